@@ -1,0 +1,3 @@
+//! The command `airlock`.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The native backend: namespaces, cgroups, Landlock and seccomp of plain Linux.

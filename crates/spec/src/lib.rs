@@ -1,0 +1,28 @@
+//! What a run is: data and its checks. No I/O, no async.
+//!
+//! A front parses its own bytes into a [`RunRequest`]; [`Policy::admit`] turns that into a checked
+//! [`RunSpec`]. Nothing behind this crate checks again what a `RunSpec` already says.
+
+mod barrier;
+mod id;
+mod limits;
+mod paths;
+mod policy;
+mod quantity;
+mod result;
+mod run;
+
+pub use barrier::Barrier;
+pub use id::{BadId, Id};
+pub use limits::{LimitName, Limits, Maximum};
+pub use paths::{BadPath, InsidePath, WorkspacePath};
+pub use policy::{ExtraMounts, Policy, Profile};
+pub use quantity::{BadQuantity, Cpus, Size, Time};
+pub use result::{
+    ArtifactRef, Denial, Enforcer, ErrorCode, ErrorInfo, Event, LlmUsage, RunResult, Status, Stream,
+    Timestamp, Truncated, Usage,
+};
+pub use run::{
+    Access, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest, RunSpec,
+    SandboxSpec, SpecError, User, WORKSPACE,
+};

@@ -1,0 +1,136 @@
+//! Profiles (named policies) and the operator's maximum: what a request is measured against.
+
+use crate::{
+    limits::{Limits, Maximum},
+    quantity::{Size, Time},
+    run::Network,
+};
+use std::{collections::BTreeMap, time::Duration};
+
+/// What the operator allows: profiles by name and a maximum for every run.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// Profiles by name; the four built-in ones are always there.
+    pub profiles: BTreeMap<String, Profile>,
+    /// What no run may exceed.
+    pub maximum: Maximum,
+    /// The profile of a request that names none.
+    pub default_profile: String,
+}
+
+/// A named policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// The network a run gets.
+    pub network: Network,
+    /// Its limits.
+    pub limits: Limits,
+    /// Names of the caller's variables that pass.
+    pub env_inherit: Vec<String>,
+    /// What of the host is shown beyond the usual.
+    pub extra_mounts: ExtraMounts,
+}
+
+/// What of the host a profile shows beyond the usual.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtraMounts {
+    /// Nothing.
+    None,
+    /// `/etc` and `/var`, read-only, without shadow files, sockets and Airlock's own state.
+    SystemReadOnly,
+}
+
+impl Policy {
+    /// The profile of that name.
+    pub fn profile(&self, name: &str) -> Option<&Profile> {
+        self.profiles.get(name)
+    }
+}
+
+impl Default for Policy {
+    /// The four built-in profiles, no maximum.
+    fn default() -> Self {
+        let profiles = [
+            ("restrictive", restrictive()),
+            ("standard", standard()),
+            ("permissive", permissive()),
+            ("agent", agent()),
+        ];
+        Policy {
+            profiles: profiles.into_iter().map(|(name, profile)| (name.to_owned(), profile)).collect(),
+            maximum: Maximum::default(),
+            default_profile: "restrictive".to_owned(),
+        }
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+fn seconds(count: u64) -> Time {
+    Time(Duration::from_secs(count))
+}
+
+fn restrictive() -> Profile {
+    Profile {
+        network: Network::None,
+        limits: Limits {
+            memory: Size(512 * MIB),
+            cpu_time: Some(seconds(60)),
+            cpus: None,
+            wall_time: seconds(120),
+            pids: 32,
+            file_size: Size(64 * MIB),
+            open_files: 128,
+            disk: Size(256 * MIB),
+            output: Size(2 * MIB),
+        },
+        env_inherit: Vec::new(),
+        extra_mounts: ExtraMounts::None,
+    }
+}
+
+fn standard() -> Profile {
+    let base = restrictive();
+    Profile {
+        network: Network::Open,
+        limits: Limits {
+            memory: Size(1024 * MIB),
+            cpu_time: Some(seconds(300)),
+            wall_time: seconds(300),
+            pids: 128,
+            file_size: Size(256 * MIB),
+            open_files: 512,
+            disk: Size(512 * MIB),
+            ..base.limits
+        },
+        ..base
+    }
+}
+
+fn permissive() -> Profile {
+    let base = standard();
+    Profile {
+        limits: Limits {
+            memory: Size(4096 * MIB),
+            cpu_time: Some(seconds(600)),
+            wall_time: seconds(900),
+            pids: 512,
+            file_size: Size(1024 * MIB),
+            open_files: 1024,
+            disk: Size(2048 * MIB),
+            ..base.limits
+        },
+        extra_mounts: ExtraMounts::SystemReadOnly,
+        ..base
+    }
+}
+
+fn agent() -> Profile {
+    let base = permissive();
+    Profile {
+        network: Network::Doors,
+        limits: Limits { cpu_time: None, wall_time: seconds(3600), ..base.limits },
+        extra_mounts: ExtraMounts::None,
+        ..base
+    }
+}

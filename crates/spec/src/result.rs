@@ -1,0 +1,299 @@
+//! What came of a run: the one result object of every front.
+
+use crate::{Barrier, Id, LimitName};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+/// How a run stands or ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[allow(missing_docs, reason = "the names are those of the contract")]
+pub enum Status {
+    Queued,
+    Running,
+    Succeeded,
+    Failed,
+    TimedOut,
+    OomKilled,
+    Cancelled,
+    NotStarted,
+    Lost,
+}
+
+/// The kind of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[allow(missing_docs, reason = "the names are those of the contract")]
+pub enum ErrorCode {
+    InvalidSpec,
+    ImageMissing,
+    ImageRefused,
+    BackendUnavailable,
+    BarrierMissing,
+    StartFailed,
+    Timeout,
+    OomKilled,
+    Cancelled,
+    PolicyDenied,
+    BudgetExceeded,
+    QuotaExceeded,
+    Lost,
+    Internal,
+}
+
+/// An error as a caller sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct ErrorInfo {
+    /// Its kind.
+    pub code: ErrorCode,
+    /// What happened, on one line.
+    pub message: String,
+    /// What to do about it.
+    pub hint: Option<String>,
+}
+
+/// What a run used.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[allow(missing_docs, reason = "the names are those of the contract")]
+pub struct Usage {
+    pub cpu_ms: u64,
+    pub memory_peak_bytes: u64,
+    /// `None` where nothing on this host counts it.
+    pub pids_peak: Option<u64>,
+    pub llm: LlmUsage,
+}
+
+/// What a run used of models.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[allow(missing_docs, reason = "the names are those of the contract")]
+pub struct LlmUsage {
+    pub calls: u64,
+    pub input_tokens: u64,
+    pub output_tokens: u64,
+    pub cached_tokens: u64,
+    pub cost_usd: f64,
+}
+
+/// Something the program tried and was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[allow(missing_docs, reason = "the names are those of the contract")]
+pub struct Denial {
+    pub what: String,
+    pub target: String,
+    pub rule: String,
+    pub allow_with: String,
+}
+
+/// A kept file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[allow(missing_docs, reason = "the names are those of the contract")]
+pub struct ArtifactRef {
+    pub name: String,
+    pub version: u64,
+    pub size_bytes: u64,
+    pub sha256: String,
+}
+
+/// Which streams were longer than what was kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[allow(missing_docs, reason = "the names are those of the contract")]
+pub struct Truncated {
+    pub stdout: bool,
+    pub stderr: bool,
+}
+
+/// What holds a limit on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+pub enum Enforcer {
+    /// A cgroup of the unified tree.
+    CgroupV2,
+    /// A cgroup of a version 1 tree.
+    CgroupV1,
+    /// Resource limits of each process: weaker.
+    Rlimit,
+    /// Nothing at all.
+    Nothing,
+}
+
+/// One of the two output streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// What happens while a run goes on.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// The program is about to run, behind these barriers.
+    Started {
+        /// What the steps reported as up.
+        barriers: Vec<Barrier>,
+    },
+    /// Bytes it wrote, in order within a stream.
+    Output {
+        /// Where it wrote them.
+        stream: Stream,
+        /// The bytes, unchanged.
+        data: Vec<u8>,
+    },
+}
+
+/// A point in time, in milliseconds since 1970, shown as RFC 3339.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Timestamp(pub u64);
+
+/// What came of a run.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the fields are those of the contract")]
+pub struct RunResult {
+    pub run_id: Id,
+    pub task_id: Option<Id>,
+    pub job_id: Option<Id>,
+    pub status: Status,
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    /// What `airlock run` exits with.
+    pub exit_status: u8,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    pub truncated: Truncated,
+    pub error: Option<ErrorInfo>,
+    pub started_at: Timestamp,
+    pub ended_at: Timestamp,
+    pub duration_ms: u64,
+    pub usage: Usage,
+    pub limits_hit: BTreeSet<LimitName>,
+    pub denials: Vec<Denial>,
+    pub artifacts: Vec<ArtifactRef>,
+    pub backend: &'static str,
+    pub profile: String,
+    pub barriers: Vec<Barrier>,
+    /// What holds each limit on this host: `memory`, `pids`, `cpu`.
+    pub enforced_by: BTreeMap<&'static str, Enforcer>,
+    /// What a reader should know: where something is weaker or was done another way.
+    pub notes: Vec<String>,
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (days, ms) = ((self.0 / 86_400_000) as i64, self.0 % 86_400_000);
+        let (year, month, day) = civil(days);
+        let (hour, minute, second) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60);
+        write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", ms % 1000)
+    }
+}
+
+/// Days since 1970 to year, month, day (proleptic Gregorian, counted in 400-year eras that start on 1 March).
+fn civil(days: i64) -> (i64, i64, i64) {
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+#[cfg(feature = "serde")]
+mod wire {
+    use super::{RunResult, Timestamp};
+    use serde::{Serialize, Serializer, ser::SerializeMap};
+
+    impl Serialize for Timestamp {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_str(self)
+        }
+    }
+
+    impl Serialize for RunResult {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut map = serializer.serialize_map(None)?;
+            map.serialize_entry("run_id", &self.run_id)?;
+            map.serialize_entry("task_id", &self.task_id)?;
+            map.serialize_entry("job_id", &self.job_id)?;
+            map.serialize_entry("status", &self.status)?;
+            map.serialize_entry("exit_code", &self.exit_code)?;
+            map.serialize_entry("signal", &self.signal)?;
+            map.serialize_entry("exit_status", &self.exit_status)?;
+            output(&mut map, ["stdout", "stdout_base64"], &self.stdout)?;
+            output(&mut map, ["stderr", "stderr_base64"], &self.stderr)?;
+            map.serialize_entry("truncated", &self.truncated)?;
+            map.serialize_entry("error", &self.error)?;
+            map.serialize_entry("started_at", &self.started_at)?;
+            map.serialize_entry("ended_at", &self.ended_at)?;
+            map.serialize_entry("duration_ms", &self.duration_ms)?;
+            map.serialize_entry("usage", &self.usage)?;
+            map.serialize_entry("limits_hit", &self.limits_hit)?;
+            map.serialize_entry("denials", &self.denials)?;
+            map.serialize_entry("artifacts", &self.artifacts)?;
+            map.serialize_entry("backend", &self.backend)?;
+            map.serialize_entry("profile", &self.profile)?;
+            map.serialize_entry("barriers", &self.barriers)?;
+            map.serialize_entry("enforced_by", &self.enforced_by)?;
+            map.serialize_entry("notes", &self.notes)?;
+            map.end()
+        }
+    }
+
+    /// Timestamp where it is UTF-8, base64 under the other name where it is not.
+    fn output<M: SerializeMap>(map: &mut M, names: [&str; 2], bytes: &[u8]) -> Result<(), M::Error> {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => map.serialize_entry(names[0], text),
+            Err(_) => map.serialize_entry(names[1], &base64(bytes)),
+        }
+    }
+
+    pub(super) fn base64(bytes: &[u8]) -> String {
+        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+        for chunk in bytes.chunks(3) {
+            let word =
+                chunk.iter().fold(0u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
+            for place in 0..4 {
+                let digit = DIGITS[(word >> (18 - 6 * place) & 63) as usize];
+                text.push(if place > chunk.len() { '=' } else { char::from(digit) });
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_as_rfc_3339() {
+        for (ms, text) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_400_001, "2000-02-29T00:00:00.001Z"),
+            (1_794_668_399_999, "2026-11-14T14:59:59.999Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(Timestamp(ms).to_string(), text);
+        }
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn bytes_that_are_no_text_come_as_base64() {
+        // The vectors of RFC 4648, section 10.
+        for (bytes, text) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
+            assert_eq!(wire::base64(bytes.as_bytes()), text);
+        }
+    }
+}

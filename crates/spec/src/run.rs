@@ -1,0 +1,604 @@
+//! A run: what a front asks for ([`RunRequest`]) and what has been checked ([`RunSpec`]).
+
+use crate::{
+    Barrier, ErrorCode, ErrorInfo, ExtraMounts, Id, InsidePath, Limits, Maximum, Policy, Profile,
+    WorkspacePath,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::{OsStr, OsString},
+    fmt,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+/// The working directory inside.
+pub const WORKSPACE: &str = "/workspace";
+/// The search path inside.
+pub const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+/// The user and group id inside.
+pub const DEFAULT_ID: u32 = 1000;
+
+/// What a front asks for, as it came: nothing here has been checked.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs, reason = "the fields are the options of `airlock run`")]
+pub struct RunRequest {
+    pub command: Vec<OsString>,
+    pub profile: Option<String>,
+    pub backend: Option<String>,
+    pub image: Option<PathBuf>,
+    pub workspace: Option<PathBuf>,
+    /// `HOST:INSIDE[:ro|rw]`
+    pub mounts: Vec<OsString>,
+    pub env: Vec<(OsString, OsString)>,
+    /// The caller's own environment, of which only what the profile names passes.
+    pub caller_env: BTreeMap<OsString, OsString>,
+    pub limits: Maximum,
+    pub network: Option<Network>,
+    /// Ports on the loopback inside at which the host listens.
+    pub doors: Vec<u16>,
+    /// `NAME=FILE` or `NAME=artifact:NAME[@VERSION]`
+    pub inputs: Vec<OsString>,
+    pub artifacts: Vec<PathBuf>,
+    /// Protected names of the workspace that may be written after all.
+    pub allow_protected: Vec<PathBuf>,
+    pub require: Vec<Barrier>,
+    pub user: Option<User>,
+    pub stdin: bool,
+    pub run_id: Option<String>,
+    pub task_id: Option<String>,
+    pub job_id: Option<String>,
+}
+
+/// A checked run. Made only by [`Policy::admit`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RunSpec {
+    /// Given by the caller, or chosen by the engine.
+    pub run_id: Option<Id>,
+    /// The caller's task.
+    pub task_id: Option<Id>,
+    /// The caller's job.
+    pub job_id: Option<Id>,
+    /// Exact argument list; never empty.
+    pub command: Vec<OsString>,
+    /// Whether standard input is passed through; otherwise it is empty.
+    pub stdin: bool,
+    /// Files to put into the workspace before the run.
+    pub inputs: Vec<(WorkspacePath, InputSource)>,
+    /// Files to keep after the run.
+    pub artifacts: Vec<WorkspacePath>,
+    /// The box.
+    pub sandbox: SandboxSpec,
+}
+
+/// The box a run gets.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SandboxSpec {
+    /// Name of the profile it came from.
+    pub profile: String,
+    /// The root file system.
+    pub root: Root,
+    /// Host directory at `/workspace`; a fresh one if none.
+    pub workspace: Option<PathBuf>,
+    /// Names in a mounted workspace whose protection is lifted.
+    pub allow_protected: Vec<WorkspacePath>,
+    /// Further mounts.
+    pub mounts: Vec<Mount>,
+    /// What of the host is shown beyond the usual.
+    pub extra_mounts: ExtraMounts,
+    /// Variables, complete but for those that Airlock itself sets.
+    pub env: BTreeMap<EnvName, OsString>,
+    /// The network.
+    pub network: Network,
+    /// Ports on the loopback inside at which the host listens.
+    pub doors: Vec<u16>,
+    /// What it may use.
+    pub limits: Limits,
+    /// Barriers without which it must not run, beyond those a backend always insists on.
+    pub required: BTreeSet<Barrier>,
+    /// Who the program is inside.
+    pub user: User,
+}
+
+/// The root file system inside.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Root {
+    /// The host's `/usr` and what it needs, read-only.
+    Host,
+    /// A folder that holds a root file system, read-only.
+    Folder(PathBuf),
+}
+
+/// A host path shown inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Where it is outside.
+    pub host: PathBuf,
+    /// Where it appears inside.
+    pub inside: InsidePath,
+    /// What may be done with it.
+    pub access: Access,
+}
+
+/// What may be done with a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// The network inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// Only `lo`.
+    None,
+    /// Only `lo`, with the granted doors listening on it.
+    Doors,
+    /// Outbound through a user-mode network.
+    Open,
+    /// The host's own.
+    Host,
+}
+
+/// Where an input file comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum InputSource {
+    File(PathBuf),
+    Artifact { name: WorkspacePath, version: Option<u64> },
+}
+
+/// Numeric user and group inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// The name of a variable: not empty, no `=`, no NUL, and not one of Airlock's own.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EnvName(OsString);
+
+/// Why a request was not admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecError {
+    /// Which kind of refusal.
+    pub code: ErrorCode,
+    /// What is wrong, on one line.
+    pub message: String,
+    /// What to do, on one line.
+    pub hint: String,
+}
+
+/// Set by Airlock in every run; a caller cannot override them.
+const RESERVED_ENV: [&str; 10] = [
+    "AIRLOCK_RUN_ID",
+    "AIRLOCK_WORKSPACE",
+    "HOME",
+    "PATH",
+    "TMPDIR",
+    "CYNODE_TASK_ID",
+    "CYNODE_JOB_ID",
+    "CYNODE_WORKSPACE_DIR",
+    "CYNODE_ARTIFACTS_DIR",
+    "RUN_ID",
+];
+
+/// What the kernel takes for one argument list, with room to spare (ARG_MAX is 2 MiB with the usual stack).
+const MOST_ARGUMENT_BYTES: usize = 1 << 20;
+const MOST_ENTRIES: usize = 4096;
+const MOST_MOUNTS: usize = 64;
+
+fn invalid(message: impl fmt::Display, hint: impl fmt::Display) -> SpecError {
+    SpecError { code: ErrorCode::InvalidSpec, message: message.to_string(), hint: hint.to_string() }
+}
+
+impl Policy {
+    /// Checks everything about a request that can be checked without looking at the machine.
+    pub fn admit(&self, request: RunRequest) -> Result<RunSpec, SpecError> {
+        let (name, profile) = self.profile_of(&request)?;
+        check_backend(request.backend.as_deref())?;
+        let network = network_of(&request, profile)?;
+        let limits = self.limits_of(&request, profile)?;
+        let id = |text: &Option<String>, option| {
+            let checked = text.as_deref().map(Id::new).transpose();
+            checked.map_err(|bad| invalid(bad, format!("give {option} another value")))
+        };
+        Ok(RunSpec {
+            run_id: id(&request.run_id, "--run-id")?,
+            task_id: id(&request.task_id, "--task-id")?,
+            job_id: id(&request.job_id, "--job-id")?,
+            command: check_command(request.command)?,
+            stdin: request.stdin,
+            inputs: request.inputs.iter().map(|text| input(text)).collect::<Result<_, _>>()?,
+            artifacts: workspace_paths(&request.artifacts, "--artifact")?,
+            sandbox: SandboxSpec {
+                profile: name,
+                root: request.image.map_or(Root::Host, Root::Folder),
+                workspace: request.workspace,
+                allow_protected: workspace_paths(&request.allow_protected, "--allow-protected")?,
+                mounts: check_mounts(&request.mounts)?,
+                extra_mounts: profile.extra_mounts,
+                env: environment(&request.env, &request.caller_env, profile)?,
+                network,
+                doors: check_doors(&request.doors, network)?,
+                limits,
+                required: request.require.into_iter().collect(),
+                user: check_user(request.user)?,
+            },
+        })
+    }
+
+    fn profile_of(&self, request: &RunRequest) -> Result<(String, &Profile), SpecError> {
+        let name = request.profile.as_deref().unwrap_or(&self.default_profile);
+        match self.profile(name) {
+            Some(profile) => Ok((name.to_owned(), profile)),
+            None => {
+                let names: Vec<_> = self.profiles.keys().map(String::as_str).collect();
+                Err(invalid(
+                    format!("no profile is called `{}`", name.escape_debug()),
+                    format!("the profiles are {}", names.join(", ")),
+                ))
+            }
+        }
+    }
+
+    fn limits_of(&self, request: &RunRequest, profile: &Profile) -> Result<Limits, SpecError> {
+        if let Some((name, asked, most)) = self.maximum.exceeded_by(&request.limits) {
+            return Err(invalid(
+                format!("{name} of {asked} is over the operator's maximum of {most}"),
+                format!("ask for {most} or less, or raise `{name}` under [maximum] in the configuration"),
+            ));
+        }
+        let zero = request.limits.pids == Some(0) || request.limits.open_files == Some(0);
+        if zero {
+            return Err(invalid(
+                "a limit of 0 would let nothing run",
+                "give --pids and --open-files at least 1",
+            ));
+        }
+        Ok(profile.limits.clone().with(&request.limits).at_most(&self.maximum))
+    }
+}
+
+fn check_backend(name: Option<&str>) -> Result<(), SpecError> {
+    match name {
+        None | Some("native") => Ok(()),
+        Some(known @ ("docker" | "podman" | "microvm")) => Err(SpecError {
+            code: ErrorCode::BackendUnavailable,
+            message: format!("the backend `{known}` is not part of this build"),
+            hint: "leave --backend away to use the native one".to_owned(),
+        }),
+        Some(other) => Err(invalid(
+            format!("no backend is called `{}`", other.escape_debug()),
+            "the backends are native, docker, podman, microvm",
+        )),
+    }
+}
+
+fn network_of(request: &RunRequest, profile: &Profile) -> Result<Network, SpecError> {
+    let network = request.network.unwrap_or(profile.network);
+    match network {
+        Network::Open => Err(SpecError {
+            code: ErrorCode::BackendUnavailable,
+            message: "the network mode `open` needs the egress door, which is not part of this build"
+                .to_owned(),
+            hint: "choose --network none, doors or host".to_owned(),
+        }),
+        other => Ok(other),
+    }
+}
+
+fn check_command(command: Vec<OsString>) -> Result<Vec<OsString>, SpecError> {
+    let usage = "put the command after `--`: airlock run -- python3 -c 'print(1)'";
+    if command.first().is_none_or(|program| program.is_empty()) {
+        return Err(invalid("there is no command to run", usage));
+    }
+    if command.iter().any(|argument| argument.as_bytes().contains(&0)) {
+        return Err(invalid("an argument contains a NUL byte", "no program can be given one"));
+    }
+    let bytes: usize = command.iter().map(|argument| argument.len() + 1).sum();
+    if bytes > MOST_ARGUMENT_BYTES || command.len() > MOST_ENTRIES {
+        let hint = "put the data into a file (--input) or on standard input (--stdin)";
+        return Err(invalid(
+            format!("the command is too long: {} arguments, {bytes} bytes", command.len()),
+            hint,
+        ));
+    }
+    Ok(command)
+}
+
+fn workspace_paths(paths: &[PathBuf], option: &str) -> Result<Vec<WorkspacePath>, SpecError> {
+    let hint = format!("give {option} a path relative to /workspace");
+    paths.iter().map(|path| WorkspacePath::new(path).map_err(|bad| invalid(bad, &hint))).collect()
+}
+
+fn check_mounts(texts: &[OsString]) -> Result<Vec<Mount>, SpecError> {
+    if texts.len() > MOST_MOUNTS {
+        return Err(invalid(
+            format!("more than {MOST_MOUNTS} mounts"),
+            "mount a common parent folder instead",
+        ));
+    }
+    let mounts = texts.iter().map(|text| mount(text)).collect::<Result<Vec<_>, _>>()?;
+    let mut seen = BTreeSet::new();
+    match mounts.iter().find(|mount| !seen.insert(&mount.inside)) {
+        Some(twice) => Err(invalid(
+            format!("`{}` is mounted twice", twice.inside.as_path().display()),
+            "give each --mount its own place inside",
+        )),
+        None => Ok(mounts),
+    }
+}
+
+/// `HOST:INSIDE[:ro|rw]`. Split from the right, so that a colon in the host path needs no escape.
+fn mount(text: &OsStr) -> Result<Mount, SpecError> {
+    let hint = "write --mount HOST:INSIDE, or HOST:INSIDE:rw to make it writable";
+    let bytes = text.as_bytes();
+    let (body, access) = match bytes {
+        [body @ .., b':', b'r', b'w'] => (body, Access::ReadWrite),
+        [body @ .., b':', b'r', b'o'] => (body, Access::ReadOnly),
+        body => (body, Access::ReadOnly),
+    };
+    let bad = || invalid(format!("`{}` is not a mount", text.display()), hint);
+    let colon = body.iter().rposition(|byte| *byte == b':').ok_or_else(bad)?;
+    let (host, inside) = (&body[..colon], &body[colon + 1..]);
+    if host.is_empty() {
+        return Err(bad());
+    }
+    let inside = InsidePath::new(Path::new(OsStr::from_bytes(inside))).map_err(|why| invalid(why, hint))?;
+    Ok(Mount { host: PathBuf::from(OsStr::from_bytes(host)), inside, access })
+}
+
+/// `NAME=FILE` or `NAME=artifact:NAME[@VERSION]`.
+fn input(text: &OsStr) -> Result<(WorkspacePath, InputSource), SpecError> {
+    let hint = "write --input NAME=FILE, or NAME=artifact:NAME[@VERSION] for a kept artifact";
+    let bytes = text.as_bytes();
+    let bad = || invalid(format!("`{}` is not an input", text.display()), hint);
+    let equals = bytes.iter().position(|byte| *byte == b'=').ok_or_else(bad)?;
+    let (name, source) = (OsStr::from_bytes(&bytes[..equals]), OsStr::from_bytes(&bytes[equals + 1..]));
+    let name = WorkspacePath::new(Path::new(name)).map_err(|why| invalid(why, hint))?;
+    let source = match source.as_bytes().strip_prefix(b"artifact:") {
+        Some(kept) => artifact(kept).ok_or_else(bad)?,
+        None if source.is_empty() => return Err(bad()),
+        None => InputSource::File(PathBuf::from(source)),
+    };
+    Ok((name, source))
+}
+
+fn artifact(text: &[u8]) -> Option<InputSource> {
+    let at = text.iter().rposition(|byte| *byte == b'@');
+    let (name, version) = match at {
+        Some(at) => (&text[..at], Some(std::str::from_utf8(&text[at + 1..]).ok()?.parse().ok()?)),
+        None => (text, None),
+    };
+    let name = WorkspacePath::new(Path::new(OsStr::from_bytes(name))).ok()?;
+    Some(InputSource::Artifact { name, version })
+}
+
+fn environment(
+    asked: &[(OsString, OsString)],
+    caller: &BTreeMap<OsString, OsString>,
+    profile: &Profile,
+) -> Result<BTreeMap<EnvName, OsString>, SpecError> {
+    let mut env = BTreeMap::new();
+    let inherited = profile.env_inherit.iter().map(OsString::from);
+    for (name, value) in
+        inherited.filter_map(|name| caller.get(&name).map(|value| (name.clone(), value.clone())))
+    {
+        env.insert(EnvName::new(&name)?, value);
+    }
+    for (name, value) in asked {
+        if value.as_bytes().contains(&0) {
+            return Err(invalid(
+                format!("the value of `{}` contains a NUL byte", name.display()),
+                "leave it out",
+            ));
+        }
+        env.insert(EnvName::new(name)?, value.clone());
+    }
+    let bytes: usize = env.iter().map(|(name, value)| name.0.len() + value.len() + 2).sum();
+    if bytes > MOST_ARGUMENT_BYTES || env.len() > MOST_ENTRIES {
+        return Err(invalid("the environment is too large", "put the data into a file (--input)"));
+    }
+    Ok(env)
+}
+
+fn check_doors(ports: &[u16], network: Network) -> Result<Vec<u16>, SpecError> {
+    let mut seen = BTreeSet::new();
+    if ports.len() > 8 || ports.iter().any(|port| *port == 0 || !seen.insert(*port)) {
+        return Err(invalid(
+            "doors need up to eight different ports, none of them 0",
+            "give each door its own port",
+        ));
+    }
+    match (ports.is_empty(), network) {
+        (false, Network::None | Network::Open | Network::Host) => {
+            Err(invalid("a door needs the network mode `doors`", "add --network doors"))
+        }
+        _ => Ok(ports.to_vec()),
+    }
+}
+
+fn check_user(user: Option<User>) -> Result<User, SpecError> {
+    let user = user.unwrap_or(User { uid: DEFAULT_ID, gid: DEFAULT_ID });
+    // The all-ones id means "unchanged" to the kernel, and the one before is nobody's on 16-bit systems.
+    match user.uid < u32::MAX - 1 && user.gid < u32::MAX - 1 {
+        true => Ok(user),
+        false => Err(invalid("this user id cannot be used", "choose one below 4294967294")),
+    }
+}
+
+impl EnvName {
+    /// Checks a name.
+    pub fn new(name: &OsStr) -> Result<Self, SpecError> {
+        let shown = name.display();
+        if name.is_empty() || name.as_bytes().iter().any(|byte| [b'=', 0].contains(byte)) {
+            return Err(invalid(
+                format!("`{shown}` is not the name of a variable"),
+                "write --env NAME=VALUE",
+            ));
+        }
+        if RESERVED_ENV.iter().any(|reserved| name == *reserved) {
+            let hint = "Airlock sets it itself; choose another name";
+            return Err(invalid(format!("the variable `{shown}` cannot be set by a caller"), hint));
+        }
+        Ok(EnvName(name.to_owned()))
+    }
+
+    /// The name itself.
+    pub fn as_os_str(&self) -> &OsStr {
+        &self.0
+    }
+}
+
+impl Network {
+    /// The public name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Network::None => "none",
+            Network::Doors => "doors",
+            Network::Open => "open",
+            Network::Host => "host",
+        }
+    }
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Network::None, Network::Doors, Network::Open, Network::Host];
+        let found = all.into_iter().find(|network| network.name() == text);
+        found.ok_or_else(|| {
+            format!("no network mode is called `{}`; there are none, doors, open, host", text.escape_debug())
+        })
+    }
+}
+
+impl FromStr for User {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (uid, gid) = text.split_once(':').unwrap_or((text, text));
+        let number = |part: &str| part.parse::<u32>().ok();
+        match (number(uid), number(gid)) {
+            (Some(uid), Some(gid)) => Ok(User { uid, gid }),
+            _ => Err(format!("`{}` is not a user: write UID or UID:GID, in numbers", text.escape_debug())),
+        }
+    }
+}
+
+impl From<SpecError> for ErrorInfo {
+    fn from(error: SpecError) -> Self {
+        ErrorInfo { code: error.code, message: error.message, hint: Some(error.hint) }
+    }
+}
+
+impl fmt::Display for SpecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for SpecError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn request(command: &[&str]) -> RunRequest {
+        RunRequest { command: command.iter().map(OsString::from).collect(), ..RunRequest::default() }
+    }
+
+    fn refused(change: impl FnOnce(&mut RunRequest)) -> SpecError {
+        let mut request = request(&["true"]);
+        change(&mut request);
+        Policy::default().admit(request).expect_err("must be refused")
+    }
+
+    #[test]
+    fn a_plain_request_is_admitted_with_the_restrictive_profile() {
+        let spec = Policy::default().admit(request(&["echo", "a b", ";", "$(x)", "\n"])).unwrap();
+        assert_eq!(spec.command, ["echo", "a b", ";", "$(x)", "\n"]);
+        assert_eq!(spec.sandbox.profile, "restrictive");
+        assert_eq!(spec.sandbox.network, Network::None);
+        assert_eq!(spec.sandbox.user, User { uid: 1000, gid: 1000 });
+        assert!(spec.sandbox.env.is_empty());
+    }
+
+    #[test]
+    fn refusals_name_the_thing_and_the_remedy() {
+        let cases: [(SpecError, &str); 7] = [
+            (refused(|r| r.profile = Some("strict".into())), "no profile is called `strict`"),
+            (refused(|r| r.command.clear()), "there is no command to run"),
+            (refused(|r| r.run_id = Some("../x".into())), "`../x` is not an identifier"),
+            (refused(|r| r.mounts = vec!["/x".into()]), "`/x` is not a mount"),
+            (refused(|r| r.env = vec![("HOME".into(), "/".into())]), "the variable `HOME` cannot be set"),
+            (refused(|r| r.inputs = vec!["../a=/x".into()]), "`../a` cannot be used as a path"),
+            (refused(|r| r.doors = vec![8080]), "a door needs the network mode `doors`"),
+        ];
+        for (error, start) in cases {
+            assert!(error.message.starts_with(start), "{}", error.message);
+            assert!(!error.hint.is_empty() && !error.message.contains('\n'));
+            assert_eq!(error.code, ErrorCode::InvalidSpec);
+        }
+    }
+
+    #[test]
+    fn what_is_not_built_yet_is_refused_not_weakened() {
+        let open = |r: &mut RunRequest| r.network = Some(Network::Open);
+        let standard = |r: &mut RunRequest| r.profile = Some("standard".into());
+        let docker = |r: &mut RunRequest| r.backend = Some("docker".into());
+        for change in [open as fn(&mut RunRequest), standard, docker] {
+            assert_eq!(refused(change).code, ErrorCode::BackendUnavailable);
+        }
+    }
+
+    #[test]
+    fn only_named_variables_of_the_caller_pass() {
+        let mut policy = Policy::default();
+        policy.profiles.get_mut("restrictive").unwrap().env_inherit = vec!["LANG".into(), "ABSENT".into()];
+        let mut asked = request(&["env"]);
+        asked.caller_env = [("LANG".into(), "C".into()), ("AWS_SECRET".into(), "x".into())].into();
+        asked.env = vec![("A".into(), "1".into())];
+        let env = policy.admit(asked).unwrap().sandbox.env;
+        let names: Vec<_> = env.keys().map(|name| name.as_os_str().to_owned()).collect();
+        assert_eq!(names, ["A", "LANG"]);
+    }
+
+    #[test]
+    fn a_colon_in_a_host_path_needs_no_escape() {
+        let read = mount(OsStr::new("/a:b:/data:rw")).unwrap();
+        assert_eq!((read.host.as_path(), read.access), (Path::new("/a:b"), Access::ReadWrite));
+    }
+
+    #[test]
+    fn nobody_gets_more_than_the_operators_maximum() {
+        let maximum = Maximum { memory: "256M".parse().ok(), ..Maximum::default() };
+        let policy = Policy { maximum, ..Policy::default() };
+        assert_eq!(policy.admit(request(&["true"])).unwrap().sandbox.limits.memory, "256M".parse().unwrap());
+        let mut more = request(&["true"]);
+        more.limits.memory = "512M".parse().ok();
+        assert!(policy.admit(more).unwrap_err().message.contains("over the operator's maximum of 256M"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_mount_or_input_text_makes_a_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let text = OsStr::from_bytes(&bytes);
+            if let Ok(mount) = mount(text) {
+                prop_assert!(mount.inside.as_path().is_absolute());
+            }
+            if let Ok((name, _)) = input(text) {
+                prop_assert!(name.as_path().is_relative());
+            }
+        }
+    }
+}
