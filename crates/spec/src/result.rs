@@ -185,6 +185,37 @@ pub struct RunResult {
     pub notes: Vec<String>,
 }
 
+impl RunResult {
+    /// The result of a run of which nothing has happened yet.
+    pub fn blank(run_id: Id, profile: String, now: Timestamp) -> RunResult {
+        RunResult {
+            run_id,
+            task_id: None,
+            job_id: None,
+            status: Status::NotStarted,
+            exit_code: None,
+            signal: None,
+            exit_status: 125,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            truncated: Truncated::default(),
+            error: None,
+            started_at: now,
+            ended_at: now,
+            duration_ms: 0,
+            usage: Usage::default(),
+            limits_hit: BTreeSet::new(),
+            denials: Vec::new(),
+            artifacts: Vec::new(),
+            backend: "native",
+            profile,
+            barriers: Vec::new(),
+            enforced_by: BTreeMap::new(),
+            notes: Vec::new(),
+        }
+    }
+}
+
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (days, ms) = ((self.0 / 86_400_000) as i64, self.0 % 86_400_000);
