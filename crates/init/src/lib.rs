@@ -1,1 +1,34 @@
-//! Containment.
+//! Containment: the launcher, the first process of a box, and the steps before a program runs.
+//!
+//! ```text
+//! engine ──control──▶ launcher (pid 1 of its own pid namespace, holds the template root)
+//!                        │ clone3, all namespaces
+//!                        ├─▶ keeper    pid 1 of one box: mounts, loopback, listeners; then only reaps
+//!                        │ clone3 VM|VFORK
+//!                        └─▶ program   joins the keeper's namespaces, gives everything up, exec
+//! ```
+//!
+//! When the launcher dies, the kernel ends every box with it; when the engine dies, the launcher sees
+//! the end of its control socket. Nothing else is needed to clean up processes and mounts.
+//! Single-threaded, no async; the only crate with `unsafe`, all of it in `sys.rs`.
+
+pub mod filter;
+mod keeper;
+pub mod launcher;
+pub mod plan;
+mod program;
+pub mod protocol;
+mod rules;
+pub mod step;
+mod sys;
+mod template;
+pub mod wire;
+
+/// The static launcher, as bytes.
+#[cfg(feature = "embed")]
+pub static LAUNCHER: &[u8] = include_bytes!(env!("AIRLOCK_INIT_BIN"));
+
+/// Which version of Landlock the kernel has; 0 if none.
+pub fn landlock_version() -> u32 {
+    sys::landlock_version()
+}

@@ -1,0 +1,341 @@
+//! The system call filter: which calls are refused, and its compilation into a balanced tree.
+//!
+//! The kernel tries every number once at installation to fill its bitmap, so the shape of the program
+//! decides what installing costs; a tree is many times shorter to walk than a chain.
+
+use libc::sock_filter;
+
+/// What happens to a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It goes through.
+    Allow,
+    /// It fails with this error.
+    Errno(u16),
+    /// It ends the process.
+    Kill,
+    /// First match wins, else the last verdict.
+    Args(Vec<Test>, Box<Verdict>),
+}
+
+/// Looks at the low 32 bits of one argument: right for flags and `int`, never for pointers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Test {
+    /// Which argument, from 0.
+    pub argument: u8,
+    /// The bits that count.
+    pub mask: u32,
+    /// What they must be.
+    pub value: u32,
+    /// What happens then.
+    pub then: Verdict,
+}
+
+const LD: u16 = 0x20;
+const AND: u16 = 0x54;
+const JA: u16 = 0x05;
+const JEQ: u16 = 0x15;
+const JGE: u16 = 0x35;
+const RET: u16 = 0x06;
+
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: u32 = 0xc000_00b7;
+
+/// On x86-64, this bit in a number means the x32 ABI.
+const X32: u32 = 0x4000_0000;
+
+fn op(code: u16, k: u32) -> sock_filter {
+    sock_filter { code, jt: 0, jf: 0, k }
+}
+
+fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code, jt, jf, k }
+}
+
+fn leaf(verdict: &Verdict) -> Vec<sock_filter> {
+    match verdict {
+        Verdict::Allow => vec![op(RET, 0x7fff_0000)],
+        Verdict::Errno(errno) => vec![op(RET, 0x0005_0000 | u32::from(*errno))],
+        Verdict::Kill => vec![op(RET, 0x8000_0000)],
+        Verdict::Args(tests, other) => {
+            let mut out = vec![];
+            for test in tests {
+                let then = leaf(&test.then);
+                let over = u8::try_from(then.len()).expect("a leaf is short");
+                out.push(op(LD, 16 + 8 * u32::from(test.argument)));
+                out.push(op(AND, test.mask));
+                out.push(jump(JEQ, test.value, 0, over));
+                out.extend(then);
+            }
+            out.extend(leaf(other));
+            out
+        }
+    }
+}
+
+fn tree(ranges: &[(u32, &Verdict)]) -> Vec<sock_filter> {
+    if let [(_, verdict)] = ranges {
+        return leaf(verdict);
+    }
+    let (low, high) = ranges.split_at(ranges.len() / 2);
+    let (first, rest) = (tree(low), tree(high));
+    // A conditional jump reaches 255 instructions, JA anywhere.
+    let mut out = match u8::try_from(first.len()) {
+        Ok(over) => vec![jump(JGE, high[0].0, over, 0)],
+        Err(_) => vec![jump(JGE, high[0].0, 0, 1), op(JA, first.len() as u32)],
+    };
+    out.extend(first);
+    out.extend(rest);
+    out
+}
+
+/// `table[number]`; numbers above it get `other`; foreign ABIs and x32 end the process.
+pub fn compile(table: &[Verdict], other: &Verdict) -> Vec<sock_filter> {
+    let numbers = (0u32..).zip(table).chain([(table.len() as u32, other), (X32, &Verdict::Kill)]);
+    let mut ranges: Vec<(u32, &Verdict)> = vec![];
+    for (number, verdict) in numbers {
+        if ranges.last().is_none_or(|(_, last)| *last != verdict) {
+            ranges.push((number, verdict));
+        }
+    }
+    // The architecture first: the same number means another call through a foreign entry.
+    let mut out = vec![op(LD, 4), jump(JEQ, ARCHITECTURE, 1, 0), op(RET, 0x8000_0000), op(LD, 0)];
+    out.extend(tree(&ranges));
+    out
+}
+
+const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u32;
+const NEW_TIME: u32 = 0x80;
+const TIOCSTI: u32 = 0x5412;
+const TIOCLINUX: u32 = 0x541c;
+
+/// Known to be refused, and why.
+const REFUSED: &[(&[libc::c_long], &str)] = &[
+    (
+        &[
+            libc::SYS_mount,
+            libc::SYS_umount2,
+            libc::SYS_pivot_root,
+            libc::SYS_chroot,
+            libc::SYS_open_tree,
+            libc::SYS_move_mount,
+            libc::SYS_fsopen,
+            libc::SYS_fsconfig,
+            libc::SYS_fsmount,
+            libc::SYS_fspick,
+            libc::SYS_mount_setattr,
+            467, // open_tree_attr
+        ],
+        "mounts are made before the program starts, never by it",
+    ),
+    (&[libc::SYS_setns], "its namespaces are its walls"),
+    (
+        &[
+            libc::SYS_ptrace,
+            libc::SYS_process_vm_readv,
+            libc::SYS_process_vm_writev,
+            libc::SYS_kcmp,
+            libc::SYS_pidfd_getfd,
+        ],
+        "memory and descriptors of other processes",
+    ),
+    (&[libc::SYS_process_madvise, 448], "memory of other processes"),
+    (
+        &[libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_userfaultfd],
+        "large kernel surface, used in many exploits",
+    ),
+    (
+        &[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register],
+        "performs calls that this filter never sees",
+    ),
+    (&[libc::SYS_add_key, libc::SYS_request_key, libc::SYS_keyctl], "keyrings are not namespaced"),
+    (&[libc::SYS_name_to_handle_at, libc::SYS_open_by_handle_at], "handles reach around the mount tree"),
+    (
+        &[
+            libc::SYS_kexec_load,
+            libc::SYS_kexec_file_load,
+            libc::SYS_init_module,
+            libc::SYS_finit_module,
+            libc::SYS_delete_module,
+            libc::SYS_reboot,
+            libc::SYS_swapon,
+            libc::SYS_swapoff,
+            libc::SYS_acct,
+            libc::SYS_quotactl,
+            libc::SYS_quotactl_fd,
+            libc::SYS_syslog,
+            libc::SYS_vhangup,
+            libc::SYS_nfsservctl,
+            libc::SYS_lookup_dcookie,
+        ],
+        "administers the whole machine",
+    ),
+    (
+        &[libc::SYS_settimeofday, libc::SYS_clock_settime, libc::SYS_clock_adjtime, libc::SYS_adjtimex],
+        "the clock is everybody's",
+    ),
+    (&[libc::SYS_sethostname, libc::SYS_setdomainname], "names are set before the program starts"),
+    (&[libc::SYS_fanotify_init, libc::SYS_fanotify_mark], "can watch and block other processes' files"),
+    (&[libc::SYS_move_pages, libc::SYS_migrate_pages], "tells and moves physical pages"),
+    (&[libc::SYS_memfd_secret], "memory that limits and core tools cannot see"),
+];
+
+#[cfg(target_arch = "x86_64")]
+const REFUSED_HERE: &[(&[libc::c_long], &str)] = &[
+    (&[libc::SYS_iopl, libc::SYS_ioperm], "hardware ports"),
+    (&[libc::SYS_modify_ldt], "old entry points into the kernel, used in exploits"),
+    (&[libc::SYS_uselib, libc::SYS_ustat, libc::SYS_sysfs, libc::SYS__sysctl], "obsolete kernel surface"),
+    (&[174, 177, 178], "obsolete kernel surface (create_module, get_kernel_syms, query_module)"),
+    (&[335, 336], "entry points for tracing (uretprobe, uprobe), not for programs"),
+];
+#[cfg(target_arch = "aarch64")]
+const REFUSED_HERE: &[(&[libc::c_long], &str)] = &[];
+
+/// The last number this table knows (`file_setattr`, Linux 6.17). What comes after is ENOSYS until looked at.
+const LAST_KNOWN: usize = 469;
+
+/// The policy of every box, one verdict a number.
+pub fn table() -> Vec<Verdict> {
+    let mut table = vec![Verdict::Allow; LAST_KNOWN + 1];
+    let refused = REFUSED.iter().chain(REFUSED_HERE).flat_map(|(numbers, _)| *numbers);
+    for number in refused {
+        table[*number as usize] = Verdict::Errno(libc::EPERM as u16);
+    }
+    // Its flags lie in memory, where a filter cannot look; C libraries then use `clone`.
+    table[libc::SYS_clone3 as usize] = Verdict::Errno(libc::ENOSYS as u16);
+    table[libc::SYS_clone as usize] = without_bits(0, NEW_NAMESPACES);
+    table[libc::SYS_unshare as usize] = without_bits(0, NEW_NAMESPACES | NEW_TIME);
+    table[libc::SYS_socket as usize] = socket_families();
+    table[libc::SYS_ioctl as usize] = Verdict::Args(
+        // The kernel takes the request as 32 bits, so rubbish above them changes nothing here either.
+        [TIOCSTI, TIOCLINUX]
+            .map(|request| test(1, u32::MAX, request, Verdict::Errno(libc::EPERM as u16)))
+            .into(),
+        Box::new(Verdict::Allow),
+    );
+    // Only asking for the current one, and plain Linux: others switch protections of memory off.
+    table[libc::SYS_personality as usize] = Verdict::Args(
+        [0, u32::MAX].map(|persona| test(0, u32::MAX, persona, Verdict::Allow)).into(),
+        Box::new(Verdict::Errno(libc::EPERM as u16)),
+    );
+    table
+}
+
+fn test(argument: u8, mask: u32, value: u32, then: Verdict) -> Test {
+    Test { argument, mask, value, then }
+}
+
+fn without_bits(argument: u8, mask: u32) -> Verdict {
+    Verdict::Args(vec![test(argument, mask, 0, Verdict::Allow)], Box::new(Verdict::Errno(libc::EPERM as u16)))
+}
+
+/// Unix and Internet sockets. The rest (netlink, packet, vsock, alg, xdp, …) is kernel surface that is
+/// not, or not wholly, held by the network namespace.
+fn socket_families() -> Verdict {
+    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
+    Verdict::Args(
+        families.map(|family| test(0, u32::MAX, family as u32, Verdict::Allow)).into(),
+        Box::new(Verdict::Errno(libc::EAFNOSUPPORT as u16)),
+    )
+}
+
+/// The filter of every box.
+pub fn program() -> Vec<sock_filter> {
+    compile(&table(), &Verdict::Errno(libc::ENOSYS as u16))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What the kernel would do: an interpreter that shares nothing with the compiler.
+    fn interpret(program: &[sock_filter], architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
+        let (mut accumulator, mut at) = (0u32, 0usize);
+        loop {
+            let line = program[at];
+            at += 1;
+            match line.code {
+                LD => {
+                    accumulator = match line.k {
+                        0 => number,
+                        4 => architecture,
+                        offset => arguments[(offset as usize - 16) / 8] as u32,
+                    }
+                }
+                AND => accumulator &= line.k,
+                JA => at += line.k as usize,
+                JEQ => at += usize::from(if accumulator == line.k { line.jt } else { line.jf }),
+                JGE => at += usize::from(if accumulator >= line.k { line.jt } else { line.jf }),
+                RET => return line.k,
+                other => panic!("unknown code {other}"),
+            }
+        }
+    }
+
+    fn expected(verdict: &Verdict, arguments: [u64; 6]) -> u32 {
+        match verdict {
+            Verdict::Allow => 0x7fff_0000,
+            Verdict::Errno(errno) => 0x0005_0000 | u32::from(*errno),
+            Verdict::Kill => 0x8000_0000,
+            Verdict::Args(tests, other) => tests
+                .iter()
+                .find(|test| arguments[usize::from(test.argument)] as u32 & test.mask == test.value)
+                .map_or_else(|| expected(other, arguments), |test| expected(&test.then, arguments)),
+        }
+    }
+
+    fn verdict() -> impl Strategy<Value = Verdict> {
+        let plain =
+            prop_oneof![Just(Verdict::Allow), Just(Verdict::Kill), (1u16..200).prop_map(Verdict::Errno)];
+        let test = (0u8..6, any::<u32>(), any::<u32>(), plain.clone())
+            .prop_map(|(argument, mask, value, then)| Test { argument, mask, value: value & mask, then });
+        let with_args = (proptest::collection::vec(test, 1..4), plain.clone())
+            .prop_map(|(tests, other)| Verdict::Args(tests, Box::new(other)));
+        prop_oneof![4 => plain, 1 => with_args]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn the_tree_decides_as_the_table_says(
+            table in proptest::collection::vec(verdict(), 1..300),
+            arguments in any::<[u64; 6]>(),
+        ) {
+            let program = compile(&table, &Verdict::Errno(38));
+            for (number, verdict) in (0u32..).zip(&table) {
+                prop_assert_eq!(interpret(&program, ARCHITECTURE, number, arguments), expected(verdict, arguments));
+            }
+            for number in [table.len() as u32, X32 - 1] {
+                prop_assert_eq!(interpret(&program, ARCHITECTURE, number, arguments), 0x0005_0026);
+            }
+            for number in [X32, X32 | 59, u32::MAX] {
+                prop_assert_eq!(interpret(&program, ARCHITECTURE, number, arguments), 0x8000_0000);
+            }
+            prop_assert_eq!(interpret(&program, 0x4000_0003, 0, arguments), 0x8000_0000);
+        }
+    }
+
+    #[test]
+    fn the_policy_is_short_and_refuses_by_argument() {
+        let program = program();
+        assert!(program.len() < 256, "{} instructions", program.len());
+        let errno =
+            |number: libc::c_long, arguments| interpret(&program, ARCHITECTURE, number as u32, arguments);
+        let eperm = 0x0005_0000 | libc::EPERM as u32;
+        assert_eq!(errno(libc::SYS_clone, [libc::CLONE_NEWUSER as u64, 0, 0, 0, 0, 0]), eperm);
+        assert_eq!(errno(libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0, 0, 0]), 0x7fff_0000);
+        assert_eq!(errno(libc::SYS_ioctl, [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0]), eperm);
+        assert_eq!(errno(libc::SYS_ioctl, [0, 0x5413, 0, 0, 0, 0]), 0x7fff_0000);
+        assert_eq!(errno(libc::SYS_mount, [0; 6]), eperm);
+        assert_eq!(errno(libc::SYS_read, [0; 6]), 0x7fff_0000);
+    }
+}

@@ -1,0 +1,393 @@
+//! The keeper: pid 1 of one box. Born in the box's namespaces, it furnishes them, hands the handles out,
+//! gives up its power, and then only reaps. It stays in the launcher's user namespace, so that no program in
+//! the box, whatever it becomes there, has a right over it or over the mounts.
+
+use crate::{
+    plan::{BoxPlan, HostPath, Ids, Owner, ProtectedKind},
+    protocol::{self, Report},
+    step::{Failure, Step, Steps},
+    sys::{self, Forked},
+    template::{self, PLAIN, READ_ONLY, failure},
+};
+use rustix::{
+    fs::{AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid},
+    process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal},
+    thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType, move_into_link_name_space},
+};
+use std::{
+    ffi::{CStr, CString},
+    io,
+    net::{Ipv4Addr, TcpListener},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+};
+
+/// Files of `/proc` that tell about the host or hold keys: covered by `/dev/null`.
+const MASKED_FILES: [&CStr; 9] = [
+    c"/proc/kcore",
+    c"/proc/keys",
+    c"/proc/key-users",
+    c"/proc/timer_list",
+    c"/proc/sched_debug",
+    c"/proc/kallsyms",
+    c"/proc/kmsg",
+    c"/proc/latency_stats",
+    c"/proc/sysrq-trigger",
+];
+/// Directories of `/proc` about hardware: covered by an empty one.
+const MASKED_DIRECTORIES: [&CStr; 2] = [c"/proc/acpi", c"/proc/scsi"];
+/// Settings of the kernel. A box of an ordinary user would own those of its namespaces.
+const READ_ONLY_DIRECTORIES: [&CStr; 4] = [c"/proc/sys", c"/proc/irq", c"/proc/bus", c"/proc/fs"];
+/// An empty, read-only directory of every template.
+const EMPTY: &CStr = c"/sys";
+
+/// What the keeper hands out with its report: its namespaces and the program's user namespace to the launcher,
+/// the rest to the engine.
+struct Furnished {
+    namespaces: Vec<OwnedFd>,
+    user_namespace: OwnedFd,
+    workspace: OwnedFd,
+    doors: Vec<TcpListener>,
+    unmapped: Vec<u32>,
+    done: Steps,
+}
+
+/// The keeper's whole life. `host` is the mount namespace in which host paths are looked up; `held` stays open
+/// to the end.
+pub(crate) fn live(
+    plan: &BoxPlan,
+    host: BorrowedFd<'_>,
+    report: BorrowedFd<'_>,
+    held: &[BorrowedFd<'_>],
+) -> ! {
+    let sent = match furnish(plan, host) {
+        Ok(furnished) => hand_out(&furnished, report),
+        Err(failed) => {
+            protocol::send(report, &Report::Failed(failed), &[]).and(Err(io::Error::other("not made")))
+        }
+    };
+    match sent.and_then(|()| give_up_power(held)) {
+        Ok(()) => reap_for_ever(),
+        Err(_) => sys::exit(1),
+    }
+}
+
+fn hand_out(furnished: &Furnished, report: BorrowedFd<'_>) -> io::Result<()> {
+    let mut handles: Vec<_> = furnished.namespaces.iter().map(AsFd::as_fd).collect();
+    handles.extend([furnished.user_namespace.as_fd(), furnished.workspace.as_fd()]);
+    handles.extend(furnished.doors.iter().map(AsFd::as_fd));
+    let ready = Report::Ready { steps: furnished.done, unmapped: furnished.unmapped.clone() };
+    protocol::send(report, &ready, &handles)
+}
+
+fn furnish(plan: &BoxPlan, host: BorrowedFd<'_>) -> Result<Furnished, Failure> {
+    let mut done = born_with(plan);
+    settle(plan).map_err(failure(Step::UtsNamespace, "settle"))?;
+    let own = open_namespace(c"/proc/self/ns/mnt").map_err(failure(Step::MountNamespace, "/proc/self/ns"))?;
+    mount_proc().map_err(failure(Step::Proc, "/proc"))?;
+    done.add(Step::Proc);
+    let (trees, unmapped) = open_paths(plan, host, own.as_fd())?;
+    done.add(Step::OpenPaths);
+    scratch(plan).map_err(failure(Step::Scratch, "scratch space"))?;
+    done.add(Step::Scratch);
+    let mut trees = trees.into_iter();
+    let workspace = put_workspace(plan, if plan.workspace.is_some() { trees.next() } else { None })?;
+    done.add(Step::Workspace);
+    for (mount, tree) in plan.mounts.iter().zip(trees) {
+        put_mount(mount, &tree).map_err(failure(Step::Mounts, &mount.inside.to_string_lossy()))?;
+    }
+    done.add(Step::Mounts);
+    let doors = open_doors(plan).map_err(failure(Step::Doors, "listen inside"))?;
+    done.add(Step::Doors);
+    let at = |what| failure(Step::MakeUserNamespace, what);
+    let namespaces = open_namespaces(plan).map_err(at("/proc/self/ns"))?;
+    let user_namespace = user_namespace(IdMap::of_program(plan.ids)).map_err(at("id maps"))?;
+    done.add(Step::MakeUserNamespace);
+    Ok(Furnished { namespaces, user_namespace, workspace, doors, unmapped, done })
+}
+
+/// The namespaces that the launcher asked the kernel for when it cloned us.
+fn born_with(plan: &BoxPlan) -> Steps {
+    let mut done = Steps::default();
+    for (step, _) in namespaces(plan) {
+        done.add(step);
+    }
+    done
+}
+
+/// Which namespaces a box is born into, with the kernel's flag for each.
+pub(crate) fn namespaces(plan: &BoxPlan) -> impl Iterator<Item = (Step, libc::c_int)> + use<> {
+    let (steps, own_network) = (plan.steps, plan.own_network);
+    let all = [
+        (Step::PidNamespace, libc::CLONE_NEWPID),
+        (Step::MountNamespace, libc::CLONE_NEWNS),
+        (Step::NetNamespace, libc::CLONE_NEWNET),
+        (Step::IpcNamespace, libc::CLONE_NEWIPC),
+        (Step::UtsNamespace, libc::CLONE_NEWUTS),
+        (Step::CgroupNamespace, libc::CLONE_NEWCGROUP),
+    ];
+    all.into_iter().filter(move |(step, _)| steps.has(*step) && (own_network || *step != Step::NetNamespace))
+}
+
+fn namespace_path(step: Step) -> &'static CStr {
+    match step {
+        Step::PidNamespace => c"/proc/self/ns/pid",
+        Step::NetNamespace => c"/proc/self/ns/net",
+        Step::IpcNamespace => c"/proc/self/ns/ipc",
+        Step::UtsNamespace => c"/proc/self/ns/uts",
+        Step::CgroupNamespace => c"/proc/self/ns/cgroup",
+        _ => c"/proc/self/ns/mnt",
+    }
+}
+
+fn open_namespaces(plan: &BoxPlan) -> io::Result<Vec<OwnedFd>> {
+    namespaces(plan).map(|(step, _)| open_namespace(namespace_path(step))).collect()
+}
+
+fn open_namespace(path: &CStr) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn settle(plan: &BoxPlan) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // The launcher cannot be looked into; we must be, for a moment, to write the maps of our helper.
+    set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    if plan.steps.has(Step::UtsNamespace) {
+        rustix::system::sethostname(plan.hostname.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn mount_proc() -> io::Result<()> {
+    let proc = template::make(c"proc", &[])?;
+    sys::set_mount(proc.as_fd(), false, PLAIN | libc::MOUNT_ATTR_NOEXEC, None)?;
+    template::attach(&proc, &CWD, c"/proc")?;
+    for (paths, cover) in [(&MASKED_FILES[..], c"/dev/null"), (&MASKED_DIRECTORIES[..], EMPTY)] {
+        for path in paths.iter().filter(|path| exists(path)) {
+            let tree = template::open_tree(&CWD, cover)?;
+            sys::set_mount(tree.as_fd(), false, PLAIN | READ_ONLY, None)?;
+            template::attach(&tree, &CWD, path)?;
+        }
+    }
+    for path in READ_ONLY_DIRECTORIES.into_iter().filter(|path| exists(path)) {
+        let tree = template::open_tree(&CWD, path)?;
+        sys::set_mount(tree.as_fd(), false, PLAIN | READ_ONLY, None)?;
+        template::attach(&tree, &CWD, path)?;
+    }
+    Ok(())
+}
+
+fn exists(path: &CStr) -> bool {
+    rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+}
+
+/// Detached trees of the workspace, if it is the host's, and of the mounts, in that order; and which of them
+/// could not be idmapped as asked.
+fn open_paths(
+    plan: &BoxPlan,
+    host: BorrowedFd<'_>,
+    own: BorrowedFd<'_>,
+) -> Result<(Vec<OwnedFd>, Vec<u32>), Failure> {
+    let paths: Vec<_> = plan.workspace.iter().chain(&plan.mounts).collect();
+    if paths.is_empty() {
+        return Ok((Vec::new(), Vec::new()));
+    }
+    let at = |path: &HostPath| failure(Step::OpenPaths, &path.host.to_string_lossy());
+    let enter = |namespace| move_into_link_name_space(namespace, Some(LinkNameSpaceType::Mount));
+    enter(host).map_err(|error| failure(Step::OpenPaths, "the host's mounts")(error.into()))?;
+    let open = |path: &&HostPath| open_checked(path).map_err(at(path));
+    let trees: Vec<_> = paths.iter().map(open).collect::<Result<_, _>>()?;
+    enter(own).map_err(|error| failure(Step::OpenPaths, "our own mounts")(error.into()))?;
+    let mut unmapped = Vec::new();
+    for ((number, path), tree) in (0..).zip(&paths).zip(&trees) {
+        let attributes = PLAIN | if path.writable { 0 } else { READ_ONLY };
+        sys::set_mount(tree.as_fd(), true, attributes, None).map_err(at(path))?;
+        if path.owner.is_some_and(|owner| idmap(tree, owner, plan.ids).is_err()) {
+            unmapped.push(number);
+        }
+    }
+    Ok((trees, unmapped))
+}
+
+/// The same file that the engine checked, or nothing.
+fn open_checked(path: &HostPath) -> io::Result<OwnedFd> {
+    let tree = template::open_tree(&CWD, &path.host)?;
+    let found = rustix::fs::statat(&tree, c"", AtFlags::EMPTY_PATH)?;
+    match (found.st_dev, found.st_ino) == (path.device, path.inode) {
+        true => Ok(tree),
+        false => Err(io::Error::from_raw_os_error(libc::ESTALE)),
+    }
+}
+
+/// What belongs to the owner on disk becomes the program's own. Not every file system can.
+fn idmap(tree: &OwnedFd, owner: Owner, ids: Ids) -> io::Result<()> {
+    let namespace = user_namespace(IdMap::of_owner(owner, ids))?;
+    sys::set_mount(tree.as_fd(), false, 0, Some(namespace.as_fd()))
+}
+
+/// One file system for everything that is written and not kept, so that one size limits it all.
+fn scratch(plan: &BoxPlan) -> io::Result<()> {
+    let size = CString::new(plan.scratch_bytes.to_string())?;
+    let files = CString::new(plan.scratch_files.to_string())?;
+    let limits = [(c"size", size.as_c_str()), (c"nr_inodes", files.as_c_str()), (c"mode", c"755")];
+    let limits: &[_] = if plan.steps.has(Step::Scratch) { &limits } else { &[] };
+    let space = template::make(c"tmpfs", limits)?;
+    template::attach(&space, &CWD, c"/tmp")?;
+    for name in [c"tmp", c"shm", c"home", c"workspace"] {
+        let mode = Mode::from_raw_mode(if [c"tmp", c"shm"].contains(&name) { 0o1777 } else { 0o755 });
+        rustix::fs::mkdirat(&space, name, mode)?;
+        rustix::fs::chmodat(&space, name, mode, AtFlags::empty())?;
+        give(&space, name, plan.ids)?;
+    }
+    Ok(())
+}
+
+fn give(at: &impl AsFd, path: &CStr, ids: Ids) -> io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(ids.outer_uid), Gid::from_raw(ids.outer_gid));
+    Ok(rustix::fs::chownat(at, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
+fn bind_scratch(name: &CStr, place: &impl AsFd) -> io::Result<()> {
+    let space = rustix::fs::openat(CWD, c"/tmp", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    template::attach(&template::open_tree(&space, name)?, place, c"")
+}
+
+fn put_workspace(plan: &BoxPlan, tree: Option<OwnedFd>) -> Result<OwnedFd, Failure> {
+    let at = |what: &str| failure(Step::Workspace, what);
+    let place = |path: &CStr| beneath(&CWD, path).map_err(at(&path.to_string_lossy()));
+    match tree {
+        Some(tree) => template::attach(&tree, &CWD, c"/workspace").map_err(at("/workspace"))?,
+        None => bind_scratch(c"workspace", &place(c"/workspace")?).map_err(at("/workspace"))?,
+    }
+    // Through a descriptor that reads: the engine will list it.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let workspace = rustix::fs::openat(CWD, c"/workspace", flags, Mode::empty())
+        .map_err(|error| at("/workspace")(error.into()))?;
+    furnish_workspace(plan, &workspace)?;
+    bind_scratch(c"shm", &place(c"/dev/shm")?).map_err(at("/dev/shm"))?;
+    // Last: it covers the scratch space itself.
+    bind_scratch(c"tmp", &place(c"/tmp")?).map_err(at("/tmp"))?;
+    Ok(workspace)
+}
+
+fn furnish_workspace(plan: &BoxPlan, workspace: &OwnedFd) -> Result<(), Failure> {
+    let at = |path: &CStr| failure(Step::Workspace, &format!("/workspace/{}", path.to_string_lossy()));
+    for path in &plan.workspace_directories {
+        rustix::fs::mkdirat(workspace, path, Mode::from_raw_mode(0o755))
+            .map_err(|error| at(path)(error.into()))?;
+        give(workspace, path, plan.ids).map_err(at(path))?;
+    }
+    for protected in &plan.protected {
+        let put = || {
+            let place = beneath(workspace, &protected.path)?;
+            if protected.kind == ProtectedKind::Scratch {
+                return bind_scratch(c"home", &place);
+            }
+            let tree = template::open_tree(&place, c"")?;
+            let attributes =
+                if protected.kind == ProtectedKind::ReadOnly { PLAIN | READ_ONLY } else { PLAIN };
+            sys::set_mount(tree.as_fd(), true, attributes, None)?;
+            template::attach(&tree, &place, c"")
+        };
+        put().map_err(at(&protected.path))?;
+    }
+    Ok(())
+}
+
+/// A handle on a path, no symbolic link on the way: what is planted in a workspace leads nowhere.
+fn beneath(at: &impl AsFd, path: &CStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(at, path, flags, Mode::empty(), resolve)?)
+}
+
+fn put_mount(mount: &HostPath, tree: &OwnedFd) -> io::Result<()> {
+    let place = beneath(&CWD, &mount.inside)?;
+    match template::is_directory(&place)? == template::is_directory(tree)? {
+        true => template::attach(tree, &place, c""),
+        false => Err(io::Error::from_raw_os_error(libc::ENOTDIR)),
+    }
+}
+
+fn open_doors(plan: &BoxPlan) -> io::Result<Vec<TcpListener>> {
+    if !plan.own_network || !plan.steps.has(Step::NetNamespace) {
+        return Ok(Vec::new());
+    }
+    sys::loopback_up()?;
+    let listen = |port: &u16| {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port))?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    plan.doors.iter().map(listen).collect()
+}
+
+/// One line each of a user namespace's maps: inside, outside.
+struct IdMap {
+    uid: (u32, u32),
+    gid: (u32, u32),
+}
+
+impl IdMap {
+    fn of_program(ids: Ids) -> IdMap {
+        IdMap { uid: (ids.uid, ids.outer_uid), gid: (ids.gid, ids.outer_gid) }
+    }
+
+    /// For a mount: what belongs to `owner` on disk appears as the program's own.
+    fn of_owner(owner: Owner, ids: Ids) -> IdMap {
+        IdMap { uid: (owner.uid, ids.outer_uid), gid: (owner.gid, ids.outer_gid) }
+    }
+}
+
+/// A user namespace with these maps. A helper is born in it and ends once we hold the handle.
+fn user_namespace(map: IdMap) -> io::Result<OwnedFd> {
+    let (pid, pidfd) = match sys::fork_into(libc::CLONE_NEWUSER, None)? {
+        Forked::Child => loop {
+            // Only its existence is needed; it ends by our signal or with us.
+            if set_parent_process_death_signal(Some(Signal::KILL)).is_err() {
+                sys::exit(1);
+            }
+            sys::await_child();
+        },
+        Forked::Parent { pid, pidfd } => (pid, pidfd),
+    };
+    let made = || {
+        std::fs::write(format!("/proc/{pid}/uid_map"), format!("{} {} 1\n", map.uid.0, map.uid.1))?;
+        std::fs::write(format!("/proc/{pid}/gid_map"), format!("{} {} 1\n", map.gid.0, map.gid.1))?;
+        std::fs::File::open(format!("/proc/{pid}/ns/user")).map(OwnedFd::from)
+    };
+    let namespace = made();
+    rustix::process::pidfd_send_signal(&pidfd, Signal::KILL)?;
+    sys::reap(pid, true)?;
+    namespace
+}
+
+fn give_up_power(held: &[BorrowedFd<'_>]) -> io::Result<()> {
+    keep_only(held)?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    Ok(rustix::thread::set_capabilities(None, sets)?)
+}
+
+/// Closes everything but standard streams and these.
+pub(crate) fn keep_only(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut kept: Vec<u32> = kept.iter().map(|fd| fd.as_raw_fd() as u32).collect();
+    kept.sort_unstable();
+    let mut first = 3;
+    for fd in kept {
+        if fd > first {
+            sys::close_range(first, fd - 1)?;
+        }
+        first = fd + 1;
+    }
+    sys::close_range(first, u32::MAX)
+}
+
+fn reap_for_ever() -> ! {
+    sys::block_child_signal();
+    loop {
+        while matches!(sys::reap(-1, false), Ok(Some(_))) {}
+        sys::await_child();
+    }
+}

@@ -1,0 +1,174 @@
+//! The order of containment, in one place. Each step only takes power away.
+//!
+//! Runs in the child of a vfork: it shares the launcher's memory, so it allocates nothing, and what it
+//! writes into [`Launch`] the launcher reads once it wakes.
+
+use crate::{
+    plan::ProgramPlan,
+    rules,
+    step::{Step, Steps},
+    sys::{self, Pointers},
+};
+use rustix::{
+    io::Errno,
+    process::{Signal, set_parent_process_death_signal},
+    thread::{CapabilitySet, CapabilitySets, ThreadNameSpaceType, move_into_thread_name_spaces},
+};
+use std::{
+    io,
+    os::fd::{BorrowedFd, RawFd},
+};
+
+/// Everything the child needs, laid out before it is born.
+pub(crate) struct Launch<'a> {
+    pub(crate) plan: &'a ProgramPlan,
+    /// The box's namespaces, but for those of pids and users.
+    pub(crate) namespaces: &'a [RawFd],
+    pub(crate) user_namespace: RawFd,
+    pub(crate) streams: [RawFd; 3],
+    pub(crate) filter: &'a [libc::sock_filter],
+    pub(crate) landlock: u32,
+    pub(crate) argv: Pointers,
+    pub(crate) env: Pointers,
+    /// The steps done; written by the child.
+    pub(crate) done: Steps,
+    /// The step that failed; written by the child.
+    pub(crate) failed: Option<(Step, i32)>,
+    /// Whether the child came as far as exec.
+    pub(crate) reached_exec: bool,
+}
+
+/// The whole life of the child, up to exec.
+pub(crate) fn child(launch: &mut Launch<'_>) -> ! {
+    let (step, error) = contain(launch);
+    launch.failed = Some((step, error.raw_os_error().unwrap_or(libc::EIO)));
+    sys::exit(127)
+}
+
+/// Takes the steps and runs the program; returns only when one of them failed.
+fn contain(launch: &mut Launch<'_>) -> (Step, io::Error) {
+    match give_up_power(launch) {
+        Ok(()) => (Step::Exec, exec(launch)),
+        Err(failed) => failed,
+    }
+}
+
+fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Error)> {
+    let plan = launch.plan;
+    launch.step(Step::JoinNamespaces, |it| join(it))?;
+    launch.step(Step::EnterUserNamespace, |it| enter_user_namespace(it.user_namespace))?;
+    launch.step(Step::Credentials, |it| become_user(it))?;
+    launch.step(Step::ResourceLimits, |_| limit_resources(plan))?;
+    launch.step(Step::NoCapabilities, |_| drop_capabilities())?;
+    launch.step(Step::NoNewPrivileges, |_| Ok(rustix::thread::set_no_new_privs(true)?))?;
+    launch.step(Step::Descriptors, |it| arrange_descriptors(it.streams))?;
+    if launch.landlock > 0 {
+        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable))?;
+    }
+    launch.step(Step::SyscallFilter, |it| sys::install_filter(it.filter))
+}
+
+impl Launch<'_> {
+    fn step(
+        &mut self,
+        step: Step,
+        take: impl FnOnce(&Self) -> io::Result<()>,
+    ) -> Result<(), (Step, io::Error)> {
+        if !self.plan.steps.has(step) {
+            return Ok(());
+        }
+        take(self).map_err(|error| (step, error))?;
+        self.done.add(step);
+        Ok(())
+    }
+}
+
+/// The pid namespace is not among them: a process is born into that one.
+fn join(launch: &Launch<'_>) -> io::Result<()> {
+    for namespace in launch.namespaces {
+        move_into_thread_name_spaces(sys::borrow(*namespace), ThreadNameSpaceType::empty())?;
+    }
+    Ok(rustix::process::chdir(launch.plan.directory.as_c_str())?)
+}
+
+fn enter_user_namespace(namespace: RawFd) -> io::Result<()> {
+    Ok(move_into_thread_name_spaces(sys::borrow(namespace), ThreadNameSpaceType::USER)?)
+}
+
+fn become_user(launch: &Launch<'_>) -> io::Result<()> {
+    use rustix::{
+        process::{Gid, Uid},
+        thread,
+    };
+    let ids = launch.plan.ids;
+    let inside = launch.plan.steps.has(Step::EnterUserNamespace);
+    let (uid, gid) = if inside { (ids.uid, ids.gid) } else { (ids.outer_uid, ids.outer_gid) };
+    if ids.drop_groups {
+        thread::set_thread_groups(&[])?;
+    }
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    thread::set_thread_res_gid(gid, gid, gid)?;
+    Ok(thread::set_thread_res_uid(uid, uid, uid)?)
+}
+
+fn limit_resources(plan: &ProgramPlan) -> io::Result<()> {
+    plan.rlimits.iter().try_for_each(|limit| sys::lower_limit(limit.resource, limit.soft, limit.hard))
+}
+
+fn drop_capabilities() -> io::Result<()> {
+    for number in 0..64 {
+        let capability = CapabilitySet::from_bits_retain(1 << number);
+        match rustix::thread::remove_capability_from_bounding_set(capability) {
+            Ok(()) => {}
+            Err(Errno::INVAL) => break, // past the last one this kernel knows
+            Err(error) => return Err(error.into()),
+        }
+    }
+    match rustix::thread::clear_ambient_capability_set() {
+        Ok(()) | Err(Errno::INVAL) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    Ok(rustix::thread::set_capabilities(None, sets)?)
+}
+
+fn arrange_descriptors(streams: [RawFd; 3]) -> io::Result<()> {
+    // After the last change of credentials, which would clear it.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // A session of its own: no controlling terminal to type into.
+    rustix::process::setsid()?;
+    for (place, stream) in (0..).zip(streams) {
+        sys::put_stream(stream, place)?;
+    }
+    sys::default_broken_pipe();
+    sys::close_on_exec_from(3)
+}
+
+/// Tries the candidates in order. A file that is there but cannot run is the better answer than one that is not.
+fn exec(launch: &mut Launch<'_>) -> io::Error {
+    launch.reached_exec = true;
+    let exact = launch.plan.steps.has(Step::EmptyEnvironment);
+    if exact {
+        launch.done.add(Step::EmptyEnvironment);
+    }
+    let mut answer = io::Error::from_raw_os_error(libc::ENOENT);
+    for path in &launch.plan.candidates {
+        let error = match exact {
+            true => sys::exec(path, &launch.argv, &launch.env),
+            false => sys::exec_inheriting(path, &launch.argv),
+        };
+        match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR) => {}
+            Some(libc::EACCES) => answer = error,
+            _ => return error,
+        }
+    }
+    answer
+}
+
+/// Keeps the type of borrowed descriptors in one place for the launcher.
+pub(crate) fn raw(fd: BorrowedFd<'_>) -> RawFd {
+    use std::os::fd::AsRawFd;
+    fd.as_raw_fd()
+}

@@ -1,0 +1,254 @@
+//! What engine and launcher say to each other.
+//!
+//! ```text
+//! control   engine → launcher   template plan, once           launcher → engine   Hello + its pidfd
+//!                               Box  + channel, plan[, cgroup][, held…]
+//!                               Lane + its control[, cgroup.procs…]
+//! channel   engine → launcher   Exec + plan, 0, 1, 2          launcher → engine   Ready + workspace, doors…
+//! (one a box)                   Signal, Destroy                                   Started + pidfd
+//!                                                                                 Ended, Failed, Gone
+//! ```
+//!
+//! Sequenced packets: a message is whole or not there, and an end of file is a death. A plan travels in a
+//! memory file of its own, because a command line may be larger than a packet.
+
+use crate::{
+    step::{Failure, Steps},
+    wire::{Malformed, Wire, decode, encode},
+    wire_struct,
+};
+use rustix::{
+    fs::{MemfdFlags, SealFlags},
+    io::Errno,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    },
+};
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+/// Descriptors in one message.
+const MOST_DESCRIPTORS: usize = 24;
+/// Bytes in one message; plans do not travel in messages.
+const MOST_BYTES: usize = 16 << 10;
+/// Bytes of one plan.
+const MOST_PLAN: u64 = 16 << 20;
+
+/// What the engine asks on the control socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// A box: channel, plan, then the cgroup directory if it is to be born in one, then what its keeper holds
+    /// open for as long as it lives.
+    Box {
+        /// Whether a cgroup directory is among the handles.
+        cgroup: bool,
+    },
+    /// A copy of the launcher in version 1 cgroups: its control socket, then their `cgroup.procs` files.
+    Lane,
+}
+
+/// What the engine asks on the channel of a box.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Run a program: plan, standard input, output, error.
+    Exec,
+    /// Send a signal to the program.
+    Signal(i32),
+    /// End the box with everything in it.
+    Destroy,
+}
+
+/// What the launcher says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// The launcher (or lane) is ready; its pidfd comes along.
+    Hello(Steps),
+    /// The box is made; its workspace and its listeners come along.
+    Ready {
+        /// What was done.
+        steps: Steps,
+        /// Which host paths, counted from the workspace, could not be idmapped as asked.
+        unmapped: Vec<u32>,
+    },
+    /// The program runs; its pidfd comes along.
+    Started(Steps),
+    /// The program has ended.
+    Ended(Ended),
+    /// A step failed; no line of the program ran.
+    Failed(Failure),
+    /// The box and every process in it are gone.
+    Gone(Ended),
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// As `wait` gives it.
+    pub status: i32,
+    /// CPU time of it and of what it waited for.
+    pub cpu_us: u64,
+    /// Largest resident size of one process.
+    pub peak_bytes: u64,
+}
+
+wire_struct!(Ended { status, cpu_us, peak_bytes });
+
+impl Wire for Request {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Request::Box { cgroup } => {
+                out.push(b'B');
+                cgroup.put(out);
+            }
+            Request::Lane => out.push(b'L'),
+        }
+    }
+    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+        match u8::get(input)? {
+            b'B' => Ok(Request::Box { cgroup: Wire::get(input)? }),
+            b'L' => Ok(Request::Lane),
+            _ => Err(Malformed),
+        }
+    }
+}
+
+impl Wire for Command {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Command::Exec => out.push(b'X'),
+            Command::Signal(number) => {
+                out.push(b'S');
+                number.put(out);
+            }
+            Command::Destroy => out.push(b'D'),
+        }
+    }
+    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+        match u8::get(input)? {
+            b'X' => Ok(Command::Exec),
+            b'S' => i32::get(input).map(Command::Signal),
+            b'D' => Ok(Command::Destroy),
+            _ => Err(Malformed),
+        }
+    }
+}
+
+impl Wire for Report {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Report::Hello(steps) => {
+                out.push(b'H');
+                steps.put(out);
+            }
+            Report::Ready { steps, unmapped } => {
+                out.push(b'R');
+                steps.put(out);
+                unmapped.put(out);
+            }
+            Report::Started(steps) => {
+                out.push(b'P');
+                steps.put(out);
+            }
+            Report::Ended(ended) => {
+                out.push(b'E');
+                ended.put(out);
+            }
+            Report::Failed(failure) => {
+                out.push(b'F');
+                (failure.step as u8).put(out);
+                failure.errno.put(out);
+                failure.detail.put(out);
+            }
+            Report::Gone(ended) => {
+                out.push(b'G');
+                ended.put(out);
+            }
+        }
+    }
+    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+        match u8::get(input)? {
+            b'H' => Steps::get(input).map(Report::Hello),
+            b'R' => Ok(Report::Ready { steps: Wire::get(input)?, unmapped: Wire::get(input)? }),
+            b'P' => Steps::get(input).map(Report::Started),
+            b'E' => Ended::get(input).map(Report::Ended),
+            b'F' => {
+                let (step, errno) = (u8::get(input)?, i32::get(input)?);
+                Ok(Report::Failed(Failure::from_parts(step, errno, String::get(input)?)))
+            }
+            b'G' => Ended::get(input).map(Report::Gone),
+            _ => Err(Malformed),
+        }
+    }
+}
+
+/// A pair of connected sockets for messages.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Sends one message with descriptors; never waits.
+pub fn send<T: Wire>(socket: impl AsFd, message: &T, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let bytes = encode(message);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::other("too many descriptors for one message"));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
+    Ok(())
+}
+
+/// Receives one message; `None` is the end. Descriptors close at exec. Waits if the socket does.
+pub fn receive<T: Wire>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut bytes = [0; MOST_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let slices = &mut [IoSliceMut::new(&mut bytes)];
+        match rustix::net::recvmsg(&socket, slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => continue,
+            Err(Errno::CONNRESET) => return Ok(None),
+            other => break other?.bytes,
+        }
+    };
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    if received == 0 {
+        return Ok(None);
+    }
+    let message = decode(&bytes[..received]).map_err(|_| io::Error::other("a message was malformed"))?;
+    Ok(Some((message, descriptors)))
+}
+
+/// Puts a plan into a sealed memory file.
+pub fn plan_file<T: Wire>(plan: &T) -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create(c"plan", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    io::Write::write_all(&mut std::fs::File::from(file.try_clone()?), &encode(plan))?;
+    rustix::fs::fcntl_add_seals(
+        &file,
+        SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
+    )?;
+    Ok(file)
+}
+
+/// Reads a plan from its file.
+pub fn read_plan<T: Wire>(file: OwnedFd) -> io::Result<T> {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::from(file);
+    let size = file.metadata()?.len();
+    if size > MOST_PLAN {
+        return Err(io::Error::other("the plan is too large"));
+    }
+    let mut bytes = vec![0; size as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    decode(&bytes).map_err(|_| io::Error::other("the plan is malformed"))
+}

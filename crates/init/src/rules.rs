@@ -1,0 +1,64 @@
+//! Landlock: a second wall behind the mounts, held by another part of the kernel.
+//! Allocates nothing: it runs in the child of a vfork.
+
+use crate::sys::{self, Handled};
+use rustix::fs::{CWD, Mode, OFlags};
+use std::{
+    ffi::{CStr, CString},
+    io,
+};
+
+const EXECUTE: u64 = 1;
+const WRITE_FILE: u64 = 1 << 1;
+const READ_FILE: u64 = 1 << 2;
+const READ_DIR: u64 = 1 << 3;
+const FIRST_VERSION: u64 = (1 << 13) - 1;
+const REFER: u64 = 1 << 13;
+const TRUNCATE: u64 = 1 << 14;
+const IOCTL_DEV: u64 = 1 << 15;
+/// Abstract sockets and signals of other domains.
+const SCOPES: u64 = 0b11;
+
+const DEVICES: [&CStr; 5] = [c"/dev/null", c"/dev/zero", c"/dev/full", c"/dev/random", c"/dev/urandom"];
+
+/// What one version of the kernel's Landlock can hold.
+fn handled(version: u32) -> (Handled, usize) {
+    let files = FIRST_VERSION
+        | if version >= 2 { REFER } else { 0 }
+        | if version >= 3 { TRUNCATE } else { 0 }
+        | if version >= 5 { IOCTL_DEV } else { 0 };
+    let scoped = if version >= 6 { SCOPES } else { 0 };
+    // Older kernels refuse a struct that is longer than theirs.
+    let size = match version {
+        0..=3 => 8,
+        4..=5 => 16,
+        _ => 24,
+    };
+    (Handled { files, net: 0, scoped }, size)
+}
+
+/// Reads everywhere, writes below `writable` and to the plain devices, nothing else.
+pub(crate) fn restrict(version: u32, writable: &[CString]) -> io::Result<()> {
+    let (handled, size) = handled(version);
+    let all = handled.files;
+    let ruleset = sys::landlock_ruleset(&handled, size)?;
+    allow(&ruleset, c"/", EXECUTE | READ_FILE | READ_DIR)?;
+    // Programs name their threads and adjust themselves there; other files refuse by their mode.
+    allow(&ruleset, c"/proc", READ_FILE | READ_DIR | (WRITE_FILE | TRUNCATE) & all)?;
+    for device in DEVICES {
+        allow(&ruleset, device, (READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV) & all)?;
+    }
+    for path in writable {
+        allow(&ruleset, path, all)?;
+    }
+    sys::landlock_restrict(&ruleset)
+}
+
+/// A rule for a file may only name rights that files have, so a writable mount of a single file is narrowed.
+fn allow(ruleset: &std::os::fd::OwnedFd, path: &CStr, access: u64) -> io::Result<()> {
+    const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
+    let below = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let kind = rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&below)?.st_mode);
+    let access = if kind.is_dir() { access } else { access & OF_FILES };
+    sys::landlock_allow(ruleset, &below, access)
+}

@@ -1,0 +1,188 @@
+//! The steps of containment. Each reports itself when it is done; barriers are concluded from nothing else.
+
+/// One step. The order is the order in which they are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Step {
+    /// The launcher's own namespaces.
+    LauncherNamespaces,
+    /// The root that all boxes of a launcher start from.
+    Template,
+    /// That root becomes read-only.
+    ReadOnlyRoot,
+    /// The keeper's own process table.
+    PidNamespace,
+    /// Its own mount table.
+    MountNamespace,
+    /// Its own network.
+    NetNamespace,
+    /// Its own IPC.
+    IpcNamespace,
+    /// Its own host name.
+    UtsNamespace,
+    /// Its own view of cgroups.
+    CgroupNamespace,
+    /// Host paths are opened.
+    OpenPaths,
+    /// The size-limited file system for everything written.
+    Scratch,
+    /// `/proc`, masked.
+    Proc,
+    /// `/workspace` and its protected names.
+    Workspace,
+    /// Further mounts.
+    Mounts,
+    /// Loopback and the doors' listeners.
+    Doors,
+    /// The user namespace of the program.
+    MakeUserNamespace,
+    /// The program joins the keeper's namespaces.
+    JoinNamespaces,
+    /// It enters its user namespace.
+    EnterUserNamespace,
+    /// It becomes its user, who is not the host's root.
+    Credentials,
+    /// Resource limits.
+    ResourceLimits,
+    /// Every capability set is emptied.
+    NoCapabilities,
+    /// No privilege can be gained by exec.
+    NoNewPrivileges,
+    /// Standard streams in place, all else closes.
+    Descriptors,
+    /// Landlock.
+    PathRules,
+    /// The system call filter.
+    SyscallFilter,
+    /// Exactly the plan's environment.
+    EmptyEnvironment,
+    /// The program itself.
+    Exec,
+}
+
+impl Step {
+    /// All of them, in order.
+    pub const ALL: [Step; 27] = [
+        Step::LauncherNamespaces,
+        Step::Template,
+        Step::ReadOnlyRoot,
+        Step::PidNamespace,
+        Step::MountNamespace,
+        Step::NetNamespace,
+        Step::IpcNamespace,
+        Step::UtsNamespace,
+        Step::CgroupNamespace,
+        Step::OpenPaths,
+        Step::Scratch,
+        Step::Proc,
+        Step::Workspace,
+        Step::Mounts,
+        Step::Doors,
+        Step::MakeUserNamespace,
+        Step::JoinNamespaces,
+        Step::EnterUserNamespace,
+        Step::Credentials,
+        Step::ResourceLimits,
+        Step::NoCapabilities,
+        Step::NoNewPrivileges,
+        Step::Descriptors,
+        Step::PathRules,
+        Step::SyscallFilter,
+        Step::EmptyEnvironment,
+        Step::Exec,
+    ];
+
+    /// In words, for messages and `--explain`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Step::LauncherNamespaces => "launcher namespaces",
+            Step::Template => "template root",
+            Step::ReadOnlyRoot => "read-only root",
+            Step::PidNamespace => "pid namespace",
+            Step::MountNamespace => "mount namespace",
+            Step::NetNamespace => "network namespace",
+            Step::IpcNamespace => "ipc namespace",
+            Step::UtsNamespace => "uts namespace",
+            Step::CgroupNamespace => "cgroup namespace",
+            Step::OpenPaths => "open host paths",
+            Step::Scratch => "scratch space",
+            Step::Proc => "proc",
+            Step::Workspace => "workspace",
+            Step::Mounts => "mounts",
+            Step::Doors => "doors",
+            Step::MakeUserNamespace => "make user namespace",
+            Step::JoinNamespaces => "join namespaces",
+            Step::EnterUserNamespace => "enter user namespace",
+            Step::Credentials => "credentials",
+            Step::ResourceLimits => "resource limits",
+            Step::NoCapabilities => "no capabilities",
+            Step::NoNewPrivileges => "no new privileges",
+            Step::Descriptors => "descriptors",
+            Step::PathRules => "path rules",
+            Step::SyscallFilter => "system call filter",
+            Step::EmptyEnvironment => "environment",
+            Step::Exec => "exec",
+        }
+    }
+
+    fn from_number(number: u8) -> Option<Step> {
+        Step::ALL.get(usize::from(number)).copied()
+    }
+}
+
+/// A set of steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Steps(u64);
+
+impl Steps {
+    /// Every step.
+    pub const ALL: Steps = Steps((1 << Step::ALL.len()) - 1);
+
+    /// Whether it holds a step.
+    pub const fn has(self, step: Step) -> bool {
+        self.0 & 1 << step as u8 != 0
+    }
+
+    /// Adds a step.
+    pub const fn add(&mut self, step: Step) {
+        self.0 |= 1 << step as u8;
+    }
+
+    /// Without a step.
+    pub const fn without(self, step: Step) -> Steps {
+        Steps(self.0 & !(1 << step as u8))
+    }
+
+    /// Both together.
+    pub const fn and(self, other: Steps) -> Steps {
+        Steps(self.0 | other.0)
+    }
+
+    /// As a number.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// From a number; unknown bits are dropped.
+    pub const fn from_bits(bits: u64) -> Steps {
+        Steps(bits & Steps::ALL.0)
+    }
+}
+
+/// A step that failed, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The step.
+    pub step: Step,
+    /// The kernel's answer.
+    pub errno: i32,
+    /// What exactly was tried.
+    pub detail: String,
+}
+
+impl Failure {
+    /// From parts of a message; an unknown step is taken for the last.
+    pub fn from_parts(step: u8, errno: i32, detail: String) -> Failure {
+        Failure { step: Step::from_number(step).unwrap_or(Step::Exec), errno, detail }
+    }
+}

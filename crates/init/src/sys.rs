@@ -1,0 +1,372 @@
+//! Every `unsafe` of the project, one call per function, with the condition that makes it sound.
+//! What rustix offers safely is called where it is needed, not wrapped here.
+
+#![allow(unsafe_code)]
+
+use libc::{c_char, c_int, c_long, c_void, sock_filter};
+use rustix::thread::UnshareFlags;
+use std::{
+    ffi::CStr,
+    io,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+};
+
+/// What the kernel said of a finished process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reaped {
+    pub(crate) status: i32,
+    pub(crate) cpu_us: u64,
+    pub(crate) peak_bytes: u64,
+}
+
+/// Which side of a fork we are on.
+pub(crate) enum Forked {
+    Child,
+    Parent { pid: i32, pidfd: OwnedFd },
+}
+
+fn check(answer: c_long) -> io::Result<c_long> {
+    if answer == -1 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+fn clone_args(flags: u64, pidfd: &mut RawFd, cgroup: Option<BorrowedFd<'_>>) -> CloneArgs {
+    let into_cgroup = if cgroup.is_some() { CLONE_INTO_CGROUP } else { 0 };
+    CloneArgs {
+        flags: flags | libc::CLONE_PIDFD as u64 | into_cgroup,
+        pidfd: std::ptr::from_mut(pidfd) as u64,
+        exit_signal: libc::SIGCHLD as u64,
+        cgroup: cgroup.map_or(0, |group| group.as_raw_fd() as u64),
+        ..CloneArgs::default()
+    }
+}
+
+/// Forks into new namespaces and, on a version 2 tree, into a cgroup.
+pub(crate) fn fork_into(namespaces: c_int, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Forked> {
+    let mut pidfd: RawFd = -1;
+    let args = clone_args(namespaces as u32 as u64, &mut pidfd, cgroup);
+    // SAFETY: without CLONE_VM the child has memory of its own, as after fork; the launcher is
+    // single-threaded, so no lock is held by a thread that the child lacks.
+    let pid = check(unsafe { libc::syscall(libc::SYS_clone3, &args, size_of::<CloneArgs>()) })?;
+    match pid {
+        0 => Ok(Forked::Child),
+        // SAFETY: the kernel has just written a fresh descriptor that nobody else owns.
+        _ => Ok(Forked::Parent { pid: pid as i32, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
+    }
+}
+
+/// A stack for a child that shares our memory.
+pub(crate) struct ChildStack(Vec<u128>);
+
+impl ChildStack {
+    pub(crate) fn new() -> ChildStack {
+        ChildStack(vec![0; (64 << 10) / size_of::<u128>()])
+    }
+}
+
+/// What a child finds when it wakes: what to do, and with what.
+struct Errand<'a, T> {
+    run: fn(&mut T) -> !,
+    argument: &'a mut T,
+}
+
+extern "C" fn wake<T>(errand: *mut c_void) -> ! {
+    // SAFETY: `vfork_onto` passes a live errand of this very type and sleeps while we use it.
+    let errand = unsafe { &mut *errand.cast::<Errand<'_, T>>() };
+    (errand.run)(errand.argument)
+}
+
+/// Starts a child that shares our memory and returns once it has exec'd or ended: far cheaper than a fork,
+/// and the child can leave us word of what failed.
+pub(crate) fn vfork_onto<T>(
+    stack: &mut ChildStack,
+    cgroup: Option<BorrowedFd<'_>>,
+    run: fn(&mut T) -> !,
+    argument: &mut T,
+) -> io::Result<(i32, OwnedFd)> {
+    let mut errand = Errand { run, argument };
+    let (child, errand): (extern "C" fn(*mut c_void) -> !, _) = (wake::<T>, std::ptr::from_mut(&mut errand));
+    let mut pidfd: RawFd = -1;
+    let flags = libc::CLONE_VM as u64 | libc::CLONE_VFORK as u64 | CLONE_CLEAR_SIGHAND;
+    let mut args = clone_args(flags, &mut pidfd, cgroup);
+    args.stack = stack.0.as_mut_ptr() as u64;
+    args.stack_size = size_of_val(stack.0.as_slice()) as u64;
+    let answer: c_long;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the child runs on `args.stack` and never returns; VFORK keeps us still until it has exec'd or
+    // exited, so it alone uses the memory meanwhile.
+    unsafe {
+        core::arch::asm!(
+            "syscall", "test rax, rax", "jnz 2f", "xor ebp, ebp", "mov rdi, r13", "call r12", "ud2", "2:",
+            inlateout("rax") libc::SYS_clone3 => answer,
+            in("rdi") &args, in("rsi") size_of::<CloneArgs>(),
+            in("r12") child, in("r13") errand, lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        core::arch::asm!(
+            "svc 0", "cbnz x0, 2f", "mov x29, xzr", "mov x0, x21", "blr x20", "brk 1", "2:",
+            inlateout("x0") &args as *const CloneArgs as c_long => answer,
+            in("x1") size_of::<CloneArgs>(), in("x8") libc::SYS_clone3,
+            in("x20") child, in("x21") errand,
+        );
+    }
+    if answer < 0 {
+        return Err(io::Error::from_raw_os_error(-answer as i32));
+    }
+    // SAFETY: the kernel has just written a fresh descriptor that nobody else owns.
+    Ok((answer as i32, unsafe { OwnedFd::from_raw_fd(pidfd) }))
+}
+
+/// Ends this process at once: no destructors, no buffers.
+pub(crate) fn exit(status: i32) -> ! {
+    // SAFETY: takes an integer and does not return.
+    unsafe { libc::_exit(status) }
+}
+
+/// Reaps one child; `None` if it has not ended.
+pub(crate) fn reap(pid: i32, wait: bool) -> io::Result<Option<(i32, Reaped)>> {
+    let (mut status, options) = (0, if wait { 0 } else { libc::WNOHANG });
+    // SAFETY: all-zero is a valid value of this plain struct of numbers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are to live values of ours that the kernel may write.
+    let found = check(unsafe { libc::wait4(pid, &mut status, options | libc::__WALL, &mut usage) }.into())?;
+    if found == 0 {
+        return Ok(None);
+    }
+    let micros = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
+    let cpu_us = micros(usage.ru_utime) + micros(usage.ru_stime);
+    Ok(Some((found as i32, Reaped { status, cpu_us, peak_bytes: usage.ru_maxrss as u64 * 1024 })))
+}
+
+/// Blocks SIGCHLD, so that [`await_child`] can wait for it.
+pub(crate) fn block_child_signal() {
+    // SAFETY: the set is a local; these calls only fill it and change our own mask.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+    }
+}
+
+/// Waits for SIGCHLD.
+pub(crate) fn await_child() {
+    let mut signal = 0;
+    // SAFETY: both are locals of ours.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        libc::sigwait(&set, &mut signal);
+    }
+}
+
+/// The Rust runtime ignores SIGPIPE, and ignored signals stay ignored over exec.
+pub(crate) fn default_broken_pipe() {
+    // SAFETY: sets a disposition, touches no memory of ours.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
+/// Leaves namespaces of our parent for new ones.
+pub(crate) fn unshare(namespaces: c_int) -> io::Result<()> {
+    let flags = UnshareFlags::from_bits_retain(namespaces as u32);
+    // SAFETY: no caller passes FILES, the one flag that can confuse other threads.
+    Ok(unsafe { rustix::thread::unshare_unsafe(flags) }?)
+}
+
+/// Attributes of a mount and, with a user namespace, its idmap.
+pub(crate) fn set_mount(
+    mount: BorrowedFd<'_>,
+    recursive: bool,
+    set: u64,
+    idmap: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    #[repr(C)]
+    struct MountAttr {
+        set: u64,
+        clear: u64,
+        propagation: u64,
+        userns: u64,
+    }
+    const IDMAP: u64 = 0x10_0000;
+    let attr = MountAttr {
+        set: set | if idmap.is_some() { IDMAP } else { 0 },
+        clear: 0,
+        propagation: 0,
+        userns: idmap.map_or(0, |userns| userns.as_raw_fd() as u64),
+    };
+    let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
+    // SAFETY: the path is a constant C string, the struct is ours and of the size given.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            flags,
+            &attr,
+            size_of::<MountAttr>(),
+        )
+    })?;
+    Ok(())
+}
+
+/// Which version of Landlock the kernel has; 0 if none.
+pub(crate) fn landlock_version() -> u32 {
+    const VERSION: c_int = 1;
+    // SAFETY: with this flag the kernel takes no struct and only answers a number.
+    let answer =
+        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, VERSION) };
+    u32::try_from(answer).unwrap_or(0)
+}
+
+/// What a Landlock ruleset handles.
+#[repr(C)]
+pub(crate) struct Handled {
+    pub(crate) files: u64,
+    pub(crate) net: u64,
+    pub(crate) scoped: u64,
+}
+
+/// Makes a ruleset. `size` is how much of the struct this version of Landlock knows.
+pub(crate) fn landlock_ruleset(handled: &Handled, size: usize) -> io::Result<OwnedFd> {
+    // SAFETY: `size` is at most the size of the struct (its only caller takes it from a constant table).
+    let fd = check(unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, handled, size, 0) })?;
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Allows `access` below a path.
+pub(crate) fn landlock_allow(ruleset: &OwnedFd, below: &OwnedFd, access: u64) -> io::Result<()> {
+    #[repr(C, packed)]
+    struct PathBeneath {
+        access: u64,
+        parent: i32,
+    }
+    const PATH_BENEATH: c_int = 1;
+    let rule = PathBeneath { access, parent: below.as_raw_fd() };
+    // SAFETY: the struct has the kernel's layout and lives over the call.
+    check(unsafe {
+        libc::syscall(libc::SYS_landlock_add_rule, ruleset.as_raw_fd(), PATH_BENEATH, &rule, 0)
+    })?;
+    Ok(())
+}
+
+/// From here on this process and its children are bound by the ruleset.
+pub(crate) fn landlock_restrict(ruleset: &OwnedFd) -> io::Result<()> {
+    // SAFETY: two integers.
+    check(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) })?;
+    Ok(())
+}
+
+/// From here on every system call passes the filter.
+pub(crate) fn install_filter(filter: &[sock_filter]) -> io::Result<()> {
+    const SET_MODE_FILTER: c_int = 1;
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
+    // SAFETY: the kernel copies `len` instructions from a slice of that length and writes nothing.
+    check(unsafe { libc::syscall(libc::SYS_seccomp, SET_MODE_FILTER, 0, &program) })?;
+    Ok(())
+}
+
+/// Runs a program in place of this one. Returns only an error.
+pub(crate) fn exec(path: &CStr, argv: &Pointers, env: &Pointers) -> io::Error {
+    // SAFETY: both lists end with null and their strings live at least as long as the lists.
+    unsafe { libc::execve(path.as_ptr(), argv.0.as_ptr(), env.0.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Runs a program with the environment of this process: what `EmptyEnvironment` prevents.
+pub(crate) fn exec_inheriting(path: &CStr, argv: &Pointers) -> io::Error {
+    // SAFETY: as for `exec`.
+    unsafe { libc::execv(path.as_ptr(), argv.0.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// A list of C strings as exec wants it.
+pub(crate) struct Pointers(Vec<*const c_char>);
+
+impl Pointers {
+    /// The strings must outlive the list; both lie in one plan, which does not change.
+    pub(crate) fn to(strings: &[std::ffi::CString]) -> Pointers {
+        let pointers = strings.iter().map(|string| string.as_ptr());
+        Pointers(pointers.chain([std::ptr::null()]).collect())
+    }
+}
+
+/// Lowers a resource limit; one that is lower already stays.
+pub(crate) fn lower_limit(resource: u32, soft: u64, hard: u64) -> io::Result<()> {
+    let mut old = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one struct of ours.
+    check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, std::ptr::null::<u8>(), &mut old) })?;
+    let hard = hard.min(old.rlim_max);
+    let new = libc::rlimit64 { rlim_cur: soft.min(hard), rlim_max: hard };
+    // SAFETY: the kernel reads one struct of ours.
+    check(unsafe { libc::syscall(libc::SYS_prlimit64, 0, resource, &new, std::ptr::null::<u8>()) })?;
+    Ok(())
+}
+
+/// Brings the loopback interface of this network namespace up.
+pub(crate) fn loopback_up() -> io::Result<()> {
+    let socket = rustix::net::socket_with(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::DGRAM,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // SAFETY: all-zero is a valid value of this plain struct.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name[0] = b'l' as c_char;
+    request.ifr_name[1] = b'o' as c_char;
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
+    // SAFETY: the kernel reads one struct of ours, of the kind that this request takes.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &request) }.into())?;
+    Ok(())
+}
+
+/// Closes a range of descriptors, both ends included.
+pub(crate) fn close_range(first: u32, last: u32) -> io::Result<()> {
+    // SAFETY: no owner of a descriptor in the range is used afterwards: the callers are processes fresh
+    // from a fork that keep what they named and never touch the rest.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })?;
+    Ok(())
+}
+
+/// Marks all descriptors from `first` on to close at exec.
+pub(crate) fn close_on_exec_from(first: u32) -> io::Result<()> {
+    // SAFETY: three integers; nothing is closed yet.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) })?;
+    Ok(())
+}
+
+/// Puts a descriptor in the place of a standard stream.
+pub(crate) fn put_stream(from: RawFd, to: RawFd) -> io::Result<()> {
+    // SAFETY: two integers; the place is 0, 1 or 2, which no owner of ours holds.
+    check(unsafe { libc::dup2(from, to) }.into())?;
+    Ok(())
+}
+
+/// Borrows a descriptor by number in the child of a vfork, where owners of the parent's memory must not move.
+pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
+    // SAFETY: the launcher holds the owner open while it sleeps in the vfork.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}

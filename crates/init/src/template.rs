@@ -1,0 +1,178 @@
+//! The root that all boxes of one launcher start from: built once, then read-only.
+
+use crate::{
+    plan::{Place, PlaceKind, TemplatePlan},
+    step::{Failure, Step, Steps},
+    sys,
+};
+use rustix::{
+    fs::{AtFlags, CWD, FileType, Mode, OFlags},
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
+        UnmountFlags,
+    },
+};
+use std::{
+    ffi::{CStr, CString},
+    io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+};
+
+pub(crate) const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+pub(crate) const PLAIN: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+
+/// A failure with what was tried.
+pub(crate) fn failure(step: Step, detail: &str) -> impl FnOnce(io::Error) -> Failure + use<> {
+    let detail = detail.to_owned();
+    move |error| Failure { step, errno: error.raw_os_error().unwrap_or(libc::EIO), detail }
+}
+
+/// Replaces the root of the current mount namespace by the template and reports what was done.
+pub(crate) fn build(plan: &TemplatePlan) -> Result<Steps, Failure> {
+    let mut done = Steps::default();
+    let root = lay_out(plan)?;
+    done.add(Step::Template);
+    if plan.steps.has(Step::ReadOnlyRoot) {
+        sys::set_mount(root.as_fd(), true, READ_ONLY, None)
+            .map_err(failure(Step::ReadOnlyRoot, "the whole tree"))?;
+        done.add(Step::ReadOnlyRoot);
+    }
+    // While the host's own is still in sight: without one, the kernel gives an ordinary user none.
+    mount_proc(&root).map_err(failure(Step::Template, "a proc of our own"))?;
+    enter(&root).map_err(failure(Step::Template, "pivot_root"))?;
+    Ok(done)
+}
+
+/// Puts every place into a new root, attached at `/tmp` of the old one.
+fn lay_out(plan: &TemplatePlan) -> Result<OwnedFd, Failure> {
+    let sources = open_sources(plan)?;
+    let tmpfs =
+        make(c"tmpfs", &[(c"mode", c"755"), (c"size", c"16m")]).map_err(failure(Step::Template, "tmpfs"))?;
+    attach(&tmpfs, &CWD, c"/tmp").map_err(failure(Step::Template, "attach at /tmp"))?;
+    for (place, source) in plan.places.iter().zip(&sources) {
+        make_place(&tmpfs, place, source.as_ref()).map_err(failure(Step::Template, &shown(place)))?;
+    }
+    let root = match &plan.image {
+        None => tmpfs,
+        Some(image) => overlay(&tmpfs, image).map_err(failure(Step::Template, &image.to_string_lossy()))?,
+    };
+    sys::set_mount(root.as_fd(), false, PLAIN, None)
+        .map_err(failure(Step::Template, "attributes of the root"))?;
+    for (place, source) in plan.places.iter().zip(&sources) {
+        if let Some(source) = source {
+            attach(source, &root, &place.path).map_err(failure(Step::Template, &shown(place)))?;
+        }
+    }
+    Ok(root)
+}
+
+fn shown(place: &Place) -> String {
+    format!("/{}", place.path.to_string_lossy())
+}
+
+/// Detached copies of what is bound, taken before anything covers it.
+fn open_sources(plan: &TemplatePlan) -> Result<Vec<Option<OwnedFd>>, Failure> {
+    let open = |place: &Place| -> io::Result<Option<OwnedFd>> {
+        let (path, attributes) = match place.kind {
+            PlaceKind::Directory | PlaceKind::File | PlaceKind::Link => return Ok(None),
+            PlaceKind::Bind => (place.content.as_c_str(), PLAIN),
+            PlaceKind::Device => {
+                (place.content.as_c_str(), libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC)
+            }
+            PlaceKind::Mask => return mask(&place.content).map(Some),
+        };
+        let tree = open_tree(&CWD, path)?;
+        sys::set_mount(tree.as_fd(), true, attributes, None)?;
+        Ok(Some(tree))
+    };
+    plan.places.iter().map(|place| open(place).map_err(failure(Step::Template, &shown(place)))).collect()
+}
+
+/// Something empty of the kind that stands at a host path.
+fn mask(path: &CStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match is_directory(&rustix::fs::openat(CWD, path, flags, Mode::empty())?)? {
+        true => make(c"tmpfs", &[(c"mode", c"755"), (c"size", c"4k")]),
+        false => open_tree(&CWD, c"/dev/null"),
+    }
+}
+
+/// The thing itself, or something of the same kind to mount it on.
+fn make_place(root: &OwnedFd, place: &Place, source: Option<&OwnedFd>) -> io::Result<()> {
+    let directory = || Ok(rustix::fs::mkdirat(root, &place.path, Mode::from_raw_mode(0o755))?);
+    let file = |content: &[u8]| {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(root, &place.path, flags, Mode::from_raw_mode(0o644))?;
+        io::Write::write_all(&mut std::fs::File::from(file), content)
+    };
+    match (place.kind, source) {
+        (PlaceKind::Directory, _) => directory(),
+        (PlaceKind::File, _) => file(place.content.as_bytes()),
+        (PlaceKind::Link, _) => Ok(rustix::fs::symlinkat(&place.content, root, &place.path)?),
+        // Covers something that is there, below another bind.
+        (PlaceKind::Mask, _) => Ok(()),
+        (PlaceKind::Bind | PlaceKind::Device, Some(tree)) => match is_directory(tree)? {
+            true => directory(),
+            false => file(b""),
+        },
+        (PlaceKind::Bind | PlaceKind::Device, None) => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    }
+}
+
+/// The image under our own places: what an image has in their stead, a symbolic link say, is shadowed.
+fn overlay(ours: &OwnedFd, image: &CStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let image = rustix::fs::openat(CWD, image, flags, Mode::empty())?;
+    // By descriptor: a path could hold the characters that separate layers.
+    let layers = format!("/proc/self/fd/{}:/proc/self/fd/{}", ours.as_raw_fd(), image.as_raw_fd());
+    let root = make(c"overlay", &[(c"lowerdir", &CString::new(layers)?)])?;
+    attach(&root, &CWD, c"/tmp")?;
+    Ok(root)
+}
+
+fn mount_proc(root: &OwnedFd) -> io::Result<()> {
+    let proc = make(c"proc", &[])?;
+    sys::set_mount(proc.as_fd(), false, PLAIN | libc::MOUNT_ATTR_NOEXEC, None)?;
+    attach(&proc, root, c"proc")
+}
+
+fn enter(root: &OwnedFd) -> io::Result<()> {
+    rustix::process::fchdir(root)?;
+    rustix::process::pivot_root(c".", c".")?;
+    // The old root now lies on top of the new one, at the same place.
+    rustix::mount::mount_change(c".", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
+    rustix::mount::unmount(c".", UnmountFlags::DETACH)?;
+    Ok(rustix::process::chdir(c"/")?)
+}
+
+/// A new file system, not yet attached.
+pub(crate) fn make(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (name, value) in options {
+        rustix::mount::fsconfig_set_string(&context, *name, *value)?;
+    }
+    rustix::mount::fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    Ok(rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
+}
+
+/// A detached copy of the tree at a path; a symbolic link at its end is not followed.
+pub(crate) fn open_tree(at: &impl AsFd, path: &CStr) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_EMPTY_PATH
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    Ok(rustix::mount::open_tree(at, path, flags)?)
+}
+
+/// Attaches a detached tree at a path.
+pub(crate) fn attach(tree: &OwnedFd, at: &impl AsFd, path: &CStr) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(rustix::mount::move_mount(tree, c"", at, path, flags)?)
+}
+
+pub(crate) fn is_directory(at: &impl AsFd) -> io::Result<bool> {
+    let stat = rustix::fs::statat(at, c"", AtFlags::EMPTY_PATH)?;
+    Ok(FileType::from_raw_mode(stat.st_mode).is_dir())
+}
