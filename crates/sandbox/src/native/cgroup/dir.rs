@@ -1,0 +1,223 @@
+//! One cgroup directory: its small files, what lives in it, how it ends.
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long killing or removing may take: a process in the kernel dies when it comes out of it.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The largest page any Linux uses; the kernel rounds memory limits down to whole pages.
+const LARGEST_PAGE: u64 = 64 << 10;
+/// Deeper or wider trees than these are not ours.
+const DEEPEST: usize = 32;
+const MOST: usize = 100_000;
+
+/// The text of one of its files, without the last line break.
+pub(super) fn read(dir: &Path, file: &str) -> io::Result<String> {
+    let mut text = fs::read_to_string(dir.join(file))?;
+    text.truncate(text.trim_end().len());
+    Ok(text)
+}
+
+/// A file that holds one number.
+pub(super) fn number(dir: &Path, file: &str) -> Option<u64> {
+    read(dir, file).ok()?.parse().ok()
+}
+
+/// One value of a file of lines `name value`.
+pub(super) fn keyed(dir: &Path, file: &str, name: &str) -> Option<u64> {
+    value(&read(dir, file).ok()?, name)
+}
+
+fn value(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// Writes into a file that must exist: creating one would mean that this is no cgroup.
+pub(super) fn write(dir: &Path, file: &str, text: &str) -> io::Result<()> {
+    OpenOptions::new().write(true).open(dir.join(file))?.write_all(text.as_bytes())
+}
+
+/// Writes a limit and looks whether it took: only a limit that reads back is a limit.
+pub(super) fn set(dir: &Path, file: &str, limit: &str) -> io::Result<()> {
+    set_as(dir, file, limit, |back| back == limit)
+}
+
+/// The same for bytes.
+pub(super) fn set_bytes(dir: &Path, file: &str, limit: u64) -> io::Result<()> {
+    set_as(dir, file, &limit.to_string(), |back| {
+        back.parse().is_ok_and(|back: u64| back <= limit && limit - back < LARGEST_PAGE)
+    })
+}
+
+fn set_as(dir: &Path, file: &str, limit: &str, took: impl Fn(&str) -> bool) -> io::Result<()> {
+    let named = |source: io::Error| io::Error::new(source.kind(), format!("`{file}`: {source}"));
+    write(dir, file, limit).map_err(named)?;
+    let back = read(dir, file).map_err(named)?;
+    match took(&back) {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("`{file}` was set to `{limit}` and reads back `{back}`"))),
+    }
+}
+
+/// The processes in it, as this process' PID namespace numbers them; 0 is one from outside.
+pub(super) fn processes(dir: &Path) -> io::Result<Vec<i32>> {
+    Ok(read(dir, "cgroup.procs")?.lines().filter_map(|line| line.parse().ok()).collect())
+}
+
+/// The directories below it, deepest first.
+pub(super) fn below(dir: &Path) -> Vec<PathBuf> {
+    let (mut found, mut next) = (Vec::new(), vec![(dir.to_owned(), 0)]);
+    while let Some((dir, depth)) = next.pop() {
+        let Ok(entries) = fs::read_dir(&dir) else { continue };
+        let inner = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        for path in inner.map(|entry| entry.path()).take(MOST.saturating_sub(found.len())) {
+            found.push((path.clone(), depth));
+            if depth < DEEPEST {
+                next.push((path, depth + 1));
+            }
+        }
+    }
+    found.sort_by_key(|(_, depth)| std::cmp::Reverse(*depth));
+    found.into_iter().map(|(path, _)| path).collect()
+}
+
+/// Kills everything in it and below, and comes back when it is empty.
+pub(super) fn kill(dir: &Path) -> io::Result<()> {
+    patiently(Instant::now() + PATIENCE, || {
+        let mut living = 0;
+        for dir in below(dir).iter().map(PathBuf::as_path).chain([dir]) {
+            living += kill_once(dir)?;
+        }
+        match living {
+            0 => Ok(()),
+            _ => Err(io::Error::from(io::ErrorKind::ResourceBusy)),
+        }
+    })
+}
+
+/// One round; how many processes were there. A cgroup that is gone has none.
+fn kill_once(dir: &Path) -> io::Result<usize> {
+    let listed = match processes(dir) {
+        Err(error) if gone(&error) => return Ok(0),
+        listed => listed?,
+    };
+    if listed.is_empty() || write(dir, "cgroup.kill", "1").is_ok() {
+        return Ok(listed.len());
+    }
+    // v1, or v2 before 5.14. Numbers are reused: only what is still listed once we hold it is meant.
+    let held: Vec<_> = listed
+        .iter()
+        .filter_map(|pid| Some((*pid, pidfd_open(Pid::from_raw(*pid)?, PidfdFlags::empty()).ok()?)))
+        .collect();
+    let still = processes(dir)?;
+    for (_, process) in held.iter().filter(|(pid, _)| still.contains(pid)) {
+        match pidfd_send_signal(process, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(listed.len())
+}
+
+/// Kills what lives there and removes the directory with everything below it. Absent is fine.
+pub(super) fn remove(dir: &Path) -> io::Result<()> {
+    kill(dir)?;
+    remove_when_empty(dir, Instant::now() + PATIENCE)
+}
+
+/// Removes several as soon as nothing lives there, and kills nothing; what came of each.
+pub(super) fn remove_empty(dirs: Vec<PathBuf>) -> Vec<(PathBuf, io::Result<()>)> {
+    let until = Instant::now() + PATIENCE;
+    let attempt = |at: PathBuf| (at.clone(), remove_when_empty(&at, until));
+    dirs.into_iter().map(attempt).collect()
+}
+
+fn remove_when_empty(dir: &Path, until: Instant) -> io::Result<()> {
+    patiently(until, || match remove_now(dir) {
+        // With cgroups below it a cgroup says "busy", just as with processes in it.
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            below(dir).iter().try_for_each(|dir| remove_now(dir))?;
+            remove_now(dir)
+        }
+        done => done,
+    })
+}
+
+/// One attempt. Absent is fine.
+fn remove_now(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir(dir) {
+        Err(error) if gone(&error) => Ok(()),
+        done => done,
+    }
+}
+
+/// Reading a cgroup that goes away meanwhile says ENODEV.
+pub(super) fn gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
+}
+
+/// Tries again while the answer is "busy", in growing steps. There is no event for the end of a v1 cgroup.
+fn patiently(until: Instant, mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let mut pause = Duration::from_micros(100);
+    loop {
+        match attempt() {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < until => {}
+            done => return done,
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_found_by_its_whole_name() {
+        let events = "low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0";
+        assert_eq!(value(events, "oom_kill"), Some(1));
+        assert_eq!(value(events, "oom"), Some(2));
+        assert_eq!(value("oom_kill_disable 0\nunder_oom 0\noom_kill 3", "oom_kill"), Some(3));
+    }
+
+    #[test]
+    fn odd_contents_give_no_value() {
+        for odd in [
+            "",
+            "oom_kill",
+            "oom_kill ",
+            "oom_kill x",
+            "oom_kill -1",
+            "oom_kill 99999999999999999999",
+            "x\0y",
+        ] {
+            assert_eq!(value(odd, "oom_kill"), None, "{odd:?}");
+        }
+    }
+
+    #[test]
+    fn a_limit_that_was_accepted_but_does_not_read_back_is_an_error() {
+        assert!(set(Path::new("/dev"), "null", "5").is_err()); // takes everything, keeps nothing
+        assert!(set_bytes(Path::new("/dev"), "null", 4096).is_err());
+        let kept = std::env::temp_dir().join(format!("airlock-kept-{}", std::process::id()));
+        fs::write(&kept, "").unwrap();
+        assert!(set(Path::new("/"), kept.to_str().unwrap(), "5").is_ok());
+        fs::remove_file(kept).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_written_where_there_is_no_such_file() {
+        let dir = std::env::temp_dir();
+        let error = write(&dir, "memory.max.of-no-cgroup", "1").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        assert!(!dir.join("memory.max.of-no-cgroup").exists());
+    }
+}

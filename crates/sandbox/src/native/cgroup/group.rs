@@ -1,0 +1,213 @@
+//! The cgroups of one run: what was put up, what it counts, how it ends.
+
+use super::{CgroupError, Controller, Subtree, dir, v1, v2};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use spec::{Enforcer, Id, Limits};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Another engine may remove the empty parent between our making it and using it; that often is no race.
+const ATTEMPTS: usize = 64;
+
+/// Clears up after the attempts: our parent goes with the last run in it, the first failure is reported.
+pub(super) fn removed(name: &Id, attempts: Vec<(PathBuf, io::Result<()>)>) -> Result<(), CgroupError> {
+    let (mut left, mut first) = (Vec::new(), None);
+    for (at, done) in attempts {
+        match (done, at.parent()) {
+            (Ok(()), Some(parent)) => drop(fs::remove_dir(parent)), // refused while another run is in it
+            (Ok(()), None) => {}
+            (Err(error), _) => {
+                left.push(at);
+                first.get_or_insert(error);
+            }
+        }
+    }
+    match first {
+        None => Ok(()),
+        Some(source) => Err(CgroupError::Remove { name: name.clone(), left, source }),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    V1,
+    V2,
+}
+
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) at: PathBuf,
+    pub(super) version: Version,
+    controllers: Vec<Controller>,
+}
+
+/// The cgroups of one run. Must be removed by hand: nothing happens on drop.
+#[derive(Debug)]
+pub struct Group {
+    name: Id,
+    pub(super) members: Vec<Member>,
+    held: BTreeMap<Controller, Enforcer>,
+    shortfalls: BTreeMap<Controller, String>,
+    limits: Limits,
+}
+
+/// How a box gets into its cgroups. Both can be needed: a host may have some controllers here, some there.
+#[derive(Debug, Default)]
+pub struct Placement {
+    /// The v2 directory, for `CLONE_INTO_CGROUP`.
+    pub v2: Option<OwnedFd>,
+    /// `cgroup.procs` of each v1 tree, to write `0` into before forking the box.
+    pub v1: Vec<OwnedFd>,
+}
+
+/// What a run has used so far; `None` where this host does not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// CPU time of the whole tree, of those that ended too.
+    pub cpu: Option<Duration>,
+    /// Most bytes held at once.
+    pub memory_peak: Option<u64>,
+    /// Most processes and threads at once.
+    pub pids_peak: Option<u64>,
+    /// Processes killed because memory ran out. Rises before the kill: read after the program was reaped.
+    pub oom_kills: Option<u64>,
+    /// Forks refused by the limit.
+    pub pids_refused: Option<u64>,
+}
+
+impl Group {
+    /// No cgroup yet, with what is known beforehand to be out of reach.
+    pub(super) fn new(name: &Id, limits: &Limits, shortfalls: BTreeMap<Controller, String>) -> Group {
+        let (name, limits) = (name.clone(), limits.clone());
+        Group { name, members: Vec::new(), held: BTreeMap::new(), shortfalls, limits }
+    }
+
+    /// Makes the directory in one tree. `None` when the tree refuses, which is then a shortfall.
+    pub(super) fn join(&mut self, tree: &Subtree, version: Version) -> Result<Option<PathBuf>, CgroupError> {
+        let at = tree.group(&self.name);
+        match make_directory(&tree.parent(), &at) {
+            Ok(()) => {
+                self.members.push(Member { at: at.clone(), version, controllers: tree.controllers.clone() });
+                Ok(Some(at))
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(CgroupError::Exists { name: self.name.clone(), at })
+            }
+            Err(error) => {
+                self.lose(tree, &error);
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) fn lose(&mut self, tree: &Subtree, error: &io::Error) {
+        for controller in &tree.controllers {
+            self.shortfalls.insert(*controller, format!("`{}`: {error}", tree.own.display()));
+        }
+    }
+
+    /// Books what came of each limit. A reason found earlier is nearer to the cause and stays.
+    pub(super) fn note(&mut self, outcomes: Vec<(Controller, io::Result<()>)>, enforcer: Enforcer) {
+        for (controller, outcome) in outcomes {
+            match outcome {
+                Ok(()) => {
+                    self.held.insert(controller, enforcer);
+                    self.shortfalls.remove(&controller);
+                }
+                Err(error) => {
+                    self.shortfalls.entry(controller).or_insert_with(|| error.to_string());
+                }
+            }
+        }
+    }
+
+    /// What the launcher needs to put a box in.
+    pub fn place(&self) -> io::Result<Placement> {
+        let mut placement = Placement::default();
+        for member in &self.members {
+            match member.version {
+                Version::V1 => placement.v1.push(openat(
+                    CWD,
+                    member.at.join("cgroup.procs"),
+                    OFlags::WRONLY | OFlags::CLOEXEC,
+                    Mode::empty(),
+                )?),
+                Version::V2 => {
+                    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                    placement.v2 = Some(openat(CWD, &member.at, flags, Mode::empty())?);
+                }
+            }
+        }
+        Ok(placement)
+    }
+
+    /// What really holds each limit: it was written and read back. For `cpu` a cgroup counts when it holds
+    /// the quota or counts the time (which the engine then watches); a quota that was asked for, failed, and
+    /// has no time limit beside it is held by nothing.
+    pub fn enforcers(&self) -> BTreeMap<&'static str, Enforcer> {
+        let held = |controller| self.held.get(&controller).copied();
+        let quota_failed = self.limits.cpus.is_some() && held(Controller::CpuShare).is_none();
+        let counted = held(Controller::CpuTime).filter(|_| self.limits.cpu_time.is_some() || !quota_failed);
+        let without = match self.limits.cpu_time {
+            Some(_) => Enforcer::Rlimit,
+            None => Enforcer::Nothing,
+        };
+        BTreeMap::from([
+            ("memory", held(Controller::Memory).unwrap_or(Enforcer::Rlimit)),
+            ("pids", held(Controller::Pids).unwrap_or(Enforcer::Rlimit)),
+            ("cpu", held(Controller::CpuShare).or(counted).unwrap_or(without)),
+        ])
+    }
+
+    /// Why a limit is held by something weaker than a cgroup, for the notes of the result.
+    pub fn shortfalls(&self) -> Vec<(&'static str, &str)> {
+        let asked =
+            |controller: &Controller| *controller != Controller::CpuShare || self.limits.cpus.is_some();
+        let asked = self.shortfalls.iter().filter(|(controller, _)| asked(controller));
+        asked.map(|(controller, why)| (controller.name(), why.as_str())).collect()
+    }
+
+    /// What the box has used so far.
+    pub fn counters(&self) -> Counters {
+        let mut counters = Counters::default();
+        for member in &self.members {
+            match member.version {
+                Version::V1 => v1::count(&member.at, &member.controllers, &mut counters),
+                Version::V2 => v2::count(&member.at, &member.controllers, &mut counters),
+            }
+        }
+        counters
+    }
+
+    /// Kills everything in it, and comes back when it is empty.
+    pub fn kill(&self) -> io::Result<()> {
+        self.members.iter().try_for_each(|member| dir::kill(&member.at))
+    }
+
+    /// Kills everything in it and removes it. Tries every tree, then reports what is left; may be repeated.
+    pub fn remove(&self) -> Result<(), CgroupError> {
+        let attempts = self.members.iter().rev().map(|member| (member.at.clone(), dir::remove(&member.at)));
+        removed(&self.name, attempts.collect())
+    }
+}
+
+/// Makes the run's directory, and ours above it when there is none (any more).
+fn make_directory(parent: &Path, at: &Path) -> io::Result<()> {
+    for _ in 0..ATTEMPTS {
+        match fs::create_dir(at) {
+            // ENODEV is the answer of a cgroup that is being removed.
+            Err(error) if dir::gone(&error) => {}
+            done => return done,
+        }
+        match fs::create_dir(parent) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists || dir::gone(&error) => {}
+            made => made?,
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::NotFound))
+}

@@ -1,0 +1,68 @@
+//! Limits and counters of version 1 trees: one directory per tree, the box is moved in by a process that
+//! writes itself into `cgroup.procs` and then forks it.
+
+use super::{Controller, Counters, Subtree, dir};
+use spec::Limits;
+use std::{io, path::Path, time::Duration};
+
+/// The lane, which moves in and forks, and the first process of the box are ours and count too.
+pub(super) const PIDS_ALLOWANCE: u32 = 2;
+/// About what those two hold: page tables, stacks, kernel structures.
+pub(super) const MEMORY_ALLOWANCE: u64 = 2 << 20;
+/// The usual period: long enough to be cheap, short enough not to be felt.
+const PERIOD_US: u64 = 100_000;
+
+/// Whether the tree is worth moving into for these limits: moving costs milliseconds.
+pub(super) fn wanted(tree: &Subtree, limits: &Limits) -> bool {
+    tree.controllers.iter().any(|controller| match controller {
+        Controller::Memory | Controller::Pids | Controller::CpuTime => true,
+        Controller::CpuShare => limits.cpus.is_some(),
+    })
+}
+
+/// Writes the limits this tree can hold; what came of each.
+pub(super) fn limit(dir: &Path, tree: &Subtree, limits: &Limits) -> Vec<(Controller, io::Result<()>)> {
+    let outcome = |controller: &Controller| match controller {
+        Controller::Memory => Some(memory(dir, limits.memory.0.saturating_add(MEMORY_ALLOWANCE))),
+        Controller::Pids => {
+            Some(dir::set(dir, "pids.max", &limits.pids.saturating_add(PIDS_ALLOWANCE).to_string()))
+        }
+        Controller::CpuShare => limits.cpus.map(|cpus| share(dir, cpus.0)),
+        Controller::CpuTime => Some(dir::read(dir, "cpuacct.usage").map(drop)),
+    };
+    tree.controllers.iter().filter_map(|controller| Some((*controller, outcome(controller)?))).collect()
+}
+
+/// Memory first: the sum of memory and swap may never be below it. Equal means no swap.
+fn memory(dir: &Path, bytes: u64) -> io::Result<()> {
+    dir::set_bytes(dir, "memory.limit_in_bytes", bytes)?;
+    match dir.join("memory.memsw.limit_in_bytes").exists() {
+        true => dir::set_bytes(dir, "memory.memsw.limit_in_bytes", bytes),
+        false => Ok(()), // swap is not accounted on this host
+    }
+}
+
+fn share(dir: &Path, thousandths: u32) -> io::Result<()> {
+    dir::set(dir, "cpu.cfs_period_us", &PERIOD_US.to_string())?;
+    dir::set(dir, "cpu.cfs_quota_us", &(u64::from(thousandths) * PERIOD_US / 1000).to_string())
+}
+
+/// Adds what this directory knows.
+pub(super) fn count(dir: &Path, controllers: &[Controller], counters: &mut Counters) {
+    for controller in controllers {
+        match controller {
+            Controller::Memory => {
+                counters.memory_peak = dir::number(dir, "memory.max_usage_in_bytes");
+                counters.oom_kills = dir::keyed(dir, "memory.oom_control", "oom_kill");
+            }
+            Controller::Pids => {
+                counters.pids_peak = dir::number(dir, "pids.peak");
+                counters.pids_refused = dir::keyed(dir, "pids.events", "max");
+            }
+            Controller::CpuTime => {
+                counters.cpu = dir::number(dir, "cpuacct.usage").map(Duration::from_nanos);
+            }
+            Controller::CpuShare => {}
+        }
+    }
+}
