@@ -1,0 +1,81 @@
+//! The names that are protected, and why.
+//!
+//! The measure: a tool, shell, editor or agent of the host executes or obeys it when the user merely
+//! enters the folder, opens it, or asks git for its state. What runs only when the user runs the
+//! project itself (makefiles, package scripts, `.npmrc`) is not here: that is as good as its sources.
+
+use std::path::Path;
+
+/// What stands in for a name that is absent while a run goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stub {
+    /// An empty folder, also for names that are usually files: git neither shows nor adds it.
+    Folder,
+    /// A file, where git reads the name and a folder would make it fail.
+    File(&'static [u8]),
+}
+
+/// One protected name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protected {
+    /// Relative to the workspace.
+    pub name: &'static str,
+    /// Why the program must not write it.
+    pub reason: &'static str,
+    pub(super) stub: Stub,
+}
+
+/// Where the tmpfs of the program's home goes.
+pub(super) const HOME: &str = ".home";
+/// The repository of the workspace; itself writable, but not to be moved away.
+pub(super) const GIT: &str = ".git";
+
+const fn folder(name: &'static str, reason: &'static str) -> Protected {
+    Protected { name, reason, stub: Stub::Folder }
+}
+
+const fn file(name: &'static str, reason: &'static str, content: &'static [u8]) -> Protected {
+    Protected { name, reason, stub: Stub::File(content) }
+}
+
+/// Every protected name; those in `.git` apply where `.git` is a folder with something in it.
+pub const PROTECTED: &[Protected] = &[
+    folder(".git/hooks", "git runs what lies there"),
+    file(".git/config", "names programs that git runs: fsmonitor, pager, editor, filters", b""),
+    file(".git/config.worktree", "read like `.git/config` where that switches it on", b""),
+    // An empty one makes git fail; `.` says what git assumes without it.
+    file(".git/commondir", "names another folder whose config and hooks git takes", b".\n"),
+    folder(".git/modules", "configs and hooks of submodules"),
+    folder(".git/worktrees", "`commondir` and configs of linked worktrees"),
+    folder(".envrc", "direnv runs it on entering the folder"),
+    folder(".vscode", "tasks that run on opening, paths of tools"),
+    folder(".idea", "run configurations and startup tasks"),
+    folder(".zed", "tasks, paths of language servers"),
+    folder(".cursor", "hooks and tool servers that the editor starts"),
+    folder(".claude", "hooks and permissions of an agent"),
+    folder(".codex", "settings of an agent, tool servers that it starts"),
+    folder(".gemini", "settings of an agent, tool servers that it starts"),
+    folder(".mcp.json", "tool servers that agents start"),
+    // These matter where the workspace is a home.
+    folder(".bashrc", "run by every bash"),
+    folder(".bash_profile", "run by a login bash"),
+    folder(".bash_login", "run by a login bash without `.bash_profile`"),
+    folder(".profile", "run by login shells and display managers"),
+    folder(".zshrc", "run by every interactive zsh"),
+    folder(".zprofile", "run by a login zsh"),
+    folder(".zshenv", "run by every zsh"),
+    folder(".zlogin", "run by a login zsh"),
+];
+
+/// The stand-in for a name that may have one; nothing for any other name.
+pub(super) fn stub(name: &str) -> Option<Stub> {
+    match name {
+        HOME | GIT => Some(Stub::Folder),
+        _ => PROTECTED.iter().find(|protected| protected.name == name).map(|protected| protected.stub),
+    }
+}
+
+/// Below `.git`: the name within it.
+pub(super) fn within_git(name: &str) -> Option<&str> {
+    Path::new(name).strip_prefix(GIT).ok().and_then(Path::to_str).filter(|rest| !rest.is_empty())
+}
