@@ -1,1 +1,510 @@
 //! The native backend: namespaces, cgroups, Landlock and seccomp of plain Linux.
+//!
+//! ```text
+//! SandboxSpec ─▶ plans ─▶ launcher (one a root) ─▶ box ─▶ program
+//!      └─▶ cgroup, protected names: held by the box, given back when it is released
+//! ```
+
+mod barriers;
+pub mod cgroup;
+mod error;
+mod explain;
+mod launcher;
+mod plan;
+pub mod probe;
+pub mod protect;
+mod root;
+
+pub use error::{Missing, SandboxError};
+pub use explain::Line;
+pub use plan::{Program, Starter};
+
+use cgroup::{Counters, Group};
+use init::{
+    plan::{BoxPlan, Ids, Owner, TemplatePlan},
+    protocol::{self, Command, Ended, Report},
+    step::{Step, Steps},
+};
+use launcher::{Channel, Launcher};
+use protect::Protection;
+use spec::{Barrier, Enforcer, Id, SandboxSpec};
+use std::{
+    collections::BTreeMap,
+    ffi::{CString, OsStr},
+    net::TcpListener,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::{ffi::OsStrExt, fs::MetadataExt},
+    },
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+/// Launchers kept for the next run with the same root; each is a small idle process.
+const MOST_LAUNCHERS: usize = 16;
+/// How long the kernel may take to end a box. Only a process stuck in the kernel takes longer.
+const LONGEST_END: Duration = Duration::from_secs(10);
+
+/// Makes boxes on this machine.
+#[derive(Debug)]
+pub struct Native {
+    state: PathBuf,
+    starter: Starter,
+    cgroups: cgroup::Host,
+    launchers: Mutex<Vec<(TemplatePlan, Arc<Launcher>)>>,
+    steps: Steps,
+    limits_in_cgroups: bool,
+}
+
+/// A live box.
+#[derive(Debug)]
+pub struct NativeBox {
+    channel: Channel,
+    /// Keeps the launcher, or the lane that is this box's alone, alive.
+    launcher: Arc<Launcher>,
+    spec: SandboxSpec,
+    ids: Ids,
+    starter: Starter,
+    steps: Steps,
+    done: Steps,
+    workspace: OwnedFd,
+    doors: Vec<TcpListener>,
+    held: Held,
+    notes: Vec<String>,
+}
+
+/// What a box holds outside of its own processes.
+#[derive(Debug, Default)]
+struct Held {
+    group: Option<Group>,
+    protection: Option<Protection>,
+}
+
+/// How a program in a box went on.
+#[derive(Debug)]
+pub enum Progress {
+    /// It has ended.
+    Ended(Ended),
+    /// The box is gone, by our order or not.
+    Gone(Ended),
+}
+
+impl Native {
+    /// A backend that keeps what a crash must not lose in `state`.
+    pub fn new(state: PathBuf) -> Native {
+        let root = rustix::process::geteuid().is_root() && probe::may_make_namespaces();
+        Native {
+            state,
+            starter: if root { Starter::Root } else { Starter::User },
+            cgroups: cgroup::Host::detect(),
+            launchers: Mutex::new(Vec::new()),
+            steps: Steps::ALL,
+            limits_in_cgroups: true,
+        }
+    }
+
+    /// What the cgroups of this host offer.
+    pub fn cgroups(&self) -> &cgroup::Host {
+        &self.cgroups
+    }
+
+    /// Who starts boxes here.
+    pub fn starter(&self) -> Starter {
+        self.starter
+    }
+
+    /// Leaves a step out, so that a test can see what it is for.
+    #[cfg(feature = "omit-steps")]
+    pub fn dangerously_omit(&mut self, step: Step) {
+        self.steps = self.steps.without(step);
+    }
+
+    /// Leaves cgroups out, so that a test can see what they are for.
+    #[cfg(feature = "omit-steps")]
+    pub fn dangerously_omit_cgroups(&mut self) {
+        self.limits_in_cgroups = false;
+    }
+
+    /// Makes a box. Whatever fails, nothing is left of it.
+    pub async fn create(&self, name: &Id, spec: &SandboxSpec) -> Result<NativeBox, SandboxError> {
+        plan::check_starter(self.starter, rustix::process::geteuid().as_raw())?;
+        let template = root::plan(spec, self.steps, &self.state)?;
+        let mut held = Held::default();
+        match self.furnish(name, spec, template, &mut held).await {
+            Ok(made) => Ok(NativeBox { held, ..made }),
+            Err(error) => {
+                // What could not be given back, the sweep finds by the run's record.
+                held.give_back().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn furnish(
+        &self,
+        name: &Id,
+        spec: &SandboxSpec,
+        template: TemplatePlan,
+        held: &mut Held,
+    ) -> Result<NativeBox, SandboxError> {
+        if let Some(workspace) = &spec.workspace {
+            held.protection = Some(self.protect(workspace, spec)?);
+        }
+        if self.limits_in_cgroups {
+            held.group = Some(self.cgroups.make(name, &spec.limits)?);
+        }
+        let launcher = self.launcher_for(template).await?;
+        let ids = plan::ids(spec, self.starter, None);
+        match self.ask(spec, ids, &launcher, held).await {
+            Err(SandboxError::RootsWorkspace { path }) => {
+                // The next honest way: be the owner, if that is not the host's root.
+                let owner = owner_of(&path)?;
+                if owner.uid == 0 {
+                    return Err(SandboxError::RootsWorkspace { path });
+                }
+                let ids = plan::ids(spec, self.starter, Some(owner));
+                let mut made = self.ask(spec, ids, &launcher, held).await?;
+                let (uid, shown) = (owner.uid, path.display());
+                made.notes.push(format!(
+                    "`{shown}` cannot be idmapped: the program is its owner, uid {uid}, outside"
+                ));
+                Ok(made)
+            }
+            other => other,
+        }
+    }
+
+    fn protect(&self, workspace: &Path, spec: &SandboxSpec) -> Result<Protection, SandboxError> {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+        let folder = rustix::fs::open(workspace, flags, rustix::fs::Mode::empty())
+            .map_err(|error| SandboxError::Look { path: workspace.to_owned(), source: error.into() })?;
+        Ok(Protection::put_up(&self.state, folder.as_fd(), &spec.allow_protected)?)
+    }
+
+    /// A launcher with this root: one that waits, or a new one.
+    async fn launcher_for(&self, template: TemplatePlan) -> Result<Arc<Launcher>, SandboxError> {
+        let found = |all: &Vec<(TemplatePlan, Arc<Launcher>)>| {
+            all.iter().find(|(plan, _)| *plan == template).map(|(_, launcher)| launcher.clone())
+        };
+        if let Some(launcher) = found(&self.launchers.lock().expect("no panic while held")) {
+            return Ok(launcher);
+        }
+        let clear_env = self.steps.has(Step::EmptyEnvironment);
+        let launcher = Arc::new(Launcher::start(&template, clear_env).await?);
+        let mut all = self.launchers.lock().expect("no panic while held");
+        if all.len() >= MOST_LAUNCHERS {
+            // Those in use live on with their boxes.
+            all.remove(0);
+        }
+        all.push((template, launcher.clone()));
+        Ok(launcher)
+    }
+
+    async fn ask(
+        &self,
+        spec: &SandboxSpec,
+        ids: Ids,
+        launcher: &Arc<Launcher>,
+        held: &Held,
+    ) -> Result<NativeBox, SandboxError> {
+        let binds = held.protection.as_ref().map_or(&[][..], Protection::binds);
+        let plan = plan::of_box(spec, self.steps, self.starter, ids, binds)?;
+        let file =
+            protocol::plan_file(&plan).map_err(|source| SandboxError::Launcher { what: "brief", source })?;
+        let place = held.group.as_ref().map(Group::place).transpose();
+        let place =
+            place.map_err(|source| SandboxError::Launcher { what: "place", source })?.unwrap_or_default();
+        let launcher = match place.v1.is_empty() {
+            true => launcher.clone(),
+            false => Arc::new(launcher.lane(&place.v1).await?),
+        };
+        let hold = held.protection.as_ref().map(Protection::hold);
+        let channel = match launcher.ask_box(file.as_fd(), place.v2.as_ref().map(AsFd::as_fd), hold) {
+            Ok(channel) => channel,
+            Err(source) => {
+                self.forget(&launcher);
+                return Err(SandboxError::Launcher { what: "ask", source });
+            }
+        };
+        let report = channel.report().await;
+        match report.map_err(|source| SandboxError::Launcher { what: "hear from", source })? {
+            Some((Report::Ready { steps, unmapped }, handles)) => {
+                let made = Made { channel, launcher, plan, steps, unmapped, handles };
+                self.made(spec, ids, made, held)
+            }
+            Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
+            Some(_) | None => {
+                self.forget(&launcher);
+                Err(SandboxError::Died)
+            }
+        }
+    }
+
+    /// A launcher that does not answer is not asked again.
+    fn forget(&self, dead: &Arc<Launcher>) {
+        self.launchers
+            .lock()
+            .expect("no panic while held")
+            .retain(|(_, launcher)| !Arc::ptr_eq(launcher, dead));
+    }
+
+    fn made(&self, spec: &SandboxSpec, ids: Ids, made: Made, held: &Held) -> Result<NativeBox, SandboxError> {
+        let mut handles = made.handles.into_iter();
+        let workspace = handles.next().ok_or(SandboxError::Died)?;
+        let (notes, refused) = mapping_notes(&made.plan, &made.unmapped, spec);
+        if let Some(path) = refused {
+            return Err(SandboxError::RootsWorkspace { path });
+        }
+        let ready = NativeBox {
+            channel: made.channel,
+            done: made.launcher.steps.and(made.steps),
+            launcher: made.launcher,
+            spec: spec.clone(),
+            ids,
+            starter: self.starter,
+            steps: self.steps,
+            workspace,
+            doors: handles.map(TcpListener::from).collect(),
+            held: Held::default(),
+            notes,
+        };
+        ready.check_required(held)?;
+        Ok(ready)
+    }
+}
+
+/// What came back for a box.
+struct Made {
+    channel: Channel,
+    launcher: Arc<Launcher>,
+    plan: BoxPlan,
+    steps: Steps,
+    unmapped: Vec<u32>,
+    handles: Vec<OwnedFd>,
+}
+
+/// What to say of idmaps, and the workspace if it needed one and could not have it.
+fn mapping_notes(plan: &BoxPlan, unmapped: &[u32], spec: &SandboxSpec) -> (Vec<String>, Option<PathBuf>) {
+    let mut notes = Vec::new();
+    let of_workspace = u32::from(plan.workspace.is_some());
+    for number in unmapped {
+        match (number.checked_sub(of_workspace), &spec.workspace) {
+            (None, Some(path)) => return (notes, Some(path.clone())),
+            (None, None) => {}
+            (Some(number), _) => {
+                let Some(mount) = plan.mounts.get(number as usize) else { continue };
+                let inside = mount.inside.to_string_lossy();
+                notes.push(format!(
+                    "`{inside}` cannot be idmapped: the program has the rights of a stranger there"
+                ));
+            }
+        }
+    }
+    (notes, None)
+}
+
+fn owner_of(path: &Path) -> Result<Owner, SandboxError> {
+    let found =
+        std::fs::metadata(path).map_err(|source| SandboxError::Look { path: path.to_owned(), source })?;
+    Ok(Owner { uid: found.uid(), gid: found.gid() })
+}
+
+impl NativeBox {
+    /// The workspace, as a handle of the host's: a mounted one without the box's idmap, mounts and home on it.
+    pub fn workspace(&self) -> BorrowedFd<'_> {
+        self.held.protection.as_ref().map_or(self.workspace.as_fd(), Protection::hold)
+    }
+
+    /// Whether scratch space is full: nothing more could be written, or no more files made.
+    pub fn scratch_is_full(&self) -> bool {
+        let fresh = self.spec.workspace.is_none();
+        fresh
+            && rustix::fs::fstatvfs(&self.workspace)
+                .is_ok_and(|space| space.f_bavail == 0 || space.f_ffree == 0)
+    }
+
+    /// Who owns what lies in a fresh workspace, as this process sees it; nobody in particular otherwise.
+    pub fn owner_inside(&self) -> Option<(u32, u32)> {
+        match (self.starter, &self.spec.workspace) {
+            (Starter::Root, None) => Some((self.ids.outer_uid, self.ids.outer_gid)),
+            // Whoever writes into a user's folder as root leaves it to that user.
+            (Starter::Root, Some(path)) => owner_of(path).ok().map(|owner| (owner.uid, owner.gid)),
+            (Starter::User, _) => None,
+        }
+    }
+
+    /// The listeners of its doors, in the order of the spec.
+    pub fn take_doors(&mut self) -> Vec<TcpListener> {
+        std::mem::take(&mut self.doors)
+    }
+
+    /// What holds each limit.
+    pub fn enforcers(&self) -> BTreeMap<&'static str, Enforcer> {
+        enforcers(&self.held)
+    }
+
+    /// What a reader of the result should know.
+    pub fn notes(&self) -> Vec<String> {
+        let weaker: Vec<_> =
+            self.held.group.iter().flat_map(Group::shortfalls).map(|(limit, _)| limit).collect();
+        let told = format!(
+            "no cgroup for {}: held for each process only; `airlock doctor` says why and how to mend it",
+            weaker.join(", ")
+        );
+        self.notes.iter().cloned().chain((!weaker.is_empty()).then_some(told)).collect()
+    }
+
+    /// What the cgroup counted so far.
+    pub fn counters(&self) -> Counters {
+        self.held.group.as_ref().map(Group::counters).unwrap_or_default()
+    }
+
+    /// The barriers that stand, by what the steps reported.
+    pub fn barriers(&self) -> Vec<Barrier> {
+        barriers::standing(self.done, &self.spec, &self.enforcers(), self.starter)
+    }
+
+    /// Before anything runs: everything required will stand once the last steps are taken.
+    fn check_required(&self, held: &Held) -> Result<(), SandboxError> {
+        let landlock = probe::landlock_version() > 0;
+        let last = if landlock { self.steps } else { self.steps.without(Step::PathRules) };
+        let coming = Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces && last.has(*step));
+        let mut expected = self.done;
+        coming.for_each(|step| expected.add(step));
+        let expected = barriers::standing(expected, &self.spec, &enforcers(held), self.starter);
+        // A test that leaves a step out wants to see the run.
+        let insisted = if self.steps == Steps::ALL { barriers::insisted(&self.spec) } else { Vec::new() };
+        let required = self.spec.required.iter().copied().chain(insisted);
+        match required.into_iter().find(|barrier| !expected.contains(barrier)) {
+            None => Ok(()),
+            Some(barrier) => Err(Missing::new(barrier.name(), why_missing(barrier, held)).into()),
+        }
+    }
+
+    /// Runs a program with these standard streams.
+    pub async fn exec(&mut self, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
+        let plan = plan::of_program(program, &self.spec, self.steps, self.ids, &self.enforcers())?;
+        let failed = |source| SandboxError::Launcher { what: "ask", source };
+        let file = protocol::plan_file(&plan).map_err(failed)?;
+        let [input, output, error] = &streams;
+        let handles = [file.as_fd(), input.as_fd(), output.as_fd(), error.as_fd()];
+        self.channel.send(&Command::Exec, &handles).map_err(failed)?;
+        match self.channel.report().await.map_err(failed)? {
+            Some((Report::Started(steps), _)) => {
+                self.done = self.done.and(steps);
+                Ok(())
+            }
+            Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
+            Some(_) | None => Err(SandboxError::Died),
+        }
+    }
+
+    /// Waits for the end of the program or of the box.
+    pub async fn progress(&mut self) -> Progress {
+        loop {
+            match self.channel.report().await {
+                Ok(Some((Report::Ended(ended), _))) => return Progress::Ended(ended),
+                Ok(Some((Report::Gone(ended), _))) => return Progress::Gone(ended),
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => return Progress::Gone(Ended { status: 9, cpu_us: 0, peak_bytes: 0 }),
+            }
+        }
+    }
+
+    /// Sends a signal to the program.
+    pub fn signal(&self, number: i32) {
+        // A launcher that is gone took the program with it.
+        _ = self.channel.order(Command::Signal(number));
+    }
+
+    /// Ends every process in the box and waits until they are gone; `None` if the kernel would not.
+    pub async fn end(&mut self) -> Option<Ended> {
+        _ = self.channel.order(Command::Destroy);
+        let gone = async {
+            loop {
+                if let Progress::Gone(ended) = self.progress().await {
+                    return ended;
+                }
+            }
+        };
+        tokio::time::timeout(LONGEST_END, gone).await.ok()
+    }
+
+    /// Gives back what the box held outside.
+    pub async fn release(self) -> Released {
+        drop((self.channel, self.launcher, self.workspace));
+        self.held.give_back().await
+    }
+}
+
+fn enforcers(held: &Held) -> BTreeMap<&'static str, Enforcer> {
+    match &held.group {
+        Some(group) => group.enforcers(),
+        None => [("memory", Enforcer::Rlimit), ("pids", Enforcer::Rlimit), ("cpu", Enforcer::Rlimit)].into(),
+    }
+}
+
+fn why_missing(barrier: Barrier, held: &Held) -> String {
+    let limit = match barrier {
+        Barrier::MemoryLimit => "memory",
+        Barrier::PidsLimit => "pids",
+        Barrier::CpuLimit => "cpu",
+        Barrier::DiskLimit => {
+            return "nothing limits the size of a host folder that may be written".to_owned();
+        }
+        Barrier::PathRules => return "the kernel has no Landlock".to_owned(),
+        Barrier::OwnKernel => return "only the microvm backend has it".to_owned(),
+        Barrier::OwnNet | Barrier::NoNetwork | Barrier::DoorsOnly => {
+            return "the network mode of this run does not have it".to_owned();
+        }
+        _ => return "its step was not taken".to_owned(),
+    };
+    let shortfalls = held.group.iter().flat_map(Group::shortfalls).find(|(name, _)| *name == limit);
+    shortfalls.map_or_else(|| "no cgroup can be made here".to_owned(), |(_, why)| why.to_owned())
+}
+
+/// What became of the things a box held outside.
+#[derive(Debug, Default)]
+pub struct Released {
+    /// What a reader of the result should know.
+    pub notes: Vec<String>,
+    /// Whether something is left for the sweep.
+    pub left_over: bool,
+}
+
+impl Held {
+    async fn give_back(self) -> Released {
+        let Held { group, protection } = self;
+        let blocking = tokio::task::spawn_blocking(move || {
+            let mut released = Released::default();
+            if let Some(Err(error)) = group.map(|group| group.remove()) {
+                released.left_over = true;
+                released.notes.push(format!("{error}; `airlock sweep` will try again"));
+            }
+            if let Some(protection) = protection {
+                let found = protection.take_down();
+                let changed = found.changed.iter().map(|path| path.display());
+                let told = changed
+                    .map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));
+                released.notes.extend(told.chain(found.problems));
+            }
+            released
+        });
+        blocking.await.unwrap_or_else(|_| Released {
+            notes: vec!["clean-up was cut short; `airlock sweep` finishes it".to_owned()],
+            left_over: true,
+        })
+    }
+}
+
+fn c_string(text: impl AsRef<OsStr>) -> Result<CString, SandboxError> {
+    CString::new(text.as_ref().as_bytes()).map_err(|_| SandboxError::Nul)
+}
+
+/// Removes what dead owners left of this backend: cgroups of these runs, stand-ins in workspaces.
+pub fn sweep(state: &Path, runs: &[Id]) -> Vec<String> {
+    let host = cgroup::Host::detect();
+    let failed = runs.iter().filter_map(|run| host.remove(run).err());
+    failed.map(|error| error.to_string()).chain(protect::sweep(state)).collect()
+}

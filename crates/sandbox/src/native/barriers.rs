@@ -1,0 +1,78 @@
+//! Which barriers stand: concluded from the steps that reported themselves done, and from nothing else.
+
+use super::plan::Starter;
+use init::step::{Step, Steps};
+use spec::{Access, Barrier, Enforcer, Network, SandboxSpec};
+use std::collections::BTreeMap;
+
+/// The barriers that these steps and limits amount to.
+pub(super) fn standing(
+    done: Steps,
+    spec: &SandboxSpec,
+    enforcers: &BTreeMap<&'static str, Enforcer>,
+    starter: Starter,
+) -> Vec<Barrier> {
+    let grouped = |limit| matches!(enforcers.get(limit), Some(Enforcer::CgroupV1 | Enforcer::CgroupV2));
+    let own_net = done.has(Step::NetNamespace) && done.has(Step::JoinNamespaces);
+    let joined = |step| done.has(step) && done.has(Step::JoinNamespaces);
+    let stands = |barrier: &Barrier| match barrier {
+        Barrier::OwnUser => done.has(Step::EnterUserNamespace),
+        // A process is born into its pid namespace; there is nothing to join.
+        Barrier::OwnPid => done.has(Step::PidNamespace),
+        Barrier::OwnMount => joined(Step::MountNamespace),
+        Barrier::OwnNet => own_net,
+        Barrier::OwnIpc => joined(Step::IpcNamespace),
+        Barrier::OwnUts => joined(Step::UtsNamespace),
+        Barrier::OwnCgroup => joined(Step::CgroupNamespace),
+        Barrier::NoNetwork => own_net && done.has(Step::Doors) && spec.doors.is_empty(),
+        Barrier::DoorsOnly => own_net && done.has(Step::Doors) && spec.network == Network::Doors,
+        Barrier::ReadOnlyRoot => done.has(Step::ReadOnlyRoot) && done.has(Step::Proc),
+        Barrier::NoCapabilities => done.has(Step::NoCapabilities),
+        Barrier::NoNewPrivileges => done.has(Step::NoNewPrivileges),
+        Barrier::SyscallFilter => done.has(Step::SyscallFilter),
+        Barrier::PathRules => done.has(Step::PathRules),
+        Barrier::MemoryLimit => grouped("memory"),
+        // Without a cgroup by RLIMIT_NPROC, which counts per user namespace: each box has its own.
+        Barrier::PidsLimit => {
+            grouped("pids") || (done.has(Step::ResourceLimits) && done.has(Step::EnterUserNamespace))
+        }
+        Barrier::CpuLimit => grouped("cpu"),
+        Barrier::DiskLimit => done.has(Step::Scratch) && !writes_to_host(spec),
+        Barrier::EmptyEnvironment => done.has(Step::EmptyEnvironment),
+        // An ordinary user's program is that user; root's is whom the credentials step made it.
+        Barrier::NotHostRoot => starter == Starter::User || done.has(Step::Credentials),
+        Barrier::OwnKernel => false,
+    };
+    Barrier::ALL.iter().copied().filter(stands).collect()
+}
+
+/// Nothing limits the size of a host folder.
+fn writes_to_host(spec: &SandboxSpec) -> bool {
+    spec.workspace.is_some() || spec.mounts.iter().any(|mount| mount.access == Access::ReadWrite)
+}
+
+/// What no run goes without, whatever was asked. Limits and Landlock depend on the host: they are missing
+/// only where it has none, which the result says.
+pub(super) fn insisted(spec: &SandboxSpec) -> Vec<Barrier> {
+    let mut all = vec![
+        Barrier::OwnUser,
+        Barrier::OwnPid,
+        Barrier::OwnMount,
+        Barrier::OwnIpc,
+        Barrier::OwnUts,
+        Barrier::OwnCgroup,
+        Barrier::ReadOnlyRoot,
+        Barrier::NoCapabilities,
+        Barrier::NoNewPrivileges,
+        Barrier::SyscallFilter,
+        Barrier::EmptyEnvironment,
+        Barrier::NotHostRoot,
+    ];
+    match spec.network {
+        Network::None => all.extend([Barrier::OwnNet, Barrier::NoNetwork]),
+        Network::Doors => all.extend([Barrier::OwnNet, Barrier::DoorsOnly]),
+        Network::Open => all.push(Barrier::OwnNet),
+        Network::Host => {}
+    }
+    all
+}

@@ -1,0 +1,189 @@
+//! Why a box could not be made, with what to do about it.
+
+use super::{cgroup::CgroupError, protect::ProtectError};
+use init::step::{Failure, Step};
+use spec::{Barrier, ErrorCode, ErrorInfo};
+use std::{io, path::PathBuf};
+
+/// A barrier that is required and cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// Its name.
+    pub barrier: &'static str,
+    /// Why not.
+    pub why: String,
+}
+
+impl Missing {
+    /// From its parts.
+    pub fn new(barrier: &'static str, why: impl Into<String>) -> Missing {
+        Missing { barrier, why: why.into() }
+    }
+}
+
+/// Why there is no box, or no program in it.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// Required, and not to be had here.
+    #[error("this host cannot enforce `{}`: {}", .0.barrier, .0.why)]
+    Missing(Missing),
+    /// A host path.
+    #[error("cannot use `{}`", path.display())]
+    Look {
+        /// The path.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// A path that is no text where text is needed.
+    #[error("the mount point `{}` is not valid UTF-8", path.display())]
+    Name {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A text with a NUL byte.
+    #[error("a path or variable contains a NUL byte")]
+    Nul,
+    /// A single file mounted into a fresh workspace.
+    #[error("`{}` is a file, and a fresh workspace has nothing to mount it on", path.display())]
+    FileInWorkspace {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The image.
+    #[error("{message}")]
+    Image {
+        /// Missing or refused.
+        code: ErrorCode,
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+    /// The workspace belongs to the host's root, and its file system cannot be idmapped.
+    #[error("`{}` belongs to the host's root, and its file system cannot show it to another user", path.display())]
+    RootsWorkspace {
+        /// The workspace.
+        path: PathBuf,
+    },
+    /// Protected names of the workspace.
+    #[error(transparent)]
+    Protect(#[from] ProtectError),
+    /// Control groups.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// The launcher could not be started or spoken to.
+    #[error("cannot {what} the launcher")]
+    Launcher {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// A step of containment failed; no line of the program ran.
+    #[error("the step `{}` failed at {}: {}", .0.step.name(), .0.detail, io::Error::from_raw_os_error(.0.errno))]
+    Step(Failure),
+    /// The launcher or the box died on the way.
+    #[error("the sandbox died while it was being made")]
+    Died,
+}
+
+impl From<Missing> for SandboxError {
+    fn from(missing: Missing) -> Self {
+        SandboxError::Missing(missing)
+    }
+}
+
+/// For a program that was not there or could not be run.
+const NOT_FOUND: i32 = 2;
+const NOT_A_DIRECTORY: i32 = 20;
+
+impl SandboxError {
+    /// What `airlock run` exits with: 127 and 126 for the program itself, else 125.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            SandboxError::Step(Failure { step: Step::Exec, errno, .. }) => match *errno {
+                NOT_FOUND | NOT_A_DIRECTORY => 127,
+                _ => 126,
+            },
+            _ => 125,
+        }
+    }
+
+    /// As a caller sees it.
+    pub fn info(&self) -> ErrorInfo {
+        let cause = std::error::Error::source(self).map(|source| format!(": {source}")).unwrap_or_default();
+        let message = match self {
+            SandboxError::Step(failure) if failure.step == Step::Exec => self.of_program(failure),
+            _ => format!("{self}{cause}"),
+        };
+        ErrorInfo { code: self.code(), message, hint: Some(self.hint()) }
+    }
+
+    fn of_program(&self, failure: &Failure) -> String {
+        let name = failure.detail.escape_debug();
+        match self.exit_status() {
+            127 => format!("there is no command `{name}` inside"),
+            _ => format!("`{name}` cannot be run: {}", io::Error::from_raw_os_error(failure.errno)),
+        }
+    }
+
+    fn code(&self) -> ErrorCode {
+        match self {
+            SandboxError::Missing(_) => ErrorCode::BarrierMissing,
+            SandboxError::Look { .. }
+            | SandboxError::Name { .. }
+            | SandboxError::Nul
+            | SandboxError::FileInWorkspace { .. }
+            | SandboxError::Protect(_)
+            | SandboxError::RootsWorkspace { .. } => ErrorCode::InvalidSpec,
+            SandboxError::Image { code, .. } => *code,
+            SandboxError::Step(failure) if failure.step == Step::LauncherNamespaces => {
+                ErrorCode::BackendUnavailable
+            }
+            SandboxError::Launcher { .. } => ErrorCode::BackendUnavailable,
+            SandboxError::Cgroup(_) | SandboxError::Step(_) | SandboxError::Died => ErrorCode::StartFailed,
+        }
+    }
+
+    fn hint(&self) -> String {
+        let text = match self {
+            SandboxError::Missing(missing) if missing.barrier == Barrier::NotHostRoot.name() => {
+                "start Airlock as an ordinary user, or give this root CAP_SYS_ADMIN"
+            }
+            SandboxError::Missing(_) => {
+                "`airlock doctor` shows what this host can enforce and how to mend it"
+            }
+            SandboxError::Look { .. } => "check that the path exists and that you may read it",
+            SandboxError::Name { .. } | SandboxError::Nul => "choose another path",
+            SandboxError::FileInWorkspace { .. } => "use --input to put a single file into the workspace",
+            SandboxError::Image { hint, .. } => hint,
+            SandboxError::RootsWorkspace { .. } => {
+                "give the folder to an ordinary user (chown), or use a file system that can be idmapped, such as ext4"
+            }
+            SandboxError::Protect(error) => return error.hint(),
+            SandboxError::Cgroup(_) => "`airlock sweep` removes what an earlier run left behind",
+            SandboxError::Launcher { .. } | SandboxError::Died => {
+                "`airlock doctor` tries one out and says more"
+            }
+            SandboxError::Step(failure) => return step_hint(failure),
+        };
+        text.to_owned()
+    }
+}
+
+fn step_hint(failure: &Failure) -> String {
+    match failure.step {
+        Step::LauncherNamespaces | Step::Template => "`airlock doctor` says what keeps this host from making namespaces",
+        Step::Mounts => "mount at a place that exists inside and is no link, or at a new one outside /usr and /etc",
+        Step::OpenPaths => "check that the path exists and is not being replaced while the run starts",
+        Step::Workspace => "check what lies at this place in the workspace",
+        Step::Exec => {
+            "inside, PATH is /usr/local/bin:/usr/bin:/bin of the host (or of --image); paths of your home are not there"
+        }
+        _ => "`airlock doctor` shows what this host can enforce",
+    }
+    .to_owned()
+}

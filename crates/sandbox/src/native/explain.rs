@@ -1,0 +1,148 @@
+//! A plan in words, for `--explain`.
+
+use super::{Native, Program, SandboxError, plan, root};
+use init::{
+    plan::{HostPath, PlaceKind, ProgramPlan, TemplatePlan},
+    step::Step,
+};
+use spec::SandboxSpec;
+use std::fmt::Write;
+
+/// One line: a step and what it will do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// The step.
+    pub step: &'static str,
+    /// What exactly.
+    pub detail: String,
+}
+
+fn line(step: Step, detail: impl Into<String>) -> Line {
+    Line { step: step.name(), detail: detail.into() }
+}
+
+impl Native {
+    /// What a run would do, step by step, without doing it.
+    pub fn explain(&self, spec: &SandboxSpec, program: &Program) -> Result<Vec<Line>, SandboxError> {
+        let template = root::plan(spec, self.steps, &self.state)?;
+        let ids = plan::ids(spec, self.starter, None);
+        let in_box = plan::of_box(spec, self.steps, self.starter, ids, &[])?;
+        let findings = self.cgroups.findings();
+        let enforcers = findings.iter().map(|finding| (finding.limit, finding.enforcer)).collect();
+        let last = plan::of_program(program, spec, self.steps, ids, &enforcers)?;
+        let mut lines: Vec<_> = findings
+            .iter()
+            .map(|finding| Line {
+                step: "cgroup",
+                detail: format!("{} by {:?}", finding.limit, finding.enforcer),
+            })
+            .collect();
+        lines.extend(of_template(&template));
+        lines.extend(namespaces(in_box.own_network));
+        let limits = &spec.limits;
+        lines.push(line(
+            Step::Proc,
+            "a proc of the box's own; keys, kernel symbols and settings masked or read-only",
+        ));
+        lines.push(line(
+            Step::Scratch,
+            format!("tmpfs of {} for /tmp, /dev/shm, home and a fresh workspace", limits.disk),
+        ));
+        lines.push(match &in_box.workspace {
+            Some(path) => line(Step::Workspace, host_path(path)),
+            None => line(Step::Workspace, "fresh and empty, gone afterwards"),
+        });
+        lines.extend(in_box.mounts.iter().map(|mount| line(Step::Mounts, host_path(mount))));
+        let doors: Vec<_> = in_box.doors.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let doors = if doors.is_empty() { "none; loopback up".to_owned() } else { doors.join(", ") };
+        lines.push(line(
+            Step::Doors,
+            if in_box.own_network { doors } else { "none; the host's network".to_owned() },
+        ));
+        lines.extend(of_program(&last));
+        Ok(lines)
+    }
+}
+
+fn of_template(template: &TemplatePlan) -> Vec<Line> {
+    let mut bound = String::new();
+    for place in template.places.iter().filter(|place| place.kind == PlaceKind::Bind) {
+        // Writing to a String cannot fail.
+        _ = write!(bound, " /{}", place.path.to_string_lossy());
+    }
+    let what = match &template.image {
+        Some(image) => format!("{} under our own places", image.to_string_lossy()),
+        None => format!("an empty root with{bound} of the host"),
+    };
+    vec![line(Step::Template, what), line(Step::ReadOnlyRoot, "every mount of it")]
+}
+
+fn namespaces(own_network: bool) -> Vec<Line> {
+    let network = if own_network { "a new one" } else { "NONE: the host's own network" };
+    vec![
+        line(Step::PidNamespace, "a new one; ends with its first process"),
+        line(Step::MountNamespace, "a new one"),
+        line(Step::NetNamespace, network),
+        line(Step::IpcNamespace, "a new one"),
+        line(Step::UtsNamespace, "a new one, host name `airlock`"),
+        line(Step::CgroupNamespace, "a new one"),
+    ]
+}
+
+fn host_path(path: &HostPath) -> String {
+    let access = if path.writable { "read-write" } else { "read-only" };
+    let mapped = path.owner.map(|owner| format!(", owner {} kept by idmap", owner.uid)).unwrap_or_default();
+    format!("{} at {}, {access}{mapped}", path.host.to_string_lossy(), path.inside.to_string_lossy())
+}
+
+fn of_program(plan: &ProgramPlan) -> Vec<Line> {
+    let ids = plan.ids;
+    let limits: Vec<_> =
+        plan.rlimits.iter().map(|limit| format!("{}={}", rlimit_name(limit.resource), limit.soft)).collect();
+    let join = |texts: &[std::ffi::CString]| -> String {
+        let shown: Vec<_> = texts.iter().map(|text| text.to_string_lossy().into_owned()).collect();
+        shown.join(" ")
+    };
+    let names: Vec<_> = plan
+        .env
+        .iter()
+        .filter_map(|line| line.to_str().ok()?.split_once('=').map(|(name, _)| name.to_owned()))
+        .collect();
+    vec![
+        line(
+            Step::EnterUserNamespace,
+            format!("uid {} inside, {} in the launcher's", ids.uid, ids.outer_uid),
+        ),
+        line(
+            Step::Credentials,
+            format!("uid {} gid {}, no supplementary groups where the kernel allows", ids.uid, ids.gid),
+        ),
+        line(Step::ResourceLimits, limits.join(" ")),
+        line(Step::NoCapabilities, "bounding, ambient, effective, permitted, inheritable: all empty"),
+        line(Step::NoNewPrivileges, "set-id programs gain nothing"),
+        line(Step::Descriptors, "0, 1, 2 and nothing else; a session of its own"),
+        line(
+            Step::PathRules,
+            format!(
+                "Landlock {}: writes only below {}",
+                super::probe::landlock_version(),
+                join(&plan.writable)
+            ),
+        ),
+        line(Step::SyscallFilter, format!("{} instructions", init::filter::program().len())),
+        line(Step::EmptyEnvironment, names.join(" ")),
+        line(Step::Exec, join(&plan.argv)),
+    ]
+}
+
+fn rlimit_name(resource: u32) -> &'static str {
+    match resource {
+        0 => "cpu",
+        1 => "fsize",
+        2 => "data",
+        4 => "core",
+        6 => "nproc",
+        7 => "nofile",
+        _ => "other",
+    }
+}

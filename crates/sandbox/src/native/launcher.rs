@@ -1,0 +1,135 @@
+//! The engine's end of the launcher: starts it from memory and speaks its protocol.
+
+use super::SandboxError;
+use init::{
+    plan::TemplatePlan,
+    protocol::{self, Command as Order, Report, Request},
+    step::Steps,
+    wire::Wire,
+};
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    process::{Command, Stdio},
+    sync::OnceLock,
+};
+use tokio::{io::Interest, net::UnixDatagram};
+
+/// One end of a socket for messages. To tokio it is a datagram socket, which differs only in how a connection
+/// is made; ours come connected.
+#[derive(Debug)]
+pub(super) struct Channel(UnixDatagram);
+
+impl Channel {
+    fn new(socket: OwnedFd) -> io::Result<Channel> {
+        let socket = std::os::unix::net::UnixDatagram::from(socket);
+        socket.set_nonblocking(true)?;
+        UnixDatagram::from_std(socket).map(Channel)
+    }
+
+    /// The next report, or `None` when the other end is gone.
+    pub(super) async fn report(&self) -> io::Result<Option<(Report, Vec<OwnedFd>)>> {
+        self.0.async_io(Interest::READABLE, || protocol::receive(&self.0)).await
+    }
+
+    pub(super) fn send<T: Wire>(&self, message: &T, handles: &[BorrowedFd<'_>]) -> io::Result<()> {
+        protocol::send(&self.0, message, handles)
+    }
+
+    pub(super) fn order(&self, order: Order) -> io::Result<()> {
+        self.send(&order, &[])
+    }
+}
+
+/// A live launcher, or a lane of one. Dropping it ends it with all its boxes.
+#[derive(Debug)]
+pub(super) struct Launcher {
+    control: Channel,
+    /// What it has done for all its boxes.
+    pub(super) steps: Steps,
+}
+
+fn failed(what: &'static str) -> impl FnOnce(io::Error) -> SandboxError {
+    move |source| SandboxError::Launcher { what, source }
+}
+
+impl Launcher {
+    /// Starts one and waits until its template stands.
+    pub(super) async fn start(plan: &TemplatePlan, clear_env: bool) -> Result<Launcher, SandboxError> {
+        let (ours, theirs) = protocol::pair().map_err(failed("connect to"))?;
+        let plan = protocol::plan_file(plan).map_err(failed("brief"))?;
+        let mut child = spawn(theirs, clear_env).map_err(failed("start"))?;
+        let control = Channel::new(ours).map_err(failed("connect to"))?;
+        control.send(&Request::Box { cgroup: false }, &[plan.as_fd()]).map_err(failed("brief"))?;
+        let launcher = Launcher::greeted(control).await;
+        // The process we started ends as soon as it has forked the launcher into its own pid namespace.
+        child.wait().map_err(failed("wait for"))?;
+        launcher
+    }
+
+    /// A copy that sits in version 1 cgroups.
+    pub(super) async fn lane(&self, groups: &[OwnedFd]) -> Result<Launcher, SandboxError> {
+        let (ours, theirs) = protocol::pair().map_err(failed("connect to"))?;
+        let handles: Vec<_> = [theirs.as_fd()].into_iter().chain(groups.iter().map(AsFd::as_fd)).collect();
+        self.control.send(&Request::Lane, &handles).map_err(failed("divide"))?;
+        drop(theirs);
+        let lane = Launcher::greeted(Channel::new(ours).map_err(failed("connect to"))?).await?;
+        Ok(Launcher { steps: self.steps, ..lane })
+    }
+
+    async fn greeted(control: Channel) -> Result<Launcher, SandboxError> {
+        match control.report().await.map_err(failed("hear from"))? {
+            Some((Report::Hello(steps), _)) => Ok(Launcher { control, steps }),
+            Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
+            Some(_) | None => Err(SandboxError::Died),
+        }
+    }
+
+    /// Asks for a box; what comes of it is said on the channel. `held` stays open as long as the box lives.
+    pub(super) fn ask_box(
+        &self,
+        plan: BorrowedFd<'_>,
+        cgroup: Option<BorrowedFd<'_>>,
+        held: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Channel> {
+        let (ours, theirs) = protocol::pair()?;
+        let handles: Vec<_> = [theirs.as_fd(), plan].into_iter().chain(cgroup).chain(held).collect();
+        self.control.send(&Request::Box { cgroup: cgroup.is_some() }, &handles)?;
+        Channel::new(ours)
+    }
+}
+
+fn spawn(control: OwnedFd, clear_env: bool) -> io::Result<std::process::Child> {
+    let program = sealed_launcher()?;
+    let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+    command.arg0("airlock-init").current_dir("/");
+    command.stdin(control).stdout(Stdio::null()).stderr(Stdio::null());
+    if clear_env {
+        command.env_clear();
+    }
+    command.spawn()
+}
+
+/// The launcher's program in a sealed memory file: nobody can change it, also not through `/proc/PID/exe`.
+fn sealed_launcher() -> io::Result<&'static OwnedFd> {
+    static SEALED: OnceLock<OwnedFd> = OnceLock::new();
+    if let Some(file) = SEALED.get() {
+        return Ok(file);
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = match rustix::fs::memfd_create(c"airlock-init", flags | MemfdFlags::EXEC) {
+        // Linux before 6.3 does not know the flag and needs none.
+        Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(c"airlock-init", flags)?,
+        other => other?,
+    };
+    let mut file = File::from(file);
+    file.write_all(init::LAUNCHER)?;
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok(SEALED.get_or_init(|| file.into()))
+}

@@ -1,0 +1,202 @@
+//! From a checked spec to plans: pure, but for looking at the host paths it names.
+
+use super::{Missing, SandboxError, c_string, protect};
+use init::{
+    plan::{BoxPlan, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit},
+    step::Steps,
+};
+use spec::{Access, Enforcer, Limits, Network, SandboxSpec};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::{CString, OsStr, OsString},
+    fs,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+/// The id of programs that root starts: nobody's, above what distributions hand out to users.
+pub(super) const NOBODYS_ID: u32 = 200_000;
+/// Average size of a file in scratch space below which the number of files, not the size, is the limit.
+const BYTES_PER_FILE: u64 = 4096;
+
+/// Who starts boxes here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Starter {
+    /// The host's root, with the right to make namespaces.
+    Root,
+    /// Anybody else: programs are this user outside.
+    User,
+}
+
+/// What to run in a box.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Exact arguments, never empty.
+    pub argv: Vec<OsString>,
+    /// Exact environment.
+    pub env: BTreeMap<OsString, OsString>,
+}
+
+/// Whom the program is mapped to outside.
+pub(super) fn ids(spec: &SandboxSpec, starter: Starter, mapped_to: Option<Owner>) -> Ids {
+    let (outer_uid, outer_gid) = match (starter, mapped_to) {
+        (Starter::User, _) => (0, 0), // the launcher's own namespace, in which the caller is 0
+        (Starter::Root, Some(owner)) => (owner.uid, owner.gid),
+        (Starter::Root, None) => (NOBODYS_ID, NOBODYS_ID),
+    };
+    let drop_groups = starter == Starter::Root;
+    Ids { uid: spec.user.uid, gid: spec.user.gid, outer_uid, outer_gid, drop_groups }
+}
+
+/// The plan of a box. `protection` are the protected names of a mounted workspace.
+pub(super) fn of_box(
+    spec: &SandboxSpec,
+    steps: Steps,
+    starter: Starter,
+    ids: Ids,
+    protection: &[protect::Bind],
+) -> Result<BoxPlan, SandboxError> {
+    let mapping = starter == Starter::Root && ids.outer_uid == NOBODYS_ID;
+    let workspace = spec.workspace.as_deref();
+    let workspace =
+        workspace.map(|path| host_path(path, Path::new(spec::WORKSPACE), Access::ReadWrite, mapping));
+    let mut mounts: Vec<_> = spec
+        .mounts
+        .iter()
+        .map(|mount| host_path(&mount.host, mount.inside.as_path(), mount.access, mapping))
+        .collect::<Result<_, _>>()?;
+    mounts.sort_by(|a, b| a.inside.cmp(&b.inside));
+    let fresh = workspace.is_none();
+    Ok(BoxPlan {
+        steps,
+        ids,
+        hostname: c_string("airlock")?,
+        own_network: spec.network != Network::Host,
+        doors: spec.doors.clone(),
+        scratch_bytes: spec.limits.disk.0,
+        scratch_files: (spec.limits.disk.0 / BYTES_PER_FILE).max(1024),
+        workspace: workspace.transpose()?,
+        protected: protection.iter().map(protected).collect::<Result<_, _>>()?,
+        workspace_directories: if fresh { workspace_directories(spec)? } else { Vec::new() },
+        mounts,
+    })
+}
+
+fn protected(bind: &protect::Bind) -> Result<Protected, SandboxError> {
+    let kind = match bind.kind {
+        protect::BindKind::Guard => ProtectedKind::Guard,
+        protect::BindKind::ReadOnly => ProtectedKind::ReadOnly,
+        protect::BindKind::Home => ProtectedKind::Scratch,
+    };
+    Ok(Protected { path: c_string(&bind.path)?, kind })
+}
+
+/// Only what may be written is idmapped: reading stays with the rights that anybody has.
+fn host_path(host: &Path, inside: &Path, access: Access, mapping: bool) -> Result<HostPath, SandboxError> {
+    let look = |source| SandboxError::Look { path: host.to_owned(), source };
+    let real = fs::canonicalize(host).map_err(look)?;
+    let found = fs::metadata(&real).map_err(look)?;
+    if inside == Path::new(spec::WORKSPACE) && !found.is_dir() {
+        return Err(look(std::io::Error::from_raw_os_error(20)));
+    }
+    let writable = access == Access::ReadWrite;
+    let owner = Owner { uid: found.uid(), gid: found.gid() };
+    Ok(HostPath {
+        host: c_string(&real)?,
+        device: found.dev(),
+        inode: found.ino(),
+        inside: c_string(inside)?,
+        writable,
+        owner: (mapping && writable).then_some(owner),
+    })
+}
+
+/// The home folder, the folder for artifacts, and the folders at which something is mounted in a fresh workspace; parents first.
+fn workspace_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxError> {
+    let mut folders = BTreeSet::from([".home", ".artifacts"].map(PathBuf::from));
+    for mount in &spec.mounts {
+        let Ok(below) = mount.inside.as_path().strip_prefix(spec::WORKSPACE) else { continue };
+        if fs::metadata(&mount.host).is_ok_and(|found| !found.is_dir()) {
+            return Err(SandboxError::FileInWorkspace { path: mount.host.clone() });
+        }
+        folders.extend(below.ancestors().filter(|path| !path.as_os_str().is_empty()).map(Path::to_owned));
+    }
+    folders.iter().map(c_string).collect()
+}
+
+/// The plan of one program.
+pub(super) fn of_program(
+    program: &Program,
+    spec: &SandboxSpec,
+    steps: Steps,
+    ids: Ids,
+    enforcers: &BTreeMap<&'static str, Enforcer>,
+) -> Result<ProgramPlan, SandboxError> {
+    let env = program.env.iter().map(|(name, value)| {
+        let mut line = name.clone();
+        line.push("=");
+        line.push(value);
+        c_string(line)
+    });
+    let rw = spec.mounts.iter().filter(|mount| mount.access == Access::ReadWrite);
+    let writable = ["/tmp", "/dev/shm", spec::WORKSPACE].map(PathBuf::from);
+    let writable = writable.into_iter().chain(rw.map(|mount| mount.inside.as_path().to_owned()));
+    Ok(ProgramPlan {
+        steps,
+        ids,
+        argv: program.argv.iter().map(c_string).collect::<Result<_, _>>()?,
+        env: env.collect::<Result<_, _>>()?,
+        candidates: candidates(&program.argv[0])?,
+        directory: c_string(spec::WORKSPACE)?,
+        rlimits: rlimits(&spec.limits, enforcers),
+        writable: writable.map(c_string).collect::<Result<_, _>>()?,
+    })
+}
+
+/// A name is searched in the path inside; anything with a slash is taken as it is.
+fn candidates(name: &OsStr) -> Result<Vec<CString>, SandboxError> {
+    if name.as_bytes().contains(&b'/') {
+        return Ok(vec![c_string(name)?]);
+    }
+    spec::DEFAULT_PATH.split(':').map(|folder| c_string(Path::new(folder).join(name))).collect()
+}
+
+// The numbers of these resources are the same on every architecture we build for.
+const CPU: u32 = 0;
+const FILE_SIZE: u32 = 1;
+const DATA: u32 = 2;
+const CORE: u32 = 4;
+const PROCESSES: u32 = 6;
+const OPEN_FILES: u32 = 7;
+
+fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec<ResourceLimit> {
+    let exact = |resource, value| ResourceLimit { resource, soft: value, hard: value };
+    let mut all = vec![
+        exact(CORE, 0),
+        exact(FILE_SIZE, limits.file_size.0),
+        exact(OPEN_FILES, limits.open_files.into()),
+        // Counted per user namespace, and every box has a fresh one.
+        exact(PROCESSES, limits.pids.into()),
+    ];
+    if let Some(time) = limits.cpu_time {
+        let seconds = time.0.as_secs() + u64::from(time.0.subsec_nanos() > 0);
+        all.push(ResourceLimit { resource: CPU, soft: seconds, hard: seconds + 1 });
+    }
+    if matches!(enforcers.get("memory"), None | Some(Enforcer::Rlimit | Enforcer::Nothing)) {
+        // Private writable memory. The size of the address space would stop runtimes that only reserve it.
+        all.push(exact(DATA, limits.memory.0));
+    }
+    all
+}
+
+/// Refuses what cannot be had before anything is made.
+pub(super) fn check_starter(starter: Starter, effective_uid: u32) -> Result<(), SandboxError> {
+    match (starter, effective_uid) {
+        (Starter::User, 0) => Err(Missing::new(
+            "not_host_root",
+            "this root lacks the capability to make namespaces, so programs would be uid 0 outside",
+        )
+        .into()),
+        _ => Ok(()),
+    }
+}

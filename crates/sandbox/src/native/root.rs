@@ -1,0 +1,269 @@
+//! What stands in the root of a box: the host's `/usr` and the little it needs, or an image with our own
+//! places laid over it.
+
+use super::{Missing, SandboxError, c_string};
+use init::{
+    plan::{Place, PlaceKind, TemplatePlan},
+    step::Steps,
+};
+use spec::{ErrorCode, ExtraMounts, Network, Root, SandboxSpec, User};
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    fs,
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
+};
+
+/// Top-level names that lead into `/usr` on a merged system and are folders of their own elsewhere.
+const BESIDE_USR: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+/// What programs need of `/etc`: how to load libraries, look names up, check certificates, tell the time.
+const OF_ETC: [&str; 17] = [
+    "alternatives",
+    "ca-certificates",
+    "fonts",
+    "gai.conf",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "nsswitch.conf",
+    "os-release",
+    "protocols",
+    "python3.11",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "timezone",
+];
+const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
+/// What nobody inside has business with, even where all of `/etc` is shown.
+const SECRETS_OF_ETC: [&str; 6] = ["shadow", "shadow-", "gshadow", "gshadow-", "sudoers", "ssl/private"];
+/// How much of a tree is searched for sockets before the profile is refused.
+const MOST_SEARCHED: usize = 200_000;
+
+/// The places of one root, in the order in which they are made; each path at most once.
+#[derive(Default)]
+struct Places {
+    list: Vec<Place>,
+    seen: BTreeSet<PathBuf>,
+    /// Below these nothing can be made, because they are the host's or the image's own.
+    bound: Vec<PathBuf>,
+}
+
+impl Places {
+    fn add(&mut self, path: &str, kind: PlaceKind, content: impl AsRef<OsStr>) -> Result<(), SandboxError> {
+        let path = Path::new(path);
+        let parents: Vec<_> =
+            path.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty()).collect();
+        for parent in parents.into_iter().rev() {
+            self.put(parent, PlaceKind::Directory, OsStr::new(""))?;
+        }
+        self.put(path, kind, content.as_ref())
+    }
+
+    fn put(&mut self, path: &Path, kind: PlaceKind, content: &OsStr) -> Result<(), SandboxError> {
+        let below_bound = kind != PlaceKind::Mask && self.bound.iter().any(|bound| path.starts_with(bound));
+        if below_bound || !self.seen.insert(path.to_owned()) {
+            return Ok(());
+        }
+        if matches!(kind, PlaceKind::Bind | PlaceKind::Link) {
+            self.bound.push(path.to_owned());
+        }
+        self.list.push(Place { path: c_string(path)?, kind, content: c_string(content)? });
+        Ok(())
+    }
+}
+
+/// The plan of the root for a box.
+pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<TemplatePlan, SandboxError> {
+    let mut places = Places::default();
+    let image = match &spec.root {
+        Root::Host => {
+            host_places(&mut places, spec, state)?;
+            None
+        }
+        Root::Folder(folder) => {
+            let folder = image_folder(folder)?;
+            check_mount_points(&folder, spec)?;
+            Some(c_string(&folder)?)
+        }
+    };
+    for folder in ["proc", "sys", "dev/shm", "tmp", "run", "workspace"] {
+        places.add(folder, PlaceKind::Directory, "")?;
+    }
+    for device in DEVICES {
+        places.add(&format!("dev/{device}"), PlaceKind::Device, format!("/dev/{device}"))?;
+    }
+    for (link, target) in [("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")] {
+        places.add(&format!("dev/{link}"), PlaceKind::Link, format!("/proc/self/{target}"))?;
+    }
+    names(&mut places, spec)?;
+    mount_points(&mut places, spec)?;
+    Ok(TemplatePlan { steps, image, places: places.list })
+}
+
+fn host_places(places: &mut Places, spec: &SandboxSpec, state: &Path) -> Result<(), SandboxError> {
+    places.add("usr", PlaceKind::Bind, "/usr")?;
+    for name in BESIDE_USR {
+        bind_or_link(places, name)?;
+    }
+    match spec.extra_mounts {
+        ExtraMounts::None => {
+            for name in OF_ETC {
+                bind_or_link(places, &format!("etc/{name}"))?;
+            }
+            users(places, spec.user)
+        }
+        ExtraMounts::SystemReadOnly => whole_system(places, state),
+    }
+}
+
+/// A link stays a link: it leads into the root of the box, not the host's.
+fn bind_or_link(places: &mut Places, path: &str) -> Result<(), SandboxError> {
+    let host = Path::new("/").join(path);
+    match fs::symlink_metadata(&host) {
+        Ok(found) if found.is_symlink() => match fs::read_link(&host) {
+            Ok(target) => places.add(path, PlaceKind::Link, target),
+            Err(source) => Err(SandboxError::Look { path: host, source }),
+        },
+        Ok(_) => places.add(path, PlaceKind::Bind, &host),
+        // Not every system has every one.
+        Err(_) => Ok(()),
+    }
+}
+
+/// All of `/etc` and `/var`, without secrets, sockets and our own state.
+fn whole_system(places: &mut Places, state: &Path) -> Result<(), SandboxError> {
+    for folder in ["etc", "var"] {
+        places.add(folder, PlaceKind::Bind, Path::new("/").join(folder))?;
+    }
+    let mut hidden: Vec<PathBuf> = SECRETS_OF_ETC.iter().map(|name| Path::new("/etc").join(name)).collect();
+    hidden.push(state.to_owned());
+    hidden.push(PathBuf::from("/var/lib/airlock"));
+    hidden.extend(sockets(&["/etc", "/var"])?);
+    for path in hidden.iter().filter(|path| path.starts_with("/etc") || path.starts_with("/var")) {
+        let masked = places.bound.iter().any(|bound| *bound == path.strip_prefix("/").unwrap_or(path));
+        if !masked && fs::symlink_metadata(path).is_ok_and(|found| !found.is_symlink()) {
+            let inside = path.strip_prefix("/").unwrap_or(path).to_string_lossy().into_owned();
+            places.put(Path::new(&inside), PlaceKind::Mask, path.as_os_str())?;
+        }
+    }
+    Ok(())
+}
+
+/// A read-only mount does not keep anybody from connecting to a socket in it.
+fn sockets(roots: &[&str]) -> Result<Vec<PathBuf>, SandboxError> {
+    let (mut found, mut left): (Vec<PathBuf>, Vec<PathBuf>) =
+        (Vec::new(), roots.iter().map(PathBuf::from).collect());
+    let mut searched = 0;
+    while let Some(folder) = left.pop() {
+        // What we cannot read, the program cannot either: it has no more rights than we have.
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for entry in entries.flatten() {
+            searched += 1;
+            if searched > MOST_SEARCHED {
+                return Err(Missing::new(
+                    "read_only_root",
+                    "/etc and /var are too large to be searched for sockets",
+                )
+                .into());
+            }
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => left.push(entry.path()),
+                Ok(kind) if kind.is_socket() => found.push(entry.path()),
+                _ => {}
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn users(places: &mut Places, user: User) -> Result<(), SandboxError> {
+    let (uid, gid) = (user.uid, user.gid);
+    let nobody = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin";
+    let agent = format!("agent:x:{uid}:{gid}:agent:/workspace/.home:/bin/sh");
+    places.add("etc/passwd", PlaceKind::File, format!("{agent}\n{nobody}\n"))?;
+    places.add("etc/group", PlaceKind::File, format!("agent:x:{gid}:\nnogroup:x:65534:\n"))
+}
+
+/// How names are looked up inside: only this box, unless it is on the host's network.
+fn names(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxError> {
+    if spec.network == Network::Host {
+        for file in ["hosts", "resolv.conf"] {
+            if let Ok(real) = fs::canonicalize(Path::new("/etc").join(file)) {
+                places.add(&format!("etc/{file}"), PlaceKind::Bind, real)?;
+            }
+        }
+        return Ok(());
+    }
+    let hosts = "127.0.0.1 localhost airlock\n::1 localhost ip6-localhost\n";
+    places.add("etc/hosts", PlaceKind::File, hosts)?;
+    places.add("etc/resolv.conf", PlaceKind::File, "# no name server: this sandbox has no network\n")
+}
+
+fn mount_points(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxError> {
+    for mount in &spec.mounts {
+        let inside = mount.inside.as_path();
+        if inside.starts_with(spec::WORKSPACE) {
+            continue;
+        }
+        let kind = match fs::metadata(&mount.host) {
+            Ok(found) if found.is_dir() => PlaceKind::Directory,
+            Ok(_) => PlaceKind::File,
+            Err(source) => return Err(SandboxError::Look { path: mount.host.clone(), source }),
+        };
+        let path = inside.strip_prefix("/").unwrap_or(inside);
+        let text = path.to_str().ok_or_else(|| SandboxError::Name { path: inside.to_owned() })?;
+        places.add(text, kind, "")?;
+    }
+    Ok(())
+}
+
+fn image_folder(folder: &Path) -> Result<PathBuf, SandboxError> {
+    let refused =
+        |code, message: String, hint: &str| SandboxError::Image { code, message, hint: hint.to_owned() };
+    let shown = folder.display();
+    match fs::canonicalize(folder) {
+        Ok(real) if real == Path::new("/") => Err(refused(
+            ErrorCode::ImageRefused,
+            "the host's own root cannot be an image".to_owned(),
+            "leave --image away to see the host's /usr, or name a folder with a root file system",
+        )),
+        Ok(real) if real.is_dir() => Ok(real),
+        Ok(_) => Err(refused(
+            ErrorCode::ImageRefused,
+            format!("the image `{shown}` is not a folder"),
+            "unpack it first: this build takes a folder that holds a root file system",
+        )),
+        Err(error) => Err(refused(
+            ErrorCode::ImageMissing,
+            format!("there is no image `{shown}`: {error}"),
+            "give --image a folder that holds a root file system",
+        )),
+    }
+}
+
+/// Our places cover what an image has there; a link on the way to a mount point would be covered with all
+/// that lies behind it, which breaks the image in ways that are hard to see.
+fn check_mount_points(image: &Path, spec: &SandboxSpec) -> Result<(), SandboxError> {
+    for mount in &spec.mounts {
+        let inside = mount.inside.as_path().strip_prefix("/").unwrap_or(mount.inside.as_path());
+        let ways: Vec<_> = inside.ancestors().filter(|part| !part.as_os_str().is_empty()).collect();
+        for way in ways.into_iter().rev() {
+            match fs::symlink_metadata(image.join(way)) {
+                Ok(found) if found.is_symlink() => {
+                    return Err(SandboxError::Image {
+                        code: ErrorCode::ImageRefused,
+                        message: format!("`/{}` is a symbolic link in the image", way.display()),
+                        hint: "mount at the place that the link leads to".to_owned(),
+                    });
+                }
+                Ok(found) if found.is_dir() => {}
+                _ => break,
+            }
+        }
+    }
+    Ok(())
+}
