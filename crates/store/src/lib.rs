@@ -1,10 +1,12 @@
 //! What must last: artifacts in a folder.
+//!
+//! Everything is reached by handle (`openat2`, beneath, no symbolic links): a path string is never
+//! resolved twice.
 
-use std::path::PathBuf;
+mod about;
+mod artifacts;
+mod beneath;
+mod draft;
+mod names;
 
-/// Artifacts in a folder.
-#[derive(Clone, Debug)]
-pub struct Artifacts {
-    #[allow(dead_code)]
-    folder: PathBuf,
-}
+pub use artifacts::{Artifacts, Kept, Listing, StoreError};
