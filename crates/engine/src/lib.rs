@@ -1,7 +1,37 @@
 //! Carries out runs: one run from a checked [`spec::RunSpec`] to a [`spec::RunResult`].
+//!
+//! ```no_run
+//! use spec::{Policy, RunRequest};
+//!
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let engine = engine::Engine::open(engine::Settings { state: "/tmp/airlock-example".into() })?;
+//!     let command = vec!["python3".into(), "-c".into(), "print(6 * 7)".into()];
+//!     let spec = Policy::default().admit(RunRequest { command, ..RunRequest::default() })?;
+//!     let result = engine.run(spec).await;
+//!     println!("{:?}: {}", result.status, String::from_utf8_lossy(&result.stdout));
+//!     Ok(())
+//! }
+//! ```
 
+mod capture;
+mod doctor;
+mod driver;
+pub mod files;
+mod record;
+
+pub use doctor::{Check, CheckState};
+pub use record::{Swept, fresh_id, now};
+
+use record::Records;
+use sandbox::native::{Native, Program};
 use spec::{Event, Id, RunResult, RunSpec};
-use std::path::PathBuf;
+use std::{net::TcpListener, path::PathBuf, sync::Arc};
+use tokio::{
+    net::unix::pipe,
+    sync::{mpsc, oneshot, watch},
+    task::JoinHandle,
+};
 
 /// What an engine is given; it reads neither environment nor home.
 #[derive(Clone, Debug)]
@@ -23,13 +53,30 @@ pub struct EngineError {
     pub source: Option<std::io::Error>,
 }
 
-/// Carries out runs.
+/// Carries out runs. Cheap to clone; the last clone ends its launchers.
 #[derive(Clone, Debug)]
-pub struct Engine {}
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    native: Native,
+    records: Records,
+    artifacts: store::Artifacts,
+}
 
 /// One run under way.
 #[derive(Debug)]
-pub struct Run {}
+pub struct Run {
+    id: Id,
+    events: mpsc::Receiver<Event>,
+    stdin: Option<pipe::Sender>,
+    doors: Option<oneshot::Receiver<Vec<TcpListener>>>,
+    cancel: watch::Sender<bool>,
+    blank: RunResult,
+    driver: JoinHandle<RunResult>,
+}
 
 /// One line of the plan, for `--explain`.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -40,53 +87,61 @@ pub struct PlanLine {
     pub detail: String,
 }
 
-/// One thing that `doctor` looked at.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct Check {
-    /// What was looked at, e.g. `user namespaces`.
-    pub name: String,
-    /// Whether it is there.
-    pub state: CheckState,
-    /// What was found.
-    pub detail: String,
-    /// The names of the barriers that rest on it.
-    pub barriers: Vec<&'static str>,
-    /// The one command that mends it, if anything is to mend.
-    pub remedy: Option<String>,
-}
-
-/// How a check came out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CheckState {
-    /// As it should be.
-    Good,
-    /// Runs work, but without these barriers or with a weaker form of them.
-    Weaker,
-    /// No run can be made.
-    Missing,
-}
-
-/// What a sweep removed.
-#[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct Swept {
-    /// Runs whose owner was gone.
-    pub runs: Vec<String>,
-    /// Runs left alone because their owner lives.
-    pub live: usize,
-    /// What could not be removed, and why.
-    pub problems: Vec<String>,
-}
+/// How many events may wait for a reader before the program has to.
+const MOST_WAITING_EVENTS: usize = 16;
 
 impl Engine {
     /// Opens the state folder and sweeps what dead owners left there.
     pub fn open(settings: Settings) -> Result<Engine, EngineError> {
-        unimplemented!("{settings:?}")
+        Engine::with(settings.state.clone(), Native::new(settings.state))
+    }
+
+    /// An engine whose sandboxes lack a step, so that a test can see what it is for.
+    #[cfg(feature = "omit-steps")]
+    pub fn dangerously_open_with(
+        settings: Settings,
+        change: impl FnOnce(&mut Native),
+    ) -> Result<Engine, EngineError> {
+        let mut native = Native::new(settings.state.clone());
+        change(&mut native);
+        Engine::with(settings.state, native)
+    }
+
+    fn with(state: PathBuf, native: Native) -> Result<Engine, EngineError> {
+        let failed = |source| EngineError {
+            message: format!("cannot use the state folder `{}`", state.display()),
+            hint: "choose one that you may write with --state DIR".to_owned(),
+            source: Some(source),
+        };
+        let records = Records::open(state.clone()).map_err(failed)?;
+        let artifacts = store::Artifacts::open(state.join("artifacts"))
+            .map_err(|error| failed(std::io::Error::other(error.to_string())))?;
+        let engine = Engine { inner: Arc::new(Inner { native, records, artifacts }) };
+        engine.sweep();
+        Ok(engine)
     }
 
     /// Starts a run; must be called within a tokio runtime.
     pub fn start(&self, spec: RunSpec) -> Run {
-        unimplemented!("{spec:?}")
+        let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
+        let (sender, events) = mpsc::channel(MOST_WAITING_EVENTS);
+        let (cancel, cancelled) = watch::channel(false);
+        let (doors_out, doors) = oneshot::channel();
+        let (stdin, input) = match spec.stdin.then(driver::input_pipe).transpose() {
+            Ok(ends) => ends.map_or((None, Ok(None)), |(ours, theirs)| (Some(ours), Ok(Some(theirs)))),
+            // The driver says so in the result.
+            Err(error) => (None, Err(error)),
+        };
+        let blank = driver::blank(&id, &spec);
+        let task = driver::Driver {
+            engine: self.inner.clone(),
+            id: id.clone(),
+            spec,
+            events: sender,
+            cancelled,
+            doors: Some(doors_out),
+        };
+        Run { id, events, stdin, doors: Some(doors), cancel, blank, driver: tokio::spawn(task.drive(input)) }
     }
 
     /// Starts a run and waits for its result. A run that could not start has a result, too.
@@ -95,49 +150,68 @@ impl Engine {
     }
 
     /// What a run would do, step by step, without doing it.
-    pub fn explain(&self, spec: &RunSpec) -> Vec<PlanLine> {
-        unimplemented!("{spec:?}")
+    pub fn explain(&self, spec: &RunSpec) -> Result<Vec<PlanLine>, spec::ErrorInfo> {
+        let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
+        let program = Program { argv: spec.command.clone(), env: driver::environment(&id, spec) };
+        let lines = self.inner.native.explain(&spec.sandbox, &program).map_err(|error| error.info())?;
+        Ok(lines
+            .into_iter()
+            .map(|line| PlanLine { step: line.step.to_owned(), detail: line.detail })
+            .collect())
     }
 
-    /// What this host can enforce.
+    /// What this host can enforce. Makes a real sandbox to know.
     pub async fn doctor(&self) -> Vec<Check> {
-        unimplemented!()
+        doctor::examine(self).await
     }
 
     /// Removes what dead owners left.
     pub fn sweep(&self) -> Swept {
-        unimplemented!()
+        let mut swept = self.inner.records.sweep();
+        swept.problems.extend(self.inner.artifacts.sweep());
+        swept
     }
 
     /// The artifacts kept on this machine.
     pub fn artifacts(&self) -> &store::Artifacts {
-        unimplemented!()
+        &self.inner.artifacts
     }
 }
 
 impl Run {
     /// Its identifier.
     pub fn id(&self) -> &Id {
-        unimplemented!()
+        &self.id
     }
 
-    /// The next event, or none after the last.
+    /// The next event, or none after the last. A program waits when nobody takes its output.
     pub async fn next_event(&mut self) -> Option<Event> {
-        unimplemented!()
+        self.events.recv().await
     }
 
     /// The program's standard input, once, if the spec asked for it. Dropping it closes it.
-    pub fn take_stdin(&mut self) -> Option<tokio::net::unix::pipe::Sender> {
-        unimplemented!()
+    pub fn take_stdin(&mut self) -> Option<pipe::Sender> {
+        self.stdin.take()
+    }
+
+    /// The listeners of its doors, once, as soon as the box stands; none if it never did. Close them, and every
+    /// connection accepted on them, when the run ends: they keep its network namespace alive.
+    pub async fn take_doors(&mut self) -> Vec<TcpListener> {
+        match self.doors.take() {
+            Some(doors) => doors.await.unwrap_or_default(),
+            None => Vec::new(),
+        }
     }
 
     /// Asks for the end: the whole tree is gone within a second.
     pub fn cancel(&self) {
-        unimplemented!()
+        self.cancel.send_replace(true);
     }
 
     /// Waits for the result; events not yet taken are dropped.
     pub async fn finish(self) -> RunResult {
-        unimplemented!()
+        let Run { events, stdin, driver, blank, .. } = self;
+        drop((events, stdin));
+        driver.await.unwrap_or_else(|_| driver::broken(blank))
     }
 }

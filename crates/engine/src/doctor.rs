@@ -1,0 +1,157 @@
+//! What this host can enforce, found by asking the kernel and by making a real sandbox.
+
+use crate::Engine;
+use sandbox::native::{Starter, probe};
+use spec::{Barrier, Enforcer, Policy, RunRequest, RunResult, Status};
+use std::fs;
+
+/// One thing that `doctor` looked at.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Check {
+    /// What was looked at, e.g. `user namespaces`.
+    pub name: String,
+    /// Whether it is there.
+    pub state: CheckState,
+    /// What was found.
+    pub detail: String,
+    /// The names of the barriers that rest on it.
+    pub barriers: Vec<&'static str>,
+    /// The one command that mends it, if anything is to mend.
+    pub remedy: Option<String>,
+}
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CheckState {
+    /// As it should be.
+    Good,
+    /// Runs work, but without these barriers or with a weaker form of them.
+    Weaker,
+    /// No run can be made.
+    Missing,
+}
+
+/// The oldest kernel with everything that containment rests on (RLIMIT_NPROC per user namespace came last).
+const OLDEST: (u32, u32) = (5, 14);
+
+pub(crate) async fn examine(engine: &Engine) -> Vec<Check> {
+    let trial = trial(engine).await;
+    let mut checks = vec![kernel(), namespaces(engine, &trial), landlock()];
+    checks.extend(engine.inner.native.cgroups().findings().into_iter().map(limit));
+    checks.push(a_run(&trial));
+    checks
+}
+
+fn check(name: &str, state: CheckState, detail: impl Into<String>, barriers: &[Barrier]) -> Check {
+    let barriers = barriers.iter().map(|barrier| barrier.name()).collect();
+    Check { name: name.to_owned(), state, detail: detail.into(), barriers, remedy: None }
+}
+
+fn kernel() -> Check {
+    let release = probe::kernel_release();
+    let (major, minor) = OLDEST;
+    match probe::kernel_version(&release) {
+        Some(version) if version >= OLDEST => check("kernel", CheckState::Good, release, &[]),
+        _ => Check {
+            remedy: Some(format!("install a kernel of version {major}.{minor} or newer")),
+            ..check("kernel", CheckState::Missing, format!("{release}, older than {major}.{minor}"), &[])
+        },
+    }
+}
+
+const OF_NAMESPACES: [Barrier; 7] = [
+    Barrier::OwnUser,
+    Barrier::OwnPid,
+    Barrier::OwnMount,
+    Barrier::OwnNet,
+    Barrier::OwnIpc,
+    Barrier::OwnUts,
+    Barrier::OwnCgroup,
+];
+
+fn namespaces(engine: &Engine, trial: &RunResult) -> Check {
+    let who = match engine.inner.native.starter() {
+        Starter::Root => "as root; programs are uid 200000 outside",
+        Starter::User => "as an ordinary user; programs are this user outside",
+    };
+    let works = OF_NAMESPACES.iter().all(|barrier| trial.barriers.contains(barrier));
+    match works {
+        true => check("namespaces", CheckState::Good, who, &OF_NAMESPACES),
+        false => Check {
+            remedy: Some(namespace_remedy()),
+            ..check("namespaces", CheckState::Missing, format!("cannot be made {who}"), &OF_NAMESPACES)
+        },
+    }
+}
+
+/// The usual reasons, in the order in which distributions have them.
+fn namespace_remedy() -> String {
+    let reads = |path: &str, value: &str| fs::read_to_string(path).is_ok_and(|text| text.trim() == value);
+    let setting = if reads("/proc/sys/kernel/unprivileged_userns_clone", "0") {
+        "sudo sysctl -w kernel.unprivileged_userns_clone=1"
+    } else if reads("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") {
+        "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    } else if reads("/proc/sys/user/max_user_namespaces", "0") {
+        "sudo sysctl -w user.max_user_namespaces=10000"
+    } else {
+        "in a container, start it with: --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+    };
+    setting.to_owned()
+}
+
+fn landlock() -> Check {
+    let barriers = [Barrier::PathRules];
+    match probe::landlock_version() {
+        0 => Check {
+            remedy: Some("boot with landlock in the kernel's lsm= list (Linux 5.13 or newer)".to_owned()),
+            ..check("Landlock", CheckState::Weaker, "the kernel has none", &barriers)
+        },
+        version @ 1..=5 => {
+            let detail =
+                format!("version {version}; abstract sockets and signals are scoped from version 6 on");
+            check("Landlock", CheckState::Good, detail, &barriers)
+        }
+        version => check("Landlock", CheckState::Good, format!("version {version}"), &barriers),
+    }
+}
+
+fn limit(finding: sandbox::native::cgroup::Finding) -> Check {
+    let barrier = match finding.limit {
+        "memory" => Barrier::MemoryLimit,
+        "pids" => Barrier::PidsLimit,
+        _ => Barrier::CpuLimit,
+    };
+    let by = match finding.enforcer {
+        Enforcer::CgroupV2 => "by cgroup v2",
+        Enforcer::CgroupV1 => "by cgroup v1",
+        Enforcer::Rlimit => "for each process by resource limits",
+        Enforcer::Nothing => "by nothing",
+    };
+    let good = matches!(finding.enforcer, Enforcer::CgroupV2 | Enforcer::CgroupV1);
+    let state = if good { CheckState::Good } else { CheckState::Weaker };
+    let (detail, remedy) = match &finding.obstacle {
+        Some((why, remedy)) if !good => (format!("{by}: {why}"), Some((*remedy).to_owned())),
+        _ => (by.to_owned(), None),
+    };
+    Check { remedy, ..check(&format!("{} limit", finding.limit), state, detail, &[barrier]) }
+}
+
+/// A sandbox that lists its own root: needs nothing of the host but what every run needs.
+async fn trial(engine: &Engine) -> RunResult {
+    let command = ["sh", "-c", "exit 0"].map(Into::into).into();
+    let spec = Policy::default().admit(RunRequest { command, ..RunRequest::default() });
+    engine.run(spec.expect("a plain request is admitted")).await
+}
+
+fn a_run(trial: &RunResult) -> Check {
+    if trial.status == Status::Succeeded {
+        let detail = format!("made, ran and removed in {} ms", trial.duration_ms);
+        return check("a sandbox", CheckState::Good, detail, &[]);
+    }
+    let error = trial.error.as_ref();
+    let detail =
+        error.map_or_else(|| format!("the trial ended with {}", trial.exit_status), |e| e.message.clone());
+    let remedy = error.and_then(|error| error.hint.clone());
+    Check { remedy, ..check("a sandbox", CheckState::Missing, detail, &[]) }
+}

@@ -1,0 +1,526 @@
+//! One driver task a run: down once, back once.
+//!
+//! ```text
+//! record ─ box ─ inputs ─ program ─┬─ ended ──────────────┐
+//!                                  ├─ wall time ─ TERM ─ grace ─┤
+//!                                  ├─ CPU time ── XCPU ─ grace ─┤─ box ended ─ artifacts ─ box released ─ record closed
+//!                                  └─ cancelled ─ TERM ─ grace ─┘
+//! ```
+
+use crate::{
+    Inner,
+    capture::Capture,
+    files::{self, Bounds},
+    record::{self, Record},
+};
+use sandbox::native::{NativeBox, Program, Progress, SandboxError};
+use spec::{
+    ArtifactRef, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult, RunSpec, Status,
+    Stream, Truncated, Usage,
+};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs::File,
+    io,
+    net::TcpListener,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::AsyncReadExt,
+    net::unix::pipe,
+    sync::{mpsc, oneshot, watch},
+    task::JoinHandle,
+};
+
+/// What a program has to end by itself after SIGTERM when its time is up.
+const GRACE: Duration = Duration::from_secs(2);
+/// The same when somebody waits for the cancelled run to be gone.
+const CANCEL_GRACE: Duration = Duration::from_millis(500);
+/// How long making a box may take; only a file system that does not answer takes this long.
+const LONGEST_START: Duration = Duration::from_secs(30);
+/// How often CPU time is looked at, at most.
+const CPU_LOOK: Duration = Duration::from_millis(50);
+/// How long output may still come from a box that the kernel could not end.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
+
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+const SIGXCPU: i32 = 24;
+const SIGXFSZ: i32 = 25;
+
+/// One run's task.
+pub(crate) struct Driver {
+    pub(crate) engine: Arc<Inner>,
+    pub(crate) id: Id,
+    pub(crate) spec: RunSpec,
+    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) cancelled: watch::Receiver<bool>,
+    pub(crate) doors: Option<oneshot::Sender<Vec<TcpListener>>>,
+}
+
+/// Why the program was stopped by us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stopped {
+    WallTime,
+    CpuTime,
+    Cancelled,
+}
+
+/// How the program ended.
+#[derive(Debug, Default)]
+struct Ending {
+    /// Wait status of the program, if anybody saw it.
+    status: Option<i32>,
+    stopped: Option<Stopped>,
+    cpu_us: u64,
+    peak_bytes: u64,
+}
+
+/// The output of a run, being read.
+struct Outputs {
+    stdout: JoinHandle<(Vec<u8>, bool)>,
+    stderr: JoinHandle<(Vec<u8>, bool)>,
+}
+
+impl Driver {
+    pub(crate) async fn drive(mut self, input: io::Result<Option<OwnedFd>>) -> RunResult {
+        let mut result = blank(&self.id, &self.spec);
+        let started = Instant::now();
+        if let Err(refused) = self.run(input, &mut result).await {
+            result.status = match refused.code {
+                ErrorCode::Cancelled => Status::Cancelled,
+                _ => Status::NotStarted,
+            };
+            result.exit_status = if result.status == Status::Cancelled { 130 } else { result.exit_status };
+            result.error = Some(refused);
+        }
+        result.ended_at = record::now();
+        result.duration_ms = started.elapsed().as_millis() as u64;
+        result
+    }
+
+    /// The way of a run; an error means that no line of the program ran.
+    async fn run(
+        &mut self,
+        input: io::Result<Option<OwnedFd>>,
+        result: &mut RunResult,
+    ) -> Result<(), ErrorInfo> {
+        result.exit_status = 125;
+        let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
+        let record = self.engine.records.take(&self.id).map_err(|error| of_record(&self.id, error))?;
+        let create = self.engine.native.create(&self.id, &self.spec.sandbox);
+        let mut sandbox = match tokio::time::timeout(LONGEST_START, create).await {
+            Ok(Ok(sandbox)) => sandbox,
+            Ok(Err(error)) => {
+                close(record, &mut result.notes);
+                return Err(refused(&error, result));
+            }
+            Err(_) => return Err(internal("the sandbox was not made in time".to_owned())),
+        };
+        let ran = self.run_in(&mut sandbox, input, result).await;
+        let released = sandbox.release().await;
+        result.notes.extend(released.notes);
+        if !released.left_over {
+            close(record, &mut result.notes);
+        }
+        ran
+    }
+
+    async fn run_in(
+        &mut self,
+        sandbox: &mut NativeBox,
+        input: Option<OwnedFd>,
+        result: &mut RunResult,
+    ) -> Result<(), ErrorInfo> {
+        if let Some(doors) = self.doors.take() {
+            // Nobody may want them: then nobody listens.
+            _ = doors.send(sandbox.take_doors());
+        }
+        result.enforced_by = sandbox.enforcers();
+        result.notes.extend(sandbox.notes());
+        let placed = self.put_inputs(sandbox);
+        let outputs = match placed {
+            Ok(()) => self.exec(sandbox, input).await.map_err(|error| refused(&error, result)),
+            Err(error) => Err(error),
+        };
+        let outputs = match outputs {
+            Ok(outputs) => outputs,
+            Err(error) => {
+                sandbox.end().await;
+                return Err(error);
+            }
+        };
+        result.barriers = sandbox.barriers();
+        result.started_at = record::now();
+        // A caller who takes no events has dropped his end.
+        _ = self.events.send(Event::Started { barriers: result.barriers.clone() }).await;
+        let ending = self.watch(sandbox).await;
+        self.conclude(sandbox, ending, outputs, result).await;
+        Ok(())
+    }
+
+    fn put_inputs(&self, sandbox: &NativeBox) -> Result<(), ErrorInfo> {
+        let limit = self.spec.sandbox.limits.disk.0;
+        for (name, source) in &self.spec.inputs {
+            let mut file = self.open_input(source)?;
+            let put = files::put_input(sandbox.workspace(), name, &mut file, sandbox.owner_inside(), limit);
+            put.map_err(|error| {
+                let cause =
+                    std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+                let hint = "check the file, its name inside, and --disk";
+                ErrorInfo {
+                    code: ErrorCode::InvalidSpec,
+                    message: format!("{error}{cause}"),
+                    hint: Some(hint.into()),
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn open_input(&self, source: &InputSource) -> Result<File, ErrorInfo> {
+        match source {
+            InputSource::File(path) => open_regular(path).map_err(|error| ErrorInfo {
+                code: ErrorCode::InvalidSpec,
+                message: format!("cannot read the input `{}`: {error}", path.display()),
+                hint: Some("check that it is a file and that you may read it".to_owned()),
+            }),
+            InputSource::Artifact { name, version } => {
+                let opened = self.engine.artifacts.open_version(name, *version);
+                opened.map(|(file, _)| file).map_err(|error| ErrorInfo {
+                    code: ErrorCode::InvalidSpec,
+                    message: error.to_string(),
+                    hint: Some("`airlock artifact list` shows what is kept".to_owned()),
+                })
+            }
+        }
+    }
+
+    async fn exec(&self, sandbox: &mut NativeBox, input: Option<OwnedFd>) -> Result<Outputs, SandboxError> {
+        let failed = |source: io::Error| SandboxError::Launcher { what: "connect", source };
+        let input = match input {
+            Some(input) => input,
+            None => File::open("/dev/null").map_err(failed)?.into(),
+        };
+        let (out_read, out_write) = output_pipe().map_err(failed)?;
+        let (err_read, err_write) = output_pipe().map_err(failed)?;
+        let program = Program { argv: self.spec.command.clone(), env: environment(&self.id, &self.spec) };
+        sandbox.exec(&program, [input, out_write, err_write]).await?;
+        let cap = self.spec.sandbox.limits.output.0;
+        let read = |stream, pipe| tokio::spawn(read_output(stream, pipe, cap, self.events.clone()));
+        Ok(Outputs { stdout: read(Stream::Stdout, out_read), stderr: read(Stream::Stderr, err_read) })
+    }
+
+    /// Waits for the end of the program, or brings it about.
+    async fn watch(&mut self, sandbox: &mut NativeBox) -> Ending {
+        let limits = self.spec.sandbox.limits.clone();
+        let deadline = tokio::time::sleep(limits.wall_time.0);
+        tokio::pin!(deadline);
+        let mut next_look = Instant::now() + first_look(&limits);
+        loop {
+            let stopped = tokio::select! {
+                progress = sandbox.progress() => return ending(progress, None),
+                () = &mut deadline => Stopped::WallTime,
+                () = until_cancelled(&mut self.cancelled) => Stopped::Cancelled,
+                () = tokio::time::sleep_until(next_look.into()) => {
+                    match cpu_left(sandbox, &limits) {
+                        Some(left) => {
+                            next_look = Instant::now() + left;
+                            continue;
+                        }
+                        None => Stopped::CpuTime,
+                    }
+                }
+            };
+            return stop(sandbox, stopped).await;
+        }
+    }
+
+    /// Everything in the box is ended first: what is read and kept then cannot change any more.
+    async fn conclude(
+        &self,
+        sandbox: &mut NativeBox,
+        mut ending: Ending,
+        outputs: Outputs,
+        result: &mut RunResult,
+    ) {
+        let gone = sandbox.end().await;
+        if let Some(gone) = gone {
+            ending.cpu_us += gone.cpu_us;
+            ending.peak_bytes = ending.peak_bytes.max(gone.peak_bytes);
+        } else {
+            result.notes.push("the kernel has not ended every process of the sandbox yet".to_owned());
+        }
+        let [(stdout, cut_out), (stderr, cut_err)] = outputs.finish(gone.is_some()).await;
+        (result.stdout, result.stderr) = (stdout, stderr);
+        result.truncated = Truncated { stdout: cut_out, stderr: cut_err };
+        self.keep_artifacts(sandbox, result);
+        let counters = sandbox.counters();
+        result.usage = Usage {
+            cpu_ms: counters.cpu.unwrap_or(Duration::from_micros(ending.cpu_us)).as_millis() as u64,
+            memory_peak_bytes: counters.memory_peak.unwrap_or(ending.peak_bytes),
+            pids_peak: counters.pids_peak,
+            ..Usage::default()
+        };
+        let oom = counters.oom_kills.is_some_and(|kills| kills > 0);
+        let pids = counters.pids_refused.is_some_and(|times| times > 0);
+        let hits = [
+            (LimitName::Memory, oom),
+            (LimitName::Pids, pids),
+            (LimitName::Disk, sandbox.scratch_is_full()),
+            (LimitName::Output, cut_out || cut_err),
+        ];
+        result.limits_hit = hits.into_iter().filter(|(_, hit)| *hit).map(|(name, _)| name).collect();
+        judge(&ending, oom, &self.spec.sandbox.limits, result);
+    }
+
+    fn keep_artifacts(&self, sandbox: &NativeBox, result: &mut RunResult) {
+        let mut kept: Vec<ArtifactRef> = Vec::new();
+        let bounds = Bounds::default();
+        let collected =
+            files::collect(sandbox.workspace(), &self.spec.artifacts, bounds, &mut |mut found| {
+                let put = self.engine.artifacts.put(
+                    &found.name,
+                    Some(&self.id),
+                    &mut found.contents,
+                    bounds.file_bytes,
+                );
+                put.map(|artifact| kept.push(artifact)).map_err(|error| error.to_string())
+            });
+        result.artifacts = kept;
+        let told = collected.skipped.iter();
+        result.notes.extend(
+            told.map(|skipped| format!("artifact `{}` was not kept: {}", skipped.name, skipped.reason)),
+        );
+        if collected.more_skipped > 0 {
+            result.notes.push(format!("{} more artifacts were not kept", collected.more_skipped));
+        }
+    }
+}
+
+impl Outputs {
+    /// With every writer gone both streams end, at the pace of whoever reads them.
+    async fn finish(self, all_gone: bool) -> [(Vec<u8>, bool); 2] {
+        let mut streams = Vec::new();
+        for mut stream in [self.stdout, self.stderr] {
+            let read = match all_gone {
+                true => Ok((&mut stream).await),
+                false => tokio::time::timeout(LAST_OUTPUT, &mut stream).await,
+            };
+            stream.abort();
+            streams.push(read.ok().and_then(Result::ok).unwrap_or((Vec::new(), true)));
+        }
+        let stderr = streams.pop().unwrap_or_default();
+        [streams.pop().unwrap_or_default(), stderr]
+    }
+}
+
+async fn read_output(
+    stream: Stream,
+    mut pipe: pipe::Receiver,
+    cap: u64,
+    events: mpsc::Sender<Event>,
+) -> (Vec<u8>, bool) {
+    let mut capture = Capture::new(cap);
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = pipe.read(&mut buffer).await {
+        capture.add(&buffer[..count]);
+        // Without a reader, the stream is still drained: a full pipe would stop the program.
+        _ = events.send(Event::Output { stream, data: buffer[..count].to_vec() }).await;
+    }
+    capture.finish()
+}
+
+async fn until_cancelled(cancelled: &mut watch::Receiver<bool>) {
+    // The sender lives in `Run`; a caller who dropped it did not cancel.
+    if cancelled.wait_for(|cancelled| *cancelled).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Asks the program to end, and gives it a moment.
+async fn stop(sandbox: &mut NativeBox, stopped: Stopped) -> Ending {
+    let (signal, grace) = match stopped {
+        Stopped::WallTime => (SIGTERM, GRACE),
+        Stopped::CpuTime => (SIGXCPU, CANCEL_GRACE),
+        Stopped::Cancelled => (SIGTERM, CANCEL_GRACE),
+    };
+    sandbox.signal(signal);
+    match tokio::time::timeout(grace, sandbox.progress()).await {
+        Ok(progress) => ending(progress, Some(stopped)),
+        Err(_) => Ending { status: Some(SIGKILL), stopped: Some(stopped), ..Ending::default() },
+    }
+}
+
+fn ending(progress: Progress, stopped: Option<Stopped>) -> Ending {
+    match progress {
+        Progress::Ended(ended) => {
+            Ending { status: Some(ended.status), stopped, cpu_us: ended.cpu_us, peak_bytes: ended.peak_bytes }
+        }
+        // The box died under the program: its status is not known.
+        Progress::Gone(ended) => {
+            Ending { status: None, stopped, cpu_us: ended.cpu_us, peak_bytes: ended.peak_bytes }
+        }
+    }
+}
+
+fn first_look(limits: &Limits) -> Duration {
+    match limits.cpu_time {
+        Some(_) => CPU_LOOK,
+        None => Duration::from_secs(24 * 3600),
+    }
+}
+
+/// How long CPU time cannot run out, however many CPUs are busy; nothing if it has.
+fn cpu_left(sandbox: &NativeBox, limits: &Limits) -> Option<Duration> {
+    let (Some(limit), Some(used)) = (limits.cpu_time, sandbox.counters().cpu) else {
+        // Each process has its own limit then.
+        return Some(Duration::from_secs(24 * 3600));
+    };
+    let left = limit.0.checked_sub(used).filter(|left| !left.is_zero())?;
+    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+    Some((left / cpus).max(CPU_LOOK))
+}
+
+/// From how the program ended to what is said of it.
+fn judge(ending: &Ending, oom: bool, limits: &Limits, result: &mut RunResult) {
+    let status = ending.status.unwrap_or(SIGKILL);
+    let signal = Some(status & 0x7f).filter(|signal| *signal != 0);
+    result.exit_code = if signal.is_none() { Some(status >> 8 & 0xff) } else { None };
+    result.signal = signal;
+    match signal {
+        Some(SIGXCPU) => _ = result.limits_hit.insert(LimitName::CpuTime),
+        Some(SIGXFSZ) => _ = result.limits_hit.insert(LimitName::FileSize),
+        _ => {}
+    }
+    let error =
+        |code, message: String, hint: &str| Some(ErrorInfo { code, message, hint: Some(hint.to_owned()) });
+    match ending.stopped {
+        Some(Stopped::WallTime) => {
+            result.limits_hit.insert(LimitName::WallTime);
+            let message = format!("stopped after {} on the clock", limits.wall_time);
+            result.error = error(ErrorCode::Timeout, message, "give it more time with --timeout");
+            (result.status, result.exit_status) = (Status::TimedOut, 124);
+        }
+        Some(Stopped::Cancelled) => {
+            result.error =
+                error(ErrorCode::Cancelled, "cancelled".to_owned(), "start it again when you want it");
+            (result.status, result.exit_status) = (Status::Cancelled, 130);
+        }
+        Some(Stopped::CpuTime) => {
+            result.limits_hit.insert(LimitName::CpuTime);
+            (result.status, result.exit_status) = by_status(result);
+        }
+        None if oom && signal == Some(SIGKILL) => {
+            let message = format!("killed at its memory limit of {}", limits.memory);
+            result.error = error(ErrorCode::OomKilled, message, "give it more with --memory");
+            (result.status, result.exit_status) = (Status::OomKilled, 137);
+        }
+        None if ending.status.is_none() => {
+            (result.exit_code, result.signal) = (None, None);
+            let message = "the sandbox died under the program".to_owned();
+            result.error = error(ErrorCode::Lost, message, "start it again; `airlock doctor` tries one out");
+            (result.status, result.exit_status) = (Status::Lost, 125);
+        }
+        None => (result.status, result.exit_status) = by_status(result),
+    }
+}
+
+fn by_status(result: &RunResult) -> (Status, u8) {
+    match (result.exit_code, result.signal) {
+        (Some(0), _) => (Status::Succeeded, 0),
+        (Some(code), _) => (Status::Failed, code as u8),
+        (None, signal) => (Status::Failed, 128 + signal.unwrap_or(SIGKILL) as u8),
+    }
+}
+
+/// The variables of a run: the caller's, and those that Airlock sets.
+pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsString> {
+    let caller = spec.sandbox.env.iter().map(|(name, value)| (name.as_os_str().to_owned(), value.clone()));
+    let mut env: BTreeMap<OsString, OsString> = caller.collect();
+    let fixed = [
+        ("AIRLOCK_RUN_ID", id.as_str()),
+        ("AIRLOCK_WORKSPACE", spec::WORKSPACE),
+        ("CYNODE_ARTIFACTS_DIR", "/workspace/.artifacts"),
+        ("CYNODE_WORKSPACE_DIR", spec::WORKSPACE),
+        ("HOME", "/workspace/.home"),
+        ("PATH", spec::DEFAULT_PATH),
+        ("RUN_ID", id.as_str()),
+        ("TMPDIR", "/tmp"),
+    ];
+    let known = [("CYNODE_TASK_ID", &spec.task_id), ("CYNODE_JOB_ID", &spec.job_id)];
+    let known = known.into_iter().filter_map(|(name, id)| id.as_ref().map(|id| (name, id.as_str())));
+    env.extend(fixed.into_iter().chain(known).map(|(name, value)| (name.into(), value.into())));
+    env
+}
+
+/// For a program's standard input: our end, and the program's.
+pub(crate) fn input_pipe() -> io::Result<(pipe::Sender, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    Ok((pipe::Sender::from_owned_fd(nonblocking(write)?)?, read))
+}
+
+fn output_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    Ok((pipe::Receiver::from_owned_fd(nonblocking(read)?)?, write))
+}
+
+fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {
+    rustix::io::ioctl_fionbio(end.as_fd(), true)?;
+    Ok(end)
+}
+
+/// Opens without waiting for the other end of a FIFO, and takes nothing but a regular file.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a regular file")),
+    }
+}
+
+fn refused(error: &SandboxError, result: &mut RunResult) -> ErrorInfo {
+    result.exit_status = error.exit_status();
+    error.info()
+}
+
+fn internal(message: String) -> ErrorInfo {
+    ErrorInfo { code: ErrorCode::Internal, message, hint: Some("`airlock doctor` may know why".to_owned()) }
+}
+
+fn of_record(id: &Id, error: io::Error) -> ErrorInfo {
+    match error.kind() {
+        io::ErrorKind::AlreadyExists => ErrorInfo {
+            code: ErrorCode::InvalidSpec,
+            message: format!("a run called `{id}` is under way"),
+            hint: Some("choose another --run-id, or leave it away".to_owned()),
+        },
+        _ => internal(format!("cannot write the record of the run: {error}")),
+    }
+}
+
+fn close(record: Record, notes: &mut Vec<String>) {
+    if let Err(error) = record.close() {
+        notes.push(format!("the record of the run could not be removed: {error}"));
+    }
+}
+
+/// The result of a run whose driver panicked. Its box is gone with the driver's end of the channel.
+pub(crate) fn broken(blank: RunResult) -> RunResult {
+    let error = internal("the engine failed; this is a bug in Airlock".to_owned());
+    RunResult { status: Status::Lost, error: Some(error), ..blank }
+}
+
+/// A result with nothing in it yet.
+pub(crate) fn blank(id: &Id, spec: &RunSpec) -> RunResult {
+    let blank = RunResult::blank(id.clone(), spec.sandbox.profile.clone(), record::now());
+    RunResult { task_id: spec.task_id.clone(), job_id: spec.job_id.clone(), ..blank }
+}

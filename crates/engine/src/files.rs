@@ -1,0 +1,469 @@
+//! Files into a workspace before a run and out of it afterwards.
+//!
+//! What lies in a workspace may be hostile, and a mounted one may change while we look: everything
+//! goes by handle, beneath the workspace and through no symbolic link; only regular files are read.
+
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid},
+    io::Errno,
+};
+use spec::WorkspacePath;
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// What lies here at the end is kept, under its name relative to this folder.
+const ARTIFACTS: &str = ".artifacts";
+/// How often the kernel may say that a rename elsewhere disturbed the lookup.
+const DISTURBED: usize = 64;
+
+/// Why an input could not be put into the workspace.
+#[derive(Debug, thiserror::Error)]
+pub enum InputError {
+    /// The workspace did not take it.
+    #[error("cannot put `{}` into the workspace", shown(name.as_path()))]
+    Write {
+        /// Its name inside.
+        name: WorkspacePath,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// It could not be read.
+    #[error("cannot read what should become `{}` in the workspace", shown(name.as_path()))]
+    Read {
+        /// Its name inside.
+        name: WorkspacePath,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// It is too large.
+    #[error("the input `{}` is larger than {limit_bytes} bytes", shown(name.as_path()))]
+    TooLarge {
+        /// Its name inside.
+        name: WorkspacePath,
+        /// What it may have.
+        limit_bytes: u64,
+    },
+    /// Something else has that name.
+    #[error("the input `{}` cannot replace what is there: it is {what}", shown(name.as_path()))]
+    InTheWay {
+        /// Its name inside.
+        name: WorkspacePath,
+        /// What is there.
+        what: &'static str,
+    },
+}
+
+/// How much is kept at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Files.
+    pub files: usize,
+    /// Directory entries looked at.
+    pub entries: usize,
+    /// Folders within folders, which is also the number of descriptors open at a time.
+    pub depth: usize,
+    /// Bytes of one file.
+    pub file_bytes: u64,
+    /// Bytes in all.
+    pub total_bytes: u64,
+    /// Skipped names that are told one by one.
+    pub told: usize,
+}
+
+/// A file to be kept.
+#[derive(Debug)]
+pub struct Found {
+    /// What it is to be called.
+    pub name: WorkspacePath,
+    /// Its size when it was opened.
+    pub size_bytes: u64,
+    /// Its contents: no more than that size, even if it grows.
+    pub contents: io::Take<File>,
+}
+
+/// What was not kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its name, made printable.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// What came of collecting.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// How many files were kept.
+    pub files: usize,
+    /// Their sizes together.
+    pub bytes: u64,
+    /// What was not kept, and why.
+    pub skipped: Vec<Skipped>,
+    /// How many more were skipped than are told.
+    pub more_skipped: u64,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Bounds {
+            files: 10_000,
+            entries: 100_000,
+            depth: 64,
+            file_bytes: 1 << 30,
+            total_bytes: 4 << 30,
+            told: 100,
+        }
+    }
+}
+
+/// Writes an input into the workspace, all of it or nothing; a regular file of that name is replaced.
+/// The file and the folders made for it get the owner.
+pub fn put_input(
+    workspace: BorrowedFd<'_>,
+    name: &WorkspacePath,
+    source: &mut dyn Read,
+    owner: Option<(u32, u32)>,
+    limit_bytes: u64,
+) -> Result<(), InputError> {
+    let failed = |source| InputError::Write { name: name.clone(), source };
+    let (folder, last) = make_parents(workspace, name.as_path(), owner).map_err(failed)?;
+    if let Some(what) = in_the_way(&folder, &last).map_err(failed)? {
+        return Err(InputError::InTheWay { name: name.clone(), what });
+    }
+    let (draft, file) = new_draft(&folder).map_err(failed)?;
+    let put = copy(name, source, &file, limit_bytes).and_then(|()| {
+        let finished = finish(&file, owner).and_then(|()| {
+            // Replaces the name itself, never what a link of that name points at.
+            Ok(rustix::fs::renameat(&folder, &draft, &folder, &last)?)
+        });
+        finished.map_err(failed)
+    });
+    if put.is_err() {
+        let _ = rustix::fs::unlinkat(&folder, &draft, AtFlags::empty());
+    }
+    put
+}
+
+/// The folder that is to hold the last name of `path`, and that name.
+fn make_parents(
+    workspace: BorrowedFd<'_>,
+    path: &Path,
+    owner: Option<(u32, u32)>,
+) -> io::Result<(OwnedFd, OsString)> {
+    let mut folder = open(workspace, ".", OFlags::PATH | OFlags::DIRECTORY)?;
+    for part in path.parent().unwrap_or(Path::new("")).components() {
+        folder = make_folder(&folder, part.as_os_str(), owner)?;
+    }
+    Ok((folder, path.file_name().unwrap_or_default().to_owned()))
+}
+
+fn make_folder(parent: &OwnedFd, name: &OsStr, owner: Option<(u32, u32)>) -> io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
+        Err(Errno::EXIST) => return open(parent, name, OFlags::PATH | OFlags::DIRECTORY),
+        made => made?,
+    }
+    let folder = open(parent, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    // Somebody may have put another folder there meanwhile: only one of ours is given away.
+    if rustix::fs::fstat(&folder)?.st_uid == rustix::process::geteuid().as_raw() {
+        rustix::fs::fchmod(&folder, Mode::from_raw_mode(0o755))?;
+        give(&folder, owner)?;
+    }
+    Ok(folder)
+}
+
+fn in_the_way(folder: &OwnedFd, name: &OsStr) -> io::Result<Option<&'static str>> {
+    match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => Ok(None),
+        Err(source) => Err(source.into()),
+        Ok(found) if kind(&found) == FileType::RegularFile => Ok(None),
+        Ok(found) => Ok(Some(called(kind(&found)))),
+    }
+}
+
+fn new_draft(folder: &OwnedFd) -> io::Result<(String, File)> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!(".airlock-input-{}-{count}", std::process::id());
+        match open(folder, &name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL) {
+            Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {}
+            file => return Ok((name, File::from(file?))),
+        }
+    }
+}
+
+fn copy(
+    name: &WorkspacePath,
+    source: &mut dyn Read,
+    mut file: &File,
+    limit_bytes: u64,
+) -> Result<(), InputError> {
+    let mut buffer = vec![0; 128 << 10];
+    let mut size_bytes = 0;
+    loop {
+        let count = match source.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => count,
+            Err(again) if again.kind() == io::ErrorKind::Interrupted => continue,
+            Err(source) => return Err(InputError::Read { name: name.clone(), source }),
+        };
+        size_bytes += count as u64;
+        if size_bytes > limit_bytes {
+            return Err(InputError::TooLarge { name: name.clone(), limit_bytes });
+        }
+        file.write_all(&buffer[..count])
+            .map_err(|source| InputError::Write { name: name.clone(), source })?;
+    }
+}
+
+fn finish(file: &File, owner: Option<(u32, u32)>) -> io::Result<()> {
+    rustix::fs::fchmod(file, Mode::from_raw_mode(0o644))?;
+    give(file, owner)
+}
+
+fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> io::Result<()> {
+    let Some((user, group)) = owner else { return Ok(()) };
+    Ok(rustix::fs::fchown(file, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?)
+}
+
+/// Hands every file that is to be kept to `keep`, one at a time: the wanted files, what lies in the
+/// wanted folders, and what lies in `.artifacts`. What `keep` refuses is skipped with its reason.
+pub fn collect(
+    workspace: BorrowedFd<'_>,
+    wanted: &[WorkspacePath],
+    bounds: Bounds,
+    keep: &mut dyn FnMut(Found) -> Result<(), String>,
+) -> Collected {
+    let mut collecting =
+        Collecting { bounds, keep, entries: 0, full: false, collected: Collected::default() };
+    for path in outermost(wanted) {
+        match open(workspace, path, OFlags::PATH) {
+            Ok(handle) => collecting.start(workspace, &handle, path, path),
+            Err(source) => collecting.skip(path, why_not(&source)),
+        }
+    }
+    match open(workspace, ARTIFACTS, OFlags::PATH | OFlags::DIRECTORY) {
+        Ok(handle) => collecting.start(workspace, &handle, Path::new(ARTIFACTS), Path::new("")),
+        Err(absent) if absent.kind() == io::ErrorKind::NotFound => {}
+        Err(source) => collecting.skip(Path::new(ARTIFACTS), why_not(&source)),
+    }
+    collecting.collected
+}
+
+/// Without the paths that lie below others: nothing is kept twice.
+fn outermost(wanted: &[WorkspacePath]) -> impl Iterator<Item = &Path> {
+    let covered = move |at: usize, path: &Path| {
+        wanted.iter().enumerate().any(|(other_at, other)| {
+            path.starts_with(other.as_path()) && (path != other.as_path() || other_at < at)
+        })
+    };
+    wanted
+        .iter()
+        .enumerate()
+        .filter(move |(at, path)| !covered(*at, path.as_path()))
+        .map(|(_, p)| p.as_path())
+}
+
+struct Collecting<'a> {
+    bounds: Bounds,
+    keep: &'a mut dyn FnMut(Found) -> Result<(), String>,
+    entries: usize,
+    /// A bound was reached: nothing more is looked at.
+    full: bool,
+    collected: Collected,
+}
+
+/// A folder that is being read.
+struct Level {
+    folder: Dir,
+    /// What its files are called before their own name.
+    name: PathBuf,
+}
+
+impl Collecting<'_> {
+    fn start(&mut self, parent: BorrowedFd<'_>, handle: &OwnedFd, path: &Path, name: &Path) {
+        if let Some(folder) = self.visit(parent, handle, path, name) {
+            self.walk(Level { folder, name: name.to_owned() });
+        }
+    }
+
+    fn walk(&mut self, top: Level) {
+        let mut levels = vec![top];
+        while let Some(level) = levels.last_mut()
+            && !self.full
+        {
+            let entry = match level.folder.read() {
+                Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => continue,
+                Some(Ok(entry)) => OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(),
+                Some(Err(source)) => {
+                    self.skip(&level.name, why_not(&source.into()));
+                    levels.pop();
+                    continue;
+                }
+                None => {
+                    levels.pop();
+                    continue;
+                }
+            };
+            let name = level.name.join(&entry);
+            let folder = self.enter(level, &entry, &name);
+            match folder {
+                Some(_) if levels.len() >= self.bounds.depth => {
+                    self.skip(&name, format!("lies deeper than {} folders", self.bounds.depth));
+                }
+                Some(folder) => levels.push(Level { folder, name }),
+                None => {}
+            }
+        }
+    }
+
+    /// Looks at one entry; gives back the folder if it is one.
+    fn enter(&mut self, level: &Level, entry: &OsStr, name: &Path) -> Option<Dir> {
+        self.entries += 1;
+        if self.entries > self.bounds.entries {
+            self.full = true;
+            let reason = format!("more than {} entries: the rest was not looked at", self.bounds.entries);
+            return self.skip_entry(name, reason);
+        }
+        let opened = level.folder.fd().map_err(io::Error::from).and_then(|folder| {
+            let handle = open(folder, entry, OFlags::PATH)?;
+            Ok((folder, handle))
+        });
+        match opened {
+            Ok((folder, handle)) => self.visit(folder, &handle, Path::new(entry), name),
+            Err(source) => self.skip_entry(name, why_not(&source)),
+        }
+    }
+
+    /// Decides on the handle, which opens nothing: opening a FIFO would wait, a device could do anything.
+    fn visit(&mut self, parent: BorrowedFd<'_>, handle: &OwnedFd, path: &Path, name: &Path) -> Option<Dir> {
+        let found = match rustix::fs::fstat(handle) {
+            Ok(found) => found,
+            Err(source) => return self.skip_entry(name, why_not(&source.into())),
+        };
+        let outcome = match kind(&found) {
+            FileType::RegularFile => self.file(parent, path, &found, name).map(|()| None),
+            FileType::Directory => open_to_read(handle).map(Some),
+            other => Err(format!("is {}", called(other))),
+        };
+        outcome.unwrap_or_else(|reason| self.skip_entry(name, reason))
+    }
+
+    /// Hands one file over; the error is the reason why not.
+    fn file(&mut self, parent: BorrowedFd<'_>, path: &Path, seen: &Stat, name: &Path) -> Result<(), String> {
+        let name = WorkspacePath::new(name).map_err(|bad| bad.why.to_owned())?;
+        if self.collected.files >= self.bounds.files {
+            self.full = true;
+            return Err(format!("{} files are kept, and no more", self.bounds.files));
+        }
+        let (file, size_bytes) = open_seen(parent, path, seen)?;
+        if let Some(reason) = self.too_large(size_bytes) {
+            return Err(reason);
+        }
+        (self.keep)(Found { name, size_bytes, contents: file.take(size_bytes) })?;
+        self.collected.files += 1;
+        self.collected.bytes += size_bytes;
+        Ok(())
+    }
+
+    fn too_large(&self, size_bytes: u64) -> Option<String> {
+        let Bounds { file_bytes, total_bytes, .. } = self.bounds;
+        if size_bytes > file_bytes {
+            return Some(format!(
+                "has {size_bytes} bytes, more than the {file_bytes} that are kept of a file"
+            ));
+        }
+        let fits = self.collected.bytes.checked_add(size_bytes).is_some_and(|sum| sum <= total_bytes);
+        (!fits).then(|| format!("has {size_bytes} bytes, and no more than {total_bytes} are kept in all"))
+    }
+
+    fn skip_entry(&mut self, name: &Path, reason: String) -> Option<Dir> {
+        self.skip(name, reason);
+        None
+    }
+
+    fn skip(&mut self, name: &Path, reason: impl Into<String>) {
+        // That a bound was reached is always told.
+        match self.collected.skipped.len() < self.bounds.told || self.full {
+            true => self.collected.skipped.push(Skipped { name: shown(name), reason: reason.into() }),
+            false => self.collected.more_skipped += 1,
+        }
+    }
+}
+
+/// Opens the regular file that was seen at this place, or says why not; also its size.
+fn open_seen(parent: BorrowedFd<'_>, path: &Path, seen: &Stat) -> Result<(File, u64), String> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::from(open(parent, path, flags).map_err(|source| why_not(&source))?);
+    let opened = rustix::fs::fstat(&file).map_err(|source| why_not(&source.into()))?;
+    let same = (opened.st_dev, opened.st_ino) == (seen.st_dev, seen.st_ino);
+    match same && kind(&opened) == FileType::RegularFile {
+        true => Ok((file, u64::try_from(opened.st_size).unwrap_or(u64::MAX))),
+        false => Err("was replaced while it was being opened".to_owned()),
+    }
+}
+
+/// The very folder that was seen, opened for reading.
+fn open_to_read(handle: &OwnedFd) -> Result<Dir, String> {
+    let folder = open(handle, ".", OFlags::RDONLY | OFlags::DIRECTORY);
+    folder.and_then(|folder| Ok(Dir::new(folder)?)).map_err(|source| why_not(&source))
+}
+
+/// Opens beneath `folder`, through no symbolic link; a new file is nobody else's to read yet.
+fn open(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
+    let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    for _ in 0..DISTURBED {
+        match rustix::fs::openat2(folder.as_fd(), path.as_ref(), flags, mode, resolve) {
+            // A lease makes an open that must not wait fail in the same way; it is given up on, too.
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            opened => return Ok(opened?),
+        }
+    }
+    Err(Errno::AGAIN.into())
+}
+
+fn why_not(source: &io::Error) -> String {
+    match Errno::from_io_error(source) {
+        Some(Errno::NOENT) => "was not there".to_owned(),
+        Some(Errno::LOOP) => "leads through a symbolic link".to_owned(),
+        Some(Errno::NOTDIR) => "is not a folder, or leads through something that is none".to_owned(),
+        _ => format!("cannot be read: {source}"),
+    }
+}
+
+fn kind(found: &Stat) -> FileType {
+    FileType::from_raw_mode(found.st_mode)
+}
+
+fn called(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "a file",
+        FileType::Directory => "a folder",
+        FileType::Symlink => "a symbolic link",
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        FileType::Unknown => "of an unknown kind",
+    }
+}
+
+fn shown(name: &Path) -> String {
+    name.to_string_lossy().escape_debug().to_string()
+}
+
+#[cfg(test)]
+#[path = "files_tests.rs"]
+mod tests;

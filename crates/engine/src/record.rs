@@ -1,0 +1,188 @@
+//! Run records: one locked file a run. The lock dies with its owner, so whoever gets it may clean up.
+
+use rustix::fs::FlockOperation;
+use spec::{Id, Timestamp};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, ErrorKind},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// The records of a state folder.
+#[derive(Clone, Debug)]
+pub(crate) struct Records {
+    state: PathBuf,
+}
+
+/// The record of one run, locked.
+#[derive(Debug)]
+pub(crate) struct Record {
+    path: PathBuf,
+    _lock: File,
+}
+
+/// What a sweep removed.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Swept {
+    /// Runs whose owner was gone.
+    pub runs: Vec<String>,
+    /// Runs left alone because their owner lives.
+    pub live: usize,
+    /// What could not be removed, and why.
+    pub problems: Vec<String>,
+}
+
+impl Records {
+    pub(crate) fn open(state: PathBuf) -> io::Result<Records> {
+        let mut folder = fs::DirBuilder::new();
+        folder.recursive(true).mode(0o700).create(state.join("runs"))?;
+        Ok(Records { state })
+    }
+
+    fn path(&self, id: &Id) -> PathBuf {
+        self.state.join("runs").join(id.as_str())
+    }
+
+    /// Takes an id for a run; `AlreadyExists` if a living run has it.
+    pub(crate) fn take(&self, id: &Id) -> io::Result<Record> {
+        let path = self.path(id);
+        loop {
+            let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+            if !lock(&file)? {
+                return Err(io::Error::new(ErrorKind::AlreadyExists, "a run with this id is under way"));
+            }
+            // A sweep may have removed the file between our opening and locking it.
+            if same_file(&file, &path) {
+                // Of an earlier run of that id something may be left.
+                let problems = sandbox::native::sweep(&self.state, std::slice::from_ref(id));
+                return match problems.is_empty() {
+                    true => Ok(Record { path, _lock: file }),
+                    false => Err(io::Error::other(problems.join("; "))),
+                };
+            }
+        }
+    }
+
+    /// Removes what runs without a living owner left.
+    pub(crate) fn sweep(&self) -> Swept {
+        let mut swept = Swept::default();
+        let entries = match fs::read_dir(self.state.join("runs")) {
+            Ok(entries) => entries,
+            Err(error) => {
+                swept.problems.push(format!("the run records cannot be read: {error}"));
+                return swept;
+            }
+        };
+        for entry in entries.flatten() {
+            let Some(id) = entry.file_name().to_str().and_then(|name| Id::new(name).ok()) else { continue };
+            match self.sweep_one(&id) {
+                Ok(Some(true)) => swept.runs.push(id.to_string()),
+                Ok(Some(false)) => swept.live += 1,
+                Ok(None) => {}
+                Err(problem) => swept.problems.push(problem),
+            }
+        }
+        swept.problems.extend(sandbox::native::sweep(&self.state, &[]));
+        swept
+    }
+
+    /// Whether the run was removed, or lives; nothing if it ended by itself meanwhile.
+    fn sweep_one(&self, id: &Id) -> Result<Option<bool>, String> {
+        let path = self.path(id);
+        let failed = |error: io::Error| format!("run {id}: {error}");
+        let file = match OpenOptions::new().write(true).open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        if !lock(&file).map_err(failed)? {
+            return Ok(Some(false));
+        }
+        if !same_file(&file, &path) {
+            return Ok(None);
+        }
+        let problems = sandbox::native::sweep(&self.state, std::slice::from_ref(id));
+        if !problems.is_empty() {
+            return Err(format!("run {id}: {}", problems.join("; ")));
+        }
+        fs::remove_file(&path).map_err(failed)?;
+        Ok(Some(true))
+    }
+}
+
+impl Record {
+    /// The run has ended and left nothing. Otherwise the record is merely dropped, and the sweep finds it.
+    pub(crate) fn close(self) -> io::Result<()> {
+        fs::remove_file(&self.path)
+    }
+}
+
+/// Locks without waiting; false if somebody has it.
+fn lock(file: &File) -> io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn same_file(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::symlink_metadata(path)) {
+        (Ok(held), Ok(found)) => (held.dev(), held.ino()) == (found.dev(), found.ino()),
+        _ => false,
+    }
+}
+
+/// The time by the host's clock.
+pub fn now() -> Timestamp {
+    Timestamp(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64))
+}
+
+/// A new id, sortable by time: 48 bits of milliseconds, 80 of chance, in Crockford's base 32 (a ULID).
+pub fn fresh_id() -> Id {
+    const DIGITS: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+    let mut chance = [0; 10];
+    let filled = rustix::rand::getrandom(&mut chance, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(filled, Ok(chance.len()), "the kernel has chance for ten bytes");
+    let chance = chance.iter().fold(0u128, |bits, byte| bits << 8 | u128::from(*byte));
+    let bits = u128::from(now().0 & 0xffff_ffff_ffff) << 80 | chance;
+    let text: String =
+        (0..26).rev().map(|place| char::from(DIGITS[(bits >> (5 * place)) as usize & 31])).collect();
+    Id::new(&text).expect("its digits are those of an id")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(name: &str) -> Records {
+        let state = std::env::temp_dir().join(format!("airlock-records-{name}-{}", std::process::id()));
+        Records::open(state).unwrap()
+    }
+
+    #[test]
+    fn a_living_run_keeps_its_id_and_is_not_swept() {
+        let records = records("live");
+        let id = Id::new("one").unwrap();
+        let record = records.take(&id).unwrap();
+        assert_eq!(records.take(&id).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        let swept = records.sweep();
+        assert_eq!((swept.runs, swept.live), (vec![], 1));
+        drop(record); // as if its owner had died
+        let swept = records.sweep();
+        assert_eq!((swept.runs, swept.live), (vec!["one".to_owned()], 0));
+        records.take(&id).unwrap().close().unwrap();
+        assert!(records.sweep().runs.is_empty());
+        fs::remove_dir_all(records.state).unwrap();
+    }
+
+    #[test]
+    fn fresh_ids_differ_and_sort_by_time() {
+        let (one, other) = (fresh_id(), fresh_id());
+        assert_ne!(one, other);
+        assert_eq!(one.as_str().len(), 26);
+        assert_eq!(one.as_str()[..6], other.as_str()[..6]);
+    }
+}
