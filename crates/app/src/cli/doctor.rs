@@ -1,0 +1,112 @@
+//! `airlock doctor`: what this host can enforce, and the one command that mends what it cannot.
+
+use super::{
+    Global,
+    message::{self, Failure, printable},
+    open_engine, print, print_json,
+};
+use crate::config::Surroundings;
+use clap::Args;
+use engine::{Check, CheckState};
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock doctor
+  airlock doctor --json | jq '.checks[] | select(.state != \"good\")'
+
+ok: as it should be.  weaker: runs work, without these barriers or with a weaker form.  MISSING: no run can be made.
+Exit status: 0 if runs can be made on this host, 1 if not.";
+
+/// No run can be made here.
+const UNFIT: u8 = 1;
+
+/// The options of `airlock doctor`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out the command. That nothing can be run is its answer, not its failure.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    attempt(options, global, surroundings).unwrap_or_else(|failure| {
+        message::say(&failure.lines());
+        let answer = serde_json::json!({ "can_run": false, "checks": [], "error": failure.info() });
+        if options.json
+            && let Err(unwritten) = print_json(&answer)
+        {
+            message::say(&unwritten.lines());
+        }
+        UNFIT
+    })
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let config = global.configure(surroundings)?;
+    let runtime = super::runtime()?;
+    let checks = runtime.block_on(async { Ok::<_, Failure>(open_engine(&config)?.doctor().await) })?;
+    let can_run = checks.iter().all(|check| check.state != CheckState::Missing);
+    match options.json {
+        true => print_json(&serde_json::json!({ "can_run": can_run, "checks": checks }))?,
+        false => print(&text(&checks, can_run))?,
+    }
+    Ok(if can_run { 0 } else { UNFIT })
+}
+
+fn text(checks: &[Check], can_run: bool) -> String {
+    let names = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
+    let details = checks.iter().map(|check| check.detail.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for check in checks {
+        let state = match check.state {
+            CheckState::Good => "ok",
+            CheckState::Weaker => "weaker",
+            CheckState::Missing => "MISSING",
+        };
+        let (name, detail) = (printable(&check.name), printable(&check.detail));
+        let line = format!("{state:<7}  {name:<names$}  {detail:<details$}  {}", check.barriers.join(", "));
+        text.push_str(line.trim_end());
+        text.push('\n');
+        if let Some(remedy) = &check.remedy {
+            text.push_str(&format!("         mend with: {}\n", printable(remedy)));
+        }
+    }
+    text.push_str(match can_run {
+        true => "\nRuns can be made on this host.\n",
+        false => "\nNo run can be made on this host until what is MISSING is mended.\n",
+    });
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_are_aligned_and_a_remedy_has_its_own_line() {
+        let check =
+            |name: &str, state, detail: &str, barriers: &[&'static str], remedy: Option<&str>| Check {
+                name: name.into(),
+                state,
+                detail: detail.into(),
+                barriers: barriers.to_vec(),
+                remedy: remedy.map(str::to_owned),
+            };
+        let checks = [
+            check("user namespaces", CheckState::Good, "allowed", &["own_user"], None),
+            check("cgroups", CheckState::Weaker, "not ours", &["memory_limit", "cpu_limit"], Some("sudo x")),
+            check("kernel", CheckState::Missing, "4.9", &[], None),
+        ];
+        let wanted = "\
+ok       user namespaces  allowed   own_user
+weaker   cgroups          not ours  memory_limit, cpu_limit
+         mend with: sudo x
+MISSING  kernel           4.9
+
+No run can be made on this host until what is MISSING is mended.
+";
+        assert_eq!(text(&checks, false), wanted);
+    }
+}

@@ -1,0 +1,140 @@
+//! What Airlock itself says on stderr: one line each, prefixed, so that nobody takes it for the program's words.
+
+use crate::config::ConfigError;
+use spec::{ErrorCode, ErrorInfo, SpecError};
+use std::io::{self, Write};
+
+/// Why a command could not be carried out, ready to be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) code: ErrorCode,
+    pub(super) message: String,
+    pub(super) hint: String,
+}
+
+/// One line on stderr.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    Error(String),
+    Usage(String),
+    Hint(String),
+    Note(String),
+}
+
+impl Failure {
+    pub(super) fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Failure { code: ErrorCode::InvalidSpec, message: message.into(), hint: hint.into() }
+    }
+
+    /// Something the contract knows and this build does not: refused, never ignored.
+    pub(super) fn not_built(what: &str, hint: impl Into<String>) -> Self {
+        let message = format!("`{what}` is not part of this build");
+        Failure { code: ErrorCode::BackendUnavailable, message, hint: hint.into() }
+    }
+
+    pub(super) fn internal(message: impl Into<String>) -> Self {
+        let hint = "`airlock doctor` shows what this host gives".to_owned();
+        Failure { code: ErrorCode::Internal, message: message.into(), hint }
+    }
+
+    pub(super) fn lines(&self) -> Vec<Line> {
+        vec![Line::Error(self.message.clone()), Line::Hint(self.hint.clone())]
+    }
+
+    pub(super) fn info(&self) -> ErrorInfo {
+        ErrorInfo { code: self.code, message: self.message.clone(), hint: Some(self.hint.clone()) }
+    }
+}
+
+impl From<SpecError> for Failure {
+    fn from(error: SpecError) -> Self {
+        Failure { code: error.code, message: error.message, hint: error.hint }
+    }
+}
+
+impl From<spec::ErrorInfo> for Failure {
+    fn from(error: spec::ErrorInfo) -> Self {
+        Failure { code: error.code, message: error.message, hint: error.hint.unwrap_or_default() }
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        Failure { code: ErrorCode::InvalidSpec, message: error.message, hint: error.hint }
+    }
+}
+
+impl From<engine::EngineError> for Failure {
+    fn from(error: engine::EngineError) -> Self {
+        let message = match &error.source {
+            Some(cause) => format!("{}: {cause}", error.message),
+            None => error.message,
+        };
+        Failure { code: ErrorCode::StartFailed, message, hint: error.hint }
+    }
+}
+
+/// Writes lines to stderr in one go. Where stderr is gone there is nobody left to tell.
+pub(super) fn say(lines: &[Line]) {
+    let _ = io::stderr().lock().write_all(render(lines).as_bytes());
+}
+
+/// The lines as they are written. A message without words is left out.
+pub(super) fn render(lines: &[Line]) -> String {
+    let shown = lines.iter().map(|line| match line {
+        Line::Error(text) => ("error", text),
+        Line::Usage(text) => ("usage", text),
+        Line::Hint(text) => ("hint", text),
+        Line::Note(text) => ("note", text),
+    });
+    shown
+        .filter(|(_, text)| !text.is_empty())
+        .map(|(kind, text)| format!("airlock: {kind}: {}\n", printable(text)))
+        .collect()
+}
+
+/// Text that can neither steer a terminal nor reorder or break a line.
+pub(super) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character.is_control() || reorders(character) {
+            true => shown.extend(character.escape_default()),
+            false => shown.push(character),
+        }
+    }
+    shown
+}
+
+/// Invisible characters that change how their neighbours are shown.
+fn reorders(character: char) -> bool {
+    matches!(character,
+        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{061c}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_an_error_line_and_a_hint_line() {
+        let failure = Failure::invalid("no profile is called `x`", "the profiles are a, b");
+        let text = "airlock: error: no profile is called `x`\nairlock: hint: the profiles are a, b\n";
+        assert_eq!(render(&failure.lines()), text);
+    }
+
+    #[test]
+    fn nothing_in_a_message_can_steer_the_terminal_or_start_a_line() {
+        let hostile = "a\x1b[2Jb\nairlock: note: all is well\u{202e}\u{9b}c\r\x07 ä `x` \"y\"";
+        let shown = printable(hostile);
+        assert_eq!(shown, "a\\u{1b}[2Jb\\nairlock: note: all is well\\u{202e}\\u{9b}c\\r\\u{7} ä `x` \"y\"");
+        assert_eq!(render(&[Line::Error(hostile.to_owned())]).matches('\n').count(), 1);
+    }
+
+    #[test]
+    fn a_cause_is_told_with_its_error() {
+        let source = Some(io::Error::from(io::ErrorKind::PermissionDenied));
+        let error =
+            engine::EngineError { message: "cannot make `/x`".into(), hint: "use --state".into(), source };
+        assert_eq!(Failure::from(error).message, "cannot make `/x`: permission denied");
+    }
+}

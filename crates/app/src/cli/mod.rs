@@ -1,0 +1,166 @@
+//! The command line: one file per command. Each maps its words to the engine's and back, nothing more.
+//!
+//! Data goes to stdout, everything else to stderr. What Airlock itself refuses exits with 125.
+
+mod artifact;
+mod doctor;
+mod message;
+mod run;
+mod sweep;
+mod usage;
+
+use crate::config::{self, Config, Surroundings};
+use clap::{Args, Parser, Subcommand};
+use message::Failure;
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    path::PathBuf,
+};
+
+/// Airlock refused or failed before a program started.
+const REFUSED: u8 = 125;
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock run -- python3 -c 'print(\"hello from inside\")'
+  airlock run --workspace . --timeout 30s -- make test
+  airlock doctor
+
+`airlock COMMAND --help` tells more about a command.";
+
+/// Runs AI agents and their tools where they can do no harm.
+#[derive(Debug, Parser)]
+#[command(name = "airlock", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Args, Clone, Debug, Default)]
+struct Global {
+    /// Configuration file [default: ~/.config/airlock/config.toml]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
+    config: Option<PathBuf>,
+    /// Folder for run records and artifacts [default: ~/.local/state/airlock]
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Everywhere")]
+    state: Option<PathBuf>,
+    #[arg(long, global = true, value_name = "URL", hide = true)]
+    server: Option<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a command in a fresh sandbox
+    Run(Box<run::Options>),
+    /// Show what this host can enforce, and the command that mends what it cannot
+    Doctor(doctor::Options),
+    /// Remove what killed or crashed runs left behind
+    Sweep(sweep::Options),
+    /// List, fetch or remove what runs have kept
+    Artifact(artifact::Options),
+}
+
+/// Everything but `main` itself: from arguments and surroundings to the exit status.
+pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
+    match Cli::try_parse_from(&arguments) {
+        Err(error) => usage::report(&error, &arguments),
+        Ok(Cli { global, command }) => match command {
+            Command::Run(options) => run::execute(*options, &global, &surroundings),
+            Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
+            Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
+            Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
+        },
+    }
+}
+
+impl Global {
+    /// Reads the settings that every command needs.
+    fn configure(&self, surroundings: &Surroundings) -> Result<Config, Failure> {
+        self.refuse_server(surroundings)?;
+        let flags = config::Flags { config: self.config.clone(), state: self.state.clone() };
+        Ok(config::load(&flags, surroundings)?)
+    }
+
+    /// Acting on this machine when another one was meant would be a surprise.
+    fn refuse_server(&self, surroundings: &Surroundings) -> Result<(), Failure> {
+        match (&self.server, surroundings.variable("AIRLOCK_URL")) {
+            (Some(_), _) => Err(Failure::not_built("--server", "leave it away to act on this machine")),
+            (None, Some(_)) => Err(Failure::not_built("AIRLOCK_URL", "unset it to act on this machine")),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// Opens the engine on the configured state folder.
+fn open_engine(config: &Config) -> Result<engine::Engine, Failure> {
+    Ok(engine::Engine::open(engine::Settings { state: config.state.clone() })?)
+}
+
+/// One thread is enough for one run, and starts faster.
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))
+}
+
+/// Writes data to stdout. That nobody reads it any more is no failure of ours.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::internal(format!("cannot write to standard output: {error}")))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Prints one JSON value on a line of its own.
+fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    match serde_json::to_string(value) {
+        Ok(text) => print(&format!("{text}\n")),
+        Err(error) => Err(Failure::internal(format!("cannot write the result as JSON: {error}"))),
+    }
+}
+
+/// The end of a command that is not `run`: its status, or its failure told on stderr (and as JSON if asked).
+fn conclude(outcome: Result<u8, Failure>, json: bool) -> u8 {
+    outcome.unwrap_or_else(|failure| {
+        message::say(&failure.lines());
+        if json && let Err(unwritten) = print_json(&serde_json::json!({ "error": failure.info() })) {
+            message::say(&unwritten.lines());
+        }
+        REFUSED
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_shows_examples() {
+        for command in Cli::command().get_subcommands() {
+            let shown = command.get_after_help().or(command.get_after_long_help()).map(ToString::to_string);
+            assert!(shown.is_some_and(|text| text.contains("Examples:")), "{}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn a_server_is_refused_however_it_is_named() {
+        let plain = Surroundings::default();
+        assert!(Global::default().refuse_server(&plain).is_ok());
+        let flag = Global { server: Some("http://x".into()), ..Global::default() };
+        assert_eq!(flag.refuse_server(&plain).unwrap_err().message, "`--server` is not part of this build");
+        let variable = Surroundings { variables: [("AIRLOCK_URL".into(), "x".into())].into(), ..plain };
+        let refused = Global::default().refuse_server(&variable).unwrap_err();
+        assert_eq!(refused.message, "`AIRLOCK_URL` is not part of this build");
+    }
+}

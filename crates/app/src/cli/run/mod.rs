@@ -1,0 +1,123 @@
+//! `airlock run`: one command in one fresh sandbox, its output passed on as it comes, or one JSON result.
+
+mod live;
+mod options;
+mod refusal;
+mod report;
+mod signals;
+
+pub(super) use options::Options;
+pub(super) use refusal::{Identity, print_refusal};
+
+use super::{
+    Global, REFUSED,
+    message::{self, Failure, Line},
+};
+use crate::config::{self, Surroundings};
+use live::{Delivery, Ending};
+use signals::Signals;
+use spec::RunSpec;
+
+/// What a shell reports of a program that wrote where nobody reads.
+const BROKEN_PIPE: u8 = 128 + 13;
+
+/// Carries out the command; whatever goes wrong before the program starts ends here.
+pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    let (identity, json) = (options.identity(), options.json);
+    attempt(options, global, surroundings).unwrap_or_else(|failure| {
+        message::say(&failure.lines());
+        if json {
+            print_refusal(&identity, &failure);
+        }
+        REFUSED
+    })
+}
+
+fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    options.refuse_not_built()?;
+    let mut config = global.configure(surroundings)?;
+    config::narrow(&mut config, options.profile(), surroundings)?;
+    let (json, explain) = (options.json, options.explain);
+    let spec = config.policy.admit(options.into_request(surroundings)?)?;
+    let runtime = super::runtime()?;
+    let status = runtime.block_on(async {
+        // Before the engine: from here on a signal is an orderly end.
+        let signals =
+            Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
+        let engine = super::open_engine(&config)?;
+        match explain {
+            true => print_plan(&engine.explain(&spec).map_err(Failure::from)?, json),
+            false => carry_out(&engine, spec, signals, json).await,
+        }
+    });
+    // A read of standard input may still be waiting; it must not hold us.
+    runtime.shutdown_background();
+    status
+}
+
+async fn carry_out(
+    engine: &engine::Engine,
+    spec: RunSpec,
+    signals: Signals,
+    json: bool,
+) -> Result<u8, Failure> {
+    let ending = live::follow(engine.start(spec), signals, !json).await;
+    match json {
+        true => {
+            super::print_json(&ending.result)?;
+            message::say(&report::refusal(&ending.result));
+            Ok(ending.result.exit_status)
+        }
+        false => Ok(conclude(&ending)),
+    }
+}
+
+/// Says what is left to say after the program's own output, and chooses the exit status.
+fn conclude(ending: &Ending) -> u8 {
+    match &ending.delivery {
+        Delivery::Complete => {
+            message::say(&report::lines(&ending.result));
+            ending.result.exit_status
+        }
+        Delivery::NobodyReads => {
+            message::say(&report::notes(&ending.result));
+            BROKEN_PIPE
+        }
+        Delivery::Failed(error) => {
+            message::say(&[Line::Error(format!("cannot pass on the program's output: {error}"))]);
+            message::say(&report::notes(&ending.result));
+            REFUSED
+        }
+    }
+}
+
+fn print_plan(plan: &[engine::PlanLine], json: bool) -> Result<u8, Failure> {
+    match json {
+        true => super::print_json(&serde_json::json!({ "plan": plan }))?,
+        false => super::print(&plan_text(plan))?,
+    }
+    Ok(0)
+}
+
+/// Steps and details in two columns.
+fn plan_text(plan: &[engine::PlanLine]) -> String {
+    let width = plan.iter().map(|line| line.step.chars().count()).max().unwrap_or(0);
+    let row = |line: &engine::PlanLine| {
+        let text =
+            format!("{:<width$}  {}", message::printable(&line.step), message::printable(&line.detail));
+        format!("{}\n", text.trim_end())
+    };
+    plan.iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_two_aligned_columns() {
+        let line = |step: &str, detail: &str| engine::PlanLine { step: step.into(), detail: detail.into() };
+        let plan = [line("namespaces", "pid, net"), line("root", "read-only\n")];
+        assert_eq!(plan_text(&plan), "namespaces  pid, net\nroot        read-only\\n\n");
+    }
+}

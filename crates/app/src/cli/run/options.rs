@@ -1,0 +1,473 @@
+//! The options of `airlock run`, and how they become a request.
+
+use super::{super::message::Failure, Identity};
+use crate::config::Surroundings;
+use clap::Args;
+use spec::{Barrier, Cpus, Maximum, Network, Policy, Profile, RunRequest, Size, Time, User};
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock run -- python3 -c 'print(\"hello from inside\")'
+  airlock run --workspace . --timeout 30s --memory 1G -- make test
+  airlock run --mount /data:/data:ro --env LANG=C.UTF-8 -- ./count /data
+  airlock run --artifact out.txt -- sh -c 'date > out.txt'
+  airlock run --json -- ./untrusted | jq .status
+  airlock run --explain -- true
+  echo hello | airlock run --stdin -- tr a-z A-Z";
+
+/// True while `open` is refused; `what_is_not_built_yet_is_refused_not_weakened` in `spec` will say when not.
+const OPEN: &str =
+    "  (the mode `open` is not part of this build: give standard and permissive another --network)";
+
+const STATUSES: &str = "\
+Exit status:
+  the program's own    it ran
+  124                  stopped at --timeout
+  125                  Airlock refused or failed; no line of the program ran
+  126, 127             the command cannot be executed, or was not found
+  128+N                killed by signal N; 137 also when the memory limit did it
+  130                  cancelled with Ctrl-C";
+
+const BOX: &str = "The box";
+const LIMITS: &str = "Limits";
+const FILES: &str = "Files";
+const OUTPUT: &str = "Output and identifiers";
+
+/// Run a command in a fresh sandbox
+///
+/// The command sees the host's /usr read-only, an empty /workspace, no network, none of your environment and
+/// none of your processes. What it may see beyond that is granted by name, below.
+#[derive(Args, Clone, Debug, Default)]
+#[command(override_usage = "airlock run [OPTIONS] -- COMMAND [ARG]...",
+          after_help = EXAMPLES, after_long_help = long_help())]
+pub(crate) struct Options {
+    /// Named policy: restrictive, standard, permissive, agent, or one of your own [default: restrictive]
+    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    profile: Option<String>,
+    /// What makes the box: native, the only one in this build
+    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    backend: Option<String>,
+    /// Folder with a root file system to run in, instead of the host's /usr
+    #[arg(long, value_name = "DIR", help_heading = BOX)]
+    image: Option<PathBuf>,
+    /// Network inside: none, doors or host (open is not part of this build)
+    #[arg(long, value_name = "MODE", help_heading = BOX)]
+    network: Option<Network>,
+    /// Who the program is inside, in numbers [default: 1000:1000]
+    #[arg(long, value_name = "UID[:GID]", help_heading = BOX)]
+    user: Option<User>,
+    /// Set a variable inside; repeatable
+    #[arg(long, value_name = "NAME=VALUE", help_heading = BOX)]
+    env: Vec<OsString>,
+    /// Pass one of your own variables by name; repeatable
+    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    env_from: Vec<OsString>,
+    /// Refuse to run unless this barrier can be enforced; repeatable
+    #[arg(long, value_name = "BARRIER", help_heading = BOX)]
+    require: Vec<Barrier>,
+
+    /// Time on the clock, such as 30s or 5m
+    #[arg(long, value_name = "TIME", help_heading = LIMITS)]
+    timeout: Option<Time>,
+    /// Memory of all its processes together, such as 512M
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    memory: Option<Size>,
+    /// Share of CPUs, such as 1.5
+    #[arg(long, value_name = "NUMBER", help_heading = LIMITS)]
+    cpus: Option<Cpus>,
+    /// CPU time of all its processes together
+    #[arg(long, value_name = "TIME", help_heading = LIMITS)]
+    cpu_time: Option<Time>,
+    /// Processes and threads
+    #[arg(long, value_name = "NUMBER", help_heading = LIMITS)]
+    pids: Option<u32>,
+    /// Largest single file
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    file_size: Option<Size>,
+    /// Open files of each process
+    #[arg(long, value_name = "NUMBER", help_heading = LIMITS)]
+    open_files: Option<u32>,
+    /// /tmp, /dev/shm, the home folder and a fresh workspace, together
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    disk: Option<Size>,
+    /// Bytes kept of each output stream for the result
+    #[arg(long, value_name = "SIZE", help_heading = LIMITS)]
+    output: Option<Size>,
+
+    /// Your folder to show at /workspace, read-write [default: a fresh one, gone afterwards]
+    #[arg(long, value_name = "DIR", help_heading = FILES)]
+    workspace: Option<PathBuf>,
+    /// Show a file or folder of yours inside, read-only unless :rw; repeatable
+    #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES)]
+    mount: Vec<OsString>,
+    /// Put a file, or artifact:NAME[@VERSION], into /workspace first; repeatable
+    #[arg(long, value_name = "NAME=FILE", help_heading = FILES)]
+    input: Vec<OsString>,
+    /// Keep this file or folder of /workspace afterwards; repeatable
+    #[arg(long, value_name = "PATH", help_heading = FILES)]
+    artifact: Vec<PathBuf>,
+    /// Let a protected name of the workspace, such as .git/hooks, be written; repeatable
+    #[arg(long, value_name = "NAME", help_heading = FILES)]
+    allow_protected: Vec<PathBuf>,
+
+    /// Pass standard input through; otherwise it is empty
+    #[arg(long, help_heading = OUTPUT)]
+    stdin: bool,
+    /// Print one JSON result instead of the program's own output
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) json: bool,
+    /// Print what would be done, and exit
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) explain: bool,
+    /// Identifier of this run [default: a fresh one]
+    #[arg(long, value_name = "ID", help_heading = OUTPUT)]
+    run_id: Option<String>,
+    /// Identifier of the task this run belongs to
+    #[arg(long, value_name = "ID", help_heading = OUTPUT)]
+    task_id: Option<String>,
+    /// Identifier of the job this run belongs to
+    #[arg(long, value_name = "ID", help_heading = OUTPUT)]
+    job_id: Option<String>,
+
+    #[command(flatten)]
+    not_built: NotBuilt,
+
+    /// The command and its arguments, passed on exactly as they are
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Options that the contract names and this build cannot honour. Known, so that they are refused and not misread.
+#[derive(Args, Clone, Debug, Default)]
+struct NotBuilt {
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
+    llm: Option<Option<OsString>>,
+    #[arg(long, hide = true)]
+    inference: bool,
+    #[arg(long, hide = true)]
+    allow_host: Vec<OsString>,
+    #[arg(long, hide = true)]
+    budget_tokens: Option<OsString>,
+    #[arg(long, hide = true)]
+    budget_usd: Option<OsString>,
+    #[arg(long, hide = true)]
+    allow_model: Vec<OsString>,
+    #[arg(long, hide = true)]
+    secret: Vec<OsString>,
+    #[arg(long, hide = true)]
+    learn: bool,
+    #[arg(long, hide = true)]
+    contract: Option<OsString>,
+    #[arg(long, hide = true)]
+    tty: bool,
+}
+
+impl NotBuilt {
+    fn asked_for(&self) -> Option<&'static str> {
+        let options = [
+            ("--llm", self.llm.is_some()),
+            ("--inference", self.inference),
+            ("--allow-host", !self.allow_host.is_empty()),
+            ("--budget-tokens", self.budget_tokens.is_some()),
+            ("--budget-usd", self.budget_usd.is_some()),
+            ("--allow-model", !self.allow_model.is_empty()),
+            ("--secret", !self.secret.is_empty()),
+            ("--learn", self.learn),
+            ("--contract", self.contract.is_some()),
+            ("--tty", self.tty),
+        ];
+        options.into_iter().find_map(|(name, asked)| asked.then_some(name))
+    }
+}
+
+impl Options {
+    /// Refuses what this build cannot honour.
+    pub(super) fn refuse_not_built(&self) -> Result<(), Failure> {
+        match self.not_built.asked_for() {
+            Some(option) => Err(Failure::not_built(option, format!("leave {option} away"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The name of the profile, if one was given.
+    pub(super) fn profile(&self) -> Option<&str> {
+        self.profile.as_deref()
+    }
+
+    /// What identifies this run even if it never becomes one.
+    pub(super) fn identity(&self) -> Identity {
+        Identity {
+            run_id: self.run_id.clone(),
+            task_id: self.task_id.clone(),
+            job_id: self.job_id.clone(),
+            profile: self.profile.clone(),
+        }
+    }
+
+    /// The request these options make.
+    pub(super) fn into_request(self, surroundings: &Surroundings) -> Result<RunRequest, Failure> {
+        let folder = surroundings.current_folder.as_path();
+        Ok(RunRequest {
+            env: environment(&self.env_from, &self.env, surroundings)?,
+            limits: self.limits(),
+            command: self.command,
+            profile: self.profile,
+            backend: self.backend,
+            image: self.image.map(|path| folder.join(path)),
+            workspace: self.workspace.map(|path| folder.join(path)),
+            mounts: self.mount.into_iter().map(|text| absolute_mount(folder, text)).collect(),
+            caller_env: surroundings.variables.clone(),
+            network: self.network,
+            doors: Vec::new(),
+            inputs: self.input,
+            artifacts: self.artifact,
+            allow_protected: self.allow_protected,
+            require: self.require,
+            user: self.user,
+            stdin: self.stdin,
+            run_id: self.run_id,
+            task_id: self.task_id,
+            job_id: self.job_id,
+        })
+    }
+
+    fn limits(&self) -> Maximum {
+        Maximum {
+            memory: self.memory,
+            cpu_time: self.cpu_time,
+            cpus: self.cpus,
+            wall_time: self.timeout,
+            pids: self.pids,
+            file_size: self.file_size,
+            open_files: self.open_files,
+            disk: self.disk,
+            output: self.output,
+        }
+    }
+}
+
+/// Variables passed by name, then those set outright: the more explicit word wins.
+fn environment(
+    from: &[OsString],
+    set: &[OsString],
+    surroundings: &Surroundings,
+) -> Result<Vec<(OsString, OsString)>, Failure> {
+    let passed = from.iter().map(|name| match surroundings.variables.get(name) {
+        Some(value) => Ok((name.clone(), value.clone())),
+        None => {
+            let message = format!("the variable `{}` is not set", name.display());
+            Err(Failure::invalid(message, "set it, or leave --env-from away"))
+        }
+    });
+    passed.chain(set.iter().map(|text| assignment(text))).collect()
+}
+
+fn assignment(text: &OsStr) -> Result<(OsString, OsString), Failure> {
+    let bytes = text.as_bytes();
+    match bytes.iter().position(|byte| *byte == b'=') {
+        Some(equals) => Ok((
+            OsStr::from_bytes(&bytes[..equals]).to_owned(),
+            OsStr::from_bytes(&bytes[equals + 1..]).to_owned(),
+        )),
+        None => {
+            let message = format!("`{}` is not a variable with its value", text.display());
+            let hint = "write --env NAME=VALUE, or --env-from NAME to pass one of your own";
+            Err(Failure::invalid(message, hint))
+        }
+    }
+}
+
+/// The box is made by another process, which need not stand in our folder. An empty host path stays
+/// empty, so that it is refused and does not become the current folder.
+fn absolute_mount(folder: &Path, text: OsString) -> OsString {
+    match text.as_bytes().first() {
+        None | Some(b'/' | b':') => text,
+        Some(_) => {
+            let mut joined = folder.as_os_str().as_bytes().to_vec();
+            joined.push(b'/');
+            joined.extend_from_slice(text.as_bytes());
+            OsString::from_vec(joined)
+        }
+    }
+}
+
+fn long_help() -> String {
+    let barriers: Vec<_> = Barrier::ALL.iter().map(|barrier| barrier.name()).collect();
+    let barriers = barriers.chunks(6).map(|row| format!("  {}\n", row.join(" "))).collect::<String>();
+    format!(
+        "{}{OPEN}\n\nBarriers, for --require:\n{barriers}\n{STATUSES}\n\n{EXAMPLES}",
+        profile_table(&Policy::default())
+    )
+}
+
+type Cell = fn(&Profile) -> String;
+
+fn or_none(limit: Option<impl ToString>) -> String {
+    limit.map_or("no limit".to_owned(), |limit| limit.to_string())
+}
+
+/// The built-in profiles, from the values themselves, so that the help cannot lie.
+fn profile_table(policy: &Policy) -> String {
+    let names = ["restrictive", "standard", "permissive", "agent"];
+    let mut table = format!("Defaults by profile:\n  {:<14}", "");
+    table.extend(names.iter().map(|name| format!("{name:<13}")));
+    let rows: [(&str, Cell); 10] = [
+        ("network", |profile| profile.network.name().to_owned()),
+        ("--timeout", |profile| profile.limits.wall_time.to_string()),
+        ("--memory", |profile| profile.limits.memory.to_string()),
+        ("--cpus", |profile| or_none(profile.limits.cpus)),
+        ("--cpu-time", |profile| or_none(profile.limits.cpu_time)),
+        ("--pids", |profile| profile.limits.pids.to_string()),
+        ("--file-size", |profile| profile.limits.file_size.to_string()),
+        ("--open-files", |profile| profile.limits.open_files.to_string()),
+        ("--disk", |profile| profile.limits.disk.to_string()),
+        ("--output", |profile| profile.limits.output.to_string()),
+    ];
+    for (label, value) in rows {
+        table.push_str(&format!("\n  {label:<14}"));
+        let cells = names.iter().filter_map(|name| policy.profile(name));
+        table.extend(cells.map(|profile| format!("{:<13}", value(profile))));
+    }
+    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::super::Cli, *};
+    use crate::cli::Command;
+    use clap::Parser;
+
+    fn options(words: &[&str]) -> Options {
+        let words: Vec<OsString> = ["airlock", "run"].iter().chain(words).map(OsString::from).collect();
+        parsed(words)
+    }
+
+    fn parsed(words: Vec<OsString>) -> Options {
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Run(options) => *options,
+            other => panic!("not a run: {other:?}"),
+        }
+    }
+
+    fn surroundings() -> Surroundings {
+        Surroundings {
+            variables: [("LANG".into(), "C".into()), ("TOKEN".into(), "t".into())].into(),
+            current_folder: "/here".into(),
+            ..Surroundings::default()
+        }
+    }
+
+    fn request(words: &[&str]) -> Result<RunRequest, Failure> {
+        options(words).into_request(&surroundings())
+    }
+
+    #[test]
+    fn every_option_reaches_its_field() {
+        #[rustfmt::skip]
+        let asked = request(&[
+            "--profile", "agent", "--backend", "native", "--image", "root", "--workspace", "w",
+            "--mount", "data:/data:rw", "--mount", "/abs:/x", "--env", "A=b=c", "--env-from", "TOKEN",
+            "--timeout", "2s", "--memory", "1G", "--cpus", "1.5", "--cpu-time", "1m", "--pids", "9",
+            "--file-size", "1M", "--open-files", "8", "--disk", "2M", "--output", "3M", "--network", "none",
+            "--input", "n=f", "--artifact", "o", "--allow-protected", ".git", "--user", "5:6",
+            "--require", "own_pid", "--stdin", "--run-id", "r", "--task-id", "t", "--job-id", "j",
+            "--", "echo", "--json", "-x",
+        ]).unwrap();
+        let wanted = RunRequest {
+            command: vec!["echo".into(), "--json".into(), "-x".into()],
+            profile: Some("agent".into()),
+            backend: Some("native".into()),
+            image: Some("/here/root".into()),
+            workspace: Some("/here/w".into()),
+            mounts: vec!["/here/data:/data:rw".into(), "/abs:/x".into()],
+            env: vec![("TOKEN".into(), "t".into()), ("A".into(), "b=c".into())],
+            caller_env: surroundings().variables,
+            limits: Maximum {
+                memory: "1G".parse().ok(),
+                cpu_time: "1m".parse().ok(),
+                cpus: "1.5".parse().ok(),
+                wall_time: "2s".parse().ok(),
+                pids: Some(9),
+                file_size: "1M".parse().ok(),
+                open_files: Some(8),
+                disk: "2M".parse().ok(),
+                output: "3M".parse().ok(),
+            },
+            network: Some(Network::None),
+            doors: Vec::new(),
+            inputs: vec!["n=f".into()],
+            artifacts: vec!["o".into()],
+            allow_protected: vec![".git".into()],
+            require: vec![Barrier::OwnPid],
+            user: Some(User { uid: 5, gid: 6 }),
+            stdin: true,
+            run_id: Some("r".into()),
+            task_id: Some("t".into()),
+            job_id: Some("j".into()),
+        };
+        assert_eq!(format!("{asked:?}"), format!("{wanted:?}"));
+    }
+
+    #[test]
+    fn arguments_of_the_command_keep_their_exact_bytes() {
+        let odd =
+            [&b"\xff\xfe"[..], b"", b" a  b ", b"--", b"$(x)\n"].map(|b| OsStr::from_bytes(b).to_owned());
+        let words = ["airlock", "run", "--"].map(OsString::from).into_iter().chain(odd.clone());
+        let asked = parsed(words.collect()).into_request(&surroundings()).unwrap();
+        assert_eq!(asked.command, odd);
+    }
+
+    #[test]
+    fn a_variable_that_is_not_there_is_an_error_and_not_an_empty_one() {
+        let refused = request(&["--env-from", "ABSENT", "--", "true"]).unwrap_err();
+        assert_eq!(refused.message, "the variable `ABSENT` is not set");
+        let refused = request(&["--env", "TOKEN", "--", "true"]).unwrap_err();
+        assert!(refused.hint.contains("--env-from NAME"));
+    }
+
+    #[test]
+    fn an_empty_path_never_becomes_the_current_folder() {
+        for option in ["--workspace", "--image"] {
+            assert!(Cli::try_parse_from(["airlock", "run", option, "", "--", "true"]).is_err(), "{option}");
+        }
+        let mounts = request(&["--mount", ":/x", "--", "true"]).unwrap().mounts;
+        assert_eq!(mounts, [":/x"]);
+    }
+
+    #[test]
+    fn what_is_not_built_is_refused_by_name() {
+        let cases: [(&[&str], &str); 11] = [
+            (&["--llm"], "--llm"),
+            (&["--llm=anthropic"], "--llm"),
+            (&["--inference"], "--inference"),
+            (&["--allow-host", "x"], "--allow-host"),
+            (&["--budget-tokens", "1"], "--budget-tokens"),
+            (&["--budget-usd", "1"], "--budget-usd"),
+            (&["--allow-model", "x"], "--allow-model"),
+            (&["--secret", "a=b"], "--secret"),
+            (&["--learn"], "--learn"),
+            (&["--contract", "task"], "--contract"),
+            (&["--tty"], "--tty"),
+        ];
+        for (words, name) in cases {
+            let refused = options(words).refuse_not_built().unwrap_err();
+            assert_eq!(refused.message, format!("`{name}` is not part of this build"));
+        }
+        assert!(options(&["--json"]).refuse_not_built().is_ok());
+    }
+
+    #[test]
+    fn the_table_of_profiles_shows_the_values_in_force() {
+        let table = profile_table(&Policy::default());
+        assert!(table.contains("\n  --memory      512M         1G           4G           4G\n"), "{table}");
+        assert!(
+            table.contains("\n  --cpu-time    1m           5m           10m          no limit\n"),
+            "{table}"
+        );
+    }
+}

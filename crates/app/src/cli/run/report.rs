@@ -1,0 +1,182 @@
+//! What is left to say on stderr after the program's own output: why it was stopped, what it ran into,
+//! where the box was weaker than asked.
+
+use super::super::message::Line;
+use spec::{ErrorCode, LimitName, RunResult, Status};
+
+/// Everything there is to say about a run whose output was passed on live.
+pub(super) fn lines(result: &RunResult) -> Vec<Line> {
+    let mut lines = error(result);
+    lines.extend(signal(result));
+    lines.extend(notes(result));
+    lines
+}
+
+/// With `--json` only a refusal is told on stderr, too.
+pub(super) fn refusal(result: &RunResult) -> Vec<Line> {
+    match result.status {
+        Status::NotStarted => error(result),
+        Status::Queued
+        | Status::Running
+        | Status::Succeeded
+        | Status::Failed
+        | Status::TimedOut
+        | Status::OomKilled
+        | Status::Cancelled
+        | Status::Lost => Vec::new(),
+    }
+}
+
+/// What holds whatever became of the output: limits, denials, kept files, weaker enforcement.
+pub(super) fn notes(result: &RunResult) -> Vec<Line> {
+    let limits = result.limits_hit.iter().filter(|limit| !told_already(result, **limit)).map(limit_note);
+    let denials = result.denials.iter().map(|denial| {
+        format!("denied: {} {} (allow with {})", denial.what, denial.target, denial.allow_with)
+    });
+    let kept = result
+        .artifacts
+        .iter()
+        .map(|kept| format!("kept `{}` as version {} ({} bytes)", kept.name, kept.version, kept.size_bytes));
+    let notes = result.notes.iter().cloned();
+    limits.chain(denials).chain(kept).chain(notes).map(Line::Note).collect()
+}
+
+fn error(result: &RunResult) -> Vec<Line> {
+    match &result.error {
+        Some(error) => {
+            vec![Line::Error(error.message.clone()), Line::Hint(error.hint.clone().unwrap_or_default())]
+        }
+        None => Vec::new(),
+    }
+}
+
+/// A program killed by a signal says nothing itself; a shell would.
+fn signal(result: &RunResult) -> Option<Line> {
+    match (result.signal, &result.error) {
+        (Some(number), None) => Some(Line::Note(format!("the program was killed by signal {number}"))),
+        _ => None,
+    }
+}
+
+fn told_already(result: &RunResult, limit: LimitName) -> bool {
+    let code = result.error.as_ref().map(|error| error.code);
+    match limit {
+        LimitName::WallTime => code == Some(ErrorCode::Timeout),
+        LimitName::Memory => code == Some(ErrorCode::OomKilled),
+        // It concerns the copy in the result; what was passed on live is whole.
+        LimitName::Output => true,
+        LimitName::Pids
+        | LimitName::CpuTime
+        | LimitName::FileSize
+        | LimitName::OpenFiles
+        | LimitName::Disk
+        | LimitName::Budget => false,
+    }
+}
+
+fn limit_note(limit: &LimitName) -> String {
+    let (name, option) = match limit {
+        LimitName::Memory => ("memory", "--memory"),
+        LimitName::Pids => ("pids", "--pids"),
+        LimitName::CpuTime => ("cpu_time", "--cpu-time"),
+        LimitName::WallTime => ("wall_time", "--timeout"),
+        LimitName::FileSize => ("file_size", "--file-size"),
+        LimitName::OpenFiles => ("open_files", "--open-files"),
+        LimitName::Disk => ("disk", "--disk"),
+        LimitName::Output => ("output", "--output"),
+        LimitName::Budget => return "the budget is spent (budget)".to_owned(),
+    };
+    format!("the limit {name} was reached; {option} sets it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::super::message::render, *};
+    use spec::{ArtifactRef, Denial, ErrorInfo, Id, Timestamp, Truncated, Usage};
+
+    fn result(status: Status) -> RunResult {
+        RunResult {
+            run_id: Id::new("r").unwrap(),
+            task_id: None,
+            job_id: None,
+            status,
+            exit_code: None,
+            signal: None,
+            exit_status: 0,
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            truncated: Truncated::default(),
+            error: None,
+            started_at: Timestamp(0),
+            ended_at: Timestamp(0),
+            duration_ms: 0,
+            usage: Usage::default(),
+            limits_hit: Default::default(),
+            denials: Vec::new(),
+            artifacts: Vec::new(),
+            backend: "native",
+            profile: "restrictive".into(),
+            barriers: Vec::new(),
+            enforced_by: Default::default(),
+            notes: Vec::new(),
+        }
+    }
+
+    fn error(code: ErrorCode, message: &str) -> Option<ErrorInfo> {
+        Some(ErrorInfo { code, message: message.into(), hint: Some("give it more".into()) })
+    }
+
+    #[test]
+    fn a_plain_success_says_nothing() {
+        assert_eq!(lines(&result(Status::Succeeded)), []);
+    }
+
+    #[test]
+    fn a_timeout_is_told_once() {
+        let stopped = RunResult {
+            signal: Some(9),
+            error: error(ErrorCode::Timeout, "stopped after 2s (wall_time)"),
+            limits_hit: [LimitName::WallTime].into(),
+            ..result(Status::TimedOut)
+        };
+        let text = "airlock: error: stopped after 2s (wall_time)\nairlock: hint: give it more\n";
+        assert_eq!(render(&lines(&stopped)), text);
+    }
+
+    #[test]
+    fn limits_denials_kept_files_and_notes_are_told_in_this_order() {
+        let rich = RunResult {
+            signal: Some(11),
+            limits_hit: [LimitName::Pids, LimitName::Output].into(),
+            denials: vec![Denial {
+                what: "mount".into(),
+                target: "/mnt\x1b[2J".into(),
+                rule: "syscall_filter".into(),
+                allow_with: "nothing".into(),
+            }],
+            artifacts: vec![ArtifactRef {
+                name: "out.txt".into(),
+                version: 2,
+                size_bytes: 3,
+                sha256: "…".into(),
+            }],
+            notes: vec!["memory is limited per process only".into()],
+            ..result(Status::Failed)
+        };
+        let text = "airlock: note: the program was killed by signal 11\n\
+                    airlock: note: the limit pids was reached; --pids sets it\n\
+                    airlock: note: denied: mount /mnt\\u{1b}[2J (allow with nothing)\n\
+                    airlock: note: kept `out.txt` as version 2 (3 bytes)\n\
+                    airlock: note: memory is limited per process only\n";
+        assert_eq!(render(&lines(&rich)), text);
+    }
+
+    #[test]
+    fn with_json_only_a_refusal_is_told_on_stderr() {
+        let failed = RunResult { error: error(ErrorCode::Timeout, "late"), ..result(Status::TimedOut) };
+        assert_eq!(refusal(&failed), []);
+        let refused =
+            RunResult { error: error(ErrorCode::BarrierMissing, "no"), ..result(Status::NotStarted) };
+        assert_eq!(refusal(&refused).len(), 2);
+    }
+}

@@ -1,0 +1,70 @@
+//! `airlock sweep`: removes what killed or crashed runs left behind.
+
+use super::{
+    Global, conclude,
+    message::{self, Failure, Line},
+    open_engine, print, print_json,
+};
+use crate::config::Surroundings;
+use clap::Args;
+use engine::Swept;
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock sweep
+  airlock sweep --json
+
+Runs whose owner lives are left alone. Every other command sweeps, too, when it starts.
+Exit status: 0, or 1 if something could not be removed.";
+
+/// The options of `airlock sweep`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    conclude(attempt(options, global, surroundings), options.json)
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let config = global.configure(surroundings)?;
+    let runtime = super::runtime()?;
+    let _within = runtime.enter();
+    let swept = open_engine(&config)?.sweep();
+    match options.json {
+        true => print_json(&swept)?,
+        false => {
+            print(&text(&swept))?;
+            let problems: Vec<_> = swept.problems.iter().cloned().map(Line::Error).collect();
+            message::say(&problems);
+        }
+    }
+    Ok(u8::from(!swept.problems.is_empty()))
+}
+
+fn text(swept: &Swept) -> String {
+    let mut text: String =
+        swept.runs.iter().map(|run| format!("removed  {}\n", message::printable(run))).collect();
+    text.push_str(&format!(
+        "{} removed, {} left alone because their owner lives\n",
+        swept.runs.len(),
+        swept.live
+    ));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sweep_names_what_it_removed_and_counts_what_it_left() {
+        let swept = Swept { runs: vec!["01J".into()], live: 2, problems: vec!["x".into()] };
+        assert_eq!(text(&swept), "removed  01J\n1 removed, 2 left alone because their owner lives\n");
+    }
+}

@@ -1,0 +1,224 @@
+//! `airlock.toml` in the current folder. It may come from a hostile clone, so it can only narrow: what would
+//! widen is an error that names it.
+
+use super::{
+    ConfigError,
+    file::{LIMITS, Section},
+};
+use spec::{ExtraMounts, Limits, Maximum, Network, Policy, Profile};
+use std::path::Path;
+use toml::Table;
+
+/// Words that only the operator may say.
+const OPERATORS_OWN: [&str; 7] =
+    ["maximum", "env", "provider", "prices", "credential", "default_profile", "base"];
+const NARROW: &str = "a local airlock.toml can only narrow; put this into the configuration file";
+
+/// Narrows the profile that this run will use: the one asked for, else the file's choice, else the default.
+pub(super) fn narrow(
+    policy: &mut Policy,
+    asked: Option<&str>,
+    file: &Table,
+    path: &Path,
+) -> Result<(), ConfigError> {
+    let section = Section { path, name: "" };
+    let (mut limits, mut network, mut choice) = (Maximum::default(), None, None);
+    for (key, value) in file {
+        match key.as_str() {
+            "profile" => choice = Some(section.text(key, value)?),
+            "network" => network = Some(section.network(key, value)?),
+            limit if LIMITS.contains(&limit) => section.limit(&mut limits, limit, value)?,
+            word if OPERATORS_OWN.contains(&word) => {
+                return Err(section.error(word, "cannot be set here", NARROW));
+            }
+            other => return Err(section.unknown(other, &known())),
+        }
+    }
+    if let Some(choice) = choice {
+        choose(policy, choice, &section)?;
+    }
+    let name = asked.unwrap_or(&policy.default_profile).to_owned();
+    // A name that nobody knows is refused where the request is checked.
+    match policy.profiles.get_mut(&name) {
+        Some(profile) => apply(profile, &name, &limits, network, &section),
+        None => Ok(()),
+    }
+}
+
+fn known() -> Vec<&'static str> {
+    ["profile", "network"].into_iter().chain(LIMITS).collect()
+}
+
+/// Makes another profile the default, if it is no wider in anything.
+fn choose(policy: &mut Policy, choice: &str, section: &Section<'_>) -> Result<(), ConfigError> {
+    let Some(chosen) = policy.profile(choice) else {
+        let names: Vec<_> = policy.profiles.keys().map(String::as_str).collect();
+        let what = format!("names a profile that does not exist: `{}`", choice.escape_debug());
+        return Err(section.error("profile", what, format!("the profiles are {}", names.join(", "))));
+    };
+    let default = policy.profile(&policy.default_profile);
+    match default.map_or(Some("profile"), |default| wider(chosen, default)) {
+        Some(value) => {
+            let what =
+                format!("chooses `{choice}`, which is wider than `{}` in {value}", policy.default_profile);
+            Err(section.error("profile", what, format!("say it yourself: --profile {choice}")))
+        }
+        None => {
+            policy.default_profile = choice.to_owned();
+            Ok(())
+        }
+    }
+}
+
+/// The first value in which a profile allows more than another.
+fn wider(profile: &Profile, than: &Profile) -> Option<&'static str> {
+    if rank(profile.network) > rank(than.network) {
+        return Some("network");
+    }
+    if profile.env_inherit.iter().any(|name| !than.env_inherit.contains(name)) {
+        return Some("env.inherit");
+    }
+    if profile.extra_mounts != ExtraMounts::None && than.extra_mounts == ExtraMounts::None {
+        return Some("its mounts");
+    }
+    let unlimited = |is: bool, was: bool, name| (is && !was).then_some(name);
+    let (limits, most) = (&profile.limits, &than.limits);
+    unlimited(limits.cpu_time.is_none(), most.cpu_time.is_none(), "cpu_time")
+        .or_else(|| unlimited(limits.cpus.is_none(), most.cpus.is_none(), "cpus"))
+        .or_else(|| everything(most).exceeded_by(&everything(limits)).map(|(name, _, _)| name))
+}
+
+fn apply(
+    profile: &mut Profile,
+    name: &str,
+    limits: &Maximum,
+    network: Option<Network>,
+    section: &Section<'_>,
+) -> Result<(), ConfigError> {
+    if let Some((key, asked, most)) = everything(&profile.limits).exceeded_by(limits) {
+        let what = format!("would widen: {asked} is over the {most} of profile `{name}`");
+        return Err(section.error(key, what, NARROW));
+    }
+    if let Some(network) = network {
+        if rank(network) > rank(profile.network) {
+            let (wide, strict) = (network.name(), profile.network.name());
+            let what = format!("would widen: `{wide}` allows more than the `{strict}` of profile `{name}`");
+            return Err(section.error("network", what, NARROW));
+        }
+        profile.network = network;
+    }
+    profile.limits = profile.limits.clone().at_most(limits);
+    Ok(())
+}
+
+fn everything(limits: &Limits) -> Maximum {
+    Maximum {
+        memory: Some(limits.memory),
+        cpu_time: limits.cpu_time,
+        cpus: limits.cpus,
+        wall_time: Some(limits.wall_time),
+        pids: Some(limits.pids),
+        file_size: Some(limits.file_size),
+        open_files: Some(limits.open_files),
+        disk: Some(limits.disk),
+        output: Some(limits.output),
+    }
+}
+
+/// How much a network mode allows.
+fn rank(network: Network) -> u8 {
+    match network {
+        Network::None => 0,
+        Network::Doors => 1,
+        Network::Open => 2,
+        Network::Host => 3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn narrowed(policy: &Policy, asked: Option<&str>, text: &str) -> Result<Policy, ConfigError> {
+        let mut policy = policy.clone();
+        narrow(&mut policy, asked, &text.parse().unwrap(), Path::new("/p/airlock.toml"))?;
+        Ok(policy)
+    }
+
+    #[test]
+    fn smaller_limits_and_a_stricter_network_are_taken() {
+        let text = "memory = \"64M\"\ncpu_time = \"5s\"\ncpus = 1\nnetwork = \"none\"\n";
+        let policy = narrowed(&Policy::default(), Some("agent"), text).unwrap();
+        let mut agent = Policy::default().profile("agent").unwrap().clone();
+        agent.limits.memory = "64M".parse().unwrap();
+        (agent.limits.cpu_time, agent.limits.cpus) = ("5s".parse().ok(), "1".parse().ok());
+        agent.network = Network::None;
+        assert_eq!(policy.profile("agent"), Some(&agent));
+    }
+
+    #[test]
+    fn equal_values_do_not_widen() {
+        assert!(narrowed(&Policy::default(), None, "memory = \"512M\"\nnetwork = \"none\"").is_ok());
+    }
+
+    #[test]
+    fn every_value_that_would_widen_is_named() {
+        let cases = [
+            ("memory = \"513M\"", "`memory` in `/p/airlock.toml` would widen: 513M is over the 512M"),
+            ("cpu_time = \"2h\"", "`cpu_time` in `/p/airlock.toml` would widen"),
+            ("wall_time = \"2h\"", "`wall_time` in `/p/airlock.toml` would widen"),
+            ("pids = 33", "`pids` in `/p/airlock.toml` would widen"),
+            ("file_size = \"1G\"", "`file_size` in `/p/airlock.toml` would widen"),
+            ("open_files = 129", "`open_files` in `/p/airlock.toml` would widen"),
+            ("disk = \"1G\"", "`disk` in `/p/airlock.toml` would widen"),
+            ("output = \"1G\"", "`output` in `/p/airlock.toml` would widen"),
+            ("network = \"doors\"", "`network` in `/p/airlock.toml` would widen: `doors` allows more"),
+            ("network = \"host\"", "`network` in `/p/airlock.toml` cannot be `host`"),
+            ("profile = \"standard\"", "`profile` in `/p/airlock.toml` chooses `standard`, which is wider"),
+        ];
+        for (text, start) in cases {
+            let error = narrowed(&Policy::default(), None, text).expect_err(text);
+            assert!(error.message.starts_with(start), "{}", error.message);
+        }
+    }
+
+    #[test]
+    fn what_only_the_operator_may_say_is_refused() {
+        for text in [
+            "[maximum]\nmemory = \"1M\"",
+            "env.inherit = [\"AWS_SECRET_ACCESS_KEY\"]",
+            "[provider.x]",
+            "[credential.x]",
+            "[profile.ci]\nmemory = \"1M\"",
+        ] {
+            assert!(narrowed(&Policy::default(), None, text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_stricter_profile_can_be_chosen_and_a_flag_is_over_it() {
+        let mut policy = Policy::default();
+        let mut strict = policy.profile("restrictive").unwrap().clone();
+        strict.limits.pids = 4;
+        policy.profiles.insert("strict".into(), strict.clone());
+        let chosen = narrowed(&policy, None, "profile = \"strict\"\npids = 3").unwrap();
+        assert_eq!(chosen.default_profile, "strict");
+        assert_eq!(chosen.profile("strict").unwrap().limits.pids, 3);
+        let asked = narrowed(&policy, Some("restrictive"), "profile = \"strict\"\npids = 30").unwrap();
+        assert_eq!(asked.profile("restrictive").unwrap().limits.pids, 30);
+        strict.env_inherit = vec!["TOKEN".into()];
+        policy.profiles.insert("strict".into(), strict);
+        let error = narrowed(&policy, None, "profile = \"strict\"").unwrap_err();
+        assert!(error.message.ends_with("wider than `restrictive` in env.inherit"), "{}", error.message);
+    }
+
+    #[test]
+    fn a_profile_without_a_limit_is_wider_than_one_with_it() {
+        let mut policy = Policy::default();
+        let mut endless = policy.profile("restrictive").unwrap().clone();
+        endless.limits.cpu_time = None;
+        policy.profiles.insert("endless".into(), endless);
+        let error = narrowed(&policy, None, "profile = \"endless\"").unwrap_err();
+        assert!(error.message.ends_with("in cpu_time"), "{}", error.message);
+    }
+}

@@ -1,0 +1,245 @@
+//! Settings, read once and only here: flags over environment over file over default.
+//!
+//! Two kinds of file. The operator's may say everything. `airlock.toml` in the current folder may come from a
+//! hostile clone, so it can only narrow.
+
+mod file;
+mod local;
+mod operator;
+
+use rustix::process::geteuid;
+use spec::Policy;
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+};
+
+/// What the process finds around itself. The only place that looks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Surroundings {
+    /// The environment.
+    pub(crate) variables: BTreeMap<OsString, OsString>,
+    /// Where relative paths begin.
+    pub(crate) current_folder: PathBuf,
+    /// Whether the system's own folders are ours.
+    pub(crate) root: bool,
+}
+
+/// The settings that flags can give.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flags {
+    pub(crate) config: Option<PathBuf>,
+    pub(crate) state: Option<PathBuf>,
+}
+
+/// The settings of this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// Profiles and the operator's maximum.
+    pub(crate) policy: Policy,
+    /// The folder for run records and artifacts; absolute.
+    pub(crate) state: PathBuf,
+    /// The operator's file, if there was one.
+    file: Option<PathBuf>,
+}
+
+/// Why there are no settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ConfigError {
+    /// What is wrong, with the file's name, on one line.
+    pub(crate) message: String,
+    /// What to do, on one line.
+    pub(crate) hint: String,
+}
+
+impl ConfigError {
+    fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        ConfigError { message: message.into(), hint: hint.into() }
+    }
+}
+
+impl Surroundings {
+    /// Looks around.
+    pub(crate) fn of_process() -> Self {
+        Surroundings {
+            variables: std::env::vars_os().collect(),
+            // Without one, relative paths are refused by whoever opens them.
+            current_folder: std::env::current_dir().unwrap_or_default(),
+            root: geteuid().is_root(),
+        }
+    }
+
+    /// A variable that is set and not empty.
+    pub(crate) fn variable(&self, name: &str) -> Option<&OsStr> {
+        self.variables.get(OsStr::new(name)).map(OsString::as_os_str).filter(|value| !value.is_empty())
+    }
+
+    fn home(&self) -> Option<&Path> {
+        self.variable("HOME").map(Path::new).filter(|home| home.is_absolute())
+    }
+}
+
+/// Reads the operator's settings. Nothing is created.
+pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, ConfigError> {
+    let (file, policy) = match operator_file(flags, around)? {
+        Some((path, text)) => (Some(path.clone()), operator::policy(&file::parse(&text, &path)?, &path)?),
+        None => (None, Policy::default()),
+    };
+    Ok(Config { policy, state: state_folder(flags, around)?, file })
+}
+
+/// Applies `airlock.toml` of the current folder, if there is one, to the profile this run will use.
+pub(crate) fn narrow(
+    config: &mut Config,
+    profile: Option<&str>,
+    around: &Surroundings,
+) -> Result<(), ConfigError> {
+    let path = around.current_folder.join("airlock.toml");
+    // Named with --config it has been read already, as the operator's own word.
+    if config.file.as_deref() == Some(path.as_path()) {
+        return Ok(());
+    }
+    match file::read(&path, file::Links::Refuse)? {
+        Some(text) => local::narrow(&mut config.policy, profile, &file::parse(&text, &path)?, &path),
+        None => Ok(()),
+    }
+}
+
+/// A file that was named must be there; one of the usual places may be empty.
+fn operator_file(flags: &Flags, around: &Surroundings) -> Result<Option<(PathBuf, String)>, ConfigError> {
+    let named = flags.config.as_deref().or(around.variable("AIRLOCK_CONFIG").map(Path::new));
+    if let Some(named) = named {
+        let path = around.current_folder.join(named);
+        return match file::read(&path, file::Links::Follow)? {
+            Some(text) => Ok(Some((path, text))),
+            None => Err(ConfigError::new(
+                format!("there is no configuration file `{}`", path.display()),
+                "mend --config or AIRLOCK_CONFIG, or leave it away to use the defaults",
+            )),
+        };
+    }
+    let home = around.home().map(|home| home.join(".config/airlock/config.toml"));
+    let system = around.root.then(|| PathBuf::from("/etc/airlock/config.toml"));
+    for path in home.into_iter().chain(system) {
+        if let Some(text) = file::read(&path, file::Links::Follow)? {
+            return Ok(Some((path, text)));
+        }
+    }
+    Ok(None)
+}
+
+fn state_folder(flags: &Flags, around: &Surroundings) -> Result<PathBuf, ConfigError> {
+    let named = flags.state.as_deref().or(around.variable("AIRLOCK_STATE").map(Path::new));
+    match (named, around.root, around.home()) {
+        (Some(named), _, _) => Ok(around.current_folder.join(named)),
+        (None, true, _) => Ok(PathBuf::from("/var/lib/airlock")),
+        (None, false, Some(home)) => Ok(home.join(".local/state/airlock")),
+        (None, false, None) => Err(ConfigError::new(
+            "there is no place for the state folder: HOME is not set",
+            "set HOME or AIRLOCK_STATE, or give --state DIR",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spec::Network;
+    use std::fs;
+
+    /// A fresh folder, gone afterwards.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("airlock-config-{}-{name}", std::process::id()));
+            fs::create_dir_all(path.join("home/.config/airlock")).unwrap();
+            fs::create_dir_all(path.join("here")).unwrap();
+            Folder(path)
+        }
+
+        fn around(&self) -> Surroundings {
+            Surroundings {
+                variables: [("HOME".into(), self.0.join("home").into_os_string())].into(),
+                current_folder: self.0.join("here"),
+                root: false,
+            }
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn pids(config: &Config) -> u32 {
+        config.policy.profile("restrictive").unwrap().limits.pids
+    }
+
+    #[test]
+    fn a_flag_is_over_a_variable_is_over_the_usual_place_is_over_the_default() {
+        let folder = Folder::new("order");
+        let mut around = folder.around();
+        let profile = |count| format!("[profile.restrictive]\npids = {count}\n");
+        assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 32);
+        fs::write(folder.0.join("home/.config/airlock/config.toml"), profile(11)).unwrap();
+        assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 11);
+        fs::write(folder.0.join("variable.toml"), profile(12)).unwrap();
+        around.variables.insert("AIRLOCK_CONFIG".into(), folder.0.join("variable.toml").into());
+        assert_eq!(pids(&load(&Flags::default(), &around).unwrap()), 12);
+        fs::write(folder.0.join("here/flag.toml"), profile(13)).unwrap();
+        let flags = Flags { config: Some("flag.toml".into()), ..Flags::default() };
+        assert_eq!(pids(&load(&flags, &around).unwrap()), 13);
+    }
+
+    #[test]
+    fn the_state_folder_follows_the_same_order() {
+        let folder = Folder::new("state");
+        let mut around = folder.around();
+        let state = |flags: &Flags, around: &Surroundings| state_folder(flags, around).unwrap();
+        assert_eq!(state(&Flags::default(), &around), folder.0.join("home/.local/state/airlock"));
+        let root = Surroundings { root: true, ..around.clone() };
+        assert_eq!(state(&Flags::default(), &root), Path::new("/var/lib/airlock"));
+        around.variables.insert("AIRLOCK_STATE".into(), "/variable".into());
+        assert_eq!(state(&Flags::default(), &around), Path::new("/variable"));
+        let flags = Flags { state: Some("flag".into()), ..Flags::default() };
+        assert_eq!(state(&flags, &around), folder.0.join("here/flag"));
+        assert!(state_folder(&Flags::default(), &Surroundings::default()).is_err());
+    }
+
+    #[test]
+    fn a_file_that_was_named_must_be_there() {
+        let folder = Folder::new("named");
+        let flags = Flags { config: Some("absent.toml".into()), ..Flags::default() };
+        let refused = load(&flags, &folder.around()).unwrap_err();
+        assert!(refused.message.starts_with("there is no configuration file `"), "{}", refused.message);
+        assert!(load(&Flags::default(), &folder.around()).is_ok());
+    }
+
+    #[test]
+    fn the_local_file_narrows_the_profile_in_use_and_no_other() {
+        let folder = Folder::new("local");
+        let around = folder.around();
+        fs::write(folder.0.join("here/airlock.toml"), "pids = 7\nnetwork = \"none\"\n").unwrap();
+        let mut config = load(&Flags::default(), &around).unwrap();
+        narrow(&mut config, Some("agent"), &around).unwrap();
+        let agent = config.policy.profile("agent").unwrap();
+        assert_eq!((agent.limits.pids, agent.network), (7, Network::None));
+        assert_eq!(pids(&config), 32);
+    }
+
+    #[test]
+    fn a_local_file_that_is_named_as_configuration_is_the_operators_word() {
+        let folder = Folder::new("same");
+        let around = folder.around();
+        fs::write(folder.0.join("here/airlock.toml"), "[maximum]\npids = 7\n").unwrap();
+        let flags = Flags { config: Some("airlock.toml".into()), ..Flags::default() };
+        let mut config = load(&flags, &around).unwrap();
+        narrow(&mut config, None, &around).unwrap();
+        assert_eq!(config.policy.maximum.pids, Some(7));
+        let mut other = load(&Flags::default(), &around).unwrap();
+        assert!(narrow(&mut other, None, &around).is_err());
+    }
+}

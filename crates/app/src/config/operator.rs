@@ -1,0 +1,270 @@
+//! The operator's file: profiles of one's own and what no run may exceed.
+
+use super::{
+    ConfigError,
+    file::{LIMITS, Section},
+};
+use spec::{EnvName, Id, Maximum, Network, Policy, Profile};
+use std::{collections::BTreeMap, ffi::OsStr, path::Path};
+use toml::{Table, Value};
+
+/// Sections of the contract that need doors, which this build does not have.
+const NOT_BUILT: [&str; 3] = ["provider", "prices", "credential"];
+const NOT_BUILT_IN_PROFILE: [&str; 3] = ["egress", "allow_models", "budget"];
+/// Profiles upon profiles; deeper than this nobody can follow.
+const DEEPEST: usize = 16;
+
+/// What a profile's section says; the rest comes from its base.
+#[derive(Debug, Default)]
+struct Said {
+    base: Option<String>,
+    network: Option<Network>,
+    limits: Maximum,
+    inherit: Option<Vec<String>>,
+}
+
+/// The built-in policy with what the file says.
+pub(super) fn policy(file: &Table, path: &Path) -> Result<Policy, ConfigError> {
+    let top = Section { path, name: "" };
+    let mut policy = Policy::default();
+    let mut said = BTreeMap::new();
+    for (key, value) in file {
+        match key.as_str() {
+            "profile" => {
+                for (name, value) in top.table(key, value)? {
+                    said.insert(name.clone(), profile(name, value, path)?);
+                }
+            }
+            "maximum" => policy.maximum = maximum(top.table(key, value)?, path)?,
+            later if NOT_BUILT.contains(&later) => return Err(top.not_built(later)),
+            other => return Err(top.unknown(other, &["profile", "maximum"])),
+        }
+    }
+    let builtin = policy.profiles.clone();
+    for name in said.keys() {
+        let resolved = resolve(name, &said, &builtin, &mut Vec::new(), path)?;
+        policy.profiles.insert(name.clone(), resolved);
+    }
+    Ok(policy)
+}
+
+fn maximum(table: &Table, path: &Path) -> Result<Maximum, ConfigError> {
+    let section = Section { path, name: "maximum" };
+    let mut maximum = Maximum::default();
+    for (key, value) in table {
+        section.limit(&mut maximum, key, value)?;
+    }
+    Ok(maximum)
+}
+
+fn profile(name: &str, value: &Value, path: &Path) -> Result<Said, ConfigError> {
+    let all = Section { path, name: "profile" };
+    if Id::new(name).is_err() {
+        let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot";
+        return Err(all.error(name, "is not a name for a profile", hint));
+    }
+    let table = all.table(name, value)?;
+    let full_name = all.key(name);
+    let section = Section { path, name: &full_name };
+    let mut said = Said::default();
+    for (key, value) in table {
+        match key.as_str() {
+            "base" => said.base = Some(section.text(key, value)?.to_owned()),
+            "network" => said.network = Some(section.network(key, value)?),
+            "env" => said.inherit = inherit(section.table(key, value)?, &section)?,
+            limit if LIMITS.contains(&limit) => section.limit(&mut said.limits, limit, value)?,
+            later if NOT_BUILT_IN_PROFILE.contains(&later) => return Err(section.not_built(later)),
+            other => return Err(section.unknown(other, &known_in_profile())),
+        }
+    }
+    Ok(said)
+}
+
+fn known_in_profile() -> Vec<&'static str> {
+    ["base", "network", "env"].into_iter().chain(LIMITS).collect()
+}
+
+fn inherit(table: &Table, section: &Section<'_>) -> Result<Option<Vec<String>>, ConfigError> {
+    let name = section.key("env");
+    let section = Section { path: section.path, name: &name };
+    let mut names = None;
+    for (key, value) in table {
+        match key.as_str() {
+            "inherit" => {
+                let list = value.as_array().ok_or_else(|| {
+                    section.error(key, "must be a list of names", "write env.inherit = [\"LANG\"]")
+                })?;
+                names =
+                    Some(list.iter().map(|name| variable(key, name, &section)).collect::<Result<_, _>>()?);
+            }
+            other => return Err(section.unknown(other, &["inherit"])),
+        }
+    }
+    Ok(names)
+}
+
+fn variable(key: &str, value: &Value, section: &Section<'_>) -> Result<String, ConfigError> {
+    let name = section.text(key, value)?;
+    match EnvName::new(OsStr::new(name)) {
+        Ok(_) => Ok(name.to_owned()),
+        Err(error) => Err(section.error(key, format_args!("has a bad name: {}", error.message), error.hint)),
+    }
+}
+
+/// A profile with everything its bases say. A built-in name without a base changes the built-in profile.
+fn resolve(
+    name: &str,
+    said: &BTreeMap<String, Said>,
+    builtin: &BTreeMap<String, Profile>,
+    seen: &mut Vec<String>,
+    path: &Path,
+) -> Result<Profile, ConfigError> {
+    let own_name = format!("profile.{}", seen.last().map_or(name, String::as_str));
+    let asker = Section { path, name: &own_name };
+    if seen.iter().any(|earlier| earlier == name) || seen.len() >= DEEPEST {
+        return Err(asker.error("base", "leads in a circle, or too far", "name a built-in profile as base"));
+    }
+    let Some(words) = said.get(name) else {
+        return builtin.get(name).cloned().ok_or_else(|| {
+            let names: Vec<_> = builtin.keys().chain(said.keys()).map(String::as_str).collect();
+            let what = format!("names a profile that does not exist: `{}`", name.escape_debug());
+            asker.error("base", what, format!("the profiles are {}", names.join(", ")))
+        });
+    };
+    seen.push(name.to_owned());
+    let base = match (&words.base, builtin.get(name)) {
+        (Some(_), Some(_)) => {
+            let hint = "remove it, or give the profile a name of its own";
+            return Err(Section { path, name: &format!("profile.{name}") }.error(
+                "base",
+                "cannot be given for a built-in profile",
+                hint,
+            ));
+        }
+        (None, Some(itself)) => itself.clone(),
+        (base, None) => resolve(base.as_deref().unwrap_or("restrictive"), said, builtin, seen, path)?,
+    };
+    Ok(Profile {
+        network: words.network.unwrap_or(base.network),
+        limits: base.limits.with(&words.limits),
+        env_inherit: words.inherit.clone().unwrap_or(base.env_inherit),
+        extra_mounts: base.extra_mounts,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Policy, ConfigError> {
+        policy(&text.parse().unwrap(), Path::new("/c.toml"))
+    }
+
+    #[test]
+    fn a_profile_of_ones_own_is_its_base_with_what_it_says() {
+        let policy = read(
+            "[profile.ci]\nbase = \"agent\"\nmemory = \"2G\"\ncpus = 1.5\nwall_time = 90\nnetwork = \"none\"\n\
+             env.inherit = [\"LANG\"]\n[profile.small]\npids = 4\n[profile.tiny]\nbase = \"small\"\ndisk = \"1M\"\n\
+             [maximum]\nmemory = \"8G\"\nwall_time = \"1h\"\n",
+        )
+        .unwrap();
+        let builtin = Policy::default();
+        let mut ci = builtin.profile("agent").unwrap().clone();
+        (ci.limits.memory, ci.limits.cpus) = ("2G".parse().unwrap(), "1.5".parse().ok());
+        (ci.limits.wall_time, ci.network) = ("90s".parse().unwrap(), Network::None);
+        ci.env_inherit = vec!["LANG".into()];
+        assert_eq!(policy.profile("ci"), Some(&ci));
+        let mut tiny = builtin.profile("restrictive").unwrap().clone();
+        (tiny.limits.pids, tiny.limits.disk) = (4, "1M".parse().unwrap());
+        assert_eq!(policy.profile("tiny"), Some(&tiny));
+        let maximum =
+            Maximum { memory: "8G".parse().ok(), wall_time: "1h".parse().ok(), ..Maximum::default() };
+        assert_eq!(policy.maximum, maximum);
+        assert_eq!(policy.profile("restrictive"), builtin.profile("restrictive"));
+    }
+
+    #[test]
+    fn an_operator_can_change_a_built_in_profile_and_what_builds_on_it() {
+        let text = "[profile.standard]\nenv.inherit = [\"LANG\"]\n[profile.mine]\nbase = \"standard\"\n";
+        let policy = read(text).unwrap();
+        for name in ["standard", "mine"] {
+            assert_eq!(policy.profile(name).unwrap().env_inherit, ["LANG"], "{name}");
+        }
+    }
+
+    #[test]
+    fn mistakes_name_the_key_the_file_and_the_remedy() {
+        let cases = [
+            ("profil = 1", "`profil` in `/c.toml` is not a known key", "did you mean `profile`?"),
+            (
+                "[profile.ci]\nmemroy = 1",
+                "`profile.ci.memroy` in `/c.toml` is not a known key",
+                "did you mean `memory`?",
+            ),
+            (
+                "[profile.ci.env]\ninherits = []",
+                "`profile.ci.env.inherits` in `/c.toml` is not a known key",
+                "did you mean `inherit`?",
+            ),
+            ("[maximum]\npid = 3", "`maximum.pid` in `/c.toml` is not a known key", "did you mean `pids`?"),
+            (
+                "[maximum]\nmemory = \"lots\"",
+                "`maximum.memory` in `/c.toml` has a bad value: `lots` is not a size",
+                "write it as on the command line",
+            ),
+            (
+                "[maximum]\npids = 0",
+                "`maximum.pids` in `/c.toml` must be a whole number of at least 1",
+                "write it without quotes",
+            ),
+            ("profile = \"x\"", "`profile` in `/c.toml` must be a table", "write [profile]"),
+            (
+                "[profile.a]\nbase = \"b\"",
+                "`profile.a.base` in `/c.toml` names a profile that does not exist: `b`",
+                "the profiles are",
+            ),
+            (
+                "[profile.a]\nbase = \"b\"\n[profile.b]\nbase = \"a\"",
+                "`profile.b.base` in `/c.toml` leads in a circle",
+                "name a built-in profile",
+            ),
+            (
+                "[profile.agent]\nbase = \"standard\"",
+                "`profile.agent.base` in `/c.toml` cannot be given",
+                "remove it",
+            ),
+            ("[profile.\"a b\"]", "`profile.a b` in `/c.toml` is not a name for a profile", "use 1 to 128"),
+            (
+                "[profile.a]\nnetwork = \"host\"",
+                "`profile.a.network` in `/c.toml` cannot be `host`",
+                "ask for it per run",
+            ),
+            (
+                "[profile.a]\nenv.inherit = [\"PATH\"]",
+                "`profile.a.env.inherit` in `/c.toml` has a bad name: ",
+                "",
+            ),
+        ];
+        for (text, message, hint) in cases {
+            let error = read(text).expect_err(text);
+            assert!(error.message.starts_with(message), "{}", error.message);
+            assert!(error.hint.starts_with(hint) && !error.hint.is_empty(), "{text}: {}", error.hint);
+        }
+    }
+
+    #[test]
+    fn sections_of_later_work_are_refused_and_not_skipped() {
+        let cases = [
+            ("[provider.x]\nbase = \"y\"", "`provider`"),
+            ("[prices.\"m\"]\ninput = 1.0", "`prices`"),
+            ("[credential.x]", "`credential`"),
+            ("[[profile.ci.egress]]\nhost = \"x\"", "`profile.ci.egress`"),
+            ("[profile.ci]\nallow_models = []", "`profile.ci.allow_models`"),
+            ("[profile.ci]\nbudget = { run_usd = 2.0 }", "`profile.ci.budget`"),
+        ];
+        for (text, key) in cases {
+            let wanted = format!("{key} in `/c.toml` is not part of this build");
+            assert_eq!(read(text).expect_err(text).message, wanted);
+        }
+    }
+}
