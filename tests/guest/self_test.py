@@ -45,7 +45,7 @@ class Guest(unittest.TestCase):
 
     def run_in_guest(self, *arguments, **environment):
         process = self.start(*arguments, **environment)
-        stdout, stderr = process.communicate()
+        stdout, stderr = process.communicate(timeout=400)
         return process.returncode, stdout, stderr.decode(errors="replace")
 
     def shell(self, script, *options):
@@ -104,7 +104,7 @@ class Accidents(Guest):
 
     def test_a_reader_who_does_not_read_cannot_outlast_the_time_limit(self):
         process = self.start("--timeout", "10", "--", "yes")
-        self.assertEqual(process.wait(60), 242)
+        self.assertEqual(process.wait(60), 242, "and the harness ends by itself")
         process.communicate()
 
     def test_a_guest_that_does_not_boot_in_time_is_told_from_a_command_that_hangs(self):
@@ -141,6 +141,7 @@ class Accidents(Guest):
         self.assertEqual(process.stdout.readline(), b"began\n", "output is streamed")
         self.assertEqual(len(self.processes()), 1, "control: the guest runs")
         process.send_signal(how)
+        self.assertIn(process.wait(10), [128 + how, -how])
         process.communicate()
         deadline = time.monotonic() + 10
         while self.processes() and time.monotonic() < deadline:
