@@ -114,7 +114,11 @@ impl Driver {
     ) -> Result<(), ErrorInfo> {
         result.exit_status = 125;
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
-        let record = self.engine.records.take(&self.id).map_err(|error| of_record(&self.id, error))?;
+        let record = self
+            .engine
+            .records
+            .take(&self.id, &self.engine.native)
+            .map_err(|error| of_record(&self.id, error))?;
         let create = self.engine.native.create(&self.id, &self.spec.sandbox);
         let mut sandbox = match tokio::time::timeout(LONGEST_START, create).await {
             Ok(Ok(sandbox)) => sandbox,

@@ -167,7 +167,7 @@ impl Engine {
 
     /// Removes what dead owners left.
     pub fn sweep(&self) -> Swept {
-        let mut swept = self.inner.records.sweep();
+        let mut swept = self.inner.records.sweep(&self.inner.native);
         swept.problems.extend(self.inner.artifacts.sweep());
         swept
     }

@@ -1,6 +1,7 @@
 //! Run records: one locked file a run. The lock dies with its owner, so whoever gets it may clean up.
 
 use rustix::fs::FlockOperation;
+use sandbox::native::Native;
 use spec::{Id, Timestamp};
 use std::{
     fs::{self, File, OpenOptions},
@@ -45,28 +46,36 @@ impl Records {
         self.state.join("runs").join(id.as_str())
     }
 
-    /// Takes an id for a run; `AlreadyExists` if a living run has it.
-    pub(crate) fn take(&self, id: &Id) -> io::Result<Record> {
+    /// Takes an id for a run; `AlreadyExists` if a living run has it. What an earlier run of that id left is
+    /// removed first.
+    pub(crate) fn take(&self, id: &Id, native: &Native) -> io::Result<Record> {
         let path = self.path(id);
+        let open = |new| OpenOptions::new().write(true).create_new(new).mode(0o600).open(&path);
         loop {
-            let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+            let (file, is_new) = match open(true) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => match open(false) {
+                    Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                    other => (other?, false),
+                },
+                other => (other?, true),
+            };
             if !lock(&file)? {
                 return Err(io::Error::new(ErrorKind::AlreadyExists, "a run with this id is under way"));
             }
             // A sweep may have removed the file between our opening and locking it.
-            if same_file(&file, &path) {
-                // Of an earlier run of that id something may be left.
-                let problems = sandbox::native::sweep(&self.state, std::slice::from_ref(id));
-                return match problems.is_empty() {
-                    true => Ok(Record { path, _lock: file }),
-                    false => Err(io::Error::other(problems.join("; "))),
-                };
+            if !same_file(&file, &path) {
+                continue;
             }
+            let problems = if is_new { Vec::new() } else { native.sweep(std::slice::from_ref(id)) };
+            return match problems.is_empty() {
+                true => Ok(Record { path, _lock: file }),
+                false => Err(io::Error::other(problems.join("; "))),
+            };
         }
     }
 
     /// Removes what runs without a living owner left.
-    pub(crate) fn sweep(&self) -> Swept {
+    pub(crate) fn sweep(&self, native: &Native) -> Swept {
         let mut swept = Swept::default();
         let entries = match fs::read_dir(self.state.join("runs")) {
             Ok(entries) => entries,
@@ -77,19 +86,19 @@ impl Records {
         };
         for entry in entries.flatten() {
             let Some(id) = entry.file_name().to_str().and_then(|name| Id::new(name).ok()) else { continue };
-            match self.sweep_one(&id) {
+            match self.sweep_one(&id, native) {
                 Ok(Some(true)) => swept.runs.push(id.to_string()),
                 Ok(Some(false)) => swept.live += 1,
                 Ok(None) => {}
                 Err(problem) => swept.problems.push(problem),
             }
         }
-        swept.problems.extend(sandbox::native::sweep(&self.state, &[]));
+        swept.problems.extend(native.sweep(&[]));
         swept
     }
 
     /// Whether the run was removed, or lives; nothing if it ended by itself meanwhile.
-    fn sweep_one(&self, id: &Id) -> Result<Option<bool>, String> {
+    fn sweep_one(&self, id: &Id, native: &Native) -> Result<Option<bool>, String> {
         let path = self.path(id);
         let failed = |error: io::Error| format!("run {id}: {error}");
         let file = match OpenOptions::new().write(true).open(&path) {
@@ -103,7 +112,7 @@ impl Records {
         if !same_file(&file, &path) {
             return Ok(None);
         }
-        let problems = sandbox::native::sweep(&self.state, std::slice::from_ref(id));
+        let problems = native.sweep(std::slice::from_ref(id));
         if !problems.is_empty() {
             return Err(format!("run {id}: {}", problems.join("; ")));
         }
@@ -165,16 +174,18 @@ mod tests {
     #[test]
     fn a_living_run_keeps_its_id_and_is_not_swept() {
         let records = records("live");
+        let native = Native::new(records.state.clone());
         let id = Id::new("one").unwrap();
-        let record = records.take(&id).unwrap();
-        assert_eq!(records.take(&id).unwrap_err().kind(), ErrorKind::AlreadyExists);
-        let swept = records.sweep();
+        let record = records.take(&id, &native).unwrap();
+        assert_eq!(records.take(&id, &native).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        let swept = records.sweep(&native);
         assert_eq!((swept.runs, swept.live), (vec![], 1));
         drop(record); // as if its owner had died
-        let swept = records.sweep();
+        let swept = records.sweep(&native);
         assert_eq!((swept.runs, swept.live), (vec!["one".to_owned()], 0));
-        records.take(&id).unwrap().close().unwrap();
-        assert!(records.sweep().runs.is_empty());
+        drop(records.take(&id, &native).unwrap());
+        records.take(&id, &native).unwrap().close().unwrap();
+        assert!(records.sweep(&native).runs.is_empty());
         fs::remove_dir_all(records.state).unwrap();
     }
 

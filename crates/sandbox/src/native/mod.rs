@@ -114,6 +114,12 @@ impl Native {
         self.starter
     }
 
+    /// Removes what dead owners of these runs left: cgroups, and stand-ins in workspaces that nobody holds.
+    pub fn sweep(&self, runs: &[Id]) -> Vec<String> {
+        let failed = runs.iter().filter_map(|run| self.cgroups.remove(run).err());
+        failed.map(|error| error.to_string()).chain(protect::sweep(&self.state)).collect()
+    }
+
     /// Leaves a step out, so that a test can see what it is for.
     #[cfg(feature = "omit-steps")]
     pub fn dangerously_omit(&mut self, step: Step) {
@@ -500,11 +506,4 @@ impl Held {
 
 fn c_string(text: impl AsRef<OsStr>) -> Result<CString, SandboxError> {
     CString::new(text.as_ref().as_bytes()).map_err(|_| SandboxError::Nul)
-}
-
-/// Removes what dead owners left of this backend: cgroups of these runs, stand-ins in workspaces.
-pub fn sweep(state: &Path, runs: &[Id]) -> Vec<String> {
-    let host = cgroup::Host::detect();
-    let failed = runs.iter().filter_map(|run| host.remove(run).err());
-    failed.map(|error| error.to_string()).chain(protect::sweep(state)).collect()
 }
