@@ -239,7 +239,14 @@ fn scratch(plan: &BoxPlan) -> io::Result<()> {
         rustix::fs::chmodat(&space, name, mode, AtFlags::empty())?;
         give(&space, name, plan.ids)?;
     }
-    Ok(())
+    hide_home_from_git(&space)
+}
+
+/// The home lies in the workspace, and nobody means to commit it.
+fn hide_home_from_git(space: &OwnedFd) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(space, c"home/.gitignore", flags, Mode::from_raw_mode(0o644))?;
+    io::Write::write_all(&mut std::fs::File::from(file), b"*\n")
 }
 
 fn give(at: &impl AsFd, path: &CStr, ids: Ids) -> io::Result<()> {
