@@ -136,10 +136,24 @@ fn settings() -> Vec<Vec<u8>> {
     let operators = "[profile.ci]\nbase = \"standard\"\nnetwork = \"none\"\nmemory = \"1G\"\ncpus = 1.5\n\
                      pids = 64\nenv.inherit = [\"LANG\"]\n[maximum]\nmemory = \"2G\"\nwall_time = \"10m\"\n";
     let restrictive = "[profile.restrictive]\nbase = \"agent\"\ndisk = \"1G\"\nopen_files = 64\n";
-    let local =
+    let narrow =
         "network = \"none\"\nmemory = \"64M\"\nwall_time = \"30s\"\ncpu_time = \"5s\"\noutput = 4096\n";
     let choice = "profile = \"ci\"\nfile_size = \"1M\"\npids = 8\n";
-    let pairs =
-        [(operators, local), (restrictive, local), (restrictive, choice), ("", local), (operators, "")];
-    pairs.iter().map(|(operators, local)| format!("{operators}\0{local}").into_bytes()).collect()
+    let pairs = [(operators, narrow), (restrictive, narrow), (restrictive, choice), ("", choice)];
+    // One word too much in each, so that no other one hides that it was let through.
+    let wide = [
+        "network = \"doors\"",
+        "network = \"open\"",
+        "network = \"host\"",
+        "profile = \"agent\"",
+        "memory = \"1T\"",
+        "wall_time = \"24h\"",
+        "cpu_time = 100000",
+        "pids = 100000",
+        "open_files = 100000",
+        "env.inherit = [\"TOKEN\"]",
+        "maximum.disk = \"1T\"",
+    ];
+    let pairs = pairs.into_iter().chain(wide.map(|local| ("", local)));
+    pairs.map(|(operators, local)| format!("{operators}\0{local}").into_bytes()).collect()
 }
