@@ -196,3 +196,157 @@ wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
 wire_struct!(Ids { uid, gid, outer_uid, outer_gid, drop_groups });
 wire_struct!(ProgramPlan { steps, ids, argv, env, candidates, directory, rlimits, writable });
 wire_struct!(ResourceLimit { resource, soft, hard });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{decode, encode};
+    use proptest::{collection::vec, option, prelude::*};
+    use std::fmt::Debug;
+
+    fn text() -> impl Strategy<Value = CString> {
+        vec(1u8.., 0..8).prop_map(|bytes| CString::new(bytes).unwrap())
+    }
+
+    fn texts() -> impl Strategy<Value = Vec<CString>> {
+        vec(text(), 0..4)
+    }
+
+    fn steps() -> impl Strategy<Value = Steps> {
+        any::<u64>().prop_map(Steps::from_bits)
+    }
+
+    fn ids() -> impl Strategy<Value = Ids> {
+        any::<(u32, u32, u32, u32, bool)>().prop_map(|(uid, gid, outer_uid, outer_gid, drop_groups)| Ids {
+            uid,
+            gid,
+            outer_uid,
+            outer_gid,
+            drop_groups,
+        })
+    }
+
+    fn place() -> impl Strategy<Value = Place> {
+        use PlaceKind::*;
+        let kind = proptest::sample::select(vec![Directory, File, Link, Bind, Device, Mask]);
+        (text(), kind, text()).prop_map(|(path, kind, content)| Place { path, kind, content })
+    }
+
+    fn template() -> impl Strategy<Value = TemplatePlan> {
+        let parts = (steps(), option::of(text()), vec(place(), 0..4));
+        parts.prop_map(|(steps, image, places)| TemplatePlan { steps, image, places })
+    }
+
+    fn host_path() -> impl Strategy<Value = HostPath> {
+        let owner = any::<(u32, u32)>().prop_map(|(uid, gid)| Owner { uid, gid });
+        (text(), any::<(u64, u64, bool)>(), text(), option::of(owner)).prop_map(
+            |(host, (device, inode, writable), inside, owner)| HostPath {
+                host,
+                device,
+                inode,
+                inside,
+                writable,
+                owner,
+            },
+        )
+    }
+
+    fn protected() -> impl Strategy<Value = Protected> {
+        use ProtectedKind::*;
+        let kind = proptest::sample::select(vec![Guard, ReadOnly, Scratch]);
+        (text(), kind).prop_map(|(path, kind)| Protected { path, kind })
+    }
+
+    fn a_box() -> impl Strategy<Value = BoxPlan> {
+        let numbers = (any::<(bool, u64, u64)>(), vec(any::<u16>(), 0..4));
+        let paths = (option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
+        (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
+            let ((own_network, scratch_bytes, scratch_files), doors) = numbers;
+            let (workspace, protected, workspace_directories, mounts) = paths;
+            BoxPlan {
+                steps,
+                ids,
+                hostname,
+                own_network,
+                doors,
+                scratch_bytes,
+                scratch_files,
+                workspace,
+                protected,
+                workspace_directories,
+                mounts,
+            }
+        })
+    }
+
+    fn program() -> impl Strategy<Value = ProgramPlan> {
+        let limit = any::<(u32, u64, u64)>();
+        let limit = limit.prop_map(|(resource, soft, hard)| ResourceLimit { resource, soft, hard });
+        (steps(), ids(), texts(), texts(), texts(), text(), vec(limit, 0..4), texts()).prop_map(
+            |(steps, ids, argv, env, candidates, directory, rlimits, writable)| ProgramPlan {
+                steps,
+                ids,
+                argv,
+                env,
+                candidates,
+                directory,
+                rlimits,
+                writable,
+            },
+        )
+    }
+
+    /// It reads back as it was; with any number of bytes missing, or one too many, it does not read at all.
+    fn travels_whole_or_not_at_all<T: Wire + PartialEq + Debug>(value: &T) -> Result<(), TestCaseError> {
+        let mut bytes = encode(value);
+        let read = decode::<T>(&bytes);
+        prop_assert_eq!(read.as_ref(), Ok(value));
+        for end in 0..bytes.len() {
+            prop_assert_eq!(decode::<T>(&bytes[..end]), Err(Malformed), "cut at {}", end);
+        }
+        bytes.push(0);
+        prop_assert_eq!(decode::<T>(&bytes), Err(Malformed));
+        Ok(())
+    }
+
+    /// Whatever the bytes: an answer, and one that reads back if it is a value.
+    fn answers<T: Wire + PartialEq + Debug>(bytes: &[u8]) -> Result<(), TestCaseError> {
+        if let Ok(value) = decode::<T>(bytes) {
+            prop_assert_eq!(decode::<T>(&encode(&value)), Ok(value));
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn a_template_travels_whole_or_not_at_all(plan in template()) {
+            travels_whole_or_not_at_all(&plan)?;
+        }
+
+        #[test]
+        fn a_box_travels_whole_or_not_at_all(plan in a_box()) {
+            travels_whole_or_not_at_all(&plan)?;
+        }
+
+        #[test]
+        fn a_program_travels_whole_or_not_at_all(plan in program()) {
+            travels_whole_or_not_at_all(&plan)?;
+        }
+
+        #[test]
+        fn no_bytes_make_a_plan_panic(bytes in vec(any::<u8>(), 0..200)) {
+            answers::<TemplatePlan>(&bytes)?;
+            answers::<BoxPlan>(&bytes)?;
+            answers::<ProgramPlan>(&bytes)?;
+        }
+
+        /// Random bytes seldom get past the first length; a whole plan with one byte changed goes deep.
+        #[test]
+        fn no_changed_byte_makes_a_plan_panic(plan in a_box(), place: prop::sample::Index, byte: u8) {
+            let mut bytes = encode(&plan);
+            let place = place.index(bytes.len());
+            bytes[place] = byte;
+            answers::<BoxPlan>(&bytes)?;
+        }
+    }
+}

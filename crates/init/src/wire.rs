@@ -139,3 +139,86 @@ macro_rules! wire_enum {
         }
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        protocol::{Command, Ended, Report, Request},
+        step::{Failure, Step, Steps},
+    };
+    use proptest::prelude::*;
+    use std::fmt::Debug;
+
+    fn every_cut_is_refused<T: Wire + PartialEq + Debug>(value: &T) -> Result<(), TestCaseError> {
+        let bytes = encode(value);
+        let read = decode::<T>(&bytes);
+        prop_assert_eq!(read.as_ref(), Ok(value));
+        prop_assert!((0..bytes.len()).all(|end| decode::<T>(&bytes[..end]).is_err()));
+        Ok(())
+    }
+
+    /// What is accepted has as many bytes again, so that none of them was passed over.
+    fn takes_every_byte<T: Wire>(bytes: &[u8]) -> Result<(), TestCaseError> {
+        if let Ok(value) = decode::<T>(bytes) {
+            prop_assert_eq!(encode(&value).len(), bytes.len());
+        }
+        Ok(())
+    }
+
+    fn report() -> impl Strategy<Value = Report> {
+        let steps = any::<u64>().prop_map(Steps::from_bits);
+        let ended = any::<(i32, u64, u64)>();
+        let ended = ended.prop_map(|(status, cpu_us, peak_bytes)| Ended { status, cpu_us, peak_bytes });
+        let step = prop::sample::select(Step::ALL.to_vec());
+        let failure = (step, any::<i32>(), ".{0,8}");
+        prop_oneof![
+            steps.clone().prop_map(Report::Hello),
+            steps.clone().prop_map(Report::Started),
+            (steps, prop::collection::vec(any::<u32>(), 0..4))
+                .prop_map(|(steps, unmapped)| Report::Ready { steps, unmapped }),
+            ended.clone().prop_map(Report::Ended),
+            ended.prop_map(Report::Gone),
+            failure.prop_map(|(step, errno, detail)| Report::Failed(Failure { step, errno, detail })),
+        ]
+    }
+
+    #[test]
+    fn a_length_that_the_input_cannot_fill_is_refused_before_memory_is_taken() {
+        let length = u32::MAX.to_le_bytes();
+        assert_eq!(decode::<CString>(&length), Err(Malformed));
+        assert_eq!(decode::<String>(&length), Err(Malformed));
+        assert_eq!(decode::<Vec<u64>>(&length), Err(Malformed));
+        assert_eq!(decode::<Vec<u64>>(&0u32.to_le_bytes()), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn text_that_its_type_cannot_hold_is_refused() {
+        let bytes = |text: &[u8]| [&(text.len() as u32).to_le_bytes(), text].concat();
+        assert_eq!(decode::<CString>(&bytes(b"a\0b")), Err(Malformed));
+        assert_eq!(decode::<String>(&bytes(b"a\xff")), Err(Malformed));
+        assert_eq!(decode::<bool>(&[2]), Err(Malformed));
+        assert_eq!(decode(&bytes(b"a\xff")), Ok(c"a\xff".to_owned()));
+        assert_eq!(decode(&bytes(b"a\0b")), Ok("a\0b".to_owned()));
+        assert_eq!(decode(&[1]), Ok(true));
+    }
+
+    proptest! {
+        #[test]
+        fn messages_travel_whole_or_not_at_all(report in report(), cgroup: bool, signal: i32) {
+            every_cut_is_refused(&report)?;
+            every_cut_is_refused(&Request::Box { cgroup })?;
+            every_cut_is_refused(&Request::Lane)?;
+            every_cut_is_refused(&Command::Signal(signal))?;
+            every_cut_is_refused(&Command::Exec)?;
+            every_cut_is_refused(&Command::Destroy)?;
+        }
+
+        #[test]
+        fn no_bytes_make_a_message_panic(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+            takes_every_byte::<Request>(&bytes)?;
+            takes_every_byte::<Command>(&bytes)?;
+            takes_every_byte::<Report>(&bytes)?;
+        }
+    }
+}

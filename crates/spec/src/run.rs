@@ -198,6 +198,11 @@ fn invalid(message: impl fmt::Display, hint: impl fmt::Display) -> SpecError {
     SpecError { code: ErrorCode::InvalidSpec, message: message.to_string(), hint: hint.to_string() }
 }
 
+/// What a caller wrote, fit for one line of a message.
+fn shown(text: &OsStr) -> String {
+    text.to_string_lossy().escape_debug().to_string()
+}
+
 impl Policy {
     /// Checks everything about a request that can be checked without looking at the machine.
     pub fn admit(&self, request: RunRequest) -> Result<RunSpec, SpecError> {
@@ -329,7 +334,7 @@ fn check_mounts(texts: &[OsString]) -> Result<Vec<Mount>, SpecError> {
     let mut seen = BTreeSet::new();
     match mounts.iter().find(|mount| !seen.insert(&mount.inside)) {
         Some(twice) => Err(invalid(
-            format!("`{}` is mounted twice", twice.inside.as_path().display()),
+            format!("`{}` is mounted twice", shown(twice.inside.as_path().as_os_str())),
             "give each --mount its own place inside",
         )),
         None => Ok(mounts),
@@ -345,7 +350,7 @@ fn mount(text: &OsStr) -> Result<Mount, SpecError> {
         [body @ .., b':', b'r', b'o'] => (body, Access::ReadOnly),
         body => (body, Access::ReadOnly),
     };
-    let bad = || invalid(format!("`{}` is not a mount", text.display()), hint);
+    let bad = || invalid(format!("`{}` is not a mount", shown(text)), hint);
     let colon = body.iter().rposition(|byte| *byte == b':').ok_or_else(bad)?;
     let (host, inside) = (&body[..colon], &body[colon + 1..]);
     if host.is_empty() {
@@ -359,7 +364,7 @@ fn mount(text: &OsStr) -> Result<Mount, SpecError> {
 fn input(text: &OsStr) -> Result<(WorkspacePath, InputSource), SpecError> {
     let hint = "write --input NAME=FILE, or NAME=artifact:NAME[@VERSION] for a kept artifact";
     let bytes = text.as_bytes();
-    let bad = || invalid(format!("`{}` is not an input", text.display()), hint);
+    let bad = || invalid(format!("`{}` is not an input", shown(text)), hint);
     let equals = bytes.iter().position(|byte| *byte == b'=').ok_or_else(bad)?;
     let (name, source) = (OsStr::from_bytes(&bytes[..equals]), OsStr::from_bytes(&bytes[equals + 1..]));
     let name = WorkspacePath::new(Path::new(name)).map_err(|why| invalid(why, hint))?;
@@ -396,7 +401,7 @@ fn environment(
     for (name, value) in asked {
         if value.as_bytes().contains(&0) {
             return Err(invalid(
-                format!("the value of `{}` contains a NUL byte", name.display()),
+                format!("the value of `{}` contains a NUL byte", shown(name)),
                 "leave it out",
             ));
         }
@@ -437,7 +442,7 @@ fn check_user(user: Option<User>) -> Result<User, SpecError> {
 impl EnvName {
     /// Checks a name.
     pub fn new(name: &OsStr) -> Result<Self, SpecError> {
-        let shown = name.display();
+        let shown = shown(name);
         if name.is_empty() || name.as_bytes().iter().any(|byte| [b'=', 0].contains(byte)) {
             return Err(invalid(
                 format!("`{shown}` is not the name of a variable"),
@@ -571,6 +576,20 @@ mod tests {
         let env = policy.admit(asked).unwrap().sandbox.env;
         let names: Vec<_> = env.keys().map(|name| name.as_os_str().to_owned()).collect();
         assert_eq!(names, ["A", "LANG"]);
+    }
+
+    #[test]
+    fn a_refusal_stays_on_one_line_whatever_the_caller_wrote() {
+        let mounts = |r: &mut RunRequest| r.mounts = vec!["/a\n\x1b[2J".into()];
+        let twice = |r: &mut RunRequest| r.mounts = vec!["/a:/b\n".into(), "/c:/b\n".into()];
+        let inputs = |r: &mut RunRequest| r.inputs = vec!["a\nb".into()];
+        let names = |r: &mut RunRequest| r.env = vec![("a\n=".into(), "x".into())];
+        let values = |r: &mut RunRequest| r.env = vec![("a\n".into(), "\0".into())];
+        for change in [mounts as fn(&mut RunRequest), twice, inputs, names, values] {
+            let message = refused(change).message;
+            assert!(message.contains("\\n"), "{message:?}");
+            assert!(!message.contains(char::is_control), "{message:?}");
+        }
     }
 
     #[test]

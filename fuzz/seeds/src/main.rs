@@ -1,0 +1,159 @@
+//! Writes what the fuzzer starts from: one folder a target, below the folder named as the argument.
+//! Made afresh for every run, so that seeds can never be of an older form than what reads them.
+
+use init::{
+    plan::{
+        BoxPlan, HostPath, Ids, Owner, Place, PlaceKind, ProgramPlan, Protected, ProtectedKind,
+        ResourceLimit, TemplatePlan,
+    },
+    protocol::{Command, Ended, Report, Request},
+    step::{Failure, Step, Steps},
+    wire::{Wire, encode},
+};
+use std::{
+    ffi::{CStr, CString},
+    fs, io,
+    path::Path,
+};
+
+fn main() -> io::Result<()> {
+    let folder = std::env::args_os().nth(1).ok_or_else(|| io::Error::other("usage: airlock-seeds FOLDER"))?;
+    let folder = Path::new(&folder);
+    write(&folder.join("plan"), plans())?;
+    write(&folder.join("request"), requests())?;
+    write(&folder.join("config"), settings())
+}
+
+fn write(folder: &Path, seeds: Vec<Vec<u8>>) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let mut numbered = seeds.iter().enumerate();
+    numbered.try_for_each(|(number, seed)| fs::write(folder.join(format!("seed-{number}")), seed))
+}
+
+fn plans() -> Vec<Vec<u8>> {
+    fn of_kind<T: Wire>(kind: u8, value: &T) -> Vec<u8> {
+        [vec![kind], encode(value)].concat()
+    }
+    let ended = Ended { status: 256, cpu_us: 1500, peak_bytes: 4 << 20 };
+    let failure = Failure { step: Step::Mounts, errno: 2, detail: "/data".to_owned() };
+    vec![
+        of_kind(b't', &template()),
+        of_kind(b'b', &a_box()),
+        of_kind(b'p', &program()),
+        of_kind(b'q', &Request::Box { cgroup: true }),
+        of_kind(b'q', &Request::Lane),
+        of_kind(b'c', &Command::Exec),
+        of_kind(b'c', &Command::Signal(9)),
+        of_kind(b'c', &Command::Destroy),
+        of_kind(b'r', &Report::Hello(Steps::ALL)),
+        of_kind(b'r', &Report::Ready { steps: Steps::ALL, unmapped: vec![0, 2] }),
+        of_kind(b'r', &Report::Started(Steps::ALL)),
+        of_kind(b'r', &Report::Ended(ended)),
+        of_kind(b'r', &Report::Failed(failure)),
+        of_kind(b'r', &Report::Gone(ended)),
+    ]
+}
+
+const IDS: Ids = Ids { uid: 1000, gid: 1000, outer_uid: 200_000, outer_gid: 200_000, drop_groups: true };
+
+fn template() -> TemplatePlan {
+    let place = |path: &CStr, kind, content: &CStr| Place {
+        path: path.to_owned(),
+        kind,
+        content: content.to_owned(),
+    };
+    TemplatePlan {
+        steps: Steps::ALL,
+        image: Some(c"/images/alpine".to_owned()),
+        places: vec![
+            place(c"usr", PlaceKind::Bind, c"/usr"),
+            place(c"bin", PlaceKind::Link, c"usr/bin"),
+            place(c"etc", PlaceKind::Directory, c""),
+            place(c"etc/passwd", PlaceKind::File, c"user:x:1000:1000::/workspace/.home:/bin/sh\n"),
+            place(c"dev/null", PlaceKind::Device, c"/dev/null"),
+            place(c"etc/shadow", PlaceKind::Mask, c"/etc/shadow"),
+        ],
+    }
+}
+
+fn a_box() -> BoxPlan {
+    let host_path = |host: &CStr, inside: &CStr, owner: Option<Owner>| HostPath {
+        host: host.to_owned(),
+        device: 65025,
+        inode: 131_073,
+        inside: inside.to_owned(),
+        writable: owner.is_some(),
+        owner,
+    };
+    let protected = |path: &CStr, kind| Protected { path: path.to_owned(), kind };
+    BoxPlan {
+        steps: Steps::ALL,
+        ids: IDS,
+        hostname: c"airlock".to_owned(),
+        own_network: true,
+        doors: vec![8080, 3128],
+        scratch_bytes: 256 << 20,
+        scratch_files: 65536,
+        workspace: Some(host_path(c"/home/u/project", c"/workspace", Some(Owner { uid: 1000, gid: 1000 }))),
+        protected: vec![
+            protected(c".git", ProtectedKind::Guard),
+            protected(c".git/hooks", ProtectedKind::ReadOnly),
+            protected(c".home", ProtectedKind::Scratch),
+        ],
+        workspace_directories: vec![c".artifacts".to_owned(), c".home".to_owned()],
+        mounts: vec![host_path(c"/data", c"/data", None)],
+    }
+}
+
+fn program() -> ProgramPlan {
+    let strings = |all: &[&CStr]| -> Vec<CString> { all.iter().map(|&text| text.to_owned()).collect() };
+    ProgramPlan {
+        steps: Steps::ALL,
+        ids: IDS,
+        argv: strings(&[c"python3", c"-c", c"print(1)"]),
+        env: strings(&[c"HOME=/workspace/.home", c"PATH=/usr/bin:/bin"]),
+        candidates: strings(&[c"/usr/bin/python3", c"/bin/python3"]),
+        directory: c"/workspace".to_owned(),
+        rlimits: vec![ResourceLimit { resource: 7, soft: 128, hard: 128 }],
+        writable: strings(&[c"/tmp", c"/workspace"]),
+    }
+}
+
+/// Records as `targets/request.rs` reads them.
+fn requests() -> Vec<Vec<u8>> {
+    let all: [&[&str]; 5] = [
+        &["cpython3", "c-c", "cprint(1)", "rrun-1", "ttask.2", "jjob_3", "M64M", "T1m30s", "C1.5", "N32"],
+        &["ctrue", "m/data:/data:ro", "m/a:b:/workspace/sub:rw", "w.", "I/images/alpine", "u1000:1000"],
+        &["ctrue", "ia/b=file", "ix=artifact:out.txt@3", "aout.txt", "a/workspace/dir/./x", "p.git/hooks"],
+        &["ctrue", "eLANG=C.UTF-8", "ePATH=/x", "Pagent", "ndoors", "d8080", "bnative", "qmemory_limit"],
+        &["ctrue", "m/x:/a/../etc:rw", "i../x=y", "a..", "r../x", "nhost", "T500ms", "M2G", "C0.01"],
+    ];
+    all.iter().map(|records| records.join("\x1e").into_bytes()).collect()
+}
+
+/// The operator's file, then a local one, as `targets/config.rs` reads them.
+fn settings() -> Vec<Vec<u8>> {
+    let operators = "[profile.ci]\nbase = \"standard\"\nnetwork = \"none\"\nmemory = \"1G\"\ncpus = 1.5\n\
+                     pids = 64\nenv.inherit = [\"LANG\"]\n[maximum]\nmemory = \"2G\"\nwall_time = \"10m\"\n";
+    let restrictive = "[profile.restrictive]\nbase = \"agent\"\ndisk = \"1G\"\nopen_files = 64\n";
+    let narrow =
+        "network = \"none\"\nmemory = \"64M\"\nwall_time = \"30s\"\ncpu_time = \"5s\"\noutput = 4096\n";
+    let choice = "profile = \"ci\"\nfile_size = \"1M\"\npids = 8\n";
+    let pairs = [(operators, narrow), (restrictive, narrow), (restrictive, choice), ("", choice)];
+    // One word too much in each, so that no other one hides that it was let through.
+    let wide = [
+        "network = \"doors\"",
+        "network = \"open\"",
+        "network = \"host\"",
+        "profile = \"agent\"",
+        "memory = \"1T\"",
+        "wall_time = \"24h\"",
+        "cpu_time = 100000",
+        "pids = 100000",
+        "open_files = 100000",
+        "env.inherit = [\"TOKEN\"]",
+        "maximum.disk = \"1T\"",
+    ];
+    let pairs = pairs.into_iter().chain(wide.map(|local| ("", local)));
+    pairs.map(|(operators, local)| format!("{operators}\0{local}").into_bytes()).collect()
+}
