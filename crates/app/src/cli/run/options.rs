@@ -14,9 +14,9 @@ const EXAMPLES: &str = "\
 Examples:
   airlock run -- python3 -c 'print(\"hello from inside\")'
   airlock run --workspace . --timeout 30s --memory 1G -- make test
-  airlock run --mount /data:/data:ro --env LANG=C.UTF-8 -- ./count /data
+  airlock run --mount data:/data --env LANG=C.UTF-8 -- ls /data
   airlock run --artifact out.txt -- sh -c 'date > out.txt'
-  airlock run --json -- ./untrusted | jq .status
+  airlock run --workspace . --json -- ./untrusted | jq .status
   airlock run --explain -- true
   echo hello | airlock run --stdin -- tr a-z A-Z";
 
