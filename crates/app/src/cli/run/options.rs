@@ -105,8 +105,9 @@ pub(crate) struct Options {
     /// Show a file or folder of yours inside, read-only unless :rw; repeatable
     #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES)]
     mount: Vec<OsString>,
-    /// Put a file, or artifact:NAME[@VERSION], into /workspace first; repeatable
-    #[arg(long, value_name = "NAME=FILE", help_heading = FILES)]
+    // Not a doc comment: rustdoc would take the brackets for a link.
+    #[arg(long, value_name = "NAME=FILE", help_heading = FILES,
+          help = "Put a file, or artifact:NAME[@VERSION], into /workspace first; repeatable")]
     input: Vec<OsString>,
     /// Keep this file or folder of /workspace afterwards; repeatable
     #[arg(long, value_name = "PATH", help_heading = FILES)]
