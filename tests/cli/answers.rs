@@ -31,11 +31,17 @@ const BARRIERS: [&str; 21] = [
 
 #[test]
 fn output_passes_unchanged_and_nothing_is_added() {
-    let answer = World::new().run(&["run", "--", "sh", "-c", "printf 'a\\tb'; printf '\\033[1mc' >&2"]);
+    let answer = World::new().run(&["run", "--", "sh", "-c", "printf 'a\\tb'; printf '\\033[1mc\\n' >&2"]);
     assert_eq!(
         (answer.status, answer.stdout.as_str(), answer.stderr.as_str()),
-        (Some(0), "a\tb", "\u{1b}[1mc")
+        (Some(0), "a\tb", "\u{1b}[1mc\n")
     );
+}
+
+#[test]
+fn what_airlock_says_begins_a_line_of_its_own() {
+    let answer = World::new().run(&["run", "--", "sh", "-c", "printf 'no end' >&2; kill -KILL $$"]);
+    assert_eq!(answer.stderr, "no end\nairlock: note: the program was killed by signal 9\n");
 }
 
 #[test]
