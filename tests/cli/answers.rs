@@ -137,7 +137,10 @@ fn plan(text: &str) -> String {
             "enter user namespace  uid 1000 inside, [ID] in the launcher's\n".to_owned()
         }
         Some(("resource limits", rest)) => {
-            format!("resource limits       {}\n", rest.split(" data=").next().unwrap_or_default())
+            // Those of memory and processes depend on what cgroups hold.
+            let of_host = |limit: &&str| limit.starts_with("data=") || limit.starts_with("nproc=");
+            let kept: Vec<_> = rest.split(' ').filter(|limit| !of_host(limit)).collect();
+            format!("resource limits       {}\n", kept.join(" "))
         }
         Some(("path rules", rest)) => {
             let (_, what) = rest.split_once(": ").unwrap_or_default();
@@ -160,7 +163,7 @@ fn a_plan_names_every_step_and_takes_none() {
         "data:/data",
         "--env",
         "TOKEN=secret",
-        "--pids",
+        "--open-files",
         "9",
         "--",
         "echo",

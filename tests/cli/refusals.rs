@@ -378,9 +378,9 @@ airlock: hint: a local airlock.toml can only narrow; put this into the configura
 #[test]
 fn a_local_file_that_narrows_is_obeyed() {
     let world = World::new();
-    world.write("airlock.toml", "pids = 7\n");
-    let answer = world.run(&["run", "--", "sh", "-c", "ulimit -p 2>/dev/null || ulimit -u"]);
-    assert_eq!((answer.status, answer.stdout.as_str()), (Some(0), "7\n"), "{}", answer.stderr);
+    world.write("airlock.toml", "open_files = 32\n");
+    let answer = world.run(&["run", "--", "sh", "-c", "ulimit -n"]);
+    assert_eq!((answer.status, answer.stdout.as_str()), (Some(0), "32\n"), "{}", answer.stderr);
 }
 
 #[test]
