@@ -14,6 +14,11 @@
 //! }
 //! ```
 
+/// What the README shows of this library must compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 mod capture;
 mod doctor;
 mod driver;

@@ -356,7 +356,8 @@ fn mount(text: &OsStr) -> Result<Mount, SpecError> {
     if host.is_empty() {
         return Err(bad());
     }
-    let inside = InsidePath::new(Path::new(OsStr::from_bytes(inside))).map_err(|why| invalid(why, hint))?;
+    let inside = InsidePath::new(Path::new(OsStr::from_bytes(inside)))
+        .map_err(|why| invalid(why, "give --mount a place of its own inside, such as HOST:/data"))?;
     Ok(Mount { host: PathBuf::from(OsStr::from_bytes(host)), inside, access })
 }
 

@@ -79,6 +79,14 @@ pub(super) fn say(lines: &[Line]) {
     let _ = io::stderr().lock().write_all(render(lines).as_bytes());
 }
 
+/// The same after what a program wrote to stderr, which may lack the end of its last line.
+pub(super) fn say_below(written: &[u8], lines: &[Line]) {
+    if !lines.is_empty() && written.last().is_some_and(|byte| *byte != b'\n') {
+        let _ = io::stderr().lock().write_all(b"\n");
+    }
+    say(lines);
+}
+
 /// The lines as they are written. A message without words is left out.
 pub(super) fn render(lines: &[Line]) -> String {
     let shown = lines.iter().map(|line| match line {

@@ -156,6 +156,9 @@ impl SandboxError {
             SandboxError::Missing(_) => {
                 "`airlock doctor` shows what this host can enforce and how to mend it"
             }
+            SandboxError::Look { source, .. } if source.kind() == io::ErrorKind::NotADirectory => {
+                "name a folder; a single file goes in with --mount or --input"
+            }
             SandboxError::Look { .. } => "check that the path exists and that you may read it",
             SandboxError::Name { .. } | SandboxError::Nul => "choose another path",
             SandboxError::FileInWorkspace { .. } => "use --input to put a single file into the workspace",

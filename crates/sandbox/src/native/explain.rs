@@ -5,7 +5,7 @@ use init::{
     plan::{HostPath, PlaceKind, ProgramPlan, TemplatePlan},
     step::Step,
 };
-use spec::SandboxSpec;
+use spec::{Enforcer, SandboxSpec};
 use std::fmt::Write;
 
 /// One line: a step and what it will do.
@@ -34,7 +34,7 @@ impl Native {
             .iter()
             .map(|finding| Line {
                 step: "cgroup",
-                detail: format!("{} by {:?}", finding.limit, finding.enforcer),
+                detail: format!("{} {}", finding.limit, held_by(finding.enforcer)),
             })
             .collect();
         lines.extend(of_template(&template));
@@ -133,6 +133,15 @@ fn of_program(plan: &ProgramPlan) -> Vec<Line> {
         line(Step::EmptyEnvironment, names.join(" ")),
         line(Step::Exec, join(&plan.argv)),
     ]
+}
+
+fn held_by(enforcer: Enforcer) -> &'static str {
+    match enforcer {
+        Enforcer::CgroupV2 => "by cgroup v2",
+        Enforcer::CgroupV1 => "by cgroup v1",
+        Enforcer::Rlimit => "for each process by resource limits",
+        Enforcer::Nothing => "by nothing",
+    }
 }
 
 fn rlimit_name(resource: u32) -> &'static str {

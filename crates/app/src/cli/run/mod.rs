@@ -76,7 +76,7 @@ async fn carry_out(
 fn conclude(ending: &Ending) -> u8 {
     match &ending.delivery {
         Delivery::Complete => {
-            message::say(&report::lines(&ending.result));
+            message::say_below(&ending.result.stderr, &report::lines(&ending.result));
             ending.result.exit_status
         }
         Delivery::NobodyReads => {

@@ -14,9 +14,9 @@ const EXAMPLES: &str = "\
 Examples:
   airlock run -- python3 -c 'print(\"hello from inside\")'
   airlock run --workspace . --timeout 30s --memory 1G -- make test
-  airlock run --mount /data:/data:ro --env LANG=C.UTF-8 -- ./count /data
+  airlock run --mount data:/data --env LANG=C.UTF-8 -- ls /data
   airlock run --artifact out.txt -- sh -c 'date > out.txt'
-  airlock run --json -- ./untrusted | jq .status
+  airlock run --workspace . --json -- ./untrusted | jq .status
   airlock run --explain -- true
   echo hello | airlock run --stdin -- tr a-z A-Z";
 
@@ -105,8 +105,9 @@ pub(crate) struct Options {
     /// Show a file or folder of yours inside, read-only unless :rw; repeatable
     #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES)]
     mount: Vec<OsString>,
-    /// Put a file, or artifact:NAME[@VERSION], into /workspace first; repeatable
-    #[arg(long, value_name = "NAME=FILE", help_heading = FILES)]
+    // Not a doc comment: rustdoc would take the brackets for a link.
+    #[arg(long, value_name = "NAME=FILE", help_heading = FILES,
+          help = "Put a file, or artifact:NAME[@VERSION], into /workspace first; repeatable")]
     input: Vec<OsString>,
     /// Keep this file or folder of /workspace afterwards; repeatable
     #[arg(long, value_name = "PATH", help_heading = FILES)]

@@ -1,0 +1,311 @@
+//! What the command answers: the result as JSON, plans, doctor, artifacts, sweep. Volatile parts are replaced.
+
+use airlock_cli_tests::{Answer, World, same, shown, written};
+use serde_json::{Value, json};
+use snapbox::str;
+
+/// Every barrier name of the contract, in its order.
+const BARRIERS: [&str; 21] = [
+    "own_user",
+    "own_pid",
+    "own_mount",
+    "own_net",
+    "own_ipc",
+    "own_uts",
+    "own_cgroup",
+    "no_network",
+    "doors_only",
+    "read_only_root",
+    "no_capabilities",
+    "no_new_privileges",
+    "syscall_filter",
+    "path_rules",
+    "memory_limit",
+    "pids_limit",
+    "cpu_limit",
+    "disk_limit",
+    "empty_environment",
+    "not_host_root",
+    "own_kernel",
+];
+
+#[test]
+fn output_passes_unchanged_and_nothing_is_added() {
+    let answer = World::new().run(&["run", "--", "sh", "-c", "printf 'a\\tb'; printf '\\033[1mc\\n' >&2"]);
+    assert_eq!(
+        (answer.status, answer.stdout.as_str(), answer.stderr.as_str()),
+        (Some(0), "a\tb", "\u{1b}[1mc\n")
+    );
+}
+
+#[test]
+fn what_airlock_says_begins_a_line_of_its_own() {
+    let answer = World::new().run(&["run", "--", "sh", "-c", "printf 'no end' >&2; kill -KILL $$"]);
+    assert_eq!(answer.stderr, "no end\nairlock: note: the program was killed by signal 9\n");
+}
+
+#[test]
+fn a_result_has_the_fields_of_the_contract() {
+    let answer = World::new().run(&[
+        "run",
+        "--json",
+        "--run-id",
+        "r-1",
+        "--task-id",
+        "t-1",
+        "--job-id",
+        "j-1",
+        "--artifact",
+        "out.txt",
+        "--",
+        "sh",
+        "-c",
+        "echo hi; echo warn >&2; printf abc > out.txt; exit 3",
+    ]);
+    assert_eq!((answer.status, answer.stderr.as_str()), (Some(3), ""));
+    same(shown(answer.json()), written("answers/result.json"));
+}
+
+#[test]
+fn a_refusal_has_the_same_fields() {
+    let answer = World::new().run(&["run", "--json", "--job-id", "j-1", "--profile", "nope", "--", "true"]);
+    same(shown(answer.json()), written("answers/refusal.json"));
+    let fields = |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<Vec<_>>();
+    let succeeded = World::new().run(&["run", "--json", "--", "true"]).json();
+    assert_eq!(fields(&answer.json()), fields(&succeeded));
+}
+
+#[test]
+fn barriers_are_known_names_and_those_no_run_goes_without_are_among_them() {
+    let result = World::new().run(&["run", "--json", "--", "true"]).json();
+    let names: Vec<_> =
+        result["barriers"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    let known: Vec<_> = BARRIERS.into_iter().filter(|name| names.contains(name)).collect();
+    assert_eq!(names, known, "known names in the order of the contract");
+    let host_may_lack = ["doors_only", "path_rules", "memory_limit", "cpu_limit", "own_kernel"];
+    let missing: Vec<_> =
+        BARRIERS.into_iter().filter(|name| !names.contains(name) && !host_may_lack.contains(name)).collect();
+    assert_eq!(missing, [""; 0]);
+    let enforcers = result["enforced_by"].as_object().expect("an object");
+    assert_eq!(enforcers.keys().collect::<Vec<_>>(), ["cpu", "memory", "pids"]);
+    for by in enforcers.values() {
+        assert!(
+            ["cgroup_v2", "cgroup_v1", "rlimit", "nothing"].contains(&by.as_str().expect("a name")),
+            "{by}"
+        );
+    }
+}
+
+#[test]
+fn on_the_hosts_network_its_barriers_are_reported_missing() {
+    let result = World::new().run(&["run", "--json", "--network", "host", "--", "true"]).json();
+    let names = result["barriers"].as_array().expect("a list");
+    for lacking in ["own_net", "no_network"] {
+        assert!(!names.contains(&json!(lacking)), "{names:?}");
+    }
+    assert!(names.contains(&json!("own_pid")));
+}
+
+#[test]
+fn bytes_that_are_no_text_come_as_base64() {
+    let result = World::new().run(&["run", "--json", "--", "printf", r"\377"]).json();
+    assert_eq!((&result["stdout_base64"], &result["stdout"]), (&json!("/w=="), &Value::Null));
+    assert_eq!(result["stderr"], "");
+}
+
+#[test]
+fn truncated_output_is_a_flag_and_no_failure() {
+    let result = World::new()
+        .run(&["run", "--json", "--output", "1K", "--", "head", "-c", "100000", "/dev/zero"])
+        .json();
+    assert_eq!(result["status"], "succeeded");
+    assert_eq!(result["truncated"], json!({ "stdout": true, "stderr": false }));
+    assert_eq!(result["limits_hit"], json!(["output"]));
+}
+
+/// Texts that differ by host, user and kernel.
+fn plan(text: &str) -> String {
+    let line = |line: &str| match line.split_once("  ").map(|(step, rest)| (step, rest.trim())) {
+        Some(("cgroup", rest)) => {
+            let limit = rest.split(' ').next().unwrap_or_default();
+            format!("cgroup                {limit} [ENFORCER]\n")
+        }
+        Some(("template root", rest)) if rest.starts_with("an empty root with /usr ") => {
+            "template root         an empty root with /usr [PLACES] of the host\n".to_owned()
+        }
+        Some(("enter user namespace", _)) | None => {
+            "enter user namespace  uid 1000 inside, [ID] in the launcher's\n".to_owned()
+        }
+        Some(("resource limits", rest)) => {
+            // Those of memory and processes depend on what cgroups hold.
+            let of_host = |limit: &&str| limit.starts_with("data=") || limit.starts_with("nproc=");
+            let kept: Vec<_> = rest.split(' ').filter(|limit| !of_host(limit)).collect();
+            format!("resource limits       {}\n", kept.join(" "))
+        }
+        Some(("path rules", rest)) => {
+            let (_, what) = rest.split_once(": ").unwrap_or_default();
+            format!("path rules            Landlock [VERSION]: {what}\n")
+        }
+        Some(("system call filter", _)) => "system call filter    [NUMBER] instructions\n".to_owned(),
+        Some(_) => format!("{line}\n"),
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
+fn a_plan_names_every_step_and_takes_none() {
+    let world = World::new();
+    world.write("data/x", "");
+    let words = [
+        "run",
+        "--explain",
+        "--mount",
+        "data:/data",
+        "--env",
+        "TOKEN=secret",
+        "--open-files",
+        "9",
+        "--",
+        "echo",
+        "hi",
+    ];
+    let Answer { status, stdout, stderr } = world.run(&words);
+    assert_eq!((status, stderr.as_str()), (Some(0), ""));
+    assert!(!stdout.contains("secret"), "a plan shows names of variables, not their values");
+    same(plan(&stdout), written("answers/plan.txt"));
+    let steps = world.run(&["run", "--explain", "--json", "--", "true"]).json();
+    let steps: Vec<_> = steps["plan"].as_array().expect("a list").iter().map(|line| &line["step"]).collect();
+    assert!(steps.contains(&&json!("system call filter")) && steps.ends_with(&[&json!("exec")]), "{steps:?}");
+}
+
+#[test]
+fn the_doctor_says_what_this_host_gives() {
+    let world = World::new();
+    let Answer { status, stdout, stderr } = world.run(&["doctor"]);
+    assert_eq!((status, stderr.as_str()), (Some(0), ""), "{stdout}");
+    // What was found differs by host; what is looked at, the columns and the verdict do not.
+    same(
+        stdout,
+        str![[r#"
+ok       kernel        [..]
+ok       namespaces    as [..]; programs are [..] outside[..]own_user, own_pid, own_mount, own_net, own_ipc, own_uts, own_cgroup
+[..]  Landlock      [..]path_rules
+...
+[..]  memory limit  [..]memory_limit
+...
+[..]  pids limit    [..]pids_limit
+...
+[..]  cpu limit     [..]cpu_limit
+...
+ok       a sandbox     made, ran and removed in [..] ms
+
+Runs can be made on this host.
+
+"#]],
+    );
+    let told = world.run(&["doctor", "--json"]).json();
+    assert_eq!(told["can_run"], true);
+    for check in told["checks"].as_array().expect("a list") {
+        let fields: Vec<_> = check.as_object().expect("an object").keys().collect();
+        assert_eq!(fields, ["barriers", "detail", "name", "remedy", "state"]);
+        assert_eq!(
+            check["state"] == "good",
+            check["remedy"].is_null(),
+            "what can be mended has a remedy: {check}"
+        );
+    }
+}
+
+#[test]
+fn artifacts_are_kept_listed_fetched_and_removed() {
+    let world = World::new();
+    let keep = |id: &str, text: &str| {
+        let script = format!("printf {text} > out.txt");
+        world.run(&["run", "--run-id", id, "--artifact", "out.txt", "--", "sh", "-c", &script])
+    };
+    assert_eq!(keep("one", "abc").stderr, "airlock: note: kept `out.txt` as version 1 (3 bytes)\n");
+    assert_eq!(keep("two", "abcdef").stderr, "airlock: note: kept `out.txt` as version 2 (6 bytes)\n");
+    same(
+        world.run(&["artifact", "list"]).stdout,
+        str![[r#"
+out.txt@1  3  20[..]T[..]Z  one
+out.txt@2  6  20[..]T[..]Z  two
+
+"#]],
+    );
+    same(shown(world.run(&["artifact", "list", "--json"]).json()), written("answers/artifacts.json"));
+    assert_eq!(world.run(&["artifact", "get", "out.txt"]).stdout, "abcdef");
+    assert_eq!(world.run(&["artifact", "get", "out.txt@1"]).stdout, "abc");
+    let got = world.run(&["artifact", "get", "out.txt@1", "--output", "new"]);
+    assert_eq!((got.status, got.stderr.as_str()), (Some(0), "airlock: note: wrote `new` (3 bytes)\n"));
+    assert_eq!(std::fs::read_to_string(world.here("new")).expect("it was made"), "abc");
+    let input = world.run(&["run", "--input", "old=artifact:out.txt@1", "--", "cat", "old"]);
+    assert_eq!((input.status, input.stdout.as_str()), (Some(0), "abc"));
+    assert_eq!(world.run(&["artifact", "rm", "out.txt@1"]).stdout, "1 removed\n");
+    assert_eq!(world.run(&["artifact", "rm", "out.txt", "--json"]).json(), json!({ "removed": 1 }));
+    assert_eq!(world.run(&["artifact", "list"]).stdout, "");
+}
+
+#[test]
+fn what_lies_in_the_artifacts_folder_is_kept_unasked() {
+    let world = World::new();
+    let answer =
+        world.run(&["run", "--json", "--", "sh", "-c", "printf abc > $CYNODE_ARTIFACTS_DIR/out.txt"]);
+    assert_eq!(answer.json()["artifacts"][0]["name"], "out.txt");
+    assert_eq!(world.run(&["artifact", "get", "out.txt"]).stdout, "abc");
+}
+
+#[test]
+fn an_artifact_that_is_not_there_is_an_error_and_a_file_is_not_overwritten() {
+    let world = World::new();
+    world.write("old", "as it was");
+    assert_eq!(world.run(&["run", "--artifact", "a", "--", "touch", "a"]).status, Some(0));
+    let refused = |arguments: &[&str]| {
+        let answer = world.run(arguments);
+        assert_eq!((answer.status, answer.stdout.as_str()), (Some(125), ""), "{arguments:?}");
+        answer.stderr
+    };
+    let lists = "airlock: hint: `airlock artifact list` shows what is kept\n";
+    assert_eq!(
+        refused(&["artifact", "get", "b"]),
+        format!("airlock: error: no artifact is called `b`\n{lists}")
+    );
+    assert_eq!(
+        refused(&["artifact", "get", "a@9"]),
+        format!("airlock: error: no artifact is called `a` in version 9\n{lists}")
+    );
+    assert_eq!(
+        refused(&["artifact", "rm", "b"]),
+        format!("airlock: error: no artifact is called `b`\n{lists}")
+    );
+    same(
+        refused(&["artifact", "get", "../../etc/passwd"]),
+        str![[r#"
+airlock: error: `../../etc/passwd` cannot be used as a path: it contains `..`
+airlock: hint: `airlock artifact list` shows the names
+
+"#]],
+    );
+    same(
+        refused(&["artifact", "get", "a", "--output", "old"]),
+        str![[r#"
+airlock: error: cannot make `old`: File exists (os error 17)
+airlock: hint: give --output a new file
+
+"#]],
+    );
+    assert_eq!(std::fs::read_to_string(world.here("old")).expect("it is there"), "as it was");
+    let told = world.run(&["artifact", "rm", "b", "--json"]);
+    assert_eq!((told.status, &told.json()["error"]["code"]), (Some(125), &json!("invalid_spec")));
+}
+
+#[test]
+fn a_sweep_counts_what_it_removed() {
+    let world = World::new();
+    assert_eq!(world.run(&["sweep"]).stdout, "0 removed, 0 left alone because their owner lives\n");
+    // A record that nobody holds, as a killed run leaves it. Opening the engine sweeps, too, so only its going can be seen.
+    std::fs::write(world.state().join("runs/dead"), "").expect("a record");
+    let told = world.run(&["sweep", "--json"]).json();
+    assert_eq!(told.as_object().expect("an object").keys().collect::<Vec<_>>(), ["live", "problems", "runs"]);
+    assert!(!world.state().join("runs/dead").exists());
+}

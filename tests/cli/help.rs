@@ -1,0 +1,82 @@
+//! The help of every command, word for word, and that its examples work.
+
+use airlock_cli_tests::{Answer, World, same, written};
+use snapbox::str;
+use std::process::Command;
+
+fn help(words: &[&str]) -> String {
+    let Answer { status, stdout, stderr } = World::new().run(words);
+    assert_eq!((status, stderr.as_str()), (Some(0), ""), "{words:?}");
+    stdout
+}
+
+#[test]
+fn every_command_explains_itself() {
+    same(help(&["--help"]), written("help/airlock.txt"));
+    same(help(&["run", "-h"]), written("help/run-short.txt"));
+    same(help(&["run", "--help"]), written("help/run.txt"));
+    same(help(&["doctor", "--help"]), written("help/doctor.txt"));
+    same(help(&["sweep", "--help"]), written("help/sweep.txt"));
+    same(help(&["artifact", "--help"]), written("help/artifact.txt"));
+    same(help(&["artifact", "list", "--help"]), written("help/artifact-list.txt"));
+    same(help(&["artifact", "get", "--help"]), written("help/artifact-get.txt"));
+    same(help(&["artifact", "rm", "--help"]), written("help/artifact-rm.txt"));
+}
+
+#[test]
+fn the_version_is_the_packages() {
+    assert_eq!(help(&["--version"]), format!("airlock {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn help_and_version_touch_nothing() {
+    let world = World::new();
+    let before = world.contents();
+    for words in [&["--help"][..], &["--version"], &["run", "--help"], &["artifact", "rm", "--help"]] {
+        world.run(words);
+    }
+    assert_eq!(world.contents(), before);
+}
+
+#[test]
+fn without_a_command_the_help_is_an_error() {
+    let Answer { status, stdout, stderr } = World::new().run(&[]);
+    assert_eq!((status, stdout.as_str()), (Some(125), ""));
+    assert_eq!(stderr, help(&["--help"]));
+}
+
+/// The lines of `Examples:`, up to the next empty one.
+fn examples(help: &str) -> Vec<&str> {
+    let (_, after) = help.split_once("\nExamples:\n").expect("every command shows examples");
+    after.lines().take_while(|line| !line.is_empty()).map(str::trim).collect()
+}
+
+#[test]
+fn every_example_works_as_it_stands() {
+    let world = World::new();
+    world.write("Makefile", "test:\n\ttrue\n").write("data/one", "").write("untrusted", "#!/bin/sh\n");
+    let made = Command::new("chmod").args(["755"]).arg(world.here("untrusted")).status();
+    assert!(made.expect("chmod starts").success());
+    let mut count = 0;
+    for command in [
+        &["--help"][..],
+        &["run", "--help"],
+        &["doctor", "--help"],
+        &["sweep", "--help"],
+        &["artifact", "--help"],
+    ] {
+        for example in examples(&help(command)) {
+            let output = world.shell(example);
+            let Answer { status, stdout, stderr } = world.answer(&output);
+            assert_eq!(status, Some(0), "{example}\n{stdout}{stderr}");
+            count += 1;
+        }
+    }
+    assert!(count >= 15, "only {count} examples were found");
+}
+
+#[test]
+fn a_mistyped_example_would_be_noticed() {
+    assert_eq!(World::new().shell("airlock run --timeot 3s -- true | cat").status.code(), Some(125));
+    same(examples("x\nExamples:\n  a b\n  c\n\nd\n").join("|"), str!["a b|c"]);
+}

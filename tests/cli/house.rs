@@ -1,0 +1,162 @@
+//! The shape of the house: who uses whom, where `unsafe` lives, how long functions are.
+
+use airlock_cli_tests::{cargo, repository};
+use serde_json::Value;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
+const MAY_USE: [(&str, &[&str]); 7] = [
+    ("airlock", &["airlock-engine", "airlock-store", "airlock-spec"]),
+    ("airlock-engine", &["airlock-sandbox", "airlock-doors", "airlock-store", "airlock-spec"]),
+    ("airlock-sandbox", &["airlock-init", "airlock-spec"]),
+    ("airlock-doors", &["airlock-spec"]),
+    ("airlock-store", &["airlock-spec"]),
+    ("airlock-init", &["airlock-spec"]),
+    ("airlock-spec", &[]),
+];
+/// The one file with `unsafe`; tests may have probes that do forbidden things on purpose.
+const UNSAFE: &str = "crates/init/src/sys.rs";
+const LONGEST_FUNCTION: usize = 90;
+
+/// The packages of the rooms, each with those of ours that it uses; tests may use whom they want.
+fn uses() -> BTreeMap<String, BTreeSet<String>> {
+    let told = cargo().args(["metadata", "--no-deps", "--locked", "--format-version", "1"]).output();
+    let told = told.expect("cargo starts");
+    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    let metadata: Value = serde_json::from_slice(&told.stdout).expect("cargo writes JSON");
+    let packages = metadata["packages"].as_array().expect("a list of packages");
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let rooms = repository().join("crates");
+    let in_a_room =
+        packages.iter().filter(|package| Path::new(&text(&package["manifest_path"])).starts_with(&rooms));
+    let uses = |package: &Value| {
+        let all = package["dependencies"].as_array().expect("a list of dependencies");
+        // Ours have a path; `dev` is for tests.
+        let ours = all.iter().filter(|one| one["path"].is_string() && one["kind"].as_str() != Some("dev"));
+        (text(&package["name"]), ours.map(|one| text(&one["name"])).collect())
+    };
+    in_a_room.map(uses).collect()
+}
+
+#[test]
+fn each_room_uses_only_those_below_it() {
+    let allowed: BTreeMap<_, _> = MAY_USE.into_iter().collect();
+    let uses = uses();
+    assert!(uses["airlock"].contains("airlock-engine"), "the test sees who uses whom: {uses:?}");
+    for (room, used) in &uses {
+        let may = allowed.get(room.as_str()).unwrap_or_else(|| panic!("{room} is a room nobody told us of"));
+        let wrong: Vec<_> = used.iter().filter(|name| !may.contains(&name.as_str())).collect();
+        assert!(wrong.is_empty(), "{room} must not use {wrong:?}");
+    }
+}
+
+/// Every Rust file of the repository below these folders, relative to it.
+fn sources(folders: &[&str]) -> Vec<PathBuf> {
+    let root = repository();
+    let mut left: Vec<_> = folders.iter().map(|folder| root.join(folder)).collect();
+    let mut found = Vec::new();
+    while let Some(folder) = left.pop() {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for path in entries.map(|entry| entry.expect("it can be listed").path()) {
+            if path.is_dir() && !path.ends_with("target") {
+                left.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path.strip_prefix(&root).expect("it is below the root").to_owned());
+            }
+        }
+    }
+    found
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(repository().join(path)).expect("a source can be read")
+}
+
+/// Whether the word stands in code: not in a text, not in a comment.
+fn has_unsafe(line: &str) -> bool {
+    let outside_texts: String = line.split('"').step_by(2).collect();
+    let code = outside_texts.split("//").next().unwrap_or_default();
+    code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe")
+}
+
+#[test]
+fn unsafe_lives_in_one_file() {
+    for yes in [
+        "    match unsafe { prctl(1) } {",
+        "unsafe extern \"C\" {}",
+        "#[unsafe(no_mangle)]",
+        "unsafe { open(c\"x\") }",
+    ] {
+        assert!(has_unsafe(yes), "{yes}");
+    }
+    for no in ["// unsafe", "let unsafely = 1;", "#![deny(unsafe_code)]", "say(\"unsafe\")"] {
+        assert!(!has_unsafe(no), "{no}");
+    }
+    let found: BTreeSet<_> =
+        sources(&["crates"]).into_iter().filter(|path| read(path).lines().any(has_unsafe)).collect();
+    assert_eq!(found, BTreeSet::from([PathBuf::from(UNSAFE)]));
+}
+
+/// A test that is never run proves nothing. Some are started by another test; some fill a machine, and the guest is
+/// theirs.
+#[test]
+fn a_test_is_left_out_only_if_somebody_else_runs_it() {
+    let runs_elsewhere = |line: &str| {
+        line.starts_with("#[ignore = \"a child of ") || line.ends_with("only for a machine of its own\"]")
+    };
+    assert!(runs_elsewhere("#[ignore = \"a child of other tests\"]") && !runs_elsewhere("#[ignore]"));
+    for path in sources(&["crates", "tests"]) {
+        let text = read(&path);
+        let left_out = text.lines().map(str::trim).filter(|line| line.starts_with("#[ignore"));
+        let wrong: Vec<_> = left_out.filter(|line| !runs_elsewhere(line)).collect();
+        assert!(wrong.is_empty(), "{}: {wrong:?}", path.display());
+    }
+}
+
+/// Lines of each function, by rustfmt's layout: it ends at the first brace that stands as far in as its `fn`.
+fn functions(text: &str) -> Vec<(String, usize)> {
+    let lines: Vec<_> = text.lines().collect();
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let is_start = |line: &str| {
+        let words = line.split_once("fn ").map(|(before, _)| before.trim());
+        words.is_some_and(|before| {
+            before.split_whitespace().all(|word| {
+                ["const", "async", "unsafe", "extern", "\"C\""].contains(&word)
+                    || word.starts_with("pub")
+                    || word.ends_with(')')
+            })
+        })
+    };
+    let starts = lines.iter().enumerate().filter(|(_, line)| is_start(line));
+    starts
+        .filter_map(|(start, line)| {
+            let end = lines[start..]
+                .iter()
+                .position(|other| other.trim_end() == format!("{}}}", " ".repeat(indent(line))));
+            end.map(|end| (line.trim().to_owned(), end + 1))
+        })
+        .collect()
+}
+
+#[test]
+fn at_most_one_function_in_a_hundred_is_longer_than_a_long_screen() {
+    let counted =
+        functions("pub(crate) async fn a() {\n    b();\n}\n    const fn c(\n    ) {\n        d\n    }\n");
+    assert_eq!(counted.iter().map(|(_, lines)| *lines).collect::<Vec<_>>(), [3, 4]);
+    let all: Vec<_> = sources(&["crates", "tests", "fuzz", "bench"])
+        .into_iter()
+        .flat_map(|path| {
+            functions(&read(&path)).into_iter().map(move |(name, lines)| (lines, path.clone(), name))
+        })
+        .collect();
+    assert!(all.len() > 300, "the test sees functions: {}", all.len());
+    let long: Vec<_> = all.iter().filter(|(lines, _, _)| *lines > LONGEST_FUNCTION).collect();
+    for (lines, path, name) in &long {
+        println!("{lines} lines: {} {name}", path.display());
+    }
+    assert!(long.len() * 100 <= all.len(), "{} of {} functions: {long:#?}", long.len(), all.len());
+}

@@ -1,0 +1,432 @@
+//! Bad input: one clear line, the remedy on the next, exit status 125, and nothing made or changed.
+
+use airlock_cli_tests::{Answer, World, same};
+use snapbox::{IntoData, str};
+
+/// Refused with these words on stderr, nothing on stdout, and nothing in the world touched.
+#[track_caller]
+fn refused(world: &World, arguments: &[&str], words: impl IntoData) {
+    let before = world.contents();
+    let Answer { status, stdout, stderr } = world.run(arguments);
+    assert_eq!((status, stdout.as_str()), (Some(125), ""), "{stderr}");
+    assert_eq!(world.contents(), before, "something was touched");
+    same(stderr, words.into_data());
+}
+
+/// Refused in a fresh world, in which not even the state folder exists.
+#[track_caller]
+fn refused_at_once(arguments: &[&str], words: impl IntoData) {
+    refused(&World::new(), arguments, words);
+}
+
+/// A world with a state folder and a workspace `w` that has something in it, for what is refused only after a look at the host.
+fn furnished() -> World {
+    let world = World::new();
+    world.write("w/kept.txt", "as it was").write("file", "x");
+    // A run that works makes the state folder, and the lock that stays there for this workspace.
+    let answer = world.run(&["run", "--workspace", "w", "--", "true"]);
+    assert_eq!((answer.status, answer.stderr.as_str()), (Some(0), ""));
+    world
+}
+
+#[test]
+fn the_same_command_runs_when_nothing_is_wrong_with_it() {
+    let world = furnished();
+    let Answer { status, stdout, stderr } = world.run(&[
+        "run",
+        "--workspace",
+        "w",
+        "--run-id",
+        "a.b_c-1",
+        "--memory",
+        "64M",
+        "--timeout",
+        "30s",
+        "--",
+        "cat",
+        "kept.txt",
+    ]);
+    assert_eq!((status, stdout.as_str(), stderr.as_str()), (Some(0), "as it was", ""));
+}
+
+#[test]
+fn an_unknown_profile() {
+    refused_at_once(
+        &["run", "--profile", "nope", "--", "true"],
+        str![[r#"
+airlock: error: no profile is called `nope`
+airlock: hint: the profiles are agent, permissive, restrictive, standard
+
+"#]],
+    );
+}
+
+#[test]
+fn a_bad_size() {
+    refused_at_once(
+        &["run", "--memory", "lots", "--", "true"],
+        str![[r#"
+airlock: error: invalid value 'lots' for '--memory <SIZE>': `lots` is not a size such as 64M, 2G or 4096
+airlock: hint: see `airlock run --help`
+
+"#]],
+    );
+    for size in ["0", "-1", "1.5X", "99999999999G", ""].map(|size| format!("--memory={size}")) {
+        refused_at_once(&["run", &size, "--", "true"], "airlock: error: [..]--memory <SIZE>[..]\n...");
+    }
+}
+
+#[test]
+fn a_bad_time() {
+    refused_at_once(
+        &["run", "--timeout", "soon", "--", "true"],
+        str![[r#"
+airlock: error: invalid value 'soon' for '--timeout <TIME>': `soon` is not a time such as 30s, 500ms, 1m30s or 2h
+airlock: hint: see `airlock run --help`
+
+"#]],
+    );
+}
+
+#[test]
+fn a_hostile_run_id() {
+    let long = "a".repeat(300);
+    for id in ["../x", &long, "a b", ".hidden", "", "a/b", "a\nb"] {
+        let shown: String = id.chars().take(40).collect();
+        let words = format!(
+            "airlock: error: `{}` is not an identifier: use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot\n\
+             airlock: hint: give --run-id another value\n",
+            shown.escape_debug()
+        );
+        refused_at_once(&["run", "--run-id", id, "--", "true"], words);
+    }
+}
+
+#[test]
+fn a_workspace_that_is_not_there() {
+    refused(
+        &furnished(),
+        &["run", "--workspace", "nope", "--", "true"],
+        str![[r#"
+airlock: error: cannot use `[WORLD]/here/nope`: No such file or directory (os error 2)
+airlock: hint: check that the path exists and that you may read it
+
+"#]],
+    );
+}
+
+#[test]
+fn a_workspace_that_is_a_file() {
+    refused(
+        &furnished(),
+        &["run", "--workspace", "file", "--", "true"],
+        str![[r#"
+airlock: error: cannot use `[WORLD]/here/file`: Not a directory (os error 20)
+airlock: hint: name a folder; a single file goes in with --mount or --input
+
+"#]],
+    );
+}
+
+#[test]
+fn an_unknown_option() {
+    refused_at_once(
+        &["run", "--timeou", "3s", "--", "true"],
+        str![[r#"
+airlock: error: unexpected argument '--timeou' found
+airlock: usage: airlock run [OPTIONS] -- COMMAND [ARG]...
+airlock: hint: a similar argument exists: '--timeout'
+
+"#]],
+    );
+    refused_at_once(
+        &["run", "--xyz", "--", "true"],
+        str![[r#"
+airlock: error: unexpected argument '--xyz' found
+airlock: usage: airlock run [OPTIONS] -- COMMAND [ARG]...
+airlock: hint: see `airlock run --help`
+
+"#]],
+    );
+    refused_at_once(
+        &["frobnicate"],
+        str![[r#"
+airlock: error: unrecognized subcommand 'frobnicate'
+airlock: usage: airlock [OPTIONS] <COMMAND>
+airlock: hint: see `airlock --help`
+
+"#]],
+    );
+}
+
+#[test]
+fn a_missing_command() {
+    refused_at_once(
+        &["run"],
+        str![[r#"
+airlock: error: there is no command to run
+airlock: hint: put the command after `--`: airlock run -- python3 -c 'print(1)'
+
+"#]],
+    );
+    refused_at_once(
+        &["run", "python3", "x.py"],
+        str![[r#"
+airlock: error: unexpected argument 'python3' found
+airlock: usage: airlock run [OPTIONS] -- COMMAND [ARG]...
+airlock: hint: put the command after `--`: airlock run -- COMMAND [ARG]...
+
+"#]],
+    );
+}
+
+#[test]
+fn a_mount_at_a_place_of_airlocks_own() {
+    refused_at_once(
+        &["run", "--mount", "/usr:/proc/x", "--", "true"],
+        str![[r#"
+airlock: error: `/proc/x` cannot be used as a path: this place inside belongs to Airlock
+airlock: hint: give --mount a place of its own inside, such as HOST:/data
+
+"#]],
+    );
+    for place in
+        ["/", "/workspace", "/proc", "/sys/x", "/dev/null", "/tmp", "/run", "/etc/passwd", "/a/../proc", "x"]
+    {
+        let mount = format!("/usr:{place}");
+        refused_at_once(
+            &["run", "--mount", &mount, "--", "true"],
+            "airlock: error: `[..]` cannot be used as a path: [..]\n...",
+        );
+    }
+}
+
+#[test]
+fn a_variable_of_airlocks_own() {
+    refused_at_once(
+        &["run", "--env", "HOME=/root", "--", "true"],
+        str![[r#"
+airlock: error: the variable `HOME` cannot be set by a caller
+airlock: hint: Airlock sets it itself; choose another name
+
+"#]],
+    );
+    for name in ["PATH", "TMPDIR", "AIRLOCK_RUN_ID", "AIRLOCK_WORKSPACE", "CYNODE_TASK_ID", "RUN_ID"] {
+        let words = format!("airlock: error: the variable `{name}` cannot be set by a caller\n...\n");
+        refused_at_once(&["run", "--env", &format!("{name}=x"), "--", "true"], words);
+    }
+}
+
+#[test]
+fn a_variable_the_caller_does_not_have() {
+    refused_at_once(
+        &["run", "--env-from", "TOKEN", "--", "true"],
+        str![[r#"
+airlock: error: the variable `TOKEN` is not set
+airlock: hint: set it, or leave --env-from away
+
+"#]],
+    );
+}
+
+#[test]
+fn the_network_mode_open_is_not_weakened_to_another() {
+    let words = "airlock: error: the network mode `open` needs the egress door, which is not part of this build\n\
+                 airlock: hint: choose --network none, doors or host\n";
+    refused_at_once(&["run", "--network", "open", "--", "true"], words);
+    refused_at_once(&["run", "--profile", "standard", "--", "true"], words);
+}
+
+#[test]
+fn what_later_builds_will_have() {
+    for option in ["--llm", "--llm=anthropic", "--inference", "--learn", "--tty"] {
+        let name = option.split('=').next().expect("a name");
+        let words =
+            format!("airlock: error: `{name}` is not part of this build\nairlock: hint: leave {name} away\n");
+        refused_at_once(&["run", option, "--", "true"], words);
+    }
+    for name in ["docker", "podman", "microvm"] {
+        let words = format!(
+            "airlock: error: the backend `{name}` is not part of this build\n\
+             airlock: hint: leave --backend away to use the native one\n"
+        );
+        refused_at_once(&["run", "--backend", name, "--", "true"], words);
+    }
+    refused_at_once(
+        &["run", "--backend", "chroot", "--", "true"],
+        str![[r#"
+airlock: error: no backend is called `chroot`
+airlock: hint: the backends are native, docker, podman, microvm
+
+"#]],
+    );
+    refused_at_once(
+        &["--server", "http://127.0.0.1:7070", "run", "--", "true"],
+        str![[r#"
+airlock: error: `--server` is not part of this build
+airlock: hint: leave it away to act on this machine
+
+"#]],
+    );
+}
+
+#[test]
+fn an_image_that_is_not_there_or_no_folder() {
+    refused(
+        &furnished(),
+        &["run", "--image", "nope", "--", "true"],
+        str![[r#"
+airlock: error: there is no image `[WORLD]/here/nope`: No such file or directory (os error 2)
+airlock: hint: give --image a folder that holds a root file system
+
+"#]],
+    );
+    refused(
+        &furnished(),
+        &["run", "--image", "file", "--workspace", "w", "--", "true"],
+        str![[r#"
+airlock: error: the image `[WORLD]/here/file` is not a folder
+airlock: hint: unpack it first: this build takes a folder that holds a root file system
+
+"#]],
+    );
+}
+
+#[test]
+fn a_barrier_that_cannot_be_had() {
+    refused(
+        &furnished(),
+        &["run", "--require", "own_kernel", "--workspace", "w", "--", "true"],
+        str![[r#"
+airlock: error: this host cannot enforce `own_kernel`: only the microvm backend has it
+airlock: hint: `airlock doctor` shows what this host can enforce and how to mend it
+
+"#]],
+    );
+}
+
+#[test]
+fn an_unknown_key_in_the_configuration() {
+    let world = World::new();
+    world.write("c.toml", "[profile.ci]\nmemroy = \"1G\"\n");
+    refused(
+        &world,
+        &["--config", "c.toml", "run", "--", "true"],
+        str![[r#"
+airlock: error: `profile.ci.memroy` in `[WORLD]/here/c.toml` is not a known key
+airlock: hint: did you mean `memory`?
+
+"#]],
+    );
+}
+
+#[test]
+fn a_configuration_that_is_no_plain_file() {
+    let world = World::new();
+    world.write("big.toml", &"#".repeat((1 << 20) + 1)).write("folder/x", "");
+    let mode = rustix::fs::Mode::from_raw_mode(0o644);
+    rustix::fs::mknodat(rustix::fs::CWD, world.here("fifo"), rustix::fs::FileType::Fifo, mode, 0)
+        .expect("a FIFO for the test");
+    let cases = [
+        ("fifo", "cannot read `[WORLD]/here/fifo`: it is not a regular file"),
+        ("folder", "cannot read `[WORLD]/here/folder`: it is not a regular file"),
+        ("big.toml", "cannot read `[WORLD]/here/big.toml`: it is larger than 1 MiB"),
+    ];
+    for (name, message) in cases {
+        let hint = "make it a plain text file of at most 1 MiB that you may read";
+        let words = format!("airlock: error: {message}\nairlock: hint: {hint}\n");
+        refused(&world, &["--config", name, "run", "--", "true"], words);
+    }
+    refused(
+        &world,
+        &["--config", "absent.toml", "run", "--", "true"],
+        str![[r#"
+airlock: error: there is no configuration file `[WORLD]/here/absent.toml`
+airlock: hint: mend --config or AIRLOCK_CONFIG, or leave it away to use the defaults
+
+"#]],
+    );
+}
+
+#[test]
+fn a_local_file_that_widens() {
+    let world = World::new();
+    world.write("airlock.toml", "memory = \"8G\"\n");
+    refused(
+        &world,
+        &["run", "--", "true"],
+        str![[r#"
+airlock: error: `memory` in `[WORLD]/here/airlock.toml` would widen: 8G is over the 512M of profile `restrictive`
+airlock: hint: a local airlock.toml can only narrow; put this into the configuration file
+
+"#]],
+    );
+    world.write("airlock.toml", "[maximum]\nmemory = \"1G\"\n");
+    refused(
+        &world,
+        &["run", "--", "true"],
+        str![[r#"
+airlock: error: `maximum` in `[WORLD]/here/airlock.toml` cannot be set here
+airlock: hint: a local airlock.toml can only narrow; put this into the configuration file
+
+"#]],
+    );
+    world.write("airlock.toml", "network = \"host\"\n");
+    refused(&world, &["run", "--", "true"], "airlock: error: `network` in [..]\n...\n");
+}
+
+#[test]
+fn a_local_file_that_narrows_is_obeyed() {
+    let world = World::new();
+    world.write("airlock.toml", "open_files = 32\n");
+    let answer = world.run(&["run", "--", "sh", "-c", "ulimit -n"]);
+    assert_eq!((answer.status, answer.stdout.as_str()), (Some(0), "32\n"), "{}", answer.stderr);
+}
+
+#[test]
+fn more_than_the_operators_maximum() {
+    let world = World::new();
+    world.write("c.toml", "[maximum]\nmemory = \"1G\"\n");
+    refused(
+        &world,
+        &["--config", "c.toml", "run", "--memory", "2G", "--", "true"],
+        str![[r#"
+airlock: error: memory of 2G is over the operator's maximum of 1G
+airlock: hint: ask for 1G or less, or raise `memory` under [maximum] in the configuration
+
+"#]],
+    );
+}
+
+#[test]
+fn with_json_a_refusal_is_a_whole_result_and_told_on_stderr_too() {
+    let world = World::new();
+    let cases: [(&[&str], &str); 4] = [
+        (&["--profile", "nope"], "invalid_spec"),
+        (&["--memory", "lots"], "invalid_spec"),
+        (&["--llm"], "backend_unavailable"),
+        (&["--network", "open"], "backend_unavailable"),
+    ];
+    for (options, code) in cases {
+        let arguments = [&["run", "--json"][..], options, &["--", "true"]].concat();
+        let answer = world.run(&arguments);
+        let result = answer.json();
+        assert_eq!(answer.status, Some(125), "{options:?}");
+        assert_eq!(result["status"], "not_started", "{options:?}");
+        assert_eq!(result["error"]["code"], code, "{options:?}");
+        assert!(answer.stderr.starts_with("airlock: error: "), "{}", answer.stderr);
+    }
+    assert!(!world.state().exists());
+}
+
+#[test]
+fn what_a_message_quotes_cannot_steer_the_terminal() {
+    refused_at_once(
+        &["run", "--profile", "x\u{1b}[2J\nairlock: note: fine", "--", "true"],
+        str![[r#"
+airlock: error: no profile is called `x\u{1b}[2J\nairlock: note: fine`
+airlock: hint: the profiles are agent, permissive, restrictive, standard
+
+"#]],
+    );
+}
