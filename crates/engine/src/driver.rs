@@ -191,11 +191,7 @@ impl Driver {
 
     fn open_input(&self, source: &InputSource) -> Result<File, ErrorInfo> {
         match source {
-            InputSource::File(path) => open_regular(path).map_err(|error| ErrorInfo {
-                code: ErrorCode::InvalidSpec,
-                message: format!("cannot read the input `{}`: {error}", path.display()),
-                hint: Some("check that it is a file and that you may read it".to_owned()),
-            }),
+            InputSource::File(path) => open_file(path),
             InputSource::Artifact { name, version } => {
                 let opened = self.engine.artifacts.open_version(name, *version);
                 opened.map(|(file, _)| file).map_err(|error| ErrorInfo {
@@ -479,6 +475,22 @@ fn output_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
 fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {
     rustix::io::ioctl_fionbio(end.as_fd(), true)?;
     Ok(end)
+}
+
+fn open_file(path: &Path) -> Result<File, ErrorInfo> {
+    open_regular(path).map_err(|error| ErrorInfo {
+        code: ErrorCode::InvalidSpec,
+        message: format!("cannot read the input `{}`: {error}", path.display()),
+        hint: Some("check that it is a file and that you may read it".to_owned()),
+    })
+}
+
+/// Whether the files that a run wants can be read; artifacts are looked up when it starts.
+pub(crate) fn look_at_inputs(spec: &RunSpec) -> Result<(), ErrorInfo> {
+    spec.inputs.iter().try_for_each(|(_, source)| match source {
+        InputSource::File(path) => open_file(path).map(drop),
+        InputSource::Artifact { .. } => Ok(()),
+    })
 }
 
 /// Opens without waiting for the other end of a FIFO, and takes nothing but a regular file.

@@ -30,7 +30,7 @@ pub use record::{Swept, fresh_id, now};
 
 use record::Records;
 use sandbox::native::{Native, Program};
-use spec::{Event, Id, RunResult, RunSpec};
+use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
 use std::{net::TcpListener, path::PathBuf, sync::Arc};
 use tokio::{
     net::unix::pipe,
@@ -43,6 +43,14 @@ use tokio::{
 pub struct Settings {
     /// The folder for run records and artifacts. Made if absent, mode 0700.
     pub state: PathBuf,
+}
+
+impl Settings {
+    /// Looks at what a run names on this host, before an engine makes its state folder for it.
+    pub fn look(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
+        driver::look_at_inputs(spec)?;
+        sandbox::native::look(&spec.sandbox, &self.state).map_err(|error| error.info())
+    }
 }
 
 /// Why an engine cannot be had.
@@ -155,7 +163,7 @@ impl Engine {
     }
 
     /// What a run would do, step by step, without doing it.
-    pub fn explain(&self, spec: &RunSpec) -> Result<Vec<PlanLine>, spec::ErrorInfo> {
+    pub fn explain(&self, spec: &RunSpec) -> Result<Vec<PlanLine>, ErrorInfo> {
         let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
         let program = Program { argv: spec.command.clone(), env: driver::environment(&id, spec) };
         let lines = self.inner.native.explain(&spec.sandbox, &program).map_err(|error| error.info())?;

@@ -96,7 +96,11 @@ impl Global {
 
 /// Opens the engine on the configured state folder.
 fn open_engine(config: &Config) -> Result<engine::Engine, Failure> {
-    Ok(engine::Engine::open(engine::Settings { state: config.state.clone() })?)
+    Ok(engine::Engine::open(settings(config))?)
+}
+
+fn settings(config: &Config) -> engine::Settings {
+    engine::Settings { state: config.state.clone() }
 }
 
 /// One thread is enough for one run, and starts faster.

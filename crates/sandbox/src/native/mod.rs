@@ -280,6 +280,13 @@ impl Native {
     }
 }
 
+/// Looks at what a spec names on this host, before anything is made: the image, the workspace, the mounts.
+pub fn look(spec: &SandboxSpec, state: &Path) -> Result<(), SandboxError> {
+    root::plan(spec, Steps::ALL, state)?;
+    plan::of_box(spec, Steps::ALL, Starter::User, plan::ids(spec, Starter::User, None), &[])?;
+    Ok(())
+}
+
 /// What came back for a box.
 struct Made {
     channel: Channel,

@@ -39,6 +39,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     config::narrow(&mut config, options.profile(), surroundings)?;
     let (json, explain) = (options.json, options.explain);
     let spec = config.policy.admit(options.into_request(surroundings)?)?;
+    super::settings(&config).look(&spec)?;
     let runtime = super::runtime()?;
     let status = runtime.block_on(async {
         // Before the engine: from here on a signal is an orderly end.
