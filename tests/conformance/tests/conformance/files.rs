@@ -2,10 +2,15 @@
 
 use crate::{
     runner::Proof,
-    world::{Outcome, World, allowed, mount},
+    world::{Mode, Outcome, World, allowed, mount, outcome},
 };
 use spec::{Barrier, RunRequest, Status};
-use std::{ffi::OsString, fs, os::unix::fs::MetadataExt};
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::PathBuf,
+};
 
 pub(crate) fn proofs() -> Vec<Proof> {
     crate::proofs![
@@ -16,9 +21,18 @@ pub(crate) fn proofs() -> Vec<Proof> {
     ]
 }
 
-fn mounts_are_read_only_unless_said(world: &World) {
+/// Where folders cannot be idmapped, the program is a stranger there.
+fn open_to_all(world: &World) -> PathBuf {
     let folder = world.fresh_folder("mounted");
+    let mode = if world.mode == Mode::User || world.idmaps { 0o755 } else { 0o777 };
+    fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).expect("mode");
+    folder
+}
+
+fn mounts_are_read_only_unless_said(world: &World) {
+    let folder = open_to_all(world);
     fs::write(folder.join("note"), "of the host").expect("a file");
+    fs::set_permissions(folder.join("note"), fs::Permissions::from_mode(0o666)).expect("mode");
     let attempt = |access: &str, arguments: &[&str]| {
         let mut request = world.probe(arguments);
         request.mounts.push(mount(&folder, "/mounted", access));
@@ -35,13 +49,19 @@ fn mounts_are_read_only_unless_said(world: &World) {
     assert!(folder.join("made").is_dir());
 }
 
+/// Without idmaps it belongs to nobody's id, and the result says so.
 fn a_file_written_to_a_mount_belongs_to_its_owner(world: &World) {
-    let folder = world.fresh_folder("mounted");
+    let folder = open_to_all(world);
     let mut request = world.probe(&["write", "/mounted/note", "x"]);
     request.mounts.push(mount(&folder, "/mounted", "rw"));
-    assert_eq!(world.attempt(request), allowed());
+    let result = world.run(request);
+    assert_eq!(outcome(&result), allowed());
     let owner = |path| fs::metadata(path).map(|found| (found.uid(), found.gid())).expect("an owner");
-    assert_eq!(owner(folder.join("note")), owner(folder));
+    let stranger = world.mode == Mode::Root && !world.idmaps;
+    let expected = if stranger { (200_000, 200_000) } else { owner(folder.clone()) };
+    assert_eq!(owner(folder.join("note")), expected);
+    let said = result.notes.iter().any(|note| note.contains("`/mounted` cannot be idmapped"));
+    assert_eq!(said, stranger, "{:?}", result.notes);
 }
 
 fn disk_limit_is_not_claimed_where_the_host_is_written(world: &World) {

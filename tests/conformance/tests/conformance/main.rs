@@ -7,7 +7,9 @@
 //! ```
 //!
 //! Environment: `AIRLOCK_PROBE` (path of the probe; else beside this binary), `AIRLOCK_EXPECT_CGROUP` (v1, v2 or
-//! none; else found out), `AIRLOCK_TEST_USER` (`airlock-test` unless told, made if absent; `none` for root alone).
+//! none; else found out) and `AIRLOCK_EXPECT_USER_CGROUP` (the same for the run as a user), `AIRLOCK_EXPECT_IDMAP`
+//! (yes or no: whether root's folders can be idmapped; else found out), `AIRLOCK_TEST_USER` (`airlock-test` unless told,
+//! made if absent; `none` for root alone), `AIRLOCK_TEST_FOLDER` (`/var/tmp` unless told).
 //! An argument runs only the proofs whose name contains it. Needs `sh`, `cat` and `busybox` (static); no python.
 
 mod barriers;

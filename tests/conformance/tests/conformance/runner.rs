@@ -73,6 +73,9 @@ fn again_as_user(world: &World, filter: &str) -> bool {
     command
         .args((!filter.is_empty()).then_some(filter))
         .env("AIRLOCK_PROBE", world.probe_folder.join("probe"));
+    let folder = world.fresh_folder("user");
+    std::os::unix::fs::chown(&folder, Some(uid), Some(gid)).expect("an owner");
+    command.env("AIRLOCK_TEST_FOLDER", folder);
     // Found out anew: the user may have other cgroups than root.
     command.env_remove("AIRLOCK_EXPECT_CGROUP").current_dir("/");
     if let Ok(expected) = std::env::var("AIRLOCK_EXPECT_USER_CGROUP") {

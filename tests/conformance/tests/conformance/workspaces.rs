@@ -2,7 +2,7 @@
 
 use crate::{
     runner::Proof,
-    world::{Mode, Outcome, World, allowed},
+    world::{Mode, Outcome, SOMEBODY, World, allowed},
 };
 use spec::{ErrorCode, RunRequest, Status};
 use std::{
@@ -31,27 +31,39 @@ fn in_workspace(world: &World, workspace: &Path, arguments: &[&str]) -> RunReque
 /// Root-owned and another's, as root; one's own as a user.
 fn what_is_written_belongs_to_the_owner_of_the_workspace(world: &World) {
     let owners = match world.mode {
-        Mode::Root => vec![(0, 0), (12345, 23456)],
+        Mode::Root if world.idmaps => vec![(0, 0), SOMEBODY],
+        Mode::Root => vec![SOMEBODY],
         // SAFETY: no arguments, no memory.
         Mode::User => vec![unsafe { (libc::getuid(), libc::getgid()) }],
     };
-    for (uid, gid) in owners {
-        let workspace = world.fresh_folder("workspace");
-        fs::write(workspace.join("given"), "given").expect("a file");
-        for path in [&workspace, &workspace.join("given")] {
-            chown(path, Some(uid), Some(gid)).expect("an owner");
-        }
-        // The owner's file is the program's own: it may be read, written, given other modes.
-        let script = "set -e; echo made > made; echo more >> given; chmod 600 given; mkdir folder; id -u; stat -c %u .";
-        let command = world.command(&["sh", "-c", script]);
-        let result = world.run(RunRequest { workspace: Some(workspace.clone()), ..command });
-        assert_eq!(String::from_utf8_lossy(&result.stdout), "1000\n1000\n", "{result:?}");
-        let owner = |name| fs::metadata(workspace.join(name)).map(|found| (found.uid(), found.gid())).ok();
-        let expected = Some((uid, gid));
-        assert_eq!(["made", "given", "folder"].map(owner), [expected, expected, expected]);
-        assert_eq!(fs::read_to_string(workspace.join("given")).expect("a file"), "givenmore\n");
-        assert!(!workspace.join(".home").exists(), "nothing of ours is left");
+    for owner in owners {
+        check_owner_kept(world, owner);
     }
+    if world.mode == Mode::Root && !world.idmaps {
+        // Never as the host's root.
+        let result = world.run(in_workspace(world, &world.fresh_folder("workspace"), &["ids"]));
+        let code = result.error.map(|error| error.code);
+        assert_eq!((result.status, code), (Status::NotStarted, Some(ErrorCode::InvalidSpec)));
+    }
+}
+
+fn check_owner_kept(world: &World, (uid, gid): (u32, u32)) {
+    let workspace = world.fresh_folder("workspace");
+    fs::write(workspace.join("given"), "given").expect("a file");
+    for path in [&workspace, &workspace.join("given")] {
+        chown(path, Some(uid), Some(gid)).expect("an owner");
+    }
+    // The owner's file is the program's own: it may be read, written, given other modes.
+    let script =
+        "set -e; echo made > made; echo more >> given; chmod 600 given; mkdir folder; id -u; stat -c %u .";
+    let command = world.command(&["sh", "-c", script]);
+    let result = world.run(RunRequest { workspace: Some(workspace.clone()), ..command });
+    assert_eq!(String::from_utf8_lossy(&result.stdout), "1000\n1000\n", "{result:?}");
+    let owner = |name| fs::metadata(workspace.join(name)).map(|found| (found.uid(), found.gid())).ok();
+    let expected = Some((uid, gid));
+    assert_eq!(["made", "given", "folder"].map(owner), [expected, expected, expected]);
+    assert_eq!(fs::read_to_string(workspace.join("given")).expect("a file"), "givenmore\n");
+    assert!(!workspace.join(".home").exists(), "nothing of ours is left");
 }
 
 /// A repository and the settings of some tools, as a user has them.
@@ -71,6 +83,7 @@ fn furnished(world: &World) -> PathBuf {
     for file in files {
         fs::write(workspace.join(file), "as it was").expect("a file");
     }
+    world.give(&workspace);
     workspace
 }
 
@@ -110,6 +123,7 @@ fn protected_names_stay_as_they_are(world: &World) {
         refused(libc::EBUSY, &["remove", file]);
         refused(libc::EBUSY, &["rename", file, bait]);
         fs::write(workspace.join(bait), "of the program").expect("a file");
+        world.give(&workspace.join(bait));
         refused(libc::EBUSY, &["rename", bait, file]);
         fs::remove_file(workspace.join(bait)).expect("a file");
     }
@@ -128,6 +142,7 @@ fn absent_protected_names_stay_absent(world: &World) {
     let workspace = world.fresh_folder("workspace");
     fs::create_dir_all(workspace.join(".git/objects")).expect("a folder");
     fs::write(workspace.join(".git/HEAD"), "ref: refs/heads/main").expect("a file");
+    world.give(&workspace);
     let before = tree(&workspace);
     for name in [".envrc", ".bashrc", ".mcp.json", ".vscode", ".git/hooks", ".git/config", ".git/commondir"] {
         let file = [name, "/inside"].concat();
@@ -170,7 +185,7 @@ fn a_protected_name_can_be_released(world: &World) {
 }
 
 fn a_link_in_place_of_a_protected_name_refuses_the_run(world: &World) {
-    let workspace = world.fresh_folder("workspace");
+    let workspace = world.fresh_workspace();
     symlink("/etc", workspace.join(".vscode")).expect("a link");
     let result = world.run(in_workspace(world, &workspace, &["ids"]));
     let code = result.error.map(|error| error.code);
@@ -181,7 +196,7 @@ fn a_link_in_place_of_a_protected_name_refuses_the_run(world: &World) {
 
 /// A link to a host path leads to what stands there inside; an artifact that is a link is not kept.
 fn links_planted_in_a_workspace_lead_nowhere(world: &World) {
-    let (workspace, canary) = (world.fresh_folder("workspace"), world.fresh_folder("canary"));
+    let (workspace, canary) = (world.fresh_workspace(), world.fresh_folder("canary"));
     fs::write(canary.join("secret"), "secret").expect("a file");
     symlink(&canary, workspace.join("out")).expect("a link");
     let read = world.attempt(in_workspace(world, &workspace, &["read", "out/secret"]));

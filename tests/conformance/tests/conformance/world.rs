@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
     fs,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::fs::{MetadataExt, PermissionsExt, lchown},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -45,10 +45,15 @@ pub(crate) struct World {
     pub(crate) probe_folder: PathBuf,
     /// What holds memory, pids and CPU time here.
     pub(crate) enforcer: Enforcer,
+    /// Whether root's folders can be shown to the program as its own.
+    pub(crate) idmaps: bool,
     pub(crate) runtime: tokio::runtime::Runtime,
     next: AtomicU32,
     owner: u32,
 }
+
+/// A user and a group that are nobody's here.
+pub(crate) const SOMEBODY: (u32, u32) = (12345, 23456);
 
 /// What a sandbox lacks.
 #[derive(Clone, Debug, Default)]
@@ -66,12 +71,14 @@ impl World {
             assert!(Path::new(path).exists(), "prerequisite: `{path}` is missing");
         }
         // Not below /tmp: that may be a tmpfs, which older kernels cannot idmap.
-        let folder = PathBuf::from(format!("/var/tmp/airlock-conformance-{}-{}", owner, std::process::id()));
-        fs::create_dir(&folder).expect("prerequisite: /var/tmp is writable");
+        let above = std::env::var("AIRLOCK_TEST_FOLDER").unwrap_or_else(|_| "/var/tmp".to_owned());
+        let folder = Path::new(&above).join(format!("airlock-conformance-{}-{}", owner, std::process::id()));
+        fs::create_dir(&folder).expect("prerequisite: the folder for tests is writable");
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("mode");
         let world = World {
             mode,
             probe_folder: folder.join("probe"),
+            idmaps: mode == Mode::Root && expected_idmaps(&folder),
             folder,
             enforcer: expected_enforcer(mode),
             runtime: tokio::runtime::Runtime::new().expect("a runtime"),
@@ -98,6 +105,24 @@ impl World {
         fs::create_dir(&path).expect("a folder");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("mode");
         path
+    }
+
+    /// A fresh workspace: root's own where it can be idmapped, else somebody's whom the program then is outside.
+    pub(crate) fn fresh_workspace(&self) -> PathBuf {
+        let workspace = self.fresh_folder("workspace");
+        self.give(&workspace);
+        workspace
+    }
+
+    /// Gives everything in a folder to the owner that a fresh workspace has.
+    pub(crate) fn give(&self, path: &Path) {
+        if self.mode == Mode::User || self.idmaps {
+            return;
+        }
+        lchown(path, Some(SOMEBODY.0), Some(SOMEBODY.1)).expect("an owner");
+        if path.is_dir() && !path.is_symlink() {
+            fs::read_dir(path).expect("a folder").flatten().for_each(|entry| self.give(&entry.path()));
+        }
     }
 
     /// An engine with a state folder of its own.
@@ -261,6 +286,25 @@ fn expected_enforcer(mode: Mode) -> Enforcer {
             }
         }
     }
+}
+
+/// From the environment, else by what is known of kernels: tmpfs can since Linux 6.3, the usual disks since 5.12.
+fn expected_idmaps(folder: &Path) -> bool {
+    match std::env::var("AIRLOCK_EXPECT_IDMAP").as_deref() {
+        Ok("yes") => return true,
+        Ok("no") => return false,
+        Ok(other) => panic!("AIRLOCK_EXPECT_IDMAP is `{other}`, and not yes or no"),
+        Err(_) => {}
+    }
+    let path = std::ffi::CString::new(folder.as_os_str().as_encoded_bytes()).expect("no NUL");
+    // SAFETY: all-zero is a valid value of this plain struct.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path lives over the call, and the kernel writes one struct of ours.
+    assert_eq!(unsafe { libc::statfs(path.as_ptr(), &mut found) }, 0, "the file system of {folder:?}");
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("version of the kernel");
+    let mut version = release.split(['.', '-']).map(|part| part.trim().parse::<u32>().unwrap_or(0));
+    let version = (version.next().unwrap_or(0), version.next().unwrap_or(0));
+    found.f_type != libc::TMPFS_MAGIC || version >= (6, 3)
 }
 
 /// The control groups on the host whose name has this part.
