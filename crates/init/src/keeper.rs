@@ -88,7 +88,9 @@ fn furnish(plan: &BoxPlan, host: BorrowedFd<'_>) -> Result<Furnished, Failure> {
     let (trees, unmapped) = open_paths(plan, host, own.as_fd())?;
     done.add(Step::OpenPaths);
     scratch(plan).map_err(failure(Step::Scratch, "scratch space"))?;
-    done.add(Step::Scratch);
+    if plan.steps.has(Step::Scratch) {
+        done.add(Step::Scratch);
+    }
     let mut trees = trees.into_iter();
     let workspace = put_workspace(plan, if plan.workspace.is_some() { trees.next() } else { None })?;
     done.add(Step::Workspace);

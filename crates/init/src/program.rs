@@ -58,13 +58,14 @@ fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Error)> {
     launch.step(Step::JoinNamespaces, |it| join(it))?;
     launch.step(Step::EnterUserNamespace, |it| enter_user_namespace(it.user_namespace))?;
     launch.step(Step::Credentials, |it| become_user(it))?;
-    launch.step(Step::ResourceLimits, |_| limit_resources(plan))?;
     launch.step(Step::NoCapabilities, |_| drop_capabilities())?;
     launch.step(Step::NoNewPrivileges, |_| Ok(rustix::thread::set_no_new_privs(true)?))?;
     launch.step(Step::Descriptors, |it| arrange_descriptors(it.streams))?;
     if launch.landlock > 0 {
         launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable))?;
     }
+    // After the last file is opened: the launcher's own are open here, and count.
+    launch.step(Step::ResourceLimits, |_| limit_resources(plan))?;
     launch.step(Step::SyscallFilter, |it| sys::install_filter(it.filter))
 }
 

@@ -42,8 +42,6 @@ pub enum Step {
     EnterUserNamespace,
     /// It becomes its user, who is not the host's root.
     Credentials,
-    /// Resource limits.
-    ResourceLimits,
     /// Every capability set is emptied.
     NoCapabilities,
     /// No privilege can be gained by exec.
@@ -52,6 +50,8 @@ pub enum Step {
     Descriptors,
     /// Landlock.
     PathRules,
+    /// Resource limits.
+    ResourceLimits,
     /// The system call filter.
     SyscallFilter,
     /// Exactly the plan's environment.
@@ -82,11 +82,11 @@ impl Step {
         Step::JoinNamespaces,
         Step::EnterUserNamespace,
         Step::Credentials,
-        Step::ResourceLimits,
         Step::NoCapabilities,
         Step::NoNewPrivileges,
         Step::Descriptors,
         Step::PathRules,
+        Step::ResourceLimits,
         Step::SyscallFilter,
         Step::EmptyEnvironment,
         Step::Exec,
@@ -114,11 +114,11 @@ impl Step {
             Step::JoinNamespaces => "join namespaces",
             Step::EnterUserNamespace => "enter user namespace",
             Step::Credentials => "credentials",
-            Step::ResourceLimits => "resource limits",
             Step::NoCapabilities => "no capabilities",
             Step::NoNewPrivileges => "no new privileges",
             Step::Descriptors => "descriptors",
             Step::PathRules => "path rules",
+            Step::ResourceLimits => "resource limits",
             Step::SyscallFilter => "system call filter",
             Step::EmptyEnvironment => "environment",
             Step::Exec => "exec",

@@ -117,7 +117,6 @@ fn of_program(plan: &ProgramPlan) -> Vec<Line> {
             Step::Credentials,
             format!("uid {} gid {}, no supplementary groups where the kernel allows", ids.uid, ids.gid),
         ),
-        line(Step::ResourceLimits, limits.join(" ")),
         line(Step::NoCapabilities, "bounding, ambient, effective, permitted, inheritable: all empty"),
         line(Step::NoNewPrivileges, "set-id programs gain nothing"),
         line(Step::Descriptors, "0, 1, 2 and nothing else; a session of its own"),
@@ -129,6 +128,7 @@ fn of_program(plan: &ProgramPlan) -> Vec<Line> {
                 join(&plan.writable)
             ),
         ),
+        line(Step::ResourceLimits, limits.join(" ")),
         line(Step::SyscallFilter, format!("{} instructions", init::filter::program().len())),
         line(Step::EmptyEnvironment, names.join(" ")),
         line(Step::Exec, join(&plan.argv)),

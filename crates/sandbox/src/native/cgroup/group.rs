@@ -147,12 +147,11 @@ impl Group {
     }
 
     /// What really holds each limit: it was written and read back. For `cpu` a cgroup counts when it holds
-    /// the quota or counts the time (which the engine then watches); a quota that was asked for, failed, and
-    /// has no time limit beside it is held by nothing.
+    /// the quota or counts the time (which the engine then watches). Where neither was asked for there is
+    /// nothing to hold; a quota that was asked for, failed, and has no time limit beside it is held by nothing.
     pub fn enforcers(&self) -> BTreeMap<&'static str, Enforcer> {
         let held = |controller| self.held.get(&controller).copied();
-        let quota_failed = self.limits.cpus.is_some() && held(Controller::CpuShare).is_none();
-        let counted = held(Controller::CpuTime).filter(|_| self.limits.cpu_time.is_some() || !quota_failed);
+        let counted = held(Controller::CpuTime).filter(|_| self.limits.cpu_time.is_some());
         let without = match self.limits.cpu_time {
             Some(_) => Enforcer::Rlimit,
             None => Enforcer::Nothing,

@@ -1,0 +1,53 @@
+//! Proofs of containment. Each runs a program in a real sandbox and compares what came of it; each denial has a
+//! positive control, mostly the same attempt in a sandbox that lacks the one step.
+//!
+//! ```text
+//! as root ── proofs ─▶ the same binary again as an ordinary user ── proofs
+//! as a user ── proofs
+//! ```
+//!
+//! Environment: `AIRLOCK_PROBE` (path of the probe; else beside this binary), `AIRLOCK_EXPECT_CGROUP` (v1, v2 or
+//! none; else found out) and `AIRLOCK_EXPECT_USER_CGROUP` (the same for the run as a user), `AIRLOCK_EXPECT_IDMAP`
+//! (yes or no: whether root's folders can be idmapped; else found out), `AIRLOCK_TEST_USER` (`airlock-test` unless told,
+//! made if absent; `none` for root alone), `AIRLOCK_TEST_FOLDER` (`/var/tmp` unless told).
+//! An argument runs only the proofs whose name contains it. Needs `sh`, `cat` and `busybox` (static); no python.
+
+mod barriers;
+mod files;
+mod images;
+mod lifetime;
+mod limits;
+mod network;
+mod processes;
+mod programs;
+mod runner;
+mod syscalls;
+mod workspaces;
+mod world;
+
+use runner::Proof;
+
+/// How many proofs there are as root and as an ordinary user. A proof that is lost must not go unnoticed.
+const PROOFS: usize = 101;
+
+fn all() -> Vec<Proof> {
+    [
+        barriers::proofs(),
+        limits::proofs(),
+        syscalls::proofs(),
+        programs::proofs(),
+        lifetime::proofs(),
+        processes::proofs(),
+        files::proofs(),
+        workspaces::proofs(),
+        images::proofs(),
+        network::proofs(),
+    ]
+    .concat()
+}
+
+fn main() {
+    // SAFETY: there is no other thread yet.
+    unsafe { std::env::set_var(barriers::CANARY, "leaked") };
+    std::process::exit(runner::run(&all(), PROOFS));
+}

@@ -1,0 +1,210 @@
+//! A mounted workspace: whose files they are, and what in it the program must not touch.
+
+use crate::{
+    runner::Proof,
+    world::{Mode, Outcome, SOMEBODY, World, allowed},
+};
+use spec::{ErrorCode, RunRequest, Status};
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::{MetadataExt, chown, symlink},
+    path::{Path, PathBuf},
+};
+
+pub(crate) fn proofs() -> Vec<Proof> {
+    crate::proofs![
+        what_is_written_belongs_to_the_owner_of_the_workspace,
+        protected_names_stay_as_they_are,
+        absent_protected_names_stay_absent,
+        what_holds_protected_names_cannot_be_moved_away,
+        a_protected_name_can_be_released,
+        a_link_in_place_of_a_protected_name_refuses_the_run,
+        links_planted_in_a_workspace_lead_nowhere,
+    ]
+}
+
+fn in_workspace(world: &World, workspace: &Path, arguments: &[&str]) -> RunRequest {
+    RunRequest { workspace: Some(workspace.to_owned()), ..world.probe(arguments) }
+}
+
+/// Root-owned and another's, as root; one's own as a user.
+fn what_is_written_belongs_to_the_owner_of_the_workspace(world: &World) {
+    let owners = match world.mode {
+        Mode::Root if world.idmaps => vec![(0, 0), SOMEBODY],
+        Mode::Root => vec![SOMEBODY],
+        // SAFETY: no arguments, no memory.
+        Mode::User => vec![unsafe { (libc::getuid(), libc::getgid()) }],
+    };
+    for owner in owners {
+        check_owner_kept(world, owner);
+    }
+    if world.mode == Mode::Root && !world.idmaps {
+        // Never as the host's root.
+        let result = world.run(in_workspace(world, &world.fresh_folder("workspace"), &["ids"]));
+        let code = result.error.map(|error| error.code);
+        assert_eq!((result.status, code), (Status::NotStarted, Some(ErrorCode::InvalidSpec)));
+    }
+}
+
+fn check_owner_kept(world: &World, (uid, gid): (u32, u32)) {
+    let workspace = world.fresh_folder("workspace");
+    fs::write(workspace.join("given"), "given").expect("a file");
+    for path in [&workspace, &workspace.join("given")] {
+        chown(path, Some(uid), Some(gid)).expect("an owner");
+    }
+    // The owner's file is the program's own: it may be read, written, given other modes.
+    let script =
+        "set -e; echo made > made; echo more >> given; chmod 600 given; mkdir folder; id -u; stat -c %u .";
+    let command = world.command(&["sh", "-c", script]);
+    let result = world.run(RunRequest { workspace: Some(workspace.clone()), ..command });
+    assert_eq!(String::from_utf8_lossy(&result.stdout), "1000\n1000\n", "{result:?}");
+    let owner = |name| fs::metadata(workspace.join(name)).map(|found| (found.uid(), found.gid())).ok();
+    let expected = Some((uid, gid));
+    assert_eq!(["made", "given", "folder"].map(owner), [expected, expected, expected]);
+    assert_eq!(fs::read_to_string(workspace.join("given")).expect("a file"), "givenmore\n");
+    assert!(!workspace.join(".home").exists(), "nothing of ours is left");
+}
+
+/// A repository and the settings of some tools, as a user has them.
+fn furnished(world: &World) -> PathBuf {
+    let workspace = world.fresh_folder("workspace");
+    for folder in [".git/hooks", ".git/objects", ".vscode", ".claude"] {
+        fs::create_dir_all(workspace.join(folder)).expect("a folder");
+    }
+    let files = [
+        ".git/config",
+        ".git/HEAD",
+        ".git/hooks/pre-commit",
+        ".vscode/tasks.json",
+        ".claude/settings.json",
+        ".envrc",
+    ];
+    for file in files {
+        fs::write(workspace.join(file), "as it was").expect("a file");
+    }
+    world.give(&workspace);
+    workspace
+}
+
+/// Every path below a folder with its contents.
+fn tree(folder: &Path) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+    let mut found = BTreeMap::new();
+    let mut left = vec![folder.to_owned()];
+    while let Some(next) = left.pop() {
+        for entry in fs::read_dir(&next).expect("a folder").flatten() {
+            let path = entry.path();
+            let is_folder = entry.file_type().expect("a type").is_dir();
+            found.insert(path.clone(), (!is_folder).then(|| fs::read(&path).unwrap_or_default()));
+            if is_folder {
+                left.push(path);
+            }
+        }
+    }
+    found
+}
+
+fn protected_names_stay_as_they_are(world: &World) {
+    let workspace = furnished(world);
+    let before = tree(&workspace);
+    let refused = |errno: i32, arguments: &[&str]| {
+        let got = world.attempt(in_workspace(world, &workspace, arguments));
+        assert_eq!(got, Outcome::Refused(errno), "{arguments:?}");
+    };
+    for file in
+        [".git/config", ".git/hooks/pre-commit", ".vscode/tasks.json", ".claude/settings.json", ".envrc"]
+    {
+        refused(libc::EROFS, &["write", file, "of the program"]);
+    }
+    for file in [".git/hooks/post-checkout", ".vscode/settings.json"] {
+        refused(libc::EROFS, &["write", file, "of the program"]);
+    }
+    for (file, bait) in [(".git/config", ".git/bait"), (".envrc", "bait")] {
+        refused(libc::EBUSY, &["remove", file]);
+        refused(libc::EBUSY, &["rename", file, bait]);
+        fs::write(workspace.join(bait), "of the program").expect("a file");
+        world.give(&workspace.join(bait));
+        refused(libc::EBUSY, &["rename", bait, file]);
+        fs::remove_file(workspace.join(bait)).expect("a file");
+    }
+    assert_eq!(tree(&workspace), before);
+    // The control: what is not protected, also in `.git`, can be written.
+    for file in [".git/HEAD", ".git/objects/new", "sources"] {
+        assert_eq!(
+            world.attempt(in_workspace(world, &workspace, &["write", file, "x"])),
+            allowed(),
+            "{file}"
+        );
+    }
+}
+
+fn absent_protected_names_stay_absent(world: &World) {
+    let workspace = world.fresh_folder("workspace");
+    fs::create_dir_all(workspace.join(".git/objects")).expect("a folder");
+    fs::write(workspace.join(".git/HEAD"), "ref: refs/heads/main").expect("a file");
+    world.give(&workspace);
+    let before = tree(&workspace);
+    for name in [".envrc", ".bashrc", ".mcp.json", ".vscode", ".git/hooks", ".git/config", ".git/commondir"] {
+        let file = [name, "/inside"].concat();
+        for path in [name, &file] {
+            let got = world.attempt(in_workspace(world, &workspace, &["write", path, "of the program"]));
+            let Outcome::Refused(errno) = got else { panic!("{path}: {got:?}") };
+            assert!([libc::EROFS, libc::EISDIR, libc::ENOTDIR].contains(&errno), "{path}: {errno}");
+        }
+        assert_eq!(tree(&workspace), before, "{name}");
+    }
+    let made = world.attempt(in_workspace(world, &workspace, &["write", ".gitignore", "x"]));
+    assert_eq!(made, allowed(), "the control");
+}
+
+fn what_holds_protected_names_cannot_be_moved_away(world: &World) {
+    let workspace = furnished(world);
+    let before = tree(&workspace);
+    for (folder, to) in [(".git", "moved"), (".git/hooks", ".git/moved"), (".vscode", "moved")] {
+        let got = world.attempt(in_workspace(world, &workspace, &["rename", folder, to]));
+        assert_eq!(got, Outcome::Refused(libc::EBUSY), "{folder}");
+    }
+    assert_eq!(tree(&workspace), before);
+    let moved = world.attempt(in_workspace(world, &workspace, &["rename", ".git/objects", ".git/moved"]));
+    assert_eq!(moved, allowed(), "the control");
+}
+
+fn a_protected_name_can_be_released(world: &World) {
+    for name in [".git/config", ".git/hooks/pre-commit", ".envrc", ".vscode/tasks.json"] {
+        let workspace = furnished(world);
+        let released = Path::new(name)
+            .parent()
+            .filter(|parent| parent.ends_with(".vscode") || parent.ends_with("hooks"));
+        let request = RunRequest {
+            allow_protected: vec![released.unwrap_or(Path::new(name)).to_owned()],
+            ..in_workspace(world, &workspace, &["write", name, "of the program"])
+        };
+        assert_eq!(world.attempt(request), allowed(), "{name}");
+        assert_eq!(fs::read_to_string(workspace.join(name)).expect("a file"), "of the program");
+    }
+}
+
+fn a_link_in_place_of_a_protected_name_refuses_the_run(world: &World) {
+    let workspace = world.fresh_workspace();
+    symlink("/etc", workspace.join(".vscode")).expect("a link");
+    let result = world.run(in_workspace(world, &workspace, &["ids"]));
+    let code = result.error.map(|error| error.code);
+    assert_eq!((result.status, code), (Status::NotStarted, Some(ErrorCode::InvalidSpec)));
+    fs::remove_file(workspace.join(".vscode")).expect("a link");
+    assert_eq!(world.run(in_workspace(world, &workspace, &["ids"])).status, Status::Succeeded);
+}
+
+/// A link to a host path leads to what stands there inside; an artifact that is a link is not kept.
+fn links_planted_in_a_workspace_lead_nowhere(world: &World) {
+    let (workspace, canary) = (world.fresh_workspace(), world.fresh_folder("canary"));
+    fs::write(canary.join("secret"), "secret").expect("a file");
+    symlink(&canary, workspace.join("out")).expect("a link");
+    let read = world.attempt(in_workspace(world, &workspace, &["read", "out/secret"]));
+    assert_eq!(read, Outcome::Refused(libc::ENOENT));
+    let artifacts = vec![PathBuf::from("out/secret"), PathBuf::from("stolen"), PathBuf::from("plain")];
+    let script = format!("ln -s {}/secret stolen; echo plain > plain", canary.display());
+    let command = world.command(&["sh", "-c", &script]);
+    let result = world.run(RunRequest { workspace: Some(workspace), artifacts, ..command });
+    let kept: Vec<_> = result.artifacts.iter().map(|kept| kept.name.as_str()).collect();
+    assert_eq!(kept, ["plain"], "{:?}", result.notes);
+}
