@@ -152,7 +152,9 @@ impl Native {
             held.protection = Some(self.protect(workspace, spec)?);
         }
         if self.limits_in_cgroups {
-            held.group = Some(self.cgroups.make(name, &spec.limits)?);
+            let owner = owner_mark(&self.state)
+                .map_err(|source| SandboxError::Look { path: self.state.clone(), source })?;
+            held.group = Some(self.cgroups.clone().owned_by(&owner).make(name, &spec.limits)?);
         }
         let launcher = self.launcher_for(template).await?;
         let ids = plan::ids(spec, self.starter, None);
@@ -504,7 +506,16 @@ fn c_string(text: impl AsRef<OsStr>) -> Result<CString, SandboxError> {
 
 /// Removes what dead owners left of this backend: cgroups of these runs, stand-ins in workspaces.
 pub fn sweep(state: &Path, runs: &[Id]) -> Vec<String> {
-    let host = cgroup::Host::detect();
+    let owner = match owner_mark(state) {
+        Ok(owner) => owner,
+        Err(error) => return vec![format!("cannot look at `{}`: {error}", state.display())],
+    };
+    let host = cgroup::Host::detect().owned_by(&owner);
     let failed = runs.iter().filter_map(|run| host.remove(run).err());
     failed.map(|error| error.to_string()).chain(protect::sweep(state)).collect()
+}
+
+/// Tells a state folder, by whatever path it is named. Ids of runs are unique only within one.
+fn owner_mark(state: &Path) -> std::io::Result<String> {
+    std::fs::metadata(state).map(|found| format!("{:x}-{:x}", found.dev(), found.ino()))
 }
