@@ -1,11 +1,14 @@
 //! Run records: one locked file a run. The lock dies with its owner, so whoever gets it may clean up.
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use spec::{Id, Timestamp};
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    },
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -48,21 +51,28 @@ impl Records {
     /// Takes an id for a run; `AlreadyExists` if a living run has it.
     pub(crate) fn take(&self, id: &Id) -> io::Result<Record> {
         let path = self.path(id);
-        loop {
-            let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
-            if !lock(&file)? {
-                return Err(io::Error::new(ErrorKind::AlreadyExists, "a run with this id is under way"));
-            }
-            // A sweep may have removed the file between our opening and locking it.
-            if same_file(&file, &path) {
-                // Of an earlier run of that id something may be left.
-                let problems = sandbox::native::sweep(&self.state, std::slice::from_ref(id));
-                return match problems.is_empty() {
-                    true => Ok(Record { path, _lock: file }),
-                    false => Err(io::Error::other(problems.join("; "))),
-                };
-            }
+        let file = match self.fresh(&path) {
+            Some(file) => file,
+            None => take_over(&path)?,
+        };
+        // Of an earlier run of that id something may be left.
+        let problems = sandbox::native::sweep(&self.state, std::slice::from_ref(id));
+        match problems.is_empty() {
+            true => Ok(Record { path, _lock: file }),
+            false => Err(io::Error::other(problems.join("; "))),
         }
+    }
+
+    /// A new file that is locked before it has its name: a sweep never sees it without its owner. None if the name
+    /// is taken, or the file system knows no files without a name.
+    fn fresh(&self, path: &Path) -> Option<File> {
+        let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let file = rustix::fs::open(self.state.join("runs"), flags, Mode::RUSR | Mode::WUSR).ok()?;
+        let file = File::from(file);
+        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let locked = lock(&file).ok()?;
+        let linked = rustix::fs::linkat(CWD, unnamed, CWD, path, AtFlags::SYMLINK_FOLLOW).is_ok();
+        (locked && linked).then_some(file)
     }
 
     /// Removes what runs without a living owner left.
@@ -116,6 +126,20 @@ impl Record {
     /// The run has ended and left nothing. Otherwise the record is merely dropped, and the sweep finds it.
     pub(crate) fn close(self) -> io::Result<()> {
         fs::remove_file(&self.path)
+    }
+}
+
+/// The record of a run that is no more, or a new one.
+fn take_over(path: &Path) -> io::Result<File> {
+    loop {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        if !lock(&file)? {
+            return Err(io::Error::new(ErrorKind::AlreadyExists, "a run with this id is under way"));
+        }
+        // A sweep may have removed the file between our opening and locking it.
+        if same_file(&file, path) {
+            return Ok(file);
+        }
     }
 }
 
@@ -175,6 +199,26 @@ mod tests {
         assert_eq!((swept.runs, swept.live), (vec!["one".to_owned()], 0));
         records.take(&id).unwrap().close().unwrap();
         assert!(records.sweep().runs.is_empty());
+        fs::remove_dir_all(records.state).unwrap();
+    }
+
+    #[test]
+    fn a_run_that_begins_during_a_sweep_is_not_taken_for_a_dead_one() {
+        let records = records("race");
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    assert_eq!(records.sweep().runs, Vec::<String>::new());
+                }
+            });
+            for number in 0..500 {
+                let record = records.take(&Id::new(&format!("run-{number}")).unwrap());
+                // The sweeper must not run on for ever when this fails.
+                over.store(record.is_err() || number == 499, std::sync::atomic::Ordering::Relaxed);
+                record.unwrap().close().unwrap();
+            }
+        });
         fs::remove_dir_all(records.state).unwrap();
     }
 
