@@ -7,6 +7,7 @@
 pub mod chance;
 pub mod host;
 pub mod neighbour;
+pub mod orphans;
 
 pub use neighbour::Neighbour;
 

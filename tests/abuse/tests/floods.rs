@@ -167,6 +167,7 @@ fn closed_streams_of_airlock_or_of_the_program_disturb_nothing() {
 #[test]
 fn input_that_nobody_reads_holds_nothing_up() {
     let bench = Bench::new("unread");
+    let neighbour = Neighbour::move_in(&bench);
     let mut command = bench.airlock("run");
     command.args(["--json", "--stdin", "--", "true"]).stdin(Stdio::piped());
     let mut airlock = spawn(&mut command);
@@ -176,4 +177,5 @@ fn input_that_nobody_reads_holds_nothing_up() {
     let done = airlock.wait_with_output().expect("airlock ends");
     Outcome::read(done.status.code(), &done.stdout, &done.stderr).expect("succeeded", 0, &[]);
     feeder.join().expect("the feeder ends");
+    neighbour.move_out();
 }

@@ -1,21 +1,18 @@
 //! Kills at any moment: the runner, its launcher, the processes that hold a box, and the sweep itself die at random
 //! points of a run. Afterwards nothing is left, and a run that goes on beside all of this notices nothing.
 //!
-//! Everything below this process is looked at, so the tests here take turns (`TURN`). `AIRLOCK_KILLS` says how many
+//! Everything below this process is looked at, so the tests here take turns. `AIRLOCK_KILLS` says how many
 //! kills (60 unless said), `AIRLOCK_SEED` repeats a storm's delays and victims.
 
-use abuse::{Bench, Neighbour, Outcome, PATIENCE, chance::Chance, eventually, host};
+use abuse::{Bench, Neighbour, Outcome, PATIENCE, chance::Chance, eventually, host, orphans};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Mutex, MutexGuard},
     time::{Duration, Instant},
 };
-
-static TURN: Mutex<()> = Mutex::new(());
 
 /// The ordinary user of these tests, made for them and removed after them.
 const USER: &str = "airlock-test";
@@ -38,26 +35,6 @@ enum Victim {
 }
 
 const VICTIMS: [Victim; 4] = [Victim::Runner, Victim::Launcher, Victim::Inner, Victim::Sweep];
-
-/// Takes the turn, and becomes the parent of whatever is orphaned below us.
-fn take_turn() -> MutexGuard<'static, ()> {
-    let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let own = rustix::process::getpid();
-    rustix::process::set_child_subreaper(Some(own)).expect("this process can adopt orphans");
-    turn
-}
-
-fn own() -> i32 {
-    rustix::process::getpid().as_raw_nonzero().get()
-}
-
-/// Reaps orphans that have ended. What `Child` waits for is still alive or waited for already.
-fn reap_orphans() {
-    for pid in host::zombies_of(own()) {
-        let pid = rustix::process::Pid::from_raw(pid);
-        _ = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
-    }
-}
 
 fn wait(child: &mut Child, what: &str) {
     let end = Instant::now() + PATIENCE;
@@ -112,10 +89,10 @@ impl Storm {
     }
 
     fn start(&self) -> Target {
-        reap_orphans();
+        orphans::reap();
         let run = self.bench.run_id("storm");
         let workspace = self.workspace(&run);
-        let before = host::descendants(own());
+        let before = orphans::below_us();
         let mut command = self.airlock("run");
         command.args(["--json", "--run-id", &run, "--workspace"]).arg(&workspace);
         command.arg("--input").arg(format!("in.bin={}", self.input.display()));
@@ -215,7 +192,7 @@ impl Storm {
     /// Once its processes have died, one sweep leaves nothing of a run.
     fn check(&self, target: Target, what: &str) {
         eventually(&format!("{what}: all processes gone"), || {
-            reap_orphans();
+            orphans::reap();
             (target.ours().is_empty() && host::carrying(&target.run).is_empty()).then_some(())
         });
         let swept = self.sweep();
@@ -251,7 +228,7 @@ impl Storm {
 impl Target {
     /// Processes of this run.
     fn ours(&self) -> BTreeSet<i32> {
-        host::descendants(own()).difference(&self.before).copied().collect()
+        orphans::below_us().difference(&self.before).copied().collect()
     }
 
     /// Kills the victim as soon as there is one; false if the run was over before.
@@ -333,32 +310,32 @@ fn storm(mut storm: Storm, kills: u64) {
     });
     println!("a run takes {run_time:?}, a sweep {sweep_time:?}");
     let beside = Beside::start(&storm);
-    let before = host::namespaces(&host::descendants(own()));
+    let before = host::namespaces(&orphans::below_us());
     let mut struck = BTreeMap::new();
     for (number, victim) in (0..kills).zip(VICTIMS.into_iter().cycle()) {
         let tally: &mut [u64; 2] = struck.entry(victim).or_default();
         tally[usize::from(storm.strike(victim, run_time, sweep_time))] += 1;
         assert!(
-            host::descendants(own()).contains(&(beside.airlock.id() as i32)),
+            orphans::below_us().contains(&(beside.airlock.id() as i32)),
             "kill {number}: the run beside died"
         );
     }
     println!("kills by victim, [came too late, struck]: {struck:?}; by phase: {:?}", storm.phases);
     let hits: u64 = struck.values().map(|tally| tally[1]).sum();
     assert!(hits * 2 >= kills, "most kills came too late: the delays are wrong");
-    assert_eq!(host::namespaces(&host::descendants(own())), before, "namespaces were left");
+    assert_eq!(host::namespaces(&orphans::below_us()), before, "namespaces were left");
     beside.end();
 }
 
 #[test]
 fn kills_at_any_moment_leave_nothing() {
-    let _turn = take_turn();
+    let _turn = orphans::take_turn();
     storm(Storm::new("storm", None), kills());
 }
 
 #[test]
 fn kills_at_any_moment_leave_nothing_of_an_ordinary_user() {
-    let _turn = take_turn();
+    let _turn = orphans::take_turn();
     if !rustix::process::geteuid().is_root() {
         println!("NOT RUN: only root can start runs as another user");
         return;
@@ -375,7 +352,7 @@ fn kills_at_any_moment_leave_nothing_of_an_ordinary_user() {
 
 #[test]
 fn two_runs_in_one_workspace_the_killed_one_takes_no_protection_along() {
-    let _turn = take_turn();
+    let _turn = orphans::take_turn();
     let storm = Storm::new("shared", None);
     let neighbour = Neighbour::move_in(&storm.bench);
     let beside = Beside::start(&storm);
@@ -394,8 +371,31 @@ fn two_runs_in_one_workspace_the_killed_one_takes_no_protection_along() {
 }
 
 #[test]
+fn a_killed_run_can_be_started_again_under_its_name_at_once() {
+    let _turn = orphans::take_turn();
+    let storm = Storm::new("again", None);
+    let neighbour = Neighbour::move_in(&storm.bench);
+    let run = storm.bench.run_id("again");
+    let workspace = storm.workspace("again");
+    let path = workspace.display().to_string();
+    let options = ["--run-id", &run, "--workspace", &path];
+    let mut killed =
+        storm.airlock("run").args(options).args(["--", "sleep", "1000"]).spawn().expect("airlock starts");
+    eventually("the run", || host::programs_of(&run).first().copied());
+    let refused = storm.bench.run(&options, &["echo", "again"]);
+    assert_eq!(refused.expect("not_started", 125, &[]).json["error"]["code"], "invalid_spec");
+    host::kill(&host::hold(killed.id() as i32).expect("it runs"));
+    wait(&mut killed, "the killed run");
+    let again = storm.bench.run(&options, &["echo", "again"]);
+    assert_eq!(again.expect("succeeded", 0, &[]).stdout(), "again\n");
+    let left: Vec<_> = host::listing(&workspace).into_iter().collect();
+    assert_eq!(left, [PathBuf::from("mine")]);
+    neighbour.move_out();
+}
+
+#[test]
 fn what_is_protected_can_be_written_where_that_is_allowed() {
-    let _turn = take_turn();
+    let _turn = orphans::take_turn();
     let storm = Storm::new("allowed", None);
     let workspace = storm.workspace("open");
     let allowed = [".git", ".vscode", ".envrc", ".claude"].map(|name| ["--allow-protected", name]).concat();

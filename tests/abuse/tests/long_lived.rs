@@ -1,30 +1,21 @@
 //! One engine that lives on while its helpers are killed, as in a server: each run ends with a result, the next one
 //! works, and nothing piles up. Everything below this process is looked at, so the tests here take turns.
 
-use abuse::{Bench, chance::Chance, eventually, host};
+use abuse::{Bench, chance::Chance, eventually, host, orphans};
 use engine::{Engine, Settings};
 use spec::{Policy, RunRequest, RunResult, RunSpec, Status};
-use std::{
-    fs,
-    sync::{Mutex, MutexGuard},
-};
+use std::{fs, path::PathBuf};
 
-static TURN: Mutex<()> = Mutex::new(());
-
-fn take_turn() -> MutexGuard<'static, ()> {
-    let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
-        .expect("this process can adopt orphans");
-    turn
+/// Carries a test out while it is its turn.
+fn on_turn(test: impl Future<Output = ()>) {
+    let _turn = orphans::take_turn();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(test);
 }
 
 fn helpers() -> Vec<i32> {
-    let own = rustix::process::getpid().as_raw_nonzero().get();
-    for pid in host::zombies_of(own) {
-        let pid = rustix::process::Pid::from_raw(pid);
-        _ = rustix::process::waitpid(pid, rustix::process::WaitOptions::NOHANG);
-    }
-    host::descendants(own).into_iter().filter(|pid| host::name(*pid) == "airlock-init").collect()
+    orphans::reap();
+    orphans::below_us().into_iter().filter(|pid| host::name(*pid) == "airlock-init").collect()
 }
 
 fn kill(pid: i32) {
@@ -46,9 +37,12 @@ fn open_files() -> usize {
     fs::read_dir("/proc/self/fd").expect("our own descriptors").count()
 }
 
-#[tokio::test]
-async fn an_engine_outlives_its_launchers() {
-    let _turn = take_turn();
+#[test]
+fn an_engine_outlives_its_launchers() {
+    on_turn(kill_idle_launchers());
+}
+
+async fn kill_idle_launchers() {
     let bench = Bench::new("launchers");
     let engine = Engine::open(Settings { state: bench.state.clone() }).expect("an engine");
     for _ in 0..5 {
@@ -60,9 +54,12 @@ async fn an_engine_outlives_its_launchers() {
     }
 }
 
-#[tokio::test]
-async fn runs_whose_helpers_are_killed_leave_nothing_in_the_engine() {
-    let _turn = take_turn();
+#[test]
+fn runs_whose_helpers_are_killed_leave_nothing_in_the_engine() {
+    on_turn(kill_busy_helpers());
+}
+
+async fn kill_busy_helpers() {
     let bench = Bench::new("helpers");
     let engine = Engine::open(Settings { state: bench.state.clone() }).expect("an engine");
     let mut chance = Chance::seeded();
@@ -76,7 +73,7 @@ async fn runs_whose_helpers_are_killed_leave_nothing_in_the_engine() {
         let result = run.finish().await;
         assert!([Status::Lost, Status::Failed].contains(&result.status), "{result:#?}");
         assert_eq!(host::programs_of(result.run_id.as_str()), Vec::<i32>::new());
-        assert_eq!(host::cgroups_naming(result.run_id.as_str()), Vec::<std::path::PathBuf>::new());
+        assert_eq!(host::cgroups_naming(result.run_id.as_str()), Vec::<PathBuf>::new());
         let next = hello(&engine).await;
         assert_eq!(next.status, Status::Succeeded, "{next:#?}");
         eventually("only one launcher is left", || (helpers().len() == 1).then_some(()));
