@@ -76,10 +76,14 @@ fn a_stopped_tree_ends_at_its_timeout() {
 #[test]
 fn a_program_cannot_end_or_stop_the_first_process_of_its_box() {
     let bench = Bench::new("first");
-    let script = "for s in KILL STOP TERM SEGV; do kill -$s 1 2> /dev/null; kill -$s -1 2> /dev/null & done; wait; echo alive";
-    // `kill -1` spares the caller only in some shells: what counts is that the box stands.
-    let outcome = bench.attack(&[], &["sh", "-c", &format!("trap '' TERM; {script}")]);
-    assert!(["succeeded", "failed"].contains(&outcome.status()), "{outcome:#?}");
+    let script = "\
+await() { until [ \"$(cut -d ' ' -f 3 /proc/$1/stat)\" = $2 ]; do :; done; echo $3; }
+sleep 1000 & kill -STOP $!; await $! T 'a child stops'; kill -KILL $!
+for signal in KILL STOP TERM SEGV; do kill -$signal 1; done 2> /dev/null
+await 1 S 'the first process sleeps on'";
+    let outcome = bench.attack(&["--timeout", "20s"], &["sh", "-c", script]);
+    let said = (outcome.status(), outcome.stdout());
+    assert_eq!(said, ("succeeded", "a child stops\nthe first process sleeps on\n"), "{outcome:#?}");
 }
 
 #[test]
