@@ -37,7 +37,9 @@ impl Capture {
         }
         kept.truncate(kept.len() - cut_character(&kept));
         let begin = tail.iter().take(3).take_while(|byte| **byte & 0xc0 == 0x80).count();
-        kept.extend(format!("\n[... {left_out} bytes left out ...]\n").into_bytes());
+        let gap = format!("\n[... {left_out} bytes left out ...]\n").into_bytes();
+        kept.reserve_exact(gap.len() + tail.len());
+        kept.extend(gap);
         kept.extend_from_slice(&tail[begin..]);
         (kept, true)
     }

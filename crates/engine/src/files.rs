@@ -4,7 +4,7 @@
 //! goes by handle, beneath the workspace and through no symbolic link; only regular files are read.
 
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid},
+    fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid},
     io::Errno,
 };
 use spec::WorkspacePath;
@@ -13,7 +13,7 @@ use std::{
     fs::File,
     io::{self, Read, Write},
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
@@ -141,16 +141,13 @@ pub fn put_input(
     if let Some(what) = in_the_way(&folder, &last).map_err(failed)? {
         return Err(InputError::InTheWay { name: name.clone(), what });
     }
-    let (draft, file) = new_draft(&folder).map_err(failed)?;
-    let put = copy(name, source, &file, limit_bytes).and_then(|()| {
-        let finished = finish(&file, owner).and_then(|()| {
-            // Replaces the name itself, never what a link of that name points at.
-            Ok(rustix::fs::renameat(&folder, &draft, &folder, &last)?)
-        });
+    let draft = Draft::new(&folder).map_err(failed)?;
+    let put = copy(name, source, &draft.file, limit_bytes).and_then(|()| {
+        let finished = finish(&draft.file, owner).and_then(|()| draft.publish(&folder, &last));
         finished.map_err(failed)
     });
     if put.is_err() {
-        let _ = rustix::fs::unlinkat(&folder, &draft, AtFlags::empty());
+        draft.discard(&folder);
     }
     put
 }
@@ -191,14 +188,59 @@ fn in_the_way(folder: &OwnedFd, name: &OsStr) -> io::Result<Option<&'static str>
     }
 }
 
-fn new_draft(folder: &OwnedFd) -> io::Result<(String, File)> {
+/// An input in the making. It has no name where the file system can do that: then a crash leaves nothing.
+struct Draft {
+    file: File,
+    name: Option<String>,
+}
+
+impl Draft {
+    fn new(folder: &OwnedFd) -> io::Result<Draft> {
+        match open(folder, ".", OFlags::WRONLY | OFlags::TMPFILE) {
+            Ok(file) => Ok(Draft { file: File::from(file), name: None }),
+            Err(_) => {
+                let make = |name: &str| open(folder, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
+                let (name, file) = under_new_name(make)?;
+                Ok(Draft { file: File::from(file), name: Some(name) })
+            }
+        }
+    }
+
+    /// Makes it visible. Replaces the name itself, never what a link of that name points at.
+    fn publish(&self, folder: &OwnedFd, last: &OsStr) -> io::Result<()> {
+        let file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let link = |name: &OsStr| rustix::fs::linkat(CWD, &file, folder, name, AtFlags::SYMLINK_FOLLOW);
+        let (name, linked) = match &self.name {
+            Some(name) => (name.clone(), false),
+            None => match link(last) {
+                // Only a name can replace a name.
+                Err(Errno::EXIST) => (under_new_name(|name| Ok(link(name.as_ref())?))?.0, true),
+                done => return Ok(done?),
+            },
+        };
+        let moved = rustix::fs::renameat(folder, &name, folder, last);
+        if moved.is_err() && linked {
+            let _ = rustix::fs::unlinkat(folder, &name, AtFlags::empty());
+        }
+        Ok(moved?)
+    }
+
+    fn discard(self, folder: &OwnedFd) {
+        if let Some(name) = self.name {
+            let _ = rustix::fs::unlinkat(folder, name, AtFlags::empty());
+        }
+    }
+}
+
+/// Does something with a name that is free.
+fn under_new_name<T>(mut act: impl FnMut(&str) -> io::Result<T>) -> io::Result<(String, T)> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     loop {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!(".airlock-input-{}-{count}", std::process::id());
-        match open(folder, &name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL) {
+        match act(&name) {
             Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {}
-            file => return Ok((name, File::from(file?))),
+            done => return Ok((name, done?)),
         }
     }
 }
@@ -423,7 +465,8 @@ fn open_to_read(handle: &OwnedFd) -> Result<Dir, String> {
 /// Opens beneath `folder`, through no symbolic link; a new file is nobody else's to read yet.
 fn open(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+    let makes = flags.contains(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
+    let mode = if makes { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     for _ in 0..DISTURBED {
         match rustix::fs::openat2(folder.as_fd(), path.as_ref(), flags, mode, resolve) {

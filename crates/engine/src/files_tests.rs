@@ -72,6 +72,35 @@ fn skipped(collected: &Collected) -> BTreeMap<&str, &str> {
     collected.skipped.iter().map(|skipped| (skipped.name.as_str(), skipped.reason.as_str())).collect()
 }
 
+/// Looks at the workspace in the middle of being read.
+struct Watching<'a> {
+    place: &'a Place,
+    left: usize,
+    seen: Vec<OsString>,
+}
+
+impl Read for Watching<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let entries = fs::read_dir(self.place.at("")).unwrap();
+        self.seen = entries.map(|entry| entry.unwrap().file_name()).collect();
+        self.left = self.left.saturating_sub(1);
+        buffer[..self.left].fill(b'x');
+        Ok(self.left)
+    }
+}
+
+#[test]
+fn an_input_has_no_name_before_it_is_whole_so_that_a_crash_leaves_nothing() {
+    let place = Place::new();
+    for there in [None, Some("in"), Some("in")] {
+        let mut source = Watching { place: &place, left: 3, seen: Vec::new() };
+        put_input(place.workspace.as_fd(), &name("in"), &mut source, None, 100).unwrap();
+        assert_eq!(source.seen, there.map(OsString::from).into_iter().collect::<Vec<_>>());
+        assert_eq!(fs::read_to_string(place.at("in")).unwrap(), "xxx");
+        assert_eq!(fs::read_dir(place.at("")).unwrap().count(), 1);
+    }
+}
+
 #[test]
 fn an_input_arrives_readable_with_its_folders() {
     let place = Place::new();

@@ -77,6 +77,7 @@ struct Inner {
     native: Native,
     records: Records,
     artifacts: store::Artifacts,
+    swept_at_opening: Swept,
 }
 
 /// One run under way.
@@ -129,9 +130,8 @@ impl Engine {
         let records = Records::open(state.clone()).map_err(failed)?;
         let artifacts = store::Artifacts::open(state.join("artifacts"))
             .map_err(|error| failed(std::io::Error::other(error.to_string())))?;
-        let engine = Engine { inner: Arc::new(Inner { native, records, artifacts }) };
-        engine.sweep();
-        Ok(engine)
+        let swept_at_opening = sweep(&native, &records, &artifacts);
+        Ok(Engine { inner: Arc::new(Inner { native, records, artifacts, swept_at_opening }) })
     }
 
     /// Starts a run; must be called within a tokio runtime.
@@ -180,15 +180,24 @@ impl Engine {
 
     /// Removes what dead owners left.
     pub fn sweep(&self) -> Swept {
-        let mut swept = self.inner.records.sweep(&self.inner.native);
-        swept.problems.extend(self.inner.artifacts.sweep());
-        swept
+        sweep(&self.inner.native, &self.inner.records, &self.inner.artifacts)
+    }
+
+    /// What was removed when this engine was opened.
+    pub fn swept_at_opening(&self) -> &Swept {
+        &self.inner.swept_at_opening
     }
 
     /// The artifacts kept on this machine.
     pub fn artifacts(&self) -> &store::Artifacts {
         &self.inner.artifacts
     }
+}
+
+fn sweep(native: &Native, records: &Records, artifacts: &store::Artifacts) -> Swept {
+    let mut swept = records.sweep(native);
+    swept.problems.extend(artifacts.sweep());
+    swept
 }
 
 impl Run {

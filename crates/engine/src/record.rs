@@ -1,12 +1,15 @@
 //! Run records: one locked file a run. The lock dies with its owner, so whoever gets it may clean up.
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use sandbox::native::Native;
 use spec::{Id, Timestamp};
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    },
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -50,28 +53,27 @@ impl Records {
     /// removed first.
     pub(crate) fn take(&self, id: &Id, native: &Native) -> io::Result<Record> {
         let path = self.path(id);
-        let open = |new| OpenOptions::new().write(true).create_new(new).mode(0o600).open(&path);
-        loop {
-            let (file, is_new) = match open(true) {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => match open(false) {
-                    Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                    other => (other?, false),
-                },
-                other => (other?, true),
-            };
-            if !lock(&file)? {
-                return Err(io::Error::new(ErrorKind::AlreadyExists, "a run with this id is under way"));
+        let file = match self.fresh(&path) {
+            Some(file) => file,
+            None => {
+                let file = take_over(&path)?;
+                native.remove_leftovers(id).map_err(|error| io::Error::other(error.to_string()))?;
+                file
             }
-            // A sweep may have removed the file between our opening and locking it.
-            if !same_file(&file, &path) {
-                continue;
-            }
-            let problems = if is_new { Vec::new() } else { native.sweep(std::slice::from_ref(id)) };
-            return match problems.is_empty() {
-                true => Ok(Record { path, _lock: file }),
-                false => Err(io::Error::other(problems.join("; "))),
-            };
-        }
+        };
+        Ok(Record { path, _lock: file })
+    }
+
+    /// A new file that is locked before it has its name: a sweep never sees it without its owner. None if the name
+    /// is taken, or the file system knows no files without a name.
+    fn fresh(&self, path: &Path) -> Option<File> {
+        let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let file = rustix::fs::open(self.state.join("runs"), flags, Mode::RUSR | Mode::WUSR).ok()?;
+        let file = File::from(file);
+        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let locked = lock(&file).ok()?;
+        let linked = rustix::fs::linkat(CWD, unnamed, CWD, path, AtFlags::SYMLINK_FOLLOW).is_ok();
+        (locked && linked).then_some(file)
     }
 
     /// Removes what runs without a living owner left.
@@ -93,7 +95,7 @@ impl Records {
                 Err(problem) => swept.problems.push(problem),
             }
         }
-        swept.problems.extend(native.sweep(&[]));
+        swept.problems.extend(native.sweep_workspaces());
         swept
     }
 
@@ -112,10 +114,7 @@ impl Records {
         if !same_file(&file, &path) {
             return Ok(None);
         }
-        let problems = native.sweep(std::slice::from_ref(id));
-        if !problems.is_empty() {
-            return Err(format!("run {id}: {}", problems.join("; ")));
-        }
+        native.remove_leftovers(id).map_err(|error| format!("run {id}: {error}"))?;
         fs::remove_file(&path).map_err(failed)?;
         Ok(Some(true))
     }
@@ -125,6 +124,20 @@ impl Record {
     /// The run has ended and left nothing. Otherwise the record is merely dropped, and the sweep finds it.
     pub(crate) fn close(self) -> io::Result<()> {
         fs::remove_file(&self.path)
+    }
+}
+
+/// The record of a run that is no more, or a new one.
+fn take_over(path: &Path) -> io::Result<File> {
+    loop {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        if !lock(&file)? {
+            return Err(io::Error::new(ErrorKind::AlreadyExists, "a run with this id is under way"));
+        }
+        // A sweep may have removed the file between our opening and locking it.
+        if same_file(&file, path) {
+            return Ok(file);
+        }
     }
 }
 
@@ -186,6 +199,27 @@ mod tests {
         drop(records.take(&id, &native).unwrap());
         records.take(&id, &native).unwrap().close().unwrap();
         assert!(records.sweep(&native).runs.is_empty());
+        fs::remove_dir_all(records.state).unwrap();
+    }
+
+    #[test]
+    fn a_run_that_begins_during_a_sweep_is_not_taken_for_a_dead_one() {
+        let records = records("race");
+        let native = Native::new(records.state.clone());
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    assert_eq!(records.sweep(&native).runs, Vec::<String>::new());
+                }
+            });
+            for number in 0..500 {
+                let record = records.take(&Id::new(&format!("run-{number}")).unwrap(), &native);
+                // The sweeper must not run on for ever when this fails.
+                over.store(record.is_err() || number == 499, std::sync::atomic::Ordering::Relaxed);
+                record.unwrap().close().unwrap();
+            }
+        });
         fs::remove_dir_all(records.state).unwrap();
     }
 

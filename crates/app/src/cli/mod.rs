@@ -123,7 +123,11 @@ fn print(text: &str) -> Result<(), Failure> {
 /// Prints one JSON value on a line of its own.
 fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     match serde_json::to_string(value) {
-        Ok(text) => print(&format!("{text}\n")),
+        Ok(mut text) => {
+            // Not by another copy: a result can hold megabytes of output.
+            text.push('\n');
+            print(&text)
+        }
         Err(error) => Err(Failure::internal(format!("cannot write the result as JSON: {error}"))),
     }
 }

@@ -35,11 +35,13 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let config = global.configure(surroundings)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
-    let swept = open_engine(&config)?.sweep();
+    // Opening sweeps: what is left to say is what that did.
+    let engine = open_engine(&config)?;
+    let swept = engine.swept_at_opening();
     match options.json {
-        true => print_json(&swept)?,
+        true => print_json(swept)?,
         false => {
-            print(&text(&swept))?;
+            print(&text(swept))?;
             let problems: Vec<_> = swept.problems.iter().cloned().map(Line::Error).collect();
             message::say(&problems);
         }

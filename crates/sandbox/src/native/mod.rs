@@ -114,10 +114,22 @@ impl Native {
         self.starter
     }
 
-    /// Removes what dead owners of these runs left: cgroups, and stand-ins in workspaces that nobody holds.
-    pub fn sweep(&self, runs: &[Id]) -> Vec<String> {
-        let failed = runs.iter().filter_map(|run| self.cgroups.remove(run).err());
-        failed.map(|error| error.to_string()).chain(protect::sweep(&self.state)).collect()
+    /// The cgroups of this host, for the runs of our state folder.
+    fn own_cgroups(&self) -> Result<cgroup::Host, SandboxError> {
+        // Ids of runs are unique only within one state folder, which is told by its place on disk.
+        let look = |source| SandboxError::Look { path: self.state.clone(), source };
+        let state = std::fs::metadata(&self.state).map_err(look)?;
+        Ok(self.cgroups.clone().owned_by(&format!("{:x}-{:x}", state.dev(), state.ino())))
+    }
+
+    /// Removes the cgroups that the dead owner of a run left.
+    pub fn remove_leftovers(&self, run: &Id) -> Result<(), SandboxError> {
+        Ok(self.own_cgroups()?.remove(run)?)
+    }
+
+    /// Removes the stand-ins in workspaces that nobody holds; gives back what could not be done.
+    pub fn sweep_workspaces(&self) -> Vec<String> {
+        protect::sweep(&self.state)
     }
 
     /// Leaves a step out, so that a test can see what it is for.
@@ -158,11 +170,41 @@ impl Native {
             held.protection = Some(self.protect(workspace, spec)?);
         }
         if self.limits_in_cgroups {
-            held.group = Some(self.cgroups.make(name, &spec.limits)?);
+            held.group = Some(self.own_cgroups()?.make(name, &spec.limits)?);
         }
+        match self.ask_willing(spec, &template, held).await {
+            Err(SandboxError::Launcher { .. } | SandboxError::Died) => {
+                // It may have died in its sleep, with nothing of this box made yet. A fresh one has no such excuse.
+                self.ask_willing(spec, &template, held).await
+            }
+            other => other,
+        }
+    }
+
+    /// Asks the launcher for this root. One that does not answer is not asked again.
+    async fn ask_willing(
+        &self,
+        spec: &SandboxSpec,
+        template: &TemplatePlan,
+        held: &Held,
+    ) -> Result<NativeBox, SandboxError> {
         let launcher = self.launcher_for(template).await?;
+        let made = self.ask_as(spec, &launcher, held).await;
+        if let Err(SandboxError::Launcher { .. } | SandboxError::Died) = made {
+            self.forget(&launcher);
+        }
+        made
+    }
+
+    /// Asks for a box whose program is the best user there can be.
+    async fn ask_as(
+        &self,
+        spec: &SandboxSpec,
+        launcher: &Arc<Launcher>,
+        held: &Held,
+    ) -> Result<NativeBox, SandboxError> {
         let ids = plan::ids(spec, self.starter, None);
-        match self.ask(spec, ids, &launcher, held).await {
+        match self.ask(spec, ids, launcher, held).await {
             Err(SandboxError::RootsWorkspace { path }) => {
                 // The next honest way: be the owner, if that is not the host's root.
                 let owner = owner_of(&path)?;
@@ -170,7 +212,7 @@ impl Native {
                     return Err(SandboxError::RootsWorkspace { path });
                 }
                 let ids = plan::ids(spec, self.starter, Some(owner));
-                let mut made = self.ask(spec, ids, &launcher, held).await?;
+                let mut made = self.ask(spec, ids, launcher, held).await?;
                 let (uid, shown) = (owner.uid, path.display());
                 made.notes.push(format!(
                     "`{shown}` cannot be idmapped: the program is its owner, uid {uid}, outside"
@@ -189,21 +231,21 @@ impl Native {
     }
 
     /// A launcher with this root: one that waits, or a new one.
-    async fn launcher_for(&self, template: TemplatePlan) -> Result<Arc<Launcher>, SandboxError> {
+    async fn launcher_for(&self, template: &TemplatePlan) -> Result<Arc<Launcher>, SandboxError> {
         let found = |all: &Vec<(TemplatePlan, Arc<Launcher>)>| {
-            all.iter().find(|(plan, _)| *plan == template).map(|(_, launcher)| launcher.clone())
+            all.iter().find(|(plan, _)| plan == template).map(|(_, launcher)| launcher.clone())
         };
         if let Some(launcher) = found(&self.launchers.lock().expect("no panic while held")) {
             return Ok(launcher);
         }
         let clear_env = self.steps.has(Step::EmptyEnvironment);
-        let launcher = Arc::new(Launcher::start(&template, clear_env).await?);
+        let launcher = Arc::new(Launcher::start(template, clear_env).await?);
         let mut all = self.launchers.lock().expect("no panic while held");
         if all.len() >= MOST_LAUNCHERS {
             // Those in use live on with their boxes.
             all.remove(0);
         }
-        all.push((template, launcher.clone()));
+        all.push((template.clone(), launcher.clone()));
         Ok(launcher)
     }
 
@@ -226,13 +268,9 @@ impl Native {
             false => Arc::new(launcher.lane(&place.v1).await?),
         };
         let hold = held.protection.as_ref().map(Protection::hold);
-        let channel = match launcher.ask_box(file.as_fd(), place.v2.as_ref().map(AsFd::as_fd), hold) {
-            Ok(channel) => channel,
-            Err(source) => {
-                self.forget(&launcher);
-                return Err(SandboxError::Launcher { what: "ask", source });
-            }
-        };
+        let channel = launcher
+            .ask_box(file.as_fd(), place.v2.as_ref().map(AsFd::as_fd), hold)
+            .map_err(|source| SandboxError::Launcher { what: "ask", source })?;
         let report = channel.report().await;
         match report.map_err(|source| SandboxError::Launcher { what: "hear from", source })? {
             Some((Report::Ready { steps, unmapped }, handles)) => {
@@ -240,14 +278,10 @@ impl Native {
                 self.made(spec, ids, made, held)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
-            Some(_) | None => {
-                self.forget(&launcher);
-                Err(SandboxError::Died)
-            }
+            Some(_) | None => Err(SandboxError::Died),
         }
     }
 
-    /// A launcher that does not answer is not asked again.
     fn forget(&self, dead: &Arc<Launcher>) {
         self.launchers
             .lock()

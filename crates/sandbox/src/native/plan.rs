@@ -175,8 +175,7 @@ fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec
         exact(CORE, 0),
         exact(FILE_SIZE, limits.file_size.0),
         exact(OPEN_FILES, limits.open_files.into()),
-        // Counted per user namespace, and every box has a fresh one.
-        exact(PROCESSES, limits.pids.into()),
+        exact(PROCESSES, processes(limits, enforcers)),
     ];
     if let Some(time) = limits.cpu_time {
         let seconds = time.0.as_secs() + u64::from(time.0.subsec_nanos() > 0);
@@ -187,6 +186,15 @@ fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec
         all.push(exact(DATA, limits.memory.0));
     }
     all
+}
+
+/// Counted per user namespace, and every box has a fresh one. Where a cgroup holds the limit, too, that one has to
+/// refuse first: only it counts what it refused.
+fn processes(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> u64 {
+    match enforcers.get("pids") {
+        Some(Enforcer::CgroupV1 | Enforcer::CgroupV2) => u64::from(limits.pids) + 1,
+        Some(Enforcer::Rlimit | Enforcer::Nothing) | None => limits.pids.into(),
+    }
 }
 
 /// Refuses what cannot be had before anything is made.

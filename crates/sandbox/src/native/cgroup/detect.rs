@@ -1,7 +1,7 @@
 //! What this host offers: which controller is where, and if not, why not and what would help.
 //! Looks only; nothing is made or moved here.
 
-use super::{Controller, Host, Missing, Subtree, tree::Tree, tree::Trees, tree::above_leaf, v2};
+use super::{Controller, Host, Missing, PREFIX, Subtree, tree::Tree, tree::Trees, tree::above_leaf, v2};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use std::{collections::BTreeMap, path::Path};
 
@@ -12,7 +12,7 @@ const BE_ROOT: &str =
 
 /// Judges each tree and keeps those that are of use.
 pub(super) fn judge(trees: &Trees) -> Host {
-    let mut host = Host { v1: Vec::new(), v2: None, missing: BTreeMap::new() };
+    let mut host = Host { v1: Vec::new(), v2: None, missing: BTreeMap::new(), prefix: PREFIX.to_owned() };
     for tree in &trees.v1 {
         judge_v1(tree, &mut host);
     }

@@ -50,6 +50,7 @@ pub(super) struct Member {
 #[derive(Debug)]
 pub struct Group {
     name: Id,
+    prefix: String,
     pub(super) members: Vec<Member>,
     held: BTreeMap<Controller, Enforcer>,
     shortfalls: BTreeMap<Controller, String>,
@@ -82,14 +83,19 @@ pub struct Counters {
 
 impl Group {
     /// No cgroup yet, with what is known beforehand to be out of reach.
-    pub(super) fn new(name: &Id, limits: &Limits, shortfalls: BTreeMap<Controller, String>) -> Group {
-        let (name, limits) = (name.clone(), limits.clone());
-        Group { name, members: Vec::new(), held: BTreeMap::new(), shortfalls, limits }
+    pub(super) fn new(
+        name: &Id,
+        prefix: &str,
+        limits: &Limits,
+        shortfalls: BTreeMap<Controller, String>,
+    ) -> Group {
+        let (name, prefix, limits) = (name.clone(), prefix.to_owned(), limits.clone());
+        Group { name, prefix, members: Vec::new(), held: BTreeMap::new(), shortfalls, limits }
     }
 
     /// Makes the directory in one tree. `None` when the tree refuses, which is then a shortfall.
     pub(super) fn join(&mut self, tree: &Subtree, version: Version) -> Result<Option<PathBuf>, CgroupError> {
-        let at = tree.group(&self.name);
+        let at = tree.group(&self.prefix, &self.name);
         match make_directory(&tree.parent(), &at) {
             Ok(()) => {
                 self.members.push(Member { at: at.clone(), version, controllers: tree.controllers.clone() });

@@ -1,7 +1,7 @@
 //! Control groups: the limits of a whole box, whoever forks inside it, and the counters of what it used.
 //!
-//! A run gets a cgroup of its own, `airlock/airlock-<run id>` below the one the engine itself sits in, in each
-//! tree that has something to offer. It is made before the box, never used twice, and removed after it. The
+//! A run gets a cgroup of its own, `airlock/airlock-<state folder>-<run id>` below the one the engine itself sits
+//! in, in each tree that has something to offer. It is made before the box, never used twice, and removed after it. The
 //! launcher puts the box in; this module only makes, limits, reads, kills and removes. Calls may block for a
 //! second at worst: not for an async thread.
 
@@ -27,7 +27,7 @@ use std::{
 
 /// The one directory of ours in each tree, with the runs in it.
 const PARENT: &str = "airlock";
-/// What the name of a run's cgroup begins with.
+/// What the name of a run's cgroup begins with, before the mark of its owner.
 const PREFIX: &str = "airlock-";
 /// Something the kernel limits or counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -84,8 +84,8 @@ impl Subtree {
         self.own.join(PARENT)
     }
 
-    fn group(&self, name: &Id) -> PathBuf {
-        self.parent().join(format!("{PREFIX}{name}"))
+    fn group(&self, prefix: &str, name: &Id) -> PathBuf {
+        self.parent().join(format!("{prefix}{name}"))
     }
 }
 
@@ -101,6 +101,8 @@ pub struct Host {
     v1: Vec<Subtree>,
     v2: Option<Subtree>,
     missing: BTreeMap<Controller, Missing>,
+    /// What the names of our cgroups begin with.
+    prefix: String,
 }
 
 /// What holds one limit on this host; for `doctor`.
@@ -150,6 +152,12 @@ impl Host {
         Host::read_from(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"))
     }
 
+    /// The same host, for the runs of one owner: a run of another owner that has the same id has another cgroup.
+    pub fn owned_by(mut self, owner: &str) -> Host {
+        self.prefix = format!("{PREFIX}{owner}-");
+        self
+    }
+
     fn read_from(cgroup: &[u8], mountinfo: &[u8]) -> Host {
         detect::judge(&tree::trees(cgroup, mountinfo))
     }
@@ -192,7 +200,7 @@ impl Host {
     /// what really holds. On v2 outside of the real root the first call moves this process into a leaf.
     pub fn make(&self, name: &Id, limits: &Limits) -> Result<Group, CgroupError> {
         let known = self.missing.iter().map(|(controller, missing)| (*controller, missing.why.clone()));
-        let mut group = Group::new(name, limits, known.collect());
+        let mut group = Group::new(name, &self.prefix, limits, known.collect());
         match self.make_in(&mut group, limits) {
             Ok(()) => Ok(group),
             Err(error) => group.remove().and(Err(error)),
@@ -231,7 +239,7 @@ impl Host {
     /// Kills what lives in the cgroups of that run and removes them; absent is fine. One that an engine made
     /// below another cgroup than ours is only removed when empty: the same name there may be another's run.
     pub fn remove(&self, name: &Id) -> Result<(), CgroupError> {
-        let near: Vec<_> = self.trees().map(|tree| tree.group(name)).collect();
+        let near: Vec<_> = self.trees().map(|tree| tree.group(&self.prefix, name)).collect();
         let mut done: Vec<_> = near.iter().map(|at| (at.clone(), dir::remove(at))).collect();
         let far = self.groups().into_iter().filter(|(found, at)| found == name && !near.contains(at));
         done.extend(dir::remove_empty(far.map(|(_, at)| at).collect()));
@@ -244,13 +252,13 @@ impl Host {
 
     fn groups(&self) -> Vec<(Id, PathBuf)> {
         let dirs = self.trees().flat_map(|tree| dir::below(&tree.top));
-        dirs.filter_map(|path| Some((run_of(&path)?, path))).collect()
+        dirs.filter_map(|path| Some((run_of(&self.prefix, &path)?, path))).collect()
     }
 }
 
 /// The run whose cgroup this directory is, if it is one.
-fn run_of(path: &Path) -> Option<Id> {
+fn run_of(prefix: &str, path: &Path) -> Option<Id> {
     let ours = path.parent()?.file_name()? == PARENT;
-    let name = path.file_name()?.to_str()?.strip_prefix(PREFIX)?;
+    let name = path.file_name()?.to_str()?.strip_prefix(prefix)?;
     ours.then(|| Id::new(name).ok()).flatten()
 }

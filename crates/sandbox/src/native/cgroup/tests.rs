@@ -199,6 +199,20 @@ fn a_name_is_never_used_twice_and_the_first_owner_keeps_it() {
 }
 
 #[test]
+fn runs_of_two_owners_with_one_name_do_not_meet() {
+    let Some(host) = host_with_cgroups("runs of two owners with one name do not meet") else { return };
+    let (one, other) = (host.clone().owned_by("one"), host.owned_by("other"));
+    let name = unique("twice");
+    let child = tenant(&one.make(&name, &limits()).unwrap());
+    other.make(&name, &limits()).unwrap();
+    other.remove(&name).unwrap();
+    assert!(!other.leftovers().contains(&name) && one.leftovers().contains(&name));
+    assert!(fs::exists(format!("/proc/{}/exe", child.id())).unwrap());
+    one.remove(&name).unwrap();
+    assert!(killed(child));
+}
+
+#[test]
 fn engines_that_come_and_go_at_once_do_not_trip_over_their_common_parent() {
     let Some(host) = host_with_cgroups("race") else { return };
     thread::scope(|scope| {
@@ -359,10 +373,10 @@ fn no_trees_at_all_is_a_finding_with_a_remedy() {
 
 #[test]
 fn only_a_run_below_our_own_directory_is_a_leftover() {
-    assert_eq!(run_of(Path::new("/c/airlock/airlock-x1")), Id::new("x1").ok());
+    assert_eq!(run_of(PREFIX, Path::new("/c/airlock/airlock-x1")), Id::new("x1").ok());
     for other in
         ["/c/airlock-x1", "/c/airlock/x1", "/c/airlock/airlock-", "/c/airlock", "/", "/c/airlock/airlock-.x"]
     {
-        assert_eq!(run_of(Path::new(other)), None, "{other}");
+        assert_eq!(run_of(PREFIX, Path::new(other)), None, "{other}");
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! own cgroup ─┬─ airlock.engine      we ourselves and what we started
-//!             └─ airlock ── airlock-<run id>
+//!             └─ airlock ── airlock-<state folder>-<run id>
 //! ```
 
 use super::{Controller, Counters, Subtree, dir};

@@ -1,0 +1,42 @@
+//! Many runs at once: all succeed, none sees another, nothing is left.
+
+use abuse::{Bench, Outcome, full, host};
+use std::{collections::BTreeSet, fs, path::PathBuf, process::Stdio};
+
+#[test]
+fn many_runs_at_once_all_succeed_and_leave_nothing() {
+    let bench = Bench::new("crowd");
+    let count = if full() { 50 } else { 20 };
+    let shared = bench.workspace("shared");
+    let started: Vec<_> = (0..count)
+        .map(|number| {
+            let run = bench.run_id("crowd");
+            let mut command = bench.airlock("run");
+            command.args(["--json", "--run-id", &run]);
+            // Every other one in the same workspace.
+            if number % 2 == 0 {
+                command.arg("--workspace").arg(&shared);
+            }
+            let script =
+                format!("echo {number} > own-{number}; ls /proc | grep -c '^[0-9]'; cat own-{number}");
+            command.args(["--artifact", &format!("own-{number}"), "--", "sh", "-c", &script]);
+            let airlock =
+                command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("airlock starts");
+            (number, run, airlock)
+        })
+        .collect();
+    for (number, run, airlock) in started {
+        let done = airlock.wait_with_output().expect("airlock ends");
+        let outcome = Outcome::read(done.status.code(), &done.stdout, &done.stderr);
+        outcome.expect("succeeded", 0, &[]);
+        // The box's first process, the shell, `ls` and `grep`, however many runs there are.
+        assert_eq!(outcome.stdout(), format!("4\n{number}\n"));
+        assert_eq!(outcome.json["artifacts"][0]["name"], format!("own-{number}"));
+        assert_eq!((host::carrying(&run), host::cgroups_naming(&run)), (Vec::new(), Vec::new()));
+    }
+    let written: BTreeSet<_> =
+        (0..count).step_by(2).map(|number| PathBuf::from(format!("own-{number}"))).collect();
+    assert_eq!(host::listing(&shared), written);
+    assert_eq!(fs::read_dir(bench.state.join("runs")).expect("the records").count(), 0);
+    assert_eq!(host::mounts_naming(&bench.folder), Vec::<String>::new());
+}
