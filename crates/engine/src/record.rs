@@ -1,6 +1,7 @@
 //! Run records: one locked file a run. The lock dies with its owner, so whoever gets it may clean up.
 
 use rustix::fs::FlockOperation;
+use sandbox::native::{self, cgroup::CgroupError};
 use spec::{Id, Timestamp};
 use std::{
     fs::{self, File, OpenOptions},
@@ -51,15 +52,16 @@ impl Records {
         loop {
             let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
             if !lock(&file)? {
-                return Err(io::Error::new(ErrorKind::AlreadyExists, "a run with this id is under way"));
+                return Err(in_use());
             }
             // A sweep may have removed the file between our opening and locking it.
             if same_file(&file, &path) {
-                // Of an earlier run of that id something may be left.
-                let problems = sandbox::native::sweep(&self.state, std::slice::from_ref(id));
-                return match problems.is_empty() {
-                    true => Ok(Record { path, _lock: file }),
-                    false => Err(io::Error::other(problems.join("; "))),
+                // Of an earlier run of that id something may be left. What others left in their workspaces is
+                // no reason to refuse this run.
+                return match native::remove_leftovers(id) {
+                    Ok(()) => Ok(Record { path, _lock: file }),
+                    Err(CgroupError::Lives { .. }) => Err(in_use()),
+                    Err(error) => Err(io::Error::other(error.to_string())),
                 };
             }
         }
@@ -84,7 +86,7 @@ impl Records {
                 Err(problem) => swept.problems.push(problem),
             }
         }
-        swept.problems.extend(sandbox::native::sweep(&self.state, &[]));
+        swept.problems.extend(native::protect::sweep(&self.state));
         swept
     }
 
@@ -103,9 +105,10 @@ impl Records {
         if !same_file(&file, &path) {
             return Ok(None);
         }
-        let problems = sandbox::native::sweep(&self.state, std::slice::from_ref(id));
-        if !problems.is_empty() {
-            return Err(format!("run {id}: {}", problems.join("; ")));
+        match native::remove_leftovers(id) {
+            // A namesake of another state folder has them now.
+            Ok(()) | Err(CgroupError::Lives { .. }) => {}
+            Err(error) => return Err(format!("run {id}: {error}")),
         }
         fs::remove_file(&path).map_err(failed)?;
         Ok(Some(true))
@@ -117,6 +120,10 @@ impl Record {
     pub(crate) fn close(self) -> io::Result<()> {
         fs::remove_file(&self.path)
     }
+}
+
+fn in_use() -> io::Error {
+    io::Error::new(ErrorKind::AlreadyExists, "a run with this id is under way")
 }
 
 /// Locks without waiting; false if somebody has it.

@@ -502,9 +502,7 @@ fn c_string(text: impl AsRef<OsStr>) -> Result<CString, SandboxError> {
     CString::new(text.as_ref().as_bytes()).map_err(|_| SandboxError::Nul)
 }
 
-/// Removes what dead owners left of this backend: cgroups of these runs, stand-ins in workspaces.
-pub fn sweep(state: &Path, runs: &[Id]) -> Vec<String> {
-    let host = cgroup::Host::detect();
-    let failed = runs.iter().filter_map(|run| host.remove(run).err());
-    failed.map(|error| error.to_string()).chain(protect::sweep(state)).collect()
+/// Removes the cgroups that the dead owner of a run left.
+pub fn remove_leftovers(run: &Id) -> Result<(), cgroup::CgroupError> {
+    cgroup::Host::detect().remove(run)
 }

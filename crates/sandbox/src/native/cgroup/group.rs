@@ -1,7 +1,7 @@
 //! The cgroups of one run: what was put up, what it counts, how it ends.
 
 use super::{CgroupError, Controller, Subtree, dir, v1, v2};
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
 use spec::{Enforcer, Id, Limits};
 use std::{
     collections::BTreeMap,
@@ -44,6 +44,8 @@ pub(super) struct Member {
     pub(super) at: PathBuf,
     pub(super) version: Version,
     controllers: Vec<Controller>,
+    /// Dies with us: whoever sweeps sees that the run lives.
+    _lock: OwnedFd,
 }
 
 /// The cgroups of one run. Must be removed by hand: nothing happens on drop.
@@ -90,9 +92,10 @@ impl Group {
     /// Makes the directory in one tree. `None` when the tree refuses, which is then a shortfall.
     pub(super) fn join(&mut self, tree: &Subtree, version: Version) -> Result<Option<PathBuf>, CgroupError> {
         let at = tree.group(&self.name);
-        match make_directory(&tree.parent(), &at) {
-            Ok(()) => {
-                self.members.push(Member { at: at.clone(), version, controllers: tree.controllers.clone() });
+        match make_directory(&tree.parent(), &at).and_then(|()| lock(&at)) {
+            Ok(lock) => {
+                let controllers = tree.controllers.clone();
+                self.members.push(Member { at: at.clone(), version, controllers, _lock: lock });
                 Ok(Some(at))
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -193,6 +196,17 @@ impl Group {
     pub fn remove(&self) -> Result<(), CgroupError> {
         let attempts = self.members.iter().rev().map(|member| (member.at.clone(), dir::remove(&member.at)));
         removed(&self.name, attempts.collect())
+    }
+}
+
+/// Marks a cgroup as in use by this process; `ResourceBusy` if another one does.
+pub(super) fn lock(at: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let lock = openat(CWD, at, flags, Mode::empty())?;
+    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::ErrorKind::ResourceBusy.into()),
+        Err(error) => Err(error.into()),
     }
 }
 

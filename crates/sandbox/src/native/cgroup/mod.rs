@@ -17,7 +17,7 @@ mod tests;
 
 pub use group::{Counters, Group, Placement};
 
-use group::{Version, removed};
+use group::{Version, lock, removed};
 use spec::{Enforcer, Id, Limits};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -125,6 +125,14 @@ pub enum CgroupError {
         /// The directory found.
         at: PathBuf,
     },
+    /// An engine with another state folder has a run of that name.
+    #[error("another engine has a run called `{name}`, in `{}`", at.display())]
+    Lives {
+        /// The run.
+        name: Id,
+        /// Its cgroup.
+        at: PathBuf,
+    },
     /// Something would not die, or not go away.
     #[error("cannot remove the cgroups of run `{name}`: {}", listed(left))]
     Remove {
@@ -228,10 +236,15 @@ impl Host {
         names.into_iter().collect()
     }
 
-    /// Kills what lives in the cgroups of that run and removes them; absent is fine. One that an engine made
+    /// Kills what lives in the cgroups of that run and removes them, unless their owner lives; absent is fine. One that an engine made
     /// below another cgroup than ours is only removed when empty: the same name there may be another's run.
     pub fn remove(&self, name: &Id) -> Result<(), CgroupError> {
         let near: Vec<_> = self.trees().map(|tree| tree.group(name)).collect();
+        // The caller knows only of its own state folder.
+        let lives = |at: &&PathBuf| lock(at).is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy);
+        if let Some(at) = near.iter().find(lives) {
+            return Err(CgroupError::Lives { name: name.clone(), at: at.clone() });
+        }
         let mut done: Vec<_> = near.iter().map(|at| (at.clone(), dir::remove(at))).collect();
         let far = self.groups().into_iter().filter(|(found, at)| found == name && !near.contains(at));
         done.extend(dir::remove_empty(far.map(|(_, at)| at).collect()));

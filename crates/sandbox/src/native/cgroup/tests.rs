@@ -237,6 +237,19 @@ fn a_box_gets_a_way_in_for_each_tree_it_has() {
 }
 
 #[test]
+fn a_run_whose_owner_lives_is_not_removed_by_its_name() {
+    let Some(host) = host_with_cgroups("lives") else { return };
+    let name = unique("lives");
+    let group = host.make(&name, &limits()).unwrap();
+    let mut child = tenant(&group);
+    assert!(matches!(host.remove(&name), Err(CgroupError::Lives { .. })));
+    assert!(child.try_wait().unwrap().is_none());
+    drop(group); // as if its owner had died
+    host.remove(&name).unwrap();
+    assert!(killed(child));
+}
+
+#[test]
 fn a_run_below_another_cgroup_is_removed_when_empty_and_never_killed() {
     let Some(host) = host_with_cgroups("far") else { return };
     let (name, elsewhere) = (unique("far"), unique("elsewhere"));
