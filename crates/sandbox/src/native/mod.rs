@@ -187,8 +187,13 @@ impl Native {
         let found = |all: &Vec<(TemplatePlan, Arc<Launcher>)>| {
             all.iter().find(|(plan, _)| *plan == template).map(|(_, launcher)| launcher.clone())
         };
-        if let Some(launcher) = found(&self.launchers.lock().expect("no panic while held")) {
-            return Ok(launcher);
+        {
+            let mut all = self.launchers.lock().expect("no panic while held");
+            // Killed by somebody: it is not asked again.
+            all.retain(|(_, launcher)| launcher.lives());
+            if let Some(launcher) = found(&all) {
+                return Ok(launcher);
+            }
         }
         let clear_env = self.steps.has(Step::EmptyEnvironment);
         let launcher = Arc::new(Launcher::start(&template, clear_env).await?);
@@ -220,13 +225,9 @@ impl Native {
             false => Arc::new(launcher.lane(&place.v1).await?),
         };
         let hold = held.protection.as_ref().map(Protection::hold);
-        let channel = match launcher.ask_box(file.as_fd(), place.v2.as_ref().map(AsFd::as_fd), hold) {
-            Ok(channel) => channel,
-            Err(source) => {
-                self.forget(&launcher);
-                return Err(SandboxError::Launcher { what: "ask", source });
-            }
-        };
+        let channel = launcher
+            .ask_box(file.as_fd(), place.v2.as_ref().map(AsFd::as_fd), hold)
+            .map_err(|source| SandboxError::Launcher { what: "ask", source })?;
         let report = channel.report().await;
         match report.map_err(|source| SandboxError::Launcher { what: "hear from", source })? {
             Some((Report::Ready { steps, unmapped }, handles)) => {
@@ -234,19 +235,8 @@ impl Native {
                 self.made(spec, ids, made, held)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
-            Some(_) | None => {
-                self.forget(&launcher);
-                Err(SandboxError::Died)
-            }
+            Some(_) | None => Err(SandboxError::Died),
         }
-    }
-
-    /// A launcher that does not answer is not asked again.
-    fn forget(&self, dead: &Arc<Launcher>) {
-        self.launchers
-            .lock()
-            .expect("no panic while held")
-            .retain(|(_, launcher)| !Arc::ptr_eq(launcher, dead));
     }
 
     fn made(&self, spec: &SandboxSpec, ids: Ids, made: Made, held: &Held) -> Result<NativeBox, SandboxError> {
