@@ -47,8 +47,6 @@ const CANCEL_GRACE: Duration = Duration::from_millis(500);
 const LONGEST_START: Duration = Duration::from_secs(30);
 /// How often CPU time is looked at, at most.
 const CPU_LOOK: Duration = Duration::from_millis(50);
-/// How long output may still come from a box that the kernel could not end.
-const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
@@ -85,6 +83,7 @@ struct Ending {
 
 /// The output of a run, being read.
 struct Outputs {
+    ended: watch::Sender<bool>,
     stdout: JoinHandle<(Vec<u8>, bool)>,
     stderr: JoinHandle<(Vec<u8>, bool)>,
 }
@@ -214,8 +213,12 @@ impl Driver {
         let program = Program { argv: self.spec.command.clone(), env: environment(&self.id, &self.spec) };
         sandbox.exec(&program, [input, out_write, err_write]).await?;
         let cap = self.spec.sandbox.limits.output.0;
-        let read = |stream, pipe| tokio::spawn(read_output(stream, pipe, cap, self.events.clone()));
-        Ok(Outputs { stdout: read(Stream::Stdout, out_read), stderr: read(Stream::Stderr, err_read) })
+        let (ended, has_ended) = watch::channel(false);
+        let read = |stream, pipe| {
+            tokio::spawn(read_output(stream, pipe, cap, self.events.clone(), has_ended.clone()))
+        };
+        let (stdout, stderr) = (read(Stream::Stdout, out_read), read(Stream::Stderr, err_read));
+        Ok(Outputs { ended, stdout, stderr })
     }
 
     /// Waits for the end of the program, or brings it about.
@@ -258,7 +261,7 @@ impl Driver {
         } else {
             result.notes.push("the kernel has not ended every process of the sandbox yet".to_owned());
         }
-        let [(stdout, cut_out), (stderr, cut_err)] = outputs.finish(gone.is_some()).await;
+        let [(stdout, cut_out), (stderr, cut_err)] = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
         result.truncated = Truncated { stdout: cut_out, stderr: cut_err };
         self.keep_artifacts(sandbox, result);
@@ -306,36 +309,46 @@ impl Driver {
 }
 
 impl Outputs {
-    /// With every writer gone both streams end, at the pace of whoever reads them.
-    async fn finish(self, all_gone: bool) -> [(Vec<u8>, bool); 2] {
-        let mut streams = Vec::new();
-        for mut stream in [self.stdout, self.stderr] {
-            let read = match all_gone {
-                true => Ok((&mut stream).await),
-                false => tokio::time::timeout(LAST_OUTPUT, &mut stream).await,
-            };
-            stream.abort();
-            streams.push(read.ok().and_then(Result::ok).unwrap_or((Vec::new(), true)));
-        }
-        let stderr = streams.pop().unwrap_or_default();
-        [streams.pop().unwrap_or_default(), stderr]
+    /// What was written before the end, at the pace of whoever reads it.
+    async fn finish(self) -> [(Vec<u8>, bool); 2] {
+        self.ended.send_replace(true);
+        let [stdout, stderr] = [self.stdout.await, self.stderr.await];
+        [stdout, stderr].map(|read| read.unwrap_or((Vec::new(), true)))
     }
 }
 
+/// Reads to the end of the stream or of the box. The two differ when a program has handed its end of the pipe to
+/// somebody outside: then only what lies in the pipe at the end of the box is still its own.
 async fn read_output(
     stream: Stream,
     mut pipe: pipe::Receiver,
     cap: u64,
     events: mpsc::Sender<Event>,
+    mut ended: watch::Receiver<bool>,
 ) -> (Vec<u8>, bool) {
     let mut capture = Capture::new(cap);
     let mut buffer = vec![0; 64 << 10];
-    while let Ok(count @ 1..) = pipe.read(&mut buffer).await {
+    let mut left = None;
+    loop {
+        let read = match left {
+            None => tokio::select! {
+                read = pipe.read(&mut buffer) => read,
+                Ok(_) = ended.wait_for(|ended| *ended) => {
+                    left = Some(rustix::pipe::fcntl_getpipe_size(&pipe).unwrap_or_default());
+                    continue;
+                }
+            },
+            Some(left) => {
+                let most = buffer.len().min(left);
+                rustix::io::read(&pipe, &mut buffer[..most]).map_err(io::Error::from)
+            }
+        };
+        let Ok(count @ 1..) = read else { return capture.finish() };
+        left = left.map(|left| left - count);
         capture.add(&buffer[..count]);
         // Without a reader, the stream is still drained: a full pipe would stop the program.
         _ = events.send(Event::Output { stream, data: buffer[..count].to_vec() }).await;
     }
-    capture.finish()
 }
 
 async fn until_cancelled(cancelled: &mut watch::Receiver<bool>) {
@@ -523,4 +536,23 @@ pub(crate) fn broken(blank: RunResult) -> RunResult {
 pub(crate) fn blank(id: &Id, spec: &RunSpec) -> RunResult {
     let blank = RunResult::blank(id.clone(), spec.sandbox.profile.clone(), record::now());
     RunResult { task_id: spec.task_id.clone(), job_id: spec.job_id.clone(), ..blank }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn output_ends_with_the_box_although_somebody_keeps_the_pipe_open() {
+        let (reader, writer) = output_pipe().unwrap();
+        let (ended, has_ended) = watch::channel(false);
+        let (events, mut seen) = mpsc::channel(16);
+        let reading = tokio::spawn(read_output(Stream::Stdout, reader, 100, events, has_ended));
+        rustix::io::write(&writer, b"before").unwrap();
+        assert!(seen.recv().await.is_some());
+        rustix::io::write(&writer, b" and at the end").unwrap();
+        ended.send_replace(true);
+        assert_eq!(reading.await.unwrap(), (b"before and at the end".to_vec(), false));
+        drop(writer);
+    }
 }
