@@ -146,7 +146,7 @@ impl Driver {
         result.notes.extend(sandbox.notes());
         let placed = self.put_inputs(sandbox);
         let outputs = match placed {
-            Ok(()) => self.exec(sandbox, input).await.map_err(|error| refused(&error, result)),
+            Ok(()) => self.exec_in_time(sandbox, input, result).await,
             Err(error) => Err(error),
         };
         let outputs = match outputs {
@@ -199,6 +199,23 @@ impl Driver {
                     hint: Some("`airlock artifact list` shows what is kept".to_owned()),
                 })
             }
+        }
+    }
+
+    /// Opening a program can take as long as its file system likes, and the clock does not tick yet.
+    async fn exec_in_time(
+        &self,
+        sandbox: &mut NativeBox,
+        input: Option<OwnedFd>,
+        result: &mut RunResult,
+    ) -> Result<Outputs, ErrorInfo> {
+        let mut cancelled = self.cancelled.clone();
+        tokio::select! {
+            started = tokio::time::timeout(LONGEST_START, self.exec(sandbox, input)) => match started {
+                Ok(started) => started.map_err(|error| refused(&error, result)),
+                Err(_) => Err(internal("the program was not started in time".to_owned())),
+            },
+            () = until_cancelled(&mut cancelled) => Err(cancellation()),
         }
     }
 
@@ -423,8 +440,7 @@ fn judge(ending: &Ending, oom: bool, limits: &Limits, result: &mut RunResult) {
             (result.status, result.exit_status) = (Status::TimedOut, 124);
         }
         Some(Stopped::Cancelled) => {
-            result.error =
-                error(ErrorCode::Cancelled, "cancelled".to_owned(), "start it again when you want it");
+            result.error = Some(cancellation());
             (result.status, result.exit_status) = (Status::Cancelled, 130);
         }
         Some(Stopped::CpuTime) => {
@@ -507,6 +523,11 @@ fn refused(error: &SandboxError, result: &mut RunResult) -> ErrorInfo {
 
 fn internal(message: String) -> ErrorInfo {
     ErrorInfo { code: ErrorCode::Internal, message, hint: Some("`airlock doctor` may know why".to_owned()) }
+}
+
+fn cancellation() -> ErrorInfo {
+    let hint = Some("start it again when you want it".to_owned());
+    ErrorInfo { code: ErrorCode::Cancelled, message: "cancelled".to_owned(), hint }
 }
 
 fn of_record(id: &Id, error: io::Error) -> ErrorInfo {
