@@ -10,13 +10,13 @@
 use crate::{
     Inner,
     capture::Capture,
-    files::{self, Bounds},
+    files::{self, Bounds, Collected},
     record::{self, Record},
 };
 use sandbox::native::{NativeBox, Program, Progress, SandboxError};
 use spec::{
     ArtifactRef, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult, RunSpec, Status,
-    Stream, Truncated, Usage,
+    Stream, Truncated, Usage, WorkspacePath,
 };
 use std::{
     collections::BTreeMap,
@@ -281,7 +281,7 @@ impl Driver {
         let [(stdout, cut_out), (stderr, cut_err)] = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
         result.truncated = Truncated { stdout: cut_out, stderr: cut_err };
-        self.keep_artifacts(sandbox, result);
+        self.keep_artifacts(sandbox, result).await;
         let counters = sandbox.counters();
         result.usage = Usage {
             cpu_ms: counters.cpu.unwrap_or(Duration::from_micros(ending.cpu_us)).as_millis() as u64,
@@ -301,19 +301,22 @@ impl Driver {
         judge(&ending, oom, &self.spec.sandbox.limits, result);
     }
 
-    fn keep_artifacts(&self, sandbox: &NativeBox, result: &mut RunResult) {
-        let mut kept: Vec<ArtifactRef> = Vec::new();
-        let bounds = Bounds::default();
-        let collected =
-            files::collect(sandbox.workspace(), &self.spec.artifacts, bounds, &mut |mut found| {
-                let put = self.engine.artifacts.put(
-                    &found.name,
-                    Some(&self.id),
-                    &mut found.contents,
-                    bounds.file_bytes,
-                );
-                put.map(|artifact| kept.push(artifact)).map_err(|error| error.to_string())
-            });
+    /// Off the event loop: what a program leaves can take minutes to copy, and signals must be heard meanwhile.
+    async fn keep_artifacts(&self, sandbox: &NativeBox, result: &mut RunResult) {
+        let kept = match sandbox.workspace().try_clone_to_owned() {
+            Ok(workspace) => {
+                let (engine, id) = (self.engine.clone(), self.id.clone());
+                let (wanted, bounds) = (self.spec.artifacts.clone(), self.bounds());
+                tokio::task::spawn_blocking(move || collect(&engine, &id, &workspace, &wanted, bounds))
+                    .await
+                    .map_err(io::Error::from)
+            }
+            Err(error) => Err(error),
+        };
+        let (kept, collected) = match kept {
+            Ok(kept) => kept,
+            Err(error) => return result.notes.push(format!("no artifact was kept: {error}")),
+        };
         result.artifacts = kept;
         let told = collected.skipped.iter();
         result.notes.extend(
@@ -323,6 +326,30 @@ impl Driver {
             result.notes.push(format!("{} more artifacts were not kept", collected.more_skipped));
         }
     }
+
+    /// From a fresh workspace no more than could be written there: files with holes are larger than they are.
+    fn bounds(&self) -> Bounds {
+        let (bounds, sandbox) = (Bounds::default(), &self.spec.sandbox);
+        match sandbox.workspace {
+            Some(_) => bounds,
+            None => Bounds { total_bytes: bounds.total_bytes.min(sandbox.limits.disk.0), ..bounds },
+        }
+    }
+}
+
+fn collect(
+    engine: &Inner,
+    id: &Id,
+    workspace: &OwnedFd,
+    wanted: &[WorkspacePath],
+    bounds: Bounds,
+) -> (Vec<ArtifactRef>, Collected) {
+    let mut kept = Vec::new();
+    let collected = files::collect(workspace.as_fd(), wanted, bounds, &mut |mut found| {
+        let put = engine.artifacts.put(&found.name, Some(id), &mut found.contents, bounds.file_bytes);
+        put.map(|artifact| kept.push(artifact)).map_err(|error| error.to_string())
+    });
+    (kept, collected)
 }
 
 impl Outputs {
