@@ -22,7 +22,9 @@ use std::{
 };
 
 /// Files of `/proc` that tell about the host or hold keys: covered by `/dev/null`.
-const MASKED_FILES: [&CStr; 9] = [
+const MASKED_FILES: [&CStr; 11] = [
+    c"/proc/cmdline",
+    c"/proc/interrupts",
     c"/proc/kcore",
     c"/proc/keys",
     c"/proc/key-users",
