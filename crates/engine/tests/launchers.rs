@@ -1,5 +1,7 @@
 //! Launchers come and go; runs do not suffer from it.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
+
 use engine::{Engine, Settings};
 use spec::{Policy, RunRequest, RunSpec, Status};
 use std::{ffi::OsString, fs, path::PathBuf};
