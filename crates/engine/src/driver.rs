@@ -10,13 +10,13 @@
 use crate::{
     Inner,
     capture::Capture,
-    files::{self, Bounds},
+    files::{self, Bounds, Collected},
     record::{self, Record},
 };
 use sandbox::native::{NativeBox, Program, Progress, SandboxError};
 use spec::{
     ArtifactRef, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult, RunSpec, Status,
-    Stream, Truncated, Usage,
+    Stream, Truncated, Usage, WorkspacePath,
 };
 use std::{
     collections::BTreeMap,
@@ -47,8 +47,6 @@ const CANCEL_GRACE: Duration = Duration::from_millis(500);
 const LONGEST_START: Duration = Duration::from_secs(30);
 /// How often CPU time is looked at, at most.
 const CPU_LOOK: Duration = Duration::from_millis(50);
-/// How long output may still come from a box that the kernel could not end.
-const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
@@ -85,6 +83,7 @@ struct Ending {
 
 /// The output of a run, being read.
 struct Outputs {
+    ended: watch::Sender<bool>,
     stdout: JoinHandle<(Vec<u8>, bool)>,
     stderr: JoinHandle<(Vec<u8>, bool)>,
 }
@@ -151,7 +150,7 @@ impl Driver {
         result.notes.extend(sandbox.notes());
         let placed = self.put_inputs(sandbox);
         let outputs = match placed {
-            Ok(()) => self.exec(sandbox, input).await.map_err(|error| refused(&error, result)),
+            Ok(()) => self.exec_in_time(sandbox, input, result).await,
             Err(error) => Err(error),
         };
         let outputs = match outputs {
@@ -203,6 +202,23 @@ impl Driver {
         }
     }
 
+    /// Opening a program can take as long as its file system likes, and the clock does not tick yet.
+    async fn exec_in_time(
+        &self,
+        sandbox: &mut NativeBox,
+        input: Option<OwnedFd>,
+        result: &mut RunResult,
+    ) -> Result<Outputs, ErrorInfo> {
+        let mut cancelled = self.cancelled.clone();
+        tokio::select! {
+            started = tokio::time::timeout(LONGEST_START, self.exec(sandbox, input)) => match started {
+                Ok(started) => started.map_err(|error| refused(&error, result)),
+                Err(_) => Err(internal("the program was not started in time".to_owned())),
+            },
+            () = until_cancelled(&mut cancelled) => Err(cancellation()),
+        }
+    }
+
     async fn exec(&self, sandbox: &mut NativeBox, input: Option<OwnedFd>) -> Result<Outputs, SandboxError> {
         let failed = |source: io::Error| SandboxError::Launcher { what: "connect", source };
         let input = match input {
@@ -214,8 +230,12 @@ impl Driver {
         let program = Program { argv: self.spec.command.clone(), env: environment(&self.id, &self.spec) };
         sandbox.exec(&program, [input, out_write, err_write]).await?;
         let cap = self.spec.sandbox.limits.output.0;
-        let read = |stream, pipe| tokio::spawn(read_output(stream, pipe, cap, self.events.clone()));
-        Ok(Outputs { stdout: read(Stream::Stdout, out_read), stderr: read(Stream::Stderr, err_read) })
+        let (ended, has_ended) = watch::channel(false);
+        let read = |stream, pipe| {
+            tokio::spawn(read_output(stream, pipe, cap, self.events.clone(), has_ended.clone()))
+        };
+        let (stdout, stderr) = (read(Stream::Stdout, out_read), read(Stream::Stderr, err_read));
+        Ok(Outputs { ended, stdout, stderr })
     }
 
     /// Waits for the end of the program, or brings it about.
@@ -258,10 +278,10 @@ impl Driver {
         } else {
             result.notes.push("the kernel has not ended every process of the sandbox yet".to_owned());
         }
-        let [(stdout, cut_out), (stderr, cut_err)] = outputs.finish(gone.is_some()).await;
+        let [(stdout, cut_out), (stderr, cut_err)] = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
         result.truncated = Truncated { stdout: cut_out, stderr: cut_err };
-        self.keep_artifacts(sandbox, result);
+        self.keep_artifacts(sandbox, result).await;
         let counters = sandbox.counters();
         result.usage = Usage {
             cpu_ms: counters.cpu.unwrap_or(Duration::from_micros(ending.cpu_us)).as_millis() as u64,
@@ -281,19 +301,22 @@ impl Driver {
         judge(&ending, oom, &self.spec.sandbox.limits, result);
     }
 
-    fn keep_artifacts(&self, sandbox: &NativeBox, result: &mut RunResult) {
-        let mut kept: Vec<ArtifactRef> = Vec::new();
-        let bounds = Bounds::default();
-        let collected =
-            files::collect(sandbox.workspace(), &self.spec.artifacts, bounds, &mut |mut found| {
-                let put = self.engine.artifacts.put(
-                    &found.name,
-                    Some(&self.id),
-                    &mut found.contents,
-                    bounds.file_bytes,
-                );
-                put.map(|artifact| kept.push(artifact)).map_err(|error| error.to_string())
-            });
+    /// Off the event loop: what a program leaves can take minutes to copy, and signals must be heard meanwhile.
+    async fn keep_artifacts(&self, sandbox: &NativeBox, result: &mut RunResult) {
+        let kept = match sandbox.workspace().try_clone_to_owned() {
+            Ok(workspace) => {
+                let (engine, id) = (self.engine.clone(), self.id.clone());
+                let (wanted, bounds) = (self.spec.artifacts.clone(), self.bounds());
+                tokio::task::spawn_blocking(move || collect(&engine, &id, &workspace, &wanted, bounds))
+                    .await
+                    .map_err(io::Error::from)
+            }
+            Err(error) => Err(error),
+        };
+        let (kept, collected) = match kept {
+            Ok(kept) => kept,
+            Err(error) => return result.notes.push(format!("no artifact was kept: {error}")),
+        };
         result.artifacts = kept;
         let told = collected.skipped.iter();
         result.notes.extend(
@@ -303,39 +326,73 @@ impl Driver {
             result.notes.push(format!("{} more artifacts were not kept", collected.more_skipped));
         }
     }
-}
 
-impl Outputs {
-    /// With every writer gone both streams end, at the pace of whoever reads them.
-    async fn finish(self, all_gone: bool) -> [(Vec<u8>, bool); 2] {
-        let mut streams = Vec::new();
-        for mut stream in [self.stdout, self.stderr] {
-            let read = match all_gone {
-                true => Ok((&mut stream).await),
-                false => tokio::time::timeout(LAST_OUTPUT, &mut stream).await,
-            };
-            stream.abort();
-            streams.push(read.ok().and_then(Result::ok).unwrap_or((Vec::new(), true)));
+    /// From a fresh workspace no more than could be written there: files with holes are larger than they are.
+    fn bounds(&self) -> Bounds {
+        let (bounds, sandbox) = (Bounds::default(), &self.spec.sandbox);
+        match sandbox.workspace {
+            Some(_) => bounds,
+            None => Bounds { total_bytes: bounds.total_bytes.min(sandbox.limits.disk.0), ..bounds },
         }
-        let stderr = streams.pop().unwrap_or_default();
-        [streams.pop().unwrap_or_default(), stderr]
     }
 }
 
+fn collect(
+    engine: &Inner,
+    id: &Id,
+    workspace: &OwnedFd,
+    wanted: &[WorkspacePath],
+    bounds: Bounds,
+) -> (Vec<ArtifactRef>, Collected) {
+    let mut kept = Vec::new();
+    let collected = files::collect(workspace.as_fd(), wanted, bounds, &mut |mut found| {
+        let put = engine.artifacts.put(&found.name, Some(id), &mut found.contents, bounds.file_bytes);
+        put.map(|artifact| kept.push(artifact)).map_err(|error| error.to_string())
+    });
+    (kept, collected)
+}
+
+impl Outputs {
+    /// What was written before the end, at the pace of whoever reads it.
+    async fn finish(self) -> [(Vec<u8>, bool); 2] {
+        self.ended.send_replace(true);
+        let [stdout, stderr] = [self.stdout.await, self.stderr.await];
+        [stdout, stderr].map(|read| read.unwrap_or((Vec::new(), true)))
+    }
+}
+
+/// Reads to the end of the stream or of the box. The two differ when a program has handed its end of the pipe to
+/// somebody outside: then only what lies in the pipe at the end of the box is still its own.
 async fn read_output(
     stream: Stream,
     mut pipe: pipe::Receiver,
     cap: u64,
     events: mpsc::Sender<Event>,
+    mut ended: watch::Receiver<bool>,
 ) -> (Vec<u8>, bool) {
     let mut capture = Capture::new(cap);
     let mut buffer = vec![0; 64 << 10];
-    while let Ok(count @ 1..) = pipe.read(&mut buffer).await {
+    let mut left = None;
+    loop {
+        let read = match left {
+            None => tokio::select! {
+                read = pipe.read(&mut buffer) => read,
+                Ok(_) = ended.wait_for(|ended| *ended) => {
+                    left = Some(rustix::pipe::fcntl_getpipe_size(&pipe).unwrap_or_default());
+                    continue;
+                }
+            },
+            Some(left) => {
+                let most = buffer.len().min(left);
+                rustix::io::read(&pipe, &mut buffer[..most]).map_err(io::Error::from)
+            }
+        };
+        let Ok(count @ 1..) = read else { return capture.finish() };
+        left = left.map(|left| left - count);
         capture.add(&buffer[..count]);
         // Without a reader, the stream is still drained: a full pipe would stop the program.
         _ = events.send(Event::Output { stream, data: buffer[..count].to_vec() }).await;
     }
-    capture.finish()
 }
 
 async fn until_cancelled(cancelled: &mut watch::Receiver<bool>) {
@@ -410,8 +467,7 @@ fn judge(ending: &Ending, oom: bool, limits: &Limits, result: &mut RunResult) {
             (result.status, result.exit_status) = (Status::TimedOut, 124);
         }
         Some(Stopped::Cancelled) => {
-            result.error =
-                error(ErrorCode::Cancelled, "cancelled".to_owned(), "start it again when you want it");
+            result.error = Some(cancellation());
             (result.status, result.exit_status) = (Status::Cancelled, 130);
         }
         Some(Stopped::CpuTime) => {
@@ -512,6 +568,11 @@ fn internal(message: String) -> ErrorInfo {
     ErrorInfo { code: ErrorCode::Internal, message, hint: Some("`airlock doctor` may know why".to_owned()) }
 }
 
+fn cancellation() -> ErrorInfo {
+    let hint = Some("start it again when you want it".to_owned());
+    ErrorInfo { code: ErrorCode::Cancelled, message: "cancelled".to_owned(), hint }
+}
+
 fn of_record(id: &Id, error: io::Error) -> ErrorInfo {
     match error.kind() {
         io::ErrorKind::AlreadyExists => ErrorInfo {
@@ -539,4 +600,23 @@ pub(crate) fn broken(blank: RunResult) -> RunResult {
 pub(crate) fn blank(id: &Id, spec: &RunSpec) -> RunResult {
     let blank = RunResult::blank(id.clone(), spec.sandbox.profile.clone(), record::now());
     RunResult { task_id: spec.task_id.clone(), job_id: spec.job_id.clone(), ..blank }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn output_ends_with_the_box_although_somebody_keeps_the_pipe_open() {
+        let (reader, writer) = output_pipe().unwrap();
+        let (ended, has_ended) = watch::channel(false);
+        let (events, mut seen) = mpsc::channel(16);
+        let reading = tokio::spawn(read_output(Stream::Stdout, reader, 100, events, has_ended));
+        rustix::io::write(&writer, b"before").unwrap();
+        assert!(seen.recv().await.is_some());
+        rustix::io::write(&writer, b" and at the end").unwrap();
+        ended.send_replace(true);
+        assert_eq!(reading.await.unwrap(), (b"before and at the end".to_vec(), false));
+        drop(writer);
+    }
 }

@@ -14,6 +14,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+const NO_LINKS: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+
 /// The records of a state folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Records {
@@ -42,6 +44,9 @@ impl Records {
     pub(crate) fn open(state: PathBuf) -> io::Result<Records> {
         let mut folder = fs::DirBuilder::new();
         folder.recursive(true).mode(0o700).create(state.join("runs"))?;
+        for folder in [state.clone(), state.join("runs")] {
+            check_owner(&folder)?;
+        }
         Ok(Records { state })
     }
 
@@ -103,7 +108,7 @@ impl Records {
     fn sweep_one(&self, id: &Id, native: &Native) -> Result<Option<bool>, String> {
         let path = self.path(id);
         let failed = |error: io::Error| format!("run {id}: {error}");
-        let file = match OpenOptions::new().write(true).open(&path) {
+        let file = match OpenOptions::new().write(true).custom_flags(NO_LINKS).open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
@@ -130,7 +135,9 @@ impl Record {
 /// The record of a run that is no more, or a new one.
 fn take_over(path: &Path) -> io::Result<File> {
     loop {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let mut how = OpenOptions::new();
+        how.write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_LINKS);
+        let file = how.open(path)?;
         if !lock(&file)? {
             return Err(io::Error::new(ErrorKind::AlreadyExists, "a run with this id is under way"));
         }
@@ -138,6 +145,17 @@ fn take_over(path: &Path) -> io::Result<File> {
         if same_file(&file, path) {
             return Ok(file);
         }
+    }
+}
+
+/// Whoever may write here decides what a sweep removes and what an artifact holds.
+fn check_owner(folder: &Path) -> io::Result<()> {
+    let found = fs::metadata(folder)?;
+    let (us, others_write) = (rustix::process::geteuid().as_raw(), found.mode() & 0o022 != 0);
+    match (found.uid() == us, others_write) {
+        (true, false) => Ok(()),
+        (true, true) => Err(io::Error::other("others may write to it")),
+        (false, _) => Err(io::Error::other(format!("it belongs to user {}, not to {us}", found.uid()))),
     }
 }
 
@@ -178,6 +196,7 @@ pub fn fresh_id() -> Id {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     fn records(name: &str) -> Records {
         let state = std::env::temp_dir().join(format!("airlock-records-{name}-{}", std::process::id()));
@@ -221,6 +240,20 @@ mod tests {
             }
         });
         fs::remove_dir_all(records.state).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_others_can_change_is_refused_and_no_link_in_it_is_followed() {
+        let state = records("owner").state;
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o770)).unwrap();
+        assert!(Records::open(state.clone()).is_err());
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o750)).unwrap();
+        let records = Records::open(state.clone()).unwrap();
+        let (elsewhere, id) = (state.join("elsewhere"), Id::new("planted").unwrap());
+        std::os::unix::fs::symlink(&elsewhere, records.path(&id)).unwrap();
+        assert!(records.take(&id, &Native::new(records.state.clone())).is_err());
+        assert!(!elsewhere.exists());
+        fs::remove_dir_all(state).unwrap();
     }
 
     #[test]

@@ -18,17 +18,29 @@ pub enum Verdict {
     Args(Vec<Test>, Box<Verdict>),
 }
 
-/// Looks at the low 32 bits of one argument: right for flags and `int`, never for pointers.
+/// Looks at 32 bits of one argument: right for flags and `int`; a pointer takes two tests, one in the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Test {
     /// Which argument, from 0.
     pub argument: u8,
+    /// Which half of it.
+    pub half: Half,
     /// The bits that count.
     pub mask: u32,
     /// What they must be.
     pub value: u32,
     /// What happens then.
     pub then: Verdict,
+}
+
+/// Half of a 64-bit argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Half {
+    /// All there is of an `int`.
+    Low = 0,
+    /// What only pointers and 64-bit numbers have. Both architectures put it last.
+    High = 4,
 }
 
 const LD: u16 = 0x20;
@@ -64,7 +76,7 @@ fn leaf(verdict: &Verdict) -> Vec<sock_filter> {
             for test in tests {
                 let then = leaf(&test.then);
                 let over = u8::try_from(then.len()).expect("a leaf is short");
-                out.push(op(LD, 16 + 8 * u32::from(test.argument)));
+                out.push(op(LD, 16 + 8 * u32::from(test.argument) + test.half as u32));
                 out.push(op(AND, test.mask));
                 out.push(jump(JEQ, test.value, 0, over));
                 out.extend(then);
@@ -214,6 +226,19 @@ pub fn table() -> Vec<Verdict> {
     table[libc::SYS_clone as usize] = without_bits(0, NEW_NAMESPACES);
     table[libc::SYS_unshare as usize] = without_bits(0, NEW_NAMESPACES | NEW_TIME);
     table[libc::SYS_socket as usize] = socket_families();
+    table[libc::SYS_socketpair as usize] = Verdict::Args(
+        vec![test(0, u32::MAX, libc::AF_UNIX as u32, Verdict::Allow)],
+        Box::new(Verdict::Errno(libc::EAFNOSUPPORT as u16)),
+    );
+    set_id_modes(&mut table);
+    resource_limits(&mut table);
+    // Whoever opens a leased file waits up to 45 seconds for the program to give it back: also host tools.
+    table[libc::SYS_fcntl as usize] = Verdict::Args(
+        vec![test(1, u32::MAX, libc::F_SETLEASE as u32, Verdict::Errno(libc::EPERM as u16))],
+        Box::new(Verdict::Allow),
+    );
+    // One quota for the whole machine (`fs.aio-max-nr`): a box could leave nothing to the others.
+    table[libc::SYS_io_setup as usize] = Verdict::Errno(libc::ENOSYS as u16);
     table[libc::SYS_ioctl as usize] = Verdict::Args(
         // The kernel takes the request as 32 bits, so rubbish above them changes nothing here either.
         [TIOCSTI, TIOCLINUX]
@@ -230,7 +255,7 @@ pub fn table() -> Vec<Verdict> {
 }
 
 fn test(argument: u8, mask: u32, value: u32, then: Verdict) -> Test {
-    Test { argument, mask, value, then }
+    Test { argument, half: Half::Low, mask, value, then }
 }
 
 fn without_bits(argument: u8, mask: u32) -> Verdict {
@@ -240,11 +265,61 @@ fn without_bits(argument: u8, mask: u32) -> Verdict {
 /// Unix and Internet sockets. The rest (netlink, packet, vsock, alg, xdp, …) is kernel surface that is
 /// not, or not wholly, held by the network namespace.
 fn socket_families() -> Verdict {
-    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
+    let inet = internet_protocols();
+    let families = [(libc::AF_UNIX, Verdict::Allow), (libc::AF_INET, inet.clone()), (libc::AF_INET6, inet)];
     Verdict::Args(
-        families.map(|family| test(0, u32::MAX, family as u32, Verdict::Allow)).into(),
+        families.map(|(family, then)| test(0, u32::MAX, family as u32, then)).into(),
         Box::new(Verdict::Errno(libc::EAFNOSUPPORT as u16)),
     )
+}
+
+/// The plain ones. Others (SCTP, DCCP, MPTCP, L2TP, SMC, …) are large and seldom used, and merely asking for
+/// one makes the kernel load its module.
+fn internet_protocols() -> Verdict {
+    let plain = [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6];
+    Verdict::Args(
+        plain.map(|protocol| test(2, u32::MAX, protocol as u32, Verdict::Allow)).into(),
+        Box::new(Verdict::Errno(libc::EPROTONOSUPPORT as u16)),
+    )
+}
+
+/// In a mounted workspace a file belongs to its owner outside, maybe the host's root: set-id bits on it would
+/// lend out his rights. Bits given at creation need no test: the first byte written clears them.
+fn set_id_modes(table: &mut [Verdict]) {
+    const FCHMODAT2: usize = 452;
+    let bits = libc::S_ISUID | libc::S_ISGID;
+    #[cfg(target_arch = "x86_64")]
+    {
+        table[libc::SYS_chmod as usize] = without_bits(1, bits);
+    }
+    table[libc::SYS_fchmod as usize] = without_bits(1, bits);
+    table[libc::SYS_fchmodat as usize] = without_bits(2, bits);
+    table[FCHMODAT2] = without_bits(2, bits);
+}
+
+/// Its own limits only: the keeper of an ordinary user's box has the program's id outside, so the kernel would
+/// let the program limit it. And never that of core dumps, see `RLIMIT_CORE` in the plan: many programs switch
+/// them off and give up when that fails, so they are told that it was done.
+fn resource_limits(table: &mut [Verdict]) {
+    const CORE: u32 = libc::RLIMIT_CORE;
+    let done = Verdict::Errno(0);
+    let only_asks = Verdict::Args(
+        vec![Test {
+            half: Half::High,
+            ..test(
+                2,
+                u32::MAX,
+                0,
+                Verdict::Args(vec![test(2, u32::MAX, 0, Verdict::Allow)], Box::new(done.clone())),
+            )
+        }],
+        Box::new(done.clone()),
+    );
+    let own = Verdict::Args(vec![test(1, u32::MAX, CORE, only_asks)], Box::new(Verdict::Allow));
+    table[libc::SYS_prlimit64 as usize] =
+        Verdict::Args(vec![test(0, u32::MAX, 0, own)], Box::new(Verdict::Errno(libc::EPERM as u16)));
+    table[libc::SYS_setrlimit as usize] =
+        Verdict::Args(vec![test(0, u32::MAX, CORE, done)], Box::new(Verdict::Allow));
 }
 
 /// The filter of every box.
@@ -268,6 +343,7 @@ mod tests {
                     accumulator = match line.k {
                         0 => number,
                         4 => architecture,
+                        offset if offset % 8 == 4 => (arguments[(offset as usize - 16) / 8] >> 32) as u32,
                         offset => arguments[(offset as usize - 16) / 8] as u32,
                     }
                 }
@@ -288,7 +364,11 @@ mod tests {
             Verdict::Kill => 0x8000_0000,
             Verdict::Args(tests, other) => tests
                 .iter()
-                .find(|test| arguments[usize::from(test.argument)] as u32 & test.mask == test.value)
+                .find(|test| {
+                    let argument = arguments[usize::from(test.argument)];
+                    let half = if test.half == Half::Low { argument } else { argument >> 32 };
+                    half as u32 & test.mask == test.value
+                })
                 .map_or_else(|| expected(other, arguments), |test| expected(&test.then, arguments)),
         }
     }
@@ -296,8 +376,10 @@ mod tests {
     fn verdict() -> impl Strategy<Value = Verdict> {
         let plain =
             prop_oneof![Just(Verdict::Allow), Just(Verdict::Kill), (1u16..200).prop_map(Verdict::Errno)];
-        let test = (0u8..6, any::<u32>(), any::<u32>(), plain.clone())
-            .prop_map(|(argument, mask, value, then)| Test { argument, mask, value: value & mask, then });
+        let half = prop_oneof![Just(Half::Low), Just(Half::High)];
+        let test = (0u8..6, half, any::<u32>(), any::<u32>(), plain.clone()).prop_map(
+            |(argument, half, mask, value, then)| Test { argument, half, mask, value: value & mask, then },
+        );
         let with_args = (proptest::collection::vec(test, 1..4), plain.clone())
             .prop_map(|(tests, other)| Verdict::Args(tests, Box::new(other)));
         prop_oneof![4 => plain, 1 => with_args]
@@ -327,7 +409,7 @@ mod tests {
     #[test]
     fn the_policy_is_short_and_refuses_by_argument() {
         let program = program();
-        assert!(program.len() < 256, "{} instructions", program.len());
+        assert!(program.len() < 320, "{} instructions", program.len());
         let errno =
             |number: libc::c_long, arguments| interpret(&program, ARCHITECTURE, number as u32, arguments);
         let eperm = 0x0005_0000 | libc::EPERM as u32;
@@ -336,6 +418,28 @@ mod tests {
         assert_eq!(errno(libc::SYS_ioctl, [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0]), eperm);
         assert_eq!(errno(libc::SYS_ioctl, [0, 0x5413, 0, 0, 0, 0]), 0x7fff_0000);
         assert_eq!(errno(libc::SYS_mount, [0; 6]), eperm);
+        for (number, mode) in [(libc::SYS_fchmod, 1), (libc::SYS_fchmodat, 2), (452, 2)] {
+            let with = |bits| {
+                let mut arguments = [0; 6];
+                arguments[mode] = bits;
+                errno(number, arguments)
+            };
+            assert_eq!([with(0o4755), with(0o2755), with(0o1777)], [eperm, eperm, 0x7fff_0000]);
+        }
+        let (core, files) = (u64::from(libc::RLIMIT_CORE), u64::from(libc::RLIMIT_NOFILE));
+        for (arguments, verdict) in [
+            ([0, files, 1, 0, 0, 0], 0x7fff_0000),
+            ([1, files, 1, 0, 0, 0], eperm),
+            ([0, core, 0, 7, 0, 0], 0x7fff_0000),
+            ([0, core, 7, 0, 0, 0], 0x0005_0000),
+            ([0, core, 7 << 32, 0, 0, 0], 0x0005_0000),
+        ] {
+            assert_eq!(errno(libc::SYS_prlimit64, arguments), verdict, "{arguments:?}");
+        }
+        let unsupported = 0x0005_0000 | libc::EPROTONOSUPPORT as u32;
+        let stream = |protocol: i32| errno(libc::SYS_socket, [2, 1, protocol as u64, 0, 0, 0]);
+        assert_eq!([stream(0), stream(libc::IPPROTO_MPTCP)], [0x7fff_0000, unsupported]);
+        assert_ne!(errno(libc::SYS_socketpair, [libc::AF_VSOCK as u64, 1, 0, 0, 0, 0]), 0x7fff_0000);
         assert_eq!(errno(libc::SYS_read, [0; 6]), 0x7fff_0000);
     }
 }

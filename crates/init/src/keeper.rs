@@ -22,7 +22,9 @@ use std::{
 };
 
 /// Files of `/proc` that tell about the host or hold keys: covered by `/dev/null`.
-const MASKED_FILES: [&CStr; 9] = [
+const MASKED_FILES: [&CStr; 11] = [
+    c"/proc/cmdline",
+    c"/proc/interrupts",
     c"/proc/kcore",
     c"/proc/keys",
     c"/proc/key-users",
@@ -37,6 +39,10 @@ const MASKED_FILES: [&CStr; 9] = [
 const MASKED_DIRECTORIES: [&CStr; 2] = [c"/proc/acpi", c"/proc/scsi"];
 /// Settings of the kernel. A box of an ordinary user would own those of its namespaces.
 const READ_ONLY_DIRECTORIES: [&CStr; 4] = [c"/proc/sys", c"/proc/irq", c"/proc/bus", c"/proc/fs"];
+/// What the program's user namespace may hold. The kernel also charges it to whoever made the namespace, so that
+/// a program without a quota could take all that the host's root (or the user) has.
+const QUOTAS: &[(&str, u32)] =
+    &[("max_user_namespaces", 0), ("max_inotify_instances", 32), ("max_inotify_watches", 8192)];
 /// An empty, read-only directory of every template.
 const EMPTY: &CStr = c"/sys";
 
@@ -84,6 +90,11 @@ fn furnish(plan: &BoxPlan, host: BorrowedFd<'_>) -> Result<Furnished, Failure> {
     settle(plan).map_err(failure(Step::UtsNamespace, "settle"))?;
     let own = open_namespace(c"/proc/self/ns/mnt").map_err(failure(Step::MountNamespace, "/proc/self/ns"))?;
     mount_proc().map_err(failure(Step::Proc, "/proc"))?;
+    // Its quotas are set through `/proc/sys`, which is about to become read-only.
+    let user_namespace = user_namespace(IdMap::of_program(plan.ids), QUOTAS)
+        .map_err(failure(Step::MakeUserNamespace, "id maps and quotas"))?;
+    done.add(Step::MakeUserNamespace);
+    mask_proc().map_err(failure(Step::Proc, "masks of /proc"))?;
     done.add(Step::Proc);
     let (trees, unmapped) = open_paths(plan, host, own.as_fd())?;
     done.add(Step::OpenPaths);
@@ -100,10 +111,10 @@ fn furnish(plan: &BoxPlan, host: BorrowedFd<'_>) -> Result<Furnished, Failure> {
     done.add(Step::Mounts);
     let doors = open_doors(plan).map_err(failure(Step::Doors, "listen inside"))?;
     done.add(Step::Doors);
-    let at = |what| failure(Step::MakeUserNamespace, what);
-    let namespaces = open_namespaces(plan).map_err(at("/proc/self/ns"))?;
-    let user_namespace = user_namespace(IdMap::of_program(plan.ids)).map_err(at("id maps"))?;
-    done.add(Step::MakeUserNamespace);
+    let namespaces = open_namespaces(plan).map_err(failure(Step::JoinNamespaces, "/proc/self/ns"))?;
+    // The last maps are written. From now on a program can be about.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|error| failure(Step::MakeUserNamespace, "dumpable")(error.into()))?;
     Ok(Furnished { namespaces, user_namespace, workspace, doors, unmapped, done })
 }
 
@@ -163,7 +174,10 @@ fn settle(plan: &BoxPlan) -> io::Result<()> {
 fn mount_proc() -> io::Result<()> {
     let proc = template::make(c"proc", &[])?;
     sys::set_mount(proc.as_fd(), false, PLAIN | libc::MOUNT_ATTR_NOEXEC, None)?;
-    template::attach(&proc, &CWD, c"/proc")?;
+    template::attach(&proc, &CWD, c"/proc")
+}
+
+fn mask_proc() -> io::Result<()> {
     for (paths, cover) in [(&MASKED_FILES[..], c"/dev/null"), (&MASKED_DIRECTORIES[..], EMPTY)] {
         for path in paths.iter().filter(|path| exists(path)) {
             let tree = template::open_tree(&CWD, cover)?;
@@ -223,7 +237,7 @@ fn open_checked(path: &HostPath) -> io::Result<OwnedFd> {
 
 /// What belongs to the owner on disk becomes the program's own. Not every file system can.
 fn idmap(tree: &OwnedFd, owner: Owner, ids: Ids) -> io::Result<()> {
-    let namespace = user_namespace(IdMap::of_owner(owner, ids))?;
+    let namespace = user_namespace(IdMap::of_owner(owner, ids), &[])?;
     sys::set_mount(tree.as_fd(), false, 0, Some(namespace.as_fd()))
 }
 
@@ -348,17 +362,16 @@ impl IdMap {
     }
 }
 
-/// A user namespace with these maps. A helper is born in it and ends once we hold the handle.
-fn user_namespace(map: IdMap) -> io::Result<OwnedFd> {
-    let (pid, pidfd) = match sys::fork_into(libc::CLONE_NEWUSER, None)? {
-        Forked::Child => loop {
-            // Only its existence is needed; it ends by our signal or with us.
-            if set_parent_process_death_signal(Some(Signal::KILL)).is_err() {
-                sys::exit(1);
-            }
-            sys::await_child();
-        },
-        Forked::Parent { pid, pidfd } => (pid, pidfd),
+/// A user namespace with these maps and quotas. A helper is born in it, sets the quotas once we hold the handle,
+/// and ends.
+fn user_namespace(map: IdMap, quotas: &[(&str, u32)]) -> io::Result<OwnedFd> {
+    let (wait, go) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let pid = match sys::fork_into(libc::CLONE_NEWUSER, None)? {
+        Forked::Child => {
+            drop(go);
+            sys::exit(i32::from(be_helper(&wait, quotas).is_err()))
+        }
+        Forked::Parent { pid, .. } => pid,
     };
     let made = || {
         std::fs::write(format!("/proc/{pid}/uid_map"), format!("{} {} 1\n", map.uid.0, map.uid.1))?;
@@ -366,14 +379,27 @@ fn user_namespace(map: IdMap) -> io::Result<OwnedFd> {
         std::fs::File::open(format!("/proc/{pid}/ns/user")).map(OwnedFd::from)
     };
     let namespace = made();
-    rustix::process::pidfd_send_signal(&pidfd, Signal::KILL)?;
-    sys::reap(pid, true)?;
-    namespace
+    drop(go);
+    match sys::reap(pid, true)? {
+        Some((_, helper)) if helper.status == 0 => namespace,
+        _ => namespace.and(Err(io::Error::other("the quotas could not be set"))),
+    }
+}
+
+/// Only its existence is needed until the other end of the pipe is closed, by our parent or by its end.
+fn be_helper(wait: &OwnedFd, quotas: &[(&str, u32)]) -> io::Result<()> {
+    while rustix::io::retry_on_intr(|| rustix::io::read(wait, &mut [0; 1]))? > 0 {}
+    quotas.iter().try_for_each(|(name, most)| {
+        match std::fs::write(format!("/proc/sys/user/{name}"), most.to_string()) {
+            // What the kernel does not have needs no quota.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        }
+    })
 }
 
 fn give_up_power(held: &[BorrowedFd<'_>]) -> io::Result<()> {
     keep_only(held)?;
-    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
     Ok(rustix::thread::set_capabilities(None, sets)?)

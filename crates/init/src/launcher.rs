@@ -54,6 +54,8 @@ fn take_control() -> io::Result<OwnedFd> {
     for place in 0..3 {
         sys::put_stream(program::raw(null.as_fd()), place)?;
     }
+    // Whoever started the engine may have left files open in it; they are not ours to keep open.
+    keeper::keep_only(&[control.as_fd(), null.as_fd()])?;
     Ok(control)
 }
 
@@ -492,8 +494,9 @@ fn birth(
     }
     let cgroup: Option<BorrowedFd<'_>> = held.cgroup.as_ref().map(AsFd::as_fd);
     let born = sys::vfork_onto(stack, cgroup, program::child, launch);
-    if pids.is_some() {
-        enter(spaces.home_pids.as_fd())?;
+    if pids.is_some() && enter(spaces.home_pids.as_fd()).is_err() {
+        // The next box would be born in this one.
+        sys::exit(1);
     }
     born
 }

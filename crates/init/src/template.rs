@@ -46,15 +46,16 @@ pub(crate) fn build(plan: &TemplatePlan) -> Result<Steps, Failure> {
 /// Puts every place into a new root, attached at `/tmp` of the old one.
 fn lay_out(plan: &TemplatePlan) -> Result<OwnedFd, Failure> {
     let sources = open_sources(plan)?;
+    let image = plan.image.as_deref().map(open_image).transpose()?;
     let tmpfs =
         make(c"tmpfs", &[(c"mode", c"755"), (c"size", c"16m")]).map_err(failure(Step::Template, "tmpfs"))?;
     attach(&tmpfs, &CWD, c"/tmp").map_err(failure(Step::Template, "attach at /tmp"))?;
     for (place, source) in plan.places.iter().zip(&sources) {
         make_place(&tmpfs, place, source.as_ref()).map_err(failure(Step::Template, &shown(place)))?;
     }
-    let root = match &plan.image {
+    let root = match &image {
         None => tmpfs,
-        Some(image) => overlay(&tmpfs, image).map_err(failure(Step::Template, &image.to_string_lossy()))?,
+        Some(image) => overlay(&tmpfs, image).map_err(failure(Step::Template, "the image as overlay"))?,
     };
     sys::set_mount(root.as_fd(), false, PLAIN, None)
         .map_err(failure(Step::Template, "attributes of the root"))?;
@@ -119,10 +120,15 @@ fn make_place(root: &OwnedFd, place: &Place, source: Option<&OwnedFd>) -> io::Re
     }
 }
 
-/// The image under our own places: what an image has in their stead, a symbolic link say, is shadowed.
-fn overlay(ours: &OwnedFd, image: &CStr) -> io::Result<OwnedFd> {
+/// Taken before anything covers it: it may lie in `/tmp`.
+fn open_image(image: &CStr) -> Result<OwnedFd, Failure> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let image = rustix::fs::openat(CWD, image, flags, Mode::empty())?;
+    rustix::fs::openat(CWD, image, flags, Mode::empty())
+        .map_err(|error| failure(Step::Template, &image.to_string_lossy())(error.into()))
+}
+
+/// The image under our own places: what an image has in their stead, a symbolic link say, is shadowed.
+fn overlay(ours: &OwnedFd, image: &OwnedFd) -> io::Result<OwnedFd> {
     // By descriptor: a path could hold the characters that separate layers.
     let layers = format!("/proc/self/fd/{}:/proc/self/fd/{}", ours.as_raw_fd(), image.as_raw_fd());
     let root = make(c"overlay", &[(c"lowerdir", &CString::new(layers)?)])?;

@@ -7,7 +7,10 @@ use init::{
     step::Steps,
     wire::Wire,
 };
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::{
+    fs::{MemfdFlags, SealFlags},
+    io::Errno,
+};
 use std::{
     fs::File,
     io::{self, Write},
@@ -16,7 +19,7 @@ use std::{
         unix::process::CommandExt,
     },
     process::{Command, Stdio},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
 };
 use tokio::{io::Interest, net::UnixDatagram};
 
@@ -52,6 +55,8 @@ pub(super) struct Launcher {
     control: Channel,
     /// What it has done for all its boxes.
     pub(super) steps: Steps,
+    /// Whose lane it is: the launcher's end would be the end of its lanes.
+    _parent: Option<Arc<Launcher>>,
 }
 
 fn failed(what: &'static str) -> impl FnOnce(io::Error) -> SandboxError {
@@ -73,18 +78,18 @@ impl Launcher {
     }
 
     /// A copy that sits in version 1 cgroups.
-    pub(super) async fn lane(&self, groups: &[OwnedFd]) -> Result<Launcher, SandboxError> {
+    pub(super) async fn lane(self: &Arc<Self>, groups: &[OwnedFd]) -> Result<Launcher, SandboxError> {
         let (ours, theirs) = protocol::pair().map_err(failed("connect to"))?;
         let handles: Vec<_> = [theirs.as_fd()].into_iter().chain(groups.iter().map(AsFd::as_fd)).collect();
         self.control.send(&Request::Lane, &handles).map_err(failed("divide"))?;
         drop(theirs);
         let lane = Launcher::greeted(Channel::new(ours).map_err(failed("connect to"))?).await?;
-        Ok(Launcher { steps: self.steps, ..lane })
+        Ok(Launcher { steps: self.steps, _parent: Some(self.clone()), ..lane })
     }
 
     async fn greeted(control: Channel) -> Result<Launcher, SandboxError> {
         match control.report().await.map_err(failed("hear from"))? {
-            Some((Report::Hello(steps), _)) => Ok(Launcher { control, steps }),
+            Some((Report::Hello(steps), _)) => Ok(Launcher { control, steps, _parent: None }),
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
         }
@@ -124,7 +129,7 @@ fn sealed_launcher() -> io::Result<&'static OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = match rustix::fs::memfd_create(c"airlock-init", flags | MemfdFlags::EXEC) {
         // Linux before 6.3 does not know the flag and needs none.
-        Err(rustix::io::Errno::INVAL) => rustix::fs::memfd_create(c"airlock-init", flags)?,
+        Err(Errno::INVAL) => rustix::fs::memfd_create(c"airlock-init", flags)?,
         other => other?,
     };
     let mut file = File::from(file);

@@ -258,6 +258,7 @@ impl Native {
     ) -> Result<NativeBox, SandboxError> {
         let binds = held.protection.as_ref().map_or(&[][..], Protection::binds);
         let plan = plan::of_box(spec, self.steps, self.starter, ids, binds)?;
+        check_same(spec, &plan, held)?;
         let file =
             protocol::plan_file(&plan).map_err(|source| SandboxError::Launcher { what: "brief", source })?;
         let place = held.group.as_ref().map(Group::place).transpose();
@@ -351,6 +352,20 @@ fn mapping_notes(plan: &BoxPlan, unmapped: &[u32], spec: &SandboxSpec) -> (Vec<S
     (notes, None)
 }
 
+/// The workspace was looked up twice, for its protection and for its mount: it must be the same folder.
+fn check_same(spec: &SandboxSpec, plan: &BoxPlan, held: &Held) -> Result<(), SandboxError> {
+    let (Some(path), Some(mounted), Some(protection)) = (&spec.workspace, &plan.workspace, &held.protection)
+    else {
+        return Ok(());
+    };
+    let look = |source: rustix::io::Errno| SandboxError::Look { path: path.clone(), source: source.into() };
+    let found = rustix::fs::fstat(protection.hold()).map_err(look)?;
+    match (found.st_dev, found.st_ino) == (mounted.device, mounted.inode) {
+        true => Ok(()),
+        false => Err(look(rustix::io::Errno::STALE)),
+    }
+}
+
 fn owner_of(path: &Path) -> Result<Owner, SandboxError> {
     let found =
         std::fs::metadata(path).map_err(|source| SandboxError::Look { path: path.to_owned(), source })?;
@@ -376,7 +391,9 @@ impl NativeBox {
         match (self.starter, &self.spec.workspace) {
             (Starter::Root, None) => Some((self.ids.outer_uid, self.ids.outer_gid)),
             // Whoever writes into a user's folder as root leaves it to that user.
-            (Starter::Root, Some(path)) => owner_of(path).ok().map(|owner| (owner.uid, owner.gid)),
+            (Starter::Root, Some(_)) => {
+                rustix::fs::fstat(self.workspace()).ok().map(|found| (found.st_uid, found.st_gid))
+            }
             (Starter::User, _) => None,
         }
     }

@@ -172,7 +172,8 @@ const OPEN_FILES: u32 = 7;
 fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec<ResourceLimit> {
     let exact = |resource, value| ResourceLimit { resource, soft: value, hard: value };
     let mut all = vec![
-        exact(CORE, 0),
+        // Not 0: a core dump that is piped to a program of the host's is kept back only by exactly 1.
+        exact(CORE, 1),
         exact(FILE_SIZE, limits.file_size.0),
         exact(OPEN_FILES, limits.open_files.into()),
         exact(PROCESSES, processes(limits, enforcers)),

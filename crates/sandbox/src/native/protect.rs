@@ -26,7 +26,7 @@ mod record;
 
 pub use names::{PROTECTED, Protected};
 
-use names::{GIT, HOME, Stub};
+use names::{GIT, HEAD, HOME, Stub};
 use record::{Record, Records};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use spec::WorkspacePath;
@@ -69,6 +69,8 @@ pub struct Protection {
     hold: OwnedFd,
     binds: Vec<Bind>,
     before: Vec<(PathBuf, Option<Version>)>,
+    /// Whether the workspace could be taken for a repository before the run.
+    had_head: bool,
 }
 
 /// What taking down found.
@@ -92,6 +94,9 @@ pub enum ProtectError {
         /// Which name.
         name: String,
     },
+    /// Git obeys what lies beside it, which is all the program's to write.
+    #[error("the workspace is itself a git repository: it has a `{HEAD}`")]
+    Bare,
     /// The home's place is taken.
     #[error("`{HOME}` in the workspace is not a folder, and the program's home goes there")]
     Home,
@@ -144,6 +149,7 @@ impl ProtectError {
             ProtectError::StandIn { name, .. } => {
                 format!("make the folder writable for you, or `--allow-protected {name}`")
             }
+            ProtectError::Bare => format!("mount a checkout of it, or `--allow-protected {HEAD}`"),
             ProtectError::Home => format!("move `{HOME}` away"),
             ProtectError::Hold { .. } => "`lslocks` shows who locks the folder".to_owned(),
             ProtectError::State { .. } => "the state folder must be yours to write".to_owned(),
@@ -174,7 +180,8 @@ impl Protection {
         match put_up {
             Ok(binds) => {
                 let before = versions(hold.as_fd(), &binds);
-                Ok(Protection { state: state.to_owned(), hold, binds, before })
+                let had_head = has_head(hold.as_fd());
+                Ok(Protection { state: state.to_owned(), hold, binds, before, had_head })
             }
             Err(error) => {
                 if record::is_last(&hold).unwrap_or(false) {
@@ -201,7 +208,13 @@ impl Protection {
         let now = versions(self.hold.as_fd(), &self.binds);
         let changed = self.before.iter().zip(now).filter(|(before, now)| *before != now);
         let changed = changed.map(|(before, _)| before.0.clone()).collect();
-        TakenDown { changed, problems: self.clean().unwrap_or_else(|source| vec![source.to_string()]) }
+        let mut problems = self.clean().unwrap_or_else(|source| vec![source.to_string()]);
+        if !self.had_head && has_head(self.hold.as_fd()) {
+            problems.push(format!(
+                "`{HEAD}` appeared in the workspace: if `{GIT}` is broken, git obeys the `config` beside it; look before you use git there"
+            ));
+        }
+        TakenDown { changed, problems }
     }
 
     fn clean(&self) -> io::Result<Vec<String>> {
@@ -273,7 +286,8 @@ impl<'a> PuttingUp<'a> {
 
     fn all(mut self) -> Result<Vec<Bind>, ProtectError> {
         self.git()?;
-        for protected in PROTECTED.iter().filter(|protected| names::within_git(protected.name).is_none()) {
+        let elsewhere = |name| names::within_git(name).is_none() && name != HEAD;
+        for protected in PROTECTED.iter().filter(|protected| elsewhere(protected.name)) {
             self.read_only(self.workspace, protected.name)?;
         }
         self.home()?;
@@ -281,21 +295,30 @@ impl<'a> PuttingUp<'a> {
     }
 
     fn git(&mut self) -> Result<(), ProtectError> {
-        let is_folder = self.look(self.workspace, GIT)?.is_some_and(|found| is(&found, FileType::Directory));
+        let found = self.look(self.workspace, GIT)?;
+        let is_folder = found.is_some_and(|found| is(&found, FileType::Directory));
         if self.is_allowed(GIT) || !is_folder {
-            return self.read_only(self.workspace, GIT);
+            return if found.is_none() { self.no_repository() } else { self.read_only(self.workspace, GIT) };
         }
         let folder = beneath::open(self.workspace, GIT, OFlags::RDONLY | OFlags::DIRECTORY);
         let folder = folder.map_err(|source| looking(GIT, source))?;
         // An empty one is no repository: most likely the stand-in of another run.
         if beneath::is_empty(&folder).map_err(|source| looking(GIT, source))? {
-            return self.read_only(self.workspace, GIT);
+            return self.no_repository();
         }
         self.bind(GIT, BindKind::Guard);
         PROTECTED
             .iter()
             .filter(|protected| names::within_git(protected.name).is_some())
             .try_for_each(|protected| self.read_only(folder.as_fd(), protected.name))
+    }
+
+    fn no_repository(&mut self) -> Result<(), ProtectError> {
+        if self.is_allowed(GIT) {
+            return Ok(());
+        }
+        self.read_only(self.workspace, GIT)?;
+        self.read_only(self.workspace, HEAD)
     }
 
     fn home(&mut self) -> Result<(), ProtectError> {
@@ -315,6 +338,9 @@ impl<'a> PuttingUp<'a> {
         let found = self.look_or_stand_in(folder, name)?;
         if is(&found, FileType::Symlink) {
             return Err(ProtectError::Link { name: name.to_owned() });
+        }
+        if name == HEAD && is(&found, FileType::RegularFile) {
+            return Err(ProtectError::Bare);
         }
         self.bind(name, BindKind::ReadOnly);
         Ok(())
@@ -380,6 +406,12 @@ impl<'a> PuttingUp<'a> {
         File::from(file).write_all(content)?;
         Ok(inode)
     }
+}
+
+/// Whether the top of the workspace has what makes a folder a repository.
+fn has_head(workspace: BorrowedFd<'_>) -> bool {
+    let found = beneath::look(workspace, HEAD).ok().flatten();
+    found.is_some_and(|found| !is(&found, FileType::Directory))
 }
 
 fn is(found: &Stat, kind: FileType) -> bool {

@@ -90,6 +90,9 @@ fn limits_read_back_with_room_for_our_own_processes() {
         _ => (65 << 20, 6),
     };
     assert_eq!((memory, pids), (Some(expected.0.to_string()), Some(expected.1.to_string())));
+    if let Some(buffers) = read("memory.kmem.tcp.limit_in_bytes") {
+        assert_eq!(buffers, expected.0.to_string());
+    }
     match group.enforcers()["cpu"] {
         Enforcer::CgroupV1 => assert_eq!(read("cpu.cfs_quota_us").as_deref(), Some("50000")),
         _ => assert_eq!(read("cpu.max").as_deref(), Some("50000 100000")),

@@ -36,10 +36,14 @@ pub(super) fn limit(dir: &Path, tree: &Subtree, limits: &Limits) -> Vec<(Control
 /// Memory first: the sum of memory and swap may never be below it. Equal means no swap.
 fn memory(dir: &Path, bytes: u64) -> io::Result<()> {
     dir::set_bytes(dir, "memory.limit_in_bytes", bytes)?;
-    match dir.join("memory.memsw.limit_in_bytes").exists() {
-        true => dir::set_bytes(dir, "memory.memsw.limit_in_bytes", bytes),
-        false => Ok(()), // swap is not accounted on this host
+    // Buffers of TCP are counted apart, and not at all without a limit: even loopback could hold gigabytes.
+    for file in ["memory.kmem.tcp.limit_in_bytes", "memory.memsw.limit_in_bytes"] {
+        // Absent: not accounted on this host.
+        if dir.join(file).exists() {
+            dir::set_bytes(dir, file, bytes)?;
+        }
     }
+    Ok(())
 }
 
 fn share(dir: &Path, thousandths: u32) -> io::Result<()> {

@@ -29,6 +29,8 @@ pub struct Protected {
 pub(super) const HOME: &str = ".home";
 /// The repository of the workspace; itself writable, but not to be moved away.
 pub(super) const GIT: &str = ".git";
+/// Without it no folder is a repository.
+pub(super) const HEAD: &str = "HEAD";
 
 const fn folder(name: &'static str, reason: &'static str) -> Protected {
     Protected { name, reason, stub: Stub::Folder }
@@ -38,7 +40,8 @@ const fn file(name: &'static str, reason: &'static str, content: &'static [u8]) 
     Protected { name, reason, stub: Stub::File(content) }
 }
 
-/// Every protected name; those in `.git` apply where `.git` is a folder with something in it.
+/// Every protected name; those in `.git` apply where `.git` is a folder with something in it, `HEAD` where there
+/// is no `.git` (beside one, `git diff HEAD` would ask which of them is meant).
 pub const PROTECTED: &[Protected] = &[
     folder(".git/hooks", "git runs what lies there"),
     file(".git/config", "names programs that git runs: fsmonitor, pager, editor, filters", b""),
@@ -47,6 +50,7 @@ pub const PROTECTED: &[Protected] = &[
     file(".git/commondir", "names another folder whose config and hooks git takes", b".\n"),
     folder(".git/modules", "configs and hooks of submodules"),
     folder(".git/worktrees", "`commondir` and configs of linked worktrees"),
+    folder(HEAD, "makes a repository of a workspace that has none, and git obeys the `config` beside it"),
     folder(".envrc", "direnv runs it on entering the folder"),
     folder(".vscode", "tasks that run on opening, paths of tools"),
     folder(".idea", "run configurations and startup tasks"),

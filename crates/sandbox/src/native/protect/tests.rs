@@ -91,7 +91,7 @@ fn binds(protection: &Protection) -> Vec<(&str, BindKind)> {
 }
 
 fn read_only_at_the_top() -> impl Iterator<Item = (&'static str, BindKind)> {
-    let top = PROTECTED.iter().filter(|protected| !protected.name.contains('/'));
+    let top = PROTECTED.iter().filter(|protected| !protected.name.contains('/') && protected.name != HEAD);
     top.map(|protected| (protected.name, BindKind::ReadOnly))
 }
 
@@ -99,7 +99,7 @@ fn read_only_at_the_top() -> impl Iterator<Item = (&'static str, BindKind)> {
 fn absent_names_get_stand_ins_that_are_gone_afterwards() {
     let place = Place::new();
     let protection = place.put_up(&[]).unwrap();
-    let mut wanted = vec![(".git", BindKind::ReadOnly)];
+    let mut wanted = vec![(".git", BindKind::ReadOnly), (HEAD, BindKind::ReadOnly)];
     wanted.extend(read_only_at_the_top());
     wanted.push((".home", BindKind::Home));
     assert_eq!(binds(&protection), wanted);
@@ -175,6 +175,18 @@ fn a_symbolic_link_at_a_protected_name_refuses_the_run_and_leaves_nothing() {
         assert_eq!(place.put_up(&[name]).unwrap().take_down(), all_is_well(), "{name}");
         assert_eq!(place.tree(), before);
     }
+}
+
+#[test]
+fn a_workspace_that_is_itself_a_repository_is_refused_and_one_that_becomes_it_is_told() {
+    let place = Place::new();
+    fs::write(place.at(HEAD), "ref: refs/heads/main\n").unwrap();
+    assert!(matches!(place.put_up(&[]), Err(ProtectError::Bare)));
+    assert_eq!(place.put_up(&[HEAD]).unwrap().take_down(), all_is_well());
+    let place = Place::with_repository();
+    let protection = place.put_up(&[]).unwrap();
+    fs::write(place.at(HEAD), "ref: refs/heads/main\n").unwrap();
+    assert_eq!(protection.take_down().problems.len(), 1);
 }
 
 #[test]

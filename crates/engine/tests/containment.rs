@@ -1,0 +1,67 @@
+//! What a program cannot do to the host through what it was given, each with what it can.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
+
+use engine::{Engine, Settings};
+use spec::{Policy, RunRequest, RunResult};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+/// A folder for one test: its state, and a workspace.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Place {
+        let place = std::env::temp_dir().join(format!("airlock-{name}-{}", std::process::id()));
+        fs::create_dir_all(place.join("workspace")).unwrap();
+        Place(place)
+    }
+
+    fn workspace(&self) -> PathBuf {
+        self.0.join("workspace")
+    }
+
+    async fn run(&self, script: &str) -> RunResult {
+        let engine = Engine::open(Settings { state: self.0.join("state") }).unwrap();
+        let command = ["sh", "-c", script].map(Into::into).into();
+        let workspace = Some(self.workspace());
+        let request = RunRequest { command, workspace, ..RunRequest::default() };
+        engine.run(Policy::default().admit(request).unwrap()).await
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[tokio::test]
+async fn a_program_cannot_lend_out_the_rights_of_the_owner_of_its_workspace() {
+    let place = Place::new("set-id");
+    let result = place.run("touch a b; chmod 700 a; chmod 4755 b || chmod g+s b").await;
+    assert_eq!((result.exit_code, mode(&place.workspace().join("a"))), (Some(1), 0o700));
+    assert_eq!(mode(&place.workspace().join("b")) & 0o6000, 0);
+}
+
+#[tokio::test]
+async fn a_program_has_a_quota_of_what_is_charged_to_whoever_started_it() {
+    let place = Place::new("quotas");
+    let result = place.run("cd /proc/sys/user && cat max_user_namespaces max_inotify_instances").await;
+    assert_eq!(result.stdout, b"0\n32\n");
+}
+
+#[tokio::test]
+async fn a_program_cannot_make_a_repository_of_its_workspace() {
+    let place = Place::new("bare");
+    let result = place.run("mkdir objects refs && echo ref: refs/heads/main > HEAD").await;
+    assert_ne!(result.exit_code, Some(0));
+    assert!(place.workspace().join("refs").exists() && !place.workspace().join("HEAD").exists());
+}
