@@ -72,7 +72,7 @@ const OF_NAMESPACES: [Barrier; 7] = [
 
 fn namespaces(engine: &Engine, trial: &RunResult) -> Check {
     let who = match engine.inner.native.starter() {
-        Starter::Root => "as root; programs are uid 200000 outside",
+        Starter::Root => "as root; programs are ids from 200000 on outside, nobody's",
         Starter::User => "as an ordinary user; programs are this user outside",
     };
     let works = OF_NAMESPACES.iter().all(|barrier| trial.barriers.contains(barrier));

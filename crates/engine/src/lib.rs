@@ -166,7 +166,7 @@ impl Engine {
     pub fn explain(&self, spec: &RunSpec) -> Result<Vec<PlanLine>, ErrorInfo> {
         let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
         let program = Program { argv: spec.command.clone(), env: driver::environment(&id, spec) };
-        let lines = self.inner.native.explain(&spec.sandbox, &program).map_err(|error| error.info())?;
+        let lines = self.inner.native.explain(&id, &spec.sandbox, &program).map_err(|error| error.info())?;
         Ok(lines
             .into_iter()
             .map(|line| PlanLine { step: line.step.to_owned(), detail: line.detail })

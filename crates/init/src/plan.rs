@@ -25,7 +25,7 @@ pub struct Place {
     pub path: CString,
     /// What.
     pub kind: PlaceKind,
-    /// Host path of a bind, a device or what is masked; target of a link; contents of a file.
+    /// Host path of a bind, a device or what is shown; target of a link; contents of a file.
     pub content: CString,
 }
 
@@ -42,8 +42,11 @@ pub enum PlaceKind {
     Bind,
     /// A host device node.
     Device,
-    /// Something empty over what must not be seen.
-    Mask,
+    /// A host directory, read-only, through our own at that place: what we have there wins, and its sockets
+    /// answer nobody.
+    Shown,
+    /// Hides what a shown directory has there, also when it comes later.
+    Hidden,
 }
 
 /// One box.
@@ -175,7 +178,7 @@ impl Wire for Steps {
 
 wire_struct!(TemplatePlan { steps, image, places });
 wire_struct!(Place { path, kind, content });
-wire_enum!(PlaceKind { Directory = 0, File = 1, Link = 2, Bind = 3, Device = 4, Mask = 5 });
+wire_enum!(PlaceKind { Directory = 0, File = 1, Link = 2, Bind = 3, Device = 4, Shown = 5, Hidden = 6 });
 wire_struct!(BoxPlan {
     steps,
     ids,
@@ -228,7 +231,7 @@ mod tests {
 
     fn place() -> impl Strategy<Value = Place> {
         use PlaceKind::*;
-        let kind = proptest::sample::select(vec![Directory, File, Link, Bind, Device, Mask]);
+        let kind = proptest::sample::select(vec![Directory, File, Link, Bind, Device, Shown, Hidden]);
         (text(), kind, text()).prop_map(|(path, kind, content)| Place { path, kind, content })
     }
 

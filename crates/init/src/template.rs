@@ -19,6 +19,7 @@ use std::{
 };
 
 pub(crate) const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 pub(crate) const PLAIN: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
 /// A failure with what was tried.
@@ -55,13 +56,13 @@ fn lay_out(plan: &TemplatePlan) -> Result<OwnedFd, Failure> {
     }
     let root = match &image {
         None => tmpfs,
-        Some(image) => overlay(&tmpfs, image).map_err(failure(Step::Template, "the image as overlay"))?,
+        Some(image) => over_image(&tmpfs, image).map_err(failure(Step::Template, "the image as overlay"))?,
     };
     sys::set_mount(root.as_fd(), false, PLAIN, None)
         .map_err(failure(Step::Template, "attributes of the root"))?;
     for (place, source) in plan.places.iter().zip(&sources) {
         if let Some(source) = source {
-            attach(source, &root, &place.path).map_err(failure(Step::Template, &shown(place)))?;
+            put_source(&root, place, source).map_err(failure(Step::Template, &shown(place)))?;
         }
     }
     Ok(root)
@@ -71,31 +72,32 @@ fn shown(place: &Place) -> String {
     format!("/{}", place.path.to_string_lossy())
 }
 
-/// Detached copies of what is bound, taken before anything covers it.
+fn put_source(root: &OwnedFd, place: &Place, source: &OwnedFd) -> io::Result<()> {
+    if place.kind != PlaceKind::Shown {
+        return attach(source, root, &place.path);
+    }
+    let ours = rustix::fs::openat(root, &place.path, DIRECTORY, Mode::empty())?;
+    attach(&merge(&ours, source)?, root, &place.path)
+}
+
+/// Handles on what is bound or shown, taken before anything covers it.
 fn open_sources(plan: &TemplatePlan) -> Result<Vec<Option<OwnedFd>>, Failure> {
     let open = |place: &Place| -> io::Result<Option<OwnedFd>> {
         let (path, attributes) = match place.kind {
-            PlaceKind::Directory | PlaceKind::File | PlaceKind::Link => return Ok(None),
+            PlaceKind::Directory | PlaceKind::File | PlaceKind::Link | PlaceKind::Hidden => return Ok(None),
+            PlaceKind::Shown => {
+                return Ok(Some(rustix::fs::openat(CWD, &place.content, DIRECTORY, Mode::empty())?));
+            }
             PlaceKind::Bind => (place.content.as_c_str(), PLAIN),
             PlaceKind::Device => {
                 (place.content.as_c_str(), libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC)
             }
-            PlaceKind::Mask => return mask(&place.content).map(Some),
         };
         let tree = open_tree(&CWD, path)?;
         sys::set_mount(tree.as_fd(), true, attributes, None)?;
         Ok(Some(tree))
     };
     plan.places.iter().map(|place| open(place).map_err(failure(Step::Template, &shown(place)))).collect()
-}
-
-/// Something empty of the kind that stands at a host path.
-fn mask(path: &CStr) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    match is_directory(&rustix::fs::openat(CWD, path, flags, Mode::empty())?)? {
-        true => make(c"tmpfs", &[(c"mode", c"755"), (c"size", c"4k")]),
-        false => open_tree(&CWD, c"/dev/null"),
-    }
 }
 
 /// The thing itself, or something of the same kind to mount it on.
@@ -107,11 +109,14 @@ fn make_place(root: &OwnedFd, place: &Place, source: Option<&OwnedFd>) -> io::Re
         io::Write::write_all(&mut std::fs::File::from(file), content)
     };
     match (place.kind, source) {
-        (PlaceKind::Directory, _) => directory(),
+        (PlaceKind::Directory | PlaceKind::Shown, _) => directory(),
         (PlaceKind::File, _) => file(place.content.as_bytes()),
         (PlaceKind::Link, _) => Ok(rustix::fs::symlinkat(&place.content, root, &place.path)?),
-        // Covers something that is there, below another bind.
-        (PlaceKind::Mask, _) => Ok(()),
+        // The sign of an overlay that a lower name does not exist.
+        (PlaceKind::Hidden, _) => {
+            let mode = Mode::from_raw_mode(0o000);
+            Ok(rustix::fs::mknodat(root, &place.path, FileType::CharacterDevice, mode, 0)?)
+        }
         (PlaceKind::Bind | PlaceKind::Device, Some(tree)) => match is_directory(tree)? {
             true => directory(),
             false => file(b""),
@@ -122,18 +127,21 @@ fn make_place(root: &OwnedFd, place: &Place, source: Option<&OwnedFd>) -> io::Re
 
 /// Taken before anything covers it: it may lie in `/tmp`.
 fn open_image(image: &CStr) -> Result<OwnedFd, Failure> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat(CWD, image, flags, Mode::empty())
+    rustix::fs::openat(CWD, image, DIRECTORY, Mode::empty())
         .map_err(|error| failure(Step::Template, &image.to_string_lossy())(error.into()))
 }
 
-/// The image under our own places: what an image has in their stead, a symbolic link say, is shadowed.
-fn overlay(ours: &OwnedFd, image: &OwnedFd) -> io::Result<OwnedFd> {
-    // By descriptor: a path could hold the characters that separate layers.
-    let layers = format!("/proc/self/fd/{}:/proc/self/fd/{}", ours.as_raw_fd(), image.as_raw_fd());
-    let root = make(c"overlay", &[(c"lowerdir", &CString::new(layers)?)])?;
+fn over_image(ours: &OwnedFd, image: &OwnedFd) -> io::Result<OwnedFd> {
+    let root = merge(ours, image)?;
     attach(&root, &CWD, c"/tmp")?;
     Ok(root)
+}
+
+/// A folder under one of our own: what it has in the place of ours, a symbolic link say, is shadowed.
+fn merge(ours: &OwnedFd, folder: &OwnedFd) -> io::Result<OwnedFd> {
+    // By descriptor: a path could hold the characters that separate layers.
+    let layers = format!("/proc/self/fd/{}:/proc/self/fd/{}", ours.as_raw_fd(), folder.as_raw_fd());
+    make(c"overlay", &[(c"lowerdir", &CString::new(layers)?)])
 }
 
 fn mount_proc(root: &OwnedFd) -> io::Result<()> {

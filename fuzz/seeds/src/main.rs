@@ -71,7 +71,8 @@ fn template() -> TemplatePlan {
             place(c"etc", PlaceKind::Directory, c""),
             place(c"etc/passwd", PlaceKind::File, c"user:x:1000:1000::/workspace/.home:/bin/sh\n"),
             place(c"dev/null", PlaceKind::Device, c"/dev/null"),
-            place(c"etc/shadow", PlaceKind::Mask, c"/etc/shadow"),
+            place(c"etc", PlaceKind::Shown, c"/etc"),
+            place(c"etc/shadow", PlaceKind::Hidden, c""),
         ],
     }
 }

@@ -67,6 +67,12 @@ pub enum SandboxError {
         /// The workspace.
         path: PathBuf,
     },
+    /// A writable mount of what is protected in the workspace.
+    #[error("the writable mount of `{}` leads around the protected names of the workspace", path.display())]
+    AroundProtection {
+        /// What is mounted.
+        path: PathBuf,
+    },
     /// Protected names of the workspace.
     #[error(transparent)]
     Protect(#[from] ProtectError),
@@ -138,6 +144,7 @@ impl SandboxError {
             | SandboxError::Nul
             | SandboxError::FileInWorkspace { .. }
             | SandboxError::Protect(_)
+            | SandboxError::AroundProtection { .. }
             | SandboxError::RootsWorkspace { .. } => ErrorCode::InvalidSpec,
             SandboxError::Image { code, .. } => *code,
             SandboxError::Step(failure) if failure.step == Step::LauncherNamespaces => {
@@ -165,6 +172,9 @@ impl SandboxError {
             SandboxError::Image { hint, .. } => hint,
             SandboxError::RootsWorkspace { .. } => {
                 "give the folder to an ordinary user (chown), or use a file system that can be idmapped, such as ext4"
+            }
+            SandboxError::AroundProtection { .. } => {
+                "mount it read-only, or lift the protection with --allow-protected NAME"
             }
             SandboxError::Protect(error) => return error.hint(),
             SandboxError::Cgroup(_) => "`airlock sweep` removes what an earlier run left behind",

@@ -5,7 +5,7 @@ use init::{
     plan::{HostPath, PlaceKind, ProgramPlan, TemplatePlan},
     step::Step,
 };
-use spec::{Enforcer, SandboxSpec};
+use spec::{Enforcer, Id, SandboxSpec};
 use std::fmt::Write;
 
 /// One line: a step and what it will do.
@@ -23,13 +23,18 @@ fn line(step: Step, detail: impl Into<String>) -> Line {
 
 impl Native {
     /// What a run would do, step by step, without doing it.
-    pub fn explain(&self, spec: &SandboxSpec, program: &Program) -> Result<Vec<Line>, SandboxError> {
+    pub fn explain(
+        &self,
+        name: &Id,
+        spec: &SandboxSpec,
+        program: &Program,
+    ) -> Result<Vec<Line>, SandboxError> {
         let template = root::plan(spec, self.steps, &self.state)?;
-        let ids = plan::ids(spec, self.starter, None);
-        let in_box = plan::of_box(spec, self.steps, self.starter, ids, &[])?;
+        let who = plan::Who::new(spec, self.starter, name, None);
+        let in_box = plan::of_box(spec, self.steps, who, &[])?;
         let findings = self.cgroups.findings();
         let enforcers = findings.iter().map(|finding| (finding.limit, finding.enforcer)).collect();
-        let last = plan::of_program(program, spec, self.steps, ids, &enforcers)?;
+        let last = plan::of_program(program, spec, self.steps, who.ids, &enforcers)?;
         let mut lines: Vec<_> = findings
             .iter()
             .map(|finding| Line {
@@ -66,7 +71,9 @@ impl Native {
 
 fn of_template(template: &TemplatePlan) -> Vec<Line> {
     let mut bound = String::new();
-    for place in template.places.iter().filter(|place| place.kind == PlaceKind::Bind) {
+    for place in
+        template.places.iter().filter(|place| matches!(place.kind, PlaceKind::Bind | PlaceKind::Shown))
+    {
         // Writing to a String cannot fail.
         _ = write!(bound, " /{}", place.path.to_string_lossy());
     }

@@ -26,6 +26,7 @@ use init::{
     step::{Step, Steps},
 };
 use launcher::{Channel, Launcher};
+use plan::Who;
 use protect::Protection;
 use spec::{Barrier, Enforcer, Id, SandboxSpec};
 use std::{
@@ -172,10 +173,10 @@ impl Native {
         if self.limits_in_cgroups {
             held.group = Some(self.own_cgroups()?.make(name, &spec.limits)?);
         }
-        match self.ask_willing(spec, &template, held).await {
+        match self.ask_willing(name, spec, &template, held).await {
             Err(SandboxError::Launcher { .. } | SandboxError::Died) => {
                 // It may have died in its sleep, with nothing of this box made yet. A fresh one has no such excuse.
-                self.ask_willing(spec, &template, held).await
+                self.ask_willing(name, spec, &template, held).await
             }
             other => other,
         }
@@ -184,12 +185,13 @@ impl Native {
     /// Asks the launcher for this root. One that does not answer is not asked again.
     async fn ask_willing(
         &self,
+        name: &Id,
         spec: &SandboxSpec,
         template: &TemplatePlan,
         held: &Held,
     ) -> Result<NativeBox, SandboxError> {
         let launcher = self.launcher_for(template).await?;
-        let made = self.ask_as(spec, &launcher, held).await;
+        let made = self.ask_as(name, spec, &launcher, held).await;
         if let Err(SandboxError::Launcher { .. } | SandboxError::Died) = made {
             self.forget(&launcher);
         }
@@ -199,20 +201,21 @@ impl Native {
     /// Asks for a box whose program is the best user there can be.
     async fn ask_as(
         &self,
+        name: &Id,
         spec: &SandboxSpec,
         launcher: &Arc<Launcher>,
         held: &Held,
     ) -> Result<NativeBox, SandboxError> {
-        let ids = plan::ids(spec, self.starter, None);
-        match self.ask(spec, ids, launcher, held).await {
+        let who = Who::new(spec, self.starter, name, None);
+        match self.ask(spec, who, launcher, held).await {
             Err(SandboxError::RootsWorkspace { path }) => {
                 // The next honest way: be the owner, if that is not the host's root.
                 let owner = owner_of(&path)?;
                 if owner.uid == 0 {
                     return Err(SandboxError::RootsWorkspace { path });
                 }
-                let ids = plan::ids(spec, self.starter, Some(owner));
-                let mut made = self.ask(spec, ids, launcher, held).await?;
+                let who = Who::new(spec, self.starter, name, Some(owner));
+                let mut made = self.ask(spec, who, launcher, held).await?;
                 let (uid, shown) = (owner.uid, path.display());
                 made.notes.push(format!(
                     "`{shown}` cannot be idmapped: the program is its owner, uid {uid}, outside"
@@ -252,12 +255,12 @@ impl Native {
     async fn ask(
         &self,
         spec: &SandboxSpec,
-        ids: Ids,
+        who: Who,
         launcher: &Arc<Launcher>,
         held: &Held,
     ) -> Result<NativeBox, SandboxError> {
         let binds = held.protection.as_ref().map_or(&[][..], Protection::binds);
-        let plan = plan::of_box(spec, self.steps, self.starter, ids, binds)?;
+        let plan = plan::of_box(spec, self.steps, who, binds)?;
         check_same(spec, &plan, held)?;
         let file =
             protocol::plan_file(&plan).map_err(|source| SandboxError::Launcher { what: "brief", source })?;
@@ -276,7 +279,7 @@ impl Native {
         match report.map_err(|source| SandboxError::Launcher { what: "hear from", source })? {
             Some((Report::Ready { steps, unmapped }, handles)) => {
                 let made = Made { channel, launcher, plan, steps, unmapped, handles };
-                self.made(spec, ids, made, held)
+                self.made(spec, who.ids, made, held)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
@@ -318,8 +321,7 @@ impl Native {
 /// Looks at what a spec names on this host, before anything is made: the image, the workspace, the mounts.
 pub fn look(spec: &SandboxSpec, state: &Path) -> Result<(), SandboxError> {
     root::plan(spec, Steps::ALL, state)?;
-    plan::of_box(spec, Steps::ALL, Starter::User, plan::ids(spec, Starter::User, None), &[])?;
-    Ok(())
+    plan::host_paths(spec, false).map(drop)
 }
 
 /// What came back for a box.

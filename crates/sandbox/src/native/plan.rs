@@ -5,7 +5,7 @@ use init::{
     plan::{BoxPlan, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit},
     step::Steps,
 };
-use spec::{Access, Enforcer, Limits, Network, SandboxSpec};
+use spec::{Access, Enforcer, Id, Limits, Mount, Network, SandboxSpec};
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{CString, OsStr, OsString},
@@ -14,8 +14,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The id of programs that root starts: nobody's, above what distributions hand out to users.
-pub(super) const NOBODYS_ID: u32 = 200_000;
+/// The first id of programs that root starts: nobody's, above what distributions hand out to users.
+const FIRST_ID: u32 = 200_000;
+/// How many there are. Boxes of one id would share what the kernel counts for a user.
+const IDS: u64 = 65_536;
 /// Average size of a file in scratch space below which the number of files, not the size, is the limit.
 const BYTES_PER_FILE: u64 = 4096;
 
@@ -37,49 +39,91 @@ pub struct Program {
     pub env: BTreeMap<OsString, OsString>,
 }
 
-/// Whom the program is mapped to outside.
-pub(super) fn ids(spec: &SandboxSpec, starter: Starter, mapped_to: Option<Owner>) -> Ids {
-    let (outer_uid, outer_gid) = match (starter, mapped_to) {
-        (Starter::User, _) => (0, 0), // the launcher's own namespace, in which the caller is 0
-        (Starter::Root, Some(owner)) => (owner.uid, owner.gid),
-        (Starter::Root, None) => (NOBODYS_ID, NOBODYS_ID),
-    };
-    let drop_groups = starter == Starter::Root;
-    Ids { uid: spec.user.uid, gid: spec.user.gid, outer_uid, outer_gid, drop_groups }
+/// Who a program is, and how it comes to own what it writes on the host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Who {
+    pub(super) ids: Ids,
+    /// Writable host paths are to be idmapped to it.
+    pub(super) idmaps: bool,
+}
+
+impl Who {
+    /// Outside it is an id by the name of the run, or the owner of its workspace.
+    pub(super) fn new(spec: &SandboxSpec, starter: Starter, name: &Id, mapped_to: Option<Owner>) -> Who {
+        let (outer_uid, outer_gid) = match (starter, mapped_to) {
+            (Starter::User, _) => (0, 0), // the launcher's own namespace, in which the caller is 0
+            (Starter::Root, Some(owner)) => (owner.uid, owner.gid),
+            (Starter::Root, None) => (id_of(name), id_of(name)),
+        };
+        let drop_groups = starter == Starter::Root;
+        let ids = Ids { uid: spec.user.uid, gid: spec.user.gid, outer_uid, outer_gid, drop_groups };
+        Who { ids, idmaps: starter == Starter::Root && mapped_to.is_none() }
+    }
+}
+
+/// Spread by the FNV-1a hash of the name; two runs of one id are possible, and harmless.
+fn id_of(name: &Id) -> u32 {
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = name.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, mix);
+    FIRST_ID + (hash % IDS) as u32
 }
 
 /// The plan of a box. `protection` are the protected names of a mounted workspace.
 pub(super) fn of_box(
     spec: &SandboxSpec,
     steps: Steps,
-    starter: Starter,
-    ids: Ids,
+    who: Who,
     protection: &[protect::Bind],
 ) -> Result<BoxPlan, SandboxError> {
-    let mapping = starter == Starter::Root && ids.outer_uid == NOBODYS_ID;
-    let workspace = spec.workspace.as_deref();
-    let workspace =
-        workspace.map(|path| host_path(path, Path::new(spec::WORKSPACE), Access::ReadWrite, mapping));
-    let mut mounts: Vec<_> = spec
-        .mounts
-        .iter()
-        .map(|mount| host_path(&mount.host, mount.inside.as_path(), mount.access, mapping))
-        .collect::<Result<_, _>>()?;
-    mounts.sort_by(|a, b| a.inside.cmp(&b.inside));
+    let (workspace, mounts) = host_paths(spec, who.idmaps)?;
     let fresh = workspace.is_none();
     Ok(BoxPlan {
         steps,
-        ids,
+        ids: who.ids,
         hostname: c_string("airlock")?,
         own_network: spec.network != Network::Host,
         doors: spec.doors.clone(),
         scratch_bytes: spec.limits.disk.0,
         scratch_files: (spec.limits.disk.0 / BYTES_PER_FILE).max(1024),
-        workspace: workspace.transpose()?,
+        workspace,
         protected: protection.iter().map(protected).collect::<Result<_, _>>()?,
         workspace_directories: if fresh { workspace_directories(spec)? } else { Vec::new() },
         mounts,
     })
+}
+
+/// The workspace, if it is the host's, and the mounts, as they are on this host now; parents first.
+pub(super) fn host_paths(
+    spec: &SandboxSpec,
+    idmaps: bool,
+) -> Result<(Option<HostPath>, Vec<HostPath>), SandboxError> {
+    let place = Path::new(spec::WORKSPACE);
+    let workspace = spec.workspace.as_deref().map(|path| host_path(path, place, Access::ReadWrite, idmaps));
+    let workspace = workspace.transpose()?;
+    let mount = |mount: &Mount| host_path(&mount.host, mount.inside.as_path(), mount.access, idmaps);
+    let mut mounts: Vec<_> = spec.mounts.iter().map(mount).collect::<Result<_, _>>()?;
+    mounts.sort_by(|a, b| a.inside.cmp(&b.inside));
+    if let Some(workspace) = &workspace {
+        let around = |mount: &&HostPath| mount.writable && reaches_protected(mount, workspace, spec);
+        if let Some(mount) = mounts.iter().find(around) {
+            return Err(SandboxError::AroundProtection { path: path_of(mount) });
+        }
+    }
+    Ok((workspace, mounts))
+}
+
+fn path_of(path: &HostPath) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(path.host.as_bytes()))
+}
+
+/// Whether a writable mount shows a protected name of the workspace a second time, unprotected.
+fn reaches_protected(mount: &HostPath, workspace: &HostPath, spec: &SandboxSpec) -> bool {
+    let (mount, workspace) = (path_of(mount), path_of(workspace));
+    let lifted = |name: &Path| spec.allow_protected.iter().any(|allowed| name.starts_with(allowed.as_path()));
+    let guarded =
+        protect::PROTECTED.iter().map(|protected| Path::new(protected.name)).filter(|name| !lifted(name));
+    let mut guarded = guarded.map(|name| workspace.join(name));
+    guarded.any(|name| name.starts_with(&mount) || mount.starts_with(&name))
 }
 
 fn protected(bind: &protect::Bind) -> Result<Protected, SandboxError> {

@@ -1,7 +1,7 @@
 //! What stands in the root of a box: the host's `/usr` and the little it needs, or an image with our own
 //! places laid over it.
 
-use super::{Missing, SandboxError, c_string};
+use super::{SandboxError, c_string};
 use init::{
     plan::{Place, PlaceKind, TemplatePlan},
     step::Steps,
@@ -11,7 +11,6 @@ use std::{
     collections::BTreeSet,
     ffi::OsStr,
     fs,
-    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
 };
 
@@ -40,8 +39,6 @@ const OF_ETC: [&str; 17] = [
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// What nobody inside has business with, even where all of `/etc` is shown.
 const SECRETS_OF_ETC: [&str; 6] = ["shadow", "shadow-", "gshadow", "gshadow-", "sudoers", "ssl/private"];
-/// How much of a tree is searched for sockets before the profile is refused.
-const MOST_SEARCHED: usize = 200_000;
 
 /// The places of one root, in the order in which they are made; each path at most once.
 #[derive(Default)]
@@ -64,7 +61,7 @@ impl Places {
     }
 
     fn put(&mut self, path: &Path, kind: PlaceKind, content: &OsStr) -> Result<(), SandboxError> {
-        let below_bound = kind != PlaceKind::Mask && self.bound.iter().any(|bound| path.starts_with(bound));
+        let below_bound = self.bound.iter().any(|bound| path.starts_with(bound));
         if below_bound || !self.seen.insert(path.to_owned()) {
             return Ok(());
         }
@@ -137,47 +134,18 @@ fn bind_or_link(places: &mut Places, path: &str) -> Result<(), SandboxError> {
 /// All of `/etc` and `/var`, without secrets, sockets and our own state.
 fn whole_system(places: &mut Places, state: &Path) -> Result<(), SandboxError> {
     for folder in ["etc", "var"] {
-        places.add(folder, PlaceKind::Bind, Path::new("/").join(folder))?;
+        places.add(folder, PlaceKind::Shown, Path::new("/").join(folder))?;
     }
-    let mut hidden: Vec<PathBuf> = SECRETS_OF_ETC.iter().map(|name| Path::new("/etc").join(name)).collect();
-    hidden.push(state.to_owned());
-    hidden.push(PathBuf::from("/var/lib/airlock"));
-    hidden.extend(sockets(&["/etc", "/var"])?);
-    for path in hidden.iter().filter(|path| path.starts_with("/etc") || path.starts_with("/var")) {
-        let masked = places.bound.iter().any(|bound| *bound == path.strip_prefix("/").unwrap_or(path));
-        if !masked && fs::symlink_metadata(path).is_ok_and(|found| !found.is_symlink()) {
-            let inside = path.strip_prefix("/").unwrap_or(path).to_string_lossy().into_owned();
-            places.put(Path::new(&inside), PlaceKind::Mask, path.as_os_str())?;
-        }
+    let state = fs::canonicalize(state).unwrap_or_else(|_| state.to_owned());
+    let secrets = SECRETS_OF_ETC.iter().map(|name| Path::new("/etc").join(name));
+    let hidden = secrets.chain([state, PathBuf::from("/var/lib/airlock")]);
+    for path in hidden.filter(|path| path.starts_with("/etc") || path.starts_with("/var")) {
+        let Some(inside) = path.strip_prefix("/").ok().and_then(Path::to_str) else {
+            return Err(SandboxError::Name { path });
+        };
+        places.add(inside, PlaceKind::Hidden, "")?;
     }
     Ok(())
-}
-
-/// A read-only mount does not keep anybody from connecting to a socket in it.
-fn sockets(roots: &[&str]) -> Result<Vec<PathBuf>, SandboxError> {
-    let (mut found, mut left): (Vec<PathBuf>, Vec<PathBuf>) =
-        (Vec::new(), roots.iter().map(PathBuf::from).collect());
-    let mut searched = 0;
-    while let Some(folder) = left.pop() {
-        // What we cannot read, the program cannot either: it has no more rights than we have.
-        let Ok(entries) = fs::read_dir(&folder) else { continue };
-        for entry in entries.flatten() {
-            searched += 1;
-            if searched > MOST_SEARCHED {
-                return Err(Missing::new(
-                    "read_only_root",
-                    "/etc and /var are too large to be searched for sockets",
-                )
-                .into());
-            }
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() => left.push(entry.path()),
-                Ok(kind) if kind.is_socket() => found.push(entry.path()),
-                _ => {}
-            }
-        }
-    }
-    Ok(found)
 }
 
 fn users(places: &mut Places, user: User) -> Result<(), SandboxError> {

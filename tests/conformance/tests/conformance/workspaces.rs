@@ -21,6 +21,7 @@ pub(crate) fn proofs() -> Vec<Proof> {
         a_protected_name_can_be_released,
         a_link_in_place_of_a_protected_name_refuses_the_run,
         links_planted_in_a_workspace_lead_nowhere,
+        no_writable_mount_leads_around_protected_names,
     ]
 }
 
@@ -207,4 +208,26 @@ fn links_planted_in_a_workspace_lead_nowhere(world: &World) {
     let result = world.run(RunRequest { workspace: Some(workspace), artifacts, ..command });
     let kept: Vec<_> = result.artifacts.iter().map(|kept| kept.name.as_str()).collect();
     assert_eq!(kept, ["plain"], "{:?}", result.notes);
+}
+
+fn no_writable_mount_leads_around_protected_names(world: &World) {
+    let workspace = world.fresh_workspace();
+    fs::create_dir_all(workspace.join(".git/hooks")).expect("a folder");
+    fs::create_dir(workspace.join("sources")).expect("a folder");
+    world.give(&workspace);
+    let answer = |host: &Path, access: &str, lifted: &[&str]| {
+        let mut request = in_workspace(world, &workspace, &["ids"]);
+        request.mounts.push(format!("{}:/again:{access}", host.display()).into());
+        request.allow_protected = lifted.iter().map(PathBuf::from).collect();
+        let result = world.run(request);
+        (result.status, result.error.map(|error| error.code))
+    };
+    let (refused, ran) = ((Status::NotStarted, Some(ErrorCode::InvalidSpec)), (Status::Succeeded, None));
+    let above = workspace.parent().expect("a folder above");
+    for host in [above, &workspace, &workspace.join(".git"), &workspace.join(".git/hooks")] {
+        assert_eq!(answer(host, "rw", &[]), refused, "{}", host.display());
+    }
+    assert_eq!(answer(&workspace, "ro", &[]), ran);
+    assert_eq!(answer(&workspace.join("sources"), "rw", &[]), ran);
+    assert_eq!(answer(&workspace.join(".git/hooks"), "rw", &[".git"]), ran);
 }

@@ -51,6 +51,8 @@ pub const PROTECTED: &[Protected] = &[
     folder(".git/modules", "configs and hooks of submodules"),
     folder(".git/worktrees", "`commondir` and configs of linked worktrees"),
     folder(HEAD, "makes a repository of a workspace that has none, and git obeys the `config` beside it"),
+    folder(".husky", "hooks that `core.hooksPath` often names"),
+    folder(".githooks", "hooks that `core.hooksPath` often names"),
     folder(".envrc", "direnv runs it on entering the folder"),
     folder(".vscode", "tasks that run on opening, paths of tools"),
     folder(".idea", "run configurations and startup tasks"),

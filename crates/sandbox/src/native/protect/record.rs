@@ -116,7 +116,7 @@ impl Record<'_> {
     /// Writes down that `name` is about to be made.
     pub(super) fn intend(&self, workspace: BorrowedFd<'_>, name: &str) -> io::Result<()> {
         let mut text = String::new();
-        if beneath::look(&self.records.0, &self.name)?.is_none() {
+        if self.read()?.is_none() {
             let path = fs::read_link(format!("/proc/self/fd/{}", workspace.as_raw_fd()))?;
             let hex: String = path.as_os_str().as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
             text = format!("workspace {hex}\n");
@@ -183,6 +183,11 @@ impl Record<'_> {
         };
         let mut text = String::new();
         file.take(LONGEST_RECORD).read_to_string(&mut text)?;
+        if !text.contains('\n') {
+            // A crash came between making the record and writing its first line: nothing else was done.
+            self.forget()?;
+            return Ok(None);
+        }
         parse(&text).map(Some).ok_or_else(|| io::Error::other("it is damaged"))
     }
 }

@@ -368,6 +368,20 @@ fn a_crash_between_intent_and_deed_leaves_nothing_and_takes_nothing() {
 }
 
 #[test]
+fn a_crash_before_the_first_line_of_a_record_is_no_damage() {
+    let place = Place::new();
+    let found = rustix::fs::fstat(&place.workspace).unwrap();
+    fs::create_dir_all(place.state().join("stubs")).unwrap();
+    let record = place.state().join("stubs").join(format!("{}-{}", found.st_dev, found.st_ino));
+    fs::write(&record, "").unwrap();
+    assert_eq!(sweep(&place.state()), nothing());
+    assert_eq!(place.records(), 0);
+    fs::write(&record, "workspace 2f").unwrap();
+    assert_eq!(place.put_up(&[]).unwrap().take_down(), all_is_well());
+    assert_eq!((place.tree(), place.records()), (BTreeSet::new(), 0));
+}
+
+#[test]
 fn a_record_can_name_nothing_but_stand_ins() {
     let place = Place::new();
     fs::create_dir(place.at("innocent")).unwrap();
