@@ -188,7 +188,8 @@ def write_system(out, busybox, modules, python):
         archive.link(name, f"usr/{name}")
     archive.folder("root", 0o700)
     archive.folder("tmp", 0o1777)
-    for name in ["home/tester", "run", "mnt", "opt", "srv", "test", "usr/local/bin", "var/tmp"]:
+    archive.folder("var/tmp", 0o1777)
+    for name in ["home/tester", "run", "mnt", "opt", "srv", "test", "usr/local/bin"]:
         archive.folder(name)
     archive.link("var/run", "/run")
     for name, content in ETC.items():
