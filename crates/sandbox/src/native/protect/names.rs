@@ -51,8 +51,6 @@ pub const PROTECTED: &[Protected] = &[
     folder(".git/modules", "configs and hooks of submodules"),
     folder(".git/worktrees", "`commondir` and configs of linked worktrees"),
     folder(HEAD, "makes a repository of a workspace that has none, and git obeys the `config` beside it"),
-    folder(".husky", "hooks that `core.hooksPath` often names"),
-    folder(".githooks", "hooks that `core.hooksPath` often names"),
     folder(".envrc", "direnv runs it on entering the folder"),
     folder(".vscode", "tasks that run on opening, paths of tools"),
     folder(".idea", "run configurations and startup tasks"),
@@ -62,6 +60,8 @@ pub const PROTECTED: &[Protected] = &[
     folder(".codex", "settings of an agent, tool servers that it starts"),
     folder(".gemini", "settings of an agent, tool servers that it starts"),
     folder(".mcp.json", "tool servers that agents start"),
+    folder(".husky", "hooks that `core.hooksPath` often names"),
+    folder(".githooks", "hooks that `core.hooksPath` often names"),
     // These matter where the workspace is a home.
     folder(".bashrc", "run by every bash"),
     folder(".bash_profile", "run by a login bash"),
