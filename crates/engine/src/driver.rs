@@ -148,8 +148,7 @@ impl Driver {
         }
         result.enforced_by = sandbox.enforcers();
         result.notes.extend(sandbox.notes());
-        let placed = self.put_inputs(sandbox);
-        let outputs = match placed {
+        let outputs = match self.put_inputs(sandbox).await {
             Ok(()) => self.exec_in_time(sandbox, input, result).await,
             Err(error) => Err(error),
         };
@@ -162,44 +161,29 @@ impl Driver {
         };
         result.barriers = sandbox.barriers();
         result.started_at = record::now();
-        // A caller who takes no events has dropped his end.
-        _ = self.events.send(Event::Started { barriers: result.barriers.clone() }).await;
         let ending = self.watch(sandbox).await;
         self.conclude(sandbox, ending, outputs, result).await;
         Ok(())
     }
 
-    fn put_inputs(&self, sandbox: &NativeBox) -> Result<(), ErrorInfo> {
-        let limit = self.spec.sandbox.limits.disk.0;
-        for (name, source) in &self.spec.inputs {
-            let mut file = self.open_input(source)?;
-            let put = files::put_input(sandbox.workspace(), name, &mut file, sandbox.owner_inside(), limit);
-            put.map_err(|error| {
-                let cause =
-                    std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-                let hint = "check the file, its name inside, and --disk";
-                ErrorInfo {
-                    code: ErrorCode::InvalidSpec,
-                    message: format!("{error}{cause}"),
-                    hint: Some(hint.into()),
-                }
-            })?;
+    /// Off the event loop, like the artifacts.
+    async fn put_inputs(&self, sandbox: &NativeBox) -> Result<(), ErrorInfo> {
+        if self.spec.inputs.is_empty() {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    fn open_input(&self, source: &InputSource) -> Result<File, ErrorInfo> {
-        match source {
-            InputSource::File(path) => open_file(path),
-            InputSource::Artifact { name, version } => {
-                let opened = self.engine.artifacts.open_version(name, *version);
-                opened.map(|(file, _)| file).map_err(|error| ErrorInfo {
-                    code: ErrorCode::InvalidSpec,
-                    message: error.to_string(),
-                    hint: Some("`airlock artifact list` shows what is kept".to_owned()),
-                })
-            }
-        }
+        let broken =
+            |error: io::Error| internal(format!("cannot put the inputs into the workspace: {error}"));
+        let workspace = sandbox.workspace().try_clone_to_owned().map_err(broken)?;
+        let (engine, inputs) = (self.engine.clone(), self.spec.inputs.clone());
+        let (owner, limit) = (sandbox.owner_inside(), self.spec.sandbox.limits.disk.0);
+        let put = move || {
+            inputs.iter().try_for_each(|(name, source)| {
+                let mut file = open_input(&engine, source)?;
+                files::put_input(workspace.as_fd(), name, &mut file, owner, limit)
+                    .map_err(|error| of_input(&error))
+            })
+        };
+        tokio::task::spawn_blocking(put).await.map_err(|error| broken(error.into()))?
     }
 
     /// Opening a program can take as long as its file system likes, and the clock does not tick yet.
@@ -229,6 +213,8 @@ impl Driver {
         let (err_read, err_write) = output_pipe().map_err(failed)?;
         let program = Program { argv: self.spec.command.clone(), env: environment(&self.id, &self.spec) };
         sandbox.exec(&program, [input, out_write, err_write]).await?;
+        // Nothing has been sent yet, so there is room, and a reader who does not read cannot hold the clock up.
+        _ = self.events.try_send(Event::Started { barriers: sandbox.barriers() });
         let cap = self.spec.sandbox.limits.output.0;
         let (ended, has_ended) = watch::channel(false);
         let read = |stream, pipe| {
@@ -531,6 +517,26 @@ fn output_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
 fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {
     rustix::io::ioctl_fionbio(end.as_fd(), true)?;
     Ok(end)
+}
+
+fn open_input(engine: &Inner, source: &InputSource) -> Result<File, ErrorInfo> {
+    match source {
+        InputSource::File(path) => open_file(path),
+        InputSource::Artifact { name, version } => {
+            let opened = engine.artifacts.open_version(name, *version);
+            opened.map(|(file, _)| file).map_err(|error| ErrorInfo {
+                code: ErrorCode::InvalidSpec,
+                message: error.to_string(),
+                hint: Some("`airlock artifact list` shows what is kept".to_owned()),
+            })
+        }
+    }
+}
+
+fn of_input(error: &files::InputError) -> ErrorInfo {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    let hint = "check the file, its name inside, and --disk".to_owned();
+    ErrorInfo { code: ErrorCode::InvalidSpec, message: format!("{error}{cause}"), hint: Some(hint) }
 }
 
 fn open_file(path: &Path) -> Result<File, ErrorInfo> {
