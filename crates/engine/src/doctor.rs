@@ -128,7 +128,10 @@ fn limit(finding: sandbox::native::cgroup::Finding) -> Check {
         Enforcer::Rlimit => "for each process by resource limits",
         Enforcer::Nothing => "by nothing",
     };
-    let good = matches!(finding.enforcer, Enforcer::CgroupV2 | Enforcer::CgroupV1);
+    // Counted per user namespace, of which every box has its own: a limit on the box like a cgroup's.
+    let by_namespace = barrier == Barrier::PidsLimit && finding.enforcer == Enforcer::Rlimit;
+    let by = if by_namespace { "by a resource limit that counts the whole box" } else { by };
+    let good = by_namespace || matches!(finding.enforcer, Enforcer::CgroupV2 | Enforcer::CgroupV1);
     let state = if good { CheckState::Good } else { CheckState::Weaker };
     let (detail, remedy) = match &finding.obstacle {
         Some((why, remedy)) if !good => (format!("{by}: {why}"), Some((*remedy).to_owned())),

@@ -412,8 +412,9 @@ impl NativeBox {
 
     /// What a reader of the result should know.
     pub fn notes(&self) -> Vec<String> {
-        let weaker: Vec<_> =
-            self.held.group.iter().flat_map(Group::shortfalls).map(|(limit, _)| limit).collect();
+        let shortfalls = self.held.group.iter().flat_map(Group::shortfalls).map(|(limit, _)| limit);
+        // The resource limit of processes counts the whole box: no weaker than a cgroup's.
+        let weaker: Vec<_> = shortfalls.filter(|limit| *limit != "pids").collect();
         let told = format!(
             "no cgroup for {}: held for each process only; `airlock doctor` says why and how to mend it",
             weaker.join(", ")

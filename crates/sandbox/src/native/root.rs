@@ -17,7 +17,7 @@ use std::{
 /// Top-level names that lead into `/usr` on a merged system and are folders of their own elsewhere.
 const BESIDE_USR: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 /// What programs need of `/etc`: how to load libraries, look names up, check certificates, tell the time.
-const OF_ETC: [&str; 17] = [
+const OF_ETC: [&str; 16] = [
     "alternatives",
     "ca-certificates",
     "fonts",
@@ -30,12 +30,13 @@ const OF_ETC: [&str; 17] = [
     "nsswitch.conf",
     "os-release",
     "protocols",
-    "python3.11",
     "services",
     "ssl/certs",
     "ssl/openssl.cnf",
     "timezone",
 ];
+/// Settings of language runtimes, whose folders carry their version.
+const OF_ETC_BEGINNING_WITH: [&str; 2] = ["java-", "python3"];
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// What nobody inside has business with, even where all of `/etc` is shown.
 const SECRETS_OF_ETC: [&str; 6] = ["shadow", "shadow-", "gshadow", "gshadow-", "sudoers", "ssl/private"];
@@ -108,13 +109,21 @@ fn host_places(places: &mut Places, spec: &SandboxSpec, state: &Path) -> Result<
     }
     match spec.extra_mounts {
         ExtraMounts::None => {
-            for name in OF_ETC {
+            let exact = OF_ETC.into_iter().map(str::to_owned);
+            for name in exact.chain(runtimes_of_etc()) {
                 bind_or_link(places, &format!("etc/{name}"))?;
             }
             users(places, spec.user)
         }
         ExtraMounts::SystemReadOnly => whole_system(places, state),
     }
+}
+
+/// In a fixed order, so that equal roots have equal plans.
+fn runtimes_of_etc() -> BTreeSet<String> {
+    let entries = fs::read_dir("/etc").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| OF_ETC_BEGINNING_WITH.iter().any(|start| name.starts_with(start))).collect()
 }
 
 /// A link stays a link: it leads into the root of the box, not the host's.
