@@ -97,8 +97,14 @@ impl World {
 
     /// `airlock` with these arguments, not started yet, in this world and nothing of the caller's.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(airlock());
-        command.args(arguments).current_dir(self.here("")).stdin(Stdio::null());
+        self.command_with_signals("--default-signal", arguments)
+    }
+
+    /// The same, with what `env` does to signals first: a test may itself run where some are ignored.
+    pub fn command_with_signals(&self, signals: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("/usr/bin/env");
+        command.arg(signals).arg(airlock()).args(arguments);
+        command.current_dir(self.here("")).stdin(Stdio::null());
         command.env_clear().envs(self.variables());
         command
     }

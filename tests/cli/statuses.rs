@@ -99,6 +99,19 @@ fn killed_by_a_signal_is_128_and_its_number() {
     }
 }
 
+/// As under `nohup`, or in the background of a script: those are the caller's, not the program's.
+#[test]
+fn signals_that_the_caller_ignores_are_not_ignored_inside() {
+    let world = World::new();
+    for (name, number) in [("HUP", 1), ("INT", 2), ("PIPE", 13)] {
+        let script = format!("kill -{name} $$");
+        let mut command = world
+            .command_with_signals(&format!("--ignore-signal={name}"), &["run", "--", "sh", "-c", &script]);
+        let answer = world.answer(&command.output().expect("it starts"));
+        assert_eq!(answer.status, Some(128 + number), "{name}: {}", answer.stderr);
+    }
+}
+
 /// Bounded by itself, too: where no limit held it would take this much and end.
 const GREEDY: &str = "bytearray(256 << 20)";
 

@@ -29,6 +29,7 @@ use std::{
 pub fn main() -> ! {
     // Started by the number of a descriptor, which would be its name in the process table otherwise.
     _ = rustix::thread::set_name(c"airlock-init");
+    sys::default_signals();
     let Ok(control) = take_control() else { sys::exit(2) };
     let plan = match protocol::receive::<Request>(&control) {
         Ok(Some((Request::Box { .. }, mut files))) if files.len() == 1 => {

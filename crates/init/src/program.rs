@@ -142,7 +142,6 @@ fn arrange_descriptors(streams: [RawFd; 3]) -> io::Result<()> {
     for (place, stream) in (0..).zip(streams) {
         sys::put_stream(stream, place)?;
     }
-    sys::default_broken_pipe();
     sys::close_on_exec_from(3)
 }
 

@@ -182,10 +182,20 @@ pub(crate) fn await_child() {
     }
 }
 
-/// The Rust runtime ignores SIGPIPE, and ignored signals stay ignored over exec.
-pub(crate) fn default_broken_pipe() {
-    // SAFETY: sets a disposition, touches no memory of ours.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+/// Blocked and ignored signals are inherited, over exec too: what our starter chose, or the Rust runtime (which
+/// ignores SIGPIPE), must not reach a program.
+pub(crate) fn default_signals() {
+    const LAST: c_int = 64;
+    for number in 1..=LAST {
+        // SAFETY: sets a disposition, touches no memory of ours. For those that cannot be set it fails, as it should.
+        unsafe { libc::signal(number, libc::SIG_DFL) };
+    }
+    // SAFETY: the set is a local; these calls only fill it and change our own mask.
+    unsafe {
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+    }
 }
 
 /// Leaves namespaces of our parent for new ones.

@@ -69,6 +69,8 @@ impl Storm {
         let bench = Bench::new(name);
         let input = bench.folder.join("input");
         fs::write(&input, vec![b'x'; INPUT_BYTES]).expect("the input");
+        // Where an ordinary user can reach it, wherever the sources lie.
+        fs::copy(abuse::binary(), bench.folder.join("airlock")).expect("a copy of the binary");
         give(&bench.folder, user);
         Storm { bench, user, input, chance: Chance::seeded(), phases: BTreeMap::new() }
     }
@@ -77,7 +79,8 @@ impl Storm {
         let mut command = self.bench.airlock(subcommand);
         if let Some(user) = self.user {
             let plain = std::mem::replace(&mut command, Command::new("runuser"));
-            command.args(["-u", user, "--"]).arg(plain.get_program()).args(plain.get_args());
+            let binary = self.bench.folder.join("airlock");
+            command.args(["-u", user, "--"]).arg(binary).args(plain.get_args());
             command.env("HOME", &self.bench.folder).current_dir(&self.bench.folder).stdin(Stdio::null());
         }
         command
@@ -258,7 +261,7 @@ impl Target {
 }
 
 fn is_airlock(pid: i32) -> bool {
-    Path::new(&host::name(pid)) == abuse::binary()
+    Path::new(&host::name(pid)).file_name().is_some_and(|name| name == "airlock")
 }
 
 fn is_init(pid: i32) -> bool {
