@@ -72,8 +72,8 @@ const OF_NAMESPACES: [Barrier; 7] = [
 
 fn namespaces(engine: &Engine, trial: &RunResult) -> Check {
     let who = match engine.inner.native.starter() {
-        Starter::Root => "as root; programs are ids from 200000 on outside, nobody's",
-        Starter::User => "as an ordinary user; programs are this user outside",
+        Starter::Root(ids) => format!("as root; programs are nobody outside (ids from {} on)", ids.first),
+        Starter::User => "as an ordinary user; programs are this user outside".to_owned(),
     };
     let works = OF_NAMESPACES.iter().all(|barrier| trial.barriers.contains(barrier));
     match works {

@@ -122,7 +122,10 @@ impl Driver {
         let mut sandbox = match tokio::time::timeout(LONGEST_START, create).await {
             Ok(Ok(sandbox)) => sandbox,
             Ok(Err(error)) => {
-                close(record, &mut result.notes);
+                // Otherwise the record stays, for the sweep.
+                if self.engine.native.remove_leftovers(&self.id).is_ok() {
+                    close(record, &mut result.notes);
+                }
                 return Err(refused(&error, result));
             }
             Err(_) => return Err(internal("the sandbox was not made in time".to_owned())),
@@ -176,14 +179,18 @@ impl Driver {
         let workspace = sandbox.workspace().try_clone_to_owned().map_err(broken)?;
         let (engine, inputs) = (self.engine.clone(), self.spec.inputs.clone());
         let (owner, limit) = (sandbox.owner_inside(), self.spec.sandbox.limits.disk.0);
+        let (mut cancelled, seen) = (self.cancelled.clone(), self.cancelled.clone());
         let put = move || {
             inputs.iter().try_for_each(|(name, source)| {
-                let mut file = open_input(&engine, source)?;
+                let mut file = UntilCancelled { file: open_input(&engine, source)?, cancelled: &seen };
                 files::put_input(workspace.as_fd(), name, &mut file, owner, limit)
                     .map_err(|error| of_input(&error))
             })
         };
-        tokio::task::spawn_blocking(put).await.map_err(|error| broken(error.into()))?
+        tokio::select! {
+            put = tokio::task::spawn_blocking(put) => put.map_err(|error| broken(error.into()))?,
+            () = until_cancelled(&mut cancelled) => Err(cancellation()),
+        }
     }
 
     /// Opening a program can take as long as its file system likes, and the clock does not tick yet.
@@ -378,6 +385,21 @@ async fn read_output(
         capture.add(&buffer[..count]);
         // Without a reader, the stream is still drained: a full pipe would stop the program.
         _ = events.send(Event::Output { stream, data: buffer[..count].to_vec() }).await;
+    }
+}
+
+/// A file that cannot be read any more once the run is cancelled.
+struct UntilCancelled<'a> {
+    file: File,
+    cancelled: &'a watch::Receiver<bool>,
+}
+
+impl io::Read for UntilCancelled<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match *self.cancelled.borrow() {
+            true => Err(io::Error::other("cancelled")),
+            false => self.file.read(buffer),
+        }
     }
 }
 

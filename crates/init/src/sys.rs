@@ -186,9 +186,14 @@ pub(crate) fn await_child() {
 /// ignores SIGPIPE), must not reach a program.
 pub(crate) fn default_signals() {
     const LAST: c_int = 64;
+    // The kernel's own struct, all zero: default handler, no flags, empty mask. The C library would leave out the
+    // two signals that it keeps for itself, and that it ignores in what it spawns.
+    let default = [0u64; 4];
     for number in 1..=LAST {
-        // SAFETY: sets a disposition, touches no memory of ours. For those that cannot be set it fails, as it should.
-        unsafe { libc::signal(number, libc::SIG_DFL) };
+        // SAFETY: the kernel reads one struct of ours. For those that cannot be set it fails, as it should.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigaction, number, &default, std::ptr::null_mut::<u8>(), 8usize)
+        };
     }
     // SAFETY: the set is a local; these calls only fill it and change our own mask.
     unsafe {

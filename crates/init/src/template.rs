@@ -6,7 +6,8 @@ use crate::{
     sys,
 };
 use rustix::{
-    fs::{AtFlags, CWD, FileType, Mode, OFlags},
+    fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid},
+    io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
         UnmountFlags,
@@ -54,6 +55,7 @@ fn lay_out(plan: &TemplatePlan) -> Result<OwnedFd, Failure> {
     for (place, source) in plan.places.iter().zip(&sources) {
         make_place(&tmpfs, place, source.as_ref()).map_err(failure(Step::Template, &shown(place)))?;
     }
+    keep_rights(&tmpfs, plan, &sources)?;
     let root = match &image {
         None => tmpfs,
         Some(image) => over_image(&tmpfs, image).map_err(failure(Step::Template, "the image as overlay"))?,
@@ -70,6 +72,48 @@ fn lay_out(plan: &TemplatePlan) -> Result<OwnedFd, Failure> {
 
 fn shown(place: &Place) -> String {
     format!("/{}", place.path.to_string_lossy())
+}
+
+/// In an overlay the topmost folder decides who may enter: ours must not open what the host keeps shut.
+fn keep_rights(ours: &OwnedFd, plan: &TemplatePlan, sources: &[Option<OwnedFd>]) -> Result<(), Failure> {
+    let shown_folders = plan.places.iter().zip(sources).filter(|(place, _)| place.kind == PlaceKind::Shown);
+    for (top, host) in shown_folders.filter_map(|(place, source)| Some((place, source.as_ref()?))) {
+        for place in &plan.places {
+            let Some(below) = below(&place.path, &top.path) else { continue };
+            if matches!(place.kind, PlaceKind::Directory | PlaceKind::Shown) {
+                take_rights(ours, place, host, below).map_err(failure(Step::Template, &shown(place)))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What is left of a path below a folder; `.` for the folder itself.
+fn below<'a>(path: &'a CStr, folder: &CStr) -> Option<&'a [u8]> {
+    match path.to_bytes().strip_prefix(folder.to_bytes())? {
+        [] => Some(b"."),
+        [b'/', rest @ ..] => Some(rest),
+        _ => None,
+    }
+}
+
+fn take_rights(ours: &OwnedFd, place: &Place, host: &OwnedFd, below: &[u8]) -> io::Result<()> {
+    let found = match rustix::fs::statat(host, below, AtFlags::SYMLINK_NOFOLLOW) {
+        // The host has no such folder, or shows it to nobody like us: then it is ours alone.
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => return Ok(()),
+        other => other?,
+    };
+    if !FileType::from_raw_mode(found.st_mode).is_dir() {
+        return Ok(());
+    }
+    let (uid, gid) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
+    match rustix::fs::chownat(ours, &place.path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW) {
+        // A user's namespace lacks the id; there the lower folder is checked with the user's own rights.
+        Ok(()) | Err(Errno::INVAL | Errno::PERM) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mode = Mode::from_raw_mode(found.st_mode & 0o777);
+    Ok(rustix::fs::chmodat(ours, &place.path, mode, AtFlags::empty())?)
 }
 
 fn put_source(root: &OwnedFd, place: &Place, source: &OwnedFd) -> io::Result<()> {

@@ -95,9 +95,10 @@ impl Native {
     /// A backend that keeps what a crash must not lose in `state`.
     pub fn new(state: PathBuf) -> Native {
         let root = rustix::process::geteuid().is_root() && probe::may_make_namespaces();
+        let spare = if root { probe::spare_ids() } else { None };
         Native {
             state,
-            starter: if root { Starter::Root } else { Starter::User },
+            starter: spare.map_or(Starter::User, Starter::Root),
             cgroups: cgroup::Host::detect(),
             launchers: Mutex::new(Vec::new()),
             steps: Steps::ALL,
@@ -391,9 +392,9 @@ impl NativeBox {
     /// Who owns what lies in a fresh workspace, as this process sees it; nobody in particular otherwise.
     pub fn owner_inside(&self) -> Option<(u32, u32)> {
         match (self.starter, &self.spec.workspace) {
-            (Starter::Root, None) => Some((self.ids.outer_uid, self.ids.outer_gid)),
+            (Starter::Root(_), None) => Some((self.ids.outer_uid, self.ids.outer_gid)),
             // Whoever writes into a user's folder as root leaves it to that user.
-            (Starter::Root, Some(_)) => {
+            (Starter::Root(_), Some(_)) => {
                 rustix::fs::fstat(self.workspace()).ok().map(|found| (found.st_uid, found.st_gid))
             }
             (Starter::User, _) => None,

@@ -1,6 +1,6 @@
 //! From a checked spec to plans: pure, but for looking at the host paths it names.
 
-use super::{Missing, SandboxError, c_string, protect};
+use super::{Missing, SandboxError, c_string, probe::SpareIds, protect};
 use init::{
     plan::{BoxPlan, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit},
     step::Steps,
@@ -14,18 +14,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The first id of programs that root starts: nobody's, above what distributions hand out to users.
-const FIRST_ID: u32 = 200_000;
-/// How many there are. Boxes of one id would share what the kernel counts for a user.
-const IDS: u64 = 65_536;
 /// Average size of a file in scratch space below which the number of files, not the size, is the limit.
 const BYTES_PER_FILE: u64 = 4096;
 
 /// Who starts boxes here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starter {
-    /// The host's root, with the right to make namespaces.
-    Root,
+    /// The host's root, with the right to make namespaces: programs are one of these ids outside.
+    Root(SpareIds),
     /// Anybody else: programs are this user outside.
     User,
 }
@@ -50,22 +46,24 @@ pub(super) struct Who {
 impl Who {
     /// Outside it is an id by the name of the run, or the owner of its workspace.
     pub(super) fn new(spec: &SandboxSpec, starter: Starter, name: &Id, mapped_to: Option<Owner>) -> Who {
+        let drop_groups = starter != Starter::User;
         let (outer_uid, outer_gid) = match (starter, mapped_to) {
             (Starter::User, _) => (0, 0), // the launcher's own namespace, in which the caller is 0
-            (Starter::Root, Some(owner)) => (owner.uid, owner.gid),
-            (Starter::Root, None) => (id_of(name), id_of(name)),
+            (Starter::Root(_), Some(owner)) => (owner.uid, owner.gid),
+            (Starter::Root(spare), None) => (spare.id_of(name), spare.id_of(name)),
         };
-        let drop_groups = starter == Starter::Root;
         let ids = Ids { uid: spec.user.uid, gid: spec.user.gid, outer_uid, outer_gid, drop_groups };
-        Who { ids, idmaps: starter == Starter::Root && mapped_to.is_none() }
+        Who { ids, idmaps: drop_groups && mapped_to.is_none() }
     }
 }
 
-/// Spread by the FNV-1a hash of the name; two runs of one id are possible, and harmless.
-fn id_of(name: &Id) -> u32 {
-    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let hash = name.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, mix);
-    FIRST_ID + (hash % IDS) as u32
+impl SpareIds {
+    /// Spread by the FNV-1a hash of the name; two runs of one id are possible, and harmless.
+    fn id_of(self, name: &Id) -> u32 {
+        let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let hash = name.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, mix);
+        self.first + (hash % u64::from(self.count)) as u32
+    }
 }
 
 /// The plan of a box. `protection` are the protected names of a mounted workspace.
@@ -118,12 +116,16 @@ fn path_of(path: &HostPath) -> PathBuf {
 
 /// Whether a writable mount shows a protected name of the workspace a second time, unprotected.
 fn reaches_protected(mount: &HostPath, workspace: &HostPath, spec: &SandboxSpec) -> bool {
+    // By identity, too: a bind mount of the host's may give the same folder another path.
+    let same = |path: &Path| {
+        fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (mount.device, mount.inode))
+    };
     let (mount, workspace) = (path_of(mount), path_of(workspace));
     let lifted = |name: &Path| spec.allow_protected.iter().any(|allowed| name.starts_with(allowed.as_path()));
     let guarded =
         protect::PROTECTED.iter().map(|protected| Path::new(protected.name)).filter(|name| !lifted(name));
     let mut guarded = guarded.map(|name| workspace.join(name));
-    guarded.any(|name| name.starts_with(&mount) || mount.starts_with(&name))
+    guarded.any(|name| mount.starts_with(&name) || name.ancestors().any(|way| way == mount || same(way)))
 }
 
 fn protected(bind: &protect::Bind) -> Result<Protected, SandboxError> {
@@ -247,7 +249,7 @@ pub(super) fn check_starter(starter: Starter, effective_uid: u32) -> Result<(), 
     match (starter, effective_uid) {
         (Starter::User, 0) => Err(Missing::new(
             "not_host_root",
-            "this root lacks the capability to make namespaces, so programs would be uid 0 outside",
+            "this root lacks the capability to make namespaces, or spare ids for programs, which would be uid 0 outside",
         )
         .into()),
         _ => Ok(()),

@@ -66,7 +66,7 @@ impl Places {
         if below_bound || !self.seen.insert(path.to_owned()) {
             return Ok(());
         }
-        if matches!(kind, PlaceKind::Bind | PlaceKind::Link) {
+        if matches!(kind, PlaceKind::Bind | PlaceKind::Link | PlaceKind::Hidden) {
             self.bound.push(path.to_owned());
         }
         self.list.push(Place { path: c_string(path)?, kind, content: c_string(content)? });
@@ -145,16 +145,26 @@ fn whole_system(places: &mut Places, state: &Path) -> Result<(), SandboxError> {
     for folder in ["etc", "var"] {
         places.add(folder, PlaceKind::Shown, Path::new("/").join(folder))?;
     }
-    let state = fs::canonicalize(state).unwrap_or_else(|_| state.to_owned());
-    let secrets = SECRETS_OF_ETC.iter().map(|name| Path::new("/etc").join(name));
-    let hidden = secrets.chain([state, PathBuf::from("/var/lib/airlock")]);
-    for path in hidden.filter(|path| path.starts_with("/etc") || path.starts_with("/var")) {
-        let Some(inside) = path.strip_prefix("/").ok().and_then(Path::to_str) else {
-            return Err(SandboxError::Name { path });
-        };
+    let mut hidden: Vec<_> = SECRETS_OF_ETC.iter().map(|name| Path::new("etc").join(name)).collect();
+    hidden.push(PathBuf::from("var/lib/airlock"));
+    hidden.extend(within_shown(state));
+    // Parents first: nothing needs hiding below what is hidden.
+    hidden.sort();
+    for path in hidden {
+        let Some(inside) = path.to_str() else { return Err(SandboxError::Name { path }) };
         places.add(inside, PlaceKind::Hidden, "")?;
     }
     Ok(())
+}
+
+/// Where a folder of the host appears in `/etc` or `/var`, which may themselves be links.
+fn within_shown(folder: &Path) -> Option<PathBuf> {
+    let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let folder = real(folder);
+    ["etc", "var"].into_iter().find_map(|shown| {
+        let below = folder.strip_prefix(real(&Path::new("/").join(shown))).ok()?;
+        Some(Path::new(shown).join(below))
+    })
 }
 
 fn users(places: &mut Places, user: User) -> Result<(), SandboxError> {

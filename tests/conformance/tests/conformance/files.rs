@@ -15,6 +15,7 @@ use std::{
 pub(crate) fn proofs() -> Vec<Proof> {
     crate::proofs![
         the_permissive_profile_shows_the_system_without_secrets_and_sockets,
+        the_permissive_profile_opens_no_folder_that_is_shut,
         mounts_are_read_only_unless_said,
         a_file_written_to_a_mount_belongs_to_its_owner,
         disk_limit_is_not_claimed_where_the_host_is_written,
@@ -61,7 +62,7 @@ fn a_file_written_to_a_mount_belongs_to_its_owner(world: &World) {
     let stranger = world.mode == Mode::Root && !world.idmaps;
     let (uid, gid) = owner(folder.join("note"));
     match stranger {
-        true => assert!((200_000..265_536).contains(&uid) && uid == gid, "{uid} {gid}"),
+        true => assert!((0x7000_0000..0x7001_0000).contains(&uid) && uid == gid, "{uid} {gid}"),
         false => assert_eq!((uid, gid), owner(folder.clone())),
     }
     let said = result.notes.iter().any(|note| note.contains("`/mounted` cannot be idmapped"));
@@ -132,5 +133,29 @@ fn the_permissive_profile_shows_the_system_without_secrets_and_sockets(world: &W
     assert!(fs::exists("/etc/shadow").expect("a look"), "prerequisite: the host has /etc/shadow");
     assert_eq!(attempt(&["read", "/etc/shadow"]), Outcome::Refused(libc::ENOENT));
     assert!(matches!(attempt(&["read", "/etc/passwd"]), Outcome::Allowed(_)));
+    fs::remove_dir_all(folder).expect("our own folder");
+}
+
+/// A mount point makes a folder of our own over the host's: who may enter stays the host's choice. As a user the
+/// program is the owner of the folder, who may.
+fn the_permissive_profile_opens_no_folder_that_is_shut(world: &World) {
+    let folder = std::path::Path::new("/var/tmp").join(world.unique("airlock"));
+    fs::create_dir(&folder).expect("prerequisite: /var/tmp is writable");
+    fs::write(folder.join("plain"), "of the host").expect("a file");
+    let attempt = |mode| {
+        fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).expect("mode");
+        let mut request = world.probe(&["read", &folder.join("plain").display().to_string()]);
+        request.profile = Some("permissive".to_owned());
+        request.network = Some(spec::Network::None);
+        request.mounts.push(mount(
+            &world.fresh_folder("empty"),
+            &folder.join("place").display().to_string(),
+            "ro",
+        ));
+        world.attempt(request)
+    };
+    let (read, shut) = (Outcome::Allowed("of the host".to_owned()), Outcome::Refused(libc::EACCES));
+    let expected = if world.mode == Mode::Root { shut } else { read.clone() };
+    assert_eq!([attempt(0o755), attempt(0o700)], [read, expected]);
     fs::remove_dir_all(folder).expect("our own folder");
 }
