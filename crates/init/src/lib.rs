@@ -3,8 +3,9 @@
 //! ```text
 //! engine ──control──▶ launcher (pid 1 of its own pid namespace, holds the template root)
 //!                        │ clone3, all namespaces
+//!                        ├─▶ steward   makes namespaces ahead, where asked to; clears used ones away
 //!                        ├─▶ keeper    pid 1 of one box: mounts, loopback, listeners; then only reaps
-//!                        │ clone3 VM|VFORK
+//!                        │ clone3 VM|VFORK, or clone3 for one that stands by
 //!                        └─▶ program   joins the keeper's namespaces, gives everything up, exec
 //! ```
 //!
@@ -19,7 +20,9 @@ pub mod plan;
 mod program;
 pub mod protocol;
 mod rules;
+mod standby;
 pub mod step;
+mod steward;
 mod sys;
 mod template;
 pub mod wire;

@@ -34,7 +34,7 @@ impl Native {
         let in_box = plan::of_box(spec, self.steps, who, &[])?;
         let findings = self.cgroups.findings();
         let enforcers = findings.iter().map(|finding| (finding.limit, finding.enforcer)).collect();
-        let last = plan::of_program(program, spec, self.steps, who.ids, &enforcers)?;
+        let last = plan::of_program(Some(program), spec, self.steps, who.ids, &enforcers)?;
         let mut lines: Vec<_> = findings
             .iter()
             .map(|finding| Line {
@@ -110,9 +110,10 @@ fn of_program(plan: &ProgramPlan) -> Vec<Line> {
         let shown: Vec<_> = texts.iter().map(|text| text.to_string_lossy().into_owned()).collect();
         shown.join(" ")
     };
-    let names: Vec<_> = plan
-        .env
+    let errand = plan.errand.as_ref();
+    let names: Vec<_> = errand
         .iter()
+        .flat_map(|errand| &errand.env)
         .filter_map(|line| line.to_str().ok()?.split_once('=').map(|(name, _)| name.to_owned()))
         .collect();
     vec![
@@ -138,7 +139,7 @@ fn of_program(plan: &ProgramPlan) -> Vec<Line> {
         line(Step::ResourceLimits, limits.join(" ")),
         line(Step::SyscallFilter, format!("{} instructions", init::filter::program().len())),
         line(Step::EmptyEnvironment, names.join(" ")),
-        line(Step::Exec, join(&plan.argv)),
+        line(Step::Exec, errand.map(|errand| join(&errand.argv)).unwrap_or_default()),
     ]
 }
 
