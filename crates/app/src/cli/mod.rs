@@ -100,7 +100,7 @@ fn open_engine(config: &Config) -> Result<engine::Engine, Failure> {
 }
 
 fn settings(config: &Config) -> engine::Settings {
-    engine::Settings { state: config.state.clone() }
+    engine::Settings::new(&config.state)
 }
 
 /// One thread is enough for one run, and starts faster.
