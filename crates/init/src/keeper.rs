@@ -43,8 +43,14 @@ const READ_ONLY_DIRECTORIES: [&CStr; 4] = [c"/proc/sys", c"/proc/irq", c"/proc/b
 /// a program without a quota could take all that the host's root (or the user) has.
 const QUOTAS: &[(&str, u32)] =
     &[("max_user_namespaces", 0), ("max_inotify_instances", 32), ("max_inotify_watches", 8192)];
-/// An empty, read-only directory of every template.
-const EMPTY: &CStr = c"/sys";
+/// Covers of every template, in a folder that each box covers in its turn: an empty directory, and files about
+/// the machine as the limits of the run make it.
+const EMPTY: &CStr = c"/dev/shm/empty";
+const LIMITS: [(&CStr, &CStr); 3] = [
+    (c"/proc/meminfo", c"/dev/shm/meminfo"),
+    (c"/proc/cpuinfo", c"/dev/shm/cpuinfo"),
+    (c"/proc/stat", c"/dev/shm/stat"),
+];
 
 /// What the keeper hands out with its report: its namespaces and the program's user namespace to the launcher,
 /// the rest to the engine.
@@ -96,6 +102,11 @@ fn furnish(plan: &BoxPlan, host: BorrowedFd<'_>) -> Result<Furnished, Failure> {
     done.add(Step::MakeUserNamespace);
     mask_proc().map_err(failure(Step::Proc, "masks of /proc"))?;
     done.add(Step::Proc);
+    if plan.steps.has(Step::ShowLimits) {
+        let shown = LIMITS.into_iter().try_for_each(|(path, by)| cover(path, by));
+        shown.map_err(failure(Step::ShowLimits, "numbers in /proc"))?;
+        done.add(Step::ShowLimits);
+    }
     let (trees, unmapped) = open_paths(plan, host, own.as_fd())?;
     done.add(Step::OpenPaths);
     scratch(plan).map_err(failure(Step::Scratch, "scratch space"))?;
@@ -178,19 +189,17 @@ fn mount_proc() -> io::Result<()> {
 }
 
 fn mask_proc() -> io::Result<()> {
-    for (paths, cover) in [(&MASKED_FILES[..], c"/dev/null"), (&MASKED_DIRECTORIES[..], EMPTY)] {
-        for path in paths.iter().filter(|path| exists(path)) {
-            let tree = template::open_tree(&CWD, cover)?;
-            sys::set_mount(tree.as_fd(), false, PLAIN | READ_ONLY, None)?;
-            template::attach(&tree, &CWD, path)?;
-        }
+    for (paths, by) in [(&MASKED_FILES[..], c"/dev/null"), (&MASKED_DIRECTORIES[..], EMPTY)] {
+        paths.iter().filter(|path| exists(path)).try_for_each(|path| cover(path, by))?;
     }
-    for path in READ_ONLY_DIRECTORIES.into_iter().filter(|path| exists(path)) {
-        let tree = template::open_tree(&CWD, path)?;
-        sys::set_mount(tree.as_fd(), false, PLAIN | READ_ONLY, None)?;
-        template::attach(&tree, &CWD, path)?;
-    }
-    Ok(())
+    READ_ONLY_DIRECTORIES.into_iter().filter(|path| exists(path)).try_for_each(|path| cover(path, path))
+}
+
+/// Covers a path, read-only.
+fn cover(path: &CStr, by: &CStr) -> io::Result<()> {
+    let tree = template::open_tree(&CWD, by)?;
+    sys::set_mount(tree.as_fd(), false, PLAIN | READ_ONLY, None)?;
+    template::attach(&tree, &CWD, path)
 }
 
 fn exists(path: &CStr) -> bool {

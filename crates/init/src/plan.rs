@@ -156,6 +156,17 @@ pub struct ProgramPlan {
     pub rlimits: Vec<ResourceLimit>,
     /// Directories below which Landlock allows everything.
     pub writable: Vec<CString>,
+    /// The CPUs that it is told of, if there is a limit.
+    pub cpus: Option<Share>,
+}
+
+/// Some of the CPUs that the launcher may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// How many.
+    pub count: u32,
+    /// Whose turn it is: the next one begins where this one ends.
+    pub turn: u32,
 }
 
 /// One resource limit.
@@ -197,7 +208,8 @@ wire_struct!(Owner { uid, gid });
 wire_struct!(Protected { path, kind });
 wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
 wire_struct!(Ids { uid, gid, outer_uid, outer_gid, drop_groups });
-wire_struct!(ProgramPlan { steps, ids, argv, env, candidates, directory, rlimits, writable });
+wire_struct!(ProgramPlan { steps, ids, argv, env, candidates, directory, rlimits, writable, cpus });
+wire_struct!(Share { count, turn });
 wire_struct!(ResourceLimit { resource, soft, hard });
 
 #[cfg(test)]
@@ -285,8 +297,9 @@ mod tests {
     fn program() -> impl Strategy<Value = ProgramPlan> {
         let limit = any::<(u32, u64, u64)>();
         let limit = limit.prop_map(|(resource, soft, hard)| ResourceLimit { resource, soft, hard });
-        (steps(), ids(), texts(), texts(), texts(), text(), vec(limit, 0..4), texts()).prop_map(
-            |(steps, ids, argv, env, candidates, directory, rlimits, writable)| ProgramPlan {
+        let share = any::<(u32, u32)>().prop_map(|(count, turn)| Share { count, turn });
+        (steps(), ids(), texts(), texts(), texts(), text(), vec(limit, 0..4), texts(), option::of(share))
+            .prop_map(|(steps, ids, argv, env, candidates, directory, rlimits, writable, cpus)| ProgramPlan {
                 steps,
                 ids,
                 argv,
@@ -295,8 +308,8 @@ mod tests {
                 directory,
                 rlimits,
                 writable,
-            },
-        )
+                cpus,
+            })
     }
 
     /// It reads back as it was; with any number of bytes missing, or one too many, it does not read at all.

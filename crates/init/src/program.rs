@@ -4,6 +4,7 @@
 //! writes into [`Launch`] the launcher reads once it wakes.
 
 use crate::{
+    affinity,
     plan::ProgramPlan,
     rules,
     step::{Step, Steps},
@@ -66,6 +67,9 @@ fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Error)> {
     }
     // After the last file is opened: the launcher's own are open here, and count.
     launch.step(Step::ResourceLimits, |_| limit_resources(plan))?;
+    if let Some(share) = plan.cpus {
+        launch.step(Step::Affinity, |_| affinity::narrow(share))?;
+    }
     launch.step(Step::SyscallFilter, |it| sys::install_filter(it.filter))
 }
 

@@ -10,6 +10,7 @@ pub mod cgroup;
 mod error;
 mod explain;
 mod launcher;
+mod machine;
 mod plan;
 pub mod probe;
 pub mod protect;
@@ -38,7 +39,10 @@ use std::{
         unix::{ffi::OsStrExt, fs::MetadataExt},
     },
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -56,6 +60,8 @@ pub struct Native {
     launchers: Mutex<Vec<(TemplatePlan, Arc<Launcher>)>>,
     steps: Steps,
     limits_in_cgroups: bool,
+    /// Whose turn it is to get CPUs.
+    turn: AtomicU32,
 }
 
 /// A live box.
@@ -68,6 +74,7 @@ pub struct NativeBox {
     ids: Ids,
     starter: Starter,
     steps: Steps,
+    turn: u32,
     done: Steps,
     workspace: OwnedFd,
     doors: Vec<TcpListener>,
@@ -103,6 +110,8 @@ impl Native {
             launchers: Mutex::new(Vec::new()),
             steps: Steps::ALL,
             limits_in_cgroups: true,
+            // Engines that make one box each spread, too.
+            turn: AtomicU32::new(std::process::id()),
         }
     }
 
@@ -309,6 +318,7 @@ impl Native {
             ids,
             starter: self.starter,
             steps: self.steps,
+            turn: self.turn.fetch_add(1, Ordering::Relaxed),
             workspace,
             doors: handles.map(TcpListener::from).collect(),
             held: Held::default(),
@@ -452,7 +462,7 @@ impl NativeBox {
 
     /// Runs a program with these standard streams.
     pub async fn exec(&mut self, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
-        let plan = plan::of_program(program, &self.spec, self.steps, self.ids, &self.enforcers())?;
+        let plan = plan::of_program(program, &self.spec, self.steps, self.ids, self.turn, &self.enforcers())?;
         let failed = |source| SandboxError::Launcher { what: "ask", source };
         let file = protocol::plan_file(&plan).map_err(failed)?;
         let [input, output, error] = &streams;

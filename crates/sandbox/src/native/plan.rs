@@ -1,8 +1,8 @@
 //! From a checked spec to plans: pure, but for looking at the host paths it names.
 
-use super::{Missing, SandboxError, c_string, probe::SpareIds, protect};
+use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
 use init::{
-    plan::{BoxPlan, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit},
+    plan::{BoxPlan, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit, Share},
     step::Steps,
 };
 use spec::{Access, Enforcer, Id, Limits, Mount, Network, SandboxSpec};
@@ -176,6 +176,7 @@ pub(super) fn of_program(
     spec: &SandboxSpec,
     steps: Steps,
     ids: Ids,
+    turn: u32,
     enforcers: &BTreeMap<&'static str, Enforcer>,
 ) -> Result<ProgramPlan, SandboxError> {
     let env = program.env.iter().map(|(name, value)| {
@@ -196,7 +197,13 @@ pub(super) fn of_program(
         directory: c_string(spec::WORKSPACE)?,
         rlimits: rlimits(&spec.limits, enforcers),
         writable: writable.map(c_string).collect::<Result<_, _>>()?,
+        cpus: share(&spec.limits, turn),
     })
+}
+
+fn share(limits: &Limits, turn: u32) -> Option<Share> {
+    machine::allowed()?;
+    limits.cpus.map(|cpus| Share { count: machine::whole(cpus), turn })
 }
 
 /// A name is searched in the path inside; anything with a slash is taken as it is.

@@ -1,10 +1,10 @@
 //! What stands in the root of a box: the host's `/usr` and the little it needs, or an image with our own
 //! places laid over it.
 
-use super::{SandboxError, c_string};
+use super::{SandboxError, c_string, machine};
 use init::{
     plan::{Place, PlaceKind, TemplatePlan},
-    step::Steps,
+    step::{Step, Steps},
 };
 use spec::{ErrorCode, ExtraMounts, Network, Root, SandboxSpec, User};
 use std::{
@@ -88,7 +88,7 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
             Some(c_string(&folder)?)
         }
     };
-    for folder in ["proc", "sys", "dev/shm", "tmp", "run", "workspace"] {
+    for folder in ["proc", "sys", machine::EMPTY, "tmp", "run", "workspace"] {
         places.add(folder, PlaceKind::Directory, "")?;
     }
     for device in DEVICES {
@@ -96,6 +96,9 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
     }
     for (link, target) in [("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")] {
         places.add(&format!("dev/{link}"), PlaceKind::Link, format!("/proc/self/{target}"))?;
+    }
+    if steps.has(Step::ShowLimits) {
+        shown_machine(&mut places, spec)?;
     }
     names(&mut places, spec)?;
     mount_points(&mut places, spec)?;
@@ -173,6 +176,18 @@ fn users(places: &mut Places, user: User) -> Result<(), SandboxError> {
     let agent = format!("agent:x:{uid}:{gid}:agent:/workspace/.home:/bin/sh");
     places.add("etc/passwd", PlaceKind::File, format!("{agent}\n{nobody}\n"))?;
     places.add("etc/group", PlaceKind::File, format!("agent:x:{gid}:\nnogroup:x:65534:\n"))
+}
+
+/// Limits are part of a root, and so of what launchers are kept by: to write these files in each box would cost
+/// more than everything else in it.
+fn shown_machine(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxError> {
+    for folder in machine::folders(&spec.limits) {
+        places.add(&folder, PlaceKind::Directory, "")?;
+    }
+    for (path, text) in machine::files(&spec.limits) {
+        places.add(&path, PlaceKind::File, text)?;
+    }
+    Ok(())
 }
 
 /// How names are looked up inside: only this box, unless it is on the host's network.
