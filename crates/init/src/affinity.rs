@@ -1,30 +1,28 @@
 //! Which CPUs a program is told of. Most runtimes size their thread pools by this and nothing else.
 
-use crate::plan::Share;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use std::io;
 
-/// Leaves this process its share of the CPUs it may use. Allocates nothing.
-pub(crate) fn narrow(share: Share) -> io::Result<()> {
+/// Leaves this process so many of the CPUs it may use. Allocates nothing.
+pub(crate) fn narrow(count: u32) -> io::Result<()> {
     let allowed = sched_getaffinity(None)?;
-    match share.count < allowed.count() {
-        true => Ok(sched_setaffinity(None, &choose(&allowed, share))?),
-        // Fewer are left than the limit allows: these it is.
+    match count < allowed.count() {
+        // Where it is: the kernel has just put it on the idlest, and moving it would cost more than all mounts.
+        true => Ok(sched_setaffinity(None, &choose(&allowed, count, sched_getcpu()))?),
+        // No more are left than the limit allows: these it is.
         false => Ok(()),
     }
 }
 
-/// As many as the share says, in a row from where the one before it ended, so that boxes spread.
-fn choose(allowed: &CpuSet, share: Share) -> CpuSet {
-    let (all, count) = (u64::from(allowed.count()).max(1), u64::from(share.count.max(1)));
-    let first = u64::from(share.turn) * count % all;
+/// The first allowed one from `first` on and those that follow it, round the end.
+fn choose(allowed: &CpuSet, count: u32, first: usize) -> CpuSet {
+    let (before, after) = (0..first.min(CpuSet::MAX_CPU), first..CpuSet::MAX_CPU);
     let mut chosen = CpuSet::new();
-    let numbers = (0..CpuSet::MAX_CPU).filter(|number| allowed.is_set(*number));
-    for (place, number) in (0..).zip(numbers) {
-        if (place + all - first) % all < count {
-            chosen.set(number);
-        }
-    }
+    after
+        .chain(before)
+        .filter(|cpu| allowed.is_set(*cpu))
+        .take(count as usize)
+        .for_each(|cpu| chosen.set(cpu));
     chosen
 }
 
@@ -40,34 +38,22 @@ mod tests {
     }
 
     #[test]
-    fn turns_go_round() {
+    fn the_choice_begins_where_the_program_is_and_goes_round() {
         let allowed = set(&[1, 4, 6]);
-        let chosen = [0, 1, 2, 3].map(|turn| choose(&allowed, Share { count: 2, turn }));
-        assert_eq!(chosen, [set(&[1, 4]), set(&[1, 6]), set(&[4, 6]), set(&[1, 4])]);
+        let chosen = [0, 1, 2, 4, 6, 9].map(|first| choose(&allowed, 2, first));
+        let (low, middle, round) = (set(&[1, 4]), set(&[4, 6]), set(&[1, 6]));
+        assert_eq!(chosen, [low, low, middle, middle, round, low]);
     }
 
     proptest! {
         #[test]
-        fn as_many_are_chosen_as_the_share_says_and_no_others_than_allowed(
-            numbers in prop::collection::btree_set(0usize..1024, 1..40), count in 1u32..50, turn: u32,
+        fn as_many_are_chosen_as_asked_for_and_no_others_than_allowed(
+            numbers in prop::collection::btree_set(0usize..1024, 1..40), count in 1u32..50, first in 0usize..2000,
         ) {
-            let numbers: Vec<_> = numbers.into_iter().collect();
-            let allowed = set(&numbers);
-            let chosen = choose(&allowed, Share { count, turn });
+            let allowed = set(&numbers.into_iter().collect::<Vec<_>>());
+            let chosen = choose(&allowed, count, first);
             prop_assert_eq!(chosen.count(), count.min(allowed.count()));
-            prop_assert!((0..1024).all(|number| allowed.is_set(number) || !chosen.is_set(number)));
-        }
-
-        /// After as many turns as there are CPUs each has been chosen equally often.
-        #[test]
-        fn runs_spread_evenly(all in 1usize..12, count in 1u32..12, turn in 0u32..1000) {
-            let allowed = set(&(0..all).collect::<Vec<_>>());
-            let turns = (turn..).take(all).map(|turn| choose(&allowed, Share { count, turn }));
-            let mut times = vec![0; all];
-            for chosen in turns {
-                (0..all).filter(|number| chosen.is_set(*number)).for_each(|number| times[number] += 1);
-            }
-            prop_assert!(times.iter().all(|time| *time == count.min(all as u32)), "{:?}", times);
+            prop_assert!((0..1024).all(|cpu| allowed.is_set(cpu) || !chosen.is_set(cpu)));
         }
     }
 }

@@ -156,17 +156,8 @@ pub struct ProgramPlan {
     pub rlimits: Vec<ResourceLimit>,
     /// Directories below which Landlock allows everything.
     pub writable: Vec<CString>,
-    /// The CPUs that it is told of, if there is a limit.
-    pub cpus: Option<Share>,
-}
-
-/// Some of the CPUs that the launcher may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// How many.
-    pub count: u32,
-    /// Whose turn it is: the next one begins where this one ends.
-    pub turn: u32,
+    /// How many CPUs it is told of, if there is a limit.
+    pub cpus: Option<u32>,
 }
 
 /// One resource limit.
@@ -209,7 +200,6 @@ wire_struct!(Protected { path, kind });
 wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
 wire_struct!(Ids { uid, gid, outer_uid, outer_gid, drop_groups });
 wire_struct!(ProgramPlan { steps, ids, argv, env, candidates, directory, rlimits, writable, cpus });
-wire_struct!(Share { count, turn });
 wire_struct!(ResourceLimit { resource, soft, hard });
 
 #[cfg(test)]
@@ -297,18 +287,19 @@ mod tests {
     fn program() -> impl Strategy<Value = ProgramPlan> {
         let limit = any::<(u32, u64, u64)>();
         let limit = limit.prop_map(|(resource, soft, hard)| ResourceLimit { resource, soft, hard });
-        let share = any::<(u32, u32)>().prop_map(|(count, turn)| Share { count, turn });
-        (steps(), ids(), texts(), texts(), texts(), text(), vec(limit, 0..4), texts(), option::of(share))
-            .prop_map(|(steps, ids, argv, env, candidates, directory, rlimits, writable, cpus)| ProgramPlan {
-                steps,
-                ids,
-                argv,
-                env,
-                candidates,
-                directory,
-                rlimits,
-                writable,
-                cpus,
+        (
+            steps(),
+            ids(),
+            texts(),
+            texts(),
+            texts(),
+            text(),
+            vec(limit, 0..4),
+            texts(),
+            option::of(any::<u32>()),
+        )
+            .prop_map(|(steps, ids, argv, env, candidates, directory, rlimits, writable, cpus)| {
+                ProgramPlan { steps, ids, argv, env, candidates, directory, rlimits, writable, cpus }
             })
     }
 

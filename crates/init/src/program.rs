@@ -67,8 +67,8 @@ fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Error)> {
     }
     // After the last file is opened: the launcher's own are open here, and count.
     launch.step(Step::ResourceLimits, |_| limit_resources(plan))?;
-    if let Some(share) = plan.cpus {
-        launch.step(Step::Affinity, |_| affinity::narrow(share))?;
+    if let Some(count) = plan.cpus {
+        launch.step(Step::Affinity, |_| affinity::narrow(count))?;
     }
     launch.step(Step::SyscallFilter, |it| sys::install_filter(it.filter))
 }

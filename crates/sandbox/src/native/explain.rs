@@ -34,7 +34,7 @@ impl Native {
         let in_box = plan::of_box(spec, self.steps, who, &[])?;
         let findings = self.cgroups.findings();
         let enforcers = findings.iter().map(|finding| (finding.limit, finding.enforcer)).collect();
-        let last = plan::of_program(program, spec, self.steps, who.ids, 0, &enforcers)?;
+        let last = plan::of_program(program, spec, self.steps, who.ids, &enforcers)?;
         let mut lines: Vec<_> = findings
             .iter()
             .map(|finding| Line {
@@ -110,8 +110,7 @@ fn shown(limits: &Limits) -> String {
 
 /// Only where there is a limit of CPUs.
 fn affinity(plan: &ProgramPlan) -> Option<Line> {
-    let share = plan.cpus?;
-    Some(line(Step::Affinity, format!("{} CPUs, by turns; shown, not enforced by it", share.count)))
+    plan.cpus.map(|count| line(Step::Affinity, format!("{count} CPUs, as a hint and no limit")))
 }
 
 fn of_program(plan: &ProgramPlan) -> Vec<Line> {

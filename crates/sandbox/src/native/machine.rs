@@ -1,9 +1,11 @@
 //! The machine as a program inside is told of it: the limits of its run, in the files where runtimes look for the
 //! size of a machine. They tell what may be used, not what is in use, so they never change and are made once.
 
+use super::{SandboxError, c_string};
+use init::plan::{Place, PlaceKind};
 use rustix::thread::sched_getaffinity;
 use spec::{Cpus, Limits};
-use std::{fmt::Write, fs, io::Read, sync::OnceLock, time::SystemTime};
+use std::{fmt::Write, fs, io::Read, ops::Range, sync::OnceLock, time::SystemTime};
 
 /// In the template; the keeper puts them over those of `/proc` in each box. A box covers this folder with its own.
 const COVERS: &str = "dev/shm";
@@ -11,6 +13,7 @@ const COVERS: &str = "dev/shm";
 pub(super) const EMPTY: &str = "dev/shm/empty";
 const CPU: &str = "sys/devices/system/cpu";
 const CGROUP: &str = "sys/fs/cgroup";
+const FOLDERS: [&str; 5] = ["sys/devices", "sys/devices/system", CPU, "sys/fs", CGROUP];
 /// The period of a quota of CPU time, as in the cgroups of a box.
 const PERIOD_US: u64 = 100_000;
 /// What a CPU tells anybody who asks it, and programs choose their code by. Left out is what the kernel knows beyond
@@ -115,17 +118,44 @@ fn range(processors: u32) -> String {
     }
 }
 
-/// The files that tell of the machine, by their place in the template.
-pub(super) fn files(limits: &Limits) -> Vec<(String, String)> {
-    describe(Host::look(), limits, processors(limits))
+/// What tells of the machine, parents first: below folders of the template that nothing else lies in.
+pub(super) fn places(limits: &Limits) -> Result<Vec<Place>, SandboxError> {
+    let processors = processors(limits);
+    let files = describe(Host::look(), limits, processors);
+    let files = files.into_iter().map(|(path, text)| (path, PlaceKind::File, text));
+    let folders = FOLDERS.into_iter().map(|path| (path.to_owned(), PlaceKind::Directory, String::new()));
+    let all = folders.chain(files).chain((0..processors).flat_map(|number| cpu(number, processors)));
+    all.map(|(path, kind, content)| Ok(Place { path: c_string(path)?, kind, content: c_string(content)? }))
+        .collect()
 }
 
-/// The folders of its CPUs, which old C libraries count.
-pub(super) fn folders(limits: &Limits) -> impl Iterator<Item = String> {
-    (0..processors(limits)).map(|number| format!("{CPU}/cpu{number}"))
+/// One CPU, a core of its own: old C libraries count these folders, and `lscpu` wants to know who shares a core.
+fn cpu(number: u32, processors: u32) -> [(String, PlaceKind, String); 4] {
+    let folder = format!("{CPU}/cpu{number}");
+    let topology = format!("{folder}/topology");
+    let (alone, all) = (format!("{topology}/thread_siblings"), format!("{topology}/core_siblings"));
+    let (kind, siblings) = match number {
+        0 => (PlaceKind::File, mask(0..processors)),
+        _ => (PlaceKind::Link, "../../cpu0/topology/core_siblings".to_owned()),
+    };
+    [
+        (folder, PlaceKind::Directory, String::new()),
+        (topology, PlaceKind::Directory, String::new()),
+        (alone, PlaceKind::File, mask(number..number + 1)),
+        (all, kind, siblings),
+    ]
 }
 
-fn describe(host: &Host, limits: &Limits, processors: u32) -> Vec<(String, String)> {
+/// These CPUs as the kernel writes them: in groups of 32, the highest first.
+fn mask(numbers: Range<u32>) -> String {
+    let groups = (0..=numbers.end.saturating_sub(1) / 32).rev().map(|group| {
+        let bits = (0..32).filter(|bit| numbers.contains(&(group * 32 + bit)));
+        format!("{:08x}", bits.fold(0u32, |all, bit| all | 1 << bit))
+    });
+    groups.collect::<Vec<_>>().join(",") + "\n"
+}
+
+fn describe(host: &Host, limits: &Limits, processors: u32) -> [(String, String); 9] {
     let all = [
         (COVERS, "meminfo", meminfo(limits.memory.0.min(host.memory))),
         (COVERS, "cpuinfo", cpuinfo(&host.kind, processors)),
@@ -138,7 +168,7 @@ fn describe(host: &Host, limits: &Limits, processors: u32) -> Vec<(String, Strin
         (CGROUP, "memory.max", format!("{}\n", limits.memory.0)),
         (CGROUP, "cpu.max", cpu_max(limits.cpus)),
     ];
-    all.into_iter().map(|(folder, name, text)| (format!("{folder}/{name}"), text)).collect()
+    all.map(|(folder, name, text)| (format!("{folder}/{name}"), text))
 }
 
 /// All of it is free: what is in use is nobody's business but the program's, who can ask about itself.
@@ -254,6 +284,12 @@ mod tests {
         let total = |memory| told(memory, None, 1)["dev/shm/meminfo"].lines().next().unwrap().to_owned();
         assert_eq!(total(1 << 50), total(1 << 40));
         assert_ne!(total(1 << 39), total(1 << 40));
+    }
+
+    #[test]
+    fn masks_are_in_groups_of_32() {
+        assert_eq!([mask(0..1), mask(3..4), mask(0..32)], ["00000001\n", "00000008\n", "ffffffff\n"]);
+        assert_eq!([mask(33..34), mask(0..33)], ["00000002,00000000\n", "00000001,ffffffff\n"]);
     }
 
     #[test]

@@ -39,10 +39,7 @@ use std::{
         unix::{ffi::OsStrExt, fs::MetadataExt},
     },
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -60,8 +57,6 @@ pub struct Native {
     launchers: Mutex<Vec<(TemplatePlan, Arc<Launcher>)>>,
     steps: Steps,
     limits_in_cgroups: bool,
-    /// Whose turn it is to get CPUs.
-    turn: AtomicU32,
 }
 
 /// A live box.
@@ -74,7 +69,6 @@ pub struct NativeBox {
     ids: Ids,
     starter: Starter,
     steps: Steps,
-    turn: u32,
     done: Steps,
     workspace: OwnedFd,
     doors: Vec<TcpListener>,
@@ -110,8 +104,6 @@ impl Native {
             launchers: Mutex::new(Vec::new()),
             steps: Steps::ALL,
             limits_in_cgroups: true,
-            // Engines that make one box each spread, too.
-            turn: AtomicU32::new(std::process::id()),
         }
     }
 
@@ -318,7 +310,6 @@ impl Native {
             ids,
             starter: self.starter,
             steps: self.steps,
-            turn: self.turn.fetch_add(1, Ordering::Relaxed),
             workspace,
             doors: handles.map(TcpListener::from).collect(),
             held: Held::default(),
@@ -462,7 +453,7 @@ impl NativeBox {
 
     /// Runs a program with these standard streams.
     pub async fn exec(&mut self, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
-        let plan = plan::of_program(program, &self.spec, self.steps, self.ids, self.turn, &self.enforcers())?;
+        let plan = plan::of_program(program, &self.spec, self.steps, self.ids, &self.enforcers())?;
         let failed = |source| SandboxError::Launcher { what: "ask", source };
         let file = protocol::plan_file(&plan).map_err(failed)?;
         let [input, output, error] = &streams;

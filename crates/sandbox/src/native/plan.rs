@@ -2,7 +2,7 @@
 
 use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
 use init::{
-    plan::{BoxPlan, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit, Share},
+    plan::{BoxPlan, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit},
     step::Steps,
 };
 use spec::{Access, Enforcer, Id, Limits, Mount, Network, SandboxSpec};
@@ -176,7 +176,6 @@ pub(super) fn of_program(
     spec: &SandboxSpec,
     steps: Steps,
     ids: Ids,
-    turn: u32,
     enforcers: &BTreeMap<&'static str, Enforcer>,
 ) -> Result<ProgramPlan, SandboxError> {
     let env = program.env.iter().map(|(name, value)| {
@@ -197,13 +196,14 @@ pub(super) fn of_program(
         directory: c_string(spec::WORKSPACE)?,
         rlimits: rlimits(&spec.limits, enforcers),
         writable: writable.map(c_string).collect::<Result<_, _>>()?,
-        cpus: share(&spec.limits, turn),
+        cpus: cpus(&spec.limits),
     })
 }
 
-fn share(limits: &Limits, turn: u32) -> Option<Share> {
+/// Of as many as can be counted: the step would fail on others.
+fn cpus(limits: &Limits) -> Option<u32> {
     machine::allowed()?;
-    limits.cpus.map(|cpus| Share { count: machine::whole(cpus), turn })
+    limits.cpus.map(machine::whole)
 }
 
 /// A name is searched in the path inside; anything with a slash is taken as it is.

@@ -98,7 +98,9 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
         places.add(&format!("dev/{link}"), PlaceKind::Link, format!("/proc/self/{target}"))?;
     }
     if steps.has(Step::ShowLimits) {
-        shown_machine(&mut places, spec)?;
+        // So limits are part of a root, and of what launchers are kept by: to write these files in each box would
+        // cost more than all its mounts.
+        places.list.extend(machine::places(&spec.limits)?);
     }
     names(&mut places, spec)?;
     mount_points(&mut places, spec)?;
@@ -176,18 +178,6 @@ fn users(places: &mut Places, user: User) -> Result<(), SandboxError> {
     let agent = format!("agent:x:{uid}:{gid}:agent:/workspace/.home:/bin/sh");
     places.add("etc/passwd", PlaceKind::File, format!("{agent}\n{nobody}\n"))?;
     places.add("etc/group", PlaceKind::File, format!("agent:x:{gid}:\nnogroup:x:65534:\n"))
-}
-
-/// Limits are part of a root, and so of what launchers are kept by: to write these files in each box would cost
-/// more than everything else in it.
-fn shown_machine(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxError> {
-    for folder in machine::folders(&spec.limits) {
-        places.add(&folder, PlaceKind::Directory, "")?;
-    }
-    for (path, text) in machine::files(&spec.limits) {
-        places.add(&path, PlaceKind::File, text)?;
-    }
-    Ok(())
 }
 
 /// How names are looked up inside: only this box, unless it is on the host's network.
