@@ -105,12 +105,12 @@ fn host_path(path: &HostPath) -> String {
 
 fn shown(limits: &Limits) -> String {
     let cpus = if limits.cpus.is_some() { machine::processors(limits).to_string() } else { "all".to_owned() };
-    format!("{} of memory and {cpus} CPUs, in meminfo, cpuinfo and stat of /proc and in /sys", limits.memory)
+    format!("memory {}, CPUs {cpus}: in /proc/meminfo, cpuinfo and stat, and in /sys", limits.memory)
 }
 
 /// Only where there is a limit of CPUs.
 fn affinity(plan: &ProgramPlan) -> Option<Line> {
-    plan.cpus.map(|count| line(Step::Affinity, format!("{count} CPUs, as a hint and no limit")))
+    plan.cpus.map(|count| line(Step::Affinity, format!("CPUs {count}: a hint to programs, not a limit")))
 }
 
 fn of_program(plan: &ProgramPlan) -> Vec<Line> {
