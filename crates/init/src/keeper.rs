@@ -43,13 +43,12 @@ const READ_ONLY_DIRECTORIES: [&CStr; 4] = [c"/proc/sys", c"/proc/irq", c"/proc/b
 /// a program without a quota could take all that the host's root (or the user) has.
 const QUOTAS: &[(&str, u32)] =
     &[("max_user_namespaces", 0), ("max_inotify_instances", 32), ("max_inotify_watches", 8192)];
-/// Covers of every template, in a folder that each box covers in its turn: an empty directory, and files about
-/// the machine as the limits of the run make it.
-const EMPTY: &CStr = c"/dev/shm/empty";
+/// Covers of every template: an empty directory, and files about the machine as the limits of the run make it.
+const EMPTY: &CStr = c"/run/airlock/empty";
 const LIMITS: [(&CStr, &CStr); 3] = [
-    (c"/proc/meminfo", c"/dev/shm/meminfo"),
-    (c"/proc/cpuinfo", c"/dev/shm/cpuinfo"),
-    (c"/proc/stat", c"/dev/shm/stat"),
+    (c"/proc/meminfo", c"/run/airlock/meminfo"),
+    (c"/proc/cpuinfo", c"/run/airlock/cpuinfo"),
+    (c"/proc/stat", c"/run/airlock/stat"),
 ];
 
 /// What the keeper hands out with its report: its namespaces and the program's user namespace to the launcher,

@@ -7,10 +7,10 @@ use rustix::thread::sched_getaffinity;
 use spec::{Cpus, Limits};
 use std::{fmt::Write, fs, io::Read, ops::Range, sync::OnceLock, time::SystemTime};
 
-/// In the template; the keeper puts them over those of `/proc` in each box. A box covers this folder with its own.
-const COVERS: &str = "dev/shm";
+/// What the keeper of each box puts over that of `/proc`; here it can be seen, too, and does no harm.
+const COVERS: &str = "run/airlock";
 /// An empty directory to cover others with.
-pub(super) const EMPTY: &str = "dev/shm/empty";
+pub(super) const EMPTY: &str = "run/airlock/empty";
 const CPU: &str = "sys/devices/system/cpu";
 const CGROUP: &str = "sys/fs/cgroup";
 const FOLDERS: [&str; 5] = ["sys/devices", "sys/devices/system", CPU, "sys/fs", CGROUP];
@@ -269,19 +269,19 @@ mod tests {
         ];
         let sys: Vec<_> = told.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
         assert_eq!(sys[3..], expected);
-        let meminfo = &told["dev/shm/meminfo"];
+        let meminfo = &told["run/airlock/meminfo"];
         assert!(
             meminfo.starts_with("MemTotal:         524288 kB\nMemFree:          524288 kB\n"),
             "{meminfo}"
         );
         let one = "processor\t: 1\nvendor_id\t: Maker\nmodel\t\t: 17\nflags\t\t: fpu sse\nmodel name\t: airlock\n\
                    physical id\t: 0\nsiblings\t: 2\ncore id\t\t: 1\ncpu cores\t: 2\n\n";
-        assert!(told["dev/shm/cpuinfo"].ends_with(one), "{told:?}");
+        assert!(told["run/airlock/cpuinfo"].ends_with(one), "{told:?}");
     }
 
     #[test]
     fn no_more_memory_is_shown_than_the_host_has() {
-        let total = |memory| told(memory, None, 1)["dev/shm/meminfo"].lines().next().unwrap().to_owned();
+        let total = |memory| told(memory, None, 1)["run/airlock/meminfo"].lines().next().unwrap().to_owned();
         assert_eq!(total(1 << 50), total(1 << 40));
         assert_ne!(total(1 << 39), total(1 << 40));
     }
@@ -316,9 +316,9 @@ mod tests {
                 found.trim_end_matches(" kB").trim().parse().unwrap()
             };
             for name in ["MemTotal:", "MemFree:", "MemAvailable:"] {
-                prop_assert_eq!(line("dev/shm/meminfo", name), memory / 1024);
+                prop_assert_eq!(line("run/airlock/meminfo", name), memory / 1024);
             }
-            prop_assert_eq!(line("dev/shm/meminfo", "SwapTotal:"), 0);
+            prop_assert_eq!(line("run/airlock/meminfo", "SwapTotal:"), 0);
             prop_assert_eq!(line("sys/fs/cgroup/memory.max", ""), memory);
             let (quota, period) = told["sys/fs/cgroup/cpu.max"].trim().split_once(' ').unwrap();
             let (quota, period): (u64, u64) = (quota.parse().unwrap(), period.parse().unwrap());
@@ -326,9 +326,9 @@ mod tests {
             let lines = |path: &str, start: &str| {
                 told[path].lines().filter(|line| line.starts_with(start)).count() as u32
             };
-            prop_assert_eq!(lines("dev/shm/cpuinfo", "processor"), processors);
+            prop_assert_eq!(lines("run/airlock/cpuinfo", "processor"), processors);
             // One for all, and one for each.
-            prop_assert_eq!(lines("dev/shm/stat", "cpu"), processors + 1);
+            prop_assert_eq!(lines("run/airlock/stat", "cpu"), processors + 1);
             prop_assert_eq!(count(&told["sys/devices/system/cpu/online"]), processors);
             prop_assert!(processors * 1000 >= cpus && (processors - 1) * 1000 < cpus);
         }

@@ -88,7 +88,7 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
             Some(c_string(&folder)?)
         }
     };
-    for folder in ["proc", "sys", machine::EMPTY, "tmp", "run", "workspace"] {
+    for folder in ["proc", "sys", "dev/shm", "tmp", machine::EMPTY, "workspace"] {
         places.add(folder, PlaceKind::Directory, "")?;
     }
     for device in DEVICES {
