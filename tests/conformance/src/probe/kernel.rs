@@ -81,7 +81,7 @@ fn unmount(path: &str) -> Attempt {
     answer(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }.into())
 }
 
-/// Those of the affinity, which most runtimes take, and those that are online, which Python and Java's C library do.
+/// Those of the affinity, which most runtimes count, and those online, which Python counts.
 fn count_cpus() -> Attempt {
     let mut allowed = [0u64; 128];
     // SAFETY: the kernel writes at most as many bytes as the array has.

@@ -36,7 +36,7 @@ struct Told {
 const SCRIPT: &str = "for file in /proc/meminfo /proc/cpuinfo /proc/stat /sys/devices/system/cpu/online \
                       /sys/fs/cgroup/memory.max /sys/fs/cgroup/cpu.max; do echo @; cat $file 2> /dev/null; done; echo @";
 
-/// These lines give the limits of one file after the other.
+/// From the output of the script, which has a line with `@` before each file.
 fn read(output: &[u8]) -> Told {
     let text = String::from_utf8_lossy(output);
     let parts: Vec<_> = text.split("@\n").skip(1).collect();
