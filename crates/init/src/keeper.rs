@@ -62,8 +62,13 @@ pub(crate) fn masks() -> Vec<(&'static CStr, Mask)> {
 /// a program without a quota could take all that the host's root (or the user) has.
 pub(crate) const QUOTAS: &[(&str, u32)] =
     &[("max_user_namespaces", 0), ("max_inotify_instances", 32), ("max_inotify_watches", 8192)];
-/// An empty, read-only directory of every template.
-const EMPTY: &CStr = c"/sys";
+/// Covers of every template: an empty directory, and files about the machine as the limits of the run make it.
+const EMPTY: &CStr = c"/run/airlock/empty";
+const LIMITS: [(&CStr, &CStr); 3] = [
+    (c"/proc/meminfo", c"/run/airlock/meminfo"),
+    (c"/proc/cpuinfo", c"/run/airlock/cpuinfo"),
+    (c"/proc/stat", c"/run/airlock/stat"),
+];
 
 /// What a keeper is born with.
 pub(crate) struct Birth<'a> {
@@ -133,6 +138,11 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
     done.add(Step::MakeUserNamespace);
     mask_proc(birth.masks).map_err(failure(Step::Proc, "masks of /proc"))?;
     done.add(Step::Proc);
+    if plan.steps.has(Step::ShowLimits) {
+        let shown = LIMITS.into_iter().try_for_each(|(path, by)| cover(path, by));
+        shown.map_err(failure(Step::ShowLimits, "numbers in /proc"))?;
+        done.add(Step::ShowLimits);
+    }
     let (trees, unmapped) = open_paths(plan, birth.host, own.as_fd())?;
     done.add(Step::OpenPaths);
     scratch(plan).map_err(failure(Step::Scratch, "scratch space"))?;
@@ -219,17 +229,21 @@ fn mount_proc() -> io::Result<()> {
 }
 
 fn mask_proc(masks: &[(&CStr, Mask)]) -> io::Result<()> {
-    for (path, mask) in masks {
-        let cover = match mask {
+    masks.iter().try_for_each(|(path, mask)| {
+        let by = match mask {
             Mask::Nothing => c"/dev/null",
             Mask::EmptyDirectory => EMPTY,
             Mask::ReadOnly => path,
         };
-        let tree = template::open_tree(&CWD, cover)?;
-        sys::set_mount(tree.as_fd(), false, PLAIN | READ_ONLY, None)?;
-        template::attach(&tree, &CWD, path)?;
-    }
-    Ok(())
+        cover(path, by)
+    })
+}
+
+/// Covers a path, read-only.
+fn cover(path: &CStr, by: &CStr) -> io::Result<()> {
+    let tree = template::open_tree(&CWD, by)?;
+    sys::set_mount(tree.as_fd(), false, PLAIN | READ_ONLY, None)?;
+    template::attach(&tree, &CWD, path)
 }
 
 /// Detached trees of the workspace, if it is the host's, and of the mounts, in that order; and which of them

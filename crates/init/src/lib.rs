@@ -13,6 +13,7 @@
 //! the end of its control socket. Nothing else is needed to clean up processes and mounts.
 //! Single-threaded, no async; the only crate with `unsafe`, all of it in `sys.rs`.
 
+mod affinity;
 pub mod filter;
 mod keeper;
 pub mod launcher;

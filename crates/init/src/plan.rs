@@ -156,6 +156,8 @@ pub struct ProgramPlan {
     pub rlimits: Vec<ResourceLimit>,
     /// Directories below which Landlock allows everything.
     pub writable: Vec<CString>,
+    /// How many CPUs it is told of, if there is a limit.
+    pub cpus: Option<u32>,
 }
 
 /// What a process is to run.
@@ -222,7 +224,7 @@ wire_struct!(Owner { uid, gid });
 wire_struct!(Protected { path, kind });
 wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
 wire_struct!(Ids { uid, gid, outer_uid, outer_gid, drop_groups });
-wire_struct!(ProgramPlan { steps, ids, errand, last, directory, rlimits, writable });
+wire_struct!(ProgramPlan { steps, ids, errand, last, directory, rlimits, writable, cpus });
 wire_struct!(Errand { argv, env, candidates });
 wire_struct!(StockPlan { depth, ids, outer_count, first_turn });
 wire_struct!(ResourceLimit { resource, soft, hard });
@@ -315,8 +317,17 @@ mod tests {
         let limit = limit.prop_map(|(resource, soft, hard)| ResourceLimit { resource, soft, hard });
         let errand = (texts(), texts(), texts());
         let errand = errand.prop_map(|(argv, env, candidates)| Errand { argv, env, candidates });
-        (steps(), ids(), option::of(errand), any::<bool>(), text(), vec(limit, 0..4), texts()).prop_map(
-            |(steps, ids, errand, last, directory, rlimits, writable)| ProgramPlan {
+        (
+            steps(),
+            ids(),
+            option::of(errand),
+            any::<bool>(),
+            text(),
+            vec(limit, 0..4),
+            texts(),
+            option::of(any::<u32>()),
+        )
+            .prop_map(|(steps, ids, errand, last, directory, rlimits, writable, cpus)| ProgramPlan {
                 steps,
                 ids,
                 errand,
@@ -324,8 +335,8 @@ mod tests {
                 directory,
                 rlimits,
                 writable,
-            },
-        )
+                cpus,
+            })
     }
 
     /// It reads back as it was; with any number of bytes missing, or one too many, it does not read at all.

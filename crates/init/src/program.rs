@@ -4,6 +4,7 @@
 //! writes into [`Launch`] the launcher reads once it wakes.
 
 use crate::{
+    affinity,
     plan::{Errand, ProgramPlan},
     rules,
     step::{Step, Steps},
@@ -89,6 +90,9 @@ pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Er
     }
     // After the last file is opened: the launcher's own are open here, and count.
     launch.step(Step::ResourceLimits, |_| limit_resources(plan))?;
+    if let Some(count) = plan.cpus {
+        launch.step(Step::Affinity, |_| affinity::narrow(count))?;
+    }
     launch.step(Step::SyscallFilter, |it| sys::install_filter(it.filter))
 }
 

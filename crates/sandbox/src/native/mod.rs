@@ -10,6 +10,7 @@ pub mod cgroup;
 mod error;
 mod explain;
 mod launcher;
+mod machine;
 mod plan;
 pub mod probe;
 pub mod protect;

@@ -1,6 +1,6 @@
 //! From a checked spec to plans: pure, but for looking at the host paths it names.
 
-use super::{Missing, SandboxError, c_string, probe::SpareIds, protect};
+use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
 use init::{
     plan::{
         BoxPlan, Errand, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit,
@@ -224,7 +224,14 @@ pub(super) fn of_program(
         directory: c_string(spec::WORKSPACE)?,
         rlimits: rlimits(&spec.limits, enforcers),
         writable: writable.map(c_string).collect::<Result<_, _>>()?,
+        cpus: cpus(&spec.limits),
     })
+}
+
+/// Of as many as can be counted: the step would fail on others.
+fn cpus(limits: &Limits) -> Option<u32> {
+    machine::allowed()?;
+    limits.cpus.map(machine::whole)
 }
 
 /// A name is searched in the path inside; anything with a slash is taken as it is.
