@@ -318,6 +318,15 @@ impl Native {
         Ok(Protection::put_up(&self.state, folder.as_fd(), &spec.allow_protected)?)
     }
 
+    fn waiting_launcher(&self, template: &TemplatePlan) -> Option<Arc<Launcher>> {
+        let mut all = self.launchers.lock().expect("no panic while held");
+        let place = all.iter().position(|(plan, _)| plan == template)?;
+        let found = all.remove(place);
+        let launcher = found.1.clone();
+        all.push(found);
+        Some(launcher)
+    }
+
     /// A launcher with this root: one that waits, or a new one.
     async fn launcher_for(
         &self,
@@ -325,10 +334,7 @@ impl Native {
         spec: &SandboxSpec,
         name: &Id,
     ) -> Result<Arc<Launcher>, SandboxError> {
-        let found = |all: &Vec<(TemplatePlan, Arc<Launcher>)>| {
-            all.iter().find(|(plan, _)| plan == template).map(|(_, launcher)| launcher.clone())
-        };
-        if let Some(launcher) = found(&self.launchers.lock().expect("no panic while held")) {
+        if let Some(launcher) = self.waiting_launcher(template) {
             return Ok(launcher);
         }
         let clear_env = self.steps.has(Step::EmptyEnvironment);
@@ -338,7 +344,7 @@ impl Native {
         }
         let mut all = self.launchers.lock().expect("no panic while held");
         if all.len() >= MOST_LAUNCHERS {
-            // Those in use live on with their boxes.
+            // The one not asked for the longest. Those in use live on with their boxes.
             all.remove(0);
         }
         all.push((template.clone(), launcher.clone()));
