@@ -29,6 +29,7 @@ mod record;
 pub use doctor::{Check, CheckState};
 pub use pool::Pool;
 pub use record::{Swept, fresh_id, now};
+pub use sandbox::native::HeadStart;
 
 use record::Records;
 use sandbox::native::{Native, Program};
@@ -62,7 +63,7 @@ impl Settings {
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
     pub fn look(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
         driver::look_at_inputs(spec)?;
-        sandbox::native::look(&spec.sandbox, &self.state).map_err(|error| error.info())
+        sandbox::native::look(&spec.sandbox).map_err(|error| error.info())
     }
 }
 
@@ -133,6 +134,13 @@ impl Engine {
     /// Opens the state folder and sweeps what dead owners left there.
     pub fn open(settings: Settings) -> Result<Engine, EngineError> {
         let native = Native::new(settings.state.clone());
+        Engine::with(settings, native)
+    }
+
+    /// The same, with the process of its first launcher already on its way.
+    pub fn open_after(begun: HeadStart, settings: Settings) -> Result<Engine, EngineError> {
+        let mut native = Native::new(settings.state.clone());
+        native.use_head_start(begun);
         Engine::with(settings, native)
     }
 

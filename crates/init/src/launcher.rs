@@ -6,12 +6,12 @@
 use crate::{
     filter,
     keeper::{self, Birth, Mask},
-    plan::{BoxPlan, ProgramPlan, StockPlan, TemplatePlan},
+    plan::{BoxPlan, Ids, ProgramPlan, StockPlan, TemplatePlan},
     program::{self, Launch, Start},
     protocol::{self, Brief, Command, Ended, Report, Request},
     standby,
     step::{Failure, Step, Steps},
-    steward::{Namespaces, Steward},
+    steward::{self, Namespaces, Steward},
     sys::{self, ChildStack, Forked, Reaped},
     template::{self, failure},
 };
@@ -35,12 +35,12 @@ pub fn main() -> ! {
     _ = rustix::thread::set_name(c"airlock-init");
     sys::default_signals();
     let Ok(control) = take_control() else { sys::exit(2) };
-    let plan = match protocol::receive::<Request>(&control) {
-        Ok(Some((Request::Template(plan), mut files))) => Some(plan.read::<TemplatePlan>(&mut files)),
+    let briefed = match protocol::receive::<Request>(&control) {
+        Ok(Some((Request::Template { plan, first }, mut files))) => Some((plan.read(&mut files), first)),
         _ => None,
     };
-    let Some(Ok(plan)) = plan else { sys::exit(2) };
-    match prepare(&plan).and_then(|(steps, spaces)| greet(&control, steps, spaces)) {
+    let Some((Ok(plan), first)) = briefed else { sys::exit(2) };
+    match prepare(&plan, first).and_then(|(steps, spaces, first)| greet(&control, steps, spaces, first)) {
         Ok(mut launcher) => launcher.serve(control),
         Err(failed) => {
             // Nobody to tell means the engine is gone, and so are we.
@@ -70,10 +70,13 @@ struct Spaces {
     home_pids: OwnedFd,
 }
 
-fn prepare(plan: &TemplatePlan) -> Result<(Steps, Spaces), Failure> {
+/// The socket on which the first box's namespaces will come.
+type First = Option<OwnedFd>;
+
+fn prepare(plan: &TemplatePlan, first: Option<Ids>) -> Result<(Steps, Spaces, First), Failure> {
     let at = |what: &str| failure(Step::LauncherNamespaces, what);
     rustix::process::setsid().map_err(|error| at("setsid")(error.into()))?;
-    leave_host().map_err(at("own namespaces"))?;
+    let first = leave_host(first).map_err(at("own namespaces"))?;
     let open = |path| rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let opened = |path| open(path).map_err(|error| at("/proc/self/ns")(error.into()));
     let spaces =
@@ -82,11 +85,11 @@ fn prepare(plan: &TemplatePlan) -> Result<(Steps, Spaces), Failure> {
     let mut steps = template::build(plan)?;
     steps.add(Step::LauncherNamespaces);
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|error| at("dumpable")(error.into()))?;
-    Ok((steps, spaces))
+    Ok((steps, spaces, first))
 }
 
 /// Into namespaces of our own. Without the right to make them, a user namespace gives it.
-fn leave_host() -> io::Result<()> {
+fn leave_host(first: Option<Ids>) -> io::Result<First> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     if uid != 0 {
         sys::unshare(libc::CLONE_NEWUSER)?;
@@ -97,16 +100,24 @@ fn leave_host() -> io::Result<()> {
     sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWPID)?;
     // Unmounts of the host still reach us, so that we keep nothing busy; ours reach nobody.
     rustix::mount::mount_change(c"/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
+    let sockets = first.map(|ids| protocol::pair().map(|pair| (ids, pair))).transpose()?;
     match sys::fork_into(0, None)? {
-        Forked::Child => Ok(()),
-        // Only its child is in the new pid namespace.
-        Forked::Parent { .. } => sys::exit(0),
+        Forked::Child => Ok(sockets.map(|(_, (ours, _))| ours)),
+        // Only its child is in the new pid namespace. Before we end there is something to do beside it.
+        Forked::Parent { .. } => {
+            if let Some((ids, (ours, theirs))) = sockets {
+                drop(ours);
+                // Without them the box makes its own, and says what fails.
+                _ = steward::make_first(ids, &theirs);
+            }
+            sys::exit(0)
+        }
     }
 }
 
-fn greet(control: &OwnedFd, steps: Steps, spaces: Spaces) -> Result<Launcher, Failure> {
+fn greet(control: &OwnedFd, steps: Steps, spaces: Spaces, first: First) -> Result<Launcher, Failure> {
     let at = |what: &str| failure(Step::LauncherNamespaces, what);
-    let launcher = Launcher::new(spaces).map_err(at("epoll"))?;
+    let launcher = Launcher::new(spaces, first).map_err(at("epoll"))?;
     hello(control, steps).map_err(at("greet"))?;
     Ok(launcher)
 }
@@ -184,6 +195,8 @@ struct Launcher {
     /// Lanes, and the steward.
     helpers: Vec<Child>,
     steward: Option<Steward>,
+    /// Where the namespaces of the first box come from.
+    first: First,
     /// What a lane was given of the stock.
     share: Option<Namespaces>,
     next: u32,
@@ -194,13 +207,14 @@ struct Launcher {
 }
 
 impl Launcher {
-    fn new(spaces: Spaces) -> io::Result<Launcher> {
+    fn new(spaces: Spaces, first: First) -> io::Result<Launcher> {
         Ok(Launcher {
             spaces,
             events: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             boxes: HashMap::new(),
             helpers: Vec::new(),
             steward: None,
+            first,
             share: None,
             next: HELPERS + 1,
             filter: filter::program(),
@@ -258,7 +272,7 @@ impl Launcher {
             }
             Request::Lane if !files.is_empty() => self.on_lane(control, files.remove(0), &files),
             Request::Stock(plan) => self.on_stock(plan),
-            Request::Template(_) | Request::Lane => {}
+            Request::Template { .. } | Request::Lane => {}
         }
     }
 
@@ -318,11 +332,19 @@ impl Launcher {
         if !fits {
             return None;
         }
+        self.take_first();
         let share =
             self.share.take_if(|share| (share.ids.uid, share.ids.gid) == (plan.ids.uid, plan.ids.gid));
         let found = share.or_else(|| self.steward.as_mut()?.take(plan.ids))?;
         plan.ids = found.ids;
         Some(found)
+    }
+
+    /// Waits for the namespaces of the first box, which were begun before the root and take less time.
+    fn take_first(&mut self) {
+        if let Some(socket) = self.first.take() {
+            self.share = steward::receive_first(&socket);
+        }
     }
 
     fn fork_keeper(
@@ -357,7 +379,8 @@ impl Launcher {
     /// A copy of us that sits in version 1 cgroups: what it forks is born there, which costs nothing,
     /// while moving a process costs milliseconds.
     fn on_lane(&mut self, control: &mut OwnedFd, lane: OwnedFd, groups: &[OwnedFd]) {
-        let share = self.steward.as_mut().and_then(Steward::take_any);
+        self.take_first();
+        let share = self.share.take().or_else(|| self.steward.as_mut().and_then(Steward::take_any));
         if let Some(steward) = &mut self.steward {
             steward.replenish();
         }

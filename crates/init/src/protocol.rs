@@ -48,7 +48,12 @@ const MOST_PLAN: u64 = 16 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// The root of the boxes to come; once, first.
-    Template(Brief),
+    Template {
+        /// Its plan.
+        plan: Brief,
+        /// Who the program of the first box will be: its namespaces are made while the root is built.
+        first: Option<Ids>,
+    },
     /// A box: channel, then the cgroup directory if it is to be born in one, then what its keeper holds open for as
     /// long as it lives.
     Box {
@@ -153,9 +158,10 @@ wire_struct!(Ended { status, cpu_us, peak_bytes, alone });
 impl Wire for Request {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
-            Request::Template(plan) => {
+            Request::Template { plan, first } => {
                 out.push(b'T');
                 plan.put(out);
+                first.put(out);
             }
             Request::Box { plan, cgroup } => {
                 out.push(b'B');
@@ -171,7 +177,7 @@ impl Wire for Request {
     }
     fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
         match u8::get(input)? {
-            b'T' => Brief::get(input).map(Request::Template),
+            b'T' => Ok(Request::Template { plan: Wire::get(input)?, first: Wire::get(input)? }),
             b'B' => Ok(Request::Box { plan: Wire::get(input)?, cgroup: Wire::get(input)? }),
             b'L' => Ok(Request::Lane),
             b'S' => StockPlan::get(input).map(Request::Stock),

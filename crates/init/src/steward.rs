@@ -146,6 +146,23 @@ impl Steward {
     }
 }
 
+/// The namespaces of the first box, made beside the building of its root. Takes the place of a steward's life: the
+/// process that calls it ends.
+pub(crate) fn make_first(ids: Ids, socket: &OwnedFd) -> io::Result<()> {
+    sys::unshare(libc::CLONE_NEWNET)?;
+    sys::loopback_up()?;
+    let network = keeper::open_namespace(c"/proc/self/ns/net")?;
+    let users = keeper::user_namespace(IdMap::of_program(ids), keeper::QUOTAS)?;
+    protocol::send(socket, &Made(Some(ids)), &[network.as_fd(), users.as_fd()])
+}
+
+/// What [`make_first`] made; none if it could not.
+pub(crate) fn receive_first(socket: &OwnedFd) -> Option<Namespaces> {
+    let (Made(ids), handles) = protocol::receive::<Made>(socket).ok()??;
+    let mut handles = handles.into_iter();
+    Some(Namespaces { ids: ids?, network: handles.next()?, users: handles.next()? })
+}
+
 fn serve(socket: &OwnedFd) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     keeper::keep_only(&[socket.as_fd()])?;

@@ -234,7 +234,7 @@ mod tests {
             every_cut_is_refused(&report)?;
             let (plan, file) = Brief::new(&ids).unwrap();
             prop_assert!(file.is_none());
-            every_cut_is_refused(&Request::Template(plan.clone()))?;
+            every_cut_is_refused(&Request::Template { plan: plan.clone(), first: Some(ids) })?;
             every_cut_is_refused(&Request::Box { plan: plan.clone(), cgroup })?;
             every_cut_is_refused(&Request::Lane)?;
             every_cut_is_refused(&Request::Stock(StockPlan { depth: 8, ids, outer_count: 1, first_turn: 0 }))?;

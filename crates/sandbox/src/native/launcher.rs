@@ -2,7 +2,7 @@
 
 use super::SandboxError;
 use init::{
-    plan::{BoxPlan, StockPlan, TemplatePlan},
+    plan::{BoxPlan, Ids, StockPlan, TemplatePlan},
     protocol::{self, Brief, Command as Order, Report, Request},
     step::Steps,
     wire::Wire,
@@ -18,7 +18,7 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::process::CommandExt,
     },
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::{Arc, OnceLock},
 };
 use tokio::{io::Interest, net::UnixDatagram};
@@ -81,14 +81,17 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> SandboxError {
 }
 
 impl Launcher {
-    /// Starts one and waits until its template stands.
-    pub(super) async fn start(plan: &TemplatePlan, clear_env: bool) -> Result<Launcher, SandboxError> {
-        let (ours, theirs) = protocol::pair().map_err(failed("connect to"))?;
+    /// Briefs one that has begun, and waits until its template stands.
+    pub(super) async fn start(
+        begun: Begun,
+        plan: &TemplatePlan,
+        first: Option<Ids>,
+    ) -> Result<Launcher, SandboxError> {
         let (plan, file) = Brief::new(plan).map_err(failed("brief"))?;
-        let mut child = spawn(theirs, clear_env).map_err(failed("start"))?;
-        let control = Channel::new(ours).map_err(failed("connect to"))?;
+        let Begun { mut child, control } = begun;
+        let control = Channel::new(control).map_err(failed("connect to"))?;
         let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
-        control.send(&Request::Template(plan), &files).map_err(failed("brief"))?;
+        control.send(&Request::Template { plan, first }, &files).map_err(failed("brief"))?;
         let launcher = Launcher::greeted(control).await;
         // The process we started ends as soon as it has forked the launcher into its own pid namespace.
         child.wait().map_err(failed("wait for"))?;
@@ -134,7 +137,21 @@ impl Launcher {
     }
 }
 
-fn spawn(control: OwnedFd, clear_env: bool) -> io::Result<std::process::Child> {
+/// The process of a launcher, which knows nothing yet.
+#[derive(Debug)]
+pub(super) struct Begun {
+    child: Child,
+    control: OwnedFd,
+}
+
+impl Begun {
+    pub(super) fn new(clear_env: bool) -> io::Result<Begun> {
+        let (ours, theirs) = protocol::pair()?;
+        Ok(Begun { child: spawn(theirs, clear_env)?, control: ours })
+    }
+}
+
+fn spawn(control: OwnedFd, clear_env: bool) -> io::Result<Child> {
     let program = sealed_launcher()?;
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
     command.arg0("airlock-init").current_dir("/");

@@ -27,10 +27,10 @@ use init::{
     protocol::{self, Command, Report},
     step::{Step, Steps},
 };
-use launcher::{Channel, Launcher};
+use launcher::{Begun, Channel, Launcher};
 use plan::Who;
 use protect::Protection;
-use spec::{Barrier, Enforcer, Id, SandboxSpec};
+use spec::{Barrier, Enforcer, Id, Network, SandboxSpec};
 use std::{
     collections::BTreeMap,
     ffi::{CString, OsStr},
@@ -41,6 +41,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -51,6 +52,22 @@ const PLAN_AGE: Duration = Duration::from_secs(1);
 /// How long the kernel may take to end a box. Only a process stuck in the kernel takes longer.
 const LONGEST_END: Duration = Duration::from_secs(10);
 
+/// The process of a launcher on its way, beside whatever its caller has to do before the first run.
+#[derive(Debug)]
+pub struct HeadStart(JoinHandle<std::io::Result<Begun>>);
+
+impl HeadStart {
+    /// Begins, in a thread of its own. Dropped without use, the process sees that and ends.
+    pub fn give() -> HeadStart {
+        HeadStart(std::thread::spawn(|| Begun::new(true)))
+    }
+
+    /// None if it came to nothing: then a launcher is started as usual, and that says why.
+    fn wait(self) -> Option<Begun> {
+        self.0.join().ok()?.ok()
+    }
+}
+
 /// Makes boxes on this machine.
 #[derive(Debug)]
 pub struct Native {
@@ -58,6 +75,7 @@ pub struct Native {
     starter: Starter,
     cgroups: cgroup::Host,
     launchers: Mutex<Vec<(TemplatePlan, Arc<Launcher>)>>,
+    head_start: Mutex<Option<HeadStart>>,
     /// Roots that were planned a moment ago.
     planned: Mutex<Vec<(Instant, SandboxSpec, TemplatePlan)>>,
     /// How many network and user namespaces each launcher keeps ready.
@@ -119,11 +137,17 @@ impl Native {
             starter: spare.map_or(Starter::User, Starter::Root),
             cgroups: cgroup::Host::detect(),
             launchers: Mutex::new(Vec::new()),
+            head_start: Mutex::new(None),
             planned: Mutex::new(Vec::new()),
             namespaces_ahead: 0,
             steps: Steps::ALL,
             limits_in_cgroups: true,
         }
+    }
+
+    /// Uses a launcher that has already begun for the first root.
+    pub fn use_head_start(&mut self, begun: HeadStart) {
+        self.head_start = Mutex::new(Some(begun));
     }
 
     /// From now on launchers keep this many network and user namespaces ready.
@@ -318,6 +342,15 @@ impl Native {
         Ok(Protection::put_up(&self.state, folder.as_fd(), &spec.allow_protected)?)
     }
 
+    /// The process of a launcher: the one that had a head start, or a new one.
+    fn begun(&self) -> Result<Begun, SandboxError> {
+        let begun = self.head_start.lock().expect("no panic while held").take();
+        let begun = begun
+            .and_then(HeadStart::wait)
+            .map_or_else(|| Begun::new(self.steps.has(Step::EmptyEnvironment)), Ok);
+        begun.map_err(|source| SandboxError::Launcher { what: "start", source })
+    }
+
     fn waiting_launcher(&self, template: &TemplatePlan) -> Option<Arc<Launcher>> {
         let mut all = self.launchers.lock().expect("no panic while held");
         let place = all.iter().position(|(plan, _)| plan == template)?;
@@ -337,8 +370,9 @@ impl Native {
         if let Some(launcher) = self.waiting_launcher(template) {
             return Ok(launcher);
         }
-        let clear_env = self.steps.has(Step::EmptyEnvironment);
-        let launcher = Arc::new(Launcher::start(template, clear_env).await?);
+        let first = (spec.network != Network::Host && self.steps == Steps::ALL)
+            .then(|| Who::new(spec, self.starter, name, None).ids);
+        let launcher = Arc::new(Launcher::start(self.begun()?, template, first).await?);
         if self.namespaces_ahead > 0 {
             launcher.stock(plan::stock(self.namespaces_ahead, spec, self.starter, name))?;
         }
@@ -413,8 +447,8 @@ impl Native {
 }
 
 /// Looks at what a spec names on this host, before anything is made: the image, the workspace, the mounts.
-pub fn look(spec: &SandboxSpec, state: &Path) -> Result<(), SandboxError> {
-    root::plan(spec, Steps::ALL, state)?;
+pub fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
+    root::look(spec)?;
     plan::host_paths(spec, false).map(drop)
 }
 
@@ -696,6 +730,9 @@ impl Held {
     async fn give_back(self) -> Released {
         let Held { group, lane, protection } = self;
         drop(lane);
+        if group.as_ref().is_none_or(Group::is_empty) && protection.is_none() {
+            return Released::default();
+        }
         let blocking = tokio::task::spawn_blocking(move || {
             let mut released = Released::default();
             if let Some(Err(error)) = group.map(|group| group.remove()) {

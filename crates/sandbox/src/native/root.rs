@@ -74,6 +74,14 @@ impl Places {
     }
 }
 
+/// Looks at what a spec names for its root, without planning all of it.
+pub(super) fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
+    if let Root::Folder(folder) = &spec.root {
+        check_mount_points(&image_folder(folder)?, spec)?;
+    }
+    mount_points(&mut Places::default(), spec)
+}
+
 /// The plan of the root for a box.
 pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<TemplatePlan, SandboxError> {
     let mut places = Places::default();
