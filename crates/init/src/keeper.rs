@@ -8,6 +8,7 @@ use crate::{
     step::{Failure, Step, Steps},
     sys::{self, Forked},
     template::{self, PLAIN, READ_ONLY, failure},
+    terminal,
 };
 use rustix::{
     fs::{AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid},
@@ -52,6 +53,7 @@ struct Furnished {
     namespaces: Vec<OwnedFd>,
     user_namespace: OwnedFd,
     workspace: OwnedFd,
+    terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
     unmapped: Vec<u32>,
     done: Steps,
@@ -80,6 +82,7 @@ pub(crate) fn live(
 fn hand_out(furnished: &Furnished, report: BorrowedFd<'_>) -> io::Result<()> {
     let mut handles: Vec<_> = furnished.namespaces.iter().map(AsFd::as_fd).collect();
     handles.extend([furnished.user_namespace.as_fd(), furnished.workspace.as_fd()]);
+    handles.extend(furnished.terminal.iter().map(AsFd::as_fd));
     handles.extend(furnished.doors.iter().map(AsFd::as_fd));
     let ready = Report::Ready { steps: furnished.done, unmapped: furnished.unmapped.clone() };
     protocol::send(report, &ready, &handles)
@@ -111,11 +114,16 @@ fn furnish(plan: &BoxPlan, host: BorrowedFd<'_>) -> Result<Furnished, Failure> {
     done.add(Step::Mounts);
     let doors = open_doors(plan).map_err(failure(Step::Doors, "listen inside"))?;
     done.add(Step::Doors);
+    let terminal = plan.terminal.then(|| terminal::open(plan.ids)).transpose();
+    let terminal = terminal.map_err(failure(Step::Terminal, "/dev/pts"))?;
+    if terminal.is_some() {
+        done.add(Step::Terminal);
+    }
     let namespaces = open_namespaces(plan).map_err(failure(Step::JoinNamespaces, "/proc/self/ns"))?;
     // The last maps are written. From now on a program can be about.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| failure(Step::MakeUserNamespace, "dumpable")(error.into()))?;
-    Ok(Furnished { namespaces, user_namespace, workspace, doors, unmapped, done })
+    Ok(Furnished { namespaces, user_namespace, workspace, terminal, doors, unmapped, done })
 }
 
 /// The namespaces that the launcher asked the kernel for when it cloned us.

@@ -22,6 +22,7 @@ mod rules;
 pub mod step;
 mod sys;
 mod template;
+mod terminal;
 pub mod wire;
 
 /// The static launcher, as bytes.

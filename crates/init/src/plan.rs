@@ -62,6 +62,8 @@ pub struct BoxPlan {
     pub own_network: bool,
     /// Ports on the loopback inside at which the host listens.
     pub doors: Vec<u16>,
+    /// Whether the box has a terminal of its own.
+    pub terminal: bool,
     /// Bytes that may be written to scratch space.
     pub scratch_bytes: u64,
     /// Files and folders that may be made there.
@@ -156,6 +158,8 @@ pub struct ProgramPlan {
     pub rlimits: Vec<ResourceLimit>,
     /// Directories below which Landlock allows everything.
     pub writable: Vec<CString>,
+    /// Whether its standard streams are the box's terminal, which becomes its controlling one.
+    pub terminal: bool,
 }
 
 /// One resource limit.
@@ -185,6 +189,7 @@ wire_struct!(BoxPlan {
     hostname,
     own_network,
     doors,
+    terminal,
     scratch_bytes,
     scratch_files,
     workspace,
@@ -197,7 +202,7 @@ wire_struct!(Owner { uid, gid });
 wire_struct!(Protected { path, kind });
 wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
 wire_struct!(Ids { uid, gid, outer_uid, outer_gid, drop_groups });
-wire_struct!(ProgramPlan { steps, ids, argv, env, candidates, directory, rlimits, writable });
+wire_struct!(ProgramPlan { steps, ids, argv, env, candidates, directory, rlimits, writable, terminal });
 wire_struct!(ResourceLimit { resource, soft, hard });
 
 #[cfg(test)]
@@ -261,10 +266,10 @@ mod tests {
     }
 
     fn a_box() -> impl Strategy<Value = BoxPlan> {
-        let numbers = (any::<(bool, u64, u64)>(), vec(any::<u16>(), 0..4));
+        let numbers = (any::<(bool, bool, u64, u64)>(), vec(any::<u16>(), 0..4));
         let paths = (option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
         (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
-            let ((own_network, scratch_bytes, scratch_files), doors) = numbers;
+            let ((own_network, terminal, scratch_bytes, scratch_files), doors) = numbers;
             let (workspace, protected, workspace_directories, mounts) = paths;
             BoxPlan {
                 steps,
@@ -272,6 +277,7 @@ mod tests {
                 hostname,
                 own_network,
                 doors,
+                terminal,
                 scratch_bytes,
                 scratch_files,
                 workspace,
@@ -285,8 +291,9 @@ mod tests {
     fn program() -> impl Strategy<Value = ProgramPlan> {
         let limit = any::<(u32, u64, u64)>();
         let limit = limit.prop_map(|(resource, soft, hard)| ResourceLimit { resource, soft, hard });
-        (steps(), ids(), texts(), texts(), texts(), text(), vec(limit, 0..4), texts()).prop_map(
-            |(steps, ids, argv, env, candidates, directory, rlimits, writable)| ProgramPlan {
+        let limits = (vec(limit, 0..4), texts(), any::<bool>());
+        (steps(), ids(), texts(), texts(), texts(), text(), limits).prop_map(
+            |(steps, ids, argv, env, candidates, directory, (rlimits, writable, terminal))| ProgramPlan {
                 steps,
                 ids,
                 argv,
@@ -295,6 +302,7 @@ mod tests {
                 directory,
                 rlimits,
                 writable,
+                terminal,
             },
         )
     }

@@ -4,7 +4,7 @@
 //! control   engine → launcher   template plan, once           launcher → engine   Hello + its pidfd
 //!                               Box  + channel, plan[, cgroup][, held…]
 //!                               Lane + its control[, cgroup.procs…]
-//! channel   engine → launcher   Exec + plan, 0, 1, 2          launcher → engine   Ready + workspace, doors…
+//! channel   engine → launcher   Exec + plan, 0, 1, 2          launcher → engine   Ready + workspace[, terminal], doors…
 //! (one a box)                   Signal, Destroy                                   Started + pidfd
 //!                                                                                 Ended, Failed, Gone
 //! ```
@@ -67,7 +67,7 @@ pub enum Command {
 pub enum Report {
     /// The launcher (or lane) is ready; its pidfd comes along.
     Hello(Steps),
-    /// The box is made; its workspace and its listeners come along.
+    /// The box is made; its workspace, our end of its terminal if it has one, and its listeners come along.
     Ready {
         /// What was done.
         steps: Steps,

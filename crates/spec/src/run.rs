@@ -46,6 +46,8 @@ pub struct RunRequest {
     pub require: Vec<Barrier>,
     pub user: Option<User>,
     pub stdin: bool,
+    /// A terminal of this size, which then is standard input, output and error.
+    pub tty: Option<TerminalSize>,
     pub run_id: Option<String>,
     pub task_id: Option<String>,
     pub job_id: Option<String>,
@@ -63,7 +65,7 @@ pub struct RunSpec {
     pub job_id: Option<Id>,
     /// Exact argument list; never empty.
     pub command: Vec<OsString>,
-    /// Whether standard input is passed through; otherwise it is empty.
+    /// Whether standard input is passed through; otherwise it is empty, or the terminal.
     pub stdin: bool,
     /// Files to put into the workspace before the run.
     pub inputs: Vec<(WorkspacePath, InputSource)>,
@@ -101,6 +103,8 @@ pub struct SandboxSpec {
     pub required: BTreeSet<Barrier>,
     /// Who the program is inside.
     pub user: User,
+    /// Its terminal, if it has one, and how large that is at first.
+    pub tty: Option<TerminalSize>,
 }
 
 /// The root file system inside.
@@ -150,6 +154,14 @@ pub enum Network {
 pub enum InputSource {
     File(PathBuf),
     Artifact { name: WorkspacePath, version: Option<u64> },
+}
+
+/// How large a terminal is, in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct TerminalSize {
+    pub rows: u16,
+    pub columns: u16,
 }
 
 /// Numeric user and group inside.
@@ -219,7 +231,7 @@ impl Policy {
             task_id: id(&request.task_id, "--task-id")?,
             job_id: id(&request.job_id, "--job-id")?,
             command: check_command(request.command)?,
-            stdin: request.stdin,
+            stdin: request.stdin && request.tty.is_none(),
             inputs: request.inputs.iter().map(|text| input(text)).collect::<Result<_, _>>()?,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
             sandbox: SandboxSpec {
@@ -235,6 +247,7 @@ impl Policy {
                 limits,
                 required: request.require.into_iter().collect(),
                 user: check_user(request.user)?,
+                tty: request.tty,
             },
         })
     }

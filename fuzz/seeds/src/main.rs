@@ -93,6 +93,7 @@ fn a_box() -> BoxPlan {
         hostname: c"airlock".to_owned(),
         own_network: true,
         doors: vec![8080, 3128],
+        terminal: true,
         scratch_bytes: 256 << 20,
         scratch_files: 65536,
         workspace: Some(host_path(c"/home/u/project", c"/workspace", Some(Owner { uid: 1000, gid: 1000 }))),
@@ -117,6 +118,7 @@ fn program() -> ProgramPlan {
         directory: c"/workspace".to_owned(),
         rlimits: vec![ResourceLimit { resource: 7, soft: 128, hard: 128 }],
         writable: strings(&[c"/tmp", c"/workspace"]),
+        terminal: true,
     }
 }
 

@@ -6,6 +6,7 @@ mod artifact;
 mod doctor;
 mod message;
 mod run;
+mod screen;
 mod sweep;
 mod usage;
 
