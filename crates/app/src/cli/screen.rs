@@ -341,6 +341,10 @@ impl Screen {
         };
         let end = body.iter().position(|byte| matches!(byte, b' '..=b'/')).unwrap_or(body.len());
         let (numbers, between) = body.split_at(end);
+        // Parts of a number are for colours; elsewhere terminals differ in what they make of them.
+        if *last != b'm' && numbers.contains(&b':') {
+            return false;
+        }
         let Some(numbers) = parameters(numbers) else { return false };
         let only = match numbers[..] {
             [] => Some(0),
@@ -412,3 +416,7 @@ fn parameters(text: &[u8]) -> Option<Vec<u16>> {
     };
     text.split(|byte| matches!(byte, b';' | b':')).map(number).collect()
 }
+
+#[cfg(test)]
+#[path = "screen_tests.rs"]
+mod tests;
