@@ -22,19 +22,21 @@ mod processes;
 mod programs;
 mod runner;
 mod syscalls;
+mod terminal;
 mod workspaces;
 mod world;
 
 use runner::Proof;
 
 /// How many proofs there are as root and as an ordinary user. A proof that is lost must not go unnoticed.
-const PROOFS: usize = 104;
+const PROOFS: usize = 112;
 
 fn all() -> Vec<Proof> {
     [
         barriers::proofs(),
         limits::proofs(),
         syscalls::proofs(),
+        terminal::proofs(),
         programs::proofs(),
         lifetime::proofs(),
         processes::proofs(),
