@@ -99,7 +99,16 @@ impl Sitting {
         let status = self.child.wait().expect("it ends").code();
         let after = tcgetattr(&self.theirs).expect("its modes");
         assert_eq!(format!("{after:?}"), format!("{:?}", self.before), "the terminal's modes");
-        drop(self.theirs);
+        rustix::io::ioctl_fionbio(&self.theirs, true).expect("it is ours");
+        let mut theirs = File::from(self.theirs);
+        let left = theirs.read(&mut [0; 64]).map_err(|error| error.kind());
+        assert_eq!(
+            left,
+            Err(std::io::ErrorKind::WouldBlock),
+            "nothing is left that a shell would take for typed"
+        );
+        // The last one: what was shown ends now.
+        drop(theirs);
         let rest: Vec<u8> = self.output.iter().flatten().collect();
         self.seen.push_str(&String::from_utf8(rest).expect("only whole characters"));
         (status, without_notes(&self.seen))
@@ -123,6 +132,17 @@ fn the_terminal_inside_is_as_large_as_ours_and_of_its_kind() {
     let words = "/dev/pts/0\r\n31 101\r\nxterm\r\npts/0\r\ntyped\r\n";
     let (status, text) = shown(&["--tty", "--", "sh", "-c", script]);
     assert_eq!((status, text.replace(' ', "")), (Some(0), words.replace(' ', "")));
+}
+
+#[test]
+fn the_example_of_the_help_works() {
+    let help = World::new().run(&["run", "--help"]).stdout;
+    assert!(help.contains("\n  airlock run --tty -- bash\n"), "{help}");
+    let mut sitting = Sitting::start(&["--tty", "--", "bash"]);
+    sitting.expect("$ ");
+    sitting.keys("echo in\"\"side; exit 6\n");
+    sitting.expect("inside");
+    assert_eq!(sitting.end().0, Some(6));
 }
 
 #[test]
@@ -202,6 +222,8 @@ fn the_terminal_is_given_back_as_it_was_however_the_run_ends() {
         let (status, rest) = sitting.end();
         assert_eq!(status, Some(wanted), "{script}: {rest:?}");
         assert!(rest.contains(TURNED_OFF), "{script}: {rest:?}");
+        let told = wanted == 130 && !script.starts_with("trap");
+        assert_eq!(rest.contains("airlock: error: cancelled"), told, "{script}: {rest:?}");
     }
 }
 
@@ -275,6 +297,29 @@ fn much_output_arrives_whole() {
     assert_eq!(status, Some(0));
     let lines: Vec<_> = text.lines().collect();
     assert_eq!((lines.len(), lines.last()), (200_000, Some(&"200000")));
+}
+
+#[test]
+fn an_answer_of_the_terminal_goes_inside_or_nowhere() {
+    let ask = r#"printf '\033[6n'; IFS= read -r -s -d R answer; echo "got ${answer#?}""#;
+    let mut sitting = Sitting::start(&["--tty", "--", "bash", "-c", ask]);
+    sitting.expect("\x1b[6n");
+    sitting.keys("\x1b[7;9R");
+    sitting.expect("got [7;9");
+    assert_eq!(sitting.end().0, Some(0));
+    // A program that does not wait for it.
+    let mut sitting = Sitting::start(&["--tty", "--", "printf", r"\033[6n"]);
+    sitting.expect("\x1b[6n");
+    sitting.keys("\x1b[7;9R\n");
+    assert_eq!(sitting.end().0, Some(0));
+}
+
+#[test]
+fn a_plan_needs_no_terminal() {
+    let answer = World::new().run(&["run", "--tty", "--explain", "--", "true"]);
+    let line = answer.stdout.lines().find(|line| line.starts_with("terminal "));
+    assert_eq!(answer.status, Some(0), "{}", answer.stderr);
+    assert!(line.is_some_and(|line| line.contains("a devpts of the box's own")), "{}", answer.stdout);
 }
 
 /// Clipboard, title, its report, answerback, the end of a paste.

@@ -27,6 +27,7 @@ pub(crate) struct Screen {
     /// The sequence or character that is not whole yet.
     held: Vec<u8>,
     left: Left,
+    asked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +94,7 @@ const ESC: u8 = 0x1b;
 
 impl Screen {
     pub(crate) fn new(level: Level) -> Screen {
-        Screen { level, state: State::Ground, held: Vec::new(), left: Left::default() }
+        Screen { level, state: State::Ground, held: Vec::new(), left: Left::default(), asked: false }
     }
 
     /// What to show of these bytes.
@@ -143,6 +144,11 @@ impl Screen {
         ];
         out.extend(rest.into_iter().filter(|(changed, _)| *changed).map(|(_, sequence)| sequence));
         out.into_bytes()
+    }
+
+    /// Whether the program has asked the terminal something: the answer may still be on its way.
+    pub(crate) fn has_asked(&self) -> bool {
+        self.asked
     }
 
     fn take(&mut self, byte: u8, out: &mut Vec<u8>) {
@@ -302,7 +308,10 @@ impl Screen {
             _ => self.escape(),
         };
         match allowed {
-            true => self.pass(out),
+            true => {
+                self.asked |= self.state == State::Control && matches!(self.held.last(), Some(b'n' | b'c'));
+                self.pass(out);
+            }
             false => self.give_up(out),
         }
     }

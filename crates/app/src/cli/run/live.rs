@@ -11,7 +11,10 @@ use super::{
 };
 use engine::Run;
 use spec::{Event, RunResult, Stream};
-use std::io::{self, IsTerminal};
+use std::{
+    io::{self, IsTerminal},
+    time::Duration,
+};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     net::unix::pipe,
@@ -21,6 +24,8 @@ use tokio::{
 
 /// Pieces of output on their way to whoever reads; each is as large as the engine makes it.
 const QUEUE: usize = 4;
+/// How long a terminal may take to answer.
+const ANSWER: Duration = Duration::from_millis(100);
 /// The status of a second Ctrl-C.
 const INTERRUPTED: i32 = 130;
 
@@ -166,6 +171,10 @@ impl<W: AsyncWrite + Unpin> Sink<W> {
             Some(screen) => {
                 let rest = screen.finish();
                 write_through(&mut self.to, &rest).await?;
+                if screen.has_asked() {
+                    // Not for the caller's shell, which would take it for typed.
+                    tokio::time::sleep(ANSWER).await;
+                }
                 terminal::remember(Vec::new());
                 Ok(())
             }

@@ -120,7 +120,7 @@ pub(crate) struct Options {
     /// Pass standard input through; otherwise it is empty
     #[arg(long, help_heading = OUTPUT)]
     stdin: bool,
-    /// Give the program a terminal of its own, in yours
+    /// Give the program a terminal, shown in yours; every key goes inside, Ctrl-C too
     #[arg(long, help_heading = OUTPUT)]
     pub(super) tty: bool,
     /// Print one JSON result instead of the program's own output

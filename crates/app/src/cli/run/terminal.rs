@@ -4,7 +4,7 @@
 use super::{super::message::Failure, signals};
 use crate::config::Surroundings;
 use engine::{Terminal, Window};
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
 use spec::{RunRequest, TerminalSize};
 use std::{
     ffi::{OsStr, OsString},
@@ -92,9 +92,15 @@ fn give_back_at_a_panic() {
     }));
 }
 
+/// Whether the terminal is ours to change: in the background it is the shell's.
+fn in_front() -> bool {
+    tcgetpgrp(io::stdin()).map_or(true, |front| front == rustix::process::getpgrp())
+}
+
 fn make_raw() -> io::Result<()> {
     // A panic may hold it; then nobody needs a raw terminal any more.
-    if let Ok(saved) = SAVED.try_lock()
+    if in_front()
+        && let Ok(saved) = SAVED.try_lock()
         && let Some(saved) = &*saved
     {
         let mut raw = saved.before.clone();
@@ -117,7 +123,8 @@ pub(super) fn remember(undo: Vec<u8>) {
 /// to a question of the program's, which must not become a command line.
 pub(super) fn give_back() {
     // Where this fails the terminal is gone.
-    if let Ok(saved) = SAVED.try_lock()
+    if in_front()
+        && let Ok(saved) = SAVED.try_lock()
         && let Some(saved) = &*saved
     {
         let mut stdout = io::stdout().lock();
