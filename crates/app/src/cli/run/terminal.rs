@@ -4,13 +4,17 @@
 use super::{super::message::Failure, signals};
 use crate::config::Surroundings;
 use engine::{Terminal, Window};
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr};
+use rustix::termios::{
+    OptionalActions, QueueSelector, Termios, tcflush, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
+};
 use spec::{RunRequest, TerminalSize};
 use std::{
     ffi::{OsStr, OsString},
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     os::unix::ffi::OsStrExt,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, PoisonError, mpsc},
+    thread,
+    time::Duration,
 };
 use tokio::{
     net::unix::pipe,
@@ -20,6 +24,8 @@ use tokio::{
 
 /// What a terminal of unknown size is taken for, as everywhere.
 const USUAL: TerminalSize = TerminalSize { rows: 24, columns: 80 };
+/// How long a terminal may take for the few bytes that put its screen in order.
+const LONGEST_WRITE: Duration = Duration::from_millis(200);
 /// A terminal that can do nothing.
 const NO_TERMINAL: &str = "dumb";
 
@@ -105,7 +111,7 @@ fn make_raw() -> io::Result<()> {
     {
         let mut raw = saved.before.clone();
         raw.make_raw();
-        tcsetattr(io::stdin(), OptionalActions::Drain, &raw)?;
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
     }
     Ok(())
 }
@@ -127,10 +133,23 @@ pub(super) fn give_back() {
         && let Ok(saved) = SAVED.try_lock()
         && let Some(saved) = &*saved
     {
-        let mut stdout = io::stdout().lock();
-        _ = stdout.write_all(&saved.undo).and_then(|()| stdout.flush());
-        _ = tcsetattr(io::stdin(), OptionalActions::Flush, &saved.before);
+        // At once, not when all is written: a terminal that takes nothing more must not hold us.
+        _ = tcsetattr(io::stdin(), OptionalActions::Now, &saved.before);
+        _ = tcflush(io::stdin(), QueueSelector::IFlush);
+        if !saved.undo.is_empty() {
+            write_in_time(saved.undo.clone());
+        }
     }
+}
+
+/// Past the lock of standard output, which whoever waits for the terminal holds.
+fn write_in_time(bytes: Vec<u8>) {
+    let (done, wait) = mpsc::channel();
+    thread::spawn(move || {
+        _ = rustix::io::write(io::stdout(), &bytes);
+        _ = done.send(());
+    });
+    _ = wait.recv_timeout(LONGEST_WRITE);
 }
 
 /// Types what is typed here, and keeps the window as large as ours, until the run ends.
