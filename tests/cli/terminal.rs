@@ -17,7 +17,7 @@ use std::{
 };
 
 /// Longer than any of these programs needs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(30);
 const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";
 
@@ -40,6 +40,11 @@ fn window(rows: u16, columns: u16) -> Winsize {
 impl Sitting {
     /// Starts `airlock run` with these arguments, as a login would.
     fn start(arguments: &[&str]) -> Sitting {
+        let airlock = airlock().to_str().expect("its path is text");
+        Sitting::start_command(&[&[airlock, "run"], arguments].concat())
+    }
+
+    fn start_command(words: &[&str]) -> Sitting {
         let world = World::new();
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let ours = openpt(flags).expect("a terminal");
@@ -49,7 +54,7 @@ impl Sitting {
         let before = tcgetattr(&theirs).expect("its modes");
         let end = || Stdio::from(theirs.try_clone().expect("one more"));
         let mut command = Command::new("setsid");
-        command.args(["--ctty".as_ref(), airlock().as_os_str(), "run".as_ref()]).args(arguments);
+        command.arg("--ctty").args(words);
         command.current_dir(world.here("")).env_clear().envs(world.variables()).env("TERM", "xterm");
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("setsid starts");
         let ours = File::from(ours);
@@ -248,6 +253,26 @@ fn we_can_be_stopped_and_go_on() {
     tcsetwinsize(&sitting.ours, window(50, 140)).expect("a size");
     sitting.tell(Signal::CONT);
     sitting.expect("50 140");
+    assert_eq!(sitting.end().0, Some(0));
+}
+
+#[test]
+fn in_the_background_we_wait_until_we_are_brought_to_the_front() {
+    let mut sitting = Sitting::start_command(&["bash", "--norc", "--noediting", "-i"]);
+    sitting.expect("bash-");
+    let script = "read -r word; echo got-$word; exit 7";
+    sitting.keys(&format!("{} run --tty -- sh -c '{script}' &\n", airlock().display()));
+    sitting.expect("[1]");
+    sitting.keys("wait %1; jobs\n");
+    sitting.expect("Stopped");
+    sitting.keys("fg\n");
+    sitting.expect("run --tty");
+    sitting.keys("it\n");
+    sitting.expect("got-it");
+    // Not before: what is typed while the run ends is dropped.
+    sitting.expect("bash-");
+    sitting.keys("echo status-$?; exit\n");
+    sitting.expect("status-7");
     assert_eq!(sitting.end().0, Some(0));
 }
 
