@@ -8,6 +8,7 @@
 #![no_main]
 
 #[path = "../../crates/app/src/cli/screen.rs"]
+#[allow(dead_code, reason = "what the command alone uses")]
 mod screen;
 
 use libfuzzer_sys::fuzz_target;
