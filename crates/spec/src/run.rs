@@ -593,6 +593,16 @@ mod tests {
     }
 
     #[test]
+    fn a_terminal_takes_the_place_of_standard_input() {
+        let size = TerminalSize { rows: 24, columns: 80 };
+        let asked = |tty| RunRequest { stdin: true, tty, ..request(&["sh"]) };
+        let plain = Policy::default().admit(asked(None)).unwrap();
+        assert_eq!((plain.stdin, plain.sandbox.tty), (true, None));
+        let terminal = Policy::default().admit(asked(Some(size))).unwrap();
+        assert_eq!((terminal.stdin, terminal.sandbox.tty), (false, Some(size)));
+    }
+
+    #[test]
     fn a_refusal_stays_on_one_line_whatever_the_caller_wrote() {
         let mounts = |r: &mut RunRequest| r.mounts = vec!["/a\n\x1b[2J".into()];
         let twice = |r: &mut RunRequest| r.mounts = vec!["/a:/b\n".into(), "/c:/b\n".into()];
