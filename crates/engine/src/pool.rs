@@ -42,6 +42,7 @@ impl Pool {
             && spec.workspace.is_none()
             && spec.mounts.is_empty()
             && spec.doors.is_empty()
+            && spec.tty.is_none()
             && spec.limits.open_files >= FEWEST_FILES
     }
 

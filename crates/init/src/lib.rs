@@ -26,6 +26,7 @@ pub mod step;
 mod steward;
 mod sys;
 mod template;
+mod terminal;
 pub mod wire;
 
 /// The static launcher, as bytes.

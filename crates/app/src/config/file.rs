@@ -155,7 +155,11 @@ impl Section<'_> {
     }
 
     /// A quantity as people write it: `"2G"`, `"1h"`, or a bare number.
-    pub(super) fn quantity<T: FromStr<Err: fmt::Display>>(&self, key: &str, value: &Value) -> Result<T, ConfigError> {
+    pub(super) fn quantity<T: FromStr<Err: fmt::Display>>(
+        &self,
+        key: &str,
+        value: &Value,
+    ) -> Result<T, ConfigError> {
         let text = match value {
             Value::String(text) => text.clone(),
             Value::Integer(number) => number.to_string(),

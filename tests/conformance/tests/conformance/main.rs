@@ -25,13 +25,14 @@ mod processes;
 mod programs;
 mod runner;
 mod syscalls;
+mod terminal;
 mod workspaces;
 mod world;
 
 use runner::Proof;
 
 /// How many proofs there are as root and as an ordinary user. A proof that is lost must not go unnoticed.
-const PROOFS: usize = 110;
+const PROOFS: usize = 118;
 
 fn all() -> Vec<Proof> {
     [
@@ -39,6 +40,7 @@ fn all() -> Vec<Proof> {
         limits::proofs(),
         machine::proofs(),
         syscalls::proofs(),
+        terminal::proofs(),
         programs::proofs(),
         lifetime::proofs(),
         processes::proofs(),
