@@ -57,11 +57,13 @@ pub fn run(options: Options) -> io::Result<Report> {
     use std::os::unix::fs::DirBuilderExt;
     // Ours runs under another id: it must find its workspace.
     fs::DirBuilder::new().mode(0o755).create(&options.scratch)?;
-    let scratch = options.scratch.clone();
+    let (scratch, told) = (options.scratch.clone(), options.progress);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // As a task, like the handlers of a service: what it starts then runs on the same thread when that is free.
     let measured = runtime.block_on(runtime.spawn(measure::everything(options)));
     drop(runtime);
-    fs::remove_dir_all(scratch)?;
+    if let Err(error) = fs::remove_dir_all(&scratch) {
+        told(&format!("`{}` is left: {error}", scratch.display()));
+    }
     measured.map_err(io::Error::other)
 }

@@ -38,6 +38,7 @@ pub(crate) async fn everything(options: Options) -> Report {
     many::throughput(&options, &mut random, &mut report).await;
     many::hundred(&options, &mut report).await;
     idle::measure(&options, &mut report).await;
+    report.about.load[1] = crate::report::load();
     report.targets = targets::judge(&report);
     report
 }

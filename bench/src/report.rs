@@ -36,8 +36,9 @@ pub struct About {
     pub debug_build: bool,
     pub kernel: String,
     pub processors: usize,
-    /// Processes that wanted to run in the minute before, on average.
-    pub load: String,
+    /// Processes that wanted to run in the last minute, on average: before measuring and afterwards. On a machine that
+    /// others use, what waits for a processor looks slow.
+    pub load: [String; 2],
     pub seed: u64,
     pub rounds: usize,
     pub idle_ms: Option<u64>,
@@ -165,13 +166,19 @@ impl About {
             debug_build: cfg!(debug_assertions),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
-            load: read("/proc/loadavg").split(' ').next().unwrap_or_default().to_owned(),
+            load: [load(), String::new()],
             seed: options.seed,
             rounds: options.rounds,
             idle_ms: options.idle.map(|idle| idle.as_millis() as u64),
             command: command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
         }
     }
+}
+
+/// The load of the last minute.
+pub(crate) fn load() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().unwrap_or_default().to_owned()
 }
 
 impl Report {
@@ -220,7 +227,7 @@ pub(crate) mod tests {
             debug_build: false,
             kernel: "6.1".into(),
             processors: 2,
-            load: "0.5".into(),
+            load: ["0.5".into(), "1.5".into()],
             seed: 7,
             rounds: 3,
             idle_ms: Some(200),

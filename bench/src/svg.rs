@@ -89,7 +89,7 @@ impl Report {
             about.command.join(" "),
             about.kernel,
             about.processors,
-            about.load,
+            about.load.join(" to "),
             about.seed,
             if about.debug_build { " · DEBUG BUILD" } else { "" }
         )

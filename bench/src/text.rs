@@ -17,8 +17,12 @@ impl Display for Report {
 
 fn head(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
     let about = &report.about;
-    let (kernel, processors, load) = (&about.kernel, about.processors, &about.load);
-    writeln!(f, "airlock {} on Linux {kernel}, {processors} processors, load {load}", about.version)?;
+    let (kernel, processors, [before, after]) = (&about.kernel, about.processors, &about.load);
+    writeln!(
+        f,
+        "airlock {} on Linux {kernel}, {processors} processors, load {before} before and {after} after",
+        about.version
+    )?;
     writeln!(f, "command {}, seed {}, {} rounds", about.command.join(" "), about.seed, about.rounds)?;
     if about.debug_build {
         writeln!(f, "A DEBUG BUILD: its numbers mean nothing.")?;
@@ -82,16 +86,13 @@ fn several(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
 }
 
 fn targets(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
-    writeln!(f, "\n{:<48} {:<22} {:>9}", "target (informative)", "wanted", "measured")?;
-    for target in &report.targets {
-        let verdict = match target.met {
-            Some(true) => "met",
-            Some(false) => "NOT MET",
-            None => "",
-        };
-        let measured = target.measured.as_deref().unwrap_or("-");
-        let line = format!("  {:<46} {:<22} {measured:>9}  {verdict}", target.name, target.target);
-        writeln!(f, "{}", line.trim_end())?;
+    let measured = report.targets.iter().filter_map(|target| Some((target, target.measured.as_ref()?)));
+    for (number, (target, measured)) in measured.enumerate() {
+        if number == 0 {
+            writeln!(f, "\n{:<48} {:<22} {:>9}", "targets, which decide nothing", "wanted", "measured")?;
+        }
+        let verdict = if target.met == Some(true) { "met" } else { "not met" };
+        writeln!(f, "  {:<46} {:<22} {measured:>9}  {verdict}", target.name, target.target)?;
     }
     Ok(())
 }
@@ -110,4 +111,40 @@ fn span(microseconds: Option<f64>) -> String {
 
 fn number(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.2}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::report::{NotRun, tests::example};
+
+    #[test]
+    fn the_text_is_a_table_with_what_was_not_run() {
+        let mut report = example();
+        report.rows[1].missing_barriers = Some(vec!["memory_limit"]);
+        (report.rows[1].errors, report.rows[1].first_error) = (2, Some("Failed: x".into()));
+        report.not_run.push(NotRun { name: "bwrap".into(), reason: "`bwrap` is not installed".into() });
+        let wanted = "\
+airlock 1 on Linux 6.1, 2 processors, load 0.5 before and 1.5 after
+command /bin/true, seed 7, 3 rounds
+
+back to back                              p50        p99  x spawn  x bwrap      n
+  posix_spawn                        1.000 ms   5.000 ms     1.00        -      3
+  library-cold                       2.500 ms   9.000 ms     2.50        -      3  without memory_limit  2 FAILED, first: Failed: x
+
+each after 200 ms of idle time            p50        p99  x spawn  x bwrap      n
+  posix_spawn                        2.000 ms   2.000 ms     1.00        -      3
+
+bwrap not run: `bwrap` is not installed
+";
+        assert_eq!(report.to_string(), wanted);
+    }
+
+    #[test]
+    fn targets_are_listed_with_what_was_measured() {
+        let mut report = example();
+        report.targets = crate::targets::judge(&report);
+        let text = report.to_string();
+        let line = "  library cold p50, back to back                 <= 3 x posix_spawn          2.50  met\n";
+        assert!(text.contains(line) && !text.contains("hundred"), "{text}");
+    }
 }

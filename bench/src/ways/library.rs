@@ -69,6 +69,12 @@ impl Library {
         }
     }
 
+    /// What this host can put up.
+    pub(crate) async fn barriers_here(mut self) -> Result<Vec<Barrier>, Reason> {
+        self.once().await?;
+        Ok(self.barriers.unwrap_or_default())
+    }
+
     pub(crate) fn missing_barriers(&self) -> Option<Vec<&'static str>> {
         let up = self.barriers.as_ref()?;
         let missing = Barrier::ALL.iter().filter(|one| !OF_OTHERS.contains(one) && !up.contains(one));

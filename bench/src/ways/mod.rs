@@ -37,7 +37,10 @@ pub(crate) async fn prepare(kind: Kind, command: &[OsString], options: &Options)
         Kind::Crun | Kind::Runc => Way::Program(program::bundle(kind.name(), command, &root, options)?),
         Kind::Podman => Way::Program(program::podman(command, &root, options)?),
         Kind::Docker => Way::Docker(Docker::prepare(command, &root, options)?),
-        Kind::Cli => Way::Program(program::cli(command, options)),
+        Kind::Cli => {
+            let barriers = Library::cold(command, options)?.barriers_here().await?;
+            Way::Program(program::cli(command, &barriers, options))
+        }
         Kind::Cold => Way::Library(Box::new(Library::cold(command, options)?)),
         Kind::ColdWithMounts => Way::Library(Box::new(Library::with_mounts(command, options)?)),
         Kind::Warm => Way::Library(Box::new(Library::warm(command, options)?)),

@@ -3,6 +3,7 @@
 use super::{Reason, Root};
 use crate::Options;
 use serde_json::{Value, json};
+use spec::Barrier;
 use std::{
     ffi::OsString,
     fs,
@@ -87,10 +88,12 @@ pub(crate) fn spawn(command: &[OsString]) -> Program {
     Program { pipes: false, ..Program::passing_environment(command.to_vec()) }
 }
 
-/// `airlock run`, as a shell would start it.
-pub(crate) fn cli(command: &[OsString], options: &Options) -> Program {
+/// `airlock run`, as a shell would start it. It refuses to run if one of these barriers does not stand.
+pub(crate) fn cli(command: &[OsString], barriers: &[Barrier], options: &Options) -> Program {
     let mut argv = vec![options.airlock.clone().into_os_string(), "--state".into()];
-    argv.extend([options.scratch.join("cli-state").into_os_string(), "run".into(), "--".into()]);
+    argv.extend([options.scratch.join("cli-state").into_os_string(), "run".into()]);
+    argv.extend(barriers.iter().flat_map(|barrier| ["--require".into(), barrier.name().into()]));
+    argv.push("--".into());
     argv.extend_from_slice(command);
     Program::new(argv)
 }
