@@ -8,10 +8,10 @@ use crate::{
     ways::{
         Reason,
         cgroup::own_cgroup,
-        library::{admit, fill, pooled},
+        library::admit,
+        pool::{self, Ahead},
     },
 };
-use engine::{Engine, Settings};
 use spec::RunRequest;
 use std::{
     fs,
@@ -138,11 +138,13 @@ pub fn park(state: PathBuf, parked: usize) -> Result<(), String> {
     input.read_line(&mut String::new()).map_err(failed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {
-        let engine = Engine::open(pooled(Settings { state }, parked)?).map_err(|error| error.to_string())?;
+        let ahead = Ahead::Parked(parked);
+        let engine = pool::open(state, ahead)?;
         let spec = admit(RunRequest { command: vec!["/bin/true".into()], ..RunRequest::default() })?;
-        fill(&engine, &spec).await;
+        pool::settle(&engine, &spec, ahead).await;
         println!("parked");
-        input.read_line(&mut String::new()).map_err(failed)?;
-        Ok(())
+        let waited = input.read_line(&mut String::new()).map_err(failed);
+        pool::close(engine).await;
+        waited.map(|_| ())
     })
 }

@@ -9,8 +9,8 @@
 //! The clock is monotonic and runs around the whole of what a caller waits for. No sample is dropped; one that did not
 //! succeed is an error of its row, not a sample. Ratios compare medians of the same run.
 
+mod hundred;
 mod idle;
-mod many;
 mod measure;
 mod report;
 mod rows;
@@ -19,6 +19,7 @@ mod statistics;
 mod svg;
 mod targets;
 mod text;
+mod throughput;
 mod ways;
 
 pub use idle::park;

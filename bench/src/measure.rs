@@ -1,12 +1,12 @@
 //! Takes the samples: every row prepared and warmed up, then the two phases, then what is no row.
 
 use crate::{
-    Options, idle, many,
+    Options, hundred, idle,
     report::{About, Measured, NotRun, Phase, Report},
     rows::{self, Row},
     schedule::Random,
     statistics::{microseconds, percentile},
-    targets,
+    targets, throughput,
     ways::{self, Reason, Way},
 };
 use std::time::{Duration, Instant};
@@ -32,11 +32,11 @@ pub(crate) async fn everything(options: Options) -> Report {
         report.rows.extend(lanes.iter_mut().map(|lane| lane.take(phase)));
     }
     for lane in lanes {
-        lane.way.end();
+        lane.way.end().await;
     }
     report.compare();
-    many::throughput(&options, &mut random, &mut report).await;
-    many::hundred(&options, &mut report).await;
+    throughput::measure(&options, &mut random, &mut report).await;
+    hundred::measure(&options, &mut report).await;
     idle::measure(&options, &mut report).await;
     report.about.load[1] = crate::report::load();
     report.targets = targets::judge(&report);
@@ -68,7 +68,7 @@ async fn warmed_up(row: &Row, options: &Options) -> Result<Way, Reason> {
     for _ in 0..WARM_UP {
         way.settle().await;
         if let Err(reason) = way.once().await {
-            way.end();
+            way.end().await;
             return Err(reason);
         }
     }

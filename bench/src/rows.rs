@@ -20,6 +20,7 @@ pub(crate) enum Kind {
     Cold,
     ColdWithMounts,
     Warm,
+    WarmWithMounts,
     Attach,
     MakeAndAttach,
 }
@@ -50,10 +51,11 @@ pub(crate) const MORE: [&str; 4] = ["throughput-2", "throughput-8", "idle-sandbo
 const PYTHON: &str = "python-";
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 14] = [
+    pub(crate) const ALL: [Kind; 15] = [
         Kind::Spawn,
         Kind::SpawnWithPipes,
         Kind::Warm,
+        Kind::WarmWithMounts,
         Kind::Cold,
         Kind::ColdWithMounts,
         Kind::Cli,
@@ -81,6 +83,7 @@ impl Kind {
             Kind::Cold => "library-cold",
             Kind::ColdWithMounts => "library-cold-mounts",
             Kind::Warm => "library-warm",
+            Kind::WarmWithMounts => "library-warm-mounts",
             Kind::Attach => "cgroup-attach",
             Kind::MakeAndAttach => "cgroup-make",
         }
@@ -103,8 +106,9 @@ impl Kind {
             }
             Kind::Cli => "`airlock run`, the whole program, every barrier",
             Kind::Cold => "Engine::run, nothing made ahead but the launcher, every barrier",
-            Kind::ColdWithMounts => "the same with a mounted workspace and one more mount",
+            Kind::ColdWithMounts => "library-cold with a mounted workspace and one more mount",
             Kind::Warm => "Engine::run from a pool of 8, refilled meanwhile on the same processors",
+            Kind::WarmWithMounts => "library-warm with a mounted workspace and one more mount",
             Kind::Attach => "cgroup v1: only moving a process into prepared groups",
             Kind::MakeAndAttach => "cgroup v1: making, limiting, moving, removing",
         }
@@ -117,12 +121,12 @@ impl Kind {
             Kind::Crun | Kind::Runc | Kind::Firejail | Kind::Podman | Kind::Docker => 4,
             Kind::Attach | Kind::MakeAndAttach => 8,
             Kind::Spawn | Kind::SpawnWithPipes | Kind::Bwrap => 32,
-            Kind::Cli | Kind::Cold | Kind::ColdWithMounts | Kind::Warm => 32,
+            Kind::Cli | Kind::Cold | Kind::ColdWithMounts | Kind::Warm | Kind::WarmWithMounts => 32,
         }
     }
 
     pub(crate) const fn is_ours(self) -> bool {
-        matches!(self, Kind::Cli | Kind::Cold | Kind::ColdWithMounts | Kind::Warm)
+        matches!(self, Kind::Cli | Kind::Cold | Kind::ColdWithMounts | Kind::Warm | Kind::WarmWithMounts)
     }
 
     /// What both sides have to pay.
@@ -132,7 +136,8 @@ impl Kind {
 
     /// Whether a second command tells more about it.
     const fn with_python(self) -> bool {
-        !matches!(self, Kind::SpawnWithPipes | Kind::ColdWithMounts | Kind::Attach | Kind::MakeAndAttach)
+        let of_mounts = matches!(self, Kind::ColdWithMounts | Kind::WarmWithMounts);
+        !of_mounts && !matches!(self, Kind::SpawnWithPipes | Kind::Attach | Kind::MakeAndAttach)
     }
 }
 

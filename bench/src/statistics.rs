@@ -10,6 +10,13 @@ pub(crate) fn percentile(samples: &[Duration], percent: usize) -> Option<Duratio
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
+/// The lower of the middle ones: the median by nearest rank. Zero without numbers.
+pub(crate) fn middle(numbers: &[f64]) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or_default()
+}
+
 /// Microseconds with one decimal: what is finer is noise.
 pub(crate) fn microseconds(span: Duration) -> f64 {
     (span.as_nanos() as f64 / 100.0).round() / 10.0
@@ -46,6 +53,11 @@ mod tests {
         let mut numbers = vec![1; 50];
         numbers.push(1_000_000);
         assert_eq!(percentile(&of(&numbers), 99), Some(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn the_middle_is_one_of_the_numbers() {
+        assert_eq!([middle(&[3.0, 1.0, 2.0]), middle(&[4.0, 1.0, 3.0, 2.0]), middle(&[])], [2.0, 2.0, 0.0]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub(crate) mod cgroup;
 mod docker;
 pub(crate) mod library;
+pub(crate) mod pool;
 mod program;
 mod root;
 
@@ -11,8 +12,18 @@ pub(crate) use program::Program;
 use crate::{Options, rows::Kind};
 use docker::Docker;
 use library::Library;
+use pool::Ahead;
 use root::Root;
-use std::{ffi::OsString, time::Duration};
+use std::{
+    ffi::OsString,
+    fs,
+    path::PathBuf,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+/// How many sandboxes the warm rows have parked.
+const POOL: Ahead = Ahead::Parked(8);
 
 /// Why a way cannot be taken, or was not this time; one line for the reader.
 pub(crate) type Reason = String;
@@ -29,6 +40,7 @@ pub(crate) enum Way {
 /// Prepares a way; what is not there on this host is the reason.
 pub(crate) async fn prepare(kind: Kind, command: &[OsString], options: &Options) -> Result<Way, Reason> {
     let root = Root::of_host();
+    let library = |library| Way::Library(Box::new(library));
     Ok(match kind {
         Kind::Spawn => Way::Program(program::spawn(command)),
         Kind::SpawnWithPipes => Way::Program(program::spawn(command).with_pipes()),
@@ -38,12 +50,13 @@ pub(crate) async fn prepare(kind: Kind, command: &[OsString], options: &Options)
         Kind::Podman => Way::Program(program::podman(command, &root, options)?),
         Kind::Docker => Way::Docker(Docker::prepare(command, &root, options)?),
         Kind::Cli => {
-            let barriers = Library::cold(command, options)?.barriers_here().await?;
-            Way::Program(program::cli(command, &barriers, options))
+            let probe = Library::plain(command, Ahead::Nothing, options)?;
+            Way::Program(program::cli(command, &probe.barriers_here().await?, options))
         }
-        Kind::Cold => Way::Library(Box::new(Library::cold(command, options)?)),
-        Kind::ColdWithMounts => Way::Library(Box::new(Library::with_mounts(command, options)?)),
-        Kind::Warm => Way::Library(Box::new(Library::warm(command, options)?)),
+        Kind::Cold => library(Library::plain(command, Ahead::Nothing, options)?),
+        Kind::ColdWithMounts => library(Library::with_mounts(command, Ahead::Nothing, options)?),
+        Kind::Warm => library(Library::plain(command, POOL, options)?),
+        Kind::WarmWithMounts => library(Library::with_mounts(command, POOL, options)?),
         Kind::Attach => Way::Cgroup(cgroup::Attach::prepared()?),
         Kind::MakeAndAttach => Way::Cgroup(cgroup::Attach::made_each_time()?),
     })
@@ -76,11 +89,20 @@ impl Way {
     }
 
     /// Removes what was prepared outside of the scratch folder.
-    pub(crate) fn end(self) {
+    pub(crate) async fn end(self) {
         match self {
             Way::Docker(docker) => docker.end(),
             Way::Cgroup(attach) => attach.end(),
-            Way::Program(_) | Way::Library(_) => {}
+            Way::Library(library) => library.end().await,
+            Way::Program(_) => {}
         }
     }
+}
+
+/// A folder of its own for each use.
+pub(crate) fn fresh_folder(options: &Options, name: &str) -> Result<PathBuf, Reason> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let folder = options.scratch.join(format!("{name}-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+    fs::create_dir(&folder).map_err(|error| format!("cannot make `{}`: {error}", folder.display()))?;
+    Ok(folder)
 }

@@ -1,6 +1,6 @@
 //! Ways that are a program of their own: plain spawn, `airlock run`, and most peers.
 
-use super::{Reason, Root};
+use super::{Reason, Root, fresh_folder};
 use crate::Options;
 use serde_json::{Value, json};
 use spec::Barrier;
@@ -189,13 +189,4 @@ fn installed(name: &str, options: &Options) -> Result<PathBuf, Reason> {
 
 fn words(text: &str) -> impl Iterator<Item = OsString> {
     text.split_whitespace().map(OsString::from)
-}
-
-/// A folder of its own for each use.
-fn fresh_folder(options: &Options, name: &str) -> Result<PathBuf, Reason> {
-    let free = |path: &PathBuf| !path.exists();
-    let names = (0..u32::MAX).map(|number| options.scratch.join(format!("{name}-{number}")));
-    let folder = names.into_iter().find(free).unwrap_or_else(|| options.scratch.join(name));
-    fs::create_dir_all(&folder).map_err(|error| format!("cannot make `{}`: {error}", folder.display()))?;
-    Ok(folder)
 }
