@@ -15,15 +15,16 @@ const GAP: f64 = 64.0;
 /// Dots of one row; more would only be darker.
 const MOST_DOTS: usize = 250;
 
+/// Plain colours and no variables: not every viewer knows those.
 const STYLE: &str = "\
-svg { --ink: #1f2328; --faint: #8c959f; --grid: #d8dee4; --paper: #ffffff; --ours: #0969da; --base: #57606a; --peer: #bc4c00 }
-@media (prefers-color-scheme: dark) { svg { --ink: #e6edf3; --faint: #8b949e; --grid: #30363d; --paper: #0d1117; \
---ours: #58a6ff; --base: #b1bac4; --peer: #f0883e } }
-.paper { fill: var(--paper) } text { fill: var(--ink); font: 12px system-ui, sans-serif } .title { font-size: 15px; font-weight: 600 }
-.faint { fill: var(--faint) } .right { text-anchor: end } .middle { text-anchor: middle } .grid { stroke: var(--grid) }
-.ours { fill: var(--ours); stroke: var(--ours) } .base { fill: var(--base); stroke: var(--base) } \
-.peer { fill: var(--peer); stroke: var(--peer) }
-circle { stroke: none; fill-opacity: .22 } .p50 { stroke-width: 4 } .p99 { stroke-width: 1.5 } .span { stroke-width: 1; stroke-opacity: .5 }
+text { fill: #1f2328; font: 12px system-ui, 'DejaVu Sans', sans-serif } .title { font-size: 15px; font-weight: 600 }
+.paper { fill: #ffffff } .faint { fill: #656d76 } .grid { stroke: #d0d7de } .right { text-anchor: end } .middle { text-anchor: middle }
+.ours { fill: #0969da; stroke: #0969da } .base { fill: #57606a; stroke: #57606a } .peer { fill: #bc4c00; stroke: #bc4c00 }
+circle { stroke: none; fill-opacity: .22 } .p50 { stroke-width: 4 } .p99 { stroke-width: 1.5 } .span { stroke-opacity: .5 }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3 } .paper { fill: #0d1117 } .faint { fill: #8b949e } .grid { stroke: #30363d }
+.ours { fill: #58a6ff; stroke: #58a6ff } .base { fill: #b1bac4; stroke: #b1bac4 } .peer { fill: #f0883e; stroke: #f0883e }
+}
 ";
 
 /// Where values lie on the axis, in microseconds.
