@@ -20,14 +20,15 @@ use std::{
     process::{Child, ChildStdin, Command, Stdio},
 };
 
-const FEW: usize = 1;
-const MANY: usize = 33;
+/// Enough that what the kernel charges ahead on each processor, for a handful of groups, is in both counts.
+const FEW: usize = 16;
+const MANY: usize = 80;
 
 /// What was counted while some were parked.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     charged: Option<u64>,
-    pss: u64,
+    pss: Option<u64>,
 }
 
 pub(crate) async fn measure(options: &Options, report: &mut Report) {
@@ -43,12 +44,9 @@ pub(crate) async fn measure(options: &Options, report: &mut Report) {
 
 fn both(options: &Options) -> Result<IdleSandbox, Reason> {
     let (few, many) = (held(options, FEW)?, held(options, MANY)?);
-    let each = |few: u64, many: u64| many.saturating_sub(few) / (MANY - FEW) as u64;
-    Ok(IdleSandbox {
-        parked: MANY - FEW,
-        charged_bytes: few.charged.zip(many.charged).map(|(few, many)| each(few, many)),
-        pss_bytes: each(few.pss, many.pss),
-    })
+    let each = |few: Option<u64>, many: Option<u64>| Some(many?.saturating_sub(few?) / (MANY - FEW) as u64);
+    let (charged_bytes, pss_bytes) = (each(few.charged, many.charged), each(few.pss, many.pss));
+    Ok(IdleSandbox { parked: MANY - FEW, charged_bytes, pss_bytes })
 }
 
 fn held(options: &Options, parked: usize) -> Result<Held, Reason> {
@@ -123,12 +121,11 @@ fn descendants(pid: u32) -> Vec<u32> {
     children.into_iter().flat_map(|child| [vec![child], descendants(child)].concat()).collect()
 }
 
-/// The proportional share of memory of a process, in bytes.
-fn pss(pid: u32) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or_default() * 1024
+/// The proportional share of memory of a process, in bytes; none if it is not ours to see.
+fn pss(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 /// The child's part: waits for a line, parks, says so, and goes when its standard input ends.
@@ -136,6 +133,9 @@ pub fn park(state: PathBuf, parked: usize) -> Result<(), String> {
     let failed = |error: io::Error| error.to_string();
     let mut input = io::stdin().lock();
     input.read_line(&mut String::new()).map_err(failed)?;
+    // Launchers are nobody's children; whoever counts us must find them.
+    let us = rustix::process::getpid();
+    rustix::process::set_child_subreaper(Some(us)).map_err(|error| failed(error.into()))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {
         let ahead = Ahead::Parked(parked);

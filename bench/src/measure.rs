@@ -79,7 +79,7 @@ async fn warmed_up(row: &Row, options: &Options) -> Result<Way, Reason> {
 async fn sample(options: &Options, phase: Phase, random: &mut Random, lanes: &mut [Lane]) {
     let mut told = Instant::now();
     for round in 0..options.rounds {
-        if round == 0 || told.elapsed() > Duration::from_secs(5) {
+        if !lanes.is_empty() && (round == 0 || told.elapsed() > Duration::from_secs(5)) {
             told = Instant::now();
             (options.progress)(&format!("{}: round {} of {}", phase.name(), round + 1, options.rounds));
         }

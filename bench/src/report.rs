@@ -108,10 +108,10 @@ pub struct Throughput {
 pub struct IdleSandbox {
     /// How many were parked to find out.
     pub parked: usize,
-    /// Charged to their memory cgroup, kernel memory included, per sandbox.
+    /// Charged to their memory cgroup, kernel memory included, per sandbox; none without one.
     pub charged_bytes: Option<u64>,
-    /// Their processes' share of memory, per sandbox.
-    pub pss_bytes: u64,
+    /// Their processes' share of memory, per sandbox; none where that is not shown to us.
+    pub pss_bytes: Option<u64>,
 }
 
 /// A hundred sandboxes, all alive, each of which answered.

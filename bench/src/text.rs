@@ -75,9 +75,11 @@ fn several(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "  {:<32} {:>10} {runs:>10.0} {bwrap:>8}", one.row, one.runners)?;
     }
     if let Some(idle) = &report.idle_sandbox {
-        let charged = idle.charged_bytes.map_or("-".to_owned(), |bytes| format!("{} KiB", bytes / 1024));
-        let pss = idle.pss_bytes / 1024;
-        writeln!(f, "\none parked sandbox: {charged} charged with its kernel memory, {pss} KiB PSS")?;
+        let kib = |bytes: Option<u64>| {
+            bytes.map_or("not known".to_owned(), |bytes| format!("{} KiB", bytes / 1024))
+        };
+        let (charged, pss) = (kib(idle.charged_bytes), kib(idle.pss_bytes));
+        writeln!(f, "\none parked sandbox: charged with its kernel memory {charged}, PSS {pss}")?;
     }
     if let Some(hundred) = &report.hundred {
         writeln!(f, "\n{} sandboxes alive and answering after {:.2} s", hundred.sandboxes, hundred.seconds)?;
