@@ -50,7 +50,13 @@ pub(crate) fn wanted(options: &Options, name: &str) -> bool {
 
 async fn prepare_all(options: &Options, not_run: &mut Vec<NotRun>) -> Vec<Lane> {
     let mut lanes = Vec::new();
-    for row in rows::all(options.command.as_deref()) {
+    let all = rows::all(options.command.as_deref());
+    let known =
+        |name: &&String| all.iter().any(|row| row.name == **name) || rows::MORE.contains(&name.as_str());
+    let unknown = options.only.iter().filter(|name| !known(name));
+    let reason = "it has a command of its own, and another one was given";
+    not_run.extend(unknown.map(|name| NotRun { name: name.clone(), reason: reason.to_owned() }));
+    for row in all {
         if !wanted(options, &row.name) {
             continue;
         }
@@ -87,7 +93,7 @@ async fn sample(options: &Options, phase: Phase, random: &mut Random, lanes: &mu
             let lane = &mut lanes[number];
             match phase {
                 Phase::BackToBack => {
-                    for _ in 0..lane.row.kind.burst() {
+                    for _ in 0..lane.row.burst() {
                         lane.once().await;
                     }
                 }

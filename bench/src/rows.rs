@@ -35,6 +35,18 @@ pub(crate) struct Row {
     pub(crate) command: Vec<OsString>,
 }
 
+impl Row {
+    /// How often it is run in one visit, back to back. A pool that is never drained would show nothing of its refill;
+    /// what takes long needs no repetition to be warm.
+    pub(crate) fn burst(&self) -> usize {
+        match (self.kind, self.group) {
+            (Kind::Crun | Kind::Runc | Kind::Firejail | Kind::Podman | Kind::Docker, _) => 4,
+            (Kind::Attach | Kind::MakeAndAttach, _) | (_, Group::Python) => 8,
+            (_, Group::Command) => 32,
+        }
+    }
+}
+
 /// Rows with the same command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
@@ -111,17 +123,6 @@ impl Kind {
             Kind::WarmWithMounts => "library-warm with a mounted workspace and one more mount",
             Kind::Attach => "cgroup v1: only moving a process into prepared groups",
             Kind::MakeAndAttach => "cgroup v1: making, limiting, moving, removing",
-        }
-    }
-
-    /// How often a row is run in one visit, back to back. A pool that is never drained would show nothing of its
-    /// refill; and what takes a quarter of a second needs no repetition to be warm.
-    pub(crate) const fn burst(self) -> usize {
-        match self {
-            Kind::Crun | Kind::Runc | Kind::Firejail | Kind::Podman | Kind::Docker => 4,
-            Kind::Attach | Kind::MakeAndAttach => 8,
-            Kind::Spawn | Kind::SpawnWithPipes | Kind::Bwrap => 32,
-            Kind::Cli | Kind::Cold | Kind::ColdWithMounts | Kind::Warm | Kind::WarmWithMounts => 32,
         }
     }
 
