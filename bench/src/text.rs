@@ -39,13 +39,13 @@ fn rows(report: &Report, phase: Phase, f: &mut Formatter<'_>) -> fmt::Result {
         (Phase::AfterIdle, Some(ms)) => format!("each after {ms} ms of idle time"),
         (Phase::AfterIdle, None) | (Phase::BackToBack, _) => phase.name().to_owned(),
     };
-    writeln!(f, "\n{title:<34} {:>10} {:>10} {:>8} {:>8} {:>6}", "p50", "p99", "x spawn", "x bwrap", "n")?;
+    writeln!(f, "\n{title:<34} {:>11} {:>11} {:>8} {:>8} {:>6}", "p50", "p99", "x spawn", "x bwrap", "n")?;
     for row in rows {
         let cells = [span(row.p50_us), span(row.p99_us), number(row.to_spawn), number(row.to_bwrap)];
         let [p50, p99, spawn, bwrap] = cells;
         writeln!(
             f,
-            "  {:<32} {p50:>10} {p99:>10} {spawn:>8} {bwrap:>8} {:>6}{}",
+            "  {:<32} {p50:>11} {p99:>11} {spawn:>8} {bwrap:>8} {:>6}{}",
             row.row,
             row.n,
             remarks(row)
@@ -129,12 +129,12 @@ mod tests {
 airlock 1 on Linux 6.1, 2 processors, load 0.5 before and 1.5 after
 command /bin/true, seed 7, 3 rounds
 
-back to back                              p50        p99  x spawn  x bwrap      n
-  posix_spawn                        1.000 ms   5.000 ms     1.00        -      3
-  library-cold                       2.500 ms   9.000 ms     2.50        -      3  without memory_limit  2 FAILED, first: Failed: x
+back to back                               p50         p99  x spawn  x bwrap      n
+  posix_spawn                         1.000 ms    5.000 ms     1.00        -      3
+  library-cold                        2.500 ms    9.000 ms     2.50        -      3  without memory_limit  2 FAILED, first: Failed: x
 
-each after 200 ms of idle time            p50        p99  x spawn  x bwrap      n
-  posix_spawn                        2.000 ms   2.000 ms     1.00        -      3
+each after 200 ms of idle time             p50         p99  x spawn  x bwrap      n
+  posix_spawn                         2.000 ms    2.000 ms     1.00        -      3
 
 bwrap not run: `bwrap` is not installed
 ";
