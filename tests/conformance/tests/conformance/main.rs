@@ -17,6 +17,7 @@ mod files;
 mod images;
 mod lifetime;
 mod limits;
+mod machine;
 mod network;
 mod processes;
 mod programs;
@@ -28,12 +29,13 @@ mod world;
 use runner::Proof;
 
 /// How many proofs there are as root and as an ordinary user. A proof that is lost must not go unnoticed.
-const PROOFS: usize = 104;
+const PROOFS: usize = 110;
 
 fn all() -> Vec<Proof> {
     [
         barriers::proofs(),
         limits::proofs(),
+        machine::proofs(),
         syscalls::proofs(),
         programs::proofs(),
         lifetime::proofs(),
