@@ -18,6 +18,8 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
+    thread,
+    time::Duration,
 };
 
 /// Enough that what the kernel charges ahead on each processor, for a handful of groups, is in both counts.
@@ -107,8 +109,16 @@ fn remove(group: &Path) {
             remove(&below.path());
         }
     }
-    // Somebody may still be on his way out of it; then it stays, empty.
-    _ = fs::remove_dir(group);
+    // Who was in it may still be on his way out, and version 1 does not tell when he is gone.
+    for _ in 0..100 {
+        match fs::remove_dir(group) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                thread::sleep(Duration::from_millis(20))
+            }
+            // Left behind it is empty and limits nothing.
+            Ok(()) | Err(_) => return,
+        }
+    }
 }
 
 /// All processes below this one.
