@@ -3,6 +3,7 @@
 //! Data goes to stdout, everything else to stderr. What Airlock itself refuses exits with 125.
 
 mod artifact;
+mod bench;
 mod doctor;
 mod message;
 mod run;
@@ -63,6 +64,8 @@ enum Command {
     Sweep(sweep::Options),
     /// List, fetch or remove what runs have kept
     Artifact(artifact::Options),
+    /// Measure what a run costs here, beside other sandboxes
+    Bench(bench::Options),
 }
 
 /// Everything but `main` itself: from arguments and surroundings to the exit status.
@@ -74,6 +77,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
+            Command::Bench(options) => bench::execute(options, &global, &surroundings),
         },
     }
 }
