@@ -1,7 +1,7 @@
 //! What a sandboxed run costs: ours and its peers, side by side in one process.
 //!
 //! ```text
-//! rows ─ prepare, warm up ─┬─ back to back: rounds of bursts ─┐
+//! rows ─ prepare, warm up ─┬─ back to back, rounds of visits ─┐
 //!        (or: not run)     └─ with idle time before each ─────┤─ report ─ text, JSON, SVG
 //!                             throughput, memory, hundred ────┘
 //! ```
@@ -39,6 +39,8 @@ pub struct Options {
     pub only: Vec<String>,
     /// Run in place of `/bin/true` and Python.
     pub command: Option<Vec<OsString>>,
+    /// How many sandboxes, or what a run can have of one, are made ahead where that is measured.
+    pub pool: usize,
     /// Decides the order.
     pub seed: u64,
     /// The program `airlock` itself.

@@ -89,8 +89,12 @@ async fn sample(options: &Options, phase: Phase, random: &mut Random, lanes: &mu
             told = Instant::now();
             (options.progress)(&format!("{}: round {} of {}", phase.name(), round + 1, options.rounds));
         }
-        for number in random.order(lanes.len()) {
-            let lane = &mut lanes[number];
+        // A row that is visited often stands in the round that often.
+        let visits = |lane: &Lane| if phase == Phase::BackToBack { lane.row.visits() } else { 1 };
+        let round: Vec<_> =
+            lanes.iter().enumerate().flat_map(|(number, lane)| vec![number; visits(lane)]).collect();
+        for place in random.order(round.len()) {
+            let lane = &mut lanes[round[place]];
             match phase {
                 Phase::BackToBack => {
                     for _ in 0..lane.row.burst() {

@@ -17,10 +17,11 @@ pub(crate) enum Kind {
     Podman,
     Docker,
     Cli,
+    Warm,
+    WarmSustained,
     Cold,
     ColdWithMounts,
-    Warm,
-    WarmWithMounts,
+    Bare,
     Attach,
     MakeAndAttach,
 }
@@ -36,14 +37,21 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// How often it is run in one visit, back to back. A pool that is never drained would show nothing of its refill;
-    /// what takes long needs no repetition to be warm.
-    pub(crate) fn burst(&self) -> usize {
+    /// How often it is visited in one round without idle time; in between come other rows. What takes long needs fewer
+    /// samples.
+    pub(crate) fn visits(&self) -> usize {
         match (self.kind, self.group) {
-            (Kind::Crun | Kind::Runc | Kind::Firejail | Kind::Podman | Kind::Docker, _) => 4,
-            (Kind::Attach | Kind::MakeAndAttach, _) | (_, Group::Python) => 8,
-            (_, Group::Command) => 32,
+            (Kind::Crun | Kind::Runc | Kind::Firejail | Kind::Podman | Kind::Docker, _) => 1,
+            (Kind::WarmSustained, _) => 1,
+            (Kind::Attach | Kind::MakeAndAttach, _) | (_, Group::Python) => 2,
+            (_, Group::Command) => 8,
         }
+    }
+
+    /// How often it is run in one visit. Elsewhere a pool is filled again before the next row, off the clock; in a row
+    /// of runs that drains it the refill goes on meanwhile.
+    pub(crate) fn burst(&self) -> usize {
+        if self.kind == Kind::WarmSustained { 32 } else { 1 }
     }
 }
 
@@ -63,13 +71,14 @@ pub(crate) const MORE: [&str; 4] = ["throughput-2", "throughput-8", "idle-sandbo
 const PYTHON: &str = "python-";
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 15] = [
+    pub(crate) const ALL: [Kind; 16] = [
         Kind::Spawn,
         Kind::SpawnWithPipes,
         Kind::Warm,
-        Kind::WarmWithMounts,
+        Kind::WarmSustained,
         Kind::Cold,
         Kind::ColdWithMounts,
+        Kind::Bare,
         Kind::Cli,
         Kind::Bwrap,
         Kind::Crun,
@@ -95,7 +104,8 @@ impl Kind {
             Kind::Cold => "library-cold",
             Kind::ColdWithMounts => "library-cold-mounts",
             Kind::Warm => "library-warm",
-            Kind::WarmWithMounts => "library-warm-mounts",
+            Kind::WarmSustained => "library-warm-sustained",
+            Kind::Bare => "library-bare",
             Kind::Attach => "cgroup-attach",
             Kind::MakeAndAttach => "cgroup-make",
         }
@@ -117,17 +127,21 @@ impl Kind {
                 "Docker's API: create, start, wait, remove; its filter, limits of memory and pids"
             }
             Kind::Cli => "`airlock run`, the whole program, every barrier",
-            Kind::Cold => "Engine::run, nothing made ahead but the launcher, every barrier",
+            Kind::Cold => "Engine::run in a sandbox made for it; its cgroups and namespaces came from a pool",
             Kind::ColdWithMounts => "library-cold with a mounted workspace and one more mount",
-            Kind::Warm => "Engine::run from a pool of 8, refilled meanwhile on the same processors",
-            Kind::WarmWithMounts => "library-warm with a mounted workspace and one more mount",
+            Kind::Warm => "Engine::run in a sandbox from a pool, which is full",
+            Kind::WarmSustained => {
+                "the same 32 times in a row: the pool drains and is refilled meanwhile, on the same processors"
+            }
+            Kind::Bare => "Engine::run with nothing made ahead but the launcher: with the v1 attach",
             Kind::Attach => "cgroup v1: only moving a process into prepared groups",
             Kind::MakeAndAttach => "cgroup v1: making, limiting, moving, removing",
         }
     }
 
     pub(crate) const fn is_ours(self) -> bool {
-        matches!(self, Kind::Cli | Kind::Cold | Kind::ColdWithMounts | Kind::Warm | Kind::WarmWithMounts)
+        use Kind::{Bare, Cli, Cold, ColdWithMounts, Warm, WarmSustained};
+        matches!(self, Cli | Bare | Cold | ColdWithMounts | Warm | WarmSustained)
     }
 
     /// What both sides have to pay.
@@ -137,8 +151,8 @@ impl Kind {
 
     /// Whether a second command tells more about it.
     const fn with_python(self) -> bool {
-        let of_mounts = matches!(self, Kind::ColdWithMounts | Kind::WarmWithMounts);
-        !of_mounts && !matches!(self, Kind::SpawnWithPipes | Kind::Attach | Kind::MakeAndAttach)
+        let variant = matches!(self, Kind::ColdWithMounts | Kind::WarmSustained | Kind::Bare);
+        !variant && !matches!(self, Kind::SpawnWithPipes | Kind::Attach | Kind::MakeAndAttach)
     }
 }
 

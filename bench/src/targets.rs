@@ -42,6 +42,12 @@ fn of_rows(report: &Report, phase: Phase) -> Vec<Target> {
         named("library cold p50", Wanted::AtMost(0.45), "x bwrap", to(command(Kind::Cold), bwrap)),
         named("library cold p50", Wanted::AtMost(3.0), "x posix_spawn", to(command(Kind::Cold), spawn)),
         named("library warm p50", Wanted::AtMost(1.3), "x posix_spawn", to(command(Kind::Warm), spawn)),
+        named(
+            "library warm p50, sustained",
+            Wanted::AtMost(1.3),
+            "x posix_spawn",
+            to(command(Kind::WarmSustained), spawn),
+        ),
         named("`airlock run` p50", Wanted::AtMost(0.9), "x bwrap", to(command(Kind::Cli), bwrap)),
         named("the same less the v1 attach", Wanted::AtMost(0.9), "x bwrap", to(without_attach, bwrap)),
         named("Python cold p50", Wanted::AtMost(1.2), "x plain Python", to(python, plain)),

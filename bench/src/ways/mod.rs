@@ -22,9 +22,6 @@ use std::{
     time::Duration,
 };
 
-/// How many sandboxes the warm rows have parked.
-const POOL: Ahead = Ahead::Parked(8);
-
 /// Why a way cannot be taken, or was not this time; one line for the reader.
 pub(crate) type Reason = String;
 
@@ -53,10 +50,12 @@ pub(crate) async fn prepare(kind: Kind, command: &[OsString], options: &Options)
             let probe = Library::plain(command, Ahead::Nothing, options)?;
             Way::Program(program::cli(command, &probe.barriers_here().await?, options))
         }
-        Kind::Cold => library(Library::plain(command, Ahead::Nothing, options)?),
-        Kind::ColdWithMounts => library(Library::with_mounts(command, Ahead::Nothing, options)?),
-        Kind::Warm => library(Library::plain(command, POOL, options)?),
-        Kind::WarmWithMounts => library(Library::with_mounts(command, POOL, options)?),
+        Kind::Bare => library(Library::plain(command, Ahead::Nothing, options)?),
+        Kind::Cold => library(Library::plain(command, Ahead::Berths(options.pool), options)?),
+        Kind::ColdWithMounts => library(Library::with_mounts(command, Ahead::Berths(options.pool), options)?),
+        Kind::Warm | Kind::WarmSustained => {
+            library(Library::plain(command, Ahead::Parked(options.pool), options)?)
+        }
         Kind::Attach => Way::Cgroup(cgroup::Attach::prepared()?),
         Kind::MakeAndAttach => Way::Cgroup(cgroup::Attach::made_each_time()?),
     })

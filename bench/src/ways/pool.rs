@@ -10,7 +10,9 @@ use std::path::PathBuf;
 pub(crate) enum Ahead {
     /// Nothing but the launcher, which the engine starts once.
     Nothing,
-    /// So many sandboxes, or what a run with mounts can have of one.
+    /// So many cgroups with namespaces: what any run can have of its sandbox.
+    Berths(usize),
+    /// So many whole sandboxes.
     Parked(usize),
 }
 
@@ -18,12 +20,14 @@ pub(crate) enum Ahead {
 pub(crate) fn open(state: PathBuf, ahead: Ahead) -> Result<Engine, Reason> {
     let pool = match ahead {
         Ahead::Nothing => Pool::OFF,
-        Ahead::Parked(parked) => {
-            let memory = Size(Pool::PARKED_BYTES.0 * parked as u64);
-            Pool { parked, berths: parked, memory }
-        }
+        Ahead::Berths(berths) => Pool { parked: 0, berths, memory: memory(berths) },
+        Ahead::Parked(parked) => Pool { parked, berths: 0, memory: memory(parked) },
     };
     Engine::open(Settings { pool, ..Settings::new(state) }).map_err(|error| error.to_string())
+}
+
+fn memory(count: usize) -> Size {
+    Size(Pool::PARKED_BYTES.0 * count as u64)
 }
 
 /// Returns when nothing goes on behind finished runs any more, and the pool is full for runs of this kind.
@@ -31,7 +35,7 @@ pub(crate) async fn settle(engine: &Engine, spec: &RunSpec, ahead: Ahead) {
     match ahead {
         // Without a pool, closing only waits.
         Ahead::Nothing => engine.clone().close().await,
-        Ahead::Parked(_) => engine.warm(spec).await,
+        Ahead::Berths(_) | Ahead::Parked(_) => engine.warm(spec).await,
     }
 }
 

@@ -27,6 +27,8 @@ idle time. A peer that is not installed is listed as not run; `bench/run` of the
 and starts them all. Numbers of one run can be compared with each other, not with another machine's.
 The targets decide nothing: the exit status is 0 whatever was measured.";
 
+/// How much is made ahead where that is measured, unless the configuration has a pool.
+const POOL: usize = 8;
 /// What `--idle` takes for no second phase.
 const NO_IDLE: &str = "none";
 
@@ -86,13 +88,12 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
 }
 
 fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<(), Failure> {
+    let config = global.configure(surroundings)?;
     if let Some(parked) = options.park {
-        let state = global.configure(surroundings)?.state;
-        return bench::park(state, parked).map_err(Failure::internal);
+        return bench::park(config.state, parked).map_err(Failure::internal);
     }
-    global.refuse_server(surroundings)?;
     check_names(&options.only)?;
-    let report = bench::run(settings(&options, surroundings)?)
+    let report = bench::run(settings(&options, config.pool, surroundings)?)
         .map_err(|error| Failure::internal(format!("cannot measure: {error}")))?;
     print(&report.to_string())?;
     write(&options, &report, &surroundings.current_folder)
@@ -109,7 +110,11 @@ fn check_names(only: &[String]) -> Result<(), Failure> {
     }
 }
 
-fn settings(options: &Options, surroundings: &Surroundings) -> Result<bench::Options, Failure> {
+fn settings(
+    options: &Options,
+    pool: engine::Pool,
+    surroundings: &Surroundings,
+) -> Result<bench::Options, Failure> {
     let airlock = std::env::current_exe()
         .map_err(|error| Failure::internal(format!("cannot find this program's own file: {error}")))?;
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
@@ -118,6 +123,7 @@ fn settings(options: &Options, surroundings: &Surroundings) -> Result<bench::Opt
         idle: options.idle.0,
         only: options.only.clone(),
         command: (!options.command.is_empty()).then(|| options.command.clone()),
+        pool: if pool.parked > 0 { pool.parked } else { POOL },
         // Short enough to be typed again.
         seed: options.seed.unwrap_or(clock % 1_000_000),
         airlock,
