@@ -17,8 +17,8 @@ use crate::{
 };
 use sandbox::native::{Ended, NativeBox, Program, Progress, SandboxError};
 use spec::{
-    ArtifactRef, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult, RunSpec, Status,
-    Stream, Truncated, Usage, WorkspacePath,
+    ArtifactRef, Enforcer, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult,
+    RunSpec, Status, Stream, Truncated, Usage, WorkspacePath,
 };
 use std::{
     collections::BTreeMap,
@@ -329,7 +329,9 @@ impl Driver {
     ) {
         // With nobody left inside nothing can change any more; where clean-up comes behind the result, so does the
         // end of an empty box. What its first process counted matters only without a cgroup.
-        let quiet = ending.alone && self.engine.pools.is_on() && sandbox.counters().cpu.is_some();
+        let counted =
+            !matches!(result.enforced_by.get("cpu"), None | Some(Enforcer::Rlimit | Enforcer::Nothing));
+        let quiet = ending.alone && counted && self.engine.pools.is_on();
         if !quiet {
             match sandbox.end().await {
                 Some(gone) => {
@@ -607,7 +609,7 @@ pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsStrin
 /// For a program's standard input: our end, and the program's.
 pub(crate) fn input_pipe() -> io::Result<(pipe::Sender, OwnedFd)> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    Ok((pipe::Sender::from_owned_fd(nonblocking(write)?)?, read))
+    Ok((pipe::Sender::from_owned_fd_unchecked(nonblocking(write)?)?, read))
 }
 
 fn connect_pipes(input: Option<OwnedFd>) -> io::Result<Streams> {
@@ -622,7 +624,7 @@ fn connect_pipes(input: Option<OwnedFd>) -> io::Result<Streams> {
 
 fn output_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    Ok((pipe::Receiver::from_owned_fd(nonblocking(read)?)?, write))
+    Ok((pipe::Receiver::from_owned_fd_unchecked(nonblocking(read)?)?, write))
 }
 
 pub(crate) fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {

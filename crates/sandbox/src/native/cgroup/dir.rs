@@ -2,8 +2,8 @@
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::{
-    fs::{self, OpenOptions},
-    io::{self, Write},
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -26,12 +26,20 @@ pub(super) fn read(dir: &Path, file: &str) -> io::Result<String> {
 
 /// A file that holds one number.
 pub(super) fn number(dir: &Path, file: &str) -> Option<u64> {
-    read(dir, file).ok()?.parse().ok()
+    short(dir, file)?.trim_end().parse().ok()
 }
 
 /// One value of a file of lines `name value`.
 pub(super) fn keyed(dir: &Path, file: &str, name: &str) -> Option<u64> {
-    value(&read(dir, file).ok()?, name)
+    value(&short(dir, file)?, name)
+}
+
+/// What the kernel writes at once and gives in one read: every run ends with a handful of these.
+fn short(dir: &Path, file: &str) -> Option<String> {
+    let mut bytes = vec![0; 2048];
+    let count = File::open(dir.join(file)).ok()?.read(&mut bytes).ok()?;
+    bytes.truncate(count);
+    String::from_utf8(bytes).ok()
 }
 
 fn value(text: &str, name: &str) -> Option<u64> {
