@@ -25,8 +25,12 @@ use rustix::{
 use std::{
     collections::HashMap,
     ffi::CStr,
+    fs::File,
     io,
-    os::fd::{AsFd, OwnedFd, RawFd},
+    os::{
+        fd::{AsFd, OwnedFd, RawFd},
+        unix::fs::FileExt,
+    },
 };
 
 /// Entry of the binary: control socket on standard input.
@@ -147,6 +151,8 @@ struct Held {
     user_namespace: Option<OwnedFd>,
     cgroup: Option<OwnedFd>,
     programs: Vec<Child>,
+    /// The kernel's list of the keeper's children, where it has one.
+    children: Option<File>,
 }
 
 /// What an event is about: two bits of kind, then the box, then a pid.
@@ -585,7 +591,7 @@ impl Launcher {
         if let Some(place) = held.programs.iter().position(|program| program.pid == pid) {
             let program = held.programs.swap_remove(place);
             _ = epoll::delete(&self.events, &program.pidfd);
-            let alone = held.programs.is_empty() && held.keeper.has_no_children();
+            let alone = held.programs.is_empty() && held.is_empty();
             let told = protocol::send(&held.channel, &Report::Ended(Ended { alone, ..reaped.into() }), &[]);
             if told.is_err() || program.last {
                 self.destroy(number);
@@ -650,8 +656,15 @@ impl Held {
         };
         let known = |step: &Step| namespaces.iter().any(|(known, _)| known == step);
         let spaces = keeper::namespaces(plan).map(|(step, _)| step).filter(|step| !known(step)).collect();
-        let ready = Some(ready);
-        Held { channel, keeper, ready, spaces, namespaces, user_namespace, cgroup, programs: Vec::new() }
+        let (ready, programs) = (Some(ready), Vec::new());
+        let children = File::open(format!("/proc/{pid}/task/{pid}/children", pid = keeper.pid)).ok();
+        Held { channel, keeper, ready, spaces, namespaces, user_namespace, cgroup, programs, children }
+    }
+
+    /// Whether nobody but the keeper is left. Whoever lost his parent there has become its child before that parent
+    /// could be reaped, and it makes none itself. Without the kernel's word the answer is no.
+    fn is_empty(&self) -> bool {
+        self.children.as_ref().is_some_and(|list| matches!(list.read_at(&mut [0; 16], 0), Ok(0)))
     }
 
     /// The namespaces that a program joins; it is born into that of pids.
@@ -674,16 +687,6 @@ impl Held {
             // Already ended is as good.
             _ = rustix::process::pidfd_send_signal(&program.pidfd, signal);
         }
-    }
-}
-
-impl Child {
-    /// Of a keeper: whether its box is empty. Whoever lost his parent there has become its child before that
-    /// parent could be reaped, and it makes none itself.
-    fn has_no_children(&self) -> bool {
-        let list = format!("/proc/{pid}/task/{pid}/children", pid = self.pid);
-        // Not every kernel tells.
-        std::fs::read(list).is_ok_and(|children| children.is_empty())
     }
 }
 

@@ -609,6 +609,8 @@ impl NativeBox {
             Some((Report::Started(steps), _)) => {
                 self.done = self.done.and(steps);
                 self.standby = Some(standby);
+                // Opens what will be read at the end.
+                self.counters();
                 Ok(())
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
