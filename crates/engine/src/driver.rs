@@ -10,6 +10,7 @@
 use crate::{
     Inner,
     capture::Capture,
+    denials,
     files::{self, Bounds, Collected},
     record::{self, Record},
 };
@@ -86,6 +87,7 @@ struct Outputs {
     ended: watch::Sender<bool>,
     stdout: JoinHandle<(Vec<u8>, bool)>,
     stderr: JoinHandle<(Vec<u8>, bool)>,
+    denials: JoinHandle<denials::Collected>,
 }
 
 impl Driver {
@@ -228,7 +230,8 @@ impl Driver {
             tokio::spawn(read_output(stream, pipe, cap, self.events.clone(), has_ended.clone()))
         };
         let (stdout, stderr) = (read(Stream::Stdout, out_read), read(Stream::Stderr, err_read));
-        Ok(Outputs { ended, stdout, stderr })
+        let denials = denials::collect(sandbox.take_denials(), self.events.clone(), has_ended.clone());
+        Ok(Outputs { ended, stdout, stderr, denials: tokio::spawn(denials) })
     }
 
     /// Waits for the end of the program, or brings it about.
@@ -271,9 +274,11 @@ impl Driver {
         } else {
             result.notes.push("the kernel has not ended every process of the sandbox yet".to_owned());
         }
-        let [(stdout, cut_out), (stderr, cut_err)] = outputs.finish().await;
+        let ([(stdout, cut_out), (stderr, cut_err)], denials) = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
         result.truncated = Truncated { stdout: cut_out, stderr: cut_err };
+        result.denials = denials.list;
+        result.notes.extend(denials.note);
         self.keep_artifacts(sandbox, result).await;
         let counters = sandbox.counters();
         result.usage = Usage {
@@ -347,10 +352,11 @@ fn collect(
 
 impl Outputs {
     /// What was written before the end, at the pace of whoever reads it.
-    async fn finish(self) -> [(Vec<u8>, bool); 2] {
+    async fn finish(self) -> ([(Vec<u8>, bool); 2], denials::Collected) {
         self.ended.send_replace(true);
         let [stdout, stderr] = [self.stdout.await, self.stderr.await];
-        [stdout, stderr].map(|read| read.unwrap_or((Vec::new(), true)))
+        let output = [stdout, stderr].map(|read| read.unwrap_or((Vec::new(), true)));
+        (output, self.denials.await.unwrap_or_default())
     }
 }
 

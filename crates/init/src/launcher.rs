@@ -4,9 +4,9 @@
 //! its control socket does, that is, with the engine.
 
 use crate::{
-    filter, keeper,
+    keeper, notify,
     plan::{BoxPlan, ProgramPlan, TemplatePlan},
-    program::{self, Launch},
+    program::{self, Filters, Launch},
     protocol::{self, Command, Ended, Report, Request},
     step::{Failure, Step, Steps},
     sys::{self, ChildStack, Forked, Pointers, Reaped},
@@ -176,7 +176,7 @@ struct Launcher {
     boxes: HashMap<u32, Held>,
     lanes: Vec<Child>,
     next: u32,
-    filter: Vec<libc::sock_filter>,
+    filters: Filters,
     landlock: u32,
     stack: ChildStack,
 }
@@ -189,7 +189,7 @@ impl Launcher {
             boxes: HashMap::new(),
             lanes: Vec::new(),
             next: LANES + 1,
-            filter: filter::program(),
+            filters: Filters::new()?,
             landlock: sys::landlock_version(),
             stack: ChildStack::new(),
         })
@@ -339,6 +339,8 @@ impl Launcher {
         self.boxes.clear();
         self.lanes.clear();
         self.events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
+        // What our programs hand over must not be taken by the launcher, nor by another lane.
+        self.filters = Filters::new().map_err(at("sockets"))?;
         self.watch(control, About::Control).map_err(at("epoll"))?;
         hello(control, Steps::default()).map_err(at("greet"))
     }
@@ -389,8 +391,10 @@ impl Launcher {
         let started = self.exec(number, files);
         let Some(held) = self.boxes.get_mut(&number) else { return };
         let sent = match started {
-            Ok((program, steps)) => {
-                let sent = protocol::send(&held.channel, &Report::Started(steps), &[program.pidfd.as_fd()]);
+            Ok((program, steps, listener)) => {
+                let handles = [program.pidfd.as_fd()].into_iter().chain(listener.as_ref().map(AsFd::as_fd));
+                let handles: Vec<_> = handles.collect();
+                let sent = protocol::send(&held.channel, &Report::Started(steps), &handles);
                 held.programs.push(program);
                 sent
             }
@@ -401,7 +405,7 @@ impl Launcher {
         }
     }
 
-    fn exec(&mut self, number: u32, files: Vec<OwnedFd>) -> Result<(Child, Steps), Failure> {
+    fn exec(&mut self, number: u32, files: Vec<OwnedFd>) -> Result<(Child, Steps, Option<OwnedFd>), Failure> {
         let at = |what: &str| failure(Step::JoinNamespaces, what);
         let [plan, input, output, error] = <[OwnedFd; 4]>::try_from(files)
             .map_err(|_| at("handles")(io::Error::from_raw_os_error(libc::EBADF)))?;
@@ -417,7 +421,7 @@ impl Launcher {
             namespaces: &joined,
             user_namespace: program::raw(user_namespace.as_fd()),
             streams: [input.as_fd(), output.as_fd(), error.as_fd()].map(program::raw),
-            filter: &self.filter,
+            filters: &self.filters,
             landlock: self.landlock,
             argv: Pointers::to(&plan.argv),
             env: Pointers::to(&plan.env),
@@ -427,6 +431,7 @@ impl Launcher {
             reached_exec: false,
         };
         let (pid, pidfd) = birth(&self.spaces, held, &mut self.stack, &mut launch).map_err(at("clone"))?;
+        let listener = notify::taken_over(self.filters.hand_over.1.as_fd());
         let (failed, reached, done) = (launch.failed, launch.reached_exec, launch.done);
         if failed.is_some() || !reached {
             _ = sys::reap(pid, true);
@@ -434,7 +439,7 @@ impl Launcher {
             return Err(Failure { step, errno, detail: plan.argv[0].to_string_lossy().into_owned() });
         }
         self.watch(&pidfd, About::Process(number, pid)).map_err(at("epoll"))?;
-        Ok((Child { pid, pidfd }, done))
+        Ok((Child { pid, pidfd }, done, listener))
     }
 
     fn on_end(&mut self, number: u32, pid: i32) {

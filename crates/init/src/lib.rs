@@ -15,6 +15,7 @@
 pub mod filter;
 mod keeper;
 pub mod launcher;
+pub mod notify;
 pub mod plan;
 mod program;
 pub mod protocol;
@@ -22,6 +23,7 @@ mod rules;
 pub mod step;
 mod sys;
 mod template;
+pub mod watch;
 pub mod wire;
 
 /// The static launcher, as bytes.

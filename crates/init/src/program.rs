@@ -4,6 +4,7 @@
 //! writes into [`Launch`] the launcher reads once it wakes.
 
 use crate::{
+    filter, notify,
     plan::ProgramPlan,
     rules,
     step::{Step, Steps},
@@ -16,7 +17,7 @@ use rustix::{
 };
 use std::{
     io,
-    os::fd::{BorrowedFd, RawFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
 };
 
 /// Everything the child needs, laid out before it is born.
@@ -26,7 +27,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) namespaces: &'a [RawFd],
     pub(crate) user_namespace: RawFd,
     pub(crate) streams: [RawFd; 3],
-    pub(crate) filter: &'a [libc::sock_filter],
+    pub(crate) filters: &'a Filters,
     pub(crate) landlock: u32,
     pub(crate) argv: Pointers,
     pub(crate) env: Pointers,
@@ -36,6 +37,42 @@ pub(crate) struct Launch<'a> {
     pub(crate) failed: Option<(Step, i32)>,
     /// Whether the child came as far as exec.
     pub(crate) reached_exec: bool,
+}
+
+/// The filter, and how its listener comes to the engine.
+pub(crate) struct Filters {
+    told: Vec<libc::sock_filter>,
+    silent: Vec<libc::sock_filter>,
+    /// Flags for a listener, where the kernel has them.
+    listener: Option<u64>,
+    /// A program's end of a pair of sockets, and the launcher's.
+    pub(crate) hand_over: (OwnedFd, OwnedFd),
+}
+
+impl Filters {
+    pub(crate) fn new() -> io::Result<Filters> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        Ok(Filters {
+            told: filter::program(),
+            silent: filter::silent_program(),
+            listener: notify::listener_flags(),
+            hand_over: socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?,
+        })
+    }
+
+    fn install(&self) -> io::Result<()> {
+        let listener = match self.listener.map(|flags| sys::install_filter(&self.told, flags)) {
+            // Somebody else listens to us already, and there can be only one.
+            Some(Err(error)) if error.raw_os_error() == Some(libc::EBUSY) => None,
+            Some(installed) => installed?,
+            None => None,
+        };
+        match listener {
+            Some(listener) => notify::hand_over(self.hand_over.0.as_fd(), listener.as_fd()),
+            None => sys::install_filter(&self.silent, 0).map(drop),
+        }
+    }
 }
 
 /// The whole life of the child, up to exec.
@@ -66,7 +103,7 @@ fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Error)> {
     }
     // After the last file is opened: the launcher's own are open here, and count.
     launch.step(Step::ResourceLimits, |_| limit_resources(plan))?;
-    launch.step(Step::SyscallFilter, |it| sys::install_filter(it.filter))
+    launch.step(Step::SyscallFilter, |it| it.filters.install())
 }
 
 impl Launch<'_> {

@@ -5,7 +5,7 @@
 //!                               Box  + channel, plan[, cgroup][, held…]
 //!                               Lane + its control[, cgroup.procs…]
 //! channel   engine → launcher   Exec + plan, 0, 1, 2          launcher → engine   Ready + workspace, doors…
-//! (one a box)                   Signal, Destroy                                   Started + pidfd
+//! (one a box)                   Signal, Destroy                                   Started + pidfd[, listener]
 //!                                                                                 Ended, Failed, Gone
 //! ```
 //!
@@ -74,7 +74,7 @@ pub enum Report {
         /// Which host paths, counted from the workspace, could not be idmapped as asked.
         unmapped: Vec<u32>,
     },
-    /// The program runs; its pidfd comes along.
+    /// The program runs; its pidfd comes along, and the listener of its filter if it has one.
     Started(Steps),
     /// The program has ended.
     Ended(Ended),

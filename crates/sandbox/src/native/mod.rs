@@ -7,6 +7,7 @@
 
 mod barriers;
 pub mod cgroup;
+mod denials;
 mod error;
 mod explain;
 mod launcher;
@@ -15,11 +16,13 @@ pub mod probe;
 pub mod protect;
 mod root;
 
+pub use denials::{MOST_DENIALS, Told};
 pub use error::{Missing, SandboxError};
 pub use explain::Line;
 pub use plan::{Program, Starter};
 
 use cgroup::{Counters, Group};
+use denials::Rules;
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
     protocol::{self, Command, Ended, Report},
@@ -41,6 +44,7 @@ use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
+use tokio::sync::mpsc;
 
 /// Launchers kept for the next run with the same root; each is a small idle process.
 const MOST_LAUNCHERS: usize = 16;
@@ -71,6 +75,7 @@ pub struct NativeBox {
     done: Steps,
     workspace: OwnedFd,
     doors: Vec<TcpListener>,
+    denials: Option<mpsc::Receiver<Told>>,
     held: Held,
     notes: Vec<String>,
 }
@@ -311,6 +316,7 @@ impl Native {
             steps: self.steps,
             workspace,
             doors: handles.map(TcpListener::from).collect(),
+            denials: None,
             held: Held::default(),
             notes,
         };
@@ -459,13 +465,27 @@ impl NativeBox {
         let handles = [file.as_fd(), input.as_fd(), output.as_fd(), error.as_fd()];
         self.channel.send(&Command::Exec, &handles).map_err(failed)?;
         match self.channel.report().await.map_err(failed)? {
-            Some((Report::Started(steps), _)) => {
+            Some((Report::Started(steps), handles)) => {
                 self.done = self.done.and(steps);
+                // The program's pidfd, then the listener.
+                if let Some(listener) = handles.into_iter().nth(1) {
+                    self.denials = Some(denials::watch(listener, self.rules()).map_err(failed)?);
+                }
                 Ok(())
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
         }
+    }
+
+    fn rules(&self) -> Rules {
+        let binds = self.held.protection.as_ref().map_or(&[][..], Protection::binds);
+        Rules::new(&self.spec, binds, self.ids, self.starter)
+    }
+
+    /// What the program is denied, once it has started; nothing where that cannot be known.
+    pub fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>> {
+        self.denials.take()
     }
 
     /// Waits for the end of the program or of the box.
