@@ -88,8 +88,20 @@ impl Places {
         let writes = flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
         match self.look(path, !exclusive && !flags.contains(OFlags::NOFOLLOW)) {
             Ok(folder) if flags.contains(OFlags::TMPFILE) => in_folder(folder, OsStr::new("")),
-            Ok(file) if writes && !exclusive && kind(&file)? == FileType::RegularFile => write_to(&file),
-            Err(Errno::NOENT) if flags.contains(OFlags::CREATE) && !ends_with_slash(path) => self.make(path),
+            Ok(found) if exclusive => stand_in(&found, Errno::EXIST),
+            Ok(found) if writes && kind(&found)? == FileType::Directory => stand_in(&found, Errno::ISDIR),
+            Ok(file) if writes && kind(&file)? == FileType::RegularFile => {
+                // Before its rights are looked at.
+                match flags.contains(OFlags::TRUNC) && read_only(&file) {
+                    true => at(Errno::ROFS, path_of(&file)),
+                    false => write_to(&file),
+                }
+            }
+            Err(Errno::NOENT) if flags.contains(OFlags::CREATE) && !ends_with_slash(path) => {
+                let name = self.name(path).filter(|name| read_only(&name.folder))?;
+                // A link that leads nowhere is a name, too: what it leads to would be made.
+                self.look(path, false).is_err().then(|| in_folder(name.folder, name.last))?
+            }
             _ => None,
         }
     }
@@ -100,7 +112,8 @@ impl Places {
         // By its name alone: a link that leads nowhere is there, too.
         match self.look(without_slashes(path), false) {
             Err(Errno::NOENT) => in_folder(name.folder, name.last),
-            _ => None,
+            Ok(found) => stand_in(&found, Errno::EXIST),
+            Err(_) => None,
         }
     }
 
@@ -126,18 +139,12 @@ impl Places {
         let source = self.look(without_slashes(from), false).ok()?;
         let (old, new) = (self.name(from)?, self.name(to)?);
         let crosses = mount(&old.folder)? != mount(&new.folder)?;
-        let refusal = in_folder(new.folder, new.last).or_else(|| in_folder(old.folder, old.last));
-        match refusal {
-            // The kernel's first objection.
-            Some(refusal) if crosses => Some(Refusal { errno: Errno::XDEV, ..refusal }),
-            Some(refusal) => Some(refusal),
-            None if crosses => None,
-            None => self
-                .look(without_slashes(to), false)
-                .ok()
-                .and_then(|found| busy(&found))
-                .or_else(|| busy(&source)),
+        if crosses {
+            // Whoever moves copies then, if the new name can be had.
+            return Some(Refusal { errno: Errno::XDEV, ..in_folder(new.folder, new.last)? });
         }
+        let target = self.look(without_slashes(to), false).ok();
+        in_folder(new.folder, new.last).or_else(|| busy(&target?)).or_else(|| busy(&source))
     }
 
     /// Changing mode or owner.
@@ -172,6 +179,19 @@ fn busy(found: &OwnedFd) -> Option<Refusal> {
     let about = rustix::fs::statx(found, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE).ok()?;
     let root = about.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
     root.then(|| at(Errno::BUSY, path_of(found)))?
+}
+
+/// If an empty folder of ours keeps the name from being taken.
+fn stand_in(found: &OwnedFd, errno: Errno) -> Option<Refusal> {
+    let refusal = busy(found).filter(|_| read_only(found) && is_empty(found))?;
+    Some(Refusal { errno, ..refusal })
+}
+
+fn is_empty(found: &OwnedFd) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(found, c".", flags, Mode::empty());
+    let Ok(mut entries) = opened.and_then(rustix::fs::Dir::new) else { return false };
+    entries.all(|entry| entry.is_ok_and(|entry| matches!(entry.file_name().to_bytes(), b"." | b"..")))
 }
 
 fn mount(folder: &OwnedFd) -> Option<u64> {
