@@ -140,12 +140,18 @@ fn tree(ranges: &[(u32, &Verdict)]) -> Vec<sock_filter> {
     out
 }
 
+/// Whether a filter does the same for both: what is told is told apart only by whom it is told to.
+fn alike(one: &Verdict, other: &Verdict) -> bool {
+    let told = |verdict: &Verdict| matches!(verdict, Verdict::Refuse(_) | Verdict::Watch);
+    one == other || told(one) && told(other)
+}
+
 /// `table[number]`; numbers above it get `other`; foreign ABIs and x32 end the process.
 pub fn compile(table: &[Verdict], other: &Verdict) -> Vec<sock_filter> {
     let numbers = (0u32..).zip(table).chain([(table.len() as u32, other), (X32, &Verdict::Kill)]);
     let mut ranges: Vec<(u32, &Verdict)> = vec![];
     for (number, verdict) in numbers {
-        if ranges.last().is_none_or(|(_, last)| *last != verdict) {
+        if ranges.last().is_none_or(|(_, last)| !alike(last, verdict)) {
             ranges.push((number, verdict));
         }
     }

@@ -128,3 +128,71 @@ pub(crate) fn hand_over(to: BorrowedFd<'_>, listener: BorrowedFd<'_>) -> io::Res
 pub(crate) fn taken_over(from: BorrowedFd<'_>) -> Option<OwnedFd> {
     crate::protocol::receive::<u8>(from).ok()??.1.pop()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter;
+    use rustix::{
+        fs::{CWD, Mode, OFlags},
+        io::Errno,
+        mount::UnmountFlags,
+    };
+
+    /// What a thread under the filter gets for a refused call and for a watched one. The engine gets the listener in
+    /// a thread of its own, which must not be under the filter itself.
+    fn under_filter(engine: impl FnOnce(OwnedFd) + Send + 'static) -> [Option<Errno>; 2] {
+        let (hand_over, listener) = std::sync::mpsc::sync_channel(0);
+        let engine = std::thread::spawn(move || engine(listener.recv().unwrap()));
+        let program = std::thread::spawn(move || {
+            rustix::thread::set_no_new_privs(true).unwrap();
+            let flags = listener_flags().expect("a kernel with listeners");
+            // It ends with this thread.
+            let listener = sys::install_filter(&filter::program(), flags).unwrap().unwrap();
+            hand_over.send(listener).unwrap();
+            let refused = rustix::mount::unmount(c"/none", UnmountFlags::empty()).err();
+            let watched = rustix::fs::openat(CWD, c"/none", OFlags::WRONLY, Mode::empty()).err();
+            [refused, watched]
+        });
+        let answers = program.join().unwrap();
+        engine.join().unwrap();
+        answers
+    }
+
+    #[test]
+    fn without_an_engine_calls_fail() {
+        assert_eq!(under_filter(drop), [Some(Errno::NOSYS); 2]);
+    }
+
+    #[test]
+    fn calls_come_to_what_the_engine_answers_and_are_seen_as_they_were_made() {
+        let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let noted = seen.clone();
+        let engine = move |listener: OwnedFd| {
+            answer_in_turn(&listener);
+            while let Ok(Some(notice)) = next(&listener) {
+                let (at, reply) = match notice.number {
+                    libc::SYS_umount2 => (0, Answer::Errno(libc::EPERM)),
+                    _ => (1, Answer::Continue),
+                };
+                let found = path(notice.pid, notice.arguments[at]).unwrap();
+                noted.lock().unwrap().push((notice.number, found));
+                answer(&listener, &notice, reply).unwrap();
+                assert!(answer(&listener, &notice, reply).is_err(), "it is answered once");
+            }
+        };
+        assert_eq!(under_filter(engine), [Some(Errno::PERM), Some(Errno::NOENT)]);
+        let none = c"/none".to_owned();
+        assert_eq!(*seen.lock().unwrap(), [(libc::SYS_umount2, none.clone()), (libc::SYS_openat, none)]);
+    }
+
+    #[test]
+    fn a_path_ends_where_its_memory_or_the_kernels_patience_does() {
+        let own = std::process::id();
+        let long = [&[b'x'; 5000][..], &[0]].concat();
+        assert_eq!(path(own, long[905..].as_ptr() as u64).unwrap().as_bytes().len(), 4095);
+        assert!(path(own, long[904..].as_ptr() as u64).is_err());
+        assert!(path(own, 8).is_err());
+        assert_eq!(memory(own, long.as_ptr() as u64, 3).unwrap(), b"xxx");
+    }
+}
