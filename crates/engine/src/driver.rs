@@ -12,9 +12,10 @@ use crate::{
     capture::Capture,
     denials,
     files::{self, Bounds, Collected},
+    pool::{self, Taken},
     record::{self, Record},
 };
-use sandbox::native::{NativeBox, Program, Progress, SandboxError};
+use sandbox::native::{Ended, NativeBox, Program, Progress, SandboxError};
 use spec::{
     ArtifactRef, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult, RunSpec, Status,
     Stream, Truncated, Usage, WorkspacePath,
@@ -72,6 +73,12 @@ enum Stopped {
     Cancelled,
 }
 
+/// A box, and the records that hold what it has outside.
+struct Berthed {
+    records: Vec<Record>,
+    sandbox: Box<NativeBox>,
+}
+
 /// How the program ended.
 #[derive(Debug, Default)]
 struct Ending {
@@ -80,6 +87,8 @@ struct Ending {
     stopped: Option<Stopped>,
     cpu_us: u64,
     peak_bytes: u64,
+    /// Nothing else is left in the box.
+    alone: bool,
 }
 
 /// The output of a run, being read.
@@ -115,30 +124,55 @@ impl Driver {
     ) -> Result<(), ErrorInfo> {
         result.exit_status = 125;
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
-        let record = self
-            .engine
-            .records
-            .take(&self.id, &self.engine.native)
-            .map_err(|error| of_record(&self.id, error))?;
-        let create = self.engine.native.create(&self.id, &self.spec.sandbox);
-        let mut sandbox = match tokio::time::timeout(LONGEST_START, create).await {
-            Ok(Ok(sandbox)) => sandbox,
+        let Berthed { records, mut sandbox } = self.berthed(result).await?;
+        let ran = self.run_in(&mut sandbox, input, result).await;
+        match self.engine.pools.is_on() {
+            true => pool::restock(&self.engine, *sandbox, records),
+            false => result.notes.extend(leave(*sandbox, records).await),
+        }
+        ran
+    }
+
+    /// A box for this run, made ahead or now.
+    async fn berthed(&mut self, result: &mut RunResult) -> Result<Berthed, ErrorInfo> {
+        let mut records = Vec::new();
+        // Of two runs with one id the second is refused; an id that we made is nobody else's.
+        if self.spec.run_id.is_some() {
+            records.push(self.record()?);
+        }
+        let taken = pool::take(&self.engine, &self.spec.sandbox);
+        // What was made ahead has a record of its own.
+        if taken.is_none() && records.is_empty() {
+            records.push(self.record()?);
+        }
+        let berth = match taken {
+            Some(Taken::Parked(record, sandbox)) => {
+                records.push(record);
+                return Ok(Berthed { records, sandbox });
+            }
+            Some(Taken::Berth(record, berth)) => {
+                records.push(record);
+                Some(*berth)
+            }
+            None => None,
+        };
+        let create = self.engine.native.create(&self.id, &self.spec.sandbox, berth);
+        match tokio::time::timeout(LONGEST_START, create).await {
+            Ok(Ok(sandbox)) => Ok(Berthed { records, sandbox: Box::new(sandbox) }),
             Ok(Err(error)) => {
                 // Otherwise the record stays, for the sweep.
                 if self.engine.native.remove_leftovers(&self.id).is_ok() {
-                    close(record, &mut result.notes);
+                    records.into_iter().for_each(|record| close(record, &mut result.notes));
                 }
-                return Err(refused(&error, result));
+                Err(refused(&error, result))
             }
-            Err(_) => return Err(internal("the sandbox was not made in time".to_owned())),
-        };
-        let ran = self.run_in(&mut sandbox, input, result).await;
-        let released = sandbox.release().await;
-        result.notes.extend(released.notes);
-        if !released.left_over {
-            close(record, &mut result.notes);
+            Err(_) => Err(internal("the sandbox was not made in time".to_owned())),
         }
-        ran
+    }
+
+    fn record(&self) -> Result<Record, ErrorInfo> {
+        let taken = self.engine.records.take(&self.id, &self.engine.native);
+        taken.map_err(|error| of_record(&self.id, error))
     }
 
     async fn run_in(
@@ -267,12 +301,20 @@ impl Driver {
         outputs: Outputs,
         result: &mut RunResult,
     ) {
-        let gone = sandbox.end().await;
-        if let Some(gone) = gone {
-            ending.cpu_us += gone.cpu_us;
-            ending.peak_bytes = ending.peak_bytes.max(gone.peak_bytes);
-        } else {
-            result.notes.push("the kernel has not ended every process of the sandbox yet".to_owned());
+        // With nobody left inside nothing can change any more; where clean-up comes behind the result, so does the
+        // end of an empty box. What its first process counted matters only without a cgroup.
+        let quiet = ending.alone && self.engine.pools.is_on() && sandbox.counters().cpu.is_some();
+        if !quiet {
+            match sandbox.end().await {
+                Some(gone) => {
+                    ending.cpu_us += gone.cpu_us;
+                    ending.peak_bytes = ending.peak_bytes.max(gone.peak_bytes);
+                }
+                None => {
+                    let note = "the kernel has not ended every process of the sandbox yet";
+                    result.notes.push(note.to_owned());
+                }
+            }
         }
         let ([(stdout, cut_out), (stderr, cut_err)], denials) = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
@@ -301,6 +343,10 @@ impl Driver {
 
     /// Off the event loop: what a program leaves can take minutes to copy, and signals must be heard meanwhile.
     async fn keep_artifacts(&self, sandbox: &NativeBox, result: &mut RunResult) {
+        let fresh = self.spec.sandbox.workspace.is_none();
+        if fresh && self.spec.artifacts.is_empty() && files::artifacts_are_empty(sandbox.workspace()) {
+            return;
+        }
         let kept = match sandbox.workspace().try_clone_to_owned() {
             Ok(workspace) => {
                 let (engine, id) = (self.engine.clone(), self.id.clone());
@@ -432,12 +478,12 @@ async fn stop(sandbox: &mut NativeBox, stopped: Stopped) -> Ending {
 
 fn ending(progress: Progress, stopped: Option<Stopped>) -> Ending {
     match progress {
-        Progress::Ended(ended) => {
-            Ending { status: Some(ended.status), stopped, cpu_us: ended.cpu_us, peak_bytes: ended.peak_bytes }
+        Progress::Ended(Ended { status, cpu_us, peak_bytes, alone }) => {
+            Ending { status: Some(status), stopped, cpu_us, peak_bytes, alone }
         }
         // The box died under the program: its status is not known.
-        Progress::Gone(ended) => {
-            Ending { status: None, stopped, cpu_us: ended.cpu_us, peak_bytes: ended.peak_bytes }
+        Progress::Gone(Ended { cpu_us, peak_bytes, .. }) => {
+            Ending { status: None, stopped, cpu_us, peak_bytes, alone: true }
         }
     }
 }
@@ -616,6 +662,16 @@ fn of_record(id: &Id, error: io::Error) -> ErrorInfo {
         },
         _ => internal(format!("cannot write the record of the run: {error}")),
     }
+}
+
+/// Gives back what a box that has ended held outside; what there is to say of it.
+pub(crate) async fn leave(sandbox: NativeBox, records: Vec<Record>) -> Vec<String> {
+    let released = sandbox.release().await;
+    let mut notes = released.notes;
+    if !released.left_over {
+        records.into_iter().for_each(|record| close(record, &mut notes));
+    }
+    notes
 }
 
 fn close(record: Record, notes: &mut Vec<String>) {

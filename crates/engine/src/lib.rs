@@ -5,7 +5,7 @@
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!     let engine = engine::Engine::open(engine::Settings { state: "/tmp/airlock-example".into() })?;
+//!     let engine = engine::Engine::open(engine::Settings::new("/tmp/airlock-example"))?;
 //!     let command = vec!["python3".into(), "-c".into(), "print(6 * 7)".into()];
 //!     let spec = Policy::default().admit(RunRequest { command, ..RunRequest::default() })?;
 //!     let result = engine.run(spec).await;
@@ -24,19 +24,26 @@ mod denials;
 mod doctor;
 mod driver;
 pub mod files;
+mod pool;
 mod record;
 
 pub use doctor::{Check, CheckState};
+pub use pool::Pool;
 pub use record::{Swept, fresh_id, now};
+pub use sandbox::native::HeadStart;
 
 use record::Records;
 use sandbox::native::{Native, Program};
 use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
-use std::{net::TcpListener, path::PathBuf, sync::Arc};
+use std::{
+    net::TcpListener,
+    path::PathBuf,
+    sync::{Arc, PoisonError},
+};
 use tokio::{
     net::unix::pipe,
     sync::{mpsc, oneshot, watch},
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
 };
 
 /// What an engine is given; it reads neither environment nor home.
@@ -44,13 +51,20 @@ use tokio::{
 pub struct Settings {
     /// The folder for run records and artifacts. Made if absent, mode 0700.
     pub state: PathBuf,
+    /// What is made ahead of runs.
+    pub pool: Pool,
 }
 
 impl Settings {
+    /// A state folder, and defaults.
+    pub fn new(state: impl Into<PathBuf>) -> Settings {
+        Settings { state: state.into(), pool: Pool::OFF }
+    }
+
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
     pub fn look(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
         driver::look_at_inputs(spec)?;
-        sandbox::native::look(&spec.sandbox, &self.state).map_err(|error| error.info())
+        sandbox::native::look(&spec.sandbox).map_err(|error| error.info())
     }
 }
 
@@ -79,6 +93,18 @@ struct Inner {
     records: Records,
     artifacts: store::Artifacts,
     swept_at_opening: Swept,
+    pools: pool::Pools,
+    /// Work that nobody waits for but [`Engine::close`].
+    behind: std::sync::Mutex<JoinSet<()>>,
+}
+
+impl Inner {
+    /// Has something done that no run waits for.
+    fn behind(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let mut behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
+        while behind.try_join_next().is_some() {}
+        behind.spawn(work);
+    }
 }
 
 /// One run under way.
@@ -108,7 +134,15 @@ const MOST_WAITING_EVENTS: usize = 16;
 impl Engine {
     /// Opens the state folder and sweeps what dead owners left there.
     pub fn open(settings: Settings) -> Result<Engine, EngineError> {
-        Engine::with(settings.state.clone(), Native::new(settings.state))
+        let native = Native::new(settings.state.clone());
+        Engine::with(settings, native)
+    }
+
+    /// The same, with the process of its first launcher already on its way.
+    pub fn open_after(begun: HeadStart, settings: Settings) -> Result<Engine, EngineError> {
+        let mut native = Native::new(settings.state.clone());
+        native.use_head_start(begun);
+        Engine::with(settings, native)
     }
 
     /// An engine whose sandboxes lack a step, so that a test can see what it is for.
@@ -119,10 +153,12 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         let mut native = Native::new(settings.state.clone());
         change(&mut native);
-        Engine::with(settings.state, native)
+        Engine::with(settings, native)
     }
 
-    fn with(state: PathBuf, native: Native) -> Result<Engine, EngineError> {
+    fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
+        let Settings { state, pool } = settings;
+        native.keep_namespaces_ahead(pool.namespaces());
         let failed = |source| EngineError {
             message: format!("cannot use the state folder `{}`", state.display()),
             hint: "choose one that you may write with --state DIR".to_owned(),
@@ -132,7 +168,8 @@ impl Engine {
         let artifacts = store::Artifacts::open(state.join("artifacts"))
             .map_err(|error| failed(std::io::Error::other(error.to_string())))?;
         let swept_at_opening = sweep(&native, &records, &artifacts);
-        Ok(Engine { inner: Arc::new(Inner { native, records, artifacts, swept_at_opening }) })
+        let (pools, behind) = (pool::Pools::new(pool), std::sync::Mutex::default());
+        Ok(Engine { inner: Arc::new(Inner { native, records, artifacts, swept_at_opening, pools, behind }) })
     }
 
     /// Starts a run; must be called within a tokio runtime.
@@ -161,6 +198,25 @@ impl Engine {
     /// Starts a run and waits for its result. A run that could not start has a result, too.
     pub async fn run(&self, spec: RunSpec) -> RunResult {
         self.start(spec).finish().await
+    }
+
+    /// Makes ready for runs of this kind as the pool allows, and waits until that is done.
+    pub async fn warm(&self, spec: &RunSpec) {
+        pool::warm(&self.inner, &spec.sandbox).await;
+    }
+
+    /// Ends what was made ahead and waits for the clean-up behind finished runs. An engine that is merely dropped
+    /// leaves that to the next sweep.
+    pub async fn close(self) {
+        pool::close(&self.inner).await;
+        loop {
+            let mut behind =
+                std::mem::take(&mut *self.inner.behind.lock().unwrap_or_else(PoisonError::into_inner));
+            if behind.is_empty() {
+                return;
+            }
+            while behind.join_next().await.is_some() {}
+        }
     }
 
     /// What a run would do, step by step, without doing it.

@@ -56,6 +56,8 @@ pub struct BoxPlan {
     pub steps: Steps,
     /// Who the program is.
     pub ids: Ids,
+    /// Whether any other id outside that is as good will do: namespaces made ahead have theirs.
+    pub any_outer_id: bool,
     /// The host name inside.
     pub hostname: CString,
     /// Whether the box has a network of its own; otherwise it is on the launcher's, the host's.
@@ -144,18 +146,42 @@ pub struct ProgramPlan {
     pub steps: Steps,
     /// Who it is.
     pub ids: Ids,
-    /// Exact arguments, never empty.
-    pub argv: Vec<CString>,
-    /// Exact environment, `NAME=VALUE`.
-    pub env: Vec<CString>,
-    /// Files to try, in order.
-    pub candidates: Vec<CString>,
+    /// What to run; without it the process stands by, with everything given up, until it is told.
+    pub errand: Option<Errand>,
+    /// Whether the box ends with it.
+    pub last: bool,
     /// Working directory.
     pub directory: CString,
     /// Resource limits: the kernel's number, soft, hard.
     pub rlimits: Vec<ResourceLimit>,
     /// Directories below which Landlock allows everything.
     pub writable: Vec<CString>,
+    /// How many CPUs it is told of, if there is a limit.
+    pub cpus: Option<u32>,
+}
+
+/// What a process is to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Errand {
+    /// Exact arguments, never empty.
+    pub argv: Vec<CString>,
+    /// Exact environment, `NAME=VALUE`.
+    pub env: Vec<CString>,
+    /// Files to try, in order.
+    pub candidates: Vec<CString>,
+}
+
+/// Namespaces that a launcher makes ahead of need: networks, and users of these ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StockPlan {
+    /// How many of each are kept ready.
+    pub depth: u32,
+    /// Who the programs are: the first of them outside.
+    pub ids: Ids,
+    /// How many ids outside there are to take turns.
+    pub outer_count: u32,
+    /// Whose turn it is first.
+    pub first_turn: u32,
 }
 
 /// One resource limit.
@@ -182,6 +208,7 @@ wire_enum!(PlaceKind { Directory = 0, File = 1, Link = 2, Bind = 3, Device = 4, 
 wire_struct!(BoxPlan {
     steps,
     ids,
+    any_outer_id,
     hostname,
     own_network,
     doors,
@@ -197,7 +224,9 @@ wire_struct!(Owner { uid, gid });
 wire_struct!(Protected { path, kind });
 wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
 wire_struct!(Ids { uid, gid, outer_uid, outer_gid, drop_groups });
-wire_struct!(ProgramPlan { steps, ids, argv, env, candidates, directory, rlimits, writable });
+wire_struct!(ProgramPlan { steps, ids, errand, last, directory, rlimits, writable, cpus });
+wire_struct!(Errand { argv, env, candidates });
+wire_struct!(StockPlan { depth, ids, outer_count, first_turn });
 wire_struct!(ResourceLimit { resource, soft, hard });
 
 #[cfg(test)]
@@ -261,14 +290,15 @@ mod tests {
     }
 
     fn a_box() -> impl Strategy<Value = BoxPlan> {
-        let numbers = (any::<(bool, u64, u64)>(), vec(any::<u16>(), 0..4));
+        let numbers = (any::<(bool, bool, u64, u64)>(), vec(any::<u16>(), 0..4));
         let paths = (option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
         (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
-            let ((own_network, scratch_bytes, scratch_files), doors) = numbers;
+            let ((any_outer_id, own_network, scratch_bytes, scratch_files), doors) = numbers;
             let (workspace, protected, workspace_directories, mounts) = paths;
             BoxPlan {
                 steps,
                 ids,
+                any_outer_id,
                 hostname,
                 own_network,
                 doors,
@@ -285,18 +315,28 @@ mod tests {
     fn program() -> impl Strategy<Value = ProgramPlan> {
         let limit = any::<(u32, u64, u64)>();
         let limit = limit.prop_map(|(resource, soft, hard)| ResourceLimit { resource, soft, hard });
-        (steps(), ids(), texts(), texts(), texts(), text(), vec(limit, 0..4), texts()).prop_map(
-            |(steps, ids, argv, env, candidates, directory, rlimits, writable)| ProgramPlan {
+        let errand = (texts(), texts(), texts());
+        let errand = errand.prop_map(|(argv, env, candidates)| Errand { argv, env, candidates });
+        (
+            steps(),
+            ids(),
+            option::of(errand),
+            any::<bool>(),
+            text(),
+            vec(limit, 0..4),
+            texts(),
+            option::of(any::<u32>()),
+        )
+            .prop_map(|(steps, ids, errand, last, directory, rlimits, writable, cpus)| ProgramPlan {
                 steps,
                 ids,
-                argv,
-                env,
-                candidates,
+                errand,
+                last,
                 directory,
                 rlimits,
                 writable,
-            },
-        )
+                cpus,
+            })
     }
 
     /// It reads back as it was; with any number of bytes missing, or one too many, it does not read at all.

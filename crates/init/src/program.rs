@@ -4,8 +4,8 @@
 //! writes into [`Launch`] the launcher reads once it wakes.
 
 use crate::{
-    filter, notify,
-    plan::ProgramPlan,
+    affinity, filter, notify,
+    plan::{Errand, ProgramPlan},
     rules,
     step::{Step, Steps},
     sys::{self, Pointers},
@@ -16,8 +16,9 @@ use rustix::{
     thread::{CapabilitySet, CapabilitySets, ThreadNameSpaceType, move_into_thread_name_spaces},
 };
 use std::{
+    ffi::CString,
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
+    os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd},
 };
 
 /// Everything the child needs, laid out before it is born.
@@ -26,11 +27,12 @@ pub(crate) struct Launch<'a> {
     /// The box's namespaces, but for those of pids and users.
     pub(crate) namespaces: &'a [RawFd],
     pub(crate) user_namespace: RawFd,
-    pub(crate) streams: [RawFd; 3],
     pub(crate) filters: &'a Filters,
     pub(crate) landlock: u32,
-    pub(crate) argv: Pointers,
-    pub(crate) env: Pointers,
+    /// What to run; without it the process stands by.
+    pub(crate) start: Option<Start<'a>>,
+    /// The listener of its filter, in its own table of descriptors; written by the child.
+    pub(crate) listener: Option<RawFd>,
     /// The steps done; written by the child.
     pub(crate) done: Steps,
     /// The step that failed; written by the child.
@@ -39,7 +41,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) reached_exec: bool,
 }
 
-/// The filter, and how its listener comes to the engine.
+/// The filter, and how its listener comes to the launcher.
 pub(crate) struct Filters {
     told: Vec<libc::sock_filter>,
     silent: Vec<libc::sock_filter>,
@@ -61,7 +63,8 @@ impl Filters {
         })
     }
 
-    fn install(&self) -> io::Result<()> {
+    /// The listener, if there can be one.
+    fn install(&self) -> io::Result<Option<OwnedFd>> {
         let listener = match self.listener.map(|flags| sys::install_filter(&self.told, flags)) {
             // Somebody else listens to us already, and there can be only one.
             Some(Err(error)) if error.raw_os_error() == Some(libc::EBUSY) => None,
@@ -69,9 +72,24 @@ impl Filters {
             None => None,
         };
         match listener {
-            Some(listener) => notify::hand_over(self.hand_over.0.as_fd(), listener.as_fd()),
-            None => sys::install_filter(&self.silent, 0).map(drop),
+            Some(listener) => Ok(Some(listener)),
+            None => sys::install_filter(&self.silent, 0),
         }
+    }
+}
+
+/// A program and its standard streams, as exec wants them.
+pub(crate) struct Start<'a> {
+    candidates: &'a [CString],
+    argv: Pointers,
+    env: Pointers,
+    streams: [RawFd; 3],
+}
+
+impl<'a> Start<'a> {
+    pub(crate) fn new(errand: &'a Errand, streams: [BorrowedFd<'_>; 3]) -> Start<'a> {
+        let (argv, env) = (Pointers::to(&errand.argv), Pointers::to(&errand.env));
+        Start { candidates: &errand.candidates, argv, env, streams: streams.map(raw) }
     }
 }
 
@@ -84,26 +102,48 @@ pub(crate) fn child(launch: &mut Launch<'_>) -> ! {
 
 /// Takes the steps and runs the program; returns only when one of them failed.
 fn contain(launch: &mut Launch<'_>) -> (Step, io::Error) {
-    match give_up_power(launch) {
-        Ok(()) => (Step::Exec, exec(launch)),
-        Err(failed) => failed,
+    if let Err(failed) = give_up_power(launch) {
+        return failed;
+    }
+    let (filters, listener) = (launch.filters, launch.listener.map(sys::borrow));
+    if let Some(Err(error)) = listener.map(|it| notify::hand_over(filters.hand_over.0.as_fd(), it)) {
+        return (Step::SyscallFilter, error);
+    }
+    launch.reached_exec = true;
+    let exact = launch.plan.steps.has(Step::EmptyEnvironment);
+    if exact {
+        launch.done.add(Step::EmptyEnvironment);
+    }
+    match &launch.start {
+        Some(start) => (Step::Exec, start.exec(exact)),
+        None => (Step::Exec, io::Error::from_raw_os_error(libc::EINVAL)),
     }
 }
 
-fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Error)> {
+pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Error)> {
     let plan = launch.plan;
     launch.step(Step::JoinNamespaces, |it| join(it))?;
     launch.step(Step::EnterUserNamespace, |it| enter_user_namespace(it.user_namespace))?;
     launch.step(Step::Credentials, |it| become_user(it))?;
     launch.step(Step::NoCapabilities, |_| drop_capabilities())?;
     launch.step(Step::NoNewPrivileges, |_| Ok(rustix::thread::set_no_new_privs(true)?))?;
-    launch.step(Step::Descriptors, |it| arrange_descriptors(it.streams))?;
+    launch.step(Step::Descriptors, |it| arrange_descriptors(it.start.as_ref()))?;
     if launch.landlock > 0 {
         launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable))?;
     }
-    // After the last file is opened: the launcher's own are open here, and count.
-    launch.step(Step::ResourceLimits, |_| limit_resources(plan))?;
-    launch.step(Step::SyscallFilter, |it| it.filters.install())
+    // That of open files only after the last is opened: the launcher's own are open here, and count.
+    launch.step(Step::ResourceLimits, |_| limit_resources(plan, |it| it != libc::RLIMIT_NOFILE))?;
+    if let Some(count) = plan.cpus {
+        launch.step(Step::Affinity, |_| affinity::narrow(count))?;
+    }
+    let mut listener = None;
+    launch.step(Step::SyscallFilter, |it| {
+        listener = it.filters.install()?;
+        Ok(())
+    })?;
+    launch.listener = listener.map(IntoRawFd::into_raw_fd);
+    // The listener was one more.
+    launch.step(Step::ResourceLimits, |_| limit_resources(plan, |it| it == libc::RLIMIT_NOFILE))
 }
 
 impl Launch<'_> {
@@ -149,8 +189,9 @@ fn become_user(launch: &Launch<'_>) -> io::Result<()> {
     Ok(thread::set_thread_res_uid(uid, uid, uid)?)
 }
 
-fn limit_resources(plan: &ProgramPlan) -> io::Result<()> {
-    plan.rlimits.iter().try_for_each(|limit| sys::lower_limit(limit.resource, limit.soft, limit.hard))
+fn limit_resources(plan: &ProgramPlan, which: impl Fn(u32) -> bool) -> io::Result<()> {
+    let mut limits = plan.rlimits.iter().filter(|limit| which(limit.resource));
+    limits.try_for_each(|limit| sys::lower_limit(limit.resource, limit.soft, limit.hard))
 }
 
 fn drop_capabilities() -> io::Result<()> {
@@ -171,37 +212,38 @@ fn drop_capabilities() -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-fn arrange_descriptors(streams: [RawFd; 3]) -> io::Result<()> {
+fn arrange_descriptors(start: Option<&Start<'_>>) -> io::Result<()> {
     // After the last change of credentials, which would clear it.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // A session of its own: no controlling terminal to type into.
     rustix::process::setsid()?;
-    for (place, stream) in (0..).zip(streams) {
-        sys::put_stream(stream, place)?;
+    if let Some(start) = start {
+        start.put_streams()?;
     }
     sys::close_on_exec_from(3)
 }
 
-/// Tries the candidates in order. A file that is there but cannot run is the better answer than one that is not.
-fn exec(launch: &mut Launch<'_>) -> io::Error {
-    launch.reached_exec = true;
-    let exact = launch.plan.steps.has(Step::EmptyEnvironment);
-    if exact {
-        launch.done.add(Step::EmptyEnvironment);
+impl Start<'_> {
+    pub(crate) fn put_streams(&self) -> io::Result<()> {
+        (0..).zip(self.streams).try_for_each(|(place, stream)| sys::put_stream(stream, place))
     }
-    let mut answer = io::Error::from_raw_os_error(libc::ENOENT);
-    for path in &launch.plan.candidates {
-        let error = match exact {
-            true => sys::exec(path, &launch.argv, &launch.env),
-            false => sys::exec_inheriting(path, &launch.argv),
-        };
-        match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ENOTDIR) => {}
-            Some(libc::EACCES) => answer = error,
-            _ => return error,
+
+    /// Tries the candidates in order. A file that is there but cannot run is the better answer than one that is not.
+    pub(crate) fn exec(&self, exact_environment: bool) -> io::Error {
+        let mut answer = io::Error::from_raw_os_error(libc::ENOENT);
+        for path in self.candidates {
+            let error = match exact_environment {
+                true => sys::exec(path, &self.argv, &self.env),
+                false => sys::exec_inheriting(path, &self.argv),
+            };
+            match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENOTDIR) => {}
+                Some(libc::EACCES) => answer = error,
+                _ => return error,
+            }
         }
+        answer
     }
-    answer
 }
 
 /// Keeps the type of borrowed descriptors in one place for the launcher.

@@ -28,6 +28,8 @@ pub enum Step {
     Scratch,
     /// `/proc`, masked.
     Proc,
+    /// Files of `/proc` and `/sys` show the limits of the run instead of the host.
+    ShowLimits,
     /// `/workspace` and its protected names.
     Workspace,
     /// Further mounts.
@@ -52,6 +54,8 @@ pub enum Step {
     PathRules,
     /// Resource limits.
     ResourceLimits,
+    /// As many CPUs as the run may use. Honesty, not a limit: the program may undo it.
+    Affinity,
     /// The system call filter.
     SyscallFilter,
     /// Exactly the plan's environment.
@@ -62,7 +66,7 @@ pub enum Step {
 
 impl Step {
     /// All of them, in order.
-    pub const ALL: [Step; 27] = [
+    pub const ALL: [Step; 29] = [
         Step::LauncherNamespaces,
         Step::Template,
         Step::ReadOnlyRoot,
@@ -75,6 +79,7 @@ impl Step {
         Step::OpenPaths,
         Step::Scratch,
         Step::Proc,
+        Step::ShowLimits,
         Step::Workspace,
         Step::Mounts,
         Step::Doors,
@@ -87,6 +92,7 @@ impl Step {
         Step::Descriptors,
         Step::PathRules,
         Step::ResourceLimits,
+        Step::Affinity,
         Step::SyscallFilter,
         Step::EmptyEnvironment,
         Step::Exec,
@@ -107,6 +113,7 @@ impl Step {
             Step::OpenPaths => "open host paths",
             Step::Scratch => "scratch space",
             Step::Proc => "proc",
+            Step::ShowLimits => "show limits",
             Step::Workspace => "workspace",
             Step::Mounts => "mounts",
             Step::Doors => "doors",
@@ -119,6 +126,7 @@ impl Step {
             Step::Descriptors => "descriptors",
             Step::PathRules => "path rules",
             Step::ResourceLimits => "resource limits",
+            Step::Affinity => "affinity",
             Step::SyscallFilter => "system call filter",
             Step::EmptyEnvironment => "environment",
             Step::Exec => "exec",

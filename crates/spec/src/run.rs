@@ -74,7 +74,7 @@ pub struct RunSpec {
 }
 
 /// The box a run gets.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SandboxSpec {
     /// Name of the profile it came from.
@@ -101,6 +101,13 @@ pub struct SandboxSpec {
     pub required: BTreeSet<Barrier>,
     /// Who the program is inside.
     pub user: User,
+}
+
+impl SandboxSpec {
+    /// The box itself, whatever variables its program gets: what can be made ahead of a run.
+    pub fn kind(&self) -> SandboxSpec {
+        SandboxSpec { env: BTreeMap::new(), ..self.clone() }
+    }
 }
 
 /// The root file system inside.

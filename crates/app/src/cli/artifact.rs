@@ -83,7 +83,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     let config = global.configure(surroundings)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
-    let open = || open_engine(&config);
+    let open = || open_engine(&config, None);
     match options.action {
         Action::List => {
             let (rows, notes) = kept::list(&open()?);

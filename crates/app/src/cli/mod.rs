@@ -95,12 +95,15 @@ impl Global {
 }
 
 /// Opens the engine on the configured state folder.
-fn open_engine(config: &Config) -> Result<engine::Engine, Failure> {
-    Ok(engine::Engine::open(settings(config))?)
+fn open_engine(config: &Config, begun: Option<engine::HeadStart>) -> Result<engine::Engine, Failure> {
+    Ok(match begun {
+        Some(begun) => engine::Engine::open_after(begun, settings(config))?,
+        None => engine::Engine::open(settings(config))?,
+    })
 }
 
 fn settings(config: &Config) -> engine::Settings {
-    engine::Settings { state: config.state.clone() }
+    engine::Settings::new(&config.state)
 }
 
 /// One thread is enough for one run, and starts faster.

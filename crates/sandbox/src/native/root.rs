@@ -1,10 +1,10 @@
 //! What stands in the root of a box: the host's `/usr` and the little it needs, or an image with our own
 //! places laid over it.
 
-use super::{SandboxError, c_string};
+use super::{SandboxError, c_string, machine};
 use init::{
     plan::{Place, PlaceKind, TemplatePlan},
-    step::Steps,
+    step::{Step, Steps},
 };
 use spec::{ErrorCode, ExtraMounts, Network, Root, SandboxSpec, User};
 use std::{
@@ -74,6 +74,14 @@ impl Places {
     }
 }
 
+/// Looks at what a spec names for its root, without planning all of it.
+pub(super) fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
+    if let Root::Folder(folder) = &spec.root {
+        check_mount_points(&image_folder(folder)?, spec)?;
+    }
+    mount_points(&mut Places::default(), spec)
+}
+
 /// The plan of the root for a box.
 pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<TemplatePlan, SandboxError> {
     let mut places = Places::default();
@@ -88,7 +96,7 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
             Some(c_string(&folder)?)
         }
     };
-    for folder in ["proc", "sys", "dev/shm", "tmp", "run", "workspace"] {
+    for folder in ["proc", "sys", "dev/shm", "tmp", machine::EMPTY, "workspace"] {
         places.add(folder, PlaceKind::Directory, "")?;
     }
     for device in DEVICES {
@@ -96,6 +104,11 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
     }
     for (link, target) in [("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")] {
         places.add(&format!("dev/{link}"), PlaceKind::Link, format!("/proc/self/{target}"))?;
+    }
+    if steps.has(Step::ShowLimits) {
+        // So limits are part of a root, and of what launchers are kept by: to write these files in each box would
+        // cost more than all its mounts.
+        places.list.extend(machine::places(&spec.limits)?);
     }
     names(&mut places, spec)?;
     mount_points(&mut places, spec)?;

@@ -18,6 +18,7 @@ mod files;
 mod images;
 mod lifetime;
 mod limits;
+mod machine;
 mod network;
 mod processes;
 mod programs;
@@ -29,12 +30,13 @@ mod world;
 use runner::Proof;
 
 /// How many proofs there are as root and as an ordinary user. A proof that is lost must not go unnoticed.
-const PROOFS: usize = 117;
+const PROOFS: usize = 123;
 
 fn all() -> Vec<Proof> {
     [
         barriers::proofs(),
         limits::proofs(),
+        machine::proofs(),
         syscalls::proofs(),
         programs::proofs(),
         lifetime::proofs(),

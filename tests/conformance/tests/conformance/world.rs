@@ -132,7 +132,7 @@ impl World {
 
     /// An engine on that state folder.
     pub(crate) fn engine_at(&self, state: PathBuf, without: &Without) -> Engine {
-        let opened = Engine::dangerously_open_with(Settings { state }, |native| {
+        let opened = Engine::dangerously_open_with(Settings::new(state), |native| {
             without.steps.iter().for_each(|step| native.dangerously_omit(*step));
             if without.cgroups {
                 native.dangerously_omit_cgroups();

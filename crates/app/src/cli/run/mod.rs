@@ -35,6 +35,8 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
 
 fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     options.refuse_not_built()?;
+    // The slowest thing to come begins first, beside all that follows.
+    let begun = (!options.explain).then(engine::HeadStart::give);
     let mut config = global.configure(surroundings)?;
     config::narrow(&mut config, options.profile(), surroundings)?;
     let (json, explain) = (options.json, options.explain);
@@ -45,7 +47,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         // Before the engine: from here on a signal is an orderly end.
         let signals =
             Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
-        let engine = super::open_engine(&config)?;
+        let engine = super::open_engine(&config, begun)?;
         match explain {
             true => print_plan(&engine.explain(&spec).map_err(Failure::from)?, json),
             false => carry_out(&engine, spec, signals, json).await,
