@@ -5,6 +5,7 @@ use crate::{
     runner::Proof,
     world::{Outcome, World, admit, allowed, mount, outcome},
 };
+use engine::{Engine, Pool, Settings};
 use init::{
     filter::{self, Verdict},
     step::Step,
@@ -35,6 +36,7 @@ pub(crate) fn proofs() -> Vec<Proof> {
         a_denial_is_heard_of_while_the_program_runs,
         a_path_that_changes_under_the_look_opens_nothing,
         a_program_cannot_listen_or_hide_itself,
+        a_sandbox_made_ahead_tells_as_much,
     ]
 }
 
@@ -344,4 +346,22 @@ fn a_program_cannot_listen_or_hide_itself(world: &World) {
     );
     let hidden = world.run(world.probe(&["undumpable", "write", "/usr/x", "x"]));
     assert_eq!((outcome(&hidden), hidden.denials), (Outcome::Refused(libc::EROFS), vec![in_root("/usr/x")]));
+}
+
+fn a_sandbox_made_ahead_tells_as_much(world: &World) {
+    let pool = Pool { parked: 1, ..Pool::OFF };
+    let state = world.folder.join(world.unique("state"));
+    let engine = Engine::open(Settings { pool, ..Settings::new(state) }).expect("an engine");
+    let spec = admit(world.command(&["sh", "-c", "echo x > /usr/x; echo y > y; mount -t tmpfs x /mnt"]));
+    let results = world.runtime.block_on(async {
+        engine.warm(&spec).await;
+        let results = [engine.run(spec.clone()).await, engine.run(spec).await];
+        engine.close().await;
+        results
+    });
+    for result in results {
+        let writes: Vec<_> = result.denials.iter().filter(|it| it.what == "write").cloned().collect();
+        assert!(writes.contains(&in_root("/usr/x")), "{:?}", result.denials);
+        assert!(result.denials.contains(&refused("mount", "/mnt")), "{:?}", result.denials);
+    }
 }
