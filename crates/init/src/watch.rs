@@ -1,7 +1,8 @@
 //! The calls that the engine looks at before they happen, so that it knows what a program was denied: what
 //! connects, and what changes files by path. Which argument is what; nothing is decided here.
 //!
-//! Reading is not among them, nor what works on an open descriptor: both are too frequent to be asked about.
+//! Reading is not among them, nor what works on an open descriptor: both are too frequent to be asked about. Being asked
+//! about costs a call some 18 to 25 µs (Linux 6.18: opening to write 5 → 22, making a file 8 → 32, removing one 5 → 23).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
