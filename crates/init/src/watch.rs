@@ -32,7 +32,7 @@ pub enum Flags {
     Fixed(i32),
     /// An argument.
     Argument(u8),
-    /// The first 64 bits of what an argument points at.
+    /// The first 64 bits of what an argument points at: the struct of `openat2`.
     Pointed(u8),
 }
 

@@ -208,8 +208,10 @@ fn flags(notice: &Notice, flags: Flags) -> Option<i32> {
         Flags::Fixed(flags) => Some(flags),
         Flags::Argument(argument) => Some(notice.arguments[usize::from(argument)] as i32),
         Flags::Pointed(argument) => {
-            let bytes = notify::memory(notice.pid, notice.arguments[usize::from(argument)], 8).ok()?;
-            Some(u64::from_ne_bytes(bytes.try_into().ok()?) as i32)
+            // Flags, mode, and how to look the path up: in another way than we do, if it says so.
+            let bytes = notify::memory(notice.pid, notice.arguments[usize::from(argument)], 24).ok()?;
+            let (flags, rest) = bytes.split_first_chunk()?;
+            (rest.get(8..)? == [0; 8]).then(|| u64::from_ne_bytes(*flags) as i32)
         }
     }
 }

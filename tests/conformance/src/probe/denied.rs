@@ -13,6 +13,7 @@ pub(crate) fn attempt(name: &str, arguments: &[&str]) -> Option<Attempt> {
         // NUMBER[:ARGUMENT…] each; the verdicts in one line.
         ("calls", calls) => Ok(calls.iter().map(|call| verdict(call)).collect::<Vec<_>>().join(" ")),
         ("call-on", [call, path]) => call_on(call, path),
+        ("open-with", [flags, path]) => open_with(number(flags), path),
         ("make-link", [to, path]) => std::os::unix::fs::symlink(to, path).map(|()| String::new()),
         ("add-name", [from, to]) => fs::hard_link(from, to).map(|()| String::new()),
         ("make-new", [path]) => fs::File::create_new(path).map(|_| String::new()),
@@ -47,6 +48,17 @@ fn call_on(call: &str, path: &str) -> Attempt {
     let path = CString::new(path).expect("no NUL");
     // SAFETY: the path lives over the call, and the calls that are named here take nothing else to write to.
     answer(unsafe { libc::syscall(number(call), path.as_ptr(), 0, 0, 0, 0, 0) })
+}
+
+/// By `openat2`, which has its flags in memory; what else it takes there is zero.
+fn open_with(flags: i64, path: &str) -> Attempt {
+    let path = CString::new(path).expect("no NUL");
+    let how = [flags as u64, 0, 0];
+    // SAFETY: path and struct live over the call, and the struct is of that size.
+    let opened = unsafe {
+        libc::syscall(libc::SYS_openat2, libc::AT_FDCWD, path.as_ptr(), how.as_ptr(), size_of_val(&how))
+    };
+    answer(opened)
 }
 
 /// Gives an address to a descriptor that is no socket of its family.

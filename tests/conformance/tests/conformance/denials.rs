@@ -268,6 +268,15 @@ fn a_session_that_works_is_denied_nothing(world: &World) {
     }
     let result = world.run(world.probe(&["make-new", "/usr/bin/env"]));
     assert_eq!((outcome(&result), result.denials), (Outcome::Refused(libc::EEXIST), vec![]));
+    let opened = |flags: i32| {
+        let result = world.run(world.probe(&["open-with", &flags.to_string(), "/usr/bin/env"]));
+        (outcome(&result), result.denials)
+    };
+    let folder = libc::O_RDWR | libc::O_DIRECTORY;
+    let got = [libc::O_RDONLY, libc::O_PATH | libc::O_CLOEXEC, libc::O_CREAT, folder].map(opened);
+    let not_a_folder = (Outcome::Refused(libc::ENOTDIR), vec![]);
+    assert_eq!(got, [(allowed(), vec![]), (allowed(), vec![]), (allowed(), vec![]), not_a_folder]);
+    assert_eq!(opened(libc::O_RDWR).1, [in_root("/usr/bin/env")], "the control");
 }
 
 /// Each attempt comes to the same as where the kernel alone decides.

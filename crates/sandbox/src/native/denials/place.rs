@@ -84,10 +84,18 @@ impl Places {
 
     /// Opening to write, or to make a file.
     pub(super) fn open(&self, path: &Path, flags: OFlags) -> Option<Refusal> {
+        let unnamed = flags.contains(OFlags::TMPFILE);
+        // Neither opens a file: the one is a mere handle, the other wants a folder.
+        if flags.contains(OFlags::PATH) || flags.contains(OFlags::DIRECTORY) && !unnamed {
+            return None;
+        }
         let exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
         let writes = flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
         match self.look(path, !exclusive && !flags.contains(OFlags::NOFOLLOW)) {
-            Ok(folder) if flags.contains(OFlags::TMPFILE) => in_folder(folder, OsStr::new("")),
+            Ok(found) if unnamed => match kind(&found)? {
+                FileType::Directory => in_folder(found, OsStr::new("")),
+                _ => None,
+            },
             Ok(found) if exclusive => stand_in(&found, Errno::EXIST),
             Ok(found) if writes && kind(&found)? == FileType::Directory => stand_in(&found, Errno::ISDIR),
             Ok(file) if writes && kind(&file)? == FileType::RegularFile => {
