@@ -14,6 +14,7 @@ use crate::{
     files::{self, Bounds, Collected},
     pool::{self, Taken},
     record::{self, Record},
+    terminal::{self, Terminal},
 };
 use sandbox::native::{Ended, NativeBox, Program, Progress, SandboxError};
 use spec::{
@@ -50,6 +51,9 @@ const LONGEST_START: Duration = Duration::from_secs(30);
 /// How often CPU time is looked at, at most.
 const CPU_LOOK: Duration = Duration::from_millis(50);
 
+/// What a terminal holds back, and then some; it has no size that could be asked for.
+const MOST_IN_TERMINAL: usize = 256 << 10;
+
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 const SIGXCPU: i32 = 24;
@@ -63,6 +67,7 @@ pub(crate) struct Driver {
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) cancelled: watch::Receiver<bool>,
     pub(crate) doors: Option<oneshot::Sender<Vec<TcpListener>>>,
+    pub(crate) terminal: Option<oneshot::Sender<Terminal>>,
 }
 
 /// Why the program was stopped by us.
@@ -95,8 +100,18 @@ struct Ending {
 struct Outputs {
     ended: watch::Sender<bool>,
     stdout: JoinHandle<(Vec<u8>, bool)>,
-    stderr: JoinHandle<(Vec<u8>, bool)>,
+    /// None where both streams are the terminal.
+    stderr: Option<JoinHandle<(Vec<u8>, bool)>>,
+    /// The program's end of its terminal: held open, so that what it shows ends with the box and not before.
+    _inside: Option<OwnedFd>,
     denials: JoinHandle<denials::Collected>,
+}
+
+/// Where a program's streams lead, before it has them.
+struct Streams {
+    inside: [OwnedFd; 3],
+    stdout: pipe::Receiver,
+    stderr: Option<pipe::Receiver>,
 }
 
 impl Driver {
@@ -231,7 +246,7 @@ impl Driver {
 
     /// Opening a program can take as long as its file system likes, and the clock does not tick yet.
     async fn exec_in_time(
-        &self,
+        &mut self,
         sandbox: &mut NativeBox,
         input: Option<OwnedFd>,
         result: &mut RunResult,
@@ -246,16 +261,30 @@ impl Driver {
         }
     }
 
-    async fn exec(&self, sandbox: &mut NativeBox, input: Option<OwnedFd>) -> Result<Outputs, SandboxError> {
-        let failed = |source: io::Error| SandboxError::Launcher { what: "connect", source };
-        let input = match input {
-            Some(input) => input,
-            None => File::open("/dev/null").map_err(failed)?.into(),
+    /// Pipes, or the terminal on all three.
+    fn connect(&mut self, sandbox: &mut NativeBox, input: Option<OwnedFd>) -> io::Result<Streams> {
+        let Some((ours, size)) = sandbox.take_terminal().zip(self.spec.sandbox.tty) else {
+            return connect_pipes(input);
         };
-        let (out_read, out_write) = output_pipe().map_err(failed)?;
-        let (err_read, err_write) = output_pipe().map_err(failed)?;
+        let parts = terminal::take_apart(ours, size)?;
+        if let Some(terminal) = self.terminal.take() {
+            // Nobody may want it: then nobody types.
+            _ = terminal.send(parts.terminal);
+        }
+        let inside = [parts.inside.try_clone()?, parts.inside.try_clone()?, parts.inside];
+        Ok(Streams { inside, stdout: parts.shown, stderr: None })
+    }
+
+    async fn exec(
+        &mut self,
+        sandbox: &mut NativeBox,
+        input: Option<OwnedFd>,
+    ) -> Result<Outputs, SandboxError> {
+        let failed = |source: io::Error| SandboxError::Launcher { what: "connect", source };
+        let Streams { inside, stdout, stderr } = self.connect(sandbox, input).map_err(failed)?;
+        let held = stderr.is_none().then(|| inside[0].try_clone()).transpose().map_err(failed)?;
         let program = Program { argv: self.spec.command.clone(), env: environment(&self.id, &self.spec) };
-        sandbox.exec(&program, [input, out_write, err_write]).await?;
+        sandbox.exec(&program, inside).await?;
         // Nothing has been sent yet, so there is room, and a reader who does not read cannot hold the clock up.
         _ = self.events.try_send(Event::Started { barriers: sandbox.barriers() });
         let cap = self.spec.sandbox.limits.output.0;
@@ -263,9 +292,10 @@ impl Driver {
         let read = |stream, pipe| {
             tokio::spawn(read_output(stream, pipe, cap, self.events.clone(), has_ended.clone()))
         };
-        let (stdout, stderr) = (read(Stream::Stdout, out_read), read(Stream::Stderr, err_read));
+        let stdout = read(Stream::Stdout, stdout);
+        let stderr = stderr.map(|pipe| read(Stream::Stderr, pipe));
         let denials = denials::collect(sandbox.take_denials(), self.events.clone(), has_ended.clone());
-        Ok(Outputs { ended, stdout, stderr, denials: tokio::spawn(denials) })
+        Ok(Outputs { ended, stdout, stderr, _inside: held, denials: tokio::spawn(denials) })
     }
 
     /// Waits for the end of the program, or brings it about.
@@ -400,9 +430,13 @@ impl Outputs {
     /// What was written before the end, at the pace of whoever reads it.
     async fn finish(self) -> ([(Vec<u8>, bool); 2], denials::Collected) {
         self.ended.send_replace(true);
-        let [stdout, stderr] = [self.stdout.await, self.stderr.await];
-        let output = [stdout, stderr].map(|read| read.unwrap_or((Vec::new(), true)));
-        (output, self.denials.await.unwrap_or_default())
+        let cut = |_| (Vec::new(), true);
+        let stdout = self.stdout.await.unwrap_or_else(cut);
+        let stderr = match self.stderr {
+            Some(stderr) => stderr.await.unwrap_or_else(cut),
+            None => (Vec::new(), false),
+        };
+        ([stdout, stderr], self.denials.await.unwrap_or_default())
     }
 }
 
@@ -423,7 +457,7 @@ async fn read_output(
             None => tokio::select! {
                 read = pipe.read(&mut buffer) => read,
                 Ok(_) = ended.wait_for(|ended| *ended) => {
-                    left = Some(rustix::pipe::fcntl_getpipe_size(&pipe).unwrap_or_default());
+                    left = Some(rustix::pipe::fcntl_getpipe_size(&pipe).unwrap_or(MOST_IN_TERMINAL));
                     continue;
                 }
             },
@@ -583,12 +617,22 @@ pub(crate) fn input_pipe() -> io::Result<(pipe::Sender, OwnedFd)> {
     Ok((pipe::Sender::from_owned_fd(nonblocking(write)?)?, read))
 }
 
+fn connect_pipes(input: Option<OwnedFd>) -> io::Result<Streams> {
+    let input = match input {
+        Some(input) => input,
+        None => File::open("/dev/null")?.into(),
+    };
+    let (stdout, out_write) = output_pipe()?;
+    let (stderr, err_write) = output_pipe()?;
+    Ok(Streams { inside: [input, out_write, err_write], stdout, stderr: Some(stderr) })
+}
+
 fn output_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     Ok((pipe::Receiver::from_owned_fd(nonblocking(read)?)?, write))
 }
 
-fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {
+pub(crate) fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {
     rustix::io::ioctl_fionbio(end.as_fd(), true)?;
     Ok(end)
 }

@@ -26,11 +26,13 @@ mod driver;
 pub mod files;
 mod pool;
 mod record;
+mod terminal;
 
 pub use doctor::{Check, CheckState};
 pub use pool::Pool;
 pub use record::{Swept, fresh_id, now};
 pub use sandbox::native::HeadStart;
+pub use terminal::{Terminal, Window};
 
 use record::Records;
 use sandbox::native::{Native, Program};
@@ -114,6 +116,7 @@ pub struct Run {
     events: mpsc::Receiver<Event>,
     stdin: Option<pipe::Sender>,
     doors: Option<oneshot::Receiver<Vec<TcpListener>>>,
+    terminal: Option<oneshot::Receiver<Terminal>>,
     cancel: watch::Sender<bool>,
     blank: RunResult,
     driver: JoinHandle<RunResult>,
@@ -178,6 +181,7 @@ impl Engine {
         let (sender, events) = mpsc::channel(MOST_WAITING_EVENTS);
         let (cancel, cancelled) = watch::channel(false);
         let (doors_out, doors) = oneshot::channel();
+        let (terminal_out, terminal) = spec.sandbox.tty.map(|_| oneshot::channel()).unzip();
         let (stdin, input) = match spec.stdin.then(driver::input_pipe).transpose() {
             Ok(ends) => ends.map_or((None, Ok(None)), |(ours, theirs)| (Some(ours), Ok(Some(theirs)))),
             // The driver says so in the result.
@@ -191,8 +195,10 @@ impl Engine {
             events: sender,
             cancelled,
             doors: Some(doors_out),
+            terminal: terminal_out,
         };
-        Run { id, events, stdin, doors: Some(doors), cancel, blank, driver: tokio::spawn(task.drive(input)) }
+        let driver = tokio::spawn(task.drive(input));
+        Run { id, events, stdin, doors: Some(doors), terminal, cancel, blank, driver }
     }
 
     /// Starts a run and waits for its result. A run that could not start has a result, too.
@@ -271,6 +277,11 @@ impl Run {
     /// The program's standard input, once, if the spec asked for it. Dropping it closes it.
     pub fn take_stdin(&mut self) -> Option<pipe::Sender> {
         self.stdin.take()
+    }
+
+    /// Its terminal, once, as soon as the box stands, if the spec asked for one.
+    pub fn take_terminal(&mut self) -> Option<oneshot::Receiver<Terminal>> {
+        self.terminal.take()
     }
 
     /// The listeners of its doors, once, as soon as the box stands; none if it never did. Close them, and every

@@ -13,6 +13,7 @@ use crate::{
 use sandbox::native::{Berth, NativeBox, SandboxError};
 use spec::{SandboxSpec, Size};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
 
 /// What an engine makes ahead of runs. Off unless said: a lone run is over before it would pay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,7 @@ impl Pool {
             && spec.workspace.is_none()
             && spec.mounts.is_empty()
             && spec.doors.is_empty()
+            && spec.tty.is_none()
             && spec.limits.open_files >= FEWEST_FILES
     }
 
@@ -98,6 +100,8 @@ struct Stock {
 pub(crate) struct Pools {
     settings: Pool,
     stock: Mutex<Stock>,
+    /// Told whenever a filler is done.
+    filled: Notify,
 }
 
 impl std::fmt::Debug for Pools {
@@ -108,7 +112,7 @@ impl std::fmt::Debug for Pools {
 
 impl Pools {
     pub(crate) fn new(settings: Pool) -> Pools {
-        Pools { settings, stock: Mutex::default() }
+        Pools { settings, stock: Mutex::default(), filled: Notify::new() }
     }
 
     pub(crate) fn is_on(&self) -> bool {
@@ -220,6 +224,7 @@ pub(crate) async fn fill(engine: Arc<Inner>) {
             give_back(late).await;
         }
     }
+    engine.pools.filled.notify_waiters();
 }
 
 /// Makes the pool ready for runs of this kind and waits until it is.
@@ -230,8 +235,13 @@ pub(crate) async fn warm(engine: &Arc<Inner>, spec: &SandboxSpec) {
             give_back(late).await;
         }
     }
-    if engine.pools.begin_filling() {
-        fill(engine.clone()).await;
+    loop {
+        let full = engine.pools.filled.notified();
+        if engine.pools.begin_filling() {
+            return fill(engine.clone()).await;
+        }
+        // Somebody else is at it, and may have begun before we came.
+        full.await;
     }
 }
 

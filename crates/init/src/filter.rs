@@ -169,8 +169,13 @@ const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32;
 const NEW_TIME: u32 = 0x80;
-const TIOCSTI: u32 = 0x5412;
-const TIOCLINUX: u32 = 0x541c;
+/// Requests to a terminal that are refused on every descriptor, and why.
+const REFUSED_REQUESTS: [(u32, &str); 4] = [
+    (0x5412, "TIOCSTI: types into a terminal"),
+    (0x541c, "TIOCLINUX: pastes into a console"),
+    (0x541d, "TIOCCONS: takes the console's output over"),
+    (0x5423, "TIOCSETD: loads and enters line disciplines, old kernel surface used in exploits"),
+];
 
 const REFUSE: Verdict = Verdict::Refuse(libc::EPERM as u16);
 
@@ -312,7 +317,7 @@ pub fn table() -> Vec<Verdict> {
     table[libc::SYS_io_setup as usize] = Verdict::Refuse(libc::ENOSYS as u16);
     table[libc::SYS_ioctl as usize] = Verdict::Args(
         // The kernel takes the request as 32 bits, so rubbish above them changes nothing here either.
-        [TIOCSTI, TIOCLINUX].map(|request| test(1, u32::MAX, request, REFUSE)).into(),
+        REFUSED_REQUESTS.map(|(request, _)| test(1, u32::MAX, request, REFUSE)).into(),
         Box::new(Verdict::Allow),
     );
     // Only asking for the current one, and plain Linux: others switch protections of memory off.
@@ -538,7 +543,11 @@ mod tests {
         assert_eq!(errno(libc::SYS_clone, [libc::CLONE_NEWUSER as u64, 0, 0, 0, 0, 0]), eperm);
         assert_eq!(errno(libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0, 0, 0]), 0x7fff_0000);
         assert_eq!(errno(libc::SYS_ioctl, [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0]), eperm);
-        assert_eq!(errno(libc::SYS_ioctl, [0, 0x5413, 0, 0, 0, 0]), 0x7fff_0000);
+        for request in [0x5412, 0x541c, 0x541d, 0x5423, 0xdead_beef_0000_5423] {
+            assert_eq!(errno(libc::SYS_ioctl, [0, request, 0, 0, 0, 0]), eperm, "{request:x}");
+        }
+        // TIOCGWINSZ, TIOCGETD.
+        assert_eq!([0x5413, 0x5424].map(|it| errno(libc::SYS_ioctl, [0, it, 0, 0, 0, 0])), [0x7fff_0000; 2]);
         assert_eq!(errno(libc::SYS_mount, [0; 6]), eperm);
         for (number, mode) in [(libc::SYS_fchmod, 1), (libc::SYS_fchmodat, 2), (452, 2)] {
             let with = |bits| {

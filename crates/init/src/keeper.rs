@@ -8,6 +8,7 @@ use crate::{
     step::{Failure, Step, Steps},
     sys::{self, Forked},
     template::{self, PLAIN, READ_ONLY, failure},
+    terminal,
 };
 use rustix::{
     fs::{AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid},
@@ -90,6 +91,7 @@ struct Furnished {
     namespaces: Vec<OwnedFd>,
     user_namespace: Option<OwnedFd>,
     workspace: OwnedFd,
+    terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
     unmapped: Vec<u32>,
     done: Steps,
@@ -113,6 +115,7 @@ fn hand_out(birth: &Birth<'_>, furnished: &Furnished) -> io::Result<()> {
     let mut handles: Vec<_> = furnished.namespaces.iter().map(AsFd::as_fd).collect();
     handles.extend(furnished.user_namespace.iter().map(AsFd::as_fd));
     handles.push(furnished.workspace.as_fd());
+    handles.extend(furnished.terminal.iter().map(AsFd::as_fd));
     handles.extend(furnished.doors.iter().map(AsFd::as_fd));
     let (steps, unmapped) = (furnished.done, furnished.unmapped.clone());
     protocol::send(birth.report, &Report::Ready { steps, ids: birth.plan.ids, unmapped }, &handles)
@@ -158,11 +161,16 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
     done.add(Step::Mounts);
     let doors = open_doors(birth).map_err(failure(Step::Doors, "listen inside"))?;
     done.add(Step::Doors);
+    let terminal = plan.terminal.then(|| terminal::open(plan.ids)).transpose();
+    let terminal = terminal.map_err(failure(Step::Terminal, "/dev/pts"))?;
+    if terminal.is_some() {
+        done.add(Step::Terminal);
+    }
     let namespaces = open_namespaces(birth).map_err(failure(Step::JoinNamespaces, "/proc/self/ns"))?;
     // The last maps are written. From now on a program can be about.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| failure(Step::MakeUserNamespace, "dumpable")(error.into()))?;
-    Ok(Furnished { namespaces, user_namespace, workspace, doors, unmapped, done })
+    Ok(Furnished { namespaces, user_namespace, workspace, terminal, doors, unmapped, done })
 }
 
 /// The namespaces that the launcher asked the kernel for when it cloned us.

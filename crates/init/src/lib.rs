@@ -27,6 +27,7 @@ pub mod step;
 mod steward;
 mod sys;
 mod template;
+mod terminal;
 pub mod watch;
 pub mod wire;
 

@@ -64,6 +64,8 @@ pub struct BoxPlan {
     pub own_network: bool,
     /// Ports on the loopback inside at which the host listens.
     pub doors: Vec<u16>,
+    /// Whether the box has a terminal of its own.
+    pub terminal: bool,
     /// Bytes that may be written to scratch space.
     pub scratch_bytes: u64,
     /// Files and folders that may be made there.
@@ -158,6 +160,8 @@ pub struct ProgramPlan {
     pub writable: Vec<CString>,
     /// How many CPUs it is told of, if there is a limit.
     pub cpus: Option<u32>,
+    /// Whether its standard streams are the box's terminal, which becomes its controlling one.
+    pub terminal: bool,
 }
 
 /// What a process is to run.
@@ -212,6 +216,7 @@ wire_struct!(BoxPlan {
     hostname,
     own_network,
     doors,
+    terminal,
     scratch_bytes,
     scratch_files,
     workspace,
@@ -224,7 +229,7 @@ wire_struct!(Owner { uid, gid });
 wire_struct!(Protected { path, kind });
 wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
 wire_struct!(Ids { uid, gid, outer_uid, outer_gid, drop_groups });
-wire_struct!(ProgramPlan { steps, ids, errand, last, directory, rlimits, writable, cpus });
+wire_struct!(ProgramPlan { steps, ids, errand, last, directory, rlimits, writable, cpus, terminal });
 wire_struct!(Errand { argv, env, candidates });
 wire_struct!(StockPlan { depth, ids, outer_count, first_turn });
 wire_struct!(ResourceLimit { resource, soft, hard });
@@ -290,10 +295,10 @@ mod tests {
     }
 
     fn a_box() -> impl Strategy<Value = BoxPlan> {
-        let numbers = (any::<(bool, bool, u64, u64)>(), vec(any::<u16>(), 0..4));
+        let numbers = (any::<(bool, bool, bool, u64, u64)>(), vec(any::<u16>(), 0..4));
         let paths = (option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
         (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
-            let ((any_outer_id, own_network, scratch_bytes, scratch_files), doors) = numbers;
+            let ((any_outer_id, own_network, terminal, scratch_bytes, scratch_files), doors) = numbers;
             let (workspace, protected, workspace_directories, mounts) = paths;
             BoxPlan {
                 steps,
@@ -302,6 +307,7 @@ mod tests {
                 hostname,
                 own_network,
                 doors,
+                terminal,
                 scratch_bytes,
                 scratch_files,
                 workspace,
@@ -325,18 +331,21 @@ mod tests {
             text(),
             vec(limit, 0..4),
             texts(),
-            option::of(any::<u32>()),
+            (option::of(any::<u32>()), any::<bool>()),
         )
-            .prop_map(|(steps, ids, errand, last, directory, rlimits, writable, cpus)| ProgramPlan {
-                steps,
-                ids,
-                errand,
-                last,
-                directory,
-                rlimits,
-                writable,
-                cpus,
-            })
+            .prop_map(
+                |(steps, ids, errand, last, directory, rlimits, writable, (cpus, terminal))| ProgramPlan {
+                    steps,
+                    ids,
+                    errand,
+                    last,
+                    directory,
+                    rlimits,
+                    writable,
+                    cpus,
+                    terminal,
+                },
+            )
     }
 
     /// It reads back as it was; with any number of bytes missing, or one too many, it does not read at all.

@@ -127,9 +127,9 @@ pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Er
     launch.step(Step::Credentials, |it| become_user(it))?;
     launch.step(Step::NoCapabilities, |_| drop_capabilities())?;
     launch.step(Step::NoNewPrivileges, |_| Ok(rustix::thread::set_no_new_privs(true)?))?;
-    launch.step(Step::Descriptors, |it| arrange_descriptors(it.start.as_ref()))?;
+    launch.step(Step::Descriptors, |it| arrange_descriptors(it))?;
     if launch.landlock > 0 {
-        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable))?;
+        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable, plan.terminal))?;
     }
     // That of open files only after the last is opened: the launcher's own are open here, and count.
     launch.step(Step::ResourceLimits, |_| limit_resources(plan, |it| it != libc::RLIMIT_NOFILE))?;
@@ -212,13 +212,16 @@ fn drop_capabilities() -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-fn arrange_descriptors(start: Option<&Start<'_>>) -> io::Result<()> {
+fn arrange_descriptors(launch: &Launch<'_>) -> io::Result<()> {
     // After the last change of credentials, which would clear it.
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // A session of its own: no controlling terminal to type into.
+    // A session of its own: no controlling terminal to type into, but the box's own.
     rustix::process::setsid()?;
-    if let Some(start) = start {
+    if let Some(start) = &launch.start {
         start.put_streams()?;
+        if launch.plan.terminal {
+            rustix::process::ioctl_tiocsctty(sys::borrow(start.streams[0]))?;
+        }
     }
     sys::close_on_exec_from(3)
 }

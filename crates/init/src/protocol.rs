@@ -5,7 +5,7 @@
 //!                               Box  + channel[, cgroup][, held…]
 //!                               Lane + its control[, cgroup.procs…]
 //!                               Stock
-//! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace, doors…
+//! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace[, terminal], doors…
 //! (one a box)                   Prepare + standby                                 Started + pidfd[, listener]
 //!                               Signal, Destroy                                   Ended, Failed, Gone
 //! standby   engine → process    Exec + 0, 1, 2                process → engine    Started[ + listener]
@@ -121,7 +121,7 @@ impl Wire for Brief {
 pub enum Report {
     /// The launcher (or lane) is ready; its pidfd comes along.
     Hello(Steps),
-    /// The box is made; its workspace and its listeners come along.
+    /// The box is made; its workspace, our end of its terminal if it has one, and its listeners come along.
     Ready {
         /// What was done.
         steps: Steps,

@@ -36,6 +36,8 @@ pub enum Step {
     Mounts,
     /// Loopback and the doors' listeners.
     Doors,
+    /// A terminal of the box's own, if it is to have one.
+    Terminal,
     /// The user namespace of the program.
     MakeUserNamespace,
     /// The program joins the keeper's namespaces.
@@ -66,7 +68,7 @@ pub enum Step {
 
 impl Step {
     /// All of them, in order.
-    pub const ALL: [Step; 29] = [
+    pub const ALL: [Step; 30] = [
         Step::LauncherNamespaces,
         Step::Template,
         Step::ReadOnlyRoot,
@@ -83,6 +85,7 @@ impl Step {
         Step::Workspace,
         Step::Mounts,
         Step::Doors,
+        Step::Terminal,
         Step::MakeUserNamespace,
         Step::JoinNamespaces,
         Step::EnterUserNamespace,
@@ -117,6 +120,7 @@ impl Step {
             Step::Workspace => "workspace",
             Step::Mounts => "mounts",
             Step::Doors => "doors",
+            Step::Terminal => "terminal",
             Step::MakeUserNamespace => "make user namespace",
             Step::JoinNamespaces => "join namespaces",
             Step::EnterUserNamespace => "enter user namespace",

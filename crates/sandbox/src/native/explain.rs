@@ -65,6 +65,9 @@ impl Native {
             Step::Doors,
             if in_box.own_network { doors } else { "none; the host's network".to_owned() },
         ));
+        if in_box.terminal {
+            lines.push(line(Step::Terminal, "a devpts of the box's own; one terminal of it is 0, 1 and 2"));
+        }
         lines.extend(of_program(&last));
         Ok(lines)
     }

@@ -108,6 +108,7 @@ pub struct NativeBox {
     steps: Steps,
     done: Steps,
     workspace: OwnedFd,
+    terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
     denials: Option<mpsc::Receiver<Told>>,
     held: Held,
@@ -427,6 +428,7 @@ impl Native {
     fn made(&self, spec: &SandboxSpec, ids: Ids, made: Made, held: &Held) -> Result<NativeBox, SandboxError> {
         let mut handles = made.handles.into_iter();
         let workspace = handles.next().ok_or(SandboxError::Died)?;
+        let terminal = if made.plan.terminal { handles.next() } else { None };
         let (notes, refused) = mapping_notes(&made.plan, &made.unmapped, spec);
         if let Some(path) = refused {
             return Err(SandboxError::RootsWorkspace { path });
@@ -442,6 +444,7 @@ impl Native {
             starter: self.starter,
             steps: self.steps,
             workspace,
+            terminal,
             doors: handles.map(TcpListener::from).collect(),
             denials: None,
             held: Held::default(),
@@ -549,6 +552,11 @@ impl NativeBox {
     /// The listeners of its doors, in the order of the spec.
     pub fn take_doors(&mut self) -> Vec<TcpListener> {
         std::mem::take(&mut self.doors)
+    }
+
+    /// Our end of its terminal, if the spec asked for one.
+    pub fn take_terminal(&mut self) -> Option<OwnedFd> {
+        self.terminal.take()
     }
 
     /// What holds each limit.

@@ -88,6 +88,7 @@ pub(super) fn of_box(
         hostname: c_string("airlock")?,
         own_network: spec.network != Network::Host,
         doors: spec.doors.clone(),
+        terminal: spec.tty.is_some(),
         scratch_bytes: spec.limits.disk.0,
         scratch_files: (spec.limits.disk.0 / BYTES_PER_FILE).max(1024),
         workspace,
@@ -225,6 +226,7 @@ pub(super) fn of_program(
         rlimits: rlimits(&spec.limits, enforcers),
         writable: writable.map(c_string).collect::<Result<_, _>>()?,
         cpus: cpus(&spec.limits),
+        terminal: spec.tty.is_some(),
     })
 }
 

@@ -110,6 +110,9 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
         // cost more than all its mounts.
         places.list.extend(machine::places(&spec.limits)?);
     }
+    if spec.tty.is_some() {
+        terminal(&mut places)?;
+    }
     names(&mut places, spec)?;
     mount_points(&mut places, spec)?;
     Ok(TemplatePlan { steps, image, places: places.list })
@@ -186,6 +189,13 @@ fn users(places: &mut Places, user: User) -> Result<(), SandboxError> {
     let agent = format!("agent:x:{uid}:{gid}:agent:/workspace/.home:/bin/sh");
     places.add("etc/passwd", PlaceKind::File, format!("{agent}\n{nobody}\n"))?;
     places.add("etc/group", PlaceKind::File, format!("agent:x:{gid}:\nnogroup:x:65534:\n"))
+}
+
+/// Where the terminals of a box appear. `/dev/tty` is whatever terminal its opener has, never one of the host's.
+fn terminal(places: &mut Places) -> Result<(), SandboxError> {
+    places.add("dev/pts", PlaceKind::Directory, "")?;
+    places.add("dev/ptmx", PlaceKind::Link, "pts/ptmx")?;
+    places.add("dev/tty", PlaceKind::Device, "/dev/tty")
 }
 
 /// How names are looked up inside: only this box, unless it is on the host's network.

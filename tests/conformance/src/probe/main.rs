@@ -7,6 +7,7 @@ mod attempts;
 mod denied;
 mod holds;
 mod kernel;
+mod terminal;
 
 use std::{ffi::OsString, io, os::unix::ffi::OsStrExt};
 
@@ -40,6 +41,7 @@ fn any(name: &str, arguments: &[&str]) -> Option<Attempt> {
     kernel::attempt(name, arguments)
         .or_else(|| attempts::attempt(name, arguments))
         .or_else(|| holds::attempt(name, arguments))
+        .or_else(|| terminal::attempt(name, arguments))
         .or_else(|| denied::attempt(name, arguments))
 }
 
