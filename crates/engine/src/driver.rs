@@ -10,6 +10,7 @@
 use crate::{
     Inner,
     capture::Capture,
+    denials,
     files::{self, Bounds, Collected},
     pool::{self, Taken},
     record::{self, Record},
@@ -103,6 +104,7 @@ struct Outputs {
     stderr: Option<JoinHandle<(Vec<u8>, bool)>>,
     /// The program's end of its terminal: held open, so that what it shows ends with the box and not before.
     _inside: Option<OwnedFd>,
+    denials: JoinHandle<denials::Collected>,
 }
 
 /// Where a program's streams lead, before it has them.
@@ -291,7 +293,9 @@ impl Driver {
             tokio::spawn(read_output(stream, pipe, cap, self.events.clone(), has_ended.clone()))
         };
         let stdout = read(Stream::Stdout, stdout);
-        Ok(Outputs { ended, stdout, stderr: stderr.map(|pipe| read(Stream::Stderr, pipe)), _inside: held })
+        let stderr = stderr.map(|pipe| read(Stream::Stderr, pipe));
+        let denials = denials::collect(sandbox.take_denials(), self.events.clone(), has_ended.clone());
+        Ok(Outputs { ended, stdout, stderr, _inside: held, denials: tokio::spawn(denials) })
     }
 
     /// Waits for the end of the program, or brings it about.
@@ -344,9 +348,11 @@ impl Driver {
                 }
             }
         }
-        let [(stdout, cut_out), (stderr, cut_err)] = outputs.finish().await;
+        let ([(stdout, cut_out), (stderr, cut_err)], denials) = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
         result.truncated = Truncated { stdout: cut_out, stderr: cut_err };
+        result.denials = denials.list;
+        result.notes.extend(denials.note);
         self.keep_artifacts(sandbox, result).await;
         let counters = sandbox.counters();
         result.usage = Usage {
@@ -424,14 +430,15 @@ fn collect(
 
 impl Outputs {
     /// What was written before the end, at the pace of whoever reads it.
-    async fn finish(self) -> [(Vec<u8>, bool); 2] {
+    async fn finish(self) -> ([(Vec<u8>, bool); 2], denials::Collected) {
         self.ended.send_replace(true);
         let cut = |_| (Vec::new(), true);
         let stdout = self.stdout.await.unwrap_or_else(cut);
-        match self.stderr {
-            Some(stderr) => [stdout, stderr.await.unwrap_or_else(cut)],
-            None => [stdout, (Vec::new(), false)],
-        }
+        let stderr = match self.stderr {
+            Some(stderr) => stderr.await.unwrap_or_else(cut),
+            None => (Vec::new(), false),
+        };
+        ([stdout, stderr], self.denials.await.unwrap_or_default())
     }
 }
 

@@ -4,10 +4,10 @@
 //! its control socket does, that is, with the engine.
 
 use crate::{
-    filter,
     keeper::{self, Birth, Mask},
+    notify,
     plan::{BoxPlan, Ids, ProgramPlan, StockPlan, TemplatePlan},
-    program::{self, Launch, Start},
+    program::{self, Filters, Launch, Start},
     protocol::{self, Brief, Command, Ended, Report, Request},
     standby,
     step::{Failure, Step, Steps},
@@ -206,7 +206,7 @@ struct Launcher {
     /// What a lane was given of the stock.
     share: Option<Namespaces>,
     next: u32,
-    filter: Vec<libc::sock_filter>,
+    filters: Filters,
     masks: Vec<(&'static CStr, Mask)>,
     landlock: u32,
     stack: ChildStack,
@@ -223,7 +223,7 @@ impl Launcher {
             first,
             share: None,
             next: HELPERS + 1,
-            filter: filter::program(),
+            filters: Filters::new()?,
             masks: keeper::masks(),
             landlock: sys::landlock_version(),
             stack: ChildStack::new(),
@@ -424,6 +424,8 @@ impl Launcher {
         self.helpers.clear();
         self.steward = None;
         self.events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
+        // What our programs hand over must not be taken by the launcher, nor by another lane.
+        self.filters = Filters::new().map_err(at("sockets"))?;
         self.watch(control, About::Control).map_err(at("epoll"))?;
         hello(control, Steps::default()).map_err(at("greet"))
     }
@@ -477,8 +479,10 @@ impl Launcher {
         let started = self.exec(number, plan, files);
         let Some(held) = self.boxes.get_mut(&number) else { return };
         let sent = match started {
-            Ok((program, steps)) => {
-                let sent = protocol::send(&held.channel, &Report::Started(steps), &[program.pidfd.as_fd()]);
+            Ok((program, steps, listener)) => {
+                let handles = [program.pidfd.as_fd()].into_iter().chain(listener.as_ref().map(AsFd::as_fd));
+                let handles: Vec<_> = handles.collect();
+                let sent = protocol::send(&held.channel, &Report::Started(steps), &handles);
                 held.programs.push(program);
                 sent
             }
@@ -494,7 +498,7 @@ impl Launcher {
         number: u32,
         plan: &Brief,
         mut files: Vec<OwnedFd>,
-    ) -> Result<(Child, Steps), Failure> {
+    ) -> Result<(Child, Steps, Option<OwnedFd>), Failure> {
         let at = |what: &str| failure(Step::JoinNamespaces, what);
         let wrong = |what: &str, errno| at(what)(io::Error::from_raw_os_error(errno));
         let plan: ProgramPlan = plan.read(&mut files).map_err(at("plan"))?;
@@ -507,7 +511,8 @@ impl Launcher {
         let mut launch = Launch {
             namespaces: &joined,
             user_namespace: held.users().map_err(at("not ready"))?,
-            filter: &self.filter,
+            filters: &self.filters,
+            listener: None,
             landlock: self.landlock,
             start: Some(Start::new(errand, streams)),
             plan: &plan,
@@ -520,6 +525,7 @@ impl Launcher {
         let born = sys::vfork_onto(&mut self.stack, cgroup, program::child, &mut launch);
         self.spaces.go_home();
         let (pid, pidfd) = born.map_err(at("clone"))?;
+        let listener = notify::taken_over(self.filters.hand_over.1.as_fd());
         let (failed, reached, done) = (launch.failed, launch.reached_exec, launch.done);
         if failed.is_some() || !reached {
             _ = sys::reap(pid, true);
@@ -527,7 +533,7 @@ impl Launcher {
             return Err(Failure { step, errno, detail: errand.argv[0].to_string_lossy().into_owned() });
         }
         self.watch(&pidfd, About::Process(number, pid)).map_err(at("epoll"))?;
-        Ok((Child { pid, pidfd, last: plan.last }, done))
+        Ok((Child { pid, pidfd, last: plan.last }, done, listener))
     }
 
     /// What fails here ends the process or closes its socket, which is how the engine learns of it.
@@ -553,7 +559,8 @@ impl Launcher {
                 let launch = Launch {
                     namespaces: &joined,
                     user_namespace,
-                    filter: &self.filter,
+                    filters: &self.filters,
+                    listener: None,
                     landlock: self.landlock,
                     start: None,
                     plan: &plan,

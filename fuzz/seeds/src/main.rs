@@ -21,6 +21,7 @@ fn main() -> io::Result<()> {
     let folder = Path::new(&folder);
     write(&folder.join("plan"), plans())?;
     write(&folder.join("request"), requests())?;
+    write(&folder.join("address"), addresses())?;
     write(&folder.join("config"), settings())?;
     write(&folder.join("screen"), screens())
 }
@@ -29,6 +30,12 @@ fn write(folder: &Path, seeds: Vec<Vec<u8>>) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let mut numbered = seeds.iter().enumerate();
     numbered.try_for_each(|(number, seed)| fs::write(folder.join(format!("seed-{number}")), seed))
+}
+
+fn addresses() -> Vec<Vec<u8>> {
+    let v4 = [&[2, 0, 1, 187, 1, 2, 3, 4][..], &[0; 8]].concat();
+    let v6 = [&[10, 0, 0, 80, 0, 0, 0, 0][..], &[0; 10], &[255, 255, 127, 0, 0, 1], &[0; 4]].concat();
+    vec![v4, v6, b"\x01\0/socket\0".to_vec()]
 }
 
 fn plans() -> Vec<Vec<u8>> {

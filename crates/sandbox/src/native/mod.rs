@@ -7,6 +7,7 @@
 
 mod barriers;
 pub mod cgroup;
+mod denials;
 mod error;
 mod explain;
 mod launcher;
@@ -16,12 +17,14 @@ pub mod probe;
 pub mod protect;
 mod root;
 
+pub use denials::{MOST_DENIALS, Told};
 pub use error::{Missing, SandboxError};
 pub use explain::Line;
 pub use init::protocol::Ended;
 pub use plan::{Program, Starter};
 
 use cgroup::{Counters, Group, Placement};
+use denials::Rules;
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
     protocol::{self, Command, Report},
@@ -44,6 +47,7 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
+use tokio::sync::mpsc;
 
 /// Launchers kept for the next run with the same root; each is a small idle process.
 const MOST_LAUNCHERS: usize = 16;
@@ -106,6 +110,7 @@ pub struct NativeBox {
     workspace: OwnedFd,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
+    denials: Option<mpsc::Receiver<Told>>,
     held: Held,
     notes: Vec<String>,
 }
@@ -441,6 +446,7 @@ impl Native {
             workspace,
             terminal,
             doors: handles.map(TcpListener::from).collect(),
+            denials: None,
             held: Held::default(),
             notes,
         };
@@ -606,12 +612,12 @@ impl NativeBox {
         drop(theirs);
         let standby = Channel::new(ours).map_err(failed)?;
         match standby.report().await.map_err(failed)? {
-            Some((Report::Started(steps), _)) => {
+            Some((Report::Started(steps), handles)) => {
                 self.done = self.done.and(steps);
                 self.standby = Some(standby);
                 // Opens what will be read at the end.
                 self.counters();
-                Ok(())
+                self.watch(handles.into_iter().next()).map_err(failed)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
@@ -633,13 +639,26 @@ impl NativeBox {
         let handles = streams.each_ref().map(AsFd::as_fd);
         self.channel.order_by_plan(Command::Exec, &plan, &handles).map_err(failed)?;
         match self.channel.report().await.map_err(failed)? {
-            Some((Report::Started(steps), _)) => {
+            Some((Report::Started(steps), handles)) => {
                 self.done = self.done.and(steps);
-                Ok(())
+                // The program's pidfd, then the listener.
+                self.watch(handles.into_iter().nth(1)).map_err(failed)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
         }
+    }
+
+    fn watch(&mut self, listener: Option<OwnedFd>) -> std::io::Result<()> {
+        let binds = self.held.protection.as_ref().map_or(&[][..], Protection::binds);
+        let rules = || Rules::new(&self.spec, binds, self.ids, self.starter);
+        self.denials = listener.map(|listener| denials::watch(listener, rules())).transpose()?;
+        Ok(())
+    }
+
+    /// What the program is denied, once it has started; nothing where that cannot be known.
+    pub fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>> {
+        self.denials.take()
     }
 
     /// Waits for the end of the program or of the box.
