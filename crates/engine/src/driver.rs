@@ -12,7 +12,7 @@ use crate::{
     capture::Capture,
     denials,
     files::{self, Bounds, Collected},
-    pool::{self, Taken},
+    pool::{self, Made, Taken},
     record::{self, Record},
     terminal::{self, Terminal},
 };
@@ -161,13 +161,12 @@ impl Driver {
             records.push(self.record()?);
         }
         let berth = match taken {
-            Some(Taken::Parked(record, sandbox)) => {
+            Some(Taken { record, made }) => {
                 records.push(record);
-                return Ok(Berthed { records, sandbox });
-            }
-            Some(Taken::Berth(record, berth)) => {
-                records.push(record);
-                Some(*berth)
+                match made {
+                    Made::Parked(sandbox) => return Ok(Berthed { records, sandbox }),
+                    Made::Berth(berth) => Some(*berth),
+                }
             }
             None => None,
         };

@@ -221,7 +221,9 @@ pub(crate) fn open_namespace(path: &CStr) -> io::Result<OwnedFd> {
 }
 
 fn settle(plan: &BoxPlan) -> io::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if !plan.ahead {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+    }
     // The launcher cannot be looked into; we must be, for a moment, to write the maps of our helper.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     // What we make gets exactly the mode we give it.

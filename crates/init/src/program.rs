@@ -213,8 +213,11 @@ fn drop_capabilities() -> io::Result<()> {
 }
 
 fn arrange_descriptors(launch: &Launch<'_>) -> io::Result<()> {
-    // After the last change of credentials, which would clear it.
-    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // After the last change of credentials, which would clear it. Whoever stands by outlives the lane that made it,
+    // and ends with the first process of its box.
+    if launch.start.is_some() {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+    }
     // A session of its own: no controlling terminal to type into, but the box's own.
     rustix::process::setsid()?;
     if let Some(start) = &launch.start {

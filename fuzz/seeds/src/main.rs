@@ -104,6 +104,7 @@ fn a_box() -> BoxPlan {
         steps: Steps::ALL,
         ids: IDS,
         any_outer_id: true,
+        ahead: true,
         hostname: c"airlock".to_owned(),
         own_network: true,
         doors: vec![8080, 3128],

@@ -122,6 +122,8 @@ struct Held {
     /// In the group, where that is of version 1.
     lane: Option<Arc<Launcher>>,
     protection: Option<Protection>,
+    /// The box is made ahead of its program.
+    ahead: bool,
 }
 
 /// How a program in a box went on.
@@ -235,6 +237,33 @@ impl Native {
             Ok(made) => Ok(NativeBox { held, ..made }),
             Err(error) => {
                 // What could not be given back, the sweep finds by the run's record.
+                held.give_back().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a box ahead, with the process of its program: all that is left to do then is exec.
+    pub async fn park(&self, name: &Id, spec: &SandboxSpec) -> Result<NativeBox, SandboxError> {
+        let mut held = Held { ahead: true, ..Held::default() };
+        let made = match self.furnish(name, spec, &mut held).await {
+            Ok(mut made) => match made.prepare(&held).await {
+                Ok(()) => Ok(made),
+                Err(error) => {
+                    made.end().await;
+                    Err(error)
+                }
+            },
+            Err(error) => Err(error),
+        };
+        match made {
+            Ok(made) => {
+                let parked = NativeBox { held, ..made };
+                // Opens what will be read at the end.
+                parked.counters();
+                Ok(parked)
+            }
+            Err(error) => {
                 held.give_back().await;
                 Err(error)
             }
@@ -399,7 +428,7 @@ impl Native {
         held: &Held,
     ) -> Result<NativeBox, SandboxError> {
         let binds = held.protection.as_ref().map_or(&[][..], Protection::binds);
-        let plan = plan::of_box(spec, self.steps, who, binds)?;
+        let plan = plan::of_box(spec, self.steps, who, binds, held.ahead)?;
         check_same(spec, &plan, held)?;
         let placement = placement(held)?;
         let hold = held.protection.as_ref().map(Protection::hold);
@@ -603,9 +632,9 @@ impl NativeBox {
         }
     }
 
-    /// Makes the process of its program ahead: all that is left to do then is exec.
-    pub async fn prepare(&mut self) -> Result<(), SandboxError> {
-        let plan = plan::of_program(None, &self.spec, self.steps, self.ids, &self.enforcers())?;
+    /// Makes the process of its program ahead.
+    async fn prepare(&mut self, held: &Held) -> Result<(), SandboxError> {
+        let plan = plan::of_program(None, &self.spec, self.steps, self.ids, &enforcers(held))?;
         let failed = |source| SandboxError::Launcher { what: "prepare", source };
         let (ours, theirs) = protocol::pair().map_err(failed)?;
         self.channel.order_by_plan(Command::Prepare, &plan, &[theirs.as_fd()]).map_err(failed)?;
@@ -615,8 +644,6 @@ impl NativeBox {
             Some((Report::Started(steps), handles)) => {
                 self.done = self.done.and(steps);
                 self.standby = Some(standby);
-                // Opens what will be read at the end.
-                self.counters();
                 self.watch(handles.into_iter().next()).map_err(failed)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
@@ -757,7 +784,7 @@ pub struct Released {
 
 impl Held {
     async fn give_back(self) -> Released {
-        let Held { group, lane, protection } = self;
+        let Held { group, lane, protection, ahead: _ } = self;
         drop(lane);
         if group.as_ref().is_none_or(Group::is_empty) && protection.is_none() {
             return Released::default();
