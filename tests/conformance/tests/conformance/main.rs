@@ -6,7 +6,8 @@
 //! as a user ── proofs
 //! ```
 //!
-//! All of them twice: in sandboxes made when they are needed, and in those that an engine made ahead.
+//! All of them twice: in sandboxes made when they are needed, and (unless `AIRLOCK_UNPOOLED` is set) in those that an
+//! engine made ahead.
 //!
 //! Environment: `AIRLOCK_PROBE` (path of the probe; else beside this binary), `AIRLOCK_EXPECT_CGROUP` (v1, v2 or
 //! none; else found out) and `AIRLOCK_EXPECT_USER_CGROUP` (the same for the run as a user), `AIRLOCK_EXPECT_IDMAP`
