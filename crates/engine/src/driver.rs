@@ -139,11 +139,29 @@ impl Driver {
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
         let Berthed { records, mut sandbox } = self.berthed(result).await?;
         let ran = self.run_in(&mut sandbox, input, result).await;
+        // With the result a workspace is the caller's again.
+        result.notes.extend(sandbox.give_workspace_back().await);
         match self.engine.pools.is_on() {
-            true => pool::restock(&self.engine, *sandbox, records),
+            true => self.leave_behind(*sandbox, records, &mut result.notes).await,
             false => result.notes.extend(leave(*sandbox, records).await),
         }
         ran
+    }
+
+    /// What nobody waits for is cleared away behind the result. A name that the caller chose is his again with it.
+    async fn leave_behind(&self, sandbox: NativeBox, mut records: Vec<Record>, notes: &mut Vec<String>) {
+        match (self.spec.run_id.is_some(), records.len()) {
+            // What the box holds outside has the same name.
+            (true, ..2) => {
+                notes.extend(leave(sandbox, records).await);
+                pool::refill(&self.engine);
+            }
+            (true, _) => {
+                close(records.swap_remove(0), notes);
+                pool::restock(&self.engine, sandbox, records);
+            }
+            (false, _) => pool::restock(&self.engine, sandbox, records),
+        }
     }
 
     /// A box for this run, made ahead or now.
@@ -173,10 +191,8 @@ impl Driver {
         match tokio::time::timeout(LONGEST_START, create).await {
             Ok(Ok(sandbox)) => Ok(Berthed { records, sandbox: Box::new(sandbox) }),
             Ok(Err(error)) => {
-                // Otherwise the record stays, for the sweep.
-                if self.engine.native.remove_leftovers(&self.id).is_ok() {
-                    records.into_iter().for_each(|record| close(record, &mut result.notes));
-                }
+                let abandoned = records.into_iter().map(|record| record.abandon(&self.engine.native));
+                abandoned.for_each(|done| note(done, &mut result.notes));
                 Err(refused(&error, result))
             }
             Err(_) => Err(internal("the sandbox was not made in time".to_owned())),
@@ -712,7 +728,11 @@ pub(crate) async fn leave(sandbox: NativeBox, records: Vec<Record>) -> Vec<Strin
 }
 
 fn close(record: Record, notes: &mut Vec<String>) {
-    if let Err(error) = record.close() {
+    note(record.close(), notes);
+}
+
+fn note(removed: io::Result<()>, notes: &mut Vec<String>) {
+    if let Err(error) = removed {
         notes.push(format!("the record of the run could not be removed: {error}"));
     }
 }

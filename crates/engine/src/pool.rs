@@ -185,9 +185,15 @@ impl Pools {
         }
     }
 
+    fn is_closed(&self) -> bool {
+        self.stock().closed
+    }
+
     fn close(&self) -> Vec<Taken> {
         let mut stock = self.stock();
         stock.closed = true;
+        // Whoever waits for a filler would wait for ever.
+        self.filled.notify_waiters();
         stock.kinds.drain(..).flat_map(|kind| kind.ready).collect()
     }
 }
@@ -216,6 +222,13 @@ pub(crate) fn restock(engine: &Arc<Inner>, sandbox: NativeBox, records: Vec<Reco
     });
 }
 
+/// Makes more, behind whatever else is done.
+pub(crate) fn refill(engine: &Arc<Inner>) {
+    if engine.pools.begin_filling() {
+        engine.behind(fill(engine.clone()));
+    }
+}
+
 /// Makes everything that is wanted, one after the other.
 pub(crate) async fn fill(engine: Arc<Inner>) {
     while let Some(spec) = engine.pools.lacking() {
@@ -235,13 +248,19 @@ pub(crate) async fn warm(engine: &Arc<Inner>, spec: &SandboxSpec) {
             give_back(late).await;
         }
     }
-    loop {
-        let full = engine.pools.filled.notified();
-        if engine.pools.begin_filling() {
-            return fill(engine.clone()).await;
+    let mut ours = false;
+    while !ours {
+        let filled = engine.pools.filled.notified();
+        if engine.pools.is_closed() {
+            return;
         }
-        // Somebody else is at it, and may have begun before we came.
-        full.await;
+        ours = engine.pools.begin_filling();
+        if ours {
+            // Not in this task, which may be dropped at any time: a filler must come to its end.
+            engine.behind(fill(engine.clone()));
+        }
+        // Somebody else who is at it may have begun before we came.
+        filled.await;
     }
 }
 
@@ -249,14 +268,29 @@ async fn make(engine: &Inner, spec: &SandboxSpec) -> Result<Taken, SandboxError>
     let id = record::fresh_id();
     let taken = engine.records.take(&id, &engine.native);
     let record = taken.map_err(|source| SandboxError::Look { path: engine.records.folder(), source })?;
+    let failed = |record: Record, error| {
+        // A record that stays is swept.
+        _ = record.abandon(&engine.native);
+        Err(error)
+    };
     if !engine.pools.settings.parks(spec) {
-        return Ok(Taken::Berth(record, Box::new(engine.native.berth(&id, spec).await?)));
+        return match engine.native.berth(&id, spec).await {
+            Ok(berth) => Ok(Taken::Berth(record, Box::new(berth))),
+            Err(error) => failed(record, error),
+        };
     }
-    let mut sandbox = engine.native.create(&id, spec, None).await?;
+    match engine.native.create(&id, spec, None).await {
+        Ok(sandbox) => prepare(record, Box::new(sandbox)).await,
+        Err(error) => failed(record, error),
+    }
+}
+
+/// The last thing before a box is parked.
+async fn prepare(record: Record, mut sandbox: Box<NativeBox>) -> Result<Taken, SandboxError> {
     match sandbox.prepare().await {
-        Ok(()) => Ok(Taken::Parked(record, Box::new(sandbox))),
+        Ok(()) => Ok(Taken::Parked(record, sandbox)),
         Err(error) => {
-            give_back(Taken::Parked(record, Box::new(sandbox))).await;
+            give_back(Taken::Parked(record, sandbox)).await;
             Err(error)
         }
     }

@@ -679,6 +679,13 @@ impl NativeBox {
         tokio::time::timeout(LONGEST_END, gone).await.ok()
     }
 
+    /// Gives a mounted workspace back as it was, once the program and all it made are gone; what there is to say.
+    pub async fn give_workspace_back(&mut self) -> Vec<String> {
+        let Some(protection) = self.held.protection.take() else { return Vec::new() };
+        let taken_down = tokio::task::spawn_blocking(move || taken_down(protection)).await;
+        taken_down.unwrap_or_else(|_| vec![CUT_SHORT.to_owned()])
+    }
+
     /// Gives back what the box held outside.
     pub async fn release(self) -> Released {
         drop((self.channel, self.standby, self.launcher, self.workspace));
@@ -748,19 +755,21 @@ impl Held {
                 released.notes.push(format!("{error}; `airlock sweep` will try again"));
             }
             if let Some(protection) = protection {
-                let found = protection.take_down();
-                let changed = found.changed.iter().map(|path| path.display());
-                let told = changed
-                    .map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));
-                released.notes.extend(told.chain(found.problems));
+                released.notes.extend(taken_down(protection));
             }
             released
         });
-        blocking.await.unwrap_or_else(|_| Released {
-            notes: vec!["clean-up was cut short; `airlock sweep` finishes it".to_owned()],
-            left_over: true,
-        })
+        blocking.await.unwrap_or_else(|_| Released { notes: vec![CUT_SHORT.to_owned()], left_over: true })
     }
+}
+
+const CUT_SHORT: &str = "clean-up was cut short; `airlock sweep` finishes it";
+
+fn taken_down(protection: Protection) -> Vec<String> {
+    let found = protection.take_down();
+    let changed = found.changed.iter().map(|path| path.display());
+    let told = changed.map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));
+    told.chain(found.problems).collect()
 }
 
 fn c_string(text: impl AsRef<OsStr>) -> Result<CString, SandboxError> {
