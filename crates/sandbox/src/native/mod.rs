@@ -54,17 +54,17 @@ const LONGEST_END: Duration = Duration::from_secs(10);
 
 /// The process of a launcher on its way, beside whatever its caller has to do before the first run.
 #[derive(Debug)]
-pub struct HeadStart(JoinHandle<std::io::Result<Begun>>);
+pub struct HeadStart(std::io::Result<JoinHandle<std::io::Result<Begun>>>);
 
 impl HeadStart {
     /// Begins, in a thread of its own. Dropped without use, the process sees that and ends.
     pub fn give() -> HeadStart {
-        HeadStart(std::thread::spawn(|| Begun::new(true)))
+        HeadStart(std::thread::Builder::new().spawn(|| Begun::new(true)))
     }
 
     /// None if it came to nothing: then a launcher is started as usual, and that says why.
     fn wait(self) -> Option<Begun> {
-        self.0.join().ok()?.ok()
+        self.0.ok()?.join().ok()?.ok()
     }
 }
 

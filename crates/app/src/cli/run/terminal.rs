@@ -145,11 +145,14 @@ pub(super) fn give_back() {
 /// Past the lock of standard output, which whoever waits for the terminal holds.
 fn write_in_time(bytes: Vec<u8>) {
     let (done, wait) = mpsc::channel();
-    thread::spawn(move || {
+    let writer = thread::Builder::new().spawn(move || {
         _ = rustix::io::write(io::stdout(), &bytes);
         _ = done.send(());
     });
-    _ = wait.recv_timeout(LONGEST_WRITE);
+    // Without a thread the screen stays as it is: nothing may hold us, and a panic here would be the second.
+    if writer.is_ok() {
+        _ = wait.recv_timeout(LONGEST_WRITE);
+    }
 }
 
 /// Types what is typed here, and keeps the window as large as ours, until the run ends.
