@@ -46,7 +46,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// The same when somebody waits for the cancelled run to be gone.
 const CANCEL_GRACE: Duration = Duration::from_millis(500);
 /// How long making a box may take; only a file system that does not answer takes this long.
-const LONGEST_START: Duration = Duration::from_secs(30);
+pub(crate) const LONGEST_START: Duration = Duration::from_secs(30);
 /// How often CPU time is looked at, at most.
 const CPU_LOOK: Duration = Duration::from_millis(50);
 

@@ -232,7 +232,10 @@ pub(crate) fn refill(engine: &Arc<Inner>) {
 /// Makes everything that is wanted, one after the other.
 pub(crate) async fn fill(engine: Arc<Inner>) {
     while let Some(spec) = engine.pools.lacking() {
-        let made = make(&engine, &spec).await;
+        // Where a file system does not answer, the other kinds and the end of the engine must not wait for it. The
+        // record of what was begun stays, for the sweep.
+        let made = tokio::time::timeout(driver::LONGEST_START, make(&engine, &spec)).await;
+        let made = made.unwrap_or(Err(SandboxError::Died));
         if let Some(late) = engine.pools.keep(&spec, made) {
             give_back(late).await;
         }
