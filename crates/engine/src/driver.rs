@@ -150,18 +150,16 @@ impl Driver {
 
     /// What nobody waits for is cleared away behind the result. A name that the caller chose is his again with it.
     async fn leave_behind(&self, sandbox: NativeBox, mut records: Vec<Record>, notes: &mut Vec<String>) {
-        match (self.spec.run_id.is_some(), records.len()) {
-            // What the box holds outside has the same name.
-            (true, ..2) => {
-                notes.extend(leave(sandbox, records).await);
-                pool::refill(&self.engine);
-            }
-            (true, _) => {
-                close(records.swap_remove(0), notes);
-                pool::restock(&self.engine, sandbox, records);
-            }
-            (false, _) => pool::restock(&self.engine, sandbox, records),
+        let named = self.spec.run_id.is_some();
+        // Of a box that was not made ahead, what it holds outside has the caller's name.
+        if sandbox.holds_workspace() || named && records.len() == 1 {
+            notes.extend(leave(sandbox, records).await);
+            return pool::refill(&self.engine);
         }
+        if named {
+            close(records.remove(0), notes);
+        }
+        pool::restock(&self.engine, sandbox, records);
     }
 
     /// A box for this run, made ahead or now.
@@ -525,8 +523,8 @@ fn ending(progress: Progress, stopped: Option<Stopped>) -> Ending {
             Ending { status: Some(status), stopped, cpu_us, peak_bytes, alone }
         }
         // The box died under the program: its status is not known.
-        Progress::Gone(Ended { cpu_us, peak_bytes, .. }) => {
-            Ending { status: None, stopped, cpu_us, peak_bytes, alone: true }
+        Progress::Gone(Ended { cpu_us, peak_bytes, alone, .. }) => {
+            Ending { status: None, stopped, cpu_us, peak_bytes, alone }
         }
     }
 }

@@ -134,3 +134,26 @@ async fn kill_any_helper() {
     let left = fs::read_dir(bench.state.join("runs")).expect("the records").count();
     assert_eq!(left, 0, "records are left");
 }
+
+#[test]
+fn no_program_outlives_its_result_although_a_helper_was_killed() {
+    on_turn(kill_under_programs());
+}
+
+async fn kill_under_programs() {
+    let bench = Bench::new("under");
+    let engine = pooled(&bench);
+    let mut chance = Chance::seeded();
+    let busy =
+        spec(&["sh", "-c", "for _ in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; echo on; wait"]);
+    for _ in 0..12 {
+        let mut run = engine.start(busy.clone());
+        while !matches!(run.next_event().await, Some(spec::Event::Output { .. }) | None) {}
+        let all = helpers();
+        kill(all[chance.below(all.len() as u64) as usize]);
+        run.cancel();
+        let result = run.finish().await;
+        assert_eq!(host::programs_of(result.run_id.as_str()), Vec::<i32>::new(), "{result:#?}");
+    }
+    engine.close().await;
+}

@@ -96,6 +96,8 @@ pub struct NativeBox {
     standby: Option<Channel>,
     /// Its program has ended.
     ending: bool,
+    /// Nothing is left that could run in it, by the launcher's word.
+    empty: bool,
     /// Keeps the launcher, or the lane that is this box's alone, alive.
     launcher: Arc<Launcher>,
     spec: SandboxSpec,
@@ -432,6 +434,7 @@ impl Native {
             channel: made.channel,
             standby: None,
             ending: false,
+            empty: false,
             done: made.launcher.steps.and(made.steps),
             launcher: made.launcher,
             spec: spec.clone(),
@@ -645,10 +648,13 @@ impl NativeBox {
         loop {
             match self.channel.report().await {
                 Ok(Some((Report::Ended(ended), _))) => {
-                    self.ending = true;
+                    (self.ending, self.empty) = (true, ended.alone);
                     return Progress::Ended(ended);
                 }
-                Ok(Some((Report::Gone(ended), _))) => return Progress::Gone(ended),
+                Ok(Some((Report::Gone(ended), _))) => {
+                    self.empty = ended.alone;
+                    return Progress::Gone(ended);
+                }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => {
                     return Progress::Gone(Ended { status: 9, cpu_us: 0, peak_bytes: 0, alone: false });
@@ -676,14 +682,35 @@ impl NativeBox {
                 }
             }
         };
-        tokio::time::timeout(LONGEST_END, gone).await.ok()
+        let ended = tokio::time::timeout(LONGEST_END, gone).await.ok();
+        if ended.is_some() && !self.empty {
+            self.kill_group().await;
+        }
+        ended
     }
 
-    /// Gives a mounted workspace back as it was, once the program and all it made are gone; what there is to say.
+    /// Whoever would have told us of the end is gone. The kernel ends the box with him, in its own time.
+    async fn kill_group(&mut self) {
+        let Some(group) = self.held.group.take() else { return };
+        let killed = tokio::task::spawn_blocking(move || {
+            // What cannot be killed now is tried again when the group is removed, and said then.
+            _ = group.kill();
+            group
+        });
+        self.held.group = killed.await.ok();
+    }
+
+    /// Gives a mounted workspace back as it was; what there is to say. Not from under a program: where nobody has seen
+    /// the end of the box, its release gives it back, after that of the cgroup.
     pub async fn give_workspace_back(&mut self) -> Vec<String> {
-        let Some(protection) = self.held.protection.take() else { return Vec::new() };
+        let Some(protection) = self.held.protection.take_if(|_| self.empty) else { return Vec::new() };
         let taken_down = tokio::task::spawn_blocking(move || taken_down(protection)).await;
         taken_down.unwrap_or_else(|_| vec![CUT_SHORT.to_owned()])
+    }
+
+    /// Whether a mounted workspace is still to be given back.
+    pub fn holds_workspace(&self) -> bool {
+        self.held.protection.is_some()
     }
 
     /// Gives back what the box held outside.
