@@ -377,6 +377,20 @@ fn hostile_sequences_do_not_reach_a_terminal() {
 
 /// Whoever reads from a pipe gets every byte.
 #[test]
+fn lines_are_plain_again_also_when_nobody_waits_for_their_program() {
+    // Invisible, and deaf to the first request to end.
+    let script = "trap '' TERM INT; printf '\\033[8mon'; while :; do sleep 1; done";
+    let mut sitting = Sitting::start(&["--", "sh", "-c", script]);
+    sitting.expect("\x1b[8mon");
+    for _ in 0..2 {
+        sitting.keys(CTRL_C);
+        sitting.expect("^C");
+    }
+    sitting.expect("\x1b[0m");
+    assert_eq!(sitting.end().0, Some(130));
+}
+
+#[test]
 fn hostile_sequences_pass_where_there_is_no_terminal() {
     let world = World::new();
     let script = format!("printf '{HOSTILE}'");

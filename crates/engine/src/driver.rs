@@ -47,7 +47,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// The same when somebody waits for the cancelled run to be gone.
 const CANCEL_GRACE: Duration = Duration::from_millis(500);
 /// How long making a box may take; only a file system that does not answer takes this long.
-const LONGEST_START: Duration = Duration::from_secs(30);
+pub(crate) const LONGEST_START: Duration = Duration::from_secs(30);
 /// How often CPU time is looked at, at most.
 const CPU_LOOK: Duration = Duration::from_millis(50);
 
@@ -141,11 +141,27 @@ impl Driver {
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
         let Berthed { records, mut sandbox } = self.berthed(result).await?;
         let ran = self.run_in(&mut sandbox, input, result).await;
+        // With the result a workspace is the caller's again.
+        result.notes.extend(sandbox.give_workspace_back().await);
         match self.engine.pools.is_on() {
-            true => pool::restock(&self.engine, *sandbox, records),
+            true => self.leave_behind(*sandbox, records, &mut result.notes).await,
             false => result.notes.extend(leave(*sandbox, records).await),
         }
         ran
+    }
+
+    /// What nobody waits for is cleared away behind the result. A name that the caller chose is his again with it.
+    async fn leave_behind(&self, sandbox: NativeBox, mut records: Vec<Record>, notes: &mut Vec<String>) {
+        let named = self.spec.run_id.is_some();
+        // Of a box that was not made ahead, what it holds outside has the caller's name.
+        if sandbox.holds_workspace() || named && records.len() == 1 {
+            notes.extend(leave(sandbox, records).await);
+            return pool::refill(&self.engine);
+        }
+        if named {
+            close(records.remove(0), notes);
+        }
+        pool::restock(&self.engine, sandbox, records);
     }
 
     /// A box for this run, made ahead or now.
@@ -174,10 +190,8 @@ impl Driver {
         match tokio::time::timeout(LONGEST_START, create).await {
             Ok(Ok(sandbox)) => Ok(Berthed { records, sandbox: Box::new(sandbox) }),
             Ok(Err(error)) => {
-                // Otherwise the record stays, for the sweep.
-                if self.engine.native.remove_leftovers(&self.id).is_ok() {
-                    records.into_iter().for_each(|record| close(record, &mut result.notes));
-                }
+                let abandoned = records.into_iter().map(|record| record.abandon(&self.engine.native));
+                abandoned.for_each(|done| note(done, &mut result.notes));
                 Err(refused(&error, result))
             }
             Err(_) => Err(internal("the sandbox was not made in time".to_owned())),
@@ -517,8 +531,8 @@ fn ending(progress: Progress, stopped: Option<Stopped>) -> Ending {
             Ending { status: Some(status), stopped, cpu_us, peak_bytes, alone }
         }
         // The box died under the program: its status is not known.
-        Progress::Gone(Ended { cpu_us, peak_bytes, .. }) => {
-            Ending { status: None, stopped, cpu_us, peak_bytes, alone: true }
+        Progress::Gone(Ended { cpu_us, peak_bytes, alone, .. }) => {
+            Ending { status: None, stopped, cpu_us, peak_bytes, alone }
         }
     }
 }
@@ -720,7 +734,11 @@ pub(crate) async fn leave(sandbox: NativeBox, records: Vec<Record>) -> Vec<Strin
 }
 
 fn close(record: Record, notes: &mut Vec<String>) {
-    if let Err(error) = record.close() {
+    note(record.close(), notes);
+}
+
+fn note(removed: io::Result<()>, notes: &mut Vec<String>) {
+    if let Err(error) = removed {
         notes.push(format!("the record of the run could not be removed: {error}"));
     }
 }

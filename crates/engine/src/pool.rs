@@ -190,9 +190,15 @@ impl Pools {
         }
     }
 
+    fn is_closed(&self) -> bool {
+        self.stock().closed
+    }
+
     fn close(&self) -> Vec<Taken> {
         let mut stock = self.stock();
         stock.closed = true;
+        // Whoever waits for a filler would wait for ever.
+        self.filled.notify_waiters();
         stock.kinds.drain(..).flat_map(|kind| kind.ready).collect()
     }
 }
@@ -221,10 +227,20 @@ pub(crate) fn restock(engine: &Arc<Inner>, sandbox: NativeBox, records: Vec<Reco
     });
 }
 
+/// Makes more, behind whatever else is done.
+pub(crate) fn refill(engine: &Arc<Inner>) {
+    if engine.pools.begin_filling() {
+        engine.behind(fill(engine.clone()));
+    }
+}
+
 /// Makes everything that is wanted, one after the other.
 pub(crate) async fn fill(engine: Arc<Inner>) {
     while let Some(spec) = engine.pools.lacking() {
-        let made = make(&engine, &spec).await;
+        // Where a file system does not answer, the other kinds and the end of the engine must not wait for it. The
+        // record of what was begun stays, for the sweep.
+        let made = tokio::time::timeout(driver::LONGEST_START, make(&engine, &spec)).await;
+        let made = made.unwrap_or(Err(SandboxError::Died));
         if let Some(late) = engine.pools.keep(&spec, made) {
             give_back(late).await;
         }
@@ -240,13 +256,19 @@ pub(crate) async fn warm(engine: &Arc<Inner>, spec: &SandboxSpec) {
             give_back(late).await;
         }
     }
-    loop {
-        let full = engine.pools.filled.notified();
-        if engine.pools.begin_filling() {
-            return fill(engine.clone()).await;
+    let mut ours = false;
+    while !ours {
+        let filled = engine.pools.filled.notified();
+        if engine.pools.is_closed() {
+            return;
         }
-        // Somebody else is at it, and may have begun before we came.
-        full.await;
+        ours = engine.pools.begin_filling();
+        if ours {
+            // Not in this task, which may be dropped at any time: a filler must come to its end.
+            engine.behind(fill(engine.clone()));
+        }
+        // Somebody else who is at it may have begun before we came.
+        filled.await;
     }
 }
 
@@ -261,10 +283,8 @@ async fn make(engine: &Inner, spec: &SandboxSpec) -> Result<Taken, SandboxError>
     match made {
         Ok(made) => Ok(Taken { record, made }),
         Err(error) => {
-            // Otherwise the record stays, for the sweep.
-            if engine.native.remove_leftovers(&id).is_ok() {
-                _ = record.close();
-            }
+            // A record that stays is swept.
+            _ = record.abandon(&engine.native);
             Err(error)
         }
     }

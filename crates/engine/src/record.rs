@@ -25,6 +25,7 @@ pub(crate) struct Records {
 /// The record of one run, locked.
 #[derive(Debug)]
 pub(crate) struct Record {
+    id: Id,
     path: PathBuf,
     _lock: File,
 }
@@ -71,7 +72,7 @@ impl Records {
                 file
             }
         };
-        Ok(Record { path, _lock: file })
+        Ok(Record { id: id.clone(), path, _lock: file })
     }
 
     /// A new file that is locked before it has its name: a sweep never sees it without its owner. None if the name
@@ -134,6 +135,15 @@ impl Record {
     /// The run has ended and left nothing. Otherwise the record is merely dropped, and the sweep finds it.
     pub(crate) fn close(self) -> io::Result<()> {
         fs::remove_file(&self.path)
+    }
+
+    /// Nothing came of the run: what may be left of it is removed first. Where that fails the record stays, for the
+    /// sweep.
+    pub(crate) fn abandon(self, native: &Native) -> io::Result<()> {
+        match native.remove_leftovers(&self.id) {
+            Ok(()) => self.close(),
+            Err(_) => Ok(()),
+        }
     }
 }
 

@@ -266,3 +266,61 @@ async fn of_two_runs_with_one_id_the_second_is_refused_although_both_could_have_
     assert_eq!(text(&first.finish().await), "on\n");
     engine.close().await;
 }
+
+#[tokio::test]
+async fn with_its_result_a_workspace_is_the_callers_again() {
+    let place = Place::new("given-back");
+    let engine = place.engine(PARKED);
+    let workspace = place.0.join("workspace");
+    let listed = || fs::read_dir(&workspace).unwrap().map(|entry| entry.unwrap().file_name());
+    // Once in a berth, once beyond what was made ahead, once with something left behind inside.
+    for script in ["ls -a; touch made", "ls -a", "ls -a", "ls -a; sleep 60 & :"] {
+        let result = engine.run(in_workspace(script, &workspace)).await;
+        assert!(text(&result).contains(".git\n"), "stand-ins are there while it runs: {result:?}");
+        assert_eq!(listed().collect::<Vec<_>>(), ["made"]);
+    }
+    // What is to be said of it comes in time, too.
+    fs::write(workspace.join(".envrc"), "").unwrap();
+    let waiting = RunRequest {
+        command: ["sh", "-c", "echo on; cat"].map(Into::into).into(),
+        workspace: Some(workspace.clone()),
+        stdin: true,
+        ..RunRequest::default()
+    };
+    let mut run = engine.start(admit(waiting));
+    while !matches!(run.next_event().await, Some(Event::Output { .. }) | None) {}
+    fs::write(workspace.join(".envrc"), "changed").unwrap();
+    let notes = run.finish().await.notes;
+    assert_eq!(notes, ["`.envrc` in the workspace was changed from outside meanwhile"]);
+    engine.close().await;
+}
+
+#[tokio::test]
+async fn with_its_result_a_name_is_the_callers_again() {
+    let place = Place::new("names");
+    let engine = place.engine(PARKED);
+    let command = vec!["true".into()];
+    let named = admit(RunRequest { command, run_id: Some("one".into()), ..RunRequest::default() });
+    // The first takes the cold path, others have a sandbox of another name.
+    for _ in 0..6 {
+        let result = engine.run(named.clone()).await;
+        assert_eq!(result.status, Status::Succeeded, "{result:?}");
+    }
+    engine.close().await;
+    assert_eq!(place.records(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn whoever_stops_waiting_for_the_pool_does_not_stop_it() {
+    let place = Place::new("impatient");
+    let engine = place.engine(PARKED);
+    let spec = script("true");
+    let impatient = tokio::time::timeout(Duration::from_millis(1), engine.warm(&spec)).await;
+    assert!(impatient.is_err(), "no sandbox is made as fast as this");
+    let patient = tokio::time::timeout(Duration::from_secs(20), engine.warm(&spec)).await;
+    assert_eq!((patient, place.records().len()), (Ok(()), 2));
+    let other = engine.clone();
+    engine.close().await;
+    let late = tokio::time::timeout(Duration::from_secs(20), other.warm(&spec)).await;
+    assert_eq!((late, place.records().len()), (Ok(()), 0));
+}

@@ -301,7 +301,8 @@ pub fn table() -> Vec<Verdict> {
     }
     // Its flags lie in memory, where a filter cannot look; C libraries then use `clone`.
     table[libc::SYS_clone3 as usize] = Verdict::Errno(libc::ENOSYS as u16);
-    table[libc::SYS_clone as usize] = without_bits(0, NEW_NAMESPACES, REFUSE);
+    // A sibling of the program would be the launcher's child: nobody reaps it, and no look at the box finds it.
+    table[libc::SYS_clone as usize] = without_bits(0, NEW_NAMESPACES | libc::CLONE_PARENT as u32, REFUSE);
     table[libc::SYS_unshare as usize] = without_bits(0, NEW_NAMESPACES | NEW_TIME, REFUSE);
     table[libc::SYS_socket as usize] = socket_families();
     table[libc::SYS_socketpair as usize] = Verdict::Args(
@@ -540,7 +541,9 @@ mod tests {
         let errno =
             |number: libc::c_long, arguments| interpret(&program, ARCHITECTURE, number as u32, arguments);
         let eperm = 0x0005_0000 | libc::EPERM as u32;
-        assert_eq!(errno(libc::SYS_clone, [libc::CLONE_NEWUSER as u64, 0, 0, 0, 0, 0]), eperm);
+        for flag in [libc::CLONE_NEWUSER, libc::CLONE_PARENT | libc::SIGCHLD] {
+            assert_eq!(errno(libc::SYS_clone, [flag as u64, 0, 0, 0, 0, 0]), eperm, "{flag:x}");
+        }
         assert_eq!(errno(libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0, 0, 0]), 0x7fff_0000);
         assert_eq!(errno(libc::SYS_ioctl, [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0]), eperm);
         for request in [0x5412, 0x541c, 0x541d, 0x5423, 0xdead_beef_0000_5423] {

@@ -724,7 +724,7 @@ impl Launcher {
             _ = sys::reap(program.pid, true);
         }
         // The engine may have hung up already: that is how it asks for this.
-        _ = protocol::send(&held.channel, &Report::Gone(reaped.into()), &[]);
+        _ = protocol::send(&held.channel, &Report::Gone(Ended { alone: true, ..reaped.into() }), &[]);
         if let Some(steward) = &mut self.steward {
             let handles: Vec<_> = held.namespaces.into_iter().map(|(_, namespace)| namespace).collect();
             steward.clear(&handles);

@@ -1,7 +1,12 @@
 //! Many runs at once: all succeed, none sees another, nothing is left.
 
 use abuse::{Bench, Outcome, full, host};
-use std::{collections::BTreeSet, fs, path::PathBuf, process::Stdio};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
 
 #[test]
 fn many_runs_at_once_all_succeed_and_leave_nothing() {
@@ -39,4 +44,34 @@ fn many_runs_at_once_all_succeed_and_leave_nothing() {
     assert_eq!(host::listing(&shared), written);
     assert_eq!(fs::read_dir(bench.state.join("runs")).expect("the records").count(), 0);
     assert_eq!(host::mounts_naming(&bench.folder), Vec::<String>::new());
+}
+
+/// A user of whom this machine has no process.
+const NOBODY_ELSE: u32 = 64_321;
+
+#[test]
+fn where_no_process_or_thread_fits_a_run_is_refused_in_words() {
+    let bench = Bench::new("full-house");
+    let (state, airlock) = (bench.folder.join("theirs"), bench.folder.join("airlock"));
+    fs::create_dir(&state).expect("a state folder");
+    // Where anybody finds it.
+    fs::copy(abuse::binary(), &airlock).expect("a copy of the binary");
+    let root = rustix::process::geteuid().is_root();
+    if root {
+        std::os::unix::fs::chown(&state, Some(NOBODY_ELSE), Some(NOBODY_ELSE)).expect("it is theirs");
+    }
+    // The limit counts all that a user has, and root is not bound by it.
+    for most in ["1", "2", "3"] {
+        let mut command = Command::new("setpriv");
+        if root {
+            let id = NOBODY_ELSE.to_string();
+            command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]);
+        }
+        command.args(["prlimit", &format!("--nproc={most}:{most}")]).arg(&airlock);
+        command.env("HOME", &state).arg("--state").arg(&state).args(["run", "--", "true"]);
+        let done = command.output().expect("setpriv starts");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(125), "{said}");
+        assert!(said.contains("Resource temporarily unavailable") && !said.contains("panicked"), "{said}");
+    }
 }

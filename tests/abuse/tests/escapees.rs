@@ -49,6 +49,25 @@ print \"done\\n\"";
     assert_eq!(host::programs_of(&run), Vec::<i32>::new());
 }
 
+/// A sibling would be a child of the launcher: it would outlive the program unseen, and as a zombie that nobody
+/// reaps keep the box from ending.
+#[test]
+fn a_program_cannot_make_a_sibling() {
+    let bench = Bench::new("sibling");
+    let script = r#"
+import ctypes, os, signal, time
+clone = {'x86_64': 56, 'aarch64': 220}[os.uname().machine]
+libc = ctypes.CDLL(None, use_errno=True)
+for flag in [0, 0x8000]:
+    child = libc.syscall(clone, flag | signal.SIGCHLD, 0, 0, 0, 0)
+    if child == 0:
+        while True: time.sleep(1000)
+    print(flag, 'made' if child > 0 else ctypes.get_errno())"#;
+    let outcome = bench.attack(&[], &["python3", "-c", script]);
+    assert_eq!(outcome.expect("succeeded", 0, &[]).stdout(), "0 made\n32768 1\n");
+    assert!(outcome.number("/duration_ms") < 5_000, "{outcome:#?}");
+}
+
 #[test]
 fn a_deaf_tree_ends_at_its_timeout() {
     let bench = Bench::new("deaf");

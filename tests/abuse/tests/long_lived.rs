@@ -2,7 +2,7 @@
 //! works, and nothing piles up. Everything below this process is looked at, so the tests here take turns.
 
 use abuse::{Bench, chance::Chance, eventually, host, orphans};
-use engine::{Engine, Settings};
+use engine::{Engine, Pool, Settings};
 use spec::{Policy, RunRequest, RunResult, RunSpec, Status};
 use std::{fs, path::PathBuf};
 
@@ -81,4 +81,79 @@ async fn kill_busy_helpers() {
     assert_eq!(open_files(), files, "descriptors pile up");
     drop(engine);
     eventually("the launcher ends with the engine", || helpers().is_empty().then_some(()));
+}
+
+fn pooled(bench: &Bench) -> Engine {
+    let pool = Pool { parked: 3, berths: 0, ..Pool::OFF };
+    Engine::open(Settings { pool, ..Settings::new(&bench.state) }).expect("an engine")
+}
+
+#[test]
+fn a_parked_box_that_died_in_its_sleep_is_given_to_nobody() {
+    on_turn(kill_parked());
+}
+
+/// Without a turn of the event loop between their end and the next run.
+async fn kill_parked() {
+    let bench = Bench::new("asleep");
+    let engine = pooled(&bench);
+    for _ in 0..5 {
+        engine.warm(&spec(&["true"])).await;
+        // Once more: it looks at the one that the next run will take.
+        engine.warm(&spec(&["true"])).await;
+        helpers().into_iter().for_each(kill);
+        eventually("all of them are dead", || helpers().is_empty().then_some(()));
+        let result = hello(&engine).await;
+        assert_eq!((result.status, &result.stdout[..]), (Status::Succeeded, &b"hello\n"[..]), "{result:#?}");
+    }
+    engine.close().await;
+}
+
+#[test]
+fn an_engine_that_makes_ahead_outlives_any_helper_and_leaves_nothing() {
+    on_turn(kill_any_helper());
+}
+
+async fn kill_any_helper() {
+    let bench = Bench::new("ahead");
+    let engine = pooled(&bench);
+    let mut chance = Chance::seeded();
+    for _ in 0..30 {
+        engine.warm(&spec(&["true"])).await;
+        let all = helpers();
+        kill(all[chance.below(all.len() as u64) as usize]);
+        // Each that was parked may be dying when it is taken; what is made anew is not.
+        let mut statuses = Vec::new();
+        while !statuses.contains(&Status::Succeeded) && statuses.len() < 4 {
+            statuses.push(hello(&engine).await.status);
+        }
+        assert_eq!(statuses.last(), Some(&Status::Succeeded), "{statuses:?}");
+    }
+    engine.close().await;
+    eventually("every helper ends with the engine", || helpers().is_empty().then_some(()));
+    let left = fs::read_dir(bench.state.join("runs")).expect("the records").count();
+    assert_eq!(left, 0, "records are left");
+}
+
+#[test]
+fn no_program_outlives_its_result_although_a_helper_was_killed() {
+    on_turn(kill_under_programs());
+}
+
+async fn kill_under_programs() {
+    let bench = Bench::new("under");
+    let engine = pooled(&bench);
+    let mut chance = Chance::seeded();
+    let busy =
+        spec(&["sh", "-c", "for _ in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; echo on; wait"]);
+    for _ in 0..12 {
+        let mut run = engine.start(busy.clone());
+        while !matches!(run.next_event().await, Some(spec::Event::Output { .. }) | None) {}
+        let all = helpers();
+        kill(all[chance.below(all.len() as u64) as usize]);
+        run.cancel();
+        let result = run.finish().await;
+        assert_eq!(host::programs_of(result.run_id.as_str()), Vec::<i32>::new(), "{result:#?}");
+    }
+    engine.close().await;
 }

@@ -10,6 +10,7 @@ use init::{
 use rustix::{
     fs::{MemfdFlags, SealFlags},
     io::Errno,
+    net::RecvFlags,
 };
 use std::{
     fs::File,
@@ -44,9 +45,11 @@ impl Channel {
         protocol::send(&self.0, message, handles)
     }
 
-    /// Whether nothing has been said, nor has the other end gone. What was said is lost.
+    /// Whether nothing has been said, nor has the other end gone. Asks the kernel: what the event loop knows of the
+    /// socket is as old as its last turn.
     pub(super) fn is_quiet(&self) -> bool {
-        self.0.try_recv(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        rustix::net::recv(&self.0, &mut [0; 1], flags).is_err_and(|error| error == Errno::WOULDBLOCK)
     }
 
     pub(super) fn order(&self, order: Order) -> io::Result<()> {

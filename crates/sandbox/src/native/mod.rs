@@ -58,17 +58,17 @@ const LONGEST_END: Duration = Duration::from_secs(10);
 
 /// The process of a launcher on its way, beside whatever its caller has to do before the first run.
 #[derive(Debug)]
-pub struct HeadStart(JoinHandle<std::io::Result<Begun>>);
+pub struct HeadStart(std::io::Result<JoinHandle<std::io::Result<Begun>>>);
 
 impl HeadStart {
     /// Begins, in a thread of its own. Dropped without use, the process sees that and ends.
     pub fn give() -> HeadStart {
-        HeadStart(std::thread::spawn(|| Begun::new(true)))
+        HeadStart(std::thread::Builder::new().spawn(|| Begun::new(true)))
     }
 
     /// None if it came to nothing: then a launcher is started as usual, and that says why.
     fn wait(self) -> Option<Begun> {
-        self.0.join().ok()?.ok()
+        self.0.ok()?.join().ok()?.ok()
     }
 }
 
@@ -100,6 +100,8 @@ pub struct NativeBox {
     standby: Option<Channel>,
     /// Its program has ended.
     ending: bool,
+    /// Nothing is left that could run in it, by the launcher's word.
+    empty: bool,
     /// Keeps the launcher, or the lane that is this box's alone, alive.
     launcher: Arc<Launcher>,
     spec: SandboxSpec,
@@ -473,6 +475,7 @@ impl Native {
             channel: made.channel,
             standby: None,
             ending: false,
+            empty: false,
             done: made.launcher.steps.and(made.steps),
             launcher: made.launcher,
             spec: spec.clone(),
@@ -700,10 +703,13 @@ impl NativeBox {
         loop {
             match self.channel.report().await {
                 Ok(Some((Report::Ended(ended), _))) => {
-                    self.ending = true;
+                    (self.ending, self.empty) = (true, ended.alone);
                     return Progress::Ended(ended);
                 }
-                Ok(Some((Report::Gone(ended), _))) => return Progress::Gone(ended),
+                Ok(Some((Report::Gone(ended), _))) => {
+                    self.empty = ended.alone;
+                    return Progress::Gone(ended);
+                }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => {
                     return Progress::Gone(Ended { status: 9, cpu_us: 0, peak_bytes: 0, alone: false });
@@ -731,7 +737,35 @@ impl NativeBox {
                 }
             }
         };
-        tokio::time::timeout(LONGEST_END, gone).await.ok()
+        let ended = tokio::time::timeout(LONGEST_END, gone).await.ok();
+        if ended.is_some() && !self.empty {
+            self.kill_group().await;
+        }
+        ended
+    }
+
+    /// Whoever would have told us of the end is gone. The kernel ends the box with him, in its own time.
+    async fn kill_group(&mut self) {
+        let Some(group) = self.held.group.take() else { return };
+        let killed = tokio::task::spawn_blocking(move || {
+            // What cannot be killed now is tried again when the group is removed, and said then.
+            _ = group.kill();
+            group
+        });
+        self.held.group = killed.await.ok();
+    }
+
+    /// Gives a mounted workspace back as it was; what there is to say. Not from under a program: where nobody has seen
+    /// the end of the box, its release gives it back, after that of the cgroup.
+    pub async fn give_workspace_back(&mut self) -> Vec<String> {
+        let Some(protection) = self.held.protection.take_if(|_| self.empty) else { return Vec::new() };
+        let taken_down = tokio::task::spawn_blocking(move || taken_down(protection)).await;
+        taken_down.unwrap_or_else(|_| vec![CUT_SHORT.to_owned()])
+    }
+
+    /// Whether a mounted workspace is still to be given back.
+    pub fn holds_workspace(&self) -> bool {
+        self.held.protection.is_some()
     }
 
     /// Gives back what the box held outside.
@@ -803,19 +837,21 @@ impl Held {
                 released.notes.push(format!("{error}; `airlock sweep` will try again"));
             }
             if let Some(protection) = protection {
-                let found = protection.take_down();
-                let changed = found.changed.iter().map(|path| path.display());
-                let told = changed
-                    .map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));
-                released.notes.extend(told.chain(found.problems));
+                released.notes.extend(taken_down(protection));
             }
             released
         });
-        blocking.await.unwrap_or_else(|_| Released {
-            notes: vec!["clean-up was cut short; `airlock sweep` finishes it".to_owned()],
-            left_over: true,
-        })
+        blocking.await.unwrap_or_else(|_| Released { notes: vec![CUT_SHORT.to_owned()], left_over: true })
     }
+}
+
+const CUT_SHORT: &str = "clean-up was cut short; `airlock sweep` finishes it";
+
+fn taken_down(protection: Protection) -> Vec<String> {
+    let found = protection.take_down();
+    let changed = found.changed.iter().map(|path| path.display());
+    let told = changed.map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));
+    told.chain(found.problems).collect()
 }
 
 fn c_string(text: impl AsRef<OsStr>) -> Result<CString, SandboxError> {

@@ -109,6 +109,7 @@ pub(super) async fn follow(mut run: Run, mut signals: Signals, show: Show) -> En
 /// The box dies with us: its launcher sees our end of the socket close.
 fn leave_at_once() -> ! {
     terminal::give_back();
+    terminal::end_colours();
     std::process::exit(INTERRUPTED)
 }
 

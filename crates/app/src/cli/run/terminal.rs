@@ -11,7 +11,7 @@ use spec::{RunRequest, TerminalSize};
 use std::{
     ffi::{OsStr, OsString},
     io::{self, IsTerminal},
-    os::unix::ffi::OsStrExt,
+    os::{fd::AsFd, unix::ffi::OsStrExt},
     sync::{Mutex, PoisonError, mpsc},
     thread,
     time::Duration,
@@ -137,19 +137,33 @@ pub(super) fn give_back() {
         _ = tcsetattr(io::stdin(), OptionalActions::Now, &saved.before);
         _ = tcflush(io::stdin(), QueueSelector::IFlush);
         if !saved.undo.is_empty() {
-            write_in_time(saved.undo.clone());
+            write_in_time(io::stdout(), saved.undo.clone());
         }
     }
 }
 
-/// Past the lock of standard output, which whoever waits for the terminal holds.
-fn write_in_time(bytes: Vec<u8>) {
+/// Ends colours in which lines were left, above all the invisible one.
+pub(super) fn end_colours() {
+    const PLAIN: &[u8] = b"\x1b[0m";
+    if io::stdout().is_terminal() {
+        write_in_time(io::stdout(), PLAIN.to_vec());
+    }
+    if io::stderr().is_terminal() {
+        write_in_time(io::stderr(), PLAIN.to_vec());
+    }
+}
+
+/// Past the lock of the stream, which whoever waits for the terminal holds.
+fn write_in_time(to: impl AsFd + Send + 'static, bytes: Vec<u8>) {
     let (done, wait) = mpsc::channel();
-    thread::spawn(move || {
-        _ = rustix::io::write(io::stdout(), &bytes);
+    let writer = thread::Builder::new().spawn(move || {
+        _ = rustix::io::write(to, &bytes);
         _ = done.send(());
     });
-    _ = wait.recv_timeout(LONGEST_WRITE);
+    // Without a thread the screen stays as it is: nothing may hold us, and a panic here would be the second.
+    if writer.is_ok() {
+        _ = wait.recv_timeout(LONGEST_WRITE);
+    }
 }
 
 /// Types what is typed here, and keeps the window as large as ours, until the run ends.
