@@ -325,6 +325,10 @@ pub fn table() -> Vec<Verdict> {
         [0, u32::MAX].map(|persona| test(0, u32::MAX, persona, Verdict::Allow)).into(),
         Box::new(REFUSE),
     );
+    // Of two that listen the later answers, and may let go on what we refuse. The kernel knows but one (EBUSY), only
+    // as long as it listens: with the engine's death the program would be next. So this one is never asked about.
+    table[libc::SYS_seccomp as usize] =
+        without_bits(1, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as u32, Verdict::Errno(libc::EBUSY as u16));
     table
 }
 
@@ -533,6 +537,9 @@ mod tests {
         let opened = |flags: i32| told(libc::SYS_openat, [0, 0, flags as u64, 0, 0, 0]);
         let reading = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_DIRECTORY | libc::O_PATH;
         assert_eq!([opened(reading), opened(libc::O_RDWR)], [0x7fff_0000, USER_NOTIFICATION]);
+        let flags = |flags| told(libc::SYS_seccomp, [1, flags, 0, 0, 0, 0]);
+        let (listen, ebusy) = (libc::SECCOMP_FILTER_FLAG_NEW_LISTENER, 0x0005_0000 | libc::EBUSY as u32);
+        assert_eq!([flags(listen), flags(listen | 1), flags(1)], [ebusy, ebusy, 0x7fff_0000]);
         let lookup = told(libc::SYS_socket, [libc::AF_NETLINK as u64, 3, 0, 0, 0, 0]);
         assert_eq!(lookup, 0x0005_0000 | libc::EAFNOSUPPORT as u32);
         // Where nobody listens the same is refused; the errors are those that the engine would give.

@@ -139,9 +139,9 @@ mod tests {
         mount::UnmountFlags,
     };
 
-    /// What a thread under the filter gets for a refused call and for a watched one. The engine gets the listener in
-    /// a thread of its own, which must not be under the filter itself.
-    fn under_filter(engine: impl FnOnce(OwnedFd) + Send + 'static) -> [Option<Errno>; 2] {
+    /// What a thread under the filter gets for a refused call, for a watched one, and then for listening itself. The
+    /// engine gets the listener in a thread of its own, which must not be under the filter itself.
+    fn under_filter(engine: impl FnOnce(OwnedFd) + Send + 'static) -> ([Option<Errno>; 2], Option<i32>) {
         let (hand_over, listener) = std::sync::mpsc::sync_channel(0);
         let engine = std::thread::spawn(move || engine(listener.recv().unwrap()));
         let program = std::thread::spawn(move || {
@@ -152,7 +152,9 @@ mod tests {
             hand_over.send(listener).unwrap();
             let refused = rustix::mount::unmount(c"/none", UnmountFlags::empty()).err();
             let watched = rustix::fs::openat(CWD, c"/none", OFlags::WRONLY, Mode::empty()).err();
-            [refused, watched]
+            let allow = libc::sock_filter { code: 6, jt: 0, jf: 0, k: 0x7fff_0000 };
+            let second = sys::install_filter(&[allow], libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
+            ([refused, watched], second.err().and_then(|error| error.raw_os_error()))
         });
         let answers = program.join().unwrap();
         engine.join().unwrap();
@@ -161,7 +163,20 @@ mod tests {
 
     #[test]
     fn without_an_engine_calls_fail() {
-        assert_eq!(under_filter(drop), [Some(Errno::NOSYS); 2]);
+        assert_eq!(under_filter(drop).0, [Some(Errno::NOSYS); 2]);
+    }
+
+    /// Whoever listens last answers first, and could let everything go on.
+    #[test]
+    fn with_an_engine_or_without_nobody_under_the_filter_comes_to_listen() {
+        assert_eq!(under_filter(drop).1, Some(libc::EBUSY));
+        assert_eq!(under_filter(obliging).1, Some(libc::EBUSY));
+    }
+
+    fn obliging(listener: OwnedFd) {
+        while let Ok(Some(notice)) = next(&listener) {
+            answer(&listener, &notice, Answer::Continue).unwrap();
+        }
     }
 
     #[test]
@@ -181,7 +196,7 @@ mod tests {
                 assert!(answer(&listener, &notice, reply).is_err(), "it is answered once");
             }
         };
-        assert_eq!(under_filter(engine), [Some(Errno::PERM), Some(Errno::NOENT)]);
+        assert_eq!(under_filter(engine).0, [Some(Errno::PERM), Some(Errno::NOENT)]);
         let none = c"/none".to_owned();
         assert_eq!(*seen.lock().unwrap(), [(libc::SYS_umount2, none.clone()), (libc::SYS_openat, none)]);
     }
