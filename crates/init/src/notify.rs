@@ -56,8 +56,11 @@ pub fn next(listener: impl AsFd) -> io::Result<Option<Notice>> {
             Err(rustix::io::Errno::INTR) => continue,
             other => other?,
         };
-        if !heard[0].revents().contains(PollFlags::IN) {
-            return Ok(None);
+        match heard[0].revents() {
+            some if some.contains(PollFlags::IN) => {}
+            // A signal kept the kernel from looking.
+            PollFlags::ERR => continue,
+            _ => return Ok(None),
         }
         match sys::receive_notice(listener.as_fd()) {
             // Its maker was killed, or a signal broke the call off, before we heard of it.
@@ -104,6 +107,19 @@ pub fn path(pid: u32, address: u64) -> io::Result<CString> {
         bytes.extend_from_slice(&part);
     }
     Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG))
+}
+
+/// Whether a socket goes where its options say instead of where its address leads.
+pub fn chooses_its_device(socket: BorrowedFd<'_>) -> bool {
+    const CHOICES: [(i32, i32); 3] = [
+        (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX),
+        (libc::IPPROTO_IP, libc::IP_UNICAST_IF),
+        (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_IF),
+    ];
+    // Sockets of the other family do not have all of them.
+    CHOICES
+        .iter()
+        .any(|(level, name)| sys::socket_option(socket, *level, *name).is_ok_and(|chosen| chosen != 0))
 }
 
 /// From here on this thread has the rights of these ids, and no others, where files are concerned. For a
