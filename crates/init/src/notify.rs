@@ -8,6 +8,7 @@ use std::{
     ffi::CString,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
 };
 
 /// The longest path that the kernel takes, with its NUL.
@@ -68,6 +69,14 @@ pub fn next(listener: impl AsFd) -> io::Result<Option<Notice>> {
             other => return other.map(Some),
         }
     }
+}
+
+/// Lets calls wait for that long, or until there is nobody left to make one.
+pub fn let_wait(listener: impl AsFd, time: Duration) {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    let Ok(time) = Timespec::try_from(time) else { return };
+    // Whatever ends it early: it is asked for again after the next call.
+    _ = rustix::event::poll(&mut [PollFd::new(&listener, PollFlags::empty())], Some(&time));
 }
 
 /// Answers a call. Fails if it no longer waits: then nothing was decided.

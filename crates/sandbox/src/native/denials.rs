@@ -29,6 +29,7 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketType, sockopt},
     process::{Pid, PidfdFlags, PidfdGetfdFlags},
+    time::ClockId,
 };
 use spec::Denial;
 use std::{
@@ -36,6 +37,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::OnceLock,
+    time::{Duration, Instant},
 };
 use tokio::{io::Interest, net::unix::pipe, sync::mpsc};
 
@@ -45,6 +47,8 @@ pub const MOST_DENIALS: usize = 64;
 const LONGEST_ADDRESS: u64 = 128;
 /// Of `openat2`: what it points at, in the only version that there is.
 const OPEN_HOW: usize = 24;
+/// What looking may take of the CPUs before the program's share counts: more than a session that works needs.
+const FREE: Duration = Duration::from_secs(1);
 /// Enough for a path or two on the stack.
 const STACK: usize = 256 << 10;
 
@@ -106,7 +110,12 @@ impl Watcher {
         let able = self.rules.file_ids.is_none_or(|(uid, gid)| notify::look_at_files_as(uid, gid).is_ok());
         let mut places = able.then(Places::default);
         notify::answer_in_turn(&self.listener);
+        let began = Instant::now();
         loop {
+            let debt = self.rules.cpus.map(|cpus| debt(time_spent(), began.elapsed(), cpus));
+            if let Some(debt) = debt.filter(|debt| !debt.is_zero()) {
+                notify::let_wait(&self.listener, debt);
+            }
             let notice = match notify::next(&self.listener) {
                 Ok(Some(notice)) => notice,
                 Ok(None) => return,
@@ -197,6 +206,17 @@ impl Watcher {
         };
         Some((ENETUNREACH, denial))
     }
+}
+
+/// The CPU time of this thread.
+fn time_spent() -> Duration {
+    Duration::try_from(rustix::time::clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// How long not to work, so that looking takes no larger share of the CPUs than the program has.
+fn debt(spent: Duration, elapsed: Duration, cpus: f64) -> Duration {
+    let over = spent.as_secs_f64() - FREE.as_secs_f64() - elapsed.as_secs_f64() * cpus;
+    Duration::try_from_secs_f64(over / cpus).unwrap_or_default()
 }
 
 /// A descriptor of another thread.
@@ -304,4 +324,24 @@ fn refused(notice: &Notice) -> Option<Denial> {
     };
     let (rule, allow_with) = ("syscall_filter".to_owned(), "nothing".to_owned());
     Some(Denial { what: what.to_owned(), target, rule, allow_with })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looking_takes_no_larger_share_than_the_program_has() {
+        let millis = Duration::from_millis;
+        for (spent, elapsed, cpus, owed) in [
+            (0, 0, 0.5, 0),
+            (1000, 0, 0.5, 0),
+            (1500, 1000, 0.5, 0),
+            (1500, 0, 0.5, 1000),
+            (2000, 8000, 0.125, 0),
+            (2000, 4000, 0.125, 4000),
+        ] {
+            assert_eq!(debt(millis(spent), millis(elapsed), cpus), millis(owed), "{spent} {elapsed} {cpus}");
+        }
+    }
 }
