@@ -49,6 +49,10 @@ pub(crate) async fn collect(
                     format!("more than {MOST_DENIALS} different things were denied; the rest is not listed");
                 collected.note = Some(note);
             }
+            Some(Told::Unanswered) => {
+                let why = "nobody was there to look at the program's system calls: those that could be denied failed";
+                collected.note = Some(why.to_owned());
+            }
             None => return collected,
         }
     }
@@ -83,6 +87,16 @@ mod tests {
         for expected in [denial("/a"), denial("/b")] {
             assert!(matches!(seen.recv().await, Some(Event::Denied(denied)) if denied == expected));
         }
+    }
+
+    #[tokio::test]
+    async fn that_nobody_answered_is_told() {
+        let ((tell, told), (events, _seen)) = (mpsc::channel(8), mpsc::channel(8));
+        let (_driver, ended) = watch::channel(false);
+        tell.try_send(Told::Unanswered).unwrap();
+        drop(tell);
+        let collected = collect(Some(told), events, ended).await;
+        assert!(collected.note.is_some_and(|note| note.contains("failed")));
     }
 
     #[tokio::test]

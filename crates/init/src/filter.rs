@@ -251,6 +251,8 @@ const REFUSED: &[(&[Call], &str)] = &[
     (calls![SYS_memfd_secret], "memory that limits and core tools cannot see"),
 ];
 
+/// Not `uretprobe` and `uprobe` (335, 336): newer kernels let them past every filter, so this would promise what
+/// it cannot hold, and on older ones it ends programs that the host traces. The kernel ends whoever else calls them.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_HERE: &[(&[Call], &str)] = &[
     (calls![SYS_iopl, SYS_ioperm], "hardware ports"),
@@ -260,7 +262,6 @@ const REFUSED_HERE: &[(&[Call], &str)] = &[
         calls![; 174 = "create_module", 177 = "get_kernel_syms", 178 = "query_module"],
         "obsolete kernel surface",
     ),
-    (calls![; 335 = "uretprobe", 336 = "uprobe"], "entry points for tracing, not for programs"),
 ];
 #[cfg(target_arch = "aarch64")]
 const REFUSED_HERE: &[(&[Call], &str)] = &[];
@@ -326,6 +327,10 @@ pub fn table() -> Vec<Verdict> {
         [0, u32::MAX].map(|persona| test(0, u32::MAX, persona, Verdict::Allow)).into(),
         Box::new(REFUSE),
     );
+    // Of two that listen the later answers, and may let go on what we refuse. The kernel knows but one (EBUSY), only
+    // as long as it listens: with the engine's death the program would be next. So this one is never asked about.
+    table[libc::SYS_seccomp as usize] =
+        without_bits(1, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER as u32, Verdict::Errno(libc::EBUSY as u16));
     table
 }
 
@@ -534,6 +539,9 @@ mod tests {
         let opened = |flags: i32| told(libc::SYS_openat, [0, 0, flags as u64, 0, 0, 0]);
         let reading = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_DIRECTORY | libc::O_PATH;
         assert_eq!([opened(reading), opened(libc::O_RDWR)], [0x7fff_0000, USER_NOTIFICATION]);
+        let flags = |flags| told(libc::SYS_seccomp, [1, flags, 0, 0, 0, 0]);
+        let (listen, ebusy) = (libc::SECCOMP_FILTER_FLAG_NEW_LISTENER, 0x0005_0000 | libc::EBUSY as u32);
+        assert_eq!([flags(listen), flags(listen | 1), flags(1)], [ebusy, ebusy, 0x7fff_0000]);
         let lookup = told(libc::SYS_socket, [libc::AF_NETLINK as u64, 3, 0, 0, 0, 0]);
         assert_eq!(lookup, 0x0005_0000 | libc::EAFNOSUPPORT as u32);
         // Where nobody listens the same is refused; the errors are those that the engine would give.

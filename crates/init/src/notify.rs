@@ -8,6 +8,7 @@ use std::{
     ffi::CString,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
 };
 
 /// The longest path that the kernel takes, with its NUL.
@@ -56,8 +57,11 @@ pub fn next(listener: impl AsFd) -> io::Result<Option<Notice>> {
             Err(rustix::io::Errno::INTR) => continue,
             other => other?,
         };
-        if !heard[0].revents().contains(PollFlags::IN) {
-            return Ok(None);
+        match heard[0].revents() {
+            some if some.contains(PollFlags::IN) => {}
+            // A signal kept the kernel from looking.
+            PollFlags::ERR => continue,
+            _ => return Ok(None),
         }
         match sys::receive_notice(listener.as_fd()) {
             // Its maker was killed, or a signal broke the call off, before we heard of it.
@@ -65,6 +69,14 @@ pub fn next(listener: impl AsFd) -> io::Result<Option<Notice>> {
             other => return other.map(Some),
         }
     }
+}
+
+/// Lets calls wait for that long, or until there is nobody left to make one.
+pub fn let_wait(listener: impl AsFd, time: Duration) {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    let Ok(time) = Timespec::try_from(time) else { return };
+    // Whatever ends it early: it is asked for again after the next call.
+    _ = rustix::event::poll(&mut [PollFd::new(&listener, PollFlags::empty())], Some(&time));
 }
 
 /// Answers a call. Fails if it no longer waits: then nothing was decided.
@@ -106,6 +118,19 @@ pub fn path(pid: u32, address: u64) -> io::Result<CString> {
     Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG))
 }
 
+/// Whether a socket goes where its options say instead of where its address leads.
+pub fn chooses_its_device(socket: BorrowedFd<'_>) -> bool {
+    const CHOICES: [(i32, i32); 3] = [
+        (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX),
+        (libc::IPPROTO_IP, libc::IP_UNICAST_IF),
+        (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_IF),
+    ];
+    // Sockets of the other family do not have all of them.
+    CHOICES
+        .iter()
+        .any(|(level, name)| sys::socket_option(socket, *level, *name).is_ok_and(|chosen| chosen != 0))
+}
+
 /// From here on this thread has the rights of these ids, and no others, where files are concerned. For a
 /// thread that ends so; the rest of the process stays as it is.
 pub fn look_at_files_as(uid: u32, gid: u32) -> io::Result<()> {
@@ -139,9 +164,9 @@ mod tests {
         mount::UnmountFlags,
     };
 
-    /// What a thread under the filter gets for a refused call and for a watched one. The engine gets the listener in
-    /// a thread of its own, which must not be under the filter itself.
-    fn under_filter(engine: impl FnOnce(OwnedFd) + Send + 'static) -> [Option<Errno>; 2] {
+    /// What a thread under the filter gets for a refused call, for a watched one, and then for listening itself. The
+    /// engine gets the listener in a thread of its own, which must not be under the filter itself.
+    fn under_filter(engine: impl FnOnce(OwnedFd) + Send + 'static) -> ([Option<Errno>; 2], Option<i32>) {
         let (hand_over, listener) = std::sync::mpsc::sync_channel(0);
         let engine = std::thread::spawn(move || engine(listener.recv().unwrap()));
         let program = std::thread::spawn(move || {
@@ -152,7 +177,9 @@ mod tests {
             hand_over.send(listener).unwrap();
             let refused = rustix::mount::unmount(c"/none", UnmountFlags::empty()).err();
             let watched = rustix::fs::openat(CWD, c"/none", OFlags::WRONLY, Mode::empty()).err();
-            [refused, watched]
+            let allow = libc::sock_filter { code: 6, jt: 0, jf: 0, k: 0x7fff_0000 };
+            let second = sys::install_filter(&[allow], libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
+            ([refused, watched], second.err().and_then(|error| error.raw_os_error()))
         });
         let answers = program.join().unwrap();
         engine.join().unwrap();
@@ -161,7 +188,20 @@ mod tests {
 
     #[test]
     fn without_an_engine_calls_fail() {
-        assert_eq!(under_filter(drop), [Some(Errno::NOSYS); 2]);
+        assert_eq!(under_filter(drop).0, [Some(Errno::NOSYS); 2]);
+    }
+
+    /// Whoever listens last answers first, and could let everything go on.
+    #[test]
+    fn with_an_engine_or_without_nobody_under_the_filter_comes_to_listen() {
+        assert_eq!(under_filter(drop).1, Some(libc::EBUSY));
+        assert_eq!(under_filter(obliging).1, Some(libc::EBUSY));
+    }
+
+    fn obliging(listener: OwnedFd) {
+        while let Ok(Some(notice)) = next(&listener) {
+            answer(&listener, &notice, Answer::Continue).unwrap();
+        }
     }
 
     #[test]
@@ -181,7 +221,7 @@ mod tests {
                 assert!(answer(&listener, &notice, reply).is_err(), "it is answered once");
             }
         };
-        assert_eq!(under_filter(engine), [Some(Errno::PERM), Some(Errno::NOENT)]);
+        assert_eq!(under_filter(engine).0, [Some(Errno::PERM), Some(Errno::NOENT)]);
         let none = c"/none".to_owned();
         assert_eq!(*seen.lock().unwrap(), [(libc::SYS_umount2, none.clone()), (libc::SYS_openat, none)]);
     }

@@ -357,6 +357,15 @@ pub(crate) fn read_memory(pid: u32, address: u64, bytes: &mut [u8]) -> io::Resul
     Ok(check(count as c_long)? as usize)
 }
 
+/// An option of a socket that is an `int`.
+pub(crate) fn socket_option(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
+    let (mut value, mut size) = (0, size_of::<c_int>() as libc::socklen_t);
+    let to = std::ptr::from_mut::<c_int>(&mut value).cast();
+    // SAFETY: the kernel writes at most `size` bytes, those of one integer of ours.
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, to, &mut size) }.into())?;
+    Ok(value)
+}
+
 /// Changes the ids of this thread that count for files.
 pub(crate) fn set_file_ids(uid: u32, gid: u32) -> io::Result<()> {
     // SAFETY: integers; the calls never fail, but tell what was before.

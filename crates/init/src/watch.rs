@@ -32,7 +32,7 @@ pub enum Flags {
     Fixed(i32),
     /// An argument.
     Argument(u8),
-    /// The first 64 bits of what an argument points at: the struct of `openat2`.
+    /// The first 64 bits of what an argument points at: the struct of `openat2`. Its size is the next argument.
     Pointed(u8),
 }
 
@@ -43,14 +43,18 @@ pub enum Action {
     Connect,
     /// Opens a file to write, or makes it.
     Open(PathArgument, Flags),
-    /// Makes a name.
+    /// Makes a folder.
+    MakeFolder(PathArgument),
+    /// Makes a name for a symbolic link, whose content an argument points at.
+    MakeLink(u8, PathArgument),
+    /// Makes a name for anything else.
     Make(PathArgument),
-    /// Gives a file (the first) one more name (the second).
-    Link(PathArgument, PathArgument),
+    /// Gives a file (the first) one more name (the second); flags of `linkat`.
+    Link(PathArgument, PathArgument, Flags),
     /// Takes a name away; flags of `unlinkat`.
     Remove(PathArgument, Flags),
-    /// Changes a name.
-    Rename(PathArgument, PathArgument),
+    /// Changes a name; flags of `renameat2`.
+    Rename(PathArgument, PathArgument, Flags),
     /// Changes what a name leads to; flags of the `…at` calls.
     Change(PathArgument, Flags),
 }
@@ -76,13 +80,13 @@ pub(crate) const CALLS: &[Watched] = &[
         ..call(libc::SYS_openat, Action::Open(at(0, 1), Flags::Argument(2)))
     },
     call(libc::SYS_openat2, Action::Open(at(0, 1), Flags::Pointed(2))),
-    call(libc::SYS_mkdirat, Action::Make(at(0, 1))),
+    call(libc::SYS_mkdirat, Action::MakeFolder(at(0, 1))),
     call(libc::SYS_mknodat, Action::Make(at(0, 1))),
-    call(libc::SYS_symlinkat, Action::Make(at(1, 2))),
-    call(libc::SYS_linkat, Action::Link(at(0, 1), at(2, 3))),
+    call(libc::SYS_symlinkat, Action::MakeLink(0, at(1, 2))),
+    call(libc::SYS_linkat, Action::Link(at(0, 1), at(2, 3), Flags::Argument(4))),
     call(libc::SYS_unlinkat, Action::Remove(at(0, 1), Flags::Argument(2))),
-    call(libc::SYS_renameat, Action::Rename(at(0, 1), at(2, 3))),
-    call(libc::SYS_renameat2, Action::Rename(at(0, 1), at(2, 3))),
+    call(libc::SYS_renameat, Action::Rename(at(0, 1), at(2, 3), PLAIN)),
+    call(libc::SYS_renameat2, Action::Rename(at(0, 1), at(2, 3), Flags::Argument(4))),
     call(libc::SYS_truncate, Action::Open(here(0), Flags::Fixed(libc::O_WRONLY))),
     call(libc::SYS_fchmodat, Action::Change(at(0, 1), PLAIN)),
     call(FCHMODAT2, Action::Change(at(0, 1), Flags::Argument(3))),
@@ -104,13 +108,13 @@ pub(crate) const CALLS_HERE: &[Watched] = &[
         libc::SYS_creat,
         Action::Open(here(0), Flags::Fixed(libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC)),
     ),
-    call(libc::SYS_mkdir, Action::Make(here(0))),
+    call(libc::SYS_mkdir, Action::MakeFolder(here(0))),
     call(libc::SYS_mknod, Action::Make(here(0))),
-    call(libc::SYS_symlink, Action::Make(here(1))),
-    call(libc::SYS_link, Action::Link(here(0), here(1))),
+    call(libc::SYS_symlink, Action::MakeLink(0, here(1))),
+    call(libc::SYS_link, Action::Link(here(0), here(1), PLAIN)),
     call(libc::SYS_unlink, Action::Remove(here(0), PLAIN)),
     call(libc::SYS_rmdir, Action::Remove(here(0), Flags::Fixed(libc::AT_REMOVEDIR))),
-    call(libc::SYS_rename, Action::Rename(here(0), here(1))),
+    call(libc::SYS_rename, Action::Rename(here(0), here(1), PLAIN)),
     call(libc::SYS_chmod, Action::Change(here(0), PLAIN)),
     call(libc::SYS_chown, Action::Change(here(0), PLAIN)),
     call(libc::SYS_lchown, Action::Change(here(0), Flags::Fixed(libc::AT_SYMLINK_NOFOLLOW))),
@@ -138,10 +142,15 @@ pub fn destination(bytes: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, port))
 }
 
-/// Whether an address is this box itself. The unspecified one means it, too, when connecting.
-pub fn is_loopback(address: IpAddr) -> bool {
+/// Whether an address is certainly not to be found in this box. The unspecified one means the box itself when
+/// connecting; groups, and addresses of one link, are on whatever interface is chosen, which may be `lo`.
+pub fn leads_out(address: IpAddr) -> bool {
     let address = address.to_canonical();
-    address.is_loopback() || address.is_unspecified()
+    let of_a_link = match address {
+        IpAddr::V4(v4) => v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !(of_a_link || address.is_loopback() || address.is_unspecified() || address.is_multicast())
 }
 
 #[cfg(test)]
@@ -178,14 +187,16 @@ mod tests {
     }
 
     #[test]
-    fn loopback_has_many_spellings() {
-        for local in
-            ["127.0.0.1", "127.255.1.2", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", "::ffff:0.0.0.0"]
-        {
-            assert!(is_loopback(local.parse().unwrap()), "{local}");
+    fn what_may_be_in_the_box_has_many_spellings() {
+        let loopback =
+            ["127.0.0.1", "127.255.1.2", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", "::ffff:0.0.0.0"];
+        let of_a_link =
+            ["224.0.0.1", "239.1.2.3", "255.255.255.255", "ff02::1", "fe80::1", "::ffff:224.0.0.1"];
+        for local in loopback.into_iter().chain(of_a_link) {
+            assert!(!leads_out(local.parse().unwrap()), "{local}");
         }
-        for foreign in ["1.2.3.4", "128.0.0.1", "10.0.0.1", "::2", "fe80::1", "::ffff:1.2.3.4", "0.0.0.1"] {
-            assert!(!is_loopback(foreign.parse().unwrap()), "{foreign}");
+        for foreign in ["1.2.3.4", "128.0.0.1", "10.0.0.1", "::2", "fec0::1", "::ffff:1.2.3.4", "0.0.0.1"] {
+            assert!(leads_out(foreign.parse().unwrap()), "{foreign}");
         }
     }
 }

@@ -25,23 +25,30 @@ use init::{
 };
 use place::{Places, Refusal};
 use rustix::{
-    fs::{AtFlags, OFlags},
-    net::{AddressFamily, sockopt},
+    fs::{AtFlags, OFlags, RenameFlags},
+    io::Errno,
+    net::{AddressFamily, SocketType, sockopt},
     process::{Pid, PidfdFlags, PidfdGetfdFlags},
+    time::ClockId,
 };
 use spec::Denial;
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::OnceLock,
+    time::{Duration, Instant},
 };
 use tokio::{io::Interest, net::unix::pipe, sync::mpsc};
 
 /// How many different denials are told. A program could make any number of them.
 pub const MOST_DENIALS: usize = 64;
-/// Longer than any socket address.
+/// The kernel takes no longer socket address.
 const LONGEST_ADDRESS: u64 = 128;
+/// Of `openat2`: what it points at, in the only version that there is.
+const OPEN_HOW: usize = 24;
+/// What looking may take of the CPUs before the program's share counts: more than a session that works needs.
+const FREE: Duration = Duration::from_secs(1);
 /// Enough for a path or two on the stack.
 const STACK: usize = 256 << 10;
 
@@ -56,28 +63,37 @@ pub enum Told {
     Denied(Denial),
     /// More than are told.
     More,
+    /// Nobody could answer any longer, though the program may have gone on: its calls failed.
+    Unanswered,
 }
 
 /// Watches the programs under a filter. What they are denied comes out of the receiver, which ends with the last
 /// of them.
 pub(super) fn watch(listener: OwnedFd, rules: Rules) -> io::Result<mpsc::Receiver<Told>> {
     // Room for all there can be: the watcher never waits for a reader.
-    let (tell, told) = mpsc::channel(MOST_DENIALS + 1);
+    let (tell, told) = mpsc::channel(MOST_DENIALS + 2);
     // To tokio it is the reading end of a pipe: something to wait for.
     let listener = pipe::Receiver::from_owned_fd_unchecked(listener)?;
     tokio::spawn(async move {
         // Many programs never make such a call: the thread is for those that do.
         let over = listener.ready(Interest::READABLE).await.map_or(true, |ready| ready.is_read_closed());
-        let Ok(listener) = listener.into_nonblocking_fd() else { return };
         if over {
             return;
         }
-        let watcher = Watcher { listener, rules, tell, seen: Vec::new(), full: false };
-        // A thread and no task: a file system that does not answer holds up this run's program alone. Without
-        // it the listener closes, and calls fail.
-        _ = std::thread::Builder::new().name("denials".to_owned()).stack_size(STACK).spawn(|| watcher.work());
+        if start(listener, rules, tell.clone()).is_err() {
+            _ = tell.try_send(Told::Unanswered);
+        }
     });
     Ok(told)
+}
+
+/// A thread and no task: a file system that does not answer holds up this run's program alone. Without it the
+/// listener closes, and calls fail.
+fn start(listener: pipe::Receiver, rules: Rules, tell: mpsc::Sender<Told>) -> io::Result<()> {
+    let listener = listener.into_nonblocking_fd()?;
+    let watcher = Watcher { listener, rules, tell, seen: Vec::new(), full: false };
+    let thread = std::thread::Builder::new().name("denials".to_owned()).stack_size(STACK);
+    thread.spawn(|| watcher.work()).map(drop)
 }
 
 struct Watcher {
@@ -94,12 +110,24 @@ impl Watcher {
         let able = self.rules.file_ids.is_none_or(|(uid, gid)| notify::look_at_files_as(uid, gid).is_ok());
         let mut places = able.then(Places::default);
         notify::answer_in_turn(&self.listener);
-        while let Ok(Some(notice)) = notify::next(&self.listener) {
+        let began = Instant::now();
+        loop {
+            let debt = self.rules.cpus.map(|cpus| debt(time_spent(), began.elapsed(), cpus));
+            if let Some(debt) = debt.filter(|debt| !debt.is_zero()) {
+                notify::let_wait(&self.listener, debt);
+            }
+            let notice = match notify::next(&self.listener) {
+                Ok(Some(notice)) => notice,
+                Ok(None) => return,
+                Err(_) => return drop(self.tell.try_send(Told::Unanswered)),
+            };
             let (answer, denial) = self.decide(&notice, places.as_mut());
             // An answer that arrives is one to the very call whose thread we looked at: it has waited all the
             // time, so its number was nobody else's. One that does not arrive decided nothing.
-            if notify::answer(&self.listener, &notice, answer).is_ok() {
-                denial.into_iter().for_each(|denial| self.tell(denial));
+            match notify::answer(&self.listener, &notice, answer) {
+                Ok(()) => denial.into_iter().for_each(|denial| self.tell(denial)),
+                // Then a root that was found by that number may be another's.
+                Err(_) => places = able.then(Places::default),
             }
         }
     }
@@ -140,6 +168,16 @@ impl Watcher {
         }
         let Refusal { errno, target, place } = change(notice, action, places?)?;
         let (rule, allow_with) = self.rules.against(&place, &target)?;
+        let by_that_rule = match errno {
+            // Something is there: denied if it is there only to keep the name from being taken.
+            Errno::EXIST | Errno::ISDIR => rule == "protected",
+            // It belongs to somebody else: what is granted instead does not.
+            Errno::ACCESS => rule == "read_only_root",
+            _ => true,
+        };
+        if !by_that_rule {
+            return None;
+        }
         let target = target.to_string_lossy().into_owned();
         let denial = Denial { what: "write".to_owned(), target, rule: rule.to_owned(), allow_with };
         Some((errno.raw_os_error(), denial))
@@ -151,10 +189,12 @@ impl Watcher {
             return None;
         }
         let [socket, address, length, ..] = notice.arguments;
-        let length = u64::from(length as u32).min(LONGEST_ADDRESS) as usize;
-        let to = watch::destination(&notify::memory(notice.pid, address, length).ok()?)?;
+        let length = Some(u64::from(length as u32)).filter(|length| *length <= LONGEST_ADDRESS)? as usize;
+        let bytes = notify::memory(notice.pid, address, length).ok().filter(|it| it.len() == length)?;
+        let to = watch::destination(&bytes).filter(|to| watch::leads_out(to.ip()))?;
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        if watch::is_loopback(to.ip()) || family_of(notice.pid, socket as i32)? != family {
+        let socket = descriptor_of(notice.pid, socket as i32)?;
+        if !can_connect(socket.as_fd(), family).ok()? {
             return None;
         }
         let denial = Denial {
@@ -168,14 +208,38 @@ impl Watcher {
     }
 }
 
-/// The family of a socket of another process; nothing if it is none.
-fn family_of(pid: u32, socket: i32) -> Option<AddressFamily> {
-    // A thread shares its descriptors with its process, and only that can be taken hold of.
+/// The CPU time of this thread.
+fn time_spent() -> Duration {
+    Duration::try_from(rustix::time::clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// How long not to work, so that looking takes no larger share of the CPUs than the program has.
+fn debt(spent: Duration, elapsed: Duration, cpus: f64) -> Duration {
+    let over = spent.as_secs_f64() - FREE.as_secs_f64() - elapsed.as_secs_f64() * cpus;
+    Duration::try_from_secs_f64(over / cpus).unwrap_or_default()
+}
+
+/// A descriptor of another thread.
+fn descriptor_of(pid: u32, number: i32) -> Option<OwnedFd> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()?;
-    let process = rustix::process::pidfd_open(Pid::from_raw(process)?, PidfdFlags::empty()).ok()?;
-    let socket = rustix::process::pidfd_getfd(&process, socket, PidfdGetfdFlags::empty()).ok()?;
-    sockopt::socket_domain(socket.as_fd()).ok()
+    let process: u32 = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()?;
+    // Only a process can be taken hold of, and its threads may have descriptors of their own.
+    let there = |pid: u32| std::fs::read_link(format!("/proc/{pid}/fd/{number}")).ok();
+    if process != pid && there(process)? != there(pid)? {
+        return None;
+    }
+    let process = Pid::from_raw(i32::try_from(process).ok()?)?;
+    let process = rustix::process::pidfd_open(process, PidfdFlags::empty()).ok()?;
+    rustix::process::pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()
+}
+
+/// Whether that is a socket of this family which is free to connect, by no way of its own.
+fn can_connect(socket: BorrowedFd<'_>, family: AddressFamily) -> rustix::io::Result<bool> {
+    let stream = sockopt::socket_type(socket)? == SocketType::STREAM;
+    let taken = stream
+        && (sockopt::socket_acceptconn(socket)?
+            || rustix::net::getpeername(socket).is_ok_and(|it| it.is_some()));
+    Ok(sockopt::socket_domain(socket)? == family && !taken && !notify::chooses_its_device(socket))
 }
 
 /// What a call would come to that changes files.
@@ -191,12 +255,22 @@ fn change(notice: &Notice, action: Action, places: &mut Places) -> Option<Refusa
         Action::Open(at, how) => {
             places.open(&path(at)?, OFlags::from_bits_retain(flags(notice, how)? as u32))
         }
+        Action::MakeFolder(at) => places.make_folder(&path(at)?),
+        Action::MakeLink(content, at) => {
+            let content = notify::path(pid, notice.arguments[usize::from(content)]).ok()?;
+            if content.is_empty() { None } else { places.make(&path(at)?) }
+        }
         Action::Make(at) => places.make(&path(at)?),
-        Action::Link(from, to) => places.link(&path(from)?, &path(to)?),
+        Action::Link(from, to, how) => {
+            places.link(&path(from)?, &path(to)?, AtFlags::from_bits_retain(flags(notice, how)? as u32))
+        }
         Action::Remove(at, how) => {
             places.remove(&path(at)?, AtFlags::from_bits_retain(flags(notice, how)? as u32))
         }
-        Action::Rename(from, to) => places.rename(&path(from)?, &path(to)?),
+        Action::Rename(from, to, how) => {
+            let how = RenameFlags::from_bits_retain(flags(notice, how)? as u32);
+            places.rename(&path(from)?, &path(to)?, how)
+        }
         Action::Change(at, how) => {
             places.change(&path(at)?, AtFlags::from_bits_retain(flags(notice, how)? as u32))
         }
@@ -208,12 +282,22 @@ fn flags(notice: &Notice, flags: Flags) -> Option<i32> {
         Flags::Fixed(flags) => Some(flags),
         Flags::Argument(argument) => Some(notice.arguments[usize::from(argument)] as i32),
         Flags::Pointed(argument) => {
-            // Flags, mode, and how to look the path up: in another way than we do, if it says so.
-            let bytes = notify::memory(notice.pid, notice.arguments[usize::from(argument)], 24).ok()?;
-            let (flags, rest) = bytes.split_first_chunk()?;
-            (rest.get(8..)? == [0; 8]).then(|| u64::from_ne_bytes(*flags) as i32)
+            let [address, size] = [argument, argument + 1].map(|it| notice.arguments[usize::from(it)]);
+            let bytes =
+                notify::memory(notice.pid, address, OPEN_HOW).ok().filter(|_| size == OPEN_HOW as u64)?;
+            plain_open(<&[u8; OPEN_HOW]>::try_from(&bytes[..]).ok()?)
         }
     }
+}
+
+/// The flags for `openat2`, if it takes them and looks the path up as we do.
+fn plain_open(how: &[u8; OPEN_HOW]) -> Option<i32> {
+    const KNOWN: u64 = 1 << 23;
+    let mut words = how.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+    let [flags, mode, resolve] = [words.next()?, words.next()?, words.next()?];
+    let makes = OFlags::from_bits_retain(flags as u32).intersects(OFlags::CREATE | OFlags::TMPFILE);
+    let most = if makes { 0o7777 } else { 0 };
+    (flags < KNOWN && mode <= most && resolve == 0).then_some(flags as i32)
 }
 
 /// A call that is refused whatever it is about. Its target is told as the program gave it.
@@ -240,4 +324,24 @@ fn refused(notice: &Notice) -> Option<Denial> {
     };
     let (rule, allow_with) = ("syscall_filter".to_owned(), "nothing".to_owned());
     Some(Denial { what: what.to_owned(), target, rule, allow_with })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looking_takes_no_larger_share_than_the_program_has() {
+        let millis = Duration::from_millis;
+        for (spent, elapsed, cpus, owed) in [
+            (0, 0, 0.5, 0),
+            (1000, 0, 0.5, 0),
+            (1500, 1000, 0.5, 0),
+            (1500, 0, 0.5, 1000),
+            (2000, 8000, 0.125, 0),
+            (2000, 4000, 0.125, 4000),
+        ] {
+            assert_eq!(debt(millis(spent), millis(elapsed), cpus), millis(owed), "{spent} {elapsed} {cpus}");
+        }
+    }
 }

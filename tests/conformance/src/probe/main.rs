@@ -7,6 +7,7 @@ mod attempts;
 mod denied;
 mod holds;
 mod kernel;
+mod odd;
 mod terminal;
 
 use std::{ffi::OsString, io, os::unix::ffi::OsStrExt};
@@ -43,6 +44,7 @@ fn any(name: &str, arguments: &[&str]) -> Option<Attempt> {
         .or_else(|| holds::attempt(name, arguments))
         .or_else(|| terminal::attempt(name, arguments))
         .or_else(|| denied::attempt(name, arguments))
+        .or_else(|| odd::attempt(name, arguments))
 }
 
 fn print_arguments(arguments: &[OsString]) {

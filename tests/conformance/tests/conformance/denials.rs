@@ -3,7 +3,7 @@
 
 use crate::{
     runner::Proof,
-    world::{Outcome, World, admit, allowed, mount, outcome},
+    world::{Mode, Outcome, World, admit, allowed, mount, outcome},
 };
 use engine::{Engine, Pool, Settings};
 use init::{
@@ -33,6 +33,8 @@ pub(crate) fn proofs() -> Vec<Proof> {
         writes_to_protected_names_are_told,
         a_session_that_works_is_denied_nothing,
         the_answers_are_those_of_the_kernel,
+        what_fails_for_other_reasons_is_left_to_the_kernel,
+        a_file_over_a_stand_in_is_denied_with_the_kernels_error,
         a_denial_is_heard_of_while_the_program_runs,
         a_path_that_changes_under_the_look_opens_nothing,
         a_program_cannot_listen_or_hide_itself,
@@ -60,10 +62,9 @@ fn calls(world: &World, calls: &[String]) -> RunResult {
     world.run(world.probe(&twice))
 }
 
-/// But for two that newer kernels keep from every filter; they end a program that is not being traced.
 fn always_refused() -> Vec<(i64, i32)> {
-    let table = (0..).zip(filter::table()).filter(|(number, _)| ![335, 336].contains(number));
-    table
+    (0..)
+        .zip(filter::table())
         .filter_map(|(number, verdict)| match verdict {
             Verdict::Refuse(errno) => Some((number, i32::from(errno))),
             _ => None,
@@ -306,6 +307,40 @@ fn the_answers_are_those_of_the_kernel(world: &World) {
         let kernels = world.attempt_without(world.probe(attempt), &[Step::SyscallFilter]);
         assert_eq!(looked_at, kernels, "{attempt:?}");
     }
+}
+
+/// Nothing here is denied: it is wrong, or it works, or it would come to the same without the mount.
+fn what_fails_for_other_reasons_is_left_to_the_kernel(world: &World) {
+    let (empty, theirs) = (world.fresh_folder("empty"), world.fresh_folder("theirs"));
+    fs::write(theirs.join("own"), "not the program's").expect("a file");
+    let request = |attempt: &str| {
+        let workspace = repository(world);
+        fs::write(workspace.join(".bashrc"), "").expect("a file");
+        world.give(&workspace);
+        let mut request = in_workspace(world, &workspace, &[attempt]);
+        request.mounts.extend([mount(&empty, "/empty", "ro"), mount(&theirs, "/theirs", "ro")]);
+        request
+    };
+    let root = world.mode == Mode::Root;
+    for attempt in ["odd-opens", "odd-names", "odd-connections"] {
+        let result = world.run(request(attempt));
+        let kernels = world.attempt_without(request(attempt), &[Step::SyscallFilter]);
+        assert!(matches!(kernels, Outcome::Allowed(_)), "{attempt}: {kernels:?}");
+        assert_eq!(outcome(&result), kernels, "{attempt}");
+        let own = |it: &&Denial| root || it.target != "/theirs/own";
+        assert_eq!(result.denials.iter().filter(own).collect::<Vec<_>>(), Vec::<&Denial>::new(), "{attempt}");
+    }
+}
+
+/// How editors save: the new file is made beside the old one, then takes its name.
+fn a_file_over_a_stand_in_is_denied_with_the_kernels_error(world: &World) {
+    let workspace = repository(world);
+    let request = || in_workspace(world, &workspace, &["rename", "own", ".envrc"]);
+    let result = world.run(request());
+    let told = denial("write", "/workspace/.envrc", "protected", "--allow-protected .envrc");
+    assert_eq!((outcome(&result), result.denials), (Outcome::Refused(libc::EISDIR), vec![told]));
+    let kernels = world.attempt_without(request(), &[Step::SyscallFilter]);
+    assert_eq!(kernels, Outcome::Refused(libc::EISDIR), "the kernel's");
 }
 
 fn a_denial_is_heard_of_while_the_program_runs(world: &World) {

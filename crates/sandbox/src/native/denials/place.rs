@@ -6,8 +6,8 @@
 
 use rustix::{
     fs::{
-        Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatVfsMountFlags, StatxAttributes,
-        StatxFlags,
+        Access, AtFlags, CWD, FileType, FsWord, Mode, OFlags, RenameFlags, ResolveFlags, StatVfsMountFlags,
+        StatxAttributes, StatxFlags,
     },
     io::Errno,
 };
@@ -19,6 +19,9 @@ use std::{
     },
     path::{Path, PathBuf},
 };
+
+/// The file system of `/proc`.
+const PROC: FsWord = rustix::fs::PROC_SUPER_MAGIC;
 
 /// A call that would be denied.
 #[derive(Debug, PartialEq, Eq)]
@@ -85,8 +88,11 @@ impl Places {
     /// Opening to write, or to make a file.
     pub(super) fn open(&self, path: &Path, flags: OFlags) -> Option<Refusal> {
         let unnamed = flags.contains(OFlags::TMPFILE);
-        // Neither opens a file: the one is a mere handle, the other wants a folder.
-        if flags.contains(OFlags::PATH) || flags.contains(OFlags::DIRECTORY) && !unnamed {
+        // Neither opens a file: the one is a mere handle, the other wants a folder. Or only a part of a flag is there.
+        if flags.contains(OFlags::PATH) || flags.intersects(OFlags::TMPFILE) && !unnamed {
+            return None;
+        }
+        if unnamed && (flags.contains(OFlags::CREATE) || !flags.intersects(OFlags::WRONLY | OFlags::RDWR)) {
             return None;
         }
         let exclusive = flags.contains(OFlags::CREATE | OFlags::EXCL);
@@ -106,7 +112,7 @@ impl Places {
                 }
             }
             Err(Errno::NOENT) if flags.contains(OFlags::CREATE) && !ends_with_slash(path) => {
-                let name = self.name(path).filter(|name| read_only(&name.folder))?;
+                let name = self.name(path).filter(|name| takes_names(&name.folder))?;
                 // A link that leads nowhere is a name, too: what it leads to would be made.
                 self.look(path, false).is_err().then(|| in_folder(name.folder, name.last))?
             }
@@ -114,36 +120,49 @@ impl Places {
         }
     }
 
-    /// Making a name that is not there yet.
-    pub(super) fn make(&self, path: &Path) -> Option<Refusal> {
-        let name = self.name(path)?;
+    /// Making a folder. That something is there already many do not mind: nothing was denied.
+    pub(super) fn make_folder(&self, path: &Path) -> Option<Refusal> {
+        let name = self.name(path).filter(|name| takes_names(&name.folder))?;
         // By its name alone: a link that leads nowhere is there, too.
-        match self.look(without_slashes(path), false) {
-            Err(Errno::NOENT) => in_folder(name.folder, name.last),
+        let absent = self.look(without_slashes(path), false).err() == Some(Errno::NOENT);
+        absent.then(|| in_folder(name.folder, name.last))?
+    }
+
+    /// Making a name for anything else.
+    pub(super) fn make(&self, path: &Path) -> Option<Refusal> {
+        match self.look(path, false) {
+            _ if ends_with_slash(path) => None,
             Ok(found) => stand_in(&found, Errno::EXIST),
-            Err(_) => None,
+            Err(_) => self.make_folder(path),
         }
     }
 
     /// One more name for a file.
-    pub(super) fn link(&self, from: &Path, to: &Path) -> Option<Refusal> {
-        self.look(from, false).ok()?;
+    pub(super) fn link(&self, from: &Path, to: &Path, flags: AtFlags) -> Option<Refusal> {
+        known(flags, AtFlags::SYMLINK_FOLLOW)?;
+        self.look(from, flags.contains(AtFlags::SYMLINK_FOLLOW)).ok()?;
         self.make(to)
     }
 
     /// Taking a name away.
     pub(super) fn remove(&self, path: &Path, flags: AtFlags) -> Option<Refusal> {
+        known(flags, AtFlags::REMOVEDIR)?;
         let name = self.name(path)?;
         let found = self.look(without_slashes(path), false).ok()?;
         if read_only(&name.folder) {
             return in_folder(name.folder, name.last);
         }
-        let right_kind = (kind(&found)? == FileType::Directory) == flags.contains(AtFlags::REMOVEDIR);
+        let folder = kind(&found)? == FileType::Directory;
+        let right_kind = folder == flags.contains(AtFlags::REMOVEDIR) && (folder || !ends_with_slash(path));
         if right_kind { busy(&found) } else { None }
     }
 
     /// Changing a name.
-    pub(super) fn rename(&self, from: &Path, to: &Path) -> Option<Refusal> {
+    pub(super) fn rename(&self, from: &Path, to: &Path, flags: RenameFlags) -> Option<Refusal> {
+        // Exchanging two is rare.
+        if !RenameFlags::NOREPLACE.contains(flags) {
+            return None;
+        }
         let source = self.look(without_slashes(from), false).ok()?;
         let (old, new) = (self.name(from)?, self.name(to)?);
         let crosses = mount(&old.folder)? != mount(&new.folder)?;
@@ -152,11 +171,18 @@ impl Places {
             return Some(Refusal { errno: Errno::XDEV, ..in_folder(new.folder, new.last)? });
         }
         let target = self.look(without_slashes(to), false).ok();
-        in_folder(new.folder, new.last).or_else(|| busy(&target?)).or_else(|| busy(&source))
+        let slash = ends_with_slash(from) || ends_with_slash(to);
+        in_folder(new.folder, new.last).or_else(|| match target {
+            _ if slash => None,
+            None => busy(&source),
+            Some(_) if flags.contains(RenameFlags::NOREPLACE) => None,
+            Some(target) => replace(&source, &target),
+        })
     }
 
     /// Changing mode or owner.
     pub(super) fn change(&self, path: &Path, flags: AtFlags) -> Option<Refusal> {
+        known(flags, AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH)?;
         let found = self.look(path, !flags.contains(AtFlags::SYMLINK_NOFOLLOW)).ok()?;
         read_only(&found).then(|| at(Errno::ROFS, path_of(&found)))?
     }
@@ -164,6 +190,32 @@ impl Places {
 
 fn at(errno: Errno, path: Option<PathBuf>) -> Option<Refusal> {
     path.map(|path| Refusal { errno, target: path.clone(), place: path })
+}
+
+/// Nothing with a flag that the kernel would not take.
+fn known(flags: AtFlags, all: AtFlags) -> Option<()> {
+    all.contains(flags).then_some(())
+}
+
+/// If one name cannot take the place of another, both in one folder or mount.
+fn replace(source: &OwnedFd, target: &OwnedFd) -> Option<Refusal> {
+    let [one, other] = [source, target].map(|file| rustix::fs::fstat(file).ok());
+    let (one, other) = (one?, other?);
+    // Two names of one file: there is nothing to do.
+    if (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino) {
+        return None;
+    }
+    match [one, other].map(|file| FileType::from_raw_mode(file.st_mode) == FileType::Directory) {
+        [false, true] => stand_in(target, Errno::ISDIR),
+        [true, false] => None,
+        [true, true] | [false, false] => busy(target).or_else(|| busy(source)),
+    }
+}
+
+/// Whether a folder is read-only, and of a kind that could have other names: those of `/proc` are the kernel's.
+fn takes_names(folder: &OwnedFd) -> bool {
+    let of_the_kernel = rustix::fs::fstatfs(folder).is_ok_and(|found| found.f_type == PROC);
+    read_only(folder) && !of_the_kernel
 }
 
 /// If names in that folder cannot be changed.

@@ -15,6 +15,8 @@ pub(crate) struct Rules {
     pub(super) own_network: bool,
     /// Whose rights count for files, where they are not those of this process.
     pub(super) file_ids: Option<(u32, u32)>,
+    /// The share of CPUs that the program has, if it is limited.
+    pub(super) cpus: Option<f64>,
     /// Later ones win over those above them.
     places: Vec<Place>,
 }
@@ -50,6 +52,7 @@ impl Rules {
         Rules {
             own_network: spec.network != Network::Host,
             file_ids: (starter != Starter::User).then_some((ids.outer_uid, ids.outer_gid)),
+            cpus: spec.limits.cpus.map(|cpus| f64::from(cpus.0) / 1000.0),
             places: granted.into_iter().chain(protected).chain(mounts).collect(),
         }
     }
