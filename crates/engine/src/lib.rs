@@ -27,9 +27,10 @@ mod record;
 
 pub use doctor::{Check, CheckState};
 pub use record::{Swept, fresh_id, now};
+pub use sandbox::native::{Native, Step};
 
 use record::Records;
-use sandbox::native::{Native, Program};
+use sandbox::native::Program;
 use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
 use std::{net::TcpListener, path::PathBuf, sync::Arc};
 use tokio::{
@@ -110,8 +111,7 @@ impl Engine {
         Engine::with(settings.state.clone(), Native::new(settings.state))
     }
 
-    /// An engine whose sandboxes lack a step, so that a test can see what it is for.
-    #[cfg(feature = "omit-steps")]
+    /// An engine whose sandboxes lack a step, so that a control can show what it is for.
     pub fn dangerously_open_with(
         settings: Settings,
         change: impl FnOnce(&mut Native),

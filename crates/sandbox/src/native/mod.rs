@@ -17,13 +17,14 @@ mod root;
 
 pub use error::{Missing, SandboxError};
 pub use explain::Line;
+pub use init::step::Step;
 pub use plan::{Program, Starter};
 
 use cgroup::{Counters, Group};
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
     protocol::{self, Command, Ended, Report},
-    step::{Step, Steps},
+    step::Steps,
 };
 use launcher::{Channel, Launcher};
 use plan::Who;
@@ -134,14 +135,12 @@ impl Native {
         protect::sweep(&self.state)
     }
 
-    /// Leaves a step out, so that a test can see what it is for.
-    #[cfg(feature = "omit-steps")]
+    /// Leaves a step out, so that a control can show what it is for. `barriers` of its boxes lack what it held.
     pub fn dangerously_omit(&mut self, step: Step) {
         self.steps = self.steps.without(step);
     }
 
-    /// Leaves cgroups out, so that a test can see what they are for.
-    #[cfg(feature = "omit-steps")]
+    /// Leaves cgroups out, so that a control can show what they are for.
     pub fn dangerously_omit_cgroups(&mut self) {
         self.limits_in_cgroups = false;
     }
@@ -441,7 +440,7 @@ impl NativeBox {
         let mut expected = self.done;
         coming.for_each(|step| expected.add(step));
         let expected = barriers::standing(expected, &self.spec, &enforcers(held), self.starter);
-        // A test that leaves a step out wants to see the run.
+        // A control that leaves a step out wants to see the run.
         let insisted = if self.steps == Steps::ALL { barriers::insisted(&self.spec) } else { Vec::new() };
         let required = self.spec.required.iter().copied().chain(insisted);
         match required.into_iter().find(|barrier| !expected.contains(barrier)) {
