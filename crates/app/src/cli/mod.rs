@@ -4,6 +4,7 @@
 
 mod artifact;
 mod doctor;
+mod escape_test;
 mod message;
 mod run;
 mod sweep;
@@ -61,6 +62,8 @@ enum Command {
     Sweep(sweep::Options),
     /// List, fetch or remove what runs have kept
     Artifact(artifact::Options),
+    /// Attack sandboxes on this machine, and show that they hold
+    EscapeTest(escape_test::Options),
 }
 
 /// Everything but `main` itself: from arguments and surroundings to the exit status.
@@ -72,6 +75,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
+            Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
         },
     }
 }

@@ -1,0 +1,5 @@
+//! Cases that the list of the suite does not have.
+
+use crate::Case;
+
+pub(crate) const CASES: &[Case] = &[];
