@@ -103,6 +103,8 @@ enum Trouble {
     Missing(String),
     /// The attack or its trap did not work: it proves nothing.
     Broken(String),
+    /// No line of the attack ran: Airlock refused. Where that is not what a case is about, it is broken.
+    Refused(String),
 }
 
 type Outcome = Result<Found, Trouble>;
@@ -214,7 +216,7 @@ impl Case {
             Ok(Found::Nothing) => Controlled::Failed("without the wall it gets no further".to_owned()),
             Ok(Found::Reported(what)) => Controlled::Failed(format!("it was only reported: {what}")),
             Err(Trouble::Missing(what)) => Controlled::NotRun(what),
-            Err(Trouble::Broken(why)) => Controlled::Failed(why),
+            Err(Trouble::Broken(why) | Trouble::Refused(why)) => Controlled::Failed(why),
         }
     }
 
@@ -237,9 +239,22 @@ fn verdict(outcome: Outcome) -> Verdict {
         Ok(Found::Reported(what)) => Verdict::Detected(what),
         Ok(Found::Escape(what)) => Verdict::Escaped(what),
         Err(Trouble::Missing(what)) => Verdict::NotApplicable(what),
-        Err(Trouble::Broken(why)) => Verdict::Broken(why),
+        Err(Trouble::Broken(why) | Trouble::Refused(why)) => Verdict::Broken(why),
     }
 }
+
+/// Without these the attack has whatever power its starter has in the namespaces of the box: root's own, or all of a
+/// user namespace.
+const POWER: &[Step] = &[
+    Step::EnterUserNamespace,
+    Step::Credentials,
+    Step::NoCapabilities,
+    Step::SyscallFilter,
+    Step::PathRules,
+];
+/// The user that attacks are inside when they want to be root there.
+const ROOT_INSIDE: Option<spec::User> = Some(spec::User { uid: 0, gid: 0 });
+const NOT_A_USERS: &str = "a user namespace does not give this power";
 
 /// A case that is run, for the tables of the groups.
 const fn case(

@@ -53,3 +53,24 @@ pub(crate) fn devices(pid: u32) -> Vec<(u32, u32)> {
         looked.filter(|found| found.file_type().is_char_device() || found.file_type().is_block_device());
     devices.map(|found| (libc::major(found.rdev()), libc::minor(found.rdev()))).collect()
 }
+
+/// Whether any file below a folder has this text.
+pub(crate) fn folder_has(folder: &std::path::Path, text: &str) -> std::io::Result<bool> {
+    let mut left = vec![folder.to_owned()];
+    while let Some(next) = left.pop() {
+        for entry in fs::read_dir(next)? {
+            let entry = entry?;
+            match entry.file_type()? {
+                kind if kind.is_dir() => left.push(entry.path()),
+                kind if kind.is_file() => {
+                    let found = fs::read(entry.path())?;
+                    if found.windows(text.len().max(1)).any(|part| part == text.as_bytes()) {
+                        return Ok(true);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(false)
+}

@@ -44,6 +44,7 @@ impl World {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let root = rustix::process::geteuid().is_root();
         let world = World { settings, root, peer, folder, runtime, token, next: AtomicU32::new(0) };
+        crate::attack::keep_descriptors_to_ourselves()?;
         make_folder(&world.folder, 0o755)?;
         let attacker = world.attacker();
         make_folder(&attacker, 0o755)?;
@@ -141,6 +142,7 @@ pub(crate) struct Ground<'a> {
     pub(crate) place: Place,
     without: &'static [Step],
     cgroups: bool,
+    state: PathBuf,
     engine: OnceCell<Engine>,
 }
 
@@ -189,7 +191,8 @@ impl Found {
 
 impl<'a> Ground<'a> {
     pub(crate) fn new(world: &'a World, place: Place, without: &'static [Step], cgroups: bool) -> Ground<'a> {
-        Ground { world, place, without, cgroups, engine: OnceCell::new() }
+        let state = world.folder.join(world.unique("state"));
+        Ground { world, place, without, cgroups, state, engine: OnceCell::new() }
     }
 
     /// Whether what the attack is after is to be given to it.
@@ -229,10 +232,15 @@ impl<'a> Ground<'a> {
         RunRequest { command, mounts, limits, ..RunRequest::default() }
     }
 
+    /// The state folder of this place.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.state.clone()
+    }
+
     /// The engine of this place: without its steps, on a state folder of its own.
     pub(crate) fn engine(&self) -> Result<&Engine, Trouble> {
         if self.engine.get().is_none() {
-            let settings = engine::Settings { state: self.world.folder.join(self.world.unique("state")) };
+            let settings = engine::Settings { state: self.state() };
             let opened = Engine::dangerously_open_with(settings, |native| {
                 self.without.iter().for_each(|step| native.dangerously_omit(*step));
                 if !self.cgroups {
@@ -298,12 +306,12 @@ impl<'a> Ground<'a> {
 }
 
 fn admit(request: RunRequest) -> Result<spec::RunSpec, Trouble> {
-    Policy::default().admit(request).map_err(|error| Trouble::Broken(error.message))
+    Policy::default().admit(request).map_err(|error| Trouble::Refused(error.message))
 }
 
 fn boxed(result: RunResult) -> Result<Report, Trouble> {
     match (&result.error, result.status) {
-        (Some(error), Status::NotStarted | Status::Lost) => Err(Trouble::Broken(error.message.clone())),
+        (Some(error), Status::NotStarted) => Err(Trouble::Refused(error.message.clone())),
         _ => Ok(Report { said: result.stdout.clone(), result: Some(result) }),
     }
 }

@@ -9,10 +9,13 @@ mod network;
 mod resources;
 mod sys;
 
+pub(crate) use files::handle_of;
+
 use std::{
     ffi::OsString,
     fs,
     io::{self, Read, Write},
+    os::unix::fs::OpenOptionsExt,
 };
 
 /// The hidden first argument.
@@ -29,6 +32,12 @@ macro_rules! call {
     };
 }
 pub(crate) use call;
+
+/// For the host's side: nothing that whoever started us left open reaches the peer by accident.
+pub(crate) fn keep_descriptors_to_ourselves() -> io::Result<()> {
+    let flags = libc::CLOSE_RANGE_CLOEXEC as i32;
+    call!(libc::SYS_close_range, 3, i64::from(i32::MAX), flags).map(drop)
+}
 
 /// Carries out an attack if the arguments ask for one; the status to exit with.
 pub fn entry(arguments: &[OsString]) -> Option<u8> {
@@ -90,7 +99,9 @@ fn hold() {
 /// Reads a bounded part of a file and prints it.
 fn tell(path: &str) {
     let mut text = Vec::new();
-    if let Ok(file) = fs::File::open(path) {
+    // Not blocking: some are pipes.
+    let opened = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    if let Ok(file) = opened {
         _ = file.take(1 << 16).read_to_end(&mut text);
         say(&format!("read {path}: {}", String::from_utf8_lossy(&text).replace('\n', " ")));
     }
