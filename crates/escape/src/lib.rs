@@ -17,6 +17,7 @@ mod oracle;
 mod own;
 mod peer;
 mod resources;
+mod terminal;
 mod world;
 
 pub use world::World;

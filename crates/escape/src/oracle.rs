@@ -7,10 +7,15 @@ use std::{
     path::PathBuf,
 };
 
+/// Everybody in the host's process table.
+pub(crate) fn all_processes() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
 /// The processes of an attack, by the marker in its command line.
 pub(crate) fn attacks_with(marker: &str) -> Vec<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let pids = all_processes().into_iter();
     pids.filter(|pid| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         peer::is_attack(&line) && line.windows(marker.len()).any(|part| part == marker.as_bytes())
@@ -73,4 +78,75 @@ pub(crate) fn folder_has(folder: &std::path::Path, text: &str) -> std::io::Resul
         }
     }
     Ok(false)
+}
+
+/// Threads of a process.
+pub(crate) fn tasks(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().count()
+}
+
+fn mib_of(pid: u32, name: &str) -> u64 {
+    let text = status(pid, name).unwrap_or_default();
+    text.trim_end_matches("kB").trim().parse::<u64>().unwrap_or(0) >> 10
+}
+
+/// Memory that a process holds now.
+pub(crate) fn resident_mib(pid: u32) -> u64 {
+    mib_of(pid, "VmRSS")
+}
+
+/// The most it ever held.
+pub(crate) fn peak_mib(pid: u32) -> u64 {
+    mib_of(pid, "VmHWM")
+}
+
+/// Where a folder of a box is, seen from the host.
+fn inside(pid: u32, place: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/root/{place}"))
+}
+
+/// What the files right below a folder of a box take.
+pub(crate) fn folder_mib(pid: u32, place: &str) -> u64 {
+    let entries = fs::read_dir(inside(pid, place)).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).map(|found| found.blocks() * 512).sum::<u64>() >> 20
+}
+
+/// How many they are.
+pub(crate) fn folder_count(pid: u32, place: &str) -> usize {
+    fs::read_dir(inside(pid, place)).into_iter().flatten().count()
+}
+
+/// The processes that may be the first of an attack's box: its parent, and siblings that are number 1 somewhere.
+pub(crate) fn first_processes(pid: u32) -> Vec<u32> {
+    let Some(parent) = status(pid, "PPid") else { return Vec::new() };
+    let is_first = |other: &u32| {
+        let number = status(*other, "NSpid").unwrap_or_default();
+        let nested = number.split_whitespace().count() > 1 && number.split_whitespace().last() == Some("1");
+        nested && (status(*other, "PPid").as_ref() == Some(&parent) || other.to_string() == parent)
+    };
+    all_processes().into_iter().filter(is_first).collect()
+}
+
+/// Ended processes that the attack or the first process of its box should have reaped.
+pub(crate) fn zombies_of_box(pid: u32) -> usize {
+    let mut parents: Vec<_> = first_processes(pid).iter().map(u32::to_string).collect();
+    parents.push(pid.to_string());
+    let is_zombie = |other: &u32| {
+        status(*other, "State").is_some_and(|state| state.starts_with('Z'))
+            && status(*other, "PPid").is_some_and(|parent| parents.contains(&parent))
+    };
+    all_processes().into_iter().filter(is_zombie).count()
+}
+
+/// The control groups on the host whose name has this part.
+pub(crate) fn cgroups_with(part: &str) -> Vec<PathBuf> {
+    let (mut found, mut left) = (Vec::new(), vec![PathBuf::from("/sys/fs/cgroup")]);
+    while let Some(next) = left.pop() {
+        // Others come and go meanwhile.
+        let entries = fs::read_dir(&next).into_iter().flatten().flatten();
+        let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        left.extend(folders.map(|entry| entry.path()));
+        found.extend(next.to_string_lossy().contains(part).then_some(next));
+    }
+    found
 }

@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 /// Where the attacker stands inside, and the word that starts it.
 pub(crate) const ATTACKER: &str = "/attacker/airlock";
 /// What hangs shall not hang the suite.
-const LONGEST_SECONDS: u64 = 30;
+pub(crate) const LONGEST_SECONDS: u64 = 30;
 /// A user and a group that are nobody's here.
 const SOMEBODY: (u32, u32) = (12345, 23456);
 
@@ -54,12 +54,18 @@ impl World {
         let (mounts, pids) = (namespace("mnt")?, namespace("pid")?);
         let permit = format!("{}\n{}\n{}\n", world.token, mounts.display(), pids.display());
         fs::write(attacker.join("permit"), permit)?;
+        fs::write(world.settings_file(), "")?;
         Ok(world)
     }
 
     /// The folder that is mounted at `/attacker`.
     pub(crate) fn attacker(&self) -> PathBuf {
         self.folder.join("attacker")
+    }
+
+    /// Empty settings, so that those of the caller decide nothing.
+    pub(crate) fn settings_file(&self) -> PathBuf {
+        self.folder.join("config.toml")
     }
 
     /// A name that nothing else has.
@@ -271,6 +277,17 @@ impl<'a> Ground<'a> {
 
     /// Starts an attack that says `ready` and then waits, so that the host can look at it.
     pub(crate) fn hold(&self, request: RunRequest) -> Result<Holding<'a>, Trouble> {
+        match self.hold_or_end(request)? {
+            Ok(holding) => Ok(holding),
+            Err(report) => {
+                let told = report.finished().map(|_| "it did not wait".to_owned());
+                Err(told.map_or_else(|trouble| trouble, Trouble::Broken))
+            }
+        }
+    }
+
+    /// The same where the attack may be ended before it is ready.
+    pub(crate) fn hold_or_end(&self, request: RunRequest) -> Result<Result<Holding<'a>, Report>, Trouble> {
         let marker = request.command.get(3).map(|text| text.to_string_lossy().into_owned());
         let marker = marker.unwrap_or_default();
         let request = RunRequest { stdin: true, ..request };
@@ -295,12 +312,8 @@ impl<'a> Ground<'a> {
         };
         let mut holding = Holding { world: self.world, marker, said, kind: Some(kind) };
         match ready(&holding.said) {
-            true => Ok(holding),
-            false => {
-                let report = holding.end()?;
-                let told = report.finished().map(|_| "it did not wait".to_owned());
-                Err(told.map_or_else(|trouble| trouble, Trouble::Broken))
-            }
+            true => Ok(Ok(holding)),
+            false => Ok(Err(holding.end()?)),
         }
     }
 }

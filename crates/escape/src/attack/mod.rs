@@ -10,6 +10,7 @@ mod resources;
 mod sys;
 
 pub(crate) use files::handle_of;
+pub(crate) use kernel::{plant_key, remove_key};
 
 use std::{
     ffi::OsString,
