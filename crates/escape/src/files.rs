@@ -472,6 +472,7 @@ fn artifacts(ground: &Ground<'_>) -> Outcome {
     let count = if ground.world.settings.full { "50000" } else { "1000" };
     let file = canary.file.display().to_string();
     let mut request = ground.attack("artifacts", [file.as_str(), "/given/secret", count]);
+    request.limits.disk = "16M".parse().ok();
     if ground.is_control() {
         request.mounts.push(mount(&canary.folder, "/given", "ro"));
     }
@@ -492,7 +493,7 @@ fn attributes(ground: &Ground<'_>) -> Outcome {
     let attack = ground.attack("attributes", ["/workspace/file"]);
     ground.run(RunRequest { user: ROOT_INSIDE, ..in_workspace(&workspace, attack) })?.finished()?;
     let mut value = [0u8; 64];
-    let names = ["security.capability", "trusted.planted", "security.planted"];
+    let names = ["security.capability", "trusted.planted"];
     let there = names.into_iter().find(|name| rustix::fs::getxattr(&file, *name, &mut value[..]).is_ok());
     Ok(there.map_or(Found::Nothing, |name| Found::Escape(format!("the host's file has `{name}`"))))
 }

@@ -313,7 +313,7 @@ fn flip(ground: &Ground<'_>) -> Outcome {
     let file = workspace.join(".envrc");
     fs::write(&file, "")?;
     ground.give(&file)?;
-    let rounds = if ground.world.settings.full { "1000000" } else { "50000" };
+    let rounds = if ground.world.settings.full { "1000000" } else { "20000" };
     let attack = ground.attack("flip", [".fresh", ".envrc", rounds]);
     let allow_protected = if ground.is_control() { vec![".envrc".into()] } else { Vec::new() };
     let request = RunRequest { workspace: Some(workspace), allow_protected, ..attack };

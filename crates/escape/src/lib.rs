@@ -24,7 +24,7 @@ pub use world::World;
 
 use engine::Step;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Instant};
 use world::{Ground, Place};
 
 /// What the suite is given; it reads neither environment nor home.
@@ -163,6 +163,8 @@ pub struct Row {
     pub control: Controlled,
     /// In the peer's.
     pub bwrap: Verdict,
+    /// How long all of it took.
+    pub duration_ms: u64,
 }
 
 impl Row {
@@ -181,13 +183,13 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
 impl Case {
     /// Tries it everywhere.
     pub fn run(&self, world: &World) -> Row {
-        let (id, title) = (self.id, self.title);
+        let (id, title, began) = (self.id, self.title, Instant::now());
         let test = match self.test {
             Test::Run(test) => test,
             Test::Nothing(why) => {
                 let airlock = Verdict::NotApplicable(why.to_owned());
                 let control = Controlled::NotRun("there is nothing to attack".to_owned());
-                return Row { id, title, airlock: airlock.clone(), control, bwrap: airlock };
+                return Row { id, title, airlock: airlock.clone(), control, bwrap: airlock, duration_ms: 0 };
             }
         };
         let airlock = verdict(test(&Ground::new(world, Place::Airlock, &[], true)));
@@ -196,7 +198,7 @@ impl Case {
             _ => self.control(test, world),
         };
         let bwrap = self.peer(test, world);
-        Row { id, title, airlock, control, bwrap }
+        Row { id, title, airlock, control, bwrap, duration_ms: began.elapsed().as_millis() as u64 }
     }
 
     fn control(&self, test: fn(&Ground<'_>) -> Outcome, world: &World) -> Controlled {

@@ -120,7 +120,7 @@ fn memory(ground: &Ground<'_>) -> Outcome {
 const MOST_GROWTH_MIB: u64 = 24;
 
 fn flood(ground: &Ground<'_>) -> Outcome {
-    let mebibytes: u64 = if ground.world.settings.full && !ground.is_control() { 4096 } else { 96 };
+    let mebibytes: u64 = if ground.world.settings.full && !ground.is_control() { 4096 } else { 64 };
     let request = limited(ground.attack("flood", [mebibytes.to_string()]), |limits| {
         limits.output = if ground.is_control() { size("1G") } else { None };
     });
@@ -269,7 +269,7 @@ fn deep(ground: &Ground<'_>) -> Outcome {
     let depth = match (ground.is_control(), ground.world.settings.full) {
         (true, _) => "3",
         (false, true) => "60000",
-        (false, false) => "10000",
+        (false, false) => "2000",
     };
     let report = ground.run(ground.attack("deep", [depth, &secret]))?.finished()?;
     let slow = report.result.is_some_and(|result| result.duration_ms > LONGEST_END_MS);

@@ -210,6 +210,7 @@ mod tests {
             airlock: Verdict::Escaped("it said \x1b[2J".to_owned()),
             control: Controlled::Succeeded,
             bwrap: Verdict::Blocked,
+            duration_ms: 1,
         };
         let wanted = "\
 case  attack  airlock    control   bwrap

@@ -279,7 +279,7 @@ fn attributes(file: &str) {
     // Version 2, effective, CAP_SETUID.
     let capability = [0x0200_0001u32, 1 << 7, 0, 0, 0].map(u32::to_le_bytes).concat();
     let path = c_path(file);
-    for name in [c"security.capability", c"trusted.planted", c"security.planted"] {
+    for name in [c"security.capability", c"trusted.planted"] {
         _ = call!(libc::SYS_setxattr, &*path, name, &capability[..], capability.len(), 0);
     }
 }
