@@ -21,6 +21,7 @@ fn every_command_explains_itself() {
     same(help(&["artifact", "list", "--help"]), written("help/artifact-list.txt"));
     same(help(&["artifact", "get", "--help"]), written("help/artifact-get.txt"));
     same(help(&["artifact", "rm", "--help"]), written("help/artifact-rm.txt"));
+    same(help(&["escape-test", "--help"]), written("help/escape-test.txt"));
 }
 
 #[test]
@@ -64,6 +65,7 @@ fn every_example_works_as_it_stands() {
         &["doctor", "--help"],
         &["sweep", "--help"],
         &["artifact", "--help"],
+        &["escape-test", "--help"],
     ] {
         for example in examples(&help(command)) {
             let output = world.shell(example);

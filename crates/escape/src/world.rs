@@ -307,7 +307,7 @@ impl<'a> Ground<'a> {
                     let said = wait_ready(&mut run).await;
                     (run, said)
                 });
-                (Kind::Boxed(run), said)
+                (Kind::Boxed(Box::new(run)), said)
             }
         };
         let mut holding = Holding { world: self.world, marker, said, kind: Some(kind) };
@@ -368,7 +368,7 @@ fn read_until_ready(child: &mut Child) -> io::Result<Vec<u8>> {
 
 #[derive(Debug)]
 enum Kind {
-    Boxed(Run),
+    Boxed(Box<Run>),
     Peer(Child),
 }
 

@@ -14,12 +14,15 @@ const EXAMPLES: &str = "\
 Examples:
   airlock escape-test --only A6,C53
   airlock escape-test --list
-  airlock escape-test --only B34 --no-peer --json | jq '.cases[] | select(.airlock.verdict == \"escaped\")'
+  airlock escape-test --only B34 --no-peer --json | jq '.cases[].airlock.verdict'
 
-Every case is an attack from inside, judged by what the host sees. `control` is the same attack with the protection
-off: it must get out (`works`), else the case proves nothing. `bwrap` is the same attack on bubblewrap.
-blocked: nothing came of it.  detected: not stopped, and the result of the run says so.  ESCAPED: it got out.
-n.a.: not tried, and why.  Exit status: 0 if nothing escaped and every control that was run worked, 1 if not.";
+Every case is an attack from inside, judged by what the host sees of it.
+  airlock  what became of it in a sandbox of ours
+  control  the same attack with the protection off: it must get out, or the case proves nothing
+  bwrap    the same attack on bubblewrap, if that is installed
+blocked: nothing came of it.  detected: not stopped, and the result of the run says so.
+ESCAPED: it got out.  n.a.: not tried, and why.
+Exit status: 0 if nothing escaped and every control that was run worked, 1 if not.";
 
 /// Something got out, or proved nothing.
 const LEAKY: u8 = 1;
@@ -60,7 +63,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         list(&chosen, options.json)?;
         return Ok(0);
     }
-    let prepared = World::prepare(settings(options)?);
+    let prepared = World::prepare(settings(options, surroundings)?);
     let world = prepared.map_err(|error| Failure::internal(format!("cannot set the traps: {error}")))?;
     let rows: Vec<_> = chosen
         .iter()
@@ -79,12 +82,12 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     Ok(if holds { 0 } else { LEAKY })
 }
 
-fn settings(options: &Options) -> Result<Settings, Failure> {
+fn settings(options: &Options, surroundings: &Surroundings) -> Result<Settings, Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::internal(format!("cannot find this program itself: {error}")))?;
     Ok(Settings {
         program,
-        folder: std::env::temp_dir(),
+        folder: surroundings.variable("TMPDIR").map_or_else(|| "/tmp".into(), Into::into),
         full: options.full,
         dangerously_harm_this_machine: options.dangerously_harm_this_machine,
         peer: !options.no_peer,
