@@ -3,7 +3,7 @@
 use crate::{
     Case, Control, Found, NOT_A_USERS, Outcome, POWER, Peer, ROOT_INSIDE, Trouble, attack, case, nothing,
     oracle,
-    world::{Ground, mount},
+    world::{Ground, each, mount},
 };
 use engine::Step;
 use spec::RunRequest;
@@ -130,10 +130,14 @@ fn lifted(ground: &Ground<'_>) -> Vec<PathBuf> {
     if ground.is_control() { OBEYED.iter().map(top).collect() } else { Vec::new() }
 }
 
-fn planted(workspace: &Path) -> Found {
-    let there =
-        OBEYED.iter().find(|name| fs::read(workspace.join(name)).is_ok_and(|text| text == b"of the program"));
-    there.map_or(Found::Nothing, |name| Found::Escape(format!("`{name}` is the program's")))
+fn planted(ground: &Ground<'_>, workspace: &Path, names: &[&str]) -> Outcome {
+    let is_planted = |name: &str| fs::read(workspace.join(name)).is_ok_and(|text| text == b"of the program");
+    each(
+        ground,
+        names.iter().map(|name| {
+            ((*name).to_owned(), Found::when(is_planted(name), &format!("`{name}` is the program's")))
+        }),
+    )
 }
 
 /// A workspace with a repository of little more than a name.
@@ -233,7 +237,7 @@ fn replaced_parent(ground: &Ground<'_>) -> Outcome {
     let attack = ground.attack("replace-parent", [".git", ".git/hooks/pre-commit"]);
     let request = RunRequest { allow_protected: lifted(ground), ..in_workspace(&workspace, attack) };
     ground.run(request)?.finished()?;
-    Ok(planted(&workspace))
+    planted(ground, &workspace, &OBEYED[..1])
 }
 
 /// The control: protection is lifted for each.
@@ -241,7 +245,7 @@ fn absent_names(ground: &Ground<'_>) -> Outcome {
     let workspace = repository(ground, &[])?;
     let request = in_workspace(&workspace, ground.attack("plant", OBEYED));
     ground.run(RunRequest { allow_protected: lifted(ground), ..request })?.finished()?;
-    Ok(planted(&workspace))
+    planted(ground, &workspace, &OBEYED)
 }
 
 /// What git would obey, as git itself reads it. Nothing is run for that.
@@ -272,7 +276,7 @@ fn spellings(ground: &Ground<'_>) -> Outcome {
     let names = OBEYED.map(str::to_uppercase);
     let request = in_workspace(&workspace, ground.attack("plant", names));
     ground.run(RunRequest { allow_protected: lifted(ground), ..request })?.finished()?;
-    Ok(planted(&workspace))
+    planted(ground, &workspace, &OBEYED)
 }
 
 fn remount(ground: &Ground<'_>) -> Outcome {
@@ -315,7 +319,9 @@ fn new_mounts(ground: &Ground<'_>) -> Outcome {
     let held = ground.hold(request)?;
     let seen = oracle::holds(held.process()?, "[fscontext]");
     let report = held.finish()?;
-    Ok(seen.or(|| report.claims()))
+    let mut parts = report.claims_of(&["fsopen", "fsmount", "move_mount", "open_tree", "mount_setattr"]);
+    parts.push(("a context that the host sees".to_owned(), seen));
+    each(ground, parts)
 }
 
 fn chroot(ground: &Ground<'_>) -> Outcome {
@@ -345,15 +351,15 @@ fn device_nodes(ground: &Ground<'_>) -> Outcome {
     let held = ground.hold(attack)?;
     let pid = held.process()?;
     let open = oracle::devices(pid);
-    let made = [format!("/proc/{pid}/root/tmp/node"), workspace.join("node").display().to_string()];
-    let is_device = |path: &&String| {
-        fs::symlink_metadata(path)
-            .is_ok_and(|found| found.file_type().is_char_device() || found.file_type().is_block_device())
+    let is_device = |path: &Path| {
+        let kind = fs::symlink_metadata(path).map(|found| found.file_type());
+        kind.is_ok_and(|kind| kind.is_char_device() || kind.is_block_device())
     };
-    let made = made.iter().find(is_device).map(|path| Found::Escape(format!("it made the device {path}")));
-    let open = open.first().map(|(major, minor)| Found::Escape(format!("it opened device {major}:{minor}")));
+    let made = is_device(&PathBuf::from(format!("/proc/{pid}/root/tmp/node")));
     held.finish()?;
-    Ok(made.or(open).unwrap_or(Found::Nothing))
+    let open = open.first().map(|(major, minor)| Found::Escape(format!("it opened device {major}:{minor}")));
+    let on_host = Found::when(is_device(&workspace.join("node")), "it made a device in the host's folder");
+    Ok(Found::when(made, "it made a device").or(|| on_host).or(|| open.unwrap_or(Found::Nothing)))
 }
 
 /// A copy of the attacker with both bits and, where root makes it, all capabilities. The attack gives its own away
@@ -508,11 +514,7 @@ fn lease(ground: &Ground<'_>) -> Outcome {
     let watched = oracle::holds(held.process()?, "[fanotify]");
     let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
     let opened = rustix::fs::open(&file, flags, rustix::fs::Mode::empty());
-    let waits = match opened {
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Found::Escape("opening the host's file waits for it".to_owned())
-        }
-        _ => Found::Nothing,
-    };
-    Ok(waits.or(|| watched))
+    let waits = matches!(opened, Err(rustix::io::Errno::WOULDBLOCK));
+    let waits = Found::when(waits, "opening the host's file waits for it");
+    each(ground, [("lease".to_owned(), waits), ("fanotify".to_owned(), watched)])
 }

@@ -3,7 +3,7 @@
 use crate::{
     Case, Control, Found, NOT_A_USERS, Outcome, POWER, Peer, ROOT_INSIDE, Trouble, attack, case, nothing,
     oracle, terminal,
-    world::{Ground, Holding, mount},
+    world::{Ground, Holding, each, mount},
 };
 use engine::Step;
 use spec::RunRequest;
@@ -57,7 +57,7 @@ pub(crate) const CASES: &[Case] = &[
     case("B32", "new namespaces by unshare and clone", unshare, Control::Without(POWER), Peer::Runs),
     case("B33", "new namespaces by clone3, flags in memory", clone3, Control::Without(POWER), Peer::Runs),
     case("B34", "io_uring, which no filter sees into", io_uring, FILTER, Peer::Runs),
-    case("B35", "calls that administer the machine", table, FILTER, Peer::Runs),
+    case("B35", "calls that administer the machine", table, Control::Without(POWER), Peer::Runs),
     case("B36", "a key of the host's session", keys, FILTER, Peer::Runs),
     case("B37", "personality and modify_ldt", personality, FILTER, Peer::Runs),
     case(
@@ -100,7 +100,7 @@ pub(crate) const CASES: &[Case] = &[
         "B46",
         "System V memory, message queues, /dev/shm of another box",
         shared,
-        Control::Without(&[Step::IpcNamespace]),
+        Control::Without(&[Step::IpcNamespace, Step::PathRules]),
         Peer::Runs,
     ),
     case(
@@ -209,11 +209,10 @@ fn read_processes(ground: &Ground<'_>) -> Outcome {
     let secret = ground.world.secret();
     let (_victim, marker) = victim(ground, &secret)?;
     let report = ground.run(ground.attack("read-processes", [marker]))?.finished()?;
-    let read = match report.says(&secret) {
-        true => Found::Escape("it read the variables of a process in another box".to_owned()),
-        false => Found::Nothing,
-    };
-    Ok(read.or(|| report.claims()))
+    let read = Found::when(report.says(&secret), "it read the variables of a process in another box");
+    let mut parts = report.claims_of(&["descriptors of another process", "memory of another process"]);
+    parts.push(("variables".to_owned(), read));
+    each(ground, parts)
 }
 
 fn trace(ground: &Ground<'_>) -> Outcome {
@@ -221,24 +220,23 @@ fn trace(ground: &Ground<'_>) -> Outcome {
     let held = ground.hold(ground.attack("trace", [marker]))?;
     let tracer = oracle::status(victim.process()?, "TracerPid");
     let report = held.finish()?;
-    let traced = match tracer.as_deref() {
-        Some("0") => Found::Nothing,
-        _ => Found::Escape("a process in another box is traced".to_owned()),
-    };
-    Ok(traced.or(|| report.claims()))
+    let traced = Found::when(tracer.as_deref() != Some("0"), "a process in another box is traced");
+    let mut parts = report.claims_of(&["ptrace", "pidfd_getfd", "kcmp", "process_vm_readv"]);
+    parts.push(("a tracer that the host sees".to_owned(), traced));
+    each(ground, parts)
 }
 
 fn join(ground: &Ground<'_>) -> Outcome {
     let (victim, marker) = victim(ground, "")?;
     let held = ground.hold(ground.attack("join", [marker]))?;
     let (theirs, own) = (victim.process()?, held.process()?);
-    let joined = ["uts", "ipc", "net"].into_iter().find(|kind| {
+    let joined = ["uts", "ipc", "net", "cgroup"].map(|kind| {
         let namespace = oracle::namespace(theirs, kind);
-        namespace.is_some() && namespace == oracle::namespace(own, kind)
+        let same = namespace.is_some() && namespace == oracle::namespace(own, kind);
+        (kind.to_owned(), Found::when(same, &format!("it is in another box's {kind} namespace")))
     });
     held.finish()?;
-    Ok(joined
-        .map_or(Found::Nothing, |kind| Found::Escape(format!("it is in another box's {kind} namespace"))))
+    each(ground, joined)
 }
 
 fn unshare(ground: &Ground<'_>) -> Outcome {
@@ -254,15 +252,16 @@ fn new_namespaces(ground: &Ground<'_>, way: &str) -> Outcome {
     let attack = ground.attack("new-namespaces", [way]);
     let held = ground.hold(RunRequest { user: ROOT_INSIDE, ..attack })?;
     let (own, processes) = (held.process()?, held.processes());
-    let differs = ["user", "mnt", "net", "uts", "ipc", "cgroup"].into_iter().find(|kind| {
-        processes.iter().any(|pid| oracle::namespace(*pid, kind) != oracle::namespace(own, kind))
+    let parts = ["user", "mnt", "net", "uts", "ipc", "cgroup"].map(|kind| {
+        let differs =
+            processes.iter().any(|pid| oracle::namespace(*pid, kind) != oracle::namespace(own, kind));
+        (kind.to_owned(), Found::when(differs, &format!("it has made a {kind} namespace")))
     });
     held.finish()?;
-    Ok(match (processes.len(), differs) {
-        (0 | 1, _) => return Err(Trouble::Broken("it has no child to compare with".to_owned())),
-        (_, Some(kind)) => Found::Escape(format!("it has made a {kind} namespace")),
-        (_, None) => Found::Nothing,
-    })
+    match processes.len() {
+        0 | 1 => Err(Trouble::Broken("it has no child to compare with".to_owned())),
+        _ => each(ground, parts),
+    }
 }
 
 fn io_uring(ground: &Ground<'_>) -> Outcome {
@@ -274,14 +273,44 @@ fn io_uring(ground: &Ground<'_>) -> Outcome {
     Ok(oracle::holds(held.process()?, "io_uring"))
 }
 
+/// What a user namespace gives no power over; a user's control does not reach these.
+const OF_ROOT: [&str; 16] = [
+    "settimeofday",
+    "kexec_file_load",
+    "init_module",
+    "finit_module",
+    "delete_module",
+    "swapon",
+    "swapoff",
+    "reboot",
+    "acct",
+    "quotactl",
+    "syslog",
+    "clock_settime",
+    "bpf",
+    "migrate_pages",
+    "vhangup",
+    "ioperm",
+];
+
+/// In the control every call that this kernel has must get through.
 fn table(ground: &Ground<'_>) -> Outcome {
-    let held = ground.hold(ground.attack("table", [""; 0]))?;
+    let held = ground.hold(RunRequest { user: ROOT_INSIDE, ..ground.attack("table", [""; 0]) })?;
     let pid = held.process()?;
-    let seen = ["bpf", "perf_event", "userfaultfd", "secretmem"]
-        .into_iter()
-        .fold(Found::Nothing, |found, part| found.or(|| oracle::holds(pid, part)));
+    let seen = ["bpf", "perf_event", "userfaultfd", "secretmem"].map(|part| oracle::holds(pid, part));
     let report = held.finish()?;
-    Ok(seen.or(|| report.claims()))
+    let absent = report.values("absent");
+    let names: Vec<_> = report.values("tried");
+    let reach =
+        |name: &&str| !absent.contains(&(*name).to_owned()) && (ground.world.root || !OF_ROOT.contains(name));
+    let names: Vec<_> = names.iter().map(String::as_str).filter(reach).collect();
+    let mut parts = report.claims_of(&names);
+    let seen = seen.into_iter().fold(Found::Nothing, |found, next| found.or(|| next));
+    parts.push(("a descriptor that the host sees".to_owned(), seen));
+    match ground.is_control() {
+        true => each(ground, parts),
+        false => each(ground, parts).map(|found| found.or(|| report.claims())),
+    }
 }
 
 fn keys(ground: &Ground<'_>) -> Outcome {
@@ -385,10 +414,14 @@ fn shared(ground: &Ground<'_>) -> Outcome {
     let owner = ground.hold(ground.attack("share", [name.as_str(), &secret]))?;
     let report = ground.run(ground.attack("find-shared", [name]));
     owner.finish()?;
-    Ok(match report?.finished()?.says(&secret) {
-        true => Found::Escape("it read what another box shares with itself".to_owned()),
-        false => Found::Nothing,
-    })
+    let report = report?.finished()?;
+    let told = |kind: &str| report.value(kind).is_some_and(|text| text.contains(&secret));
+    let of_kernel = ["segment", "queue"].map(|kind| {
+        (kind.to_owned(), Found::when(told(kind), &format!("it read the {kind} of another box")))
+    });
+    // Scratch space is each box's own, with or without the namespace.
+    let file = Found::when(report.says(&secret), "it read /dev/shm of another box");
+    each(ground, of_kernel).map(|found| found.or(|| file))
 }
 
 /// Variables whose values also an honest box may have.

@@ -2,7 +2,7 @@
 
 use crate::{
     Case, Control, Found, NOT_A_USERS, Outcome, Peer, Trouble, case,
-    world::{Ground, Report, World, mount},
+    world::{Ground, Report, World, each, mount},
 };
 use engine::Step;
 use std::{
@@ -106,10 +106,8 @@ fn sockets(ground: &Ground<'_>) -> Outcome {
     held.finish()?;
     let mut datagram = [0; 128];
     let arrived = receiver.recv(&mut datagram).is_ok_and(|length| datagram[..length] == *secret.as_bytes());
-    Ok(match arrived {
-        true => Found::Escape("a datagram reached the host".to_owned()),
-        false => open,
-    })
+    let arrived = Found::when(arrived, "a datagram reached the host");
+    each(ground, [("datagram".to_owned(), arrived), ("socket".to_owned(), open)])
 }
 
 fn abstract_sockets(ground: &Ground<'_>) -> Outcome {
@@ -160,14 +158,19 @@ fn loopback(ground: &Ground<'_>) -> Outcome {
         "0x7f.1",
         "127.1",
     ];
-    let mut addresses = names.map(|name| format!("{name}:{four}")).to_vec();
-    let mut secrets = vec![secret];
+    let mut traps = names.map(|name| (format!("{name}:{four}"), secret.clone())).to_vec();
     if let Ok((six, secret)) = listen(ground.world, (Ipv6Addr::LOCALHOST, 0).into()) {
-        addresses.push(format!("[::1]:{six}"));
-        secrets.push(secret);
+        traps.push((format!("[::1]:{six}"), secret));
     }
+    let addresses = traps.iter().map(|(address, _)| address.clone());
     let report = ground.run(ground.attack("connect", addresses))?.finished()?;
-    Ok(secrets.iter().fold(Found::Nothing, |found, secret| found.or(|| heard(&report, secret))))
+    let reached = |address: &str, secret: &str| report.says(&format!("{address} says {secret}"));
+    each(
+        ground,
+        traps.iter().map(|(address, secret)| {
+            (address.clone(), Found::when(reached(address, secret), &format!("it reached {address}")))
+        }),
+    )
 }
 
 const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);

@@ -2,7 +2,7 @@
 
 use crate::{
     Case, Control, Found, Outcome, Peer, Trouble, case, nothing, oracle, peer,
-    world::{Ground, LONGEST_SECONDS, Place},
+    world::{Ground, LONGEST_SECONDS, Place, each},
 };
 use engine::Step;
 use spec::{Enforcer, LimitName, Maximum, RunRequest};
@@ -93,27 +93,30 @@ fn memory(ground: &Ground<'_>) -> Outcome {
             "a cgroup for memory; without one the limit is each process's".to_owned(),
         ));
     }
+    let mut parts = Vec::new();
     for kind in ["anonymous", "memfd", "tmpfs"] {
-        let request = limited(ground.attack("memory", [kind, &TAKEN_MIB.to_string()]), |limits| {
-            limits.memory = size(if ground.is_control() { "512M" } else { "64M" });
-            (limits.file_size, limits.disk) = (size("1G"), size("1G"));
-        });
-        let named = match ground.hold_or_end(request)? {
-            Ok(held) => {
-                let pid = held.process()?;
-                let taken = oracle::resident_mib(pid).max(oracle::folder_mib(pid, "dev/shm"));
-                if taken > MEMORY_MIB {
-                    return Ok(Found::Escape(format!("{taken} MiB of {kind} memory")));
-                }
-                true
-            }
-            Err(report) => report.result.is_some_and(|result| result.limits_hit.contains(&LimitName::Memory)),
-        };
-        if !named {
-            return Ok(Found::Escape(format!("{kind}: held, but the result does not name the limit")));
+        parts.push((kind.to_owned(), memory_of(ground, kind)?));
+    }
+    each(ground, parts)
+}
+
+/// What the host saw taken; a box that is ended for it must say why.
+fn memory_of(ground: &Ground<'_>, kind: &str) -> Outcome {
+    let request = limited(ground.attack("memory", [kind, &TAKEN_MIB.to_string()]), |limits| {
+        limits.memory = size(if ground.is_control() { "512M" } else { "64M" });
+        (limits.file_size, limits.disk) = (size("1G"), size("1G"));
+    });
+    match ground.hold_or_end(request)? {
+        Ok(held) => {
+            let pid = held.process()?;
+            let taken = oracle::resident_mib(pid).max(oracle::folder_mib(pid, "dev/shm"));
+            Ok(Found::when(taken > MEMORY_MIB, &format!("{taken} MiB of {kind} memory")))
+        }
+        Err(report) => {
+            let named = report.result.is_some_and(|result| result.limits_hit.contains(&LimitName::Memory));
+            Ok(Found::when(!named, "held, but the result does not name the limit"))
         }
     }
-    Ok(Found::Nothing)
 }
 
 /// What a flood may cost the supervisor.
@@ -253,11 +256,9 @@ fn fill(ground: &Ground<'_>) -> Outcome {
     let taken: u64 = places.iter().map(|place| oracle::folder_mib(pid, place)).sum();
     let files: usize = places.iter().map(|place| oracle::folder_count(pid, place)).sum();
     held.finish()?;
-    Ok(match (taken > DISK_MIB, files > MOST_FILES) {
-        (true, _) => Found::Escape(format!("{taken} MiB in scratch space")),
-        (_, true) => Found::Escape(format!("{files} files in scratch space")),
-        (false, false) => Found::Nothing,
-    })
+    let taken = Found::when(taken > DISK_MIB, &format!("{taken} MiB in scratch space"));
+    let files = Found::when(files > MOST_FILES, &format!("{files} files in scratch space"));
+    each(ground, [("bytes".to_owned(), taken), ("files".to_owned(), files)])
 }
 
 /// What a hostile tree may cost.

@@ -1,6 +1,6 @@
 //! Where attacks run: in a box of ours, in one with a wall down, or in the peer's; and the traps around it.
 
-use crate::{Found, Settings, Trouble, oracle, peer};
+use crate::{Found, Outcome, Settings, Trouble, oracle, peer};
 use engine::{Engine, Run, Step};
 use spec::{Event, Maximum, Policy, RunRequest, RunResult, Status, Stream};
 use std::{
@@ -172,6 +172,13 @@ impl Report {
         said.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.to_owned()))
     }
 
+    /// Every value of lines `NAME VALUE`.
+    pub(crate) fn values(&self, name: &str) -> Vec<String> {
+        let said = String::from_utf8_lossy(&self.said);
+        let rest = said.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        rest.map(str::to_owned).collect()
+    }
+
     /// It came to its end, as a case demands of most attacks.
     pub(crate) fn finished(self) -> Result<Report, Trouble> {
         if self.said.ends_with(b"\ndone\n") || self.said == b"done\n" {
@@ -186,9 +193,33 @@ impl Report {
     pub(crate) fn claims(&self) -> Found {
         self.value("claim").map_or(Found::Nothing, Found::Escape)
     }
+
+    /// The same of certain things, each by itself.
+    pub(crate) fn claims_of(&self, names: &[&str]) -> Vec<(String, Found)> {
+        let said = String::from_utf8_lossy(&self.said);
+        let claimed = |name: &str| {
+            said.lines().any(|line| line.strip_prefix("claim ").is_some_and(|what| what.starts_with(name)))
+        };
+        names.iter().map(|name| ((*name).to_owned(), Found::when(claimed(name), name))).collect()
+    }
+}
+
+/// An attack of several parts: one that gets out is enough to convict; in the control each must, or it proves nothing.
+pub(crate) fn each(ground: &Ground<'_>, parts: impl IntoIterator<Item = (String, Found)>) -> Outcome {
+    let parts: Vec<_> = parts.into_iter().collect();
+    let held = parts.iter().find(|(_, found)| !matches!(found, Found::Escape(_)));
+    match held.filter(|_| ground.is_control()) {
+        Some((name, _)) => Err(Trouble::Broken(format!("`{name}` gets no further without the wall"))),
+        None => Ok(parts.into_iter().fold(Found::Nothing, |found, (_, next)| found.or(|| next))),
+    }
 }
 
 impl Found {
+    /// An escape if it is true.
+    pub(crate) fn when(escaped: bool, what: &str) -> Found {
+        if escaped { Found::Escape(what.to_owned()) } else { Found::Nothing }
+    }
+
     /// The first that found something.
     pub(crate) fn or(self, other: impl FnOnce() -> Found) -> Found {
         if self == Found::Nothing { other() } else { self }

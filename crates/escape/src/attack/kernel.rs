@@ -138,13 +138,19 @@ fn trace(victim: &str) {
         }
         _ = claim("kcmp", call!(libc::SYS_kcmp, pid, std::process::id() as i32, 1, 0, 0));
         let mut byte = [0u8; 1];
-        let place = [byte.as_mut_ptr() as u64, 1].map(u64::to_ne_bytes).concat();
-        _ = claim(
-            "process_vm_readv",
-            call!(libc::SYS_process_vm_readv, pid, &place[..], 1, &place[..], 1, 0),
-        );
+        let words = |place: u64| [place, 1].map(u64::to_ne_bytes).concat();
+        let (own, theirs) = (words(byte.as_mut_ptr() as u64), words(first_mapping(pid)));
+        let read = call!(libc::SYS_process_vm_readv, pid, &own[..], 1, &theirs[..], 1, 0);
+        _ = claim("process_vm_readv", read);
     }
     hold();
+}
+
+/// Where a process has memory, if it tells.
+fn first_mapping(pid: i32) -> u64 {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let start = maps.split('-').next().unwrap_or_default();
+    u64::from_str_radix(start, 16).unwrap_or(4096)
 }
 
 fn join(victim: &str) {
@@ -222,7 +228,9 @@ fn table() {
     ];
     let reached = |error: &io::Error| !matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS));
     for (name, came_to) in calls {
+        say(&format!("tried {name}"));
         match came_to {
+            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => say(&format!("absent {name}")),
             Ok(_) => say(&format!("claim {name} works")),
             Err(error) if reached(error) => say(&format!("claim {name} reaches the kernel: {error}")),
             Err(_) => {}
