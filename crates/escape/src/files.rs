@@ -248,23 +248,58 @@ fn absent_names(ground: &Ground<'_>) -> Outcome {
     planted(ground, &workspace, &OBEYED)
 }
 
+/// How the host may have laid a repository out, or none.
+const LAYOUTS: [&str; 4] = ["a folder", "none", "an empty folder", "a file that names a folder beside it"];
+
+fn laid_out(ground: &Ground<'_>, layout: &str) -> Result<PathBuf, Trouble> {
+    if layout == LAYOUTS[0] {
+        return repository(ground, &[".git/hooks"]);
+    }
+    let workspace = ground.workspace()?;
+    let mut made = Vec::new();
+    if layout == LAYOUTS[2] {
+        made.push(".git");
+    }
+    if layout == LAYOUTS[3] {
+        made.extend(["bare", "bare/objects", "bare/refs"]);
+    }
+    for folder in made {
+        fs::create_dir(workspace.join(folder))?;
+        ground.give(&workspace.join(folder))?;
+    }
+    if layout == LAYOUTS[3] {
+        for (file, text) in [(".git", "gitdir: bare\n"), ("bare/HEAD", "ref: refs/heads/main\n")] {
+            fs::write(workspace.join(file), text)?;
+            ground.give(&workspace.join(file))?;
+        }
+    }
+    Ok(workspace)
+}
+
 /// What git would obey, as git itself reads it. Nothing is run for that.
+fn obeyed_by_git(workspace: &Path) -> Result<Option<String>, Trouble> {
+    let mut git = Command::new("git");
+    // Its own ceiling: no repository above is meant.
+    git.arg("-C").arg(workspace).args(["-c", "safe.directory=*", "config", "--local", "--get-regexp"]);
+    git.arg("^(core.(fsmonitor|hookspath|pager)|filter.*)$");
+    git.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent");
+    let told = git.env("GIT_CEILING_DIRECTORIES", workspace.parent().unwrap_or(workspace)).output();
+    let told = told.map_err(|error| Trouble::Missing(format!("`git` cannot be started: {error}")))?;
+    Ok(String::from_utf8_lossy(&told.stdout).lines().next().map(str::to_owned))
+}
+
 fn git_settings(ground: &Ground<'_>) -> Outcome {
-    let workspace = repository(ground, &[".git/hooks"])?;
-    let ask = || {
-        let mut git = Command::new("git");
-        git.arg("--git-dir").arg(workspace.join(".git"));
-        git.args(["config", "--local", "--get-regexp", "^(core.(fsmonitor|hookspath|pager)|filter.*)$"]);
-        git.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").output()
-    };
-    ask().map_err(|error| Trouble::Missing(format!("`git` cannot be started: {error}")))?;
-    let request = in_workspace(&workspace, ground.attack("plant-git", [""; 0]));
-    ground.run(RunRequest { allow_protected: lifted(ground), ..request })?.finished()?;
-    let obeyed = String::from_utf8_lossy(&ask()?.stdout).into_owned();
-    Ok(match obeyed.lines().next() {
-        Some(line) => Found::Escape(format!("git would obey `{line}`")),
-        None => Found::Nothing,
-    })
+    let mut parts = Vec::new();
+    for layout in LAYOUTS {
+        let workspace = laid_out(ground, layout)?;
+        obeyed_by_git(&workspace)?;
+        let request = in_workspace(&workspace, ground.attack("plant-git", [""; 0]));
+        run_or_refuse(ground, RunRequest { allow_protected: lifted(ground), ..request })?;
+        let obeyed = obeyed_by_git(&workspace)?;
+        let found = obeyed.map(|line| Found::Escape(format!("git would obey `{line}`")));
+        parts.push((layout.to_owned(), found.unwrap_or(Found::Nothing)));
+    }
+    each(ground, parts)
 }
 
 fn spellings(ground: &Ground<'_>) -> Outcome {

@@ -106,25 +106,35 @@ fn replace_parent(parent: &str, child: &str) {
     plant(Path::new(child));
 }
 
-/// What makes git of the host run a program.
+/// What makes git of the host run a program, wherever it may look.
 fn plant_git() {
-    let settings = "[core]\n\tfsmonitor = touch /tmp/ran\n\thooksPath = .planted\n\tpager = touch /tmp/ran\n\
+    let settings = "[core]\n\trepositoryFormatVersion = 0\n\tfsmonitor = touch /tmp/ran\n\thooksPath = .planted\n\
                     [filter \"planted\"]\n\tclean = touch /tmp/ran\n\tsmudge = touch /tmp/ran\n";
-    for name in [".git/config", ".git/config.worktree", ".git/config.lock"] {
-        _ = fs::write(name, settings);
-    }
-    // How git itself replaces the file.
-    _ = fs::rename(".git/config.lock", ".git/config");
-    _ = fs::write(".planted-config", settings);
+    let lay_out = |folder: &str| {
+        for inner in ["objects", "refs"] {
+            _ = fs::create_dir_all(format!("{folder}/{inner}"));
+        }
+        _ = fs::write(format!("{folder}/HEAD"), "ref: refs/heads/main\n");
+        _ = fs::write(format!("{folder}/config"), settings);
+        // How git itself replaces the file.
+        _ = fs::write(format!("{folder}/config.lock"), settings);
+        _ = fs::rename(format!("{folder}/config.lock"), format!("{folder}/config"));
+        _ = fs::write(format!("{folder}/config.worktree"), settings);
+    };
+    ["planted", "bare", ".git"].iter().for_each(|folder| lay_out(folder));
     _ = fs::write(".gitattributes", "* filter=planted\n");
-    if fs::read_to_string(".git/config").is_ok_and(|text| text == settings) {
+    let obeyed = |path: &str| fs::read_to_string(path).is_ok_and(|text| text == settings);
+    if obeyed(".git/config") || (obeyed("bare/config") && Path::new(".git").is_file()) {
         return;
     }
+    _ = fs::write(".git/commondir", "../planted\n");
     _ = fs::remove_file(".git/config");
-    _ = symlink("../.planted-config", ".git/config");
-    _ = fs::create_dir_all(".common");
-    _ = fs::write(".common/config", settings);
-    _ = fs::write(".git/commondir", "../.common\n");
+    _ = symlink("../planted/config", ".git/config");
+    _ = fs::remove_dir_all(".git");
+    _ = fs::remove_file(".git");
+    _ = fs::write(".git", "gitdir: planted\n");
+    // Without a `.git`, the folder itself may be one.
+    lay_out(".");
 }
 
 fn remount(place: &str, file: &str) {
