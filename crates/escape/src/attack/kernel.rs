@@ -38,6 +38,10 @@ pub(super) fn attack(name: &str, arguments: &[&str]) -> Option<()> {
         ("fingerprint", []) => fingerprint(),
         ("foreign-call", []) => foreign_call(),
         ("limit-keeper", []) => limit_keeper(),
+        ("set-id-left", []) => set_id_left(),
+        ("quotas", [kibibytes]) => quotas(kibibytes.parse().unwrap_or(0)),
+        ("scheduling", []) => scheduling(),
+        ("huge-pages", []) => huge_pages(),
         ("inotify", [count]) => inotify(count.parse().unwrap_or(0)),
         _ => return None,
     }
@@ -508,4 +512,74 @@ fn inotify(count: u32) {
         }
     }
     hold();
+}
+
+/// Every way to a file with set-id bits and something in it.
+fn set_id_left() {
+    const BITS: i32 = 0o6755;
+    const FCHMODAT2: i64 = 452;
+    let here = libc::AT_FDCWD;
+    for way in 0..7 {
+        let name = text(&format!("/workspace/left-{way}"));
+        let mode = if way < 4 { 0o755 } else { BITS };
+        if way == 6 {
+            _ = call!(libc::SYS_mknodat, here, &*name, i64::from(libc::S_IFREG) | i64::from(BITS), 0);
+        }
+        let flags = libc::O_RDWR | libc::O_CREAT;
+        let Ok(file) = call!(libc::SYS_openat, here, &*name, flags, mode) else { continue };
+        match way {
+            5 => _ = call!(libc::SYS_fallocate, file, 0, 0, 4096),
+            _ => _ = call!(libc::SYS_write, file, &b"#!/bin/sh\n"[..], 10),
+        }
+        match way {
+            #[cfg(target_arch = "x86_64")]
+            0 => _ = call!(libc::SYS_chmod, &*name, BITS),
+            1 => _ = call!(libc::SYS_fchmod, file, BITS),
+            2 => _ = call!(libc::SYS_fchmodat, here, &*name, BITS),
+            3 => _ = call!(FCHMODAT2, here, &*name, BITS, 0),
+            _ => {}
+        }
+    }
+}
+
+/// What the kernel counts for whoever made the namespace of the box.
+fn quotas(kibibytes: usize) {
+    let all_signals = u64::MAX.to_ne_bytes();
+    _ = call!(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, &all_signals[..], 0, 8);
+    const QUEUED: i32 = -1;
+    let mut about = [0u8; 128];
+    about[..4].copy_from_slice(&40i32.to_ne_bytes());
+    about[8..12].copy_from_slice(&QUEUED.to_ne_bytes());
+    for _ in 0..2000 {
+        if call!(libc::SYS_rt_sigqueueinfo, std::process::id() as i32, 40, &about[..]).is_err() {
+            break;
+        }
+    }
+    let memory = vec![1u8; kibibytes << 10];
+    _ = call!(libc::SYS_mlock, &memory[..], memory.len());
+    hold();
+}
+
+fn scheduling() {
+    let priority = 1i32.to_ne_bytes();
+    for policy in [libc::SCHED_FIFO, libc::SCHED_RR] {
+        _ = call!(libc::SYS_sched_setscheduler, 0, policy, &priority[..]);
+    }
+    _ = call!(libc::SYS_setpriority, 0, 0, -10);
+    // Real time for the disk, the best of it.
+    _ = call!(libc::SYS_ioprio_set, 1, 0, 1 << 13);
+    hold();
+}
+
+/// Four of them, by each call that gives some.
+fn huge_pages() {
+    let bytes = 4 << 21;
+    _ = sys::take_huge(bytes);
+    const OF_HUGE_PAGES: i32 = 4;
+    if let Ok(file) = call!(libc::SYS_memfd_create, c"huge", OF_HUGE_PAGES) {
+        _ = call!(libc::SYS_fallocate, file, 0, 0, bytes);
+    }
+    let segment = call!(libc::SYS_shmget, 0, bytes, libc::IPC_CREAT | libc::SHM_HUGETLB | 0o600);
+    hold();
+    _ = segment.map(|segment| call!(libc::SYS_shmctl, segment, libc::IPC_RMID, 0));
 }

@@ -141,6 +141,20 @@ pub(super) fn take_memory(bytes: usize, descriptor: Option<RawFd>) -> io::Result
     Ok(())
 }
 
+/// Huge pages, touched; given back at the end of the process.
+pub(super) fn take_huge(bytes: usize) -> io::Result<()> {
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB;
+    let (null, access) = (std::ptr::null_mut(), libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: a fresh mapping at a place of the kernel's choice.
+    let memory = unsafe { libc::mmap(null, bytes, access, kind, -1, 0) };
+    if memory == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: within the mapping.
+    unsafe { memory.cast::<u8>().write_volatile(1) };
+    Ok(())
+}
+
 /// A segment of System V shared memory, at a place of the kernel's choice.
 pub(super) fn attach_segment(segment: i64, length: usize) -> io::Result<&'static mut [u8]> {
     // SAFETY: the kernel chooses a free place; the segment has at least that length and stays until the end.
