@@ -419,7 +419,23 @@ impl NativeBox {
             "no cgroup for {}: held for each process only; `airlock doctor` says why and how to mend it",
             weaker.join(", ")
         );
-        self.notes.iter().cloned().chain((!weaker.is_empty()).then_some(told)).collect()
+        self.notes
+            .iter()
+            .cloned()
+            .chain((!weaker.is_empty()).then_some(told))
+            .chain(self.old_landlock())
+            .collect()
+    }
+
+    /// Without a network of its own only Landlock keeps a program from abstract sockets, and not every version does.
+    fn old_landlock(&self) -> Option<String> {
+        let asked = self.spec.network == spec::Network::Host && self.steps.has(Step::PathRules);
+        let version = if asked { probe::landlock_version() } else { 0 };
+        (1..6).contains(&version).then(|| {
+            format!(
+                "Landlock {version} of this kernel does not keep abstract sockets of the host out of reach"
+            )
+        })
     }
 
     /// What the cgroup counted so far.
