@@ -15,7 +15,7 @@ use std::{
 };
 
 /// How many cases there are. One that is lost must not go unnoticed.
-const CASES: usize = 69;
+const CASES: usize = 73;
 
 /// Who starts the boxes, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,12 +35,14 @@ fn not_applicable(setting: Setting) -> Reasons {
         ("A3", "this build has no file API"),
         ("A11", "a file system that folds case"),
         ("B39", "this build passes output on to terminals unchanged"),
-        ("B42", "its version cannot be chosen"),
         ("E86", "this build makes no snapshots"),
         ("E89", "this build does not show the limits inside"),
     ]);
     if !setting.cgroup {
         all.extend([("B27", "a cgroup for the box"), ("E81", "a cgroup for memory")]);
+    }
+    if !(setting.guest && setting.root) {
+        all.extend([("X8", "huge pages that are set aside and free")]);
     }
     if setting.guest {
         all.extend([("C49", "an address beside loopback")]);
@@ -57,7 +59,12 @@ fn not_controlled(setting: Setting) -> Reasons {
         all.extend([("B25", "as root only"), ("C54", "as root only")]);
     }
     if !setting.root {
-        all.extend([("A14", "as root only"), ("A17", "as root only"), ("B45", "as root only")]);
+        all.extend([
+            ("A14", "as root only"),
+            ("A17", "as root only"),
+            ("B45", "as root only"),
+            ("X7", "as root only"),
+        ]);
         if setting.cgroup {
             all.extend([("B27", "as root only")]);
         }

@@ -1,7 +1,7 @@
 //! Group B: interfaces of the kernel, and processes.
 
 use crate::{
-    Case, Control, Found, NOT_A_USERS, Outcome, POWER, Peer, ROOT_INSIDE, Trouble, attack, case, nothing,
+    Case, Control, Found, NOT_A_USERS, Outcome, POWER, Peer, ROOT_INSIDE, Trouble, attack, case, network,
     oracle, terminal,
     world::{Ground, Holding, each, mount},
 };
@@ -76,10 +76,12 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case("B40", "a path that changes while it is judged", flip, Control::Given, Peer::Runs),
     case("B41", "a second listener that lets calls go on", second_listener, FILTER, Peer::Runs),
-    nothing(
+    case(
         "B42",
-        "a kernel with an old Landlock",
-        "its version cannot be chosen; path_rules says whether it is up",
+        "an old Landlock: abstract sockets on the host's network",
+        old_landlock,
+        Control::Without(&[Step::PathRules]),
+        Peer::Nothing("it has no Landlock"),
     ),
     case("B43", "signals to everybody", kill, STRANGERS, Peer::Runs),
     case(
@@ -359,6 +361,19 @@ fn second_listener(ground: &Ground<'_>) -> Outcome {
     Ok(rings.fold(Found::Nothing, |found, next| found.or(|| next)))
 }
 
+/// Kernels before 6.12 cannot hold it: then the result must say so.
+fn old_landlock(ground: &Ground<'_>) -> Outcome {
+    let (name, secret) = network::greet_abstract(ground.world)?;
+    let attack = ground.attack("connect-abstract", [name]);
+    let report = ground.run(RunRequest { network: Some(spec::Network::Host), ..attack })?.finished()?;
+    if !report.says(&secret) {
+        return Ok(Found::Nothing);
+    }
+    let notes = report.result.map(|result| result.notes).unwrap_or_default();
+    let told = notes.into_iter().find(|note| note.contains("Landlock"));
+    Ok(told.map_or_else(|| Found::Escape("it reached an abstract socket".to_owned()), Found::Reported))
+}
+
 fn kill(ground: &Ground<'_>) -> Outcome {
     let (victim, marker) = victim(ground, "")?;
     let mut outside = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
@@ -375,8 +390,11 @@ fn kill(ground: &Ground<'_>) -> Outcome {
     })
 }
 
+const PATTERN: &str = "/proc/sys/kernel/core_pattern";
+
+/// A file in the workspace; on a machine of its own also a program of the host's.
 fn crash(ground: &Ground<'_>) -> Outcome {
-    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern")?;
+    let pattern = fs::read_to_string(PATTERN)?;
     if pattern.starts_with(['|', '/']) {
         return Err(Trouble::Missing(format!(
             "a core_pattern that is a plain name, not `{}`",
@@ -387,13 +405,36 @@ fn crash(ground: &Ground<'_>) -> Outcome {
         return Err(Trouble::Missing("a hard limit of core dumps above 0".to_owned()));
     }
     let workspace = ground.workspace()?;
-    let attack = ground.attack("crash", [""; 0]);
-    let report = ground.run(RunRequest { workspace: Some(workspace.clone()), ..attack })?;
-    if !report.says("crashing") {
-        return Err(Trouble::Broken("the attack did not crash".to_owned()));
-    }
+    crash_in(ground, &workspace)?;
     let left = fs::read_dir(&workspace)?.flatten().map(|entry| entry.file_name()).next();
-    Ok(left.map_or(Found::Nothing, |name| Found::Escape(format!("`{}` was left", name.display()))))
+    let left = left.map_or(Found::Nothing, |name| Found::Escape(format!("`{}` was left", name.display())));
+    let mut parts = vec![("file".to_owned(), left)];
+    if ground.world.root && ground.world.settings.dangerously_harm_this_machine {
+        parts.push(("program".to_owned(), piped_crash(ground, &pattern)?));
+    }
+    each(ground, parts)
+}
+
+fn crash_in(ground: &Ground<'_>, workspace: &Path) -> Result<(), Trouble> {
+    let attack = ground.attack("crash", [""; 0]);
+    let report = ground.run(RunRequest { workspace: Some(workspace.to_owned()), ..attack })?;
+    match report.says("crashing") {
+        true => Ok(()),
+        false => Err(Trouble::Broken("the attack did not crash".to_owned())),
+    }
+}
+
+/// The kernel starts it as the host's root. It has ended before whoever crashed is reaped.
+fn piped_crash(ground: &Ground<'_>, pattern: &str) -> Outcome {
+    let (folder, workspace) = (ground.world.fresh("helper"), ground.workspace()?);
+    let (program, ran) = (folder.join("helper"), folder.join("ran"));
+    fs::write(&program, format!("#!/bin/sh\n: > {}\nexec cat > /dev/null\n", ran.display()))?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    fs::write(PATTERN, format!("|{}", program.display()))?;
+    let crashed = crash_in(ground, &workspace);
+    fs::write(PATTERN, pattern)?;
+    crashed?;
+    Ok(Found::when(ran.exists(), "a program of the host's was started for it"))
 }
 
 /// Started by a user, a box has that user's groups; started by root, none.

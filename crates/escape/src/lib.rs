@@ -175,6 +175,9 @@ impl Row {
     }
 }
 
+/// Why the peer has no verdict when it was not asked for one.
+pub const LEFT_OUT: &str = "left out";
+
 /// Every case, in order.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
     [files::CASES, kernel::CASES, network::CASES, resources::CASES, own::CASES].into_iter().flatten()

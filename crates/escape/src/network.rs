@@ -110,10 +110,16 @@ fn sockets(ground: &Ground<'_>) -> Outcome {
     each(ground, [("datagram".to_owned(), arrived), ("socket".to_owned(), open)])
 }
 
-fn abstract_sockets(ground: &Ground<'_>) -> Outcome {
-    let (name, secret) = (ground.world.unique("airlock-escape"), ground.world.secret());
+/// An abstract socket of the host's with a secret: its name, and that.
+pub(crate) fn greet_abstract(world: &World) -> Result<(String, String), Trouble> {
+    let (name, secret) = (world.unique("airlock-escape"), world.secret());
     let listener = UnixListener::bind_addr(&UnixAddress::from_abstract_name(&name)?)?;
     greet(secret.clone(), move || listener.accept().map(|(stream, _)| stream));
+    Ok((name, secret))
+}
+
+fn abstract_sockets(ground: &Ground<'_>) -> Outcome {
+    let (name, secret) = greet_abstract(ground.world)?;
     let report = ground.run(ground.attack("connect-abstract", [name]))?.finished()?;
     Ok(heard(&report, &secret))
 }

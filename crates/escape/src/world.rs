@@ -40,7 +40,7 @@ impl World {
     pub fn prepare(settings: Settings) -> io::Result<World> {
         let token = engine::fresh_id().as_str().to_owned();
         let folder = settings.folder.join(format!("airlock-escape-{}", &token[16..]));
-        let peer = if settings.peer { peer::find() } else { Err("left out".to_owned()) };
+        let peer = if settings.peer { peer::find() } else { Err(crate::LEFT_OUT.to_owned()) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let root = rustix::process::geteuid().is_root();
         let world = World { settings, root, peer, folder, runtime, token, next: AtomicU32::new(0) };
