@@ -165,6 +165,8 @@ fn a_plan_names_every_step_and_takes_none() {
         "TOKEN=secret",
         "--open-files",
         "9",
+        "--cpus",
+        "0.5",
         "--",
         "echo",
         "hi",

@@ -238,8 +238,31 @@ fn the_network_mode_open_is_not_weakened_to_another() {
 }
 
 #[test]
+fn a_terminal_where_there_is_none_and_with_json() {
+    refused_at_once(
+        &["run", "--tty", "--", "true"],
+        str![[r#"
+airlock: error: --tty needs a terminal on standard input
+airlock: hint: start it in a terminal, or leave --tty away (--stdin passes standard input through)
+
+"#]],
+    );
+    let world = World::new();
+    let answer = world.run(&["run", "--tty", "--json", "--", "true"]);
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (Some(125), &"invalid_spec".into()));
+    same(
+        answer.stderr,
+        str![[r#"
+airlock: error: --tty and --json exclude each other
+airlock: hint: leave one of them away: with --json the output is in the result, and nobody types
+
+"#]],
+    );
+}
+
+#[test]
 fn what_later_builds_will_have() {
-    for option in ["--llm", "--llm=anthropic", "--inference", "--learn", "--tty"] {
+    for option in ["--llm", "--llm=anthropic", "--inference", "--learn"] {
         let name = option.split('=').next().expect("a name");
         let words =
             format!("airlock: error: `{name}` is not part of this build\nairlock: hint: leave {name} away\n");

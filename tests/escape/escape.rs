@@ -34,9 +34,7 @@ fn not_applicable(setting: Setting) -> Reasons {
         ("A2", "this build has no file API"),
         ("A3", "this build has no file API"),
         ("A11", "a file system that folds case"),
-        ("B39", "this build passes output on to terminals unchanged"),
         ("E86", "this build makes no snapshots"),
-        ("E89", "this build does not show the limits inside"),
     ]);
     if !setting.cgroup {
         all.extend([("B27", "a cgroup for the box"), ("E81", "a cgroup for memory")]);

@@ -11,9 +11,11 @@ use crate::{
     Inner,
     capture::Capture,
     files::{self, Bounds, Collected},
+    pool::{self, Taken},
     record::{self, Record},
+    terminal::{self, Terminal},
 };
-use sandbox::native::{NativeBox, Program, Progress, SandboxError};
+use sandbox::native::{Ended, NativeBox, Program, Progress, SandboxError};
 use spec::{
     ArtifactRef, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult, RunSpec, Status,
     Stream, Truncated, Usage, WorkspacePath,
@@ -48,6 +50,9 @@ const LONGEST_START: Duration = Duration::from_secs(30);
 /// How often CPU time is looked at, at most.
 const CPU_LOOK: Duration = Duration::from_millis(50);
 
+/// What a terminal holds back, and then some; it has no size that could be asked for.
+const MOST_IN_TERMINAL: usize = 256 << 10;
+
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 const SIGXCPU: i32 = 24;
@@ -61,6 +66,7 @@ pub(crate) struct Driver {
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) cancelled: watch::Receiver<bool>,
     pub(crate) doors: Option<oneshot::Sender<Vec<TcpListener>>>,
+    pub(crate) terminal: Option<oneshot::Sender<Terminal>>,
 }
 
 /// Why the program was stopped by us.
@@ -71,6 +77,12 @@ enum Stopped {
     Cancelled,
 }
 
+/// A box, and the records that hold what it has outside.
+struct Berthed {
+    records: Vec<Record>,
+    sandbox: Box<NativeBox>,
+}
+
 /// How the program ended.
 #[derive(Debug, Default)]
 struct Ending {
@@ -79,13 +91,25 @@ struct Ending {
     stopped: Option<Stopped>,
     cpu_us: u64,
     peak_bytes: u64,
+    /// Nothing else is left in the box.
+    alone: bool,
 }
 
 /// The output of a run, being read.
 struct Outputs {
     ended: watch::Sender<bool>,
     stdout: JoinHandle<(Vec<u8>, bool)>,
-    stderr: JoinHandle<(Vec<u8>, bool)>,
+    /// None where both streams are the terminal.
+    stderr: Option<JoinHandle<(Vec<u8>, bool)>>,
+    /// The program's end of its terminal: held open, so that what it shows ends with the box and not before.
+    _inside: Option<OwnedFd>,
+}
+
+/// Where a program's streams lead, before it has them.
+struct Streams {
+    inside: [OwnedFd; 3],
+    stdout: pipe::Receiver,
+    stderr: Option<pipe::Receiver>,
 }
 
 impl Driver {
@@ -113,30 +137,55 @@ impl Driver {
     ) -> Result<(), ErrorInfo> {
         result.exit_status = 125;
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
-        let record = self
-            .engine
-            .records
-            .take(&self.id, &self.engine.native)
-            .map_err(|error| of_record(&self.id, error))?;
-        let create = self.engine.native.create(&self.id, &self.spec.sandbox);
-        let mut sandbox = match tokio::time::timeout(LONGEST_START, create).await {
-            Ok(Ok(sandbox)) => sandbox,
+        let Berthed { records, mut sandbox } = self.berthed(result).await?;
+        let ran = self.run_in(&mut sandbox, input, result).await;
+        match self.engine.pools.is_on() {
+            true => pool::restock(&self.engine, *sandbox, records),
+            false => result.notes.extend(leave(*sandbox, records).await),
+        }
+        ran
+    }
+
+    /// A box for this run, made ahead or now.
+    async fn berthed(&mut self, result: &mut RunResult) -> Result<Berthed, ErrorInfo> {
+        let mut records = Vec::new();
+        // Of two runs with one id the second is refused; an id that we made is nobody else's.
+        if self.spec.run_id.is_some() {
+            records.push(self.record()?);
+        }
+        let taken = pool::take(&self.engine, &self.spec.sandbox);
+        // What was made ahead has a record of its own.
+        if taken.is_none() && records.is_empty() {
+            records.push(self.record()?);
+        }
+        let berth = match taken {
+            Some(Taken::Parked(record, sandbox)) => {
+                records.push(record);
+                return Ok(Berthed { records, sandbox });
+            }
+            Some(Taken::Berth(record, berth)) => {
+                records.push(record);
+                Some(*berth)
+            }
+            None => None,
+        };
+        let create = self.engine.native.create(&self.id, &self.spec.sandbox, berth);
+        match tokio::time::timeout(LONGEST_START, create).await {
+            Ok(Ok(sandbox)) => Ok(Berthed { records, sandbox: Box::new(sandbox) }),
             Ok(Err(error)) => {
                 // Otherwise the record stays, for the sweep.
                 if self.engine.native.remove_leftovers(&self.id).is_ok() {
-                    close(record, &mut result.notes);
+                    records.into_iter().for_each(|record| close(record, &mut result.notes));
                 }
-                return Err(refused(&error, result));
+                Err(refused(&error, result))
             }
-            Err(_) => return Err(internal("the sandbox was not made in time".to_owned())),
-        };
-        let ran = self.run_in(&mut sandbox, input, result).await;
-        let released = sandbox.release().await;
-        result.notes.extend(released.notes);
-        if !released.left_over {
-            close(record, &mut result.notes);
+            Err(_) => Err(internal("the sandbox was not made in time".to_owned())),
         }
-        ran
+    }
+
+    fn record(&self) -> Result<Record, ErrorInfo> {
+        let taken = self.engine.records.take(&self.id, &self.engine.native);
+        taken.map_err(|error| of_record(&self.id, error))
     }
 
     async fn run_in(
@@ -195,7 +244,7 @@ impl Driver {
 
     /// Opening a program can take as long as its file system likes, and the clock does not tick yet.
     async fn exec_in_time(
-        &self,
+        &mut self,
         sandbox: &mut NativeBox,
         input: Option<OwnedFd>,
         result: &mut RunResult,
@@ -210,16 +259,30 @@ impl Driver {
         }
     }
 
-    async fn exec(&self, sandbox: &mut NativeBox, input: Option<OwnedFd>) -> Result<Outputs, SandboxError> {
-        let failed = |source: io::Error| SandboxError::Launcher { what: "connect", source };
-        let input = match input {
-            Some(input) => input,
-            None => File::open("/dev/null").map_err(failed)?.into(),
+    /// Pipes, or the terminal on all three.
+    fn connect(&mut self, sandbox: &mut NativeBox, input: Option<OwnedFd>) -> io::Result<Streams> {
+        let Some((ours, size)) = sandbox.take_terminal().zip(self.spec.sandbox.tty) else {
+            return connect_pipes(input);
         };
-        let (out_read, out_write) = output_pipe().map_err(failed)?;
-        let (err_read, err_write) = output_pipe().map_err(failed)?;
+        let parts = terminal::take_apart(ours, size)?;
+        if let Some(terminal) = self.terminal.take() {
+            // Nobody may want it: then nobody types.
+            _ = terminal.send(parts.terminal);
+        }
+        let inside = [parts.inside.try_clone()?, parts.inside.try_clone()?, parts.inside];
+        Ok(Streams { inside, stdout: parts.shown, stderr: None })
+    }
+
+    async fn exec(
+        &mut self,
+        sandbox: &mut NativeBox,
+        input: Option<OwnedFd>,
+    ) -> Result<Outputs, SandboxError> {
+        let failed = |source: io::Error| SandboxError::Launcher { what: "connect", source };
+        let Streams { inside, stdout, stderr } = self.connect(sandbox, input).map_err(failed)?;
+        let held = stderr.is_none().then(|| inside[0].try_clone()).transpose().map_err(failed)?;
         let program = Program { argv: self.spec.command.clone(), env: environment(&self.id, &self.spec) };
-        sandbox.exec(&program, [input, out_write, err_write]).await?;
+        sandbox.exec(&program, inside).await?;
         // Nothing has been sent yet, so there is room, and a reader who does not read cannot hold the clock up.
         _ = self.events.try_send(Event::Started { barriers: sandbox.barriers() });
         let cap = self.spec.sandbox.limits.output.0;
@@ -227,8 +290,8 @@ impl Driver {
         let read = |stream, pipe| {
             tokio::spawn(read_output(stream, pipe, cap, self.events.clone(), has_ended.clone()))
         };
-        let (stdout, stderr) = (read(Stream::Stdout, out_read), read(Stream::Stderr, err_read));
-        Ok(Outputs { ended, stdout, stderr })
+        let stdout = read(Stream::Stdout, stdout);
+        Ok(Outputs { ended, stdout, stderr: stderr.map(|pipe| read(Stream::Stderr, pipe)), _inside: held })
     }
 
     /// Waits for the end of the program, or brings it about.
@@ -264,12 +327,20 @@ impl Driver {
         outputs: Outputs,
         result: &mut RunResult,
     ) {
-        let gone = sandbox.end().await;
-        if let Some(gone) = gone {
-            ending.cpu_us += gone.cpu_us;
-            ending.peak_bytes = ending.peak_bytes.max(gone.peak_bytes);
-        } else {
-            result.notes.push("the kernel has not ended every process of the sandbox yet".to_owned());
+        // With nobody left inside nothing can change any more; where clean-up comes behind the result, so does the
+        // end of an empty box. What its first process counted matters only without a cgroup.
+        let quiet = ending.alone && self.engine.pools.is_on() && sandbox.counters().cpu.is_some();
+        if !quiet {
+            match sandbox.end().await {
+                Some(gone) => {
+                    ending.cpu_us += gone.cpu_us;
+                    ending.peak_bytes = ending.peak_bytes.max(gone.peak_bytes);
+                }
+                None => {
+                    let note = "the kernel has not ended every process of the sandbox yet";
+                    result.notes.push(note.to_owned());
+                }
+            }
         }
         let [(stdout, cut_out), (stderr, cut_err)] = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
@@ -296,6 +367,10 @@ impl Driver {
 
     /// Off the event loop: what a program leaves can take minutes to copy, and signals must be heard meanwhile.
     async fn keep_artifacts(&self, sandbox: &NativeBox, result: &mut RunResult) {
+        let fresh = self.spec.sandbox.workspace.is_none();
+        if fresh && self.spec.artifacts.is_empty() && files::artifacts_are_empty(sandbox.workspace()) {
+            return;
+        }
         let kept = match sandbox.workspace().try_clone_to_owned() {
             Ok(workspace) => {
                 let (engine, id) = (self.engine.clone(), self.id.clone());
@@ -349,8 +424,12 @@ impl Outputs {
     /// What was written before the end, at the pace of whoever reads it.
     async fn finish(self) -> [(Vec<u8>, bool); 2] {
         self.ended.send_replace(true);
-        let [stdout, stderr] = [self.stdout.await, self.stderr.await];
-        [stdout, stderr].map(|read| read.unwrap_or((Vec::new(), true)))
+        let cut = |_| (Vec::new(), true);
+        let stdout = self.stdout.await.unwrap_or_else(cut);
+        match self.stderr {
+            Some(stderr) => [stdout, stderr.await.unwrap_or_else(cut)],
+            None => [stdout, (Vec::new(), false)],
+        }
     }
 }
 
@@ -371,7 +450,7 @@ async fn read_output(
             None => tokio::select! {
                 read = pipe.read(&mut buffer) => read,
                 Ok(_) = ended.wait_for(|ended| *ended) => {
-                    left = Some(rustix::pipe::fcntl_getpipe_size(&pipe).unwrap_or_default());
+                    left = Some(rustix::pipe::fcntl_getpipe_size(&pipe).unwrap_or(MOST_IN_TERMINAL));
                     continue;
                 }
             },
@@ -426,12 +505,12 @@ async fn stop(sandbox: &mut NativeBox, stopped: Stopped) -> Ending {
 
 fn ending(progress: Progress, stopped: Option<Stopped>) -> Ending {
     match progress {
-        Progress::Ended(ended) => {
-            Ending { status: Some(ended.status), stopped, cpu_us: ended.cpu_us, peak_bytes: ended.peak_bytes }
+        Progress::Ended(Ended { status, cpu_us, peak_bytes, alone }) => {
+            Ending { status: Some(status), stopped, cpu_us, peak_bytes, alone }
         }
         // The box died under the program: its status is not known.
-        Progress::Gone(ended) => {
-            Ending { status: None, stopped, cpu_us: ended.cpu_us, peak_bytes: ended.peak_bytes }
+        Progress::Gone(Ended { cpu_us, peak_bytes, .. }) => {
+            Ending { status: None, stopped, cpu_us, peak_bytes, alone: true }
         }
     }
 }
@@ -531,12 +610,22 @@ pub(crate) fn input_pipe() -> io::Result<(pipe::Sender, OwnedFd)> {
     Ok((pipe::Sender::from_owned_fd(nonblocking(write)?)?, read))
 }
 
+fn connect_pipes(input: Option<OwnedFd>) -> io::Result<Streams> {
+    let input = match input {
+        Some(input) => input,
+        None => File::open("/dev/null")?.into(),
+    };
+    let (stdout, out_write) = output_pipe()?;
+    let (stderr, err_write) = output_pipe()?;
+    Ok(Streams { inside: [input, out_write, err_write], stdout, stderr: Some(stderr) })
+}
+
 fn output_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     Ok((pipe::Receiver::from_owned_fd(nonblocking(read)?)?, write))
 }
 
-fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {
+pub(crate) fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {
     rustix::io::ioctl_fionbio(end.as_fd(), true)?;
     Ok(end)
 }
@@ -610,6 +699,16 @@ fn of_record(id: &Id, error: io::Error) -> ErrorInfo {
         },
         _ => internal(format!("cannot write the record of the run: {error}")),
     }
+}
+
+/// Gives back what a box that has ended held outside; what there is to say of it.
+pub(crate) async fn leave(sandbox: NativeBox, records: Vec<Record>) -> Vec<String> {
+    let released = sandbox.release().await;
+    let mut notes = released.notes;
+    if !released.left_over {
+        records.into_iter().for_each(|record| close(record, &mut notes));
+    }
+    notes
 }
 
 fn close(record: Record, notes: &mut Vec<String>) {

@@ -303,6 +303,16 @@ pub fn collect(
     collecting.collected
 }
 
+/// Whether nothing lies in `.artifacts`, for certain: one look, which a file system in memory answers at once.
+pub fn artifacts_are_empty(workspace: BorrowedFd<'_>) -> bool {
+    let listed = open(workspace, ARTIFACTS, OFlags::RDONLY | OFlags::DIRECTORY).and_then(|folder| {
+        let mut names = rustix::fs::Dir::new(folder)?;
+        names
+            .try_fold(true, |empty, entry| Ok(empty && matches!(entry?.file_name().to_bytes(), b"." | b"..")))
+    });
+    listed.unwrap_or(false)
+}
+
 /// Without the paths that lie below others: nothing is kept twice.
 fn outermost(wanted: &[WorkspacePath]) -> impl Iterator<Item = &Path> {
     let covered = move |at: usize, path: &Path| {

@@ -5,7 +5,7 @@
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!     let engine = engine::Engine::open(engine::Settings { state: "/tmp/airlock-example".into() })?;
+//!     let engine = engine::Engine::open(engine::Settings::new("/tmp/airlock-example"))?;
 //!     let command = vec!["python3".into(), "-c".into(), "print(6 * 7)".into()];
 //!     let spec = Policy::default().admit(RunRequest { command, ..RunRequest::default() })?;
 //!     let result = engine.run(spec).await;
@@ -23,20 +23,28 @@ mod capture;
 mod doctor;
 mod driver;
 pub mod files;
+mod pool;
 mod record;
+mod terminal;
 
 pub use doctor::{Check, CheckState};
+pub use pool::Pool;
 pub use record::{Swept, fresh_id, now};
-pub use sandbox::native::{Native, Step};
+pub use sandbox::native::{HeadStart, Native, Step};
+pub use terminal::{Terminal, Window};
 
 use record::Records;
 use sandbox::native::Program;
 use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
-use std::{net::TcpListener, path::PathBuf, sync::Arc};
+use std::{
+    net::TcpListener,
+    path::PathBuf,
+    sync::{Arc, PoisonError},
+};
 use tokio::{
     net::unix::pipe,
     sync::{mpsc, oneshot, watch},
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
 };
 
 /// What an engine is given; it reads neither environment nor home.
@@ -44,13 +52,20 @@ use tokio::{
 pub struct Settings {
     /// The folder for run records and artifacts. Made if absent, mode 0700.
     pub state: PathBuf,
+    /// What is made ahead of runs.
+    pub pool: Pool,
 }
 
 impl Settings {
+    /// A state folder, and defaults.
+    pub fn new(state: impl Into<PathBuf>) -> Settings {
+        Settings { state: state.into(), pool: Pool::OFF }
+    }
+
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
     pub fn look(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
         driver::look_at_inputs(spec)?;
-        sandbox::native::look(&spec.sandbox, &self.state).map_err(|error| error.info())
+        sandbox::native::look(&spec.sandbox).map_err(|error| error.info())
     }
 }
 
@@ -79,6 +94,18 @@ struct Inner {
     records: Records,
     artifacts: store::Artifacts,
     swept_at_opening: Swept,
+    pools: pool::Pools,
+    /// Work that nobody waits for but [`Engine::close`].
+    behind: std::sync::Mutex<JoinSet<()>>,
+}
+
+impl Inner {
+    /// Has something done that no run waits for.
+    fn behind(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let mut behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
+        while behind.try_join_next().is_some() {}
+        behind.spawn(work);
+    }
 }
 
 /// One run under way.
@@ -88,6 +115,7 @@ pub struct Run {
     events: mpsc::Receiver<Event>,
     stdin: Option<pipe::Sender>,
     doors: Option<oneshot::Receiver<Vec<TcpListener>>>,
+    terminal: Option<oneshot::Receiver<Terminal>>,
     cancel: watch::Sender<bool>,
     blank: RunResult,
     driver: JoinHandle<RunResult>,
@@ -108,7 +136,15 @@ const MOST_WAITING_EVENTS: usize = 16;
 impl Engine {
     /// Opens the state folder and sweeps what dead owners left there.
     pub fn open(settings: Settings) -> Result<Engine, EngineError> {
-        Engine::with(settings.state.clone(), Native::new(settings.state))
+        let native = Native::new(settings.state.clone());
+        Engine::with(settings, native)
+    }
+
+    /// The same, with the process of its first launcher already on its way.
+    pub fn open_after(begun: HeadStart, settings: Settings) -> Result<Engine, EngineError> {
+        let mut native = Native::new(settings.state.clone());
+        native.use_head_start(begun);
+        Engine::with(settings, native)
     }
 
     /// An engine whose sandboxes lack a step, so that a control can show what it is for.
@@ -118,10 +154,12 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         let mut native = Native::new(settings.state.clone());
         change(&mut native);
-        Engine::with(settings.state, native)
+        Engine::with(settings, native)
     }
 
-    fn with(state: PathBuf, native: Native) -> Result<Engine, EngineError> {
+    fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
+        let Settings { state, pool } = settings;
+        native.keep_namespaces_ahead(pool.namespaces());
         let failed = |source| EngineError {
             message: format!("cannot use the state folder `{}`", state.display()),
             hint: "choose one that you may write with --state DIR".to_owned(),
@@ -131,7 +169,8 @@ impl Engine {
         let artifacts = store::Artifacts::open(state.join("artifacts"))
             .map_err(|error| failed(std::io::Error::other(error.to_string())))?;
         let swept_at_opening = sweep(&native, &records, &artifacts);
-        Ok(Engine { inner: Arc::new(Inner { native, records, artifacts, swept_at_opening }) })
+        let (pools, behind) = (pool::Pools::new(pool), std::sync::Mutex::default());
+        Ok(Engine { inner: Arc::new(Inner { native, records, artifacts, swept_at_opening, pools, behind }) })
     }
 
     /// Starts a run; must be called within a tokio runtime.
@@ -140,6 +179,7 @@ impl Engine {
         let (sender, events) = mpsc::channel(MOST_WAITING_EVENTS);
         let (cancel, cancelled) = watch::channel(false);
         let (doors_out, doors) = oneshot::channel();
+        let (terminal_out, terminal) = spec.sandbox.tty.map(|_| oneshot::channel()).unzip();
         let (stdin, input) = match spec.stdin.then(driver::input_pipe).transpose() {
             Ok(ends) => ends.map_or((None, Ok(None)), |(ours, theirs)| (Some(ours), Ok(Some(theirs)))),
             // The driver says so in the result.
@@ -153,13 +193,34 @@ impl Engine {
             events: sender,
             cancelled,
             doors: Some(doors_out),
+            terminal: terminal_out,
         };
-        Run { id, events, stdin, doors: Some(doors), cancel, blank, driver: tokio::spawn(task.drive(input)) }
+        let driver = tokio::spawn(task.drive(input));
+        Run { id, events, stdin, doors: Some(doors), terminal, cancel, blank, driver }
     }
 
     /// Starts a run and waits for its result. A run that could not start has a result, too.
     pub async fn run(&self, spec: RunSpec) -> RunResult {
         self.start(spec).finish().await
+    }
+
+    /// Makes ready for runs of this kind as the pool allows, and waits until that is done.
+    pub async fn warm(&self, spec: &RunSpec) {
+        pool::warm(&self.inner, &spec.sandbox).await;
+    }
+
+    /// Ends what was made ahead and waits for the clean-up behind finished runs. An engine that is merely dropped
+    /// leaves that to the next sweep.
+    pub async fn close(self) {
+        pool::close(&self.inner).await;
+        loop {
+            let mut behind =
+                std::mem::take(&mut *self.inner.behind.lock().unwrap_or_else(PoisonError::into_inner));
+            if behind.is_empty() {
+                return;
+            }
+            while behind.join_next().await.is_some() {}
+        }
     }
 
     /// What a run would do, step by step, without doing it.
@@ -214,6 +275,11 @@ impl Run {
     /// The program's standard input, once, if the spec asked for it. Dropping it closes it.
     pub fn take_stdin(&mut self) -> Option<pipe::Sender> {
         self.stdin.take()
+    }
+
+    /// Its terminal, once, as soon as the box stands, if the spec asked for one.
+    pub fn take_terminal(&mut self) -> Option<oneshot::Receiver<Terminal>> {
+        self.terminal.take()
     }
 
     /// The listeners of its doors, once, as soon as the box stands; none if it never did. Close them, and every

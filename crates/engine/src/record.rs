@@ -50,6 +50,11 @@ impl Records {
         Ok(Records { state })
     }
 
+    /// Where they lie.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.state.join("runs")
+    }
+
     fn path(&self, id: &Id) -> PathBuf {
         self.state.join("runs").join(id.as_str())
     }

@@ -25,7 +25,7 @@ impl Place {
     }
 
     async fn run(&self, script: &str) -> RunResult {
-        let engine = Engine::open(Settings { state: self.0.join("state") }).unwrap();
+        let engine = Engine::open(Settings::new(self.0.join("state"))).unwrap();
         let command = ["sh", "-c", script].map(Into::into).into();
         let workspace = Some(self.workspace());
         let request = RunRequest { command, workspace, ..RunRequest::default() };

@@ -32,7 +32,7 @@ fn children() -> Vec<rustix::process::Pid> {
 async fn a_run_outlives_the_launchers_that_came_after_its_own_and_the_next_one_a_dead_launcher() {
     let state = state("launchers");
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
-    let engine = Engine::open(Settings { state: state.clone() }).unwrap();
+    let engine = Engine::open(Settings::new(&state)).unwrap();
     let mut long = engine.start(spec(&["sleep", "60"], "long"));
     long.next_event().await.expect("it starts");
     for number in 0..MANY {

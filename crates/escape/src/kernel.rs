@@ -232,7 +232,7 @@ fn join(ground: &Ground<'_>) -> Outcome {
     let (victim, marker) = victim(ground, "")?;
     let held = ground.hold(ground.attack("join", [marker]))?;
     let (theirs, own) = (victim.process()?, held.process()?);
-    let joined = ["uts", "ipc", "net", "cgroup"].map(|kind| {
+    let joined = ["uts", "ipc", "net"].map(|kind| {
         let namespace = oracle::namespace(theirs, kind);
         let same = namespace.is_some() && namespace == oracle::namespace(own, kind);
         (kind.to_owned(), Found::when(same, &format!("it is in another box's {kind} namespace")))

@@ -277,7 +277,7 @@ impl<'a> Ground<'a> {
     /// The engine of this place: without its steps, on a state folder of its own.
     pub(crate) fn engine(&self) -> Result<&Engine, Trouble> {
         if self.engine.get().is_none() {
-            let settings = engine::Settings { state: self.state() };
+            let settings = engine::Settings::new(self.state());
             let opened = Engine::dangerously_open_with(settings, |native| {
                 self.without.iter().for_each(|step| native.dangerously_omit(*step));
                 if !self.cgroups {

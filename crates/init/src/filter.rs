@@ -126,8 +126,13 @@ const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32;
 const NEW_TIME: u32 = 0x80;
-const TIOCSTI: u32 = 0x5412;
-const TIOCLINUX: u32 = 0x541c;
+/// Requests to a terminal that are refused on every descriptor, and why.
+const REFUSED_REQUESTS: [(u32, &str); 4] = [
+    (0x5412, "TIOCSTI: types into a terminal"),
+    (0x541c, "TIOCLINUX: pastes into a console"),
+    (0x541d, "TIOCCONS: takes the console's output over"),
+    (0x5423, "TIOCSETD: loads and enters line disciplines, old kernel surface used in exploits"),
+];
 
 /// Known to be refused, and why.
 const REFUSED: &[(&[libc::c_long], &str)] = &[
@@ -242,8 +247,8 @@ pub fn table() -> Vec<Verdict> {
     table[libc::SYS_io_setup as usize] = Verdict::Errno(libc::ENOSYS as u16);
     table[libc::SYS_ioctl as usize] = Verdict::Args(
         // The kernel takes the request as 32 bits, so rubbish above them changes nothing here either.
-        [TIOCSTI, TIOCLINUX]
-            .map(|request| test(1, u32::MAX, request, Verdict::Errno(libc::EPERM as u16)))
+        REFUSED_REQUESTS
+            .map(|(request, _)| test(1, u32::MAX, request, Verdict::Errno(libc::EPERM as u16)))
             .into(),
         Box::new(Verdict::Allow),
     );
@@ -433,7 +438,11 @@ mod tests {
         assert_eq!(errno(libc::SYS_clone, [libc::CLONE_NEWUSER as u64, 0, 0, 0, 0, 0]), eperm);
         assert_eq!(errno(libc::SYS_clone, [libc::SIGCHLD as u64, 0, 0, 0, 0, 0]), 0x7fff_0000);
         assert_eq!(errno(libc::SYS_ioctl, [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0]), eperm);
-        assert_eq!(errno(libc::SYS_ioctl, [0, 0x5413, 0, 0, 0, 0]), 0x7fff_0000);
+        for request in [0x5412, 0x541c, 0x541d, 0x5423, 0xdead_beef_0000_5423] {
+            assert_eq!(errno(libc::SYS_ioctl, [0, request, 0, 0, 0, 0]), eperm, "{request:x}");
+        }
+        // TIOCGWINSZ, TIOCGETD.
+        assert_eq!([0x5413, 0x5424].map(|it| errno(libc::SYS_ioctl, [0, it, 0, 0, 0, 0])), [0x7fff_0000; 2]);
         assert_eq!(errno(libc::SYS_mount, [0; 6]), eperm);
         let enomem = 0x0005_0000 | libc::ENOMEM as u32;
         let map = |flags: i32| errno(libc::SYS_mmap, [0, 0, 0, flags as u64, 0, 0]);

@@ -8,6 +8,7 @@ use crate::{
     step::{Failure, Step, Steps},
     sys::{self, Forked},
     template::{self, PLAIN, READ_ONLY, failure},
+    terminal,
 };
 use rustix::{
     fs::{AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Uid},
@@ -21,82 +22,131 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
-/// Files of `/proc` that tell about the host or hold keys: covered by `/dev/null`.
-const MASKED_FILES: [&CStr; 11] = [
-    c"/proc/cmdline",
-    c"/proc/interrupts",
-    c"/proc/kcore",
-    c"/proc/keys",
-    c"/proc/key-users",
-    c"/proc/timer_list",
-    c"/proc/sched_debug",
-    c"/proc/kallsyms",
-    c"/proc/kmsg",
-    c"/proc/latency_stats",
-    c"/proc/sysrq-trigger",
+/// What covers a path of `/proc`.
+#[derive(Clone, Copy)]
+pub(crate) enum Mask {
+    /// `/dev/null`: the file tells about the host or holds keys.
+    Nothing,
+    /// An empty directory: it is about hardware.
+    EmptyDirectory,
+    /// Itself, read-only: settings of the kernel. A box of an ordinary user would own those of its namespaces.
+    ReadOnly,
+}
+
+const MASKS: [(&CStr, Mask); 17] = [
+    (c"/proc/cmdline", Mask::Nothing),
+    (c"/proc/interrupts", Mask::Nothing),
+    (c"/proc/kcore", Mask::Nothing),
+    (c"/proc/keys", Mask::Nothing),
+    (c"/proc/key-users", Mask::Nothing),
+    (c"/proc/timer_list", Mask::Nothing),
+    (c"/proc/sched_debug", Mask::Nothing),
+    (c"/proc/kallsyms", Mask::Nothing),
+    (c"/proc/kmsg", Mask::Nothing),
+    (c"/proc/latency_stats", Mask::Nothing),
+    (c"/proc/sysrq-trigger", Mask::Nothing),
+    (c"/proc/acpi", Mask::EmptyDirectory),
+    (c"/proc/scsi", Mask::EmptyDirectory),
+    (c"/proc/sys", Mask::ReadOnly),
+    (c"/proc/irq", Mask::ReadOnly),
+    (c"/proc/bus", Mask::ReadOnly),
+    (c"/proc/fs", Mask::ReadOnly),
 ];
-/// Directories of `/proc` about hardware: covered by an empty one.
-const MASKED_DIRECTORIES: [&CStr; 2] = [c"/proc/acpi", c"/proc/scsi"];
-/// Settings of the kernel. A box of an ordinary user would own those of its namespaces.
-const READ_ONLY_DIRECTORIES: [&CStr; 4] = [c"/proc/sys", c"/proc/irq", c"/proc/bus", c"/proc/fs"];
+
+/// The masks for what this kernel has. The same for every box, so the launcher looks once.
+pub(crate) fn masks() -> Vec<(&'static CStr, Mask)> {
+    let exists = |path| rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+    MASKS.into_iter().filter(|(path, _)| exists(*path)).collect()
+}
+
 /// What the program's user namespace may hold. The kernel also charges it to whoever made the namespace, so that
 /// a program without a quota could take all that the host's root (or the user) has.
-const QUOTAS: &[(&str, u32)] =
+pub(crate) const QUOTAS: &[(&str, u32)] =
     &[("max_user_namespaces", 0), ("max_inotify_instances", 32), ("max_inotify_watches", 8192)];
-/// An empty, read-only directory of every template.
-const EMPTY: &CStr = c"/sys";
+/// Covers of every template: an empty directory, and files about the machine as the limits of the run make it.
+const EMPTY: &CStr = c"/run/airlock/empty";
+const LIMITS: [(&CStr, &CStr); 3] = [
+    (c"/proc/meminfo", c"/run/airlock/meminfo"),
+    (c"/proc/cpuinfo", c"/run/airlock/cpuinfo"),
+    (c"/proc/stat", c"/run/airlock/stat"),
+];
 
-/// What the keeper hands out with its report: its namespaces and the program's user namespace to the launcher,
-/// the rest to the engine.
+/// What a keeper is born with.
+pub(crate) struct Birth<'a> {
+    pub(crate) plan: &'a BoxPlan,
+    /// The mount namespace in which host paths are looked up.
+    pub(crate) host: BorrowedFd<'a>,
+    /// Where it says that it is ready.
+    pub(crate) report: BorrowedFd<'a>,
+    /// Stays open to the end.
+    pub(crate) held: &'a [BorrowedFd<'a>],
+    /// A network made ahead; the program's user namespace was, too.
+    pub(crate) network: Option<BorrowedFd<'a>>,
+    pub(crate) masks: &'a [(&'static CStr, Mask)],
+}
+
+/// What the keeper hands out with its report: its namespaces and the program's user namespace, unless made ahead, to
+/// the launcher, the rest to the engine.
 struct Furnished {
     namespaces: Vec<OwnedFd>,
-    user_namespace: OwnedFd,
+    user_namespace: Option<OwnedFd>,
     workspace: OwnedFd,
+    terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
     unmapped: Vec<u32>,
     done: Steps,
 }
 
-/// The keeper's whole life. `host` is the mount namespace in which host paths are looked up; `held` stays open
-/// to the end.
-pub(crate) fn live(
-    plan: &BoxPlan,
-    host: BorrowedFd<'_>,
-    report: BorrowedFd<'_>,
-    held: &[BorrowedFd<'_>],
-) -> ! {
-    let sent = match furnish(plan, host) {
-        Ok(furnished) => hand_out(&furnished, report),
+/// The keeper's whole life.
+pub(crate) fn live(birth: &Birth<'_>) -> ! {
+    let sent = match furnish(birth) {
+        Ok(furnished) => hand_out(birth, &furnished),
         Err(failed) => {
-            protocol::send(report, &Report::Failed(failed), &[]).and(Err(io::Error::other("not made")))
+            protocol::send(birth.report, &Report::Failed(failed), &[]).and(Err(io::Error::other("not made")))
         }
     };
-    match sent.and_then(|()| give_up_power(held)) {
+    match sent.and_then(|()| give_up_power(birth.held)) {
         Ok(()) => reap_for_ever(),
         Err(_) => sys::exit(1),
     }
 }
 
-fn hand_out(furnished: &Furnished, report: BorrowedFd<'_>) -> io::Result<()> {
+fn hand_out(birth: &Birth<'_>, furnished: &Furnished) -> io::Result<()> {
     let mut handles: Vec<_> = furnished.namespaces.iter().map(AsFd::as_fd).collect();
-    handles.extend([furnished.user_namespace.as_fd(), furnished.workspace.as_fd()]);
+    handles.extend(furnished.user_namespace.iter().map(AsFd::as_fd));
+    handles.push(furnished.workspace.as_fd());
+    handles.extend(furnished.terminal.iter().map(AsFd::as_fd));
     handles.extend(furnished.doors.iter().map(AsFd::as_fd));
-    let ready = Report::Ready { steps: furnished.done, unmapped: furnished.unmapped.clone() };
-    protocol::send(report, &ready, &handles)
+    let (steps, unmapped) = (furnished.done, furnished.unmapped.clone());
+    protocol::send(birth.report, &Report::Ready { steps, ids: birth.plan.ids, unmapped }, &handles)
 }
 
-fn furnish(plan: &BoxPlan, host: BorrowedFd<'_>) -> Result<Furnished, Failure> {
+fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
+    let plan = birth.plan;
     let mut done = born_with(plan);
     settle(plan).map_err(failure(Step::UtsNamespace, "settle"))?;
+    if let Some(network) = birth.network {
+        move_into_link_name_space(network, Some(LinkNameSpaceType::Network))
+            .map_err(|error| failure(Step::NetNamespace, "join one made ahead")(error.into()))?;
+    }
     let own = open_namespace(c"/proc/self/ns/mnt").map_err(failure(Step::MountNamespace, "/proc/self/ns"))?;
     mount_proc().map_err(failure(Step::Proc, "/proc"))?;
     // Its quotas are set through `/proc/sys`, which is about to become read-only.
-    let user_namespace = user_namespace(IdMap::of_program(plan.ids), QUOTAS)
-        .map_err(failure(Step::MakeUserNamespace, "id maps and quotas"))?;
+    let user_namespace = match birth.network {
+        None => Some(user_namespace(IdMap::of_program(plan.ids), QUOTAS)),
+        Some(_) => None,
+    };
+    let user_namespace =
+        user_namespace.transpose().map_err(failure(Step::MakeUserNamespace, "id maps and quotas"))?;
     done.add(Step::MakeUserNamespace);
-    mask_proc().map_err(failure(Step::Proc, "masks of /proc"))?;
+    mask_proc(birth.masks).map_err(failure(Step::Proc, "masks of /proc"))?;
     done.add(Step::Proc);
-    let (trees, unmapped) = open_paths(plan, host, own.as_fd())?;
+    if plan.steps.has(Step::ShowLimits) {
+        let shown = LIMITS.into_iter().try_for_each(|(path, by)| cover(path, by));
+        shown.map_err(failure(Step::ShowLimits, "numbers in /proc"))?;
+        done.add(Step::ShowLimits);
+    }
+    let (trees, unmapped) = open_paths(plan, birth.host, own.as_fd())?;
     done.add(Step::OpenPaths);
     scratch(plan).map_err(failure(Step::Scratch, "scratch space"))?;
     if plan.steps.has(Step::Scratch) {
@@ -109,13 +159,18 @@ fn furnish(plan: &BoxPlan, host: BorrowedFd<'_>) -> Result<Furnished, Failure> {
         put_mount(mount, &tree).map_err(failure(Step::Mounts, &mount.inside.to_string_lossy()))?;
     }
     done.add(Step::Mounts);
-    let doors = open_doors(plan).map_err(failure(Step::Doors, "listen inside"))?;
+    let doors = open_doors(birth).map_err(failure(Step::Doors, "listen inside"))?;
     done.add(Step::Doors);
-    let namespaces = open_namespaces(plan).map_err(failure(Step::JoinNamespaces, "/proc/self/ns"))?;
+    let terminal = plan.terminal.then(|| terminal::open(plan.ids)).transpose();
+    let terminal = terminal.map_err(failure(Step::Terminal, "/dev/pts"))?;
+    if terminal.is_some() {
+        done.add(Step::Terminal);
+    }
+    let namespaces = open_namespaces(birth).map_err(failure(Step::JoinNamespaces, "/proc/self/ns"))?;
     // The last maps are written. From now on a program can be about.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| failure(Step::MakeUserNamespace, "dumpable")(error.into()))?;
-    Ok(Furnished { namespaces, user_namespace, workspace, doors, unmapped, done })
+    Ok(Furnished { namespaces, user_namespace, workspace, terminal, doors, unmapped, done })
 }
 
 /// The namespaces that the launcher asked the kernel for when it cloned us.
@@ -130,10 +185,11 @@ fn born_with(plan: &BoxPlan) -> Steps {
 /// Which namespaces a box is born into, with the kernel's flag for each.
 pub(crate) fn namespaces(plan: &BoxPlan) -> impl Iterator<Item = (Step, libc::c_int)> + use<> {
     let (steps, own_network) = (plan.steps, plan.own_network);
+    // The network first: one made ahead stands in its place.
     let all = [
+        (Step::NetNamespace, libc::CLONE_NEWNET),
         (Step::PidNamespace, libc::CLONE_NEWPID),
         (Step::MountNamespace, libc::CLONE_NEWNS),
-        (Step::NetNamespace, libc::CLONE_NEWNET),
         (Step::IpcNamespace, libc::CLONE_NEWIPC),
         (Step::UtsNamespace, libc::CLONE_NEWUTS),
         (Step::CgroupNamespace, libc::CLONE_NEWCGROUP),
@@ -152,11 +208,13 @@ fn namespace_path(step: Step) -> &'static CStr {
     }
 }
 
-fn open_namespaces(plan: &BoxPlan) -> io::Result<Vec<OwnedFd>> {
-    namespaces(plan).map(|(step, _)| open_namespace(namespace_path(step))).collect()
+fn open_namespaces(birth: &Birth<'_>) -> io::Result<Vec<OwnedFd>> {
+    let known = |step| step == Step::NetNamespace && birth.network.is_some();
+    let handed_out = namespaces(birth.plan).filter(|(step, _)| !known(*step));
+    handed_out.map(|(step, _)| open_namespace(namespace_path(step))).collect()
 }
 
-fn open_namespace(path: &CStr) -> io::Result<OwnedFd> {
+pub(crate) fn open_namespace(path: &CStr) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
@@ -164,7 +222,8 @@ fn settle(plan: &BoxPlan) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // The launcher cannot be looked into; we must be, for a moment, to write the maps of our helper.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
-    rustix::process::umask(Mode::from_raw_mode(0o022));
+    // What we make gets exactly the mode we give it.
+    rustix::process::umask(Mode::empty());
     if plan.steps.has(Step::UtsNamespace) {
         rustix::system::sethostname(plan.hostname.as_bytes())?;
     }
@@ -177,24 +236,22 @@ fn mount_proc() -> io::Result<()> {
     template::attach(&proc, &CWD, c"/proc")
 }
 
-fn mask_proc() -> io::Result<()> {
-    for (paths, cover) in [(&MASKED_FILES[..], c"/dev/null"), (&MASKED_DIRECTORIES[..], EMPTY)] {
-        for path in paths.iter().filter(|path| exists(path)) {
-            let tree = template::open_tree(&CWD, cover)?;
-            sys::set_mount(tree.as_fd(), false, PLAIN | READ_ONLY, None)?;
-            template::attach(&tree, &CWD, path)?;
-        }
-    }
-    for path in READ_ONLY_DIRECTORIES.into_iter().filter(|path| exists(path)) {
-        let tree = template::open_tree(&CWD, path)?;
-        sys::set_mount(tree.as_fd(), false, PLAIN | READ_ONLY, None)?;
-        template::attach(&tree, &CWD, path)?;
-    }
-    Ok(())
+fn mask_proc(masks: &[(&CStr, Mask)]) -> io::Result<()> {
+    masks.iter().try_for_each(|(path, mask)| {
+        let by = match mask {
+            Mask::Nothing => c"/dev/null",
+            Mask::EmptyDirectory => EMPTY,
+            Mask::ReadOnly => path,
+        };
+        cover(path, by)
+    })
 }
 
-fn exists(path: &CStr) -> bool {
-    rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+/// Covers a path, read-only.
+fn cover(path: &CStr, by: &CStr) -> io::Result<()> {
+    let tree = template::open_tree(&CWD, by)?;
+    sys::set_mount(tree.as_fd(), false, PLAIN | READ_ONLY, None)?;
+    template::attach(&tree, &CWD, path)
 }
 
 /// Detached trees of the workspace, if it is the host's, and of the mounts, in that order; and which of them
@@ -252,7 +309,6 @@ fn scratch(plan: &BoxPlan) -> io::Result<()> {
     for name in [c"tmp", c"shm", c"home", c"workspace"] {
         let mode = Mode::from_raw_mode(if [c"tmp", c"shm"].contains(&name) { 0o1777 } else { 0o755 });
         rustix::fs::mkdirat(&space, name, mode)?;
-        rustix::fs::chmodat(&space, name, mode, AtFlags::empty())?;
         give(&space, name, plan.ids)?;
     }
     hide_home_from_git(&space)
@@ -332,11 +388,14 @@ fn put_mount(mount: &HostPath, tree: &OwnedFd) -> io::Result<()> {
     }
 }
 
-fn open_doors(plan: &BoxPlan) -> io::Result<Vec<TcpListener>> {
+fn open_doors(birth: &Birth<'_>) -> io::Result<Vec<TcpListener>> {
+    let plan = birth.plan;
     if !plan.own_network || !plan.steps.has(Step::NetNamespace) {
         return Ok(Vec::new());
     }
-    sys::loopback_up()?;
+    if birth.network.is_none() {
+        sys::loopback_up()?;
+    }
     let listen = |port: &u16| {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port))?;
         listener.set_nonblocking(true)?;
@@ -346,13 +405,13 @@ fn open_doors(plan: &BoxPlan) -> io::Result<Vec<TcpListener>> {
 }
 
 /// One line each of a user namespace's maps: inside, outside.
-struct IdMap {
+pub(crate) struct IdMap {
     uid: (u32, u32),
     gid: (u32, u32),
 }
 
 impl IdMap {
-    fn of_program(ids: Ids) -> IdMap {
+    pub(crate) fn of_program(ids: Ids) -> IdMap {
         IdMap { uid: (ids.uid, ids.outer_uid), gid: (ids.gid, ids.outer_gid) }
     }
 
@@ -364,7 +423,7 @@ impl IdMap {
 
 /// A user namespace with these maps and quotas. A helper is born in it, sets the quotas once we hold the handle,
 /// and ends.
-fn user_namespace(map: IdMap, quotas: &[(&str, u32)]) -> io::Result<OwnedFd> {
+pub(crate) fn user_namespace(map: IdMap, quotas: &[(&str, u32)]) -> io::Result<OwnedFd> {
     let (wait, go) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let pid = match sys::fork_into(libc::CLONE_NEWUSER, None)? {
         Forked::Child => {

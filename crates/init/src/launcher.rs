@@ -4,12 +4,15 @@
 //! its control socket does, that is, with the engine.
 
 use crate::{
-    filter, keeper,
-    plan::{BoxPlan, ProgramPlan, TemplatePlan},
-    program::{self, Launch},
-    protocol::{self, Command, Ended, Report, Request},
+    filter,
+    keeper::{self, Birth, Mask},
+    plan::{BoxPlan, Ids, ProgramPlan, StockPlan, TemplatePlan},
+    program::{self, Launch, Start},
+    protocol::{self, Brief, Command, Ended, Report, Request},
+    standby,
     step::{Failure, Step, Steps},
-    sys::{self, ChildStack, Forked, Pointers, Reaped},
+    steward::{self, Namespaces, Steward},
+    sys::{self, ChildStack, Forked, Reaped},
     template::{self, failure},
 };
 use rustix::{
@@ -21,8 +24,9 @@ use rustix::{
 };
 use std::{
     collections::HashMap,
+    ffi::CStr,
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd, RawFd},
 };
 
 /// Entry of the binary: control socket on standard input.
@@ -31,14 +35,12 @@ pub fn main() -> ! {
     _ = rustix::thread::set_name(c"airlock-init");
     sys::default_signals();
     let Ok(control) = take_control() else { sys::exit(2) };
-    let plan = match protocol::receive::<Request>(&control) {
-        Ok(Some((Request::Box { .. }, mut files))) if files.len() == 1 => {
-            files.pop().map(protocol::read_plan::<TemplatePlan>)
-        }
+    let briefed = match protocol::receive::<Request>(&control) {
+        Ok(Some((Request::Template { plan, first }, mut files))) => Some((plan.read(&mut files), first)),
         _ => None,
     };
-    let Some(Ok(plan)) = plan else { sys::exit(2) };
-    match prepare(&plan).and_then(|(steps, spaces)| greet(&control, steps, spaces)) {
+    let Some((Ok(plan), first)) = briefed else { sys::exit(2) };
+    match prepare(&plan, first).and_then(|(steps, spaces, first)| greet(&control, steps, spaces, first)) {
         Ok(mut launcher) => launcher.serve(control),
         Err(failed) => {
             // Nobody to tell means the engine is gone, and so are we.
@@ -68,10 +70,13 @@ struct Spaces {
     home_pids: OwnedFd,
 }
 
-fn prepare(plan: &TemplatePlan) -> Result<(Steps, Spaces), Failure> {
+/// The socket on which the first box's namespaces will come.
+type First = Option<OwnedFd>;
+
+fn prepare(plan: &TemplatePlan, first: Option<Ids>) -> Result<(Steps, Spaces, First), Failure> {
     let at = |what: &str| failure(Step::LauncherNamespaces, what);
     rustix::process::setsid().map_err(|error| at("setsid")(error.into()))?;
-    leave_host().map_err(at("own namespaces"))?;
+    let first = leave_host(first).map_err(at("own namespaces"))?;
     let open = |path| rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let opened = |path| open(path).map_err(|error| at("/proc/self/ns")(error.into()));
     let spaces =
@@ -80,11 +85,11 @@ fn prepare(plan: &TemplatePlan) -> Result<(Steps, Spaces), Failure> {
     let mut steps = template::build(plan)?;
     steps.add(Step::LauncherNamespaces);
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|error| at("dumpable")(error.into()))?;
-    Ok((steps, spaces))
+    Ok((steps, spaces, first))
 }
 
 /// Into namespaces of our own. Without the right to make them, a user namespace gives it.
-fn leave_host() -> io::Result<()> {
+fn leave_host(first: Option<Ids>) -> io::Result<First> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     if uid != 0 {
         sys::unshare(libc::CLONE_NEWUSER)?;
@@ -95,16 +100,24 @@ fn leave_host() -> io::Result<()> {
     sys::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWPID)?;
     // Unmounts of the host still reach us, so that we keep nothing busy; ours reach nobody.
     rustix::mount::mount_change(c"/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
+    let sockets = first.map(|ids| protocol::pair().map(|pair| (ids, pair))).transpose()?;
     match sys::fork_into(0, None)? {
-        Forked::Child => Ok(()),
-        // Only its child is in the new pid namespace.
-        Forked::Parent { .. } => sys::exit(0),
+        Forked::Child => Ok(sockets.map(|(_, (ours, _))| ours)),
+        // Only its child is in the new pid namespace. Before we end there is something to do beside it.
+        Forked::Parent { .. } => {
+            if let Some((ids, (ours, theirs))) = sockets {
+                drop(ours);
+                // Without them the box makes its own, and says what fails.
+                _ = steward::make_first(ids, &theirs);
+            }
+            sys::exit(0)
+        }
     }
 }
 
-fn greet(control: &OwnedFd, steps: Steps, spaces: Spaces) -> Result<Launcher, Failure> {
+fn greet(control: &OwnedFd, steps: Steps, spaces: Spaces, first: First) -> Result<Launcher, Failure> {
     let at = |what: &str| failure(Step::LauncherNamespaces, what);
-    let launcher = Launcher::new(spaces).map_err(at("epoll"))?;
+    let launcher = Launcher::new(spaces, first).map_err(at("epoll"))?;
     hello(control, steps).map_err(at("greet"))?;
     Ok(launcher)
 }
@@ -118,6 +131,8 @@ fn hello(control: &OwnedFd, steps: Steps) -> io::Result<()> {
 struct Child {
     pid: i32,
     pidfd: OwnedFd,
+    /// Whether the box ends with it.
+    last: bool,
 }
 
 /// One box.
@@ -138,6 +153,7 @@ struct Held {
 #[derive(Clone, Copy)]
 enum About {
     Control,
+    Steward,
     Channel(u32),
     Ready(u32),
     Process(u32, i32),
@@ -147,6 +163,7 @@ impl About {
     fn token(self) -> EventData {
         let (kind, number, pid) = match self {
             About::Control => (0, 0, 0),
+            About::Steward => (0, 1, 0),
             About::Channel(number) => (1, number, 0),
             About::Ready(number) => (2, number, 0),
             About::Process(number, pid) => (3, number, pid as u32),
@@ -158,7 +175,8 @@ impl About {
         let bits = token.u64();
         let number = (bits >> 32) as u32 & 0x3fff_ffff;
         match bits >> 62 {
-            0 => About::Control,
+            0 if number == 0 => About::Control,
+            0 => About::Steward,
             1 => About::Channel(number),
             2 => About::Ready(number),
             _ => About::Process(number, bits as u32 as i32),
@@ -166,30 +184,41 @@ impl About {
     }
 }
 
-/// Boxes have numbers from 1; 0 stands for the lanes of this launcher.
-const LANES: u32 = 0;
+/// Boxes have numbers from 1; 0 stands for the helpers of this launcher.
+const HELPERS: u32 = 0;
 const LAST_BOX: u32 = 0x3fff_ffff;
 
 struct Launcher {
     spaces: Spaces,
     events: OwnedFd,
     boxes: HashMap<u32, Held>,
-    lanes: Vec<Child>,
+    /// Lanes, and the steward.
+    helpers: Vec<Child>,
+    steward: Option<Steward>,
+    /// Where the namespaces of the first box come from.
+    first: First,
+    /// What a lane was given of the stock.
+    share: Option<Namespaces>,
     next: u32,
     filter: Vec<libc::sock_filter>,
+    masks: Vec<(&'static CStr, Mask)>,
     landlock: u32,
     stack: ChildStack,
 }
 
 impl Launcher {
-    fn new(spaces: Spaces) -> io::Result<Launcher> {
+    fn new(spaces: Spaces, first: First) -> io::Result<Launcher> {
         Ok(Launcher {
             spaces,
             events: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             boxes: HashMap::new(),
-            lanes: Vec::new(),
-            next: LANES + 1,
+            helpers: Vec::new(),
+            steward: None,
+            first,
+            share: None,
+            next: HELPERS + 1,
             filter: filter::program(),
+            masks: keeper::masks(),
             landlock: sys::landlock_version(),
             stack: ChildStack::new(),
         })
@@ -210,6 +239,7 @@ impl Launcher {
             for event in &events {
                 match About::from_token(event.data) {
                     About::Control => self.on_control(&mut control),
+                    About::Steward => self.on_steward(),
                     About::Channel(number) => self.on_channel(number),
                     About::Ready(number) => self.on_ready(number),
                     About::Process(number, pid) => self.on_end(number, pid),
@@ -233,26 +263,49 @@ impl Launcher {
             // The engine is gone, or speaks another language: end, and everything with us.
             Ok(None) | Err(_) => sys::exit(0),
         };
-        if files.is_empty() {
-            return;
-        }
-        let first = files.remove(0);
         match request {
-            Request::Box { cgroup } => self.on_box(first, files, cgroup),
-            Request::Lane => self.on_lane(control, first, &files),
+            Request::Box { plan, cgroup } => {
+                let plan = plan.read(&mut files);
+                if !files.is_empty() {
+                    self.on_box(files.remove(0), plan, files, cgroup);
+                }
+            }
+            Request::Lane if !files.is_empty() => self.on_lane(control, files.remove(0), &files),
+            Request::Stock(plan) => self.on_stock(plan),
+            Request::Template { .. } | Request::Lane => {}
         }
     }
 
-    fn on_box(&mut self, channel: OwnedFd, files: Vec<OwnedFd>, in_cgroup: bool) {
+    /// Without a steward every box makes its own namespaces, which is only slower.
+    fn on_stock(&mut self, plan: StockPlan) {
+        let Ok((steward, pid, pidfd)) = Steward::start(plan) else { return };
+        let watched = self
+            .watch(steward.socket(), About::Steward)
+            .and_then(|()| self.watch(&pidfd, About::Process(HELPERS, pid)));
+        if watched.is_ok() {
+            self.steward = Some(steward);
+        }
+        self.helpers.push(Child { pid, pidfd, last: false });
+    }
+
+    fn on_steward(&mut self) {
+        let Some(steward) = &mut self.steward else { return };
+        if !steward.receive() {
+            _ = epoll::delete(&self.events, steward.socket());
+            self.steward = None;
+        }
+    }
+
+    fn on_box(&mut self, channel: OwnedFd, plan: io::Result<BoxPlan>, files: Vec<OwnedFd>, in_cgroup: bool) {
         let mut files = files.into_iter();
-        let plan = files.next().ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL));
         let cgroup = if in_cgroup { files.next() } else { None };
-        let held: Vec<_> = files.collect();
-        let made = plan.and_then(protocol::read_plan::<BoxPlan>).and_then(|plan| {
-            let (keeper, ready) = self.fork_keeper(&plan, cgroup.as_ref(), &held)?;
-            Ok((plan, keeper, ready))
+        let kept: Vec<_> = files.collect();
+        let made = plan.and_then(|mut plan| {
+            let stocked = self.stocked(&mut plan);
+            let (keeper, ready) = self.fork_keeper(&plan, stocked.as_ref(), cgroup.as_ref(), &kept)?;
+            Ok((plan, stocked, keeper, ready))
         });
-        let (plan, keeper, ready) = match made {
+        let (plan, stocked, keeper, ready) = match made {
             Ok(made) => made,
             Err(error) => {
                 let failed = failure(Step::PidNamespace, "clone into new namespaces")(error);
@@ -262,53 +315,78 @@ impl Launcher {
             }
         };
         let number = self.next;
-        self.next = if number == LAST_BOX { LANES + 1 } else { number + 1 };
+        self.next = if number == LAST_BOX { HELPERS + 1 } else { number + 1 };
         let watched = self
             .watch(&channel, About::Channel(number))
             .and_then(|()| self.watch(&ready, About::Ready(number)))
             .and_then(|()| self.watch(&keeper.pidfd, About::Process(number, keeper.pid)));
-        let held = Held {
-            channel,
-            keeper,
-            ready: Some(ready),
-            spaces: keeper::namespaces(&plan).map(|(step, _)| step).collect(),
-            namespaces: Vec::new(),
-            user_namespace: None,
-            cgroup,
-            programs: Vec::new(),
-        };
-        self.boxes.insert(number, held);
+        self.boxes.insert(number, Held::new(channel, keeper, ready, &plan, stocked, cgroup));
         if watched.is_err() {
             self.destroy(number);
+        }
+    }
+
+    /// Namespaces made ahead, if they fit this box; it then takes their ids.
+    fn stocked(&mut self, plan: &mut BoxPlan) -> Option<Namespaces> {
+        let fits = plan.any_outer_id && plan.own_network && plan.steps.has(Step::NetNamespace);
+        if !fits {
+            return None;
+        }
+        self.take_first();
+        let share =
+            self.share.take_if(|share| (share.ids.uid, share.ids.gid) == (plan.ids.uid, plan.ids.gid));
+        let found = share.or_else(|| self.steward.as_mut()?.take(plan.ids))?;
+        plan.ids = found.ids;
+        Some(found)
+    }
+
+    /// Waits for the namespaces of the first box, which were begun before the root and take less time.
+    fn take_first(&mut self) {
+        if let Some(socket) = self.first.take() {
+            self.share = steward::receive_first(&socket);
         }
     }
 
     fn fork_keeper(
         &self,
         plan: &BoxPlan,
+        stocked: Option<&Namespaces>,
         cgroup: Option<&OwnedFd>,
         held: &[OwnedFd],
     ) -> io::Result<(Child, OwnedFd)> {
         let (ours, theirs) = protocol::pair()?;
-        let namespaces = keeper::namespaces(plan).fold(0, |all, (_, flag)| all | flag);
-        match sys::fork_into(namespaces, cgroup.map(AsFd::as_fd))? {
+        let born_into =
+            keeper::namespaces(plan).filter(|(step, _)| stocked.is_none() || *step != Step::NetNamespace);
+        let flags = born_into.fold(0, |all, (_, flag)| all | flag);
+        match sys::fork_into(flags, cgroup.map(AsFd::as_fd))? {
             Forked::Child => {
-                let host = self.spaces.host_mounts.as_fd();
+                let (host, report) = (self.spaces.host_mounts.as_fd(), theirs.as_fd());
                 let held: Vec<_> = held.iter().map(AsFd::as_fd).collect();
-                match keeper::keep_only(&[&held[..], &[host, theirs.as_fd()]].concat()) {
-                    Ok(()) => keeper::live(plan, host, theirs.as_fd(), &held),
+                let network = stocked.map(|stocked| stocked.network.as_fd());
+                let kept: Vec<_> = held.iter().copied().chain([host, report]).chain(network).collect();
+                match keeper::keep_only(&kept) {
+                    Ok(()) => {
+                        let masks = &self.masks;
+                        keeper::live(&Birth { plan, host, report, held: &held, network, masks })
+                    }
                     Err(_) => sys::exit(1),
                 }
             }
-            Forked::Parent { pid, pidfd } => Ok((Child { pid, pidfd }, ours)),
+            Forked::Parent { pid, pidfd } => Ok((Child { pid, pidfd, last: false }, ours)),
         }
     }
 
     /// A copy of us that sits in version 1 cgroups: what it forks is born there, which costs nothing,
     /// while moving a process costs milliseconds.
     fn on_lane(&mut self, control: &mut OwnedFd, lane: OwnedFd, groups: &[OwnedFd]) {
+        self.take_first();
+        let share = self.share.take().or_else(|| self.steward.as_mut().and_then(Steward::take_any));
+        if let Some(steward) = &mut self.steward {
+            steward.replenish();
+        }
         match sys::fork_into(0, None) {
             Ok(Forked::Child) => {
+                self.share = share;
                 if let Err(failed) = self.become_lane(&lane, groups) {
                     _ = protocol::send(&lane, &Report::Failed(failed), &[]);
                     sys::exit(1);
@@ -316,8 +394,8 @@ impl Launcher {
                 *control = lane;
             }
             Ok(Forked::Parent { pid, pidfd }) => {
-                if self.watch(&pidfd, About::Process(LANES, pid)).is_ok() {
-                    self.lanes.push(Child { pid, pidfd });
+                if self.watch(&pidfd, About::Process(HELPERS, pid)).is_ok() {
+                    self.helpers.push(Child { pid, pidfd, last: false });
                 }
             }
             Err(error) => {
@@ -337,7 +415,8 @@ impl Launcher {
         // Of the launcher's boxes nothing stays open here. They are not taken off the epoll, which is shared with
         // the launcher; we get one of our own.
         self.boxes.clear();
-        self.lanes.clear();
+        self.helpers.clear();
+        self.steward = None;
         self.events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
         self.watch(control, About::Control).map_err(at("epoll"))?;
         hello(control, Steps::default()).map_err(at("greet"))
@@ -346,7 +425,8 @@ impl Launcher {
     fn on_channel(&mut self, number: u32) {
         let Some(held) = self.boxes.get_mut(&number) else { return };
         match protocol::receive::<Command>(&held.channel) {
-            Ok(Some((Command::Exec, files))) => self.on_exec(number, files),
+            Ok(Some((Command::Exec(plan), files))) => self.on_exec(number, &plan, files),
+            Ok(Some((Command::Prepare(plan), files))) => self.on_prepare(number, &plan, files),
             Ok(Some((Command::Signal(signal), _))) => held.signal(signal),
             Ok(Some((Command::Destroy, _)) | None) | Err(_) => self.destroy(number),
         }
@@ -374,9 +454,11 @@ impl Launcher {
         };
         let mut handles = handles.into_iter();
         if matches!(report, Report::Ready { .. }) {
-            held.namespaces =
-                held.spaces.iter().copied().zip(handles.by_ref().take(held.spaces.len())).collect();
-            held.user_namespace = handles.next();
+            let spaces = held.spaces.iter().copied();
+            held.namespaces.extend(spaces.zip(handles.by_ref().take(held.spaces.len())));
+            if held.user_namespace.is_none() {
+                held.user_namespace = handles.next();
+            }
         }
         let handles: Vec<_> = handles.collect();
         let handles: Vec<_> = handles.iter().map(AsFd::as_fd).collect();
@@ -385,8 +467,8 @@ impl Launcher {
         }
     }
 
-    fn on_exec(&mut self, number: u32, files: Vec<OwnedFd>) {
-        let started = self.exec(number, files);
+    fn on_exec(&mut self, number: u32, plan: &Brief, files: Vec<OwnedFd>) {
+        let started = self.exec(number, plan, files);
         let Some(held) = self.boxes.get_mut(&number) else { return };
         let sent = match started {
             Ok((program, steps)) => {
@@ -401,49 +483,95 @@ impl Launcher {
         }
     }
 
-    fn exec(&mut self, number: u32, files: Vec<OwnedFd>) -> Result<(Child, Steps), Failure> {
+    fn exec(
+        &mut self,
+        number: u32,
+        plan: &Brief,
+        mut files: Vec<OwnedFd>,
+    ) -> Result<(Child, Steps), Failure> {
         let at = |what: &str| failure(Step::JoinNamespaces, what);
-        let [plan, input, output, error] = <[OwnedFd; 4]>::try_from(files)
-            .map_err(|_| at("handles")(io::Error::from_raw_os_error(libc::EBADF)))?;
-        let plan: ProgramPlan = protocol::read_plan(plan).map_err(at("plan"))?;
-        let held =
-            self.boxes.get(&number).ok_or_else(|| at("box")(io::Error::from_raw_os_error(libc::ESRCH)))?;
-        let user_namespace = held.user_namespace.as_ref();
-        let user_namespace =
-            user_namespace.ok_or_else(|| at("not ready")(io::Error::from_raw_os_error(libc::EAGAIN)))?;
-        let joined = held.namespaces.iter().filter(|(step, _)| *step != Step::PidNamespace);
-        let joined: Vec<_> = joined.map(|(_, namespace)| program::raw(namespace.as_fd())).collect();
+        let wrong = |what: &str, errno| at(what)(io::Error::from_raw_os_error(errno));
+        let plan: ProgramPlan = plan.read(&mut files).map_err(at("plan"))?;
+        let [input, output, error] =
+            <[OwnedFd; 3]>::try_from(files).map_err(|_| wrong("handles", libc::EBADF))?;
+        let errand = plan.errand.as_ref().ok_or_else(|| wrong("errand", libc::EINVAL))?;
+        let held = self.boxes.get(&number).ok_or_else(|| wrong("box", libc::ESRCH))?;
+        let joined = held.joined();
+        let streams = [input.as_fd(), output.as_fd(), error.as_fd()];
         let mut launch = Launch {
             namespaces: &joined,
-            user_namespace: program::raw(user_namespace.as_fd()),
-            streams: [input.as_fd(), output.as_fd(), error.as_fd()].map(program::raw),
+            user_namespace: held.users().map_err(at("not ready"))?,
             filter: &self.filter,
             landlock: self.landlock,
-            argv: Pointers::to(&plan.argv),
-            env: Pointers::to(&plan.env),
+            start: Some(Start::new(errand, streams)),
             plan: &plan,
             done: Steps::default(),
             failed: None,
             reached_exec: false,
         };
-        let (pid, pidfd) = birth(&self.spaces, held, &mut self.stack, &mut launch).map_err(at("clone"))?;
+        self.spaces.enter(held).map_err(at("process table"))?;
+        let cgroup = held.cgroup.as_ref().map(AsFd::as_fd);
+        let born = sys::vfork_onto(&mut self.stack, cgroup, program::child, &mut launch);
+        self.spaces.go_home();
+        let (pid, pidfd) = born.map_err(at("clone"))?;
         let (failed, reached, done) = (launch.failed, launch.reached_exec, launch.done);
         if failed.is_some() || !reached {
             _ = sys::reap(pid, true);
             let (step, errno) = failed.unwrap_or((Step::JoinNamespaces, libc::EINTR));
-            return Err(Failure { step, errno, detail: plan.argv[0].to_string_lossy().into_owned() });
+            return Err(Failure { step, errno, detail: errand.argv[0].to_string_lossy().into_owned() });
         }
         self.watch(&pidfd, About::Process(number, pid)).map_err(at("epoll"))?;
-        Ok((Child { pid, pidfd }, done))
+        Ok((Child { pid, pidfd, last: plan.last }, done))
+    }
+
+    /// What fails here ends the process or closes its socket, which is how the engine learns of it.
+    fn on_prepare(&mut self, number: u32, plan: &Brief, files: Vec<OwnedFd>) {
+        let prepared = self.prepare(number, plan, files);
+        let Some(held) = self.boxes.get_mut(&number) else { return };
+        match prepared {
+            Ok(program) => held.programs.push(program),
+            Err(_) => self.destroy(number),
+        }
+    }
+
+    fn prepare(&mut self, number: u32, plan: &Brief, mut files: Vec<OwnedFd>) -> io::Result<Child> {
+        let wrong = || io::Error::from_raw_os_error(libc::EINVAL);
+        let plan: ProgramPlan = plan.read(&mut files)?;
+        let [channel] = <[OwnedFd; 1]>::try_from(files).map_err(|_| wrong())?;
+        let held = self.boxes.get(&number).ok_or_else(wrong)?;
+        let (joined, user_namespace) = (held.joined(), held.users()?);
+        let cgroup = held.cgroup.as_ref().map(AsFd::as_fd);
+        self.spaces.enter(held)?;
+        match sys::fork_into(0, cgroup).inspect_err(|_| self.spaces.go_home())? {
+            Forked::Child => {
+                let launch = Launch {
+                    namespaces: &joined,
+                    user_namespace,
+                    filter: &self.filter,
+                    landlock: self.landlock,
+                    start: None,
+                    plan: &plan,
+                    done: Steps::default(),
+                    failed: None,
+                    reached_exec: false,
+                };
+                standby::live(launch, &channel)
+            }
+            Forked::Parent { pid, pidfd } => {
+                self.spaces.go_home();
+                self.watch(&pidfd, About::Process(number, pid))?;
+                Ok(Child { pid, pidfd, last: plan.last })
+            }
+        }
     }
 
     fn on_end(&mut self, number: u32, pid: i32) {
         let Ok(Some((_, reaped))) = sys::reap(pid, false) else { return };
-        if number == LANES {
-            self.lanes.retain(|lane| {
-                let gone = lane.pid == pid;
+        if number == HELPERS {
+            self.helpers.retain(|helper| {
+                let gone = helper.pid == pid;
                 if gone {
-                    _ = epoll::delete(&self.events, &lane.pidfd);
+                    _ = epoll::delete(&self.events, &helper.pidfd);
                 }
                 !gone
             });
@@ -457,7 +585,9 @@ impl Launcher {
         if let Some(place) = held.programs.iter().position(|program| program.pid == pid) {
             let program = held.programs.swap_remove(place);
             _ = epoll::delete(&self.events, &program.pidfd);
-            if protocol::send(&held.channel, &Report::Ended(reaped.into()), &[]).is_err() {
+            let alone = held.programs.is_empty() && held.keeper.has_no_children();
+            let told = protocol::send(&held.channel, &Report::Ended(Ended { alone, ..reaped.into() }), &[]);
+            if told.is_err() || program.last {
                 self.destroy(number);
             }
         }
@@ -477,32 +607,67 @@ impl Launcher {
         }
         // The engine may have hung up already: that is how it asks for this.
         _ = protocol::send(&held.channel, &Report::Gone(reaped.into()), &[]);
+        if let Some(steward) = &mut self.steward {
+            let handles: Vec<_> = held.namespaces.into_iter().map(|(_, namespace)| namespace).collect();
+            steward.clear(&handles);
+            steward.replenish();
+        }
     }
 }
 
-/// The child is born into the pid namespace of the box and, on version 2, into its cgroup.
-fn birth(
-    spaces: &Spaces,
-    held: &Held,
-    stack: &mut ChildStack,
-    launch: &mut Launch<'_>,
-) -> io::Result<(i32, OwnedFd)> {
-    let pids = held.namespaces.iter().find(|(step, _)| *step == Step::PidNamespace);
-    let enter =
-        |namespace: BorrowedFd<'_>| move_into_link_name_space(namespace, Some(LinkNameSpaceType::ProcessID));
-    if let Some((_, pids)) = pids {
-        enter(pids.as_fd())?;
+impl Spaces {
+    /// What is forked from now on is born in the process table of the box.
+    fn enter(&self, held: &Held) -> io::Result<()> {
+        match held.namespaces.iter().find(|(step, _)| *step == Step::PidNamespace) {
+            Some((_, pids)) => {
+                Ok(move_into_link_name_space(pids.as_fd(), Some(LinkNameSpaceType::ProcessID))?)
+            }
+            None => Ok(()),
+        }
     }
-    let cgroup: Option<BorrowedFd<'_>> = held.cgroup.as_ref().map(AsFd::as_fd);
-    let born = sys::vfork_onto(stack, cgroup, program::child, launch);
-    if pids.is_some() && enter(spaces.home_pids.as_fd()).is_err() {
-        // The next box would be born in this one.
-        sys::exit(1);
+
+    fn go_home(&self) {
+        let home = self.home_pids.as_fd();
+        if move_into_link_name_space(home, Some(LinkNameSpaceType::ProcessID)).is_err() {
+            // The next box would be born in this one.
+            sys::exit(1);
+        }
     }
-    born
 }
 
 impl Held {
+    fn new(
+        channel: OwnedFd,
+        keeper: Child,
+        ready: OwnedFd,
+        plan: &BoxPlan,
+        stocked: Option<Namespaces>,
+        cgroup: Option<OwnedFd>,
+    ) -> Held {
+        let (namespaces, user_namespace) = match stocked {
+            Some(stocked) => (vec![(Step::NetNamespace, stocked.network)], Some(stocked.users)),
+            None => (Vec::new(), None),
+        };
+        let known = |step: &Step| namespaces.iter().any(|(known, _)| known == step);
+        let spaces = keeper::namespaces(plan).map(|(step, _)| step).filter(|step| !known(step)).collect();
+        let ready = Some(ready);
+        Held { channel, keeper, ready, spaces, namespaces, user_namespace, cgroup, programs: Vec::new() }
+    }
+
+    /// The namespaces that a program joins; it is born into that of pids.
+    fn joined(&self) -> Vec<RawFd> {
+        let joined = self.namespaces.iter().filter(|(step, _)| *step != Step::PidNamespace);
+        joined.map(|(_, namespace)| program::raw(namespace.as_fd())).collect()
+    }
+
+    /// The program's user namespace, which comes with the keeper's word that the box stands.
+    fn users(&self) -> io::Result<RawFd> {
+        let ready = self.user_namespace.as_ref().filter(|_| self.ready.is_none());
+        ready
+            .map(|users| program::raw(users.as_fd()))
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EAGAIN))
+    }
+
     fn signal(&self, number: i32) {
         let Some(signal) = Signal::from_named_raw(number) else { return };
         for program in &self.programs {
@@ -512,8 +677,19 @@ impl Held {
     }
 }
 
+impl Child {
+    /// Of a keeper: whether its box is empty. Whoever lost his parent there has become its child before that
+    /// parent could be reaped, and it makes none itself.
+    fn has_no_children(&self) -> bool {
+        let list = format!("/proc/{pid}/task/{pid}/children", pid = self.pid);
+        // Not every kernel tells.
+        std::fs::read(list).is_ok_and(|children| children.is_empty())
+    }
+}
+
 impl From<Reaped> for Ended {
     fn from(reaped: Reaped) -> Ended {
-        Ended { status: reaped.status, cpu_us: reaped.cpu_us, peak_bytes: reaped.peak_bytes }
+        let Reaped { status, cpu_us, peak_bytes } = reaped;
+        Ended { status, cpu_us, peak_bytes, alone: false }
     }
 }

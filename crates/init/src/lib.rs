@@ -3,8 +3,9 @@
 //! ```text
 //! engine ──control──▶ launcher (pid 1 of its own pid namespace, holds the template root)
 //!                        │ clone3, all namespaces
+//!                        ├─▶ steward   makes namespaces ahead, where asked to; clears used ones away
 //!                        ├─▶ keeper    pid 1 of one box: mounts, loopback, listeners; then only reaps
-//!                        │ clone3 VM|VFORK
+//!                        │ clone3 VM|VFORK, or clone3 for one that stands by
 //!                        └─▶ program   joins the keeper's namespaces, gives everything up, exec
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! the end of its control socket. Nothing else is needed to clean up processes and mounts.
 //! Single-threaded, no async; the only crate with `unsafe`, all of it in `sys.rs`.
 
+mod affinity;
 pub mod filter;
 mod keeper;
 pub mod launcher;
@@ -19,9 +21,12 @@ pub mod plan;
 mod program;
 pub mod protocol;
 mod rules;
+mod standby;
 pub mod step;
+mod steward;
 mod sys;
 mod template;
+mod terminal;
 pub mod wire;
 
 /// The static launcher, as bytes.

@@ -56,12 +56,16 @@ pub struct BoxPlan {
     pub steps: Steps,
     /// Who the program is.
     pub ids: Ids,
+    /// Whether any other id outside that is as good will do: namespaces made ahead have theirs.
+    pub any_outer_id: bool,
     /// The host name inside.
     pub hostname: CString,
     /// Whether the box has a network of its own; otherwise it is on the launcher's, the host's.
     pub own_network: bool,
     /// Ports on the loopback inside at which the host listens.
     pub doors: Vec<u16>,
+    /// Whether the box has a terminal of its own.
+    pub terminal: bool,
     /// Bytes that may be written to scratch space.
     pub scratch_bytes: u64,
     /// Files and folders that may be made there.
@@ -144,18 +148,44 @@ pub struct ProgramPlan {
     pub steps: Steps,
     /// Who it is.
     pub ids: Ids,
-    /// Exact arguments, never empty.
-    pub argv: Vec<CString>,
-    /// Exact environment, `NAME=VALUE`.
-    pub env: Vec<CString>,
-    /// Files to try, in order.
-    pub candidates: Vec<CString>,
+    /// What to run; without it the process stands by, with everything given up, until it is told.
+    pub errand: Option<Errand>,
+    /// Whether the box ends with it.
+    pub last: bool,
     /// Working directory.
     pub directory: CString,
     /// Resource limits: the kernel's number, soft, hard.
     pub rlimits: Vec<ResourceLimit>,
     /// Directories below which Landlock allows everything.
     pub writable: Vec<CString>,
+    /// How many CPUs it is told of, if there is a limit.
+    pub cpus: Option<u32>,
+    /// Whether its standard streams are the box's terminal, which becomes its controlling one.
+    pub terminal: bool,
+}
+
+/// What a process is to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Errand {
+    /// Exact arguments, never empty.
+    pub argv: Vec<CString>,
+    /// Exact environment, `NAME=VALUE`.
+    pub env: Vec<CString>,
+    /// Files to try, in order.
+    pub candidates: Vec<CString>,
+}
+
+/// Namespaces that a launcher makes ahead of need: networks, and users of these ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StockPlan {
+    /// How many of each are kept ready.
+    pub depth: u32,
+    /// Who the programs are: the first of them outside.
+    pub ids: Ids,
+    /// How many ids outside there are to take turns.
+    pub outer_count: u32,
+    /// Whose turn it is first.
+    pub first_turn: u32,
 }
 
 /// One resource limit.
@@ -182,9 +212,11 @@ wire_enum!(PlaceKind { Directory = 0, File = 1, Link = 2, Bind = 3, Device = 4, 
 wire_struct!(BoxPlan {
     steps,
     ids,
+    any_outer_id,
     hostname,
     own_network,
     doors,
+    terminal,
     scratch_bytes,
     scratch_files,
     workspace,
@@ -197,7 +229,9 @@ wire_struct!(Owner { uid, gid });
 wire_struct!(Protected { path, kind });
 wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
 wire_struct!(Ids { uid, gid, outer_uid, outer_gid, drop_groups });
-wire_struct!(ProgramPlan { steps, ids, argv, env, candidates, directory, rlimits, writable });
+wire_struct!(ProgramPlan { steps, ids, errand, last, directory, rlimits, writable, cpus, terminal });
+wire_struct!(Errand { argv, env, candidates });
+wire_struct!(StockPlan { depth, ids, outer_count, first_turn });
 wire_struct!(ResourceLimit { resource, soft, hard });
 
 #[cfg(test)]
@@ -261,17 +295,19 @@ mod tests {
     }
 
     fn a_box() -> impl Strategy<Value = BoxPlan> {
-        let numbers = (any::<(bool, u64, u64)>(), vec(any::<u16>(), 0..4));
+        let numbers = (any::<(bool, bool, bool, u64, u64)>(), vec(any::<u16>(), 0..4));
         let paths = (option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
         (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
-            let ((own_network, scratch_bytes, scratch_files), doors) = numbers;
+            let ((any_outer_id, own_network, terminal, scratch_bytes, scratch_files), doors) = numbers;
             let (workspace, protected, workspace_directories, mounts) = paths;
             BoxPlan {
                 steps,
                 ids,
+                any_outer_id,
                 hostname,
                 own_network,
                 doors,
+                terminal,
                 scratch_bytes,
                 scratch_files,
                 workspace,
@@ -285,18 +321,31 @@ mod tests {
     fn program() -> impl Strategy<Value = ProgramPlan> {
         let limit = any::<(u32, u64, u64)>();
         let limit = limit.prop_map(|(resource, soft, hard)| ResourceLimit { resource, soft, hard });
-        (steps(), ids(), texts(), texts(), texts(), text(), vec(limit, 0..4), texts()).prop_map(
-            |(steps, ids, argv, env, candidates, directory, rlimits, writable)| ProgramPlan {
-                steps,
-                ids,
-                argv,
-                env,
-                candidates,
-                directory,
-                rlimits,
-                writable,
-            },
+        let errand = (texts(), texts(), texts());
+        let errand = errand.prop_map(|(argv, env, candidates)| Errand { argv, env, candidates });
+        (
+            steps(),
+            ids(),
+            option::of(errand),
+            any::<bool>(),
+            text(),
+            vec(limit, 0..4),
+            texts(),
+            (option::of(any::<u32>()), any::<bool>()),
         )
+            .prop_map(
+                |(steps, ids, errand, last, directory, rlimits, writable, (cpus, terminal))| ProgramPlan {
+                    steps,
+                    ids,
+                    errand,
+                    last,
+                    directory,
+                    rlimits,
+                    writable,
+                    cpus,
+                    terminal,
+                },
+            )
     }
 
     /// It reads back as it was; with any number of bytes missing, or one too many, it does not read at all.

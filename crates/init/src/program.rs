@@ -4,7 +4,8 @@
 //! writes into [`Launch`] the launcher reads once it wakes.
 
 use crate::{
-    plan::ProgramPlan,
+    affinity,
+    plan::{Errand, ProgramPlan},
     rules,
     step::{Step, Steps},
     sys::{self, Pointers},
@@ -15,6 +16,7 @@ use rustix::{
     thread::{CapabilitySet, CapabilitySets, ThreadNameSpaceType, move_into_thread_name_spaces},
 };
 use std::{
+    ffi::CString,
     io,
     os::fd::{BorrowedFd, RawFd},
 };
@@ -25,17 +27,31 @@ pub(crate) struct Launch<'a> {
     /// The box's namespaces, but for those of pids and users.
     pub(crate) namespaces: &'a [RawFd],
     pub(crate) user_namespace: RawFd,
-    pub(crate) streams: [RawFd; 3],
     pub(crate) filter: &'a [libc::sock_filter],
     pub(crate) landlock: u32,
-    pub(crate) argv: Pointers,
-    pub(crate) env: Pointers,
+    /// What to run; without it the process stands by.
+    pub(crate) start: Option<Start<'a>>,
     /// The steps done; written by the child.
     pub(crate) done: Steps,
     /// The step that failed; written by the child.
     pub(crate) failed: Option<(Step, i32)>,
     /// Whether the child came as far as exec.
     pub(crate) reached_exec: bool,
+}
+
+/// A program and its standard streams, as exec wants them.
+pub(crate) struct Start<'a> {
+    candidates: &'a [CString],
+    argv: Pointers,
+    env: Pointers,
+    streams: [RawFd; 3],
+}
+
+impl<'a> Start<'a> {
+    pub(crate) fn new(errand: &'a Errand, streams: [BorrowedFd<'_>; 3]) -> Start<'a> {
+        let (argv, env) = (Pointers::to(&errand.argv), Pointers::to(&errand.env));
+        Start { candidates: &errand.candidates, argv, env, streams: streams.map(raw) }
+    }
 }
 
 /// The whole life of the child, up to exec.
@@ -47,25 +63,36 @@ pub(crate) fn child(launch: &mut Launch<'_>) -> ! {
 
 /// Takes the steps and runs the program; returns only when one of them failed.
 fn contain(launch: &mut Launch<'_>) -> (Step, io::Error) {
-    match give_up_power(launch) {
-        Ok(()) => (Step::Exec, exec(launch)),
-        Err(failed) => failed,
+    if let Err(failed) = give_up_power(launch) {
+        return failed;
+    }
+    launch.reached_exec = true;
+    let exact = launch.plan.steps.has(Step::EmptyEnvironment);
+    if exact {
+        launch.done.add(Step::EmptyEnvironment);
+    }
+    match &launch.start {
+        Some(start) => (Step::Exec, start.exec(exact)),
+        None => (Step::Exec, io::Error::from_raw_os_error(libc::EINVAL)),
     }
 }
 
-fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Error)> {
+pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Error)> {
     let plan = launch.plan;
     launch.step(Step::JoinNamespaces, |it| join(it))?;
     launch.step(Step::EnterUserNamespace, |it| enter_user_namespace(it.user_namespace))?;
     launch.step(Step::Credentials, |it| become_user(it))?;
     launch.step(Step::NoCapabilities, |_| drop_capabilities())?;
     launch.step(Step::NoNewPrivileges, |_| Ok(rustix::thread::set_no_new_privs(true)?))?;
-    launch.step(Step::Descriptors, |it| arrange_descriptors(it.streams))?;
+    launch.step(Step::Descriptors, |it| arrange_descriptors(it))?;
     if launch.landlock > 0 {
-        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable))?;
+        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable, plan.terminal))?;
     }
     // After the last file is opened: the launcher's own are open here, and count.
     launch.step(Step::ResourceLimits, |_| limit_resources(plan))?;
+    if let Some(count) = plan.cpus {
+        launch.step(Step::Affinity, |_| affinity::narrow(count))?;
+    }
     launch.step(Step::SyscallFilter, |it| sys::install_filter(it.filter))
 }
 
@@ -134,37 +161,41 @@ fn drop_capabilities() -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-fn arrange_descriptors(streams: [RawFd; 3]) -> io::Result<()> {
+fn arrange_descriptors(launch: &Launch<'_>) -> io::Result<()> {
     // After the last change of credentials, which would clear it.
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // A session of its own: no controlling terminal to type into.
+    // A session of its own: no controlling terminal to type into, but the box's own.
     rustix::process::setsid()?;
-    for (place, stream) in (0..).zip(streams) {
-        sys::put_stream(stream, place)?;
+    if let Some(start) = &launch.start {
+        start.put_streams()?;
+        if launch.plan.terminal {
+            rustix::process::ioctl_tiocsctty(sys::borrow(start.streams[0]))?;
+        }
     }
     sys::close_on_exec_from(3)
 }
 
-/// Tries the candidates in order. A file that is there but cannot run is the better answer than one that is not.
-fn exec(launch: &mut Launch<'_>) -> io::Error {
-    launch.reached_exec = true;
-    let exact = launch.plan.steps.has(Step::EmptyEnvironment);
-    if exact {
-        launch.done.add(Step::EmptyEnvironment);
+impl Start<'_> {
+    pub(crate) fn put_streams(&self) -> io::Result<()> {
+        (0..).zip(self.streams).try_for_each(|(place, stream)| sys::put_stream(stream, place))
     }
-    let mut answer = io::Error::from_raw_os_error(libc::ENOENT);
-    for path in &launch.plan.candidates {
-        let error = match exact {
-            true => sys::exec(path, &launch.argv, &launch.env),
-            false => sys::exec_inheriting(path, &launch.argv),
-        };
-        match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ENOTDIR) => {}
-            Some(libc::EACCES) => answer = error,
-            _ => return error,
+
+    /// Tries the candidates in order. A file that is there but cannot run is the better answer than one that is not.
+    pub(crate) fn exec(&self, exact_environment: bool) -> io::Error {
+        let mut answer = io::Error::from_raw_os_error(libc::ENOENT);
+        for path in self.candidates {
+            let error = match exact_environment {
+                true => sys::exec(path, &self.argv, &self.env),
+                false => sys::exec_inheriting(path, &self.argv),
+            };
+            match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENOTDIR) => {}
+                Some(libc::EACCES) => answer = error,
+                _ => return error,
+            }
         }
+        answer
     }
-    answer
 }
 
 /// Keeps the type of borrowed descriptors in one place for the launcher.

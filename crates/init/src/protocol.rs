@@ -1,18 +1,22 @@
 //! What engine and launcher say to each other.
 //!
 //! ```text
-//! control   engine → launcher   template plan, once           launcher → engine   Hello + its pidfd
-//!                               Box  + channel, plan[, cgroup][, held…]
+//! control   engine → launcher   Template, once                launcher → engine   Hello + its pidfd
+//!                               Box  + channel[, cgroup][, held…]
 //!                               Lane + its control[, cgroup.procs…]
-//! channel   engine → launcher   Exec + plan, 0, 1, 2          launcher → engine   Ready + workspace, doors…
-//! (one a box)                   Signal, Destroy                                   Started + pidfd
-//!                                                                                 Ended, Failed, Gone
+//!                               Stock
+//! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace[, terminal], doors…
+//! (one a box)                   Prepare + standby                                 Started + pidfd
+//!                               Signal, Destroy                                   Ended, Failed, Gone
+//! standby   engine → process    Exec + 0, 1, 2                process → engine    Started
+//!                                                                                 Failed, or its end: exec
 //! ```
 //!
-//! Sequenced packets: a message is whole or not there, and an end of file is a death. A plan travels in a
-//! memory file of its own, because a command line may be larger than a packet.
+//! Sequenced packets: a message is whole or not there, and an end of file is a death. A plan travels in the message,
+//! or, because a command line may be larger than a packet, in a memory file that comes first.
 
 use crate::{
+    plan::{Ids, StockPlan},
     step::{Failure, Steps},
     wire::{Malformed, Wire, decode, encode},
     wire_struct,
@@ -33,33 +37,83 @@ use std::{
 
 /// Descriptors in one message.
 const MOST_DESCRIPTORS: usize = 24;
-/// Bytes in one message; plans do not travel in messages.
-const MOST_BYTES: usize = 16 << 10;
+/// Bytes in one message.
+const MOST_BYTES: usize = 8 << 10;
+/// Bytes of a plan that travels in a message.
+const MOST_INLINE: usize = 6 << 10;
 /// Bytes of one plan.
 const MOST_PLAN: u64 = 16 << 20;
 
 /// What the engine asks on the control socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// A box: channel, plan, then the cgroup directory if it is to be born in one, then what its keeper holds
-    /// open for as long as it lives.
+    /// The root of the boxes to come; once, first.
+    Template {
+        /// Its plan.
+        plan: Brief,
+        /// Who the program of the first box will be: its namespaces are made while the root is built.
+        first: Option<Ids>,
+    },
+    /// A box: channel, then the cgroup directory if it is to be born in one, then what its keeper holds open for as
+    /// long as it lives.
     Box {
+        /// Its plan.
+        plan: Brief,
         /// Whether a cgroup directory is among the handles.
         cgroup: bool,
     },
     /// A copy of the launcher in version 1 cgroups: its control socket, then their `cgroup.procs` files.
     Lane,
+    /// From now on keep namespaces ready.
+    Stock(StockPlan),
 }
 
 /// What the engine asks on the channel of a box.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Run a program: plan, standard input, output, error.
-    Exec,
+    /// Run a program by its plan (or errand): standard input, output, error.
+    Exec(Brief),
+    /// Make a process that has given everything up and stands by for its errand: its socket.
+    Prepare(Brief),
     /// Send a signal to the program.
     Signal(i32),
     /// End the box with everything in it.
     Destroy,
+}
+
+/// A plan in a message: its bytes, or none when they are in a memory file, the first handle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Brief(Vec<u8>);
+
+impl Brief {
+    /// A plan, and the file it is in if it is large.
+    pub fn new<T: Wire>(plan: &T) -> io::Result<(Brief, Option<OwnedFd>)> {
+        let bytes = encode(plan);
+        match bytes.len() <= MOST_INLINE {
+            true => Ok((Brief(bytes), None)),
+            false => Ok((Brief(Vec::new()), Some(plan_file(&bytes)?))),
+        }
+    }
+
+    /// The plan; its file is taken from the handles.
+    pub(crate) fn read<T: Wire>(&self, files: &mut Vec<OwnedFd>) -> io::Result<T> {
+        let malformed = |_| io::Error::other("the plan is malformed");
+        match (self.0.is_empty(), files.is_empty()) {
+            (false, _) => decode(&self.0).map_err(malformed),
+            (true, false) => read_plan(files.remove(0)),
+            (true, true) => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
+    }
+}
+
+impl Wire for Brief {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.0.len() as u32).put(out);
+        out.extend(&self.0);
+    }
+    fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
+        Vec::get(input).map(Brief)
+    }
 }
 
 /// What the launcher says.
@@ -67,14 +121,16 @@ pub enum Command {
 pub enum Report {
     /// The launcher (or lane) is ready; its pidfd comes along.
     Hello(Steps),
-    /// The box is made; its workspace and its listeners come along.
+    /// The box is made; its workspace, our end of its terminal if it has one, and its listeners come along.
     Ready {
         /// What was done.
         steps: Steps,
+        /// Who the program will be.
+        ids: Ids,
         /// Which host paths, counted from the workspace, could not be idmapped as asked.
         unmapped: Vec<u32>,
     },
-    /// The program runs; its pidfd comes along.
+    /// The program runs, and its pidfd comes along; or it stands by.
     Started(Steps),
     /// The program has ended.
     Ended(Ended),
@@ -93,24 +149,38 @@ pub struct Ended {
     pub cpu_us: u64,
     /// Largest resident size of one process.
     pub peak_bytes: u64,
+    /// Nothing else is left in the box, for certain. It may be so without this.
+    pub alone: bool,
 }
 
-wire_struct!(Ended { status, cpu_us, peak_bytes });
+wire_struct!(Ended { status, cpu_us, peak_bytes, alone });
 
 impl Wire for Request {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
-            Request::Box { cgroup } => {
+            Request::Template { plan, first } => {
+                out.push(b'T');
+                plan.put(out);
+                first.put(out);
+            }
+            Request::Box { plan, cgroup } => {
                 out.push(b'B');
+                plan.put(out);
                 cgroup.put(out);
             }
             Request::Lane => out.push(b'L'),
+            Request::Stock(plan) => {
+                out.push(b'S');
+                plan.put(out);
+            }
         }
     }
     fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
         match u8::get(input)? {
-            b'B' => Ok(Request::Box { cgroup: Wire::get(input)? }),
+            b'T' => Ok(Request::Template { plan: Wire::get(input)?, first: Wire::get(input)? }),
+            b'B' => Ok(Request::Box { plan: Wire::get(input)?, cgroup: Wire::get(input)? }),
             b'L' => Ok(Request::Lane),
+            b'S' => StockPlan::get(input).map(Request::Stock),
             _ => Err(Malformed),
         }
     }
@@ -119,7 +189,14 @@ impl Wire for Request {
 impl Wire for Command {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
-            Command::Exec => out.push(b'X'),
+            Command::Exec(plan) => {
+                out.push(b'X');
+                plan.put(out);
+            }
+            Command::Prepare(plan) => {
+                out.push(b'P');
+                plan.put(out);
+            }
             Command::Signal(number) => {
                 out.push(b'S');
                 number.put(out);
@@ -129,7 +206,8 @@ impl Wire for Command {
     }
     fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
         match u8::get(input)? {
-            b'X' => Ok(Command::Exec),
+            b'X' => Brief::get(input).map(Command::Exec),
+            b'P' => Brief::get(input).map(Command::Prepare),
             b'S' => i32::get(input).map(Command::Signal),
             b'D' => Ok(Command::Destroy),
             _ => Err(Malformed),
@@ -144,9 +222,10 @@ impl Wire for Report {
                 out.push(b'H');
                 steps.put(out);
             }
-            Report::Ready { steps, unmapped } => {
+            Report::Ready { steps, ids, unmapped } => {
                 out.push(b'R');
                 steps.put(out);
+                ids.put(out);
                 unmapped.put(out);
             }
             Report::Started(steps) => {
@@ -172,7 +251,11 @@ impl Wire for Report {
     fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
         match u8::get(input)? {
             b'H' => Steps::get(input).map(Report::Hello),
-            b'R' => Ok(Report::Ready { steps: Wire::get(input)?, unmapped: Wire::get(input)? }),
+            b'R' => Ok(Report::Ready {
+                steps: Wire::get(input)?,
+                ids: Wire::get(input)?,
+                unmapped: Wire::get(input)?,
+            }),
             b'P' => Steps::get(input).map(Report::Started),
             b'E' => Ended::get(input).map(Report::Ended),
             b'F' => {
@@ -229,19 +312,18 @@ pub fn receive<T: Wire>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>
     Ok(Some((message, descriptors)))
 }
 
-/// Puts a plan into a sealed memory file.
-pub fn plan_file<T: Wire>(plan: &T) -> io::Result<OwnedFd> {
+/// A sealed memory file.
+fn plan_file(bytes: &[u8]) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(c"plan", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    io::Write::write_all(&mut std::fs::File::from(file.try_clone()?), &encode(plan))?;
-    rustix::fs::fcntl_add_seals(
-        &file,
-        SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
-    )?;
-    Ok(file)
+    let mut file = std::fs::File::from(file);
+    io::Write::write_all(&mut file, bytes)?;
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok(file.into())
 }
 
 /// Reads a plan from its file.
-pub fn read_plan<T: Wire>(file: OwnedFd) -> io::Result<T> {
+fn read_plan<T: Wire>(file: OwnedFd) -> io::Result<T> {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::from(file);
     let size = file.metadata()?.len();

@@ -37,15 +37,19 @@ fn handled(version: u32) -> (Handled, usize) {
     (Handled { files, net: 0, scoped }, size)
 }
 
-/// Reads everywhere, writes below `writable` and to the plain devices, nothing else.
-pub(crate) fn restrict(version: u32, writable: &[CString]) -> io::Result<()> {
+/// What else may be used where the box has a terminal of its own.
+const TERMINALS: [&CStr; 2] = [c"/dev/tty", c"/dev/pts"];
+
+/// Reads everywhere, writes below `writable`, to the plain devices and the box's terminals, nothing else.
+pub(crate) fn restrict(version: u32, writable: &[CString], terminal: bool) -> io::Result<()> {
     let (handled, size) = handled(version);
     let all = handled.files;
     let ruleset = sys::landlock_ruleset(&handled, size)?;
     allow(&ruleset, c"/", EXECUTE | READ_FILE | READ_DIR)?;
     // Programs name their threads and adjust themselves there; other files refuse by their mode.
     allow(&ruleset, c"/proc", READ_FILE | READ_DIR | (WRITE_FILE | TRUNCATE) & all)?;
-    for device in DEVICES {
+    let terminals = if terminal { &TERMINALS[..] } else { &[] };
+    for device in DEVICES.iter().chain(terminals) {
         allow(&ruleset, device, (READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV) & all)?;
     }
     for path in writable {

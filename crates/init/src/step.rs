@@ -28,12 +28,16 @@ pub enum Step {
     Scratch,
     /// `/proc`, masked.
     Proc,
+    /// Files of `/proc` and `/sys` show the limits of the run instead of the host.
+    ShowLimits,
     /// `/workspace` and its protected names.
     Workspace,
     /// Further mounts.
     Mounts,
     /// Loopback and the doors' listeners.
     Doors,
+    /// A terminal of the box's own, if it is to have one.
+    Terminal,
     /// The user namespace of the program.
     MakeUserNamespace,
     /// The program joins the keeper's namespaces.
@@ -52,6 +56,8 @@ pub enum Step {
     PathRules,
     /// Resource limits.
     ResourceLimits,
+    /// As many CPUs as the run may use. Honesty, not a limit: the program may undo it.
+    Affinity,
     /// The system call filter.
     SyscallFilter,
     /// Exactly the plan's environment.
@@ -62,7 +68,7 @@ pub enum Step {
 
 impl Step {
     /// All of them, in order.
-    pub const ALL: [Step; 27] = [
+    pub const ALL: [Step; 30] = [
         Step::LauncherNamespaces,
         Step::Template,
         Step::ReadOnlyRoot,
@@ -75,9 +81,11 @@ impl Step {
         Step::OpenPaths,
         Step::Scratch,
         Step::Proc,
+        Step::ShowLimits,
         Step::Workspace,
         Step::Mounts,
         Step::Doors,
+        Step::Terminal,
         Step::MakeUserNamespace,
         Step::JoinNamespaces,
         Step::EnterUserNamespace,
@@ -87,6 +95,7 @@ impl Step {
         Step::Descriptors,
         Step::PathRules,
         Step::ResourceLimits,
+        Step::Affinity,
         Step::SyscallFilter,
         Step::EmptyEnvironment,
         Step::Exec,
@@ -107,9 +116,11 @@ impl Step {
             Step::OpenPaths => "open host paths",
             Step::Scratch => "scratch space",
             Step::Proc => "proc",
+            Step::ShowLimits => "show limits",
             Step::Workspace => "workspace",
             Step::Mounts => "mounts",
             Step::Doors => "doors",
+            Step::Terminal => "terminal",
             Step::MakeUserNamespace => "make user namespace",
             Step::JoinNamespaces => "join namespaces",
             Step::EnterUserNamespace => "enter user namespace",
@@ -119,6 +130,7 @@ impl Step {
             Step::Descriptors => "descriptors",
             Step::PathRules => "path rules",
             Step::ResourceLimits => "resource limits",
+            Step::Affinity => "affinity",
             Step::SyscallFilter => "system call filter",
             Step::EmptyEnvironment => "environment",
             Step::Exec => "exec",

@@ -205,12 +205,20 @@ fn enter(root: &OwnedFd) -> io::Result<()> {
 
 /// A new file system, not yet attached.
 pub(crate) fn make(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
+    mounted(kind, options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)
+}
+
+/// The same for one that has nothing but devices in it.
+pub(crate) fn make_with_devices(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
+    mounted(kind, options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC)
+}
+
+fn mounted(kind: &CStr, options: &[(&CStr, &CStr)], attributes: MountAttrFlags) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (name, value) in options {
         rustix::mount::fsconfig_set_string(&context, *name, *value)?;
     }
     rustix::mount::fsconfig_create(&context)?;
-    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
     Ok(rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 

@@ -144,7 +144,8 @@ macro_rules! wire_enum {
 mod tests {
     use super::*;
     use crate::{
-        protocol::{Command, Ended, Report, Request},
+        plan::{Ids, StockPlan},
+        protocol::{Brief, Command, Ended, Report, Request},
         step::{Failure, Step, Steps},
     };
     use proptest::prelude::*;
@@ -166,17 +167,28 @@ mod tests {
         Ok(())
     }
 
+    fn ids() -> impl Strategy<Value = Ids> {
+        any::<(u32, u32, u32, u32, bool)>().prop_map(|(uid, gid, outer_uid, outer_gid, drop_groups)| Ids {
+            uid,
+            gid,
+            outer_uid,
+            outer_gid,
+            drop_groups,
+        })
+    }
+
     fn report() -> impl Strategy<Value = Report> {
         let steps = any::<u64>().prop_map(Steps::from_bits);
-        let ended = any::<(i32, u64, u64)>();
-        let ended = ended.prop_map(|(status, cpu_us, peak_bytes)| Ended { status, cpu_us, peak_bytes });
+        let ended = any::<(i32, u64, u64, bool)>();
+        let ended =
+            ended.prop_map(|(status, cpu_us, peak_bytes, alone)| Ended { status, cpu_us, peak_bytes, alone });
         let step = prop::sample::select(Step::ALL.to_vec());
         let failure = (step, any::<i32>(), ".{0,8}");
         prop_oneof![
             steps.clone().prop_map(Report::Hello),
             steps.clone().prop_map(Report::Started),
-            (steps, prop::collection::vec(any::<u32>(), 0..4))
-                .prop_map(|(steps, unmapped)| Report::Ready { steps, unmapped }),
+            (steps, ids(), prop::collection::vec(any::<u32>(), 0..4))
+                .prop_map(|(steps, ids, unmapped)| Report::Ready { steps, ids, unmapped }),
             ended.clone().prop_map(Report::Ended),
             ended.prop_map(Report::Gone),
             failure.prop_map(|(step, errno, detail)| Report::Failed(Failure { step, errno, detail })),
@@ -193,6 +205,19 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_travels_in_its_message_or_in_a_file() {
+        for (length, has_file) in [(10, false), (100 << 10, true)] {
+            let plan = "x".repeat(length);
+            let (brief, file) = Brief::new(&plan).unwrap();
+            assert_eq!(file.is_some(), has_file);
+            let mut files = file.into_iter().collect();
+            assert_eq!(brief.read::<String>(&mut files).unwrap(), plan);
+            assert!(files.is_empty());
+            assert_eq!(brief.read::<String>(&mut files).is_ok(), !has_file);
+        }
+    }
+
+    #[test]
     fn text_that_its_type_cannot_hold_is_refused() {
         let bytes = |text: &[u8]| [&(text.len() as u32).to_le_bytes(), text].concat();
         assert_eq!(decode::<CString>(&bytes(b"a\0b")), Err(Malformed));
@@ -205,12 +230,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_travel_whole_or_not_at_all(report in report(), cgroup: bool, signal: i32) {
+        fn messages_travel_whole_or_not_at_all(report in report(), ids in ids(), cgroup: bool, signal: i32) {
             every_cut_is_refused(&report)?;
-            every_cut_is_refused(&Request::Box { cgroup })?;
+            let (plan, file) = Brief::new(&ids).unwrap();
+            prop_assert!(file.is_none());
+            every_cut_is_refused(&Request::Template { plan: plan.clone(), first: Some(ids) })?;
+            every_cut_is_refused(&Request::Box { plan: plan.clone(), cgroup })?;
             every_cut_is_refused(&Request::Lane)?;
+            every_cut_is_refused(&Request::Stock(StockPlan { depth: 8, ids, outer_count: 1, first_turn: 0 }))?;
             every_cut_is_refused(&Command::Signal(signal))?;
-            every_cut_is_refused(&Command::Exec)?;
+            every_cut_is_refused(&Command::Exec(plan.clone()))?;
+            every_cut_is_refused(&Command::Prepare(plan))?;
             every_cut_is_refused(&Command::Destroy)?;
         }
 

@@ -24,5 +24,5 @@ pub use result::{
 };
 pub use run::{
     Access, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest, RunSpec,
-    SandboxSpec, SpecError, User, WORKSPACE,
+    SandboxSpec, SpecError, TerminalSize, User, WORKSPACE,
 };

@@ -46,6 +46,8 @@ pub struct RunRequest {
     pub require: Vec<Barrier>,
     pub user: Option<User>,
     pub stdin: bool,
+    /// A terminal of this size, which then is standard input, output and error.
+    pub tty: Option<TerminalSize>,
     pub run_id: Option<String>,
     pub task_id: Option<String>,
     pub job_id: Option<String>,
@@ -63,7 +65,7 @@ pub struct RunSpec {
     pub job_id: Option<Id>,
     /// Exact argument list; never empty.
     pub command: Vec<OsString>,
-    /// Whether standard input is passed through; otherwise it is empty.
+    /// Whether standard input is passed through; otherwise it is empty, or the terminal.
     pub stdin: bool,
     /// Files to put into the workspace before the run.
     pub inputs: Vec<(WorkspacePath, InputSource)>,
@@ -74,7 +76,7 @@ pub struct RunSpec {
 }
 
 /// The box a run gets.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SandboxSpec {
     /// Name of the profile it came from.
@@ -101,6 +103,15 @@ pub struct SandboxSpec {
     pub required: BTreeSet<Barrier>,
     /// Who the program is inside.
     pub user: User,
+    /// Its terminal, if it has one, and how large that is at first.
+    pub tty: Option<TerminalSize>,
+}
+
+impl SandboxSpec {
+    /// The box itself, whatever variables its program gets: what can be made ahead of a run.
+    pub fn kind(&self) -> SandboxSpec {
+        SandboxSpec { env: BTreeMap::new(), ..self.clone() }
+    }
 }
 
 /// The root file system inside.
@@ -150,6 +161,14 @@ pub enum Network {
 pub enum InputSource {
     File(PathBuf),
     Artifact { name: WorkspacePath, version: Option<u64> },
+}
+
+/// How large a terminal is, in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct TerminalSize {
+    pub rows: u16,
+    pub columns: u16,
 }
 
 /// Numeric user and group inside.
@@ -219,7 +238,7 @@ impl Policy {
             task_id: id(&request.task_id, "--task-id")?,
             job_id: id(&request.job_id, "--job-id")?,
             command: check_command(request.command)?,
-            stdin: request.stdin,
+            stdin: request.stdin && request.tty.is_none(),
             inputs: request.inputs.iter().map(|text| input(text)).collect::<Result<_, _>>()?,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
             sandbox: SandboxSpec {
@@ -235,6 +254,7 @@ impl Policy {
                 limits,
                 required: request.require.into_iter().collect(),
                 user: check_user(request.user)?,
+                tty: request.tty,
             },
         })
     }
@@ -577,6 +597,16 @@ mod tests {
         let env = policy.admit(asked).unwrap().sandbox.env;
         let names: Vec<_> = env.keys().map(|name| name.as_os_str().to_owned()).collect();
         assert_eq!(names, ["A", "LANG"]);
+    }
+
+    #[test]
+    fn a_terminal_takes_the_place_of_standard_input() {
+        let size = TerminalSize { rows: 24, columns: 80 };
+        let asked = |tty| RunRequest { stdin: true, tty, ..request(&["sh"]) };
+        let plain = Policy::default().admit(asked(None)).unwrap();
+        assert_eq!((plain.stdin, plain.sandbox.tty), (true, None));
+        let terminal = Policy::default().admit(asked(Some(size))).unwrap();
+        assert_eq!((terminal.stdin, terminal.sandbox.tty), (false, Some(size)));
     }
 
     #[test]

@@ -21,7 +21,8 @@ fn main() -> io::Result<()> {
     let folder = Path::new(&folder);
     write(&folder.join("plan"), plans())?;
     write(&folder.join("request"), requests())?;
-    write(&folder.join("config"), settings())
+    write(&folder.join("config"), settings())?;
+    write(&folder.join("screen"), screens())
 }
 
 fn write(folder: &Path, seeds: Vec<Vec<u8>>) -> io::Result<()> {
@@ -93,6 +94,7 @@ fn a_box() -> BoxPlan {
         hostname: c"airlock".to_owned(),
         own_network: true,
         doors: vec![8080, 3128],
+        terminal: true,
         scratch_bytes: 256 << 20,
         scratch_files: 65536,
         workspace: Some(host_path(c"/home/u/project", c"/workspace", Some(Owner { uid: 1000, gid: 1000 }))),
@@ -117,6 +119,7 @@ fn program() -> ProgramPlan {
         directory: c"/workspace".to_owned(),
         rlimits: vec![ResourceLimit { resource: 7, soft: 128, hard: 128 }],
         writable: strings(&[c"/tmp", c"/workspace"]),
+        terminal: true,
     }
 }
 
@@ -130,6 +133,19 @@ fn requests() -> Vec<Vec<u8>> {
         &["ctrue", "m/x:/a/../etc:rw", "i../x=y", "a..", "r../x", "nhost", "T500ms", "M2G", "C0.01"],
     ];
     all.iter().map(|records| records.join("\x1e").into_bytes()).collect()
+}
+
+/// What programs write to terminals, after a byte for the level and one for where it is cut.
+fn screens() -> Vec<Vec<u8>> {
+    let all = [
+        "plain\r\n\x1b[1;38:2::1:2:3mcolour\x1b[m\tä€𝄞",
+        "\x1b[?1049h\x1b[?25l\x1b[2J\x1b[10;20H\x1b[2;9r\x1b(0lqk\x1b(B\x0e\x0f\x1b=\x1b[4 q\x1b[4h",
+        "\x1b[6n\x1b[c\x1b[>c\x1b[21t\x1b[3J\x1b[201~\x1b[5i\x1bc\x05",
+        "\x1b]52;c;eA==\x07\x1b]0;title\x1b\\\x1bP$qm\x1b\\\x1b_G\x1b\\\x1bkx\x1b\\",
+        "\u{9b}2J\u{9d}52;c;?\u{9c}\x1b[?25;1048l\x18\x1b\x1b[",
+    ];
+    let level = |level: u8| all.iter().map(move |text| [&[level, 3], text.as_bytes()].concat());
+    level(0).chain(level(1)).collect()
 }
 
 /// The operator's file, then a local one, as `targets/config.rs` reads them.

@@ -44,7 +44,7 @@ fn an_engine_outlives_its_launchers() {
 
 async fn kill_idle_launchers() {
     let bench = Bench::new("launchers");
-    let engine = Engine::open(Settings { state: bench.state.clone() }).expect("an engine");
+    let engine = Engine::open(Settings::new(&bench.state)).expect("an engine");
     for _ in 0..5 {
         let result = hello(&engine).await;
         assert_eq!((result.status, &result.stdout[..]), (Status::Succeeded, &b"hello\n"[..]), "{result:#?}");
@@ -61,7 +61,7 @@ fn runs_whose_helpers_are_killed_leave_nothing_in_the_engine() {
 
 async fn kill_busy_helpers() {
     let bench = Bench::new("helpers");
-    let engine = Engine::open(Settings { state: bench.state.clone() }).expect("an engine");
+    let engine = Engine::open(Settings::new(&bench.state)).expect("an engine");
     let mut chance = Chance::seeded();
     hello(&engine).await;
     let files = open_files();

@@ -4,6 +4,7 @@ use super::{
     Global, conclude,
     message::{self, Failure, Line, printable},
     open_engine, print, print_json,
+    screen::{Level, Screen},
 };
 use crate::config::Surroundings;
 use clap::{Args, Subcommand};
@@ -11,7 +12,7 @@ use engine::Engine;
 use spec::{ErrorCode, WorkspacePath};
 use std::{
     fs::{File, OpenOptions},
-    io,
+    io::{self, IsTerminal, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -83,7 +84,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     let config = global.configure(surroundings)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
-    let open = || open_engine(&config);
+    let open = || open_engine(&config, None);
     match options.action {
         Action::List => {
             let (rows, notes) = kept::list(&open()?);
@@ -132,9 +133,9 @@ fn get(engine: &Engine, which: &Which, output: Option<&Path>, json: bool) -> Res
         if json {
             return Err(Failure::invalid("--json needs a file for the bytes", "add --output FILE"));
         }
-        return match io::copy(&mut from, &mut io::stdout().lock()) {
+        return match write_out(&mut from) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed(which, &error)),
-            Ok(_) | Err(_) => Ok(()),
+            Ok(()) | Err(_) => Ok(()),
         };
     };
     let mut to = OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| {
@@ -150,6 +151,24 @@ fn get(engine: &Engine, which: &Which, output: Option<&Path>, json: bool) -> Res
             Ok(())
         }
     }
+}
+
+/// Unchanged, but for a terminal: a kept file is as hostile as the output of the run that left it.
+fn write_out(from: &mut File) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    if !stdout.is_terminal() {
+        return io::copy(from, &mut stdout).map(drop);
+    }
+    let mut screen = Screen::new(Level::Lines);
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match from.read(&mut buffer)? {
+            0 => break,
+            count => stdout.write_all(&screen.show(&buffer[..count]))?,
+        }
+    }
+    stdout.write_all(&screen.finish())?;
+    stdout.flush()
 }
 
 fn failed(which: &Which, error: &io::Error) -> Failure {

@@ -46,7 +46,7 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let config = global.configure(surroundings)?;
     let runtime = super::runtime()?;
-    let checks = runtime.block_on(async { Ok::<_, Failure>(open_engine(&config)?.doctor().await) })?;
+    let checks = runtime.block_on(async { Ok::<_, Failure>(open_engine(&config, None)?.doctor().await) })?;
     let can_run = checks.iter().all(|check| check.state != CheckState::Missing);
     match options.json {
         true => print_json(&serde_json::json!({ "can_run": can_run, "checks": checks }))?,

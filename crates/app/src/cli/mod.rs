@@ -3,10 +3,12 @@
 //! Data goes to stdout, everything else to stderr. What Airlock itself refuses exits with 125.
 
 mod artifact;
+mod bench;
 mod doctor;
 mod escape_test;
 mod message;
 mod run;
+mod screen;
 mod sweep;
 mod usage;
 
@@ -14,6 +16,7 @@ use crate::config::{self, Config, Surroundings};
 use clap::{Args, Parser, Subcommand};
 use message::Failure;
 use std::{
+    borrow::Cow,
     ffi::OsString,
     io::{self, Write},
     path::PathBuf,
@@ -62,6 +65,8 @@ enum Command {
     Sweep(sweep::Options),
     /// List, fetch or remove what runs have kept
     Artifact(artifact::Options),
+    /// Measure what a run costs here, beside other sandboxes
+    Bench(bench::Options),
     /// Attack sandboxes on this machine, and show that they hold
     EscapeTest(escape_test::Options),
 }
@@ -75,6 +80,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
+            Command::Bench(options) => bench::execute(options, &global, &surroundings),
             Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
         },
     }
@@ -99,12 +105,15 @@ impl Global {
 }
 
 /// Opens the engine on the configured state folder.
-fn open_engine(config: &Config) -> Result<engine::Engine, Failure> {
-    Ok(engine::Engine::open(settings(config))?)
+fn open_engine(config: &Config, begun: Option<engine::HeadStart>) -> Result<engine::Engine, Failure> {
+    Ok(match begun {
+        Some(begun) => engine::Engine::open_after(begun, settings(config))?,
+        None => engine::Engine::open(settings(config))?,
+    })
 }
 
 fn settings(config: &Config) -> engine::Settings {
-    engine::Settings { state: config.state.clone() }
+    engine::Settings::new(&config.state)
 }
 
 /// One thread is enough for one run, and starts faster.
@@ -130,9 +139,24 @@ fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
         Ok(mut text) => {
             // Not by another copy: a result can hold megabytes of output.
             text.push('\n');
-            print(&text)
+            print(&without_controls(&text))
         }
         Err(error) => Err(Failure::internal(format!("cannot write the result as JSON: {error}"))),
+    }
+}
+
+/// JSON allows the controls from U+007F to U+009F as they are; a terminal obeys them.
+fn without_controls(json: &str) -> Cow<'_, str> {
+    let obeyed = |character: char| ('\u{7f}'..='\u{9f}').contains(&character);
+    match json.contains(obeyed) {
+        false => Cow::Borrowed(json),
+        true => {
+            let escaped = |character| match obeyed(character) {
+                true => format!("\\u{:04x}", u32::from(character)),
+                false => character.to_string(),
+            };
+            Cow::Owned(json.chars().map(escaped).collect())
+        }
     }
 }
 
@@ -163,6 +187,16 @@ mod tests {
             let shown = command.get_after_help().or(command.get_after_long_help()).map(ToString::to_string);
             assert!(shown.is_some_and(|text| text.contains("Examples:")), "{}", command.get_name());
         }
+    }
+
+    #[test]
+    fn json_means_the_same_and_steers_no_terminal() {
+        let hostile = "\u{9b}2J\u{7f} ä\x1b[2J\n";
+        let text = serde_json::to_string(hostile).unwrap();
+        let shown = without_controls(&text);
+        assert!(text.contains(char::is_control) && !shown.contains(char::is_control), "{shown:?}");
+        assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), hostile);
+        assert!(matches!(without_controls("{\"a\":\"ä\"}"), Cow::Borrowed(_)));
     }
 
     #[test]

@@ -36,7 +36,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let runtime = super::runtime()?;
     let _within = runtime.enter();
     // Opening sweeps: what is left to say is what that did.
-    let engine = open_engine(&config)?;
+    let engine = open_engine(&config, None)?;
     let swept = engine.swept_at_opening();
     match options.json {
         true => print_json(swept)?,

@@ -147,7 +147,7 @@ impl Section<'_> {
         Ok(())
     }
 
-    fn count(&self, key: &str, value: &Value) -> Result<u32, ConfigError> {
+    pub(super) fn count(&self, key: &str, value: &Value) -> Result<u32, ConfigError> {
         let count =
             value.as_integer().and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0);
         count
@@ -155,7 +155,11 @@ impl Section<'_> {
     }
 
     /// A quantity as people write it: `"2G"`, `"1h"`, or a bare number.
-    fn quantity<T: FromStr<Err: fmt::Display>>(&self, key: &str, value: &Value) -> Result<T, ConfigError> {
+    pub(super) fn quantity<T: FromStr<Err: fmt::Display>>(
+        &self,
+        key: &str,
+        value: &Value,
+    ) -> Result<T, ConfigError> {
         let text = match value {
             Value::String(text) => text.clone(),
             Value::Integer(number) => number.to_string(),

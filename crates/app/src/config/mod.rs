@@ -38,6 +38,8 @@ pub(crate) struct Flags {
 pub(crate) struct Config {
     /// Profiles and the operator's maximum.
     pub(crate) policy: Policy,
+    /// What a long-lived engine makes ahead of runs; a lone run makes nothing.
+    pub(crate) pool: engine::Pool,
     /// The folder for run records and artifacts; absolute.
     pub(crate) state: PathBuf,
     /// The operator's file, if there was one.
@@ -82,11 +84,11 @@ impl Surroundings {
 
 /// Reads the operator's settings. Nothing is created.
 pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, ConfigError> {
-    let (file, policy) = match operator_file(flags, around)? {
-        Some((path, text)) => (Some(path.clone()), operator::policy(&file::parse(&text, &path)?, &path)?),
-        None => (None, Policy::default()),
+    let (file, (policy, pool)) = match operator_file(flags, around)? {
+        Some((path, text)) => (Some(path.clone()), operator::read(&file::parse(&text, &path)?, &path)?),
+        None => (None, (Policy::default(), engine::Pool::OFF)),
     };
-    Ok(Config { policy, state: state_folder(flags, around)?, file })
+    Ok(Config { policy, pool, state: state_folder(flags, around)?, file })
 }
 
 /// Applies `airlock.toml` of the current folder, if there is one, to the profile this run will use.

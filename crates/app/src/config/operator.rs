@@ -4,6 +4,7 @@ use super::{
     ConfigError,
     file::{LIMITS, Section},
 };
+use engine::Pool;
 use spec::{EnvName, Id, Maximum, Network, Policy, Profile};
 use std::{collections::BTreeMap, ffi::OsStr, path::Path};
 use toml::{Table, Value};
@@ -23,10 +24,10 @@ struct Said {
     inherit: Option<Vec<String>>,
 }
 
-/// The built-in policy with what the file says.
-pub(super) fn policy(file: &Table, path: &Path) -> Result<Policy, ConfigError> {
+/// The built-in policy and pool with what the file says.
+pub(super) fn read(file: &Table, path: &Path) -> Result<(Policy, Pool), ConfigError> {
     let top = Section { path, name: "" };
-    let mut policy = Policy::default();
+    let (mut policy, mut ahead) = (Policy::default(), Pool::OFF);
     let mut said = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {
@@ -36,8 +37,9 @@ pub(super) fn policy(file: &Table, path: &Path) -> Result<Policy, ConfigError> {
                 }
             }
             "maximum" => policy.maximum = maximum(top.table(key, value)?, path)?,
+            "pool" => ahead = pool(top.table(key, value)?, path)?,
             later if NOT_BUILT.contains(&later) => return Err(top.not_built(later)),
-            other => return Err(top.unknown(other, &["profile", "maximum"])),
+            other => return Err(top.unknown(other, &["profile", "maximum", "pool"])),
         }
     }
     let builtin = policy.profiles.clone();
@@ -45,7 +47,22 @@ pub(super) fn policy(file: &Table, path: &Path) -> Result<Policy, ConfigError> {
         let resolved = resolve(name, &said, &builtin, &mut Vec::new(), path)?;
         policy.profiles.insert(name.clone(), resolved);
     }
-    Ok(policy)
+    Ok((policy, ahead))
+}
+
+/// What servers make ahead of runs.
+fn pool(table: &Table, path: &Path) -> Result<Pool, ConfigError> {
+    let section = Section { path, name: "pool" };
+    let mut pool = Pool::OFF;
+    for (key, value) in table {
+        match key.as_str() {
+            "parked" => pool.parked = section.count(key, value)? as usize,
+            "berths" => pool.berths = section.count(key, value)? as usize,
+            "memory" => pool.memory = section.quantity(key, value)?,
+            other => return Err(section.unknown(other, &["parked", "berths", "memory"])),
+        }
+    }
+    Ok(pool)
 }
 
 fn maximum(table: &Table, path: &Path) -> Result<Maximum, ConfigError> {
@@ -157,7 +174,22 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Policy, ConfigError> {
-        policy(&text.parse().unwrap(), Path::new("/c.toml"))
+        super::read(&text.parse().unwrap(), Path::new("/c.toml")).map(|(policy, _)| policy)
+    }
+
+    #[test]
+    fn a_pool_is_off_unless_the_file_says_what_to_make_ahead() {
+        let pool =
+            |text: &str| super::read(&text.parse().unwrap(), Path::new("/c.toml")).map(|(_, pool)| pool);
+        assert_eq!(pool(""), Ok(Pool::OFF));
+        let said = Pool { parked: 8, berths: 2, memory: "64M".parse().unwrap() };
+        assert_eq!(pool("[pool]\nparked = 8\nberths = 2\nmemory = \"64M\""), Ok(said));
+        assert_eq!(pool("[pool]\nparked = 3"), Ok(Pool { parked: 3, ..Pool::OFF }));
+        let wrong = pool("[pool]\nparkd = 3").unwrap_err();
+        assert_eq!(
+            (wrong.message.as_str(), wrong.hint.as_str()),
+            ("`pool.parkd` in `/c.toml` is not a known key", "did you mean `parked`?",)
+        );
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! A plan in words, for `--explain`.
 
-use super::{Native, Program, SandboxError, plan, root};
+use super::{Native, Program, SandboxError, machine, plan, root};
 use init::{
     plan::{HostPath, PlaceKind, ProgramPlan, TemplatePlan},
     step::Step,
 };
-use spec::{Enforcer, Id, SandboxSpec};
+use spec::{Enforcer, Id, Limits, SandboxSpec};
 use std::fmt::Write;
 
 /// One line: a step and what it will do.
@@ -34,7 +34,7 @@ impl Native {
         let in_box = plan::of_box(spec, self.steps, who, &[])?;
         let findings = self.cgroups.findings();
         let enforcers = findings.iter().map(|finding| (finding.limit, finding.enforcer)).collect();
-        let last = plan::of_program(program, spec, self.steps, who.ids, &enforcers)?;
+        let last = plan::of_program(Some(program), spec, self.steps, who.ids, &enforcers)?;
         let mut lines: Vec<_> = findings
             .iter()
             .map(|finding| Line {
@@ -49,6 +49,7 @@ impl Native {
             Step::Proc,
             "a proc of the box's own; keys, kernel symbols and settings masked or read-only",
         ));
+        lines.push(line(Step::ShowLimits, shown(limits)));
         lines.push(line(
             Step::Scratch,
             format!("tmpfs of {} for /tmp, /dev/shm, home and a fresh workspace", limits.disk),
@@ -64,6 +65,9 @@ impl Native {
             Step::Doors,
             if in_box.own_network { doors } else { "none; the host's network".to_owned() },
         ));
+        if in_box.terminal {
+            lines.push(line(Step::Terminal, "a devpts of the box's own; one terminal of it is 0, 1 and 2"));
+        }
         lines.extend(of_program(&last));
         Ok(lines)
     }
@@ -102,6 +106,16 @@ fn host_path(path: &HostPath) -> String {
     format!("{} at {}, {access}{mapped}", path.host.to_string_lossy(), path.inside.to_string_lossy())
 }
 
+fn shown(limits: &Limits) -> String {
+    let cpus = if limits.cpus.is_some() { machine::processors(limits).to_string() } else { "all".to_owned() };
+    format!("memory {}, CPUs {cpus}: in /proc/meminfo, cpuinfo and stat, and in /sys", limits.memory)
+}
+
+/// Only where there is a limit of CPUs.
+fn affinity(plan: &ProgramPlan) -> Option<Line> {
+    plan.cpus.map(|count| line(Step::Affinity, format!("CPUs {count}: a hint to programs, not a limit")))
+}
+
 fn of_program(plan: &ProgramPlan) -> Vec<Line> {
     let ids = plan.ids;
     let limits: Vec<_> =
@@ -110,12 +124,13 @@ fn of_program(plan: &ProgramPlan) -> Vec<Line> {
         let shown: Vec<_> = texts.iter().map(|text| text.to_string_lossy().into_owned()).collect();
         shown.join(" ")
     };
-    let names: Vec<_> = plan
-        .env
+    let errand = plan.errand.as_ref();
+    let names: Vec<_> = errand
         .iter()
+        .flat_map(|errand| &errand.env)
         .filter_map(|line| line.to_str().ok()?.split_once('=').map(|(name, _)| name.to_owned()))
         .collect();
-    vec![
+    let before = [
         line(
             Step::EnterUserNamespace,
             format!("uid {} inside, {} in the launcher's", ids.uid, ids.outer_uid),
@@ -136,10 +151,13 @@ fn of_program(plan: &ProgramPlan) -> Vec<Line> {
             ),
         ),
         line(Step::ResourceLimits, limits.join(" ")),
+    ];
+    let after = [
         line(Step::SyscallFilter, format!("{} instructions", init::filter::program().len())),
         line(Step::EmptyEnvironment, names.join(" ")),
-        line(Step::Exec, join(&plan.argv)),
-    ]
+        line(Step::Exec, errand.map(|errand| join(&errand.argv)).unwrap_or_default()),
+    ];
+    before.into_iter().chain(affinity(plan)).chain(after).collect()
 }
 
 fn held_by(enforcer: Enforcer) -> &'static str {

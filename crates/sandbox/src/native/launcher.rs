@@ -2,8 +2,8 @@
 
 use super::SandboxError;
 use init::{
-    plan::TemplatePlan,
-    protocol::{self, Command as Order, Report, Request},
+    plan::{BoxPlan, Ids, StockPlan, TemplatePlan},
+    protocol::{self, Brief, Command as Order, Report, Request},
     step::Steps,
     wire::Wire,
 };
@@ -18,7 +18,7 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::process::CommandExt,
     },
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::{Arc, OnceLock},
 };
 use tokio::{io::Interest, net::UnixDatagram};
@@ -29,7 +29,7 @@ use tokio::{io::Interest, net::UnixDatagram};
 pub(super) struct Channel(UnixDatagram);
 
 impl Channel {
-    fn new(socket: OwnedFd) -> io::Result<Channel> {
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Channel> {
         let socket = std::os::unix::net::UnixDatagram::from(socket);
         socket.set_nonblocking(true)?;
         UnixDatagram::from_std(socket).map(Channel)
@@ -44,8 +44,25 @@ impl Channel {
         protocol::send(&self.0, message, handles)
     }
 
+    /// Whether nothing has been said, nor has the other end gone. What was said is lost.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.0.try_recv(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
     pub(super) fn order(&self, order: Order) -> io::Result<()> {
         self.send(&order, &[])
+    }
+
+    /// An order with a plan, which comes before the other handles if it is large.
+    pub(super) fn order_by_plan<T: Wire>(
+        &self,
+        order: fn(Brief) -> Order,
+        plan: &T,
+        handles: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let (brief, file) = Brief::new(plan)?;
+        let handles: Vec<_> = file.iter().map(AsFd::as_fd).chain(handles.iter().copied()).collect();
+        self.send(&order(brief), &handles)
     }
 }
 
@@ -64,13 +81,17 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> SandboxError {
 }
 
 impl Launcher {
-    /// Starts one and waits until its template stands.
-    pub(super) async fn start(plan: &TemplatePlan, clear_env: bool) -> Result<Launcher, SandboxError> {
-        let (ours, theirs) = protocol::pair().map_err(failed("connect to"))?;
-        let plan = protocol::plan_file(plan).map_err(failed("brief"))?;
-        let mut child = spawn(theirs, clear_env).map_err(failed("start"))?;
-        let control = Channel::new(ours).map_err(failed("connect to"))?;
-        control.send(&Request::Box { cgroup: false }, &[plan.as_fd()]).map_err(failed("brief"))?;
+    /// Briefs one that has begun, and waits until its template stands.
+    pub(super) async fn start(
+        begun: Begun,
+        plan: &TemplatePlan,
+        first: Option<Ids>,
+    ) -> Result<Launcher, SandboxError> {
+        let (plan, file) = Brief::new(plan).map_err(failed("brief"))?;
+        let Begun { mut child, control } = begun;
+        let control = Channel::new(control).map_err(failed("connect to"))?;
+        let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+        control.send(&Request::Template { plan, first }, &files).map_err(failed("brief"))?;
         let launcher = Launcher::greeted(control).await;
         // The process we started ends as soon as it has forked the launcher into its own pid namespace.
         child.wait().map_err(failed("wait for"))?;
@@ -95,21 +116,42 @@ impl Launcher {
         }
     }
 
+    /// Has it keep namespaces ready from now on.
+    pub(super) fn stock(&self, plan: StockPlan) -> Result<(), SandboxError> {
+        self.control.send(&Request::Stock(plan), &[]).map_err(failed("stock"))
+    }
+
     /// Asks for a box; what comes of it is said on the channel. `held` stays open as long as the box lives.
     pub(super) fn ask_box(
         &self,
-        plan: BorrowedFd<'_>,
+        plan: &BoxPlan,
         cgroup: Option<BorrowedFd<'_>>,
         held: Option<BorrowedFd<'_>>,
     ) -> io::Result<Channel> {
         let (ours, theirs) = protocol::pair()?;
-        let handles: Vec<_> = [theirs.as_fd(), plan].into_iter().chain(cgroup).chain(held).collect();
-        self.control.send(&Request::Box { cgroup: cgroup.is_some() }, &handles)?;
+        let (plan, file) = Brief::new(plan)?;
+        let file = file.iter().map(AsFd::as_fd);
+        let handles: Vec<_> = file.chain([theirs.as_fd()]).chain(cgroup).chain(held).collect();
+        self.control.send(&Request::Box { plan, cgroup: cgroup.is_some() }, &handles)?;
         Channel::new(ours)
     }
 }
 
-fn spawn(control: OwnedFd, clear_env: bool) -> io::Result<std::process::Child> {
+/// The process of a launcher, which knows nothing yet.
+#[derive(Debug)]
+pub(super) struct Begun {
+    child: Child,
+    control: OwnedFd,
+}
+
+impl Begun {
+    pub(super) fn new(clear_env: bool) -> io::Result<Begun> {
+        let (ours, theirs) = protocol::pair()?;
+        Ok(Begun { child: spawn(theirs, clear_env)?, control: ours })
+    }
+}
+
+fn spawn(control: OwnedFd, clear_env: bool) -> io::Result<Child> {
     let program = sealed_launcher()?;
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
     command.arg0("airlock-init").current_dir("/");

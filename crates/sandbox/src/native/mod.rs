@@ -10,6 +10,7 @@ pub mod cgroup;
 mod error;
 mod explain;
 mod launcher;
+mod machine;
 mod plan;
 pub mod probe;
 pub mod protect;
@@ -17,19 +18,19 @@ mod root;
 
 pub use error::{Missing, SandboxError};
 pub use explain::Line;
-pub use init::step::Step;
+pub use init::{protocol::Ended, step::Step};
 pub use plan::{Program, Starter};
 
-use cgroup::{Counters, Group};
+use cgroup::{Counters, Group, Placement};
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
-    protocol::{self, Command, Ended, Report},
+    protocol::{self, Command, Report},
     step::Steps,
 };
-use launcher::{Channel, Launcher};
+use launcher::{Begun, Channel, Launcher};
 use plan::Who;
 use protect::Protection;
-use spec::{Barrier, Enforcer, Id, SandboxSpec};
+use spec::{Barrier, Enforcer, Id, Network, SandboxSpec};
 use std::{
     collections::BTreeMap,
     ffi::{CString, OsStr},
@@ -40,13 +41,32 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
-    time::Duration,
+    thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 /// Launchers kept for the next run with the same root; each is a small idle process.
 const MOST_LAUNCHERS: usize = 16;
+/// How long the plan of a root is good for another run: a host changes seldom, and runs come in flocks.
+const PLAN_AGE: Duration = Duration::from_secs(1);
 /// How long the kernel may take to end a box. Only a process stuck in the kernel takes longer.
 const LONGEST_END: Duration = Duration::from_secs(10);
+
+/// The process of a launcher on its way, beside whatever its caller has to do before the first run.
+#[derive(Debug)]
+pub struct HeadStart(JoinHandle<std::io::Result<Begun>>);
+
+impl HeadStart {
+    /// Begins, in a thread of its own. Dropped without use, the process sees that and ends.
+    pub fn give() -> HeadStart {
+        HeadStart(std::thread::spawn(|| Begun::new(true)))
+    }
+
+    /// None if it came to nothing: then a launcher is started as usual, and that says why.
+    fn wait(self) -> Option<Begun> {
+        self.0.join().ok()?.ok()
+    }
+}
 
 /// Makes boxes on this machine.
 #[derive(Debug)]
@@ -55,14 +75,27 @@ pub struct Native {
     starter: Starter,
     cgroups: cgroup::Host,
     launchers: Mutex<Vec<(TemplatePlan, Arc<Launcher>)>>,
+    head_start: Mutex<Option<HeadStart>>,
+    /// Roots that were planned a moment ago.
+    planned: Mutex<Vec<(Instant, SandboxSpec, TemplatePlan)>>,
+    /// How many network and user namespaces each launcher keeps ready.
+    namespaces_ahead: u32,
     steps: Steps,
     limits_in_cgroups: bool,
 }
+
+/// Cgroups made ahead of a box, with the lane that sits in those of version 1.
+#[derive(Debug)]
+pub struct Berth(Held);
 
 /// A live box.
 #[derive(Debug)]
 pub struct NativeBox {
     channel: Channel,
+    /// The process of its program, made ahead.
+    standby: Option<Channel>,
+    /// Its program has ended.
+    ending: bool,
     /// Keeps the launcher, or the lane that is this box's alone, alive.
     launcher: Arc<Launcher>,
     spec: SandboxSpec,
@@ -71,6 +104,7 @@ pub struct NativeBox {
     steps: Steps,
     done: Steps,
     workspace: OwnedFd,
+    terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
     held: Held,
     notes: Vec<String>,
@@ -80,6 +114,8 @@ pub struct NativeBox {
 #[derive(Debug, Default)]
 struct Held {
     group: Option<Group>,
+    /// In the group, where that is of version 1.
+    lane: Option<Arc<Launcher>>,
     protection: Option<Protection>,
 }
 
@@ -102,9 +138,22 @@ impl Native {
             starter: spare.map_or(Starter::User, Starter::Root),
             cgroups: cgroup::Host::detect(),
             launchers: Mutex::new(Vec::new()),
+            head_start: Mutex::new(None),
+            planned: Mutex::new(Vec::new()),
+            namespaces_ahead: 0,
             steps: Steps::ALL,
             limits_in_cgroups: true,
         }
+    }
+
+    /// Uses a launcher that has already begun for the first root.
+    pub fn use_head_start(&mut self, begun: HeadStart) {
+        self.head_start = Mutex::new(Some(begun));
+    }
+
+    /// From now on launchers keep this many network and user namespaces ready.
+    pub fn keep_namespaces_ahead(&mut self, count: u32) {
+        self.namespaces_ahead = count;
     }
 
     /// What the cgroups of this host offer.
@@ -145,12 +194,37 @@ impl Native {
         self.limits_in_cgroups = false;
     }
 
-    /// Makes a box. Whatever fails, nothing is left of it.
-    pub async fn create(&self, name: &Id, spec: &SandboxSpec) -> Result<NativeBox, SandboxError> {
+    /// Makes the cgroups of a box ahead of it.
+    pub async fn berth(&self, name: &Id, spec: &SandboxSpec) -> Result<Berth, SandboxError> {
         plan::check_starter(self.starter, rustix::process::geteuid().as_raw())?;
-        let template = root::plan(spec, self.steps, &self.state)?;
+        let template = self.template(spec)?;
         let mut held = Held::default();
-        match self.furnish(name, spec, template, &mut held).await {
+        let made = async {
+            if self.limits_in_cgroups {
+                held.group = Some(self.own_cgroups()?.make(name, &spec.limits)?);
+            }
+            let launcher = self.launcher_for(&template, spec, name).await?;
+            held.lane = self.lane(&launcher, &held).await?;
+            Ok(())
+        };
+        match made.await {
+            Ok(()) => Ok(Berth(held)),
+            Err(error) => {
+                held.give_back().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a box, in a berth if there is one. Whatever fails, nothing is left of it.
+    pub async fn create(
+        &self,
+        name: &Id,
+        spec: &SandboxSpec,
+        berth: Option<Berth>,
+    ) -> Result<NativeBox, SandboxError> {
+        let mut held = berth.map_or_else(Held::default, |Berth(held)| held);
+        match self.furnish(name, spec, &mut held).await {
             Ok(made) => Ok(NativeBox { held, ..made }),
             Err(error) => {
                 // What could not be given back, the sweep finds by the run's record.
@@ -164,22 +238,39 @@ impl Native {
         &self,
         name: &Id,
         spec: &SandboxSpec,
-        template: TemplatePlan,
         held: &mut Held,
     ) -> Result<NativeBox, SandboxError> {
+        plan::check_starter(self.starter, rustix::process::geteuid().as_raw())?;
+        let template = self.template(spec)?;
         if let Some(workspace) = &spec.workspace {
             held.protection = Some(self.protect(workspace, spec)?);
         }
-        if self.limits_in_cgroups {
+        if self.limits_in_cgroups && held.group.is_none() {
             held.group = Some(self.own_cgroups()?.make(name, &spec.limits)?);
         }
         match self.ask_willing(name, spec, &template, held).await {
             Err(SandboxError::Launcher { .. } | SandboxError::Died) => {
                 // It may have died in its sleep, with nothing of this box made yet. A fresh one has no such excuse.
+                held.lane = None;
                 self.ask_willing(name, spec, &template, held).await
             }
             other => other,
         }
+    }
+
+    /// The plan of a root. One that was made a moment ago will do: the root itself lives longer than that.
+    fn template(&self, spec: &SandboxSpec) -> Result<TemplatePlan, SandboxError> {
+        let spec = spec.kind();
+        let mut planned = self.planned.lock().expect("no panic while held");
+        planned.retain(|(when, _, _)| when.elapsed() < PLAN_AGE);
+        if let Some((_, _, plan)) = planned.iter().find(|(_, of, _)| *of == spec) {
+            return Ok(plan.clone());
+        }
+        let plan = root::plan(&spec, self.steps, &self.state)?;
+        if planned.len() < MOST_LAUNCHERS {
+            planned.push((Instant::now(), spec, plan.clone()));
+        }
+        Ok(plan)
     }
 
     /// Asks the launcher for this root. One that does not answer is not asked again.
@@ -188,9 +279,9 @@ impl Native {
         name: &Id,
         spec: &SandboxSpec,
         template: &TemplatePlan,
-        held: &Held,
+        held: &mut Held,
     ) -> Result<NativeBox, SandboxError> {
-        let launcher = self.launcher_for(template).await?;
+        let launcher = self.launcher_for(template, spec, name).await?;
         let made = self.ask_as(name, spec, &launcher, held).await;
         if let Err(SandboxError::Launcher { .. } | SandboxError::Died) = made {
             self.forget(&launcher);
@@ -204,8 +295,12 @@ impl Native {
         name: &Id,
         spec: &SandboxSpec,
         launcher: &Arc<Launcher>,
-        held: &Held,
+        held: &mut Held,
     ) -> Result<NativeBox, SandboxError> {
+        if held.lane.is_none() {
+            held.lane = self.lane(launcher, held).await?;
+        }
+        let launcher = held.lane.as_ref().unwrap_or(launcher);
         let who = Who::new(spec, self.starter, name, None);
         match self.ask(spec, who, launcher, held).await {
             Err(SandboxError::RootsWorkspace { path }) => {
@@ -226,6 +321,19 @@ impl Native {
         }
     }
 
+    /// Whoever makes a box in cgroups of version 1 must sit in them.
+    async fn lane(
+        &self,
+        launcher: &Arc<Launcher>,
+        held: &Held,
+    ) -> Result<Option<Arc<Launcher>>, SandboxError> {
+        let placement = placement(held)?;
+        match placement.v1.is_empty() {
+            true => Ok(None),
+            false => launcher.lane(&placement.v1).await.map(|lane| Some(Arc::new(lane))),
+        }
+    }
+
     fn protect(&self, workspace: &Path, spec: &SandboxSpec) -> Result<Protection, SandboxError> {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
         let folder = rustix::fs::open(workspace, flags, rustix::fs::Mode::empty())
@@ -233,19 +341,43 @@ impl Native {
         Ok(Protection::put_up(&self.state, folder.as_fd(), &spec.allow_protected)?)
     }
 
+    /// The process of a launcher: the one that had a head start, or a new one.
+    fn begun(&self) -> Result<Begun, SandboxError> {
+        let begun = self.head_start.lock().expect("no panic while held").take();
+        let begun = begun
+            .and_then(HeadStart::wait)
+            .map_or_else(|| Begun::new(self.steps.has(Step::EmptyEnvironment)), Ok);
+        begun.map_err(|source| SandboxError::Launcher { what: "start", source })
+    }
+
+    fn waiting_launcher(&self, template: &TemplatePlan) -> Option<Arc<Launcher>> {
+        let mut all = self.launchers.lock().expect("no panic while held");
+        let place = all.iter().position(|(plan, _)| plan == template)?;
+        let found = all.remove(place);
+        let launcher = found.1.clone();
+        all.push(found);
+        Some(launcher)
+    }
+
     /// A launcher with this root: one that waits, or a new one.
-    async fn launcher_for(&self, template: &TemplatePlan) -> Result<Arc<Launcher>, SandboxError> {
-        let found = |all: &Vec<(TemplatePlan, Arc<Launcher>)>| {
-            all.iter().find(|(plan, _)| plan == template).map(|(_, launcher)| launcher.clone())
-        };
-        if let Some(launcher) = found(&self.launchers.lock().expect("no panic while held")) {
+    async fn launcher_for(
+        &self,
+        template: &TemplatePlan,
+        spec: &SandboxSpec,
+        name: &Id,
+    ) -> Result<Arc<Launcher>, SandboxError> {
+        if let Some(launcher) = self.waiting_launcher(template) {
             return Ok(launcher);
         }
-        let clear_env = self.steps.has(Step::EmptyEnvironment);
-        let launcher = Arc::new(Launcher::start(template, clear_env).await?);
+        let first = (spec.network != Network::Host && self.steps == Steps::ALL)
+            .then(|| Who::new(spec, self.starter, name, None).ids);
+        let launcher = Arc::new(Launcher::start(self.begun()?, template, first).await?);
+        if self.namespaces_ahead > 0 {
+            launcher.stock(plan::stock(self.namespaces_ahead, spec, self.starter, name))?;
+        }
         let mut all = self.launchers.lock().expect("no panic while held");
         if all.len() >= MOST_LAUNCHERS {
-            // Those in use live on with their boxes.
+            // The one not asked for the longest. Those in use live on with their boxes.
             all.remove(0);
         }
         all.push((template.clone(), launcher.clone()));
@@ -262,24 +394,17 @@ impl Native {
         let binds = held.protection.as_ref().map_or(&[][..], Protection::binds);
         let plan = plan::of_box(spec, self.steps, who, binds)?;
         check_same(spec, &plan, held)?;
-        let file =
-            protocol::plan_file(&plan).map_err(|source| SandboxError::Launcher { what: "brief", source })?;
-        let place = held.group.as_ref().map(Group::place).transpose();
-        let place =
-            place.map_err(|source| SandboxError::Launcher { what: "place", source })?.unwrap_or_default();
-        let launcher = match place.v1.is_empty() {
-            true => launcher.clone(),
-            false => Arc::new(launcher.lane(&place.v1).await?),
-        };
+        let placement = placement(held)?;
         let hold = held.protection.as_ref().map(Protection::hold);
         let channel = launcher
-            .ask_box(file.as_fd(), place.v2.as_ref().map(AsFd::as_fd), hold)
+            .ask_box(&plan, placement.v2.as_ref().map(AsFd::as_fd), hold)
             .map_err(|source| SandboxError::Launcher { what: "ask", source })?;
         let report = channel.report().await;
         match report.map_err(|source| SandboxError::Launcher { what: "hear from", source })? {
-            Some((Report::Ready { steps, unmapped }, handles)) => {
+            Some((Report::Ready { steps, ids, unmapped }, handles)) => {
+                let launcher = launcher.clone();
                 let made = Made { channel, launcher, plan, steps, unmapped, handles };
-                self.made(spec, who.ids, made, held)
+                self.made(spec, ids, made, held)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
@@ -296,12 +421,15 @@ impl Native {
     fn made(&self, spec: &SandboxSpec, ids: Ids, made: Made, held: &Held) -> Result<NativeBox, SandboxError> {
         let mut handles = made.handles.into_iter();
         let workspace = handles.next().ok_or(SandboxError::Died)?;
+        let terminal = if made.plan.terminal { handles.next() } else { None };
         let (notes, refused) = mapping_notes(&made.plan, &made.unmapped, spec);
         if let Some(path) = refused {
             return Err(SandboxError::RootsWorkspace { path });
         }
         let ready = NativeBox {
             channel: made.channel,
+            standby: None,
+            ending: false,
             done: made.launcher.steps.and(made.steps),
             launcher: made.launcher,
             spec: spec.clone(),
@@ -309,6 +437,7 @@ impl Native {
             starter: self.starter,
             steps: self.steps,
             workspace,
+            terminal,
             doors: handles.map(TcpListener::from).collect(),
             held: Held::default(),
             notes,
@@ -319,8 +448,8 @@ impl Native {
 }
 
 /// Looks at what a spec names on this host, before anything is made: the image, the workspace, the mounts.
-pub fn look(spec: &SandboxSpec, state: &Path) -> Result<(), SandboxError> {
-    root::plan(spec, Steps::ALL, state)?;
+pub fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
+    root::look(spec)?;
     plan::host_paths(spec, false).map(drop)
 }
 
@@ -368,10 +497,22 @@ fn check_same(spec: &SandboxSpec, plan: &BoxPlan, held: &Held) -> Result<(), San
     }
 }
 
+fn placement(held: &Held) -> Result<Placement, SandboxError> {
+    let placement = held.group.as_ref().map(Group::place).transpose();
+    Ok(placement.map_err(|source| SandboxError::Launcher { what: "place", source })?.unwrap_or_default())
+}
+
 fn owner_of(path: &Path) -> Result<Owner, SandboxError> {
     let found =
         std::fs::metadata(path).map_err(|source| SandboxError::Look { path: path.to_owned(), source })?;
     Ok(Owner { uid: found.uid(), gid: found.gid() })
+}
+
+impl Berth {
+    /// Gives it back unused.
+    pub async fn release(self) -> Released {
+        self.0.give_back().await
+    }
 }
 
 impl NativeBox {
@@ -403,6 +544,11 @@ impl NativeBox {
     /// The listeners of its doors, in the order of the spec.
     pub fn take_doors(&mut self) -> Vec<TcpListener> {
         std::mem::take(&mut self.doors)
+    }
+
+    /// Our end of its terminal, if the spec asked for one.
+    pub fn take_terminal(&mut self) -> Option<OwnedFd> {
+        self.terminal.take()
     }
 
     /// What holds each limit.
@@ -465,14 +611,39 @@ impl NativeBox {
         }
     }
 
+    /// Makes the process of its program ahead: all that is left to do then is exec.
+    pub async fn prepare(&mut self) -> Result<(), SandboxError> {
+        let plan = plan::of_program(None, &self.spec, self.steps, self.ids, &self.enforcers())?;
+        let failed = |source| SandboxError::Launcher { what: "prepare", source };
+        let (ours, theirs) = protocol::pair().map_err(failed)?;
+        self.channel.order_by_plan(Command::Prepare, &plan, &[theirs.as_fd()]).map_err(failed)?;
+        drop(theirs);
+        let standby = Channel::new(ours).map_err(failed)?;
+        match standby.report().await.map_err(failed)? {
+            Some((Report::Started(steps), _)) => {
+                self.done = self.done.and(steps);
+                self.standby = Some(standby);
+                Ok(())
+            }
+            Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
+            Some(_) | None => Err(SandboxError::Died),
+        }
+    }
+
+    /// Whether a box that was left alone still stands.
+    pub fn is_quiet(&self) -> bool {
+        self.channel.is_quiet() && self.standby.as_ref().is_none_or(Channel::is_quiet)
+    }
+
     /// Runs a program with these standard streams.
     pub async fn exec(&mut self, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
-        let plan = plan::of_program(program, &self.spec, self.steps, self.ids, &self.enforcers())?;
+        if let Some(standby) = self.standby.take() {
+            return send_off(standby, program, streams).await;
+        }
+        let plan = plan::of_program(Some(program), &self.spec, self.steps, self.ids, &self.enforcers())?;
         let failed = |source| SandboxError::Launcher { what: "ask", source };
-        let file = protocol::plan_file(&plan).map_err(failed)?;
-        let [input, output, error] = &streams;
-        let handles = [file.as_fd(), input.as_fd(), output.as_fd(), error.as_fd()];
-        self.channel.send(&Command::Exec, &handles).map_err(failed)?;
+        let handles = streams.each_ref().map(AsFd::as_fd);
+        self.channel.order_by_plan(Command::Exec, &plan, &handles).map_err(failed)?;
         match self.channel.report().await.map_err(failed)? {
             Some((Report::Started(steps), _)) => {
                 self.done = self.done.and(steps);
@@ -487,10 +658,15 @@ impl NativeBox {
     pub async fn progress(&mut self) -> Progress {
         loop {
             match self.channel.report().await {
-                Ok(Some((Report::Ended(ended), _))) => return Progress::Ended(ended),
+                Ok(Some((Report::Ended(ended), _))) => {
+                    self.ending = true;
+                    return Progress::Ended(ended);
+                }
                 Ok(Some((Report::Gone(ended), _))) => return Progress::Gone(ended),
                 Ok(Some(_)) => {}
-                Ok(None) | Err(_) => return Progress::Gone(Ended { status: 9, cpu_us: 0, peak_bytes: 0 }),
+                Ok(None) | Err(_) => {
+                    return Progress::Gone(Ended { status: 9, cpu_us: 0, peak_bytes: 0, alone: false });
+                }
             }
         }
     }
@@ -503,7 +679,10 @@ impl NativeBox {
 
     /// Ends every process in the box and waits until they are gone; `None` if the kernel would not.
     pub async fn end(&mut self) -> Option<Ended> {
-        _ = self.channel.order(Command::Destroy);
+        // With the program ends its box. Another order would only be in the way of the last word from there.
+        if !self.ending {
+            _ = self.channel.order(Command::Destroy);
+        }
         let gone = async {
             loop {
                 if let Progress::Gone(ended) = self.progress().await {
@@ -516,8 +695,21 @@ impl NativeBox {
 
     /// Gives back what the box held outside.
     pub async fn release(self) -> Released {
-        drop((self.channel, self.launcher, self.workspace));
+        drop((self.channel, self.standby, self.launcher, self.workspace));
         self.held.give_back().await
+    }
+}
+
+/// Sends the process that stands by on its errand. Its end of the socket closes when it becomes the program.
+async fn send_off(standby: Channel, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
+    let failed = |source| SandboxError::Launcher { what: "send off", source };
+    let handles = streams.each_ref().map(AsFd::as_fd);
+    standby.order_by_plan(Command::Exec, &plan::errand(program)?, &handles).map_err(failed)?;
+    drop(streams);
+    match standby.report().await.map_err(failed)? {
+        None => Ok(()),
+        Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
+        Some(_) => Err(SandboxError::Died),
     }
 }
 
@@ -558,7 +750,11 @@ pub struct Released {
 
 impl Held {
     async fn give_back(self) -> Released {
-        let Held { group, protection } = self;
+        let Held { group, lane, protection } = self;
+        drop(lane);
+        if group.as_ref().is_none_or(Group::is_empty) && protection.is_none() {
+            return Released::default();
+        }
         let blocking = tokio::task::spawn_blocking(move || {
             let mut released = Released::default();
             if let Some(Err(error)) = group.map(|group| group.remove()) {

@@ -1,8 +1,11 @@
 //! From a checked spec to plans: pure, but for looking at the host paths it names.
 
-use super::{Missing, SandboxError, c_string, probe::SpareIds, protect};
+use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
 use init::{
-    plan::{BoxPlan, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit},
+    plan::{
+        BoxPlan, Errand, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit,
+        StockPlan,
+    },
     step::Steps,
 };
 use spec::{Access, Enforcer, Id, Limits, Mount, Network, SandboxSpec};
@@ -41,6 +44,8 @@ pub(super) struct Who {
     pub(super) ids: Ids,
     /// Writable host paths are to be idmapped to it.
     pub(super) idmaps: bool,
+    /// Any other spare id outside will do.
+    any_outer_id: bool,
 }
 
 impl Who {
@@ -53,7 +58,8 @@ impl Who {
             (Starter::Root(spare), None) => (spare.id_of(name), spare.id_of(name)),
         };
         let ids = Ids { uid: spec.user.uid, gid: spec.user.gid, outer_uid, outer_gid, drop_groups };
-        Who { ids, idmaps: drop_groups && mapped_to.is_none() }
+        let any_outer_id = mapped_to.is_none();
+        Who { ids, idmaps: drop_groups && any_outer_id, any_outer_id }
     }
 }
 
@@ -78,9 +84,11 @@ pub(super) fn of_box(
     Ok(BoxPlan {
         steps,
         ids: who.ids,
+        any_outer_id: who.any_outer_id,
         hostname: c_string("airlock")?,
         own_network: spec.network != Network::Host,
         doors: spec.doors.clone(),
+        terminal: spec.tty.is_some(),
         scratch_bytes: spec.limits.disk.0,
         scratch_files: (spec.limits.disk.0 / BYTES_PER_FILE).max(1024),
         workspace,
@@ -170,33 +178,62 @@ fn workspace_directories(spec: &SandboxSpec) -> Result<Vec<CString>, SandboxErro
     folders.iter().map(c_string).collect()
 }
 
-/// The plan of one program.
-pub(super) fn of_program(
-    program: &Program,
-    spec: &SandboxSpec,
-    steps: Steps,
-    ids: Ids,
-    enforcers: &BTreeMap<&'static str, Enforcer>,
-) -> Result<ProgramPlan, SandboxError> {
+/// Namespaces for boxes of this kind, ahead of need. The ids begin anywhere: other launchers do the same.
+pub(super) fn stock(depth: u32, spec: &SandboxSpec, starter: Starter, name: &Id) -> StockPlan {
+    let who = Who::new(spec, starter, name, None);
+    match starter {
+        Starter::User => StockPlan { depth, ids: who.ids, outer_count: 1, first_turn: 0 },
+        Starter::Root(spare) => {
+            let first_turn = who.ids.outer_uid - spare.first;
+            let ids = Ids { outer_uid: spare.first, outer_gid: spare.first, ..who.ids };
+            StockPlan { depth, ids, outer_count: spare.count, first_turn }
+        }
+    }
+}
+
+/// What a program's process is told to run.
+pub(super) fn errand(program: &Program) -> Result<Errand, SandboxError> {
     let env = program.env.iter().map(|(name, value)| {
         let mut line = name.clone();
         line.push("=");
         line.push(value);
         c_string(line)
     });
+    Ok(Errand {
+        argv: program.argv.iter().map(c_string).collect::<Result<_, _>>()?,
+        env: env.collect::<Result<_, _>>()?,
+        candidates: candidates(&program.argv[0])?,
+    })
+}
+
+/// The plan of one program, or of the process that stands by for one.
+pub(super) fn of_program(
+    program: Option<&Program>,
+    spec: &SandboxSpec,
+    steps: Steps,
+    ids: Ids,
+    enforcers: &BTreeMap<&'static str, Enforcer>,
+) -> Result<ProgramPlan, SandboxError> {
     let rw = spec.mounts.iter().filter(|mount| mount.access == Access::ReadWrite);
     let writable = ["/tmp", "/dev/shm", spec::WORKSPACE].map(PathBuf::from);
     let writable = writable.into_iter().chain(rw.map(|mount| mount.inside.as_path().to_owned()));
     Ok(ProgramPlan {
         steps,
         ids,
-        argv: program.argv.iter().map(c_string).collect::<Result<_, _>>()?,
-        env: env.collect::<Result<_, _>>()?,
-        candidates: candidates(&program.argv[0])?,
+        errand: program.map(errand).transpose()?,
+        last: true,
         directory: c_string(spec::WORKSPACE)?,
         rlimits: rlimits(&spec.limits, enforcers),
         writable: writable.map(c_string).collect::<Result<_, _>>()?,
+        cpus: cpus(&spec.limits),
+        terminal: spec.tty.is_some(),
     })
+}
+
+/// Of as many as can be counted: the step would fail on others.
+fn cpus(limits: &Limits) -> Option<u32> {
+    machine::allowed()?;
+    limits.cpus.map(machine::whole)
 }
 
 /// A name is searched in the path inside; anything with a slash is taken as it is.

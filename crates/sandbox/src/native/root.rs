@@ -1,10 +1,10 @@
 //! What stands in the root of a box: the host's `/usr` and the little it needs, or an image with our own
 //! places laid over it.
 
-use super::{SandboxError, c_string};
+use super::{SandboxError, c_string, machine};
 use init::{
     plan::{Place, PlaceKind, TemplatePlan},
-    step::Steps,
+    step::{Step, Steps},
 };
 use spec::{ErrorCode, ExtraMounts, Network, Root, SandboxSpec, User};
 use std::{
@@ -74,6 +74,14 @@ impl Places {
     }
 }
 
+/// Looks at what a spec names for its root, without planning all of it.
+pub(super) fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
+    if let Root::Folder(folder) = &spec.root {
+        check_mount_points(&image_folder(folder)?, spec)?;
+    }
+    mount_points(&mut Places::default(), spec)
+}
+
 /// The plan of the root for a box.
 pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<TemplatePlan, SandboxError> {
     let mut places = Places::default();
@@ -88,7 +96,7 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
             Some(c_string(&folder)?)
         }
     };
-    for folder in ["proc", "sys", "dev/shm", "tmp", "run", "workspace"] {
+    for folder in ["proc", "sys", "dev/shm", "tmp", machine::EMPTY, "workspace"] {
         places.add(folder, PlaceKind::Directory, "")?;
     }
     for device in DEVICES {
@@ -96,6 +104,14 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
     }
     for (link, target) in [("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")] {
         places.add(&format!("dev/{link}"), PlaceKind::Link, format!("/proc/self/{target}"))?;
+    }
+    if steps.has(Step::ShowLimits) {
+        // So limits are part of a root, and of what launchers are kept by: to write these files in each box would
+        // cost more than all its mounts.
+        places.list.extend(machine::places(&spec.limits)?);
+    }
+    if spec.tty.is_some() {
+        terminal(&mut places)?;
     }
     names(&mut places, spec)?;
     mount_points(&mut places, spec)?;
@@ -173,6 +189,13 @@ fn users(places: &mut Places, user: User) -> Result<(), SandboxError> {
     let agent = format!("agent:x:{uid}:{gid}:agent:/workspace/.home:/bin/sh");
     places.add("etc/passwd", PlaceKind::File, format!("{agent}\n{nobody}\n"))?;
     places.add("etc/group", PlaceKind::File, format!("agent:x:{gid}:\nnogroup:x:65534:\n"))
+}
+
+/// Where the terminals of a box appear. `/dev/tty` is whatever terminal its opener has, never one of the host's.
+fn terminal(places: &mut Places) -> Result<(), SandboxError> {
+    places.add("dev/pts", PlaceKind::Directory, "")?;
+    places.add("dev/ptmx", PlaceKind::Link, "pts/ptmx")?;
+    places.add("dev/tty", PlaceKind::Device, "/dev/tty")
 }
 
 /// How names are looked up inside: only this box, unless it is on the host's network.

@@ -22,6 +22,8 @@ pub(crate) fn attempt(name: &str, arguments: &[&str]) -> Option<Attempt> {
         ("x32", []) => x32(),
         ("mknod", [path, kind]) => mknod(path, kind),
         ("mount", [path]) => mount(path),
+        ("unmount", [path]) => unmount(path),
+        ("count-cpus", []) => count_cpus(),
         ("shm-make", [key]) => shm(number(key), libc::IPC_CREAT | libc::IPC_EXCL | 0o666, 4096),
         ("shm-find", [key]) => shm(number(key), 0, 0),
         ("host-name", []) => host_name(),
@@ -71,6 +73,24 @@ fn io_uring() -> Attempt {
     let mut parameters = [0u8; 120];
     // SAFETY: the struct has the kernel's size and lives over the call.
     answer(unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) })
+}
+
+fn unmount(path: &str) -> Attempt {
+    let path = CString::new(path).expect("no NUL");
+    // SAFETY: the path lives over the call.
+    answer(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }.into())
+}
+
+/// Those of the affinity, which most runtimes count, and those online, which Python counts.
+fn count_cpus() -> Attempt {
+    let mut allowed = [0u64; 128];
+    // SAFETY: the kernel writes at most as many bytes as the array has.
+    let written =
+        unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&allowed), allowed.as_mut_ptr()) };
+    answer(written)?;
+    // SAFETY: one integer.
+    let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    Ok(format!("{} {online}", allowed.iter().map(|word| word.count_ones()).sum::<u32>()))
 }
 
 fn keyctl() -> Attempt {

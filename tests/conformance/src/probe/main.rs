@@ -6,6 +6,7 @@
 mod attempts;
 mod holds;
 mod kernel;
+mod terminal;
 
 use std::{ffi::OsString, io, os::unix::ffi::OsStrExt};
 
@@ -23,7 +24,8 @@ fn main() {
         "arguments" => return print_arguments(&arguments[1..]),
         _ => kernel::attempt(&name, &rest)
             .or_else(|| attempts::attempt(&name, &rest))
-            .or_else(|| holds::attempt(&name, &rest)),
+            .or_else(|| holds::attempt(&name, &rest))
+            .or_else(|| terminal::attempt(&name, &rest)),
     };
     match verdict {
         Some(Ok(got)) if got.is_empty() => println!("allowed"),

@@ -17,7 +17,7 @@ pub(crate) fn proofs() -> Vec<Proof> {
     ]
 }
 
-fn image(world: &World) -> PathBuf {
+pub(crate) fn image(world: &World) -> PathBuf {
     let image = world.fresh_folder("image");
     fs::create_dir(image.join("bin")).expect("a folder");
     let places = ["/bin/busybox", "/usr/bin/busybox"];

@@ -6,6 +6,8 @@
 //! as a user ── proofs
 //! ```
 //!
+//! All of them twice: in sandboxes made when they are needed, and in those that an engine made ahead.
+//!
 //! Environment: `AIRLOCK_PROBE` (path of the probe; else beside this binary), `AIRLOCK_EXPECT_CGROUP` (v1, v2 or
 //! none; else found out) and `AIRLOCK_EXPECT_USER_CGROUP` (the same for the run as a user), `AIRLOCK_EXPECT_IDMAP`
 //! (yes or no: whether root's folders can be idmapped; else found out), `AIRLOCK_TEST_USER` (`airlock-test` unless told,
@@ -17,24 +19,28 @@ mod files;
 mod images;
 mod lifetime;
 mod limits;
+mod machine;
 mod network;
 mod processes;
 mod programs;
 mod runner;
 mod syscalls;
+mod terminal;
 mod workspaces;
 mod world;
 
 use runner::Proof;
 
 /// How many proofs there are as root and as an ordinary user. A proof that is lost must not go unnoticed.
-const PROOFS: usize = 104;
+const PROOFS: usize = 118;
 
 fn all() -> Vec<Proof> {
     [
         barriers::proofs(),
         limits::proofs(),
+        machine::proofs(),
         syscalls::proofs(),
+        terminal::proofs(),
         programs::proofs(),
         lifetime::proofs(),
         processes::proofs(),

@@ -1,6 +1,6 @@
 //! What every proof stands on: the probe, sandboxes with and without certain steps, and oracles on the host.
 
-use engine::{Engine, Run, Settings};
+use engine::{Engine, Pool, Run, Settings};
 use init::step::Step;
 use spec::{Barrier, Enforcer, Event, Maximum, Policy, RunRequest, RunResult, RunSpec, Stream};
 use std::{
@@ -39,6 +39,8 @@ pub(crate) fn allowed() -> Outcome {
 
 pub(crate) struct World {
     pub(crate) mode: Mode,
+    /// Whether sandboxes come from a pool.
+    pub(crate) pooled: bool,
     /// Readable by everybody; gone at the end.
     pub(crate) folder: PathBuf,
     /// The folder of the probe.
@@ -64,7 +66,7 @@ pub(crate) struct Without {
 
 impl World {
     /// Fails with a clear message where something is missing.
-    pub(crate) fn prepare() -> World {
+    pub(crate) fn prepare(pooled: bool) -> World {
         let owner = fs::metadata("/proc/self").expect("prerequisite: /proc is mounted").uid();
         let mode = if owner == 0 { Mode::Root } else { Mode::User };
         for path in ["/bin/sh", "/bin/cat", "/usr"] {
@@ -72,11 +74,13 @@ impl World {
         }
         // Not below /tmp: that may be a tmpfs, which older kernels cannot idmap.
         let above = std::env::var("AIRLOCK_TEST_FOLDER").unwrap_or_else(|_| "/var/tmp".to_owned());
-        let folder = Path::new(&above).join(format!("airlock-conformance-{}-{}", owner, std::process::id()));
+        let name = format!("airlock-conformance-{owner}-{}-{}", std::process::id(), u8::from(pooled));
+        let folder = Path::new(&above).join(name);
         fs::create_dir(&folder).expect("prerequisite: the folder for tests is writable");
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("mode");
         let world = World {
             mode,
+            pooled,
             probe_folder: folder.join("probe"),
             idmaps: mode == Mode::Root && expected_idmaps(&folder),
             folder,
@@ -96,7 +100,8 @@ impl World {
     /// A name that nothing else has.
     pub(crate) fn unique(&self, stem: &str) -> String {
         let number = self.next.fetch_add(1, Ordering::SeqCst);
-        format!("{stem}-{}-{}-{number}", self.owner, std::process::id())
+        let pooled = if self.pooled { "-pooled" } else { "" };
+        format!("{stem}-{}-{}{pooled}-{number}", self.owner, std::process::id())
     }
 
     /// A fresh folder on the host.
@@ -132,7 +137,11 @@ impl World {
 
     /// An engine on that state folder.
     pub(crate) fn engine_at(&self, state: PathBuf, without: &Without) -> Engine {
-        let opened = Engine::dangerously_open_with(Settings { state }, |native| {
+        self.open(Settings::new(state), without)
+    }
+
+    fn open(&self, settings: Settings, without: &Without) -> Engine {
+        let opened = Engine::dangerously_open_with(settings, |native| {
             without.steps.iter().for_each(|step| native.dangerously_omit(*step));
             if without.cgroups {
                 native.dangerously_omit_cgroups();
@@ -161,7 +170,24 @@ impl World {
     }
 
     pub(crate) fn run_without(&self, request: RunRequest, without: &Without) -> RunResult {
-        self.run_in(&self.engine(without), request)
+        match self.pooled {
+            false => self.run_in(&self.engine(without), request),
+            true => self.run_pooled(request, without),
+        }
+    }
+
+    /// In a sandbox that was made ahead: parked where it can be, else in a berth.
+    fn run_pooled(&self, request: RunRequest, without: &Without) -> RunResult {
+        let pool = Pool { parked: 1, berths: 1, ..Pool::OFF };
+        let state = self.folder.join(self.unique("state"));
+        let engine = self.open(Settings { pool, ..Settings::new(state) }, without);
+        let spec = admit(request);
+        self.runtime.block_on(async {
+            engine.warm(&spec).await;
+            let result = engine.run(spec).await;
+            engine.close().await;
+            result
+        })
     }
 
     pub(crate) fn run_in(&self, engine: &Engine, request: RunRequest) -> RunResult {

@@ -4,10 +4,17 @@
 //! short queue: signals and the run's own limits keep working, and a full queue slows the program down, as
 //! a pipe would.
 
-use super::signals::Signals;
+use super::{
+    super::screen::{Level, Screen},
+    signals::Signals,
+    terminal,
+};
 use engine::Run;
 use spec::{Event, RunResult, Stream};
-use std::io;
+use std::{
+    io::{self, IsTerminal},
+    time::Duration,
+};
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt},
     net::unix::pipe,
@@ -17,6 +24,8 @@ use tokio::{
 
 /// Pieces of output on their way to whoever reads; each is as large as the engine makes it.
 const QUEUE: usize = 4;
+/// How long a terminal may take to answer.
+const ANSWER: Duration = Duration::from_millis(100);
 /// The status of a second Ctrl-C.
 const INTERRUPTED: i32 = 130;
 
@@ -36,6 +45,17 @@ pub(super) enum Delivery {
     Failed(io::Error),
 }
 
+/// Where a run's output goes as it comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Show {
+    /// Nowhere: it is in the result.
+    Nothing,
+    /// To our own streams.
+    Streams,
+    /// To the terminal that the run has for itself.
+    Terminal,
+}
+
 type Piece = (Stream, Vec<u8>);
 
 enum Step {
@@ -44,15 +64,15 @@ enum Step {
     Over,
 }
 
-/// Follows `run` to its end, with its output passed on if `live`.
-pub(super) async fn follow(mut run: Run, mut signals: Signals, live: bool) -> Ending {
+/// Follows `run` to its end, with its output passed on.
+pub(super) async fn follow(mut run: Run, mut signals: Signals, show: Show) -> Ending {
     if let Some(inside) = run.take_stdin() {
         tokio::spawn(feed(inside));
     }
-    let (mut outlet, writer) = match live {
-        true => open_outlet(),
-        false => (None, None),
-    };
+    if let Some(inside) = run.take_terminal() {
+        tokio::spawn(terminal::attend(inside));
+    }
+    let (mut outlet, writer) = open_outlet(show).unzip();
     let mut cancelled = false;
     loop {
         tokio::select! {
@@ -88,6 +108,7 @@ pub(super) async fn follow(mut run: Run, mut signals: Signals, live: bool) -> En
 
 /// The box dies with us: its launcher sees our end of the socket close.
 fn leave_at_once() -> ! {
+    terminal::give_back();
     std::process::exit(INTERRUPTED)
 }
 
@@ -112,25 +133,69 @@ async fn next(run: &mut Run, outlet: Option<&mpsc::Sender<Piece>>) -> Step {
 
 type Writer = JoinHandle<io::Result<()>>;
 
-fn open_outlet() -> (Option<mpsc::Sender<Piece>>, Option<Writer>) {
+fn open_outlet(show: Show) -> Option<(mpsc::Sender<Piece>, Writer)> {
+    let level = match show {
+        Show::Nothing => return None,
+        Show::Streams => Level::Lines,
+        Show::Terminal => Level::Whole,
+    };
     let (sender, receiver) = mpsc::channel(QUEUE);
-    let writer = tokio::spawn(deliver(receiver, tokio::io::stdout(), tokio::io::stderr()));
-    (Some(sender), Some(writer))
+    let screen = |is_terminal: bool| is_terminal.then(|| Screen::new(level));
+    let stdout = Sink { to: tokio::io::stdout(), screen: screen(io::stdout().is_terminal()) };
+    let stderr = Sink { to: tokio::io::stderr(), screen: screen(io::stderr().is_terminal()) };
+    Some((sender, tokio::spawn(deliver(receiver, stdout, stderr))))
+}
+
+/// One of our streams: bytes as they are, or what of them is fit for a terminal.
+struct Sink<W> {
+    to: W,
+    screen: Option<Screen>,
+}
+
+impl<W: AsyncWrite + Unpin> Sink<W> {
+    async fn write(&mut self, data: &[u8]) -> io::Result<()> {
+        match &mut self.screen {
+            None => write_through(&mut self.to, data).await,
+            Some(screen) => {
+                let shown = screen.show(data);
+                // Before it is shown: whatever ends us meanwhile puts it back.
+                terminal::remember(screen.undo());
+                write_through(&mut self.to, &shown).await
+            }
+        }
+    }
+
+    async fn finish(&mut self) -> io::Result<()> {
+        match &mut self.screen {
+            None => Ok(()),
+            Some(screen) => {
+                let rest = screen.finish();
+                write_through(&mut self.to, &rest).await?;
+                if screen.has_asked() {
+                    // Not for the caller's shell, which would take it for typed.
+                    tokio::time::sleep(ANSWER).await;
+                }
+                terminal::remember(Vec::new());
+                Ok(())
+            }
+        }
+    }
 }
 
 /// Writes pieces in the order they came, each flushed at once. Ends at the first failure, which closes the queue.
 async fn deliver(
     mut pieces: mpsc::Receiver<Piece>,
-    mut stdout: impl AsyncWrite + Unpin,
-    mut stderr: impl AsyncWrite + Unpin,
+    mut stdout: Sink<impl AsyncWrite + Unpin>,
+    mut stderr: Sink<impl AsyncWrite + Unpin>,
 ) -> io::Result<()> {
     while let Some((stream, data)) = pieces.recv().await {
         match stream {
-            Stream::Stdout => write_through(&mut stdout, &data).await?,
-            Stream::Stderr => write_through(&mut stderr, &data).await?,
+            Stream::Stdout => stdout.write(&data).await?,
+            Stream::Stderr => stderr.write(&data).await?,
         }
     }
-    Ok(())
+    stdout.finish().await?;
+    stderr.finish().await
 }
 
 async fn write_through(sink: &mut (impl AsyncWrite + Unpin), data: &[u8]) -> io::Result<()> {
@@ -158,6 +223,10 @@ async fn feed(mut inside: pipe::Sender) {
 mod tests {
     use super::*;
 
+    fn plain<W>(to: W) -> Sink<W> {
+        Sink { to, screen: None }
+    }
+
     fn block_on<F: Future>(future: F) -> F::Output {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
     }
@@ -174,9 +243,22 @@ mod tests {
         }
         drop(sender);
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-        block_on(deliver(receiver, &mut stdout, &mut stderr)).unwrap();
+        block_on(deliver(receiver, plain(&mut stdout), plain(&mut stderr))).unwrap();
         assert_eq!(stdout, b"a\0\xff\r\n\x1b[31mb");
         assert_eq!(stderr, b"problem\n");
+    }
+
+    #[test]
+    fn a_terminal_gets_only_what_is_fit_for_it_however_it_is_cut() {
+        let (sender, receiver) = mpsc::channel(8);
+        for data in [&b"a\x1b[3"[..], b"1mred\x1b]52;c;eA==\x07", b"\x1b["] {
+            sender.try_send((Stream::Stdout, data.to_vec())).unwrap();
+        }
+        drop(sender);
+        let mut stdout = Vec::new();
+        let sink = Sink { to: &mut stdout, screen: Some(Screen::new(Level::Lines)) };
+        block_on(deliver(receiver, sink, plain(Vec::new()))).unwrap();
+        assert_eq!(String::from_utf8(stdout).unwrap(), "a\x1b[31mred^[]52;c;eA==^G^[[\x1b[0m");
     }
 
     #[test]
@@ -186,7 +268,7 @@ mod tests {
         drop(theirs);
         sender.try_send((Stream::Stdout, b"x".to_vec())).unwrap();
         let delivery = block_on(async {
-            let writer = tokio::spawn(deliver(receiver, ours, Vec::new()));
+            let writer = tokio::spawn(deliver(receiver, plain(ours), plain(Vec::new())));
             delivered(Some(writer)).await
         });
         assert!(matches!(delivery, Delivery::NobodyReads), "{delivery:?}");
@@ -199,7 +281,7 @@ mod tests {
         sender.try_send((Stream::Stdout, b"x".to_vec())).unwrap();
         let delivery = block_on(async {
             let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-            let writer = tokio::spawn(deliver(receiver, Blocking(full), Vec::new()));
+            let writer = tokio::spawn(deliver(receiver, plain(Blocking(full)), plain(Vec::new())));
             delivered(Some(writer)).await
         });
         assert!(matches!(delivery, Delivery::Failed(_)), "{delivery:?}");

@@ -5,6 +5,7 @@ mod options;
 mod refusal;
 mod report;
 mod signals;
+mod terminal;
 
 pub(super) use options::Options;
 pub(super) use refusal::{Identity, print_refusal};
@@ -14,7 +15,7 @@ use super::{
     message::{self, Failure, Line},
 };
 use crate::config::{self, Surroundings};
-use live::{Delivery, Ending};
+use live::{Delivery, Ending, Show};
 use signals::Signals;
 use spec::RunSpec;
 
@@ -34,21 +35,27 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
 }
 
 fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    options.refuse_not_built()?;
+    options.refuse_impossible()?;
+    // The slowest thing to come begins first, beside all that follows.
+    let begun = (!options.explain).then(engine::HeadStart::give);
     let mut config = global.configure(surroundings)?;
     config::narrow(&mut config, options.profile(), surroundings)?;
-    let (json, explain) = (options.json, options.explain);
-    let spec = config.policy.admit(options.into_request(surroundings)?)?;
+    let (json, explain, tty) = (options.json, options.explain, options.tty);
+    let mut request = options.into_request(surroundings)?;
+    if tty {
+        terminal::equip(&mut request, surroundings, explain)?;
+    }
+    let spec = config.policy.admit(request)?;
     super::settings(&config).look(&spec)?;
     let runtime = super::runtime()?;
     let status = runtime.block_on(async {
         // Before the engine: from here on a signal is an orderly end.
         let signals =
             Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
-        let engine = super::open_engine(&config)?;
+        let engine = super::open_engine(&config, begun)?;
         match explain {
             true => print_plan(&engine.explain(&spec).map_err(Failure::from)?, json),
-            false => carry_out(&engine, spec, signals, json).await,
+            false => carry_out(&engine, spec, signals, show(json, tty)).await,
         }
     });
     // A read of standard input may still be waiting; it must not hold us.
@@ -56,28 +63,40 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     status
 }
 
+fn show(json: bool, tty: bool) -> Show {
+    match (json, tty) {
+        (true, _) => Show::Nothing,
+        (false, false) => Show::Streams,
+        (false, true) => Show::Terminal,
+    }
+}
+
 async fn carry_out(
     engine: &engine::Engine,
     spec: RunSpec,
     signals: Signals,
-    json: bool,
+    show: Show,
 ) -> Result<u8, Failure> {
-    let ending = live::follow(engine.start(spec), signals, !json).await;
-    match json {
-        true => {
+    let taken = (show == Show::Terminal).then(terminal::Taken::take).transpose()?;
+    let ending = live::follow(engine.start(spec), signals, show).await;
+    // Before anything is said there.
+    drop(taken);
+    match show {
+        Show::Nothing => {
             super::print_json(&ending.result)?;
             message::say(&report::refusal(&ending.result));
             Ok(ending.result.exit_status)
         }
-        false => Ok(conclude(&ending)),
+        Show::Streams => Ok(conclude(&ending, &ending.result.stderr)),
+        Show::Terminal => Ok(conclude(&ending, &ending.result.stdout)),
     }
 }
 
 /// Says what is left to say after the program's own output, and chooses the exit status.
-fn conclude(ending: &Ending) -> u8 {
+fn conclude(ending: &Ending, above: &[u8]) -> u8 {
     match &ending.delivery {
         Delivery::Complete => {
-            message::say_below(&ending.result.stderr, &report::lines(&ending.result));
+            message::say_below(above, &report::lines(&ending.result));
             ending.result.exit_status
         }
         Delivery::NobodyReads => {

@@ -18,6 +18,7 @@ Examples:
   airlock run --artifact out.txt -- sh -c 'date > out.txt'
   airlock run --workspace . --json -- ./untrusted | jq .status
   airlock run --explain -- true
+  airlock run --tty -- bash
   echo hello | airlock run --stdin -- tr a-z A-Z";
 
 /// True while `open` is refused; `what_is_not_built_yet_is_refused_not_weakened` in `spec` will say when not.
@@ -119,6 +120,9 @@ pub(crate) struct Options {
     /// Pass standard input through; otherwise it is empty
     #[arg(long, help_heading = OUTPUT)]
     stdin: bool,
+    /// Give the program a terminal, shown in yours; every key goes inside, Ctrl-C too
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) tty: bool,
     /// Print one JSON result instead of the program's own output
     #[arg(long, help_heading = OUTPUT)]
     pub(super) json: bool,
@@ -164,8 +168,6 @@ struct NotBuilt {
     learn: bool,
     #[arg(long, hide = true)]
     contract: Option<OsString>,
-    #[arg(long, hide = true)]
-    tty: bool,
 }
 
 impl NotBuilt {
@@ -180,16 +182,19 @@ impl NotBuilt {
             ("--secret", !self.secret.is_empty()),
             ("--learn", self.learn),
             ("--contract", self.contract.is_some()),
-            ("--tty", self.tty),
         ];
         options.into_iter().find_map(|(name, asked)| asked.then_some(name))
     }
 }
 
 impl Options {
-    /// Refuses what this build cannot honour.
-    pub(super) fn refuse_not_built(&self) -> Result<(), Failure> {
+    /// Refuses what this build, or nobody, can honour.
+    pub(super) fn refuse_impossible(&self) -> Result<(), Failure> {
         match self.not_built.asked_for() {
+            None if self.tty && self.json && !self.explain => Err(Failure::invalid(
+                "--tty and --json exclude each other",
+                "leave one of them away: with --json the output is in the result, and nobody types",
+            )),
             Some(option) => Err(Failure::not_built(option, format!("leave {option} away"))),
             None => Ok(()),
         }
@@ -231,6 +236,7 @@ impl Options {
             require: self.require,
             user: self.user,
             stdin: self.stdin,
+            tty: None,
             run_id: self.run_id,
             task_id: self.task_id,
             job_id: self.job_id,
@@ -407,6 +413,7 @@ mod tests {
             require: vec![Barrier::OwnPid],
             user: Some(User { uid: 5, gid: 6 }),
             stdin: true,
+            tty: None,
             run_id: Some("r".into()),
             task_id: Some("t".into()),
             job_id: Some("j".into()),
@@ -442,7 +449,7 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_by_name() {
-        let cases: [(&[&str], &str); 11] = [
+        let cases: [(&[&str], &str); 10] = [
             (&["--llm"], "--llm"),
             (&["--llm=anthropic"], "--llm"),
             (&["--inference"], "--inference"),
@@ -453,13 +460,12 @@ mod tests {
             (&["--secret", "a=b"], "--secret"),
             (&["--learn"], "--learn"),
             (&["--contract", "task"], "--contract"),
-            (&["--tty"], "--tty"),
         ];
         for (words, name) in cases {
-            let refused = options(words).refuse_not_built().unwrap_err();
+            let refused = options(words).refuse_impossible().unwrap_err();
             assert_eq!(refused.message, format!("`{name}` is not part of this build"));
         }
-        assert!(options(&["--json"]).refuse_not_built().is_ok());
+        assert!(options(&["--json"]).refuse_impossible().is_ok());
     }
 
     #[test]

@@ -14,11 +14,8 @@ pub(super) struct Signals {
 impl Signals {
     /// Starts listening; from now on these signals no longer end the process by themselves.
     pub(super) fn listen() -> io::Result<Self> {
-        let ignored = ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default());
-        let listen = |kind: SignalKind| match ignored >> (kind.as_raw_value() - 1) & 1 {
-            0 => signal(kind).map(Some),
-            _ => Ok(None),
-        };
+        let ignored = all_ignored();
+        let listen = |kind| listen(kind, ignored);
         Ok(Signals {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
@@ -36,7 +33,24 @@ impl Signals {
     }
 }
 
-async fn received(signal: &mut Option<Signal>) {
+/// One more signal, unless the caller had us ignore it.
+pub(super) fn unless_ignored(kind: SignalKind) -> io::Result<Option<Signal>> {
+    listen(kind, all_ignored())
+}
+
+fn listen(kind: SignalKind, ignored: u64) -> io::Result<Option<Signal>> {
+    match ignored >> (kind.as_raw_value() - 1) & 1 {
+        0 => signal(kind).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn all_ignored() -> u64 {
+    ignored(&std::fs::read_to_string("/proc/self/status").unwrap_or_default())
+}
+
+/// Waits for a signal; for ever if it is ignored.
+pub(super) async fn received(signal: &mut Option<Signal>) {
     match signal {
         Some(signal) => {
             signal.recv().await;

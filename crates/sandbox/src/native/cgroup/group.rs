@@ -132,6 +132,11 @@ impl Group {
         }
     }
 
+    /// Whether there is no directory to remove.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
     /// What the launcher needs to put a box in.
     pub fn place(&self) -> io::Result<Placement> {
         let mut placement = Placement::default();

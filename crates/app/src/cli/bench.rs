@@ -1,0 +1,156 @@
+//! `airlock bench`: what a run costs on this machine, beside other sandboxes.
+
+use super::{
+    Global, REFUSED,
+    message::{self, Failure, Line},
+    print,
+};
+use crate::config::Surroundings;
+use bench::Report;
+use clap::Args;
+use spec::Time;
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock bench --rounds 1 --idle none --only posix_spawn,bwrap,library-cold,cli
+  airlock bench --rounds 1 --idle none --only posix_spawn,library-cold --svg plot.svg -- ls /usr
+
+All rows are measured in one process, in rounds of random order: first back to back, then each after
+idle time. A peer that is not installed is listed as not run; `bench/run` of the repository installs
+and starts them all. Numbers of one run can be compared with each other, not with another machine's.
+The targets decide nothing: the exit status is 0 whatever was measured.";
+
+/// How much is made ahead where that is measured, unless the configuration has a pool.
+const POOL: usize = 8;
+/// What `--idle` takes for no second phase.
+const NO_IDLE: &str = "none";
+
+/// The options of `airlock bench`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// How often each row is visited in each phase
+    #[arg(long, value_name = "N", default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    rounds: u32,
+    /// Idle time before each sample of the second phase; `none` leaves that phase out
+    #[arg(long, value_name = "TIME|none", default_value = "200ms", value_parser = idle)]
+    idle: Idle,
+    /// Only these rows and measurements, separated by commas; a wrong name lists them all
+    #[arg(long, value_name = "ROW,…", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Decides the order of measuring [default: the clock's]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Write everything, with every sample, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a plot
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Write what is printed to a file, too
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Park this many sandboxes until standard input ends: what the measurement of memory starts
+    #[arg(long, value_name = "N", hide = true)]
+    park: Option<usize>,
+    /// What to run instead of /bin/true and Python
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// The idle time before each sample, if any.
+#[derive(Clone, Copy, Debug)]
+struct Idle(Option<Duration>);
+
+fn idle(text: &str) -> Result<Idle, String> {
+    match text {
+        NO_IDLE => Ok(Idle(None)),
+        time => Time::from_str(time).map(|time| Idle(Some(time.0))).map_err(|bad| bad.to_string()),
+    }
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    match attempt(options, global, surroundings) {
+        Ok(()) => 0,
+        Err(failure) => {
+            message::say(&failure.lines());
+            REFUSED
+        }
+    }
+}
+
+fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<(), Failure> {
+    let config = global.configure(surroundings)?;
+    if let Some(parked) = options.park {
+        return bench::park(config.state, parked).map_err(Failure::internal);
+    }
+    check_names(&options.only)?;
+    let report = bench::run(settings(&options, config.pool, surroundings)?)
+        .map_err(|error| Failure::internal(format!("cannot measure: {error}")))?;
+    print(&report.to_string())?;
+    write(&options, &report, &surroundings.current_folder)
+}
+
+fn check_names(only: &[String]) -> Result<(), Failure> {
+    let names = bench::names();
+    match only.iter().find(|name| !names.contains(name)) {
+        Some(wrong) => Err(Failure::invalid(
+            format!("no row is called `{wrong}`"),
+            format!("the rows are {}", names.join(", ")),
+        )),
+        None => Ok(()),
+    }
+}
+
+fn settings(
+    options: &Options,
+    pool: engine::Pool,
+    surroundings: &Surroundings,
+) -> Result<bench::Options, Failure> {
+    let airlock = std::env::current_exe()
+        .map_err(|error| Failure::internal(format!("cannot find this program's own file: {error}")))?;
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    Ok(bench::Options {
+        rounds: options.rounds as usize,
+        idle: options.idle.0,
+        only: options.only.clone(),
+        command: (!options.command.is_empty()).then(|| options.command.clone()),
+        pool: if pool.parked > 0 { pool.parked } else { POOL },
+        // Short enough to be typed again.
+        seed: options.seed.unwrap_or(clock % 1_000_000),
+        airlock,
+        path: surroundings.variable("PATH").unwrap_or(OsStr::new(spec::DEFAULT_PATH)).to_owned(),
+        docker_socket: docker_socket(surroundings),
+        scratch: std::env::temp_dir().join(format!("airlock-bench-{}-{clock:x}", std::process::id())),
+        progress: |line| message::say(&[Line::Note(line.to_owned())]),
+    })
+}
+
+/// Where Docker's own client would look.
+fn docker_socket(surroundings: &Surroundings) -> PathBuf {
+    let named = surroundings.variable("DOCKER_HOST").and_then(OsStr::to_str);
+    named.and_then(|host| host.strip_prefix("unix://")).unwrap_or("/var/run/docker.sock").into()
+}
+
+fn write(options: &Options, report: &Report, folder: &Path) -> Result<(), Failure> {
+    let to =
+        |file: &Option<PathBuf>, text: &dyn Fn() -> String| match file.as_ref().map(|file| folder.join(file))
+        {
+            Some(path) => fs::write(&path, text())
+                .map_err(|error| Failure::internal(format!("cannot write `{}`: {error}", path.display()))),
+            None => Ok(()),
+        };
+    let json = serde_json::to_string(report)
+        .map_err(|error| Failure::internal(format!("cannot write the report as JSON: {error}")))?;
+    to(&options.json, &|| json.clone() + "\n")?;
+    to(&options.svg, &|| report.svg())?;
+    to(&options.text, &|| report.to_string())
+}

@@ -1,0 +1,208 @@
+//! The caller's own terminal while a run has one: every key goes inside, and afterwards it is as it was, whatever
+//! ended the run.
+
+use super::{super::message::Failure, signals};
+use crate::config::Surroundings;
+use engine::{Terminal, Window};
+use rustix::termios::{
+    OptionalActions, QueueSelector, Termios, tcflush, tcgetattr, tcgetpgrp, tcgetwinsize, tcsetattr,
+};
+use spec::{RunRequest, TerminalSize};
+use std::{
+    ffi::{OsStr, OsString},
+    io::{self, IsTerminal},
+    os::unix::ffi::OsStrExt,
+    sync::{Mutex, PoisonError, mpsc},
+    thread,
+    time::Duration,
+};
+use tokio::{
+    net::unix::pipe,
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
+
+/// What a terminal of unknown size is taken for, as everywhere.
+const USUAL: TerminalSize = TerminalSize { rows: 24, columns: 80 };
+/// How long a terminal may take for the few bytes that put its screen in order.
+const LONGEST_WRITE: Duration = Duration::from_millis(200);
+/// A terminal that can do nothing.
+const NO_TERMINAL: &str = "dumb";
+
+/// How the terminal was, and what puts its screen in order again. Here and not in a guard, because a panic and a
+/// second Ctrl-C end the process without unwinding.
+static SAVED: Mutex<Option<Saved>> = Mutex::new(None);
+
+struct Saved {
+    before: Termios,
+    undo: Vec<u8>,
+}
+
+/// Makes the request one for a terminal like the caller's. `only_planned` needs none to be there.
+pub(super) fn equip(
+    request: &mut RunRequest,
+    surroundings: &Surroundings,
+    only_planned: bool,
+) -> Result<(), Failure> {
+    if !only_planned && !io::stdin().is_terminal() {
+        let hint = "start it in a terminal, or leave --tty away (--stdin passes standard input through)";
+        return Err(Failure::invalid("--tty needs a terminal on standard input", hint));
+    }
+    request.tty = Some(size().unwrap_or(USUAL));
+    if !request.env.iter().any(|(name, _)| name == "TERM") {
+        let kind = kind(surroundings.variables.get(OsStr::new("TERM")));
+        request.env.push(("TERM".into(), kind));
+    }
+    Ok(())
+}
+
+/// What kind of terminal programs find: the caller's, if it is a plain name.
+fn kind(ours: Option<&OsString>) -> OsString {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._+-".contains(byte);
+    let fits = |name: &&OsString| (1..=64).contains(&name.len()) && name.as_bytes().iter().all(plain);
+    ours.filter(fits).cloned().unwrap_or_else(|| NO_TERMINAL.into())
+}
+
+fn size() -> Option<TerminalSize> {
+    let size = tcgetwinsize(io::stdin()).ok()?;
+    (size.ws_row > 0 && size.ws_col > 0).then_some(TerminalSize { rows: size.ws_row, columns: size.ws_col })
+}
+
+/// The terminal is ours until this is dropped.
+pub(super) struct Taken(());
+
+impl Taken {
+    /// From now on keys are bytes and nothing else.
+    pub(super) fn take() -> Result<Taken, Failure> {
+        let failed = |error: io::Error| Failure::internal(format!("cannot take the terminal over: {error}"));
+        let before = tcgetattr(io::stdin()).map_err(|error| failed(error.into()))?;
+        *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Saved { before, undo: Vec::new() });
+        give_back_at_a_panic();
+        make_raw().map_err(failed)?;
+        Ok(Taken(()))
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        give_back();
+        *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+fn give_back_at_a_panic() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        give_back();
+        before(panic);
+    }));
+}
+
+/// Whether the terminal is ours to change: in the background it is the shell's.
+fn in_front() -> bool {
+    tcgetpgrp(io::stdin()).map_or(true, |front| front == rustix::process::getpgrp())
+}
+
+fn make_raw() -> io::Result<()> {
+    // A panic may hold it; then nobody needs a raw terminal any more.
+    if in_front()
+        && let Ok(saved) = SAVED.try_lock()
+        && let Some(saved) = &*saved
+    {
+        let mut raw = saved.before.clone();
+        raw.make_raw();
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
+    }
+    Ok(())
+}
+
+/// Remembers what would put the screen in order, should the run end now.
+pub(super) fn remember(undo: Vec<u8>) {
+    if let Ok(mut saved) = SAVED.lock()
+        && let Some(saved) = &mut *saved
+    {
+        saved.undo = undo;
+    }
+}
+
+/// Puts screen and keys back as they were. What was typed and not read is dropped: it may be the terminal's answer
+/// to a question of the program's, which must not become a command line.
+pub(super) fn give_back() {
+    // Where this fails the terminal is gone.
+    if in_front()
+        && let Ok(saved) = SAVED.try_lock()
+        && let Some(saved) = &*saved
+    {
+        // At once, not when all is written: a terminal that takes nothing more must not hold us.
+        _ = tcsetattr(io::stdin(), OptionalActions::Now, &saved.before);
+        _ = tcflush(io::stdin(), QueueSelector::IFlush);
+        if !saved.undo.is_empty() {
+            write_in_time(saved.undo.clone());
+        }
+    }
+}
+
+/// Past the lock of standard output, which whoever waits for the terminal holds.
+fn write_in_time(bytes: Vec<u8>) {
+    let (done, wait) = mpsc::channel();
+    thread::spawn(move || {
+        _ = rustix::io::write(io::stdout(), &bytes);
+        _ = done.send(());
+    });
+    _ = wait.recv_timeout(LONGEST_WRITE);
+}
+
+/// Types what is typed here, and keeps the window as large as ours, until the run ends.
+pub(super) async fn attend(terminal: oneshot::Receiver<Terminal>) {
+    // A run that never started has none.
+    let Ok(Terminal { input, window }) = terminal.await else { return };
+    tokio::spawn(feed(input));
+    // Without signals the window stays as it is.
+    _ = keep_size(window).await;
+}
+
+async fn feed(mut inside: pipe::Sender) {
+    // Either end may be gone before the other.
+    _ = tokio::io::copy(&mut tokio::io::stdin(), &mut inside).await;
+}
+
+async fn keep_size(window: Window) -> io::Result<()> {
+    let mut changed = signal(SignalKind::window_change())?;
+    let mut continued = signal(SignalKind::from_raw(rustix::process::Signal::CONT.as_raw()))?;
+    let mut stopped = signals::unless_ignored(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()))?;
+    loop {
+        if let Some(size) = size() {
+            // The box may have ended.
+            _ = window.resize(size);
+        }
+        tokio::select! {
+            _ = changed.recv() => {}
+            _ = continued.recv() => make_raw()?,
+            () = signals::received(&mut stopped) => pause()?,
+        }
+    }
+}
+
+/// Stops us as the caller's shell would have it. The run goes on, up to a full screen, and so does its clock.
+fn pause() -> io::Result<()> {
+    give_back();
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)?;
+    make_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_of_terminal_is_a_plain_name_or_none() {
+        let told = |name: &str| kind(Some(&name.into()));
+        for plain in ["xterm-256color", "linux", "screen.xterm+x_1"] {
+            assert_eq!(told(plain), plain);
+        }
+        for odd in ["", "../x", "x y", "x\x1b[2J", &"x".repeat(65)] {
+            assert_eq!(told(odd), "dumb", "{odd:?}");
+        }
+        assert_eq!(kind(None), "dumb");
+    }
+}

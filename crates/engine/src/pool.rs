@@ -1,0 +1,285 @@
+//! What is made ahead of runs: whole boxes whose program only has to be named, and cgroups for boxes that also need
+//! something of the host's. Each serves one run and is never used again.
+//!
+//! ```text
+//! run ── take ──▶ a parked box │ a berth │ nothing: the cold path
+//!   └── wanted ──▶ filler (one task an engine) ── makes one after the other, within the bound
+//! ```
+
+use crate::{
+    Inner, driver,
+    record::{self, Record},
+};
+use sandbox::native::{Berth, NativeBox, SandboxError};
+use spec::{SandboxSpec, Size};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// What an engine makes ahead of runs. Off unless said: a lone run is over before it would pay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// How many whole sandboxes of each kind are kept ready, for runs that need nothing of the host's.
+    pub parked: usize,
+    /// How many cgroups and network and user namespaces are kept ready, for the other runs.
+    pub berths: usize,
+    /// What all of them may take together, at [`Pool::PARKED_BYTES`] each.
+    pub memory: Size,
+}
+
+impl Pool {
+    /// What one parked sandbox is taken to hold, kernel memory included.
+    pub const PARKED_BYTES: Size = Size(512 << 10);
+
+    /// Nothing is made ahead.
+    pub const OFF: Pool = Pool { parked: 0, berths: 0, memory: Size(32 << 20) };
+
+    fn is_on(&self) -> bool {
+        self.parked > 0 || self.berths > 0
+    }
+
+    /// Whether runs of this kind can have a whole sandbox made ahead.
+    fn parks(&self, spec: &SandboxSpec) -> bool {
+        self.parked > 0
+            && spec.workspace.is_none()
+            && spec.mounts.is_empty()
+            && spec.doors.is_empty()
+            && spec.tty.is_none()
+            && spec.limits.open_files >= FEWEST_FILES
+    }
+
+    /// How many are kept ready for runs of this kind.
+    fn depth(&self, spec: &SandboxSpec) -> usize {
+        if self.parks(spec) { self.parked } else { self.berths }
+    }
+
+    /// How many namespaces of each sort a launcher keeps ready.
+    pub(crate) fn namespaces(&self) -> u32 {
+        self.parked.max(self.berths).min(MOST_NAMESPACES) as u32
+    }
+
+    fn most(&self) -> usize {
+        (self.memory.0 / Pool::PARKED_BYTES.0) as usize
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool::OFF
+    }
+}
+
+/// Kinds of runs that are kept ready at once; the one not asked for the longest makes room.
+const MOST_KINDS: usize = 4;
+/// Namespaces kept ready by one launcher: about 90 KiB each.
+const MOST_NAMESPACES: usize = 32;
+/// A program that may have fewer files open could not take its errand.
+const FEWEST_FILES: u32 = 16;
+
+/// What a run got that was made ahead.
+pub(crate) enum Taken {
+    Parked(Record, Box<NativeBox>),
+    Berth(Record, Box<Berth>),
+}
+
+struct Kind {
+    spec: SandboxSpec,
+    ready: Vec<Taken>,
+    /// Making one failed; the next run of the kind says why, and tries again.
+    failed: bool,
+}
+
+#[derive(Default)]
+struct Stock {
+    /// The one asked for last is last.
+    kinds: Vec<Kind>,
+    filling: bool,
+    closed: bool,
+}
+
+/// The stock of one engine.
+pub(crate) struct Pools {
+    settings: Pool,
+    stock: Mutex<Stock>,
+    /// Told whenever a filler is done.
+    filled: Notify,
+}
+
+impl std::fmt::Debug for Pools {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Pools").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Pools {
+    pub(crate) fn new(settings: Pool) -> Pools {
+        Pools { settings, stock: Mutex::default(), filled: Notify::new() }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.settings.is_on()
+    }
+
+    fn stock(&self) -> MutexGuard<'_, Stock> {
+        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something ready for a run of this kind. More of the kind is wanted from now on.
+    fn take(&self, spec: &SandboxSpec) -> (Option<Taken>, Vec<Taken>) {
+        let spec = spec.kind();
+        let mut stock = self.stock();
+        let place = stock.kinds.iter().position(|kind| kind.spec == spec);
+        let mut kind = match place {
+            Some(place) => stock.kinds.remove(place),
+            None => Kind { spec, ready: Vec::new(), failed: false },
+        };
+        kind.failed = false;
+        let mut unwanted = Vec::new();
+        let found = loop {
+            match kind.ready.pop() {
+                // It may have died in its sleep.
+                Some(Taken::Parked(record, sandbox)) if !sandbox.is_quiet() => {
+                    unwanted.push(Taken::Parked(record, sandbox));
+                }
+                found => break found,
+            }
+        };
+        stock.kinds.push(kind);
+        if stock.kinds.len() > MOST_KINDS {
+            unwanted.extend(stock.kinds.remove(0).ready);
+        }
+        (found, unwanted)
+    }
+
+    /// The kind that lacks one most recently asked for; none when all that may be is there.
+    fn lacking(&self) -> Option<SandboxSpec> {
+        let mut stock = self.stock();
+        let total: usize = stock.kinds.iter().map(|kind| kind.ready.len()).sum();
+        let room = total < self.settings.most() && !stock.closed;
+        let lacks = |kind: &&Kind| !kind.failed && kind.ready.len() < self.settings.depth(&kind.spec);
+        let found = stock.kinds.iter().rev().find(lacks).filter(|_| room).map(|kind| kind.spec.clone());
+        // Under the same lock as the answer: whoever takes something next starts another filler.
+        stock.filling = found.is_some();
+        found
+    }
+
+    /// Whether the caller has to start the filler.
+    fn begin_filling(&self) -> bool {
+        let mut stock = self.stock();
+        !stock.closed && !std::mem::replace(&mut stock.filling, true)
+    }
+
+    /// Gives back what came too late to be kept.
+    fn keep(&self, spec: &SandboxSpec, made: Result<Taken, SandboxError>) -> Option<Taken> {
+        let mut stock = self.stock();
+        let closed = stock.closed;
+        match (stock.kinds.iter_mut().find(|kind| kind.spec == *spec), made) {
+            (Some(kind), Ok(made)) if !closed => {
+                kind.ready.push(made);
+                None
+            }
+            (Some(kind), Err(_)) => {
+                kind.failed = true;
+                None
+            }
+            (_, made) => made.ok(),
+        }
+    }
+
+    fn close(&self) -> Vec<Taken> {
+        let mut stock = self.stock();
+        stock.closed = true;
+        stock.kinds.drain(..).flat_map(|kind| kind.ready).collect()
+    }
+}
+
+/// What is ready for this run, if anything.
+pub(crate) fn take(engine: &Arc<Inner>, spec: &SandboxSpec) -> Option<Taken> {
+    if !engine.pools.is_on() {
+        return None;
+    }
+    let (found, unwanted) = engine.pools.take(spec);
+    for one in unwanted {
+        engine.behind(give_back(one));
+    }
+    found
+}
+
+/// After a run: clears up behind it, then makes more. Not before, when it would be in the way of the run itself.
+pub(crate) fn restock(engine: &Arc<Inner>, sandbox: NativeBox, records: Vec<Record>) {
+    let after = engine.clone();
+    engine.behind(async move {
+        // What could not be removed is left for the sweep.
+        driver::leave(sandbox, records).await;
+        if after.pools.begin_filling() {
+            fill(after).await;
+        }
+    });
+}
+
+/// Makes everything that is wanted, one after the other.
+pub(crate) async fn fill(engine: Arc<Inner>) {
+    while let Some(spec) = engine.pools.lacking() {
+        let made = make(&engine, &spec).await;
+        if let Some(late) = engine.pools.keep(&spec, made) {
+            give_back(late).await;
+        }
+    }
+    engine.pools.filled.notify_waiters();
+}
+
+/// Makes the pool ready for runs of this kind and waits until it is.
+pub(crate) async fn warm(engine: &Arc<Inner>, spec: &SandboxSpec) {
+    if let Some(unused) = take(engine, spec) {
+        // Asked for only to say that the kind is wanted.
+        if let Some(late) = engine.pools.keep(&spec.kind(), Ok(unused)) {
+            give_back(late).await;
+        }
+    }
+    loop {
+        let full = engine.pools.filled.notified();
+        if engine.pools.begin_filling() {
+            return fill(engine.clone()).await;
+        }
+        // Somebody else is at it, and may have begun before we came.
+        full.await;
+    }
+}
+
+async fn make(engine: &Inner, spec: &SandboxSpec) -> Result<Taken, SandboxError> {
+    let id = record::fresh_id();
+    let taken = engine.records.take(&id, &engine.native);
+    let record = taken.map_err(|source| SandboxError::Look { path: engine.records.folder(), source })?;
+    if !engine.pools.settings.parks(spec) {
+        return Ok(Taken::Berth(record, Box::new(engine.native.berth(&id, spec).await?)));
+    }
+    let mut sandbox = engine.native.create(&id, spec, None).await?;
+    match sandbox.prepare().await {
+        Ok(()) => Ok(Taken::Parked(record, Box::new(sandbox))),
+        Err(error) => {
+            give_back(Taken::Parked(record, Box::new(sandbox))).await;
+            Err(error)
+        }
+    }
+}
+
+/// Ends what nobody used. What cannot be removed now, the sweep finds by its record.
+async fn give_back(unused: Taken) {
+    let (record, released) = match unused {
+        Taken::Parked(record, mut sandbox) => {
+            sandbox.end().await;
+            (record, sandbox.release().await)
+        }
+        Taken::Berth(record, berth) => (record, berth.release().await),
+    };
+    if !released.left_over {
+        // A record that stays is swept.
+        _ = record.close();
+    }
+}
+
+/// Ends everything that was made ahead.
+pub(crate) async fn close(engine: &Inner) {
+    for unused in engine.pools.close() {
+        give_back(unused).await;
+    }
+}

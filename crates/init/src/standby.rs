@@ -1,0 +1,61 @@
+//! A program's process, made ahead of its program: everything is given up already, what to run is told later.
+//! It has memory of its own, unlike the child of a vfork, and nothing else runs in its box until it execs.
+
+use crate::{
+    keeper,
+    plan::Errand,
+    program::{self, Launch, Start},
+    protocol::{self, Command, Report},
+    step::{Failure, Step},
+    sys,
+};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
+
+/// Gives everything up, says so, and waits for the errand. Only exec leads out of here alive.
+pub(crate) fn live(mut launch: Launch<'_>, channel: &OwnedFd) -> ! {
+    let failed = match program::give_up_power(&mut launch) {
+        Ok(()) => run_when_told(&mut launch, channel),
+        Err((step, error)) => {
+            Failure { step, errno: errno(&error), detail: "a process that stands by".into() }
+        }
+    };
+    // Nobody to tell means that the engine is gone, and so are we.
+    _ = protocol::send(channel, &Report::Failed(failed), &[]);
+    sys::exit(127)
+}
+
+fn errno(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn run_when_told(launch: &mut Launch<'_>, channel: &OwnedFd) -> Failure {
+    let exact = launch.plan.steps.has(Step::EmptyEnvironment);
+    if exact {
+        launch.done.add(Step::EmptyEnvironment);
+    }
+    // The launcher's descriptors came along; the limit of open files counts them.
+    let told = keeper::keep_only(&[channel.as_fd()])
+        .and_then(|()| protocol::send(channel, &Report::Started(launch.done), &[]))
+        .and_then(|()| receive(channel));
+    match told {
+        Ok((errand, [input, output, error])) => {
+            let start = Start::new(&errand, [input.as_fd(), output.as_fd(), error.as_fd()]);
+            let error = start.put_streams().err().unwrap_or_else(|| start.exec(exact));
+            let detail = errand.argv.first().map(|name| name.to_string_lossy().into_owned());
+            Failure { step: Step::Exec, errno: errno(&error), detail: detail.unwrap_or_default() }
+        }
+        Err(error) => {
+            Failure { step: Step::Descriptors, errno: errno(&error), detail: "its errand".to_owned() }
+        }
+    }
+}
+
+fn receive(channel: &OwnedFd) -> io::Result<(Errand, [OwnedFd; 3])> {
+    let Some((Command::Exec(errand), mut files)) = protocol::receive(channel)? else { sys::exit(0) };
+    let errand = errand.read(&mut files)?;
+    let streams = <[OwnedFd; 3]>::try_from(files);
+    Ok((errand, streams.map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?))
+}
