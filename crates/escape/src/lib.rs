@@ -234,7 +234,13 @@ impl Case {
                 absent("guest only: it would harm this machine")
             }
             (_, Err(why)) => absent(why),
-            (Peer::Runs | Peer::Guest, Ok(_)) => verdict(test(&Ground::new(world, Place::Peer, &[], true))),
+            (Peer::Runs | Peer::Guest, Ok(_)) => {
+                match verdict(test(&Ground::new(world, Place::Peer, &[], true))) {
+                    // Its limits may not let an attack run at all: that says nothing about us.
+                    Verdict::Broken(why) => Verdict::NotApplicable(why),
+                    other => other,
+                }
+            }
         }
     }
 }
@@ -276,4 +282,44 @@ const fn case(
 /// A case with nothing to attack yet.
 const fn nothing(id: &'static str, title: &'static str, why: &'static str) -> Case {
     Case { id, title, test: Test::Nothing(why), control: Control::Given, peer: Peer::Nothing(why) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn no_number_of_the_groups_is_left_out_or_used_twice() {
+        let ids: Vec<_> = cases().map(|case| case.id.to_owned()).collect();
+        let group = |letter: char, numbers: std::ops::RangeInclusive<u32>| {
+            numbers.map(move |number| format!("{letter}{number}"))
+        };
+        let numbered = group('A', 1..=24).chain(group('B', 25..=48)).chain(group('C', 49..=54));
+        let numbered = numbered.chain(group('C', 67..=67)).chain(group('E', 80..=89));
+        let ours = ids.iter().filter(|id| id.starts_with('X')).cloned();
+        assert_eq!(ids, numbered.chain(ours).collect::<Vec<_>>());
+        assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len());
+    }
+
+    #[test]
+    fn only_what_got_out_or_proves_nothing_fails() {
+        let row = |airlock, control| Row {
+            id: "A1",
+            title: "",
+            airlock,
+            control,
+            bwrap: Verdict::Escaped(String::new()),
+            duration_ms: 0,
+        };
+        let (why, works) = (String::new, || Controlled::Succeeded);
+        for good in [Verdict::Blocked, Verdict::Detected(why()), Verdict::NotApplicable(why())] {
+            assert!(row(good.clone(), works()).holds(), "{good:?}");
+            assert!(row(good.clone(), Controlled::NotRun(why())).holds(), "{good:?}");
+            assert!(!row(good.clone(), Controlled::Failed(why())).holds(), "{good:?}");
+        }
+        for bad in [Verdict::Escaped(why()), Verdict::Broken(why())] {
+            assert!(!row(bad.clone(), works()).holds(), "{bad:?}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::{
     ffi::OsString,
     fs,
     io::{self, Read},
-    os::unix::fs::{PermissionsExt, chown},
+    os::unix::fs::{DirBuilderExt, PermissionsExt, chown},
     path::{Path, PathBuf},
     process::{Child, Stdio},
     sync::atomic::{AtomicU32, Ordering},
@@ -45,7 +45,8 @@ impl World {
         let root = rustix::process::geteuid().is_root();
         let world = World { settings, root, peer, folder, runtime, token, next: AtomicU32::new(0) };
         crate::attack::keep_descriptors_to_ourselves()?;
-        make_folder(&world.folder, 0o755)?;
+        // Nobody else on this machine may reach the traps: some are open to all, for any box to fall into.
+        make_folder(&world.folder, 0o700)?;
         let attacker = world.attacker();
         make_folder(&attacker, 0o755)?;
         fs::copy(&world.settings.program, attacker.join("airlock"))?;
@@ -103,7 +104,7 @@ impl Drop for World {
 }
 
 fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
-    fs::create_dir(path)?;
+    fs::DirBuilder::new().mode(0o700).create(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 

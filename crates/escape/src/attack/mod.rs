@@ -121,3 +121,17 @@ fn is_victim(pid: i32, marker: &str) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     line.windows(marker.len().max(1)).any(|part| part == marker.as_bytes())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_attack_runs_where_no_box_was_made_for_it() {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(entry(&words(&["airlock", "run"])), None);
+        for token in ["", "guessed"] {
+            assert_eq!(entry(&words(&["airlock", WORD, token, "marker", "wait"])), Some(REFUSED));
+        }
+    }
+}
