@@ -158,25 +158,21 @@ fn masked(ground: &Ground<'_>) -> Outcome {
     })
 }
 
-/// How many of its control groups bear the name of the run, seen from the host.
+/// In how many trees its control group is not the one that we are in, seen from the host.
 fn cgroup(ground: &Ground<'_>) -> Outcome {
+    let own = fs::read_to_string("/proc/self/cgroup")?;
     let groups = |attack: RunRequest| {
-        let run = ground.world.unique("run");
-        let request = RunRequest { run_id: Some(run.clone()), user: ROOT_INSIDE, ..attack };
-        let held = ground.hold(request)?;
+        let held = ground.hold(RunRequest { user: ROOT_INSIDE, ..attack })?;
         let told = fs::read_to_string(format!("/proc/{}/cgroup", held.process()?))?;
         let report = held.finish()?;
-        Ok::<_, Trouble>((told.lines().filter(|line| line.contains(&run)).count(), report))
+        Ok::<_, Trouble>((told.lines().filter(|line| !own.lines().any(|ours| ours == *line)).count(), report))
     };
     let (expected, _) = groups(ground.attack("wait", [""; 0]))?;
     if expected == 0 {
         return Err(Trouble::Missing("a cgroup for the box".to_owned()));
     }
     let (left, report) = groups(ground.attack("leave-cgroup", [""; 0]))?;
-    let out = match left < expected {
-        true => Found::Escape(format!("it is in {left} of {expected} cgroups of its box")),
-        false => Found::Nothing,
-    };
+    let out = Found::when(left < expected, &format!("it is in {left} of {expected} cgroups of its box"));
     Ok(out.or(|| report.claims()))
 }
 
@@ -406,7 +402,9 @@ fn crash(ground: &Ground<'_>) -> Outcome {
     }
     let workspace = ground.workspace()?;
     crash_in(ground, &workspace)?;
-    let left = fs::read_dir(&workspace)?.flatten().map(|entry| entry.file_name()).next();
+    // Stand-ins of protected names may be there for a moment; they are folders.
+    let files = fs::read_dir(&workspace)?.flatten().filter(|entry| entry.path().is_file());
+    let left = files.map(|entry| entry.file_name()).next();
     let left = left.map_or(Found::Nothing, |name| Found::Escape(format!("`{}` was left", name.display())));
     let mut parts = vec![("file".to_owned(), left)];
     if ground.world.root && ground.world.settings.dangerously_harm_this_machine {

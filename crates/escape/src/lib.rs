@@ -40,6 +40,8 @@ pub struct Settings {
     pub dangerously_harm_this_machine: bool,
     /// Whether to attack the peer, too.
     pub peer: bool,
+    /// Whether our boxes, or what they are made of, come from a pool.
+    pub pooled: bool,
 }
 
 /// One case of the suite.
@@ -195,7 +197,7 @@ impl Case {
                 return Row { id, title, airlock: airlock.clone(), control, bwrap: airlock, duration_ms: 0 };
             }
         };
-        let airlock = verdict(test(&Ground::new(world, Place::Airlock, &[], true)));
+        let airlock = verdict(Ground::new(world, Place::Airlock, &[], true).tried(test));
         let control = match &airlock {
             Verdict::NotApplicable(_) => Controlled::NotRun("the attack was not run".to_owned()),
             _ => self.control(test, world),
@@ -217,7 +219,7 @@ impl Case {
             Control::WithoutAsRoot(steps, _) | Control::Guest(steps, _) => steps,
         };
         let cgroups = !matches!(self.control, Control::WithoutCgroups(_));
-        match test(&Ground::new(world, Place::Control, steps, cgroups)) {
+        match Ground::new(world, Place::Control, steps, cgroups).tried(test) {
             Ok(Found::Escape(_)) => Controlled::Succeeded,
             Ok(Found::Nothing) => Controlled::Failed("without the wall it gets no further".to_owned()),
             Ok(Found::Reported(what)) => Controlled::Failed(format!("it was only reported: {what}")),
@@ -235,7 +237,7 @@ impl Case {
             }
             (_, Err(why)) => absent(why),
             (Peer::Runs | Peer::Guest, Ok(_)) => {
-                match verdict(test(&Ground::new(world, Place::Peer, &[], true))) {
+                match verdict(Ground::new(world, Place::Peer, &[], true).tried(test)) {
                     // Its limits may not let an attack run at all: that says nothing about us.
                     Verdict::Broken(why) => Verdict::NotApplicable(why),
                     other => other,

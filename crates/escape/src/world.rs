@@ -1,7 +1,7 @@
 //! Where attacks run: in a box of ours, in one with a wall down, or in the peer's; and the traps around it.
 
 use crate::{Found, Outcome, Settings, Trouble, oracle, peer};
-use engine::{Engine, Run, Step};
+use engine::{Engine, Pool, Run, Step};
 use spec::{Event, Maximum, Policy, RunRequest, RunResult, Status, Stream};
 use std::{
     cell::OnceCell,
@@ -233,6 +233,15 @@ impl<'a> Ground<'a> {
         Ground { world, place, without, cgroups, state, engine: OnceCell::new() }
     }
 
+    /// Tries a case here.
+    pub(crate) fn tried(self, test: fn(&Ground<'_>) -> Outcome) -> Outcome {
+        let outcome = test(&self);
+        if let Some(engine) = self.engine.into_inner() {
+            self.world.runtime.block_on(engine.close());
+        }
+        outcome
+    }
+
     /// Whether what the attack is after is to be given to it.
     pub(crate) fn is_control(&self) -> bool {
         self.place == Place::Control
@@ -278,7 +287,11 @@ impl<'a> Ground<'a> {
     /// The engine of this place: without its steps, on a state folder of its own.
     pub(crate) fn engine(&self) -> Result<&Engine, Trouble> {
         if self.engine.get().is_none() {
-            let settings = engine::Settings::new(self.state());
+            let pool = match self.world.settings.pooled {
+                true => Pool { parked: 1, berths: 1, ..Pool::OFF },
+                false => Pool::OFF,
+            };
+            let settings = engine::Settings { pool, ..engine::Settings::new(self.state()) };
             let opened = Engine::dangerously_open_with(settings, |native| {
                 self.without.iter().for_each(|step| native.dangerously_omit(*step));
                 if !self.cgroups {
@@ -301,8 +314,12 @@ impl<'a> Ground<'a> {
                 Ok(Report { said: done.stdout, result: None })
             }
             _ => {
-                let result = self.world.runtime.block_on(self.engine()?.run(admit(request)?));
-                boxed(result)
+                let (engine, spec) = (self.engine()?, admit(request)?);
+                boxed(self.world.runtime.block_on(async {
+                    // Waits for the pool, if there is one.
+                    engine.warm(&spec).await;
+                    engine.run(spec).await
+                }))
             }
         }
     }
@@ -335,6 +352,7 @@ impl<'a> Ground<'a> {
                 let engine = self.engine()?;
                 let spec = admit(request)?;
                 let (run, said) = self.world.runtime.block_on(async {
+                    engine.warm(&spec).await;
                     let mut run = engine.start(spec);
                     let said = wait_ready(&mut run).await;
                     (run, said)

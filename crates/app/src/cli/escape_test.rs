@@ -46,6 +46,9 @@ pub(super) struct Options {
     /// Large counts
     #[arg(long, hide = true)]
     full: bool,
+    /// In sandboxes made ahead
+    #[arg(long, hide = true)]
+    pooled: bool,
     /// Also the controls that would harm a machine
     #[arg(long, hide = true)]
     dangerously_harm_this_machine: bool,
@@ -91,6 +94,7 @@ fn settings(options: &Options, surroundings: &Surroundings) -> Result<Settings, 
         full: options.full,
         dangerously_harm_this_machine: options.dangerously_harm_this_machine,
         peer: !options.no_peer,
+        pooled: options.pooled,
     })
 }
 
