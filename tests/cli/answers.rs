@@ -45,6 +45,16 @@ fn what_airlock_says_begins_a_line_of_its_own() {
 }
 
 #[test]
+fn what_was_denied_is_told_once_and_cannot_steer_the_terminal() {
+    let world = World::new();
+    let script = "cd /usr; for try in 1 2; do (: > \"$(printf 'x\\033[2J')\") 2>/dev/null; done; true";
+    let told = world.run(&["run", "--", "sh", "-c", script]).stderr;
+    let denied: Vec<_> = told.lines().filter(|line| line.contains("denied")).collect();
+    let line = "airlock: note: denied: write `/usr/x\\u{1b}[2J` (by read_only_root; --mount HOST:INSIDE:rw allows it)";
+    assert_eq!(denied, [line], "{told}");
+}
+
+#[test]
 fn a_result_has_the_fields_of_the_contract() {
     let answer = World::new().run(&[
         "run",

@@ -30,8 +30,8 @@ fn samples_of_every_row_are_listed_in_all_three_forms() {
     assert_eq!(
         shown,
         [
-            ("posix_spawn", "back_to_back", 64),
-            ("library-cold", "back_to_back", 64),
+            ("posix_spawn", "back_to_back", 16),
+            ("library-cold", "back_to_back", 16),
             ("posix_spawn", "after_idle", 2),
             ("library-cold", "after_idle", 2),
         ]

@@ -10,15 +10,16 @@
 use crate::{
     Inner,
     capture::Capture,
+    denials,
     files::{self, Bounds, Collected},
-    pool::{self, Taken},
+    pool::{self, Made, Taken},
     record::{self, Record},
     terminal::{self, Terminal},
 };
 use sandbox::native::{Ended, NativeBox, Program, Progress, SandboxError};
 use spec::{
-    ArtifactRef, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult, RunSpec, Status,
-    Stream, Truncated, Usage, WorkspacePath,
+    ArtifactRef, Enforcer, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult,
+    RunSpec, Status, Stream, Truncated, Usage, WorkspacePath,
 };
 use std::{
     collections::BTreeMap,
@@ -103,6 +104,7 @@ struct Outputs {
     stderr: Option<JoinHandle<(Vec<u8>, bool)>>,
     /// The program's end of its terminal: held open, so that what it shows ends with the box and not before.
     _inside: Option<OwnedFd>,
+    denials: JoinHandle<denials::Collected>,
 }
 
 /// Where a program's streams lead, before it has them.
@@ -159,13 +161,12 @@ impl Driver {
             records.push(self.record()?);
         }
         let berth = match taken {
-            Some(Taken::Parked(record, sandbox)) => {
+            Some(Taken { record, made }) => {
                 records.push(record);
-                return Ok(Berthed { records, sandbox });
-            }
-            Some(Taken::Berth(record, berth)) => {
-                records.push(record);
-                Some(*berth)
+                match made {
+                    Made::Parked(sandbox) => return Ok(Berthed { records, sandbox }),
+                    Made::Berth(berth) => Some(*berth),
+                }
             }
             None => None,
         };
@@ -291,7 +292,9 @@ impl Driver {
             tokio::spawn(read_output(stream, pipe, cap, self.events.clone(), has_ended.clone()))
         };
         let stdout = read(Stream::Stdout, stdout);
-        Ok(Outputs { ended, stdout, stderr: stderr.map(|pipe| read(Stream::Stderr, pipe)), _inside: held })
+        let stderr = stderr.map(|pipe| read(Stream::Stderr, pipe));
+        let denials = denials::collect(sandbox.take_denials(), self.events.clone(), has_ended.clone());
+        Ok(Outputs { ended, stdout, stderr, _inside: held, denials: tokio::spawn(denials) })
     }
 
     /// Waits for the end of the program, or brings it about.
@@ -329,7 +332,9 @@ impl Driver {
     ) {
         // With nobody left inside nothing can change any more; where clean-up comes behind the result, so does the
         // end of an empty box. What its first process counted matters only without a cgroup.
-        let quiet = ending.alone && self.engine.pools.is_on() && sandbox.counters().cpu.is_some();
+        let counted =
+            !matches!(result.enforced_by.get("cpu"), None | Some(Enforcer::Rlimit | Enforcer::Nothing));
+        let quiet = ending.alone && counted && self.engine.pools.is_on();
         if !quiet {
             match sandbox.end().await {
                 Some(gone) => {
@@ -342,9 +347,11 @@ impl Driver {
                 }
             }
         }
-        let [(stdout, cut_out), (stderr, cut_err)] = outputs.finish().await;
+        let ([(stdout, cut_out), (stderr, cut_err)], denials) = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
         result.truncated = Truncated { stdout: cut_out, stderr: cut_err };
+        result.denials = denials.list;
+        result.notes.extend(denials.note);
         self.keep_artifacts(sandbox, result).await;
         let counters = sandbox.counters();
         result.usage = Usage {
@@ -422,14 +429,15 @@ fn collect(
 
 impl Outputs {
     /// What was written before the end, at the pace of whoever reads it.
-    async fn finish(self) -> [(Vec<u8>, bool); 2] {
+    async fn finish(self) -> ([(Vec<u8>, bool); 2], denials::Collected) {
         self.ended.send_replace(true);
         let cut = |_| (Vec::new(), true);
         let stdout = self.stdout.await.unwrap_or_else(cut);
-        match self.stderr {
-            Some(stderr) => [stdout, stderr.await.unwrap_or_else(cut)],
-            None => [stdout, (Vec::new(), false)],
-        }
+        let stderr = match self.stderr {
+            Some(stderr) => stderr.await.unwrap_or_else(cut),
+            None => (Vec::new(), false),
+        };
+        ([stdout, stderr], self.denials.await.unwrap_or_default())
     }
 }
 
@@ -607,7 +615,7 @@ pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsStrin
 /// For a program's standard input: our end, and the program's.
 pub(crate) fn input_pipe() -> io::Result<(pipe::Sender, OwnedFd)> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    Ok((pipe::Sender::from_owned_fd(nonblocking(write)?)?, read))
+    Ok((pipe::Sender::from_owned_fd_unchecked(nonblocking(write)?)?, read))
 }
 
 fn connect_pipes(input: Option<OwnedFd>) -> io::Result<Streams> {
@@ -622,7 +630,7 @@ fn connect_pipes(input: Option<OwnedFd>) -> io::Result<Streams> {
 
 fn output_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    Ok((pipe::Receiver::from_owned_fd(nonblocking(read)?)?, write))
+    Ok((pipe::Receiver::from_owned_fd_unchecked(nonblocking(read)?)?, write))
 }
 
 pub(crate) fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {

@@ -20,6 +20,7 @@
 struct Readme;
 
 mod capture;
+mod denials;
 mod doctor;
 mod driver;
 pub mod files;

@@ -75,10 +75,15 @@ const MOST_NAMESPACES: usize = 32;
 /// A program that may have fewer files open could not take its errand.
 const FEWEST_FILES: u32 = 16;
 
-/// What a run got that was made ahead.
-pub(crate) enum Taken {
-    Parked(Record, Box<NativeBox>),
-    Berth(Record, Box<Berth>),
+/// What a run got that was made ahead, with the record that holds it.
+pub(crate) struct Taken {
+    pub(crate) record: Record,
+    pub(crate) made: Made,
+}
+
+pub(crate) enum Made {
+    Parked(Box<NativeBox>),
+    Berth(Box<Berth>),
 }
 
 struct Kind {
@@ -137,8 +142,8 @@ impl Pools {
         let found = loop {
             match kind.ready.pop() {
                 // It may have died in its sleep.
-                Some(Taken::Parked(record, sandbox)) if !sandbox.is_quiet() => {
-                    unwanted.push(Taken::Parked(record, sandbox));
+                Some(Taken { record, made: Made::Parked(sandbox) }) if !sandbox.is_quiet() => {
+                    unwanted.push(Taken { record, made: Made::Parked(sandbox) });
                 }
                 found => break found,
             }
@@ -249,14 +254,17 @@ async fn make(engine: &Inner, spec: &SandboxSpec) -> Result<Taken, SandboxError>
     let id = record::fresh_id();
     let taken = engine.records.take(&id, &engine.native);
     let record = taken.map_err(|source| SandboxError::Look { path: engine.records.folder(), source })?;
-    if !engine.pools.settings.parks(spec) {
-        return Ok(Taken::Berth(record, Box::new(engine.native.berth(&id, spec).await?)));
-    }
-    let mut sandbox = engine.native.create(&id, spec, None).await?;
-    match sandbox.prepare().await {
-        Ok(()) => Ok(Taken::Parked(record, Box::new(sandbox))),
+    let made = match engine.pools.settings.parks(spec) {
+        true => engine.native.park(&id, spec).await.map(|sandbox| Made::Parked(Box::new(sandbox))),
+        false => engine.native.berth(&id, spec).await.map(|berth| Made::Berth(Box::new(berth))),
+    };
+    match made {
+        Ok(made) => Ok(Taken { record, made }),
         Err(error) => {
-            give_back(Taken::Parked(record, Box::new(sandbox))).await;
+            // Otherwise the record stays, for the sweep.
+            if engine.native.remove_leftovers(&id).is_ok() {
+                _ = record.close();
+            }
             Err(error)
         }
     }
@@ -264,16 +272,16 @@ async fn make(engine: &Inner, spec: &SandboxSpec) -> Result<Taken, SandboxError>
 
 /// Ends what nobody used. What cannot be removed now, the sweep finds by its record.
 async fn give_back(unused: Taken) {
-    let (record, released) = match unused {
-        Taken::Parked(record, mut sandbox) => {
+    let released = match unused.made {
+        Made::Parked(mut sandbox) => {
             sandbox.end().await;
-            (record, sandbox.release().await)
+            sandbox.release().await
         }
-        Taken::Berth(record, berth) => (record, berth.release().await),
+        Made::Berth(berth) => berth.release().await,
     };
     if !released.left_over {
         // A record that stays is swept.
-        _ = record.close();
+        _ = unused.record.close();
     }
 }
 

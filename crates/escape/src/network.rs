@@ -5,6 +5,7 @@ use crate::{
     world::{Ground, Report, World, each, mount},
 };
 use engine::Step;
+use spec::RunRequest;
 use std::{
     io::{Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
@@ -23,7 +24,7 @@ use std::{
 const NETWORK: Control = Control::Without(&[Step::NetNamespace]);
 
 pub(crate) const CASES: &[Case] = &[
-    case("C49", "TCP to addresses of the host and of the world", addresses, NETWORK, Peer::Runs),
+    case("C49", "TCP to addresses of the host and of the world", addresses, Control::Given, Peer::Runs),
     case(
         "C50",
         "UDP, raw, packet, netlink, vsock, alg, xdp and other sockets",
@@ -40,13 +41,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case("C52", "sockets of daemons and agents by path", path_sockets, Control::Given, Peer::Runs),
     case("C53", "the host's loopback, in every spelling", loopback, NETWORK, Peer::Runs),
-    case(
-        "C54",
-        "metadata services of clouds",
-        metadata,
-        Control::Guest(&[Step::NetNamespace], NOT_A_USERS),
-        Peer::Runs,
-    ),
+    case("C54", "metadata services of clouds", metadata, Control::Guest(&[], NOT_A_USERS), Peer::Runs),
     case("C67", "listening on all addresses inside", listening, NETWORK, Peer::Runs),
 ];
 
@@ -86,14 +81,16 @@ fn own_address() -> Result<IpAddr, Trouble> {
     found.ok_or_else(|| Trouble::Missing("an address beside loopback".to_owned()))
 }
 
-/// The control stays on this host.
+/// The control has the host's network, and stays on this host.
 fn addresses(ground: &Ground<'_>) -> Outcome {
     let (port, secret) = listen(ground.world, (Ipv4Addr::UNSPECIFIED, 0).into())?;
     let mut all = vec![format!("{}:{port}", own_address()?)];
     if !ground.is_control() {
         all.extend(["1.1.1.1:443", "8.8.8.8:53", "[2606:4700:4700::1111]:443"].map(str::to_owned));
     }
-    let report = ground.run(ground.attack("connect", all))?.finished()?;
+    let mut request = ground.attack("connect", all);
+    request.network = ground.is_control().then_some(spec::Network::Host);
+    let report = ground.run(request)?.finished()?;
     Ok(heard(&report, &secret).or(|| report.claims()))
 }
 
@@ -181,7 +178,7 @@ fn loopback(ground: &Ground<'_>) -> Outcome {
 
 const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 
-/// The control gives this machine the address of such a service.
+/// The control has the host's network, and this machine the address of such a service.
 fn metadata(ground: &Ground<'_>) -> Outcome {
     let mut services =
         ["100.100.100.200:80", "168.63.129.16:80", "[fd00:ec2::254]:80", "metadata.google.internal:80"]
@@ -199,7 +196,8 @@ fn metadata(ground: &Ground<'_>) -> Outcome {
     }
     let listening = listen(ground.world, (METADATA, 0).into());
     let report = listening.and_then(|(port, secret)| {
-        let report = ground.run(ground.attack("connect", [format!("{METADATA}:{port}")]))?;
+        let attack = ground.attack("connect", [format!("{METADATA}:{port}")]);
+        let report = ground.run(RunRequest { network: Some(spec::Network::Host), ..attack })?;
         Ok((report.finished()?, secret))
     });
     address("del")?;

@@ -3,6 +3,7 @@
 //! The kernel tries every number once at installation to fill its bitmap, so the shape of the program
 //! decides what installing costs; a tree is many times shorter to walk than a chain.
 
+use crate::watch;
 use libc::sock_filter;
 
 /// What happens to a call.
@@ -10,8 +11,12 @@ use libc::sock_filter;
 pub enum Verdict {
     /// It goes through.
     Allow,
-    /// It fails with this error.
+    /// It fails with this error, and nobody is told: what C libraries try in passing and do without.
     Errno(u16),
+    /// The engine is told, and answers with this error. Without an engine it fails, too (ENOSYS).
+    Refuse(u16),
+    /// The engine is asked. It may refuse what would be refused anyway, to know of it; otherwise the kernel decides.
+    Watch,
     /// It ends the process.
     Kill,
     /// First match wins, else the last verdict.
@@ -50,6 +55,8 @@ const JEQ: u16 = 0x15;
 const JGE: u16 = 0x35;
 const RET: u16 = 0x06;
 
+const USER_NOTIFICATION: u32 = 0x7fc0_0000;
+
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
@@ -66,10 +73,40 @@ fn jump(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
+impl Verdict {
+    /// What it comes to for these arguments: what the filter does, for those who were told of a call.
+    pub fn given(&self, arguments: &[u64; 6]) -> &Verdict {
+        let Verdict::Args(tests, other) = self else { return self };
+        let holds = |test: &&Test| {
+            let argument = arguments[usize::from(test.argument)];
+            let half = match test.half {
+                Half::Low => argument as u32,
+                Half::High => (argument >> 32) as u32,
+            };
+            half & test.mask == test.value
+        };
+        tests.iter().find(holds).map_or(&**other, |test| &test.then).given(arguments)
+    }
+
+    /// The same where nobody can be told: no weaker, only silent.
+    fn silent(self) -> Verdict {
+        match self {
+            Verdict::Refuse(errno) => Verdict::Errno(errno),
+            Verdict::Watch => Verdict::Allow,
+            Verdict::Args(tests, other) => {
+                let quiet = |test: Test| Test { then: test.then.silent(), ..test };
+                Verdict::Args(tests.into_iter().map(quiet).collect(), Box::new(other.silent()))
+            }
+            Verdict::Allow | Verdict::Errno(_) | Verdict::Kill => self,
+        }
+    }
+}
+
 fn leaf(verdict: &Verdict) -> Vec<sock_filter> {
     match verdict {
         Verdict::Allow => vec![op(RET, 0x7fff_0000)],
         Verdict::Errno(errno) => vec![op(RET, 0x0005_0000 | u32::from(*errno))],
+        Verdict::Refuse(_) | Verdict::Watch => vec![op(RET, USER_NOTIFICATION)],
         Verdict::Kill => vec![op(RET, 0x8000_0000)],
         Verdict::Args(tests, other) => {
             let mut out = vec![];
@@ -103,12 +140,18 @@ fn tree(ranges: &[(u32, &Verdict)]) -> Vec<sock_filter> {
     out
 }
 
+/// Whether a filter does the same for both: what is told is told apart only by whom it is told to.
+fn alike(one: &Verdict, other: &Verdict) -> bool {
+    let told = |verdict: &Verdict| matches!(verdict, Verdict::Refuse(_) | Verdict::Watch);
+    one == other || told(one) && told(other)
+}
+
 /// `table[number]`; numbers above it get `other`; foreign ABIs and x32 end the process.
 pub fn compile(table: &[Verdict], other: &Verdict) -> Vec<sock_filter> {
     let numbers = (0u32..).zip(table).chain([(table.len() as u32, other), (X32, &Verdict::Kill)]);
     let mut ranges: Vec<(u32, &Verdict)> = vec![];
     for (number, verdict) in numbers {
-        if ranges.last().is_none_or(|(_, last)| *last != verdict) {
+        if ranges.last().is_none_or(|(_, last)| !alike(last, verdict)) {
             ranges.push((number, verdict));
         }
     }
@@ -134,87 +177,111 @@ const REFUSED_REQUESTS: [(u32, &str); 4] = [
     (0x5423, "TIOCSETD: loads and enters line disciplines, old kernel surface used in exploits"),
 ];
 
-/// Known to be refused, and why.
-const REFUSED: &[(&[libc::c_long], &str)] = &[
+const REFUSE: Verdict = Verdict::Refuse(libc::EPERM as u16);
+
+/// A number and its name.
+type Call = (libc::c_long, &'static str);
+
+/// Calls by the name of their constant, then those that the library has no constant for.
+macro_rules! calls {
+    ($($constant:ident),* $(,)? $(; $($number:literal = $name:literal),*)?) => {
+        &[$((libc::$constant, stringify!($constant)),)* $($(($number, $name),)*)?]
+    };
+}
+
+/// Refused whatever their arguments are, and why.
+const REFUSED: &[(&[Call], &str)] = &[
     (
-        &[
-            libc::SYS_mount,
-            libc::SYS_umount2,
-            libc::SYS_pivot_root,
-            libc::SYS_chroot,
-            libc::SYS_open_tree,
-            libc::SYS_move_mount,
-            libc::SYS_fsopen,
-            libc::SYS_fsconfig,
-            libc::SYS_fsmount,
-            libc::SYS_fspick,
-            libc::SYS_mount_setattr,
-            467, // open_tree_attr
+        calls![
+            SYS_mount,
+            SYS_umount2,
+            SYS_pivot_root,
+            SYS_chroot,
+            SYS_open_tree,
+            SYS_move_mount,
+            SYS_fsopen,
+            SYS_fsconfig,
+            SYS_fsmount,
+            SYS_fspick,
+            SYS_mount_setattr;
+            467 = "open_tree_attr"
         ],
         "mounts are made before the program starts, never by it",
     ),
-    (&[libc::SYS_setns], "its namespaces are its walls"),
+    (calls![SYS_setns], "its namespaces are its walls"),
     (
-        &[
-            libc::SYS_ptrace,
-            libc::SYS_process_vm_readv,
-            libc::SYS_process_vm_writev,
-            libc::SYS_kcmp,
-            libc::SYS_pidfd_getfd,
-        ],
+        calls![SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kcmp, SYS_pidfd_getfd,],
         "memory and descriptors of other processes",
     ),
-    (&[libc::SYS_process_madvise, 448], "memory of other processes"),
+    (calls![SYS_process_madvise; 448 = "process_mrelease"], "memory of other processes"),
+    (calls![SYS_bpf, SYS_perf_event_open, SYS_userfaultfd], "large kernel surface, used in many exploits"),
     (
-        &[libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_userfaultfd],
-        "large kernel surface, used in many exploits",
-    ),
-    (
-        &[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register],
+        calls![SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register],
         "performs calls that this filter never sees",
     ),
-    (&[libc::SYS_add_key, libc::SYS_request_key, libc::SYS_keyctl], "keyrings are not namespaced"),
-    (&[libc::SYS_name_to_handle_at, libc::SYS_open_by_handle_at], "handles reach around the mount tree"),
+    (calls![SYS_add_key, SYS_request_key, SYS_keyctl], "keyrings are not namespaced"),
+    (calls![SYS_name_to_handle_at, SYS_open_by_handle_at], "handles reach around the mount tree"),
     (
-        &[
-            libc::SYS_kexec_load,
-            libc::SYS_kexec_file_load,
-            libc::SYS_init_module,
-            libc::SYS_finit_module,
-            libc::SYS_delete_module,
-            libc::SYS_reboot,
-            libc::SYS_swapon,
-            libc::SYS_swapoff,
-            libc::SYS_acct,
-            libc::SYS_quotactl,
-            libc::SYS_quotactl_fd,
-            libc::SYS_syslog,
-            libc::SYS_vhangup,
-            libc::SYS_nfsservctl,
-            libc::SYS_lookup_dcookie,
+        calls![
+            SYS_kexec_load,
+            SYS_kexec_file_load,
+            SYS_init_module,
+            SYS_finit_module,
+            SYS_delete_module,
+            SYS_reboot,
+            SYS_swapon,
+            SYS_swapoff,
+            SYS_acct,
+            SYS_quotactl,
+            SYS_quotactl_fd,
+            SYS_syslog,
+            SYS_vhangup,
+            SYS_nfsservctl,
+            SYS_lookup_dcookie,
         ],
         "administers the whole machine",
     ),
     (
-        &[libc::SYS_settimeofday, libc::SYS_clock_settime, libc::SYS_clock_adjtime, libc::SYS_adjtimex],
+        calls![SYS_settimeofday, SYS_clock_settime, SYS_clock_adjtime, SYS_adjtimex],
         "the clock is everybody's",
     ),
-    (&[libc::SYS_sethostname, libc::SYS_setdomainname], "names are set before the program starts"),
-    (&[libc::SYS_fanotify_init, libc::SYS_fanotify_mark], "can watch and block other processes' files"),
-    (&[libc::SYS_move_pages, libc::SYS_migrate_pages], "tells and moves physical pages"),
-    (&[libc::SYS_memfd_secret], "memory that limits and core tools cannot see"),
+    (calls![SYS_sethostname, SYS_setdomainname], "names are set before the program starts"),
+    (calls![SYS_fanotify_init, SYS_fanotify_mark], "can watch and block other processes' files"),
+    (calls![SYS_move_pages, SYS_migrate_pages], "tells and moves physical pages"),
+    (calls![SYS_memfd_secret], "memory that limits and core tools cannot see"),
 ];
 
 #[cfg(target_arch = "x86_64")]
-const REFUSED_HERE: &[(&[libc::c_long], &str)] = &[
-    (&[libc::SYS_iopl, libc::SYS_ioperm], "hardware ports"),
-    (&[libc::SYS_modify_ldt], "old entry points into the kernel, used in exploits"),
-    (&[libc::SYS_uselib, libc::SYS_ustat, libc::SYS_sysfs, libc::SYS__sysctl], "obsolete kernel surface"),
-    (&[174, 177, 178], "obsolete kernel surface (create_module, get_kernel_syms, query_module)"),
-    (&[335, 336], "entry points for tracing (uretprobe, uprobe), not for programs"),
+const REFUSED_HERE: &[(&[Call], &str)] = &[
+    (calls![SYS_iopl, SYS_ioperm], "hardware ports"),
+    (calls![SYS_modify_ldt], "old entry points into the kernel, used in exploits"),
+    (calls![SYS_uselib, SYS_ustat, SYS_sysfs, SYS__sysctl], "obsolete kernel surface"),
+    (
+        calls![; 174 = "create_module", 177 = "get_kernel_syms", 178 = "query_module"],
+        "obsolete kernel surface",
+    ),
+    (calls![; 335 = "uretprobe", 336 = "uprobe"], "entry points for tracing, not for programs"),
 ];
 #[cfg(target_arch = "aarch64")]
-const REFUSED_HERE: &[(&[libc::c_long], &str)] = &[];
+const REFUSED_HERE: &[(&[Call], &str)] = &[];
+
+/// Refused only with certain arguments; [`table`] says which and why.
+const REFUSED_BY_ARGUMENT: &[Call] = calls![
+    SYS_clone, SYS_unshare, SYS_socket, SYS_socketpair, SYS_fchmod, SYS_fchmodat, SYS_prlimit64, SYS_fcntl,
+    SYS_io_setup, SYS_ioctl, SYS_personality; 452 = "fchmodat2"
+];
+
+/// The name of a call that is refused.
+pub fn name(number: libc::c_long) -> Option<&'static str> {
+    #[cfg(target_arch = "x86_64")]
+    const HERE: &[Call] = calls![SYS_chmod];
+    #[cfg(target_arch = "aarch64")]
+    const HERE: &[Call] = &[];
+    let always = REFUSED.iter().chain(REFUSED_HERE).flat_map(|(calls, _)| *calls);
+    let mut all = always.chain(REFUSED_BY_ARGUMENT).chain(HERE);
+    let (_, name) = all.find(|(known, _)| *known == number)?;
+    Some(name.strip_prefix("SYS_").unwrap_or(name))
+}
 
 /// The last number this table knows (`file_setattr`, Linux 6.17). What comes after is ENOSYS until looked at.
 const LAST_KNOWN: usize = 469;
@@ -222,40 +289,42 @@ const LAST_KNOWN: usize = 469;
 /// The policy of every box, one verdict a number.
 pub fn table() -> Vec<Verdict> {
     let mut table = vec![Verdict::Allow; LAST_KNOWN + 1];
-    let refused = REFUSED.iter().chain(REFUSED_HERE).flat_map(|(numbers, _)| *numbers);
-    for number in refused {
-        table[*number as usize] = Verdict::Errno(libc::EPERM as u16);
+    for watched in watch::CALLS.iter().chain(watch::CALLS_HERE) {
+        table[watched.number as usize] = match watched.unless {
+            None => Verdict::Watch,
+            Some((argument, bits)) => without_bits(argument, bits, Verdict::Watch),
+        };
+    }
+    let refused = REFUSED.iter().chain(REFUSED_HERE).flat_map(|(calls, _)| *calls);
+    for (number, _) in refused {
+        table[*number as usize] = REFUSE;
     }
     // Its flags lie in memory, where a filter cannot look; C libraries then use `clone`.
     table[libc::SYS_clone3 as usize] = Verdict::Errno(libc::ENOSYS as u16);
-    table[libc::SYS_clone as usize] = without_bits(0, NEW_NAMESPACES);
-    table[libc::SYS_unshare as usize] = without_bits(0, NEW_NAMESPACES | NEW_TIME);
+    table[libc::SYS_clone as usize] = without_bits(0, NEW_NAMESPACES, REFUSE);
+    table[libc::SYS_unshare as usize] = without_bits(0, NEW_NAMESPACES | NEW_TIME, REFUSE);
     table[libc::SYS_socket as usize] = socket_families();
     table[libc::SYS_socketpair as usize] = Verdict::Args(
         vec![test(0, u32::MAX, libc::AF_UNIX as u32, Verdict::Allow)],
-        Box::new(Verdict::Errno(libc::EAFNOSUPPORT as u16)),
+        Box::new(Verdict::Refuse(libc::EAFNOSUPPORT as u16)),
     );
     set_id_modes(&mut table);
     resource_limits(&mut table);
     // Whoever opens a leased file waits up to 45 seconds for the program to give it back: also host tools.
-    table[libc::SYS_fcntl as usize] = Verdict::Args(
-        vec![test(1, u32::MAX, libc::F_SETLEASE as u32, Verdict::Errno(libc::EPERM as u16))],
-        Box::new(Verdict::Allow),
-    );
+    table[libc::SYS_fcntl as usize] =
+        Verdict::Args(vec![test(1, u32::MAX, libc::F_SETLEASE as u32, REFUSE)], Box::new(Verdict::Allow));
     huge_pages(&mut table);
     // One quota for the whole machine (`fs.aio-max-nr`): a box could leave nothing to the others.
-    table[libc::SYS_io_setup as usize] = Verdict::Errno(libc::ENOSYS as u16);
+    table[libc::SYS_io_setup as usize] = Verdict::Refuse(libc::ENOSYS as u16);
     table[libc::SYS_ioctl as usize] = Verdict::Args(
         // The kernel takes the request as 32 bits, so rubbish above them changes nothing here either.
-        REFUSED_REQUESTS
-            .map(|(request, _)| test(1, u32::MAX, request, Verdict::Errno(libc::EPERM as u16)))
-            .into(),
+        REFUSED_REQUESTS.map(|(request, _)| test(1, u32::MAX, request, REFUSE)).into(),
         Box::new(Verdict::Allow),
     );
     // Only asking for the current one, and plain Linux: others switch protections of memory off.
     table[libc::SYS_personality as usize] = Verdict::Args(
         [0, u32::MAX].map(|persona| test(0, u32::MAX, persona, Verdict::Allow)).into(),
-        Box::new(Verdict::Errno(libc::EPERM as u16)),
+        Box::new(REFUSE),
     );
     table
 }
@@ -264,18 +333,33 @@ fn test(argument: u8, mask: u32, value: u32, then: Verdict) -> Test {
     Test { argument, half: Half::Low, mask, value, then }
 }
 
-fn without_bits(argument: u8, mask: u32) -> Verdict {
-    Verdict::Args(vec![test(argument, mask, 0, Verdict::Allow)], Box::new(Verdict::Errno(libc::EPERM as u16)))
+fn without_bits(argument: u8, mask: u32, otherwise: Verdict) -> Verdict {
+    Verdict::Args(vec![test(argument, mask, 0, Verdict::Allow)], Box::new(otherwise))
 }
 
 /// Unix and Internet sockets. The rest (netlink, packet, vsock, alg, xdp, …) is kernel surface that is
 /// not, or not wholly, held by the network namespace.
 fn socket_families() -> Verdict {
     let inet = internet_protocols();
-    let families = [(libc::AF_UNIX, Verdict::Allow), (libc::AF_INET, inet.clone()), (libc::AF_INET6, inet)];
+    let families = [
+        (libc::AF_UNIX, Verdict::Allow),
+        (libc::AF_INET, inet.clone()),
+        (libc::AF_INET6, inet),
+        (libc::AF_NETLINK, netlink_protocols()),
+    ];
     Verdict::Args(
         families.map(|(family, then)| test(0, u32::MAX, family as u32, then)).into(),
-        Box::new(Verdict::Errno(libc::EAFNOSUPPORT as u16)),
+        Box::new(Verdict::Refuse(libc::EAFNOSUPPORT as u16)),
+    )
+}
+
+/// Routing is asked for in every name lookup of the C library, which goes on without: nothing was denied that
+/// anybody misses.
+fn netlink_protocols() -> Verdict {
+    let unsupported = libc::EAFNOSUPPORT as u16;
+    Verdict::Args(
+        vec![test(2, u32::MAX, libc::NETLINK_ROUTE as u32, Verdict::Errno(unsupported))],
+        Box::new(Verdict::Refuse(unsupported)),
     )
 }
 
@@ -285,7 +369,7 @@ fn internet_protocols() -> Verdict {
     let plain = [0, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6];
     Verdict::Args(
         plain.map(|protocol| test(2, u32::MAX, protocol as u32, Verdict::Allow)).into(),
-        Box::new(Verdict::Errno(libc::EPROTONOSUPPORT as u16)),
+        Box::new(Verdict::Refuse(libc::EPROTONOSUPPORT as u16)),
     )
 }
 
@@ -294,13 +378,16 @@ fn internet_protocols() -> Verdict {
 fn set_id_modes(table: &mut [Verdict]) {
     const FCHMODAT2: usize = 452;
     let bits = libc::S_ISUID | libc::S_ISGID;
+    let mut refuse = |number: usize, mode: u8| {
+        // By path it is watched, too.
+        let otherwise = std::mem::replace(&mut table[number], Verdict::Allow);
+        table[number] = Verdict::Args(vec![test(mode, bits, 0, otherwise)], Box::new(REFUSE));
+    };
     #[cfg(target_arch = "x86_64")]
-    {
-        table[libc::SYS_chmod as usize] = without_bits(1, bits);
-    }
-    table[libc::SYS_fchmod as usize] = without_bits(1, bits);
-    table[libc::SYS_fchmodat as usize] = without_bits(2, bits);
-    table[FCHMODAT2] = without_bits(2, bits);
+    refuse(libc::SYS_chmod as usize, 1);
+    refuse(libc::SYS_fchmod as usize, 1);
+    refuse(libc::SYS_fchmodat as usize, 2);
+    refuse(FCHMODAT2, 2);
 }
 
 /// The host sets them aside for somebody, and no memory cgroup counts them. Programs fall back, as where there are none.
@@ -338,8 +425,7 @@ fn resource_limits(table: &mut [Verdict]) {
         Box::new(done.clone()),
     );
     let own = Verdict::Args(vec![test(1, u32::MAX, CORE, only_asks)], Box::new(Verdict::Allow));
-    table[libc::SYS_prlimit64 as usize] =
-        Verdict::Args(vec![test(0, u32::MAX, 0, own)], Box::new(Verdict::Errno(libc::EPERM as u16)));
+    table[libc::SYS_prlimit64 as usize] = Verdict::Args(vec![test(0, u32::MAX, 0, own)], Box::new(REFUSE));
     table[libc::SYS_setrlimit as usize] =
         Verdict::Args(vec![test(0, u32::MAX, CORE, done)], Box::new(Verdict::Allow));
 }
@@ -347,6 +433,12 @@ fn resource_limits(table: &mut [Verdict]) {
 /// The filter of every box.
 pub fn program() -> Vec<sock_filter> {
     compile(&table(), &Verdict::Errno(libc::ENOSYS as u16))
+}
+
+/// The same for where nobody can listen.
+pub fn silent_program() -> Vec<sock_filter> {
+    let table: Vec<_> = table().into_iter().map(Verdict::silent).collect();
+    compile(&table, &Verdict::Errno(libc::ENOSYS as u16))
 }
 
 #[cfg(test)]
@@ -380,24 +472,23 @@ mod tests {
     }
 
     fn expected(verdict: &Verdict, arguments: [u64; 6]) -> u32 {
-        match verdict {
+        match verdict.given(&arguments) {
             Verdict::Allow => 0x7fff_0000,
             Verdict::Errno(errno) => 0x0005_0000 | u32::from(*errno),
+            Verdict::Refuse(_) | Verdict::Watch => 0x7fc0_0000,
             Verdict::Kill => 0x8000_0000,
-            Verdict::Args(tests, other) => tests
-                .iter()
-                .find(|test| {
-                    let argument = arguments[usize::from(test.argument)];
-                    let half = if test.half == Half::Low { argument } else { argument >> 32 };
-                    half as u32 & test.mask == test.value
-                })
-                .map_or_else(|| expected(other, arguments), |test| expected(&test.then, arguments)),
+            Verdict::Args(..) => panic!("a verdict that is none"),
         }
     }
 
     fn verdict() -> impl Strategy<Value = Verdict> {
-        let plain =
-            prop_oneof![Just(Verdict::Allow), Just(Verdict::Kill), (1u16..200).prop_map(Verdict::Errno)];
+        let plain = prop_oneof![
+            Just(Verdict::Allow),
+            Just(Verdict::Kill),
+            Just(Verdict::Watch),
+            (1u16..200).prop_map(Verdict::Errno),
+            (1u16..200).prop_map(Verdict::Refuse),
+        ];
         let half = prop_oneof![Just(Half::Low), Just(Half::High)];
         let test = (0u8..6, half, any::<u32>(), any::<u32>(), plain.clone()).prop_map(
             |(argument, half, mask, value, then)| Test { argument, half, mask, value: value & mask, then },
@@ -429,9 +520,40 @@ mod tests {
     }
 
     #[test]
+    fn every_refused_call_has_a_name_and_no_other() {
+        let refuses = |verdict: &Verdict| matches!(verdict, Verdict::Refuse(_));
+        fn any(verdict: &Verdict, holds: &impl Fn(&Verdict) -> bool) -> bool {
+            match verdict {
+                Verdict::Args(tests, other) => {
+                    any(other, holds) || tests.iter().any(|test| any(&test.then, holds))
+                }
+                plain => holds(plain),
+            }
+        }
+        for (number, verdict) in (0..).zip(table()) {
+            assert_eq!(name(number).is_some(), any(&verdict, &refuses), "{number}: {verdict:?}");
+            let watches = any(&verdict, &|verdict: &Verdict| *verdict == Verdict::Watch);
+            assert_eq!(watch::of(number).is_some(), watches, "{number}: {verdict:?}");
+            let told = |verdict: &Verdict| matches!(verdict, Verdict::Refuse(_) | Verdict::Watch);
+            assert!(!any(&verdict.silent(), &told), "{number}");
+        }
+        assert_eq!([name(libc::SYS_mount), name(libc::SYS_ioctl)], [Some("mount"), Some("ioctl")]);
+    }
+
+    #[test]
     fn the_policy_is_short_and_refuses_by_argument() {
-        let program = program();
-        assert!(program.len() < 320, "{} instructions", program.len());
+        assert!(program().len() < 400, "{} instructions", program().len());
+        let told =
+            |number: libc::c_long, arguments| interpret(&program(), ARCHITECTURE, number as u32, arguments);
+        assert_eq!(told(libc::SYS_mount, [0; 6]), USER_NOTIFICATION);
+        assert_eq!(told(libc::SYS_clone3, [0; 6]), 0x0005_0000 | libc::ENOSYS as u32);
+        let opened = |flags: i32| told(libc::SYS_openat, [0, 0, flags as u64, 0, 0, 0]);
+        let reading = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_DIRECTORY | libc::O_PATH;
+        assert_eq!([opened(reading), opened(libc::O_RDWR)], [0x7fff_0000, USER_NOTIFICATION]);
+        let lookup = told(libc::SYS_socket, [libc::AF_NETLINK as u64, 3, 0, 0, 0, 0]);
+        assert_eq!(lookup, 0x0005_0000 | libc::EAFNOSUPPORT as u32);
+        // Where nobody listens the same is refused; the errors are those that the engine would give.
+        let program = silent_program();
         let errno =
             |number: libc::c_long, arguments| interpret(&program, ARCHITECTURE, number as u32, arguments);
         let eperm = 0x0005_0000 | libc::EPERM as u32;

@@ -25,7 +25,7 @@ use std::{
 /// What covers a path of `/proc`.
 #[derive(Clone, Copy)]
 pub(crate) enum Mask {
-    /// `/dev/null`: the file tells about the host or holds keys.
+    /// Nothing that can be opened: the file tells about the host or holds keys.
     Nothing,
     /// An empty directory: it is about hardware.
     EmptyDirectory,
@@ -63,8 +63,10 @@ pub(crate) fn masks() -> Vec<(&'static CStr, Mask)> {
 /// a program without a quota could take all that the host's root (or the user) has.
 pub(crate) const QUOTAS: &[(&str, u32)] =
     &[("max_user_namespaces", 0), ("max_inotify_instances", 32), ("max_inotify_watches", 8192)];
-/// Covers of every template: an empty directory, and files about the machine as the limits of the run make it.
+/// Covers of every template, read-only: an empty directory, a device that no mount lets anybody open, and files about
+/// the machine as the limits of the run make it.
 const EMPTY: &CStr = c"/run/airlock/empty";
+const NOTHING: &CStr = c"/run/airlock/nothing";
 const LIMITS: [(&CStr, &CStr); 3] = [
     (c"/proc/meminfo", c"/run/airlock/meminfo"),
     (c"/proc/cpuinfo", c"/run/airlock/cpuinfo"),
@@ -219,7 +221,9 @@ pub(crate) fn open_namespace(path: &CStr) -> io::Result<OwnedFd> {
 }
 
 fn settle(plan: &BoxPlan) -> io::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if !plan.ahead {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+    }
     // The launcher cannot be looked into; we must be, for a moment, to write the maps of our helper.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     // What we make gets exactly the mode we give it.
@@ -239,17 +243,21 @@ fn mount_proc() -> io::Result<()> {
 fn mask_proc(masks: &[(&CStr, Mask)]) -> io::Result<()> {
     masks.iter().try_for_each(|(path, mask)| {
         let by = match mask {
-            Mask::Nothing => c"/dev/null",
+            Mask::Nothing => NOTHING,
             Mask::EmptyDirectory => EMPTY,
-            Mask::ReadOnly => path,
+            Mask::ReadOnly => return make_read_only(path),
         };
         cover(path, by)
     })
 }
 
-/// Covers a path, read-only.
+/// One call: the cover is read-only in the template, and a bind mount takes that along.
 fn cover(path: &CStr, by: &CStr) -> io::Result<()> {
-    let tree = template::open_tree(&CWD, by)?;
+    Ok(rustix::mount::mount_bind(by, path)?)
+}
+
+fn make_read_only(path: &CStr) -> io::Result<()> {
+    let tree = template::open_tree(&CWD, path)?;
     sys::set_mount(tree.as_fd(), false, PLAIN | READ_ONLY, None)?;
     template::attach(&tree, &CWD, path)
 }

@@ -4,16 +4,17 @@
 //! its control socket does, that is, with the engine.
 
 use crate::{
-    filter,
     keeper::{self, Birth, Mask},
+    notify,
     plan::{BoxPlan, Ids, ProgramPlan, StockPlan, TemplatePlan},
-    program::{self, Launch, Start},
+    program::{self, Filters, Launch, Start},
     protocol::{self, Brief, Command, Ended, Report, Request},
     standby,
     step::{Failure, Step, Steps},
     steward::{self, Namespaces, Steward},
     sys::{self, ChildStack, Forked, Reaped},
     template::{self, failure},
+    wire_struct,
 };
 use rustix::{
     event::epoll::{self, EventData, EventFlags},
@@ -25,8 +26,12 @@ use rustix::{
 use std::{
     collections::HashMap,
     ffi::CStr,
+    fs::File,
     io,
-    os::fd::{AsFd, OwnedFd, RawFd},
+    os::{
+        fd::{AsFd, OwnedFd, RawFd},
+        unix::fs::FileExt,
+    },
 };
 
 /// Entry of the binary: control socket on standard input.
@@ -147,6 +152,49 @@ struct Held {
     user_namespace: Option<OwnedFd>,
     cgroup: Option<OwnedFd>,
     programs: Vec<Child>,
+    /// The kernel's list of the keeper's children, where it has one.
+    children: Option<File>,
+    /// Made ahead of its program.
+    ahead: bool,
+}
+
+/// What a lane tells the launcher of a box, with its handles: channel, keeper, program, users, namespaces, cgroup.
+struct HandedOver {
+    keeper: i32,
+    program: i32,
+    last: bool,
+    namespaces: Vec<u8>,
+}
+
+wire_struct!(HandedOver { keeper, program, last, namespaces });
+
+impl HandedOver {
+    fn adopt(self, handles: Vec<OwnedFd>) -> Option<Held> {
+        let mut handles = handles.into_iter();
+        let mut next = || handles.next();
+        let channel = next()?;
+        let keeper = Child { pid: self.keeper, pidfd: next()?, last: false };
+        let program = Child { pid: self.program, pidfd: next()?, last: self.last };
+        let user_namespace = Some(next()?);
+        let steps = self.namespaces.into_iter().map(Step::from_number);
+        let namespaces = steps.map(|step| Some((step?, next()?))).collect::<Option<_>>()?;
+        Some(Held {
+            channel,
+            children: children(keeper.pid),
+            keeper,
+            ready: None,
+            spaces: Vec::new(),
+            namespaces,
+            user_namespace,
+            cgroup: next(),
+            programs: vec![program],
+            ahead: true,
+        })
+    }
+}
+
+fn children(pid: i32) -> Option<File> {
+    File::open(format!("/proc/{pid}/task/{pid}/children")).ok()
 }
 
 /// What an event is about: two bits of kind, then the box, then a pid.
@@ -154,6 +202,8 @@ struct Held {
 enum About {
     Control,
     Steward,
+    /// A lane, by its pid, has something to hand over.
+    Lane(i32),
     Channel(u32),
     Ready(u32),
     Process(u32, i32),
@@ -164,6 +214,7 @@ impl About {
         let (kind, number, pid) = match self {
             About::Control => (0, 0, 0),
             About::Steward => (0, 1, 0),
+            About::Lane(pid) => (0, 2, pid as u32),
             About::Channel(number) => (1, number, 0),
             About::Ready(number) => (2, number, 0),
             About::Process(number, pid) => (3, number, pid as u32),
@@ -176,7 +227,8 @@ impl About {
         let number = (bits >> 32) as u32 & 0x3fff_ffff;
         match bits >> 62 {
             0 if number == 0 => About::Control,
-            0 => About::Steward,
+            0 if number == 1 => About::Steward,
+            0 => About::Lane(bits as u32 as i32),
             1 => About::Channel(number),
             2 => About::Ready(number),
             _ => About::Process(number, bits as u32 as i32),
@@ -194,13 +246,17 @@ struct Launcher {
     boxes: HashMap<u32, Held>,
     /// Lanes, and the steward.
     helpers: Vec<Child>,
+    /// Where lanes hand over, by their pids.
+    lanes: HashMap<i32, OwnedFd>,
+    /// Where we do, if we are a lane.
+    home: Option<OwnedFd>,
     steward: Option<Steward>,
     /// Where the namespaces of the first box come from.
     first: First,
     /// What a lane was given of the stock.
     share: Option<Namespaces>,
     next: u32,
-    filter: Vec<libc::sock_filter>,
+    filters: Filters,
     masks: Vec<(&'static CStr, Mask)>,
     landlock: u32,
     stack: ChildStack,
@@ -213,11 +269,13 @@ impl Launcher {
             events: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             boxes: HashMap::new(),
             helpers: Vec::new(),
+            lanes: HashMap::new(),
+            home: None,
             steward: None,
             first,
             share: None,
             next: HELPERS + 1,
-            filter: filter::program(),
+            filters: Filters::new()?,
             masks: keeper::masks(),
             landlock: sys::landlock_version(),
             stack: ChildStack::new(),
@@ -240,6 +298,7 @@ impl Launcher {
                 match About::from_token(event.data) {
                     About::Control => self.on_control(&mut control),
                     About::Steward => self.on_steward(),
+                    About::Lane(pid) => self.on_hand_over(pid),
                     About::Channel(number) => self.on_channel(number),
                     About::Ready(number) => self.on_ready(number),
                     About::Process(number, pid) => self.on_end(number, pid),
@@ -314,8 +373,7 @@ impl Launcher {
                 return;
             }
         };
-        let number = self.next;
-        self.next = if number == LAST_BOX { HELPERS + 1 } else { number + 1 };
+        let number = self.next_number();
         let watched = self
             .watch(&channel, About::Channel(number))
             .and_then(|()| self.watch(&ready, About::Ready(number)))
@@ -384,18 +442,22 @@ impl Launcher {
         if let Some(steward) = &mut self.steward {
             steward.replenish();
         }
-        match sys::fork_into(0, None) {
-            Ok(Forked::Child) => {
+        let forked = protocol::pair().and_then(|pair| Ok((pair, sys::fork_into(0, None)?)));
+        match forked {
+            Ok(((_, home), Forked::Child)) => {
                 self.share = share;
+                self.home = Some(home);
                 if let Err(failed) = self.become_lane(&lane, groups) {
                     _ = protocol::send(&lane, &Report::Failed(failed), &[]);
                     sys::exit(1);
                 }
                 *control = lane;
             }
-            Ok(Forked::Parent { pid, pidfd }) => {
-                if self.watch(&pidfd, About::Process(HELPERS, pid)).is_ok() {
+            Ok(((ours, _), Forked::Parent { pid, pidfd })) => {
+                let watched = self.watch(&pidfd, About::Process(HELPERS, pid));
+                if watched.and_then(|()| self.watch(&ours, About::Lane(pid))).is_ok() {
                     self.helpers.push(Child { pid, pidfd, last: false });
+                    self.lanes.insert(pid, ours);
                 }
             }
             Err(error) => {
@@ -416,8 +478,11 @@ impl Launcher {
         // the launcher; we get one of our own.
         self.boxes.clear();
         self.helpers.clear();
+        self.lanes.clear();
         self.steward = None;
         self.events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
+        // What our programs hand over must not be taken by the launcher, nor by another lane.
+        self.filters = Filters::new().map_err(at("sockets"))?;
         self.watch(control, About::Control).map_err(at("epoll"))?;
         hello(control, Steps::default()).map_err(at("greet"))
     }
@@ -471,8 +536,10 @@ impl Launcher {
         let started = self.exec(number, plan, files);
         let Some(held) = self.boxes.get_mut(&number) else { return };
         let sent = match started {
-            Ok((program, steps)) => {
-                let sent = protocol::send(&held.channel, &Report::Started(steps), &[program.pidfd.as_fd()]);
+            Ok((program, steps, listener)) => {
+                let handles = [program.pidfd.as_fd()].into_iter().chain(listener.as_ref().map(AsFd::as_fd));
+                let handles: Vec<_> = handles.collect();
+                let sent = protocol::send(&held.channel, &Report::Started(steps), &handles);
                 held.programs.push(program);
                 sent
             }
@@ -488,7 +555,7 @@ impl Launcher {
         number: u32,
         plan: &Brief,
         mut files: Vec<OwnedFd>,
-    ) -> Result<(Child, Steps), Failure> {
+    ) -> Result<(Child, Steps, Option<OwnedFd>), Failure> {
         let at = |what: &str| failure(Step::JoinNamespaces, what);
         let wrong = |what: &str, errno| at(what)(io::Error::from_raw_os_error(errno));
         let plan: ProgramPlan = plan.read(&mut files).map_err(at("plan"))?;
@@ -501,7 +568,8 @@ impl Launcher {
         let mut launch = Launch {
             namespaces: &joined,
             user_namespace: held.users().map_err(at("not ready"))?,
-            filter: &self.filter,
+            filters: &self.filters,
+            listener: None,
             landlock: self.landlock,
             start: Some(Start::new(errand, streams)),
             plan: &plan,
@@ -514,6 +582,7 @@ impl Launcher {
         let born = sys::vfork_onto(&mut self.stack, cgroup, program::child, &mut launch);
         self.spaces.go_home();
         let (pid, pidfd) = born.map_err(at("clone"))?;
+        let listener = notify::taken_over(self.filters.hand_over.1.as_fd());
         let (failed, reached, done) = (launch.failed, launch.reached_exec, launch.done);
         if failed.is_some() || !reached {
             _ = sys::reap(pid, true);
@@ -521,7 +590,7 @@ impl Launcher {
             return Err(Failure { step, errno, detail: errand.argv[0].to_string_lossy().into_owned() });
         }
         self.watch(&pidfd, About::Process(number, pid)).map_err(at("epoll"))?;
-        Ok((Child { pid, pidfd, last: plan.last }, done))
+        Ok((Child { pid, pidfd, last: plan.last }, done, listener))
     }
 
     /// What fails here ends the process or closes its socket, which is how the engine learns of it.
@@ -532,6 +601,54 @@ impl Launcher {
             Ok(program) => held.programs.push(program),
             Err(_) => self.destroy(number),
         }
+        self.hand_over(number);
+    }
+
+    /// A lane that has given birth to all of a box leaves it to the launcher, which inherits its children, and ends:
+    /// one process less for as long as the box is parked.
+    fn hand_over(&mut self, number: u32) {
+        let (Some(home), Some(held)) = (&self.home, self.boxes.get(&number)) else { return };
+        let ([program], Some(users), true) = (&held.programs[..], &held.user_namespace, held.ahead) else {
+            return;
+        };
+        let handles = [&held.channel, &held.keeper.pidfd, &program.pidfd, users].into_iter();
+        let namespaces = held.namespaces.iter().map(|(_, namespace)| namespace);
+        let handles: Vec<_> = handles.chain(namespaces).chain(&held.cgroup).map(AsFd::as_fd).collect();
+        let told = HandedOver {
+            keeper: held.keeper.pid,
+            program: program.pid,
+            last: program.last,
+            namespaces: held.namespaces.iter().map(|(step, _)| *step as u8).collect(),
+        };
+        if protocol::send(home, &told, &handles).is_ok() {
+            sys::exit(0);
+        }
+    }
+
+    /// Takes a box over from a lane that is about to end.
+    fn on_hand_over(&mut self, pid: i32) {
+        let Some(lane) = self.lanes.remove(&pid) else { return };
+        self.unwatch(&lane);
+        let Ok(Some((told, handles))) = protocol::receive::<HandedOver>(&lane) else { return };
+        let Some(held) = told.adopt(handles) else { return };
+        let number = self.next_number();
+        let watched = self
+            .watch(&held.channel, About::Channel(number))
+            .and_then(|()| self.watch(&held.keeper.pidfd, About::Process(number, held.keeper.pid)))
+            .and_then(|()| {
+                let mut programs = held.programs.iter();
+                programs.try_for_each(|it| self.watch(&it.pidfd, About::Process(number, it.pid)))
+            });
+        self.boxes.insert(number, held);
+        if watched.is_err() {
+            self.destroy(number);
+        }
+    }
+
+    fn next_number(&mut self) -> u32 {
+        let number = self.next;
+        self.next = if number == LAST_BOX { HELPERS + 1 } else { number + 1 };
+        number
     }
 
     fn prepare(&mut self, number: u32, plan: &Brief, mut files: Vec<OwnedFd>) -> io::Result<Child> {
@@ -547,7 +664,8 @@ impl Launcher {
                 let launch = Launch {
                     namespaces: &joined,
                     user_namespace,
-                    filter: &self.filter,
+                    filters: &self.filters,
+                    listener: None,
                     landlock: self.landlock,
                     start: None,
                     plan: &plan,
@@ -585,7 +703,7 @@ impl Launcher {
         if let Some(place) = held.programs.iter().position(|program| program.pid == pid) {
             let program = held.programs.swap_remove(place);
             _ = epoll::delete(&self.events, &program.pidfd);
-            let alone = held.programs.is_empty() && held.keeper.has_no_children();
+            let alone = held.programs.is_empty() && held.is_empty();
             let told = protocol::send(&held.channel, &Report::Ended(Ended { alone, ..reaped.into() }), &[]);
             if told.is_err() || program.last {
                 self.destroy(number);
@@ -650,8 +768,15 @@ impl Held {
         };
         let known = |step: &Step| namespaces.iter().any(|(known, _)| known == step);
         let spaces = keeper::namespaces(plan).map(|(step, _)| step).filter(|step| !known(step)).collect();
-        let ready = Some(ready);
-        Held { channel, keeper, ready, spaces, namespaces, user_namespace, cgroup, programs: Vec::new() }
+        let (ready, programs) = (Some(ready), Vec::new());
+        let (children, ahead) = (children(keeper.pid), plan.ahead);
+        Held { channel, keeper, ready, spaces, namespaces, user_namespace, cgroup, programs, children, ahead }
+    }
+
+    /// Whether nobody but the keeper is left. Whoever lost his parent there has become its child before that parent
+    /// could be reaped, and it makes none itself. Without the kernel's word the answer is no.
+    fn is_empty(&self) -> bool {
+        self.children.as_ref().is_some_and(|list| matches!(list.read_at(&mut [0; 16], 0), Ok(0)))
     }
 
     /// The namespaces that a program joins; it is born into that of pids.
@@ -674,16 +799,6 @@ impl Held {
             // Already ended is as good.
             _ = rustix::process::pidfd_send_signal(&program.pidfd, signal);
         }
-    }
-}
-
-impl Child {
-    /// Of a keeper: whether its box is empty. Whoever lost his parent there has become its child before that
-    /// parent could be reaped, and it makes none itself.
-    fn has_no_children(&self) -> bool {
-        let list = format!("/proc/{pid}/task/{pid}/children", pid = self.pid);
-        // Not every kernel tells.
-        std::fs::read(list).is_ok_and(|children| children.is_empty())
     }
 }
 

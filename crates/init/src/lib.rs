@@ -17,6 +17,7 @@ mod affinity;
 pub mod filter;
 mod keeper;
 pub mod launcher;
+pub mod notify;
 pub mod plan;
 mod program;
 pub mod protocol;
@@ -27,6 +28,7 @@ mod steward;
 mod sys;
 mod template;
 mod terminal;
+pub mod watch;
 pub mod wire;
 
 /// The static launcher, as bytes.

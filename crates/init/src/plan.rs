@@ -58,6 +58,8 @@ pub struct BoxPlan {
     pub ids: Ids,
     /// Whether any other id outside that is as good will do: namespaces made ahead have theirs.
     pub any_outer_id: bool,
+    /// Whether it is made ahead of its program. A lane that has made one hands it to the launcher and ends.
+    pub ahead: bool,
     /// The host name inside.
     pub hostname: CString,
     /// Whether the box has a network of its own; otherwise it is on the launcher's, the host's.
@@ -213,6 +215,7 @@ wire_struct!(BoxPlan {
     steps,
     ids,
     any_outer_id,
+    ahead,
     hostname,
     own_network,
     doors,
@@ -295,15 +298,17 @@ mod tests {
     }
 
     fn a_box() -> impl Strategy<Value = BoxPlan> {
-        let numbers = (any::<(bool, bool, bool, u64, u64)>(), vec(any::<u16>(), 0..4));
+        let numbers = (any::<([bool; 4], u64, u64)>(), vec(any::<u16>(), 0..4));
         let paths = (option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
         (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
-            let ((any_outer_id, own_network, terminal, scratch_bytes, scratch_files), doors) = numbers;
+            let (([any_outer_id, ahead, own_network, terminal], scratch_bytes, scratch_files), doors) =
+                numbers;
             let (workspace, protected, workspace_directories, mounts) = paths;
             BoxPlan {
                 steps,
                 ids,
                 any_outer_id,
+                ahead,
                 hostname,
                 own_network,
                 doors,

@@ -4,7 +4,7 @@
 //! writes into [`Launch`] the launcher reads once it wakes.
 
 use crate::{
-    affinity,
+    affinity, filter, notify,
     plan::{Errand, ProgramPlan},
     rules,
     step::{Step, Steps},
@@ -18,7 +18,7 @@ use rustix::{
 use std::{
     ffi::CString,
     io,
-    os::fd::{BorrowedFd, RawFd},
+    os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd},
 };
 
 /// Everything the child needs, laid out before it is born.
@@ -27,16 +27,55 @@ pub(crate) struct Launch<'a> {
     /// The box's namespaces, but for those of pids and users.
     pub(crate) namespaces: &'a [RawFd],
     pub(crate) user_namespace: RawFd,
-    pub(crate) filter: &'a [libc::sock_filter],
+    pub(crate) filters: &'a Filters,
     pub(crate) landlock: u32,
     /// What to run; without it the process stands by.
     pub(crate) start: Option<Start<'a>>,
+    /// The listener of its filter, in its own table of descriptors; written by the child.
+    pub(crate) listener: Option<RawFd>,
     /// The steps done; written by the child.
     pub(crate) done: Steps,
     /// The step that failed; written by the child.
     pub(crate) failed: Option<(Step, i32)>,
     /// Whether the child came as far as exec.
     pub(crate) reached_exec: bool,
+}
+
+/// The filter, and how its listener comes to the launcher.
+pub(crate) struct Filters {
+    told: Vec<libc::sock_filter>,
+    silent: Vec<libc::sock_filter>,
+    /// Flags for a listener, where the kernel has them.
+    listener: Option<u64>,
+    /// A program's end of a pair of sockets, and the launcher's.
+    pub(crate) hand_over: (OwnedFd, OwnedFd),
+}
+
+impl Filters {
+    pub(crate) fn new() -> io::Result<Filters> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        Ok(Filters {
+            told: filter::program(),
+            silent: filter::silent_program(),
+            listener: notify::listener_flags(),
+            hand_over: socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?,
+        })
+    }
+
+    /// The listener, if there can be one.
+    fn install(&self) -> io::Result<Option<OwnedFd>> {
+        let listener = match self.listener.map(|flags| sys::install_filter(&self.told, flags)) {
+            // Somebody else listens to us already, and there can be only one.
+            Some(Err(error)) if error.raw_os_error() == Some(libc::EBUSY) => None,
+            Some(installed) => installed?,
+            None => None,
+        };
+        match listener {
+            Some(listener) => Ok(Some(listener)),
+            None => sys::install_filter(&self.silent, 0),
+        }
+    }
 }
 
 /// A program and its standard streams, as exec wants them.
@@ -66,6 +105,10 @@ fn contain(launch: &mut Launch<'_>) -> (Step, io::Error) {
     if let Err(failed) = give_up_power(launch) {
         return failed;
     }
+    let (filters, listener) = (launch.filters, launch.listener.map(sys::borrow));
+    if let Some(Err(error)) = listener.map(|it| notify::hand_over(filters.hand_over.0.as_fd(), it)) {
+        return (Step::SyscallFilter, error);
+    }
     launch.reached_exec = true;
     let exact = launch.plan.steps.has(Step::EmptyEnvironment);
     if exact {
@@ -86,14 +129,21 @@ pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Er
     launch.step(Step::NoNewPrivileges, |_| Ok(rustix::thread::set_no_new_privs(true)?))?;
     launch.step(Step::Descriptors, |it| arrange_descriptors(it))?;
     if launch.landlock > 0 {
-        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable, plan.terminal))?;
+        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable))?;
     }
-    // After the last file is opened: the launcher's own are open here, and count.
-    launch.step(Step::ResourceLimits, |_| limit_resources(plan))?;
+    // That of open files only after the last is opened: the launcher's own are open here, and count.
+    launch.step(Step::ResourceLimits, |_| limit_resources(plan, |it| it != libc::RLIMIT_NOFILE))?;
     if let Some(count) = plan.cpus {
         launch.step(Step::Affinity, |_| affinity::narrow(count))?;
     }
-    launch.step(Step::SyscallFilter, |it| sys::install_filter(it.filter))
+    let mut listener = None;
+    launch.step(Step::SyscallFilter, |it| {
+        listener = it.filters.install()?;
+        Ok(())
+    })?;
+    launch.listener = listener.map(IntoRawFd::into_raw_fd);
+    // The listener was one more.
+    launch.step(Step::ResourceLimits, |_| limit_resources(plan, |it| it == libc::RLIMIT_NOFILE))
 }
 
 impl Launch<'_> {
@@ -139,8 +189,9 @@ fn become_user(launch: &Launch<'_>) -> io::Result<()> {
     Ok(thread::set_thread_res_uid(uid, uid, uid)?)
 }
 
-fn limit_resources(plan: &ProgramPlan) -> io::Result<()> {
-    plan.rlimits.iter().try_for_each(|limit| sys::lower_limit(limit.resource, limit.soft, limit.hard))
+fn limit_resources(plan: &ProgramPlan, which: impl Fn(u32) -> bool) -> io::Result<()> {
+    let mut limits = plan.rlimits.iter().filter(|limit| which(limit.resource));
+    limits.try_for_each(|limit| sys::lower_limit(limit.resource, limit.soft, limit.hard))
 }
 
 fn drop_capabilities() -> io::Result<()> {
@@ -162,8 +213,11 @@ fn drop_capabilities() -> io::Result<()> {
 }
 
 fn arrange_descriptors(launch: &Launch<'_>) -> io::Result<()> {
-    // After the last change of credentials, which would clear it.
-    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // After the last change of credentials, which would clear it. Whoever stands by outlives the lane that made it,
+    // and ends with the first process of its box.
+    if launch.start.is_some() {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+    }
     // A session of its own: no controlling terminal to type into, but the box's own.
     rustix::process::setsid()?;
     if let Some(start) = &launch.start {

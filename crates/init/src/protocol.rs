@@ -6,9 +6,9 @@
 //!                               Lane + its control[, cgroup.procs…]
 //!                               Stock
 //! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace[, terminal], doors…
-//! (one a box)                   Prepare + standby                                 Started + pidfd
+//! (one a box)                   Prepare + standby                                 Started + pidfd[, listener]
 //!                               Signal, Destroy                                   Ended, Failed, Gone
-//! standby   engine → process    Exec + 0, 1, 2                process → engine    Started
+//! standby   engine → process    Exec + 0, 1, 2                process → engine    Started[ + listener]
 //!                                                                                 Failed, or its end: exec
 //! ```
 //!
@@ -130,7 +130,7 @@ pub enum Report {
         /// Which host paths, counted from the workspace, could not be idmapped as asked.
         unmapped: Vec<u32>,
     },
-    /// The program runs, and its pidfd comes along; or it stands by.
+    /// The program runs, and its pidfd comes along; or it stands by. Then the listener of its filter, if it has one.
     Started(Steps),
     /// The program has ended.
     Ended(Ended),

@@ -37,8 +37,10 @@ fn run_when_told(launch: &mut Launch<'_>, channel: &OwnedFd) -> Failure {
         launch.done.add(Step::EmptyEnvironment);
     }
     // The launcher's descriptors came along; the limit of open files counts them.
-    let told = keeper::keep_only(&[channel.as_fd()])
-        .and_then(|()| protocol::send(channel, &Report::Started(launch.done), &[]))
+    let listener: Vec<_> = launch.listener.into_iter().map(sys::borrow).collect();
+    let kept: Vec<_> = [channel.as_fd()].into_iter().chain(listener.iter().copied()).collect();
+    let told = keeper::keep_only(&kept)
+        .and_then(|()| protocol::send(channel, &Report::Started(launch.done), &listener))
         .and_then(|()| receive(channel));
     match told {
         Ok((errand, [input, output, error])) => {

@@ -137,7 +137,7 @@ impl Step {
         }
     }
 
-    fn from_number(number: u8) -> Option<Step> {
+    pub(crate) fn from_number(number: u8) -> Option<Step> {
         Step::ALL.get(usize::from(number)).copied()
     }
 }

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::notify::{Answer, Notice};
 use libc::{c_char, c_int, c_long, c_void, sock_filter};
 use rustix::thread::UnshareFlags;
 use std::{
@@ -294,13 +295,80 @@ pub(crate) fn landlock_restrict(ruleset: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// From here on every system call passes the filter.
-pub(crate) fn install_filter(filter: &[sock_filter]) -> io::Result<()> {
-    const SET_MODE_FILTER: c_int = 1;
+/// From here on every system call passes the filter. With the flag for it, the listener comes back.
+pub(crate) fn install_filter(filter: &[sock_filter], flags: u64) -> io::Result<Option<OwnedFd>> {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
     // SAFETY: the kernel copies `len` instructions from a slice of that length and writes nothing.
-    check(unsafe { libc::syscall(libc::SYS_seccomp, SET_MODE_FILTER, 0, &program) })?;
+    let answer =
+        check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &program) })?;
+    match flags & libc::SECCOMP_FILTER_FLAG_NEW_LISTENER {
+        0 => Ok(None),
+        // SAFETY: a fresh descriptor that nobody else owns.
+        _ => Ok(Some(unsafe { OwnedFd::from_raw_fd(answer as RawFd) })),
+    }
+}
+
+/// Whether the kernel knows these flags of a filter.
+pub(crate) fn filter_flags_known(flags: u64) -> bool {
+    let nothing = std::ptr::null::<libc::sock_fprog>();
+    // SAFETY: a null program is never installed: the kernel says EFAULT, or EINVAL if it does not know the flags.
+    let answer = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, nothing) };
+    answer == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT)
+}
+
+/// Takes the next call off a listener. Waits if there is none.
+pub(crate) fn receive_notice(listener: BorrowedFd<'_>) -> io::Result<Notice> {
+    // SAFETY: all-zero is a valid value of this plain struct, and the one that the kernel wants to find.
+    let mut found: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one struct of ours, whose size is part of the request's number.
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &mut found) }.into())?;
+    let (number, arguments) = (found.data.nr.into(), found.data.args);
+    Ok(Notice { id: found.id, pid: found.pid, number, arguments })
+}
+
+/// Answers a call.
+pub(crate) fn answer_notice(listener: BorrowedFd<'_>, id: u64, answer: Answer) -> io::Result<()> {
+    let (error, flags) = match answer {
+        Answer::Continue => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+        Answer::Errno(errno) => (-errno, 0),
+    };
+    let mut answer = libc::seccomp_notif_resp { id, val: 0, error, flags };
+    // SAFETY: the kernel reads one struct of ours, whose size is part of the request's number.
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &mut answer) }.into())?;
     Ok(())
+}
+
+/// Asks for wake-ups on the CPU of whoever wakes.
+pub(crate) fn wake_in_turn(listener: BorrowedFd<'_>) -> io::Result<()> {
+    const SYNC_WAKE_UP: libc::c_ulong = 1;
+    // SAFETY: takes an integer.
+    let answer =
+        unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
+    check(answer.into())?;
+    Ok(())
+}
+
+/// Copies from the memory of another thread; how many bytes there were.
+pub(crate) fn read_memory(pid: u32, address: u64, bytes: &mut [u8]) -> io::Result<usize> {
+    let ours = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let theirs = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
+    // SAFETY: the kernel writes into a slice of ours of that length; the other address is not ours to follow.
+    let count = unsafe { libc::process_vm_readv(pid as libc::pid_t, &ours, 1, &theirs, 1, 0) };
+    Ok(check(count as c_long)? as usize)
+}
+
+/// Changes the ids of this thread that count for files.
+pub(crate) fn set_file_ids(uid: u32, gid: u32) -> io::Result<()> {
+    // SAFETY: integers; the calls never fail, but tell what was before.
+    let now = unsafe {
+        libc::syscall(libc::SYS_setfsgid, gid);
+        libc::syscall(libc::SYS_setfsuid, uid);
+        (libc::syscall(libc::SYS_setfsuid, -1), libc::syscall(libc::SYS_setfsgid, -1))
+    };
+    match now == (c_long::from(uid), c_long::from(gid)) {
+        true => Ok(()),
+        false => Err(io::Error::from_raw_os_error(libc::EPERM)),
+    }
 }
 
 /// Runs a program in place of this one. Returns only an error.

@@ -79,14 +79,17 @@ pub struct LlmUsage {
     pub cost_usd: f64,
 }
 
-/// Something the program tried and was refused.
+/// Something the program tried and was refused. Each is listed once, however often it was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct Denial {
+    /// `connect`, `write`, or the name of a system call.
     pub what: String,
+    /// What it was about, where that is known: an address, a path inside, arguments. The program's own words.
     pub target: String,
+    /// What denied it: `network`, `protected`, `mount`, `read_only_root` or `syscall_filter`.
     pub rule: String,
+    /// The option that would have allowed it, or `nothing`.
     pub allow_with: String,
 }
 
@@ -147,6 +150,8 @@ pub enum Event {
         /// The bytes, unchanged.
         data: Vec<u8>,
     },
+    /// It was denied something, for the first time.
+    Denied(Denial),
 }
 
 /// A point in time, in milliseconds since 1970, shown as RFC 3339.

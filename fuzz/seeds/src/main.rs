@@ -3,10 +3,10 @@
 
 use init::{
     plan::{
-        BoxPlan, HostPath, Ids, Owner, Place, PlaceKind, ProgramPlan, Protected, ProtectedKind,
-        ResourceLimit, TemplatePlan,
+        BoxPlan, Errand, HostPath, Ids, Owner, Place, PlaceKind, ProgramPlan, Protected, ProtectedKind,
+        ResourceLimit, StockPlan, TemplatePlan,
     },
-    protocol::{Command, Ended, Report, Request},
+    protocol::{Brief, Command, Ended, Report, Request},
     step::{Failure, Step, Steps},
     wire::{Wire, encode},
 };
@@ -19,8 +19,9 @@ use std::{
 fn main() -> io::Result<()> {
     let folder = std::env::args_os().nth(1).ok_or_else(|| io::Error::other("usage: airlock-seeds FOLDER"))?;
     let folder = Path::new(&folder);
-    write(&folder.join("plan"), plans())?;
+    write(&folder.join("plan"), plans()?)?;
     write(&folder.join("request"), requests())?;
+    write(&folder.join("address"), addresses())?;
     write(&folder.join("config"), settings())?;
     write(&folder.join("screen"), screens())
 }
@@ -31,28 +32,39 @@ fn write(folder: &Path, seeds: Vec<Vec<u8>>) -> io::Result<()> {
     numbered.try_for_each(|(number, seed)| fs::write(folder.join(format!("seed-{number}")), seed))
 }
 
-fn plans() -> Vec<Vec<u8>> {
+fn addresses() -> Vec<Vec<u8>> {
+    let v4 = [&[2, 0, 1, 187, 1, 2, 3, 4][..], &[0; 8]].concat();
+    let v6 = [&[10, 0, 0, 80, 0, 0, 0, 0][..], &[0; 10], &[255, 255, 127, 0, 0, 1], &[0; 4]].concat();
+    vec![v4, v6, b"\x01\0/socket\0".to_vec()]
+}
+
+fn plans() -> io::Result<Vec<Vec<u8>>> {
     fn of_kind<T: Wire>(kind: u8, value: &T) -> Vec<u8> {
         [vec![kind], encode(value)].concat()
     }
-    let ended = Ended { status: 256, cpu_us: 1500, peak_bytes: 4 << 20 };
+    let ended = Ended { status: 256, cpu_us: 1500, peak_bytes: 4 << 20, alone: true };
+    let (plan, _) = Brief::new(&IDS)?;
+    let stock = StockPlan { depth: 8, ids: IDS, outer_count: 65_536, first_turn: 3 };
     let failure = Failure { step: Step::Mounts, errno: 2, detail: "/data".to_owned() };
-    vec![
+    Ok(vec![
         of_kind(b't', &template()),
         of_kind(b'b', &a_box()),
         of_kind(b'p', &program()),
-        of_kind(b'q', &Request::Box { cgroup: true }),
+        of_kind(b'q', &Request::Template { plan: plan.clone(), first: Some(IDS) }),
+        of_kind(b'q', &Request::Box { plan: plan.clone(), cgroup: true }),
         of_kind(b'q', &Request::Lane),
-        of_kind(b'c', &Command::Exec),
+        of_kind(b'q', &Request::Stock(stock)),
+        of_kind(b'c', &Command::Exec(plan.clone())),
+        of_kind(b'c', &Command::Prepare(plan)),
         of_kind(b'c', &Command::Signal(9)),
         of_kind(b'c', &Command::Destroy),
         of_kind(b'r', &Report::Hello(Steps::ALL)),
-        of_kind(b'r', &Report::Ready { steps: Steps::ALL, unmapped: vec![0, 2] }),
+        of_kind(b'r', &Report::Ready { steps: Steps::ALL, ids: IDS, unmapped: vec![0, 2] }),
         of_kind(b'r', &Report::Started(Steps::ALL)),
         of_kind(b'r', &Report::Ended(ended)),
         of_kind(b'r', &Report::Failed(failure)),
         of_kind(b'r', &Report::Gone(ended)),
-    ]
+    ])
 }
 
 const IDS: Ids = Ids { uid: 1000, gid: 1000, outer_uid: 200_000, outer_gid: 200_000, drop_groups: true };
@@ -91,6 +103,8 @@ fn a_box() -> BoxPlan {
     BoxPlan {
         steps: Steps::ALL,
         ids: IDS,
+        any_outer_id: true,
+        ahead: true,
         hostname: c"airlock".to_owned(),
         own_network: true,
         doors: vec![8080, 3128],
@@ -113,12 +127,16 @@ fn program() -> ProgramPlan {
     ProgramPlan {
         steps: Steps::ALL,
         ids: IDS,
-        argv: strings(&[c"python3", c"-c", c"print(1)"]),
-        env: strings(&[c"HOME=/workspace/.home", c"PATH=/usr/bin:/bin"]),
-        candidates: strings(&[c"/usr/bin/python3", c"/bin/python3"]),
+        errand: Some(Errand {
+            argv: strings(&[c"python3", c"-c", c"print(1)"]),
+            env: strings(&[c"HOME=/workspace/.home", c"PATH=/usr/bin:/bin"]),
+            candidates: strings(&[c"/usr/bin/python3", c"/bin/python3"]),
+        }),
+        last: true,
         directory: c"/workspace".to_owned(),
         rlimits: vec![ResourceLimit { resource: 7, soft: 128, hard: 128 }],
         writable: strings(&[c"/tmp", c"/workspace"]),
+        cpus: Some(2),
         terminal: true,
     }
 }

@@ -31,7 +31,7 @@ impl Native {
     ) -> Result<Vec<Line>, SandboxError> {
         let template = root::plan(spec, self.steps, &self.state)?;
         let who = plan::Who::new(spec, self.starter, name, None);
-        let in_box = plan::of_box(spec, self.steps, who, &[])?;
+        let in_box = plan::of_box(spec, self.steps, who, &[], false)?;
         let findings = self.cgroups.findings();
         let enforcers = findings.iter().map(|finding| (finding.limit, finding.enforcer)).collect();
         let last = plan::of_program(Some(program), spec, self.steps, who.ids, &enforcers)?;

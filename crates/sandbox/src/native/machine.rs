@@ -11,6 +11,8 @@ use std::{fmt::Write, fs, io::Read, ops::Range, sync::OnceLock, time::SystemTime
 const COVERS: &str = "run/airlock";
 /// An empty directory to cover others with.
 pub(super) const EMPTY: &str = "run/airlock/empty";
+/// A device where no device may be opened, to cover what nobody may read.
+pub(super) const NOTHING: &str = "run/airlock/nothing";
 const CPU: &str = "sys/devices/system/cpu";
 const CGROUP: &str = "sys/fs/cgroup";
 const FOLDERS: [&str; 5] = ["sys/devices", "sys/devices/system", CPU, "sys/fs", CGROUP];

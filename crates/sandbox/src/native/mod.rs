@@ -7,6 +7,7 @@
 
 mod barriers;
 pub mod cgroup;
+mod denials;
 mod error;
 mod explain;
 mod launcher;
@@ -16,12 +17,14 @@ pub mod probe;
 pub mod protect;
 mod root;
 
+pub use denials::{MOST_DENIALS, Told};
 pub use error::{Missing, SandboxError};
 pub use explain::Line;
 pub use init::{protocol::Ended, step::Step};
 pub use plan::{Program, Starter};
 
 use cgroup::{Counters, Group, Placement};
+use denials::Rules;
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
     protocol::{self, Command, Report},
@@ -44,6 +47,7 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
+use tokio::sync::mpsc;
 
 /// Launchers kept for the next run with the same root; each is a small idle process.
 const MOST_LAUNCHERS: usize = 16;
@@ -106,6 +110,7 @@ pub struct NativeBox {
     workspace: OwnedFd,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
+    denials: Option<mpsc::Receiver<Told>>,
     held: Held,
     notes: Vec<String>,
 }
@@ -117,6 +122,8 @@ struct Held {
     /// In the group, where that is of version 1.
     lane: Option<Arc<Launcher>>,
     protection: Option<Protection>,
+    /// The box is made ahead of its program.
+    ahead: bool,
 }
 
 /// How a program in a box went on.
@@ -228,6 +235,33 @@ impl Native {
             Ok(made) => Ok(NativeBox { held, ..made }),
             Err(error) => {
                 // What could not be given back, the sweep finds by the run's record.
+                held.give_back().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a box ahead, with the process of its program: all that is left to do then is exec.
+    pub async fn park(&self, name: &Id, spec: &SandboxSpec) -> Result<NativeBox, SandboxError> {
+        let mut held = Held { ahead: true, ..Held::default() };
+        let made = match self.furnish(name, spec, &mut held).await {
+            Ok(mut made) => match made.prepare(&held).await {
+                Ok(()) => Ok(made),
+                Err(error) => {
+                    made.end().await;
+                    Err(error)
+                }
+            },
+            Err(error) => Err(error),
+        };
+        match made {
+            Ok(made) => {
+                let parked = NativeBox { held, ..made };
+                // Opens what will be read at the end.
+                parked.counters();
+                Ok(parked)
+            }
+            Err(error) => {
                 held.give_back().await;
                 Err(error)
             }
@@ -392,7 +426,7 @@ impl Native {
         held: &Held,
     ) -> Result<NativeBox, SandboxError> {
         let binds = held.protection.as_ref().map_or(&[][..], Protection::binds);
-        let plan = plan::of_box(spec, self.steps, who, binds)?;
+        let plan = plan::of_box(spec, self.steps, who, binds, held.ahead)?;
         check_same(spec, &plan, held)?;
         let placement = placement(held)?;
         let hold = held.protection.as_ref().map(Protection::hold);
@@ -439,6 +473,7 @@ impl Native {
             workspace,
             terminal,
             doors: handles.map(TcpListener::from).collect(),
+            denials: None,
             held: Held::default(),
             notes,
         };
@@ -611,19 +646,19 @@ impl NativeBox {
         }
     }
 
-    /// Makes the process of its program ahead: all that is left to do then is exec.
-    pub async fn prepare(&mut self) -> Result<(), SandboxError> {
-        let plan = plan::of_program(None, &self.spec, self.steps, self.ids, &self.enforcers())?;
+    /// Makes the process of its program ahead.
+    async fn prepare(&mut self, held: &Held) -> Result<(), SandboxError> {
+        let plan = plan::of_program(None, &self.spec, self.steps, self.ids, &enforcers(held))?;
         let failed = |source| SandboxError::Launcher { what: "prepare", source };
         let (ours, theirs) = protocol::pair().map_err(failed)?;
         self.channel.order_by_plan(Command::Prepare, &plan, &[theirs.as_fd()]).map_err(failed)?;
         drop(theirs);
         let standby = Channel::new(ours).map_err(failed)?;
         match standby.report().await.map_err(failed)? {
-            Some((Report::Started(steps), _)) => {
+            Some((Report::Started(steps), handles)) => {
                 self.done = self.done.and(steps);
                 self.standby = Some(standby);
-                Ok(())
+                self.watch(handles.into_iter().next()).map_err(failed)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
@@ -645,13 +680,26 @@ impl NativeBox {
         let handles = streams.each_ref().map(AsFd::as_fd);
         self.channel.order_by_plan(Command::Exec, &plan, &handles).map_err(failed)?;
         match self.channel.report().await.map_err(failed)? {
-            Some((Report::Started(steps), _)) => {
+            Some((Report::Started(steps), handles)) => {
                 self.done = self.done.and(steps);
-                Ok(())
+                // The program's pidfd, then the listener.
+                self.watch(handles.into_iter().nth(1)).map_err(failed)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
         }
+    }
+
+    fn watch(&mut self, listener: Option<OwnedFd>) -> std::io::Result<()> {
+        let binds = self.held.protection.as_ref().map_or(&[][..], Protection::binds);
+        let rules = || Rules::new(&self.spec, binds, self.ids, self.starter);
+        self.denials = listener.map(|listener| denials::watch(listener, rules())).transpose()?;
+        Ok(())
+    }
+
+    /// What the program is denied, once it has started; nothing where that cannot be known.
+    pub fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>> {
+        self.denials.take()
     }
 
     /// Waits for the end of the program or of the box.
@@ -750,7 +798,7 @@ pub struct Released {
 
 impl Held {
     async fn give_back(self) -> Released {
-        let Held { group, lane, protection } = self;
+        let Held { group, lane, protection, ahead: _ } = self;
         drop(lane);
         if group.as_ref().is_none_or(Group::is_empty) && protection.is_none() {
             return Released::default();

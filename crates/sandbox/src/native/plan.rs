@@ -72,12 +72,13 @@ impl SpareIds {
     }
 }
 
-/// The plan of a box. `protection` are the protected names of a mounted workspace.
+/// The plan of a box, maybe ahead of its program. `protection` are the protected names of a mounted workspace.
 pub(super) fn of_box(
     spec: &SandboxSpec,
     steps: Steps,
     who: Who,
     protection: &[protect::Bind],
+    ahead: bool,
 ) -> Result<BoxPlan, SandboxError> {
     let (workspace, mounts) = host_paths(spec, who.idmaps)?;
     let fresh = workspace.is_none();
@@ -85,6 +86,7 @@ pub(super) fn of_box(
         steps,
         ids: who.ids,
         any_outer_id: who.any_outer_id,
+        ahead,
         hostname: c_string("airlock")?,
         own_network: spec.network != Network::Host,
         doors: spec.doors.clone(),

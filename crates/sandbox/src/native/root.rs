@@ -99,6 +99,7 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
     for folder in ["proc", "sys", "dev/shm", "tmp", machine::EMPTY, "workspace"] {
         places.add(folder, PlaceKind::Directory, "")?;
     }
+    places.add(machine::NOTHING, PlaceKind::Bind, "/dev/null")?;
     for device in DEVICES {
         places.add(&format!("dev/{device}"), PlaceKind::Device, format!("/dev/{device}"))?;
     }

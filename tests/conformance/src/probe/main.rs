@@ -4,6 +4,7 @@
 //! a space if anything, or `refused ERRNO`. What it does in case of success is harmless and bounded.
 
 mod attempts;
+mod denied;
 mod holds;
 mod kernel;
 mod terminal;
@@ -22,10 +23,7 @@ fn main() {
     let verdict = match name.as_str() {
         // For exact bytes: everything but the verdict.
         "arguments" => return print_arguments(&arguments[1..]),
-        _ => kernel::attempt(&name, &rest)
-            .or_else(|| attempts::attempt(&name, &rest))
-            .or_else(|| holds::attempt(&name, &rest))
-            .or_else(|| terminal::attempt(&name, &rest)),
+        _ => any(&name, &rest),
     };
     match verdict {
         Some(Ok(got)) if got.is_empty() => println!("allowed"),
@@ -36,6 +34,15 @@ fn main() {
             std::process::exit(64);
         }
     }
+}
+
+/// The attempt of that name, if there is one.
+fn any(name: &str, arguments: &[&str]) -> Option<Attempt> {
+    kernel::attempt(name, arguments)
+        .or_else(|| attempts::attempt(name, arguments))
+        .or_else(|| holds::attempt(name, arguments))
+        .or_else(|| terminal::attempt(name, arguments))
+        .or_else(|| denied::attempt(name, arguments))
 }
 
 fn print_arguments(arguments: &[OsString]) {

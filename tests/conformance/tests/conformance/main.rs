@@ -15,6 +15,7 @@
 //! An argument runs only the proofs whose name contains it. Needs `sh`, `cat` and `busybox` (static); no python.
 
 mod barriers;
+mod denials;
 mod files;
 mod images;
 mod lifetime;
@@ -32,7 +33,7 @@ mod world;
 use runner::Proof;
 
 /// How many proofs there are as root and as an ordinary user. A proof that is lost must not go unnoticed.
-const PROOFS: usize = 118;
+const PROOFS: usize = 132;
 
 fn all() -> Vec<Proof> {
     [
@@ -48,6 +49,7 @@ fn all() -> Vec<Proof> {
         workspaces::proofs(),
         images::proofs(),
         network::proofs(),
+        denials::proofs(),
     ]
     .concat()
 }

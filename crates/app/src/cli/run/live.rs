@@ -126,7 +126,8 @@ async fn next(run: &mut Run, outlet: Option<&mpsc::Sender<Piece>>) -> Step {
             room.send((stream, data));
             Step::More
         }
-        (Some(Event::Output { .. } | Event::Started { .. }), _) => Step::More,
+        // What was denied is said at the end, where it does not break into the program's output.
+        (Some(Event::Output { .. } | Event::Started { .. } | Event::Denied(_)), _) => Step::More,
         (None, _) => Step::Over,
     }
 }

@@ -2,7 +2,7 @@
 //! where the box was weaker than asked.
 
 use super::super::message::Line;
-use spec::{ErrorCode, LimitName, RunResult, Status};
+use spec::{Denial, ErrorCode, LimitName, RunResult, Status};
 
 /// Everything there is to say about a run whose output was passed on live.
 pub(super) fn lines(result: &RunResult) -> Vec<Line> {
@@ -30,15 +30,22 @@ pub(super) fn refusal(result: &RunResult) -> Vec<Line> {
 /// What holds whatever became of the output: limits, denials, kept files, weaker enforcement.
 pub(super) fn notes(result: &RunResult) -> Vec<Line> {
     let limits = result.limits_hit.iter().filter(|limit| !told_already(result, **limit)).map(limit_note);
-    let denials = result.denials.iter().map(|denial| {
-        format!("denied: {} {} (allow with {})", denial.what, denial.target, denial.allow_with)
-    });
+    let denials = result.denials.iter().map(denial_note);
     let kept = result
         .artifacts
         .iter()
         .map(|kept| format!("kept `{}` as version {} ({} bytes)", kept.name, kept.version, kept.size_bytes));
     let notes = result.notes.iter().cloned();
     limits.chain(denials).chain(kept).chain(notes).map(Line::Note).collect()
+}
+
+fn denial_note(denial: &Denial) -> String {
+    let Denial { what, target, rule, allow_with } = denial;
+    let tried = if target.is_empty() { what.clone() } else { format!("{what} `{target}`") };
+    match allow_with.as_str() {
+        "nothing" => format!("denied: {tried} (by {rule}; nothing allows it)"),
+        option => format!("denied: {tried} (by {rule}; {option} allows it)"),
+    }
 }
 
 fn error(result: &RunResult) -> Vec<Line> {
@@ -92,7 +99,7 @@ fn limit_note(limit: &LimitName) -> String {
 #[cfg(test)]
 mod tests {
     use super::{super::super::message::render, *};
-    use spec::{ArtifactRef, Denial, ErrorInfo, Id, Timestamp, Truncated, Usage};
+    use spec::{ArtifactRef, ErrorInfo, Id, Timestamp, Truncated, Usage};
 
     fn result(status: Status) -> RunResult {
         RunResult {
@@ -126,6 +133,11 @@ mod tests {
         Some(ErrorInfo { code, message: message.into(), hint: Some("give it more".into()) })
     }
 
+    fn denial(what: &str, target: &str, rule: &str, allow_with: &str) -> Denial {
+        let [what, target, rule, allow_with] = [what, target, rule, allow_with].map(str::to_owned);
+        Denial { what, target, rule, allow_with }
+    }
+
     #[test]
     fn a_plain_success_says_nothing() {
         assert_eq!(lines(&result(Status::Succeeded)), []);
@@ -148,12 +160,11 @@ mod tests {
         let rich = RunResult {
             signal: Some(11),
             limits_hit: [LimitName::Pids, LimitName::Output].into(),
-            denials: vec![Denial {
-                what: "mount".into(),
-                target: "/mnt\x1b[2J".into(),
-                rule: "syscall_filter".into(),
-                allow_with: "nothing".into(),
-            }],
+            denials: vec![
+                denial("mount", "/mnt\x1b[2J", "syscall_filter", "nothing"),
+                denial("keyctl", "", "syscall_filter", "nothing"),
+                denial("connect", "1.2.3.4:443", "network", "--network host"),
+            ],
             artifacts: vec![ArtifactRef {
                 name: "out.txt".into(),
                 version: 2,
@@ -165,7 +176,9 @@ mod tests {
         };
         let text = "airlock: note: the program was killed by signal 11\n\
                     airlock: note: the limit pids was reached; --pids sets it\n\
-                    airlock: note: denied: mount /mnt\\u{1b}[2J (allow with nothing)\n\
+                    airlock: note: denied: mount `/mnt\\u{1b}[2J` (by syscall_filter; nothing allows it)\n\
+                    airlock: note: denied: keyctl (by syscall_filter; nothing allows it)\n\
+                    airlock: note: denied: connect `1.2.3.4:443` (by network; --network host allows it)\n\
                     airlock: note: kept `out.txt` as version 2 (3 bytes)\n\
                     airlock: note: memory is limited per process only\n";
         assert_eq!(render(&lines(&rich)), text);

@@ -2,9 +2,12 @@
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::{
-    fs::{self, OpenOptions},
+    collections::{BTreeMap, btree_map::Entry},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -24,14 +27,40 @@ pub(super) fn read(dir: &Path, file: &str) -> io::Result<String> {
     Ok(text)
 }
 
-/// A file that holds one number.
-pub(super) fn number(dir: &Path, file: &str) -> Option<u64> {
-    read(dir, file).ok()?.parse().ok()
+/// The counters of one cgroup. Each file is opened once: a run that was made ahead ends with nothing but reads.
+#[derive(Debug)]
+pub(super) struct Counts {
+    dir: PathBuf,
+    open: Mutex<BTreeMap<&'static str, File>>,
 }
 
-/// One value of a file of lines `name value`.
-pub(super) fn keyed(dir: &Path, file: &str, name: &str) -> Option<u64> {
-    value(&read(dir, file).ok()?, name)
+impl Counts {
+    pub(super) fn new(dir: PathBuf) -> Counts {
+        Counts { dir, open: Mutex::default() }
+    }
+
+    /// A file that holds one number.
+    pub(super) fn number(&self, file: &'static str) -> Option<u64> {
+        self.read(file)?.trim_end().parse().ok()
+    }
+
+    /// One value of a file of lines `name value`.
+    pub(super) fn keyed(&self, file: &'static str, name: &str) -> Option<u64> {
+        value(&self.read(file)?, name)
+    }
+
+    /// What the kernel writes at once and gives in one read, afresh at each.
+    fn read(&self, file: &'static str) -> Option<String> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = match open.entry(file) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(File::open(self.dir.join(file)).ok()?),
+        };
+        let mut bytes = vec![0; 2048];
+        let count = from.read_at(&mut bytes, 0).ok()?;
+        bytes.truncate(count);
+        String::from_utf8(bytes).ok()
+    }
 }
 
 fn value(text: &str, name: &str) -> Option<u64> {

@@ -1,6 +1,6 @@
 //! The cgroups of one run: what was put up, what it counts, how it ends.
 
-use super::{CgroupError, Controller, Subtree, dir, v1, v2};
+use super::{CgroupError, Controller, Subtree, dir, dir::Counts, v1, v2};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use spec::{Enforcer, Id, Limits};
 use std::{
@@ -44,6 +44,7 @@ pub(super) struct Member {
     pub(super) at: PathBuf,
     pub(super) version: Version,
     controllers: Vec<Controller>,
+    counts: Counts,
 }
 
 /// The cgroups of one run. Must be removed by hand: nothing happens on drop.
@@ -98,7 +99,8 @@ impl Group {
         let at = tree.group(&self.prefix, &self.name);
         match make_directory(&tree.parent(), &at) {
             Ok(()) => {
-                self.members.push(Member { at: at.clone(), version, controllers: tree.controllers.clone() });
+                let (controllers, counts) = (tree.controllers.clone(), Counts::new(at.clone()));
+                self.members.push(Member { at: at.clone(), version, controllers, counts });
                 Ok(Some(at))
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -187,8 +189,8 @@ impl Group {
         let mut counters = Counters::default();
         for member in &self.members {
             match member.version {
-                Version::V1 => v1::count(&member.at, &member.controllers, &mut counters),
-                Version::V2 => v2::count(&member.at, &member.controllers, &mut counters),
+                Version::V1 => v1::count(&member.counts, &member.controllers, &mut counters),
+                Version::V2 => v2::count(&member.counts, &member.controllers, &mut counters),
             }
         }
         counters

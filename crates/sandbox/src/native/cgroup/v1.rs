@@ -1,7 +1,7 @@
 //! Limits and counters of version 1 trees: one directory per tree, the box is moved in by a process that
 //! writes itself into `cgroup.procs` and then forks it.
 
-use super::{Controller, Counters, Subtree, dir};
+use super::{Controller, Counters, Subtree, dir, dir::Counts};
 use spec::Limits;
 use std::{io, path::Path, time::Duration};
 
@@ -52,19 +52,19 @@ fn share(dir: &Path, thousandths: u32) -> io::Result<()> {
 }
 
 /// Adds what this directory knows.
-pub(super) fn count(dir: &Path, controllers: &[Controller], counters: &mut Counters) {
+pub(super) fn count(counts: &Counts, controllers: &[Controller], counters: &mut Counters) {
     for controller in controllers {
         match controller {
             Controller::Memory => {
-                counters.memory_peak = dir::number(dir, "memory.max_usage_in_bytes");
-                counters.oom_kills = dir::keyed(dir, "memory.oom_control", "oom_kill");
+                counters.memory_peak = counts.number("memory.max_usage_in_bytes");
+                counters.oom_kills = counts.keyed("memory.oom_control", "oom_kill");
             }
             Controller::Pids => {
-                counters.pids_peak = dir::number(dir, "pids.peak");
-                counters.pids_refused = dir::keyed(dir, "pids.events", "max");
+                counters.pids_peak = counts.number("pids.peak");
+                counters.pids_refused = counts.keyed("pids.events", "max");
             }
             Controller::CpuTime => {
-                counters.cpu = dir::number(dir, "cpuacct.usage").map(Duration::from_nanos);
+                counters.cpu = counts.number("cpuacct.usage").map(Duration::from_nanos);
             }
             Controller::CpuShare => {}
         }

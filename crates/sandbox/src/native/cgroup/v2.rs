@@ -6,7 +6,7 @@
 //!             └─ airlock ── airlock-<state folder>-<run id>
 //! ```
 
-use super::{Controller, Counters, Subtree, dir};
+use super::{Controller, Counters, Subtree, dir, dir::Counts};
 use spec::Limits;
 use std::{fs, io, path::Path, process, time::Duration};
 
@@ -165,19 +165,19 @@ fn memory(dir: &Path, bytes: u64) -> io::Result<()> {
 }
 
 /// Adds what this directory knows.
-pub(super) fn count(dir: &Path, controllers: &[Controller], counters: &mut Counters) {
+pub(super) fn count(counts: &Counts, controllers: &[Controller], counters: &mut Counters) {
     for controller in controllers {
         match controller {
             Controller::Memory => {
-                counters.memory_peak = dir::number(dir, "memory.peak");
-                counters.oom_kills = dir::keyed(dir, "memory.events", "oom_kill");
+                counters.memory_peak = counts.number("memory.peak");
+                counters.oom_kills = counts.keyed("memory.events", "oom_kill");
             }
             Controller::Pids => {
-                counters.pids_peak = dir::number(dir, "pids.peak");
-                counters.pids_refused = dir::keyed(dir, "pids.events", "max");
+                counters.pids_peak = counts.number("pids.peak");
+                counters.pids_refused = counts.keyed("pids.events", "max");
             }
             Controller::CpuTime => {
-                counters.cpu = dir::keyed(dir, "cpu.stat", "usage_usec").map(Duration::from_micros);
+                counters.cpu = counts.keyed("cpu.stat", "usage_usec").map(Duration::from_micros);
             }
             Controller::CpuShare => {}
         }

@@ -1,0 +1,98 @@
+//! Gathers what a program was denied: passed on as events at once, listed in the result.
+
+use sandbox::native::{MOST_DENIALS, Told};
+use spec::{Denial, Event};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+
+/// How long a watcher may take for its last words once the box is gone. Only one that looks at a file system which
+/// does not answer takes longer.
+const LONGEST_LAST_WORD: Duration = Duration::from_secs(1);
+
+/// What a program was denied.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Collected {
+    pub(crate) list: Vec<Denial>,
+    /// Where the list is not all there is to tell.
+    pub(crate) note: Option<String>,
+}
+
+/// Gathers until the watcher ends, which it does with the box, or until it is overdue.
+pub(crate) async fn collect(
+    told: Option<mpsc::Receiver<Told>>,
+    events: mpsc::Sender<Event>,
+    mut ended: watch::Receiver<bool>,
+) -> Collected {
+    let mut collected = Collected::default();
+    let Some(mut told) = told else {
+        let why = "what the program was denied is not listed: nobody can listen to its system calls here";
+        collected.note = Some(why.to_owned());
+        return collected;
+    };
+    loop {
+        let next = tokio::select! {
+            biased;
+            next = told.recv() => next,
+            () = overdue(&mut ended) => {
+                collected.note = Some("what the program was denied last may be missing".to_owned());
+                return collected;
+            }
+        };
+        match next {
+            Some(Told::Denied(denial)) => {
+                collected.list.push(denial.clone());
+                // Nobody may read them.
+                _ = events.send(Event::Denied(denial)).await;
+            }
+            Some(Told::More) => {
+                let note =
+                    format!("more than {MOST_DENIALS} different things were denied; the rest is not listed");
+                collected.note = Some(note);
+            }
+            None => return collected,
+        }
+    }
+}
+
+async fn overdue(ended: &mut watch::Receiver<bool>) {
+    // Without the driver there is nobody to wait for us.
+    _ = ended.wait_for(|ended| *ended).await;
+    tokio::time::sleep(LONGEST_LAST_WORD).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn denial(target: &str) -> Denial {
+        let [what, rule, allow_with] = ["write", "read_only_root", "nothing"].map(str::to_owned);
+        Denial { what, target: target.to_owned(), rule, allow_with }
+    }
+
+    #[tokio::test]
+    async fn denials_are_events_and_a_list_and_their_bound_is_told() {
+        let ((tell, told), (events, mut seen)) = (mpsc::channel(8), mpsc::channel(8));
+        let (_driver, ended) = watch::channel(false);
+        for word in [Told::Denied(denial("/a")), Told::Denied(denial("/b")), Told::More] {
+            tell.try_send(word).unwrap();
+        }
+        drop(tell);
+        let collected = collect(Some(told), events, ended).await;
+        assert_eq!(collected.list, [denial("/a"), denial("/b")]);
+        assert!(collected.note.is_some_and(|note| note.contains("64")));
+        for expected in [denial("/a"), denial("/b")] {
+            assert!(matches!(seen.recv().await, Some(Event::Denied(denied)) if denied == expected));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_watcher_that_stands_still_holds_nobody_up() {
+        let ((tell, told), (events, _seen)) = (mpsc::channel(8), mpsc::channel(8));
+        let (driver, ended) = watch::channel(false);
+        tell.try_send(Told::Denied(denial("/a"))).unwrap();
+        driver.send_replace(true);
+        let collected = collect(Some(told), events, ended).await;
+        assert_eq!((collected.list.len(), collected.note.is_some()), (1, true));
+        drop(tell);
+    }
+}

@@ -1,0 +1,70 @@
+//! By which rule a place in a box cannot be written, and what would lift it.
+
+use super::super::{
+    Starter,
+    protect::{Bind, BindKind},
+};
+use init::plan::Ids;
+use spec::{Access, InsidePath, Network, SandboxSpec, WORKSPACE};
+use std::path::{Path, PathBuf};
+
+/// What is known of a box from its spec.
+#[derive(Debug)]
+pub(crate) struct Rules {
+    /// Whether nothing can be reached but the box itself.
+    pub(super) own_network: bool,
+    /// Whose rights count for files, where they are not those of this process.
+    pub(super) file_ids: Option<(u32, u32)>,
+    /// Later ones win over those above them.
+    places: Vec<Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    path: PathBuf,
+    /// Everything below it, too.
+    below: bool,
+    rule: Option<(&'static str, String)>,
+}
+
+impl Rules {
+    pub(crate) fn new(spec: &SandboxSpec, binds: &[Bind], ids: Ids, starter: Starter) -> Rules {
+        let granted =
+            ["/tmp", "/dev/shm", WORKSPACE].map(|path| Place { path: path.into(), below: true, rule: None });
+        let protected = binds.iter().map(|bind| Place {
+            path: Path::new(WORKSPACE).join(&bind.path),
+            below: bind.kind != BindKind::Guard,
+            rule: match bind.kind {
+                BindKind::Home => None,
+                BindKind::Guard | BindKind::ReadOnly => {
+                    Some(("protected", format!("--allow-protected {}", bind.path.display())))
+                }
+            },
+        });
+        let mounts = spec.mounts.iter().map(|mount| {
+            let (host, inside) = (mount.host.display(), mount.inside.as_path());
+            let remedy = || ("mount", format!("--mount {host}:{}:rw", inside.display()));
+            let rule = (mount.access == Access::ReadOnly).then(remedy);
+            Place { path: inside.to_owned(), below: true, rule }
+        });
+        Rules {
+            own_network: spec.network != Network::Host,
+            file_ids: (starter != Starter::User).then_some((ids.outer_uid, ids.outer_gid)),
+            places: granted.into_iter().chain(protected).chain(mounts).collect(),
+        }
+    }
+
+    /// The rule that makes a place read-only, and what would allow `target` there; nothing where it is granted.
+    pub(super) fn against(&self, place: &Path, target: &Path) -> Option<(&'static str, String)> {
+        let covers = |it: &&Place| place == it.path || it.below && place.starts_with(&it.path);
+        match self.places.iter().filter(covers).max_by_key(|it| it.path.components().count()) {
+            Some(found) => found.rule.clone(),
+            None => {
+                let mountable = InsidePath::new(target).is_ok();
+                // No name of the program's making: it may be copied into a shell.
+                let remedy = if mountable { "--mount HOST:INSIDE:rw" } else { "nothing" };
+                Some(("read_only_root", remedy.to_owned()))
+            }
+        }
+    }
+}
