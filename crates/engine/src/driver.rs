@@ -142,7 +142,11 @@ impl Driver {
         let Berthed { records, mut sandbox } = self.berthed(result).await?;
         let ran = self.run_in(&mut sandbox, input, result).await;
         match self.engine.pools.is_on() {
-            true => pool::restock(&self.engine, *sandbox, records),
+            true => {
+                // The rest waits; this belongs into the result, and our stand-ins out of the caller's folder.
+                result.notes.extend(sandbox.unprotect().await);
+                pool::restock(&self.engine, *sandbox, records);
+            }
             false => result.notes.extend(leave(*sandbox, records).await),
         }
         ran

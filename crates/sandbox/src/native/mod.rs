@@ -741,6 +741,13 @@ impl NativeBox {
         tokio::time::timeout(LONGEST_END, gone).await.ok()
     }
 
+    /// Takes the protection of a mounted workspace down, once the box has ended; what the result should say of it.
+    pub async fn unprotect(&mut self) -> Vec<String> {
+        let Some(protection) = self.held.protection.take() else { return Vec::new() };
+        let blocking = tokio::task::spawn_blocking(move || take_down(protection));
+        blocking.await.unwrap_or_else(|_| vec![CUT_SHORT.to_owned()])
+    }
+
     /// Gives back what the box held outside.
     pub async fn release(self) -> Released {
         drop((self.channel, self.standby, self.launcher, self.workspace));
@@ -796,6 +803,15 @@ pub struct Released {
     pub left_over: bool,
 }
 
+const CUT_SHORT: &str = "clean-up was cut short; `airlock sweep` finishes it";
+
+fn take_down(protection: Protection) -> Vec<String> {
+    let found = protection.take_down();
+    let changed = found.changed.iter().map(|path| path.display());
+    let told = changed.map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));
+    told.chain(found.problems).collect()
+}
+
 impl Held {
     async fn give_back(self) -> Released {
         let Held { group, lane, protection, ahead: _ } = self;
@@ -809,19 +825,10 @@ impl Held {
                 released.left_over = true;
                 released.notes.push(format!("{error}; `airlock sweep` will try again"));
             }
-            if let Some(protection) = protection {
-                let found = protection.take_down();
-                let changed = found.changed.iter().map(|path| path.display());
-                let told = changed
-                    .map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));
-                released.notes.extend(told.chain(found.problems));
-            }
+            released.notes.extend(protection.map(take_down).unwrap_or_default());
             released
         });
-        blocking.await.unwrap_or_else(|_| Released {
-            notes: vec!["clean-up was cut short; `airlock sweep` finishes it".to_owned()],
-            left_over: true,
-        })
+        blocking.await.unwrap_or_else(|_| Released { notes: vec![CUT_SHORT.to_owned()], left_over: true })
     }
 }
 
