@@ -1,4 +1,4 @@
-//! The escape suite, as root and then as an ordinary user. Nothing may escape, every control that is run must work,
+//! The escape suite, as root and then as an ordinary user, in boxes made for it and in boxes made ahead. Nothing may escape, every control that is run must work,
 //! and exactly the cases and controls named here may be missing, for exactly these reasons.
 //!
 //! Environment: `AIRLOCK_BIN` (the binary; else the one beside this test), `AIRLOCK_FULL=1` (large counts),
@@ -76,12 +76,12 @@ fn main() {
     let root =
         std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
     let own_cgroup = told("AIRLOCK_EXPECT_CGROUP").map_or(root, |value| value != "none");
-    let good = judge(Setting { root, cgroup: own_cgroup, guest }, Command::new(binary()));
+    let good = both_ways(Setting { root, cgroup: own_cgroup, guest }, || Command::new(binary()));
     let user_good = !root || {
         let cgroup = told("AIRLOCK_EXPECT_USER_CGROUP").is_some_and(|value| value != "none");
-        let (command, copy) = as_user();
-        let good = judge(Setting { root: false, cgroup, guest }, command);
-        std::fs::remove_dir_all(copy).expect("our own folder");
+        let user = User::prepare();
+        let good = both_ways(Setting { root: false, cgroup, guest }, || user.command());
+        std::fs::remove_dir_all(user.folder).expect("our own folder");
         good
     };
     std::process::exit(i32::from(!(good && user_good)));
@@ -101,24 +101,45 @@ fn binary() -> PathBuf {
     path
 }
 
-/// The binary as an ordinary user, from a folder that the user can read.
-fn as_user() -> (Command, PathBuf) {
-    let name = std::env::var("AIRLOCK_TEST_USER").unwrap_or_else(|_| "airlock-test".to_owned());
-    let (uid, gid) = user(&name)
-        .or_else(|| {
+/// In boxes made for each attack, then in boxes made ahead; the guest is too slow for both.
+fn both_ways(setting: Setting, command: impl Fn() -> Command) -> bool {
+    let ways: &[bool] = if setting.guest { &[false] } else { &[false, true] };
+    // All of them, also after one that failed.
+    ways.iter().filter(|pooled| !judge(setting, **pooled, command())).count() == 0
+}
+
+/// An ordinary user, with the binary in a folder that he can read.
+struct User {
+    uid: u32,
+    gid: u32,
+    folder: PathBuf,
+}
+
+impl User {
+    fn prepare() -> User {
+        let name = std::env::var("AIRLOCK_TEST_USER").unwrap_or_else(|_| "airlock-test".to_owned());
+        let make = || {
             _ = Command::new("useradd")
                 .args(["--system", "--no-create-home", "--user-group", &name])
                 .status();
             user(&name)
-        })
-        .unwrap_or_else(|| panic!("prerequisite: there is no user `{name}`, and `useradd` cannot make it"));
-    let folder = std::env::temp_dir().join(format!("airlock-escape-test-{}", std::process::id()));
-    std::fs::create_dir(&folder).expect("a fresh folder");
-    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).expect("mode");
-    std::fs::copy(binary(), folder.join("airlock")).expect("a copy of the binary");
-    let mut command = Command::new(folder.join("airlock"));
-    command.uid(uid).gid(gid).current_dir("/").env("HOME", "/nonexistent");
-    (command, folder)
+        };
+        let found = user(&name).or_else(make);
+        let (uid, gid) = found.unwrap_or_else(|| {
+            panic!("prerequisite: there is no user `{name}`, and `useradd` cannot make it")
+        });
+        let folder = std::env::temp_dir().join(format!("airlock-escape-test-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("a fresh folder");
+        std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).expect("mode");
+        std::fs::copy(binary(), folder.join("airlock")).expect("a copy of the binary");
+        User { uid, gid, folder }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.folder.join("airlock"));
+        command.uid(self.uid).gid(self.gid).current_dir("/").env("HOME", "/nonexistent");
+        command
+    }
 }
 
 fn user(name: &str) -> Option<(u32, u32)> {
@@ -129,8 +150,8 @@ fn user(name: &str) -> Option<(u32, u32)> {
 }
 
 /// Runs the suite, prints its rows, and counts those that do not hold.
-fn judge(setting: Setting, mut command: Command) -> bool {
-    command.args(["escape-test", "--json"]);
+fn judge(setting: Setting, pooled: bool, mut command: Command) -> bool {
+    command.args(["escape-test", "--json"]).args(pooled.then_some("--pooled"));
     if std::env::var_os("AIRLOCK_FULL").is_some_and(|value| value == "1") {
         command.arg("--full");
     }
@@ -151,6 +172,7 @@ fn judge(setting: Setting, mut command: Command) -> bool {
     }
     failed.iter().for_each(|why| println!("FAIL {why}"));
     let who = if setting.root { "Root" } else { "User" };
+    let who = [who, if pooled { "Pooled" } else { "" }].concat();
     println!("{who}: {} proofs, {} failed", rows.len().max(failed.len()), failed.len());
     failed.is_empty()
 }
