@@ -340,8 +340,8 @@ fn flip(ground: &Ground<'_>) -> Outcome {
     let file = workspace.join(".envrc");
     fs::write(&file, "")?;
     ground.give(&file)?;
-    let rounds = if ground.world.settings.full { "1000000" } else { "20000" };
-    let attack = ground.attack("flip", [".fresh", ".envrc", rounds]);
+    let (rounds, seconds) = if ground.world.settings.full { ("1000000", "25") } else { ("20000", "8") };
+    let attack = ground.attack("flip", [".fresh", ".envrc", rounds, seconds]);
     let allow_protected = if ground.is_control() { vec![".envrc".into()] } else { Vec::new() };
     let request = RunRequest { workspace: Some(workspace), allow_protected, ..attack };
     ground.run(request)?.finished()?;

@@ -7,6 +7,7 @@ use std::{
     os::{fd::AsRawFd, unix::process::CommandExt},
     process::Command,
     sync::atomic::{AtomicBool, AtomicU8, Ordering},
+    time::{Duration, Instant},
 };
 
 pub(super) fn attack(name: &str, arguments: &[&str]) -> Option<()> {
@@ -28,7 +29,9 @@ pub(super) fn attack(name: &str, arguments: &[&str]) -> Option<()> {
         ("personality", []) => personality(),
         ("type", []) => type_into_terminals(),
         ("print-escapes", [text]) => say(&text.replace("ESC", "\x1b").replace("BEL", "\x07")),
-        ("flip", [one, other, rounds]) => flip(one, other, rounds.parse().unwrap_or(0)),
+        ("flip", [one, other, rounds, seconds]) => {
+            flip(one, other, rounds.parse().unwrap_or(0), seconds.parse().unwrap_or(0));
+        }
         ("second-listener", []) => second_listener(),
         ("kill", [victim, outside]) => kill(victim, outside.parse().unwrap_or(0)),
         ("crash", []) => crash(),
@@ -321,8 +324,10 @@ fn type_into_terminals() {
     }
 }
 
-/// Two threads, one path: it changes between the look of whoever decides and the kernel's own.
-fn flip(one: &str, other: &str, rounds: u32) {
+/// Two threads, one path: it changes between the look of whoever decides and the kernel's own. Whoever decides may be
+/// slow, so the clock ends it, too.
+fn flip(one: &str, other: &str, rounds: u32, seconds: u64) {
+    let end = Instant::now() + Duration::from_secs(seconds);
     let spellings = [one.as_bytes().to_vec(), other.as_bytes().to_vec()];
     let path: &'static [AtomicU8] = one.bytes().chain([0]).map(AtomicU8::new).collect::<Vec<_>>().leak();
     let stop: &'static AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
@@ -334,7 +339,10 @@ fn flip(one: &str, other: &str, rounds: u32) {
         }
     });
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND;
-    for _ in 0..rounds {
+    for round in 0..rounds {
+        if round % 64 == 0 && Instant::now() > end {
+            break;
+        }
         // The path lives for ever.
         let opened = call!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr() as i64, flags, 0o666);
         if let Ok(number) = opened {
@@ -385,7 +393,7 @@ fn let_it_go_on(listener: i64) {
         _ = call!(libc::SYS_ioctl, listener, SEND, &mut answer[..]);
     }
     // The child needs a moment to come back with its ring.
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(100));
 }
 
 fn hold_quietly() -> ! {
