@@ -78,10 +78,10 @@ pub struct Native {
     state: PathBuf,
     starter: Starter,
     cgroups: cgroup::Host,
-    launchers: Mutex<Vec<(TemplatePlan, Arc<Launcher>)>>,
+    launchers: Mutex<Vec<(Arc<TemplatePlan>, Arc<Launcher>)>>,
     head_start: Mutex<Option<HeadStart>>,
     /// Roots that were planned a moment ago.
-    planned: Mutex<Vec<(Instant, SandboxSpec, TemplatePlan)>>,
+    planned: Mutex<Vec<(Instant, SandboxSpec, Arc<TemplatePlan>)>>,
     /// How many network and user namespaces each launcher keeps ready.
     namespaces_ahead: u32,
     steps: Steps,
@@ -293,18 +293,25 @@ impl Native {
     }
 
     /// The plan of a root. One that was made a moment ago will do: the root itself lives longer than that.
-    fn template(&self, spec: &SandboxSpec) -> Result<TemplatePlan, SandboxError> {
+    fn template(&self, spec: &SandboxSpec) -> Result<Arc<TemplatePlan>, SandboxError> {
         let spec = spec.kind();
         let mut planned = self.planned.lock().expect("no panic while held");
         planned.retain(|(when, _, _)| when.elapsed() < PLAN_AGE);
         if let Some((_, _, plan)) = planned.iter().find(|(_, of, _)| *of == spec) {
             return Ok(plan.clone());
         }
-        let plan = root::plan(&spec, self.steps, &self.state)?;
+        let plan = self.shared(root::plan(&spec, self.steps, &self.state)?);
         if planned.len() < MOST_LAUNCHERS {
             planned.push((Instant::now(), spec, plan.clone()));
         }
         Ok(plan)
+    }
+
+    /// The same plan as that of a launcher, if one has it: what is the same thing is compared in no time.
+    fn shared(&self, plan: TemplatePlan) -> Arc<TemplatePlan> {
+        let launchers = self.launchers.lock().expect("no panic while held");
+        let known = launchers.iter().find(|(known, _)| **known == plan).map(|(known, _)| known.clone());
+        known.unwrap_or_else(|| Arc::new(plan))
     }
 
     /// Asks the launcher for this root. One that does not answer is not asked again.
@@ -312,7 +319,7 @@ impl Native {
         &self,
         name: &Id,
         spec: &SandboxSpec,
-        template: &TemplatePlan,
+        template: &Arc<TemplatePlan>,
         held: &mut Held,
     ) -> Result<NativeBox, SandboxError> {
         let launcher = self.launcher_for(template, spec, name).await?;
@@ -384,7 +391,7 @@ impl Native {
         begun.map_err(|source| SandboxError::Launcher { what: "start", source })
     }
 
-    fn waiting_launcher(&self, template: &TemplatePlan) -> Option<Arc<Launcher>> {
+    fn waiting_launcher(&self, template: &Arc<TemplatePlan>) -> Option<Arc<Launcher>> {
         let mut all = self.launchers.lock().expect("no panic while held");
         let place = all.iter().position(|(plan, _)| plan == template)?;
         let found = all.remove(place);
@@ -396,7 +403,7 @@ impl Native {
     /// A launcher with this root: one that waits, or a new one.
     async fn launcher_for(
         &self,
-        template: &TemplatePlan,
+        template: &Arc<TemplatePlan>,
         spec: &SandboxSpec,
         name: &Id,
     ) -> Result<Arc<Launcher>, SandboxError> {
