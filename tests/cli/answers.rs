@@ -321,3 +321,33 @@ fn a_sweep_counts_what_it_removed() {
     assert_eq!(told.as_object().expect("an object").keys().collect::<Vec<_>>(), ["live", "problems", "runs"]);
     assert!(!world.state().join("runs/dead").exists());
 }
+
+#[test]
+fn the_escape_suite_lists_its_cases_and_refuses_unknown_ones() {
+    let world = World::new();
+    let Answer { status, stdout, stderr } = world.run(&["escape-test", "--list"]);
+    assert_eq!((status, stderr.as_str()), (Some(0), ""));
+    assert!(stdout.starts_with("A1   ") && stdout.lines().count() > 70, "{stdout}");
+    let Answer { status, stdout, stderr } = world.run(&["escape-test", "--only", "A6,Q7\x1b"]);
+    assert_eq!((status, stdout.as_str()), (Some(125), ""));
+    let told = "airlock: error: no case or group is called `Q7\\u{1b}`\nairlock: hint: `airlock escape-test --list` shows them\n";
+    assert_eq!(stderr, told);
+}
+
+#[test]
+fn the_escape_suite_answers_in_json() {
+    let Answer { status, stdout, .. } = World::new().run(&["escape-test", "--json", "--only", "C53"]);
+    let answer: serde_json::Value = serde_json::from_str(&stdout).expect("JSON");
+    let row = &answer["cases"][0];
+    assert_eq!((status, &answer["holds"]), (Some(0), &true.into()));
+    assert_eq!((&row["id"], &row["airlock"]["verdict"]), (&"C53".into(), &"blocked".into()));
+    assert_eq!(row["control"]["verdict"], "succeeded", "{row}");
+}
+
+#[test]
+fn the_attacker_refuses_to_run_outside_of_a_box() {
+    let Answer { status, stdout, stderr } =
+        World::new().run(&["escape-attack-inside", "token", "marker", "wait"]);
+    let told = "airlock: error: attacks run only in boxes that the escape suite has made for them\n";
+    assert_eq!((status, stdout.as_str(), stderr.as_str()), (Some(125), "", told));
+}

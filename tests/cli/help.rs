@@ -22,6 +22,7 @@ fn every_command_explains_itself() {
     same(help(&["artifact", "list", "--help"]), written("help/artifact-list.txt"));
     same(help(&["artifact", "get", "--help"]), written("help/artifact-get.txt"));
     same(help(&["artifact", "rm", "--help"]), written("help/artifact-rm.txt"));
+    same(help(&["escape-test", "--help"]), written("help/escape-test.txt"));
 }
 
 #[test]
@@ -66,6 +67,7 @@ fn every_example_works_as_it_stands() {
         &["sweep", "--help"],
         &["artifact", "--help"],
         &["bench", "--help"],
+        &["escape-test", "--help"],
     ] {
         // What needs a terminal is done in `terminal.rs`.
         for example in examples(&help(command)).iter().filter(|example| !example.contains(" --tty ")) {

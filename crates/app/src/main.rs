@@ -7,8 +7,13 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    // In a box of the escape suite this binary is the attacker; anywhere else it refuses to be.
+    if let Some(status) = escape::attack::entry(&arguments) {
+        return ExitCode::from(status);
+    }
     take_all_open_files();
-    ExitCode::from(cli::main(std::env::args_os().collect(), config::Surroundings::of_process()))
+    ExitCode::from(cli::main(arguments, config::Surroundings::of_process()))
 }
 
 /// The kernel counts descriptors on their way through sockets per user, and refuses whoever is over their own limit

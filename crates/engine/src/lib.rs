@@ -31,11 +31,11 @@ mod terminal;
 pub use doctor::{Check, CheckState};
 pub use pool::Pool;
 pub use record::{Swept, fresh_id, now};
-pub use sandbox::native::HeadStart;
+pub use sandbox::native::{HeadStart, Native, Step};
 pub use terminal::{Terminal, Window};
 
 use record::Records;
-use sandbox::native::{Native, Program};
+use sandbox::native::Program;
 use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
 use std::{
     net::TcpListener,
@@ -148,8 +148,7 @@ impl Engine {
         Engine::with(settings, native)
     }
 
-    /// An engine whose sandboxes lack a step, so that a test can see what it is for.
-    #[cfg(feature = "omit-steps")]
+    /// An engine whose sandboxes lack a step, so that a control can show what it is for.
     pub fn dangerously_open_with(
         settings: Settings,
         change: impl FnOnce(&mut Native),

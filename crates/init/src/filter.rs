@@ -315,6 +315,7 @@ pub fn table() -> Vec<Verdict> {
     // Whoever opens a leased file waits up to 45 seconds for the program to give it back: also host tools.
     table[libc::SYS_fcntl as usize] =
         Verdict::Args(vec![test(1, u32::MAX, libc::F_SETLEASE as u32, REFUSE)], Box::new(Verdict::Allow));
+    huge_pages(&mut table);
     // One quota for the whole machine (`fs.aio-max-nr`): a box could leave nothing to the others.
     table[libc::SYS_io_setup as usize] = Verdict::Refuse(libc::ENOSYS as u16);
     table[libc::SYS_ioctl as usize] = Verdict::Args(
@@ -393,6 +394,22 @@ fn set_id_modes(table: &mut [Verdict]) {
     refuse(libc::SYS_fchmod as usize, 1);
     refuse(libc::SYS_fchmodat as usize, 2);
     refuse(FCHMODAT2, 2);
+}
+
+/// The host sets them aside for somebody, and no memory cgroup counts them. Programs fall back, as where there are none.
+fn huge_pages(table: &mut [Verdict]) {
+    const OF_MEMFD: u32 = libc::MFD_HUGETLB;
+    let (of_map, of_segment) = (libc::MAP_HUGETLB as u32, libc::SHM_HUGETLB as u32);
+    for (number, argument, bit) in [
+        (libc::SYS_mmap, 3, of_map),
+        (libc::SYS_memfd_create, 1, OF_MEMFD),
+        (libc::SYS_shmget, 2, of_segment),
+    ] {
+        table[number as usize] = Verdict::Args(
+            vec![test(argument, bit, bit, Verdict::Errno(libc::ENOMEM as u16))],
+            Box::new(Verdict::Allow),
+        );
+    }
 }
 
 /// Its own limits only: the keeper of an ordinary user's box has the program's id outside, so the kernel would
@@ -560,6 +577,13 @@ mod tests {
         // TIOCGWINSZ, TIOCGETD.
         assert_eq!([0x5413, 0x5424].map(|it| errno(libc::SYS_ioctl, [0, it, 0, 0, 0, 0])), [0x7fff_0000; 2]);
         assert_eq!(errno(libc::SYS_mount, [0; 6]), eperm);
+        let enomem = 0x0005_0000 | libc::ENOMEM as u32;
+        let map = |flags: i32| errno(libc::SYS_mmap, [0, 0, 0, flags as u64, 0, 0]);
+        assert_eq!(
+            [map(libc::MAP_PRIVATE | libc::MAP_HUGETLB), map(libc::MAP_PRIVATE)],
+            [enomem, 0x7fff_0000]
+        );
+        assert_eq!(errno(libc::SYS_shmget, [0, 0, libc::SHM_HUGETLB as u64, 0, 0, 0]), enomem);
         for (number, mode) in [(libc::SYS_fchmod, 1), (libc::SYS_fchmodat, 2), (452, 2)] {
             let with = |bits| {
                 let mut arguments = [0; 6];

@@ -5,6 +5,7 @@
 mod artifact;
 mod bench;
 mod doctor;
+mod escape_test;
 mod message;
 mod run;
 mod screen;
@@ -66,6 +67,8 @@ enum Command {
     Artifact(artifact::Options),
     /// Measure what a run costs here, beside other sandboxes
     Bench(bench::Options),
+    /// Attack sandboxes on this machine, and show that they hold
+    EscapeTest(escape_test::Options),
 }
 
 /// Everything but `main` itself: from arguments and surroundings to the exit status.
@@ -78,6 +81,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),
+            Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
         },
     }
 }

@@ -177,6 +177,11 @@ fn rlimit_name(resource: u32) -> &'static str {
         4 => "core",
         6 => "nproc",
         7 => "nofile",
+        8 => "memlock",
+        11 => "sigpending",
+        12 => "msgqueue",
+        13 => "nice",
+        14 => "rtprio",
         _ => "other",
     }
 }

@@ -20,7 +20,7 @@ mod root;
 pub use denials::{MOST_DENIALS, Told};
 pub use error::{Missing, SandboxError};
 pub use explain::Line;
-pub use init::protocol::Ended;
+pub use init::{protocol::Ended, step::Step};
 pub use plan::{Program, Starter};
 
 use cgroup::{Counters, Group, Placement};
@@ -28,7 +28,7 @@ use denials::Rules;
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
     protocol::{self, Command, Report},
-    step::{Step, Steps},
+    step::Steps,
 };
 use launcher::{Begun, Channel, Launcher};
 use plan::Who;
@@ -193,14 +193,12 @@ impl Native {
         protect::sweep(&self.state)
     }
 
-    /// Leaves a step out, so that a test can see what it is for.
-    #[cfg(feature = "omit-steps")]
+    /// Leaves a step out, so that a control can show what it is for. `barriers` of its boxes lack what it held.
     pub fn dangerously_omit(&mut self, step: Step) {
         self.steps = self.steps.without(step);
     }
 
-    /// Leaves cgroups out, so that a test can see what they are for.
-    #[cfg(feature = "omit-steps")]
+    /// Leaves cgroups out, so that a control can show what they are for.
     pub fn dangerously_omit_cgroups(&mut self) {
         self.limits_in_cgroups = false;
     }
@@ -612,7 +610,23 @@ impl NativeBox {
             "no cgroup for {}: held for each process only; `airlock doctor` says why and how to mend it",
             weaker.join(", ")
         );
-        self.notes.iter().cloned().chain((!weaker.is_empty()).then_some(told)).collect()
+        self.notes
+            .iter()
+            .cloned()
+            .chain((!weaker.is_empty()).then_some(told))
+            .chain(self.old_landlock())
+            .collect()
+    }
+
+    /// Without a network of its own only Landlock keeps a program from abstract sockets, and not every version does.
+    fn old_landlock(&self) -> Option<String> {
+        let asked = self.spec.network == spec::Network::Host && self.steps.has(Step::PathRules);
+        let version = if asked { probe::landlock_version() } else { 0 };
+        (1..6).contains(&version).then(|| {
+            format!(
+                "Landlock {version} of this kernel does not keep abstract sockets of the host out of reach"
+            )
+        })
     }
 
     /// What the cgroup counted so far.
@@ -633,7 +647,7 @@ impl NativeBox {
         let mut expected = self.done;
         coming.for_each(|step| expected.add(step));
         let expected = barriers::standing(expected, &self.spec, &enforcers(held), self.starter);
-        // A test that leaves a step out wants to see the run.
+        // A control that leaves a step out wants to see the run.
         let insisted = if self.steps == Steps::ALL { barriers::insisted(&self.spec) } else { Vec::new() };
         let required = self.spec.required.iter().copied().chain(insisted);
         match required.into_iter().find(|barrier| !expected.contains(barrier)) {

@@ -253,6 +253,16 @@ const DATA: u32 = 2;
 const CORE: u32 = 4;
 const PROCESSES: u32 = 6;
 const OPEN_FILES: u32 = 7;
+const LOCKED_MEMORY: u32 = 8;
+const PENDING_SIGNALS: u32 = 11;
+const MESSAGE_QUEUES: u32 = 12;
+const NICE: u32 = 13;
+const REAL_TIME: u32 = 14;
+
+/// What a box must not have of its caller. The kernel counts the first three also for whoever made the box's user
+/// namespace: with the usual limits one box could leave its starter none. The others are a right that some callers have.
+const NOT_INHERITED: [(u32, u64); 5] =
+    [(LOCKED_MEMORY, 64 << 10), (PENDING_SIGNALS, 512), (MESSAGE_QUEUES, 819_200), (NICE, 0), (REAL_TIME, 0)];
 
 fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec<ResourceLimit> {
     let exact = |resource, value| ResourceLimit { resource, soft: value, hard: value };
@@ -263,6 +273,7 @@ fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec
         exact(OPEN_FILES, limits.open_files.into()),
         exact(PROCESSES, processes(limits, enforcers)),
     ];
+    all.extend(NOT_INHERITED.map(|(resource, value)| exact(resource, value)));
     if let Some(time) = limits.cpu_time {
         let seconds = time.0.as_secs() + u64::from(time.0.subsec_nanos() > 0);
         all.push(ResourceLimit { resource: CPU, soft: seconds, hard: seconds + 1 });

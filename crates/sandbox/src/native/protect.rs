@@ -32,7 +32,7 @@ use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use spec::WorkspacePath;
 use std::{
     fs::File,
-    io::{self, Write},
+    io::{self, Read, Write},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -97,6 +97,9 @@ pub enum ProtectError {
     /// Git obeys what lies beside it, which is all the program's to write.
     #[error("the workspace is itself a git repository: it has a `{HEAD}`")]
     Bare,
+    /// The same, named by a file `.git`.
+    #[error("`{GIT}` in the workspace names a repository that lies in the workspace and cannot be protected")]
+    Inside,
     /// The home's place is taken.
     #[error("`{HOME}` in the workspace is not a folder, and the program's home goes there")]
     Home,
@@ -150,6 +153,7 @@ impl ProtectError {
                 format!("make the folder writable for you, or `--allow-protected {name}`")
             }
             ProtectError::Bare => format!("mount a checkout of it, or `--allow-protected {HEAD}`"),
+            ProtectError::Inside => format!("`--allow-protected {GIT}` runs without this protection"),
             ProtectError::Home => format!("move `{HOME}` away"),
             ProtectError::Hold { .. } => "`lslocks` shows who locks the folder".to_owned(),
             ProtectError::State { .. } => "the state folder must be yours to write".to_owned(),
@@ -298,7 +302,11 @@ impl<'a> PuttingUp<'a> {
         let found = self.look(self.workspace, GIT)?;
         let is_folder = found.is_some_and(|found| is(&found, FileType::Directory));
         if self.is_allowed(GIT) || !is_folder {
-            return if found.is_none() { self.no_repository() } else { self.read_only(self.workspace, GIT) };
+            return match found {
+                None => self.no_repository(),
+                Some(found) if !self.is_allowed(GIT) && is(&found, FileType::RegularFile) => self.git_file(),
+                Some(_) => self.read_only(self.workspace, GIT),
+            };
         }
         let folder = beneath::open(self.workspace, GIT, OFlags::RDONLY | OFlags::DIRECTORY);
         let folder = folder.map_err(|source| looking(GIT, source))?;
@@ -311,6 +319,19 @@ impl<'a> PuttingUp<'a> {
             .iter()
             .filter(|protected| names::within_git(protected.name).is_some())
             .try_for_each(|protected| self.read_only(folder.as_fd(), protected.name))
+    }
+
+    /// It names the folder whose config and hooks git takes: that must not be the program's to write.
+    fn git_file(&mut self) -> Result<(), ProtectError> {
+        let at = |source| looking(GIT, source);
+        let file = beneath::open(self.workspace, GIT, OFlags::RDONLY).map_err(at)?;
+        let mut text = Vec::new();
+        // As much of it as git would read, with room to spare.
+        File::from(file).take(1 << 16).read_to_end(&mut text).map_err(at)?;
+        match beneath::leads_inside(self.workspace, &text).map_err(at)? {
+            true => Err(ProtectError::Inside),
+            false => self.read_only(self.workspace, GIT),
+        }
     }
 
     fn no_repository(&mut self) -> Result<(), ProtectError> {

@@ -5,9 +5,13 @@ use rustix::{
     io::Errno,
 };
 use std::{
+    ffi::OsStr,
     io,
-    os::fd::{AsFd, OwnedFd},
-    path::Path,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Component, Path, PathBuf},
 };
 
 /// How often the kernel may say that a rename elsewhere disturbed the lookup.
@@ -63,4 +67,22 @@ pub(super) fn is_empty(folder: impl AsFd) -> io::Result<bool> {
         }
     }
     Ok(true)
+}
+
+/// Whether a file `.git` with this text names a folder in the workspace, by its words or by where they lead.
+pub(super) fn leads_inside(workspace: impl AsFd, text: &[u8]) -> io::Result<bool> {
+    let Some(named) = text.strip_prefix(b"gitdir:") else { return Ok(false) };
+    let named = Path::new(OsStr::from_bytes(named.trim_ascii()));
+    let own = format!("/proc/self/fd/{}", workspace.as_fd().as_raw_fd());
+    let own = std::fs::read_link(own)?;
+    let mut spelt = PathBuf::new();
+    for part in own.join(named).components() {
+        match part {
+            Component::ParentDir => _ = spelt.pop(),
+            Component::CurDir => {}
+            other => spelt.push(other),
+        }
+    }
+    let real = std::fs::canonicalize(own.join(named));
+    Ok(spelt.starts_with(&own) || real.is_ok_and(|real| real.starts_with(&own)))
 }

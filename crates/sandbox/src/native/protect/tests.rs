@@ -519,3 +519,24 @@ fn git_works_beside_the_stand_ins_and_does_not_see_them() {
     assert_eq!(git(&["log", "--format=%s", "other"]), "one\n");
     assert_eq!(git(&["status", "--porcelain"]), "");
 }
+
+/// Its config and hooks would be the program's to write, and git of the host obeys them.
+#[test]
+fn a_git_file_that_names_a_folder_in_the_workspace_is_refused() {
+    let place = Place::new();
+    fs::create_dir(place.at("bare")).unwrap();
+    symlink(place.at("bare"), place.root.join("link")).unwrap();
+    let absolute = format!("gitdir: {}\n", place.at("bare").display());
+    let through_link = format!("gitdir: {}\n", place.root.join("link").display());
+    for text in ["gitdir: bare\n", "gitdir: ./absent", "gitdir: ../work/bare", &absolute, &through_link] {
+        fs::write(place.at(".git"), text).unwrap();
+        assert!(matches!(place.put_up(&[]), Err(ProtectError::Inside)), "{text}");
+        assert_eq!(place.put_up(&[".git"]).unwrap().take_down(), all_is_well(), "{text}");
+    }
+    for text in ["gitdir: /elsewhere/.git/worktrees/x\n", "gitdir: ../main/.git\n", "no repository"] {
+        fs::write(place.at(".git"), text).unwrap();
+        let protection = place.put_up(&[]).unwrap();
+        assert!(binds(&protection).contains(&(".git", BindKind::ReadOnly)), "{text}");
+        assert_eq!(protection.take_down(), all_is_well());
+    }
+}
