@@ -129,7 +129,7 @@ fn progress(text: &str) {
 }
 
 fn table(rows: &[Row]) -> String {
-    let titles = rows.iter().map(|row| row.title.chars().count()).max().unwrap_or(0);
+    let titles = rows.iter().map(|row| row.title.chars().count()).chain(["attack".len()]).max().unwrap_or(0);
     let line = |id: &str, title: &str, cells: [&str; 3]| {
         let [airlock, control, bwrap] = cells;
         let text = format!("{id:<4}  {title:<titles$}  {airlock:<9}  {control:<8}  {bwrap}");
