@@ -53,10 +53,11 @@ impl Sitting {
         tcsetwinsize(&ours, window(31, 101)).expect("a size");
         let before = tcgetattr(&theirs).expect("its modes");
         let end = || Stdio::from(theirs.try_clone().expect("one more"));
-        let mut command = Command::new("setsid");
-        command.arg("--ctty").args(words);
+        // A test may itself run where some signals are ignored; a login does not.
+        let mut command = Command::new("env");
+        command.args(["--default-signal", "setsid", "--ctty"]).args(words);
         command.current_dir(world.here("")).env_clear().envs(world.variables()).env("TERM", "xterm");
-        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("setsid starts");
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("env starts");
         let ours = File::from(ours);
         let (sender, output) = mpsc::channel();
         let mut reader = ours.try_clone().expect("one more");

@@ -510,7 +510,8 @@ const LONGEST_COLLECTION_MS: u64 = 20_000;
 /// The control: the file is mounted, and a copy of it is kept.
 fn artifacts(ground: &Ground<'_>) -> Outcome {
     let canary = ground.world.canary()?;
-    let count = if ground.world.settings.full { "50000" } else { "1000" };
+    // With as many as there may be files, the control would have no room for its own.
+    let count = if ground.world.settings.full && !ground.is_control() { "50000" } else { "1000" };
     let file = canary.file.display().to_string();
     let mut request = ground.attack("artifacts", [file.as_str(), "/given/secret", count]);
     request.limits.disk = "16M".parse().ok();

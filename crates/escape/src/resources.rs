@@ -267,12 +267,18 @@ const LONGEST_END_MS: u64 = 20_000;
 /// The control: a tree that is not deep, whose file is kept.
 fn deep(ground: &Ground<'_>) -> Outcome {
     let secret = ground.world.secret();
-    let depth = match (ground.is_control(), ground.world.settings.full) {
+    let whole = ground.is_control() || !ground.world.settings.full;
+    let depth = match (ground.is_control(), whole) {
         (true, _) => "3",
-        (false, true) => "60000",
-        (false, false) => "2000",
+        (false, true) => "2000",
+        (false, false) => "100000",
     };
-    let report = ground.run(ground.attack("deep", [depth, &secret]))?.finished()?;
+    // The kernel's path rules look at every folder on the way up, so the deepest tree ends with the time of its run.
+    let attack = limited(ground.attack("deep", [depth, &secret]), |limits| {
+        limits.wall_time = "12s".parse().ok();
+    });
+    let report = ground.run(attack)?;
+    let report = if whole { report.finished()? } else { report };
     let slow = report.result.is_some_and(|result| result.duration_ms > LONGEST_END_MS);
     Ok(match (oracle::folder_has(&ground.state(), &secret)?, slow) {
         (true, _) => Found::Escape("the file at its bottom was kept".to_owned()),
