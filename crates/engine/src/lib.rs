@@ -29,9 +29,9 @@ mod record;
 mod terminal;
 
 pub use doctor::{Check, CheckState};
-pub use pool::Pool;
 pub use record::{Swept, fresh_id, now};
 pub use sandbox::native::{HeadStart, Native, Step};
+pub use spec::Pool;
 pub use terminal::{Terminal, Window};
 
 use record::Records;
@@ -160,7 +160,7 @@ impl Engine {
 
     fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
         let Settings { state, pool } = settings;
-        native.keep_namespaces_ahead(pool.namespaces());
+        native.keep_namespaces_ahead(pool::namespaces(&pool));
         let failed = |source| EngineError {
             message: format!("cannot use the state folder `{}`", state.display()),
             hint: "choose one that you may write with --state DIR".to_owned(),

@@ -11,62 +11,9 @@ use crate::{
     record::{self, Record},
 };
 use sandbox::native::{Berth, NativeBox, SandboxError};
-use spec::{SandboxSpec, Size};
+use spec::{Pool, SandboxSpec};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
-
-/// What an engine makes ahead of runs. Off unless said: a lone run is over before it would pay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pool {
-    /// How many whole sandboxes of each kind are kept ready, for runs that need nothing of the host's.
-    pub parked: usize,
-    /// How many cgroups and network and user namespaces are kept ready, for the other runs.
-    pub berths: usize,
-    /// What all of them may take together, at [`Pool::PARKED_BYTES`] each.
-    pub memory: Size,
-}
-
-impl Pool {
-    /// What one parked sandbox is taken to hold, kernel memory included.
-    pub const PARKED_BYTES: Size = Size(512 << 10);
-
-    /// Nothing is made ahead.
-    pub const OFF: Pool = Pool { parked: 0, berths: 0, memory: Size(32 << 20) };
-
-    fn is_on(&self) -> bool {
-        self.parked > 0 || self.berths > 0
-    }
-
-    /// Whether runs of this kind can have a whole sandbox made ahead.
-    fn parks(&self, spec: &SandboxSpec) -> bool {
-        self.parked > 0
-            && spec.workspace.is_none()
-            && spec.mounts.is_empty()
-            && spec.doors.is_empty()
-            && spec.tty.is_none()
-            && spec.limits.open_files >= FEWEST_FILES
-    }
-
-    /// How many are kept ready for runs of this kind.
-    fn depth(&self, spec: &SandboxSpec) -> usize {
-        if self.parks(spec) { self.parked } else { self.berths }
-    }
-
-    /// How many namespaces of each sort a launcher keeps ready.
-    pub(crate) fn namespaces(&self) -> u32 {
-        self.parked.max(self.berths).min(MOST_NAMESPACES) as u32
-    }
-
-    fn most(&self) -> usize {
-        (self.memory.0 / Pool::PARKED_BYTES.0) as usize
-    }
-}
-
-impl Default for Pool {
-    fn default() -> Pool {
-        Pool::OFF
-    }
-}
 
 /// Kinds of runs that are kept ready at once; the one not asked for the longest makes room.
 const MOST_KINDS: usize = 4;
@@ -74,6 +21,26 @@ const MOST_KINDS: usize = 4;
 const MOST_NAMESPACES: usize = 32;
 /// A program that may have fewer files open could not take its errand.
 const FEWEST_FILES: u32 = 16;
+
+/// Whether runs of this kind can have a whole sandbox made ahead.
+fn parks(pool: &Pool, spec: &SandboxSpec) -> bool {
+    pool.parked > 0
+        && spec.workspace.is_none()
+        && spec.mounts.is_empty()
+        && spec.doors.is_empty()
+        && spec.tty.is_none()
+        && spec.limits.open_files >= FEWEST_FILES
+}
+
+/// How many are kept ready for runs of this kind.
+fn depth(pool: &Pool, spec: &SandboxSpec) -> usize {
+    if parks(pool, spec) { pool.parked } else { pool.berths }
+}
+
+/// How many namespaces of each sort a launcher keeps ready.
+pub(crate) fn namespaces(pool: &Pool) -> u32 {
+    pool.parked.max(pool.berths).min(MOST_NAMESPACES) as u32
+}
 
 /// What a run got that was made ahead, with the record that holds it.
 pub(crate) struct Taken {
@@ -121,7 +88,7 @@ impl Pools {
     }
 
     pub(crate) fn is_on(&self) -> bool {
-        self.settings.is_on()
+        self.settings.parked > 0 || self.settings.berths > 0
     }
 
     fn stock(&self) -> MutexGuard<'_, Stock> {
@@ -159,8 +126,9 @@ impl Pools {
     fn lacking(&self) -> Option<SandboxSpec> {
         let mut stock = self.stock();
         let total: usize = stock.kinds.iter().map(|kind| kind.ready.len()).sum();
-        let room = total < self.settings.most() && !stock.closed;
-        let lacks = |kind: &&Kind| !kind.failed && kind.ready.len() < self.settings.depth(&kind.spec);
+        let most = (self.settings.memory.0 / Pool::PARKED_BYTES.0) as usize;
+        let room = total < most && !stock.closed;
+        let lacks = |kind: &&Kind| !kind.failed && kind.ready.len() < depth(&self.settings, &kind.spec);
         let found = stock.kinds.iter().rev().find(lacks).filter(|_| room).map(|kind| kind.spec.clone());
         // Under the same lock as the answer: whoever takes something next starts another filler.
         stock.filling = found.is_some();
@@ -276,7 +244,7 @@ async fn make(engine: &Inner, spec: &SandboxSpec) -> Result<Taken, SandboxError>
     let id = record::fresh_id();
     let taken = engine.records.take(&id, &engine.native);
     let record = taken.map_err(|source| SandboxError::Look { path: engine.records.folder(), source })?;
-    let made = match engine.pools.settings.parks(spec) {
+    let made = match parks(&engine.pools.settings, spec) {
         true => engine.native.park(&id, spec).await.map(|sandbox| Made::Parked(Box::new(sandbox))),
         false => engine.native.berth(&id, spec).await.map(|berth| Made::Berth(Box::new(berth))),
     };

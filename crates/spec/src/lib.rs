@@ -8,6 +8,7 @@ mod id;
 mod limits;
 mod paths;
 mod policy;
+mod pool;
 mod quantity;
 mod result;
 mod run;
@@ -17,6 +18,7 @@ pub use id::{BadId, Id};
 pub use limits::{LimitName, Limits, Maximum};
 pub use paths::{BadPath, InsidePath, WorkspacePath};
 pub use policy::{ExtraMounts, Policy, Profile};
+pub use pool::Pool;
 pub use quantity::{BadQuantity, Cpus, Size, Time};
 pub use result::{
     ArtifactRef, Denial, Enforcer, ErrorCode, ErrorInfo, Event, LlmUsage, RunResult, Status, Stream,

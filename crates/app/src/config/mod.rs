@@ -8,7 +8,7 @@ mod local;
 mod operator;
 
 use rustix::process::geteuid;
-use spec::Policy;
+use spec::{Policy, Pool};
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
@@ -39,7 +39,7 @@ pub(crate) struct Config {
     /// Profiles and the operator's maximum.
     pub(crate) policy: Policy,
     /// What a long-lived engine makes ahead of runs; a lone run makes nothing.
-    pub(crate) pool: engine::Pool,
+    pub(crate) pool: Pool,
     /// The folder for run records and artifacts; absolute.
     pub(crate) state: PathBuf,
     /// The operator's file, if there was one.
@@ -86,7 +86,7 @@ impl Surroundings {
 pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, ConfigError> {
     let (file, (policy, pool)) = match operator_file(flags, around)? {
         Some((path, text)) => (Some(path.clone()), operator::read(&file::parse(&text, &path)?, &path)?),
-        None => (None, (Policy::default(), engine::Pool::OFF)),
+        None => (None, (Policy::default(), Pool::OFF)),
     };
     Ok(Config { policy, pool, state: state_folder(flags, around)?, file })
 }

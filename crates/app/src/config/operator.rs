@@ -4,8 +4,7 @@ use super::{
     ConfigError,
     file::{LIMITS, Section},
 };
-use engine::Pool;
-use spec::{EnvName, Id, Maximum, Network, Policy, Profile};
+use spec::{EnvName, Id, Maximum, Network, Policy, Pool, Profile};
 use std::{collections::BTreeMap, ffi::OsStr, path::Path};
 use toml::{Table, Value};
 

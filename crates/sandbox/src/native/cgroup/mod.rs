@@ -224,7 +224,14 @@ impl Host {
             let refused = v2::hand_down(dir, &tree.controllers).into_iter().filter(|(_, done)| done.is_err());
             group.note(refused.collect(), Enforcer::CgroupV2);
         }
-        let outcomes = v2::limit(&at, tree, limits);
+        let mut outcomes = v2::limit(&at, tree, limits);
+        let absent =
+            |done: &io::Result<()>| matches!(done, Err(error) if error.kind() == io::ErrorKind::NotFound);
+        if outcomes.iter().any(|(_, done)| absent(done)) {
+            // Another engine is handing them down just now: they are listed, and their files are not there yet.
+            v2::insist(&tree.parent(), &tree.controllers);
+            outcomes = v2::limit(&at, tree, limits);
+        }
         group.note(outcomes, Enforcer::CgroupV2);
         Ok(())
     }

@@ -39,6 +39,14 @@ pub(super) fn hand_down(dir: &Path, wanted: &[Controller]) -> Vec<(Controller, i
     wanted.iter().map(|controller| (*controller, enable(controller))).collect()
 }
 
+/// The same without a look first. Writing waits for whoever is at it.
+pub(super) fn insist(dir: &Path, wanted: &[Controller]) {
+    for name in wanted.iter().filter_map(|controller| controller.v2_name()) {
+        // Refused again means that its file stays away, which is told.
+        _ = dir::write(dir, "cgroup.subtree_control", &format!("+{name}"));
+    }
+}
+
 /// Whether all of these are handed down already, so that nobody has to move.
 pub(super) fn hands_down(dir: &Path, wanted: &[Controller]) -> bool {
     let handed = dir::read(dir, "cgroup.subtree_control").unwrap_or_default();
