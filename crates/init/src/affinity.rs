@@ -7,7 +7,8 @@ use std::io;
 pub(crate) fn narrow(count: u32) -> io::Result<()> {
     let allowed = sched_getaffinity(None)?;
     match count < allowed.count() {
-        // Where it is: the kernel has just put it on the idlest, and moving it would cost more than all mounts.
+        // Where it is: the kernel has put it where there was room (a parked one when it was made), and moving it would
+        // cost more than all mounts.
         true => Ok(sched_setaffinity(None, &choose(&allowed, count, sched_getcpu()))?),
         // No more are left than the limit allows: these it is.
         false => Ok(()),

@@ -238,7 +238,7 @@ wire_struct!(StockPlan { depth, ids, outer_count, first_turn });
 wire_struct!(ResourceLimit { resource, soft, hard });
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::wire::{decode, encode};
     use proptest::{collection::vec, option, prelude::*};
@@ -256,7 +256,7 @@ mod tests {
         any::<u64>().prop_map(Steps::from_bits)
     }
 
-    fn ids() -> impl Strategy<Value = Ids> {
+    pub(crate) fn ids() -> impl Strategy<Value = Ids> {
         any::<(u32, u32, u32, u32, bool)>().prop_map(|(uid, gid, outer_uid, outer_gid, drop_groups)| Ids {
             uid,
             gid,

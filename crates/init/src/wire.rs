@@ -144,7 +144,7 @@ macro_rules! wire_enum {
 mod tests {
     use super::*;
     use crate::{
-        plan::{Ids, StockPlan},
+        plan::{StockPlan, tests::ids},
         protocol::{Brief, Command, Ended, Report, Request},
         step::{Failure, Step, Steps},
     };
@@ -165,16 +165,6 @@ mod tests {
             prop_assert_eq!(encode(&value).len(), bytes.len());
         }
         Ok(())
-    }
-
-    fn ids() -> impl Strategy<Value = Ids> {
-        any::<(u32, u32, u32, u32, bool)>().prop_map(|(uid, gid, outer_uid, outer_gid, drop_groups)| Ids {
-            uid,
-            gid,
-            outer_uid,
-            outer_gid,
-            drop_groups,
-        })
     }
 
     fn report() -> impl Strategy<Value = Report> {

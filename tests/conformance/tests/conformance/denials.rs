@@ -37,7 +37,7 @@ pub(crate) fn proofs() -> Vec<Proof> {
         a_file_over_a_stand_in_is_denied_with_the_kernels_error,
         a_denial_is_heard_of_while_the_program_runs,
         a_path_that_changes_under_the_look_opens_nothing,
-        a_program_cannot_listen_or_hide_itself,
+        neither_a_second_listener_nor_an_undumpable_program_escapes_the_look,
         a_sandbox_made_ahead_tells_as_much,
     ]
 }
@@ -381,7 +381,7 @@ fn a_path_that_changes_under_the_look_opens_nothing(world: &World) {
     assert!(workspace.join("open/hooks/evil").exists(), "the control");
 }
 
-fn a_program_cannot_listen_or_hide_itself(world: &World) {
+fn neither_a_second_listener_nor_an_undumpable_program_escapes_the_look(world: &World) {
     let second = world.probe(&["second-listener"]);
     assert_eq!(world.attempt(second.clone()), Outcome::Refused(libc::EBUSY));
     assert_eq!(world.attempt_without(second, &[Step::SyscallFilter]), allowed());
