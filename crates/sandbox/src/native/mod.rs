@@ -11,6 +11,7 @@ mod denials;
 mod error;
 mod explain;
 mod launcher;
+mod live;
 mod machine;
 mod plan;
 pub mod probe;
@@ -21,25 +22,25 @@ pub use denials::{MOST_DENIALS, Told};
 pub use error::{Missing, SandboxError};
 pub use explain::Line;
 pub use init::{protocol::Ended, step::Step};
+pub use live::{NativeBox, Progress, Released};
 pub use plan::{Program, Starter};
 
-use cgroup::{Counters, Group, Placement};
-use denials::Rules;
+use cgroup::{Group, Placement};
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
-    protocol::{self, Command, Report},
+    protocol::Report,
     step::Steps,
 };
 use launcher::{Begun, Channel, Launcher};
+use live::Held;
 use plan::Who;
 use protect::Protection;
-use spec::{Barrier, Enforcer, Id, Network, SandboxSpec};
+use spec::{Id, Network, SandboxSpec};
 use std::{
-    collections::BTreeMap,
     ffi::{CString, OsStr},
     net::TcpListener,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, OwnedFd},
         unix::{ffi::OsStrExt, fs::MetadataExt},
     },
     path::{Path, PathBuf},
@@ -47,14 +48,11 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc;
 
 /// Launchers kept for the next run with the same root; each is a small idle process.
 const MOST_LAUNCHERS: usize = 16;
 /// How long the plan of a root is good for another run: a host changes seldom, and runs come in flocks.
 const PLAN_AGE: Duration = Duration::from_secs(1);
-/// How long the kernel may take to end a box. Only a process stuck in the kernel takes longer.
-const LONGEST_END: Duration = Duration::from_secs(10);
 
 /// The process of a launcher on its way, beside whatever its caller has to do before the first run.
 #[derive(Debug)]
@@ -91,51 +89,6 @@ pub struct Native {
 /// Cgroups made ahead of a box, with the lane that sits in those of version 1.
 #[derive(Debug)]
 pub struct Berth(Held);
-
-/// A live box.
-#[derive(Debug)]
-pub struct NativeBox {
-    channel: Channel,
-    /// The process of its program, made ahead.
-    standby: Option<Channel>,
-    /// Its program has ended.
-    ending: bool,
-    /// Nothing is left that could run in it, by the launcher's word.
-    empty: bool,
-    /// Keeps the launcher, or the lane that is this box's alone, alive.
-    launcher: Arc<Launcher>,
-    spec: SandboxSpec,
-    ids: Ids,
-    starter: Starter,
-    steps: Steps,
-    done: Steps,
-    workspace: OwnedFd,
-    terminal: Option<OwnedFd>,
-    doors: Vec<TcpListener>,
-    denials: Option<mpsc::Receiver<Told>>,
-    held: Held,
-    notes: Vec<String>,
-}
-
-/// What a box holds outside of its own processes.
-#[derive(Debug, Default)]
-struct Held {
-    group: Option<Group>,
-    /// In the group, where that is of version 1.
-    lane: Option<Arc<Launcher>>,
-    protection: Option<Protection>,
-    /// The box is made ahead of its program.
-    ahead: bool,
-}
-
-/// How a program in a box went on.
-#[derive(Debug)]
-pub enum Progress {
-    /// It has ended.
-    Ended(Ended),
-    /// The box is gone, by our order or not.
-    Gone(Ended),
-}
 
 impl Native {
     /// A backend that keeps what a crash must not lose in `state`.
@@ -558,314 +511,6 @@ impl Berth {
     pub async fn release(self) -> Released {
         self.0.give_back().await
     }
-}
-
-impl NativeBox {
-    /// The workspace, as a handle of the host's: a mounted one without the box's idmap, mounts and home on it.
-    pub fn workspace(&self) -> BorrowedFd<'_> {
-        self.held.protection.as_ref().map_or(self.workspace.as_fd(), Protection::hold)
-    }
-
-    /// Whether scratch space is full: nothing more could be written, or no more files made.
-    pub fn scratch_is_full(&self) -> bool {
-        let fresh = self.spec.workspace.is_none();
-        fresh
-            && rustix::fs::fstatvfs(&self.workspace)
-                .is_ok_and(|space| space.f_bavail == 0 || space.f_ffree == 0)
-    }
-
-    /// Who owns what lies in a fresh workspace, as this process sees it; nobody in particular otherwise.
-    pub fn owner_inside(&self) -> Option<(u32, u32)> {
-        match (self.starter, &self.spec.workspace) {
-            (Starter::Root(_), None) => Some((self.ids.outer_uid, self.ids.outer_gid)),
-            // Whoever writes into a user's folder as root leaves it to that user.
-            (Starter::Root(_), Some(_)) => {
-                rustix::fs::fstat(self.workspace()).ok().map(|found| (found.st_uid, found.st_gid))
-            }
-            (Starter::User, _) => None,
-        }
-    }
-
-    /// The listeners of its doors, in the order of the spec.
-    pub fn take_doors(&mut self) -> Vec<TcpListener> {
-        std::mem::take(&mut self.doors)
-    }
-
-    /// Our end of its terminal, if the spec asked for one.
-    pub fn take_terminal(&mut self) -> Option<OwnedFd> {
-        self.terminal.take()
-    }
-
-    /// What holds each limit.
-    pub fn enforcers(&self) -> BTreeMap<&'static str, Enforcer> {
-        enforcers(&self.held)
-    }
-
-    /// What a reader of the result should know.
-    pub fn notes(&self) -> Vec<String> {
-        let shortfalls = self.held.group.iter().flat_map(Group::shortfalls).map(|(limit, _)| limit);
-        // The resource limit of processes counts the whole box: no weaker than a cgroup's.
-        let weaker: Vec<_> = shortfalls.filter(|limit| *limit != "pids").collect();
-        let told = format!(
-            "no cgroup for {}: held for each process only; `airlock doctor` says why and how to mend it",
-            weaker.join(", ")
-        );
-        self.notes
-            .iter()
-            .cloned()
-            .chain((!weaker.is_empty()).then_some(told))
-            .chain(self.old_landlock())
-            .collect()
-    }
-
-    /// Without a network of its own only Landlock keeps a program from abstract sockets, and not every version does.
-    fn old_landlock(&self) -> Option<String> {
-        let asked = self.spec.network == spec::Network::Host && self.steps.has(Step::PathRules);
-        let version = if asked { probe::landlock_version() } else { 0 };
-        (1..6).contains(&version).then(|| {
-            format!(
-                "Landlock {version} of this kernel does not keep abstract sockets of the host out of reach"
-            )
-        })
-    }
-
-    /// What the cgroup counted so far.
-    pub fn counters(&self) -> Counters {
-        self.held.group.as_ref().map(Group::counters).unwrap_or_default()
-    }
-
-    /// The barriers that stand, by what the steps reported.
-    pub fn barriers(&self) -> Vec<Barrier> {
-        barriers::standing(self.done, &self.spec, &self.enforcers(), self.starter)
-    }
-
-    /// Before anything runs: everything required will stand once the last steps are taken.
-    fn check_required(&self, held: &Held) -> Result<(), SandboxError> {
-        let landlock = probe::landlock_version() > 0;
-        let last = if landlock { self.steps } else { self.steps.without(Step::PathRules) };
-        let coming = Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces && last.has(*step));
-        let mut expected = self.done;
-        coming.for_each(|step| expected.add(step));
-        let expected = barriers::standing(expected, &self.spec, &enforcers(held), self.starter);
-        // A control that leaves a step out wants to see the run.
-        let insisted = if self.steps == Steps::ALL { barriers::insisted(&self.spec) } else { Vec::new() };
-        let required = self.spec.required.iter().copied().chain(insisted);
-        match required.into_iter().find(|barrier| !expected.contains(barrier)) {
-            None => Ok(()),
-            Some(barrier) => Err(Missing::new(barrier.name(), why_missing(barrier, held)).into()),
-        }
-    }
-
-    /// Makes the process of its program ahead.
-    async fn prepare(&mut self, held: &Held) -> Result<(), SandboxError> {
-        let plan = plan::of_program(None, &self.spec, self.steps, self.ids, &enforcers(held))?;
-        let failed = |source| SandboxError::Launcher { what: "prepare", source };
-        let (ours, theirs) = protocol::pair().map_err(failed)?;
-        self.channel.order_by_plan(Command::Prepare, &plan, &[theirs.as_fd()]).map_err(failed)?;
-        drop(theirs);
-        let standby = Channel::new(ours).map_err(failed)?;
-        match standby.report().await.map_err(failed)? {
-            Some((Report::Started(steps), handles)) => {
-                self.done = self.done.and(steps);
-                self.standby = Some(standby);
-                self.watch(handles.into_iter().next()).map_err(failed)
-            }
-            Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
-            Some(_) | None => Err(SandboxError::Died),
-        }
-    }
-
-    /// Whether a box that was left alone still stands.
-    pub fn is_quiet(&self) -> bool {
-        self.channel.is_quiet() && self.standby.as_ref().is_none_or(Channel::is_quiet)
-    }
-
-    /// Runs a program with these standard streams.
-    pub async fn exec(&mut self, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
-        if let Some(standby) = self.standby.take() {
-            return send_off(standby, program, streams).await;
-        }
-        let plan = plan::of_program(Some(program), &self.spec, self.steps, self.ids, &self.enforcers())?;
-        let failed = |source| SandboxError::Launcher { what: "ask", source };
-        let handles = streams.each_ref().map(AsFd::as_fd);
-        self.channel.order_by_plan(Command::Exec, &plan, &handles).map_err(failed)?;
-        match self.channel.report().await.map_err(failed)? {
-            Some((Report::Started(steps), handles)) => {
-                self.done = self.done.and(steps);
-                // The program's pidfd, then the listener.
-                self.watch(handles.into_iter().nth(1)).map_err(failed)
-            }
-            Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
-            Some(_) | None => Err(SandboxError::Died),
-        }
-    }
-
-    fn watch(&mut self, listener: Option<OwnedFd>) -> std::io::Result<()> {
-        let binds = self.held.protection.as_ref().map_or(&[][..], Protection::binds);
-        let rules = || Rules::new(&self.spec, binds, self.ids, self.starter);
-        self.denials = listener.map(|listener| denials::watch(listener, rules())).transpose()?;
-        Ok(())
-    }
-
-    /// What the program is denied, once it has started; nothing where that cannot be known.
-    pub fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>> {
-        self.denials.take()
-    }
-
-    /// Waits for the end of the program or of the box.
-    pub async fn progress(&mut self) -> Progress {
-        loop {
-            match self.channel.report().await {
-                Ok(Some((Report::Ended(ended), _))) => {
-                    (self.ending, self.empty) = (true, ended.alone);
-                    return Progress::Ended(ended);
-                }
-                Ok(Some((Report::Gone(ended), _))) => {
-                    self.empty = ended.alone;
-                    return Progress::Gone(ended);
-                }
-                Ok(Some(_)) => {}
-                Ok(None) | Err(_) => {
-                    return Progress::Gone(Ended { status: 9, cpu_us: 0, peak_bytes: 0, alone: false });
-                }
-            }
-        }
-    }
-
-    /// Sends a signal to the program.
-    pub fn signal(&self, number: i32) {
-        // A launcher that is gone took the program with it.
-        _ = self.channel.order(Command::Signal(number));
-    }
-
-    /// Ends every process in the box and waits until they are gone; `None` if the kernel would not.
-    pub async fn end(&mut self) -> Option<Ended> {
-        // With the program ends its box. Another order would only be in the way of the last word from there.
-        if !self.ending {
-            _ = self.channel.order(Command::Destroy);
-        }
-        let gone = async {
-            loop {
-                if let Progress::Gone(ended) = self.progress().await {
-                    return ended;
-                }
-            }
-        };
-        let ended = tokio::time::timeout(LONGEST_END, gone).await.ok();
-        if ended.is_some() && !self.empty {
-            self.kill_group().await;
-        }
-        ended
-    }
-
-    /// Whoever would have told us of the end is gone. The kernel ends the box with him, in its own time.
-    async fn kill_group(&mut self) {
-        let Some(group) = self.held.group.take() else { return };
-        let killed = tokio::task::spawn_blocking(move || {
-            // What cannot be killed now is tried again when the group is removed, and said then.
-            _ = group.kill();
-            group
-        });
-        self.held.group = killed.await.ok();
-    }
-
-    /// Gives a mounted workspace back as it was; what there is to say. Not from under a program: where nobody has seen
-    /// the end of the box, its release gives it back, after that of the cgroup.
-    pub async fn give_workspace_back(&mut self) -> Vec<String> {
-        let Some(protection) = self.held.protection.take_if(|_| self.empty) else { return Vec::new() };
-        let taken_down = tokio::task::spawn_blocking(move || taken_down(protection)).await;
-        taken_down.unwrap_or_else(|_| vec![CUT_SHORT.to_owned()])
-    }
-
-    /// Whether a mounted workspace is still to be given back.
-    pub fn holds_workspace(&self) -> bool {
-        self.held.protection.is_some()
-    }
-
-    /// Gives back what the box held outside.
-    pub async fn release(self) -> Released {
-        drop((self.channel, self.standby, self.launcher, self.workspace));
-        self.held.give_back().await
-    }
-}
-
-/// Sends the process that stands by on its errand. Its end of the socket closes when it becomes the program.
-async fn send_off(standby: Channel, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
-    let failed = |source| SandboxError::Launcher { what: "send off", source };
-    let handles = streams.each_ref().map(AsFd::as_fd);
-    standby.order_by_plan(Command::Exec, &plan::errand(program)?, &handles).map_err(failed)?;
-    drop(streams);
-    match standby.report().await.map_err(failed)? {
-        None => Ok(()),
-        Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
-        Some(_) => Err(SandboxError::Died),
-    }
-}
-
-fn enforcers(held: &Held) -> BTreeMap<&'static str, Enforcer> {
-    match &held.group {
-        Some(group) => group.enforcers(),
-        None => [("memory", Enforcer::Rlimit), ("pids", Enforcer::Rlimit), ("cpu", Enforcer::Rlimit)].into(),
-    }
-}
-
-fn why_missing(barrier: Barrier, held: &Held) -> String {
-    let limit = match barrier {
-        Barrier::MemoryLimit => "memory",
-        Barrier::PidsLimit => "pids",
-        Barrier::CpuLimit => "cpu",
-        Barrier::DiskLimit => {
-            return "nothing limits the size of a host folder that may be written".to_owned();
-        }
-        Barrier::PathRules => return "the kernel has no Landlock".to_owned(),
-        Barrier::OwnKernel => return "only the microvm backend has it".to_owned(),
-        Barrier::OwnNet | Barrier::NoNetwork | Barrier::DoorsOnly => {
-            return "the network mode of this run does not have it".to_owned();
-        }
-        _ => return "its step was not taken".to_owned(),
-    };
-    let shortfalls = held.group.iter().flat_map(Group::shortfalls).find(|(name, _)| *name == limit);
-    shortfalls.map_or_else(|| "no cgroup can be made here".to_owned(), |(_, why)| why.to_owned())
-}
-
-/// What became of the things a box held outside.
-#[derive(Debug, Default)]
-pub struct Released {
-    /// What a reader of the result should know.
-    pub notes: Vec<String>,
-    /// Whether something is left for the sweep.
-    pub left_over: bool,
-}
-
-impl Held {
-    async fn give_back(self) -> Released {
-        let Held { group, lane, protection, ahead: _ } = self;
-        drop(lane);
-        if group.as_ref().is_none_or(Group::is_empty) && protection.is_none() {
-            return Released::default();
-        }
-        let blocking = tokio::task::spawn_blocking(move || {
-            let mut released = Released::default();
-            if let Some(Err(error)) = group.map(|group| group.remove()) {
-                released.left_over = true;
-                released.notes.push(format!("{error}; `airlock sweep` will try again"));
-            }
-            if let Some(protection) = protection {
-                released.notes.extend(taken_down(protection));
-            }
-            released
-        });
-        blocking.await.unwrap_or_else(|_| Released { notes: vec![CUT_SHORT.to_owned()], left_over: true })
-    }
-}
-
-const CUT_SHORT: &str = "clean-up was cut short; `airlock sweep` finishes it";
-
-fn taken_down(protection: Protection) -> Vec<String> {
-    let found = protection.take_down();
-    let changed = found.changed.iter().map(|path| path.display());
-    let told = changed.map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));
-    told.chain(found.problems).collect()
 }
 
 fn c_string(text: impl AsRef<OsStr>) -> Result<CString, SandboxError> {
