@@ -9,14 +9,28 @@ use std::{
 };
 
 /// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
-const MAY_USE: [(&str, &[&str]); 9] = [
-    ("airlock", &["airlock-bench", "airlock-escape", "airlock-engine", "airlock-store", "airlock-spec"]),
+const MAY_USE: [(&str, &[&str]); 10] = [
+    (
+        "airlock",
+        &[
+            "airlock-bench",
+            "airlock-escape",
+            "airlock-engine",
+            "airlock-image",
+            "airlock-store",
+            "airlock-spec",
+        ],
+    ),
     ("airlock-bench", &["airlock-engine", "airlock-spec"]),
     ("airlock-escape", &["airlock-engine", "airlock-spec"]),
-    ("airlock-engine", &["airlock-sandbox", "airlock-doors", "airlock-store", "airlock-spec"]),
+    (
+        "airlock-engine",
+        &["airlock-sandbox", "airlock-doors", "airlock-store", "airlock-image", "airlock-spec"],
+    ),
     ("airlock-sandbox", &["airlock-init", "airlock-spec"]),
     ("airlock-doors", &["airlock-spec"]),
     ("airlock-store", &["airlock-spec"]),
+    ("airlock-image", &["airlock-spec"]),
     ("airlock-init", &["airlock-spec"]),
     ("airlock-spec", &[]),
 ];

@@ -5,6 +5,7 @@
 
 mod barrier;
 mod id;
+mod image;
 mod limits;
 mod paths;
 mod policy;
@@ -15,6 +16,7 @@ mod run;
 
 pub use barrier::Barrier;
 pub use id::{BadId, Id};
+pub use image::{BadImageRef, DEFAULT_REGISTRY, Digest, ImageConfig, ImageRef};
 pub use limits::{LimitName, Limits, Maximum};
 pub use paths::{BadPath, InsidePath, WorkspacePath};
 pub use policy::{ExtraMounts, Policy, Profile};

@@ -6,6 +6,7 @@ mod artifact;
 mod bench;
 mod doctor;
 mod escape_test;
+mod image;
 mod message;
 mod run;
 mod screen;
@@ -65,6 +66,8 @@ enum Command {
     Sweep(sweep::Options),
     /// List, fetch or remove what runs have kept
     Artifact(artifact::Options),
+    /// Load, pull, list, check or build the images that runs start from
+    Image(image::Options),
     /// Measure what a run costs here, beside other sandboxes
     Bench(bench::Options),
     /// Attack sandboxes on this machine, and show that they hold
@@ -80,6 +83,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
+            Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),
             Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
         },

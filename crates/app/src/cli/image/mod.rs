@@ -1,0 +1,32 @@
+//! `airlock image`: the images that runs start from. One file per subcommand.
+
+mod list;
+
+use super::Global;
+use crate::config::Surroundings;
+use clap::{Args, Subcommand};
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock image list";
+
+/// The options of `airlock image`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Show the images of this machine
+    List(list::Options),
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    match options.action {
+        Action::List(options) => list::execute(&options, global, surroundings),
+    }
+}
