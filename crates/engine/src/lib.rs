@@ -23,6 +23,7 @@ mod capture;
 mod denials;
 mod doctor;
 mod driver;
+mod origin;
 pub mod files;
 mod pool;
 mod record;
@@ -30,12 +31,15 @@ mod terminal;
 
 pub use doctor::{Check, CheckState};
 pub use record::{Swept, fresh_id, now};
-pub use sandbox::native::{HeadStart, Native, Step};
+pub use sandbox::{
+    container::Hosts,
+    native::{HeadStart, Native, Step},
+};
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};
 
 use record::Records;
-use sandbox::native::Program;
+use sandbox::{Program, container::Containers};
 use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
 use std::{
     net::TcpListener,
@@ -55,12 +59,14 @@ pub struct Settings {
     pub state: PathBuf,
     /// What is made ahead of runs.
     pub pool: Pool,
+    /// Where container engines may listen.
+    pub containers: Hosts,
 }
 
 impl Settings {
     /// A state folder, and defaults.
     pub fn new(state: impl Into<PathBuf>) -> Settings {
-        Settings { state: state.into(), pool: Pool::OFF }
+        Settings { state: state.into(), pool: Pool::OFF, containers: Hosts::default() }
     }
 
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
@@ -92,6 +98,7 @@ pub struct Engine {
 #[derive(Debug)]
 struct Inner {
     native: Native,
+    containers: Containers,
     records: Records,
     artifacts: store::Artifacts,
     swept_at_opening: Swept,
@@ -159,7 +166,7 @@ impl Engine {
     }
 
     fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
-        let Settings { state, pool } = settings;
+        let Settings { state, pool, containers } = settings;
         native.keep_namespaces_ahead(pool::namespaces(&pool));
         let failed = |source| EngineError {
             message: format!("cannot use the state folder `{}`", state.display()),
@@ -169,9 +176,10 @@ impl Engine {
         let records = Records::open(state.clone()).map_err(failed)?;
         let artifacts = store::Artifacts::open(state.join("artifacts"))
             .map_err(|error| failed(std::io::Error::other(error.to_string())))?;
-        let swept_at_opening = sweep(&native, &records, &artifacts);
+        let containers = Containers::new(state.clone(), containers);
+        let swept_at_opening = sweep(&native, &containers, &records, &artifacts);
         let (pools, behind) = (pool::Pools::new(pool), std::sync::Mutex::default());
-        Ok(Engine { inner: Arc::new(Inner { native, records, artifacts, swept_at_opening, pools, behind }) })
+        Ok(Engine { inner: Arc::new(Inner { native, containers, records, artifacts, swept_at_opening, pools, behind }) })
     }
 
     /// Starts a run; must be called within a tokio runtime.
@@ -242,7 +250,7 @@ impl Engine {
 
     /// Removes what dead owners left.
     pub fn sweep(&self) -> Swept {
-        sweep(&self.inner.native, &self.inner.records, &self.inner.artifacts)
+        sweep(&self.inner.native, &self.inner.containers, &self.inner.records, &self.inner.artifacts)
     }
 
     /// What was removed when this engine was opened.
@@ -256,8 +264,13 @@ impl Engine {
     }
 }
 
-fn sweep(native: &Native, records: &Records, artifacts: &store::Artifacts) -> Swept {
-    let mut swept = records.sweep(native);
+fn sweep(
+    native: &Native,
+    containers: &Containers,
+    records: &Records,
+    artifacts: &store::Artifacts,
+) -> Swept {
+    let mut swept = records.sweep(native, containers);
     swept.problems.extend(artifacts.sweep());
     swept
 }

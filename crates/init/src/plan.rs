@@ -82,6 +82,37 @@ pub struct BoxPlan {
     pub mounts: Vec<HostPath>,
 }
 
+/// What makes a file or folder itself, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct FileId {
+    pub device: u64,
+    pub inode: u64,
+}
+
+/// What the first process of a container looks for and hands out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InsidePlan {
+    /// The host's namespaces, by number, in the order of [`crate::inside::NAMESPACES`]; its own must be others.
+    pub namespaces: Vec<u64>,
+    /// Ports on the loopback inside at which the host listens.
+    pub doors: Vec<u16>,
+    /// Whether it is on a network with others, by its caller's wish.
+    pub network_of_others: bool,
+    /// Whether it opens a terminal.
+    pub terminal: bool,
+    /// Bytes that may be written to scratch space.
+    pub scratch_bytes: u64,
+    /// Whether the workspace is scratch space, too.
+    pub fresh_workspace: bool,
+    /// The folder that must be the workspace otherwise.
+    pub workspace: Option<FileId>,
+    /// Places at and below which nothing may be writable, as the kernel writes them in a list of mounts.
+    pub read_only: Vec<CString>,
+    /// Directories to make in a fresh workspace, parents first.
+    pub workspace_directories: Vec<CString>,
+}
+
 /// A host path that appears in the box.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPath {
@@ -226,6 +257,18 @@ wire_struct!(BoxPlan {
     protected,
     workspace_directories,
     mounts,
+});
+wire_struct!(FileId { device, inode });
+wire_struct!(InsidePlan {
+    namespaces,
+    doors,
+    network_of_others,
+    terminal,
+    scratch_bytes,
+    fresh_workspace,
+    workspace,
+    read_only,
+    workspace_directories
 });
 wire_struct!(HostPath { host, device, inode, inside, writable, owner });
 wire_struct!(Owner { uid, gid });

@@ -6,7 +6,7 @@ use init::{
     plan::{Place, PlaceKind, TemplatePlan},
     step::{Step, Steps},
 };
-use spec::{ErrorCode, ExtraMounts, Network, Root, SandboxSpec, User};
+use spec::{ErrorCode, ExtraMounts, ImageRef, Network, Root, SandboxSpec, User};
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
@@ -95,6 +95,7 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
             check_mount_points(&folder, spec)?;
             Some(c_string(&folder)?)
         }
+        Root::Image(name) => return Err(not_here(name)),
     };
     for folder in ["proc", "sys", "dev/shm", "tmp", machine::EMPTY, "workspace"] {
         places.add(folder, PlaceKind::Directory, "")?;
@@ -230,6 +231,15 @@ fn mount_points(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxEr
         places.add(text, kind, "")?;
     }
     Ok(())
+}
+
+/// Whoever knows where images lie puts the folder in their place.
+fn not_here(name: &ImageRef) -> SandboxError {
+    SandboxError::Image {
+        code: ErrorCode::ImageMissing,
+        message: format!("there is no image `{}` here", name.familiar()),
+        hint: "`airlock image list` shows what there is; `airlock image pull` and `load` bring more".to_owned(),
+    }
 }
 
 fn image_folder(folder: &Path) -> Result<PathBuf, SandboxError> {
