@@ -19,8 +19,8 @@ use crate::{
 };
 use sandbox::{Ended, Program, Progress, Sandbox, SandboxError, container::ImageFacts};
 use spec::{
-    ArtifactRef, Backend, Enforcer, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult,
-    RunSpec, Status, Stream, Truncated, Usage, WorkspacePath,
+    ArtifactRef, Backend, Enforcer, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits,
+    RunResult, RunSpec, Status, Stream, Truncated, Usage, WorkspacePath,
 };
 use std::{
     collections::BTreeMap,
@@ -157,7 +157,12 @@ impl Driver {
     }
 
     /// What nobody waits for is cleared away behind the result. A name that the caller chose is his again with it.
-    async fn leave_behind(&self, sandbox: Box<dyn Sandbox>, mut records: Vec<Record>, notes: &mut Vec<String>) {
+    async fn leave_behind(
+        &self,
+        sandbox: Box<dyn Sandbox>,
+        mut records: Vec<Record>,
+        notes: &mut Vec<String>,
+    ) {
         let named = self.spec.run_id.is_some();
         // Of a box that was not made ahead, what it holds outside has the caller's name.
         if sandbox.holds_workspace() || named && records.len() == 1 {
@@ -211,7 +216,8 @@ impl Driver {
         result.backend = name;
         let record = self.record()?;
         record.note(&socket).map_err(|error| of_record(&self.id, error))?;
-        let ids = [("io.airlock.task", self.spec.task_id.clone()), ("io.airlock.job", self.spec.job_id.clone())];
+        let ids =
+            [("io.airlock.task", self.spec.task_id.clone()), ("io.airlock.job", self.spec.job_id.clone())];
         let create = containers.create(&self.id, &self.spec.sandbox, facts, ids);
         match tokio::time::timeout(LONGEST_START, create).await {
             Ok(Ok(sandbox)) => Ok(Berthed { records: vec![record], sandbox: Box::new(sandbox) }),

@@ -23,8 +23,8 @@ mod capture;
 mod denials;
 mod doctor;
 mod driver;
-mod origin;
 pub mod files;
+mod origin;
 mod pool;
 mod record;
 mod terminal;
@@ -179,7 +179,17 @@ impl Engine {
         let containers = Containers::new(state.clone(), containers);
         let swept_at_opening = sweep(&native, &containers, &records, &artifacts);
         let (pools, behind) = (pool::Pools::new(pool), std::sync::Mutex::default());
-        Ok(Engine { inner: Arc::new(Inner { native, containers, records, artifacts, swept_at_opening, pools, behind }) })
+        Ok(Engine {
+            inner: Arc::new(Inner {
+                native,
+                containers,
+                records,
+                artifacts,
+                swept_at_opening,
+                pools,
+                behind,
+            }),
+        })
     }
 
     /// Starts a run; must be called within a tokio runtime.
@@ -264,12 +274,7 @@ impl Engine {
     }
 }
 
-fn sweep(
-    native: &Native,
-    containers: &Containers,
-    records: &Records,
-    artifacts: &store::Artifacts,
-) -> Swept {
+fn sweep(native: &Native, containers: &Containers, records: &Records, artifacts: &store::Artifacts) -> Swept {
     let mut swept = records.sweep(native, containers);
     swept.problems.extend(artifacts.sweep());
     swept

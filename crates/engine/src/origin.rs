@@ -105,7 +105,8 @@ fn command(spec: &RunSpec, config: &ImageConfig) -> Result<Vec<OsString>, ErrorI
 /// Of an image's variables those that can be set; Airlock's own are set over them.
 fn variables(config: &ImageConfig) -> BTreeMap<OsString, OsString> {
     let split = config.env.iter().filter_map(|text| text.split_once('='));
-    let fits = |(name, value): &(&str, &str)| !name.is_empty() && !name.contains('\0') && !value.contains('\0');
+    let fits =
+        |(name, value): &(&str, &str)| !name.is_empty() && !name.contains('\0') && !value.contains('\0');
     split.filter(fits).map(|(name, value)| (name.into(), value.into())).collect()
 }
 
@@ -123,7 +124,13 @@ mod tests {
     fn config() -> ImageConfig {
         ImageConfig {
             user: "1001:1002".into(),
-            env: vec!["PATH=/opt/bin:/bin".into(), "A=image".into(), "B=x=y".into(), "bad".into(), "=x".into()],
+            env: vec![
+                "PATH=/opt/bin:/bin".into(),
+                "A=image".into(),
+                "B=x=y".into(),
+                "bad".into(),
+                "=x".into(),
+            ],
             entrypoint: vec!["/entry".into()],
             cmd: vec!["serve".into()],
             working_dir: "/app".into(),

@@ -4,8 +4,8 @@ use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use sandbox::{container::Containers, native::Native};
 use spec::{Id, Timestamp};
 use std::{
-    fs::{self, File, OpenOptions},
     ffi::OsString,
+    fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write},
     os::{
         fd::AsRawFd,
@@ -60,7 +60,8 @@ fn now_and_here<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.map_err(|error| error.to_string())?.block_on(work)
     };
-    std::thread::scope(|threads| threads.spawn(alone).join()).unwrap_or_else(|_| Err("the sweep failed".to_owned()))
+    std::thread::scope(|threads| threads.spawn(alone).join())
+        .unwrap_or_else(|_| Err("the sweep failed".to_owned()))
 }
 
 /// What a sweep removed.
@@ -148,12 +149,7 @@ impl Records {
     }
 
     /// Whether the run was removed, or lives; nothing if it ended by itself meanwhile.
-    fn sweep_one(
-        &self,
-        id: &Id,
-        native: &Native,
-        containers: &Containers,
-    ) -> Result<Option<bool>, String> {
+    fn sweep_one(&self, id: &Id, native: &Native, containers: &Containers) -> Result<Option<bool>, String> {
         let path = self.path(id);
         let failed = |error: io::Error| format!("run {id}: {error}");
         let file = match OpenOptions::new().read(true).write(true).custom_flags(NO_LINKS).open(&path) {
@@ -169,7 +165,8 @@ impl Records {
         }
         native.remove_leftovers(id).map_err(|error| format!("run {id}: {error}"))?;
         if let Some(socket) = noted(&file).map_err(failed)? {
-            now_and_here(remove_containers(containers, &socket, id)).map_err(|why| format!("run {id}: {why}"))?;
+            now_and_here(remove_containers(containers, &socket, id))
+                .map_err(|why| format!("run {id}: {why}"))?;
         }
         fs::remove_file(&path).map_err(failed)?;
         Ok(Some(true))

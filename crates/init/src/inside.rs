@@ -88,12 +88,8 @@ fn begin(socket: &CStr) -> io::Result<First> {
 }
 
 fn connect(path: &CStr) -> io::Result<OwnedFd> {
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }
@@ -240,8 +236,7 @@ struct First {
 impl First {
     fn serve(&mut self) -> ! {
         loop {
-            let mut ready =
-                [&self.channel, &self.signals].map(|fd| PollFd::new(fd, PollFlags::IN));
+            let mut ready = [&self.channel, &self.signals].map(|fd| PollFd::new(fd, PollFlags::IN));
             match rustix::event::poll(&mut ready, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => sys::exit(125),

@@ -72,6 +72,8 @@ pub struct BoxPlan {
     pub scratch_bytes: u64,
     /// Files and folders that may be made there.
     pub scratch_files: u64,
+    /// Folders of the root that the program may change: a layer in scratch space lies over each.
+    pub copies: Vec<CString>,
     /// A host folder for `/workspace`; else it is in scratch space.
     pub workspace: Option<HostPath>,
     /// What in that folder is protected, parents first.
@@ -253,6 +255,7 @@ wire_struct!(BoxPlan {
     terminal,
     scratch_bytes,
     scratch_files,
+    copies,
     workspace,
     protected,
     workspace_directories,
@@ -342,11 +345,12 @@ pub(crate) mod tests {
 
     fn a_box() -> impl Strategy<Value = BoxPlan> {
         let numbers = (any::<([bool; 4], u64, u64)>(), vec(any::<u16>(), 0..4));
-        let paths = (option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
+        let paths =
+            (texts(), option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
         (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
             let (([any_outer_id, ahead, own_network, terminal], scratch_bytes, scratch_files), doors) =
                 numbers;
-            let (workspace, protected, workspace_directories, mounts) = paths;
+            let (copies, workspace, protected, workspace_directories, mounts) = paths;
             BoxPlan {
                 steps,
                 ids,
@@ -358,6 +362,7 @@ pub(crate) mod tests {
                 terminal,
                 scratch_bytes,
                 scratch_files,
+                copies,
                 workspace,
                 protected,
                 workspace_directories,

@@ -203,7 +203,7 @@ fn enter(root: &OwnedFd) -> io::Result<()> {
     Ok(rustix::process::chdir(c"/")?)
 }
 
-/// A new file system, not yet attached.
+/// A new file system, not yet attached. An option without a value is a flag.
 pub(crate) fn make(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
     mounted(kind, options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)
 }
@@ -216,7 +216,10 @@ pub(crate) fn make_with_devices(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::
 fn mounted(kind: &CStr, options: &[(&CStr, &CStr)], attributes: MountAttrFlags) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (name, value) in options {
-        rustix::mount::fsconfig_set_string(&context, *name, *value)?;
+        match value.is_empty() {
+            true => rustix::mount::fsconfig_set_flag(&context, *name)?,
+            false => rustix::mount::fsconfig_set_string(&context, *name, *value)?,
+        }
     }
     rustix::mount::fsconfig_create(&context)?;
     Ok(rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)

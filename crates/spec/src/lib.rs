@@ -27,6 +27,6 @@ pub use result::{
     Timestamp, Truncated, Usage,
 };
 pub use run::{
-    Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest, RunSpec,
-    SandboxSpec, SpecError, TerminalSize, User, Volume, WORKSPACE,
+    Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest,
+    RunSpec, SandboxSpec, SpecError, TerminalSize, User, Volume, WORKSPACE,
 };

@@ -394,10 +394,13 @@ fn check_containers_only(request: &RunRequest, backend: Backend, root: &Root) ->
     match (native, root) {
         (true, _) if !request.volumes.is_empty() => needs_engine("--volume"),
         (true, _) if request.internal_network.is_some() => needs_engine("--internal-network"),
-        (true, Root::Host) if request.writable_root => {
-            Err(invalid("--writable-root needs an image", "add --image REF; the host's own /usr stays as it is"))
+        (true, Root::Host) if request.writable_root => Err(invalid(
+            "--writable-root needs an image",
+            "add --image REF; the host's own /usr stays as it is",
+        )),
+        (false, Root::Host) => {
+            Err(invalid(format!("the backend `{}` runs images only", backend.name()), no_image))
         }
-        (false, Root::Host) => Err(invalid(format!("the backend `{}` runs images only", backend.name()), no_image)),
         (false, Root::Folder(_)) => Err(invalid("a folder is not an image of a container engine", no_image)),
         _ => Ok(()),
     }

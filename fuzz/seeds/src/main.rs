@@ -111,6 +111,7 @@ fn a_box() -> BoxPlan {
         terminal: true,
         scratch_bytes: 256 << 20,
         scratch_files: 65536,
+        copies: vec![c"/usr".to_owned()],
         workspace: Some(host_path(c"/home/u/project", c"/workspace", Some(Owner { uid: 1000, gid: 1000 }))),
         protected: vec![
             protected(c".git", ProtectedKind::Guard),

@@ -101,7 +101,8 @@ impl Surroundings {
 
     /// An ordinary user's own comes first: nothing that it starts is anybody else.
     fn podman(&self) -> Vec<String> {
-        let (own, systems) = ((Some("XDG_RUNTIME_DIR"), "podman/podman.sock"), (None, "/run/podman/podman.sock"));
+        let (own, systems) =
+            ((Some("XDG_RUNTIME_DIR"), "podman/podman.sock"), (None, "/run/podman/podman.sock"));
         let all = [own, systems];
         self.sockets("CONTAINER_HOST", if self.root { &all[1..] } else { &all })
     }

@@ -156,7 +156,8 @@ fn inside_plan(order: &Order<'_>) -> Result<InsidePlan, SandboxError> {
         let path = path.to_string_lossy().into_owned();
         std::fs::metadata(&path).map(|found| found.ino()).map_err(broken("look at our own namespaces beside"))
     };
-    let workspace = order.workspace.map(std::fs::metadata).transpose().map_err(broken("look at the workspace of"))?;
+    let workspace =
+        order.workspace.map(std::fs::metadata).transpose().map_err(broken("look at the workspace of"))?;
     let fresh = workspace.is_none();
     Ok(InsidePlan {
         namespaces: NAMESPACES.into_iter().map(number).collect::<Result<_, _>>()?,
@@ -221,15 +222,19 @@ impl ContainerBox {
             return Err(Missing::new("not_host_root", "the image's user is root").into());
         }
         if !self.done.has(Step::Mounts) {
-            let message = "something that must be read-only inside is not, by the kernel's own list of mounts";
+            let message =
+                "something that must be read-only inside is not, by the kernel's own list of mounts";
             let hint = "mount it somewhere else, or use the native backend";
             return Err(refused(ErrorCode::BarrierMissing, message, hint));
         }
-        if self.groups.as_ref().is_none_or(|groups| !groups.holds_share(&self.spec.limits)) && self.daemon.holds.cpu {
+        if self.groups.as_ref().is_none_or(|groups| !groups.holds_share(&self.spec.limits))
+            && self.daemon.holds.cpu
+        {
             return Err(Missing::new("cpu_limit", "the container's cgroup does not hold the share").into());
         }
         let landlock = probe::landlock_version() > 0;
-        let coming = Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces && LAST_STEPS.has(*step));
+        let coming =
+            Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces && LAST_STEPS.has(*step));
         let mut expected = self.done;
         coming.filter(|step| landlock || *step != Step::PathRules).for_each(|step| expected.add(step));
         let expected = barriers::standing(expected, &self.spec, &self.enforcers(), Starter::User);

@@ -170,7 +170,9 @@ impl Order<'_> {
                 all.push(bind(&workspace.join(&guarded.path), &inside, access));
             }
         }
-        all.extend(self.spec.mounts.iter().map(|mount| bind(&mount.host, mount.inside.as_path(), mount.access)));
+        all.extend(
+            self.spec.mounts.iter().map(|mount| bind(&mount.host, mount.inside.as_path(), mount.access)),
+        );
         all.extend(self.spec.volumes.iter().map(|volume| {
             json!({
                 "Type": "volume",
@@ -188,8 +190,18 @@ impl Order<'_> {
         let guarded = self.binds.iter().filter(|bind| bind.kind == BindKind::ReadOnly);
         let guarded = guarded.map(|bind| Path::new(spec::WORKSPACE).join(&bind.path));
         let read_only = |access| access == Access::ReadOnly;
-        let mounts = self.spec.mounts.iter().filter(|it| read_only(it.access)).map(|it| it.inside.as_path().to_owned());
-        let volumes = self.spec.volumes.iter().filter(|it| read_only(it.access)).map(|it| it.inside.as_path().to_owned());
+        let mounts = self
+            .spec
+            .mounts
+            .iter()
+            .filter(|it| read_only(it.access))
+            .map(|it| it.inside.as_path().to_owned());
+        let volumes = self
+            .spec
+            .volumes
+            .iter()
+            .filter(|it| read_only(it.access))
+            .map(|it| it.inside.as_path().to_owned());
         let ours = std::iter::once(OURS.into());
         ours.chain(guarded).chain(mounts).chain(volumes).map(|path| as_listed(&path)).collect()
     }

@@ -54,6 +54,13 @@ impl Native {
             Step::Scratch,
             format!("tmpfs of {} for /tmp, /dev/shm, home and a fresh workspace", limits.disk),
         ));
+        if !in_box.copies.is_empty() {
+            let all: Vec<_> = in_box.copies.iter().map(|path| path.to_string_lossy()).collect();
+            lines.push(line(
+                Step::Scratch,
+                format!("a writable layer over {}, gone afterwards", all.join(" ")),
+            ));
+        }
         lines.push(match &in_box.workspace {
             Some(path) => line(Step::Workspace, host_path(path)),
             None => line(Step::Workspace, "fresh and empty, gone afterwards"),

@@ -238,7 +238,8 @@ fn not_here(name: &ImageRef) -> SandboxError {
     SandboxError::Image {
         code: ErrorCode::ImageMissing,
         message: format!("there is no image `{}` here", name.familiar()),
-        hint: "`airlock image list` shows what there is; `airlock image pull` and `load` bring more".to_owned(),
+        hint: "`airlock image list` shows what there is; `airlock image pull` and `load` bring more"
+            .to_owned(),
     }
 }
 
