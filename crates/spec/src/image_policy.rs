@@ -275,7 +275,7 @@ impl fmt::Display for Capability {
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.name {
-            Some(name) => f.write_str(name),
+            Some(name) => write!(f, "{name} (uid {})", self.uid),
             None => write!(f, "uid {}", self.uid),
         }
     }
