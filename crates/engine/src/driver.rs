@@ -143,13 +143,13 @@ impl Driver {
         let (origin, notes) = origin::find(&self.engine, &mut self.spec).await?;
         result.notes.extend(notes);
         let Berthed { records, mut sandbox } = match &origin {
-            Origin::Here => self.berthed(result).await?,
+            Origin::Here | Origin::Stored(_) => self.berthed(result).await?,
             Origin::Engine(facts) => self.contained(facts, result).await?,
         };
         let ran = self.run_in(&mut *sandbox, input, result).await;
         // With the result a workspace is the caller's again.
         result.notes.extend(sandbox.give_workspace_back().await);
-        match self.engine.pools.is_on() && matches!(origin, Origin::Here) {
+        match self.engine.pools.is_on() && !matches!(origin, Origin::Engine(_)) {
             true => self.leave_behind(sandbox, records, &mut result.notes).await,
             false => result.notes.extend(leave(sandbox, records).await),
         }
@@ -742,7 +742,7 @@ fn refused(error: &SandboxError, result: &mut RunResult) -> ErrorInfo {
     error.info()
 }
 
-fn internal(message: String) -> ErrorInfo {
+pub(crate) fn internal(message: String) -> ErrorInfo {
     ErrorInfo { code: ErrorCode::Internal, message, hint: Some("`airlock doctor` may know why".to_owned()) }
 }
 

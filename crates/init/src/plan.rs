@@ -13,9 +13,18 @@ pub struct TemplatePlan {
     /// Which steps to take (all of them, outside of tests).
     pub steps: Steps,
     /// A folder that holds a root file system; without it the root is built from `places`.
-    pub image: Option<CString>,
+    pub image: Option<ImageRoot>,
     /// What stands in the root, in the order in which it is put there.
     pub places: Vec<Place>,
+}
+
+/// A folder that holds the root file system of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ImageRoot {
+    /// Where it is outside.
+    pub path: CString,
+    /// The very folder that was meant: another one of that name is another image.
+    pub id: FileId,
 }
 
 /// One thing in the root.
@@ -85,7 +94,7 @@ pub struct BoxPlan {
 }
 
 /// What makes a file or folder itself, whatever its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct FileId {
     pub device: u64,
@@ -262,6 +271,7 @@ wire_struct!(BoxPlan {
     mounts,
 });
 wire_struct!(FileId { device, inode });
+wire_struct!(ImageRoot { path, id });
 wire_struct!(InsidePlan {
     namespaces,
     doors,
@@ -320,7 +330,8 @@ pub(crate) mod tests {
 
     fn template() -> impl Strategy<Value = TemplatePlan> {
         let parts = (steps(), option::of(text()), vec(place(), 0..4));
-        parts.prop_map(|(steps, image, places)| TemplatePlan { steps, image, places })
+        let of = |path| ImageRoot { path, id: FileId { device: 1, inode: u64::MAX } };
+        parts.prop_map(move |(steps, image, places)| TemplatePlan { steps, image: image.map(of), places })
     }
 
     fn host_path() -> impl Strategy<Value = HostPath> {

@@ -3,7 +3,7 @@
 
 use init::{
     plan::{
-        BoxPlan, Errand, HostPath, Ids, Owner, Place, PlaceKind, ProgramPlan, Protected, ProtectedKind,
+        BoxPlan, Errand, FileId, HostPath, Ids, ImageRoot, Owner, Place, PlaceKind, ProgramPlan, Protected, ProtectedKind,
         ResourceLimit, StockPlan, TemplatePlan,
     },
     protocol::{Brief, Command, Ended, Report, Request},
@@ -77,7 +77,7 @@ fn template() -> TemplatePlan {
     };
     TemplatePlan {
         steps: Steps::ALL,
-        image: Some(c"/images/alpine".to_owned()),
+        image: Some(ImageRoot { path: c"/images/alpine".to_owned(), id: FileId { device: 1, inode: 2 } }),
         places: vec![
             place(c"usr", PlaceKind::Bind, c"/usr"),
             place(c"bin", PlaceKind::Link, c"usr/bin"),
