@@ -58,21 +58,16 @@ impl Client {
         credentials: Option<Credentials>,
         patience: Patience,
     ) -> Result<Client, PullError> {
-        let mut client = Client {
-            http: http(&patience)?,
-            base: base(name, "https")?,
-            name: name.clone(),
-            transport,
-            credentials,
-            authorization: Mutex::new(None),
-            patience,
-        };
+        let (http, base_url) = (http(&patience)?, base(name, "https")?);
+        let (name, authorization) = (name.clone(), Mutex::new(None));
+        let mut client =
+            Client { http, base: base_url, name, transport, credentials, authorization, patience };
         let plain = match transport {
             Transport::PlainHttp => true,
             Transport::Secure => is_loopback(&client.base) && !client.speaks_tls().await,
         };
         if plain {
-            client.base = base(name, "http")?;
+            client.base = base(&client.name, "http")?;
         }
         Ok(client)
     }
@@ -168,7 +163,7 @@ impl Client {
         match to.scheme() {
             _ if !to.username().is_empty() || to.password().is_some() => refused("with credentials in it"),
             // Services of this machine trust whoever can reach them; a stranger must not borrow our reach.
-            _ if is_loopback(to) && !is_loopback(&self.base) => refused("which is on this machine"),
+            _ if is_this_machine(to) && !is_this_machine(&self.base) => refused("which is on this machine"),
             "https" => Ok(()),
             "http" if from.scheme() == "http" && plain_allowed => Ok(()),
             "http" => refused("which is plain http"),
@@ -228,11 +223,19 @@ fn base(name: &ImageRef, scheme: &str) -> Result<Url, PullError> {
     parsed.map_err(|error| PullError::Unreachable { host: host.to_owned(), why: error.to_string() })
 }
 
-/// Whether it is this machine, by address or by the one name that is reserved for it.
-pub(super) fn is_loopback(url: &Url) -> bool {
-    let host = url.host_str().unwrap_or_default();
-    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    address.map_or(host == "localhost", |address| address.to_canonical().is_loopback())
+/// Whether what is sent there never leaves this machine, by address or by the one name that is reserved for it.
+fn is_loopback(url: &Url) -> bool {
+    address(url).map_or(url.host_str() == Some("localhost"), |address| address.is_loopback())
+}
+
+/// The same, and the address that means any of ours.
+fn is_this_machine(url: &Url) -> bool {
+    is_loopback(url) || address(url).is_some_and(|address| address.is_unspecified())
+}
+
+fn address(url: &Url) -> Option<IpAddr> {
+    let host = url.host_str()?.trim_start_matches('[').trim_end_matches(']');
+    host.parse().ok().map(|address: IpAddr| address.to_canonical())
 }
 
 /// Host and port, for messages.
@@ -275,9 +278,7 @@ fn unreachable(error: &reqwest::Error, url: &Url) -> Trouble {
     let (host, why) = (host(url), deepest(error));
     let tls = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>());
     match tls {
-        Some(rustls::Error::InvalidMessage(_)) => {
-            PullError::Untrusted { host, why: "it does not speak TLS".to_owned() }.into()
-        }
+        Some(rustls::Error::InvalidMessage(_)) => PullError::PlainHttp { host }.into(),
         Some(tls) => PullError::Untrusted { host, why: tls.to_string() }.into(),
         None if error.is_dns() => PullError::Unreachable { host, why }.into(),
         None => Trouble::passing(PullError::Unreachable { host, why }),
@@ -295,4 +296,80 @@ fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn
 /// The words of the first cause: those above it only say that something failed, and where.
 pub(super) fn deepest(error: &(dyn Error + 'static)) -> String {
     causes(error).last().map(|cause| cause.to_string().chars().take(300).collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_told_by_the_address_however_it_is_written() {
+        let url = |host: &str| Url::parse(&format!("http://{host}/")).unwrap();
+        for host in [
+            "127.0.0.1",
+            "127.8.9.1:5000",
+            "localhost:1",
+            "[::1]",
+            "[::ffff:127.0.0.1]",
+            "0x7f.1",
+            "LOCALHOST",
+        ] {
+            assert!(is_loopback(&url(host)), "{host}");
+        }
+        for host in [
+            "0.0.0.0",
+            "128.0.0.1",
+            "localhost.example",
+            "127.0.0.1.example",
+            "[::2]",
+            "[::]",
+            "[::ffff:1.2.3.4]",
+        ] {
+            assert!(!is_loopback(&url(host)), "{host}");
+        }
+        assert!(
+            is_this_machine(&url("0.0.0.0"))
+                && is_this_machine(&url("[::]"))
+                && !is_this_machine(&url("1.2.3.4"))
+        );
+    }
+
+    #[test]
+    fn names_lead_to_the_registry_and_nowhere_else() {
+        let of = |name: &str| base(&name.parse().unwrap(), "https").unwrap().to_string();
+        assert_eq!(of("debian"), "https://registry-1.docker.io/v2/library/debian/");
+        assert_eq!(of("r.example:5000/a/b"), "https://r.example:5000/v2/a/b/");
+    }
+
+    #[tokio::test]
+    async fn nobody_leads_us_to_plain_http_or_into_this_machine_from_outside() {
+        let client = |transport, scheme| {
+            let name: ImageRef = "r.example/x".parse().unwrap();
+            let patience = Patience::default();
+            Client {
+                http: http(&patience).unwrap(),
+                base: base(&name, scheme).unwrap(),
+                name,
+                transport,
+                credentials: None,
+                authorization: Mutex::new(None),
+                patience,
+            }
+        };
+        let may = |client: &Client, to: &str| {
+            client.check_next(&client.base, &Url::parse(to).unwrap(), "x").map_err(|error| error.to_string())
+        };
+        let secure = client(Transport::Secure, "https");
+        assert_eq!(may(&secure, "https://cdn.example/x?signature=s"), Ok(()));
+        let refused = may(&secure, "http://cdn.example/x?signature=s").unwrap_err();
+        assert!(refused.ends_with("it leads to http://cdn.example, which is plain http"), "{refused}");
+        let plain = client(Transport::PlainHttp, "http");
+        assert_eq!([may(&plain, "http://cdn.example"), may(&plain, "https://cdn.example")], [Ok(()), Ok(())]);
+        for (client, scheme) in [(&secure, "https"), (&plain, "http")] {
+            for host in ["127.0.0.1:1", "localhost", "[::1]", "0.0.0.0", "[::ffff:127.0.0.1]"] {
+                let refused = may(client, &format!("{scheme}://{host}/")).unwrap_err();
+                assert!(refused.ends_with("which is on this machine"), "{refused}");
+            }
+        }
+    }
 }

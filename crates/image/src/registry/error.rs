@@ -24,8 +24,8 @@ pub enum PullError {
     BrokenOff { host: String, what: String, why: String },
     #[error("`{host}` sends {what} in a way that is refused: {why}")]
     Protocol { host: String, what: String, why: String },
-    #[error("{url} would be asked over plain http")]
-    PlainHttp { url: String },
+    #[error("`{host}` does not speak TLS")]
+    PlainHttp { host: String },
     #[error("{what} is not what its digest says: {why}")]
     Corrupt { what: String, why: String },
     #[error("{what} cannot be used: {why}")]
