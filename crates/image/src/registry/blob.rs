@@ -4,8 +4,8 @@
 use super::{
     Event, Watcher,
     client::{self, Client},
-    draft::Draft,
     error::PullError,
+    layout::Layout,
     manifest::Blob,
     patience::{Attempts, Body, Trouble},
 };
@@ -29,14 +29,14 @@ struct Part<'b> {
     received: u64,
 }
 
-/// Downloads a blob into the draft.
+/// Downloads a blob into the layout.
 pub(super) async fn fetch(
     client: &Client,
-    draft: &Draft,
+    layout: &Layout,
     blob: &Blob,
     watcher: &Watcher,
 ) -> Result<(), PullError> {
-    let file = draft.part(&blob.digest).map_err(|error| PullError::local(keeping(blob), error))?;
+    let file = layout.part(&blob.digest).map_err(|error| PullError::local(keeping(blob), error))?;
     let mut part = Part { blob, file, hash: Sha256::new(), received: 0 };
     let url = client.url(&format!("blobs/{}", blob.digest))?;
     let mut attempts = Attempts::new(&client.patience);
@@ -50,7 +50,7 @@ pub(super) async fn fetch(
         }
     }
     part.check()?;
-    draft.keep(&blob.digest).map_err(|error| PullError::local(keeping(blob), error))?;
+    layout.keep(&blob.digest).map_err(|error| PullError::local(keeping(blob), error))?;
     watcher(Event::Blob { digest: blob.digest.clone(), size: blob.size });
     Ok(())
 }

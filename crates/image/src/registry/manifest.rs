@@ -157,10 +157,13 @@ pub fn platform_of_config(bytes: &[u8]) -> Result<Platform, Unfit> {
     Ok(raw.checked())
 }
 
-/// What a manifest that was read is called in an index: as the registry called it, if that was one of the names.
-pub fn media_type(content_type: Option<&str>) -> &'static str {
+/// What a document that was read is called: as the registry called it, if that was one of the names.
+pub fn media_type(document: &Document, content_type: Option<&str>) -> &'static str {
     let said = content_type.map(essence).unwrap_or_default();
-    MANIFEST_TYPES.into_iter().find(|known| *known == said).unwrap_or(OCI_MANIFEST)
+    MANIFEST_TYPES.into_iter().find(|known| *known == said).unwrap_or(match document {
+        Document::Index(_) => OCI_INDEX,
+        Document::Manifest(_) => OCI_MANIFEST,
+    })
 }
 
 fn essence(content_type: &str) -> &str {

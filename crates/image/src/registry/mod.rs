@@ -1,7 +1,7 @@
 //! Pulling an image from a registry (OCI distribution) into an OCI layout on the disk.
 //!
 //! ```text
-//! name ──▶ index ──platform──▶ manifest ──▶ configuration, layers ──▶ draft (a layout)
+//! name ──▶ index ──platform──▶ manifest ──▶ configuration, layers ──▶ layout
 //!          digest checked      digest        digest and size checked while they come
 //! ```
 //! Nothing that a registry says is believed before its digest was checked, and everything it sends is bounded.
@@ -11,9 +11,9 @@ mod blob;
 pub mod challenge;
 mod client;
 mod credentials;
-mod draft;
 mod error;
 mod helper;
+mod layout;
 pub mod manifest;
 mod patience;
 mod platform;
@@ -21,18 +21,18 @@ mod secret;
 
 pub use client::Transport;
 pub use credentials::{Credentials, CredentialsError, Sources};
-pub use draft::{Draft, sweep};
 pub use error::{Kind, PullError};
 pub use patience::Patience;
 pub use platform::{BadPlatform, Platform};
 pub use secret::Secret;
 
 use client::Client;
+use layout::Layout;
 use manifest::{Blob, Choice, Document, LARGEST_MANIFEST, MANIFEST_TYPES, Manifest};
 use patience::{Attempts, Body, Trouble};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
 use spec::{Digest, ImageRef};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 use tokio::{sync::Semaphore, task::JoinSet};
 
 /// How many blobs come at once.
@@ -104,20 +104,26 @@ struct Fetched {
     media_type: &'static str,
 }
 
-/// Pulls an image into `draft`, which then is a complete layout. To cancel, drop it.
-pub async fn pull(request: &Request, draft: Arc<Draft>, watcher: Arc<Watcher>) -> Result<Pulled, PullError> {
+/// Pulls an image into an empty folder of ours, which then is a complete layout. To cancel, drop it, and remove the
+/// folder; the same after a failure.
+pub async fn pull(request: &Request, folder: &Path, watcher: Arc<Watcher>) -> Result<Pulled, PullError> {
+    let layout = Layout::new(folder).map_err(|error| PullError::local("begin a layout", error))?;
+    let layout = Arc::new(layout);
     let Request { name, transport, credentials, patience, .. } = request;
     let client = Client::connect(name, *transport, credentials.clone(), patience.clone()).await?;
     let first = fetch_manifest(&client, Wanted::of(name)).await?;
-    let digest = first.digest.clone();
-    let (image, manifest) = choose(&client, first, request).await?;
-    let blobs = blobs(&manifest, request)?;
+    let (top, chosen) = choose(&client, first, request).await?;
+    let image = chosen.as_ref().unwrap_or(&top);
+    let Document::Manifest(manifest) = &image.document else { return Err(nested(name)) };
+    let blobs = blobs(manifest, request)?;
     let bytes = blobs.iter().map(|blob| blob.size).sum();
     watcher(Event::Begun { bytes, blobs: blobs.len() });
-    fetch_all(client, &draft, blobs, watcher).await?;
-    let platform = check_platform(&draft, &manifest, request)?;
-    finish(&draft, &image, name).map_err(|error| PullError::local("write the layout", error))?;
-    Ok(Pulled { digest, manifest: image.digest, platform, bytes, layers: manifest.layers.len() })
+    fetch_all(client, &layout, blobs, watcher).await?;
+    let platform = check_platform(&layout, manifest, request)?;
+    finish(&layout, &top, chosen.as_ref(), name)
+        .map_err(|error| PullError::local("write the layout", error))?;
+    let (manifest, layers) = (image.digest.clone(), manifest.layers.len());
+    Ok(Pulled { digest: top.digest, manifest, platform, bytes, layers })
 }
 
 /// Which manifest to fetch.
@@ -144,37 +150,28 @@ impl<'w> Wanted<'w> {
     }
 }
 
-/// The manifest for the platform; it may be what came first.
+/// What came first, and if that is an index the manifest of the platform.
 async fn choose(
     client: &Client,
     first: Fetched,
     request: &Request,
-) -> Result<(Fetched, Manifest), PullError> {
-    let choices = match &first.document {
-        Document::Manifest(manifest) => {
-            let manifest = manifest.clone();
-            return Ok((first, manifest));
-        }
-        Document::Index(choices) => choices,
-    };
+) -> Result<(Fetched, Option<Fetched>), PullError> {
+    let Document::Index(choices) = &first.document else { return Ok((first, None)) };
     let fits = |choice: &&Choice| choice.platform.as_ref().is_some_and(|its| request.platform.takes(its));
     let exact = |choice: &&Choice| choice.platform.as_ref() == Some(&request.platform);
-    let chosen = choices.iter().find(exact).or_else(|| choices.iter().find(fits));
-    let Some(chosen) = chosen else {
+    let Some(chosen) = choices.iter().find(exact).or_else(|| choices.iter().find(fits)) else {
         let offered = choices.iter().filter_map(|choice| choice.platform.as_ref());
         return Err(other_platforms(request, offered));
     };
-    let fetched = fetch_manifest(client, Wanted::Chosen(&chosen.manifest)).await?;
-    match &fetched.document {
-        Document::Manifest(manifest) => {
-            let manifest = manifest.clone();
-            Ok((fetched, manifest))
-        }
-        Document::Index(_) => Err(PullError::Protocol {
-            host: request.name.registry().to_owned(),
-            what: "the index".to_owned(),
-            why: "it leads to another index".to_owned(),
-        }),
+    let chosen = fetch_manifest(client, Wanted::Chosen(&chosen.manifest)).await?;
+    Ok((first, Some(chosen)))
+}
+
+fn nested(name: &ImageRef) -> PullError {
+    PullError::Protocol {
+        host: name.registry().to_owned(),
+        what: "the index".to_owned(),
+        why: "it leads to another index".to_owned(),
     }
 }
 
@@ -215,7 +212,7 @@ async fn try_manifest(client: &Client, wanted: &Wanted<'_>) -> Result<Fetched, T
     let digest = check_manifest(&bytes, wanted, said.as_deref(), &what)?;
     let document = manifest::read(&bytes, content_type.as_deref());
     let document = document.map_err(|why| PullError::Unfit { what: what.clone(), why })?;
-    let media_type = manifest::media_type(content_type.as_deref());
+    let media_type = manifest::media_type(&document, content_type.as_deref());
     Ok(Fetched { bytes, digest, document, media_type })
 }
 
@@ -271,19 +268,19 @@ fn blobs(manifest: &Manifest, request: &Request) -> Result<Vec<Blob>, PullError>
 /// Some at once; the first failure ends all.
 async fn fetch_all(
     client: Client,
-    draft: &Arc<Draft>,
+    layout: &Arc<Layout>,
     blobs: Vec<Blob>,
     watcher: Arc<Watcher>,
 ) -> Result<(), PullError> {
     let (client, turns) = (Arc::new(client), Arc::new(Semaphore::new(AT_ONCE)));
     let mut fetching = JoinSet::new();
     for blob in blobs {
-        let (client, draft, watcher, turns) =
-            (Arc::clone(&client), Arc::clone(draft), Arc::clone(&watcher), Arc::clone(&turns));
+        let (client, layout, watcher, turns) =
+            (Arc::clone(&client), Arc::clone(layout), Arc::clone(&watcher), Arc::clone(&turns));
         fetching.spawn(async move {
             // Never closed.
             let _turn = turns.acquire_owned().await;
-            blob::fetch(&client, &draft, &blob, &*watcher).await
+            blob::fetch(&client, &layout, &blob, &*watcher).await
         });
     }
     while let Some(ended) = fetching.join_next().await {
@@ -298,9 +295,10 @@ async fn fetch_all(
 }
 
 /// The configuration has the last word on what an image is made for: an index could say anything.
-fn check_platform(draft: &Draft, manifest: &Manifest, request: &Request) -> Result<Platform, PullError> {
+fn check_platform(layout: &Layout, manifest: &Manifest, request: &Request) -> Result<Platform, PullError> {
     let config = &manifest.config.digest;
-    let bytes = draft.read(config).map_err(|error| PullError::local(format!("read blob {config}"), error))?;
+    let bytes =
+        layout.read(config).map_err(|error| PullError::local(format!("read blob {config}"), error))?;
     let platform = manifest::platform_of_config(&bytes)
         .map_err(|why| PullError::Unfit { what: format!("configuration {config}"), why })?;
     match request.platform.takes(&platform) {
@@ -309,15 +307,18 @@ fn check_platform(draft: &Draft, manifest: &Manifest, request: &Request) -> Resu
     }
 }
 
-fn finish(draft: &Draft, image: &Fetched, name: &ImageRef) -> std::io::Result<()> {
-    draft.write(&image.digest, &image.bytes)?;
+/// The index stays above the manifest, so that the image is known by both digests.
+fn finish(layout: &Layout, top: &Fetched, chosen: Option<&Fetched>, name: &ImageRef) -> std::io::Result<()> {
+    for document in [top].into_iter().chain(chosen) {
+        layout.write(&document.digest, &document.bytes)?;
+    }
     let mut entry = serde_json::json!({
-        "mediaType": image.media_type,
-        "digest": image.digest.as_str(),
-        "size": image.bytes.len(),
+        "mediaType": top.media_type,
+        "digest": top.digest.as_str(),
+        "size": top.bytes.len(),
     });
     if let Some(tag) = name.tag() {
         entry["annotations"] = serde_json::json!({ "org.opencontainers.image.ref.name": tag });
     }
-    draft.finish(&serde_json::json!({ "schemaVersion": 2, "manifests": [entry] }))
+    layout.finish(&serde_json::json!({ "schemaVersion": 2, "manifests": [entry] }))
 }
