@@ -174,7 +174,16 @@ fn settings() -> Vec<Vec<u8>> {
     let narrow =
         "network = \"none\"\nmemory = \"64M\"\nwall_time = \"30s\"\ncpu_time = \"5s\"\noutput = 4096\n";
     let choice = "profile = \"ci\"\nfile_size = \"1M\"\npids = 8\n";
-    let pairs = [(operators, narrow), (restrictive, narrow), (restrictive, choice), ("", choice)];
+    let listed = "[images]\npolicy = \"allowed\"\nrequire_mark = \"always\"\nmay_add = [\"root\", 7]\n";
+    let (list_on, list_off) = ("images.policy = \"allowed\"", "images.policy = \"open\"");
+    let pairs = [
+        (operators, narrow),
+        (restrictive, narrow),
+        (restrictive, choice),
+        ("", choice),
+        ("", list_on),
+        (listed, list_off),
+    ];
     // One word too much in each, so that no other one hides that it was let through.
     let wide = [
         "network = \"doors\"",
@@ -188,6 +197,7 @@ fn settings() -> Vec<Vec<u8>> {
         "open_files = 100000",
         "env.inherit = [\"TOKEN\"]",
         "maximum.disk = \"1T\"",
+        "images.require_mark = \"never\"",
     ];
     let pairs = pairs.into_iter().chain(wide.map(|local| ("", local)));
     pairs.map(|(operators, local)| format!("{operators}\0{local}").into_bytes()).collect()

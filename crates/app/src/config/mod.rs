@@ -4,6 +4,7 @@
 //! hostile clone, so it can only narrow.
 
 mod file;
+mod images;
 mod local;
 mod operator;
 
