@@ -165,7 +165,11 @@ mod tests {
                 "`images.registries` in `/c.toml` must be a list of registries",
                 "write HOST or HOST:PORT",
             ),
-            ("registries = [\"r.example/x\"]", "`images.registries` in `/c.toml` must be a list", "write HOST"),
+            (
+                "registries = [\"r.example/x\"]",
+                "`images.registries` in `/c.toml` must be a list",
+                "write HOST",
+            ),
             ("registries = \"docker.io\"", "`images.registries` in `/c.toml` must be a list", "write HOST"),
             ("may_add = [\"a\\nb\"]", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
         ];

@@ -78,7 +78,8 @@ impl Surroundings {
         self.variables.get(OsStr::new(name)).map(OsString::as_os_str).filter(|value| !value.is_empty())
     }
 
-    fn home(&self) -> Option<&Path> {
+    /// The home of the user.
+    pub(crate) fn home(&self) -> Option<&Path> {
         self.variable("HOME").map(Path::new).filter(|home| home.is_absolute())
     }
 }

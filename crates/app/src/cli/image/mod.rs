@@ -6,6 +6,8 @@ mod allowed;
 mod disallow;
 mod entry;
 mod list;
+mod progress;
+mod pull;
 
 use super::Global;
 use crate::config::Surroundings;
@@ -30,6 +32,8 @@ pub(super) struct Options {
 enum Action {
     /// Show the images of this machine
     List(list::Options),
+    /// Fetch an image from a registry
+    Pull(pull::Options),
     /// Put images on the list of those that may be used
     Allow(allow::Options),
     /// Take images off the list of those that may be used
@@ -44,6 +48,7 @@ enum Action {
 pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
     match options.action {
         Action::List(options) => list::execute(&options, global, surroundings),
+        Action::Pull(options) => pull::execute(&options, global, surroundings),
         Action::Allow(options) => allow::execute(options, global, surroundings),
         Action::Disallow(options) => disallow::execute(&options, global, surroundings),
         Action::Allowed(options) => allowed::execute(&options, global, surroundings),

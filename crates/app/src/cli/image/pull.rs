@@ -13,7 +13,9 @@ use crate::{
 use clap::Args;
 use image::{
     Images, Limits, Source,
-    registry::{self, CredentialsError, Kind, Patience, Platform, PullError, Pulled, Request, Sources, Transport},
+    registry::{
+        self, CredentialsError, Kind, Patience, Platform, PullError, Pulled, Request, Sources, Transport,
+    },
 };
 use spec::{ErrorCode, ImageRef};
 use std::{
@@ -68,15 +70,10 @@ struct Report {
 
 /// Carries out the command.
 pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
-    let status = match attempt(options, global, surroundings) {
-        // Not what failed before a program started, and told like it.
-        Err(failure) if failure.code == ErrorCode::Cancelled => {
-            conclude(Err(failure), options.json);
-            return CANCELLED;
-        }
-        other => other,
-    };
-    conclude(status, options.json)
+    let outcome = attempt(options, global, surroundings);
+    let cancelled = outcome.as_ref().is_err_and(|failure| failure.code == ErrorCode::Cancelled);
+    let status = conclude(outcome, options.json);
+    if cancelled { CANCELLED } else { status }
 }
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
@@ -86,20 +83,46 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     })?;
     check_registry(&config, &name)?;
     let began = Instant::now();
-    let pulled = super::super::runtime()?.block_on(async {
-        let mut signals =
-            Signals::listen().map_err(|error| Failure::internal(format!("cannot await signals: {error}")))?;
-        tokio::select! {
-            pulled = pull(options, name.clone(), &config, surroundings) => pulled,
-            () = signals.next() => Err(cancelled()),
-        }
-    })?;
+    let pulled = cancellable(options, &name, &config, surroundings)?;
     let report = report(&name, pulled, began.elapsed());
     match options.json {
         true => print_json(&report)?,
         false => print(&text(&report))?,
     }
     Ok(0)
+}
+
+/// Pulls until a signal; whatever comes of it, what was on its way is removed.
+fn cancellable(
+    options: &Options,
+    name: &ImageRef,
+    config: &Config,
+    surroundings: &Surroundings,
+) -> Result<Pulled, Failure> {
+    let images = Images::open(config.state.join("images"))?;
+    message::say(&images.sweep().into_iter().map(Line::Note).collect::<Vec<_>>());
+    let (runtime, scratch, meter) = (crate::cli::runtime()?, images.scratch()?, Arc::new(Meter::new()));
+    let pulled = runtime.block_on(async {
+        let unheard = |error| Failure::internal(format!("cannot await signals: {error}"));
+        let mut signals = Signals::listen().map_err(unheard)?;
+        let request = request(options, name, surroundings).await?;
+        let watcher = Arc::clone(&meter);
+        let pulling = async {
+            let pulled =
+                registry::pull(&request, scratch.path(), Arc::new(move |event| watcher.tell(event))).await?;
+            keep(&images, name, scratch.path().to_owned()).await?;
+            Ok(pulled)
+        };
+        tokio::select! {
+            pulled = pulling => pulled,
+            () = signals.next() => Err(cancelled()),
+        }
+    });
+    meter.clear();
+    // Not waiting for what a signal interrupts; the next command sweeps what it leaves.
+    runtime.shutdown_background();
+    scratch.discard();
+    pulled
 }
 
 fn check_registry(config: &Config, name: &ImageRef) -> Result<(), Failure> {
@@ -120,33 +143,132 @@ fn cancelled() -> Failure {
     Failure { code: ErrorCode::Cancelled, message, hint }
 }
 
-/// Everything between the name and the image in the store.
-async fn pull(
+async fn request(
     options: &Options,
-    name: ImageRef,
-    config: &Config,
+    name: &ImageRef,
     surroundings: &Surroundings,
-) -> Result<Pulled, Failure> {
-    let sources = Sources { files: credential_files(surroundings), search_path: surroundings.variable("PATH") };
-    let credentials = sources.find(&name).await?;
-    let request = Request {
-        name,
+) -> Result<Request, Failure> {
+    let sources =
+        Sources { files: credential_files(surroundings), search_path: surroundings.variable("PATH") };
+    Ok(Request {
+        name: name.clone(),
         platform: options.platform.clone().unwrap_or_else(Platform::of_this_machine),
         transport: if options.plain_http { Transport::PlainHttp } else { Transport::Secure },
-        credentials,
+        credentials: sources.find(name).await?,
         most_bytes: MOST_BYTES,
         patience: Patience::default(),
-    };
-    let images = super::open(config)?;
-    let scratch = images.scratch()?;
-    let meter = Arc::new(Meter::new());
-    let watcher = Arc::clone(&meter);
-    let pulled = registry::pull(&request, scratch.path(), Arc::new(move |event| watcher.tell(event))).await;
-    meter.clear();
-    let kept = match pulled {
-        Ok(pulled) => keep(&images, &request.name, scratch.path().to_owned()).map(|()| pulled),
-        Err(error) => Err(error.into()),
-    };
-    scratch.discard();
-    kept
+    })
+}
+
+/// Unpacks the layout into the store, beside us: a signal must be heard meanwhile.
+async fn keep(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
+    let (images, name) = (images.clone(), name.clone());
+    let loading = tokio::task::spawn_blocking(move || {
+        images.load(Source::Path(layout), Some(name), &Limits::default(), &mut |_| {}).map(drop)
+    });
+    let loaded = loading.await.map_err(|error| Failure::internal(format!("cannot unpack: {error}")))?;
+    Ok(loaded?)
+}
+
+/// Where `docker login` and `podman login` write, as far as this user is told to look there.
+fn credential_files(surroundings: &Surroundings) -> Vec<PathBuf> {
+    let path = |name: &str| surroundings.variable(name).map(PathBuf::from);
+    if let Some(named) = path("REGISTRY_AUTH_FILE") {
+        return vec![named];
+    }
+    let podman = path("XDG_RUNTIME_DIR").map(|folder| folder.join("containers/auth.json"));
+    let home = || surroundings.home().map(|home| home.join(".docker"));
+    let docker = path("DOCKER_CONFIG").or_else(home).map(|folder| folder.join("config.json"));
+    // A relative path would lead into the current folder, which may be a hostile clone.
+    podman.into_iter().chain(docker).filter(|path| path.is_absolute()).collect()
+}
+
+fn report(name: &ImageRef, pulled: Pulled, took: Duration) -> Report {
+    Report {
+        name: name.to_string(),
+        digest: pulled.digest.to_string(),
+        manifest: pulled.manifest.to_string(),
+        platform: pulled.platform.to_string(),
+        bytes: pulled.bytes,
+        layers: pulled.layers,
+        duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
+fn text(report: &Report) -> String {
+    let Report { name, digest, platform, bytes, layers, duration_ms, .. } = report;
+    let seconds = *duration_ms as f64 / 1000.0;
+    let counted = if *layers == 1 { "1 layer".to_owned() } else { format!("{layers} layers") };
+    let line = format!("pulled {name} for {platform}: {counted}, {} in {seconds:.1} s", amount(*bytes));
+    format!("{}\n{digest}\n", message::printable(&line))
+}
+
+impl From<CredentialsError> for Failure {
+    fn from(error: CredentialsError) -> Self {
+        let hint = "mend it, or point REGISTRY_AUTH_FILE to a file without it".to_owned();
+        Failure { code: ErrorCode::InvalidSpec, message: error.to_string(), hint }
+    }
+}
+
+impl From<PullError> for Failure {
+    fn from(error: PullError) -> Self {
+        let code = match error.kind() {
+            Kind::Missing => ErrorCode::ImageMissing,
+            Kind::Refused => ErrorCode::ImageRefused,
+            Kind::Unavailable => ErrorCode::BackendUnavailable,
+            Kind::Local => ErrorCode::Internal,
+        };
+        let message = match std::error::Error::source(&error) {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        };
+        Failure { code, message, hint: error.hint().to_owned() }
+    }
+}
+
+impl From<image::ImageError> for Failure {
+    fn from(error: image::ImageError) -> Self {
+        let message = match std::error::Error::source(&error) {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        };
+        Failure { code: ErrorCode::ImageRefused, message, hint: error.hint() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn credentials_are_looked_for_where_login_writes_them_and_never_in_the_current_folder() {
+        let files = |variables: &[(&str, &str)]| {
+            let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            credential_files(&Surroundings { variables, ..Surroundings::default() })
+        };
+        assert_eq!(files(&[("HOME", "/h")]), [Path::new("/h/.docker/config.json")]);
+        let both = files(&[("HOME", "/h"), ("DOCKER_CONFIG", "/d"), ("XDG_RUNTIME_DIR", "/run/user/1")]);
+        assert_eq!(both, [Path::new("/run/user/1/containers/auth.json"), Path::new("/d/config.json")]);
+        assert_eq!(files(&[("HOME", "/h"), ("REGISTRY_AUTH_FILE", "/a.json")]), [Path::new("/a.json")]);
+        assert_eq!(
+            files(&[("HOME", "h"), ("DOCKER_CONFIG", "."), ("XDG_RUNTIME_DIR", "")]),
+            [Path::new(""); 0]
+        );
+    }
+
+    #[test]
+    fn what_was_pulled_is_told_on_two_lines() {
+        let report = Report {
+            name: "docker.io/library/x:1".into(),
+            digest: "sha256:00".into(),
+            manifest: "sha256:11".into(),
+            platform: "linux/amd64".into(),
+            bytes: 3 << 20,
+            layers: 1,
+            duration_ms: 1250,
+        };
+        let told = "pulled docker.io/library/x:1 for linux/amd64: 1 layer, 3.0 MiB in 1.2 s\nsha256:00\n";
+        assert_eq!(text(&report), told);
+    }
 }
