@@ -118,8 +118,12 @@ pub async fn pull(request: &Request, folder: &Path, watcher: Arc<Watcher>) -> Re
     let blobs = blobs(manifest, request)?;
     let bytes = blobs.iter().map(|blob| blob.size).sum();
     watcher(Event::Begun { bytes, blobs: blobs.len() });
-    fetch_all(client, &layout, blobs, watcher).await?;
+    // The configuration comes alone: it says whether the rest is worth its way.
+    let (config, layers) = blobs.into_iter().partition(|blob| blob.digest == manifest.config.digest);
+    let client = Arc::new(client);
+    fetch_all(&client, &layout, config, &watcher).await?;
     let platform = check_platform(&layout, manifest, request)?;
+    fetch_all(&client, &layout, layers, &watcher).await?;
     finish(&layout, &top, chosen.as_ref(), name)
         .map_err(|error| PullError::local("write the layout", error))?;
     let (manifest, layers) = (image.digest.clone(), manifest.layers.len());
@@ -267,16 +271,16 @@ fn blobs(manifest: &Manifest, request: &Request) -> Result<Vec<Blob>, PullError>
 
 /// Some at once; the first failure ends all.
 async fn fetch_all(
-    client: Client,
+    client: &Arc<Client>,
     layout: &Arc<Layout>,
     blobs: Vec<Blob>,
-    watcher: Arc<Watcher>,
+    watcher: &Arc<Watcher>,
 ) -> Result<(), PullError> {
-    let (client, turns) = (Arc::new(client), Arc::new(Semaphore::new(AT_ONCE)));
+    let turns = Arc::new(Semaphore::new(AT_ONCE));
     let mut fetching = JoinSet::new();
     for blob in blobs {
         let (client, layout, watcher, turns) =
-            (Arc::clone(&client), Arc::clone(layout), Arc::clone(&watcher), Arc::clone(&turns));
+            (Arc::clone(client), Arc::clone(layout), Arc::clone(watcher), Arc::clone(&turns));
         fetching.spawn(async move {
             // Never closed.
             let _turn = turns.acquire_owned().await;
