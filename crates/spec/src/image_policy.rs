@@ -13,6 +13,8 @@ use std::{
 
 /// The label by which an image says that agents may run in it; its value is `true`.
 pub const AGENT_LABEL: &str = "io.cynodeai.sandbox.agent-compatible";
+/// In the words of one refusal.
+const MOST_PINS_TOLD: usize = 3;
 const LONGEST_CAPABILITY: usize = 64;
 
 /// What the operator says about images.
@@ -188,17 +190,23 @@ fn nearest<'a>(
     match nearest.iter().find(fits) {
         Some(entry) => Ok(entry),
         None => {
-            let pins: Vec<_> =
-                nearest.iter().filter_map(|entry| entry.pin.as_ref()).map(Digest::as_str).collect();
             let found = digest.map_or("not known", Digest::as_str);
+            let pins = told(nearest.iter().filter_map(|entry| entry.pin.as_ref()));
             refuse(
-                format!(
-                    "image `{image}` is not allowed: its digest is {found}, allowed is {}",
-                    pins.join(" or ")
-                ),
+                format!("image `{image}` is not allowed: its digest is {found}, allowed is {pins}"),
                 "get the image that was allowed, or allow this one: `airlock image allow REF --digest DIGEST`",
             )
         }
+    }
+}
+
+/// The first few, and how many more there are.
+fn told<'a>(pins: impl Iterator<Item = &'a Digest>) -> String {
+    let mut pins = pins.map(Digest::as_str);
+    let first: Vec<_> = pins.by_ref().take(MOST_PINS_TOLD).collect();
+    match pins.count() {
+        0 => first.join(" or "),
+        more => format!("{} or one of {more} more", first.join(" or ")),
     }
 }
 

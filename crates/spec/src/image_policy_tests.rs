@@ -101,6 +101,16 @@ fn several_pins_of_one_name_are_alternatives() {
 }
 
 #[test]
+fn a_refusal_stays_short_whatever_the_list_holds() {
+    let pins = |count: usize| -> Vec<_> {
+        (0..count).map(|number| entry("python", Some(&format!("sha256:{number:064x}")))).collect()
+    };
+    let refused = outcome(&pins(1000), &image("python", Some(A))).unwrap_err();
+    assert!(refused.ends_with("02 or one of 997 more") && refused.len() < 600, "{refused}");
+    assert!(!outcome(&pins(3), &image("python", Some(A))).unwrap_err().contains("more"));
+}
+
+#[test]
 fn the_nearest_entry_decides_in_whatever_order_they_stand() {
     let mut list = [entry("library/*", None), entry("python", None), entry("python:3.12", Some(A))];
     for _ in 0..list.len() {
