@@ -5,9 +5,13 @@ mod allow;
 mod allowed;
 mod disallow;
 mod entry;
+mod inspect;
 mod list;
+mod load;
 mod progress;
 mod pull;
+mod rm;
+mod shared;
 
 use super::Global;
 use crate::config::Surroundings;
@@ -16,6 +20,9 @@ use clap::{Args, Subcommand};
 const EXAMPLES: &str = "\
 Examples:
   airlock image list
+  docker save agent:1 | airlock image load -
+  airlock image inspect agent:1
+  airlock image rm agent:1
   airlock image allow python:3.12
   airlock image allowed
   airlock image admit python:3.12";
@@ -32,6 +39,12 @@ pub(super) struct Options {
 enum Action {
     /// Show the images of this machine
     List(list::Options),
+    /// Take an image from an archive or an OCI layout
+    Load(load::Options),
+    /// Show what an image says of itself, and what became of it here
+    Inspect(inspect::Options),
+    /// Take names away, and images with their last name
+    Rm(rm::Options),
     /// Fetch an image from a registry
     Pull(pull::Options),
     /// Put images on the list of those that may be used
@@ -48,6 +61,9 @@ enum Action {
 pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
     match options.action {
         Action::List(options) => list::execute(&options, global, surroundings),
+        Action::Load(options) => load::execute(&options, global, surroundings),
+        Action::Inspect(options) => inspect::execute(&options, global, surroundings),
+        Action::Rm(options) => rm::execute(&options, global, surroundings),
         Action::Pull(options) => pull::execute(&options, global, surroundings),
         Action::Allow(options) => allow::execute(options, global, surroundings),
         Action::Disallow(options) => disallow::execute(&options, global, surroundings),
