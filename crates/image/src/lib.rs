@@ -13,6 +13,7 @@ mod names;
 mod near;
 mod parts;
 mod plan;
+pub mod registry;
 mod rights;
 mod store;
 pub mod tar;

@@ -8,6 +8,8 @@ mod entry;
 mod inspect;
 mod list;
 mod load;
+mod progress;
+mod pull;
 mod rm;
 mod shared;
 
@@ -43,6 +45,8 @@ enum Action {
     Inspect(inspect::Options),
     /// Take names away, and images with their last name
     Rm(rm::Options),
+    /// Fetch an image from a registry
+    Pull(pull::Options),
     /// Put images on the list of those that may be used
     Allow(allow::Options),
     /// Take images off the list of those that may be used
@@ -60,6 +64,7 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
         Action::Load(options) => load::execute(&options, global, surroundings),
         Action::Inspect(options) => inspect::execute(&options, global, surroundings),
         Action::Rm(options) => rm::execute(&options, global, surroundings),
+        Action::Pull(options) => pull::execute(&options, global, surroundings),
         Action::Allow(options) => allow::execute(options, global, surroundings),
         Action::Disallow(options) => disallow::execute(&options, global, surroundings),
         Action::Allowed(options) => allowed::execute(&options, global, surroundings),
