@@ -226,16 +226,6 @@ impl From<PullError> for Failure {
     }
 }
 
-impl From<image::ImageError> for Failure {
-    fn from(error: image::ImageError) -> Self {
-        let message = match std::error::Error::source(&error) {
-            Some(cause) => format!("{error}: {cause}"),
-            None => error.to_string(),
-        };
-        Failure { code: ErrorCode::ImageRefused, message, hint: error.hint() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
