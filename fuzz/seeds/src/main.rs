@@ -23,6 +23,7 @@ fn main() -> io::Result<()> {
     write(&folder.join("request"), requests())?;
     write(&folder.join("address"), addresses())?;
     write(&folder.join("config"), settings())?;
+    write(&folder.join("registry"), registries())?;
     write(&folder.join("screen"), screens())
 }
 
@@ -151,6 +152,28 @@ fn requests() -> Vec<Vec<u8>> {
         &["ctrue", "m/x:/a/../etc:rw", "i../x=y", "a..", "r../x", "nhost", "T500ms", "M2G", "C0.01"],
     ];
     all.iter().map(|records| records.join("\x1e").into_bytes()).collect()
+}
+
+/// A challenge, then a document, as `targets/registry.rs` reads them.
+fn registries() -> Vec<Vec<u8>> {
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let blob =
+        |kind: &str| format!(r#"{{"mediaType":"application/vnd.{kind}","digest":"{digest}","size":3}}"#);
+    let (config, layer) = (blob("oci.image.config.v1+json"), blob("oci.image.layer.v1.tar+gzip"));
+    let foreign = blob("docker.image.rootfs.foreign.diff.tar.gzip");
+    let image = |layer: &str| format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{layer}]}}"#);
+    let entry = blob("oci.image.manifest.v1+json");
+    let index = format!(
+        r#"{{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[{entry}]}}"#
+    );
+    let bearer = r#"Bearer realm="https://a.example/token",service="r",scope="repository:x:pull""#;
+    let pairs = [
+        (bearer, image(&layer)),
+        (r#"Basic realm="a, \"b\"""#, image(&foreign)),
+        ("Digest nonce=1, Bearer realm=x", index),
+        ("Negotiate a==", r#"{"schemaVersion":1,"fsLayers":[]}"#.to_owned()),
+    ];
+    pairs.iter().map(|(header, document)| format!("{header}\0{document}").into_bytes()).collect()
 }
 
 /// What programs write to terminals, after a byte for the level and one for where it is cut.
