@@ -22,6 +22,10 @@ fn every_command_explains_itself() {
     same(help(&["artifact", "list", "--help"]), written("help/artifact-list.txt"));
     same(help(&["artifact", "get", "--help"]), written("help/artifact-get.txt"));
     same(help(&["artifact", "rm", "--help"]), written("help/artifact-rm.txt"));
+    same(help(&["image", "--help"]), written("help/image.txt"));
+    for command in ["list", "load", "inspect", "rm"] {
+        same(help(&["image", command, "--help"]), written(&format!("help/image-{command}.txt")));
+    }
     same(help(&["escape-test", "--help"]), written("help/escape-test.txt"));
 }
 
