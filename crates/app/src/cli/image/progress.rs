@@ -1,6 +1,6 @@
 //! How far a pull has come: one line that is written over and over for somebody who watches, else a line a blob.
 
-use super::shared::size;
+use super::shared;
 use crate::cli::message::{self, Line};
 use image::registry::Event;
 use std::{
@@ -77,7 +77,7 @@ impl SoFar {
             Event::Blob { digest, size } => {
                 self.done += 1;
                 let short: String = digest.hex().chars().take(12).collect();
-                Some(format!("{} of {}: {short} ({})", self.done, self.blobs, size(*size)))
+                Some(format!("{} of {}: {short} ({})", self.done, self.blobs, shared::size(*size)))
             }
         }
     }
@@ -86,11 +86,11 @@ impl SoFar {
         let speed = (self.received as f64 / took.as_secs_f64().max(0.001)) as u64;
         format!(
             "{} of {}, {} of {} blobs, {}/s",
-            size(self.received),
-            size(self.bytes),
+            shared::size(self.received),
+            shared::size(self.bytes),
             self.done,
             self.blobs,
-            size(speed)
+            shared::size(speed)
         )
     }
 }
