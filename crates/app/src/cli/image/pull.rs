@@ -238,10 +238,7 @@ mod tests {
         let both = files(&[("HOME", "/h"), ("DOCKER_CONFIG", "/d"), ("XDG_RUNTIME_DIR", "/run/user/1")]);
         assert_eq!(both, [Path::new("/run/user/1/containers/auth.json"), Path::new("/d/config.json")]);
         assert_eq!(files(&[("HOME", "/h"), ("REGISTRY_AUTH_FILE", "/a.json")]), [Path::new("/a.json")]);
-        assert_eq!(
-            files(&[("HOME", "h"), ("DOCKER_CONFIG", "."), ("XDG_RUNTIME_DIR", "")]),
-            [Path::new(""); 0]
-        );
+        assert!(files(&[("HOME", "h"), ("DOCKER_CONFIG", "."), ("XDG_RUNTIME_DIR", "")]).is_empty());
     }
 
     #[test]
