@@ -6,9 +6,9 @@ use super::{
     client::{self, Client},
     error::PullError,
     layout::Layout,
-    manifest::Blob,
     patience::{Attempts, Body, Trouble},
 };
+use crate::document::Descriptor;
 use reqwest::{
     Response, StatusCode, Url,
     header::{CONTENT_RANGE, HeaderMap, HeaderValue, RANGE},
@@ -23,7 +23,7 @@ const FORGIVING: u64 = 16 << 20;
 
 /// What has come of a blob so far.
 struct Part<'b> {
-    blob: &'b Blob,
+    blob: &'b Descriptor,
     file: File,
     hash: Sha256,
     received: u64,
@@ -33,7 +33,7 @@ struct Part<'b> {
 pub(super) async fn fetch(
     client: &Client,
     layout: &Layout,
-    blob: &Blob,
+    blob: &Descriptor,
     watcher: &Watcher,
 ) -> Result<(), PullError> {
     let file = layout.part(&blob.digest).map_err(|error| PullError::local(keeping(blob), error))?;
@@ -55,7 +55,7 @@ pub(super) async fn fetch(
     Ok(())
 }
 
-fn keeping(blob: &Blob) -> String {
+fn keeping(blob: &Descriptor) -> String {
     format!("keep blob {}", blob.digest)
 }
 

@@ -1,6 +1,6 @@
 //! Why nothing was pulled: what happened, why, and what to do. Words of a registry are cut short, secrets are not in.
 
-use super::manifest::Unfit;
+use crate::ImageError;
 use spec::Digest;
 use std::{io, time::Duration};
 
@@ -28,12 +28,8 @@ pub enum PullError {
     PlainHttp { host: String },
     #[error("{what} is not what its digest says: {why}")]
     Corrupt { what: String, why: String },
-    #[error("{what} cannot be used: {why}")]
-    Unfit {
-        what: String,
-        #[source]
-        why: Unfit,
-    },
+    #[error("what the registry has cannot be used")]
+    Unfit(#[source] ImageError),
     #[error("{name} is not made for {wanted}; it is made for {offered}")]
     Platform { name: String, wanted: String, offered: String },
     #[error("{what} has {size} bytes; at most {most} are taken")]
@@ -80,7 +76,7 @@ impl PullError {
             PullError::PlainHttp { .. } => {
                 "only 127.0.0.0/8, ::1 and localhost are asked without TLS; --plain-http allows it for this pull"
             }
-            PullError::Unfit { .. } => "pull another image or tag",
+            PullError::Unfit(_) => "pull another image or tag",
             PullError::Platform { .. } => "name one of these with --platform, or pull another image",
             PullError::TooLarge { .. } => "pull a smaller image",
             PullError::Local { .. } => "check that there is space and that you may write to the state folder",
@@ -101,7 +97,7 @@ impl PullError {
             | PullError::Protocol { .. }
             | PullError::PlainHttp { .. }
             | PullError::Corrupt { .. }
-            | PullError::Unfit { .. }
+            | PullError::Unfit(_)
             | PullError::TooLarge { .. } => Kind::Refused,
             PullError::Local { .. } => Kind::Local,
         }

@@ -23,12 +23,15 @@ pub use client::Transport;
 pub use credentials::{Credentials, CredentialsError, Sources};
 pub use error::{Kind, PullError};
 pub use patience::Patience;
-pub use platform::{BadPlatform, Platform};
+pub use platform::BadPlatform;
 pub use secret::Secret;
 
+use crate::{
+    document::{self, DOCUMENT_TYPES, Descriptor, Document, Platform},
+    limits::LONGEST_DOCUMENT,
+};
 use client::Client;
 use layout::Layout;
-use manifest::{Blob, Choice, Document, LARGEST_MANIFEST, MANIFEST_TYPES, Manifest};
 use patience::{Attempts, Body, Trouble};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
 use spec::{Digest, ImageRef};
@@ -114,19 +117,19 @@ pub async fn pull(request: &Request, folder: &Path, watcher: Arc<Watcher>) -> Re
     let first = fetch_manifest(&client, Wanted::of(name)).await?;
     let (top, chosen) = choose(&client, first, request).await?;
     let image = chosen.as_ref().unwrap_or(&top);
-    let Document::Manifest(manifest) = &image.document else { return Err(nested(name)) };
-    let blobs = blobs(manifest, request)?;
+    let Document::Manifest { config, layers } = &image.document else { return Err(nested(name)) };
+    let blobs = blobs(config, layers, request)?;
     let bytes = blobs.iter().map(|blob| blob.size).sum();
     watcher(Event::Begun { bytes, blobs: blobs.len() });
     // The configuration comes alone: it says whether the rest is worth its way.
-    let (config, layers) = blobs.into_iter().partition(|blob| blob.digest == manifest.config.digest);
+    let (first, rest) = blobs.into_iter().partition(|blob| blob.digest == config.digest);
     let client = Arc::new(client);
-    fetch_all(&client, &layout, config, &watcher).await?;
-    let platform = check_platform(&layout, manifest, request)?;
-    fetch_all(&client, &layout, layers, &watcher).await?;
+    fetch_all(&client, &layout, first, &watcher).await?;
+    let platform = check_platform(&layout, config, request)?;
+    fetch_all(&client, &layout, rest, &watcher).await?;
     finish(&layout, &top, chosen.as_ref(), name)
         .map_err(|error| PullError::local("write the layout", error))?;
-    let (manifest, layers) = (image.digest.clone(), manifest.layers.len());
+    let (manifest, layers) = (image.digest.clone(), layers.len());
     Ok(Pulled { digest: top.digest, manifest, platform, bytes, layers })
 }
 
@@ -134,7 +137,7 @@ pub async fn pull(request: &Request, folder: &Path, watcher: Arc<Watcher>) -> Re
 enum Wanted<'w> {
     Tag(&'w str),
     Digest(&'w Digest),
-    Chosen(&'w Blob),
+    Chosen(&'w Descriptor),
 }
 
 impl<'w> Wanted<'w> {
@@ -161,13 +164,13 @@ async fn choose(
     request: &Request,
 ) -> Result<(Fetched, Option<Fetched>), PullError> {
     let Document::Index(choices) = &first.document else { return Ok((first, None)) };
-    let fits = |choice: &&Choice| choice.platform.as_ref().is_some_and(|its| request.platform.takes(its));
-    let exact = |choice: &&Choice| choice.platform.as_ref() == Some(&request.platform);
+    let fits = |choice: &&Descriptor| choice.platform.as_ref().is_some_and(|its| request.platform.takes(its));
+    let exact = |choice: &&Descriptor| choice.platform.as_ref() == Some(&request.platform);
     let Some(chosen) = choices.iter().find(exact).or_else(|| choices.iter().find(fits)) else {
         let offered = choices.iter().filter_map(|choice| choice.platform.as_ref());
         return Err(other_platforms(request, offered));
     };
-    let chosen = fetch_manifest(client, Wanted::Chosen(&chosen.manifest)).await?;
+    let chosen = fetch_manifest(client, Wanted::Chosen(chosen)).await?;
     Ok((first, Some(chosen)))
 }
 
@@ -205,17 +208,16 @@ async fn fetch_manifest(client: &Client, wanted: Wanted<'_>) -> Result<Fetched, 
 async fn try_manifest(client: &Client, wanted: &Wanted<'_>) -> Result<Fetched, Trouble> {
     let what = format!("manifest `{}` of `{}`", wanted.reference(), client.name.repository());
     let mut headers = HeaderMap::new();
-    for kind in MANIFEST_TYPES {
+    for kind in DOCUMENT_TYPES {
         headers.append(ACCEPT, HeaderValue::from_static(kind));
     }
     let url = client.url(&format!("manifests/{}", wanted.reference()))?;
     let response = client.get(&url, &headers, &what).await?;
     let header = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
     let (said, content_type) = (header("docker-content-digest"), header(CONTENT_TYPE.as_str()));
-    let bytes = Body::new(response, &client.patience).all(LARGEST_MANIFEST).await?;
+    let bytes = Body::new(response, &client.patience).all(LONGEST_DOCUMENT).await?;
     let digest = check_manifest(&bytes, wanted, said.as_deref(), &what)?;
-    let document = manifest::read(&bytes, content_type.as_deref());
-    let document = document.map_err(|why| PullError::Unfit { what: what.clone(), why })?;
+    let document = manifest::read(&what, &bytes, content_type.as_deref()).map_err(PullError::Unfit)?;
     let media_type = manifest::media_type(&document, content_type.as_deref());
     Ok(Fetched { bytes, digest, document, media_type })
 }
@@ -252,10 +254,14 @@ fn check_manifest(
 }
 
 /// Each blob once, all together within the bound.
-fn blobs(manifest: &Manifest, request: &Request) -> Result<Vec<Blob>, PullError> {
+fn blobs(
+    config: &Descriptor,
+    layers: &[Descriptor],
+    request: &Request,
+) -> Result<Vec<Descriptor>, PullError> {
     let mut sizes = BTreeMap::new();
     let mut unique = Vec::new();
-    for blob in [&manifest.config].into_iter().chain(&manifest.layers) {
+    for blob in [config].into_iter().chain(layers) {
         match sizes.insert(blob.digest.clone(), blob.size) {
             None => unique.push(blob.clone()),
             Some(size) if size == blob.size => {}
@@ -273,7 +279,7 @@ fn blobs(manifest: &Manifest, request: &Request) -> Result<Vec<Blob>, PullError>
 async fn fetch_all(
     client: &Arc<Client>,
     layout: &Arc<Layout>,
-    blobs: Vec<Blob>,
+    blobs: Vec<Descriptor>,
     watcher: &Arc<Watcher>,
 ) -> Result<(), PullError> {
     let turns = Arc::new(Semaphore::new(AT_ONCE));
@@ -299,15 +305,14 @@ async fn fetch_all(
 }
 
 /// The configuration has the last word on what an image is made for: an index could say anything.
-fn check_platform(layout: &Layout, manifest: &Manifest, request: &Request) -> Result<Platform, PullError> {
-    let config = &manifest.config.digest;
+fn check_platform(layout: &Layout, config: &Descriptor, request: &Request) -> Result<Platform, PullError> {
+    let what = format!("configuration {}", config.digest);
     let bytes =
-        layout.read(config).map_err(|error| PullError::local(format!("read blob {config}"), error))?;
-    let platform = manifest::platform_of_config(&bytes)
-        .map_err(|why| PullError::Unfit { what: format!("configuration {config}"), why })?;
-    match request.platform.takes(&platform) {
-        true => Ok(platform),
-        false => Err(other_platforms(request, [&platform].into_iter())),
+        layout.read(&config.digest).map_err(|error| PullError::local(format!("read {what}"), error))?;
+    let read = document::configuration(&what, &bytes).map_err(PullError::Unfit)?;
+    match request.platform.takes(&read.platform) {
+        true => Ok(read.platform),
+        false => Err(other_platforms(request, [&read.platform].into_iter())),
     }
 }
 

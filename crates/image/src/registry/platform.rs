@@ -1,58 +1,25 @@
-//! The machine that an image is made for: `linux/ARCHITECTURE[/VARIANT]`.
+//! Asking for the machine that an image is made for: `linux/ARCHITECTURE[/VARIANT]`.
 
+use crate::document::Platform;
 use std::{fmt, str::FromStr};
-
-/// An operating system, an architecture and perhaps a variant of it, by the names that images use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Platform {
-    /// `linux` for all that can run here.
-    pub os: String,
-    /// `amd64`, `arm64`, …
-    pub architecture: String,
-    /// `v8`, …; none means that nothing special is needed.
-    pub variant: Option<String>,
-}
 
 /// Why a text names no platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadPlatform(String);
 
 impl Platform {
-    /// Linux on this machine.
-    pub fn of_this_machine() -> Platform {
-        let architecture = match std::env::consts::ARCH {
-            "x86_64" => "amd64",
-            "aarch64" => "arm64",
-            other => other,
-        };
-        Platform { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: None }
-    }
-
     /// Whether what is made for `image` is what was asked for. Who asks for no variant gets none that every machine
     /// of the architecture might lack.
     pub fn takes(&self, image: &Platform) -> bool {
         let baseline = match image.architecture.as_str() {
-            "amd64" => Some("v1"),
-            "arm64" => Some("v8"),
-            "arm" => Some("v7"),
-            _ => None,
+            "amd64" => "v1",
+            "arm64" => "v8",
+            "arm" => "v7",
+            _ => "",
         };
-        let variant = match (&self.variant, &image.variant) {
-            (_, None) => true,
-            (None, Some(its)) => Some(its.as_str()) == baseline,
-            (Some(asked), Some(its)) => asked == its,
-        };
+        let wanted = if self.variant.is_empty() { baseline } else { &self.variant };
+        let variant = image.variant.is_empty() || image.variant == wanted;
         self.os == image.os && self.architecture == image.architecture && variant
-    }
-}
-
-impl fmt::Display for Platform {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.os, self.architecture)?;
-        match &self.variant {
-            Some(variant) => write!(f, "/{variant}"),
-            None => Ok(()),
-        }
     }
 }
 
@@ -69,7 +36,7 @@ impl FromStr for Platform {
             ["linux", rest @ ..] if (1..=2).contains(&rest.len()) && rest.iter().all(fits) => Ok(Platform {
                 os: "linux".to_owned(),
                 architecture: rest[0].to_owned(),
-                variant: rest.get(1).map(|variant| (*variant).to_owned()),
+                variant: rest.get(1).copied().unwrap_or_default().to_owned(),
             }),
             _ => Err(BadPlatform(text.chars().take(100).collect())),
         }

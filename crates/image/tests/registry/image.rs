@@ -105,7 +105,7 @@ pub(crate) struct Outcome {
 pub(crate) fn request(name: &str) -> Request {
     Request {
         name: name.parse().unwrap(),
-        platform: image::registry::Platform::of_this_machine(),
+        platform: image::Platform::here(),
         transport: Transport::Secure,
         credentials: None,
         most_bytes: 64 << 20,

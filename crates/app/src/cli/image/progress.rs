@@ -1,5 +1,6 @@
 //! How far a pull has come: one line that is written over and over for somebody who watches, else a line a blob.
 
+use super::shared;
 use crate::cli::message::{self, Line};
 use image::registry::Event;
 use std::{
@@ -76,7 +77,7 @@ impl SoFar {
             Event::Blob { digest, size } => {
                 self.done += 1;
                 let short: String = digest.hex().chars().take(12).collect();
-                Some(format!("{} of {}: {short} ({})", self.done, self.blobs, amount(*size)))
+                Some(format!("{} of {}: {short} ({})", self.done, self.blobs, shared::size(*size)))
             }
         }
     }
@@ -85,21 +86,12 @@ impl SoFar {
         let speed = (self.received as f64 / took.as_secs_f64().max(0.001)) as u64;
         format!(
             "{} of {}, {} of {} blobs, {}/s",
-            amount(self.received),
-            amount(self.bytes),
+            shared::size(self.received),
+            shared::size(self.bytes),
             self.done,
             self.blobs,
-            amount(speed)
+            shared::size(speed)
         )
-    }
-}
-
-/// A number of bytes for people.
-pub(super) fn amount(bytes: u64) -> String {
-    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
-    match units.into_iter().find(|(shift, _)| bytes >> shift > 0) {
-        Some((shift, unit)) => format!("{:.1} {unit}", bytes as f64 / (1u64 << shift) as f64),
-        None => format!("{bytes} B"),
     }
 }
 
@@ -127,6 +119,5 @@ mod tests {
         assert_eq!(told.as_deref(), Some("1 of 2: 0123456789ab (2.0 MiB)"));
         let line = counted.line(Duration::from_secs(4));
         assert_eq!(line, "2.0 MiB of 3.0 MiB, 1 of 2 blobs, 512.0 KiB/s");
-        assert_eq!(amount(1023), "1023 B");
     }
 }
