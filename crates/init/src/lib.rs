@@ -11,9 +11,11 @@
 //!
 //! When the launcher dies, the kernel ends every box with it; when the engine dies, the launcher sees
 //! the end of its control socket. Nothing else is needed to clean up processes and mounts.
+//! The same program is also the first process of a container ([`entry`]).
 //! Single-threaded, no async; the only crate with `unsafe`, all of it in `sys.rs`.
 
 mod affinity;
+pub mod entry;
 pub mod filter;
 mod keeper;
 pub mod launcher;
@@ -31,7 +33,10 @@ mod terminal;
 pub mod watch;
 pub mod wire;
 
-/// The static launcher, as bytes.
+/// What the engine calls the launcher in `argv[0]`. Under any other name the program is [`entry`].
+pub const LAUNCHER_NAME: &str = "airlock-launcher";
+
+/// The static program, as bytes.
 #[cfg(feature = "embed")]
 pub static LAUNCHER: &[u8] = include_bytes!(env!("AIRLOCK_INIT_BIN"));
 
