@@ -100,20 +100,25 @@ fn run(arguments: Vec<Vec<u8>>) -> Result<i32, NotStarted> {
     let argv = argv.into_iter().map(CString::new).collect::<Result<_, _>>();
     let argv = argv.map_err(|_| Refusal::new("an argument has a NUL"))?;
     let program = tree::start(&Program { argv, env: variables.entries(), path })?;
-    Ok(tree::tend(program, bridge.map(|bridge| bridge.pid), settings.grace))
+    // The bridge lives as long as we hold it.
+    Ok(tree::tend(program, bridge.as_ref().map(|bridge| bridge.pid), settings.grace))
 }
 
 /// Takes the variables out of this process, and sees that the kernel does not show them any more.
 fn take_variables() -> Result<Variables, Refusal> {
-    hide()?;
     let variables = Variables::new(sys::take_environment());
     match std::fs::read("/proc/self/environ") {
-        Ok(shown) if shown.iter().all(|byte| *byte == 0) => Ok(variables),
-        Ok(_) => Err(Refusal::new("/proc still shows the variables of airlock-init")),
+        Ok(shown) if shown.iter().all(|byte| *byte == 0) => {}
+        Ok(_) => return Err(Refusal::new("/proc still shows the variables of airlock-init")),
         // Without /proc nobody sees anything.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(variables),
-        Err(error) => Err(Refusal::new(format!("cannot see what /proc shows of airlock-init: {error}"))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => {
+            return Err(Refusal::new(format!("cannot see what /proc shows of airlock-init: {error}")));
+        }
     }
+    // Only now: an ordinary user who is hidden cannot look at himself there.
+    hide()?;
+    Ok(variables)
 }
 
 /// Nobody without power over us may trace us, read our memory or look at our descriptors.

@@ -43,6 +43,8 @@ struct Door {
     /// With a token to add; otherwise bytes are carried as they are.
     rewrite: Option<http::Rewrite>,
     names: Names,
+    /// The variable that promised it.
+    promised: &'static str,
 }
 
 /// A bridge at work. It ends when this is dropped.
@@ -86,8 +88,9 @@ fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
     match std::mem::replace(&mut settings.upstream, none) {
         Upstream::Url { url, token } => {
             let url = url::parse(&url)?;
+            let promised = "CONTROL_PLANE_URL";
             if let Address::Unix(path) = &url.address {
-                check_socket(path, "CONTROL_PLANE_URL")?;
+                check_socket(path, promised)?;
             }
             let names = Names {
                 hosts: user::read("/etc/hosts")?,
@@ -97,6 +100,7 @@ fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
                 address: url.address.clone(),
                 rewrite: Some(http::Rewrite::new(url, token)),
                 names,
+                promised,
             }))
         }
         Upstream::Socket { path, promised } => {
@@ -105,8 +109,9 @@ fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
             {
                 return Ok(None);
             }
-            check_socket(&path, promised.unwrap_or("its usual place"))?;
-            Ok(Some(Door { address: Address::Unix(path), rewrite: None, names: Names::default() }))
+            let promised = promised.unwrap_or("by being there");
+            check_socket(&path, promised)?;
+            Ok(Some(Door { address: Address::Unix(path), rewrite: None, names: Names::default(), promised }))
         }
     }
 }
@@ -234,7 +239,7 @@ fn prepare(door: &Door, user: &Identity, root: bool) -> Outcome {
                 Errno::CONNREFUSED => "nobody listens on it".to_owned(),
                 other => io::Error::from(other).to_string(),
             };
-            let refusal = no_door(path, "see docs/init.md", &why).0;
+            let refusal = no_door(path, door.promised, &why).0;
             if error == Errno::ACCESS { Outcome::WrongUser(refusal) } else { Outcome::Failed(refusal) }
         }
     }
