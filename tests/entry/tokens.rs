@@ -5,7 +5,11 @@ use crate::{
     engine::{Ended, Engine, path},
     upstream,
 };
-use std::{net::UdpSocket, path::Path, sync::mpsc};
+use std::{
+    net::UdpSocket,
+    path::Path,
+    sync::{Once, mpsc},
+};
 
 pub(crate) const CLAIMS: &[Claim] = &[
     ("48 the control plane gets the token, the program never sees it", added),
@@ -146,20 +150,23 @@ fn streamed(engine: &Engine) {
     assert_eq!(running.wait().status, 0);
 }
 
-/// Answers every question with the loopback address, on an address that only this test uses.
-fn name_server() -> String {
-    let address = "127.0.53.53";
-    let socket = UdpSocket::bind((address, 53)).expect("root may listen on port 53");
-    std::thread::spawn(move || {
-        let mut message = [0; 512];
-        while let Ok((length, from)) = socket.recv_from(&mut message) {
-            let mut reply = message[..length].to_vec();
-            (reply[2], reply[3], reply[7]) = (0x81, 0x80, 1);
-            reply.extend_from_slice(b"\xc0\x0c\0\x01\0\x01\0\0\0\x05\0\x04\x7f\0\0\x01");
-            _ = socket.send_to(&reply, from);
-        }
+/// Answers every question with the loopback address, on an address that only these tests use.
+fn name_server() -> &'static str {
+    const ADDRESS: &str = "127.0.53.53";
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        let socket = UdpSocket::bind((ADDRESS, 53)).expect("root may listen on port 53");
+        std::thread::spawn(move || {
+            let mut message = [0; 512];
+            while let Ok((length, from)) = socket.recv_from(&mut message) {
+                let mut reply = message[..length].to_vec();
+                (reply[2], reply[3], reply[7]) = (0x81, 0x80, 1);
+                reply.extend_from_slice(b"\xc0\x0c\0\x01\0\x01\0\0\0\x05\0\x04\x7f\0\0\x01");
+                _ = socket.send_to(&reply, from);
+            }
+        });
     });
-    address.to_owned()
+    ADDRESS
 }
 
 fn free_port() -> u16 {

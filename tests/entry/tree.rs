@@ -2,7 +2,7 @@
 
 use crate::{
     Claim,
-    engine::{Ended, Engine, Running, until},
+    engine::{Engine, Running, until},
 };
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ pub(crate) const CLAIMS: &[Claim] = &[
     ("11 who ignores SIGTERM is killed with all his tree when the grace is over", grace),
     ("11 when the program ends, what it left running ends, too", leftovers),
     ("11 it does the same where it is not the first process", not_first),
-    ("11 a terminal's keys reach the program", terminal),
+    ("11 on a terminal the program is in the foreground", terminal),
 ];
 
 /// How many children of the container's first process are dead and not reaped.
@@ -91,23 +91,23 @@ fn leftovers(engine: &Engine) {
 }
 
 fn not_first(engine: &Engine) {
-    let under_a_shell = |line: &str| -> Ended {
-        engine.run(
-            &["--entrypoint", "/bin/sh"],
-            &["-c", &format!("/airlock-init sh -c '{line}'; echo status $?; ps -o comm | grep -c sleep")],
-        )
-    };
+    let shell = ["--entrypoint", "/bin/sh"];
     let leaves = "(setsid sleep 1001 &); (sleep 1002 &); exit 9";
-    let ended = under_a_shell(leaves);
-    assert_eq!(ended.stdout, "status 9\n0\n", "{ended:?}");
-    let control = engine
-        .run(&["--entrypoint", "/bin/sh"], &["-c", &format!("sh -c '{leaves}'; ps -o comm | grep -c sleep")]);
-    assert_eq!(control.stdout, "2\n", "{control:?}");
+    let line = format!("/airlock-init sh -c '{leaves}'; echo status $?; set -- /proc/[0-9]*; echo $#");
+    let ended = engine.run(&shell, &["-c", &line]);
+    assert_eq!(ended.stdout, "status 9\n1\n", "only the shell is left: {ended:?}");
+    let line =
+        format!("sh -c '{leaves}'; while set -- /proc/[0-9]*; [ $# -lt 3 ]; do :; done; echo they stay");
+    let control = engine.run(&shell, &["-c", &line]);
+    assert_eq!(control.stdout, "they stay\n", "{control:?}");
 }
 
 fn terminal(engine: &Engine) {
-    // The engines give a terminal without a terminal of ours; what is typed there by the kernel is a signal.
-    let line = "ps -o pid,pgid,args | grep [t]ail; test -t 0 && echo a terminal";
+    // The kernel sends a key's signal to the group in the foreground, which `stat` tells: the program's own.
+    let line =
+        "test -t 0 && set -- $(cat /proc/$$/stat) && [ $5 = $$ ] && [ $8 = $$ ] && echo in the foreground";
     let ended = engine.run(&["-t"], &["sh", "-c", line]);
-    assert!(ended.status == 0 && ended.stdout.contains("a terminal"), "{ended:?}");
+    assert_eq!((ended.status, ended.stdout.as_str()), (0, "in the foreground\r\n"), "{ended:?}");
+    let control = engine.run(&[], &["sh", "-c", line]);
+    assert_eq!((control.status, control.stdout.as_str()), (1, ""), "{control:?}");
 }

@@ -163,7 +163,11 @@ fn close_each() -> std::io::Result<()> {
     Ok(())
 }
 
+/// The first process of a namespace gets them in any case.
 fn adopt_orphans() -> Result<(), Refusal> {
+    if tree::is_first() {
+        return Ok(());
+    }
     let adopted = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     adopted.map_err(|error| Refusal::new(format!("cannot adopt orphans: {error}")))
 }

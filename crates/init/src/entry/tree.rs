@@ -190,7 +190,7 @@ fn exit_status(status: i32) -> i32 {
     if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) }
 }
 
-fn is_first() -> bool {
+pub(super) fn is_first() -> bool {
     rustix::process::getpid() == Pid::INIT
 }
 
