@@ -26,7 +26,9 @@ fn main() -> io::Result<()> {
     write(&folder.join("registry"), registries())?;
     write(&folder.join("screen"), screens())?;
     write(&folder.join("layer"), layers())?;
-    write(&folder.join("manifest"), manifests())
+    write(&folder.join("manifest"), manifests())?;
+    write(&folder.join("entry"), entries())?;
+    write(&folder.join("http"), exchanges())
 }
 
 fn write(folder: &Path, seeds: Vec<Vec<u8>>) -> io::Result<()> {
@@ -272,4 +274,35 @@ fn settings() -> Vec<Vec<u8>> {
     ];
     let pairs = pairs.into_iter().chain(wide.map(|local| ("", local)));
     pairs.map(|(operators, local)| format!("{operators}\0{local}").into_bytes()).collect()
+}
+
+/// As `targets/entry.rs` reads them.
+fn entries() -> Vec<Vec<u8>> {
+    let passwd = "root:x:0:0::/root:/bin/sh\nagent:x:1000:1000:A:/home/agent:/bin/sh\ntoor:x:0:0::/:\n";
+    let group = "root:x:0:\nagent:x:1000:\ntools:x:2000:agent,other\n";
+    let users =
+        ["agent", "1000:1000", "agent:tools", "toor", "0"].map(|name| format!("u{name}\0{passwd}\0{group}"));
+    let others = [
+        r#"j["sh", "-c", "\"\\\/\b\f\n\r\t\u00e9\ud83d\ude00", ""]"#,
+        "j[]",
+        "wa  'b c'\td\n",
+        "lhttp://proxy.local:8090/prefix/",
+        "lhttp://[::1]:80",
+        "lunix:///run/s",
+        "a127.0.0.1 a.b\nnameserver 127.0.0.11\n",
+        "a\u{1}a\0\0\u{1}\0\u{1}\0\0\0\u{1}\0\u{4}\u{a}\0\0\u{2}",
+    ];
+    users.into_iter().map(String::into_bytes).chain(others.map(|text| text.as_bytes().to_vec())).collect()
+}
+
+/// As `targets/http.rs` reads them.
+fn exchanges() -> Vec<Vec<u8>> {
+    let requests = [
+        "GET /v1/models?a=1 HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer x\r\nConnection: keep-alive\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nX-Api-Key: k\r\n\r\nhelloGET / HTTP/1.1\r\n",
+        "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        "GET /a/%2e%2e/b HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\n\r\n",
+        "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: keep-alive\r\n\r\nbody",
+    ];
+    requests.iter().map(|request| [&[7], request.as_bytes()].concat()).collect()
 }
