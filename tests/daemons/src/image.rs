@@ -1,5 +1,5 @@
 //! The image of the tests, from nothing but what this machine has: busybox under all of its names, the libraries of a
-//! Rust program, two users.
+//! Rust program, the users of a box.
 
 use std::{
     fs,
@@ -8,13 +8,12 @@ use std::{
     process::Command,
 };
 
-const FOLDERS: [&str; 10] =
-    ["dev", "etc", "home", "mnt", "proc", "run", "sys", "tmp", "usr/bin", "usr/share"];
+const FOLDERS: [&str; 8] = ["dev", "etc", "proc", "run", "sys", "tmp", "usr/bin", "usr/share"];
 const LINKS: [(&str, &str); 4] =
     [("bin", "usr/bin"), ("sbin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")];
-const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nairlock:x:1000:1000::/workspace:/bin/sh\n\
-                      worker:x:1234:2345::/:/bin/sh\n";
-const GROUP: &str = "root:x:0:\nairlock:x:1000:\nworkers:x:2345:\n";
+/// As in a root of our own.
+const PASSWD: &str = "agent:x:1000:1000::/workspace:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n";
+const GROUP: &str = "agent:x:1000:\nnogroup:x:65534:\n";
 
 /// An archive of its root.
 pub(crate) fn archive() -> Vec<u8> {

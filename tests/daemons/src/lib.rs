@@ -133,14 +133,20 @@ impl Daemons {
 
     /// The ids of all its containers that have this label, `NAME` or `NAME=VALUE`.
     pub fn labelled(&self, kind: Kind, label: &str) -> Vec<String> {
-        let filters = serde_json::json!({ "label": [label] }).to_string();
-        let path = format!("/containers/json?all=true&filters={}", escaped(&filters));
-        let (status, list) = self.call(kind, "GET", &path, &Value::Null);
-        assert_eq!(status, 200, "{list}");
-        let ids =
-            list.as_array().expect("a list").iter().map(|one| one["Id"].as_str().expect("an id").to_owned());
-        ids.collect()
+        labelled(&self.host(kind), label)
     }
+}
+
+/// The same of the engine that listens there.
+pub fn labelled(host: &str, label: &str) -> Vec<String> {
+    let filters = serde_json::json!({ "label": [label] }).to_string();
+    let path = format!("/v1.41/containers/json?all=true&filters={}", escaped(&filters));
+    let socket = Path::new(host.trim_start_matches("unix://"));
+    let (status, list) = request(socket, "GET", &path, &[]).expect("it answers");
+    assert_eq!(status, 200, "{}", String::from_utf8_lossy(&list));
+    let list: Value = serde_json::from_slice(&list).expect("it answers in JSON");
+    let ids = list.as_array().expect("a list").iter();
+    ids.map(|one| one["Id"].as_str().expect("an id").to_owned()).collect()
 }
 
 impl Drop for Daemons {

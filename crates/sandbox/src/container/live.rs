@@ -21,7 +21,7 @@ use crate::{
     },
 };
 use init::{
-    inside::NAMESPACES,
+    inside::{NAMESPACES, SCRATCH},
     plan::{FileId, Ids, InsidePlan},
     protocol::{Command, Report},
     step::{Step, Steps},
@@ -58,6 +58,8 @@ pub struct ContainerBox {
     done: Steps,
     groups: Option<Watched>,
     workspace: OwnedFd,
+    /// The places that are written and not kept.
+    scratch: Vec<OwnedFd>,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
     denials: Option<mpsc::Receiver<Told>>,
@@ -76,7 +78,7 @@ pub(super) struct Started {
     ids: Ids,
     done: Steps,
     workspace: OwnedFd,
-    /// The terminal, if there is one, and the listeners.
+    /// Scratch space, the terminal, if there is one, and the listeners.
     handles: Vec<OwnedFd>,
 }
 
@@ -156,7 +158,8 @@ fn inside_plan(order: &Order<'_>) -> Result<InsidePlan, SandboxError> {
         let path = path.to_string_lossy().into_owned();
         std::fs::metadata(&path).map(|found| found.ino()).map_err(broken("look at our own namespaces beside"))
     };
-    let workspace = order.workspace.map(std::fs::metadata).transpose().map_err(broken("look at the workspace of"))?;
+    let workspace =
+        order.workspace.map(std::fs::metadata).transpose().map_err(broken("look at the workspace of"))?;
     let fresh = workspace.is_none();
     Ok(InsidePlan {
         namespaces: NAMESPACES.into_iter().map(number).collect::<Result<_, _>>()?,
@@ -181,6 +184,7 @@ impl Started {
         notes: Vec<String>,
     ) -> ContainerBox {
         let mut handles = self.handles.into_iter();
+        let scratch = handles.by_ref().take(SCRATCH.len()).collect();
         let terminal = if spec.tty.is_some() { handles.next() } else { None };
         ContainerBox {
             daemon,
@@ -190,6 +194,7 @@ impl Started {
             done: self.done,
             groups: Watched::of_process(self.pid).ok(),
             workspace: self.workspace,
+            scratch,
             terminal,
             doors: handles.map(TcpListener::from).collect(),
             denials: None,
@@ -221,15 +226,19 @@ impl ContainerBox {
             return Err(Missing::new("not_host_root", "the image's user is root").into());
         }
         if !self.done.has(Step::Mounts) {
-            let message = "something that must be read-only inside is not, by the kernel's own list of mounts";
+            let message =
+                "something that must be read-only inside is not, by the kernel's own list of mounts";
             let hint = "mount it somewhere else, or use the native backend";
             return Err(refused(ErrorCode::BarrierMissing, message, hint));
         }
-        if self.groups.as_ref().is_none_or(|groups| !groups.holds_share(&self.spec.limits)) && self.daemon.holds.cpu {
+        if self.groups.as_ref().is_none_or(|groups| !groups.holds_share(&self.spec.limits))
+            && self.daemon.holds.cpu
+        {
             return Err(Missing::new("cpu_limit", "the container's cgroup does not hold the share").into());
         }
         let landlock = probe::landlock_version() > 0;
-        let coming = Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces && LAST_STEPS.has(*step));
+        let coming =
+            Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces && LAST_STEPS.has(*step));
         let mut expected = self.done;
         coming.filter(|step| landlock || *step != Step::PathRules).for_each(|step| expected.add(step));
         let expected = barriers::standing(expected, &self.spec, &self.enforcers(), Starter::User);
@@ -313,10 +322,12 @@ impl Sandbox for ContainerBox {
     }
 
     fn scratch_is_full(&self) -> bool {
-        let fresh = self.spec.workspace.is_none();
-        fresh
-            && rustix::fs::fstatvfs(&self.workspace)
+        let fresh = self.spec.workspace.is_none().then_some(&self.workspace);
+        let full = |place: &OwnedFd| {
+            rustix::fs::fstatvfs(place)
                 .is_ok_and(|space| space.f_bavail == 0 || space.f_files > 0 && space.f_ffree == 0)
+        };
+        fresh.into_iter().chain(&self.scratch).any(full)
     }
 
     fn owner_inside(&self) -> Option<(u32, u32)> {

@@ -76,7 +76,9 @@ pub(super) fn unavailable(backend: Backend, tried: &[String]) -> SandboxError {
 fn of_api(what: &str) -> impl FnOnce(ApiError) -> SandboxError {
     let what = what.to_owned();
     move |error| match error {
-        ApiError::Silent { .. } => refused(ErrorCode::BackendUnavailable, error, "look whether the container engine still runs"),
+        ApiError::Silent { .. } => {
+            refused(ErrorCode::BackendUnavailable, error, "look whether the container engine still runs")
+        }
         ApiError::Refused { .. } => refused(
             ErrorCode::StartFailed,
             format!("the container engine would not {what}: {error}"),
@@ -142,6 +144,7 @@ impl Containers {
         let owner = self.owner()?;
         let mut labels = vec![(RUN, name.to_string()), (OWNER, owner.clone())];
         labels.extend(ids.into_iter().filter_map(|(label, id)| Some((label, id?.to_string()))));
+        crate::native::look(spec)?;
         check(&daemon, spec, image).await?;
         let protection = spec.workspace.as_deref().map(|path| self.protect(path, spec)).transpose()?;
         let asked = match &spec.named_user {
@@ -149,12 +152,11 @@ impl Containers {
             None => spec.user,
         };
         let (user, notes) = user_of(spec, asked, protection.as_ref(), &daemon)?;
-        let berth = Berth::make(&self.state, name).map_err(|source| SandboxError::Look {
-            path: self.state.join(berth::FOLDER),
-            source,
-        })?;
+        let berth = Berth::make(&self.state, name, &spec.limits)
+            .map_err(|source| SandboxError::Look { path: self.state.join(berth::FOLDER), source })?;
         let workspace = spec.workspace.as_deref().map(std::fs::canonicalize).transpose();
-        let workspace = workspace.map_err(|source| SandboxError::Look { path: self.state.clone(), source })?;
+        let workspace =
+            workspace.map_err(|source| SandboxError::Look { path: self.state.clone(), source })?;
         let order = Order {
             daemon: &daemon,
             name: &format!("airlock-{owner}-{name}"),
@@ -232,7 +234,8 @@ fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let config = &told["Config"];
     let labels = config["Labels"].as_object().into_iter().flatten();
-    let labels = labels.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect();
+    let labels =
+        labels.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect();
     let id = text(&told["Id"]);
     let named = |digest: &str| Digest::new(digest.rsplit('@').next().unwrap_or_default());
     let digests: Vec<_> = texts(&told["RepoDigests"]).iter().filter_map(|digest| named(digest)).collect();
@@ -263,7 +266,11 @@ async fn check(daemon: &Daemon, spec: &SandboxSpec, image: &ImageFacts) -> Resul
     let refuse = |code, message: String, hint: &str| Err(refused(code, message, hint));
     if spec.network == spec::Network::Host {
         let hint = "use --internal-network NAME, doors, or the native backend";
-        return refuse(ErrorCode::BarrierMissing, "a container on the host's network is not made".to_owned(), hint);
+        return refuse(
+            ErrorCode::BarrierMissing,
+            "a container on the host's network is not made".to_owned(),
+            hint,
+        );
     }
     if spec.writable_root {
         let message = "nothing would limit what a container writes to its root (`disk_limit`)".to_owned();
@@ -276,13 +283,18 @@ async fn check(daemon: &Daemon, spec: &SandboxSpec, image: &ImageFacts) -> Resul
             || ["/tmp", "/run", spec::WORKSPACE].map(Path::new).contains(&path)
     };
     if let Some(place) = image.volumes.iter().find(|place| !inside(place)) {
-        let message = format!("the image wants storage at `{}` that nothing would limit", place.escape_debug());
+        let message =
+            format!("the image wants storage at `{}` that nothing would limit", place.escape_debug());
         let hint = "give that place a --mount or a --volume of your own, or use the native backend";
         return refuse(ErrorCode::ImageRefused, message, hint);
     }
     if !daemon.holds.pids && !daemon.rootless {
         let message = "the container engine cannot limit processes (`pids_limit`)".to_owned();
-        return refuse(ErrorCode::BarrierMissing, message, "use the native backend, or a host with that cgroup");
+        return refuse(
+            ErrorCode::BarrierMissing,
+            message,
+            "use the native backend, or a host with that cgroup",
+        );
     }
     match &spec.internal_network {
         Some(network) => check_internal(daemon, network).await,
@@ -320,7 +332,10 @@ fn user_of(
         let owner = User { uid: found.st_uid, gid: found.st_gid };
         if owner != user {
             user = owner;
-            notes.push(format!("the program is the owner of its workspace, uid {}, inside and outside", user.uid));
+            notes.push(format!(
+                "the program is the owner of its workspace, uid {}, inside and outside",
+                user.uid
+            ));
         }
     }
     match user.uid {

@@ -1,6 +1,6 @@
 //! What is ordered from a container engine for one box: pure, from the spec to the body of its request.
 
-use super::{ImageFacts, hosts::Daemon};
+use super::{ImageFacts, berth::MACHINE, hosts::Daemon};
 use crate::native::protect::{Bind, BindKind};
 use serde_json::{Map, Value, json};
 use spec::{Access, Id, SandboxSpec, User};
@@ -31,6 +31,33 @@ const REFUSED: [&str; 10] = [
     "swapoff",
     "acct",
     "bpf",
+];
+
+/// What of `/proc` and `/sys` tells of the host. Engines have lists of their own, and not all the same.
+const MASKED: [&str; 15] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/key-users",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+    "/sys/kernel",
+];
+/// What tells of the machine: its place below our own, and the one that it covers.
+const SHOWN: [(&str, &str); 5] = [
+    ("run/airlock/meminfo", "/proc/meminfo"),
+    ("run/airlock/cpuinfo", "/proc/cpuinfo"),
+    ("run/airlock/stat", "/proc/stat"),
+    ("sys/devices/system/cpu", "/sys/devices/system/cpu"),
+    ("sys/fs/cgroup", "/sys/fs/cgroup"),
 ];
 
 /// Everything about a box that the spec does not say.
@@ -93,7 +120,7 @@ impl Order<'_> {
             "ReadonlyRootfs": true,
             "Privileged": false,
             "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges", self.seccomp()],
+            "SecurityOpt": self.security(),
             "CgroupnsMode": "private",
             "IpcMode": "private",
             "Init": false,
@@ -117,11 +144,23 @@ impl Order<'_> {
         if let Some(cpus) = limits.cpus.filter(|_| self.daemon.holds.cpu) {
             set("NanoCpus", json!(u64::from(cpus.0) * 1_000_000));
         }
+        if !self.daemon.podman {
+            set("MaskedPaths", json!(MASKED));
+        }
         if self.daemon.podman && self.daemon.rootless {
             // The caller is the program: what it writes belongs to the caller outside.
             set("UsernsMode", json!(format!("keep-id:uid={},gid={}", self.user.uid, self.user.gid)));
         }
         host
+    }
+
+    /// Podman hides more on request by an option.
+    fn security(&self) -> Value {
+        let mut options = vec!["no-new-privileges".to_owned(), self.seccomp()];
+        if self.daemon.podman {
+            options.push(format!("mask={}", MASKED.join(":")));
+        }
+        json!(options)
     }
 
     /// Docker wants the profile itself, Podman the path of a file.
@@ -158,6 +197,8 @@ impl Order<'_> {
 
     fn mounts(&self) -> Value {
         let mut all = vec![bind(self.ours, OURS.as_ref(), Access::ReadOnly)];
+        let machine = self.ours.join(MACHINE);
+        all.extend(SHOWN.map(|(from, inside)| bind(&machine.join(from), inside.as_ref(), Access::ReadOnly)));
         if let Some(workspace) = self.workspace {
             all.push(bind(workspace, spec::WORKSPACE.as_ref(), Access::ReadWrite));
             for guarded in self.binds {
@@ -170,7 +211,9 @@ impl Order<'_> {
                 all.push(bind(&workspace.join(&guarded.path), &inside, access));
             }
         }
-        all.extend(self.spec.mounts.iter().map(|mount| bind(&mount.host, mount.inside.as_path(), mount.access)));
+        all.extend(
+            self.spec.mounts.iter().map(|mount| bind(&mount.host, mount.inside.as_path(), mount.access)),
+        );
         all.extend(self.spec.volumes.iter().map(|volume| {
             json!({
                 "Type": "volume",
@@ -188,9 +231,19 @@ impl Order<'_> {
         let guarded = self.binds.iter().filter(|bind| bind.kind == BindKind::ReadOnly);
         let guarded = guarded.map(|bind| Path::new(spec::WORKSPACE).join(&bind.path));
         let read_only = |access| access == Access::ReadOnly;
-        let mounts = self.spec.mounts.iter().filter(|it| read_only(it.access)).map(|it| it.inside.as_path().to_owned());
-        let volumes = self.spec.volumes.iter().filter(|it| read_only(it.access)).map(|it| it.inside.as_path().to_owned());
-        let ours = std::iter::once(OURS.into());
+        let mounts = self
+            .spec
+            .mounts
+            .iter()
+            .filter(|it| read_only(it.access))
+            .map(|it| it.inside.as_path().to_owned());
+        let volumes = self
+            .spec
+            .volumes
+            .iter()
+            .filter(|it| read_only(it.access))
+            .map(|it| it.inside.as_path().to_owned());
+        let ours = [OURS].into_iter().chain(SHOWN.map(|(_, inside)| inside)).map(Into::into);
         ours.chain(guarded).chain(mounts).chain(volumes).map(|path| as_listed(&path)).collect()
     }
 }

@@ -12,7 +12,7 @@ mod error;
 mod explain;
 pub(crate) mod launcher;
 mod live;
-mod machine;
+pub(crate) mod machine;
 pub(crate) mod plan;
 pub mod probe;
 pub mod protect;
@@ -26,13 +26,13 @@ pub(crate) use live::{CUT_SHORT, taken_down, why_missing};
 pub use live::{NativeBox, Progress, Released};
 pub use plan::{Program, Starter};
 
+use crate::Sandbox;
 use cgroup::{Group, Placement};
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
     protocol::Report,
     step::Steps,
 };
-use crate::Sandbox;
 use launcher::{Begun, Channel, Launcher};
 use live::Held;
 use plan::Who;

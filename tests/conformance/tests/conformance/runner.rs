@@ -65,7 +65,7 @@ pub(crate) fn run(proofs: &[Proof], expected: usize) -> i32 {
     }
     let daemons = start_daemons();
     for maker in makers(daemons.as_ref()) {
-        good &= all_hold(&containers::applicable(&chosen), &World::prepare(false, Some(maker)));
+        good &= all_hold(&containers::applicable(proofs, &chosen), &World::prepare(false, Some(maker)));
     }
     let world = World::prepare(false, None);
     if world.mode == Mode::Root {

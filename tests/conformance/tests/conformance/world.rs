@@ -228,6 +228,26 @@ impl World {
         self.runtime.block_on(engine.run(admit(request)))
     }
 
+    /// All of them; but containers take long to make: for those the first and the last, unless all are asked for.
+    pub(crate) fn few<T>(&self, all: impl IntoIterator<Item = T>) -> Vec<T> {
+        let mut all: Vec<_> = all.into_iter().collect();
+        if self.maker.is_some() && std::env::var_os("AIRLOCK_FULL").is_none() && all.len() > 2 {
+            all.drain(1..all.len() - 1);
+        }
+        all
+    }
+
+    /// Whether the program is another of the host's users, as in containers of root's.
+    pub(crate) fn shares_users(&self) -> bool {
+        self.maker.is_some() && self.mode == Mode::Root
+    }
+
+    /// Whether cgroups have no namespace: Podman leaves those of version 1 without one.
+    pub(crate) fn shares_cgroups(&self) -> bool {
+        let podman = self.maker.as_ref().is_some_and(|maker| maker.backend == "podman");
+        podman && self.enforcer != Enforcer::CgroupV2
+    }
+
     /// What the probe reported.
     pub(crate) fn attempt(&self, request: RunRequest) -> Outcome {
         outcome(&self.run(request))
@@ -266,17 +286,13 @@ impl World {
     /// Every barrier of a run without network, mounted workspace or further options.
     pub(crate) fn usual_barriers(&self) -> Vec<Barrier> {
         let never = [Barrier::DoorsOnly, Barrier::OwnKernel];
-        // Containers of root's are the host's users; Podman leaves cgroups of version 1 without a namespace.
-        let rootful = self.maker.is_some() && self.mode == Mode::Root;
-        let podman = self.maker.as_ref().is_some_and(|maker| maker.backend == "podman");
-        let shared_groups = podman && self.enforcer != Enforcer::CgroupV2;
         let without_cgroups = [Barrier::MemoryLimit, Barrier::CpuLimit];
         let missing = |barrier: &Barrier| {
             never.contains(barrier)
                 || (!self.has_cgroups() && without_cgroups.contains(barrier))
                 || (*barrier == Barrier::PathRules && init::landlock_version() == 0)
-                || (rootful && *barrier == Barrier::OwnUser)
-                || (shared_groups && *barrier == Barrier::OwnCgroup)
+                || (self.shares_users() && *barrier == Barrier::OwnUser)
+                || (self.shares_cgroups() && *barrier == Barrier::OwnCgroup)
         };
         Barrier::ALL.iter().copied().filter(|barrier| !missing(barrier)).collect()
     }
