@@ -19,8 +19,8 @@ use crate::{
 };
 use sandbox::{Ended, Program, Progress, Sandbox, SandboxError, container::ImageFacts};
 use spec::{
-    ArtifactRef, Backend, Enforcer, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult,
-    RunSpec, Status, Stream, Truncated, Usage, WorkspacePath,
+    ArtifactRef, Backend, Enforcer, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits,
+    RunResult, RunSpec, Status, Stream, Truncated, Usage, WorkspacePath,
 };
 use std::{
     collections::BTreeMap,
@@ -143,13 +143,13 @@ impl Driver {
         let (origin, notes) = origin::find(&self.engine, &mut self.spec).await?;
         result.notes.extend(notes);
         let Berthed { records, mut sandbox } = match &origin {
-            Origin::Here => self.berthed(result).await?,
+            Origin::Here | Origin::Stored(_) => self.berthed(result).await?,
             Origin::Engine(facts) => self.contained(facts, result).await?,
         };
         let ran = self.run_in(&mut *sandbox, input, result).await;
         // With the result a workspace is the caller's again.
         result.notes.extend(sandbox.give_workspace_back().await);
-        match self.engine.pools.is_on() && matches!(origin, Origin::Here) {
+        match self.engine.pools.is_on() && !matches!(origin, Origin::Engine(_)) {
             true => self.leave_behind(sandbox, records, &mut result.notes).await,
             false => result.notes.extend(leave(sandbox, records).await),
         }
@@ -157,7 +157,12 @@ impl Driver {
     }
 
     /// What nobody waits for is cleared away behind the result. A name that the caller chose is his again with it.
-    async fn leave_behind(&self, sandbox: Box<dyn Sandbox>, mut records: Vec<Record>, notes: &mut Vec<String>) {
+    async fn leave_behind(
+        &self,
+        sandbox: Box<dyn Sandbox>,
+        mut records: Vec<Record>,
+        notes: &mut Vec<String>,
+    ) {
         let named = self.spec.run_id.is_some();
         // Of a box that was not made ahead, what it holds outside has the caller's name.
         if sandbox.holds_workspace() || named && records.len() == 1 {
@@ -211,7 +216,8 @@ impl Driver {
         result.backend = name;
         let record = self.record()?;
         record.note(&socket).map_err(|error| of_record(&self.id, error))?;
-        let ids = [("io.airlock.task", self.spec.task_id.clone()), ("io.airlock.job", self.spec.job_id.clone())];
+        let ids =
+            [("io.airlock.task", self.spec.task_id.clone()), ("io.airlock.job", self.spec.job_id.clone())];
         let create = containers.create(&self.id, &self.spec.sandbox, facts, ids);
         match tokio::time::timeout(LONGEST_START, create).await {
             Ok(Ok(sandbox)) => Ok(Berthed { records: vec![record], sandbox: Box::new(sandbox) }),
@@ -736,7 +742,7 @@ fn refused(error: &SandboxError, result: &mut RunResult) -> ErrorInfo {
     error.info()
 }
 
-fn internal(message: String) -> ErrorInfo {
+pub(crate) fn internal(message: String) -> ErrorInfo {
     ErrorInfo { code: ErrorCode::Internal, message, hint: Some("`airlock doctor` may know why".to_owned()) }
 }
 

@@ -23,8 +23,8 @@ mod capture;
 mod denials;
 mod doctor;
 mod driver;
-mod origin;
 pub mod files;
+mod origin;
 mod pool;
 mod record;
 mod terminal;
@@ -97,6 +97,7 @@ pub struct Engine {
 
 #[derive(Debug)]
 struct Inner {
+    state: PathBuf,
     native: Native,
     containers: Containers,
     records: Records,
@@ -179,7 +180,18 @@ impl Engine {
         let containers = Containers::new(state.clone(), containers);
         let swept_at_opening = sweep(&native, &containers, &records, &artifacts);
         let (pools, behind) = (pool::Pools::new(pool), std::sync::Mutex::default());
-        Ok(Engine { inner: Arc::new(Inner { native, containers, records, artifacts, swept_at_opening, pools, behind }) })
+        Ok(Engine {
+            inner: Arc::new(Inner {
+                state,
+                native,
+                containers,
+                records,
+                artifacts,
+                swept_at_opening,
+                pools,
+                behind,
+            }),
+        })
     }
 
     /// Starts a run; must be called within a tokio runtime.
@@ -233,10 +245,18 @@ impl Engine {
     }
 
     /// What a run would do, step by step, without doing it.
-    pub fn explain(&self, spec: &RunSpec) -> Result<Vec<PlanLine>, ErrorInfo> {
+    pub async fn explain(&self, spec: &RunSpec) -> Result<Vec<PlanLine>, ErrorInfo> {
+        let mut spec = spec.clone();
+        let (origin, _) = origin::find(&self.inner, &mut spec).await?;
         let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
-        let program = Program { argv: spec.command.clone(), env: driver::environment(&id, spec) };
-        let lines = self.inner.native.explain(&id, &spec.sandbox, &program).map_err(|error| error.info())?;
+        let program = Program { argv: spec.command.clone(), env: driver::environment(&id, &spec) };
+        let lines = match &origin {
+            origin::Origin::Engine(facts) => {
+                self.inner.containers.explain(&spec.sandbox, facts, &program).await
+            }
+            _ => self.inner.native.explain(&id, &spec.sandbox, &program),
+        };
+        let lines = lines.map_err(|error| error.info())?;
         Ok(lines
             .into_iter()
             .map(|line| PlanLine { step: line.step.to_owned(), detail: line.detail })
@@ -264,12 +284,7 @@ impl Engine {
     }
 }
 
-fn sweep(
-    native: &Native,
-    containers: &Containers,
-    records: &Records,
-    artifacts: &store::Artifacts,
-) -> Swept {
+fn sweep(native: &Native, containers: &Containers, records: &Records, artifacts: &store::Artifacts) -> Swept {
     let mut swept = records.sweep(native, containers);
     swept.problems.extend(artifacts.sweep());
     swept

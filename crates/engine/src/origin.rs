@@ -2,8 +2,12 @@
 //! image says of itself is taken into the spec here, as far as the policy lets it.
 
 use crate::Inner;
+use image::{ImageError, Stored};
 use sandbox::container::ImageFacts;
-use spec::{Backend, ErrorCode, ErrorInfo, ImageConfig, InsidePath, Root, RunSpec, User};
+use spec::{
+    Backend, Digest, ErrorCode, ErrorInfo, ImageConfig, ImageRef, ImageRule, ImageUse, InsidePath, Root,
+    RunSpec, User,
+};
 use std::{
     collections::BTreeMap,
     ffi::OsString,
@@ -15,24 +19,78 @@ use std::{
 pub(crate) enum Origin {
     /// Nothing needs to be held.
     Here,
+    /// An image of ours, which nobody may remove meanwhile.
+    Stored(#[allow(dead_code, reason = "held")] Box<Stored>),
     /// A container engine has it.
     Engine(Box<ImageFacts>),
 }
 
 /// Finds the root of a run, and takes what its image says into the spec; with what a reader should know.
 pub(crate) async fn find(engine: &Inner, spec: &mut RunSpec) -> Result<(Origin, Vec<String>), ErrorInfo> {
-    let (Root::Image(name), backend) = (spec.sandbox.root.clone(), spec.sandbox.backend) else {
-        return Ok((Origin::Here, Vec::new()));
+    let name = match &spec.sandbox.root {
+        Root::Host => return Ok((Origin::Here, Vec::new())),
+        Root::Folder(_) => {
+            admit(engine, spec, None, None, BTreeMap::new()).await?;
+            return Ok((Origin::Here, Vec::new()));
+        }
+        Root::Image(name) => name.clone(),
     };
+    let backend = spec.sandbox.backend;
     match backend {
-        Backend::Native => Ok((Origin::Here, Vec::new())),
+        Backend::Native => {
+            let stored = stored(engine, &name).await?;
+            let labels = stored.config().labels.clone();
+            admit(engine, spec, Some(&name), Some(stored.digest().clone()), labels).await?;
+            let named = stored.user().map_or(Named::Nobody, Named::Number);
+            let notes = obey(spec, stored.config(), named)?;
+            spec.sandbox.root = Root::Folder(stored.root().to_owned());
+            Ok((Origin::Stored(Box::new(stored)), notes))
+        }
         Backend::Docker | Backend::Podman | Backend::Container => {
             let facts = engine.containers.image(backend, &name).await.map_err(|error| error.info())?;
+            admit(engine, spec, Some(&name), facts.digest.clone(), facts.config.labels.clone()).await?;
             let named = user_of(&facts.config.user);
             let notes = obey(spec, &facts.config, named)?;
             Ok((Origin::Engine(Box::new(facts)), notes))
         }
     }
+}
+
+async fn stored(engine: &Inner, name: &ImageRef) -> Result<Stored, ErrorInfo> {
+    let (folder, name) = (engine.state.join("images"), name.clone());
+    let looked = tokio::task::spawn_blocking(move || image::Images::open(folder)?.get(&name)).await;
+    looked.map_err(|error| crate::driver::internal(error.to_string()))?.map_err(|error| ErrorInfo {
+        code: match error {
+            ImageError::NotFound { .. } => ErrorCode::ImageMissing,
+            _ => ErrorCode::ImageRefused,
+        },
+        message: error.to_string(),
+        hint: Some(error.hint()),
+    })
+}
+
+/// Refuses an image that the operator has not allowed, where only those may be used.
+async fn admit(
+    engine: &Inner,
+    spec: &RunSpec,
+    name: Option<&ImageRef>,
+    digest: Option<Digest>,
+    labels: BTreeMap<String, String>,
+) -> Result<(), ErrorInfo> {
+    if spec.images.rule == ImageRule::Open {
+        return Ok(());
+    }
+    let (state, policy) = (engine.state.clone(), spec.images.clone());
+    let facts = spec::ImageFacts { reference: name.cloned(), digest, labels };
+    let check = move || {
+        let list = store::AllowedImages::open(&state).map_err(|error| ErrorInfo {
+            code: ErrorCode::ImageRefused,
+            message: format!("the list of allowed images cannot be read: {error}"),
+            hint: Some("`airlock image allowed` says more".to_owned()),
+        })?;
+        list.check(&policy, &facts, ImageUse::Run).map_err(ErrorInfo::from)
+    };
+    tokio::task::spawn_blocking(check).await.map_err(|error| crate::driver::internal(error.to_string()))?
 }
 
 /// Who an image says that its program is.
@@ -105,7 +163,8 @@ fn command(spec: &RunSpec, config: &ImageConfig) -> Result<Vec<OsString>, ErrorI
 /// Of an image's variables those that can be set; Airlock's own are set over them.
 fn variables(config: &ImageConfig) -> BTreeMap<OsString, OsString> {
     let split = config.env.iter().filter_map(|text| text.split_once('='));
-    let fits = |(name, value): &(&str, &str)| !name.is_empty() && !name.contains('\0') && !value.contains('\0');
+    let fits =
+        |(name, value): &(&str, &str)| !name.is_empty() && !name.contains('\0') && !value.contains('\0');
     split.filter(fits).map(|(name, value)| (name.into(), value.into())).collect()
 }
 
@@ -123,7 +182,13 @@ mod tests {
     fn config() -> ImageConfig {
         ImageConfig {
             user: "1001:1002".into(),
-            env: vec!["PATH=/opt/bin:/bin".into(), "A=image".into(), "B=x=y".into(), "bad".into(), "=x".into()],
+            env: vec![
+                "PATH=/opt/bin:/bin".into(),
+                "A=image".into(),
+                "B=x=y".into(),
+                "bad".into(),
+                "=x".into(),
+            ],
             entrypoint: vec!["/entry".into()],
             cmd: vec!["serve".into()],
             working_dir: "/app".into(),

@@ -4,8 +4,8 @@ use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use sandbox::{container::Containers, native::Native};
 use spec::{Id, Timestamp};
 use std::{
-    fs::{self, File, OpenOptions},
     ffi::OsString,
+    fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write},
     os::{
         fd::AsRawFd,
@@ -44,12 +44,21 @@ fn noted(file: &File) -> io::Result<Option<PathBuf>> {
     Ok((!text.is_empty()).then(|| PathBuf::from(OsString::from_vec(text))))
 }
 
-/// Removes what a container engine and the state folder still have of a run.
-async fn remove_containers(containers: &Containers, socket: &Path, run: &Id) -> Result<(), String> {
+/// Removes what a container engine and the state folder still have of a run; and containers of runs that have no
+/// record any more: their owner died while the engine was about to make them.
+async fn remove_containers(
+    containers: &Containers,
+    socket: &Path,
+    run: &Id,
+    known: &(dyn Fn(&str) -> bool + Sync),
+) -> Result<(), String> {
     let failed = |error: sandbox::SandboxError| error.info().message;
     let found = containers.left_over(socket).await.map_err(failed)?;
-    for id in found.get(run.as_str()).into_iter().flatten() {
-        containers.remove(socket, id).await.map_err(failed)?;
+    for (of, ids) in found {
+        // Asked after the list was made: whoever has a container has had a record before.
+        for id in ids.iter().filter(|_| of == run.as_str() || !known(&of)) {
+            containers.remove(socket, id).await.map_err(failed)?;
+        }
     }
     containers.remove_leftovers(run).map_err(|error| error.to_string())
 }
@@ -60,7 +69,8 @@ fn now_and_here<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.map_err(|error| error.to_string())?.block_on(work)
     };
-    std::thread::scope(|threads| threads.spawn(alone).join()).unwrap_or_else(|_| Err("the sweep failed".to_owned()))
+    std::thread::scope(|threads| threads.spawn(alone).join())
+        .unwrap_or_else(|_| Err("the sweep failed".to_owned()))
 }
 
 /// What a sweep removed.
@@ -103,7 +113,9 @@ impl Records {
                 let file = take_over(&path)?;
                 native.remove_leftovers(id).map_err(|error| io::Error::other(error.to_string()))?;
                 if let Some(socket) = noted(&file)? {
-                    now_and_here(remove_containers(containers, &socket, id)).map_err(io::Error::other)?;
+                    let known = |_: &str| true;
+                    now_and_here(remove_containers(containers, &socket, id, &known))
+                        .map_err(io::Error::other)?;
                     file.set_len(0)?;
                 }
                 file
@@ -148,12 +160,7 @@ impl Records {
     }
 
     /// Whether the run was removed, or lives; nothing if it ended by itself meanwhile.
-    fn sweep_one(
-        &self,
-        id: &Id,
-        native: &Native,
-        containers: &Containers,
-    ) -> Result<Option<bool>, String> {
+    fn sweep_one(&self, id: &Id, native: &Native, containers: &Containers) -> Result<Option<bool>, String> {
         let path = self.path(id);
         let failed = |error: io::Error| format!("run {id}: {error}");
         let file = match OpenOptions::new().read(true).write(true).custom_flags(NO_LINKS).open(&path) {
@@ -169,7 +176,9 @@ impl Records {
         }
         native.remove_leftovers(id).map_err(|error| format!("run {id}: {error}"))?;
         if let Some(socket) = noted(&file).map_err(failed)? {
-            now_and_here(remove_containers(containers, &socket, id)).map_err(|why| format!("run {id}: {why}"))?;
+            let known = |run: &str| Id::new(run).is_ok_and(|run| run != *id && self.path(&run).exists());
+            now_and_here(remove_containers(containers, &socket, id, &known))
+                .map_err(|why| format!("run {id}: {why}"))?;
         }
         fs::remove_file(&path).map_err(failed)?;
         Ok(Some(true))
@@ -186,7 +195,7 @@ impl Record {
     pub(crate) async fn abandon_container(self, native: &Native, containers: &Containers) -> io::Result<()> {
         if let Some(socket) = noted(&self._lock)? {
             // What could not be removed, the sweep finds by this record.
-            if remove_containers(containers, &socket, &self.id).await.is_err() {
+            if remove_containers(containers, &socket, &self.id, &|_| true).await.is_err() {
                 return Ok(());
             }
         }

@@ -1,8 +1,8 @@
 //! A run: what a front asks for ([`RunRequest`]) and what has been checked ([`RunSpec`]).
 
 use crate::{
-    Barrier, ErrorCode, ErrorInfo, ExtraMounts, Id, ImageRef, InsidePath, Limits, Maximum, Policy, Profile,
-    WorkspacePath,
+    Barrier, ErrorCode, ErrorInfo, ExtraMounts, Id, ImagePolicy, ImageRef, InsidePath, Limits, Maximum,
+    Policy, Profile, WorkspacePath,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -78,6 +78,8 @@ pub struct RunSpec {
     pub entrypoint: Option<OsString>,
     /// Whether the image may say who the program is: nobody else did.
     pub user_of_image: bool,
+    /// Which images may be used.
+    pub images: ImagePolicy,
     /// Whether standard input is passed through; otherwise it is empty, or the terminal.
     pub stdin: bool,
     /// Files to put into the workspace before the run.
@@ -296,6 +298,7 @@ impl Policy {
             command: check_command(request.command, matches!(root, Root::Image(_)))?,
             entrypoint: request.entrypoint,
             user_of_image: request.user.is_none(),
+            images: self.images.clone(),
             stdin: request.stdin && request.tty.is_none(),
             inputs: request.inputs.iter().map(|text| input(text)).collect::<Result<_, _>>()?,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
@@ -394,10 +397,13 @@ fn check_containers_only(request: &RunRequest, backend: Backend, root: &Root) ->
     match (native, root) {
         (true, _) if !request.volumes.is_empty() => needs_engine("--volume"),
         (true, _) if request.internal_network.is_some() => needs_engine("--internal-network"),
-        (true, Root::Host) if request.writable_root => {
-            Err(invalid("--writable-root needs an image", "add --image REF; the host's own /usr stays as it is"))
+        (true, Root::Host) if request.writable_root => Err(invalid(
+            "--writable-root needs an image",
+            "add --image REF; the host's own /usr stays as it is",
+        )),
+        (false, Root::Host) => {
+            Err(invalid(format!("the backend `{}` runs images only", backend.name()), no_image))
         }
-        (false, Root::Host) => Err(invalid(format!("the backend `{}` runs images only", backend.name()), no_image)),
         (false, Root::Folder(_)) => Err(invalid("a folder is not an image of a container engine", no_image)),
         _ => Ok(()),
     }

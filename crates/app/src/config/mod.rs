@@ -4,6 +4,7 @@
 //! hostile clone, so it can only narrow.
 
 mod file;
+mod images;
 mod local;
 mod operator;
 
@@ -101,7 +102,8 @@ impl Surroundings {
 
     /// An ordinary user's own comes first: nothing that it starts is anybody else.
     fn podman(&self) -> Vec<String> {
-        let (own, systems) = ((Some("XDG_RUNTIME_DIR"), "podman/podman.sock"), (None, "/run/podman/podman.sock"));
+        let (own, systems) =
+            ((Some("XDG_RUNTIME_DIR"), "podman/podman.sock"), (None, "/run/podman/podman.sock"));
         let all = [own, systems];
         self.sockets("CONTAINER_HOST", if self.root { &all[1..] } else { &all })
     }

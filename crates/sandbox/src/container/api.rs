@@ -30,10 +30,7 @@ pub(super) struct Api {
 pub(super) enum ApiError {
     /// Nobody answers, or not in HTTP.
     #[error("`{}` does not answer: {source}", socket.display())]
-    Silent {
-        socket: PathBuf,
-        source: io::Error,
-    },
+    Silent { socket: PathBuf, source: io::Error },
     /// It says no.
     #[error("{message}")]
     Refused { status: u16, message: String },
@@ -105,7 +102,8 @@ impl Api {
         body: Option<&Value>,
     ) -> io::Result<(StatusCode, Bytes)> {
         let stream = UnixStream::connect(&self.socket).await?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         let connection = tokio::spawn(connection);
         let request = Request::builder()
             .method(method)

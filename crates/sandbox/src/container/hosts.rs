@@ -60,7 +60,11 @@ impl Daemon {
     /// The engine at this socket.
     pub(super) async fn open(socket: &Path) -> Result<Daemon, SandboxError> {
         let failed = |error: super::api::ApiError| {
-            refused(ErrorCode::BackendUnavailable, error, "start it, or name its socket in DOCKER_HOST or CONTAINER_HOST")
+            refused(
+                ErrorCode::BackendUnavailable,
+                error,
+                "start it, or name its socket in DOCKER_HOST or CONTAINER_HOST",
+            )
         };
         let (api, version) = Api::connect(socket).await.map_err(failed)?;
         let info = api.get("/info").await.map_err(failed)?;
@@ -121,9 +125,13 @@ mod tests {
     fn only_sockets_of_this_machine_are_used() {
         assert_eq!(local_socket("unix:///run/x.sock").unwrap(), Path::new("/run/x.sock"));
         assert_eq!(local_socket("/run/x.sock").unwrap(), Path::new("/run/x.sock"));
-        for remote in ["tcp://1.2.3.4:2375", "ssh://me@host", "http://localhost", "unix://relative", "", "x\n"] {
+        for remote in
+            ["tcp://1.2.3.4:2375", "ssh://me@host", "http://localhost", "unix://relative", "", "x\n"]
+        {
             let error = local_socket(remote).unwrap_err().info();
-            assert!(!error.message.contains('\n') && error.message.ends_with("is not a socket of this machine"));
+            assert!(
+                !error.message.contains('\n') && error.message.ends_with("is not a socket of this machine")
+            );
         }
     }
 

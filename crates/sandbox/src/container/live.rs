@@ -45,7 +45,7 @@ use tokio::sync::mpsc;
 /// How long a container may take to end before its engine is told to kill it.
 const LONGEST_END: Duration = Duration::from_secs(2);
 /// What the program of a container does last; its namespaces and its user are the engine's work.
-const LAST_STEPS: Steps = Steps::ALL.without(Step::EnterUserNamespace);
+pub(super) const LAST_STEPS: Steps = Steps::ALL.without(Step::EnterUserNamespace);
 
 /// A live container.
 #[derive(Debug)]

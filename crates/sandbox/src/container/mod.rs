@@ -13,6 +13,7 @@
 
 mod api;
 mod berth;
+mod explain;
 mod hosts;
 mod live;
 mod order;

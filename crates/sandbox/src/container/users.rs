@@ -37,7 +37,8 @@ pub(super) async fn look_up(
 
 /// A file of the image; nothing if it is not there or no plain file.
 async fn file(daemon: &Daemon, id: &str, path: &str) -> String {
-    let archive = daemon.api.read(&format!("/containers/{}/archive?path={}", escaped(id), escaped(path))).await;
+    let archive =
+        daemon.api.read(&format!("/containers/{}/archive?path={}", escaped(id), escaped(path))).await;
     archive.ok().and_then(|bytes| only_file(&bytes)).unwrap_or_default()
 }
 

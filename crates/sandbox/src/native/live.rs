@@ -8,12 +8,12 @@ use super::{
     plan, probe,
     protect::Protection,
 };
+use crate::{Sandbox, Soon};
 use init::{
     plan::Ids,
     protocol::{self, Command, Report},
     step::{Step, Steps},
 };
-use crate::{Sandbox, Soon};
 use spec::{Barrier, Enforcer, SandboxSpec};
 use std::{
     collections::BTreeMap,
@@ -196,7 +196,9 @@ impl NativeBox {
         let required = self.spec.required.iter().copied().chain(insisted);
         match required.into_iter().find(|barrier| !expected.contains(barrier)) {
             None => Ok(()),
-            Some(barrier) => Err(Missing::new(barrier.name(), why_missing(barrier, held.group.as_ref())).into()),
+            Some(barrier) => {
+                Err(Missing::new(barrier.name(), why_missing(barrier, held.group.as_ref())).into())
+            }
         }
     }
 

@@ -9,7 +9,7 @@ pub(crate) mod barriers;
 pub mod cgroup;
 pub(crate) mod denials;
 mod error;
-mod explain;
+pub(crate) mod explain;
 pub(crate) mod launcher;
 mod live;
 pub(crate) mod machine;

@@ -8,7 +8,7 @@ use init::{
     },
     step::Steps,
 };
-use spec::{Access, Backend, Enforcer, Id, Limits, Mount, Network, SandboxSpec};
+use spec::{Access, Backend, Enforcer, ErrorCode, Id, Limits, Mount, Network, Root, SandboxSpec};
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{CString, OsStr, OsString},
@@ -17,6 +17,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// Folders of an image that get a layer of their own.
+const MOST_COPIES: usize = 64;
 /// Folders of a search path that are looked at.
 const MOST_FOLDERS: usize = 64;
 /// Average size of a file in scratch space below which the number of files, not the size, is the limit.
@@ -95,11 +97,35 @@ pub(super) fn of_box(
         terminal: spec.tty.is_some(),
         scratch_bytes: spec.limits.disk.0,
         scratch_files: (spec.limits.disk.0 / BYTES_PER_FILE).max(1024),
+        copies: copies(spec)?.iter().map(c_string).collect::<Result<_, _>>()?,
         workspace,
         protected: protection.iter().map(protected).collect::<Result<_, _>>()?,
         workspace_directories: if fresh { workspace_directories(spec)? } else { Vec::new() },
         mounts,
     })
+}
+
+/// The folders of an image that its program may change: all at the top but those that the box has its own of.
+pub(super) fn copies(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
+    let Root::Folder(folder) = &spec.root else { return Ok(Vec::new()) };
+    if !spec.writable_root {
+        return Ok(Vec::new());
+    }
+    let look = |source| SandboxError::Look { path: folder.clone(), source };
+    // On the host's network its resolver is mounted in `/etc`, which a layer would hide.
+    let etc = (spec.network == Network::Host).then_some("etc");
+    let own = |name: &OsStr| {
+        ["dev", "proc", "run", "sys", "tmp", "workspace"].iter().chain(&etc).any(|it| name == *it)
+    };
+    let entries = fs::read_dir(folder).map_err(look)?.collect::<Result<Vec<_>, _>>().map_err(look)?;
+    let folders = entries.iter().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let names: BTreeSet<_> = folders.map(fs::DirEntry::file_name).filter(|name| !own(name)).collect();
+    if names.len() > MOST_COPIES {
+        let message = format!("the image has more than {MOST_COPIES} folders at its top");
+        let hint = "leave --writable-root away".to_owned();
+        return Err(SandboxError::Image { code: ErrorCode::ImageRefused, message, hint });
+    }
+    Ok(names.into_iter().map(|name| Path::new("/").join(name)).collect())
 }
 
 /// The workspace, if it is the host's, and the mounts, as they are on this host now; parents first.
@@ -225,7 +251,7 @@ pub(crate) fn of_program(
     // Of containers it is scratch space, too.
     let run = (spec.backend != Backend::Native).then(|| PathBuf::from("/run"));
     let writable = writable.into_iter().chain(rw.map(|mount| mount.inside.as_path().to_owned()));
-    let writable = writable.chain(volumes).chain(run);
+    let writable = writable.chain(volumes).chain(run).chain(copies(spec)?);
     Ok(ProgramPlan {
         steps,
         ids,

@@ -1,6 +1,15 @@
 //! `airlock image`: the images that runs start from. One file per subcommand.
 
+mod admit;
+mod allow;
+mod allowed;
+mod disallow;
+mod entry;
+mod inspect;
 mod list;
+mod load;
+mod rm;
+mod shared;
 
 use super::Global;
 use crate::config::Surroundings;
@@ -8,7 +17,13 @@ use clap::{Args, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
-  airlock image list";
+  airlock image list
+  docker save agent:1 | airlock image load -
+  airlock image inspect agent:1
+  airlock image rm agent:1
+  airlock image allow python:3.12
+  airlock image allowed
+  airlock image admit python:3.12";
 
 /// The options of `airlock image`.
 #[derive(Args, Debug)]
@@ -22,11 +37,32 @@ pub(super) struct Options {
 enum Action {
     /// Show the images of this machine
     List(list::Options),
+    /// Take an image from an archive or an OCI layout
+    Load(load::Options),
+    /// Show what an image says of itself, and what became of it here
+    Inspect(inspect::Options),
+    /// Take names away, and images with their last name
+    Rm(rm::Options),
+    /// Put images on the list of those that may be used
+    Allow(allow::Options),
+    /// Take images off the list of those that may be used
+    Disallow(disallow::Options),
+    /// Show the images that may be used, or who changed the list
+    Allowed(allowed::Options),
+    /// Say whether an image may be used here, and why
+    Admit(admit::Options),
 }
 
 /// Carries out the command.
 pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
     match options.action {
         Action::List(options) => list::execute(&options, global, surroundings),
+        Action::Load(options) => load::execute(&options, global, surroundings),
+        Action::Inspect(options) => inspect::execute(&options, global, surroundings),
+        Action::Rm(options) => rm::execute(&options, global, surroundings),
+        Action::Allow(options) => allow::execute(options, global, surroundings),
+        Action::Disallow(options) => disallow::execute(&options, global, surroundings),
+        Action::Allowed(options) => allowed::execute(&options, global, surroundings),
+        Action::Admit(options) => admit::execute(options, global, surroundings),
     }
 }

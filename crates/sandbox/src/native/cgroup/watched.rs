@@ -24,7 +24,8 @@ impl Watched {
         let theirs = tree::trees(&fs::read(format!("/proc/{pid}/cgroup"))?, &mounts);
         let known = |at: &PathBuf| ours.v1.iter().chain(&ours.v2).any(|tree| tree.own == *at);
         let v1 = theirs.v1.into_iter().map(|tree| {
-            let names = |controller: &Controller| tree.controllers.iter().any(|it| it == controller.v1_name());
+            let names =
+                |controller: &Controller| tree.controllers.iter().any(|it| it == controller.v1_name());
             (Version::V1, Controller::ALL.into_iter().filter(names).collect::<Vec<_>>(), tree.own)
         });
         let v2 = theirs.v2.into_iter().map(|tree| {
@@ -34,8 +35,11 @@ impl Watched {
             };
             (Version::V2, Controller::ALL.into_iter().filter(names).collect(), tree.own)
         });
-        let member = |(version, controllers, at): (Version, Vec<Controller>, PathBuf)| {
-            Member { counts: Counts::new(at.clone()), at, version, controllers }
+        let member = |(version, controllers, at): (Version, Vec<Controller>, PathBuf)| Member {
+            counts: Counts::new(at.clone()),
+            at,
+            version,
+            controllers,
         };
         // What we sit in ourselves holds and counts us, too.
         Ok(Watched(v1.chain(v2).filter(|(_, _, at)| !known(at)).map(member).collect()))
@@ -54,7 +58,12 @@ impl Watched {
     }
 
     /// What really holds each limit, as the kernel tells it; a limit may be wider by what our own process needs.
-    pub fn enforcers(&self, limits: &Limits, spare_pids: u32, spare_bytes: u64) -> BTreeMap<&'static str, Enforcer> {
+    pub fn enforcers(
+        &self,
+        limits: &Limits,
+        spare_pids: u32,
+        spare_bytes: u64,
+    ) -> BTreeMap<&'static str, Enforcer> {
         let held = |wanted: Controller| {
             let member = self.0.iter().find(|member| member.controllers.contains(&wanted))?;
             let most = match wanted {

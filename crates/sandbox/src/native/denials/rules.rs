@@ -1,6 +1,9 @@
 //! By which rule a place in a box cannot be written, and what would lift it.
 
-use super::super::protect::{Bind, BindKind};
+use super::super::{
+    plan,
+    protect::{Bind, BindKind},
+};
 use spec::{Access, InsidePath, Network, SandboxSpec, WORKSPACE};
 use std::path::{Path, PathBuf};
 
@@ -46,11 +49,13 @@ impl Rules {
             let rule = (mount.access == Access::ReadOnly).then(remedy);
             Place { path: inside.to_owned(), below: true, rule }
         });
+        let copies = plan::copies(spec).unwrap_or_default().into_iter();
+        let granted = granted.into_iter().chain(copies.map(|path| Place { path, below: true, rule: None }));
         Rules {
             own_network: spec.network != Network::Host,
             file_ids,
             cpus: spec.limits.cpus.map(|cpus| f64::from(cpus.0) / 1000.0),
-            places: granted.into_iter().chain(protected).chain(mounts).collect(),
+            places: granted.chain(protected).chain(mounts).collect(),
         }
     }
 
