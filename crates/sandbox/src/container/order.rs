@@ -17,6 +17,8 @@ const FEWEST_FILES: u32 = 64;
 /// As many as any engine can give, for all of one user together.
 const MOST_PROCESSES: u64 = 32768;
 const PAGE: u64 = 4096;
+/// In each place that is written and not kept.
+const FEWEST_INODES: u64 = 1024;
 
 /// What the engine itself refuses. Our own filter, put up by our first process, refuses these and many more, and tells
 /// of them; what the engine refuses, nobody hears of.
@@ -34,9 +36,10 @@ const REFUSED: [&str; 10] = [
 ];
 
 /// What of `/proc` and `/sys` tells of the host. Engines have lists of their own, and not all the same.
-const MASKED: [&str; 15] = [
+const MASKED: [&str; 16] = [
     "/proc/acpi",
     "/proc/asound",
+    "/proc/cmdline",
     "/proc/interrupts",
     "/proc/kallsyms",
     "/proc/kcore",
@@ -127,7 +130,6 @@ impl Order<'_> {
             "AutoRemove": false,
             "RestartPolicy": { "Name": "no" },
             "LogConfig": { "Type": "none", "Config": {} },
-            "ShmSize": Scratch::of(limits.disk.0).shm,
             "Tmpfs": self.tmpfs(),
             "Mounts": self.mounts(),
             "Ulimits": self.ulimits(),
@@ -142,10 +144,12 @@ impl Order<'_> {
             set("PidsLimit", json!(limits.pids.saturating_add(SPARE_PIDS)));
         }
         if let Some(cpus) = limits.cpus.filter(|_| self.daemon.holds.cpu) {
-            set("NanoCpus", json!(u64::from(cpus.0) * 1_000_000));
+            let most = self.daemon.cpus.map_or(u64::MAX, |cpus| cpus.saturating_mul(1000));
+            set("NanoCpus", json!(u64::from(cpus.0).min(most) * 1_000_000));
         }
-        if !self.daemon.podman {
-            set("MaskedPaths", json!(MASKED));
+        match self.daemon.podman {
+            true => set("ShmSize", json!(Scratch::of(limits.disk.0).shm)),
+            false => set("MaskedPaths", json!(MASKED)),
         }
         if self.daemon.podman && self.daemon.rootless {
             // The caller is the program: what it writes belongs to the caller outside.
@@ -189,10 +193,19 @@ impl Order<'_> {
             true => "notmpcopyup,U".to_owned(),
             false => format!("uid={},gid={}", self.user.uid, self.user.gid),
         };
-        let options = |size: u64| json!(format!("rw,exec,nosuid,nodev,size={size},mode=1777,{own}"));
+        // Podman cannot bound how many; their memory is counted all the same.
+        let count = |size: u64| match self.daemon.podman {
+            true => String::new(),
+            false => format!(",nr_inodes={}", (size / PAGE).max(FEWEST_INODES)),
+        };
+        let options = |size: u64| {
+            json!(format!("rw,exec,nosuid,nodev,size={size}{},mode=1777,{own}", count(size)))
+        };
         let place = if self.workspace.is_some() { "/workspace/.home" } else { spec::WORKSPACE };
         let places = [("/tmp", sizes.tmp), ("/run", sizes.run), (place, sizes.workspace)];
-        Value::Object(places.into_iter().map(|(place, size)| (place.to_owned(), options(size))).collect())
+        // Docker's own would have no such bound.
+        let shm = (!self.daemon.podman).then_some(("/dev/shm", sizes.shm));
+        Value::Object(places.into_iter().chain(shm).map(|(place, size)| (place.to_owned(), options(size))).collect())
     }
 
     fn mounts(&self) -> Value {
