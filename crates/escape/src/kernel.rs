@@ -435,10 +435,16 @@ fn piped_crash(ground: &Ground<'_>, pattern: &str) -> Outcome {
     Ok(Found::when(ran.exists(), "a program of the host's was started for it"))
 }
 
-/// Started by a user, a box has that user's groups; started by root, none.
+/// Started by a user, a box has that user's groups; started by root, none. A container's user has the group of its
+/// own.
 fn groups(ground: &Ground<'_>) -> Outcome {
     let held = ground.hold(RunRequest { user: ROOT_INSIDE, ..ground.attack("groups", [""; 0]) })?;
     let inside = oracle::status(held.process()?, "Groups").unwrap_or_default();
+    let gid = oracle::status(held.process()?, "Gid").unwrap_or_default();
+    let inside = match ground.containers().is_some() && gid.split_whitespace().all(|id| id == inside) {
+        true => String::new(),
+        false => inside,
+    };
     held.finish()?;
     let own = oracle::status(std::process::id(), "Groups").unwrap_or_default();
     let kept = ground.place == crate::world::Place::Peer || !ground.world.root;

@@ -42,6 +42,19 @@ pub struct Settings {
     pub peer: bool,
     /// Whether our boxes, or what they are made of, come from a pool.
     pub pooled: bool,
+    /// Whose boxes are attacked, if not our own. Controls stay ours: no container engine leaves a wall out.
+    pub containers: Option<Containers>,
+}
+
+/// Boxes that a container engine makes.
+#[derive(Clone, Debug)]
+pub struct Containers {
+    /// As `--backend` calls it.
+    pub backend: String,
+    /// An image that the engine has, with the libraries of the attacker.
+    pub image: PathBuf,
+    /// Where the engine listens.
+    pub hosts: engine::Hosts,
 }
 
 /// One case of the suite.

@@ -104,6 +104,10 @@ fn limit_keeper(ground: &Ground<'_>) -> Outcome {
 const MOST_INSTANCES: usize = 40;
 
 fn inotify(ground: &Ground<'_>) -> Outcome {
+    if ground.containers().is_some() && ground.world.root {
+        let why = "a user namespace, whose quota it is; a container of root's has none";
+        return Err(Trouble::Missing(why.to_owned()));
+    }
     let held = ground.hold(ground.attack("inotify", ["60"]))?;
     let open = oracle::descriptors(held.process()?);
     held.finish()?;

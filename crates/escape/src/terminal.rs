@@ -46,6 +46,7 @@ impl Terminal {
         let mut leader = Command::new("setsid");
         leader.args(["--ctty", "--wait"]).arg(command.get_program()).args(command.get_args());
         leader.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("TERM", "xterm").env("HOME", "/");
+        leader.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
         let end = || io::Result::Ok(Stdio::from(self.slave.try_clone()?));
         let started = leader.stdin(end()?).stdout(end()?).stderr(end()?).spawn();
         let mut leader =
@@ -76,6 +77,7 @@ fn command_line(ground: &Ground<'_>, request: &RunRequest, options: &[&str]) -> 
     let mut command = Command::new(&ground.world.settings.program);
     command.arg("run").arg("--state").arg(ground.state()).arg("--config").arg(ground.world.settings_file());
     command.args(options);
+    ground.tell(&mut command);
     for mount in &request.mounts {
         command.arg("--mount").arg(mount);
     }

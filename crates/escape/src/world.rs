@@ -1,6 +1,6 @@
 //! Where attacks run: in a box of ours, in one with a wall down, or in the peer's; and the traps around it.
 
-use crate::{Found, Outcome, Settings, Trouble, oracle, peer};
+use crate::{Containers, Found, Outcome, ROOT_INSIDE, Settings, Trouble, oracle, peer};
 use engine::{Engine, Pool, Run, Step};
 use spec::{Event, Maximum, Policy, RunRequest, RunResult, Status, Stream};
 use std::{
@@ -10,7 +10,7 @@ use std::{
     io::{self, Read},
     os::unix::fs::{DirBuilderExt, PermissionsExt, chown},
     path::{Path, PathBuf},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
 };
 use tokio::runtime::Runtime;
@@ -279,6 +279,38 @@ impl<'a> Ground<'a> {
         RunRequest { command, mounts, limits, ..RunRequest::default() }
     }
 
+    /// Whose containers are attacked here, if any are.
+    pub(crate) fn containers(&self) -> Option<&'a Containers> {
+        self.world.settings.containers.as_ref().filter(|_| self.place == Place::Airlock)
+    }
+
+    /// The same as options and variables of `airlock run`.
+    pub(crate) fn tell(&self, command: &mut Command) {
+        let Some(containers) = self.containers() else { return };
+        command.args(["--backend", &containers.backend]).arg("--image").arg(&containers.image);
+        for (name, hosts) in
+            [("DOCKER_HOST", &containers.hosts.docker), ("CONTAINER_HOST", &containers.hosts.podman)]
+        {
+            command.envs(hosts.first().map(|host| (name, host)));
+        }
+    }
+
+    /// What is asked for here. A container is never made for root, nor on the host's network, nor from a folder.
+    fn asked(&self, request: RunRequest) -> Result<spec::RunSpec, Trouble> {
+        let Some(containers) = self.containers() else { return admit(request) };
+        let refused = match (&request.image, request.network) {
+            (Some(_), _) => Some("a folder as an image, which is refused for a container"),
+            (None, Some(spec::Network::Host)) => Some("the host's network, which is refused for a container"),
+            (None, _) => None,
+        };
+        if let Some(refused) = refused {
+            return Err(Trouble::Missing(refused.to_owned()));
+        }
+        let (backend, image) = (Some(containers.backend.clone()), Some(containers.image.clone()));
+        let user = request.user.filter(|user| Some(*user) != ROOT_INSIDE);
+        admit(RunRequest { backend, image, user, ..request })
+    }
+
     /// The state folder of this place.
     pub(crate) fn state(&self) -> PathBuf {
         self.state.clone()
@@ -291,7 +323,8 @@ impl<'a> Ground<'a> {
                 true => Pool { parked: 1, berths: 1, ..Pool::OFF },
                 false => Pool::OFF,
             };
-            let settings = engine::Settings { pool, ..engine::Settings::new(self.state()) };
+            let containers = self.containers().map(|it| it.hosts.clone()).unwrap_or_default();
+            let settings = engine::Settings { pool, containers, ..engine::Settings::new(self.state()) };
             let opened = Engine::dangerously_open_with(settings, |native| {
                 self.without.iter().for_each(|step| native.dangerously_omit(*step));
                 if !self.cgroups {
@@ -314,7 +347,7 @@ impl<'a> Ground<'a> {
                 Ok(Report { said: done.stdout, result: None })
             }
             _ => {
-                let (engine, spec) = (self.engine()?, admit(request)?);
+                let (engine, spec) = (self.engine()?, self.asked(request)?);
                 boxed(self.world.runtime.block_on(async {
                     // Waits for the pool, if there is one.
                     engine.warm(&spec).await;
@@ -350,7 +383,7 @@ impl<'a> Ground<'a> {
             }
             _ => {
                 let engine = self.engine()?;
-                let spec = admit(request)?;
+                let spec = self.asked(request)?;
                 let (run, said) = self.world.runtime.block_on(async {
                     engine.warm(&spec).await;
                     let mut run = engine.start(spec);

@@ -37,14 +37,15 @@ pub const NAMESPACES: [(Step, &CStr); 7] = [
     (Step::CgroupNamespace, c"/proc/self/ns/cgroup"),
     (Step::EnterUserNamespace, c"/proc/self/ns/user"),
 ];
-/// What is written and not kept.
-const SCRATCH: [&CStr; 3] = [c"/tmp", c"/run", c"/dev/shm"];
+/// What is written and not kept. Handed out, too: whether it is full can only be seen by those who have it.
+pub const SCRATCH: [&CStr; 3] = [c"/tmp", c"/run", c"/dev/shm"];
 
 /// What is handed out when the box is looked at.
 struct Found {
     done: Steps,
     ids: Ids,
     workspace: OwnedFd,
+    scratch: Vec<OwnedFd>,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
 }
@@ -96,6 +97,7 @@ fn connect(path: &OsStr) -> io::Result<OwnedFd> {
 
 fn hand_out(channel: &OwnedFd, found: &Found) -> io::Result<()> {
     let mut handles = vec![found.workspace.as_fd()];
+    handles.extend(found.scratch.iter().map(AsFd::as_fd));
     handles.extend(found.terminal.iter().map(AsFd::as_fd));
     handles.extend(found.doors.iter().map(AsFd::as_fd));
     let (steps, ids) = (found.done, found.ids);
@@ -131,11 +133,12 @@ fn look(plan: &InsidePlan) -> Result<Found, Failure> {
     if plan.network_of_others || only_loopback().map_err(failure(Step::Doors, "/proc/net/dev"))? {
         done.add(Step::Doors);
     }
+    let scratch = SCRATCH.into_iter().map(open_scratch).collect::<Result<_, _>>()?;
     let terminal = if plan.terminal { Some(terminal()) } else { None };
     let terminal = terminal.transpose().map_err(failure(Step::Terminal, "/dev/ptmx"))?;
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let ids = Ids { uid, gid, outer_uid: uid, outer_gid: gid, drop_groups: false };
-    Ok(Found { done, ids, workspace, terminal, doors })
+    Ok(Found { done, ids, workspace, scratch, terminal, doors })
 }
 
 fn read_only(path: &CStr) -> io::Result<bool> {
@@ -168,6 +171,12 @@ fn scratch_bytes(plan: &InsidePlan) -> io::Result<u64> {
     let workspace = plan.fresh_workspace.then_some(c"/workspace");
     let size = |path: &CStr| rustix::fs::statvfs(path).map(|space| space.f_blocks * space.f_frsize);
     SCRATCH.into_iter().chain(workspace).try_fold(0, |sum, path| Ok(sum + size(path)?))
+}
+
+fn open_scratch(path: &CStr) -> Result<OwnedFd, Failure> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::openat(CWD, path, flags, Mode::empty())
+        .map_err(|error| failure(Step::Scratch, &path.to_string_lossy())(error.into()))
 }
 
 fn furnish_workspace(plan: &InsidePlan) -> Result<OwnedFd, Failure> {

@@ -7,17 +7,22 @@ use super::{
 };
 use crate::config::Surroundings;
 use clap::Args;
-use escape::{Case, Controlled, Row, Settings, Verdict, World};
-use std::io::{IsTerminal, Write};
+use escape::{Case, Containers, Controlled, Row, Settings, Verdict, World};
+use std::{
+    io::{IsTerminal, Write},
+    path::PathBuf,
+};
 
 const EXAMPLES: &str = "\
 Examples:
   airlock escape-test --only A6,C53
   airlock escape-test --list
   airlock escape-test --only B34 --no-peer --json | jq '.cases[].airlock.verdict'
+  airlock escape-test --backend docker --image debian:bookworm
 
 Every case is an attack from inside, judged by what the host sees of it.
   airlock  what became of it in a sandbox of ours
+  docker   or podman: the same in a container, with --backend; the image needs a C library as new as airlock's
   control  the same attack with the protection off: it must get out, or the case proves nothing
   bwrap    the same attack on bubblewrap, if that is installed
 blocked: nothing came of it.  detected: not stopped, and the result of the run says so.
@@ -26,6 +31,7 @@ Exit status: 0 if nothing escaped and every control that was run worked, 1 if no
 
 /// Something got out, or proved nothing.
 const LEAKY: u8 = 1;
+const CONTAINERS: [&str; 3] = ["docker", "podman", "container"];
 
 /// The options of `airlock escape-test`.
 #[derive(Args, Debug)]
@@ -40,6 +46,12 @@ pub(super) struct Options {
     /// List the cases and exit
     #[arg(long)]
     list: bool,
+    /// Attack containers of this engine instead: docker, podman or container
+    #[arg(long, value_name = "NAME", requires = "image")]
+    backend: Option<String>,
+    /// The image of these containers, which the engine must have
+    #[arg(long, value_name = "REF", requires = "backend")]
+    image: Option<PathBuf>,
     /// Do not attack bwrap for comparison
     #[arg(long)]
     no_peer: bool,
@@ -66,7 +78,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         list(&chosen, options.json)?;
         return Ok(0);
     }
-    let prepared = World::prepare(settings(options, surroundings)?);
+    let prepared = World::prepare(settings(options, global, surroundings)?);
     let world = prepared.map_err(|error| Failure::internal(format!("cannot set the traps: {error}")))?;
     let rows: Vec<_> = chosen
         .iter()
@@ -78,14 +90,30 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         .collect();
     progress("");
     let holds = rows.iter().all(Row::holds);
+    let backend = options.backend.as_deref().unwrap_or("native");
     match options.json {
-        true => print_json(&serde_json::json!({ "holds": holds, "cases": rows }))?,
-        false => print(&table(&rows))?,
+        true => print_json(&serde_json::json!({ "holds": holds, "backend": backend, "cases": rows }))?,
+        false => print(&table(&rows, options.backend.as_deref().unwrap_or("airlock")))?,
     }
     Ok(if holds { 0 } else { LEAKY })
 }
 
-fn settings(options: &Options, surroundings: &Surroundings) -> Result<Settings, Failure> {
+/// Whose containers to attack.
+fn containers(
+    options: &Options,
+    global: &Global,
+    surroundings: &Surroundings,
+) -> Result<Option<Containers>, Failure> {
+    let (Some(backend), Some(image)) = (&options.backend, &options.image) else { return Ok(None) };
+    if !CONTAINERS.contains(&backend.as_str()) {
+        let message = format!("`{}` makes no containers", backend.escape_debug());
+        return Err(Failure::invalid(message, "--backend is docker, podman or container here"));
+    }
+    let hosts = super::settings(&global.configure(surroundings)?).containers;
+    Ok(Some(Containers { backend: backend.clone(), image: image.clone(), hosts }))
+}
+
+fn settings(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<Settings, Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::internal(format!("cannot find this program itself: {error}")))?;
     Ok(Settings {
@@ -95,6 +123,7 @@ fn settings(options: &Options, surroundings: &Surroundings) -> Result<Settings, 
         dangerously_harm_this_machine: options.dangerously_harm_this_machine,
         peer: !options.no_peer,
         pooled: options.pooled,
+        containers: containers(options, global, surroundings)?,
     })
 }
 
@@ -128,14 +157,14 @@ fn progress(text: &str) {
     }
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[Row], attacked: &str) -> String {
     let titles = rows.iter().map(|row| row.title.chars().count()).chain(["attack".len()]).max().unwrap_or(0);
     let line = |id: &str, title: &str, cells: [&str; 3]| {
         let [airlock, control, bwrap] = cells;
         let text = format!("{id:<4}  {title:<titles$}  {airlock:<9}  {control:<8}  {bwrap}");
         format!("{}\n", text.trim_end())
     };
-    let mut text = line("case", "attack", ["airlock", "control", "bwrap"]);
+    let mut text = line("case", "attack", [attacked, "control", "bwrap"]);
     for row in rows {
         text += &line(row.id, row.title, [short(&row.airlock), of_control(&row.control), short(&row.bwrap)]);
     }

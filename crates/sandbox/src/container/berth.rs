@@ -1,16 +1,22 @@
-//! What a container gets of ours: a folder with our init and the socket that it calls, mounted read-only. The socket is
-//! gone before anything of the image runs.
+//! What a container gets of ours: a folder with our init, what it is told of the machine, and the socket that it calls,
+//! mounted read-only. The socket is gone before anything of the image runs.
 
+use crate::native::machine;
+use init::plan::PlaceKind;
 use rustix::{
     fs::{CWD, Mode, OFlags},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
-use spec::Id;
+use spec::{Id, Limits};
 use std::{
+    ffi::OsStr,
     fs, io,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+        unix::{
+            ffi::OsStrExt,
+            fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink},
+        },
     },
     path::{Path, PathBuf},
 };
@@ -20,7 +26,9 @@ use tokio::{io::Interest, net::UnixDatagram};
 pub(super) const FOLDER: &str = "containers";
 /// One copy of init for all of them; no run can have this name.
 const INIT: &str = ".init";
-const NAMES: [&str; 3] = ["init", "seccomp.json", "socket"];
+const FILES: [&str; 3] = ["init", "seccomp.json", "socket"];
+/// What tells of the machine, below the same paths as in a root of our own.
+pub(super) const MACHINE: &str = "machine";
 
 /// The folder of one container.
 #[derive(Debug)]
@@ -31,13 +39,13 @@ pub(super) struct Berth {
 }
 
 impl Berth {
-    pub(super) fn make(state: &Path, run: &Id) -> io::Result<Berth> {
+    pub(super) fn make(state: &Path, run: &Id, limits: &Limits) -> io::Result<Berth> {
         let path = fs::canonicalize(state)?.join(FOLDER).join(run.as_str());
         let mut private = fs::DirBuilder::new();
         private.recursive(true).mode(0o700).create(state.join(FOLDER))?;
         // Anybody may enter: nobody but the container gets here, its user is not ours, and the folder above is shut.
         fs::DirBuilder::new().mode(0o755).create(&path)?;
-        let made = furnish(state, &path);
+        let made = describe_machine(&path.join(MACHINE), limits).and_then(|()| furnish(state, &path));
         if made.is_err() {
             // What could not be removed, the sweep finds by the run's record.
             _ = clear(&path);
@@ -76,16 +84,37 @@ fn clear(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     };
-    NAMES.iter().try_for_each(|name| gone(fs::remove_file(folder.join(name))))?;
+    FILES.iter().try_for_each(|name| gone(fs::remove_file(folder.join(name))))?;
+    gone(fs::remove_dir_all(folder.join(MACHINE)))?;
     gone(fs::remove_dir(folder))
 }
 
 fn furnish(state: &Path, folder: &Path) -> io::Result<UnixDatagram> {
-    // Whatever the caller's mask is, the container's user must be able to enter.
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o755))?;
+    let_everybody(folder, 0o755)?;
     fs::hard_link(our_init(state)?, folder.join("init"))?;
     fs::write(folder.join("seccomp.json"), super::order::profile().to_string())?;
     listen(folder)
+}
+
+/// The machine is as large as the limits.
+fn describe_machine(folder: &Path, limits: &Limits) -> io::Result<()> {
+    let make = |path: &Path| fs::create_dir(path).and_then(|()| let_everybody(path, 0o755));
+    ["", "run", machine::COVERS, "sys"].iter().try_for_each(|name| make(&folder.join(name)))?;
+    for place in machine::places(limits).map_err(|error| io::Error::other(error.to_string()))? {
+        let path = folder.join(OsStr::from_bytes(place.path.to_bytes()));
+        let content = place.content.to_bytes();
+        match place.kind {
+            PlaceKind::Link => symlink(OsStr::from_bytes(content), &path)?,
+            PlaceKind::File => fs::write(&path, content).and_then(|()| let_everybody(&path, 0o644))?,
+            _ => make(&path)?,
+        }
+    }
+    Ok(())
+}
+
+/// Whatever the caller's mask is, the container's user must get there.
+fn let_everybody(path: &Path, mode: u32) -> io::Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
 /// The one copy of init in this state folder, written anew if it is another version's.

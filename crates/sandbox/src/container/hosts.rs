@@ -23,6 +23,8 @@ pub(super) struct Daemon {
     /// It runs as an ordinary user, and so does all that it starts.
     pub(super) rootless: bool,
     pub(super) holds: Holds,
+    /// How many CPUs its host has; it takes no order for more.
+    pub(super) cpus: Option<u64>,
 }
 
 /// Which limits it says that it can hold.
@@ -71,7 +73,13 @@ impl Daemon {
         let podman = version["Components"]
             .as_array()
             .is_some_and(|parts| parts.iter().any(|part| part["Name"] == "Podman Engine"));
-        let daemon = Daemon { api, podman, rootless: is_rootless(&info), holds: holds(&info) };
+        let daemon = Daemon {
+            api,
+            podman,
+            rootless: is_rootless(&info),
+            holds: holds(&info),
+            cpus: info["NCPU"].as_u64(),
+        };
         match has_option(&info, "seccomp") {
             true => Ok(daemon),
             false => Err(refused(
@@ -100,7 +108,9 @@ fn is_rootless(info: &Value) -> bool {
 }
 
 fn holds(info: &Value) -> Holds {
-    let says = |name: &str| info[name].as_bool().unwrap_or(false);
+    // Podman says what the kernel has; cgroups of version 1 are never an ordinary user's.
+    let could = !(is_rootless(info) && info["CgroupVersion"] == "1");
+    let says = |name: &str| could && info[name].as_bool().unwrap_or(false);
     Holds { memory: says("MemoryLimit"), pids: says("PidsLimit"), cpu: says("CpuCfsQuota") }
 }
 
@@ -142,5 +152,7 @@ mod tests {
         });
         assert!(has_option(&info, "seccomp") && is_rootless(&info) && !has_option(&info, "sec"));
         assert_eq!(holds(&info), Holds { memory: false, pids: true, cpu: false });
+        let podmans = serde_json::json!({ "Rootless": true, "CgroupVersion": "1", "MemoryLimit": true });
+        assert_eq!(holds(&podmans), Holds::default());
     }
 }

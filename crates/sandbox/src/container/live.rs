@@ -21,7 +21,7 @@ use crate::{
     },
 };
 use init::{
-    inside::NAMESPACES,
+    inside::{NAMESPACES, SCRATCH},
     plan::{FileId, Ids, InsidePlan},
     protocol::{Command, Report},
     step::{Step, Steps},
@@ -58,6 +58,8 @@ pub struct ContainerBox {
     done: Steps,
     groups: Option<Watched>,
     workspace: OwnedFd,
+    /// The places that are written and not kept.
+    scratch: Vec<OwnedFd>,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
     denials: Option<mpsc::Receiver<Told>>,
@@ -76,7 +78,7 @@ pub(super) struct Started {
     ids: Ids,
     done: Steps,
     workspace: OwnedFd,
-    /// The terminal, if there is one, and the listeners.
+    /// Scratch space, the terminal, if there is one, and the listeners.
     handles: Vec<OwnedFd>,
 }
 
@@ -182,6 +184,7 @@ impl Started {
         notes: Vec<String>,
     ) -> ContainerBox {
         let mut handles = self.handles.into_iter();
+        let scratch = handles.by_ref().take(SCRATCH.len()).collect();
         let terminal = if spec.tty.is_some() { handles.next() } else { None };
         ContainerBox {
             daemon,
@@ -191,6 +194,7 @@ impl Started {
             done: self.done,
             groups: Watched::of_process(self.pid).ok(),
             workspace: self.workspace,
+            scratch,
             terminal,
             doors: handles.map(TcpListener::from).collect(),
             denials: None,
@@ -318,10 +322,12 @@ impl Sandbox for ContainerBox {
     }
 
     fn scratch_is_full(&self) -> bool {
-        let fresh = self.spec.workspace.is_none();
-        fresh
-            && rustix::fs::fstatvfs(&self.workspace)
+        let fresh = self.spec.workspace.is_none().then_some(&self.workspace);
+        let full = |place: &OwnedFd| {
+            rustix::fs::fstatvfs(place)
                 .is_ok_and(|space| space.f_bavail == 0 || space.f_files > 0 && space.f_ffree == 0)
+        };
+        fresh.into_iter().chain(&self.scratch).any(full)
     }
 
     fn owner_inside(&self) -> Option<(u32, u32)> {

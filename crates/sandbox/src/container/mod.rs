@@ -145,6 +145,7 @@ impl Containers {
         let owner = self.owner()?;
         let mut labels = vec![(RUN, name.to_string()), (OWNER, owner.clone())];
         labels.extend(ids.into_iter().filter_map(|(label, id)| Some((label, id?.to_string()))));
+        crate::native::look(spec)?;
         check(&daemon, spec, image).await?;
         let protection = spec.workspace.as_deref().map(|path| self.protect(path, spec)).transpose()?;
         let asked = match &spec.named_user {
@@ -152,7 +153,7 @@ impl Containers {
             None => spec.user,
         };
         let (user, notes) = user_of(spec, asked, protection.as_ref(), &daemon)?;
-        let berth = Berth::make(&self.state, name)
+        let berth = Berth::make(&self.state, name, &spec.limits)
             .map_err(|source| SandboxError::Look { path: self.state.join(berth::FOLDER), source })?;
         let workspace = spec.workspace.as_deref().map(std::fs::canonicalize).transpose();
         let workspace =

@@ -1,6 +1,6 @@
 //! What is ordered from a container engine for one box: pure, from the spec to the body of its request.
 
-use super::{ImageFacts, hosts::Daemon};
+use super::{ImageFacts, berth::MACHINE, hosts::Daemon};
 use crate::native::protect::{Bind, BindKind};
 use serde_json::{Map, Value, json};
 use spec::{Access, Id, SandboxSpec, User};
@@ -17,6 +17,8 @@ const FEWEST_FILES: u32 = 64;
 /// As many as any engine can give, for all of one user together.
 const MOST_PROCESSES: u64 = 32768;
 const PAGE: u64 = 4096;
+/// In each place that is written and not kept.
+const FEWEST_INODES: u64 = 1024;
 
 /// What the engine itself refuses. Our own filter, put up by our first process, refuses these and many more, and tells
 /// of them; what the engine refuses, nobody hears of.
@@ -31,6 +33,34 @@ const REFUSED: [&str; 10] = [
     "swapoff",
     "acct",
     "bpf",
+];
+
+/// What of `/proc` and `/sys` tells of the host. Engines have lists of their own, and not all the same.
+const MASKED: [&str; 16] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/cmdline",
+    "/proc/interrupts",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/key-users",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+    "/sys/kernel",
+];
+/// What tells of the machine: its place below our own, and the one that it covers.
+const SHOWN: [(&str, &str); 5] = [
+    ("run/airlock/meminfo", "/proc/meminfo"),
+    ("run/airlock/cpuinfo", "/proc/cpuinfo"),
+    ("run/airlock/stat", "/proc/stat"),
+    ("sys/devices/system/cpu", "/sys/devices/system/cpu"),
+    ("sys/fs/cgroup", "/sys/fs/cgroup"),
 ];
 
 /// Everything about a box that the spec does not say.
@@ -93,14 +123,13 @@ impl Order<'_> {
             "ReadonlyRootfs": true,
             "Privileged": false,
             "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges", self.seccomp()],
+            "SecurityOpt": self.security(),
             "CgroupnsMode": "private",
             "IpcMode": "private",
             "Init": false,
             "AutoRemove": false,
             "RestartPolicy": { "Name": "no" },
             "LogConfig": { "Type": "none", "Config": {} },
-            "ShmSize": Scratch::of(limits.disk.0).shm,
             "Tmpfs": self.tmpfs(),
             "Mounts": self.mounts(),
             "Ulimits": self.ulimits(),
@@ -115,13 +144,27 @@ impl Order<'_> {
             set("PidsLimit", json!(limits.pids.saturating_add(SPARE_PIDS)));
         }
         if let Some(cpus) = limits.cpus.filter(|_| self.daemon.holds.cpu) {
-            set("NanoCpus", json!(u64::from(cpus.0) * 1_000_000));
+            let most = self.daemon.cpus.map_or(u64::MAX, |cpus| cpus.saturating_mul(1000));
+            set("NanoCpus", json!(u64::from(cpus.0).min(most) * 1_000_000));
+        }
+        match self.daemon.podman {
+            true => set("ShmSize", json!(Scratch::of(limits.disk.0).shm)),
+            false => set("MaskedPaths", json!(MASKED)),
         }
         if self.daemon.podman && self.daemon.rootless {
             // The caller is the program: what it writes belongs to the caller outside.
             set("UsernsMode", json!(format!("keep-id:uid={},gid={}", self.user.uid, self.user.gid)));
         }
         host
+    }
+
+    /// Podman hides more on request by an option.
+    fn security(&self) -> Value {
+        let mut options = vec!["no-new-privileges".to_owned(), self.seccomp()];
+        if self.daemon.podman {
+            options.push(format!("mask={}", MASKED.join(":")));
+        }
+        json!(options)
     }
 
     /// Docker wants the profile itself, Podman the path of a file.
@@ -150,14 +193,25 @@ impl Order<'_> {
             true => "notmpcopyup,U".to_owned(),
             false => format!("uid={},gid={}", self.user.uid, self.user.gid),
         };
-        let options = |size: u64| json!(format!("rw,exec,nosuid,nodev,size={size},mode=1777,{own}"));
+        // Podman cannot bound how many; their memory is counted all the same.
+        let count = |size: u64| match self.daemon.podman {
+            true => String::new(),
+            false => format!(",nr_inodes={}", (size / PAGE).max(FEWEST_INODES)),
+        };
+        let options = |size: u64| {
+            json!(format!("rw,exec,nosuid,nodev,size={size}{},mode=1777,{own}", count(size)))
+        };
         let place = if self.workspace.is_some() { "/workspace/.home" } else { spec::WORKSPACE };
         let places = [("/tmp", sizes.tmp), ("/run", sizes.run), (place, sizes.workspace)];
-        Value::Object(places.into_iter().map(|(place, size)| (place.to_owned(), options(size))).collect())
+        // Docker's own would have no such bound.
+        let shm = (!self.daemon.podman).then_some(("/dev/shm", sizes.shm));
+        Value::Object(places.into_iter().chain(shm).map(|(place, size)| (place.to_owned(), options(size))).collect())
     }
 
     fn mounts(&self) -> Value {
         let mut all = vec![bind(self.ours, OURS.as_ref(), Access::ReadOnly)];
+        let machine = self.ours.join(MACHINE);
+        all.extend(SHOWN.map(|(from, inside)| bind(&machine.join(from), inside.as_ref(), Access::ReadOnly)));
         if let Some(workspace) = self.workspace {
             all.push(bind(workspace, spec::WORKSPACE.as_ref(), Access::ReadWrite));
             for guarded in self.binds {
@@ -202,7 +256,7 @@ impl Order<'_> {
             .iter()
             .filter(|it| read_only(it.access))
             .map(|it| it.inside.as_path().to_owned());
-        let ours = std::iter::once(OURS.into());
+        let ours = [OURS].into_iter().chain(SHOWN.map(|(_, inside)| inside)).map(Into::into);
         ours.chain(guarded).chain(mounts).chain(volumes).map(|path| as_listed(&path)).collect()
     }
 }

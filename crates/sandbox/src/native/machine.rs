@@ -8,7 +8,7 @@ use spec::{Cpus, Limits};
 use std::{fmt::Write, fs, io::Read, ops::Range, sync::OnceLock, time::SystemTime};
 
 /// What the keeper of each box puts over that of `/proc`; here it can be seen, too, and does no harm.
-const COVERS: &str = "run/airlock";
+pub(crate) const COVERS: &str = "run/airlock";
 /// An empty directory to cover others with.
 pub(super) const EMPTY: &str = "run/airlock/empty";
 /// A device where no device may be opened, to cover what nobody may read.
@@ -121,7 +121,7 @@ fn range(processors: u32) -> String {
 }
 
 /// What tells of the machine, parents first: below folders of the template that nothing else lies in.
-pub(super) fn places(limits: &Limits) -> Result<Vec<Place>, SandboxError> {
+pub(crate) fn places(limits: &Limits) -> Result<Vec<Place>, SandboxError> {
     let processors = processors(limits);
     let files = describe(Host::look(), limits, processors);
     let files = files.into_iter().map(|(path, text)| (path, PlaceKind::File, text));

@@ -12,7 +12,7 @@ mod error;
 pub(crate) mod explain;
 pub(crate) mod launcher;
 mod live;
-mod machine;
+pub(crate) mod machine;
 pub(crate) mod plan;
 pub mod probe;
 pub mod protect;

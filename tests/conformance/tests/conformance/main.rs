@@ -16,6 +16,7 @@
 //! An argument runs only the proofs whose name contains it. Needs `sh`, `cat` and `busybox` (static); no python.
 
 mod barriers;
+mod containers;
 mod denials;
 mod files;
 mod images;

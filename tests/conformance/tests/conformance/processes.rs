@@ -42,7 +42,9 @@ fn telling_files_of_proc_cannot_be_read(world: &World) {
     assert!(outside.count() > 0, "the control: none of {there:?} has anything in it outside");
     for name in there {
         let got = world.attempt(world.probe(&["read", &format!("/proc/{name}")]));
-        assert_eq!(got, Outcome::Refused(libc::EACCES), "/proc/{name}");
+        // Container engines cover them with something empty.
+        let covered = if world.maker.is_some() { allowed() } else { Outcome::Refused(libc::EACCES) };
+        assert_eq!(got, covered, "/proc/{name}");
     }
     for name in ["acpi", "scsi"].iter().filter(|name| fs::metadata(format!("/proc/{name}")).is_ok()) {
         assert_eq!(
@@ -86,7 +88,12 @@ fn the_first_process_cannot_be_looked_into(world: &World) {
 
 fn only_the_plain_devices_are_there(world: &World) {
     let inside = world.attempt(world.probe(&["list", "/dev"]));
-    assert_eq!(inside, got("fd full null random shm stderr stdin stdout urandom zero"));
+    let plain = match world.maker {
+        None => "fd full null random shm stderr stdin stdout urandom zero",
+        // Every container has these; message queues are of its own namespace, terminals of its own file system.
+        Some(_) => "fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero",
+    };
+    assert_eq!(inside, got(plain));
     assert_eq!(world.attempt(world.probe(&["write", "/dev/null", "x"])), allowed());
     assert_eq!(world.attempt(world.probe(&["write", "/dev/full", "x"])), Outcome::Refused(libc::ENOSPC));
 }
@@ -136,7 +143,7 @@ fn shared_memory_is_not_shared_between_sandboxes(world: &World) {
 }
 
 fn dev_shm_is_not_shared_between_sandboxes(world: &World) {
-    for path in ["/dev/shm/note", "/tmp/note", "/workspace/note", "/workspace/.home/note"] {
+    for path in world.few(["/dev/shm/note", "/tmp/note", "/workspace/note", "/workspace/.home/note"]) {
         let outcomes =
             beside_and_after(world, &format!("echo mine > {path}"), &format!("/probe/probe read {path}"));
         assert_eq!(outcomes, [Outcome::Refused(libc::ENOENT), got("mine")], "{path}");
@@ -173,12 +180,15 @@ fn mounts_of_a_sandbox_do_not_reach_the_host(world: &World) {
 fn homes_and_secrets_of_the_host_are_not_there(world: &World) {
     let root = world.attempt(world.probe(&["list", "/"]));
     let Outcome::Allowed(names) = root else { panic!("{root:?}") };
+    // Container engines leave their own marks.
+    let engines = [".airlock", ".dockerenv", "var"].map(|name| (name, world.maker.is_some()));
+    let usual = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"].map(|name| (name, true));
     let unexpected: Vec<_> = names
         .split(' ')
-        .filter(|name| !["bin", "lib", "lib32", "lib64", "libx32", "sbin"].contains(name))
+        .filter(|name| !usual.contains(&(*name, true)) && !engines.contains(&(*name, true)))
         .collect();
     assert_eq!(unexpected, ["dev", "etc", "probe", "proc", "run", "sys", "tmp", "usr", "workspace"]);
-    for path in ["/etc/shadow", "/root", "/home", "/var", "/boot"] {
+    for path in world.few(["/etc/shadow", "/var", "/home", "/boot", "/root"]) {
         assert_eq!(world.attempt(world.probe(&["read", path])), Outcome::Refused(libc::ENOENT), "{path}");
     }
     let users = world.attempt(world.probe(&["read", "/etc/group"]));

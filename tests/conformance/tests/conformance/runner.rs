@@ -1,13 +1,28 @@
 //! Runs the proofs one after the other, counts them, and starts itself again as an ordinary user.
 
-use crate::world::{Mode, World};
+use crate::{
+    containers,
+    world::{Maker, Mode, World},
+};
+use daemons::{Daemons, Kind};
 use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     process::Command,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Instant,
 };
+
+/// Instead of a user's name: as root alone.
+const NOBODY: &str = "none";
+/// Tells the same binary as a user where his own Podman listens.
+const ROOTLESS: &str = "AIRLOCK_ROOTLESS_HOST";
+/// How many proofs about containers run at once.
+const WORKERS: usize = 4;
 
 /// One claim.
 #[derive(Clone)]
@@ -39,24 +54,71 @@ pub(crate) fn run(proofs: &[Proof], expected: usize) -> i32 {
     if !complete || chosen.is_empty() {
         println!("expected {expected} proofs, chose {}", chosen.len());
     }
-    // Once as a lone run makes them, once from a pool.
-    let pools: &[bool] =
-        if std::env::var_os("AIRLOCK_UNPOOLED").is_some() { &[false] } else { &[false, true] };
-    let good = pools.iter().filter(|pooled| !all_hold(&chosen, &World::prepare(**pooled))).count() == 0;
-    let world = World::prepare(false);
-    let user_good = world.mode == Mode::User || again_as_user(&world, filter);
-    i32::from(!(good && complete && !chosen.is_empty() && user_good))
+    let mut good = complete && !chosen.is_empty();
+    if wanted("native") {
+        // Once as a lone run makes them, once from a pool.
+        let pools: &[bool] =
+            if std::env::var_os("AIRLOCK_UNPOOLED").is_some() { &[false] } else { &[false, true] };
+        for pooled in pools {
+            good &= all_hold(&chosen, &World::prepare(*pooled, None));
+        }
+    }
+    let daemons = start_daemons();
+    for maker in makers(daemons.as_ref()) {
+        good &= all_hold(&containers::applicable(proofs, &chosen), &World::prepare(false, Some(maker)));
+    }
+    let world = World::prepare(false, None);
+    if world.mode == Mode::Root {
+        good &= again_as_user(&world, filter, daemons.as_ref());
+    }
+    i32::from(!good)
 }
 
+/// Whether the proofs are asked for on this backend.
+fn wanted(backend: &str) -> bool {
+    std::env::var("AIRLOCK_BACKENDS").map_or(true, |list| list.split(',').any(|one| one == backend))
+}
+
+/// Those that root can have; the user's own Podman among them, for whose service there is nobody else to ask.
+fn start_daemons() -> Option<Daemons> {
+    let docker = wanted("docker").then_some(vec![Kind::Docker]);
+    let podman = wanted("podman").then_some(vec![Kind::Podman, Kind::Rootless]);
+    let kinds = [docker, podman].into_iter().flatten().flatten();
+    let kinds: Vec<_> = kinds.filter(|kind| *kind != Kind::Rootless || daemons::user() != NOBODY).collect();
+    let root = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").expect("/proc")) == 0;
+    (root && !kinds.is_empty()).then(|| Daemons::start(&kinds))
+}
+
+/// The container engines whose boxes this process proves.
+fn makers(daemons: Option<&Daemons>) -> Vec<Maker> {
+    let users = std::env::var(ROOTLESS).ok().map(|host| Maker { backend: Kind::Rootless.backend(), host });
+    let roots = [Kind::Docker, Kind::Podman].into_iter().filter(|kind| wanted(kind.backend()));
+    let roots = daemons.into_iter().flat_map(|daemons| {
+        roots.clone().map(|kind| Maker { backend: kind.backend(), host: daemons.host(kind) })
+    });
+    roots.chain(users).collect()
+}
+
+/// One after the other in boxes of our own. Container engines mostly wait: they get several at once.
 fn all_hold(chosen: &[&Proof], world: &World) -> bool {
-    let failed: Vec<_> =
-        chosen.iter().filter(|proof| !holds(proof, world)).map(|proof| &proof.name).collect();
+    let workers = if world.maker.is_some() { WORKERS } else { 1 };
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some(proof) = chosen.get(next.fetch_add(1, Ordering::SeqCst)) {
+            if !holds(proof, world) {
+                failed.lock().expect("no panic while held").push(&proof.name);
+            }
+        }
+    };
+    std::thread::scope(|threads| (0..workers).for_each(|_| drop(threads.spawn(work))));
+    let failed = failed.into_inner().expect("no panic while held");
     println!("{}: {} proofs, {} failed {failed:?}", name(world), chosen.len(), failed.len());
     failed.is_empty()
 }
 
 fn name(world: &World) -> String {
-    format!("{:?}{}", world.mode, if world.pooled { "Pooled" } else { "" })
+    let maker = world.maker.as_ref().map_or("", |maker| maker.backend);
+    format!("{:?}{}{maker}", world.mode, if world.pooled { "Pooled" } else { "" })
 }
 
 fn holds(proof: &Proof, world: &World) -> bool {
@@ -68,9 +130,9 @@ fn holds(proof: &Proof, world: &World) -> bool {
 }
 
 /// From a folder that the user can read, with nothing of root's left.
-fn again_as_user(world: &World, filter: &str) -> bool {
-    let name = std::env::var("AIRLOCK_TEST_USER").unwrap_or_else(|_| "airlock-test".to_owned());
-    if name == "none" {
+fn again_as_user(world: &World, filter: &str, daemons: Option<&Daemons>) -> bool {
+    let name = daemons::user();
+    if name == NOBODY {
         return true;
     }
     let (uid, gid) = user(&name)
@@ -86,6 +148,9 @@ fn again_as_user(world: &World, filter: &str) -> bool {
     let folder = world.fresh_folder("user");
     std::os::unix::fs::chown(&folder, Some(uid), Some(gid)).expect("an owner");
     command.env("AIRLOCK_TEST_FOLDER", folder);
+    if let Some(daemons) = daemons.filter(|_| wanted("podman")) {
+        command.env(ROOTLESS, daemons.host(Kind::Rootless));
+    }
     // Found out anew: the user may have other cgroups than root.
     command.env_remove("AIRLOCK_EXPECT_CGROUP").current_dir("/");
     if let Ok(expected) = std::env::var("AIRLOCK_EXPECT_USER_CGROUP") {

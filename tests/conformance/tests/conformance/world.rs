@@ -1,6 +1,6 @@
 //! What every proof stands on: the probe, sandboxes with and without certain steps, and oracles on the host.
 
-use engine::{Engine, Pool, Run, Settings};
+use engine::{Engine, Hosts, Pool, Run, Settings};
 use init::step::Step;
 use spec::{Barrier, Enforcer, Event, Maximum, Policy, RunRequest, RunResult, RunSpec, Stream};
 use std::{
@@ -37,8 +37,19 @@ pub(crate) fn allowed() -> Outcome {
     Outcome::Allowed(String::new())
 }
 
+/// A container engine that makes the boxes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Maker {
+    /// What `--backend` calls it.
+    pub(crate) backend: &'static str,
+    /// Where it listens.
+    pub(crate) host: String,
+}
+
 pub(crate) struct World {
     pub(crate) mode: Mode,
+    /// Else they are our own.
+    pub(crate) maker: Option<Maker>,
     /// Whether sandboxes come from a pool.
     pub(crate) pooled: bool,
     /// Readable by everybody; gone at the end.
@@ -64,9 +75,23 @@ pub(crate) struct Without {
     pub(crate) cgroups: bool,
 }
 
+impl Without {
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.steps.is_empty() && !self.cgroups
+    }
+}
+
+/// The same in a box of our own.
+pub(crate) fn native(request: RunRequest) -> RunRequest {
+    match request.backend {
+        Some(_) => RunRequest { backend: None, image: None, ..request },
+        None => request,
+    }
+}
+
 impl World {
     /// Fails with a clear message where something is missing.
-    pub(crate) fn prepare(pooled: bool) -> World {
+    pub(crate) fn prepare(pooled: bool, maker: Option<Maker>) -> World {
         let owner = fs::metadata("/proc/self").expect("prerequisite: /proc is mounted").uid();
         let mode = if owner == 0 { Mode::Root } else { Mode::User };
         for path in ["/bin/sh", "/bin/cat", "/usr"] {
@@ -74,7 +99,8 @@ impl World {
         }
         // Not below /tmp: that may be a tmpfs, which older kernels cannot idmap.
         let above = std::env::var("AIRLOCK_TEST_FOLDER").unwrap_or_else(|_| "/var/tmp".to_owned());
-        let name = format!("airlock-conformance-{owner}-{}-{}", std::process::id(), u8::from(pooled));
+        let kind = maker.as_ref().map_or(if pooled { "pooled" } else { "native" }, |maker| maker.backend);
+        let name = format!("airlock-conformance-{owner}-{}-{kind}", std::process::id());
         let folder = Path::new(&above).join(name);
         fs::create_dir(&folder).expect("prerequisite: the folder for tests is writable");
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("mode");
@@ -82,9 +108,10 @@ impl World {
             mode,
             pooled,
             probe_folder: folder.join("probe"),
-            idmaps: mode == Mode::Root && expected_idmaps(&folder),
+            idmaps: mode == Mode::Root && maker.is_none() && expected_idmaps(&folder),
             folder,
             enforcer: expected_enforcer(mode),
+            maker,
             runtime: tokio::runtime::Runtime::new().expect("a runtime"),
             next: AtomicU32::new(0),
             owner,
@@ -141,6 +168,9 @@ impl World {
     }
 
     fn open(&self, settings: Settings, without: &Without) -> Engine {
+        let hosts: Vec<_> = self.maker.iter().map(|maker| maker.host.clone()).collect();
+        let containers = Hosts { docker: hosts.clone(), podman: hosts };
+        let settings = Settings { containers, ..settings };
         let opened = Engine::dangerously_open_with(settings, |native| {
             without.steps.iter().for_each(|step| native.dangerously_omit(*step));
             if without.cgroups {
@@ -156,13 +186,15 @@ impl World {
         command.extend(arguments.iter().map(|argument| argument.as_ref().to_owned()));
         let mut mount = self.probe_folder.clone().into_os_string();
         mount.push(":/probe");
-        RunRequest { command, mounts: vec![mount], limits: quick(), ..RunRequest::default() }
+        RunRequest { mounts: vec![mount], ..self.command(&command) }
     }
 
     /// A request for a command of the host's.
     pub(crate) fn command<A: AsRef<OsStr>>(&self, command: &[A]) -> RunRequest {
         let command = command.iter().map(|argument| argument.as_ref().to_owned()).collect();
-        RunRequest { command, limits: quick(), ..RunRequest::default() }
+        let backend = self.maker.as_ref().map(|maker| maker.backend.to_owned());
+        let image = backend.is_some().then(|| daemons::IMAGE.into());
+        RunRequest { command, backend, image, limits: quick(), ..RunRequest::default() }
     }
 
     pub(crate) fn run(&self, request: RunRequest) -> RunResult {
@@ -170,6 +202,8 @@ impl World {
     }
 
     pub(crate) fn run_without(&self, request: RunRequest, without: &Without) -> RunResult {
+        // No container engine leaves a wall out on request: what a wall is for, a box of our own shows.
+        let request = if without.is_nothing() { request } else { native(request) };
         match self.pooled {
             false => self.run_in(&self.engine(without), request),
             true => self.run_pooled(request, without),
@@ -192,6 +226,26 @@ impl World {
 
     pub(crate) fn run_in(&self, engine: &Engine, request: RunRequest) -> RunResult {
         self.runtime.block_on(engine.run(admit(request)))
+    }
+
+    /// All of them; but containers take long to make: for those the first and the last, unless all are asked for.
+    pub(crate) fn few<T>(&self, all: impl IntoIterator<Item = T>) -> Vec<T> {
+        let mut all: Vec<_> = all.into_iter().collect();
+        if self.maker.is_some() && std::env::var_os("AIRLOCK_FULL").is_none() && all.len() > 2 {
+            all.drain(1..all.len() - 1);
+        }
+        all
+    }
+
+    /// Whether the program is another of the host's users, as in containers of root's.
+    pub(crate) fn shares_users(&self) -> bool {
+        self.maker.is_some() && self.mode == Mode::Root
+    }
+
+    /// Whether cgroups have no namespace: Podman leaves those of version 1 without one.
+    pub(crate) fn shares_cgroups(&self) -> bool {
+        let podman = self.maker.as_ref().is_some_and(|maker| maker.backend == "podman");
+        podman && self.enforcer != Enforcer::CgroupV2
     }
 
     /// What the probe reported.
@@ -237,6 +291,8 @@ impl World {
             never.contains(barrier)
                 || (!self.has_cgroups() && without_cgroups.contains(barrier))
                 || (*barrier == Barrier::PathRules && init::landlock_version() == 0)
+                || (self.shares_users() && *barrier == Barrier::OwnUser)
+                || (self.shares_cgroups() && *barrier == Barrier::OwnCgroup)
         };
         Barrier::ALL.iter().copied().filter(|barrier| !missing(barrier)).collect()
     }
