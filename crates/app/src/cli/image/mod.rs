@@ -1,5 +1,6 @@
 //! `airlock image`: the images that runs start from. One file per subcommand.
 
+mod check;
 mod list;
 
 use super::Global;
@@ -8,7 +9,8 @@ use clap::{Args, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
-  airlock image list";
+  airlock image list
+  airlock image check ./rootfs --profile python-tools";
 
 /// The options of `airlock image`.
 #[derive(Args, Debug)]
@@ -22,11 +24,14 @@ pub(super) struct Options {
 enum Action {
     /// Show the images of this machine
     List(list::Options),
+    /// Show in the sandbox that an image keeps the image contract
+    Check(check::Options),
 }
 
 /// Carries out the command.
 pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
     match options.action {
         Action::List(options) => list::execute(&options, global, surroundings),
+        Action::Check(options) => check::execute(&options, global, surroundings),
     }
 }
