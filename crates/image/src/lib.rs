@@ -2,4 +2,5 @@
 //! that boxes start from. Everything here comes from strangers: names, sizes, digests and contents.
 
 pub mod contract;
+pub mod recipe;
 pub mod secrets;
