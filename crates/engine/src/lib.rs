@@ -30,6 +30,7 @@ mod terminal;
 
 pub use doctor::{Check, CheckState};
 pub use record::{Swept, fresh_id, now};
+pub use sandbox::FIRST_PROCESS;
 pub use sandbox::native::{HeadStart, Native, Step};
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};

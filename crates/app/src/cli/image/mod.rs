@@ -1,7 +1,9 @@
 //! `airlock image`: the images that runs start from. One file per subcommand.
 
+mod build;
 mod check;
 mod list;
+mod recipe;
 
 use super::Global;
 use crate::config::Surroundings;
@@ -10,7 +12,8 @@ use clap::{Args, Subcommand};
 const EXAMPLES: &str = "\
 Examples:
   airlock image list
-  airlock image check ./rootfs --profile python-tools";
+  airlock image check ./rootfs --profile python-tools
+  airlock image build python-tools --output python-tools.tar";
 
 /// The options of `airlock image`.
 #[derive(Args, Debug)]
@@ -26,6 +29,8 @@ enum Action {
     List(list::Options),
     /// Show in the sandbox that an image keeps the image contract
     Check(check::Options),
+    /// Build an image from a recipe and Debian packages, without a registry, and check it
+    Build(build::Options),
 }
 
 /// Carries out the command.
@@ -33,5 +38,6 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
     match options.action {
         Action::List(options) => list::execute(&options, global, surroundings),
         Action::Check(options) => check::execute(&options, global, surroundings),
+        Action::Build(options) => build::execute(&options, global, surroundings),
     }
 }
