@@ -1,16 +1,20 @@
 //! `airlock image build`: an image from a recipe and Debian packages, without a registry; then it is checked.
 
-use super::recipe::{self, Source};
+use super::{
+    check::{self, Subject},
+    recipe::{self, Source},
+};
 use crate::{
     cli::{
         Global, conclude,
-        message::{self, Failure, Line, printable},
+        message::{self, Failure, Line},
         print, print_json,
     },
-    config::Surroundings,
+    config::{Config, Surroundings},
 };
 use clap::Args;
 use image::build::{BuildError, Built, Plan, Platform, Progress, Workshop, write_archive};
+use image::contract::ImageProfile;
 use spec::{ErrorCode, ImageRef};
 use std::{
     collections::BTreeMap,
@@ -32,7 +36,8 @@ Profiles: base-tools, python-tools, node-tools, go-tools, secops-tools, agent, r
 docs/images.md tells how to write a recipe of one's own.";
 
 /// Variables of the caller that whoever fetches packages gets.
-const FETCHING: [&str; 6] = ["http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"];
+const FETCHING: [&str; 6] =
+    ["http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"];
 
 /// The options of `airlock image build`.
 #[derive(Args, Debug)]
@@ -75,6 +80,15 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let config = global.configure(surroundings)?;
+    if options.output.is_none()
+        && !options.platform.is_empty()
+        && !options.platform.iter().any(|one| Platform::here() == Some(*one))
+    {
+        return Err(Failure::invalid(
+            "an image for another machine is of no use in this one's store",
+            "add --output FILE",
+        ));
+    }
     let source = Source::find(&options.what)?;
     let name = match &options.name {
         Some(name) => name.clone(),
@@ -101,14 +115,16 @@ fn plans(options: &Options, source: &Source, surroundings: &Surroundings) -> Res
     platforms.sort_unstable();
     platforms.dedup();
     let given = |names: &[&str]| -> BTreeMap<String, String> {
-        let value = |name: &str| surroundings.variable(name).and_then(|value| value.to_str()).map(str::to_owned);
+        let value =
+            |name: &str| surroundings.variable(name).and_then(|value| value.to_str()).map(str::to_owned);
         names.iter().filter_map(|name| Some(((*name).to_owned(), value(name)?))).collect()
     };
     let arguments: Vec<_> = recipe.arguments.iter().map(String::as_str).collect();
     let epoch = epoch(surroundings)?;
     let sources = options.sources.clone().or_else(recipe::sources_of_this_machine);
     let sources = sources.map(std::path::absolute).transpose();
-    let sources = sources.map_err(|error| Failure::internal(format!("there is no current folder: {error}")))?;
+    let sources =
+        sources.map_err(|error| Failure::internal(format!("there is no current folder: {error}")))?;
     let plan = |platform: Platform| {
         Ok(Plan {
             files: source.files(&recipe, platform, options.init_arm64.as_deref())?,
@@ -127,7 +143,10 @@ fn plans(options: &Options, source: &Source, surroundings: &Surroundings) -> Res
 fn epoch(surroundings: &Surroundings) -> Result<u64, Failure> {
     match surroundings.variable("SOURCE_DATE_EPOCH") {
         Some(text) => text.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| {
-            Failure::invalid("SOURCE_DATE_EPOCH is no number of seconds", "unset it, or give it such a number")
+            Failure::invalid(
+                "SOURCE_DATE_EPOCH is no number of seconds",
+                "unset it, or give it such a number",
+            )
         }),
         None => Ok(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
     }
@@ -154,6 +173,35 @@ fn make(plans: &[Plan], workshop: &Workshop, name: &ImageRef, options: &Options)
             Err(failure(error))
         }
     }
+}
+
+/// Takes the image into the store, and checks it there if it is for this machine.
+fn keep(archive: &Path, options: &Options, config: &Config, name: &ImageRef) -> Result<u8, Failure> {
+    let here =
+        options.platform.is_empty() || options.platform.iter().any(|one| Platform::here() == Some(*one));
+    if !here {
+        let text = format!("{name} is for another machine: it was written, and neither loaded nor checked");
+        message::say(&[Line::Note(text)]);
+        return Ok(0);
+    }
+    message::say(&[Line::Note(format!("loading and checking {}", name.familiar()))]);
+    let images = check::images(config)?;
+    let loaded = images
+        .load(
+            image::Source::Path(archive.to_owned()),
+            Some(name.clone()),
+            &image::Limits::default(),
+            &mut |_| {},
+        )
+        .map_err(check::refused)?;
+    let subject = Subject::of(name.familiar(), loaded.image);
+    let answer =
+        check::check(config, &subject, &ImageProfile::declared(&subject.config.clone().unwrap_or_default()))?;
+    match options.json {
+        true => print_json(&answer)?,
+        false => print(&answer.text())?,
+    }
+    Ok(answer.status())
 }
 
 fn failure(error: BuildError) -> Failure {

@@ -11,12 +11,20 @@ use crate::{
 use clap::Args;
 use engine::Engine;
 use image::{
+    ImageError, Images, Stored,
     contract::{self, Effort, ImageProfile, Line, Outcome, Probe, Requirement},
     secrets::Search,
 };
 use rustix::fs::{Mode, OFlags};
-use spec::{ErrorCode, ImageConfig, Maximum, Network, RunRequest, RunResult, Size, Status, Time, User};
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use spec::{
+    ErrorCode, ImageConfig, ImageRef, Maximum, Network, RunRequest, RunResult, Size, Status, Time, User,
+};
+use std::{
+    error::Error,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// The image does not keep the contract.
 const FAILED: u8 = 1;
@@ -56,6 +64,9 @@ pub(super) struct Subject {
     pub(super) config: Option<ImageConfig>,
     /// Whom it wants to run as.
     pub(super) user: Option<User>,
+    /// Nobody removes it meanwhile.
+    #[expect(dead_code, reason = "its life is its use")]
+    held: Option<Stored>,
 }
 
 /// What came of a check.
@@ -64,7 +75,7 @@ pub(super) struct Answer {
     image: String,
     profiles: Vec<&'static str>,
     agent_compatible: Option<bool>,
-    pub(super) passed: bool,
+    passed: bool,
     lines: Vec<Line>,
 }
 
@@ -80,7 +91,7 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let config = global.configure(surroundings)?;
-    let subject = Subject::find(&options.image)?;
+    let subject = Subject::find(&options.image, &config)?;
     let profiles = match options.profile {
         Some(profile) => vec![profile],
         None => ImageProfile::declared(&subject.config.clone().unwrap_or_default()),
@@ -90,21 +101,38 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         true => print_json(&answer)?,
         false => print(&answer.text())?,
     }
-    Ok(if answer.passed { 0 } else { FAILED })
+    Ok(answer.status())
 }
 
 impl Subject {
-    fn find(named: &std::path::Path) -> Result<Subject, Failure> {
+    /// What is a folder as it stands is one; all else is a name.
+    fn find(named: &Path, config: &Config) -> Result<Subject, Failure> {
         let name = named.to_string_lossy().into_owned();
-        match named.is_dir() {
-            true => Ok(Subject { name, root: named.to_owned(), config: None, user: None }),
-            false => Err(Failure {
-                code: ErrorCode::ImageMissing,
-                message: format!("there is no image `{name}` on this machine"),
-                hint: "`airlock image list` shows those that there are".to_owned(),
-            }),
+        if named.is_dir() {
+            return Ok(Subject { name, root: named.to_owned(), config: None, user: None, held: None });
         }
+        let hint = "name an image as `airlock image list` does, or a folder with a root file system";
+        let reference: ImageRef =
+            name.parse().map_err(|bad: spec::BadImageRef| Failure::invalid(bad.to_string(), hint))?;
+        Ok(Subject::of(name, images(config)?.get(&reference).map_err(refused)?))
     }
+
+    /// An image of the store, held while it is checked.
+    pub(super) fn of(name: String, stored: Stored) -> Subject {
+        let (root, config, user) = (stored.root().to_owned(), stored.config().clone(), stored.user());
+        Subject { name, root, config: Some(config), user, held: Some(stored) }
+    }
+}
+
+/// The images of this machine.
+pub(super) fn images(config: &Config) -> Result<Images, Failure> {
+    Images::open(config.state.join("images")).map_err(refused)
+}
+
+/// What the store says, as a failure of a command.
+pub(super) fn refused(error: ImageError) -> Failure {
+    let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+    Failure { code: ErrorCode::ImageRefused, message: format!("{error}{cause}"), hint: error.hint() }
 }
 
 /// Looks at the image from outside, then has it show each requirement from inside.
@@ -205,6 +233,11 @@ fn refuse_unstarted(result: RunResult) -> Result<RunResult, Failure> {
 }
 
 impl Answer {
+    /// What the command exits with.
+    pub(super) fn status(&self) -> u8 {
+        if self.passed { 0 } else { FAILED }
+    }
+
     /// A table, and what to do about each line that is not as it should be.
     pub(super) fn text(&self) -> String {
         let width = self.lines.iter().map(|line| line.requirement.chars().count()).max().unwrap_or(0);

@@ -1,0 +1,217 @@
+//! The bytes of a layer: read, checked and decompressed on a thread of their own, while another writes the files. What
+//! a layer hashes to is known at its end; until then its bytes are a stranger's, and go no further than a draft.
+
+use crate::{
+    error::ImageError,
+    limits::Limits,
+    parts::{Part, check_digest, finished},
+    tar::Input,
+};
+use sha2::{Digest as _, Sha256};
+use spec::{Digest, Size};
+use std::{
+    io::{self, BufRead, BufReader, Read},
+    sync::mpsc::{self, Receiver, SyncSender},
+    thread,
+};
+
+const CHUNK: usize = 256 << 10;
+const CHUNKS_AHEAD: usize = 8;
+/// 128 MiB, the most that `zstd` itself accepts without being told to.
+const LARGEST_ZSTD_WINDOW: u32 = 27;
+
+/// One layer of a manifest.
+#[derive(Clone, Debug)]
+pub(crate) struct Layer {
+    /// Its name where the parts lie.
+    pub(crate) name: String,
+    /// What its bytes hash to, and how many they are, where a manifest says so.
+    pub(crate) blob: Option<(Digest, u64)>,
+    /// What it hashes to as plain tar.
+    pub(crate) diff_id: Digest,
+}
+
+/// A stream without its compression, if it has one.
+pub(crate) struct Plain {
+    compressed: bool,
+    reader: Box<dyn Read + Send>,
+}
+
+impl Plain {
+    pub(crate) fn new(from: Box<dyn Read + Send>) -> io::Result<Plain> {
+        let mut from = BufReader::with_capacity(CHUNK, from);
+        let start = from.fill_buf()?;
+        if start.starts_with(&[0x1f, 0x8b]) {
+            return Ok(Plain {
+                compressed: true,
+                reader: Box::new(flate2::bufread::MultiGzDecoder::new(from)),
+            });
+        }
+        if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+            let mut decoder = zstd::stream::read::Decoder::with_buffer(from)?;
+            decoder.window_log_max(LARGEST_ZSTD_WINDOW)?;
+            return Ok(Plain { compressed: true, reader: Box::new(decoder) });
+        }
+        Ok(Plain { compressed: false, reader: Box::new(from) })
+    }
+
+    pub(crate) fn is_compressed(&self) -> bool {
+        self.compressed
+    }
+}
+
+impl Read for Plain {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.reader.read(buffer)
+    }
+}
+
+/// The plain bytes of a layer as they come from the other thread.
+pub(crate) struct Chunks {
+    from: Receiver<Vec<u8>>,
+    chunk: Vec<u8>,
+    taken: usize,
+}
+
+impl Read for Chunks {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let there = self.fill_buf()?;
+        let count = there.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&there[..count]);
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+impl BufRead for Chunks {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.taken == self.chunk.len() {
+            // A sender that is gone has sent all, or has failed: that is told when it is joined.
+            self.chunk = self.from.recv().unwrap_or_default();
+            self.taken = 0;
+        }
+        Ok(&self.chunk[self.taken..])
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.taken += count;
+    }
+}
+
+impl Input for Chunks {}
+
+/// Passes the plain bytes of a layer to `unpack`, and then says whether they were what was promised.
+pub(crate) fn unpack(
+    part: Part,
+    layer: &Layer,
+    limits: &Limits,
+    what: &str,
+    unpack: impl FnOnce(&mut Chunks) -> Result<(), ImageError>,
+) -> Result<(), ImageError> {
+    if let Some((_, size)) = &layer.blob
+        && *size != part.size()
+    {
+        let why = format!("it has {} bytes, and should have {size}", part.size());
+        return Err(ImageError::malformed(what, why));
+    }
+    let (sender, from) = mpsc::sync_channel(CHUNKS_AHEAD);
+    let (unpacked, hashed) = thread::scope(|scope| {
+        let reading = scope.spawn(|| produce(part, sender, limits, what));
+        let mut chunks = Chunks { from, chunk: Vec::new(), taken: 0 };
+        let unpacked = unpack(&mut chunks).and_then(|()| drain(&mut chunks, what));
+        drop(chunks);
+        let gone = || Err(ImageError::read(what)(io::Error::other("its reader panicked")));
+        (unpacked, reading.join().unwrap_or_else(|_| gone()))
+    });
+    // What the reader met is the reason for what the unpacker then missed.
+    let hashed = hashed?;
+    unpacked?;
+    let Some((blob, diff_id)) = hashed else {
+        return Err(ImageError::malformed(what, "it was not read to its end"));
+    };
+    if let Some((expected, _)) = &layer.blob {
+        check_digest(what, expected, &blob)?;
+    }
+    check_digest(&format!("{what}, decompressed,"), &layer.diff_id, &diff_id)
+}
+
+/// What follows the end of the archive belongs to the layer, too.
+fn drain(chunks: &mut Chunks, what: &str) -> Result<(), ImageError> {
+    io::copy(chunks, &mut io::sink()).map(drop).map_err(ImageError::read(what))
+}
+
+/// Digests of the layer as it lies there and as plain tar; nothing if the unpacker gave up.
+fn produce(
+    part: Part,
+    sender: SyncSender<Vec<u8>>,
+    limits: &Limits,
+    what: &str,
+) -> Result<Option<(Digest, Digest)>, ImageError> {
+    let unreadable = || ImageError::read(what);
+    let (hashes, hashed) = mpsc::channel();
+    let mut plain = Plain::new(Box::new(Hashing { from: part, hash: Sha256::new(), end: hashes }))
+        .map_err(unreadable())?;
+    let (mut hash, mut count) = (Sha256::new(), 0_u64);
+    loop {
+        let mut chunk = vec![0; CHUNK];
+        let size = fill(&mut plain, &mut chunk).map_err(unreadable())?;
+        if size == 0 {
+            break;
+        }
+        chunk.truncate(size);
+        count += size as u64;
+        if count > limits.unpacked_bytes {
+            let limit = Size(limits.unpacked_bytes).to_string();
+            return Err(ImageError::Limit { what: format!("{what}, decompressed,"), limit });
+        }
+        if plain.compressed {
+            hash.update(&chunk);
+        }
+        if sender.send(chunk).is_err() {
+            return Ok(None);
+        }
+    }
+    let compressed = plain.compressed;
+    drop(plain);
+    let blob: Option<Digest> = hashed.recv().ok();
+    Ok(blob.map(|blob| match compressed {
+        true => (blob, finished(hash)),
+        false => (blob.clone(), blob),
+    }))
+}
+
+/// As much as there is, so that chunks are large.
+fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match from.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(source) if source.kind() == io::ErrorKind::Interrupted => {}
+            Err(source) => return Err(source),
+        }
+    }
+    Ok(filled)
+}
+
+/// Hashes what is read through it, and tells the digest at the end of the part.
+struct Hashing {
+    from: Part,
+    hash: Sha256,
+    end: mpsc::Sender<Digest>,
+}
+
+impl Read for Hashing {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.from.read(buffer)?;
+        self.hash.update(&buffer[..count]);
+        if count == 0 && !buffer.is_empty() {
+            if self.from.size() > 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            // Nobody listens a second time.
+            let _ = self.end.send(finished(self.hash.clone()));
+        }
+        Ok(count)
+    }
+}

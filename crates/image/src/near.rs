@@ -1,0 +1,46 @@
+//! Names that are much like one that is not there.
+
+/// How many to offer.
+const MOST: usize = 3;
+
+/// The nearest few of `names`, nearest first.
+pub(crate) fn near(wanted: &str, names: impl Iterator<Item = String>) -> Vec<String> {
+    let far = (wanted.chars().count() / 3).max(2);
+    let short = |name: &str| name.split([':', '@']).next().unwrap_or_default().to_owned();
+    let distances = names.map(|name| match short(&name) == short(wanted) {
+        true => (0, name),
+        false => (distance(wanted, &name), name),
+    });
+    let mut found: Vec<_> = distances.filter(|(distance, _)| *distance <= far).collect();
+    found.sort();
+    found.truncate(MOST);
+    found.into_iter().map(|(_, name)| name).collect()
+}
+
+/// How many letters to change, add or leave out.
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<_> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (count, letter) in one.chars().enumerate() {
+        let mut corner = std::mem::replace(&mut row[0], count + 1);
+        for (at, its) in other.iter().enumerate() {
+            let changed = corner + usize::from(letter != *its);
+            corner = row[at + 1];
+            row[at + 1] = changed.min(corner + 1).min(row[at] + 1);
+        }
+    }
+    row[other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_of_the_finger_finds_the_name_and_other_words_do_not() {
+        let names = || ["agent:1", "agent:2", "debian:latest", "python:3"].map(str::to_owned).into_iter();
+        assert_eq!(near("debain:latest", names()), ["debian:latest"]);
+        assert_eq!(near("agent:latest", names()), ["agent:1", "agent:2"]);
+        assert_eq!(near("postgres:latest", names()), Vec::<String>::new());
+    }
+}

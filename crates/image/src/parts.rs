@@ -1,0 +1,287 @@
+//! Where the parts of an image lie: in a folder, or in an archive that is indexed once by its headers and then read in
+//! place. What cannot be read twice (a pipe, a compressed archive) is written to a file of the draft first.
+
+use crate::{
+    beneath,
+    error::{ImageError, shown},
+    layer::Plain,
+    limits::{LONGEST_DOCUMENT, Limits},
+    tar::{Kind, Tar},
+};
+use rustix::fs::OFlags;
+use sha2::{Digest as _, Sha256};
+use spec::{Digest, Size};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, BufReader, Read},
+    os::{fd::OwnedFd, unix::fs::FileExt},
+    path::PathBuf,
+    sync::Arc,
+};
+
+/// An archive of images has a few files a layer.
+const MOST_PARTS: usize = 1 << 14;
+const LONGEST_PART_NAME: usize = 512;
+/// Layers that several images share are links in what old versions of Docker save.
+const MOST_LINKS: usize = 8;
+
+/// What an image is loaded from.
+#[derive(Debug)]
+pub enum Source {
+    /// An archive, or a folder in OCI's layout.
+    Path(PathBuf),
+    /// An archive that is open already: a pipe, standard input.
+    File(File),
+}
+
+/// Opened.
+#[derive(Debug)]
+pub(crate) enum Parts {
+    Folder(OwnedFd),
+    Archive { file: Arc<File>, index: BTreeMap<Vec<u8>, Place> },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    At { offset: u64, size: u64 },
+    Link(Vec<u8>),
+}
+
+/// One part, from its first byte to its last.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    file: Arc<File>,
+    offset: u64,
+    left: u64,
+}
+
+impl Part {
+    pub(crate) fn size(&self) -> u64 {
+        self.left
+    }
+}
+
+impl Read for Part {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let count = self.file.read_at(&mut buffer[..most], self.offset)?;
+        self.offset += count as u64;
+        self.left -= count as u64;
+        Ok(count)
+    }
+}
+
+impl Parts {
+    /// `spool` makes the file for what cannot be read twice.
+    pub(crate) fn open(
+        source: Source,
+        limits: &Limits,
+        spool: impl FnOnce() -> Result<File, ImageError>,
+    ) -> Result<Parts, ImageError> {
+        let file = match source {
+            Source::File(file) => file,
+            Source::Path(path) => {
+                let what = format!("`{}`", shown(path.as_os_str().as_encoded_bytes()));
+                // A pipe is opened without waiting for somebody at its other end; reading then waits.
+                let file = File::open(&path).map_err(ImageError::read(&what))?;
+                if file.metadata().map_err(ImageError::read(&what))?.is_dir() {
+                    return Ok(Parts::Folder(file.into()));
+                }
+                file
+            }
+        };
+        let seekable = file.metadata().map_err(ImageError::read("the archive"))?.is_file();
+        let whole = Part { file: Arc::new(file), offset: 0, left: u64::MAX };
+        let plain = match seekable {
+            true => Plain::new(Box::new(whole.clone())),
+            false => Plain::new(Box::new(Stream(whole.file.clone()))),
+        };
+        let plain = plain.map_err(ImageError::read("the archive"))?;
+        let file = match seekable && !plain.is_compressed() {
+            true => whole.file,
+            false => Arc::new(copy(plain, spool()?, limits)?),
+        };
+        index(&file).map(|index| Parts::Archive { file, index })
+    }
+
+    /// Whether there is a part of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.part(name).is_ok()
+    }
+
+    /// The part of this name.
+    pub(crate) fn part(&self, name: &str) -> Result<Part, ImageError> {
+        let missing = || ImageError::Missing(format!("`{}`", shown(name.as_bytes())));
+        match self {
+            Parts::Folder(folder) => {
+                let file = match beneath::open(folder, name, OFlags::RDONLY | OFlags::NONBLOCK) {
+                    Err(source) if source.kind() == io::ErrorKind::NotFound => return Err(missing()),
+                    file => {
+                        File::from(file.map_err(ImageError::read(format!("`{}`", shown(name.as_bytes()))))?)
+                    }
+                };
+                let about = file.metadata().map_err(ImageError::read("a part of the image"))?;
+                if !about.is_file() {
+                    return Err(missing());
+                }
+                Ok(Part { file: Arc::new(file), offset: 0, left: about.len() })
+            }
+            Parts::Archive { file, index } => {
+                let mut name = normal(name.as_bytes(), &[]).ok_or_else(missing)?;
+                for _ in 0..MOST_LINKS {
+                    match index.get(&name).ok_or_else(missing)? {
+                        Place::At { offset, size } => {
+                            return Ok(Part { file: file.clone(), offset: *offset, left: *size });
+                        }
+                        Place::Link(to) => name.clone_from(to),
+                    }
+                }
+                Err(missing())
+            }
+        }
+    }
+
+    /// A whole document.
+    pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, ImageError> {
+        let what = format!("`{}`", shown(name.as_bytes()));
+        let part = self.part(name)?;
+        if part.size() > LONGEST_DOCUMENT {
+            return Err(ImageError::Limit { what, limit: Size(LONGEST_DOCUMENT).to_string() });
+        }
+        let mut bytes = Vec::new();
+        part.clone().read_to_end(&mut bytes).map_err(ImageError::read(&what))?;
+        if bytes.len() as u64 != part.size() {
+            return Err(ImageError::malformed(what, "it ends early"));
+        }
+        Ok(bytes)
+    }
+
+    /// A document with this digest and size.
+    pub(crate) fn read_blob(&self, digest: &Digest, size: u64) -> Result<Vec<u8>, ImageError> {
+        let name = blob(digest);
+        let bytes = self.read(&name)?;
+        if bytes.len() as u64 != size {
+            let why = format!("it has {} bytes, and should have {size}", bytes.len());
+            return Err(ImageError::malformed(name, why));
+        }
+        check_digest(&name, digest, &digest_of(&bytes))?;
+        Ok(bytes)
+    }
+}
+
+/// A pipe has no offsets.
+struct Stream(Arc<File>);
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&*self.0).read(buffer)
+    }
+}
+
+fn copy(plain: Plain, mut to: File, limits: &Limits) -> Result<File, ImageError> {
+    let mut bounded = plain.take(limits.unpacked_bytes.saturating_add(1));
+    let count = io::copy(&mut bounded, &mut to).map_err(ImageError::read("the archive"))?;
+    if count > limits.unpacked_bytes {
+        let limit = Size(limits.unpacked_bytes).to_string();
+        return Err(ImageError::Limit { what: "the archive".to_owned(), limit });
+    }
+    Ok(to)
+}
+
+/// The name of a blob in OCI's layout.
+pub(crate) fn blob(digest: &Digest) -> String {
+    format!("blobs/sha256/{}", digest.hex())
+}
+
+/// The digest of bytes.
+pub(crate) fn digest_of(bytes: &[u8]) -> Digest {
+    finished(Sha256::new_with_prefix(bytes))
+}
+
+pub(crate) fn finished(hash: Sha256) -> Digest {
+    let hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Digest::new(&format!("sha256:{hex}")).unwrap_or_else(|| unreachable!("64 digits"))
+}
+
+pub(crate) fn check_digest(what: &str, expected: &Digest, found: &Digest) -> Result<(), ImageError> {
+    match expected == found {
+        true => Ok(()),
+        false => Err(ImageError::Digest {
+            what: what.to_owned(),
+            expected: expected.to_string(),
+            found: found.to_string(),
+        }),
+    }
+}
+
+fn index(file: &Arc<File>) -> Result<BTreeMap<Vec<u8>, Place>, ImageError> {
+    let what = || "the archive".to_owned();
+    let whole = file.metadata().map_err(ImageError::read(what()))?.len();
+    let mut tar = Tar::new(BufReader::with_capacity(4096, At { file, offset: 0 }));
+    let mut index = BTreeMap::new();
+    while let Some(header) = tar.next().map_err(|source| ImageError::Tar { what: what(), source })? {
+        let Some(name) = normal(&header.path, &[]) else { continue };
+        let folder: Vec<_> = name.rsplitn(2, |byte| *byte == b'/').skip(1).collect();
+        let place = match header.kind {
+            Kind::File => Some(Place::At { offset: tar.position(), size: header.size }),
+            Kind::HardLink => normal(&header.link, &[]).map(Place::Link),
+            Kind::SymbolicLink => {
+                normal(&header.link, folder.first().copied().unwrap_or_default()).map(Place::Link)
+            }
+            Kind::Folder | Kind::Special => None,
+        };
+        // A hole would make an offset lie; no archive of images has any.
+        let inside = tar.position().checked_add(header.size).is_some_and(|end| end <= whole);
+        if !inside || header.pieces.is_some() {
+            return Err(ImageError::malformed(what(), "it ends early"));
+        }
+        place.map(|place| index.insert(name, place));
+        if index.len() > MOST_PARTS {
+            return Err(ImageError::Limit { what: what(), limit: format!("{MOST_PARTS} files") });
+        }
+    }
+    Ok(index)
+}
+
+/// Reads and seeks in a file without moving the place that others read at.
+#[derive(Debug)]
+struct At<'a> {
+    file: &'a File,
+    offset: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(buffer, self.offset)?;
+        self.offset += count as u64;
+        Ok(count)
+    }
+}
+
+impl io::Seek for At<'_> {
+    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
+        let moved = match to {
+            io::SeekFrom::Start(at) => Some(at),
+            io::SeekFrom::Current(by) => self.offset.checked_add_signed(by),
+            io::SeekFrom::End(_) => None,
+        };
+        self.offset = moved.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.offset)
+    }
+}
+
+/// A name in the archive without detours; nothing if it leads out, or is no name.
+fn normal(name: &[u8], folder: &[u8]) -> Option<Vec<u8>> {
+    let folder = if name.starts_with(b"/") { &[][..] } else { folder };
+    let mut parts: Vec<&[u8]> = Vec::new();
+    for part in folder.split(|byte| *byte == b'/').chain(name.split(|byte| *byte == b'/')) {
+        match part {
+            b"" | b"." => {}
+            b".." => drop(parts.pop()?),
+            part => parts.push(part),
+        }
+    }
+    let joined = parts.join(&b'/');
+    (!joined.is_empty() && joined.len() <= LONGEST_PART_NAME).then_some(joined)
+}

@@ -1,0 +1,227 @@
+//! Which image is meant: from the documents of an archive or folder to one configuration and its layers, for this
+//! machine. Every document is checked against the digest that led to it.
+
+use crate::{
+    document::{self, Configuration, Descriptor, Document, Platform, Saved},
+    error::{ImageError, shown},
+    layer::Layer,
+    limits::Limits,
+    parts::{Parts, blob, check_digest, digest_of},
+};
+use spec::{Digest, ImageRef};
+
+const INDEX: &str = "index.json";
+const SAVED: &str = "manifest.json";
+/// An index may name further indexes.
+const MOST_DOCUMENTS: usize = 256;
+const DEEPEST_INDEX: usize = 4;
+/// Where tools write what an image is called.
+const NAMES: [&str; 2] = ["io.containerd.image.name", "org.opencontainers.image.ref.name"];
+
+/// One image, ready to be unpacked.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// The digest of its configuration.
+    pub(crate) id: Digest,
+    /// Those that led to it: of an index, then of its manifest. Empty for what Docker saved of old.
+    pub(crate) digests: Vec<Digest>,
+    pub(crate) configuration: Configuration,
+    pub(crate) layers: Vec<Layer>,
+    /// What it calls itself.
+    pub(crate) names: Vec<ImageRef>,
+}
+
+/// One that could be meant.
+struct Candidate {
+    digests: Vec<Digest>,
+    config: Descriptor,
+    layers: Vec<Descriptor>,
+    names: Vec<ImageRef>,
+}
+
+/// Finds the image; `name` says which if there are several.
+pub(crate) fn plan(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> Result<Plan, ImageError> {
+    let plan = if parts.has(INDEX) {
+        of_index(parts, name)?
+    } else if parts.has(SAVED) {
+        of_saved(parts, name)?
+    } else {
+        let why = format!("neither `{INDEX}` nor `{SAVED}` is in it");
+        return Err(ImageError::malformed("this is no image", why));
+    };
+    let (layers, ids) = (plan.layers.len(), plan.configuration.diff_ids.len());
+    if layers > limits.layers {
+        return Err(ImageError::Limit {
+            what: "the image".to_owned(),
+            limit: format!("{} layers", limits.layers),
+        });
+    }
+    if layers != ids {
+        let why = format!("its manifest has {layers} layers, its configuration {ids}");
+        return Err(ImageError::malformed("the image", why));
+    }
+    match plan.configuration.platform.runs_here() {
+        true => Ok(plan),
+        false => Err(wrong_platform(vec![plan.configuration.platform.to_string()])),
+    }
+}
+
+fn wrong_platform(mut found: Vec<String>) -> ImageError {
+    found.dedup();
+    ImageError::Platform { wanted: Platform::here().to_string(), found }
+}
+
+/// The one that is meant: the only one, or the one of that name.
+fn chosen<T>(
+    mut all: Vec<T>,
+    name: Option<&ImageRef>,
+    names: impl Fn(&T) -> Vec<ImageRef>,
+) -> Result<T, ImageError> {
+    if all.len() > 1 {
+        let wanted = all.iter().position(|one| name.is_some_and(|name| names(one).contains(name)));
+        let called = |one: &T| match &*names(one) {
+            [] => "one without a name".to_owned(),
+            some => some.iter().map(ImageRef::familiar).collect::<Vec<_>>().join(" or "),
+        };
+        let several = || ImageError::Several { names: all.iter().take(20).map(called).collect() };
+        let wanted = wanted.ok_or_else(several)?;
+        return Ok(all.swap_remove(wanted));
+    }
+    all.pop().ok_or_else(|| ImageError::malformed("this is no image", "it lists none"))
+}
+
+fn of_saved(parts: &Parts, name: Option<&ImageRef>) -> Result<Plan, ImageError> {
+    let names = |saved: &Saved| saved.repo_tags.iter().filter_map(|tag| tag.parse().ok()).collect::<Vec<_>>();
+    let saved = chosen(document::saved(&parts.read(SAVED)?)?, name, names)?;
+    let bytes = parts.read(&saved.config)?;
+    let id = digest_of(&bytes);
+    // The name of the file is its digest, in either layout.
+    if let Some(named) = digest_in(saved.config.strip_suffix(".json").unwrap_or(&saved.config)) {
+        check_digest(&shown(saved.config.as_bytes()), &named, &id)?;
+    }
+    let configuration = document::configuration(&shown(saved.config.as_bytes()), &bytes)?;
+    let layer = |(name, diff_id): (&String, &Digest)| {
+        let size = parts.part(name)?.size();
+        let blob = name.starts_with("blobs/").then(|| digest_in(name)).flatten().map(|digest| (digest, size));
+        Ok(Layer { name: name.clone(), blob, diff_id: diff_id.clone() })
+    };
+    if saved.layers.len() != configuration.diff_ids.len() {
+        let why = format!(
+            "{} layers are listed, and configured {}",
+            saved.layers.len(),
+            configuration.diff_ids.len()
+        );
+        return Err(ImageError::malformed("the image", why));
+    }
+    let layers =
+        saved.layers.iter().zip(&configuration.diff_ids).map(layer).collect::<Result<_, ImageError>>()?;
+    Ok(Plan { id, digests: Vec::new(), names: names(&saved), configuration, layers })
+}
+
+/// The digest that the last part of a name is.
+fn digest_in(name: &str) -> Option<Digest> {
+    Digest::new(&format!("sha256:{}", name.rsplit('/').next()?))
+}
+
+fn of_index(parts: &Parts, name: Option<&ImageRef>) -> Result<Plan, ImageError> {
+    let Document::Index(top) = document::document(INDEX, &parts.read(INDEX)?)? else {
+        return Err(ImageError::malformed(INDEX, "it is no index"));
+    };
+    let mut search = Search { parts, read: 0, candidates: Vec::new(), elsewhere: Vec::new() };
+    for descriptor in &top {
+        search.descend(descriptor, &[], &names_of(descriptor), 1)?;
+    }
+    if search.candidates.is_empty() && !search.elsewhere.is_empty() {
+        return Err(wrong_platform(search.elsewhere));
+    }
+    let found = chosen(search.candidates, name, |candidate| candidate.names.clone())?;
+    found.config.check_configuration()?;
+    let bytes = parts.read_blob(&found.config.digest, found.config.size)?;
+    let configuration = document::configuration("the configuration", &bytes)?;
+    found.layers.iter().try_for_each(Descriptor::check_layer)?;
+    let layers = found.layers.iter().zip(&configuration.diff_ids).map(|(layer, diff_id)| Layer {
+        name: blob(&layer.digest),
+        blob: Some((layer.digest.clone(), layer.size)),
+        diff_id: diff_id.clone(),
+    });
+    let layers: Vec<_> = layers.collect();
+    if layers.len() != found.layers.len() {
+        let why = format!(
+            "it has {} layers, its configuration {}",
+            found.layers.len(),
+            configuration.diff_ids.len()
+        );
+        return Err(ImageError::malformed("the manifest", why));
+    }
+    Ok(Plan { id: found.config.digest, digests: found.digests, names: found.names, configuration, layers })
+}
+
+fn names_of(descriptor: &Descriptor) -> Vec<ImageRef> {
+    let notes = NAMES.iter().filter_map(|key| descriptor.annotations.get(*key));
+    // A bare word is a tag, and of what is not said.
+    let whole = notes.filter(|text| text.contains([':', '/']));
+    let mut names: Vec<ImageRef> = whole.filter_map(|text| text.parse().ok()).collect();
+    names.dedup();
+    names
+}
+
+struct Search<'a> {
+    parts: &'a Parts,
+    read: usize,
+    candidates: Vec<Candidate>,
+    /// Platforms that are not ours.
+    elsewhere: Vec<String>,
+}
+
+impl Search<'_> {
+    fn descend(
+        &mut self,
+        descriptor: &Descriptor,
+        above: &[Digest],
+        names: &[ImageRef],
+        depth: usize,
+    ) -> Result<(), ImageError> {
+        if let Some(platform) = &descriptor.platform
+            && !platform.runs_here()
+        {
+            // What says `unknown` is no image but something about one.
+            if platform.os != "unknown" {
+                self.elsewhere.push(platform.to_string());
+            }
+            return Ok(());
+        }
+        if !descriptor.is_document() {
+            let kind = format!("`{}`", shown(descriptor.media_type.as_bytes()));
+            return Err(ImageError::Unsupported { what: "an entry of the index".to_owned(), kind });
+        }
+        self.read += 1;
+        if self.read > MOST_DOCUMENTS || depth > DEEPEST_INDEX {
+            let limit = format!("{MOST_DOCUMENTS} documents or {DEEPEST_INDEX} indexes in one another");
+            return Err(ImageError::Limit { what: "the image".to_owned(), limit });
+        }
+        let bytes = self.parts.read_blob(&descriptor.digest, descriptor.size)?;
+        let digests = [above, std::slice::from_ref(&descriptor.digest)].concat();
+        match document::document("a manifest", &bytes)? {
+            Document::Index(all) => {
+                all.iter().try_for_each(|one| self.descend(one, &digests, names, depth + 1))
+            }
+            Document::Manifest { config, layers } => {
+                self.candidate(descriptor, Candidate { digests, config, layers, names: names.to_vec() })
+            }
+        }
+    }
+
+    /// Where the index does not say what machine a manifest is for, its configuration does.
+    fn candidate(&mut self, descriptor: &Descriptor, candidate: Candidate) -> Result<(), ImageError> {
+        if descriptor.platform.is_none() && candidate.config.check_configuration().is_ok() {
+            let bytes = self.parts.read_blob(&candidate.config.digest, candidate.config.size)?;
+            let platform = document::configuration("the configuration", &bytes)?.platform;
+            if !platform.runs_here() {
+                self.elsewhere.push(platform.to_string());
+                return Ok(());
+            }
+        }
+        self.candidates.push(candidate);
+        Ok(())
+    }
+}

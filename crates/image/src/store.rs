@@ -1,0 +1,514 @@
+//! The images of a machine, unpacked, one tree each.
+//!
+//! ```text
+//! images/sha256-HEX/{root/, image.json}   HEX is the digest of the configuration, which fixes layers and platform:
+//!                                         however an image came here, it is one tree
+//! images/names/HEX                        HEX is that of the name; which image it is, and its digests elsewhere
+//! images/.draft-…                         in the making or going; see draft.rs
+//! images/.lock                            held for a moment while names change or trees appear and go
+//! ```
+//! Every change is one rename or unlink, so that a crash leaves a whole store and at most something to sweep.
+
+use crate::{
+    about::{About, Named},
+    beneath,
+    document::Platform,
+    draft::{self, Draft},
+    error::{ImageError, shown},
+    near::near,
+    parts::digest_of,
+};
+use rustix::{
+    fs::{AtFlags, FlockOperation, Mode, OFlags},
+    io::Errno,
+};
+use spec::{Digest, ImageConfig, ImageRef, User};
+use std::{
+    ffi::{CStr, CString},
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, MetadataExt},
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+const NAMES: &str = "names";
+const LOCK: &str = ".lock";
+const LONGEST_ABOUT: u64 = 16 << 20;
+/// How often an image may vanish between finding its name and holding it.
+const TRIES: usize = 16;
+
+/// The store of images.
+#[derive(Clone, Debug)]
+pub struct Images {
+    path: PathBuf,
+    pub(crate) folder: Arc<OwnedFd>,
+    names: Arc<OwnedFd>,
+}
+
+/// An image that stays while this lives: whoever removes it is told that it is in use.
+#[derive(Debug)]
+pub struct Stored {
+    root: PathBuf,
+    id: Digest,
+    digest: Digest,
+    about: About,
+    names: Vec<ImageRef>,
+    _lock: File,
+}
+
+/// One name of an image, as a list shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// What it is called.
+    pub name: ImageRef,
+    /// The digest of its manifest where one is known, else of its configuration.
+    pub digest: Digest,
+    /// The digest of its configuration.
+    pub id: Digest,
+    /// What its files take.
+    pub size_bytes: u64,
+    /// Which machines it is for.
+    pub platform: Platform,
+    /// When it was made, in its own words.
+    pub created: Option<String>,
+}
+
+/// All names, and what could not be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// In the order of their names.
+    pub images: Vec<Listed>,
+    /// One line each.
+    pub problems: Vec<String>,
+}
+
+/// What a removal did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Names that are gone.
+    pub names: Vec<ImageRef>,
+    /// Images that are gone, since no name is left.
+    pub images: Vec<Digest>,
+    /// What that freed.
+    pub freed_bytes: u64,
+}
+
+/// A folder of the store for what is on its way here; swept when its owner is gone.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    draft: Draft,
+}
+
+impl Scratch {
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes it.
+    pub fn discard(self) {
+        self.draft.discard();
+    }
+}
+
+impl Stored {
+    /// Its files: nobody's in particular, without devices, and never to be written.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// How it wants to be run.
+    pub fn config(&self) -> &ImageConfig {
+        &self.about.config
+    }
+
+    /// Whom it wants to run as, if that is somebody and not root.
+    pub fn user(&self) -> Option<User> {
+        self.about.user.map(|(uid, gid)| User { uid, gid })
+    }
+
+    /// The digest of its manifest where one is known, else of its configuration.
+    pub fn digest(&self) -> &Digest {
+        &self.digest
+    }
+
+    /// The digest of its configuration: what it is, however it came here.
+    pub fn id(&self) -> &Digest {
+        &self.id
+    }
+
+    /// All its names.
+    pub fn names(&self) -> &[ImageRef] {
+        &self.names
+    }
+
+    /// What its files take, each counted once.
+    pub fn size_bytes(&self) -> u64 {
+        self.about.size_bytes
+    }
+
+    /// How many files it has.
+    pub fn files(&self) -> u64 {
+        self.about.files
+    }
+
+    /// Devices and pipes of its layers that were not unpacked.
+    pub fn left_out(&self) -> u64 {
+        self.about.left_out
+    }
+
+    /// Which machines it is for.
+    pub fn platform(&self) -> &Platform {
+        &self.about.platform
+    }
+
+    /// When it was made, in its own words.
+    pub fn created(&self) -> Option<&str> {
+        self.about.created.as_deref()
+    }
+
+    /// What its layers hash to as plain tar, the lowest first.
+    pub fn diff_ids(&self) -> &[String] {
+        &self.about.diff_ids
+    }
+}
+
+impl Images {
+    /// Opens the store in this folder, which is made if it is not there.
+    pub fn open(folder: PathBuf) -> Result<Images, ImageError> {
+        let failed = || ImageError::store(format!("open the images in `{}`", folder.display()));
+        let names = folder.join(NAMES);
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&names).map_err(failed())?;
+        check_owner(&folder).map_err(failed())?;
+        let opened = File::open(&folder).map_err(failed())?;
+        let names = beneath::open_folder(&opened, NAMES).map_err(failed())?;
+        Ok(Images { path: folder, folder: Arc::new(opened.into()), names: Arc::new(names) })
+    }
+
+    /// The image of this name. One with a digest must have that digest, by its manifest or configuration.
+    pub fn find(&self, reference: &ImageRef) -> Result<Option<Stored>, ImageError> {
+        for _ in 0..TRIES {
+            let Some(named) = self.matching(reference)?.into_iter().next() else { return Ok(None) };
+            if let Some(stored) = self.hold(&named)? {
+                return Ok(Some(stored));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The same, where it has to be there.
+    pub fn get(&self, reference: &ImageRef) -> Result<Stored, ImageError> {
+        self.find(reference)?.ok_or_else(|| self.not_found(reference))
+    }
+
+    fn not_found(&self, reference: &ImageRef) -> ImageError {
+        let names: Vec<_> = self.list().map(|all| all.images).unwrap_or_default();
+        let names = names.iter().map(|listed| listed.name.familiar());
+        ImageError::NotFound { name: reference.familiar(), near: near(&reference.familiar(), names) }
+    }
+
+    /// Everything there is.
+    pub fn list(&self) -> Result<Listing, ImageError> {
+        let mut listing = Listing::default();
+        for named in self.all_names(&mut listing.problems)? {
+            let about = Digest::new(&named.image).map(|id| (self.about(&id), id));
+            match (about, named.name.parse(), named.digest()) {
+                (Some((Ok(about), id)), Ok(name), Some(digest)) => listing.images.push(Listed {
+                    name,
+                    digest,
+                    id,
+                    size_bytes: about.size_bytes,
+                    platform: about.platform,
+                    created: about.created,
+                }),
+                (Some((Err(error), _)), ..) => {
+                    listing
+                        .problems
+                        .push(format!("`{}` cannot be used: {error}", shown(named.name.as_bytes())));
+                }
+                _ => listing.problems.push("a name in the store is damaged".to_owned()),
+            }
+        }
+        listing.images.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(listing)
+    }
+
+    /// Takes a name away; its image goes with its last name, unless a run holds it: then nothing is done.
+    pub fn remove(&self, reference: &ImageRef) -> Result<Removed, ImageError> {
+        let lock = self.lock()?;
+        let names = self.matching(reference)?;
+        let Some(first) = names.first() else { return Err(self.not_found(reference)) };
+        let gone = |named: &Named| named.image == first.image && names.contains(named);
+        let stays =
+            self.all_names(&mut Vec::new())?.iter().any(|named| named.image == first.image && !gone(named));
+        let retired = match (stays, Digest::new(&first.image)) {
+            (false, Some(id)) => self.take_for_removal(&id, reference)?,
+            _ => None,
+        };
+        let mut removed = Removed::default();
+        for named in names.iter().filter(|named| gone(named)) {
+            self.unname(&named.name)?;
+            removed.names.extend(named.name.parse().ok());
+        }
+        let Some((folder, about, id)) = retired else { return Ok(removed) };
+        removed.freed_bytes = self.about(&id).map_or(0, |about| about.size_bytes);
+        let failed = || ImageError::store("remove an image");
+        let name = draft::retire(&self.folder, &folder, &tree_name(&id)).map_err(failed())?;
+        drop(lock);
+        draft::finish(&self.folder, &folder, &name).map_err(failed())?;
+        drop(about);
+        removed.images.push(id);
+        Ok(removed)
+    }
+
+    /// Removes what crashes left: drafts without an owner, images without a name. Returns what could not be removed.
+    pub fn sweep(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        match self.sweepable() {
+            Ok((drafts, trees)) => {
+                for name in drafts {
+                    if let Err(error) = draft::sweep(&self.folder, &name) {
+                        problems.push(format!("the draft `{}` of an image: {error}", shown(name.to_bytes())));
+                    }
+                }
+                problems.extend(
+                    trees.iter().filter_map(|id| self.sweep_tree(id).err()).map(|error| error.to_string()),
+                );
+            }
+            Err(error) => problems.push(format!("the images cannot be listed: {error}")),
+        }
+        problems
+    }
+
+    /// A folder for what is on its way here.
+    pub fn scratch(&self) -> Result<Scratch, ImageError> {
+        let failed = || ImageError::store("make a folder for an image on its way");
+        let draft = Draft::new(&self.folder).map_err(failed())?;
+        draft.make(c"layout").map_err(failed())?;
+        let path = self.path.join(draft.name.to_string_lossy().as_ref()).join("layout");
+        Ok(Scratch { path, draft })
+    }
+
+    fn sweepable(&self) -> io::Result<(Vec<CString>, Vec<Digest>)> {
+        let (mut drafts, mut trees) = (Vec::new(), Vec::new());
+        beneath::for_each(beneath::open_folder(&*self.folder, c".")?, |name, _| {
+            if draft::is_draft(name) {
+                drafts.push(name.to_owned());
+            }
+            let hex = name.to_str().ok().and_then(|name| name.strip_prefix("sha256-"));
+            trees.extend(hex.and_then(|hex| Digest::new(&format!("sha256:{hex}"))));
+            Ok(())
+        })?;
+        Ok((drafts, trees))
+    }
+
+    fn sweep_tree(&self, id: &Digest) -> Result<(), ImageError> {
+        let lock = self.lock()?;
+        if self.all_names(&mut Vec::new())?.iter().any(|named| named.image == id.as_str()) {
+            return Ok(());
+        }
+        let failed = || ImageError::store("remove an image without a name");
+        let Some((folder, about)) = self.open_tree(id).map_err(failed())? else { return Ok(()) };
+        if !draft::lock(&about).map_err(failed())? {
+            return Ok(());
+        }
+        let name = draft::retire(&self.folder, &folder, &tree_name(id)).map_err(failed())?;
+        drop(lock);
+        draft::finish(&self.folder, &folder, &name).map_err(failed())
+    }
+
+    /// Held for a moment, by one at a time; dies with its owner.
+    pub(crate) fn lock(&self) -> Result<File, ImageError> {
+        let failed = || ImageError::store("lock the images");
+        let file =
+            File::from(beneath::open(&*self.folder, LOCK, OFlags::RDWR | OFlags::CREATE).map_err(failed())?);
+        rustix::fs::flock(&file, FlockOperation::LockExclusive).map_err(|errno| failed()(errno.into()))?;
+        Ok(file)
+    }
+
+    /// The tree that is about to go, locked so that no run can begin with it.
+    fn take_for_removal(
+        &self,
+        id: &Digest,
+        reference: &ImageRef,
+    ) -> Result<Option<(OwnedFd, File, Digest)>, ImageError> {
+        let failed = || ImageError::store("remove an image");
+        let Some((folder, about)) = self.open_tree(id).map_err(failed())? else { return Ok(None) };
+        match draft::lock(&about).map_err(failed())? {
+            true => Ok(Some((folder, about, id.clone()))),
+            false => Err(ImageError::InUse(reference.familiar())),
+        }
+    }
+
+    /// Publishes a tree, or finds that it is there already; held either way.
+    pub(crate) fn publish(&self, draft: Draft, id: &Digest) -> Result<(), ImageError> {
+        let failed = || ImageError::store("put the image in its place");
+        match draft.publish(&tree_name(id)) {
+            Ok(()) => Ok(()),
+            Err(Errno::EXIST | Errno::NOTEMPTY) if self.about(id).is_ok() => {
+                draft.discard();
+                Ok(())
+            }
+            Err(Errno::EXIST | Errno::NOTEMPTY) => {
+                // Damaged, by the loss of power say: ours is whole.
+                if let Some((folder, _)) = self.open_tree(id).map_err(failed())? {
+                    let old = draft::retire(&self.folder, &folder, &tree_name(id)).map_err(failed())?;
+                    draft.publish(&tree_name(id)).map_err(|errno| failed()(errno.into()))?;
+                    draft::finish(&self.folder, &folder, &old).map_err(failed())?;
+                }
+                Ok(())
+            }
+            Err(errno) => Err(failed()(errno.into())),
+        }
+    }
+
+    fn open_tree(&self, id: &Digest) -> io::Result<Option<(OwnedFd, File)>> {
+        let found = beneath::open_folder(&*self.folder, &*tree_name(id))
+            .and_then(|folder| Ok((beneath::open(&folder, "image.json", OFlags::RDONLY)?, folder)));
+        match found {
+            Ok((about, folder)) => Ok(Some((folder, about.into()))),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(source),
+        }
+    }
+
+    pub(crate) fn about(&self, id: &Digest) -> Result<About, ImageError> {
+        let failed = || ImageError::store(format!("read the image {id}"));
+        let gone = || failed()(io::ErrorKind::NotFound.into());
+        let (_, about) = self.open_tree(id).map_err(failed())?.ok_or_else(gone)?;
+        read_about(&about, id)
+    }
+
+    /// The image of a name, held; nothing if it has just gone.
+    pub(crate) fn hold(&self, named: &Named) -> Result<Option<Stored>, ImageError> {
+        let damaged = || ImageError::malformed("a name in the store", "it is damaged");
+        let (id, digest) =
+            (Digest::new(&named.image).ok_or_else(damaged)?, named.digest().ok_or_else(damaged)?);
+        let failed = || ImageError::store(format!("hold the image {id}"));
+        let Some((folder, lock)) = self.open_tree(&id).map_err(failed())? else { return Ok(None) };
+        rustix::fs::flock(&lock, FlockOperation::LockShared).map_err(|errno| failed()(errno.into()))?;
+        if !draft::is_still(&self.folder, &tree_name(&id), &folder).map_err(failed())? {
+            return Ok(None);
+        }
+        let about = read_about(&lock, &id)?;
+        let names = self.all_names(&mut Vec::new())?;
+        let names = names
+            .iter()
+            .filter(|other| other.image == named.image)
+            .filter_map(|other| other.name.parse().ok());
+        let root = self.path.join(tree_name(&id).to_string_lossy().as_ref()).join("root");
+        Ok(Some(Stored { root, digest, about, names: names.collect(), id, _lock: lock }))
+    }
+
+    /// The names that a reference means: one, or with a digest those of its repository that have it.
+    fn matching(&self, reference: &ImageRef) -> Result<Vec<Named>, ImageError> {
+        let Some(digest) = reference.digest() else {
+            return Ok(self.named(&reference.to_string())?.into_iter().collect());
+        };
+        let same = |named: &Named| {
+            let name = named.name.parse::<ImageRef>().ok();
+            named.has(digest)
+                && name.is_some_and(|name| {
+                    (name.registry(), name.repository()) == (reference.registry(), reference.repository())
+                })
+        };
+        Ok(self.all_names(&mut Vec::new())?.into_iter().filter(same).collect())
+    }
+
+    fn named(&self, name: &str) -> Result<Option<Named>, ImageError> {
+        let failed = || ImageError::store("read a name of an image");
+        match read_json(&self.names, &name_file(name)) {
+            Ok(named) => Ok(Some(named).filter(|named: &Named| named.name == name)),
+            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(failed()(source)),
+        }
+    }
+
+    fn all_names(&self, problems: &mut Vec<String>) -> Result<Vec<Named>, ImageError> {
+        let failed = || ImageError::store("list the names of images");
+        let mut all = Vec::new();
+        let listed = beneath::open_folder(&*self.names, c".").map_err(failed())?;
+        let read = beneath::for_each(&listed, |file, _| {
+            match read_json(&self.names, file) {
+                Ok(named) => all.push(named),
+                Err(source) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => problems.push(format!("a name of an image cannot be read: {source}")),
+            }
+            Ok(())
+        });
+        read.map_err(failed())?;
+        Ok(all)
+    }
+
+    /// Gives an image a name, which another may have had. The caller holds the lock.
+    pub(crate) fn name(&self, draft: &OwnedFd, named: &Named) -> Result<(), ImageError> {
+        let write = || -> io::Result<()> {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+            let mut file = File::from(beneath::open(draft, "name", flags)?);
+            file.write_all(&serde_json::to_vec(named)?)?;
+            file.sync_all()?;
+            Ok(rustix::fs::renameat(draft, "name", &*self.names, &*name_file(&named.name))?)
+        };
+        write().map_err(ImageError::store("name an image"))
+    }
+
+    fn unname(&self, name: &str) -> Result<(), ImageError> {
+        match rustix::fs::unlinkat(&*self.names, &*name_file(name), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(ImageError::store("remove a name of an image")(errno.into())),
+        }
+    }
+}
+
+fn read_about(file: &File, id: &Digest) -> Result<About, ImageError> {
+    let damaged = |why: String| ImageError::malformed(format!("the image {id} in the store is damaged"), why);
+    let mut bytes = Vec::new();
+    file.take(LONGEST_ABOUT)
+        .read_to_end(&mut bytes)
+        .map_err(ImageError::store(format!("read the image {id}")))?;
+    let about: About = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    match about.id == id.as_str() {
+        true => Ok(about),
+        false => Err(damaged("it says that it is another".to_owned())),
+    }
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(folder: &OwnedFd, name: &CStr) -> io::Result<T> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
+    let mut bytes = Vec::new();
+    file.take(LONGEST_ABOUT).read_to_end(&mut bytes)?;
+    Ok(serde_json::from_slice(&bytes)?)
+}
+
+/// The folder of an image.
+pub(crate) fn tree_name(id: &Digest) -> CString {
+    c_text(format!("sha256-{}", id.hex()))
+}
+
+/// The file of a name: names have slashes, and are longer than file names may be.
+fn name_file(name: &str) -> CString {
+    c_text(digest_of(name.as_bytes()).hex().to_owned())
+}
+
+fn c_text(text: String) -> CString {
+    CString::new(text).unwrap_or_else(|_| unreachable!("digits have no NUL"))
+}
+
+/// Whoever may write here decides what a run starts from.
+fn check_owner(folder: &Path) -> io::Result<()> {
+    let found = fs::symlink_metadata(folder)?;
+    let us = rustix::process::geteuid().as_raw();
+    if found.uid() != us {
+        return Err(io::Error::other(format!("it belongs to user {}, not to {us}", found.uid())));
+    }
+    match found.mode() & 0o022 {
+        0 => Ok(()),
+        _ => Err(io::Error::other("others may write to it")),
+    }
+}

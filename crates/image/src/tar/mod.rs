@@ -1,0 +1,347 @@
+//! Reads tar as archives and layers are written: ustar, GNU and pax. One header at a time, each part of it bounded;
+//! contents are for the caller to read. Where writers differ, the rules are those of Go's reader, which made the layers.
+
+mod pax;
+mod sparse;
+
+use pax::Pax;
+pub use sparse::Piece;
+use std::io::{self, BufRead, BufReader, Read, Seek};
+
+const BLOCK: usize = 512;
+const BLOCK_BYTES: u64 = BLOCK as u64;
+/// Extended attributes travel in pax records, and one may have 64 KiB.
+const LONGEST_EXTENSION: u64 = 1 << 20;
+
+/// Bytes in order, some of which nobody wants.
+pub trait Input: BufRead {
+    /// Leaves bytes out.
+    fn skip(&mut self, mut count: u64) -> io::Result<()> {
+        while count > 0 {
+            let there = self.fill_buf()?.len();
+            if there == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let part = there.min(usize::try_from(count).unwrap_or(usize::MAX));
+            self.consume(part);
+            count -= part as u64;
+        }
+        Ok(())
+    }
+}
+
+impl Input for &[u8] {}
+
+impl<R: Input> Input for &mut R {
+    fn skip(&mut self, count: u64) -> io::Result<()> {
+        (**self).skip(count)
+    }
+}
+
+impl<R: Read + Seek> Input for BufReader<R> {
+    /// Whether there are so many bytes is not looked at.
+    fn skip(&mut self, count: u64) -> io::Result<()> {
+        let far = i64::try_from(count).map_err(|_| io::ErrorKind::UnexpectedEof)?;
+        self.seek_relative(far)
+    }
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// Another name of an entry.
+    HardLink,
+    /// A symbolic link.
+    SymbolicLink,
+    /// A device or a named pipe.
+    Special,
+}
+
+/// One entry, as it describes itself. Nothing of it has been checked but its form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Its name: any bytes but NUL.
+    pub path: Vec<u8>,
+    /// Where a link leads.
+    pub link: Vec<u8>,
+    /// What it is.
+    pub kind: Kind,
+    /// The size of the file, holes included.
+    pub size: u64,
+    /// The owner; the largest number stands for all that are larger.
+    pub uid: u32,
+    /// The group, likewise.
+    pub gid: u32,
+    /// The lower twelve bits of its mode.
+    pub mode: u16,
+    /// Seconds since 1970; none before.
+    pub mtime: u64,
+    /// Of a file with holes, what lies between them.
+    pub pieces: Option<Vec<Piece>>,
+}
+
+/// Why bytes are not read as tar.
+#[derive(Debug, thiserror::Error)]
+pub enum TarError {
+    /// The input failed.
+    #[error("it cannot be read")]
+    Read(#[source] io::Error),
+    /// The input ended early.
+    #[error("it ends in the middle of an entry")]
+    Truncated,
+    /// Not tar.
+    #[error("it is no tar archive: {0}")]
+    Form(&'static str),
+    /// A kind that nobody unpacks.
+    #[error("it has an entry of the unknown type `{}`", .0.escape_ascii())]
+    Type(u8),
+}
+
+impl From<io::Error> for TarError {
+    fn from(source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof => TarError::Truncated,
+            _ => TarError::Read(source),
+        }
+    }
+}
+
+/// A tar stream: `next`, then as much of the contents as is wanted, and so on.
+#[derive(Debug)]
+pub struct Tar<R> {
+    input: R,
+    position: u64,
+    /// Of the contents of the entry.
+    left: u64,
+    /// What fills its last block.
+    padding: u64,
+    ended: bool,
+}
+
+impl<R: Input> Tar<R> {
+    /// Reads nothing yet.
+    pub fn new(input: R) -> Self {
+        Tar { input, position: 0, left: 0, padding: 0, ended: false }
+    }
+
+    /// How many bytes of the input lie behind; after `next` the contents begin here.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// How many bytes of contents are left to read. Of a file with holes only what lies between them is there.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// The next bytes of the contents, straight from the buffer; empty at their end. `consume` takes them.
+    pub fn contents(&mut self) -> Result<&[u8], TarError> {
+        if self.left == 0 {
+            return Ok(&[]);
+        }
+        let there = self.input.fill_buf()?;
+        if there.is_empty() {
+            return Err(TarError::Truncated);
+        }
+        let part = there.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        Ok(&there[..part])
+    }
+
+    /// Takes bytes that `contents` has shown.
+    pub fn consume(&mut self, count: usize) {
+        self.input.consume(count);
+        self.left -= count as u64;
+        self.position += count as u64;
+    }
+
+    /// The input, behind everything that was read.
+    pub fn into_input(self) -> R {
+        self.input
+    }
+
+    /// The next entry; none at the end of the archive.
+    #[allow(clippy::should_implement_trait, reason = "an entry's contents have to be read before the next")]
+    pub fn next(&mut self) -> Result<Option<Header>, TarError> {
+        let (mut pax, mut long_name, mut long_link) = (Pax::default(), None, None);
+        loop {
+            self.skip_rest()?;
+            let Some(block) = self.header_block()? else { return Ok(None) };
+            let raw = Raw(&block);
+            match raw.type_flag() {
+                b'x' => pax = Pax::read(&self.extension(&raw)?)?,
+                b'g' => drop(self.extension(&raw)?),
+                b'L' => long_name = Some(until_nul(&self.extension(&raw)?).to_vec()),
+                b'K' => long_link = Some(until_nul(&self.extension(&raw)?).to_vec()),
+                _ => return self.entry(&raw, pax, long_name, long_link).map(Some),
+            }
+        }
+    }
+
+    fn entry(
+        &mut self,
+        raw: &Raw<'_>,
+        mut pax: Pax,
+        long_name: Option<Vec<u8>>,
+        long_link: Option<Vec<u8>>,
+    ) -> Result<Header, TarError> {
+        let stored = pax.size.map_or_else(|| raw.size(), Ok)?;
+        let path = long_name.or(pax.sparse_name.take()).or(pax.path.take()).unwrap_or_else(|| raw.path());
+        let kind = kind_of(raw.type_flag(), &path)?;
+        let link = long_link.or(pax.link.take()).unwrap_or_else(|| until_nul(&raw.0[157..257]).to_vec());
+        if path.contains(&0) || link.contains(&0) {
+            return Err(TarError::Form("a name has a NUL in it"));
+        }
+        // As Go has it: only files have contents, whatever the header says.
+        let stored = if kind == Kind::File { stored } else { 0 };
+        self.begin(stored);
+        let (size, pieces) = match kind {
+            Kind::File => self.pieces(raw, &pax, stored)?,
+            Kind::Folder | Kind::HardLink | Kind::SymbolicLink | Kind::Special => (0, None),
+        };
+        Ok(Header {
+            path,
+            link,
+            kind,
+            size,
+            uid: pax.uid.unwrap_or_else(|| raw.id(108..116)),
+            gid: pax.gid.unwrap_or_else(|| raw.id(116..124)),
+            mode: (number(&raw.0[100..108]).unwrap_or(0) & 0o7777) as u16,
+            mtime: pax.mtime.unwrap_or_else(|| number(&raw.0[136..148]).unwrap_or(0)),
+            pieces,
+        })
+    }
+
+    fn begin(&mut self, size: u64) {
+        self.left = size;
+        self.padding = (BLOCK_BYTES - size % BLOCK_BYTES) % BLOCK_BYTES;
+    }
+
+    fn skip_rest(&mut self) -> Result<(), TarError> {
+        let rest = self.left.checked_add(self.padding).ok_or(TarError::Truncated)?;
+        self.input.skip(rest)?;
+        self.position = self.position.checked_add(rest).ok_or(TarError::Truncated)?;
+        (self.left, self.padding) = (0, 0);
+        Ok(())
+    }
+
+    fn header_block(&mut self) -> Result<Option<[u8; BLOCK]>, TarError> {
+        if self.ended || self.input.fill_buf()?.is_empty() {
+            return Ok(None);
+        }
+        let block = self.block()?;
+        if block != [0; BLOCK] {
+            return check_sum(&block).map(|()| Some(block));
+        }
+        self.ended = true;
+        if !self.input.fill_buf()?.is_empty() && self.block()? != [0; BLOCK] {
+            return Err(TarError::Form("something follows its end"));
+        }
+        Ok(None)
+    }
+
+    fn block(&mut self) -> Result<[u8; BLOCK], TarError> {
+        let mut block = [0; BLOCK];
+        self.input.read_exact(&mut block)?;
+        self.position += BLOCK_BYTES;
+        Ok(block)
+    }
+
+    /// The contents of a header that only describes the next one.
+    fn extension(&mut self, raw: &Raw<'_>) -> Result<Vec<u8>, TarError> {
+        let size = raw.size()?;
+        if size > LONGEST_EXTENSION {
+            return Err(TarError::Form("a header is longer than 1 MiB"));
+        }
+        self.begin(size);
+        let mut bytes = Vec::new();
+        while self.left > 0 {
+            bytes.extend_from_slice(self.contents()?);
+            let taken = bytes.len() as u64 - (size - self.left);
+            self.consume(taken as usize);
+        }
+        Ok(bytes)
+    }
+}
+
+fn kind_of(flag: u8, path: &[u8]) -> Result<Kind, TarError> {
+    Ok(match flag {
+        // Before there were types, a folder was what ends in a slash.
+        0 | b'0' if path.ends_with(b"/") => Kind::Folder,
+        0 | b'0' | b'7' | b'S' => Kind::File,
+        b'1' => Kind::HardLink,
+        b'2' => Kind::SymbolicLink,
+        b'3' | b'4' | b'6' => Kind::Special,
+        b'5' => Kind::Folder,
+        other => return Err(TarError::Type(other)),
+    })
+}
+
+/// A header block, by its fields.
+struct Raw<'a>(&'a [u8; BLOCK]);
+
+impl Raw<'_> {
+    fn type_flag(&self) -> u8 {
+        self.0[156]
+    }
+
+    fn size(&self) -> Result<u64, TarError> {
+        number(&self.0[124..136]).ok_or(TarError::Form("a size is no number"))
+    }
+
+    fn id(&self, field: std::ops::Range<usize>) -> u32 {
+        number(&self.0[field]).and_then(|id| u32::try_from(id).ok()).unwrap_or(u32::MAX)
+    }
+
+    fn path(&self) -> Vec<u8> {
+        let name = until_nul(&self.0[..100]);
+        let prefix = match (&self.0[257..265], &self.0[508..]) {
+            (b"ustar\x0000", b"tar\0") => &self.0[345..476],
+            (b"ustar\x0000", _) => &self.0[345..500],
+            _ => &[],
+        };
+        match until_nul(prefix) {
+            [] => name.to_vec(),
+            prefix => [prefix, b"/", name].concat(),
+        }
+    }
+}
+
+fn until_nul(field: &[u8]) -> &[u8] {
+    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+    &field[..end]
+}
+
+/// Octal digits, or GNU's binary form; nothing for what is neither, negative, or too large.
+fn number(field: &[u8]) -> Option<u64> {
+    if field[0] & 0x80 != 0 {
+        let digits = std::iter::once(field[0] & 0x7f).chain(field[1..].iter().copied());
+        return digits
+            .into_iter()
+            .try_fold(0_u64, |sum, byte| (sum >> 56 == 0).then(|| (sum << 8) | u64::from(byte)));
+    }
+    let text = str::from_utf8(until_nul(field)).ok()?.trim();
+    if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }
+}
+
+/// Some old writers summed signed bytes.
+fn check_sum(block: &[u8; BLOCK]) -> Result<(), TarError> {
+    let (mut plain, mut signed) = (0_i64, 0_i64);
+    for (at, byte) in block.iter().enumerate() {
+        let byte = if (148..156).contains(&at) { b' ' } else { *byte };
+        plain += i64::from(byte);
+        signed += i64::from(byte.cast_signed());
+    }
+    let written = number(&block[148..156]).and_then(|sum| i64::try_from(sum).ok());
+    match written.is_some_and(|sum| sum == plain || sum == signed) {
+        true => Ok(()),
+        false => Err(TarError::Form("the checksum of a header is wrong")),
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,125 @@
+//! Files with holes, in GNU's four ways of writing them. The size that counts is the one with the holes: a few bytes
+//! of archive can claim a file of any size.
+
+use super::{
+    BLOCK, Input, Raw, Tar, TarError, number,
+    pax::{Pax, decimal},
+};
+
+/// More than any file that was not made to hurt.
+const MOST_PIECES: usize = 1 << 16;
+
+/// Contents between holes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where in the file.
+    pub at: u64,
+    /// How many bytes.
+    pub size: u64,
+}
+
+impl<R: Input> Tar<R> {
+    /// The size of a file, and where its contents belong if it has holes.
+    pub(super) fn pieces(
+        &mut self,
+        raw: &Raw<'_>,
+        pax: &Pax,
+        stored: u64,
+    ) -> Result<(u64, Option<Vec<Piece>>), TarError> {
+        let (size, pieces) = if raw.type_flag() == b'S' {
+            let size = number(&raw.0[483..495]).ok_or(TarError::Form("a size is no number"))?;
+            (size, self.pieces_of_header(raw)?)
+        } else if pax.sparse_in_contents {
+            (pax.sparse_size.unwrap_or(stored), self.pieces_of_contents()?)
+        } else if let Some(pieces) = pax.listed() {
+            (pax.sparse_size.unwrap_or(stored), pieces)
+        } else {
+            return Ok((stored, None));
+        };
+        check(&pieces, size, self.left())?;
+        Ok((size, Some(pieces)))
+    }
+
+    /// Four in the header, and twenty-one in each block that follows while the last says so.
+    fn pieces_of_header(&mut self, raw: &Raw<'_>) -> Result<Vec<Piece>, TarError> {
+        let mut pieces = Vec::new();
+        add(&mut pieces, &raw.0[386..482])?;
+        let mut more = raw.0[482] != 0;
+        while more {
+            let block = self.block()?;
+            add(&mut pieces, &block[..504])?;
+            more = block[504] != 0;
+        }
+        Ok(pieces)
+    }
+
+    /// Decimal numbers, a line each, in whole blocks: how many pieces, then place and size of each.
+    fn pieces_of_contents(&mut self) -> Result<Vec<Piece>, TarError> {
+        let (mut numbers, mut line, mut wanted) = (Vec::new(), Vec::new(), 1);
+        while numbers.len() < wanted {
+            for byte in self.block_of_contents()? {
+                match byte {
+                    b'\n' if numbers.len() < wanted => {
+                        numbers.push(decimal(&line).ok_or(BAD)?);
+                        line.clear();
+                        if numbers.len() == 1 {
+                            let count = usize::try_from(numbers[0]).unwrap_or(usize::MAX);
+                            wanted = 1 + 2 * count.min(MOST_PIECES + 1);
+                        }
+                    }
+                    byte if numbers.len() < wanted && line.len() < 20 => line.push(byte),
+                    _ if numbers.len() < wanted => return Err(BAD),
+                    _ => {}
+                }
+            }
+            if numbers.len() > 2 * MOST_PIECES {
+                return Err(TOO_MANY);
+            }
+        }
+        Ok(numbers[1..].chunks_exact(2).map(|two| Piece { at: two[0], size: two[1] }).collect())
+    }
+
+    fn block_of_contents(&mut self) -> Result<[u8; BLOCK], TarError> {
+        let mut block = [0; BLOCK];
+        let mut filled = 0;
+        while filled < BLOCK {
+            let there = self.contents()?;
+            if there.is_empty() {
+                return Err(BAD);
+            }
+            let part = there.len().min(BLOCK - filled);
+            block[filled..filled + part].copy_from_slice(&there[..part]);
+            self.consume(part);
+            filled += part;
+        }
+        Ok(block)
+    }
+}
+
+const BAD: TarError = TarError::Form("the holes of a file are malformed");
+const TOO_MANY: TarError = TarError::Form("a file has more than 65536 holes");
+
+fn add(pieces: &mut Vec<Piece>, fields: &[u8]) -> Result<(), TarError> {
+    for field in fields.chunks_exact(24).take_while(|field| field[0] != 0) {
+        let at = number(&field[..12]).ok_or(BAD)?;
+        let size = number(&field[12..]).ok_or(BAD)?;
+        pieces.push(Piece { at, size });
+    }
+    if pieces.len() > MOST_PIECES { Err(TOO_MANY) } else { Ok(()) }
+}
+
+/// In order, apart, within the file, and together as long as what the archive holds.
+fn check(pieces: &[Piece], size: u64, stored: u64) -> Result<(), TarError> {
+    if pieces.len() > MOST_PIECES {
+        return Err(TOO_MANY);
+    }
+    let (mut end, mut sum) = (0, 0_u64);
+    for piece in pieces {
+        if piece.at < end {
+            return Err(BAD);
+        }
+        end = piece.at.checked_add(piece.size).ok_or(BAD)?;
+        sum = sum.checked_add(piece.size).ok_or(BAD)?;
+    }
+    if end <= size && sum == stored { Ok(()) } else { Err(BAD) }
+}

@@ -1,0 +1,392 @@
+//! The root of an image in the making: entries of layers are laid over one another, as Docker does it. Every name is
+//! walked one folder at a time by handle; symbolic links lead where they would if this were `/`, and never further.
+
+use crate::{
+    beneath,
+    limits::{DEEPEST, LONGEST_NAME, LONGEST_PATH},
+    rights::{Rights, Totals},
+    tar::{Header, Input, Kind, Tar, TarError},
+    user::Person,
+};
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps},
+    io::Errno,
+};
+use std::{
+    collections::HashSet,
+    ffi::CString,
+    fs::File,
+    io,
+    os::{fd::OwnedFd, unix::fs::FileExt},
+    rc::Rc,
+};
+
+const WHITEOUT: &[u8] = b".wh.";
+/// What a file system of long ago kept for itself; and among it, the sign that hides all that is below.
+const WHITEOUT_META: &[u8] = b".wh..wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// As often as the kernel follows them.
+const MOST_LINKS: usize = 40;
+const OURS: Mode = Mode::RWXU;
+const PLACE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Why an entry was not unpacked.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// No honest layer has it.
+    Refused(&'static str),
+    /// The disk failed us.
+    Write(io::Error),
+    /// The layer cannot be read.
+    Read(TarError),
+}
+
+impl From<Errno> for Trouble {
+    fn from(errno: Errno) -> Self {
+        Trouble::Write(errno.into())
+    }
+}
+
+impl From<io::Error> for Trouble {
+    fn from(source: io::Error) -> Self {
+        Trouble::Write(source)
+    }
+}
+
+impl From<TarError> for Trouble {
+    fn from(source: TarError) -> Self {
+        Trouble::Read(source)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Tree {
+    root: Rc<OwnedFd>,
+    rights: Rights,
+    /// Inodes that this layer put here: its own whiteouts are not for them. The lowest layer has nothing to hide.
+    touched: Option<HashSet<u64>>,
+    /// The folder of the entry before, since entries of a folder follow one another.
+    last: Option<Folder>,
+    /// Devices and pipes.
+    pub(crate) left_out: u64,
+}
+
+/// A folder of the tree.
+#[derive(Clone, Debug)]
+struct Folder {
+    path: Vec<u8>,
+    handle: Rc<OwnedFd>,
+}
+
+/// What to do about folders that are not there.
+#[derive(Clone, Copy, PartialEq)]
+enum Absent {
+    Make,
+    Refuse,
+}
+
+impl Tree {
+    pub(crate) fn new(root: OwnedFd) -> Tree {
+        let (root, rights) = (Rc::new(root), Rights::default());
+        Tree { root, rights, touched: None, last: None, left_out: 0 }
+    }
+
+    pub(crate) fn root(&self) -> &OwnedFd {
+        &self.root
+    }
+
+    /// Gives everything its final rights.
+    pub(crate) fn settle(self, person: &Person) -> io::Result<Totals> {
+        self.rights.settle(&self.root, person)
+    }
+
+    /// What follows lies over everything so far.
+    pub(crate) fn next_layer(&mut self, number: usize) {
+        self.touched = (number > 0).then(HashSet::new);
+    }
+
+    /// Lays one entry over the tree.
+    pub(crate) fn add<R: Input>(&mut self, header: &Header, tar: &mut Tar<R>) -> Result<(), Trouble> {
+        let names = names(&header.path)?;
+        let Some((last, parents)) = names.split_last() else {
+            return match header.kind {
+                Kind::Folder => Ok(self.rights.note(rustix::fs::fstat(&*self.root)?.st_ino, header)?),
+                _ => Err(Trouble::Refused("it takes the place of the root")),
+            };
+        };
+        if names.iter().any(|name| name.starts_with(WHITEOUT_META) && *name != OPAQUE) {
+            return Ok(());
+        }
+        if parents.iter().any(|name| name.starts_with(WHITEOUT)) {
+            return Err(Trouble::Refused("a folder is called like a whiteout"));
+        }
+        if let Some(hidden) = last.strip_prefix(WHITEOUT) {
+            return self.hide(parents, hidden, *last == OPAQUE);
+        }
+        let folder = self.folder(parents, Absent::Make)?;
+        let name = c_name(last)?;
+        match header.kind {
+            Kind::Folder => self.add_folder(&folder, &name, header),
+            Kind::File => self.add_file(&folder, &name, header, tar),
+            Kind::SymbolicLink => self.add_symbolic_link(&folder, &name, header),
+            Kind::HardLink => self.add_hard_link(&folder, &name, header),
+            Kind::Special => {
+                self.left_out += 1;
+                self.clear(&folder, &name)
+            }
+        }
+    }
+
+    fn add_folder(&mut self, folder: &OwnedFd, name: &CString, header: &Header) -> Result<(), Trouble> {
+        if let Err(Errno::EXIST) = rustix::fs::mkdirat(folder, name, OURS) {
+            let found = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            if !FileType::from_raw_mode(found.st_mode).is_dir() {
+                self.clear(folder, name)?;
+                rustix::fs::mkdirat(folder, name, OURS)?;
+            }
+        }
+        let inode = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?.st_ino;
+        self.touch(inode, Some(header))
+    }
+
+    fn add_file<R: Input>(
+        &mut self,
+        folder: &OwnedFd,
+        name: &CString,
+        header: &Header,
+        tar: &mut Tar<R>,
+    ) -> Result<(), Trouble> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let make = || rustix::fs::openat(folder, name, flags, Mode::RUSR | Mode::WUSR);
+        let file = match make() {
+            // A new file, never the old one written over: that may have other names.
+            Err(Errno::EXIST) => self.clear(folder, name).and_then(|()| Ok(make()?))?,
+            made => made?,
+        };
+        let file = File::from(file);
+        match &header.pieces {
+            None => write(&file, 0, header.size, tar)?,
+            Some(pieces) => {
+                for piece in pieces {
+                    write(&file, piece.at, piece.size, tar)?;
+                }
+                file.set_len(header.size)?;
+            }
+        }
+        rustix::fs::futimens(&file, &times(header.mtime))?;
+        self.touch(rustix::fs::fstat(&file)?.st_ino, Some(header))
+    }
+
+    fn add_symbolic_link(
+        &mut self,
+        folder: &OwnedFd,
+        name: &CString,
+        header: &Header,
+    ) -> Result<(), Trouble> {
+        if header.link.is_empty() || header.link.len() >= LONGEST_PATH {
+            return Err(Trouble::Refused("its target is empty or too long"));
+        }
+        if let Err(Errno::EXIST) = rustix::fs::symlinkat(&*header.link, folder, name) {
+            self.clear(folder, name)?;
+            rustix::fs::symlinkat(&*header.link, folder, name)?;
+        }
+        let inode = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?.st_ino;
+        self.touch(inode, None)
+    }
+
+    /// Another name for a file of the tree: it is found as entries are, and its last part is not followed.
+    fn add_hard_link(&mut self, folder: &OwnedFd, name: &CString, header: &Header) -> Result<(), Trouble> {
+        let names = names(&header.link)?;
+        let Some((last, parents)) = names.split_last() else {
+            return Err(Trouble::Refused("a hard link leads to the root"));
+        };
+        let there = self.folder(parents, Absent::Refuse)?;
+        let last = c_name(last)?;
+        let found = match rustix::fs::statat(&*there, &last, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Err(Trouble::Refused("a hard link leads to nothing")),
+            found => found?,
+        };
+        // Tar also writes a second name of a symbolic link so; it is linked, not followed.
+        if !matches!(FileType::from_raw_mode(found.st_mode), FileType::RegularFile | FileType::Symlink) {
+            return Err(Trouble::Refused("a hard link leads to something that is no file"));
+        }
+        let link = || rustix::fs::linkat(&*there, &last, folder, name, AtFlags::empty());
+        match link() {
+            Err(Errno::EXIST) => {
+                let old = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                if old.st_ino != found.st_ino {
+                    self.clear(folder, name)?;
+                    link()?;
+                }
+            }
+            linked => linked?,
+        }
+        let is_file = FileType::from_raw_mode(found.st_mode).is_file();
+        self.touch(found.st_ino, is_file.then_some(header))
+    }
+
+    /// Takes away what lower layers have at a name, or, opaque, in the whole folder.
+    fn hide(&mut self, parents: &[&[u8]], hidden: &[u8], opaque: bool) -> Result<(), Trouble> {
+        if matches!(hidden, b"" | b"." | b"..") {
+            return Err(Trouble::Refused("a whiteout hides no name"));
+        }
+        let folder = match self.folder(parents, Absent::Refuse) {
+            // What is not there is hidden well.
+            Err(Trouble::Refused(_)) => return Ok(()),
+            folder => folder?,
+        };
+        let Some(touched) = &self.touched else { return Ok(()) };
+        self.last = None;
+        match opaque {
+            true => beneath::empty(beneath::open_folder(&*folder, c".")?, Some(touched))?,
+            false => beneath::remove(&*folder, &c_name(hidden)?, Some(touched))?,
+        };
+        Ok(())
+    }
+
+    fn clear(&mut self, folder: &OwnedFd, name: &CString) -> Result<(), Trouble> {
+        self.last = None;
+        beneath::remove(folder, name, None)?;
+        Ok(())
+    }
+
+    /// This layer has put something here. Symbolic links have no rights.
+    fn touch(&mut self, inode: u64, header: Option<&Header>) -> Result<(), Trouble> {
+        if let Some(touched) = &mut self.touched {
+            touched.insert(inode);
+        }
+        match header {
+            Some(header) => self.rights.note(inode, header),
+            None => Ok(()),
+        }
+    }
+
+    /// The folder that names lead to from the root.
+    fn folder(&mut self, names: &[&[u8]], absent: Absent) -> Result<Rc<OwnedFd>, Trouble> {
+        let path = names.join(&b'/');
+        if let Some(last) = &self.last
+            && last.path == path
+        {
+            return Ok(last.handle.clone());
+        }
+        let handle = self.walk(names, absent)?;
+        self.last = Some(Folder { path, handle: handle.clone() });
+        Ok(handle)
+    }
+
+    fn walk(&mut self, names: &[&[u8]], absent: Absent) -> Result<Rc<OwnedFd>, Trouble> {
+        let mut way = vec![self.root.clone()];
+        let mut left: Vec<Vec<u8>> = names.iter().rev().map(|name| name.to_vec()).collect();
+        let mut links = 0;
+        while let Some(name) = left.pop() {
+            if name == b".." {
+                way.truncate(way.len().saturating_sub(1).max(1));
+                continue;
+            }
+            let (at, name) = (way[way.len() - 1].clone(), c_name(&name)?);
+            match rustix::fs::openat(&*at, &name, PLACE, Mode::empty()) {
+                Ok(next) => way.push(Rc::new(next)),
+                Err(Errno::NOENT) if absent == Absent::Make => {
+                    way.push(Rc::new(self.make_parent(&at, &name)?))
+                }
+                Err(Errno::NOENT) => {
+                    return Err(Trouble::Refused("it leads through a folder that is not there"));
+                }
+                Err(Errno::NOTDIR | Errno::LOOP) => {
+                    links += 1;
+                    if links > MOST_LINKS {
+                        return Err(Trouble::Refused("it leads through too many symbolic links"));
+                    }
+                    follow(&at, &name, &mut way, &mut left)?;
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+            if way.len() > DEEPEST {
+                return Err(Trouble::Refused("it lies deeper than 255 folders"));
+            }
+        }
+        Ok(way.pop().unwrap_or_else(|| self.root.clone()))
+    }
+
+    /// A folder that no entry describes is root's, and open to all.
+    fn make_parent(&mut self, at: &OwnedFd, name: &CString) -> Result<OwnedFd, Trouble> {
+        rustix::fs::mkdirat(at, name, OURS)?;
+        let made = rustix::fs::openat(at, name, PLACE, Mode::empty())?;
+        let header = Header {
+            path: Vec::new(),
+            link: Vec::new(),
+            kind: Kind::Folder,
+            size: 0,
+            uid: 0,
+            gid: 0,
+            mode: 0o755,
+            mtime: 0,
+            pieces: None,
+        };
+        self.touch(rustix::fs::fstat(&made)?.st_ino, Some(&header))?;
+        Ok(made)
+    }
+}
+
+/// Puts what a symbolic link says in front of what is left to walk.
+fn follow(
+    at: &OwnedFd,
+    name: &CString,
+    way: &mut Vec<Rc<OwnedFd>>,
+    left: &mut Vec<Vec<u8>>,
+) -> Result<(), Trouble> {
+    let target = match rustix::fs::readlinkat(at, name, Vec::new()) {
+        Err(Errno::INVAL) => return Err(Trouble::Refused("it leads through something that is no folder")),
+        target => target?.into_bytes(),
+    };
+    if target.starts_with(b"/") {
+        way.truncate(1);
+    }
+    let parts = target.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
+    left.extend(parts.rev().map(<[u8]>::to_vec));
+    Ok(())
+}
+
+/// The names that a path is made of. What is absolute begins at the root of the image.
+fn names(path: &[u8]) -> Result<Vec<&[u8]>, Trouble> {
+    if path.len() > LONGEST_PATH {
+        return Err(Trouble::Refused("its name is longer than 4096 bytes"));
+    }
+    let names: Vec<_> =
+        path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
+    if names.iter().any(|name| *name == b"..") {
+        return Err(Trouble::Refused("its name leads out of its folder by `..`"));
+    }
+    if names.iter().any(|name| name.len() > LONGEST_NAME) {
+        return Err(Trouble::Refused("a part of its name is longer than 255 bytes"));
+    }
+    if names.len() > DEEPEST {
+        return Err(Trouble::Refused("it lies deeper than 255 folders"));
+    }
+    Ok(names)
+}
+
+fn c_name(name: &[u8]) -> Result<CString, Trouble> {
+    CString::new(name).map_err(|_| Trouble::Refused("its name has a NUL in it"))
+}
+
+fn write<R: Input>(file: &File, at: u64, size: u64, tar: &mut Tar<R>) -> Result<(), Trouble> {
+    let mut written = 0;
+    while written < size {
+        let there = tar.contents()?;
+        let part = there.len().min(usize::try_from(size - written).unwrap_or(usize::MAX));
+        if part == 0 {
+            return Err(TarError::Truncated.into());
+        }
+        file.write_all_at(&there[..part], at + written)?;
+        tar.consume(part);
+        written += part as u64;
+    }
+    Ok(())
+}
+
+pub(crate) fn times(seconds: u64) -> Timestamps {
+    // Where a file system ends its time it ends ours: 2106.
+    let time = Timespec { tv_sec: i64::from(u32::try_from(seconds).unwrap_or(u32::MAX)), tv_nsec: 0 };
+    Timestamps { last_access: time, last_modification: time }
+}

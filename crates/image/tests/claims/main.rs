@@ -1,0 +1,4 @@
+//! Claims about images, each with archives made for it.
+
+mod common;
+mod store;
