@@ -7,18 +7,20 @@ use std::path::PathBuf;
 /// Begins the line that says which step begins.
 pub(super) const STEP_MARK: &str = "airlock-step:";
 
-/// What every step needs. Nothing of the machine's names may be followed: all is done within the tree.
+/// What every step needs. Nothing of the machine's names may be followed: all is done within the tree. Its own /tmp keeps
+/// the files of `mmdebstrap` from a recipe that tidies up.
 const START: &str = "\
 set -eu
 exec >&2 < /dev/null
 root=$1
+mount -t tmpfs -o mode=1777 tmpfs \"$root/tmp\"
 enter() { chroot \"$root\" /usr/bin/env -i \"$@\"; }
 ";
 
 /// What must not stay: this machine's name, nameserver and package servers, and what differs between builds.
 const END: &str = "\
 enter /bin/sh -c '
-    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log /tmp/* /etc/hostname
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log /etc/hostname
     : > /etc/resolv.conf
     rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
     cat > /etc/apt/sources.list.d/debian.sources' << 'EOF'

@@ -72,7 +72,12 @@ impl Workshop {
     /// Removes the folder and gives the namespace back.
     pub fn close(mut self) -> Result<(), BuildError> {
         let failed = || BuildError::io(format!("remove `{}`", self.folder.display()));
-        let removed = self.inside("rm").args(["-rf", "--"]).arg(self.tree()).status().map_err(failed())?;
+        let removed = self
+            .inside("find")
+            .arg(self.tree())
+            .args(["-mindepth", "1", "-delete"])
+            .status()
+            .map_err(failed())?;
         // Its standard input ends with this, and so does the holder.
         drop(self.holder.stdin.take());
         self.holder.wait().map_err(failed())?;
@@ -101,7 +106,7 @@ impl Workshop {
         command.args(LEFT_OUT.map(|option| format!("--dpkgopt={option}")));
         let steps = script::quoted(&steps.to_string_lossy());
         command
-            .arg(format!("--customize-hook=/bin/sh {steps} \"$1\""))
+            .arg(format!("--customize-hook=unshare --mount -- /bin/sh {steps} \"$1\""))
             .args([SUITE, "-"])
             .args(&plan.sources);
         quiet(&mut command).envs(&plan.environment).env("PATH", PATH).env("LC_ALL", "C.UTF-8");
