@@ -163,14 +163,13 @@ impl Plan {
         let layer = workshop.place(&format!("layer-{}.tar", self.platform.architecture()));
         let (received, last) = receive(&mut child, &layer, &self.titles(), told);
         let status = child.wait().map_err(BuildError::io("wait for mmdebstrap"))?;
-        match (status.success(), received) {
-            (true, Ok((digest, bytes))) => {
-                let (platform, config, epoch) = (self.platform, self.recipe.config.clone(), self.epoch);
-                Ok(Built { platform, config, layer, digest, bytes, epoch })
-            }
-            (_, Err(error @ BuildError::TooLarge)) | (true, Err(error)) => Err(error),
-            (false, _) => Err(BuildError::Failed { status: status.to_string(), last: last.into() }),
+        // An error of the child's own ends the stream early, which is none of ours.
+        let (digest, bytes) = received?;
+        if !status.success() {
+            return Err(BuildError::Failed { status: status.to_string(), last: last.into() });
         }
+        let (platform, config, epoch) = (self.platform, self.recipe.config.clone(), self.epoch);
+        Ok(Built { platform, config, layer, digest, bytes, epoch })
     }
 
     /// A short text for each step.

@@ -96,6 +96,8 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     must("runs as non-root", &[script(NOT_ROOT)], "its files must be readable by other users than root"),
 ];
 
+// `set -e` does not see a failure within `&&`: one command a line.
+
 const SHELL_COMMANDS: &str = r#"
 set -e
 printf 'two\n' > f
@@ -111,22 +113,36 @@ done
 [ -z "$missing" ] || { echo "missing:$missing"; exit 1; }
 set -e
 while read key uid rest; do [ "$key" != Uid: ] || me=$uid; done < /proc/self/status
-mkdir d && echo data > d/a && cp d/a d/b && mv d/b d/c
-[ "$(cat d/c)" = data ] && chmod 600 d/c && chown "$me" d/c
-[ "$(find d -name c)" = d/c ] && rm -r d && [ ! -e d ]
+mkdir d
+echo data > d/a
+cp d/a d/b
+mv d/b d/c
+[ ! -e d/b ]
+[ "$(cat d/c)" = data ]
+chmod 600 d/c
+chown "$me" d/c
+[ "$(find d -name c)" = d/c ]
+rm -r d
+[ ! -e d ]
 echo "cat cp mv rm mkdir chmod chown find"
 "#;
 
 const TAR: &str = r#"
 set -e
-mkdir in out && echo packed > in/a && tar -cf a.tar in && tar -xf a.tar -C out
+mkdir in out
+echo packed > in/a
+tar -cf a.tar in
+tar -xf a.tar -C out
 [ "$(cat out/in/a)" = packed ]
 echo "packs and unpacks"
 "#;
 
 const GZIP: &str = r#"
 set -e
-echo packed > a && gzip a && [ ! -e a ] && gzip -d a.gz
+echo packed > a
+gzip a
+[ ! -e a ]
+gzip -d a.gz
 [ "$(cat a)" = packed ]
 echo "packs and unpacks"
 "#;

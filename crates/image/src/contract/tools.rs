@@ -91,9 +91,9 @@ const SOCAT: Requirement =
 const GIT: Requirement = must(
     "git",
     &[script(
-        "set -e; git init -q . && echo data > a && git add a
-         git -c user.name=probe -c user.email=probe@localhost commit -q -m probe && git log --oneline > told
-         git --version",
+        "git init -q . && echo data > a && git add a &&
+             git -c user.name=probe -c user.email=probe@localhost commit -q -m probe && git log --oneline > told &&
+             git --version",
     )],
     "install git",
 );

@@ -80,15 +80,7 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let config = global.configure(surroundings)?;
-    if options.output.is_none()
-        && !options.platform.is_empty()
-        && !options.platform.iter().any(|one| Platform::here() == Some(*one))
-    {
-        return Err(Failure::invalid(
-            "an image for another machine is of no use in this one's store",
-            "add --output FILE",
-        ));
-    }
+    options.refuse_impossible()?;
     let source = Source::find(&options.what)?;
     let name = match &options.name {
         Some(name) => name.clone(),
@@ -103,6 +95,28 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let closed = workshop.close().map_err(failure);
     let status = kept?;
     closed.map(|()| status)
+}
+
+impl Options {
+    /// Whether the image can be run on this machine.
+    fn is_for_here(&self) -> bool {
+        self.platform.is_empty() || self.platform.iter().any(|one| Platform::here() == Some(*one))
+    }
+
+    /// What would fail only after minutes.
+    fn refuse_impossible(&self) -> Result<(), Failure> {
+        if self.output.is_none() && !self.is_for_here() {
+            let message = "an image for another machine is of no use in this one's store";
+            return Err(Failure::invalid(message, "add --output FILE"));
+        }
+        match &self.output {
+            Some(path) if path.symlink_metadata().is_ok() => {
+                let message = format!("cannot make `{}`: it is there already", path.display());
+                Err(Failure::invalid(message, "choose another --output"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// One plan for each platform that was asked for.
@@ -177,9 +191,7 @@ fn make(plans: &[Plan], workshop: &Workshop, name: &ImageRef, options: &Options)
 
 /// Takes the image into the store, and checks it there if it is for this machine.
 fn keep(archive: &Path, options: &Options, config: &Config, name: &ImageRef) -> Result<u8, Failure> {
-    let here =
-        options.platform.is_empty() || options.platform.iter().any(|one| Platform::here() == Some(*one));
-    if !here {
+    if !options.is_for_here() {
         let text = format!("{name} is for another machine: it was written, and neither loaded nor checked");
         message::say(&[Line::Note(text)]);
         return Ok(0);
