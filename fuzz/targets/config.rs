@@ -12,7 +12,7 @@ mod config;
 
 use config::{Config, Flags, Surroundings};
 use libfuzzer_sys::fuzz_target;
-use spec::{Limits, Network, Profile};
+use spec::{ImagePolicy, ImageRule, Limits, Network, Profile};
 use std::{fs, path::PathBuf, sync::LazyLock};
 
 /// `fuzz/run` names one and removes it afterwards.
@@ -28,9 +28,12 @@ fuzz_target!(|input: &[u8]| {
     fs::write(FOLDER.join("config.toml"), operators).expect("the operator's file is written");
     fs::write(FOLDER.join("airlock.toml"), local.get(1..).unwrap_or_default()).expect("and the local one");
     let Ok(mut config) = config::load(&flags, &around) else { return };
-    let before = default_profile(&config);
+    let (before, images) = (default_profile(&config), config.policy.images.clone());
     if config::narrow(&mut config, None, &around).is_ok() {
         check_no_wider(&default_profile(&config), &before);
+        let may = ImagePolicy { rule: config.policy.images.rule, ..images.clone() };
+        assert_eq!(config.policy.images, may, "only the rule can change");
+        assert!(may == images || may.rule == ImageRule::Allowed);
     }
 });
 

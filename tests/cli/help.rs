@@ -22,6 +22,9 @@ fn every_command_explains_itself() {
     same(help(&["artifact", "list", "--help"]), written("help/artifact-list.txt"));
     same(help(&["artifact", "get", "--help"]), written("help/artifact-get.txt"));
     same(help(&["artifact", "rm", "--help"]), written("help/artifact-rm.txt"));
+    for word in ["allow", "disallow", "allowed", "admit"] {
+        same(help(&["image", word, "--help"]), written(&format!("help/image-{word}.txt")));
+    }
     same(help(&["escape-test", "--help"]), written("help/escape-test.txt"));
 }
 
@@ -66,6 +69,10 @@ fn every_example_works_as_it_stands() {
         &["doctor", "--help"],
         &["sweep", "--help"],
         &["artifact", "--help"],
+        &["image", "allow", "--help"],
+        &["image", "disallow", "--help"],
+        &["image", "allowed", "--help"],
+        &["image", "admit", "--help"],
         &["bench", "--help"],
         &["escape-test", "--help"],
     ] {

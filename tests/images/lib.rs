@@ -101,7 +101,7 @@ impl Tree {
 
     /// Checks the folder.
     pub fn check(&self, options: &[&str]) -> Checked {
-        check(&self.world, "root", options)
+        check(&self.world, "./root", options)
     }
 
     /// Makes an image of it that says this about itself, takes it into the store, and checks it there.

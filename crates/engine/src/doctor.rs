@@ -40,6 +40,7 @@ pub(crate) async fn examine(engine: &Engine) -> Vec<Check> {
     let mut checks = vec![kernel(), namespaces(engine, &trial), landlock()];
     checks.extend(engine.inner.native.cgroups().findings().into_iter().map(limit));
     checks.push(a_run(&trial));
+    checks.push(container_engine(engine).await);
     checks
 }
 
@@ -138,6 +139,15 @@ fn limit(finding: sandbox::native::cgroup::Finding) -> Check {
         _ => (by.to_owned(), None),
     };
     Check { remedy, ..check(&format!("{} limit", finding.limit), state, detail, &[barrier]) }
+}
+
+/// Not having one is no fault: only `--backend docker` and `podman` need it.
+async fn container_engine(engine: &Engine) -> Check {
+    let detail = match engine.inner.containers.identify(spec::Backend::Container).await {
+        Ok((name, socket)) => format!("{name} at {}", socket.display()),
+        Err(_) => "none answers; only --backend docker and podman need one".to_owned(),
+    };
+    check("container engine", CheckState::Good, detail, &[])
 }
 
 /// A sandbox that lists its own root: needs nothing of the host but what every run needs.

@@ -12,18 +12,19 @@ use crate::{
     capture::Capture,
     denials,
     files::{self, Bounds, Collected},
+    origin::{self, Origin},
     pool::{self, Made, Taken},
     record::{self, Record},
     terminal::{self, Terminal},
 };
-use sandbox::native::{Ended, NativeBox, Program, Progress, SandboxError};
+use sandbox::{Ended, Program, Progress, Sandbox, SandboxError, container::ImageFacts};
 use spec::{
-    ArtifactRef, Enforcer, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult,
-    RunSpec, Status, Stream, Truncated, Usage, WorkspacePath,
+    ArtifactRef, Backend, Enforcer, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits,
+    RunResult, RunSpec, Status, Stream, Truncated, Usage, WorkspacePath,
 };
 use std::{
     collections::BTreeMap,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::File,
     io,
     net::TcpListener,
@@ -81,7 +82,7 @@ enum Stopped {
 /// A box, and the records that hold what it has outside.
 struct Berthed {
     records: Vec<Record>,
-    sandbox: Box<NativeBox>,
+    sandbox: Box<dyn Sandbox>,
 }
 
 /// How the program ended.
@@ -139,19 +140,29 @@ impl Driver {
     ) -> Result<(), ErrorInfo> {
         result.exit_status = 125;
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
-        let Berthed { records, mut sandbox } = self.berthed(result).await?;
-        let ran = self.run_in(&mut sandbox, input, result).await;
+        let (origin, notes) = origin::find(&self.engine, &mut self.spec).await?;
+        result.notes.extend(notes);
+        let Berthed { records, mut sandbox } = match &origin {
+            Origin::Here | Origin::Stored(_) => self.berthed(result).await?,
+            Origin::Engine(facts) => self.contained(facts, result).await?,
+        };
+        let ran = self.run_in(&mut *sandbox, input, result).await;
         // With the result a workspace is the caller's again.
         result.notes.extend(sandbox.give_workspace_back().await);
-        match self.engine.pools.is_on() {
-            true => self.leave_behind(*sandbox, records, &mut result.notes).await,
-            false => result.notes.extend(leave(*sandbox, records).await),
+        match self.engine.pools.is_on() && !matches!(origin, Origin::Engine(_)) {
+            true => self.leave_behind(sandbox, records, &mut result.notes).await,
+            false => result.notes.extend(leave(sandbox, records).await),
         }
         ran
     }
 
     /// What nobody waits for is cleared away behind the result. A name that the caller chose is his again with it.
-    async fn leave_behind(&self, sandbox: NativeBox, mut records: Vec<Record>, notes: &mut Vec<String>) {
+    async fn leave_behind(
+        &self,
+        sandbox: Box<dyn Sandbox>,
+        mut records: Vec<Record>,
+        notes: &mut Vec<String>,
+    ) {
         let named = self.spec.run_id.is_some();
         // Of a box that was not made ahead, what it holds outside has the caller's name.
         if sandbox.holds_workspace() || named && records.len() == 1 {
@@ -198,14 +209,36 @@ impl Driver {
         }
     }
 
+    /// A box that a container engine makes. Its record says where, before there is anything.
+    async fn contained(&mut self, facts: &ImageFacts, result: &mut RunResult) -> Result<Berthed, ErrorInfo> {
+        let (backend, containers) = (self.spec.sandbox.backend, &self.engine.containers);
+        let (name, socket) = containers.identify(backend).await.map_err(|error| refused(&error, result))?;
+        result.backend = name;
+        let record = self.record()?;
+        record.note(&socket).map_err(|error| of_record(&self.id, error))?;
+        let ids =
+            [("io.airlock.task", self.spec.task_id.clone()), ("io.airlock.job", self.spec.job_id.clone())];
+        let create = containers.create(&self.id, &self.spec.sandbox, facts, ids);
+        match tokio::time::timeout(LONGEST_START, create).await {
+            Ok(Ok(sandbox)) => Ok(Berthed { records: vec![record], sandbox: Box::new(sandbox) }),
+            Ok(Err(error)) => {
+                let swept = record.abandon_container(&self.engine.native, containers).await;
+                note(swept, &mut result.notes);
+                Err(refused(&error, result))
+            }
+            // The record stays: the sweep looks for what came of it.
+            Err(_) => Err(internal("the container was not made in time".to_owned())),
+        }
+    }
+
     fn record(&self) -> Result<Record, ErrorInfo> {
-        let taken = self.engine.records.take(&self.id, &self.engine.native);
+        let taken = self.engine.records.take(&self.id, &self.engine.native, &self.engine.containers);
         taken.map_err(|error| of_record(&self.id, error))
     }
 
     async fn run_in(
         &mut self,
-        sandbox: &mut NativeBox,
+        sandbox: &mut dyn Sandbox,
         input: Option<OwnedFd>,
         result: &mut RunResult,
     ) -> Result<(), ErrorInfo> {
@@ -234,7 +267,7 @@ impl Driver {
     }
 
     /// Off the event loop, like the artifacts.
-    async fn put_inputs(&self, sandbox: &NativeBox) -> Result<(), ErrorInfo> {
+    async fn put_inputs(&self, sandbox: &dyn Sandbox) -> Result<(), ErrorInfo> {
         if self.spec.inputs.is_empty() {
             return Ok(());
         }
@@ -260,7 +293,7 @@ impl Driver {
     /// Opening a program can take as long as its file system likes, and the clock does not tick yet.
     async fn exec_in_time(
         &mut self,
-        sandbox: &mut NativeBox,
+        sandbox: &mut dyn Sandbox,
         input: Option<OwnedFd>,
         result: &mut RunResult,
     ) -> Result<Outputs, ErrorInfo> {
@@ -275,7 +308,7 @@ impl Driver {
     }
 
     /// Pipes, or the terminal on all three.
-    fn connect(&mut self, sandbox: &mut NativeBox, input: Option<OwnedFd>) -> io::Result<Streams> {
+    fn connect(&mut self, sandbox: &mut dyn Sandbox, input: Option<OwnedFd>) -> io::Result<Streams> {
         let Some((ours, size)) = sandbox.take_terminal().zip(self.spec.sandbox.tty) else {
             return connect_pipes(input);
         };
@@ -290,7 +323,7 @@ impl Driver {
 
     async fn exec(
         &mut self,
-        sandbox: &mut NativeBox,
+        sandbox: &mut dyn Sandbox,
         input: Option<OwnedFd>,
     ) -> Result<Outputs, SandboxError> {
         let failed = |source: io::Error| SandboxError::Launcher { what: "connect", source };
@@ -312,7 +345,7 @@ impl Driver {
     }
 
     /// Waits for the end of the program, or brings it about.
-    async fn watch(&mut self, sandbox: &mut NativeBox) -> Ending {
+    async fn watch(&mut self, sandbox: &mut dyn Sandbox) -> Ending {
         let limits = self.spec.sandbox.limits.clone();
         let deadline = tokio::time::sleep(limits.wall_time.0);
         tokio::pin!(deadline);
@@ -339,7 +372,7 @@ impl Driver {
     /// Everything in the box is ended first: what is read and kept then cannot change any more.
     async fn conclude(
         &self,
-        sandbox: &mut NativeBox,
+        sandbox: &mut dyn Sandbox,
         mut ending: Ending,
         outputs: Outputs,
         result: &mut RunResult,
@@ -348,7 +381,10 @@ impl Driver {
         // end of an empty box. What its first process counted matters only without a cgroup.
         let counted =
             !matches!(result.enforced_by.get("cpu"), None | Some(Enforcer::Rlimit | Enforcer::Nothing));
-        let quiet = ending.alone && counted && self.engine.pools.is_on();
+        let native = self.spec.sandbox.backend == Backend::Native;
+        let quiet = ending.alone && counted && native && self.engine.pools.is_on();
+        // A container's counters go with it.
+        let before = sandbox.counters();
         if !quiet {
             match sandbox.end().await {
                 Some(gone) => {
@@ -367,7 +403,7 @@ impl Driver {
         result.denials = denials.list;
         result.notes.extend(denials.note);
         self.keep_artifacts(sandbox, result).await;
-        let counters = sandbox.counters();
+        let counters = if native { sandbox.counters() } else { before };
         result.usage = Usage {
             cpu_ms: counters.cpu.unwrap_or(Duration::from_micros(ending.cpu_us)).as_millis() as u64,
             memory_peak_bytes: counters.memory_peak.unwrap_or(ending.peak_bytes),
@@ -387,7 +423,7 @@ impl Driver {
     }
 
     /// Off the event loop: what a program leaves can take minutes to copy, and signals must be heard meanwhile.
-    async fn keep_artifacts(&self, sandbox: &NativeBox, result: &mut RunResult) {
+    async fn keep_artifacts(&self, sandbox: &dyn Sandbox, result: &mut RunResult) {
         let fresh = self.spec.sandbox.workspace.is_none();
         if fresh && self.spec.artifacts.is_empty() && files::artifacts_are_empty(sandbox.workspace()) {
             return;
@@ -512,7 +548,7 @@ async fn until_cancelled(cancelled: &mut watch::Receiver<bool>) {
 }
 
 /// Asks the program to end, and gives it a moment.
-async fn stop(sandbox: &mut NativeBox, stopped: Stopped) -> Ending {
+async fn stop(sandbox: &mut dyn Sandbox, stopped: Stopped) -> Ending {
     let (signal, grace) = match stopped {
         Stopped::WallTime => (SIGTERM, GRACE),
         Stopped::CpuTime => (SIGXCPU, CANCEL_GRACE),
@@ -545,7 +581,7 @@ fn first_look(limits: &Limits) -> Duration {
 }
 
 /// How long CPU time cannot run out, however many CPUs are busy; nothing if it has.
-fn cpu_left(sandbox: &NativeBox, limits: &Limits) -> Option<Duration> {
+fn cpu_left(sandbox: &dyn Sandbox, limits: &Limits) -> Option<Duration> {
     let (Some(limit), Some(used)) = (limits.cpu_time, sandbox.counters().cpu) else {
         // Each process has its own limit then.
         return Some(Duration::from_secs(24 * 3600));
@@ -609,20 +645,23 @@ fn by_status(result: &RunResult) -> (Status, u8) {
 /// The variables of a run: the caller's, and those that Airlock sets.
 pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsString> {
     let caller = spec.sandbox.env.iter().map(|(name, value)| (name.as_os_str().to_owned(), value.clone()));
-    let mut env: BTreeMap<OsString, OsString> = caller.collect();
+    let mut env = spec.sandbox.image_env.clone();
+    env.extend(caller);
+    let path = spec.sandbox.image_env.get(OsStr::new("PATH")).cloned();
+    let path = path.unwrap_or_else(|| spec::DEFAULT_PATH.into());
     let fixed = [
         ("AIRLOCK_RUN_ID", id.as_str()),
         ("AIRLOCK_WORKSPACE", spec::WORKSPACE),
         ("CYNODE_ARTIFACTS_DIR", "/workspace/.artifacts"),
         ("CYNODE_WORKSPACE_DIR", spec::WORKSPACE),
         ("HOME", "/workspace/.home"),
-        ("PATH", spec::DEFAULT_PATH),
         ("RUN_ID", id.as_str()),
         ("TMPDIR", "/tmp"),
     ];
     let known = [("CYNODE_TASK_ID", &spec.task_id), ("CYNODE_JOB_ID", &spec.job_id)];
     let known = known.into_iter().filter_map(|(name, id)| id.as_ref().map(|id| (name, id.as_str())));
     env.extend(fixed.into_iter().chain(known).map(|(name, value)| (name.into(), value.into())));
+    env.insert("PATH".into(), path);
     env
 }
 
@@ -703,7 +742,7 @@ fn refused(error: &SandboxError, result: &mut RunResult) -> ErrorInfo {
     error.info()
 }
 
-fn internal(message: String) -> ErrorInfo {
+pub(crate) fn internal(message: String) -> ErrorInfo {
     ErrorInfo { code: ErrorCode::Internal, message, hint: Some("`airlock doctor` may know why".to_owned()) }
 }
 
@@ -724,7 +763,7 @@ fn of_record(id: &Id, error: io::Error) -> ErrorInfo {
 }
 
 /// Gives back what a box that has ended held outside; what there is to say of it.
-pub(crate) async fn leave(sandbox: NativeBox, records: Vec<Record>) -> Vec<String> {
+pub(crate) async fn leave(sandbox: Box<dyn Sandbox>, records: Vec<Record>) -> Vec<String> {
     let released = sandbox.release().await;
     let mut notes = released.notes;
     if !released.left_over {

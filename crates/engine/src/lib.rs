@@ -24,19 +24,23 @@ mod denials;
 mod doctor;
 mod driver;
 pub mod files;
+mod origin;
 mod pool;
 mod record;
 mod terminal;
 
 pub use doctor::{Check, CheckState};
 pub use record::{Swept, fresh_id, now};
-pub use sandbox::FIRST_PROCESS;
-pub use sandbox::native::{HeadStart, Native, Step};
+pub use sandbox::{
+    FIRST_PROCESS,
+    container::Hosts,
+    native::{HeadStart, Native, Step},
+};
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};
 
 use record::Records;
-use sandbox::native::Program;
+use sandbox::{Program, container::Containers};
 use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
 use std::{
     net::TcpListener,
@@ -56,12 +60,14 @@ pub struct Settings {
     pub state: PathBuf,
     /// What is made ahead of runs.
     pub pool: Pool,
+    /// Where container engines may listen.
+    pub containers: Hosts,
 }
 
 impl Settings {
     /// A state folder, and defaults.
     pub fn new(state: impl Into<PathBuf>) -> Settings {
-        Settings { state: state.into(), pool: Pool::OFF }
+        Settings { state: state.into(), pool: Pool::OFF, containers: Hosts::default() }
     }
 
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
@@ -92,7 +98,9 @@ pub struct Engine {
 
 #[derive(Debug)]
 struct Inner {
+    state: PathBuf,
     native: Native,
+    containers: Containers,
     records: Records,
     artifacts: store::Artifacts,
     swept_at_opening: Swept,
@@ -160,7 +168,7 @@ impl Engine {
     }
 
     fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
-        let Settings { state, pool } = settings;
+        let Settings { state, pool, containers } = settings;
         native.keep_namespaces_ahead(pool::namespaces(&pool));
         let failed = |source| EngineError {
             message: format!("cannot use the state folder `{}`", state.display()),
@@ -170,9 +178,21 @@ impl Engine {
         let records = Records::open(state.clone()).map_err(failed)?;
         let artifacts = store::Artifacts::open(state.join("artifacts"))
             .map_err(|error| failed(std::io::Error::other(error.to_string())))?;
-        let swept_at_opening = sweep(&native, &records, &artifacts);
+        let containers = Containers::new(state.clone(), containers);
+        let swept_at_opening = sweep(&native, &containers, &records, &artifacts);
         let (pools, behind) = (pool::Pools::new(pool), std::sync::Mutex::default());
-        Ok(Engine { inner: Arc::new(Inner { native, records, artifacts, swept_at_opening, pools, behind }) })
+        Ok(Engine {
+            inner: Arc::new(Inner {
+                state,
+                native,
+                containers,
+                records,
+                artifacts,
+                swept_at_opening,
+                pools,
+                behind,
+            }),
+        })
     }
 
     /// Starts a run; must be called within a tokio runtime.
@@ -226,10 +246,18 @@ impl Engine {
     }
 
     /// What a run would do, step by step, without doing it.
-    pub fn explain(&self, spec: &RunSpec) -> Result<Vec<PlanLine>, ErrorInfo> {
+    pub async fn explain(&self, spec: &RunSpec) -> Result<Vec<PlanLine>, ErrorInfo> {
+        let mut spec = spec.clone();
+        let (origin, _) = origin::find(&self.inner, &mut spec).await?;
         let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
-        let program = Program { argv: spec.command.clone(), env: driver::environment(&id, spec) };
-        let lines = self.inner.native.explain(&id, &spec.sandbox, &program).map_err(|error| error.info())?;
+        let program = Program { argv: spec.command.clone(), env: driver::environment(&id, &spec) };
+        let lines = match &origin {
+            origin::Origin::Engine(facts) => {
+                self.inner.containers.explain(&spec.sandbox, facts, &program).await
+            }
+            _ => self.inner.native.explain(&id, &spec.sandbox, &program),
+        };
+        let lines = lines.map_err(|error| error.info())?;
         Ok(lines
             .into_iter()
             .map(|line| PlanLine { step: line.step.to_owned(), detail: line.detail })
@@ -243,7 +271,7 @@ impl Engine {
 
     /// Removes what dead owners left.
     pub fn sweep(&self) -> Swept {
-        sweep(&self.inner.native, &self.inner.records, &self.inner.artifacts)
+        sweep(&self.inner.native, &self.inner.containers, &self.inner.records, &self.inner.artifacts)
     }
 
     /// What was removed when this engine was opened.
@@ -257,8 +285,8 @@ impl Engine {
     }
 }
 
-fn sweep(native: &Native, records: &Records, artifacts: &store::Artifacts) -> Swept {
-    let mut swept = records.sweep(native);
+fn sweep(native: &Native, containers: &Containers, records: &Records, artifacts: &store::Artifacts) -> Swept {
+    let mut swept = records.sweep(native, containers);
     swept.problems.extend(artifacts.sweep());
     swept
 }

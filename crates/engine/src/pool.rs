@@ -10,7 +10,10 @@ use crate::{
     Inner, driver,
     record::{self, Record},
 };
-use sandbox::native::{Berth, NativeBox, SandboxError};
+use sandbox::{
+    Sandbox, SandboxError,
+    native::{Berth, NativeBox},
+};
 use spec::{Pool, SandboxSpec};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
@@ -184,7 +187,7 @@ pub(crate) fn take(engine: &Arc<Inner>, spec: &SandboxSpec) -> Option<Taken> {
 }
 
 /// After a run: clears up behind it, then makes more. Not before, when it would be in the way of the run itself.
-pub(crate) fn restock(engine: &Arc<Inner>, sandbox: NativeBox, records: Vec<Record>) {
+pub(crate) fn restock(engine: &Arc<Inner>, sandbox: Box<dyn Sandbox>, records: Vec<Record>) {
     let after = engine.clone();
     engine.behind(async move {
         // What could not be removed is left for the sweep.
@@ -242,7 +245,7 @@ pub(crate) async fn warm(engine: &Arc<Inner>, spec: &SandboxSpec) {
 
 async fn make(engine: &Inner, spec: &SandboxSpec) -> Result<Taken, SandboxError> {
     let id = record::fresh_id();
-    let taken = engine.records.take(&id, &engine.native);
+    let taken = engine.records.take(&id, &engine.native, &engine.containers);
     let record = taken.map_err(|source| SandboxError::Look { path: engine.records.folder(), source })?;
     let made = match parks(&engine.pools.settings, spec) {
         true => engine.native.park(&id, spec).await.map(|sandbox| Made::Parked(Box::new(sandbox))),

@@ -1,19 +1,25 @@
 //! Run records: one locked file a run. The lock dies with its owner, so whoever gets it may clean up.
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
-use sandbox::native::Native;
+use sandbox::{container::Containers, native::Native};
 use spec::{Id, Timestamp};
 use std::{
+    ffi::OsString,
     fs::{self, File, OpenOptions},
-    io::{self, ErrorKind},
+    io::{self, ErrorKind, Write},
     os::{
         fd::AsRawFd,
-        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+        unix::{
+            ffi::{OsStrExt, OsStringExt},
+            fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
+        },
     },
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
 
+/// The longest path.
+const LONGEST_NOTE: usize = 4096;
 const NO_LINKS: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
 
 /// The records of a state folder.
@@ -28,6 +34,43 @@ pub(crate) struct Record {
     id: Id,
     path: PathBuf,
     _lock: File,
+}
+
+/// Where the container engine of a run listens, if it has one.
+fn noted(file: &File) -> io::Result<Option<PathBuf>> {
+    let mut text = vec![0; LONGEST_NOTE];
+    let count = file.read_at(&mut text, 0)?;
+    text.truncate(count);
+    Ok((!text.is_empty()).then(|| PathBuf::from(OsString::from_vec(text))))
+}
+
+/// Removes what a container engine and the state folder still have of a run; and containers of runs that have no
+/// record any more: their owner died while the engine was about to make them.
+async fn remove_containers(
+    containers: &Containers,
+    socket: &Path,
+    run: &Id,
+    known: &(dyn Fn(&str) -> bool + Sync),
+) -> Result<(), String> {
+    let failed = |error: sandbox::SandboxError| error.info().message;
+    let found = containers.left_over(socket).await.map_err(failed)?;
+    for (of, ids) in found {
+        // Asked after the list was made: whoever has a container has had a record before.
+        for id in ids.iter().filter(|_| of == run.as_str() || !known(&of)) {
+            containers.remove(socket, id).await.map_err(failed)?;
+        }
+    }
+    containers.remove_leftovers(run).map_err(|error| error.to_string())
+}
+
+/// A sweep waits, whatever thread it is on; an event loop of its own does no harm there.
+fn now_and_here<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
+    let alone = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(|error| error.to_string())?.block_on(work)
+    };
+    std::thread::scope(|threads| threads.spawn(alone).join())
+        .unwrap_or_else(|_| Err("the sweep failed".to_owned()))
 }
 
 /// What a sweep removed.
@@ -62,13 +105,19 @@ impl Records {
 
     /// Takes an id for a run; `AlreadyExists` if a living run has it. What an earlier run of that id left is
     /// removed first.
-    pub(crate) fn take(&self, id: &Id, native: &Native) -> io::Result<Record> {
+    pub(crate) fn take(&self, id: &Id, native: &Native, containers: &Containers) -> io::Result<Record> {
         let path = self.path(id);
         let file = match self.fresh(&path) {
             Some(file) => file,
             None => {
                 let file = take_over(&path)?;
                 native.remove_leftovers(id).map_err(|error| io::Error::other(error.to_string()))?;
+                if let Some(socket) = noted(&file)? {
+                    let known = |_: &str| true;
+                    now_and_here(remove_containers(containers, &socket, id, &known))
+                        .map_err(io::Error::other)?;
+                    file.set_len(0)?;
+                }
                 file
             }
         };
@@ -78,7 +127,7 @@ impl Records {
     /// A new file that is locked before it has its name: a sweep never sees it without its owner. None if the name
     /// is taken, or the file system knows no files without a name.
     fn fresh(&self, path: &Path) -> Option<File> {
-        let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+        let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file = rustix::fs::open(self.state.join("runs"), flags, Mode::RUSR | Mode::WUSR).ok()?;
         let file = File::from(file);
         let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -88,7 +137,7 @@ impl Records {
     }
 
     /// Removes what runs without a living owner left.
-    pub(crate) fn sweep(&self, native: &Native) -> Swept {
+    pub(crate) fn sweep(&self, native: &Native, containers: &Containers) -> Swept {
         let mut swept = Swept::default();
         let entries = match fs::read_dir(self.state.join("runs")) {
             Ok(entries) => entries,
@@ -99,7 +148,7 @@ impl Records {
         };
         for entry in entries.flatten() {
             let Some(id) = entry.file_name().to_str().and_then(|name| Id::new(name).ok()) else { continue };
-            match self.sweep_one(&id, native) {
+            match self.sweep_one(&id, native, containers) {
                 Ok(Some(true)) => swept.runs.push(id.to_string()),
                 Ok(Some(false)) => swept.live += 1,
                 Ok(None) => {}
@@ -111,10 +160,10 @@ impl Records {
     }
 
     /// Whether the run was removed, or lives; nothing if it ended by itself meanwhile.
-    fn sweep_one(&self, id: &Id, native: &Native) -> Result<Option<bool>, String> {
+    fn sweep_one(&self, id: &Id, native: &Native, containers: &Containers) -> Result<Option<bool>, String> {
         let path = self.path(id);
         let failed = |error: io::Error| format!("run {id}: {error}");
-        let file = match OpenOptions::new().write(true).custom_flags(NO_LINKS).open(&path) {
+        let file = match OpenOptions::new().read(true).write(true).custom_flags(NO_LINKS).open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
@@ -126,12 +175,33 @@ impl Records {
             return Ok(None);
         }
         native.remove_leftovers(id).map_err(|error| format!("run {id}: {error}"))?;
+        if let Some(socket) = noted(&file).map_err(failed)? {
+            let known = |run: &str| Id::new(run).is_ok_and(|run| run != *id && self.path(&run).exists());
+            now_and_here(remove_containers(containers, &socket, id, &known))
+                .map_err(|why| format!("run {id}: {why}"))?;
+        }
         fs::remove_file(&path).map_err(failed)?;
         Ok(Some(true))
     }
 }
 
 impl Record {
+    /// Writes down where a container engine listens that is about to make something for this run.
+    pub(crate) fn note(&self, socket: &Path) -> io::Result<()> {
+        (&self._lock).write_all(socket.as_os_str().as_bytes())
+    }
+
+    /// The same as [`Record::abandon`] for a run that a container engine knows of.
+    pub(crate) async fn abandon_container(self, native: &Native, containers: &Containers) -> io::Result<()> {
+        if let Some(socket) = noted(&self._lock)? {
+            // What could not be removed, the sweep finds by this record.
+            if remove_containers(containers, &socket, &self.id, &|_| true).await.is_err() {
+                return Ok(());
+            }
+        }
+        self.abandon(native)
+    }
+
     /// The run has ended and left nothing. Otherwise the record is merely dropped, and the sweep finds it.
     pub(crate) fn close(self) -> io::Result<()> {
         fs::remove_file(&self.path)
@@ -151,7 +221,7 @@ impl Record {
 fn take_over(path: &Path) -> io::Result<File> {
     loop {
         let mut how = OpenOptions::new();
-        how.write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_LINKS);
+        how.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_LINKS);
         let file = how.open(path)?;
         if !lock(&file)? {
             return Err(io::Error::new(ErrorKind::AlreadyExists, "a run with this id is under way"));
@@ -211,6 +281,7 @@ pub fn fresh_id() -> Id {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sandbox::container::Hosts;
     use std::os::unix::fs::PermissionsExt;
 
     fn records(name: &str) -> Records {
@@ -222,17 +293,18 @@ mod tests {
     fn a_living_run_keeps_its_id_and_is_not_swept() {
         let records = records("live");
         let native = Native::new(records.state.clone());
+        let containers = Containers::new(records.state.clone(), Hosts::default());
         let id = Id::new("one").unwrap();
-        let record = records.take(&id, &native).unwrap();
-        assert_eq!(records.take(&id, &native).unwrap_err().kind(), ErrorKind::AlreadyExists);
-        let swept = records.sweep(&native);
+        let record = records.take(&id, &native, &containers).unwrap();
+        assert_eq!(records.take(&id, &native, &containers).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        let swept = records.sweep(&native, &containers);
         assert_eq!((swept.runs, swept.live), (vec![], 1));
         drop(record); // as if its owner had died
-        let swept = records.sweep(&native);
+        let swept = records.sweep(&native, &containers);
         assert_eq!((swept.runs, swept.live), (vec!["one".to_owned()], 0));
-        drop(records.take(&id, &native).unwrap());
-        records.take(&id, &native).unwrap().close().unwrap();
-        assert!(records.sweep(&native).runs.is_empty());
+        drop(records.take(&id, &native, &containers).unwrap());
+        records.take(&id, &native, &containers).unwrap().close().unwrap();
+        assert!(records.sweep(&native, &containers).runs.is_empty());
         fs::remove_dir_all(records.state).unwrap();
     }
 
@@ -240,15 +312,16 @@ mod tests {
     fn a_run_that_begins_during_a_sweep_is_not_taken_for_a_dead_one() {
         let records = records("race");
         let native = Native::new(records.state.clone());
+        let containers = Containers::new(records.state.clone(), Hosts::default());
         let over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(std::sync::atomic::Ordering::Relaxed) {
-                    assert_eq!(records.sweep(&native).runs, Vec::<String>::new());
+                    assert_eq!(records.sweep(&native, &containers).runs, Vec::<String>::new());
                 }
             });
             for number in 0..500 {
-                let record = records.take(&Id::new(&format!("run-{number}")).unwrap(), &native);
+                let record = records.take(&Id::new(&format!("run-{number}")).unwrap(), &native, &containers);
                 // The sweeper must not run on for ever when this fails.
                 over.store(record.is_err() || number == 499, std::sync::atomic::Ordering::Relaxed);
                 record.unwrap().close().unwrap();
@@ -266,7 +339,8 @@ mod tests {
         let records = Records::open(state.clone()).unwrap();
         let (elsewhere, id) = (state.join("elsewhere"), Id::new("planted").unwrap());
         std::os::unix::fs::symlink(&elsewhere, records.path(&id)).unwrap();
-        assert!(records.take(&id, &Native::new(records.state.clone())).is_err());
+        let containers = Containers::new(records.state.clone(), Hosts::default());
+        assert!(records.take(&id, &Native::new(records.state.clone()), &containers).is_err());
         assert!(!elsewhere.exists());
         fs::remove_dir_all(state).unwrap();
     }

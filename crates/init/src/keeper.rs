@@ -154,6 +154,9 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
     if plan.steps.has(Step::Scratch) {
         done.add(Step::Scratch);
     }
+    for folder in &plan.copies {
+        lay_over(folder, plan.ids).map_err(failure(Step::Scratch, &folder.to_string_lossy()))?;
+    }
     let mut trees = trees.into_iter();
     let workspace = put_workspace(plan, if plan.workspace.is_some() { trees.next() } else { None })?;
     done.add(Step::Workspace);
@@ -314,12 +317,41 @@ fn scratch(plan: &BoxPlan) -> io::Result<()> {
     let limits: &[_] = if plan.steps.has(Step::Scratch) { &limits } else { &[] };
     let space = template::make(c"tmpfs", limits)?;
     template::attach(&space, &CWD, c"/tmp")?;
+    if !plan.copies.is_empty() {
+        rustix::fs::mkdirat(&space, c"layers", Mode::from_raw_mode(0o700))?;
+    }
     for name in [c"tmp", c"shm", c"home", c"workspace"] {
         let mode = Mode::from_raw_mode(if [c"tmp", c"shm"].contains(&name) { 0o1777 } else { 0o755 });
         rustix::fs::mkdirat(&space, name, mode)?;
         give(&space, name, plan.ids)?;
     }
     hide_home_from_git(&space)
+}
+
+/// Lays a writable layer over a folder of the root: what is changed there is changed in scratch space, by this box.
+fn lay_over(folder: &CStr, ids: Ids) -> io::Result<()> {
+    let lower = beneath(&CWD, folder)?;
+    let layers = beneath(&CWD, c"/tmp/layers")?;
+    let name = folder.to_bytes().strip_prefix(b"/").unwrap_or(folder.to_bytes());
+    let [upper, work] = [&b"upper-"[..], b"work-"].map(|kind| CString::new([kind, name].concat()));
+    let (upper, work) = (upper?, work?);
+    for place in [&upper, &work] {
+        rustix::fs::mkdirat(&layers, place, Mode::from_raw_mode(0o755))?;
+    }
+    // The topmost folder decides who may do what there.
+    let found = rustix::fs::fstat(&lower)?;
+    rustix::fs::chmodat(&layers, &upper, Mode::from_raw_mode(found.st_mode & 0o1777), AtFlags::empty())?;
+    let handle = |at: &OwnedFd| CString::new(format!("/proc/self/fd/{}", at.as_raw_fd()));
+    let (upper, work) = (beneath(&layers, &upper)?, beneath(&layers, &work)?);
+    let (lower_name, upper_name, work_name) = (handle(&lower)?, handle(&upper)?, handle(&work)?);
+    let mut options =
+        vec![(c"lowerdir", &*lower_name), (c"upperdir", &*upper_name), (c"workdir", &*work_name)];
+    // In the namespace of an ordinary user the layers keep their notes in names that such a user may write.
+    let own_names = !ids.drop_groups;
+    if own_names {
+        options.push((c"userxattr", c""));
+    }
+    template::attach(&template::make(c"overlay", &options)?, &CWD, folder)
 }
 
 /// The home lies in the workspace, and nobody means to commit it.

@@ -493,7 +493,7 @@ impl Launcher {
             Ok(Some((Command::Exec(plan), files))) => self.on_exec(number, &plan, files),
             Ok(Some((Command::Prepare(plan), files))) => self.on_prepare(number, &plan, files),
             Ok(Some((Command::Signal(signal), _))) => held.signal(signal),
-            Ok(Some((Command::Destroy, _)) | None) | Err(_) => self.destroy(number),
+            Ok(Some((Command::Destroy | Command::Furnish(_), _)) | None) | Err(_) => self.destroy(number),
         }
     }
 

@@ -15,6 +15,7 @@
 
 mod affinity;
 pub mod filter;
+pub mod inside;
 mod keeper;
 pub mod launcher;
 pub mod notify;
@@ -38,4 +39,13 @@ pub static LAUNCHER: &[u8] = include_bytes!(env!("AIRLOCK_INIT_BIN"));
 /// Which version of Landlock the kernel has; 0 if none.
 pub fn landlock_version() -> u32 {
     sys::landlock_version()
+}
+
+/// Entry of the binary. What it is, its name says; a container engine starts it with `--box SOCKET`.
+pub fn main(count: std::ffi::c_int, arguments: *const *const std::ffi::c_char) -> ! {
+    match &sys::arguments(count, arguments)[..] {
+        [name, ..] if name.to_bytes() == b"airlock-launcher" => launcher::main(),
+        [_, mode, socket] if mode.to_bytes() == b"--box" => inside::live(socket),
+        _ => sys::exit(125),
+    }
 }

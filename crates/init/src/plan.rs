@@ -13,9 +13,18 @@ pub struct TemplatePlan {
     /// Which steps to take (all of them, outside of tests).
     pub steps: Steps,
     /// A folder that holds a root file system; without it the root is built from `places`.
-    pub image: Option<CString>,
+    pub image: Option<ImageRoot>,
     /// What stands in the root, in the order in which it is put there.
     pub places: Vec<Place>,
+}
+
+/// A folder that holds the root file system of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ImageRoot {
+    /// Where it is outside.
+    pub path: CString,
+    /// The very folder that was meant: another one of that name is another image.
+    pub id: FileId,
 }
 
 /// One thing in the root.
@@ -72,6 +81,8 @@ pub struct BoxPlan {
     pub scratch_bytes: u64,
     /// Files and folders that may be made there.
     pub scratch_files: u64,
+    /// Folders of the root that the program may change: a layer in scratch space lies over each.
+    pub copies: Vec<CString>,
     /// A host folder for `/workspace`; else it is in scratch space.
     pub workspace: Option<HostPath>,
     /// What in that folder is protected, parents first.
@@ -80,6 +91,37 @@ pub struct BoxPlan {
     pub workspace_directories: Vec<CString>,
     /// Further mounts, parents first.
     pub mounts: Vec<HostPath>,
+}
+
+/// What makes a file or folder itself, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct FileId {
+    pub device: u64,
+    pub inode: u64,
+}
+
+/// What the first process of a container looks for and hands out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InsidePlan {
+    /// The host's namespaces, by number, in the order of [`crate::inside::NAMESPACES`]; its own must be others.
+    pub namespaces: Vec<u64>,
+    /// Ports on the loopback inside at which the host listens.
+    pub doors: Vec<u16>,
+    /// Whether it is on a network with others, by its caller's wish.
+    pub network_of_others: bool,
+    /// Whether it opens a terminal.
+    pub terminal: bool,
+    /// Bytes that may be written to scratch space.
+    pub scratch_bytes: u64,
+    /// Whether the workspace is scratch space, too.
+    pub fresh_workspace: bool,
+    /// The folder that must be the workspace otherwise.
+    pub workspace: Option<FileId>,
+    /// Places at and below which nothing may be writable, as the kernel writes them in a list of mounts.
+    pub read_only: Vec<CString>,
+    /// Directories to make in a fresh workspace, parents first.
+    pub workspace_directories: Vec<CString>,
 }
 
 /// A host path that appears in the box.
@@ -222,10 +264,24 @@ wire_struct!(BoxPlan {
     terminal,
     scratch_bytes,
     scratch_files,
+    copies,
     workspace,
     protected,
     workspace_directories,
     mounts,
+});
+wire_struct!(FileId { device, inode });
+wire_struct!(ImageRoot { path, id });
+wire_struct!(InsidePlan {
+    namespaces,
+    doors,
+    network_of_others,
+    terminal,
+    scratch_bytes,
+    fresh_workspace,
+    workspace,
+    read_only,
+    workspace_directories
 });
 wire_struct!(HostPath { host, device, inode, inside, writable, owner });
 wire_struct!(Owner { uid, gid });
@@ -274,7 +330,8 @@ pub(crate) mod tests {
 
     fn template() -> impl Strategy<Value = TemplatePlan> {
         let parts = (steps(), option::of(text()), vec(place(), 0..4));
-        parts.prop_map(|(steps, image, places)| TemplatePlan { steps, image, places })
+        let of = |path| ImageRoot { path, id: FileId { device: 1, inode: u64::MAX } };
+        parts.prop_map(move |(steps, image, places)| TemplatePlan { steps, image: image.map(of), places })
     }
 
     fn host_path() -> impl Strategy<Value = HostPath> {
@@ -299,11 +356,12 @@ pub(crate) mod tests {
 
     fn a_box() -> impl Strategy<Value = BoxPlan> {
         let numbers = (any::<([bool; 4], u64, u64)>(), vec(any::<u16>(), 0..4));
-        let paths = (option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
+        let paths =
+            (texts(), option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
         (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
             let (([any_outer_id, ahead, own_network, terminal], scratch_bytes, scratch_files), doors) =
                 numbers;
-            let (workspace, protected, workspace_directories, mounts) = paths;
+            let (copies, workspace, protected, workspace_directories, mounts) = paths;
             BoxPlan {
                 steps,
                 ids,
@@ -315,6 +373,7 @@ pub(crate) mod tests {
                 terminal,
                 scratch_bytes,
                 scratch_files,
+                copies,
                 workspace,
                 protected,
                 workspace_directories,

@@ -197,9 +197,12 @@ fn limit_resources(plan: &ProgramPlan, which: impl Fn(u32) -> bool) -> io::Resul
 fn drop_capabilities() -> io::Result<()> {
     for number in 0..64 {
         let capability = CapabilitySet::from_bits_retain(1 << number);
+        let known = || rustix::thread::capability_is_in_bounding_set(capability);
         match rustix::thread::remove_capability_from_bounding_set(capability) {
             Ok(()) => {}
             Err(Errno::INVAL) => break, // past the last one this kernel knows
+            // In a container they may be gone already, and with them the right to give them up.
+            Err(Errno::PERM) if matches!(known(), Ok(false) | Err(Errno::INVAL)) => {}
             Err(error) => return Err(error.into()),
         }
     }

@@ -71,6 +71,8 @@ pub enum Request {
 /// What the engine asks on the channel of a box.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
+    /// In a container: look around by this plan, and hand out what is found.
+    Furnish(Brief),
     /// Run a program by its plan (or errand): standard input, output, error.
     Exec(Brief),
     /// Make a process that has given everything up and stands by for its errand: its socket.
@@ -189,6 +191,10 @@ impl Wire for Request {
 impl Wire for Command {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
+            Command::Furnish(plan) => {
+                out.push(b'F');
+                plan.put(out);
+            }
             Command::Exec(plan) => {
                 out.push(b'X');
                 plan.put(out);
@@ -206,6 +212,7 @@ impl Wire for Command {
     }
     fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
         match u8::get(input)? {
+            b'F' => Brief::get(input).map(Command::Furnish),
             b'X' => Brief::get(input).map(Command::Exec),
             b'P' => Brief::get(input).map(Command::Prepare),
             b'S' => i32::get(input).map(Command::Signal),

@@ -183,6 +183,42 @@ pub(crate) fn await_child() {
     }
 }
 
+/// Blocks these signals and gives a handle to read them from instead; never waits.
+pub(crate) fn signals(numbers: &[c_int]) -> io::Result<OwnedFd> {
+    // SAFETY: the set is a local; these calls only fill it, change our own mask and make a descriptor.
+    let fd = unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for number in numbers {
+            libc::sigaddset(&mut set, *number);
+        }
+        libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+    };
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(check(fd.into())? as RawFd) })
+}
+
+/// The next signal from such a handle, if there is one.
+pub(crate) fn next_signal(signals: &OwnedFd) -> Option<c_int> {
+    // Its first field is the number.
+    let mut told = [0u8; size_of::<libc::signalfd_siginfo>()];
+    let read = rustix::io::read(signals, &mut told).ok()?;
+    (read == told.len()).then(|| c_int::from_ne_bytes([told[0], told[1], told[2], told[3]]))
+}
+
+/// Kills every other process that we may and can see: as the first of a pid namespace, everything in it.
+pub(crate) fn kill_all() {
+    // SAFETY: two integers. Only the first process of a namespace calls it.
+    unsafe { libc::kill(-1, libc::SIGKILL) };
+}
+
+/// What this program was started with.
+pub(crate) fn arguments<'a>(count: c_int, pointers: *const *const c_char) -> Vec<&'a CStr> {
+    // SAFETY: the C library hands `count` strings to the entry, which live as long as the process.
+    (0..count as usize).map(|place| unsafe { CStr::from_ptr(*pointers.add(place)) }).collect()
+}
+
 /// Blocked and ignored signals are inherited, over exec too: what our starter chose, or the Rust runtime (which
 /// ignores SIGPIPE), must not reach a program.
 pub(crate) fn default_signals() {
@@ -196,6 +232,11 @@ pub(crate) fn default_signals() {
             libc::syscall(libc::SYS_rt_sigaction, number, &default, std::ptr::null_mut::<u8>(), 8usize)
         };
     }
+    unblock_signals();
+}
+
+/// Lets every signal through.
+pub(crate) fn unblock_signals() {
     // SAFETY: the set is a local; these calls only fill it and change our own mask.
     unsafe {
         let mut none: libc::sigset_t = std::mem::zeroed();

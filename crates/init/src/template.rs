@@ -1,7 +1,7 @@
 //! The root that all boxes of one launcher start from: built once, then read-only.
 
 use crate::{
-    plan::{Place, PlaceKind, TemplatePlan},
+    plan::{FileId, ImageRoot, Place, PlaceKind, TemplatePlan},
     step::{Failure, Step, Steps},
     sys,
 };
@@ -48,7 +48,7 @@ pub(crate) fn build(plan: &TemplatePlan) -> Result<Steps, Failure> {
 /// Puts every place into a new root, attached at `/tmp` of the old one.
 fn lay_out(plan: &TemplatePlan) -> Result<OwnedFd, Failure> {
     let sources = open_sources(plan)?;
-    let image = plan.image.as_deref().map(open_image).transpose()?;
+    let image = plan.image.as_ref().map(open_image).transpose()?;
     let tmpfs =
         make(c"tmpfs", &[(c"mode", c"755"), (c"size", c"16m")]).map_err(failure(Step::Template, "tmpfs"))?;
     attach(&tmpfs, &CWD, c"/tmp").map_err(failure(Step::Template, "attach at /tmp"))?;
@@ -170,9 +170,16 @@ fn make_place(root: &OwnedFd, place: &Place, source: Option<&OwnedFd>) -> io::Re
 }
 
 /// Taken before anything covers it: it may lie in `/tmp`.
-fn open_image(image: &CStr) -> Result<OwnedFd, Failure> {
-    rustix::fs::openat(CWD, image, DIRECTORY, Mode::empty())
-        .map_err(|error| failure(Step::Template, &image.to_string_lossy())(error.into()))
+fn open_image(image: &ImageRoot) -> Result<OwnedFd, Failure> {
+    let open = || -> io::Result<OwnedFd> {
+        let folder = rustix::fs::openat(CWD, &image.path, DIRECTORY, Mode::empty())?;
+        let found = rustix::fs::fstat(&folder)?;
+        match (FileId { device: found.st_dev, inode: found.st_ino }) == image.id {
+            true => Ok(folder),
+            false => Err(io::Error::from_raw_os_error(libc::ESTALE)),
+        }
+    };
+    open().map_err(failure(Step::Template, &image.path.to_string_lossy()))
 }
 
 fn over_image(ours: &OwnedFd, image: &OwnedFd) -> io::Result<OwnedFd> {
@@ -203,7 +210,7 @@ fn enter(root: &OwnedFd) -> io::Result<()> {
     Ok(rustix::process::chdir(c"/")?)
 }
 
-/// A new file system, not yet attached.
+/// A new file system, not yet attached. An option without a value is a flag.
 pub(crate) fn make(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::Result<OwnedFd> {
     mounted(kind, options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)
 }
@@ -216,7 +223,10 @@ pub(crate) fn make_with_devices(kind: &CStr, options: &[(&CStr, &CStr)]) -> io::
 fn mounted(kind: &CStr, options: &[(&CStr, &CStr)], attributes: MountAttrFlags) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (name, value) in options {
-        rustix::mount::fsconfig_set_string(&context, *name, *value)?;
+        match value.is_empty() {
+            true => rustix::mount::fsconfig_set_flag(&context, *name)?,
+            false => rustix::mount::fsconfig_set_string(&context, *name, *value)?,
+        }
     }
     rustix::mount::fsconfig_create(&context)?;
     Ok(rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)

@@ -1,7 +1,64 @@
-//! Boxes: the native backend.
+//! Boxes: what makes and holds them. `native` is Airlock's own, `container` asks Docker or Podman.
 //! Knows nothing of secrets, stores or transports.
 
+pub mod container;
 pub mod native;
 
 /// The static program that boxes start with, for images that want it as their first process.
 pub use init::LAUNCHER as FIRST_PROCESS;
+pub use native::{Ended, Program, Progress, Released, SandboxError, Told, cgroup::Counters};
+
+use spec::{Barrier, Enforcer};
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    net::TcpListener,
+    os::fd::{BorrowedFd, OwnedFd},
+    pin::Pin,
+};
+use tokio::sync::mpsc;
+
+/// An answer that takes a while.
+pub type Soon<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A live box, whatever made it. Whoever has one ends it and then releases it.
+pub trait Sandbox: Debug + Send + Sync {
+    /// The workspace, as a handle of the host's.
+    fn workspace(&self) -> BorrowedFd<'_>;
+    /// Whether scratch space is full: nothing more could be written, or no more files made.
+    fn scratch_is_full(&self) -> bool;
+    /// Who owns what lies in a fresh workspace, as this process sees it; nobody in particular otherwise.
+    fn owner_inside(&self) -> Option<(u32, u32)>;
+    /// The listeners of its doors, in the order of the spec.
+    fn take_doors(&mut self) -> Vec<TcpListener>;
+    /// Our end of its terminal, if the spec asked for one.
+    fn take_terminal(&mut self) -> Option<OwnedFd>;
+    /// What holds each limit.
+    fn enforcers(&self) -> BTreeMap<&'static str, Enforcer>;
+    /// What a reader of the result should know.
+    fn notes(&self) -> Vec<String>;
+    /// What its cgroup counted so far.
+    fn counters(&self) -> Counters;
+    /// The barriers that stand, by what the steps reported.
+    fn barriers(&self) -> Vec<Barrier>;
+    /// Runs a program with these standard streams.
+    fn exec<'a>(
+        &'a mut self,
+        program: &'a Program,
+        streams: [OwnedFd; 3],
+    ) -> Soon<'a, Result<(), SandboxError>>;
+    /// What the program is denied, once it has started; nothing where that cannot be known.
+    fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>>;
+    /// Waits for the end of the program or of the box.
+    fn progress(&mut self) -> Soon<'_, Progress>;
+    /// Sends a signal to the program.
+    fn signal(&self, number: i32);
+    /// Ends every process in the box and waits until they are gone; `None` if nobody could say so.
+    fn end(&mut self) -> Soon<'_, Option<Ended>>;
+    /// Gives a mounted workspace back as it was; what there is to say.
+    fn give_workspace_back(&mut self) -> Soon<'_, Vec<String>>;
+    /// Whether a mounted workspace is still to be given back.
+    fn holds_workspace(&self) -> bool;
+    /// Gives back what the box held outside.
+    fn release(self: Box<Self>) -> Soon<'static, Released>;
+}

@@ -209,6 +209,13 @@ impl fmt::Display for BadImageRef {
     }
 }
 
+impl BadImageRef {
+    /// The reason alone.
+    pub(crate) fn why(&self) -> &'static str {
+        self.why
+    }
+}
+
 impl std::error::Error for BadImageRef {}
 
 #[cfg(test)]

@@ -6,6 +6,8 @@
 mod barrier;
 mod id;
 mod image;
+mod image_pattern;
+mod image_policy;
 mod limits;
 mod paths;
 mod policy;
@@ -17,6 +19,11 @@ mod run;
 pub use barrier::Barrier;
 pub use id::{BadId, Id};
 pub use image::{BadImageRef, DEFAULT_REGISTRY, Digest, ImageConfig, ImageRef};
+pub use image_pattern::{BadImagePattern, ImagePattern};
+pub use image_policy::{
+    AGENT_LABEL, Admitted, AllowedImage, Capability, ImageFacts, ImagePolicy, ImageRule, ImageUse, Refused,
+    RequireMark, Who, decide,
+};
 pub use limits::{LimitName, Limits, Maximum};
 pub use paths::{BadPath, InsidePath, WorkspacePath};
 pub use policy::{ExtraMounts, Policy, Profile};
@@ -27,6 +34,6 @@ pub use result::{
     Timestamp, Truncated, Usage,
 };
 pub use run::{
-    Access, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest, RunSpec,
-    SandboxSpec, SpecError, TerminalSize, User, WORKSPACE,
+    Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest,
+    RunSpec, SandboxSpec, SpecError, TerminalSize, User, Volume, WORKSPACE,
 };

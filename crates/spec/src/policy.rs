@@ -1,6 +1,7 @@
 //! Profiles (named policies) and the operator's maximum: what a request is measured against.
 
 use crate::{
+    image_policy::ImagePolicy,
     limits::{Limits, Maximum},
     quantity::{Size, Time},
     run::Network,
@@ -16,6 +17,8 @@ pub struct Policy {
     pub maximum: Maximum,
     /// The profile of a request that names none.
     pub default_profile: String,
+    /// Which images may be used.
+    pub images: ImagePolicy,
 }
 
 /// A named policy.
@@ -48,7 +51,7 @@ impl Policy {
 }
 
 impl Default for Policy {
-    /// The four built-in profiles, no maximum.
+    /// The four built-in profiles, no maximum, every image.
     fn default() -> Self {
         let profiles = [
             ("restrictive", restrictive()),
@@ -60,6 +63,7 @@ impl Default for Policy {
             profiles: profiles.into_iter().map(|(name, profile)| (name.to_owned(), profile)).collect(),
             maximum: Maximum::default(),
             default_profile: "restrictive".to_owned(),
+            images: ImagePolicy::default(),
         }
     }
 }

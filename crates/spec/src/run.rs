@@ -1,8 +1,8 @@
 //! A run: what a front asks for ([`RunRequest`]) and what has been checked ([`RunSpec`]).
 
 use crate::{
-    Barrier, ErrorCode, ErrorInfo, ExtraMounts, Id, InsidePath, Limits, Maximum, Policy, Profile,
-    WorkspacePath,
+    Barrier, ErrorCode, ErrorInfo, ExtraMounts, Id, ImagePolicy, ImageRef, InsidePath, Limits, Maximum,
+    Policy, Profile, WorkspacePath,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,15 +27,24 @@ pub struct RunRequest {
     pub command: Vec<OsString>,
     pub profile: Option<String>,
     pub backend: Option<String>,
+    /// A folder, if it begins with `/` or `.`; else the name of an image.
     pub image: Option<PathBuf>,
+    /// What runs before the command instead of what the image says; empty for nothing.
+    pub entrypoint: Option<OsString>,
+    /// Lets the program change the root: its own copy of it, gone afterwards.
+    pub writable_root: bool,
     pub workspace: Option<PathBuf>,
     /// `HOST:INSIDE[:ro|rw]`
     pub mounts: Vec<OsString>,
+    /// `NAME:INSIDE[:ro|rw]`, volumes of a container engine.
+    pub volumes: Vec<OsString>,
     pub env: Vec<(OsString, OsString)>,
     /// The caller's own environment, of which only what the profile names passes.
     pub caller_env: BTreeMap<OsString, OsString>,
     pub limits: Maximum,
     pub network: Option<Network>,
+    /// A network of a container engine that leads nowhere else.
+    pub internal_network: Option<String>,
     /// Ports on the loopback inside at which the host listens.
     pub doors: Vec<u16>,
     /// `NAME=FILE` or `NAME=artifact:NAME[@VERSION]`
@@ -63,8 +72,14 @@ pub struct RunSpec {
     pub task_id: Option<Id>,
     /// The caller's job.
     pub job_id: Option<Id>,
-    /// Exact argument list; never empty.
+    /// Exact argument list; empty only where an image may say what to run.
     pub command: Vec<OsString>,
+    /// What runs before the command instead of what the image says; empty for nothing.
+    pub entrypoint: Option<OsString>,
+    /// Whether the image may say who the program is: nobody else did.
+    pub user_of_image: bool,
+    /// Which images may be used.
+    pub images: ImagePolicy,
     /// Whether standard input is passed through; otherwise it is empty, or the terminal.
     pub stdin: bool,
     /// Files to put into the workspace before the run.
@@ -81,20 +96,32 @@ pub struct RunSpec {
 pub struct SandboxSpec {
     /// Name of the profile it came from.
     pub profile: String,
+    /// What makes it.
+    pub backend: Backend,
     /// The root file system.
     pub root: Root,
+    /// Whether the program may change the root, in a copy of its own.
+    pub writable_root: bool,
     /// Host directory at `/workspace`; a fresh one if none.
     pub workspace: Option<PathBuf>,
     /// Names in a mounted workspace whose protection is lifted.
     pub allow_protected: Vec<WorkspacePath>,
     /// Further mounts.
     pub mounts: Vec<Mount>,
+    /// Volumes of a container engine.
+    pub volumes: Vec<Volume>,
+    /// Where the program starts.
+    pub directory: PathBuf,
+    /// Variables that come from the image; those of `env` win.
+    pub image_env: BTreeMap<OsString, OsString>,
     /// What of the host is shown beyond the usual.
     pub extra_mounts: ExtraMounts,
     /// Variables, complete but for those that Airlock itself sets.
     pub env: BTreeMap<EnvName, OsString>,
     /// The network.
     pub network: Network,
+    /// A network of a container engine that leads nowhere else.
+    pub internal_network: Option<Id>,
     /// Ports on the loopback inside at which the host listens.
     pub doors: Vec<u16>,
     /// What it may use.
@@ -103,6 +130,8 @@ pub struct SandboxSpec {
     pub required: BTreeSet<Barrier>,
     /// Who the program is inside.
     pub user: User,
+    /// The same by a name that only the image knows; then the numbers are not.
+    pub named_user: Option<String>,
     /// Its terminal, if it has one, and how large that is at first.
     pub tty: Option<TerminalSize>,
 }
@@ -110,7 +139,7 @@ pub struct SandboxSpec {
 impl SandboxSpec {
     /// The box itself, whatever variables its program gets: what can be made ahead of a run.
     pub fn kind(&self) -> SandboxSpec {
-        SandboxSpec { env: BTreeMap::new(), ..self.clone() }
+        SandboxSpec { env: BTreeMap::new(), image_env: BTreeMap::new(), ..self.clone() }
     }
 }
 
@@ -121,6 +150,33 @@ pub enum Root {
     Host,
     /// A folder that holds a root file system, read-only.
     Folder(PathBuf),
+    /// An image by its name, read-only.
+    Image(ImageRef),
+}
+
+/// What makes a box.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Backend {
+    /// Airlock itself.
+    #[default]
+    Native,
+    /// Docker, by its API.
+    Docker,
+    /// Podman, by its API.
+    Podman,
+    /// Podman or Docker, whichever there is.
+    Container,
+}
+
+/// A volume of a container engine, shown inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// What the engine calls it.
+    pub name: Id,
+    /// Where it appears inside.
+    pub inside: InsidePath,
+    /// What may be done with it.
+    pub access: Access,
 }
 
 /// A host path shown inside.
@@ -226,7 +282,9 @@ impl Policy {
     /// Checks everything about a request that can be checked without looking at the machine.
     pub fn admit(&self, request: RunRequest) -> Result<RunSpec, SpecError> {
         let (name, profile) = self.profile_of(&request)?;
-        check_backend(request.backend.as_deref())?;
+        let backend = backend_of(request.backend.as_deref())?;
+        let root = root_of(request.image.as_deref())?;
+        check_containers_only(&request, backend, &root)?;
         let network = network_of(&request, profile)?;
         let limits = self.limits_of(&request, profile)?;
         let id = |text: &Option<String>, option| {
@@ -237,23 +295,33 @@ impl Policy {
             run_id: id(&request.run_id, "--run-id")?,
             task_id: id(&request.task_id, "--task-id")?,
             job_id: id(&request.job_id, "--job-id")?,
-            command: check_command(request.command)?,
+            command: check_command(request.command, matches!(root, Root::Image(_)))?,
+            entrypoint: request.entrypoint,
+            user_of_image: request.user.is_none(),
+            images: self.images.clone(),
             stdin: request.stdin && request.tty.is_none(),
             inputs: request.inputs.iter().map(|text| input(text)).collect::<Result<_, _>>()?,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
             sandbox: SandboxSpec {
                 profile: name,
-                root: request.image.map_or(Root::Host, Root::Folder),
+                backend,
+                root,
+                writable_root: request.writable_root,
                 workspace: request.workspace,
                 allow_protected: workspace_paths(&request.allow_protected, "--allow-protected")?,
                 mounts: check_mounts(&request.mounts)?,
+                volumes: request.volumes.iter().map(|text| volume(text)).collect::<Result<_, _>>()?,
+                directory: PathBuf::from(WORKSPACE),
+                image_env: BTreeMap::new(),
                 extra_mounts: profile.extra_mounts,
                 env: environment(&request.env, &request.caller_env, profile)?,
                 network,
+                internal_network: id(&request.internal_network, "--internal-network")?,
                 doors: check_doors(&request.doors, network)?,
                 limits,
                 required: request.require.into_iter().collect(),
                 user: check_user(request.user)?,
+                named_user: None,
                 tty: request.tty,
             },
         })
@@ -291,18 +359,53 @@ impl Policy {
     }
 }
 
-fn check_backend(name: Option<&str>) -> Result<(), SpecError> {
+fn backend_of(name: Option<&str>) -> Result<Backend, SpecError> {
     match name {
-        None | Some("native") => Ok(()),
-        Some(known @ ("docker" | "podman" | "microvm")) => Err(SpecError {
+        None => Ok(Backend::Native),
+        Some("microvm") => Err(SpecError {
             code: ErrorCode::BackendUnavailable,
-            message: format!("the backend `{known}` is not part of this build"),
+            message: "the backend `microvm` is not part of this build".to_owned(),
             hint: "leave --backend away to use the native one".to_owned(),
         }),
-        Some(other) => Err(invalid(
-            format!("no backend is called `{}`", other.escape_debug()),
-            "the backends are native, docker, podman, microvm",
+        Some(name) => Backend::ALL.into_iter().find(|known| known.name() == name).ok_or_else(|| {
+            invalid(
+                format!("no backend is called `{}`", name.escape_debug()),
+                "the backends are native, docker, podman, container (whichever there is), microvm",
+            )
+        }),
+    }
+}
+
+/// A folder is written as one, so that it is never mistaken for a name.
+fn root_of(image: Option<&Path>) -> Result<Root, SpecError> {
+    let Some(image) = image else { return Ok(Root::Host) };
+    if image.as_os_str().as_bytes().starts_with(b"/") || image.as_os_str().as_bytes().starts_with(b".") {
+        return Ok(Root::Folder(image.to_owned()));
+    }
+    let text = image.to_str().unwrap_or("\u{fffd}");
+    let hint = "write REPOSITORY[:TAG] or HOST/REPOSITORY[:TAG], or begin a folder with / or ./";
+    text.parse().map(Root::Image).map_err(|bad: crate::BadImageRef| invalid(bad, hint))
+}
+
+/// What only a container engine has, and what it has not.
+fn check_containers_only(request: &RunRequest, backend: Backend, root: &Root) -> Result<(), SpecError> {
+    let native = backend == Backend::Native;
+    let needs_engine = |option: &str| {
+        Err(invalid(format!("{option} needs a container engine"), "add --backend docker or --backend podman"))
+    };
+    let no_image = "a container needs an image that its engine has: --image REF";
+    match (native, root) {
+        (true, _) if !request.volumes.is_empty() => needs_engine("--volume"),
+        (true, _) if request.internal_network.is_some() => needs_engine("--internal-network"),
+        (true, Root::Host) if request.writable_root => Err(invalid(
+            "--writable-root needs an image",
+            "add --image REF; the host's own /usr stays as it is",
         )),
+        (false, Root::Host) => {
+            Err(invalid(format!("the backend `{}` runs images only", backend.name()), no_image))
+        }
+        (false, Root::Folder(_)) => Err(invalid("a folder is not an image of a container engine", no_image)),
+        _ => Ok(()),
     }
 }
 
@@ -319,9 +422,9 @@ fn network_of(request: &RunRequest, profile: &Profile) -> Result<Network, SpecEr
     }
 }
 
-fn check_command(command: Vec<OsString>) -> Result<Vec<OsString>, SpecError> {
+fn check_command(command: Vec<OsString>, of_image: bool) -> Result<Vec<OsString>, SpecError> {
     let usage = "put the command after `--`: airlock run -- python3 -c 'print(1)'";
-    if command.first().is_none_or(|program| program.is_empty()) {
+    if command.first().map_or(!of_image, |program| program.is_empty()) {
         return Err(invalid("there is no command to run", usage));
     }
     if command.iter().any(|argument| argument.as_bytes().contains(&0)) {
@@ -359,6 +462,14 @@ fn check_mounts(texts: &[OsString]) -> Result<Vec<Mount>, SpecError> {
         )),
         None => Ok(mounts),
     }
+}
+
+/// `NAME:INSIDE[:ro|rw]`.
+fn volume(text: &OsStr) -> Result<Volume, SpecError> {
+    let Mount { host, inside, access } = mount(text)?;
+    let name = host.to_str().unwrap_or("\u{fffd}");
+    let name = Id::new(name).map_err(|bad| invalid(bad, "write --volume NAME:INSIDE, or NAME:INSIDE:rw"))?;
+    Ok(Volume { name, inside, access })
 }
 
 /// `HOST:INSIDE[:ro|rw]`. Split from the right, so that a colon in the host path needs no escape.
@@ -483,6 +594,21 @@ impl EnvName {
     }
 }
 
+impl Backend {
+    /// All of them.
+    pub const ALL: [Backend; 4] = [Backend::Native, Backend::Docker, Backend::Podman, Backend::Container];
+
+    /// The public name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Backend::Native => "native",
+            Backend::Docker => "docker",
+            Backend::Podman => "podman",
+            Backend::Container => "container",
+        }
+    }
+}
+
 impl Network {
     /// The public name.
     pub const fn name(self) -> &'static str {
@@ -581,8 +707,8 @@ mod tests {
     fn what_is_not_built_yet_is_refused_not_weakened() {
         let open = |r: &mut RunRequest| r.network = Some(Network::Open);
         let standard = |r: &mut RunRequest| r.profile = Some("standard".into());
-        let docker = |r: &mut RunRequest| r.backend = Some("docker".into());
-        for change in [open as fn(&mut RunRequest), standard, docker] {
+        let machine = |r: &mut RunRequest| r.backend = Some("microvm".into());
+        for change in [open as fn(&mut RunRequest), standard, machine] {
             assert_eq!(refused(change).code, ErrorCode::BackendUnavailable);
         }
     }

@@ -3,7 +3,7 @@
 
 use init::{
     plan::{
-        BoxPlan, Errand, HostPath, Ids, Owner, Place, PlaceKind, ProgramPlan, Protected, ProtectedKind,
+        BoxPlan, Errand, FileId, HostPath, Ids, ImageRoot, Owner, Place, PlaceKind, ProgramPlan, Protected, ProtectedKind,
         ResourceLimit, StockPlan, TemplatePlan,
     },
     protocol::{Brief, Command, Ended, Report, Request},
@@ -77,7 +77,7 @@ fn template() -> TemplatePlan {
     };
     TemplatePlan {
         steps: Steps::ALL,
-        image: Some(c"/images/alpine".to_owned()),
+        image: Some(ImageRoot { path: c"/images/alpine".to_owned(), id: FileId { device: 1, inode: 2 } }),
         places: vec![
             place(c"usr", PlaceKind::Bind, c"/usr"),
             place(c"bin", PlaceKind::Link, c"usr/bin"),
@@ -111,6 +111,7 @@ fn a_box() -> BoxPlan {
         terminal: true,
         scratch_bytes: 256 << 20,
         scratch_files: 65536,
+        copies: vec![c"/usr".to_owned()],
         workspace: Some(host_path(c"/home/u/project", c"/workspace", Some(Owner { uid: 1000, gid: 1000 }))),
         protected: vec![
             protected(c".git", ProtectedKind::Guard),
@@ -174,7 +175,16 @@ fn settings() -> Vec<Vec<u8>> {
     let narrow =
         "network = \"none\"\nmemory = \"64M\"\nwall_time = \"30s\"\ncpu_time = \"5s\"\noutput = 4096\n";
     let choice = "profile = \"ci\"\nfile_size = \"1M\"\npids = 8\n";
-    let pairs = [(operators, narrow), (restrictive, narrow), (restrictive, choice), ("", choice)];
+    let listed = "[images]\npolicy = \"allowed\"\nrequire_mark = \"always\"\nmay_add = [\"root\", 7]\n";
+    let (list_on, list_off) = ("images.policy = \"allowed\"", "images.policy = \"open\"");
+    let pairs = [
+        (operators, narrow),
+        (restrictive, narrow),
+        (restrictive, choice),
+        ("", choice),
+        ("", list_on),
+        (listed, list_off),
+    ];
     // One word too much in each, so that no other one hides that it was let through.
     let wide = [
         "network = \"doors\"",
@@ -188,6 +198,7 @@ fn settings() -> Vec<Vec<u8>> {
         "open_files = 100000",
         "env.inherit = [\"TOKEN\"]",
         "maximum.disk = \"1T\"",
+        "images.require_mark = \"never\"",
     ];
     let pairs = pairs.into_iter().chain(wide.map(|local| ("", local)));
     pairs.map(|(operators, local)| format!("{operators}\0{local}").into_bytes()).collect()

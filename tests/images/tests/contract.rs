@@ -176,7 +176,7 @@ fn the_profile_is_the_declared_one_unless_another_is_asked_for() {
 fn a_hostile_image_steers_neither_terminal_nor_table() {
     let script = "printf 'x\\033[2J\\nPASS  everything  fine\\n'; exit 1";
     let tree = Tree::new().wrapped("bin/ps", script).wrapped("bin/tar", script);
-    let answer = tree.world.run(&["image", "check", "root"]);
+    let answer = tree.world.run(&["image", "check", "./root"]);
     assert_eq!(answer.status, Some(1));
     assert!(
         !answer.stdout.contains('\u{1b}') && !answer.stdout.contains("\nPASS  everything"),
@@ -188,7 +188,11 @@ fn a_hostile_image_steers_neither_terminal_nor_table() {
 #[test]
 fn what_cannot_be_checked_is_told_apart_from_what_failed() {
     let world = Tree::new().world;
-    for (image, words) in [("localhost/nowhere", "nowhere"), ("Not A Name", "not the name of an image")] {
+    for (image, words) in [
+        ("localhost/nowhere", "nowhere"),
+        ("Not A Name", "not the name of an image"),
+        ("./nowhere", "cannot look into"),
+    ] {
         let answer = world.run(&["image", "check", image]);
         assert_eq!(answer.status, Some(125), "{answer:?}");
         assert!(answer.stderr.contains(words) && answer.stderr.contains("hint:"), "{answer:?}");

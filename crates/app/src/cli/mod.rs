@@ -117,7 +117,8 @@ fn open_engine(config: &Config, begun: Option<engine::HeadStart>) -> Result<engi
 }
 
 fn settings(config: &Config) -> engine::Settings {
-    engine::Settings::new(&config.state)
+    let containers = engine::Hosts { docker: config.docker.clone(), podman: config.podman.clone() };
+    engine::Settings { containers, ..engine::Settings::new(&config.state) }
 }
 
 /// One thread is enough for one run, and starts faster.

@@ -4,6 +4,7 @@
 use super::{
     ConfigError,
     file::{LIMITS, Section},
+    images,
 };
 use spec::{ExtraMounts, Limits, Maximum, Network, Policy, Profile};
 use std::path::Path;
@@ -12,7 +13,7 @@ use toml::Table;
 /// Words that only the operator may say.
 const OPERATORS_OWN: [&str; 7] =
     ["maximum", "env", "provider", "prices", "credential", "default_profile", "base"];
-const NARROW: &str = "a local airlock.toml can only narrow; put this into the configuration file";
+pub(super) const NARROW: &str = "a local airlock.toml can only narrow; put this into the configuration file";
 
 /// Narrows the profile that this run will use: the one asked for, else the file's choice, else the default.
 pub(super) fn narrow(
@@ -26,6 +27,7 @@ pub(super) fn narrow(
     for (key, value) in file {
         match key.as_str() {
             "profile" => choice = Some(section.text(key, value)?),
+            "images" => images::narrow(&mut policy.images, section.table(key, value)?, path)?,
             "network" => network = Some(section.network(key, value)?),
             limit if LIMITS.contains(&limit) => section.limit(&mut limits, limit, value)?,
             word if OPERATORS_OWN.contains(&word) => {
@@ -46,7 +48,7 @@ pub(super) fn narrow(
 }
 
 fn known() -> Vec<&'static str> {
-    ["profile", "network"].into_iter().chain(LIMITS).collect()
+    ["profile", "network", "images"].into_iter().chain(LIMITS).collect()
 }
 
 /// Makes another profile the default, if it is no wider in anything.

@@ -4,6 +4,7 @@
 //! hostile clone, so it can only narrow.
 
 mod file;
+mod images;
 mod local;
 mod operator;
 
@@ -42,6 +43,10 @@ pub(crate) struct Config {
     pub(crate) pool: Pool,
     /// The folder for run records and artifacts; absolute.
     pub(crate) state: PathBuf,
+    /// Where Docker may listen, best first.
+    pub(crate) docker: Vec<String>,
+    /// Where Podman may listen, best first.
+    pub(crate) podman: Vec<String>,
     /// The operator's file, if there was one.
     file: Option<PathBuf>,
 }
@@ -77,6 +82,32 @@ impl Surroundings {
         self.variables.get(OsStr::new(name)).map(OsString::as_os_str).filter(|value| !value.is_empty())
     }
 
+    /// The one that is named, else the usual sockets.
+    fn sockets(&self, variable: &str, usual: &[(Option<&str>, &str)]) -> Vec<String> {
+        if let Some(named) = self.variable(variable) {
+            return vec![named.to_string_lossy().into_owned()];
+        }
+        let path = |(folder, below): &(Option<&str>, &str)| match folder {
+            Some(folder) => Some(format!("{}/{below}", self.variable(folder)?.to_str()?)),
+            None => Some((*below).to_owned()),
+        };
+        usual.iter().filter_map(path).collect()
+    }
+
+    fn docker(&self) -> Vec<String> {
+        let own = [(Some("XDG_RUNTIME_DIR"), "docker.sock"), (Some("HOME"), ".docker/run/docker.sock")];
+        let systems = (None, "/var/run/docker.sock");
+        self.sockets("DOCKER_HOST", &[systems, own[0], own[1]])
+    }
+
+    /// An ordinary user's own comes first: nothing that it starts is anybody else.
+    fn podman(&self) -> Vec<String> {
+        let (own, systems) =
+            ((Some("XDG_RUNTIME_DIR"), "podman/podman.sock"), (None, "/run/podman/podman.sock"));
+        let all = [own, systems];
+        self.sockets("CONTAINER_HOST", if self.root { &all[1..] } else { &all })
+    }
+
     fn home(&self) -> Option<&Path> {
         self.variable("HOME").map(Path::new).filter(|home| home.is_absolute())
     }
@@ -88,7 +119,8 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
         Some((path, text)) => (Some(path.clone()), operator::read(&file::parse(&text, &path)?, &path)?),
         None => (None, (Policy::default(), Pool::OFF)),
     };
-    Ok(Config { policy, pool, state: state_folder(flags, around)?, file })
+    let (docker, podman) = (around.docker(), around.podman());
+    Ok(Config { policy, pool, state: state_folder(flags, around)?, docker, podman, file })
 }
 
 /// Applies `airlock.toml` of the current folder, if there is one, to the profile this run will use.

@@ -3,6 +3,7 @@
 use super::{
     ConfigError,
     file::{LIMITS, Section},
+    images,
 };
 use spec::{EnvName, Id, Maximum, Network, Policy, Pool, Profile};
 use std::{collections::BTreeMap, ffi::OsStr, path::Path};
@@ -37,8 +38,9 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<(Policy, Pool), ConfigEr
             }
             "maximum" => policy.maximum = maximum(top.table(key, value)?, path)?,
             "pool" => ahead = pool(top.table(key, value)?, path)?,
+            "images" => policy.images = images::read(top.table(key, value)?, path)?,
             later if NOT_BUILT.contains(&later) => return Err(top.not_built(later)),
-            other => return Err(top.unknown(other, &["profile", "maximum", "pool"])),
+            other => return Err(top.unknown(other, &["profile", "maximum", "pool", "images"])),
         }
     }
     let builtin = policy.profiles.clone();

@@ -6,7 +6,7 @@ use spec::{Access, Barrier, Enforcer, Network, SandboxSpec};
 use std::collections::BTreeMap;
 
 /// The barriers that these steps and limits amount to.
-pub(super) fn standing(
+pub(crate) fn standing(
     done: Steps,
     spec: &SandboxSpec,
     enforcers: &BTreeMap<&'static str, Enforcer>,
@@ -14,6 +14,7 @@ pub(super) fn standing(
 ) -> Vec<Barrier> {
     let grouped = |limit| matches!(enforcers.get(limit), Some(Enforcer::CgroupV1 | Enforcer::CgroupV2));
     let own_net = done.has(Step::NetNamespace) && done.has(Step::JoinNamespaces);
+    let alone = own_net && done.has(Step::Doors) && spec.internal_network.is_none();
     let joined = |step| done.has(step) && done.has(Step::JoinNamespaces);
     let stands = |barrier: &Barrier| match barrier {
         Barrier::OwnUser => done.has(Step::EnterUserNamespace),
@@ -24,9 +25,9 @@ pub(super) fn standing(
         Barrier::OwnIpc => joined(Step::IpcNamespace),
         Barrier::OwnUts => joined(Step::UtsNamespace),
         Barrier::OwnCgroup => joined(Step::CgroupNamespace),
-        Barrier::NoNetwork => own_net && done.has(Step::Doors) && spec.doors.is_empty(),
-        Barrier::DoorsOnly => own_net && done.has(Step::Doors) && spec.network == Network::Doors,
-        Barrier::ReadOnlyRoot => done.has(Step::ReadOnlyRoot) && done.has(Step::Proc),
+        Barrier::NoNetwork => alone && spec.doors.is_empty(),
+        Barrier::DoorsOnly => alone && spec.network == Network::Doors,
+        Barrier::ReadOnlyRoot => done.has(Step::ReadOnlyRoot) && done.has(Step::Proc) && !spec.writable_root,
         Barrier::NoCapabilities => done.has(Step::NoCapabilities),
         Barrier::NoNewPrivileges => done.has(Step::NoNewPrivileges),
         Barrier::SyscallFilter => done.has(Step::SyscallFilter),
@@ -48,12 +49,14 @@ pub(super) fn standing(
 
 /// Nothing limits the size of a host folder.
 fn writes_to_host(spec: &SandboxSpec) -> bool {
-    spec.workspace.is_some() || spec.mounts.iter().any(|mount| mount.access == Access::ReadWrite)
+    let mounts = spec.mounts.iter().map(|mount| mount.access);
+    let mut all = mounts.chain(spec.volumes.iter().map(|volume| volume.access));
+    spec.workspace.is_some() || all.any(|access| access == Access::ReadWrite)
 }
 
 /// What no run goes without, whatever was asked. Limits and Landlock depend on the host: they are missing
 /// only where it has none, which the result says.
-pub(super) fn insisted(spec: &SandboxSpec) -> Vec<Barrier> {
+pub(crate) fn insisted(spec: &SandboxSpec) -> Vec<Barrier> {
     let mut all = vec![
         Barrier::OwnUser,
         Barrier::OwnPid,
@@ -61,14 +64,17 @@ pub(super) fn insisted(spec: &SandboxSpec) -> Vec<Barrier> {
         Barrier::OwnIpc,
         Barrier::OwnUts,
         Barrier::OwnCgroup,
-        Barrier::ReadOnlyRoot,
         Barrier::NoCapabilities,
         Barrier::NoNewPrivileges,
         Barrier::SyscallFilter,
         Barrier::EmptyEnvironment,
         Barrier::NotHostRoot,
     ];
+    if !spec.writable_root {
+        all.push(Barrier::ReadOnlyRoot);
+    }
     match spec.network {
+        Network::None | Network::Doors if spec.internal_network.is_some() => all.push(Barrier::OwnNet),
         Network::None => all.extend([Barrier::OwnNet, Barrier::NoNetwork]),
         Network::Doors => all.extend([Barrier::OwnNet, Barrier::DoorsOnly]),
         Network::Open => all.push(Barrier::OwnNet),

@@ -16,7 +16,7 @@
 mod place;
 mod rules;
 
-pub(super) use rules::Rules;
+pub(crate) use rules::Rules;
 
 use init::{
     filter::{self, Verdict},
@@ -69,7 +69,7 @@ pub enum Told {
 
 /// Watches the programs under a filter. What they are denied comes out of the receiver, which ends with the last
 /// of them.
-pub(super) fn watch(listener: OwnedFd, rules: Rules) -> io::Result<mpsc::Receiver<Told>> {
+pub(crate) fn watch(listener: OwnedFd, rules: Rules) -> io::Result<mpsc::Receiver<Told>> {
     // Room for all there can be: the watcher never waits for a reader.
     let (tell, told) = mpsc::channel(MOST_DENIALS + 2);
     // To tokio it is the reading end of a pipe: something to wait for.

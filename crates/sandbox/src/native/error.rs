@@ -61,6 +61,16 @@ pub enum SandboxError {
         /// What to do.
         hint: String,
     },
+    /// A container engine.
+    #[error("{message}")]
+    Engine {
+        /// Which kind of refusal.
+        code: ErrorCode,
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
     /// The workspace belongs to the host's root, and its file system cannot be idmapped.
     #[error("`{}` belongs to the host's root, and its file system cannot show it to another user", path.display())]
     RootsWorkspace {
@@ -146,7 +156,7 @@ impl SandboxError {
             | SandboxError::Protect(_)
             | SandboxError::AroundProtection { .. }
             | SandboxError::RootsWorkspace { .. } => ErrorCode::InvalidSpec,
-            SandboxError::Image { code, .. } => *code,
+            SandboxError::Image { code, .. } | SandboxError::Engine { code, .. } => *code,
             SandboxError::Step(failure) if failure.step == Step::LauncherNamespaces => {
                 ErrorCode::BackendUnavailable
             }
@@ -169,7 +179,7 @@ impl SandboxError {
             SandboxError::Look { .. } => "check that the path exists and that you may read it",
             SandboxError::Name { .. } | SandboxError::Nul => "choose another path",
             SandboxError::FileInWorkspace { .. } => "use --input to put a single file into the workspace",
-            SandboxError::Image { hint, .. } => hint,
+            SandboxError::Image { hint, .. } | SandboxError::Engine { hint, .. } => hint,
             SandboxError::RootsWorkspace { .. } => {
                 "give the folder to an ordinary user (chown), or use a file system that can be idmapped, such as ext4"
             }

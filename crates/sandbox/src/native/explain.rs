@@ -54,6 +54,13 @@ impl Native {
             Step::Scratch,
             format!("tmpfs of {} for /tmp, /dev/shm, home and a fresh workspace", limits.disk),
         ));
+        if !in_box.copies.is_empty() {
+            let all: Vec<_> = in_box.copies.iter().map(|path| path.to_string_lossy()).collect();
+            lines.push(line(
+                Step::Scratch,
+                format!("a writable layer over {}, gone afterwards", all.join(" ")),
+            ));
+        }
         lines.push(match &in_box.workspace {
             Some(path) => line(Step::Workspace, host_path(path)),
             None => line(Step::Workspace, "fresh and empty, gone afterwards"),
@@ -82,7 +89,7 @@ fn of_template(template: &TemplatePlan) -> Vec<Line> {
         _ = write!(bound, " /{}", place.path.to_string_lossy());
     }
     let what = match &template.image {
-        Some(image) => format!("{} under our own places", image.to_string_lossy()),
+        Some(image) => format!("{} under our own places", image.path.to_string_lossy()),
         None => format!("an empty root with{bound} of the host"),
     };
     vec![line(Step::Template, what), line(Step::ReadOnlyRoot, "every mount of it")]
@@ -116,7 +123,7 @@ fn affinity(plan: &ProgramPlan) -> Option<Line> {
     plan.cpus.map(|count| line(Step::Affinity, format!("CPUs {count}: a hint to programs, not a limit")))
 }
 
-fn of_program(plan: &ProgramPlan) -> Vec<Line> {
+pub(crate) fn of_program(plan: &ProgramPlan) -> Vec<Line> {
     let ids = plan.ids;
     let limits: Vec<_> =
         plan.rlimits.iter().map(|limit| format!("{}={}", rlimit_name(limit.resource), limit.soft)).collect();
@@ -130,11 +137,10 @@ fn of_program(plan: &ProgramPlan) -> Vec<Line> {
         .flat_map(|errand| &errand.env)
         .filter_map(|line| line.to_str().ok()?.split_once('=').map(|(name, _)| name.to_owned()))
         .collect();
+    let own_users = plan.steps.has(Step::EnterUserNamespace).then(|| {
+        line(Step::EnterUserNamespace, format!("uid {} inside, {} in the launcher's", ids.uid, ids.outer_uid))
+    });
     let before = [
-        line(
-            Step::EnterUserNamespace,
-            format!("uid {} inside, {} in the launcher's", ids.uid, ids.outer_uid),
-        ),
         line(
             Step::Credentials,
             format!("uid {} gid {}, no supplementary groups where the kernel allows", ids.uid, ids.gid),
@@ -157,7 +163,7 @@ fn of_program(plan: &ProgramPlan) -> Vec<Line> {
         line(Step::EmptyEnvironment, names.join(" ")),
         line(Step::Exec, errand.map(|errand| join(&errand.argv)).unwrap_or_default()),
     ];
-    before.into_iter().chain(affinity(plan)).chain(after).collect()
+    own_users.into_iter().chain(before).chain(affinity(plan)).chain(after).collect()
 }
 
 fn held_by(enforcer: Enforcer) -> &'static str {

@@ -27,37 +27,37 @@ use tokio::{io::Interest, net::UnixDatagram};
 /// One end of a socket for messages. To tokio it is a datagram socket, which differs only in how a connection
 /// is made; ours come connected.
 #[derive(Debug)]
-pub(super) struct Channel(UnixDatagram);
+pub(crate) struct Channel(UnixDatagram);
 
 impl Channel {
-    pub(super) fn new(socket: OwnedFd) -> io::Result<Channel> {
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Channel> {
         let socket = std::os::unix::net::UnixDatagram::from(socket);
         socket.set_nonblocking(true)?;
         UnixDatagram::from_std(socket).map(Channel)
     }
 
     /// The next report, or `None` when the other end is gone.
-    pub(super) async fn report(&self) -> io::Result<Option<(Report, Vec<OwnedFd>)>> {
+    pub(crate) async fn report(&self) -> io::Result<Option<(Report, Vec<OwnedFd>)>> {
         self.0.async_io(Interest::READABLE, || protocol::receive(&self.0)).await
     }
 
-    pub(super) fn send<T: Wire>(&self, message: &T, handles: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) fn send<T: Wire>(&self, message: &T, handles: &[BorrowedFd<'_>]) -> io::Result<()> {
         protocol::send(&self.0, message, handles)
     }
 
     /// Whether nothing has been said, nor has the other end gone. Asks the kernel: what the event loop knows of the
     /// socket is as old as its last turn.
-    pub(super) fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         rustix::net::recv(&self.0, &mut [0; 1], flags).is_err_and(|error| error == Errno::WOULDBLOCK)
     }
 
-    pub(super) fn order(&self, order: Order) -> io::Result<()> {
+    pub(crate) fn order(&self, order: Order) -> io::Result<()> {
         self.send(&order, &[])
     }
 
     /// An order with a plan, which comes before the other handles if it is large.
-    pub(super) fn order_by_plan<T: Wire>(
+    pub(crate) fn order_by_plan<T: Wire>(
         &self,
         order: fn(Brief) -> Order,
         plan: &T,
@@ -157,7 +157,7 @@ impl Begun {
 fn spawn(control: OwnedFd, clear_env: bool) -> io::Result<Child> {
     let program = sealed_launcher()?;
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-    command.arg0("airlock-init").current_dir("/");
+    command.arg0("airlock-launcher").current_dir("/");
     command.stdin(control).stdout(Stdio::null()).stderr(Stdio::null());
     if clear_env {
         command.env_clear();

@@ -8,6 +8,7 @@ use super::{
     plan, probe,
     protect::Protection,
 };
+use crate::{Sandbox, Soon};
 use init::{
     plan::Ids,
     protocol::{self, Command, Report},
@@ -71,22 +72,19 @@ pub enum Progress {
     Gone(Ended),
 }
 
-impl NativeBox {
-    /// The workspace, as a handle of the host's: a mounted one without the box's idmap, mounts and home on it.
-    pub fn workspace(&self) -> BorrowedFd<'_> {
+impl Sandbox for NativeBox {
+    fn workspace(&self) -> BorrowedFd<'_> {
         self.held.protection.as_ref().map_or(self.workspace.as_fd(), Protection::hold)
     }
 
-    /// Whether scratch space is full: nothing more could be written, or no more files made.
-    pub fn scratch_is_full(&self) -> bool {
+    fn scratch_is_full(&self) -> bool {
         let fresh = self.spec.workspace.is_none();
         fresh
             && rustix::fs::fstatvfs(&self.workspace)
                 .is_ok_and(|space| space.f_bavail == 0 || space.f_ffree == 0)
     }
 
-    /// Who owns what lies in a fresh workspace, as this process sees it; nobody in particular otherwise.
-    pub fn owner_inside(&self) -> Option<(u32, u32)> {
+    fn owner_inside(&self) -> Option<(u32, u32)> {
         match (self.starter, &self.spec.workspace) {
             (Starter::Root(_), None) => Some((self.ids.outer_uid, self.ids.outer_gid)),
             // Whoever writes into a user's folder as root leaves it to that user.
@@ -97,23 +95,19 @@ impl NativeBox {
         }
     }
 
-    /// The listeners of its doors, in the order of the spec.
-    pub fn take_doors(&mut self) -> Vec<TcpListener> {
+    fn take_doors(&mut self) -> Vec<TcpListener> {
         std::mem::take(&mut self.doors)
     }
 
-    /// Our end of its terminal, if the spec asked for one.
-    pub fn take_terminal(&mut self) -> Option<OwnedFd> {
+    fn take_terminal(&mut self) -> Option<OwnedFd> {
         self.terminal.take()
     }
 
-    /// What holds each limit.
-    pub fn enforcers(&self) -> BTreeMap<&'static str, Enforcer> {
+    fn enforcers(&self) -> BTreeMap<&'static str, Enforcer> {
         enforcers(&self.held)
     }
 
-    /// What a reader of the result should know.
-    pub fn notes(&self) -> Vec<String> {
+    fn notes(&self) -> Vec<String> {
         let shortfalls = self.held.group.iter().flat_map(Group::shortfalls).map(|(limit, _)| limit);
         // The resource limit of processes counts the whole box: no weaker than a cgroup's.
         let weaker: Vec<_> = shortfalls.filter(|limit| *limit != "pids").collect();
@@ -129,6 +123,55 @@ impl NativeBox {
             .collect()
     }
 
+    fn counters(&self) -> Counters {
+        self.held.group.as_ref().map(Group::counters).unwrap_or_default()
+    }
+
+    fn barriers(&self) -> Vec<Barrier> {
+        barriers::standing(self.done, &self.spec, &self.enforcers(), self.starter)
+    }
+
+    fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>> {
+        self.denials.take()
+    }
+
+    fn signal(&self, number: i32) {
+        // A launcher that is gone took the program with it.
+        _ = self.channel.order(Command::Signal(number));
+    }
+
+    fn holds_workspace(&self) -> bool {
+        self.held.protection.is_some()
+    }
+
+    fn exec<'a>(
+        &'a mut self,
+        program: &'a Program,
+        streams: [OwnedFd; 3],
+    ) -> Soon<'a, Result<(), SandboxError>> {
+        Box::pin(self.run(program, streams))
+    }
+
+    fn progress(&mut self) -> Soon<'_, Progress> {
+        Box::pin(self.await_end())
+    }
+
+    fn end(&mut self) -> Soon<'_, Option<Ended>> {
+        Box::pin(self.end_all())
+    }
+
+    fn give_workspace_back(&mut self) -> Soon<'_, Vec<String>> {
+        Box::pin(self.take_protection_down())
+    }
+
+    fn release(self: Box<Self>) -> Soon<'static, Released> {
+        let NativeBox { channel, standby, launcher, workspace, held, .. } = *self;
+        drop((channel, standby, launcher, workspace));
+        Box::pin(held.give_back())
+    }
+}
+
+impl NativeBox {
     /// Without a network of its own only Landlock keeps a program from abstract sockets, and not every version does.
     fn old_landlock(&self) -> Option<String> {
         let asked = self.spec.network == spec::Network::Host && self.steps.has(Step::PathRules);
@@ -138,16 +181,6 @@ impl NativeBox {
                 "Landlock {version} of this kernel does not keep abstract sockets of the host out of reach"
             )
         })
-    }
-
-    /// What the cgroup counted so far.
-    pub fn counters(&self) -> Counters {
-        self.held.group.as_ref().map(Group::counters).unwrap_or_default()
-    }
-
-    /// The barriers that stand, by what the steps reported.
-    pub fn barriers(&self) -> Vec<Barrier> {
-        barriers::standing(self.done, &self.spec, &self.enforcers(), self.starter)
     }
 
     /// Before anything runs: everything required will stand once the last steps are taken.
@@ -163,7 +196,9 @@ impl NativeBox {
         let required = self.spec.required.iter().copied().chain(insisted);
         match required.into_iter().find(|barrier| !expected.contains(barrier)) {
             None => Ok(()),
-            Some(barrier) => Err(Missing::new(barrier.name(), why_missing(barrier, held)).into()),
+            Some(barrier) => {
+                Err(Missing::new(barrier.name(), why_missing(barrier, held.group.as_ref())).into())
+            }
         }
     }
 
@@ -192,7 +227,7 @@ impl NativeBox {
     }
 
     /// Runs a program with these standard streams.
-    pub async fn exec(&mut self, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
+    async fn run(&mut self, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
         if let Some(standby) = self.standby.take() {
             return send_off(standby, program, streams).await;
         }
@@ -213,18 +248,14 @@ impl NativeBox {
 
     fn watch(&mut self, listener: Option<OwnedFd>) -> std::io::Result<()> {
         let binds = self.held.protection.as_ref().map_or(&[][..], Protection::binds);
-        let rules = || Rules::new(&self.spec, binds, self.ids, self.starter);
+        let ids = (self.starter != Starter::User).then_some((self.ids.outer_uid, self.ids.outer_gid));
+        let rules = || Rules::new(&self.spec, binds, ids);
         self.denials = listener.map(|listener| denials::watch(listener, rules())).transpose()?;
         Ok(())
     }
 
-    /// What the program is denied, once it has started; nothing where that cannot be known.
-    pub fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>> {
-        self.denials.take()
-    }
-
     /// Waits for the end of the program or of the box.
-    pub async fn progress(&mut self) -> Progress {
+    async fn await_end(&mut self) -> Progress {
         loop {
             match self.channel.report().await {
                 Ok(Some((Report::Ended(ended), _))) => {
@@ -243,21 +274,15 @@ impl NativeBox {
         }
     }
 
-    /// Sends a signal to the program.
-    pub fn signal(&self, number: i32) {
-        // A launcher that is gone took the program with it.
-        _ = self.channel.order(Command::Signal(number));
-    }
-
     /// Ends every process in the box and waits until they are gone; `None` if the kernel would not.
-    pub async fn end(&mut self) -> Option<Ended> {
+    async fn end_all(&mut self) -> Option<Ended> {
         // With the program ends its box. Another order would only be in the way of the last word from there.
         if !self.ending {
             _ = self.channel.order(Command::Destroy);
         }
         let gone = async {
             loop {
-                if let Progress::Gone(ended) = self.progress().await {
+                if let Progress::Gone(ended) = self.await_end().await {
                     return ended;
                 }
             }
@@ -282,21 +307,10 @@ impl NativeBox {
 
     /// Gives a mounted workspace back as it was; what there is to say. Not from under a program: where nobody has seen
     /// the end of the box, its release gives it back, after that of the cgroup.
-    pub async fn give_workspace_back(&mut self) -> Vec<String> {
+    async fn take_protection_down(&mut self) -> Vec<String> {
         let Some(protection) = self.held.protection.take_if(|_| self.empty) else { return Vec::new() };
         let taken_down = tokio::task::spawn_blocking(move || taken_down(protection)).await;
         taken_down.unwrap_or_else(|_| vec![CUT_SHORT.to_owned()])
-    }
-
-    /// Whether a mounted workspace is still to be given back.
-    pub fn holds_workspace(&self) -> bool {
-        self.held.protection.is_some()
-    }
-
-    /// Gives back what the box held outside.
-    pub async fn release(self) -> Released {
-        drop((self.channel, self.standby, self.launcher, self.workspace));
-        self.held.give_back().await
     }
 }
 
@@ -320,7 +334,7 @@ pub(super) fn enforcers(held: &Held) -> BTreeMap<&'static str, Enforcer> {
     }
 }
 
-fn why_missing(barrier: Barrier, held: &Held) -> String {
+pub(crate) fn why_missing(barrier: Barrier, group: Option<&Group>) -> String {
     let limit = match barrier {
         Barrier::MemoryLimit => "memory",
         Barrier::PidsLimit => "pids",
@@ -335,7 +349,7 @@ fn why_missing(barrier: Barrier, held: &Held) -> String {
         }
         _ => return "its step was not taken".to_owned(),
     };
-    let shortfalls = held.group.iter().flat_map(Group::shortfalls).find(|(name, _)| *name == limit);
+    let shortfalls = group.iter().flat_map(|group| group.shortfalls()).find(|(name, _)| *name == limit);
     shortfalls.map_or_else(|| "no cgroup can be made here".to_owned(), |(_, why)| why.to_owned())
 }
 
@@ -370,9 +384,9 @@ impl Held {
     }
 }
 
-const CUT_SHORT: &str = "clean-up was cut short; `airlock sweep` finishes it";
+pub(crate) const CUT_SHORT: &str = "clean-up was cut short; `airlock sweep` finishes it";
 
-fn taken_down(protection: Protection) -> Vec<String> {
+pub(crate) fn taken_down(protection: Protection) -> Vec<String> {
     let found = protection.take_down();
     let changed = found.changed.iter().map(|path| path.display());
     let told = changed.map(|path| format!("`{path}` in the workspace was changed from outside meanwhile"));

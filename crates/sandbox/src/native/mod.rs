@@ -5,15 +5,15 @@
 //!      └─▶ cgroup, protected names: held by the box, given back when it is released
 //! ```
 
-mod barriers;
+pub(crate) mod barriers;
 pub mod cgroup;
-mod denials;
+pub(crate) mod denials;
 mod error;
-mod explain;
-mod launcher;
+pub(crate) mod explain;
+pub(crate) mod launcher;
 mod live;
 mod machine;
-mod plan;
+pub(crate) mod plan;
 pub mod probe;
 pub mod protect;
 mod root;
@@ -22,9 +22,11 @@ pub use denials::{MOST_DENIALS, Told};
 pub use error::{Missing, SandboxError};
 pub use explain::Line;
 pub use init::{protocol::Ended, step::Step};
+pub(crate) use live::{CUT_SHORT, taken_down, why_missing};
 pub use live::{NativeBox, Progress, Released};
 pub use plan::{Program, Starter};
 
+use crate::Sandbox;
 use cgroup::{Group, Placement};
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
@@ -447,7 +449,9 @@ impl Native {
 
 /// Looks at what a spec names on this host, before anything is made: the image, the workspace, the mounts.
 pub fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
-    root::look(spec)?;
+    if spec.backend == spec::Backend::Native {
+        root::look(spec)?;
+    }
     plan::host_paths(spec, false).map(drop)
 }
 

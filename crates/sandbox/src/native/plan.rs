@@ -8,7 +8,7 @@ use init::{
     },
     step::Steps,
 };
-use spec::{Access, Enforcer, Id, Limits, Mount, Network, SandboxSpec};
+use spec::{Access, Backend, Enforcer, ErrorCode, Id, Limits, Mount, Network, Root, SandboxSpec};
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{CString, OsStr, OsString},
@@ -17,6 +17,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// Folders of an image that get a layer of their own.
+const MOST_COPIES: usize = 64;
+/// Folders of a search path that are looked at.
+const MOST_FOLDERS: usize = 64;
 /// Average size of a file in scratch space below which the number of files, not the size, is the limit.
 const BYTES_PER_FILE: u64 = 4096;
 
@@ -93,11 +97,35 @@ pub(super) fn of_box(
         terminal: spec.tty.is_some(),
         scratch_bytes: spec.limits.disk.0,
         scratch_files: (spec.limits.disk.0 / BYTES_PER_FILE).max(1024),
+        copies: copies(spec)?.iter().map(c_string).collect::<Result<_, _>>()?,
         workspace,
         protected: protection.iter().map(protected).collect::<Result<_, _>>()?,
         workspace_directories: if fresh { workspace_directories(spec)? } else { Vec::new() },
         mounts,
     })
+}
+
+/// The folders of an image that its program may change: all at the top but those that the box has its own of.
+pub(super) fn copies(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
+    let Root::Folder(folder) = &spec.root else { return Ok(Vec::new()) };
+    if !spec.writable_root {
+        return Ok(Vec::new());
+    }
+    let look = |source| SandboxError::Look { path: folder.clone(), source };
+    // On the host's network its resolver is mounted in `/etc`, which a layer would hide.
+    let etc = (spec.network == Network::Host).then_some("etc");
+    let own = |name: &OsStr| {
+        ["dev", "proc", "run", "sys", "tmp", "workspace"].iter().chain(&etc).any(|it| name == *it)
+    };
+    let entries = fs::read_dir(folder).map_err(look)?.collect::<Result<Vec<_>, _>>().map_err(look)?;
+    let folders = entries.iter().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let names: BTreeSet<_> = folders.map(fs::DirEntry::file_name).filter(|name| !own(name)).collect();
+    if names.len() > MOST_COPIES {
+        let message = format!("the image has more than {MOST_COPIES} folders at its top");
+        let hint = "leave --writable-root away".to_owned();
+        return Err(SandboxError::Image { code: ErrorCode::ImageRefused, message, hint });
+    }
+    Ok(names.into_iter().map(|name| Path::new("/").join(name)).collect())
 }
 
 /// The workspace, if it is the host's, and the mounts, as they are on this host now; parents first.
@@ -204,12 +232,12 @@ pub(super) fn errand(program: &Program) -> Result<Errand, SandboxError> {
     Ok(Errand {
         argv: program.argv.iter().map(c_string).collect::<Result<_, _>>()?,
         env: env.collect::<Result<_, _>>()?,
-        candidates: candidates(&program.argv[0])?,
+        candidates: candidates(&program.argv[0], program.env.get(OsStr::new("PATH")))?,
     })
 }
 
 /// The plan of one program, or of the process that stands by for one.
-pub(super) fn of_program(
+pub(crate) fn of_program(
     program: Option<&Program>,
     spec: &SandboxSpec,
     steps: Steps,
@@ -218,13 +246,18 @@ pub(super) fn of_program(
 ) -> Result<ProgramPlan, SandboxError> {
     let rw = spec.mounts.iter().filter(|mount| mount.access == Access::ReadWrite);
     let writable = ["/tmp", "/dev/shm", spec::WORKSPACE].map(PathBuf::from);
+    let volumes = spec.volumes.iter().filter(|volume| volume.access == Access::ReadWrite);
+    let volumes = volumes.map(|volume| volume.inside.as_path().to_owned());
+    // Of containers it is scratch space, too.
+    let run = (spec.backend != Backend::Native).then(|| PathBuf::from("/run"));
     let writable = writable.into_iter().chain(rw.map(|mount| mount.inside.as_path().to_owned()));
+    let writable = writable.chain(volumes).chain(run).chain(copies(spec)?);
     Ok(ProgramPlan {
         steps,
         ids,
         errand: program.map(errand).transpose()?,
         last: true,
-        directory: c_string(spec::WORKSPACE)?,
+        directory: c_string(&spec.directory)?,
         rlimits: rlimits(&spec.limits, enforcers),
         writable: writable.map(c_string).collect::<Result<_, _>>()?,
         cpus: cpus(&spec.limits),
@@ -239,11 +272,15 @@ fn cpus(limits: &Limits) -> Option<u32> {
 }
 
 /// A name is searched in the path inside; anything with a slash is taken as it is.
-fn candidates(name: &OsStr) -> Result<Vec<CString>, SandboxError> {
+fn candidates(name: &OsStr, path: Option<&OsString>) -> Result<Vec<CString>, SandboxError> {
     if name.as_bytes().contains(&b'/') {
         return Ok(vec![c_string(name)?]);
     }
-    spec::DEFAULT_PATH.split(':').map(|folder| c_string(Path::new(folder).join(name))).collect()
+    let path = path.map_or(OsStr::new(spec::DEFAULT_PATH), OsString::as_os_str);
+    let folders = path.as_bytes().split(|byte| *byte == b':').take(MOST_FOLDERS).map(OsStr::from_bytes);
+    // A relative folder, or an empty one, would be one that the program's own files lie in.
+    let folders = folders.map(Path::new).filter(|folder| folder.is_absolute());
+    folders.map(|folder| c_string(folder.join(name))).collect()
 }
 
 // The numbers of these resources are the same on every architecture we build for.
@@ -251,7 +288,7 @@ const CPU: u32 = 0;
 const FILE_SIZE: u32 = 1;
 const DATA: u32 = 2;
 const CORE: u32 = 4;
-const PROCESSES: u32 = 6;
+pub(crate) const PROCESSES: u32 = 6;
 const OPEN_FILES: u32 = 7;
 const LOCKED_MEMORY: u32 = 8;
 const PENDING_SIGNALS: u32 = 11;

@@ -3,14 +3,15 @@
 
 use super::{SandboxError, c_string, machine};
 use init::{
-    plan::{Place, PlaceKind, TemplatePlan},
+    plan::{FileId, ImageRoot, Place, PlaceKind, TemplatePlan},
     step::{Step, Steps},
 };
-use spec::{ErrorCode, ExtraMounts, Network, Root, SandboxSpec, User};
+use spec::{ErrorCode, ExtraMounts, ImageRef, Network, Root, SandboxSpec, User};
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
     fs,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -93,8 +94,9 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
         Root::Folder(folder) => {
             let folder = image_folder(folder)?;
             check_mount_points(&folder, spec)?;
-            Some(c_string(&folder)?)
+            Some(image_root(&folder)?)
         }
+        Root::Image(name) => return Err(not_here(name)),
     };
     for folder in ["proc", "sys", "dev/shm", "tmp", machine::EMPTY, "workspace"] {
         places.add(folder, PlaceKind::Directory, "")?;
@@ -230,6 +232,22 @@ fn mount_points(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxEr
         places.add(text, kind, "")?;
     }
     Ok(())
+}
+
+fn image_root(folder: &Path) -> Result<ImageRoot, SandboxError> {
+    let look = |source| SandboxError::Look { path: folder.to_owned(), source };
+    let found = fs::metadata(folder).map_err(look)?;
+    Ok(ImageRoot { path: c_string(folder)?, id: FileId { device: found.dev(), inode: found.ino() } })
+}
+
+/// Whoever knows where images lie puts the folder in their place.
+fn not_here(name: &ImageRef) -> SandboxError {
+    SandboxError::Image {
+        code: ErrorCode::ImageMissing,
+        message: format!("there is no image `{}` here", name.familiar()),
+        hint: "`airlock image list` shows what there is; `airlock image pull` and `load` bring more"
+            .to_owned(),
+    }
 }
 
 fn image_folder(folder: &Path) -> Result<PathBuf, SandboxError> {

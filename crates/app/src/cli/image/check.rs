@@ -105,10 +105,10 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 }
 
 impl Subject {
-    /// What is a folder as it stands is one; all else is a name.
+    /// As for `airlock run --image`: what begins with `/` or `.` is a folder, all else a name.
     fn find(named: &Path, config: &Config) -> Result<Subject, Failure> {
         let name = named.to_string_lossy().into_owned();
-        if named.is_dir() {
+        if name.starts_with(['/', '.']) {
             return Ok(Subject { name, root: named.to_owned(), config: None, user: None, held: None });
         }
         let hint = "name an image as `airlock image list` does, or a folder with a root file system";

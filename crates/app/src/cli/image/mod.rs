@@ -1,7 +1,12 @@
 //! `airlock image`: the images that runs start from. One file per subcommand.
 
+mod admit;
+mod allow;
+mod allowed;
 mod build;
 mod check;
+mod disallow;
+mod entry;
 mod list;
 mod recipe;
 
@@ -13,7 +18,10 @@ const EXAMPLES: &str = "\
 Examples:
   airlock image list
   airlock image check ./rootfs --profile python-tools
-  airlock image build python-tools --output python-tools.tar";
+  airlock image build python-tools --output python-tools.tar
+  airlock image allow python:3.12
+  airlock image allowed
+  airlock image admit python:3.12";
 
 /// The options of `airlock image`.
 #[derive(Args, Debug)]
@@ -31,6 +39,14 @@ enum Action {
     Check(check::Options),
     /// Build an image from a recipe and Debian packages, without a registry, and check it
     Build(build::Options),
+    /// Put images on the list of those that may be used
+    Allow(allow::Options),
+    /// Take images off the list of those that may be used
+    Disallow(disallow::Options),
+    /// Show the images that may be used, or who changed the list
+    Allowed(allowed::Options),
+    /// Say whether an image may be used here, and why
+    Admit(admit::Options),
 }
 
 /// Carries out the command.
@@ -39,5 +55,9 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
         Action::List(options) => list::execute(&options, global, surroundings),
         Action::Check(options) => check::execute(&options, global, surroundings),
         Action::Build(options) => build::execute(&options, global, surroundings),
+        Action::Allow(options) => allow::execute(options, global, surroundings),
+        Action::Disallow(options) => disallow::execute(&options, global, surroundings),
+        Action::Allowed(options) => allowed::execute(&options, global, surroundings),
+        Action::Admit(options) => admit::execute(options, global, surroundings),
     }
 }

@@ -54,7 +54,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
         let engine = super::open_engine(&config, begun)?;
         match explain {
-            true => print_plan(&engine.explain(&spec).map_err(Failure::from)?, json),
+            true => print_plan(&engine.explain(&spec).await.map_err(Failure::from)?, json),
             false => carry_out(&engine, spec, signals, show(json, tty)).await,
         }
     });

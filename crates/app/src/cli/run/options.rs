@@ -50,16 +50,25 @@ pub(crate) struct Options {
     /// Named policy: restrictive, standard, permissive, agent, or one of your own [default: restrictive]
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     profile: Option<String>,
-    /// What makes the box: native, the only one in this build
+    /// What makes the box: native, docker, podman, or container for whichever of the two there is
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     backend: Option<String>,
-    /// Folder with a root file system to run in, instead of the host's /usr
-    #[arg(long, value_name = "DIR", help_heading = BOX)]
+    /// Image to run in, instead of the host's /usr; a folder if it begins with / or .
+    #[arg(long, value_name = "REF|DIR", help_heading = BOX)]
     image: Option<PathBuf>,
+    /// What runs before the command, instead of what the image says; '' for nothing
+    #[arg(long, value_name = "PROGRAM", help_heading = BOX)]
+    entrypoint: Option<OsString>,
+    /// Let the program change the image's files, in a copy that is gone afterwards
+    #[arg(long, help_heading = BOX)]
+    writable_root: bool,
     /// Network inside: none, doors or host (open is not part of this build)
     #[arg(long, value_name = "MODE", help_heading = BOX)]
     network: Option<Network>,
-    /// Who the program is inside, in numbers [default: 1000:1000]
+    /// Internal network of docker or podman to join
+    #[arg(long, value_name = "NAME", help_heading = BOX)]
+    internal_network: Option<String>,
+    /// Who the program is inside, in numbers [default: the image's user, else 1000:1000]
     #[arg(long, value_name = "UID[:GID]", help_heading = BOX)]
     user: Option<User>,
     /// Set a variable inside; repeatable
@@ -106,6 +115,9 @@ pub(crate) struct Options {
     /// Show a file or folder of yours inside, read-only unless :rw; repeatable
     #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES)]
     mount: Vec<OsString>,
+    /// Show a volume of docker or podman inside, read-only unless :rw; repeatable
+    #[arg(long, value_name = "NAME:INSIDE[:ro|rw]", help_heading = FILES)]
+    volume: Vec<OsString>,
     // Not a doc comment: rustdoc would take the brackets for a link.
     #[arg(long, value_name = "NAME=FILE", help_heading = FILES,
           help = "Put a file, or artifact:NAME[@VERSION], into /workspace first; repeatable")]
@@ -224,11 +236,15 @@ impl Options {
             command: self.command,
             profile: self.profile,
             backend: self.backend,
-            image: self.image.map(|path| folder.join(path)),
+            image: self.image.map(|image| folder_or_name(folder, image)),
+            entrypoint: self.entrypoint,
+            writable_root: self.writable_root,
             workspace: self.workspace.map(|path| folder.join(path)),
             mounts: self.mount.into_iter().map(|text| absolute_mount(folder, text)).collect(),
+            volumes: self.volume,
             caller_env: surroundings.variables.clone(),
             network: self.network,
+            internal_network: self.internal_network,
             doors: Vec::new(),
             inputs: self.input,
             artifacts: self.artifact,
@@ -286,6 +302,14 @@ fn assignment(text: &OsStr) -> Result<(OsString, OsString), Failure> {
             let hint = "write --env NAME=VALUE, or --env-from NAME to pass one of your own";
             Err(Failure::invalid(message, hint))
         }
+    }
+}
+
+/// A folder is written as one: with `/` or `.` in front.
+fn folder_or_name(current: &Path, image: PathBuf) -> PathBuf {
+    match image.as_os_str().as_bytes().first() {
+        Some(b'.') => current.join(image),
+        _ => image,
     }
 }
 
@@ -377,7 +401,8 @@ mod tests {
     fn every_option_reaches_its_field() {
         #[rustfmt::skip]
         let asked = request(&[
-            "--profile", "agent", "--backend", "native", "--image", "root", "--workspace", "w",
+            "--profile", "agent", "--backend", "native", "--image", "./root", "--entrypoint", "e", "--writable-root",
+            "--volume", "v:/v", "--internal-network", "i", "--workspace", "w",
             "--mount", "data:/data:rw", "--mount", "/abs:/x", "--env", "A=b=c", "--env-from", "TOKEN",
             "--timeout", "2s", "--memory", "1G", "--cpus", "1.5", "--cpu-time", "1m", "--pids", "9",
             "--file-size", "1M", "--open-files", "8", "--disk", "2M", "--output", "3M", "--network", "none",
@@ -389,10 +414,13 @@ mod tests {
             command: vec!["echo".into(), "--json".into(), "-x".into()],
             profile: Some("agent".into()),
             backend: Some("native".into()),
-            image: Some("/here/root".into()),
+            image: Some("/here/./root".into()),
+            entrypoint: Some("e".into()),
+            writable_root: true,
             workspace: Some("/here/w".into()),
             mounts: vec!["/here/data:/data:rw".into(), "/abs:/x".into()],
             env: vec![("TOKEN".into(), "t".into()), ("A".into(), "b=c".into())],
+            volumes: vec!["v:/v".into()],
             caller_env: surroundings().variables,
             limits: Maximum {
                 memory: "1G".parse().ok(),
@@ -406,6 +434,7 @@ mod tests {
                 output: "3M".parse().ok(),
             },
             network: Some(Network::None),
+            internal_network: Some("i".into()),
             doors: Vec::new(),
             inputs: vec!["n=f".into()],
             artifacts: vec!["o".into()],

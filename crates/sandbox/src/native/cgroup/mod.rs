@@ -11,11 +11,13 @@ mod group;
 mod tree;
 mod v1;
 mod v2;
+mod watched;
 
 #[cfg(test)]
 mod tests;
 
 pub use group::{Counters, Group, Placement};
+pub use watched::Watched;
 
 use group::{Version, removed};
 use spec::{Enforcer, Id, Limits};

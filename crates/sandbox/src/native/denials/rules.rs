@@ -1,10 +1,9 @@
 //! By which rule a place in a box cannot be written, and what would lift it.
 
 use super::super::{
-    Starter,
+    plan,
     protect::{Bind, BindKind},
 };
-use init::plan::Ids;
 use spec::{Access, InsidePath, Network, SandboxSpec, WORKSPACE};
 use std::path::{Path, PathBuf};
 
@@ -30,7 +29,8 @@ struct Place {
 }
 
 impl Rules {
-    pub(crate) fn new(spec: &SandboxSpec, binds: &[Bind], ids: Ids, starter: Starter) -> Rules {
+    /// `file_ids` as in the field.
+    pub(crate) fn new(spec: &SandboxSpec, binds: &[Bind], file_ids: Option<(u32, u32)>) -> Rules {
         let granted =
             ["/tmp", "/dev/shm", WORKSPACE].map(|path| Place { path: path.into(), below: true, rule: None });
         let protected = binds.iter().map(|bind| Place {
@@ -49,11 +49,13 @@ impl Rules {
             let rule = (mount.access == Access::ReadOnly).then(remedy);
             Place { path: inside.to_owned(), below: true, rule }
         });
+        let copies = plan::copies(spec).unwrap_or_default().into_iter();
+        let granted = granted.into_iter().chain(copies.map(|path| Place { path, below: true, rule: None }));
         Rules {
             own_network: spec.network != Network::Host,
-            file_ids: (starter != Starter::User).then_some((ids.outer_uid, ids.outer_gid)),
+            file_ids,
             cpus: spec.limits.cpus.map(|cpus| f64::from(cpus.0) / 1000.0),
-            places: granted.into_iter().chain(protected).chain(mounts).collect(),
+            places: granted.chain(protected).chain(mounts).collect(),
         }
     }
 

@@ -1,0 +1,44 @@
+//! `airlock image disallow`: takes images off the list of those that may be used.
+
+use super::entry;
+use crate::{
+    cli::{Global, conclude, message::Failure, print, print_json},
+    config::Surroundings,
+};
+use clap::Args;
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock image allow python:3.12
+  airlock image disallow python:3.12
+
+What runs already is not ended.";
+
+/// The options of `airlock image disallow`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// The entry as it was allowed; without @DIGEST, with every digest it has
+    #[arg(value_name = "REF[@DIGEST]")]
+    reference: String,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    conclude(attempt(options, global, surroundings), options.json)
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let config = global.configure(surroundings)?;
+    let (pattern, pin) = entry::parse(&options.reference, None)?;
+    let (policy, who) = (&config.policy.images, entry::who());
+    let removed = entry::open(&config)?.disallow(policy, &pattern, pin.as_ref(), &who)?;
+    match options.json {
+        true => print_json(&serde_json::json!({ "removed": removed }))?,
+        false => print(&format!("{removed} removed\n"))?,
+    }
+    Ok(0)
+}

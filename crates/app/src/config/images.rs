@@ -1,0 +1,168 @@
+//! The table `[images]`: which images may be used, and who may change the list of them. The operator says all of it;
+//! a local file may only switch the list on.
+
+use super::{ConfigError, file::Section, local::NARROW};
+use spec::{ImagePolicy, ImageRule, RequireMark};
+use std::path::Path;
+use toml::{Table, Value};
+
+const NAME: &str = "images";
+const KEYS: [&str; 3] = ["policy", "require_mark", "may_add"];
+/// More than any system takes for a name.
+const LONGEST_USER: usize = 256;
+
+/// What the operator's file says.
+pub(super) fn read(table: &Table, path: &Path) -> Result<ImagePolicy, ConfigError> {
+    let section = Section { path, name: NAME };
+    let mut policy = ImagePolicy::default();
+    for (key, value) in table {
+        match key.as_str() {
+            "policy" => policy.rule = rule(&section, key, value)?,
+            "require_mark" => policy.mark = mark(&section, key, value)?,
+            "may_add" => policy.may_add = Some(users(&section, key, value)?),
+            other => return Err(section.unknown(other, &KEYS)),
+        }
+    }
+    Ok(policy)
+}
+
+/// What a local file says on top.
+pub(super) fn narrow(policy: &mut ImagePolicy, table: &Table, path: &Path) -> Result<(), ConfigError> {
+    let section = Section { path, name: NAME };
+    for (key, value) in table {
+        match key.as_str() {
+            "policy" => match (policy.rule, rule(&section, key, value)?) {
+                (ImageRule::Allowed, ImageRule::Open) => {
+                    let what = "would widen: `open` allows more than the `allowed` of the configuration file";
+                    return Err(section.error(key, what, NARROW));
+                }
+                (_, rule) => policy.rule = rule,
+            },
+            word if KEYS.contains(&word) => return Err(section.error(word, "cannot be set here", NARROW)),
+            other => return Err(section.unknown(other, &KEYS[..1])),
+        }
+    }
+    Ok(())
+}
+
+fn rule(section: &Section<'_>, key: &str, value: &Value) -> Result<ImageRule, ConfigError> {
+    match section.text(key, value)? {
+        "open" => Ok(ImageRule::Open),
+        "allowed" => Ok(ImageRule::Allowed),
+        _ => Err(section.error(key, "is neither `open` nor `allowed`", "write \"open\" or \"allowed\"")),
+    }
+}
+
+fn mark(section: &Section<'_>, key: &str, value: &Value) -> Result<RequireMark, ConfigError> {
+    match section.text(key, value)? {
+        "sessions" => Ok(RequireMark::Sessions),
+        "always" => Ok(RequireMark::Always),
+        "never" => Ok(RequireMark::Never),
+        _ => {
+            let hint = "write \"sessions\", \"always\" or \"never\"";
+            Err(section.error(key, "is neither `sessions`, `always` nor `never`", hint))
+        }
+    }
+}
+
+fn users(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
+    let bad = || {
+        section.error(
+            key,
+            "must be a list of users",
+            "name them or their numbers: may_add = [\"alice\", 1000]",
+        )
+    };
+    let fits = |name: &str| {
+        (1..=LONGEST_USER).contains(&name.len())
+            && !name.contains(|c: char| c.is_control() || c.is_whitespace())
+    };
+    let user = |one: &Value| match one {
+        Value::String(name) if fits(name) => Ok(name.clone()),
+        Value::Integer(number) => u32::try_from(*number).map(|number| number.to_string()).map_err(|_| bad()),
+        _ => Err(bad()),
+    };
+    value.as_array().ok_or_else(bad)?.iter().map(user).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operators(text: &str) -> Result<ImagePolicy, ConfigError> {
+        read(&text.parse().unwrap(), Path::new("/c.toml"))
+    }
+
+    fn narrowed(policy: &ImagePolicy, text: &str) -> Result<ImagePolicy, ConfigError> {
+        let mut policy = policy.clone();
+        narrow(&mut policy, &text.parse().unwrap(), Path::new("/p/airlock.toml"))?;
+        Ok(policy)
+    }
+
+    #[test]
+    fn every_image_may_be_used_unless_the_file_says_otherwise() {
+        assert_eq!(operators(""), Ok(ImagePolicy::default()));
+        assert_eq!(ImagePolicy::default().rule, ImageRule::Open);
+        let said = ImagePolicy {
+            rule: ImageRule::Allowed,
+            mark: RequireMark::Always,
+            may_add: Some(vec!["root".into(), "alice".into(), "1000".into()]),
+        };
+        let text = "policy = \"allowed\"\nrequire_mark = \"always\"\nmay_add = [\"root\", \"alice\", 1000]";
+        assert_eq!(operators(text), Ok(said));
+        assert_eq!(
+            operators("may_add = []").unwrap().may_add,
+            Some(vec![]),
+            "nobody is not the same as unsaid"
+        );
+    }
+
+    #[test]
+    fn mistakes_name_the_key_the_file_and_the_remedy() {
+        let cases = [
+            ("polcy = \"open\"", "`images.polcy` in `/c.toml` is not a known key", "did you mean `policy`?"),
+            (
+                "require_marks = \"never\"",
+                "`images.require_marks` in `/c.toml` is not a known key",
+                "did you mean `require_mark`?",
+            ),
+            ("policy = true", "`images.policy` in `/c.toml` must be text", "put it in double quotes"),
+            (
+                "policy = \"Allowed\"",
+                "`images.policy` in `/c.toml` is neither `open` nor `allowed`",
+                "write \"open\"",
+            ),
+            (
+                "require_mark = \"\"",
+                "`images.require_mark` in `/c.toml` is neither `sessions`",
+                "write \"sessions\"",
+            ),
+            ("may_add = \"alice\"", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
+            ("may_add = [\"\"]", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
+            ("may_add = [-1]", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
+            ("may_add = [\"a\\nb\"]", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
+        ];
+        for (text, message, hint) in cases {
+            let error = operators(text).expect_err(text);
+            assert!(error.message.starts_with(message), "{}", error.message);
+            assert!(error.hint.starts_with(hint), "{text}: {}", error.hint);
+        }
+    }
+
+    #[test]
+    fn a_local_file_switches_the_list_on_and_nothing_else() {
+        let (open, on) =
+            (ImagePolicy::default(), ImagePolicy { rule: ImageRule::Allowed, ..ImagePolicy::default() });
+        assert_eq!(narrowed(&open, "policy = \"allowed\""), Ok(on.clone()));
+        assert_eq!(narrowed(&open, "policy = \"open\""), Ok(open.clone()), "equal values do not widen");
+        let widened = narrowed(&on, "policy = \"open\"").unwrap_err().message;
+        assert!(widened.starts_with("`images.policy` in `/p/airlock.toml` would widen"), "{widened}");
+        for (text, message) in [
+            ("require_mark = \"never\"", "`images.require_mark` in `/p/airlock.toml` cannot be set here"),
+            ("may_add = [\"mallory\"]", "`images.may_add` in `/p/airlock.toml` cannot be set here"),
+            ("polic = \"allowed\"", "`images.polic` in `/p/airlock.toml` is not a known key"),
+        ] {
+            assert_eq!(narrowed(&open, text).unwrap_err().message, message);
+        }
+    }
+}

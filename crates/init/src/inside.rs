@@ -1,0 +1,335 @@
+//! The first process of a container that an engine of others has made: `airlock-init --box SOCKET`.
+//!
+//! The walls are the container engine's. This process looks at each of them before anything of the image has run, says
+//! which stand, hands workspace, terminal and listeners out over a socket that is gone by then, and starts the program
+//! by the same last steps as in a box of our own. Then it reaps, and ends with the connection.
+
+use crate::{
+    keeper, notify,
+    plan::{FileId, Ids, InsidePlan, ProgramPlan},
+    program::{self, Filters, Launch, Start},
+    protocol::{self, Brief, Command, Ended, Report},
+    step::{Failure, Step, Steps},
+    sys::{self, ChildStack},
+    template::failure,
+};
+use rustix::{
+    event::{PollFd, PollFlags},
+    fs::{AtFlags, CWD, Mode, OFlags, StatVfsMountFlags},
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+    process::{DumpableBehavior, Signal, set_dumpable_behavior},
+};
+use std::{
+    ffi::{CStr, CString},
+    io,
+    net::{Ipv4Addr, TcpListener},
+    os::fd::{AsFd, OwnedFd},
+};
+
+/// The walls that are namespaces, in the order in which a plan numbers the host's.
+pub const NAMESPACES: [(Step, &CStr); 7] = [
+    (Step::PidNamespace, c"/proc/self/ns/pid"),
+    (Step::MountNamespace, c"/proc/self/ns/mnt"),
+    (Step::NetNamespace, c"/proc/self/ns/net"),
+    (Step::IpcNamespace, c"/proc/self/ns/ipc"),
+    (Step::UtsNamespace, c"/proc/self/ns/uts"),
+    (Step::CgroupNamespace, c"/proc/self/ns/cgroup"),
+    (Step::EnterUserNamespace, c"/proc/self/ns/user"),
+];
+/// What is written and not kept.
+const SCRATCH: [&CStr; 3] = [c"/tmp", c"/run", c"/dev/shm"];
+
+/// What is handed out when the box is looked at.
+struct Found {
+    done: Steps,
+    ids: Ids,
+    workspace: OwnedFd,
+    terminal: Option<OwnedFd>,
+    doors: Vec<TcpListener>,
+}
+
+/// The whole life of this process.
+pub(crate) fn live(socket: &CStr) -> ! {
+    _ = rustix::thread::set_name(c"airlock-init");
+    sys::default_signals();
+    // The program is the same user: without this it could look into us, and at what we hold.
+    if set_dumpable_behavior(DumpableBehavior::NotDumpable).is_err() {
+        sys::exit(125)
+    }
+    match begin(socket) {
+        Ok(mut first) => first.serve(),
+        Err(_) => sys::exit(125),
+    }
+}
+
+fn begin(socket: &CStr) -> io::Result<First> {
+    keeper::keep_only(&[])?;
+    let channel = connect(socket)?;
+    let signals = sys::signals(&[libc::SIGCHLD, libc::SIGTERM])?;
+    let Some((Command::Furnish(plan), mut files)) = protocol::receive(&channel)? else { sys::exit(0) };
+    let plan: InsidePlan = plan.read(&mut files)?;
+    match look(&plan) {
+        Ok(found) => hand_out(&channel, &found)?,
+        Err(failed) => {
+            protocol::send(&channel, &Report::Failed(failed), &[])?;
+            sys::exit(0)
+        }
+    }
+    Ok(First {
+        channel,
+        signals,
+        filters: Filters::new()?,
+        landlock: sys::landlock_version(),
+        stack: ChildStack::new(),
+        program: None,
+        used: Ended { status: 0, cpu_us: 0, peak_bytes: 0, alone: false },
+    })
+}
+
+fn connect(path: &CStr) -> io::Result<OwnedFd> {
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+fn hand_out(channel: &OwnedFd, found: &Found) -> io::Result<()> {
+    let mut handles = vec![found.workspace.as_fd()];
+    handles.extend(found.terminal.iter().map(AsFd::as_fd));
+    handles.extend(found.doors.iter().map(AsFd::as_fd));
+    let (steps, ids) = (found.done, found.ids);
+    protocol::send(channel, &Report::Ready { steps, ids, unmapped: Vec::new() }, &handles)
+}
+
+/// Looks at the walls, one after the other.
+fn look(plan: &InsidePlan) -> Result<Found, Failure> {
+    let mut done = Steps::default();
+    for ((step, path), outside) in NAMESPACES.into_iter().zip(&plan.namespaces) {
+        let found = rustix::fs::statat(CWD, path, AtFlags::empty())
+            .map_err(|error| failure(step, &path.to_string_lossy())(error.into()))?;
+        if found.st_ino != *outside {
+            done.add(step);
+        }
+    }
+    let walls = [
+        (Step::ReadOnlyRoot, read_only(c"/")),
+        (Step::Proc, read_only(c"/proc/sys")),
+        (Step::Scratch, scratch_bytes(plan).map(|bytes| bytes <= plan.scratch_bytes)),
+    ];
+    for (step, stands) in walls {
+        if stands.map_err(failure(step, step.name()))? {
+            done.add(step);
+        }
+    }
+    let workspace = furnish_workspace(plan)?;
+    done.add(Step::Workspace);
+    if read_only_below(&plan.read_only).map_err(failure(Step::Mounts, "/proc/self/mountinfo"))? {
+        done.add(Step::Mounts);
+    }
+    let doors = open_doors(plan).map_err(failure(Step::Doors, "listen"))?;
+    if plan.network_of_others || only_loopback().map_err(failure(Step::Doors, "/proc/net/dev"))? {
+        done.add(Step::Doors);
+    }
+    let terminal = if plan.terminal { Some(terminal()) } else { None };
+    let terminal = terminal.transpose().map_err(failure(Step::Terminal, "/dev/ptmx"))?;
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let ids = Ids { uid, gid, outer_uid: uid, outer_gid: gid, drop_groups: false };
+    Ok(Found { done, ids, workspace, terminal, doors })
+}
+
+fn read_only(path: &CStr) -> io::Result<bool> {
+    Ok(rustix::fs::statvfs(path)?.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
+
+/// Whether every mount at or below these places is read-only.
+fn read_only_below(places: &[CString]) -> io::Result<bool> {
+    let mounts = std::fs::read("/proc/self/mountinfo")?;
+    let lines = mounts.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let mut seen = vec![false; places.len()];
+    for line in lines {
+        let words: Vec<_> = line.split(|byte| *byte == b' ').collect();
+        let [_, _, _, _, point, options, ..] = words[..] else { continue };
+        for (seen, place) in seen.iter_mut().zip(places) {
+            let below = point.strip_prefix(place.to_bytes());
+            if below.is_some_and(|rest| rest.is_empty() || rest[0] == b'/') {
+                *seen = true;
+                if !options.split(|byte| *byte == b',').any(|option| option == b"ro") {
+                    return Ok(false);
+                }
+            }
+        }
+    }
+    Ok(seen.into_iter().all(|seen| seen))
+}
+
+/// What can be written without being kept, together.
+fn scratch_bytes(plan: &InsidePlan) -> io::Result<u64> {
+    let workspace = plan.fresh_workspace.then_some(c"/workspace");
+    let size = |path: &CStr| rustix::fs::statvfs(path).map(|space| space.f_blocks * space.f_frsize);
+    SCRATCH.into_iter().chain(workspace).try_fold(0, |sum, path| Ok(sum + size(path)?))
+}
+
+fn furnish_workspace(plan: &InsidePlan) -> Result<OwnedFd, Failure> {
+    let at = |path: &CStr| failure(Step::Workspace, &path.to_string_lossy());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let workspace = rustix::fs::openat(CWD, c"/workspace", flags, Mode::empty())
+        .map_err(|error| at(c"/workspace")(error.into()))?;
+    if let Some(expected) = plan.workspace {
+        let found = rustix::fs::fstat(&workspace).map_err(|error| at(c"/workspace")(error.into()))?;
+        if (FileId { device: found.st_dev, inode: found.st_ino }) != expected {
+            return Err(at(c"/workspace")(io::Error::from_raw_os_error(libc::ESTALE)));
+        }
+    }
+    for path in &plan.workspace_directories {
+        match rustix::fs::mkdirat(&workspace, path, Mode::from_raw_mode(0o755)) {
+            // Something is mounted there.
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(at(path)(error.into())),
+        }
+    }
+    Ok(workspace)
+}
+
+fn open_doors(plan: &InsidePlan) -> io::Result<Vec<TcpListener>> {
+    let listen = |port: &u16| {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port))?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    plan.doors.iter().map(listen).collect()
+}
+
+/// Whether there is no other way out than through ourselves.
+fn only_loopback() -> io::Result<bool> {
+    let text = std::fs::read_to_string("/proc/self/net/dev")?;
+    let mut names = text.lines().skip(2).filter_map(|line| line.split(':').next());
+    Ok(names.all(|name| name.trim() == "lo"))
+}
+
+/// From the container's own file system of terminals.
+fn terminal() -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let ours = rustix::fs::openat(CWD, c"/dev/ptmx", flags, Mode::empty())?;
+    rustix::pty::unlockpt(&ours)?;
+    Ok(ours)
+}
+
+/// We read our signals from a handle; the program gets its own as usual.
+fn child(launch: &mut Launch<'_>) -> ! {
+    sys::unblock_signals();
+    program::child(launch)
+}
+
+/// After the look around.
+struct First {
+    channel: OwnedFd,
+    signals: OwnedFd,
+    filters: Filters,
+    landlock: u32,
+    stack: ChildStack,
+    program: Option<(i32, OwnedFd)>,
+    /// By all that was reaped so far.
+    used: Ended,
+}
+
+impl First {
+    fn serve(&mut self) -> ! {
+        loop {
+            let mut ready = [&self.channel, &self.signals].map(|fd| PollFd::new(fd, PollFlags::IN));
+            match rustix::event::poll(&mut ready, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => sys::exit(125),
+            }
+            let [commanded, signalled] = ready.map(|fd| !fd.revents().is_empty());
+            if signalled && self.on_signals() {
+                sys::exit(128 + libc::SIGTERM)
+            }
+            // The end of the connection is the end of whoever started us, and so ours: the kernel takes the rest along.
+            if commanded && self.on_command().is_err() {
+                sys::exit(0)
+            }
+        }
+    }
+
+    fn on_command(&mut self) -> io::Result<()> {
+        let over = || Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        match protocol::receive::<Command>(&self.channel)? {
+            Some((Command::Exec(plan), files)) => match self.exec(&plan, files) {
+                Ok((steps, listener)) => {
+                    let handles: Vec<_> = listener.iter().map(AsFd::as_fd).collect();
+                    protocol::send(&self.channel, &Report::Started(steps), &handles)
+                }
+                Err(failed) => protocol::send(&self.channel, &Report::Failed(failed), &[]),
+            },
+            Some((Command::Signal(number), _)) => {
+                if let (Some((_, pidfd)), Some(signal)) = (&self.program, Signal::from_named_raw(number)) {
+                    // Already ended is as good.
+                    _ = rustix::process::pidfd_send_signal(pidfd, signal);
+                }
+                Ok(())
+            }
+            Some((Command::Destroy, _)) | None => over(),
+            Some((Command::Prepare(_) | Command::Furnish(_), _)) => over(),
+        }
+    }
+
+    fn exec(&mut self, plan: &Brief, mut files: Vec<OwnedFd>) -> Result<(Steps, Option<OwnedFd>), Failure> {
+        let at = |what: &str| failure(Step::JoinNamespaces, what);
+        let wrong = |what: &str, errno| at(what)(io::Error::from_raw_os_error(errno));
+        let plan: ProgramPlan = plan.read(&mut files).map_err(at("plan"))?;
+        let [input, output, error] =
+            <[OwnedFd; 3]>::try_from(files).map_err(|_| wrong("handles", libc::EBADF))?;
+        let errand = plan.errand.as_ref().ok_or_else(|| wrong("errand", libc::EINVAL))?;
+        let streams = [input.as_fd(), output.as_fd(), error.as_fd()];
+        let mut launch = Launch {
+            namespaces: &[],
+            user_namespace: -1,
+            filters: &self.filters,
+            listener: None,
+            landlock: self.landlock,
+            start: Some(Start::new(errand, streams)),
+            plan: &plan,
+            done: Steps::default(),
+            failed: None,
+            reached_exec: false,
+        };
+        let born = sys::vfork_onto(&mut self.stack, None, child, &mut launch);
+        let (pid, pidfd) = born.map_err(at("clone"))?;
+        let listener = notify::taken_over(self.filters.hand_over.1.as_fd());
+        let (failed, reached, done) = (launch.failed, launch.reached_exec, launch.done);
+        if failed.is_some() || !reached {
+            _ = sys::reap(pid, true);
+            let (step, errno) = failed.unwrap_or((Step::JoinNamespaces, libc::EINTR));
+            return Err(Failure { step, errno, detail: errand.argv[0].to_string_lossy().into_owned() });
+        }
+        self.program = Some((pid, pidfd));
+        Ok((done, listener))
+    }
+
+    /// Reaps; whether we were asked to end.
+    fn on_signals(&mut self) -> bool {
+        let mut asked = false;
+        while let Some(number) = sys::next_signal(&self.signals) {
+            asked |= number == libc::SIGTERM;
+        }
+        self.reap(false);
+        asked
+    }
+
+    /// With the program ends everything else, and then only its end is told: nothing can change any more.
+    fn reap(&mut self, wait: bool) {
+        while let Ok(Some((pid, reaped))) = sys::reap(-1, wait) {
+            self.used.cpu_us += reaped.cpu_us;
+            self.used.peak_bytes = self.used.peak_bytes.max(reaped.peak_bytes);
+            if self.program.take_if(|(program, _)| *program == pid).is_some() {
+                sys::kill_all();
+                self.reap(true);
+                let ended = Ended { status: reaped.status, alone: true, ..self.used };
+                if protocol::send(&self.channel, &Report::Ended(ended), &[]).is_err() {
+                    sys::exit(0)
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What a container engine would be asked for, in words, for `--explain`.
+
+use super::{Containers, ImageFacts, order::Scratch};
+use crate::native::{Line, Program, SandboxError, explain, plan};
+use init::{plan::Ids, step::Step};
+use spec::{Access, Enforcer, SandboxSpec};
+
+impl Containers {
+    /// What a run would do, step by step, without doing it.
+    pub async fn explain(
+        &self,
+        spec: &SandboxSpec,
+        image: &ImageFacts,
+        program: &Program,
+    ) -> Result<Vec<Line>, SandboxError> {
+        let daemon = self.daemon(spec.backend).await?;
+        super::check(&daemon, spec, image).await?;
+        let line = |step, detail: String| Line { step, detail };
+        let (limits, sizes) = (&spec.limits, Scratch::of(spec.limits.disk.0));
+        let network =
+            spec.internal_network.as_ref().map_or("none".to_owned(), |name| format!("{name}, internal"));
+        let holds = [("memory", daemon.holds.memory), ("pids", daemon.holds.pids), ("cpu", daemon.holds.cpu)];
+        let mut lines = vec![
+            line("engine", format!("{} at {}", daemon.name(), daemon.api.socket().display())),
+            line("image", image.id.clone()),
+            line("network", network),
+            line(Step::ReadOnlyRoot.name(), "the image".to_owned()),
+            line(
+                "first process",
+                "ours, mounted read-only; calls us and looks at every wall before the program".to_owned(),
+            ),
+        ];
+        lines.extend(holds.map(|(limit, held)| {
+            let by = if held { "by the container's cgroup" } else { "for each process by resource limits" };
+            line("cgroup", format!("{limit} {by}"))
+        }));
+        lines.push(line(
+            Step::Scratch.name(),
+            format!(
+                "{} in parts: a fresh workspace or home {}, /tmp {}, /run {}, /dev/shm {} bytes",
+                limits.disk, sizes.workspace, sizes.tmp, sizes.run, sizes.shm
+            ),
+        ));
+        let mounts = spec.mounts.iter().map(|it| (it.host.display().to_string(), &it.inside, it.access));
+        let volumes = spec.volumes.iter().map(|it| (format!("volume {}", it.name), &it.inside, it.access));
+        lines.extend(mounts.chain(volumes).map(|(what, inside, access)| {
+            let access = if access == Access::ReadWrite { "read-write" } else { "read-only" };
+            line(Step::Mounts.name(), format!("{what} at {}, {access}", inside.as_path().display()))
+        }));
+        let (uid, gid) = (spec.user.uid, spec.user.gid);
+        let ids = Ids { uid, gid, outer_uid: uid, outer_gid: gid, drop_groups: false };
+        let enforcers =
+            holds.into_iter().filter(|(_, held)| *held).map(|(limit, _)| (limit, Enforcer::CgroupV2));
+        let last = plan::of_program(Some(program), spec, super::live::LAST_STEPS, ids, &enforcers.collect())?;
+        lines.extend(explain::of_program(&last));
+        Ok(lines)
+    }
+}

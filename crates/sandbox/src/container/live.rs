@@ -1,0 +1,419 @@
+//! A live container: made and started by its engine, spoken to through our own first process in it.
+
+use super::{
+    berth::Berth,
+    escaped,
+    hosts::Daemon,
+    of_api,
+    order::{Order, SPARE_BYTES, SPARE_PIDS},
+    refused,
+};
+use crate::{
+    Sandbox, Soon,
+    native::{
+        CUT_SHORT, Ended, Missing, Program, Progress, Released, SandboxError, Starter, barriers,
+        cgroup::{Counters, Watched},
+        denials::{self, Rules, Told},
+        launcher::Channel,
+        plan, probe,
+        protect::Protection,
+        taken_down, why_missing,
+    },
+};
+use init::{
+    inside::NAMESPACES,
+    plan::{FileId, Ids, InsidePlan},
+    protocol::{Command, Report},
+    step::{Step, Steps},
+};
+use serde_json::Value;
+use spec::{Barrier, Enforcer, ErrorCode, SandboxSpec};
+use std::{
+    collections::BTreeMap,
+    ffi::CString,
+    io,
+    net::TcpListener,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    sync::Arc,
+    time::Duration,
+};
+use tokio::sync::mpsc;
+
+/// How long a container may take to end before its engine is told to kill it.
+const LONGEST_END: Duration = Duration::from_secs(2);
+/// What the program of a container does last; its namespaces and its user are the engine's work.
+pub(super) const LAST_STEPS: Steps = Steps::ALL.without(Step::EnterUserNamespace);
+
+/// A live container.
+#[derive(Debug)]
+pub struct ContainerBox {
+    daemon: Arc<Daemon>,
+    id: String,
+    channel: Channel,
+    spec: SandboxSpec,
+    ids: Ids,
+    done: Steps,
+    groups: Option<Watched>,
+    workspace: OwnedFd,
+    terminal: Option<OwnedFd>,
+    doors: Vec<TcpListener>,
+    denials: Option<mpsc::Receiver<Told>>,
+    protection: Option<Protection>,
+    berth: Berth,
+    notes: Vec<String>,
+    /// Its first process is known to be gone, and the container with it.
+    removed: bool,
+}
+
+/// A container whose first process has called.
+pub(super) struct Started {
+    id: String,
+    channel: Channel,
+    pid: i32,
+    ids: Ids,
+    done: Steps,
+    workspace: OwnedFd,
+    /// The terminal, if there is one, and the listeners.
+    handles: Vec<OwnedFd>,
+}
+
+fn broken(what: &'static str) -> impl Fn(io::Error) -> SandboxError {
+    move |source| SandboxError::Launcher { what, source }
+}
+
+/// Has a container made and started, and hears from it.
+pub(super) async fn start(order: &Order<'_>, berth: &Berth) -> Result<Started, SandboxError> {
+    let api = &order.daemon.api;
+    let path = format!("/containers/create?name={}", escaped(order.name));
+    let made = api.post(&path, Some(&order.body())).await.map_err(of_api("make the container"))?;
+    let id = made["Id"].as_str().unwrap_or_default().to_owned();
+    let started = match warned(&made) {
+        None => hear(order, berth, &id).await,
+        // What an engine leaves out with a warning is a wall that does not stand.
+        Some(warning) => Err(refused(
+            ErrorCode::BarrierMissing,
+            format!("the container engine cannot hold what was asked: {warning}"),
+            "use the native backend, or mend the engine's host",
+        )),
+    };
+    if started.is_err() {
+        // What could not be removed, the sweep finds by its labels.
+        _ = super::remove(order.daemon, &id).await;
+    }
+    started
+}
+
+fn warned(made: &Value) -> Option<String> {
+    let warnings = made["Warnings"].as_array()?.iter().filter_map(Value::as_str).filter(|it| !it.is_empty());
+    let all: Vec<_> = warnings.map(|it| it.escape_debug().to_string()).collect();
+    (!all.is_empty()).then(|| all.join("; "))
+}
+
+async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, SandboxError> {
+    let api = &order.daemon.api;
+    let began = api.post(&format!("/containers/{}/start", escaped(id)), None).await;
+    began.map_err(of_api("start the container"))?;
+    let (channel, pid) = tokio::select! {
+        called = berth.called() => called.map_err(broken("hear from"))?,
+        ended = until_ended(order.daemon, id) => return Err(ended),
+    };
+    let channel = Channel::new(channel).map_err(broken("connect to"))?;
+    let plan = inside_plan(order)?;
+    channel.order_by_plan(Command::Furnish, &plan, &[]).map_err(broken("brief"))?;
+    match channel.report().await.map_err(broken("hear from"))? {
+        Some((Report::Ready { steps, ids, .. }, handles)) => {
+            let mut handles = handles.into_iter();
+            let workspace = handles.next().ok_or(SandboxError::Died)?;
+            let handles = handles.collect();
+            Ok(Started { id: id.to_owned(), channel, pid, ids, done: steps, workspace, handles })
+        }
+        Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
+        Some(_) | None => Err(SandboxError::Died),
+    }
+}
+
+/// A container that ends before it calls says so only to its engine.
+async fn until_ended(daemon: &Daemon, id: &str) -> SandboxError {
+    let ended = daemon.api.post(&format!("/containers/{}/wait", escaped(id)), None).await;
+    let (status, why) = match &ended {
+        Ok(told) => (told["StatusCode"].as_i64().unwrap_or(-1), String::new()),
+        Err(error) => (-1, format!(": {error}")),
+    };
+    refused(
+        ErrorCode::StartFailed,
+        format!("the container ended before its first process called (status {status}{why})"),
+        "its engine's log may say why",
+    )
+}
+
+fn inside_plan(order: &Order<'_>) -> Result<InsidePlan, SandboxError> {
+    let spec = order.spec;
+    let text = |path: &str| CString::new(path).map_err(|_| SandboxError::Nul);
+    let number = |(_, path): (Step, &std::ffi::CStr)| {
+        let path = path.to_string_lossy().into_owned();
+        std::fs::metadata(&path).map(|found| found.ino()).map_err(broken("look at our own namespaces beside"))
+    };
+    let workspace =
+        order.workspace.map(std::fs::metadata).transpose().map_err(broken("look at the workspace of"))?;
+    let fresh = workspace.is_none();
+    Ok(InsidePlan {
+        namespaces: NAMESPACES.into_iter().map(number).collect::<Result<_, _>>()?,
+        doors: spec.doors.clone(),
+        network_of_others: spec.internal_network.is_some(),
+        terminal: spec.tty.is_some(),
+        scratch_bytes: spec.limits.disk.0.max(4 * 4096),
+        fresh_workspace: fresh,
+        workspace: workspace.map(|found| FileId { device: found.dev(), inode: found.ino() }),
+        read_only: order.read_only_places().iter().map(|path| text(path)).collect::<Result<_, _>>()?,
+        workspace_directories: if fresh { vec![text(".home")?, text(".artifacts")?] } else { Vec::new() },
+    })
+}
+
+impl Started {
+    pub(super) fn into_box(
+        self,
+        daemon: Arc<Daemon>,
+        spec: SandboxSpec,
+        protection: Option<Protection>,
+        berth: Berth,
+        notes: Vec<String>,
+    ) -> ContainerBox {
+        let mut handles = self.handles.into_iter();
+        let terminal = if spec.tty.is_some() { handles.next() } else { None };
+        ContainerBox {
+            daemon,
+            id: self.id,
+            channel: self.channel,
+            ids: self.ids,
+            done: self.done,
+            groups: Watched::of_process(self.pid).ok(),
+            workspace: self.workspace,
+            terminal,
+            doors: handles.map(TcpListener::from).collect(),
+            denials: None,
+            protection,
+            berth,
+            notes,
+            removed: false,
+            spec,
+        }
+    }
+}
+
+impl ContainerBox {
+    /// Before anything runs: everything required will stand once the last steps are taken.
+    pub(super) async fn checked(mut self) -> Result<ContainerBox, SandboxError> {
+        match self.check_required() {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.end_all().await;
+                // What is left over, the sweep finds by the run's record.
+                Box::new(self).release().await;
+                Err(error)
+            }
+        }
+    }
+
+    fn check_required(&self) -> Result<(), SandboxError> {
+        if self.ids.uid == 0 {
+            return Err(Missing::new("not_host_root", "the image's user is root").into());
+        }
+        if !self.done.has(Step::Mounts) {
+            let message =
+                "something that must be read-only inside is not, by the kernel's own list of mounts";
+            let hint = "mount it somewhere else, or use the native backend";
+            return Err(refused(ErrorCode::BarrierMissing, message, hint));
+        }
+        if self.groups.as_ref().is_none_or(|groups| !groups.holds_share(&self.spec.limits))
+            && self.daemon.holds.cpu
+        {
+            return Err(Missing::new("cpu_limit", "the container's cgroup does not hold the share").into());
+        }
+        let landlock = probe::landlock_version() > 0;
+        let coming =
+            Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces && LAST_STEPS.has(*step));
+        let mut expected = self.done;
+        coming.filter(|step| landlock || *step != Step::PathRules).for_each(|step| expected.add(step));
+        let expected = barriers::standing(expected, &self.spec, &self.enforcers(), Starter::User);
+        // Whether the program has a user namespace of its own is the engine's choice; ours is that it is nobody's root.
+        let insisted = barriers::insisted(&self.spec).into_iter();
+        let insisted = insisted.filter(|barrier| ![Barrier::OwnUser, Barrier::OwnCgroup].contains(barrier));
+        let held = self.daemon.holds;
+        // What the engine says it holds must be held.
+        let said = [(held.memory, Barrier::MemoryLimit), (held.pids, Barrier::PidsLimit)];
+        let said = said.into_iter().filter(|(says, _)| *says).map(|(_, barrier)| barrier);
+        let mut required = self.spec.required.iter().copied().chain(insisted).chain(said);
+        match required.find(|barrier| !expected.contains(barrier)) {
+            None => Ok(()),
+            Some(barrier) => Err(Missing::new(barrier.name(), why_missing(barrier, None)).into()),
+        }
+    }
+
+    async fn run(&mut self, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
+        let failed = broken("ask");
+        let mut plan = plan::of_program(Some(program), &self.spec, LAST_STEPS, self.ids, &self.enforcers())?;
+        if !self.done.has(Step::EnterUserNamespace) {
+            // Counted for the user on the whole host: others run as the same one.
+            plan.rlimits.retain(|limit| limit.resource != plan::PROCESSES);
+        }
+        let handles = streams.each_ref().map(AsFd::as_fd);
+        self.channel.order_by_plan(Command::Exec, &plan, &handles).map_err(&failed)?;
+        match self.channel.report().await.map_err(&failed)? {
+            Some((Report::Started(steps), handles)) => {
+                self.done = self.done.and(steps);
+                self.watch(handles.into_iter().next()).map_err(failed)
+            }
+            Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
+            Some(_) | None => Err(SandboxError::Died),
+        }
+    }
+
+    fn watch(&mut self, listener: Option<OwnedFd>) -> io::Result<()> {
+        let binds = self.protection.as_ref().map_or(&[][..], Protection::binds);
+        let root = rustix::process::geteuid().is_root();
+        let ids = root.then_some((self.ids.uid, self.ids.gid));
+        let rules = || Rules::new(&self.spec, binds, ids);
+        self.denials = listener.map(|listener| denials::watch(listener, rules())).transpose()?;
+        Ok(())
+    }
+
+    async fn await_end(&mut self) -> Progress {
+        loop {
+            match self.channel.report().await {
+                Ok(Some((Report::Ended(ended), _))) => return Progress::Ended(ended),
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => {
+                    return Progress::Gone(Ended { status: 9, cpu_us: 0, peak_bytes: 0, alone: false });
+                }
+            }
+        }
+    }
+
+    /// The first process ends on our word; whether or not it does, the engine removes the container, and only then
+    /// is it gone for certain.
+    async fn end_all(&mut self) -> Option<Ended> {
+        _ = self.channel.order(Command::Destroy);
+        let mut last = Ended { status: 9, cpu_us: 0, peak_bytes: 0, alone: true };
+        let gone = async {
+            loop {
+                match self.await_end().await {
+                    Progress::Ended(ended) => last = ended,
+                    Progress::Gone(_) => return,
+                }
+            }
+        };
+        // Whoever does not listen is killed below.
+        _ = tokio::time::timeout(LONGEST_END, gone).await;
+        self.removed = super::remove(&self.daemon, &self.id).await.is_ok();
+        self.removed.then_some(Ended { cpu_us: 0, ..last })
+    }
+}
+
+impl Sandbox for ContainerBox {
+    fn workspace(&self) -> BorrowedFd<'_> {
+        self.protection.as_ref().map_or(self.workspace.as_fd(), Protection::hold)
+    }
+
+    fn scratch_is_full(&self) -> bool {
+        let fresh = self.spec.workspace.is_none();
+        fresh
+            && rustix::fs::fstatvfs(&self.workspace)
+                .is_ok_and(|space| space.f_bavail == 0 || space.f_files > 0 && space.f_ffree == 0)
+    }
+
+    fn owner_inside(&self) -> Option<(u32, u32)> {
+        let root = rustix::process::geteuid().is_root();
+        root.then_some((self.ids.uid, self.ids.gid))
+    }
+
+    fn take_doors(&mut self) -> Vec<TcpListener> {
+        std::mem::take(&mut self.doors)
+    }
+
+    fn take_terminal(&mut self) -> Option<OwnedFd> {
+        self.terminal.take()
+    }
+
+    fn enforcers(&self) -> BTreeMap<&'static str, Enforcer> {
+        match &self.groups {
+            Some(groups) => groups.enforcers(&self.spec.limits, SPARE_PIDS, SPARE_BYTES),
+            None => ["memory", "pids", "cpu"].map(|limit| (limit, Enforcer::Rlimit)).into(),
+        }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let weaker: Vec<_> = self
+            .enforcers()
+            .into_iter()
+            .filter(|(limit, by)| *limit != "pids" && *by == Enforcer::Rlimit)
+            .map(|(limit, _)| limit)
+            .collect();
+        let told = format!("no cgroup for {}: held for each process only", weaker.join(", "));
+        self.notes.iter().cloned().chain((!weaker.is_empty()).then_some(told)).collect()
+    }
+
+    fn counters(&self) -> Counters {
+        self.groups.as_ref().map(Watched::counters).unwrap_or_default()
+    }
+
+    fn barriers(&self) -> Vec<Barrier> {
+        barriers::standing(self.done, &self.spec, &self.enforcers(), Starter::User)
+    }
+
+    fn exec<'a>(
+        &'a mut self,
+        program: &'a Program,
+        streams: [OwnedFd; 3],
+    ) -> Soon<'a, Result<(), SandboxError>> {
+        Box::pin(self.run(program, streams))
+    }
+
+    fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>> {
+        self.denials.take()
+    }
+
+    fn progress(&mut self) -> Soon<'_, Progress> {
+        Box::pin(self.await_end())
+    }
+
+    fn signal(&self, number: i32) {
+        // A first process that is gone took the program with it.
+        _ = self.channel.order(Command::Signal(number));
+    }
+
+    fn end(&mut self) -> Soon<'_, Option<Ended>> {
+        Box::pin(self.end_all())
+    }
+
+    fn give_workspace_back(&mut self) -> Soon<'_, Vec<String>> {
+        Box::pin(async {
+            let Some(protection) = self.protection.take_if(|_| self.removed) else { return Vec::new() };
+            let taken_down = tokio::task::spawn_blocking(move || taken_down(protection)).await;
+            taken_down.unwrap_or_else(|_| vec![CUT_SHORT.to_owned()])
+        })
+    }
+
+    fn holds_workspace(&self) -> bool {
+        self.protection.is_some()
+    }
+
+    fn release(self: Box<Self>) -> Soon<'static, Released> {
+        Box::pin(async move {
+            let ContainerBox { daemon, id, channel, protection, berth, removed, .. } = *self;
+            drop(channel);
+            let mut released = Released::default();
+            if !removed && let Err(error) = super::remove(&daemon, &id).await {
+                released.left_over = true;
+                released.notes.push(format!("{error}; `airlock sweep` will try again"));
+            }
+            released.left_over |= !berth.remove();
+            if let Some(protection) = protection {
+                released.notes.extend(taken_down(protection));
+            }
+            released
+        })
+    }
+}

@@ -1,0 +1,349 @@
+//! The container backend: boxes that Docker or Podman makes, held to the same spec.
+//!
+//! ```text
+//! SandboxSpec ─▶ order ─▶ engine's API: create, start ─▶ our init as first process
+//!                                                            │ connects to a socket of ours, looks at the walls,
+//!                                                            ▼ hands out workspace, listeners, terminal
+//!                            streams, plan, signals ◀── the same protocol as in a box of our own
+//! ```
+//!
+//! The program's streams are our own pipes: no output passes through the container engine or its logs. When the
+//! connection ends, so does the first process, and with it the container; what is left of it is removed by its id, or
+//! by its labels after a crash.
+
+mod api;
+mod berth;
+mod explain;
+mod hosts;
+mod live;
+mod order;
+mod users;
+
+pub use hosts::Hosts;
+pub use live::ContainerBox;
+
+use crate::native::{SandboxError, protect::Protection};
+use api::{ApiError, escaped};
+use berth::Berth;
+use hosts::Daemon;
+use order::Order;
+use serde_json::{Value, json};
+use spec::{Backend, Digest, ErrorCode, Id, ImageConfig, ImageRef, SandboxSpec, User};
+use std::{
+    collections::BTreeMap,
+    fmt::Display,
+    os::{fd::AsFd, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+const RUN: &str = "io.airlock.run";
+const OWNER: &str = "io.airlock.owner";
+
+/// What a container engine knows of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageFacts {
+    /// The engine's own name for exactly this image.
+    pub id: String,
+    /// The digest that it was pulled by, if any.
+    pub digest: Option<Digest>,
+    /// What it says about itself.
+    pub config: ImageConfig,
+    /// Places for which the engine would make writable storage of its own.
+    pub volumes: Vec<String>,
+}
+
+/// Makes boxes by container engines.
+#[derive(Debug)]
+pub struct Containers {
+    state: PathBuf,
+    hosts: Hosts,
+    known: Mutex<Vec<(Backend, Arc<Daemon>)>>,
+}
+
+pub(super) fn refused(code: ErrorCode, message: impl Display, hint: &str) -> SandboxError {
+    SandboxError::Engine { code, message: message.to_string(), hint: hint.to_owned() }
+}
+
+pub(super) fn unavailable(backend: Backend, tried: &[String]) -> SandboxError {
+    let tried = if tried.is_empty() { "nobody said where".to_owned() } else { tried.join("; ") };
+    refused(
+        ErrorCode::BackendUnavailable,
+        format!("no engine for the backend `{}` answers: {tried}", backend.name()),
+        "start dockerd or `podman system service`, name its socket in DOCKER_HOST or CONTAINER_HOST, or leave --backend away",
+    )
+}
+
+fn of_api(what: &str) -> impl FnOnce(ApiError) -> SandboxError {
+    let what = what.to_owned();
+    move |error| match error {
+        ApiError::Silent { .. } => {
+            refused(ErrorCode::BackendUnavailable, error, "look whether the container engine still runs")
+        }
+        ApiError::Refused { .. } => refused(
+            ErrorCode::StartFailed,
+            format!("the container engine would not {what}: {error}"),
+            "its own log may say more; the native backend needs no engine",
+        ),
+    }
+}
+
+impl Containers {
+    /// A backend that keeps what a crash must not lose in `state`.
+    pub fn new(state: PathBuf, hosts: Hosts) -> Containers {
+        Containers { state, hosts, known: Mutex::default() }
+    }
+
+    async fn daemon(&self, backend: Backend) -> Result<Arc<Daemon>, SandboxError> {
+        let known = |all: &Vec<(Backend, Arc<Daemon>)>| {
+            all.iter().find(|(of, _)| *of == backend).map(|(_, daemon)| daemon.clone())
+        };
+        if let Some(daemon) = known(&self.known.lock().expect("no panic while held")) {
+            return Ok(daemon);
+        }
+        let daemon = Arc::new(Daemon::find(&self.hosts, backend).await?);
+        self.known.lock().expect("no panic while held").push((backend, daemon.clone()));
+        Ok(daemon)
+    }
+
+    /// What results call this backend, and where it listens: for the record of a run.
+    pub async fn identify(&self, backend: Backend) -> Result<(&'static str, PathBuf), SandboxError> {
+        let daemon = self.daemon(backend).await?;
+        Ok((daemon.name(), daemon.api.socket().to_owned()))
+    }
+
+    /// What the engine knows of an image. Never pulls one.
+    pub async fn image(&self, backend: Backend, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
+        let daemon = self.daemon(backend).await?;
+        let path = format!("/images/{}/json", escaped(&name.to_string()));
+        match daemon.api.get(&path).await {
+            Ok(told) => facts(&told, name),
+            Err(error) if error.is_missing() => Err(refused(
+                ErrorCode::ImageMissing,
+                format!("{} has no image `{}`", daemon.name(), name.familiar()),
+                &format!("bring it there: {} pull {}", daemon.name(), name.familiar()),
+            )),
+            Err(error) => Err(of_api("describe the image")(error)),
+        }
+    }
+
+    fn owner(&self) -> Result<String, SandboxError> {
+        let look = |source| SandboxError::Look { path: self.state.clone(), source };
+        let state = std::fs::metadata(&self.state).map_err(look)?;
+        Ok(format!("{:x}-{:x}", state.dev(), state.ino()))
+    }
+
+    /// Makes a box. Whatever fails, nothing is left of it but what the run's record tells the sweep of.
+    pub async fn create(
+        &self,
+        name: &Id,
+        spec: &SandboxSpec,
+        image: &ImageFacts,
+        ids: [(&'static str, Option<Id>); 2],
+    ) -> Result<ContainerBox, SandboxError> {
+        let daemon = self.daemon(spec.backend).await?;
+        let owner = self.owner()?;
+        let mut labels = vec![(RUN, name.to_string()), (OWNER, owner.clone())];
+        labels.extend(ids.into_iter().filter_map(|(label, id)| Some((label, id?.to_string()))));
+        check(&daemon, spec, image).await?;
+        let protection = spec.workspace.as_deref().map(|path| self.protect(path, spec)).transpose()?;
+        let asked = match &spec.named_user {
+            Some(name) => users::look_up(&daemon, image, name, &labels).await?,
+            None => spec.user,
+        };
+        let (user, notes) = user_of(spec, asked, protection.as_ref(), &daemon)?;
+        let berth = Berth::make(&self.state, name)
+            .map_err(|source| SandboxError::Look { path: self.state.join(berth::FOLDER), source })?;
+        let workspace = spec.workspace.as_deref().map(std::fs::canonicalize).transpose();
+        let workspace =
+            workspace.map_err(|source| SandboxError::Look { path: self.state.clone(), source })?;
+        let order = Order {
+            daemon: &daemon,
+            name: &format!("airlock-{owner}-{name}"),
+            spec,
+            image,
+            user,
+            labels: &labels,
+            ours: berth.path(),
+            binds: protection.as_ref().map_or(&[][..], Protection::binds),
+            workspace: workspace.as_deref(),
+        };
+        let made = live::start(&order, &berth).await;
+        match made {
+            Ok(started) => {
+                let made = started.into_box(daemon.clone(), spec.clone(), protection, berth, notes);
+                made.checked().await
+            }
+            Err(error) => {
+                berth.remove();
+                if let Some(protection) = protection {
+                    protection.take_down();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn protect(&self, workspace: &Path, spec: &SandboxSpec) -> Result<Protection, SandboxError> {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+        let folder = rustix::fs::open(workspace, flags, rustix::fs::Mode::empty())
+            .map_err(|error| SandboxError::Look { path: workspace.to_owned(), source: error.into() })?;
+        Ok(Protection::put_up(&self.state, folder.as_fd(), &spec.allow_protected)?)
+    }
+
+    /// The runs of this state folder that the engine at a socket still has containers of, each with their ids.
+    pub async fn left_over(&self, socket: &Path) -> Result<BTreeMap<String, Vec<String>>, SandboxError> {
+        let daemon = Daemon::open(socket).await?;
+        let filters = json!({ "label": [format!("{OWNER}={}", self.owner()?)] }).to_string();
+        let path = format!("/containers/json?all=true&filters={}", escaped(&filters));
+        let list = daemon.api.get(&path).await.map_err(of_api("list containers"))?;
+        let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for one in list.as_array().map(Vec::as_slice).unwrap_or_default() {
+            if let (Some(run), Some(id)) = (one["Labels"][RUN].as_str(), one["Id"].as_str()) {
+                found.entry(run.to_owned()).or_default().push(id.to_owned());
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes a container by its id, running or not.
+    pub async fn remove(&self, socket: &Path, id: &str) -> Result<(), SandboxError> {
+        let daemon = Daemon::open(socket).await?;
+        remove(&daemon, id).await.map_err(of_api("remove a container"))
+    }
+
+    /// Removes what a run has in the state folder.
+    pub fn remove_leftovers(&self, run: &Id) -> std::io::Result<()> {
+        berth::remove(&self.state, run)
+    }
+}
+
+/// Gone already is as good.
+async fn remove(daemon: &Daemon, id: &str) -> Result<(), ApiError> {
+    match daemon.api.delete(&format!("/containers/{}?force=true&v=true", escaped(id))).await {
+        Err(error) if !error.is_missing() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
+    let texts = |value: &Value| {
+        let list = value.as_array().map(Vec::as_slice).unwrap_or_default();
+        list.iter().filter_map(Value::as_str).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let config = &told["Config"];
+    let labels = config["Labels"].as_object().into_iter().flatten();
+    let labels =
+        labels.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect();
+    let id = text(&told["Id"]);
+    let named = |digest: &str| Digest::new(digest.rsplit('@').next().unwrap_or_default());
+    let digests: Vec<_> = texts(&told["RepoDigests"]).iter().filter_map(|digest| named(digest)).collect();
+    let own = Digest::new(&id).or_else(|| Digest::new(&format!("sha256:{id}")));
+    if let Some(wanted) = name.digest()
+        && !digests.iter().chain(&own).any(|digest| digest == wanted)
+    {
+        let message = format!("the image `{}` is not the one with that digest", name.familiar());
+        return Err(refused(ErrorCode::ImageRefused, message, "pull it again by its digest"));
+    }
+    Ok(ImageFacts {
+        digest: digests.into_iter().next().or(own),
+        config: ImageConfig {
+            user: text(&config["User"]),
+            env: texts(&config["Env"]),
+            entrypoint: texts(&config["Entrypoint"]),
+            cmd: texts(&config["Cmd"]),
+            working_dir: text(&config["WorkingDir"]),
+            labels,
+        },
+        volumes: config["Volumes"].as_object().into_iter().flatten().map(|(path, _)| path.clone()).collect(),
+        id,
+    })
+}
+
+/// What the engine could not hold is refused before anything is made.
+async fn check(daemon: &Daemon, spec: &SandboxSpec, image: &ImageFacts) -> Result<(), SandboxError> {
+    let refuse = |code, message: String, hint: &str| Err(refused(code, message, hint));
+    if spec.network == spec::Network::Host {
+        let hint = "use --internal-network NAME, doors, or the native backend";
+        return refuse(
+            ErrorCode::BarrierMissing,
+            "a container on the host's network is not made".to_owned(),
+            hint,
+        );
+    }
+    if spec.writable_root {
+        let message = "nothing would limit what a container writes to its root (`disk_limit`)".to_owned();
+        return refuse(ErrorCode::BarrierMissing, message, "use the native backend for --writable-root");
+    }
+    let inside = |path: &str| {
+        let path = Path::new(path);
+        let mounts = spec.mounts.iter().map(|mount| mount.inside.as_path());
+        mounts.chain(spec.volumes.iter().map(|volume| volume.inside.as_path())).any(|it| it == path)
+            || ["/tmp", "/run", spec::WORKSPACE].map(Path::new).contains(&path)
+    };
+    if let Some(place) = image.volumes.iter().find(|place| !inside(place)) {
+        let message =
+            format!("the image wants storage at `{}` that nothing would limit", place.escape_debug());
+        let hint = "give that place a --mount or a --volume of your own, or use the native backend";
+        return refuse(ErrorCode::ImageRefused, message, hint);
+    }
+    if !daemon.holds.pids && !daemon.rootless {
+        let message = "the container engine cannot limit processes (`pids_limit`)".to_owned();
+        return refuse(
+            ErrorCode::BarrierMissing,
+            message,
+            "use the native backend, or a host with that cgroup",
+        );
+    }
+    match &spec.internal_network {
+        Some(network) => check_internal(daemon, network).await,
+        None => Ok(()),
+    }
+}
+
+async fn check_internal(daemon: &Daemon, network: &Id) -> Result<(), SandboxError> {
+    let told = daemon.api.get(&format!("/networks/{}", escaped(network.as_str()))).await;
+    let told = told.map_err(of_api("describe the network"))?;
+    match told["Internal"].as_bool() {
+        Some(true) => Ok(()),
+        _ => Err(refused(
+            ErrorCode::BarrierMissing,
+            format!("the network `{network}` is not internal: it leads out"),
+            &format!("make one that is: {} network create --internal NAME", daemon.name()),
+        )),
+    }
+}
+
+/// Who the program is: with a mounted workspace its owner, so that files stay his.
+fn user_of(
+    spec: &SandboxSpec,
+    mut user: User,
+    protection: Option<&Protection>,
+    daemon: &Daemon,
+) -> Result<(User, Vec<String>), SandboxError> {
+    let mut notes = Vec::new();
+    if let (Some(protection), Some(path), false) = (protection, &spec.workspace, daemon.rootless) {
+        let found = rustix::fs::fstat(protection.hold())
+            .map_err(|error| SandboxError::Look { path: path.clone(), source: error.into() })?;
+        if found.st_uid == 0 {
+            return Err(SandboxError::RootsWorkspace { path: path.clone() });
+        }
+        let owner = User { uid: found.st_uid, gid: found.st_gid };
+        if owner != user {
+            user = owner;
+            notes.push(format!(
+                "the program is the owner of its workspace, uid {}, inside and outside",
+                user.uid
+            ));
+        }
+    }
+    match user.uid {
+        0 => Err(refused(
+            ErrorCode::BarrierMissing,
+            "a container's root would be the host's (`not_host_root`)",
+            "choose another --user, or the native backend",
+        )),
+        _ => Ok((user, notes)),
+    }
+}

@@ -1,0 +1,234 @@
+//! What is ordered from a container engine for one box: pure, from the spec to the body of its request.
+
+use super::{ImageFacts, hosts::Daemon};
+use crate::native::protect::{Bind, BindKind};
+use serde_json::{Map, Value, json};
+use spec::{Access, Id, SandboxSpec, User};
+use std::path::Path;
+
+/// Where our own things are inside.
+pub(super) const OURS: &str = "/.airlock";
+/// Our first process is one more.
+pub(super) const SPARE_PIDS: u32 = 1;
+/// And holds about this much.
+pub(super) const SPARE_BYTES: u64 = 2 << 20;
+/// The first process needs a few before it gives the program its own limit.
+const FEWEST_FILES: u32 = 64;
+/// As many as any engine can give, for all of one user together.
+const MOST_PROCESSES: u64 = 32768;
+const PAGE: u64 = 4096;
+
+/// What the engine itself refuses. Our own filter, put up by our first process, refuses these and many more, and tells
+/// of them; what the engine refuses, nobody hears of.
+const REFUSED: [&str; 10] = [
+    "kexec_load",
+    "kexec_file_load",
+    "init_module",
+    "finit_module",
+    "delete_module",
+    "reboot",
+    "swapon",
+    "swapoff",
+    "acct",
+    "bpf",
+];
+
+/// Everything about a box that the spec does not say.
+pub(super) struct Order<'a> {
+    pub(super) daemon: &'a Daemon,
+    pub(super) name: &'a str,
+    pub(super) spec: &'a SandboxSpec,
+    pub(super) image: &'a ImageFacts,
+    pub(super) user: User,
+    pub(super) labels: &'a [(&'static str, String)],
+    /// The host's folder with our first process and its socket.
+    pub(super) ours: &'a Path,
+    /// Protected names of a mounted workspace.
+    pub(super) binds: &'a [Bind],
+    /// A mounted workspace, as it is really called.
+    pub(super) workspace: Option<&'a Path>,
+}
+
+/// Bytes for each place that is written and not kept: together what the limit says.
+pub(super) struct Scratch {
+    pub(super) workspace: u64,
+    pub(super) tmp: u64,
+    pub(super) run: u64,
+    pub(super) shm: u64,
+}
+
+impl Scratch {
+    pub(super) fn of(disk: u64) -> Scratch {
+        let part = |sixteenths: u64| (disk / 16 * sixteenths / PAGE * PAGE).max(PAGE);
+        Scratch { workspace: part(8), tmp: part(6), run: part(1), shm: part(1) }
+    }
+}
+
+impl Order<'_> {
+    /// The body of the request.
+    pub(super) fn body(&self) -> Value {
+        let labels: Map<_, _> =
+            self.labels.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+        json!({
+            "Image": self.image.id,
+            "User": self.user_words(),
+            "Hostname": "airlock",
+            "Entrypoint": [format!("{OURS}/init"), "--box", format!("{OURS}/socket")],
+            "Cmd": [],
+            "WorkingDir": "/",
+            "Labels": labels,
+            "Healthcheck": { "Test": ["NONE"] },
+            "HostConfig": self.host(),
+        })
+    }
+
+    fn user_words(&self) -> String {
+        format!("{}:{}", self.user.uid, self.user.gid)
+    }
+
+    fn host(&self) -> Value {
+        let limits = &self.spec.limits;
+        let mut host = json!({
+            "NetworkMode": self.spec.internal_network.as_ref().map_or("none", Id::as_str),
+            "ReadonlyRootfs": true,
+            "Privileged": false,
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges", self.seccomp()],
+            "CgroupnsMode": "private",
+            "IpcMode": "private",
+            "Init": false,
+            "AutoRemove": false,
+            "RestartPolicy": { "Name": "no" },
+            "LogConfig": { "Type": "none", "Config": {} },
+            "ShmSize": Scratch::of(limits.disk.0).shm,
+            "Tmpfs": self.tmpfs(),
+            "Mounts": self.mounts(),
+            "Ulimits": self.ulimits(),
+        });
+        let memory = limits.memory.0.saturating_add(SPARE_BYTES);
+        let mut set = |name: &str, value: Value| host[name] = value;
+        if self.daemon.holds.memory {
+            set("Memory", json!(memory));
+            set("MemorySwap", json!(memory));
+        }
+        if self.daemon.holds.pids {
+            set("PidsLimit", json!(limits.pids.saturating_add(SPARE_PIDS)));
+        }
+        if let Some(cpus) = limits.cpus.filter(|_| self.daemon.holds.cpu) {
+            set("NanoCpus", json!(u64::from(cpus.0) * 1_000_000));
+        }
+        if self.daemon.podman && self.daemon.rootless {
+            // The caller is the program: what it writes belongs to the caller outside.
+            set("UsernsMode", json!(format!("keep-id:uid={},gid={}", self.user.uid, self.user.gid)));
+        }
+        host
+    }
+
+    /// Docker wants the profile itself, Podman the path of a file.
+    fn seccomp(&self) -> String {
+        match self.daemon.podman {
+            true => format!("seccomp={}", self.ours.join("seccomp.json").display()),
+            false => format!("seccomp={}", profile()),
+        }
+    }
+
+    fn ulimits(&self) -> Value {
+        let limits = &self.spec.limits;
+        let exact = |name: &str, value: u64| json!({ "Name": name, "Soft": value, "Hard": value });
+        let size = i64::try_from(limits.file_size.0).map_or(i64::MAX as u64, |size| size as u64);
+        let files = exact("nofile", limits.open_files.max(FEWEST_FILES).into());
+        // Not a limit of ours: engines ask for more by themselves than a host without privileges can give.
+        let processes = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum;
+        let processes = exact("nproc", processes.map_or(MOST_PROCESSES, |most| most.min(MOST_PROCESSES)));
+        json!([files, exact("fsize", size), processes])
+    }
+
+    fn tmpfs(&self) -> Value {
+        let sizes = Scratch::of(self.spec.limits.disk.0);
+        // Some engines take the mode from what the image has at this place: so it is also the program's own.
+        let own = match self.daemon.podman {
+            true => "notmpcopyup,U".to_owned(),
+            false => format!("uid={},gid={}", self.user.uid, self.user.gid),
+        };
+        let options = |size: u64| json!(format!("rw,exec,nosuid,nodev,size={size},mode=1777,{own}"));
+        let place = if self.workspace.is_some() { "/workspace/.home" } else { spec::WORKSPACE };
+        let places = [("/tmp", sizes.tmp), ("/run", sizes.run), (place, sizes.workspace)];
+        Value::Object(places.into_iter().map(|(place, size)| (place.to_owned(), options(size))).collect())
+    }
+
+    fn mounts(&self) -> Value {
+        let mut all = vec![bind(self.ours, OURS.as_ref(), Access::ReadOnly)];
+        if let Some(workspace) = self.workspace {
+            all.push(bind(workspace, spec::WORKSPACE.as_ref(), Access::ReadWrite));
+            for guarded in self.binds {
+                let access = match guarded.kind {
+                    BindKind::Guard => Access::ReadWrite,
+                    BindKind::ReadOnly => Access::ReadOnly,
+                    BindKind::Home => continue,
+                };
+                let inside = Path::new(spec::WORKSPACE).join(&guarded.path);
+                all.push(bind(&workspace.join(&guarded.path), &inside, access));
+            }
+        }
+        all.extend(
+            self.spec.mounts.iter().map(|mount| bind(&mount.host, mount.inside.as_path(), mount.access)),
+        );
+        all.extend(self.spec.volumes.iter().map(|volume| {
+            json!({
+                "Type": "volume",
+                "Source": volume.name.as_str(),
+                "Target": volume.inside.as_path(),
+                "ReadOnly": volume.access == Access::ReadOnly,
+                "VolumeOptions": { "NoCopy": true },
+            })
+        }));
+        Value::Array(all)
+    }
+
+    /// Places at and below which our first process must find nothing writable.
+    pub(super) fn read_only_places(&self) -> Vec<String> {
+        let guarded = self.binds.iter().filter(|bind| bind.kind == BindKind::ReadOnly);
+        let guarded = guarded.map(|bind| Path::new(spec::WORKSPACE).join(&bind.path));
+        let read_only = |access| access == Access::ReadOnly;
+        let mounts = self
+            .spec
+            .mounts
+            .iter()
+            .filter(|it| read_only(it.access))
+            .map(|it| it.inside.as_path().to_owned());
+        let volumes = self
+            .spec
+            .volumes
+            .iter()
+            .filter(|it| read_only(it.access))
+            .map(|it| it.inside.as_path().to_owned());
+        let ours = std::iter::once(OURS.into());
+        ours.chain(guarded).chain(mounts).chain(volumes).map(|path| as_listed(&path)).collect()
+    }
+}
+
+/// Without what is mounted below it, which older engines leave writable.
+fn bind(host: &Path, inside: &Path, access: Access) -> Value {
+    let read_only = access == Access::ReadOnly;
+    json!({
+        "Type": "bind",
+        "Source": host,
+        "Target": inside,
+        "ReadOnly": read_only,
+        "BindOptions": { "Propagation": "rprivate", "NonRecursive": read_only },
+    })
+}
+
+/// As the kernel writes a path in a list of mounts.
+fn as_listed(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    text.replace('\\', "\\134").replace(' ', "\\040").replace('\t', "\\011").replace('\n', "\\012")
+}
+
+/// The filter that the engine puts up.
+pub(super) fn profile() -> Value {
+    json!({
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{ "names": REFUSED, "action": "SCMP_ACT_ERRNO", "errnoRet": 1 }],
+    })
+}

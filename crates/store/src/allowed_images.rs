@@ -1,0 +1,311 @@
+//! The list of images that may be used, and the trail of who changed it and what was refused. What the list means is
+//! decided by [`spec::decide`]; here it is kept.
+
+use crate::database::{Database, DatabaseError};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+use spec::{
+    Admitted, AllowedImage, Capability, Digest, ImageFacts, ImagePattern, ImagePolicy, ImageRule, ImageUse,
+    Refused, Timestamp, Who,
+};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// Every entry is looked at for every image.
+const MOST_ENTRIES: i64 = 10_000;
+const MOST_CAPABILITIES: usize = 64;
+const LONGEST_NOTE: usize = 1000;
+/// Changes are always noted. Refusals stop here, or a loop of them would fill the disk.
+const LONGEST_TRAIL: i64 = 100_000;
+/// What one look at the trail shows.
+const SHOWN_OF_TRAIL: u32 = 1000;
+
+/// The images that may be used, in the database of a state folder.
+#[derive(Debug)]
+pub struct AllowedImages {
+    database: Database,
+}
+
+/// What somebody wants on the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewEntry {
+    /// Which images.
+    pub pattern: ImagePattern,
+    /// The one digest they may have.
+    pub pin: Option<Digest>,
+    /// What they are good for.
+    pub capabilities: BTreeSet<Capability>,
+    /// Whether the image is marked for agents, if it is known.
+    pub marked: Option<bool>,
+    /// Why.
+    pub note: String,
+}
+
+/// One line of the trail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrailLine {
+    /// When.
+    pub at: Timestamp,
+    /// Who did it, or who was refused.
+    pub who: String,
+    /// `allowed`, `disallowed` or `refused`.
+    pub what: String,
+    /// The entry, or the image that was asked for.
+    pub image: String,
+    /// The pin and the note, or the reason.
+    pub about: String,
+}
+
+/// Why the list could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AllowedImagesError {
+    /// The database.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    /// It is not for this one to change.
+    #[error("{who} may not change the list of allowed images")]
+    NotYours {
+        /// Who tried.
+        who: Who,
+    },
+    /// The entry is not one.
+    #[error("cannot allow `{pattern}`: {why}")]
+    Entry {
+        /// Which one.
+        pattern: ImagePattern,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// There is no such entry.
+    #[error("there is no entry `{entry}` on the list of allowed images")]
+    Missing {
+        /// What was asked for.
+        entry: String,
+    },
+    /// What stands in the database is not what this Airlock writes.
+    #[error("the list of allowed images has an entry that cannot be read: `{}`", entry.escape_debug())]
+    Unreadable {
+        /// Which one.
+        entry: String,
+    },
+}
+
+impl AllowedImagesError {
+    /// What to do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            AllowedImagesError::Database(error) => error.hint(),
+            AllowedImagesError::NotYours { .. } => {
+                "ask one of those that `images.may_add` in the configuration file names; without it, the owner of the state folder"
+            }
+            AllowedImagesError::Entry { .. } | AllowedImagesError::Missing { .. } => {
+                "`airlock image allowed` shows the list"
+            }
+            AllowedImagesError::Unreadable { .. } => {
+                "nothing is allowed while it is there; put a copy of the database from a backup in its place"
+            }
+        }
+    }
+}
+
+impl AllowedImages {
+    /// Opens the list in a state folder; makes an empty one if there is none.
+    pub fn open(state: &Path) -> Result<AllowedImages, DatabaseError> {
+        Ok(AllowedImages { database: Database::open(state)? })
+    }
+
+    /// Puts an entry on the list, or in the place of the one with the same pattern and pin.
+    pub fn allow(&self, policy: &ImagePolicy, new: &NewEntry, who: &Who) -> Result<(), AllowedImagesError> {
+        self.check_who(policy, who)?;
+        check_entry(new)?;
+        let full = self.database.write(|transaction| {
+            let others = "SELECT count(*) FROM allowed_image WHERE NOT (pattern = ? AND pin = ?)";
+            let others: i64 = transaction.query_row(others, key(new), |row| row.get(0))?;
+            if others >= MOST_ENTRIES {
+                return Ok(true);
+            }
+            put(transaction, new, who)?;
+            let about = [pin_text(new.pin.as_ref()), &new.note].join(" ");
+            note(transaction, &who.to_string(), "allowed", &new.pattern.to_string(), about.trim())?;
+            Ok(false)
+        })?;
+        match full {
+            true => Err(wrong(new, format!("the list is full with {MOST_ENTRIES} entries"))),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes entries off the list: all with this pattern, or the one with this pin. Says how many.
+    pub fn disallow(
+        &self,
+        policy: &ImagePolicy,
+        pattern: &ImagePattern,
+        pin: Option<&Digest>,
+        who: &Who,
+    ) -> Result<usize, AllowedImagesError> {
+        self.check_who(policy, who)?;
+        let removed = self.database.write(|transaction| {
+            let (pattern, pin) = (pattern.to_string(), pin.map(Digest::as_str));
+            let sql = "DELETE FROM allowed_image WHERE pattern = ?1 AND (?2 IS NULL OR pin = ?2)";
+            let removed = transaction.execute(sql, params![pattern, pin])?;
+            if removed > 0 {
+                note(transaction, &who.to_string(), "disallowed", &pattern, pin.unwrap_or_default())?;
+            }
+            Ok(removed)
+        })?;
+        match removed {
+            0 => Err(AllowedImagesError::Missing {
+                entry: pin.map_or(pattern.to_string(), |pin| format!("{pattern}@{pin}")),
+            }),
+            some => Ok(some),
+        }
+    }
+
+    /// The list, in the order of its names.
+    pub fn list(&self) -> Result<Vec<AllowedImage>, AllowedImagesError> {
+        let rows = self.database.read(|connection| {
+            let mut select = connection.prepare(
+                "SELECT pattern, pin, capabilities, marked, note, added_by, added_at_ms FROM allowed_image
+                 ORDER BY pattern, pin",
+            )?;
+            select.query_map([], entry)?.collect::<rusqlite::Result<Vec<_>>>()
+        })?;
+        rows.into_iter().map(|row| row.map_err(|entry| AllowedImagesError::Unreadable { entry })).collect()
+    }
+
+    /// Whether an image may be used; a refusal is noted. Where the list cannot be read, nothing may be.
+    pub fn check(&self, policy: &ImagePolicy, image: &ImageFacts, use_: ImageUse) -> Result<(), Refused> {
+        self.admit(policy, image, use_, &[]).map(drop).inspect_err(|refused| {
+            let image = image.reference.as_ref().map_or("a folder".to_owned(), ToString::to_string);
+            let who = Who { uid: rustix::process::getuid().as_raw(), name: None };
+            // Refused it is, noted or not.
+            let _ =
+                self.database.write(|transaction| note_refusal(transaction, &who, &image, &refused.message));
+        })
+    }
+
+    /// The decision and its reason, for whoever merely asks.
+    pub fn admit(
+        &self,
+        policy: &ImagePolicy,
+        image: &ImageFacts,
+        use_: ImageUse,
+        needed: &[Capability],
+    ) -> Result<Admitted, Refused> {
+        let entries = match policy.rule {
+            ImageRule::Open => Vec::new(),
+            ImageRule::Allowed => self.list().map_err(|error| Refused {
+                message: format!("cannot tell which images are allowed: {error}"),
+                hint: error.hint().to_owned(),
+            })?,
+        };
+        spec::decide(policy, &entries, image, use_, needed)
+    }
+
+    /// The last lines of the trail, the newest first.
+    pub fn trail(&self) -> Result<Vec<TrailLine>, AllowedImagesError> {
+        let lines = self.database.read(|connection| {
+            let mut select = connection
+                .prepare("SELECT at_ms, who, what, image, about FROM image_trail ORDER BY id DESC LIMIT ?")?;
+            let line = |row: &Row<'_>| {
+                let (who, what, image, about) = (row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?);
+                Ok(TrailLine { at: time(row, 0)?, who, what, image, about })
+            };
+            select.query_map([SHOWN_OF_TRAIL], line)?.collect()
+        })?;
+        Ok(lines)
+    }
+
+    fn check_who(&self, policy: &ImagePolicy, who: &Who) -> Result<(), AllowedImagesError> {
+        match policy.may_change(who, self.database.owner()) {
+            true => Ok(()),
+            false => Err(AllowedImagesError::NotYours { who: who.clone() }),
+        }
+    }
+}
+
+fn check_entry(new: &NewEntry) -> Result<(), AllowedImagesError> {
+    let many = new.capabilities.len() > MOST_CAPABILITIES;
+    match (new.pin.is_some() && new.pattern.is_path(), many, new.note.len() > LONGEST_NOTE) {
+        (true, _, _) => Err(wrong(new, "a digest is one image, this means many".to_owned())),
+        (_, true, _) => Err(wrong(new, format!("it has more than {MOST_CAPABILITIES} capabilities"))),
+        (_, _, true) => Err(wrong(new, format!("its note is longer than {LONGEST_NOTE} bytes"))),
+        (false, false, false) => Ok(()),
+    }
+}
+
+fn wrong(new: &NewEntry, why: String) -> AllowedImagesError {
+    AllowedImagesError::Entry { pattern: new.pattern.clone(), why }
+}
+
+fn put(transaction: &Transaction<'_>, new: &NewEntry, who: &Who) -> rusqlite::Result<usize> {
+    let words: Vec<_> = new.capabilities.iter().map(Capability::as_str).collect();
+    let (pattern, pin) = key(new);
+    transaction.execute(
+        "INSERT OR REPLACE INTO allowed_image (pattern, pin, capabilities, marked, note, added_by, added_at_ms)
+         VALUES (?, ?, ?, ?, ?, ?, ?)",
+        params![pattern, pin, words.join(" "), new.marked, new.note, who.to_string(), now()],
+    )
+}
+
+fn key(new: &NewEntry) -> (String, String) {
+    (new.pattern.to_string(), pin_text(new.pin.as_ref()).to_owned())
+}
+
+fn pin_text(pin: Option<&Digest>) -> &str {
+    pin.map_or("", Digest::as_str)
+}
+
+/// An entry, or the name of one that cannot be read.
+fn entry(row: &Row<'_>) -> rusqlite::Result<Result<AllowedImage, String>> {
+    let (pattern, pin, words): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
+    let read = || {
+        let pin = match pin.as_str() {
+            "" => None,
+            text => Some(Digest::new(text)?),
+        };
+        let capabilities = words.split_whitespace().map(Capability::new).collect::<Option<_>>()?;
+        Some((pattern.parse().ok()?, pin, capabilities))
+    };
+    let Some((parsed, pin, capabilities)) = read() else { return Ok(Err(pattern)) };
+    let (marked, note, added_by) = (row.get(3)?, row.get(4)?, row.get(5)?);
+    let added_at = time(row, 6)?;
+    Ok(Ok(AllowedImage { pattern: parsed, pin, capabilities, marked, note, added_by, added_at }))
+}
+
+fn note(connection: &Connection, who: &str, what: &str, image: &str, about: &str) -> rusqlite::Result<usize> {
+    let sql = "INSERT INTO image_trail (at_ms, who, what, image, about) VALUES (?, ?, ?, ?, ?)";
+    connection.execute(sql, params![now(), who, what, image, about])
+}
+
+/// The last one there is room for says so.
+fn note_refusal(transaction: &Transaction<'_>, who: &Who, image: &str, why: &str) -> rusqlite::Result<()> {
+    let newest = "SELECT id FROM image_trail ORDER BY id DESC LIMIT 1";
+    let newest: i64 = transaction.query_row(newest, [], |row| row.get(0)).optional()?.unwrap_or(0);
+    let who = who.to_string();
+    match newest + 1 {
+        id if id < LONGEST_TRAIL => note(transaction, &who, "refused", image, why)?,
+        LONGEST_TRAIL => {
+            let full = format!("{why} (the trail is full: later refusals are not noted)");
+            note(transaction, &who, "refused", image, &full)?
+        }
+        _ => 0,
+    };
+    Ok(())
+}
+
+/// SQLite's numbers have a sign.
+fn time(row: &Row<'_>, column: usize) -> rusqlite::Result<Timestamp> {
+    Ok(Timestamp(u64::try_from(row.get::<_, i64>(column)?).unwrap_or(0)))
+}
+
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+    i64::try_from(since).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+#[path = "allowed_images_tests.rs"]
+mod tests;
