@@ -22,6 +22,8 @@ use std::{
     process::{Child, Stdio},
 };
 
+/// Where a step of a recipe finds the certificates of its plan.
+pub const CERTIFICATES: &str = "/tmp/airlock-build-certificates.pem";
 /// No layer is larger.
 const LARGEST_LAYER: u64 = (8 << 30) - 1;
 /// How much of what a failed build said is kept.
@@ -47,6 +49,8 @@ pub struct Plan {
     pub files: BTreeMap<String, (Vec<u8>, bool)>,
     /// Values of the arguments that the recipe declares.
     pub arguments: BTreeMap<String, String>,
+    /// A bundle that a step of the recipe may trust, at [`CERTIFICATES`]; it does not stay in the image.
+    pub certificates: Option<Vec<u8>>,
     /// Variables for whoever fetches packages, such as those of a proxy.
     pub environment: BTreeMap<String, String>,
     /// Where packages come from, in a form of apt; Debian's own servers if none.

@@ -1,6 +1,6 @@
 //! The steps of a recipe as one shell script, which `mmdebstrap` runs when the base stands.
 
-use super::{BuildError, Plan, workshop::Workshop};
+use super::{BuildError, CERTIFICATES, Plan, workshop::Workshop};
 use crate::recipe::Step;
 use std::path::PathBuf;
 
@@ -41,6 +41,10 @@ EOF
 /// Writes the script, and the files it copies, into the workshop.
 pub(super) fn write(plan: &Plan, workshop: &Workshop) -> Result<PathBuf, BuildError> {
     let mut text = START.to_owned();
+    if let Some(bundle) = &plan.certificates {
+        let staged = workshop.give(&format!("certificates-{}", plan.platform.architecture()), bundle)?;
+        text.push_str(&copy(&staged.to_string_lossy(), CERTIFICATES, false));
+    }
     for (number, step) in plan.recipe.steps.iter().enumerate() {
         text.push_str(&format!("echo {STEP_MARK}{number}\n"));
         text.push_str(&match step {

@@ -13,7 +13,7 @@ use crate::{
     config::{Config, Surroundings},
 };
 use clap::Args;
-use image::build::{BuildError, Built, Plan, Platform, Progress, Workshop, write_archive};
+use image::build::{BuildError, Built, CERTIFICATES, Plan, Platform, Progress, Workshop, write_archive};
 use image::contract::ImageProfile;
 use spec::{ErrorCode, ImageRef};
 use std::{
@@ -134,6 +134,8 @@ fn plans(options: &Options, source: &Source, surroundings: &Surroundings) -> Res
         names.iter().filter_map(|name| Some(((*name).to_owned(), value(name)?))).collect()
     };
     let arguments: Vec<_> = recipe.arguments.iter().map(String::as_str).collect();
+    let mut values = given(&arguments);
+    let certificates = certificates(&mut values)?;
     let epoch = epoch(surroundings)?;
     let sources = options.sources.clone().or_else(recipe::sources_of_this_machine);
     let sources = sources.map(std::path::absolute).transpose();
@@ -142,7 +144,8 @@ fn plans(options: &Options, source: &Source, surroundings: &Surroundings) -> Res
     let plan = |platform: Platform| {
         Ok(Plan {
             files: source.files(&recipe, platform, options.init_arm64.as_deref())?,
-            arguments: given(&arguments),
+            arguments: values.clone(),
+            certificates: certificates.clone(),
             environment: given(&FETCHING),
             sources: sources.clone(),
             recipe: recipe.clone(),
@@ -151,6 +154,16 @@ fn plans(options: &Options, source: &Source, surroundings: &Surroundings) -> Res
         })
     };
     platforms.into_iter().map(plan).collect()
+}
+
+/// The file that `PIP_CERT` names is not in the tree: it is brought there for the time of the build.
+fn certificates(arguments: &mut BTreeMap<String, String>) -> Result<Option<Vec<u8>>, Failure> {
+    let Some(path) = arguments.get_mut("PIP_CERT") else { return Ok(None) };
+    let bytes = std::fs::read(&*path).map_err(|error| {
+        Failure::invalid(format!("cannot read `{path}`: {error}"), "set PIP_CERT to a bundle, or unset it")
+    })?;
+    CERTIFICATES.clone_into(path);
+    Ok(Some(bytes))
 }
 
 /// No file of the image is younger: now, unless the caller wants the same image again.
