@@ -11,6 +11,7 @@ mod error;
 mod layer;
 mod limits;
 mod load;
+mod names;
 mod near;
 mod parts;
 mod plan;

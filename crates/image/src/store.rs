@@ -16,17 +16,16 @@ use crate::{
     draft::{self, Draft},
     error::{ImageError, shown},
     near::near,
-    parts::digest_of,
 };
 use rustix::{
-    fs::{AtFlags, FlockOperation, Mode, OFlags},
+    fs::{FlockOperation, OFlags},
     io::Errno,
 };
 use spec::{Digest, ImageConfig, ImageRef, User};
 use std::{
-    ffi::{CStr, CString},
+    ffi::CString,
     fs::{self, File},
-    io::{self, Read, Write},
+    io::{self, Read},
     os::{
         fd::OwnedFd,
         unix::fs::{DirBuilderExt, MetadataExt},
@@ -37,7 +36,7 @@ use std::{
 
 const NAMES: &str = "names";
 const LOCK: &str = ".lock";
-const LONGEST_ABOUT: u64 = 16 << 20;
+pub(crate) const LONGEST_ABOUT: u64 = 16 << 20;
 /// How often an image may vanish between finding its name and holding it.
 const TRIES: usize = 16;
 
@@ -46,7 +45,7 @@ const TRIES: usize = 16;
 pub struct Images {
     path: PathBuf,
     pub(crate) folder: Arc<OwnedFd>,
-    names: Arc<OwnedFd>,
+    pub(crate) names: Arc<OwnedFd>,
 }
 
 /// An image that stays while this lives: whoever removes it is told that it is in use.
@@ -56,7 +55,7 @@ pub struct Stored {
     id: Digest,
     digest: Digest,
     about: About,
-    names: Vec<ImageRef>,
+    images: Images,
     _lock: File,
 }
 
@@ -142,9 +141,13 @@ impl Stored {
         &self.id
     }
 
-    /// All its names.
-    pub fn names(&self) -> &[ImageRef] {
-        &self.names
+    /// All its names, as they are now.
+    pub fn names(&self) -> Vec<ImageRef> {
+        let all = self.images.all_names(&mut Vec::new()).unwrap_or_default();
+        let own = all.iter().filter(|named| named.image == self.id.as_str());
+        let mut names: Vec<_> = own.filter_map(|named| named.name.parse().ok()).collect();
+        names.sort();
+        names
     }
 
     /// What its files take, each counted once.
@@ -396,72 +399,8 @@ impl Images {
             return Ok(None);
         }
         let about = read_about(&lock, &id)?;
-        let names = self.all_names(&mut Vec::new())?;
-        let names = names
-            .iter()
-            .filter(|other| other.image == named.image)
-            .filter_map(|other| other.name.parse().ok());
         let root = self.path.join(tree_name(&id).to_string_lossy().as_ref()).join("root");
-        Ok(Some(Stored { root, digest, about, names: names.collect(), id, _lock: lock }))
-    }
-
-    /// The names that a reference means: one, or with a digest those of its repository that have it.
-    fn matching(&self, reference: &ImageRef) -> Result<Vec<Named>, ImageError> {
-        let Some(digest) = reference.digest() else {
-            return Ok(self.named(&reference.to_string())?.into_iter().collect());
-        };
-        let same = |named: &Named| {
-            let name = named.name.parse::<ImageRef>().ok();
-            named.has(digest)
-                && name.is_some_and(|name| {
-                    (name.registry(), name.repository()) == (reference.registry(), reference.repository())
-                })
-        };
-        Ok(self.all_names(&mut Vec::new())?.into_iter().filter(same).collect())
-    }
-
-    fn named(&self, name: &str) -> Result<Option<Named>, ImageError> {
-        let failed = || ImageError::store("read a name of an image");
-        match read_json(&self.names, &name_file(name)) {
-            Ok(named) => Ok(Some(named).filter(|named: &Named| named.name == name)),
-            Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(failed()(source)),
-        }
-    }
-
-    fn all_names(&self, problems: &mut Vec<String>) -> Result<Vec<Named>, ImageError> {
-        let failed = || ImageError::store("list the names of images");
-        let mut all = Vec::new();
-        let listed = beneath::open_folder(&*self.names, c".").map_err(failed())?;
-        let read = beneath::for_each(&listed, |file, _| {
-            match read_json(&self.names, file) {
-                Ok(named) => all.push(named),
-                Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => problems.push(format!("a name of an image cannot be read: {source}")),
-            }
-            Ok(())
-        });
-        read.map_err(failed())?;
-        Ok(all)
-    }
-
-    /// Gives an image a name, which another may have had. The caller holds the lock.
-    pub(crate) fn name(&self, draft: &OwnedFd, named: &Named) -> Result<(), ImageError> {
-        let write = || -> io::Result<()> {
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
-            let mut file = File::from(beneath::open(draft, "name", flags)?);
-            file.write_all(&serde_json::to_vec(named)?)?;
-            file.sync_all()?;
-            Ok(rustix::fs::renameat(draft, "name", &*self.names, &*name_file(&named.name))?)
-        };
-        write().map_err(ImageError::store("name an image"))
-    }
-
-    fn unname(&self, name: &str) -> Result<(), ImageError> {
-        match rustix::fs::unlinkat(&*self.names, &*name_file(name), AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(ImageError::store("remove a name of an image")(errno.into())),
-        }
+        Ok(Some(Stored { root, digest, about, images: self.clone(), id, _lock: lock }))
     }
 }
 
@@ -478,25 +417,12 @@ fn read_about(file: &File, id: &Digest) -> Result<About, ImageError> {
     }
 }
 
-fn read_json<T: serde::de::DeserializeOwned>(folder: &OwnedFd, name: &CStr) -> io::Result<T> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
-    let mut bytes = Vec::new();
-    file.take(LONGEST_ABOUT).read_to_end(&mut bytes)?;
-    Ok(serde_json::from_slice(&bytes)?)
-}
-
 /// The folder of an image.
 pub(crate) fn tree_name(id: &Digest) -> CString {
     c_text(format!("sha256-{}", id.hex()))
 }
 
-/// The file of a name: names have slashes, and are longer than file names may be.
-fn name_file(name: &str) -> CString {
-    c_text(digest_of(name.as_bytes()).hex().to_owned())
-}
-
-fn c_text(text: String) -> CString {
+pub(crate) fn c_text(text: String) -> CString {
     CString::new(text).unwrap_or_else(|_| unreachable!("digits have no NUL"))
 }
 

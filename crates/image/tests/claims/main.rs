@@ -1,4 +1,6 @@
 //! Claims about images, each with archives made for it.
 
 mod common;
+mod hostile;
+mod layers;
 mod store;

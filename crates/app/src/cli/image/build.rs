@@ -3,6 +3,7 @@
 use super::{
     check::{self, Subject},
     recipe::{self, Source},
+    shared,
 };
 use crate::{
     cli::{
@@ -14,7 +15,7 @@ use crate::{
 };
 use clap::Args;
 use image::build::{BuildError, Built, CERTIFICATES, Plan, Platform, Progress, Workshop, write_archive};
-use image::contract::ImageProfile;
+use image::{Images, contract::ImageProfile};
 use spec::{ErrorCode, ImageRef};
 use std::{
     collections::BTreeMap,
@@ -88,9 +89,10 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     };
     let plans = plans(options, &source, surroundings)?;
     let temporary = surroundings.variable("TMPDIR").map_or(Path::new("/var/tmp"), Path::new);
+    let images = shared::open(global, surroundings)?;
     let workshop = Workshop::open(temporary).map_err(failure)?;
     let archive = make(&plans, &workshop, &name, options);
-    let kept = archive.and_then(|archive| keep(&archive, options, &config, &name));
+    let kept = archive.and_then(|archive| keep(&archive, options, &config, &name, &images));
     // Also where it failed: what is in there may belong to ids that its owner cannot remove.
     let closed = workshop.close().map_err(failure);
     let status = kept?;
@@ -203,22 +205,25 @@ fn make(plans: &[Plan], workshop: &Workshop, name: &ImageRef, options: &Options)
 }
 
 /// Takes the image into the store, and checks it there if it is for this machine.
-fn keep(archive: &Path, options: &Options, config: &Config, name: &ImageRef) -> Result<u8, Failure> {
+fn keep(
+    archive: &Path,
+    options: &Options,
+    config: &Config,
+    name: &ImageRef,
+    images: &Images,
+) -> Result<u8, Failure> {
     if !options.is_for_here() {
         let text = format!("{name} is for another machine: it was written, and neither loaded nor checked");
         message::say(&[Line::Note(text)]);
         return Ok(0);
     }
     message::say(&[Line::Note(format!("loading and checking {}", name.familiar()))]);
-    let images = check::images(config)?;
-    let loaded = images
-        .load(
-            image::Source::Path(archive.to_owned()),
-            Some(name.clone()),
-            &image::Limits::default(),
-            &mut |_| {},
-        )
-        .map_err(check::refused)?;
+    let loaded = images.load(
+        image::Source::Path(archive.to_owned()),
+        Some(name.clone()),
+        &image::Limits::default(),
+        &mut |_| {},
+    )?;
     let subject = Subject::of(name.familiar(), loaded.image);
     let answer =
         check::check(config, &subject, &ImageProfile::declared(&subject.config.clone().unwrap_or_default()))?;

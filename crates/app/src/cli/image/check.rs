@@ -1,5 +1,6 @@
 //! `airlock image check`: each line of the image contract, shown by runs in the real sandbox, without a network.
 
+use super::shared;
 use crate::{
     cli::{
         Global, conclude,
@@ -11,17 +12,13 @@ use crate::{
 use clap::Args;
 use engine::Engine;
 use image::{
-    ImageError, Images, Stored,
+    Stored,
     contract::{self, Effort, ImageProfile, Line, Outcome, Probe, Requirement},
     secrets::Search,
 };
 use rustix::fs::{Mode, OFlags};
-use spec::{
-    ErrorCode, ImageConfig, ImagePolicy, ImageRef, Maximum, Network, RunRequest, RunResult, Size, Status,
-    Time, User,
-};
+use spec::{ImageConfig, ImagePolicy, Maximum, Network, RunRequest, RunResult, Size, Status, Time, User};
 use std::{
-    error::Error,
     ffi::OsString,
     path::{Path, PathBuf},
     time::Duration,
@@ -92,7 +89,7 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let config = global.configure(surroundings)?;
-    let subject = Subject::find(&options.image, &config)?;
+    let subject = Subject::find(&options.image, global, surroundings)?;
     let profiles = match options.profile {
         Some(profile) => vec![profile],
         None => ImageProfile::declared(&subject.config.clone().unwrap_or_default()),
@@ -107,15 +104,13 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 
 impl Subject {
     /// As for `airlock run --image`: what begins with `/` or `.` is a folder, all else a name.
-    fn find(named: &Path, config: &Config) -> Result<Subject, Failure> {
+    fn find(named: &Path, global: &Global, surroundings: &Surroundings) -> Result<Subject, Failure> {
         let name = named.to_string_lossy().into_owned();
         if name.starts_with(['/', '.']) {
             return Ok(Subject { name, root: named.to_owned(), config: None, user: None, held: None });
         }
-        let hint = "name an image as `airlock image list` does, or a folder with a root file system";
-        let reference: ImageRef =
-            name.parse().map_err(|bad: spec::BadImageRef| Failure::invalid(bad.to_string(), hint))?;
-        Ok(Subject::of(name, images(config)?.get(&reference).map_err(refused)?))
+        let stored = shared::open(global, surroundings)?.get(&shared::reference(&name)?)?;
+        Ok(Subject::of(name, stored))
     }
 
     /// An image of the store, held while it is checked.
@@ -123,17 +118,6 @@ impl Subject {
         let (root, config, user) = (stored.root().to_owned(), stored.config().clone(), stored.user());
         Subject { name, root, config: Some(config), user, held: Some(stored) }
     }
-}
-
-/// The images of this machine.
-pub(super) fn images(config: &Config) -> Result<Images, Failure> {
-    Images::open(config.state.join("images")).map_err(refused)
-}
-
-/// What the store says, as a failure of a command.
-pub(super) fn refused(error: ImageError) -> Failure {
-    let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-    Failure { code: ErrorCode::ImageRefused, message: format!("{error}{cause}"), hint: error.hint() }
 }
 
 /// Looks at the image from outside, then has it show each requirement from inside.

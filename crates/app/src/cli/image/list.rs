@@ -1,15 +1,27 @@
 //! `airlock image list`: the images of this machine.
 
+use super::shared;
 use crate::{
-    cli::{Global, conclude, message::Failure, print_json},
+    cli::{
+        Global, conclude,
+        message::{self, Failure, Line, printable},
+        print, print_json,
+    },
     config::Surroundings,
 };
 use clap::Args;
+use image::Listed;
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock image list
+  airlock image list --json";
 
 /// The options of `airlock image list`.
 #[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Print one JSON list
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -20,9 +32,74 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 }
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    global.configure(surroundings)?;
-    if options.json {
-        print_json(&serde_json::json!([]))?;
+    let listing = shared::open(global, surroundings)?.list()?;
+    match options.json {
+        true => {
+            let images: Vec<_> = listing.images.iter().map(object).collect();
+            print_json(&serde_json::json!({ "images": images, "notes": listing.problems }))?;
+        }
+        false => {
+            print(&table(&listing.images))?;
+            message::say(&listing.problems.into_iter().map(Line::Note).collect::<Vec<_>>());
+        }
     }
     Ok(0)
+}
+
+fn object(listed: &Listed) -> serde_json::Value {
+    serde_json::json!({
+        "name": listed.name.familiar(), "digest": listed.digest.as_str(), "id": listed.id.as_str(),
+        "size_bytes": listed.size_bytes, "platform": listed.platform.to_string(), "created": listed.created,
+    })
+}
+
+/// Aligned columns; what an image says of itself is a stranger's word.
+fn table(images: &[Listed]) -> String {
+    let titles = ["NAME", "DIGEST", "SIZE", "PLATFORM", "CREATED"].map(str::to_owned);
+    let rows: Vec<_> = std::iter::once(titles).chain(images.iter().map(row)).collect();
+    let widths: [usize; 5] =
+        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let line = |row: &[String; 5]| {
+        let cells: Vec<_> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        format!("{}\n", cells.join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+fn row(listed: &Listed) -> [String; 5] {
+    let created = listed.created.as_deref().unwrap_or_default();
+    [
+        listed.name.familiar(),
+        listed.digest.hex().chars().take(12).collect(),
+        shared::size(listed.size_bytes),
+        printable(&listed.platform.to_string()),
+        // To the second.
+        printable(&created.chars().take(19).collect::<String>()),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use image::Platform;
+
+    #[test]
+    fn a_list_is_aligned_and_steers_no_terminal() {
+        let digest = spec::Digest::new(&format!("sha256:{}", "0123456789abcdef".repeat(4))).unwrap();
+        let listed = Listed {
+            name: "agent:1".parse().unwrap(),
+            digest: digest.clone(),
+            id: digest,
+            size_bytes: 2048,
+            platform: Platform { os: "linux".into(), architecture: "a\x1b[2J".into(), variant: "v8".into() },
+            created: Some("2026-01-02T03:04:05.678Z".into()),
+        };
+        let shown = table(&[listed]);
+        let expected = "\
+NAME     DIGEST        SIZE     PLATFORM                CREATED
+agent:1  0123456789ab  2.0 KiB  linux/a\\u{1b}[2J/v8  2026-01-02T03:04:05
+";
+        assert_eq!(shown, expected);
+        assert!(!shown.contains('\x1b'));
+    }
 }

@@ -7,8 +7,12 @@ mod build;
 mod check;
 mod disallow;
 mod entry;
+mod inspect;
 mod list;
+mod load;
 mod recipe;
+mod rm;
+mod shared;
 
 use super::Global;
 use crate::config::Surroundings;
@@ -17,8 +21,11 @@ use clap::{Args, Subcommand};
 const EXAMPLES: &str = "\
 Examples:
   airlock image list
-  airlock image check ./rootfs --profile python-tools
-  airlock image build python-tools --output python-tools.tar
+  docker save agent:1 | airlock image load -
+  airlock image inspect agent:1
+  airlock image rm agent:1
+  airlock image build python-tools
+  airlock image check localhost/python-tools
   airlock image allow python:3.12
   airlock image allowed
   airlock image admit python:3.12";
@@ -35,10 +42,16 @@ pub(super) struct Options {
 enum Action {
     /// Show the images of this machine
     List(list::Options),
-    /// Show in the sandbox that an image keeps the image contract
-    Check(check::Options),
+    /// Take an image from an archive or an OCI layout
+    Load(load::Options),
+    /// Show what an image says of itself, and what became of it here
+    Inspect(inspect::Options),
+    /// Take names away, and images with their last name
+    Rm(rm::Options),
     /// Build an image from a recipe and Debian packages, without a registry, and check it
     Build(build::Options),
+    /// Show in the sandbox that an image keeps the image contract
+    Check(check::Options),
     /// Put images on the list of those that may be used
     Allow(allow::Options),
     /// Take images off the list of those that may be used
@@ -59,5 +72,8 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
         Action::Disallow(options) => disallow::execute(&options, global, surroundings),
         Action::Allowed(options) => allowed::execute(&options, global, surroundings),
         Action::Admit(options) => admit::execute(options, global, surroundings),
+        Action::Load(options) => load::execute(&options, global, surroundings),
+        Action::Inspect(options) => inspect::execute(&options, global, surroundings),
+        Action::Rm(options) => rm::execute(&options, global, surroundings),
     }
 }
