@@ -144,7 +144,8 @@ impl Search {
             return self.found(&format!("/{path}"), "its name is that of a credential");
         }
         let of_packages = path.split('/').next().is_some_and(|top| OF_PACKAGES.contains(&top));
-        if size > LARGEST_READ || (of_packages && known == patterns::File::Plain) {
+        let of_no_use = known == patterns::File::Plain || patterns::is_for_show(path);
+        if size > LARGEST_READ || (of_packages && of_no_use) {
             return;
         }
         if self.read.saturating_add(size) > MOST_READ {

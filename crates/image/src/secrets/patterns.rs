@@ -83,6 +83,13 @@ pub(super) fn file(path: &str) -> File {
     }
 }
 
+/// Whether a file lies where packages keep what their tests and documents need, such as keys that the world knows.
+pub(super) fn is_for_show(path: &str) -> bool {
+    const FOLDERS: [&str; 8] =
+        ["test", "tests", "testdata", "testing", "example", "examples", "doc", "samples"];
+    path.split('/').any(|part| FOLDERS.contains(&part))
+}
+
 /// Whether a variable is called like a credential and is set. The official Python images have `GPG_KEY`: the
 /// fingerprint of a public key.
 pub(super) fn is_suspicious_variable(name: &str, value: &str) -> bool {

@@ -66,7 +66,8 @@ fn what_only_looks_like_one_is_left_alone() {
         .with("etc/ssl/certs/ca.pem", "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
         .with("etc/reader.py", "if line.startswith('-----BEGIN PRIVATE KEY-----'):\n")
         .with("etc/words", "task-based-risk-assessment-of-everything sk-learn AKIA")
-        .with("usr/lib/python3/test/key.txt", &private_key())
+        .with("usr/lib/python3/key.txt", &private_key())
+        .with("usr/share/go/tls/testdata/example-key.pem", &private_key())
         .search();
     assert_eq!((search.found.clone(), search.line().outcome), (Vec::new(), Outcome::Pass));
 }
