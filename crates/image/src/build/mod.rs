@@ -19,7 +19,7 @@ use std::{
     fs::File,
     io::{self, BufRead, BufReader, Read, Write},
     path::PathBuf,
-    process::{Child, Stdio},
+    process::Child,
 };
 
 /// Where a step of a recipe finds the certificates of its plan.
@@ -164,9 +164,12 @@ impl Plan {
         let steps = script::write(self, workshop)?;
         told(Progress::Step(format!("Debian {SUITE} for {}", self.platform.architecture())));
         let mut child = workshop.start(self, &steps)?;
+        // Held until the end: the build ends with it.
+        let held = child.stdin.take();
         let layer = workshop.place(&format!("layer-{}.tar", self.platform.architecture()));
         let (received, last) = receive(&mut child, &layer, &self.titles(), told);
         let status = child.wait().map_err(BuildError::io("wait for mmdebstrap"))?;
+        drop(held);
         // An error of the child's own ends the stream early, which is none of ours.
         let (digest, bytes) = received?;
         if !status.success() {
@@ -264,9 +267,4 @@ fn keep(mut from: impl Read, path: &std::path::Path) -> Received {
         file.write_all(&buffer[..count]).map_err(failed())?;
     }
     Ok((pack::digest_of(digest), bytes))
-}
-
-/// Nothing of ours goes to what is built but what was named.
-fn quiet(command: &mut std::process::Command) -> &mut std::process::Command {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_clear()
 }

@@ -5,7 +5,7 @@
 //!        └── nsenter: root in there ── unshare: own mounts, processes ── mmdebstrap ── steps of the recipe
 //! ```
 
-use super::{BuildError, Plan, Platform, quiet, script};
+use super::{BuildError, Plan, Platform, script};
 use crate::recipe::SUITE;
 use std::{
     fs, io,
@@ -19,6 +19,14 @@ use std::{
 const FIRST_ID: u32 = 0x7000_0000;
 const IDS: u32 = 65_536;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The first process in there. Its input ends when we do, whatever ended us, and so does the build.
+const FIRST: &str = "\
+exec 3<&0 < /dev/null
+\"$@\" 3<&- &
+build=$!
+{ cat <&3 > /dev/null; kill \"$build\"; } 2> /dev/null &
+wait \"$build\"";
 
 /// Foreign programs run by an emulator that only this namespace knows (Linux 6.7 and later).
 const EMULATE: &str = "\
@@ -98,6 +106,7 @@ impl Workshop {
     pub(super) fn start(&self, plan: &Plan, steps: &Path) -> Result<Child, BuildError> {
         let mut command = self.inside("unshare");
         command.args(["--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "--"]);
+        command.args(["/bin/sh", "-c", FIRST, "sh"]);
         if Platform::here() != Some(plan.platform) {
             command.args(["/bin/sh", "-c", EMULATE, &emulator(plan.platform)?]);
         }
@@ -110,7 +119,14 @@ impl Workshop {
             .arg(format!("--customize-hook=unshare --mount -- /bin/sh {steps} \"$1\""))
             .args([SUITE, "-"])
             .args(&plan.sources);
-        quiet(&mut command).envs(&plan.environment).env("PATH", PATH).env("LC_ALL", "C.UTF-8");
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .env_clear()
+            .envs(&plan.environment)
+            .env("PATH", PATH)
+            .env("LC_ALL", "C.UTF-8");
         command.env("TMPDIR", self.tree()).env("HOME", self.tree());
         command.env("SOURCE_DATE_EPOCH", plan.epoch.to_string());
         command.spawn().map_err(BuildError::io("start nsenter"))

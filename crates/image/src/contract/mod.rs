@@ -4,12 +4,10 @@
 mod base;
 mod tools;
 
-use spec::{ImageConfig, RunResult, Status};
+use spec::{AGENT_LABEL, ImageConfig, RunResult, Status};
 
 /// What the label says that an image is for: profiles of this file, or what one does with it.
 pub const PURPOSE_LABEL: &str = "io.cynodeai.sandbox.purpose";
-/// The label of images that agents may work in.
-pub const AGENT_LABEL: &str = "io.cynodeai.sandbox.agent-compatible";
 /// Words of the purpose that are no profiles.
 const ACTIVITIES: [&str; 4] = ["build", "test", "run", "dev"];
 /// How much of what was seen is shown.

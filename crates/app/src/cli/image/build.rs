@@ -215,6 +215,9 @@ fn keep(
     if !options.is_for_here() {
         let text = format!("{name} is for another machine: it was written, and neither loaded nor checked");
         message::say(&[Line::Note(text)]);
+        if options.json {
+            print_json(&serde_json::json!({ "image": name.familiar(), "archive": archive, "lines": [] }))?;
+        }
         return Ok(0);
     }
     message::say(&[Line::Note(format!("loading and checking {}", name.familiar()))]);
