@@ -7,9 +7,11 @@
 
 use super::{BuildError, Plan, Platform, script};
 use crate::recipe::SUITE;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::{
     fs, io,
     io::{BufRead, BufReader},
+    os::fd::OwnedFd,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -17,15 +19,19 @@ use std::{
 
 /// The ids of a tree built by root: far from those that people and other programs use.
 const FIRST_ID: u32 = 0x7000_0000;
+/// How folders of builds are called.
+const PREFIX: &str = "airlock-build.";
 const IDS: u32 = 65_536;
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The first process in there. Its input ends when we do, whatever ended us, and so does the build.
+/// The first process in there. Its input ends when we do, whatever ended us; then it ends the build, which has its own
+/// mind about signals, and tidies up.
 const FIRST: &str = "\
 exec 3<&0 < /dev/null
+trap 'kill -KILL -1; find \"$TMPDIR\" -xdev -mindepth 1 -delete; exit 1' TERM
 \"$@\" 3<&- &
 build=$!
-{ cat <&3 > /dev/null; kill \"$build\"; } 2> /dev/null &
+{ cat <&3 > /dev/null; kill -TERM 1; } 2> /dev/null &
 wait \"$build\"";
 
 /// Foreign programs run by an emulator that only this namespace knows (Linux 6.7 and later).
@@ -51,6 +57,8 @@ pub struct Workshop {
     folder: PathBuf,
     holder: Child,
     ids: Ids,
+    /// Locked while we live: what nobody has locked was left by somebody who was killed.
+    _lock: OwnedFd,
 }
 
 impl Workshop {
@@ -64,9 +72,11 @@ impl Workshop {
             }
         }
         let ids = Ids::of_caller()?;
+        sweep(temporary);
         let folder = make_folder(temporary)?;
+        let lock = lock(&folder).map_err(BuildError::io(format!("lock `{}`", folder.display())))?;
         let opened = hold(&ids).and_then(|holder| {
-            let workshop = Workshop { folder: folder.clone(), holder, ids };
+            let workshop = Workshop { folder: folder.clone(), holder, ids, _lock: lock };
             match workshop.make_tree_folder() {
                 Ok(()) => Ok(workshop),
                 Err(error) => workshop.close().and(Err(error)),
@@ -164,12 +174,33 @@ impl Workshop {
     }
 }
 
+/// Opens a folder of ours and locks it, if nobody has.
+fn lock(folder: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(folder, flags, Mode::empty())?;
+    if rustix::fs::fstat(&opened)?.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(opened)
+}
+
+/// Removes what killed builds of the same user left. What cannot be removed stays for the next one.
+fn sweep(temporary: &Path) {
+    let Ok(entries) = fs::read_dir(temporary) else { return };
+    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
+        if let Ok(_lock) = lock(&entry.path()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 fn make_folder(temporary: &Path) -> Result<PathBuf, BuildError> {
     let mut random = [0; 8];
     let drawn =
         fs::File::open("/dev/urandom").and_then(|mut source| io::Read::read_exact(&mut source, &mut random));
     drawn.map_err(BuildError::io("read /dev/urandom"))?;
-    let folder = temporary.join(format!("airlock-build.{:016x}", u64::from_ne_bytes(random)));
+    let folder = temporary.join(format!("{PREFIX}{:016x}", u64::from_ne_bytes(random)));
     let made = fs::DirBuilder::new().mode(0o700).create(&folder);
     // Whoever is root in there passes through to what was given to it. The caller's mask does not count.
     let made = made.and_then(|()| fs::set_permissions(&folder, fs::Permissions::from_mode(0o711)));
