@@ -9,7 +9,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 fn breaks(requirement: &str, broken: &Tree) {
     let checked = broken.check(&[]);
     assert_eq!((checked.status, checked.outcome(requirement)), (Some(1), "fail"), "{checked:#?}");
-    let lines = checked.all["lines"].as_array().unwrap();
+    let lines = checked.all["lines"].as_array().expect("lines");
     let mended = |line: &serde_json::Value| line["outcome"] == "pass" || line["mend"].is_string();
     assert!(lines.iter().all(mended), "each failed line says how to mend it: {checked:#?}");
 }
@@ -105,7 +105,7 @@ fn an_image_that_only_root_can_use_does_not_run_as_non_root() {
         return;
     }
     let tree = Tree::new();
-    fs::set_permissions(tree.path("bin"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(tree.path("bin"), fs::Permissions::from_mode(0o700)).expect("its rights");
     breaks("runs as non-root", &tree);
 }
 

@@ -32,6 +32,8 @@ pub struct Search {
     pub count: u64,
     /// Bounds that were hit, and what could not be read.
     pub incomplete: Vec<String>,
+    /// What we may not read.
+    unread: u64,
     entries: u64,
     read: u64,
 }
@@ -67,6 +69,11 @@ impl Search {
         let more = self.count.saturating_sub(self.found.len() as u64);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         match (self.count, self.incomplete.first()) {
+            (0, None) if self.unread > 0 => {
+                let mend = "check it as root, who can look at what only root of the image may read";
+                let seen = format!("{} looked at, {} could not be read", self.entries, self.unread);
+                Line { requirement, outcome: Outcome::Warn, seen, mend: Some(mend.to_owned()) }
+            }
             (0, None) => {
                 let seen = format!("{} files and folders looked at", self.entries);
                 Line { requirement, outcome: Outcome::Pass, seen, mend: None }
@@ -99,13 +106,21 @@ impl Search {
         }
     }
 
+    /// An image of an ordinary user's store gives nobody what only root of the image had; inside it cannot be read either.
+    fn failed(&mut self, path: &str, error: &io::Error) {
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => self.unread += 1,
+            _ => self.bound(format!("/{path}: {error}")),
+        }
+    }
+
     fn folder(&mut self, folder: OwnedFd, path: &str, depth: usize) {
         if depth > DEEPEST {
             return self.bound(format!("/{path} is deeper than {DEEPEST} folders"));
         }
         let entries = match Dir::read_from(&folder) {
             Ok(entries) => entries,
-            Err(error) => return self.bound(format!("/{path}: {error}")),
+            Err(error) => return self.failed(path, &error.into()),
         };
         for entry in entries {
             if self.entries >= MOST_ENTRIES {
@@ -114,7 +129,7 @@ impl Search {
             match entry {
                 Ok(entry) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
                 Ok(entry) => self.entry(&folder, entry.file_name().to_owned(), path, depth),
-                Err(error) => return self.bound(format!("/{path}: {error}")),
+                Err(error) => return self.failed(path, &error.into()),
             }
         }
     }
@@ -124,12 +139,12 @@ impl Search {
         let path = format!("{path}{}{}", if path.is_empty() { "" } else { "/" }, name.to_string_lossy());
         let about = match rustix::fs::statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(about) => about,
-            Err(error) => return self.bound(format!("/{path}: {error}")),
+            Err(error) => return self.failed(&path, &error.into()),
         };
         match FileType::from_raw_mode(about.st_mode) {
             FileType::Directory => match rustix::fs::openat(folder, &name, folder_flags(), Mode::empty()) {
                 Ok(inner) => self.folder(inner, &path, depth + 1),
-                Err(error) => self.bound(format!("/{path}: {error}")),
+                Err(error) => self.failed(&path, &error.into()),
             },
             FileType::RegularFile if about.st_size > 0 => {
                 self.file(folder, &name, &path, u64::try_from(about.st_size).unwrap_or(u64::MAX));
@@ -153,7 +168,7 @@ impl Search {
         }
         let bytes = match read(folder, name) {
             Ok(bytes) => bytes,
-            Err(error) => return self.bound(format!("/{path}: {error}")),
+            Err(error) => return self.failed(path, &error),
         };
         self.read += bytes.len() as u64;
         match (known, patterns::key_in(&bytes)) {

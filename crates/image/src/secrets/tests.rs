@@ -93,6 +93,20 @@ fn a_tree_too_deep_to_look_through_is_not_called_clean() {
 }
 
 #[test]
+fn what_could_not_be_read_is_told_and_hides_nothing_else() {
+    let unread = Search { unread: 2, entries: 9, ..Search::default() };
+    assert_eq!(
+        (unread.line().outcome, unread.line().seen.as_str()),
+        (Outcome::Warn, "9 looked at, 2 could not be read")
+    );
+    let mut found = unread.clone();
+    found.found("/x", "a private key");
+    assert_eq!(found.line().outcome, Outcome::Fail);
+    let bounded = Search { incomplete: vec!["too deep".to_owned()], ..unread };
+    assert_eq!(bounded.line().outcome, Outcome::Fail);
+}
+
+#[test]
 fn variables_are_judged_by_name_and_by_value() {
     let of = |variable: &str| {
         let mut search = Search::default();
