@@ -16,6 +16,7 @@ mod near;
 mod parts;
 mod plan;
 pub mod recipe;
+pub mod registry;
 mod rights;
 pub mod secrets;
 mod store;

@@ -23,13 +23,61 @@ fn main() -> io::Result<()> {
     write(&folder.join("request"), requests())?;
     write(&folder.join("address"), addresses())?;
     write(&folder.join("config"), settings())?;
-    write(&folder.join("screen"), screens())
+    write(&folder.join("registry"), registries())?;
+    write(&folder.join("screen"), screens())?;
+    write(&folder.join("layer"), layers())?;
+    write(&folder.join("manifest"), manifests())
 }
 
 fn write(folder: &Path, seeds: Vec<Vec<u8>>) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let mut numbered = seeds.iter().enumerate();
     numbered.try_for_each(|(number, seed)| fs::write(folder.join(format!("seed-{number}")), seed))
+}
+
+/// A tar of a pax header and a file, and one of GNU's with holes and a long name.
+fn layers() -> Vec<Vec<u8>> {
+    let pax = b"20 path=folder/name\n27 GNU.sparse.map=0,1,5,1\n";
+    let first = [block(b"x", b'x', pax.len()), padded(pax), block(b"a", b'0', 2), padded(b"hi")].concat();
+    let mut holes = block(b"s", b'S', 2);
+    holes[386..410].copy_from_slice(b"00000000005 00000000002 ");
+    holes[483..495].copy_from_slice(b"00000000100 ");
+    let second = [block(b"l", b'L', 5), padded(b"long\0"), summed(holes), padded(b"hi")].concat();
+    [first, second].into_iter().map(|bytes| [vec![100], bytes, vec![0; 1024]].concat()).collect()
+}
+
+fn block(name: &[u8], flag: u8, size: usize) -> Vec<u8> {
+    let mut block = vec![0; 512];
+    block[..name.len()].copy_from_slice(name);
+    block[100..107].copy_from_slice(b"0000644");
+    block[124..135].copy_from_slice(format!("{size:011o}").as_bytes());
+    block[156] = flag;
+    block[257..265].copy_from_slice(b"ustar\x0000");
+    summed(block)
+}
+
+fn summed(mut block: Vec<u8>) -> Vec<u8> {
+    block[148..156].fill(b' ');
+    let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+    block[148..154].copy_from_slice(format!("{sum:06o}").as_bytes());
+    block
+}
+
+fn padded(bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes.resize(bytes.len().div_ceil(512) * 512, 0);
+    bytes
+}
+
+fn manifests() -> Vec<Vec<u8>> {
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let one = format!(r#"{{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"{digest}","size":1,"platform":{{"os":"linux","architecture":"amd64"}},"annotations":{{"a":"b"}}}}"#);
+    vec![
+        format!(r#"d{{"schemaVersion":2,"manifests":[{one}]}}"#).into_bytes(),
+        format!(r#"d{{"schemaVersion":2,"config":{one},"layers":[{one}]}}"#).into_bytes(),
+        format!(r#"c{{"os":"linux","architecture":"arm64","variant":"v8","rootfs":{{"diff_ids":["{digest}"]}},"config":{{"User":"agent","Env":["A=b"],"Cmd":null,"Labels":{{"a":"b"}}}}}}"#).into_bytes(),
+        br#"s[{"Config":"a.json","RepoTags":["a:1"],"Layers":["b/layer.tar"]}]"#.to_vec(),
+    ]
 }
 
 fn addresses() -> Vec<Vec<u8>> {
@@ -152,6 +200,28 @@ fn requests() -> Vec<Vec<u8>> {
         &["ctrue", "m/x:/a/../etc:rw", "i../x=y", "a..", "r../x", "nhost", "T500ms", "M2G", "C0.01"],
     ];
     all.iter().map(|records| records.join("\x1e").into_bytes()).collect()
+}
+
+/// A challenge, then a document, as `targets/registry.rs` reads them.
+fn registries() -> Vec<Vec<u8>> {
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let blob =
+        |kind: &str| format!(r#"{{"mediaType":"application/vnd.{kind}","digest":"{digest}","size":3}}"#);
+    let (config, layer) = (blob("oci.image.config.v1+json"), blob("oci.image.layer.v1.tar+gzip"));
+    let foreign = blob("docker.image.rootfs.foreign.diff.tar.gzip");
+    let image = |layer: &str| format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{layer}]}}"#);
+    let entry = blob("oci.image.manifest.v1+json");
+    let index = format!(
+        r#"{{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[{entry}]}}"#
+    );
+    let bearer = r#"Bearer realm="https://a.example/token",service="r",scope="repository:x:pull""#;
+    let pairs = [
+        (bearer, image(&layer)),
+        (r#"Basic realm="a, \"b\"""#, image(&foreign)),
+        ("Digest nonce=1, Bearer realm=x", index),
+        ("Negotiate a==", r#"{"schemaVersion":1,"fsLayers":[]}"#.to_owned()),
+    ];
+    pairs.iter().map(|(header, document)| format!("{header}\0{document}").into_bytes()).collect()
 }
 
 /// What programs write to terminals, after a byte for the level and one for where it is cut.

@@ -10,6 +10,8 @@ mod entry;
 mod inspect;
 mod list;
 mod load;
+mod progress;
+mod pull;
 mod recipe;
 mod rm;
 mod shared;
@@ -52,6 +54,8 @@ enum Action {
     Build(build::Options),
     /// Show in the sandbox that an image keeps the image contract
     Check(check::Options),
+    /// Fetch an image from a registry
+    Pull(pull::Options),
     /// Put images on the list of those that may be used
     Allow(allow::Options),
     /// Take images off the list of those that may be used
@@ -68,12 +72,13 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
         Action::List(options) => list::execute(&options, global, surroundings),
         Action::Check(options) => check::execute(&options, global, surroundings),
         Action::Build(options) => build::execute(&options, global, surroundings),
+        Action::Load(options) => load::execute(&options, global, surroundings),
+        Action::Inspect(options) => inspect::execute(&options, global, surroundings),
+        Action::Rm(options) => rm::execute(&options, global, surroundings),
+        Action::Pull(options) => pull::execute(&options, global, surroundings),
         Action::Allow(options) => allow::execute(options, global, surroundings),
         Action::Disallow(options) => disallow::execute(&options, global, surroundings),
         Action::Allowed(options) => allowed::execute(&options, global, surroundings),
         Action::Admit(options) => admit::execute(options, global, surroundings),
-        Action::Load(options) => load::execute(&options, global, surroundings),
-        Action::Inspect(options) => inspect::execute(&options, global, surroundings),
-        Action::Rm(options) => rm::execute(&options, global, surroundings),
     }
 }

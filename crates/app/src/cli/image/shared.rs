@@ -9,7 +9,7 @@ use spec::{ErrorCode, ImageRef};
 use std::error::Error;
 
 /// Where the images lie in the state folder.
-const FOLDER: &str = "images";
+pub(super) const FOLDER: &str = "images";
 
 /// The store of the configured state folder.
 pub(super) fn open(global: &Global, surroundings: &Surroundings) -> Result<Images, Failure> {
