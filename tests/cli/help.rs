@@ -23,7 +23,9 @@ fn every_command_explains_itself() {
     same(help(&["artifact", "get", "--help"]), written("help/artifact-get.txt"));
     same(help(&["artifact", "rm", "--help"]), written("help/artifact-rm.txt"));
     same(help(&["image", "--help"]), written("help/image.txt"));
-    for word in ["list", "load", "inspect", "rm", "pull", "allow", "disallow", "allowed", "admit"] {
+    for word in
+        ["list", "load", "inspect", "rm", "pull", "build", "check", "allow", "disallow", "allowed", "admit"]
+    {
         same(help(&["image", word, "--help"]), written(&format!("help/image-{word}.txt")));
     }
     same(help(&["escape-test", "--help"]), written("help/escape-test.txt"));
