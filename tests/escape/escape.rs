@@ -1,11 +1,16 @@
-//! The escape suite, as root and then as an ordinary user, in boxes made for it and in boxes made ahead. Nothing may escape, every control that is run must work,
-//! and exactly the cases and controls named here may be missing, for exactly these reasons.
+//! The escape suite, as root and then as an ordinary user, in boxes made for it, in boxes made ahead, and in containers of a
+//! Docker and two Podmans. Nothing may escape, every control that is run must work, and exactly the cases and controls
+//! named here may be missing, for exactly these reasons.
+//!
+//! Docker's containers see all cases; Podman's those that depend on who makes the box, unless `AIRLOCK_FULL=1`.
 //!
 //! Environment: `AIRLOCK_BIN` (the binary; else the one beside this test), `AIRLOCK_FULL=1` (large counts),
 //! `AIRLOCK_TEST_USER` (`airlock-test` unless told, made if absent), `AIRLOCK_EXPECT_CGROUP` and
 //! `AIRLOCK_EXPECT_USER_CGROUP` (`none` where a box has no cgroup; else the user has none, and root has),
-//! `AIRLOCK_GUEST=1` (a machine that is thrown away afterwards: also the controls that would harm one).
+//! `AIRLOCK_GUEST=1` (a machine that is thrown away afterwards: also the controls that would harm one; no containers),
+//! `AIRLOCK_BACKENDS` (of native, docker, podman; all unless told).
 
+use daemons::{Daemons, IMAGE, Kind};
 use serde_json::Value;
 use std::{
     collections::BTreeMap,
@@ -23,7 +28,15 @@ struct Setting {
     root: bool,
     cgroup: bool,
     guest: bool,
+    /// Who makes them, if not we.
+    maker: Option<Kind>,
 }
+
+/// The cases that depend on who makes the box; in all others it is our own first process that holds.
+const OF_MAKERS: [&str; 24] = [
+    "A7", "A8", "A9", "A12", "A17", "A18", "A19", "A20", "B25", "B26", "B27", "B45", "B46", "C49", "C51", "C52",
+    "C53", "E80", "E81", "E83", "E84", "E87", "E89", "X1",
+];
 
 type Reasons = BTreeMap<&'static str, &'static str>;
 
@@ -45,12 +58,23 @@ fn not_applicable(setting: Setting) -> Reasons {
     if setting.guest {
         all.extend([("C49", "an address beside loopback")]);
     }
+    if setting.maker.is_some() {
+        all.extend([
+            ("A21", "a folder as an image, which is refused for a container"),
+            ("B42", "the host's network, which is refused for a container"),
+            ("X4", "quotas of a user namespace of its own, which no container engine sets"),
+        ]);
+    }
     all
 }
 
 /// The controls that cannot be run, of cases that can.
 fn not_controlled(setting: Setting) -> Reasons {
     let mut all = Reasons::new();
+    if setting.maker.is_some() {
+        // Its control is the peer, which is attacked once and not once for each engine.
+        all.extend([("B38", "left out")]);
+    }
     if !setting.guest {
         all.extend([("B25", "guest only"), ("C54", "guest only")]);
     } else if !setting.root {
@@ -76,15 +100,50 @@ fn main() {
     let root =
         std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
     let own_cgroup = told("AIRLOCK_EXPECT_CGROUP").map_or(root, |value| value != "none");
-    let good = both_ways(Setting { root, cgroup: own_cgroup, guest }, || Command::new(binary()));
-    let user_good = !root || {
+    let engines = (root && !guest).then(start_engines).flatten();
+    let mut good = true;
+    let mut check = |setting: Setting, pooled: bool, command: Command| good &= judge(setting, pooled, command);
+    let native = Setting { root, cgroup: own_cgroup, guest, maker: None };
+    every_way(native, engines.as_ref(), || Command::new(binary()), &mut check);
+    if root {
         let cgroup = told("AIRLOCK_EXPECT_USER_CGROUP").is_some_and(|value| value != "none");
         let user = User::prepare();
-        let good = both_ways(Setting { root: false, cgroup, guest }, || user.command());
+        every_way(Setting { root: false, cgroup, ..native }, engines.as_ref(), || user.command(), &mut check);
         std::fs::remove_dir_all(user.folder).expect("our own folder");
-        good
-    };
-    std::process::exit(i32::from(!(good && user_good)));
+    }
+    drop(engines);
+    std::process::exit(i32::from(!good));
+}
+
+fn wanted(backend: &str) -> bool {
+    std::env::var("AIRLOCK_BACKENDS").map_or(true, |list| list.split(',').any(|one| one == backend))
+}
+
+fn start_engines() -> Option<Daemons> {
+    let kinds = [Kind::Docker, Kind::Podman, Kind::Rootless].into_iter().filter(|kind| wanted(kind.backend()));
+    let kinds: Vec<_> = kinds.collect();
+    (!kinds.is_empty()).then(|| Daemons::start(&kinds))
+}
+
+/// In boxes made for each attack, in boxes made ahead, and in containers; the guest is too slow for more than the first.
+fn every_way(
+    native: Setting,
+    engines: Option<&Daemons>,
+    command: impl Fn() -> Command,
+    check: &mut impl FnMut(Setting, bool, Command),
+) {
+    if wanted("native") {
+        let ways: &[bool] = if native.guest { &[false] } else { &[false, true] };
+        ways.iter().for_each(|pooled| check(native, *pooled, command()));
+    }
+    let kinds: &[Kind] = if native.root { &[Kind::Docker, Kind::Podman] } else { &[Kind::Rootless] };
+    for kind in kinds.iter().copied().filter(|kind| wanted(kind.backend())) {
+        let Some(engines) = engines else { continue };
+        let mut command = command();
+        let variable = if kind == Kind::Docker { "DOCKER_HOST" } else { "CONTAINER_HOST" };
+        command.env(variable, engines.host(kind));
+        check(Setting { maker: Some(kind), ..native }, false, command);
+    }
 }
 
 fn binary() -> PathBuf {
@@ -99,13 +158,6 @@ fn binary() -> PathBuf {
         path.display()
     );
     path
-}
-
-/// In boxes made for each attack, then in boxes made ahead; the guest is too slow for both.
-fn both_ways(setting: Setting, command: impl Fn() -> Command) -> bool {
-    let ways: &[bool] = if setting.guest { &[false] } else { &[false, true] };
-    // All of them, also after one that failed.
-    ways.iter().filter(|pooled| !judge(setting, **pooled, command())).count() == 0
 }
 
 /// An ordinary user, with the binary in a folder that he can read.
@@ -152,8 +204,17 @@ fn user(name: &str) -> Option<(u32, u32)> {
 /// Runs the suite, prints its rows, and counts those that do not hold.
 fn judge(setting: Setting, pooled: bool, mut command: Command) -> bool {
     command.args(["escape-test", "--json"]).args(pooled.then_some("--pooled"));
-    if std::env::var_os("AIRLOCK_FULL").is_some_and(|value| value == "1") {
+    let full = std::env::var_os("AIRLOCK_FULL").is_some_and(|value| value == "1");
+    if full && setting.maker.is_none() {
         command.arg("--full");
+    }
+    let mut cases = CASES;
+    if let Some(kind) = setting.maker {
+        command.args(["--backend", kind.backend(), "--image", IMAGE, "--no-peer"]);
+        if kind != Kind::Docker && !full {
+            command.args(["--only", &OF_MAKERS.join(",")]);
+            cases = OF_MAKERS.len();
+        }
     }
     if setting.guest {
         command.arg("--dangerously-harm-this-machine");
@@ -164,15 +225,16 @@ fn judge(setting: Setting, pooled: bool, mut command: Command) -> bool {
         serde_json::from_str(&told).unwrap_or_else(|error| panic!("no JSON ({error}): {told}{errors}"));
     let rows = answer["cases"].as_array().expect("a list of cases");
     let mut failed: Vec<_> = rows.iter().filter_map(|row| wrong(row, setting)).collect();
-    if rows.len() != CASES {
-        failed.push(format!("expected {CASES} cases, ran {}", rows.len()));
+    if rows.len() != cases {
+        failed.push(format!("expected {cases} cases, ran {}", rows.len()));
     }
     if (done.status.code() == Some(0)) != (answer["holds"] == Value::Bool(true)) {
         failed.push(format!("exit status {:?}, but holds is {}", done.status.code(), answer["holds"]));
     }
     failed.iter().for_each(|why| println!("FAIL {why}"));
     let who = if setting.root { "Root" } else { "User" };
-    let who = [who, if pooled { "Pooled" } else { "" }].concat();
+    let maker = setting.maker.map_or(String::new(), |kind| format!("{kind:?}"));
+    let who = [who, if pooled { "Pooled" } else { "" }, &maker].concat();
     println!("{who}: {} proofs, {} failed", rows.len().max(failed.len()), failed.len());
     failed.is_empty()
 }

@@ -18,11 +18,10 @@ Examples:
   airlock escape-test --only A6,C53
   airlock escape-test --list
   airlock escape-test --only B34 --no-peer --json | jq '.cases[].airlock.verdict'
-  airlock escape-test --backend docker --image debian:bookworm
 
 Every case is an attack from inside, judged by what the host sees of it.
   airlock  what became of it in a sandbox of ours
-  docker   or podman: the same in a container, with --backend; the image needs a C library as new as airlock's
+  docker   or podman, instead of that: in a container (--backend), of an image with a C library
   control  the same attack with the protection off: it must get out, or the case proves nothing
   bwrap    the same attack on bubblewrap, if that is installed
 blocked: nothing came of it.  detected: not stopped, and the result of the run says so.

@@ -7,12 +7,15 @@
 //! ```
 //!
 //! All of them twice: in sandboxes made when they are needed, and (unless `AIRLOCK_UNPOOLED` is set) in those that an
-//! engine made ahead.
+//! engine made ahead. Then again in containers of a Docker and a Podman that are started for it, and as a user in those
+//! of his own Podman; `containers.rs` says which not, and why. Their controls are boxes of our own.
 //!
 //! Environment: `AIRLOCK_PROBE` (path of the probe; else beside this binary), `AIRLOCK_EXPECT_CGROUP` (v1, v2 or
 //! none; else found out) and `AIRLOCK_EXPECT_USER_CGROUP` (the same for the run as a user), `AIRLOCK_EXPECT_IDMAP`
 //! (yes or no: whether root's folders can be idmapped; else found out), `AIRLOCK_TEST_USER` (`airlock-test` unless told,
 //! made if absent; `none` for root alone), `AIRLOCK_TEST_FOLDER` (`/var/tmp` unless told).
+//! `AIRLOCK_BACKENDS` (of native, docker, podman; all unless told), `AIRLOCK_FULL` (every row of every proof in containers,
+//! too).
 //! An argument runs only the proofs whose name contains it. Needs `sh`, `cat` and `busybox` (static); no python.
 
 mod barriers;
