@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(only_file(&tar).as_deref(), Some("a:b"));
         tar[156] = b'2';
         assert_eq!(only_file(&tar), None);
-        for cut in [0, 100, 511, 513] {
+        for cut in [0, 100, 511] {
             assert_eq!(only_file(&vec![b'0'; cut]), None);
         }
     }

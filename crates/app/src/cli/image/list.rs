@@ -96,7 +96,7 @@ mod tests {
         };
         let shown = table(&[listed]);
         let expected = "\
-NAME     DIGEST        SIZE     PLATFORM                CREATED
+NAME     DIGEST        SIZE     PLATFORM             CREATED
 agent:1  0123456789ab  2.0 KiB  linux/a\\u{1b}[2J/v8  2026-01-02T03:04:05
 ";
         assert_eq!(shown, expected);

@@ -53,7 +53,7 @@ pub(crate) struct Options {
     /// What makes the box: native, docker, podman, or container for whichever of the two there is
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     backend: Option<String>,
-    /// Image to run in, instead of the host's /usr; a folder if it begins with / or .
+    /// Image to run in, instead of the host's /usr; a folder if it begins with a dot or slash
     #[arg(long, value_name = "REF|DIR", help_heading = BOX)]
     image: Option<PathBuf>,
     /// What runs before the command, instead of what the image says; '' for nothing
