@@ -307,11 +307,11 @@ impl First {
         Ok((done, listener))
     }
 
-    /// Reaps; whether we were asked to end.
+    /// Reaps; whether we were asked to end: by the container engine, for the program may not.
     fn on_signals(&mut self) -> bool {
         let mut asked = false;
-        while let Some(number) = sys::next_signal(&self.signals) {
-            asked |= number == libc::SIGTERM;
+        while let Some((number, from_outside)) = sys::next_signal(&self.signals) {
+            asked |= number == libc::SIGTERM && from_outside;
         }
         self.reap(false);
         asked
