@@ -140,7 +140,11 @@ impl Driver {
     ) -> Result<(), ErrorInfo> {
         result.exit_status = 125;
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
-        let (origin, notes) = origin::find(&self.engine, &mut self.spec).await?;
+        let mut cancelled = self.cancelled.clone();
+        let (origin, notes) = tokio::select! {
+            found = origin::find(&self.engine, &mut self.spec) => found?,
+            () = until_cancelled(&mut cancelled) => return Err(cancellation()),
+        };
         result.notes.extend(notes);
         let Berthed { records, mut sandbox } = match &origin {
             Origin::Here | Origin::Stored(_) => self.berthed(result).await?,

@@ -4,6 +4,7 @@ use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use sandbox::{container::Containers, native::Native};
 use spec::{Id, Timestamp};
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
     fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write},
@@ -15,9 +16,11 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+/// How long a container engine may take to give up what a dead run left.
+const LONGEST_SWEEP: Duration = Duration::from_secs(5);
 /// The longest path.
 const LONGEST_NOTE: usize = 4096;
 const NO_LINKS: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
@@ -67,7 +70,9 @@ async fn remove_containers(
 fn now_and_here<T: Send>(work: impl Future<Output = Result<T, String>> + Send) -> Result<T, String> {
     let alone = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.map_err(|error| error.to_string())?.block_on(work)
+        let work = async { tokio::time::timeout(LONGEST_SWEEP, work).await };
+        let late = |_| Err("the container engine did not answer in time".to_owned());
+        runtime.map_err(|error| error.to_string())?.block_on(work).unwrap_or_else(late)
     };
     std::thread::scope(|threads| threads.spawn(alone).join())
         .unwrap_or_else(|_| Err("the sweep failed".to_owned()))
@@ -146,9 +151,10 @@ impl Records {
                 return swept;
             }
         };
+        let mut silent = BTreeSet::new();
         for entry in entries.flatten() {
             let Some(id) = entry.file_name().to_str().and_then(|name| Id::new(name).ok()) else { continue };
-            match self.sweep_one(&id, native, containers) {
+            match self.sweep_one(&id, native, containers, &mut silent) {
                 Ok(Some(true)) => swept.runs.push(id.to_string()),
                 Ok(Some(false)) => swept.live += 1,
                 Ok(None) => {}
@@ -159,8 +165,15 @@ impl Records {
         swept
     }
 
-    /// Whether the run was removed, or lives; nothing if it ended by itself meanwhile.
-    fn sweep_one(&self, id: &Id, native: &Native, containers: &Containers) -> Result<Option<bool>, String> {
+    /// Whether the run was removed, or lives; nothing if it ended by itself meanwhile. A container engine in `silent`
+    /// is not asked again: every start waits for this.
+    fn sweep_one(
+        &self,
+        id: &Id,
+        native: &Native,
+        containers: &Containers,
+        silent: &mut BTreeSet<PathBuf>,
+    ) -> Result<Option<bool>, String> {
         let path = self.path(id);
         let failed = |error: io::Error| format!("run {id}: {error}");
         let file = match OpenOptions::new().read(true).write(true).custom_flags(NO_LINKS).open(&path) {
@@ -177,8 +190,13 @@ impl Records {
         native.remove_leftovers(id).map_err(|error| format!("run {id}: {error}"))?;
         if let Some(socket) = noted(&file).map_err(failed)? {
             let known = |run: &str| Id::new(run).is_ok_and(|run| run != *id && self.path(&run).exists());
-            now_and_here(remove_containers(containers, &socket, id, &known))
-                .map_err(|why| format!("run {id}: {why}"))?;
+            if silent.contains(&socket) {
+                return Err(format!("run {id}: `{}` was not asked again", socket.display()));
+            }
+            if let Err(why) = now_and_here(remove_containers(containers, &socket, id, &known)) {
+                silent.insert(socket);
+                return Err(format!("run {id}: {why}"));
+            }
         }
         fs::remove_file(&path).map_err(failed)?;
         Ok(Some(true))
@@ -327,6 +345,25 @@ mod tests {
                 record.unwrap().close().unwrap();
             }
         });
+        fs::remove_dir_all(records.state).unwrap();
+    }
+
+    #[test]
+    fn a_container_engine_that_hangs_is_waited_for_once() {
+        let records = records("silent");
+        let native = Native::new(records.state.clone());
+        let containers = Containers::new(records.state.clone(), Hosts::default());
+        let socket = records.state.join("socket");
+        let _listens = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        for id in ["one", "two", "three"] {
+            let record = records.take(&Id::new(id).unwrap(), &native, &containers).unwrap();
+            record.note(&socket).unwrap();
+        }
+        let began = std::time::Instant::now();
+        let swept = records.sweep(&native, &containers);
+        assert!(began.elapsed() < LONGEST_SWEEP * 2, "{:?}", began.elapsed());
+        assert_eq!((swept.runs.len(), swept.problems.len()), (0, 3), "{swept:?}");
+        assert_eq!(fs::read_dir(records.folder()).unwrap().count(), 3, "a later sweep finds them");
         fs::remove_dir_all(records.state).unwrap();
     }
 

@@ -131,7 +131,11 @@ pub(crate) fn is_draft(name: &CStr) -> bool {
 
 /// Removes a draft without an owner; says whether it did.
 pub(crate) fn sweep(images: &OwnedFd, name: &CStr) -> io::Result<bool> {
-    let folder = beneath::open_folder(images, name)?;
+    let folder = match beneath::open_folder(images, name) {
+        // Its owner has finished it meanwhile.
+        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(false),
+        folder => folder?,
+    };
     match beneath::open(&folder, "image.json", OFlags::RDONLY) {
         Ok(about) => {
             let about = File::from(about);

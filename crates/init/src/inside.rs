@@ -6,7 +6,7 @@
 
 use crate::{
     keeper, notify,
-    plan::{FileId, Ids, InsidePlan, ProgramPlan},
+    plan::{FileId, Ids, InsidePlan, Owner, ProgramPlan, Shown},
     program::{self, Filters, Launch, Start},
     protocol::{self, Brief, Command, Ended, Report},
     step::{Failure, Step, Steps},
@@ -124,6 +124,8 @@ fn look(plan: &InsidePlan) -> Result<Found, Failure> {
             done.add(step);
         }
     }
+    let ids = credentials(plan.user)?;
+    plan.shown.iter().try_for_each(is_shown)?;
     let workspace = furnish_workspace(plan)?;
     done.add(Step::Workspace);
     if read_only_below(&plan.read_only).map_err(failure(Step::Mounts, "/proc/self/mountinfo"))? {
@@ -136,9 +138,32 @@ fn look(plan: &InsidePlan) -> Result<Found, Failure> {
     let scratch = SCRATCH.into_iter().map(open_scratch).collect::<Result<_, _>>()?;
     let terminal = if plan.terminal { Some(terminal()) } else { None };
     let terminal = terminal.transpose().map_err(failure(Step::Terminal, "/dev/ptmx"))?;
-    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let ids = Ids { uid, gid, outer_uid: uid, outer_gid: gid, drop_groups: false };
     Ok(Found { done, ids, workspace, scratch, terminal, doors })
+}
+
+/// Engines look even numbers up in the image's own lists of users and groups, and add what they find there; without
+/// capabilities nothing can be given up again.
+fn credentials(expected: Owner) -> Result<Ids, Failure> {
+    let refused = |what: &str| failure(Step::Credentials, what)(io::Error::from_raw_os_error(libc::EPERM));
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    if (uid, gid) != (expected.uid, expected.gid) {
+        return Err(refused(&format!("uid {uid} gid {gid}, which the image makes of the user asked for")));
+    }
+    let groups = rustix::process::getgroups();
+    let groups = groups.map_err(|error| failure(Step::Credentials, "groups")(error.into()))?;
+    match groups.into_iter().find(|group| group.as_raw() != gid) {
+        Some(group) => Err(refused(&format!("group {group}, which the image adds to the program's own"))),
+        None => Ok(Ids { uid, gid, outer_uid: uid, outer_gid: gid, drop_groups: false }),
+    }
+}
+
+fn is_shown(shown: &Shown) -> Result<(), Failure> {
+    let at = failure(Step::OpenPaths, &shown.inside.to_string_lossy());
+    match rustix::fs::statat(CWD, &shown.inside, AtFlags::empty()) {
+        Ok(found) if (FileId { device: found.st_dev, inode: found.st_ino }) == shown.id => Ok(()),
+        Ok(_) => Err(at(io::Error::from_raw_os_error(libc::ESTALE))),
+        Err(error) => Err(at(error.into())),
+    }
 }
 
 fn read_only(path: &CStr) -> io::Result<bool> {
@@ -184,12 +209,6 @@ fn furnish_workspace(plan: &InsidePlan) -> Result<OwnedFd, Failure> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let workspace = rustix::fs::openat(CWD, c"/workspace", flags, Mode::empty())
         .map_err(|error| at(c"/workspace")(error.into()))?;
-    if let Some(expected) = plan.workspace {
-        let found = rustix::fs::fstat(&workspace).map_err(|error| at(c"/workspace")(error.into()))?;
-        if (FileId { device: found.st_dev, inode: found.st_ino }) != expected {
-            return Err(at(c"/workspace")(io::Error::from_raw_os_error(libc::ESTALE)));
-        }
-    }
     for path in &plan.workspace_directories {
         match rustix::fs::mkdirat(&workspace, path, Mode::from_raw_mode(0o755)) {
             // Something is mounted there.
@@ -316,11 +335,11 @@ impl First {
         Ok((done, listener))
     }
 
-    /// Reaps; whether we were asked to end.
+    /// Reaps; whether we were asked to end: by the container engine, for the program may not.
     fn on_signals(&mut self) -> bool {
         let mut asked = false;
-        while let Some(number) = sys::next_signal(&self.signals) {
-            asked |= number == libc::SIGTERM;
+        while let Some((number, from_outside)) = sys::next_signal(&self.signals) {
+            asked |= number == libc::SIGTERM && from_outside;
         }
         self.reap(false);
         asked

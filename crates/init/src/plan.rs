@@ -116,12 +116,23 @@ pub struct InsidePlan {
     pub scratch_bytes: u64,
     /// Whether the workspace is scratch space, too.
     pub fresh_workspace: bool,
-    /// The folder that must be the workspace otherwise.
-    pub workspace: Option<FileId>,
+    /// Who it must be, with no further group.
+    pub user: Owner,
+    /// What of the host must be shown where: an engine looks paths up once more.
+    pub shown: Vec<Shown>,
     /// Places at and below which nothing may be writable, as the kernel writes them in a list of mounts.
     pub read_only: Vec<CString>,
     /// Directories to make in a fresh workspace, parents first.
     pub workspace_directories: Vec<CString>,
+}
+
+/// A file or folder of the host in a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Where it appears.
+    pub inside: CString,
+    /// Which one it is.
+    pub id: FileId,
 }
 
 /// A host path that appears in the box.
@@ -272,6 +283,7 @@ wire_struct!(BoxPlan {
 });
 wire_struct!(FileId { device, inode });
 wire_struct!(ImageRoot { path, id });
+wire_struct!(Shown { inside, id });
 wire_struct!(InsidePlan {
     namespaces,
     doors,
@@ -279,7 +291,8 @@ wire_struct!(InsidePlan {
     terminal,
     scratch_bytes,
     fresh_workspace,
-    workspace,
+    user,
+    shown,
     read_only,
     workspace_directories
 });

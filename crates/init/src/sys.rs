@@ -199,12 +199,17 @@ pub(crate) fn signals(numbers: &[c_int]) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(check(fd.into())? as RawFd) })
 }
 
-/// The next signal from such a handle, if there is one.
-pub(crate) fn next_signal(signals: &OwnedFd) -> Option<c_int> {
-    // Its first field is the number.
+/// The next signal from such a handle, if there is one; and whether it comes from outside of our pid namespace, as
+/// only the kernel can say: a sender inside has a number there, and one that writes its own is no plain `kill`.
+pub(crate) fn next_signal(signals: &OwnedFd) -> Option<(c_int, bool)> {
     let mut told = [0u8; size_of::<libc::signalfd_siginfo>()];
     let read = rustix::io::read(signals, &mut told).ok()?;
-    (read == told.len()).then(|| c_int::from_ne_bytes([told[0], told[1], told[2], told[3]]))
+    // It begins with: number, error, code, sender.
+    let field = |place: usize| {
+        let bytes = [told[4 * place], told[4 * place + 1], told[4 * place + 2], told[4 * place + 3]];
+        c_int::from_ne_bytes(bytes)
+    };
+    (read == told.len()).then(|| (field(0), field(2) == libc::SI_USER && field(3) == 0))
 }
 
 /// Kills every other process that we may and can see: as the first of a pid namespace, everything in it.

@@ -22,9 +22,9 @@ use crate::{
 };
 use init::{
     inside::{NAMESPACES, SCRATCH},
-    plan::{FileId, Ids, InsidePlan},
+    plan::{Ids, InsidePlan, Owner},
     protocol::{Command, Report},
-    step::{Step, Steps},
+    step::{Failure, Step, Steps},
 };
 use serde_json::Value;
 use spec::{Barrier, Enforcer, ErrorCode, SandboxSpec};
@@ -90,7 +90,7 @@ fn broken(what: &'static str) -> impl Fn(io::Error) -> SandboxError {
 pub(super) async fn start(order: &Order<'_>, berth: &Berth) -> Result<Started, SandboxError> {
     let api = &order.daemon.api;
     let path = format!("/containers/create?name={}", escaped(order.name));
-    let made = api.post(&path, Some(&order.body())).await.map_err(of_api("make the container"))?;
+    let made = api.post(&path, Some(&order.body()?)).await.map_err(of_api("make the container"))?;
     let id = made["Id"].as_str().unwrap_or_default().to_owned();
     let started = match warned(&made) {
         None => hear(order, berth, &id).await,
@@ -132,6 +132,11 @@ async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, San
             let handles = handles.collect();
             Ok(Started { id: id.to_owned(), channel, pid, ids, done: steps, workspace, handles })
         }
+        Some((Report::Failed(Failure { step: Step::Credentials, detail, .. }), _)) => Err(refused(
+            ErrorCode::ImageRefused,
+            format!("the program would have {detail}"),
+            "mend the image's /etc/passwd and /etc/group, or choose another --user",
+        )),
         Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
         Some(_) | None => Err(SandboxError::Died),
     }
@@ -158,9 +163,7 @@ fn inside_plan(order: &Order<'_>) -> Result<InsidePlan, SandboxError> {
         let path = path.to_string_lossy().into_owned();
         std::fs::metadata(&path).map(|found| found.ino()).map_err(broken("look at our own namespaces beside"))
     };
-    let workspace =
-        order.workspace.map(std::fs::metadata).transpose().map_err(broken("look at the workspace of"))?;
-    let fresh = workspace.is_none();
+    let fresh = order.workspace.is_none();
     Ok(InsidePlan {
         namespaces: NAMESPACES.into_iter().map(number).collect::<Result<_, _>>()?,
         doors: spec.doors.clone(),
@@ -168,7 +171,8 @@ fn inside_plan(order: &Order<'_>) -> Result<InsidePlan, SandboxError> {
         terminal: spec.tty.is_some(),
         scratch_bytes: spec.limits.disk.0.max(4 * 4096),
         fresh_workspace: fresh,
-        workspace: workspace.map(|found| FileId { device: found.dev(), inode: found.ino() }),
+        user: Owner { uid: order.user.uid, gid: order.user.gid },
+        shown: order.shown().map_err(broken("look at the workspace of"))?,
         read_only: order.read_only_places().iter().map(|path| text(path)).collect::<Result<_, _>>()?,
         workspace_directories: if fresh { vec![text(".home")?, text(".artifacts")?] } else { Vec::new() },
     })
@@ -411,12 +415,15 @@ impl Sandbox for ContainerBox {
             let ContainerBox { daemon, id, channel, protection, berth, removed, .. } = *self;
             drop(channel);
             let mut released = Released::default();
-            if !removed && let Err(error) = super::remove(&daemon, &id).await {
+            let removing = if removed { Ok(()) } else { super::remove(&daemon, &id).await };
+            let gone = removing.is_ok();
+            if let Err(error) = removing {
                 released.left_over = true;
                 released.notes.push(format!("{error}; `airlock sweep` will try again"));
             }
             released.left_over |= !berth.remove();
-            if let Some(protection) = protection {
+            // Under a program that may still run the stand-ins stay, for the sweep.
+            if let Some(protection) = protection.filter(|_| gone) {
                 released.notes.extend(taken_down(protection));
             }
             released

@@ -22,10 +22,11 @@ mod users;
 pub use hosts::Hosts;
 pub use live::ContainerBox;
 
-use crate::native::{SandboxError, protect::Protection};
+use crate::native::{SandboxError, plan, protect::Protection};
 use api::{ApiError, escaped};
 use berth::Berth;
 use hosts::Daemon;
+use live::Started;
 use order::Order;
 use serde_json::{Value, json};
 use spec::{Backend, Digest, ErrorCode, Id, ImageConfig, ImageRef, SandboxSpec, User};
@@ -142,44 +143,57 @@ impl Containers {
         ids: [(&'static str, Option<Id>); 2],
     ) -> Result<ContainerBox, SandboxError> {
         let daemon = self.daemon(spec.backend).await?;
-        let owner = self.owner()?;
-        let mut labels = vec![(RUN, name.to_string()), (OWNER, owner.clone())];
+        let mut labels = vec![(RUN, name.to_string()), (OWNER, self.owner()?)];
         labels.extend(ids.into_iter().filter_map(|(label, id)| Some((label, id?.to_string()))));
-        crate::native::look(spec)?;
         check(&daemon, spec, image).await?;
         let protection = spec.workspace.as_deref().map(|path| self.protect(path, spec)).transpose()?;
-        let asked = match &spec.named_user {
-            Some(name) => users::look_up(&daemon, image, name, &labels).await?,
-            None => spec.user,
-        };
-        let (user, notes) = user_of(spec, asked, protection.as_ref(), &daemon)?;
-        let berth = Berth::make(&self.state, name, &spec.limits)
-            .map_err(|source| SandboxError::Look { path: self.state.join(berth::FOLDER), source })?;
-        let workspace = spec.workspace.as_deref().map(std::fs::canonicalize).transpose();
-        let workspace =
-            workspace.map_err(|source| SandboxError::Look { path: self.state.clone(), source })?;
-        let order = Order {
-            daemon: &daemon,
-            name: &format!("airlock-{owner}-{name}"),
-            spec,
-            image,
-            user,
-            labels: &labels,
-            ours: berth.path(),
-            binds: protection.as_ref().map_or(&[][..], Protection::binds),
-            workspace: workspace.as_deref(),
-        };
-        let made = live::start(&order, &berth).await;
+        let made = self.start(&daemon, name, spec, image, &labels, protection.as_ref()).await;
         match made {
-            Ok(started) => {
-                let made = started.into_box(daemon.clone(), spec.clone(), protection, berth, notes);
-                made.checked().await
+            Ok((started, berth, notes)) => {
+                started.into_box(daemon, spec.clone(), protection, berth, notes).checked().await
             }
             Err(error) => {
-                berth.remove();
                 if let Some(protection) = protection {
                     protection.take_down();
                 }
+                Err(error)
+            }
+        }
+    }
+
+    async fn start(
+        &self,
+        daemon: &Daemon,
+        name: &Id,
+        spec: &SandboxSpec,
+        image: &ImageFacts,
+        labels: &[(&'static str, String)],
+        protection: Option<&Protection>,
+    ) -> Result<(Started, Berth, Vec<String>), SandboxError> {
+        let asked = match &spec.named_user {
+            Some(name) => users::look_up(daemon, image, name, labels).await?,
+            None => spec.user,
+        };
+        let (user, notes) = user_of(spec, asked, protection, daemon)?;
+        let (workspace, mounts) = plan::host_paths(spec, false)?;
+        let berth = Berth::make(&self.state, name, &spec.limits)
+            .map_err(|source| SandboxError::Look { path: self.state.join(berth::FOLDER), source })?;
+        let order = Order {
+            daemon,
+            name: &format!("airlock-{}-{name}", self.owner()?),
+            spec,
+            image,
+            user,
+            labels,
+            ours: berth.path(),
+            workspace: workspace.as_ref(),
+            mounts: &mounts,
+            protection,
+        };
+        match live::start(&order, &berth).await {
+            Ok(started) => Ok((started, berth, notes)),
+            Err(error) => {
+                berth.remove();
                 Err(error)
             }
         }

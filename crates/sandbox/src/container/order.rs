@@ -1,10 +1,20 @@
 //! What is ordered from a container engine for one box: pure, from the spec to the body of its request.
 
-use super::{ImageFacts, berth::MACHINE, hosts::Daemon};
-use crate::native::protect::{Bind, BindKind};
+use super::{ImageFacts, berth::MACHINE, hosts::Daemon, refused};
+use crate::native::{
+    SandboxError,
+    protect::{Bind, BindKind, Protection},
+};
+use init::plan::{FileId, HostPath, Shown};
+use rustix::fs::AtFlags;
 use serde_json::{Map, Value, json};
-use spec::{Access, Id, SandboxSpec, User};
-use std::path::Path;
+use spec::{Access, ErrorCode, Id, SandboxSpec, User};
+use std::{
+    ffi::{CString, OsStr},
+    io,
+    os::unix::ffi::OsStrExt,
+    path::Path,
+};
 
 /// Where our own things are inside.
 pub(super) const OURS: &str = "/.airlock";
@@ -73,10 +83,11 @@ pub(super) struct Order<'a> {
     pub(super) labels: &'a [(&'static str, String)],
     /// The host's folder with our first process and its socket.
     pub(super) ours: &'a Path,
-    /// Protected names of a mounted workspace.
-    pub(super) binds: &'a [Bind],
-    /// A mounted workspace, as it is really called.
-    pub(super) workspace: Option<&'a Path>,
+    /// A mounted workspace as it is on this host, and the mounts.
+    pub(super) workspace: Option<&'a HostPath>,
+    pub(super) mounts: &'a [HostPath],
+    /// Of a mounted workspace.
+    pub(super) protection: Option<&'a Protection>,
 }
 
 /// Bytes for each place that is written and not kept: together what the limit says.
@@ -96,10 +107,10 @@ impl Scratch {
 
 impl Order<'_> {
     /// The body of the request.
-    pub(super) fn body(&self) -> Value {
+    pub(super) fn body(&self) -> Result<Value, SandboxError> {
         let labels: Map<_, _> =
             self.labels.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
-        json!({
+        Ok(json!({
             "Image": self.image.id,
             "User": self.user_words(),
             "Hostname": "airlock",
@@ -108,15 +119,15 @@ impl Order<'_> {
             "WorkingDir": "/",
             "Labels": labels,
             "Healthcheck": { "Test": ["NONE"] },
-            "HostConfig": self.host(),
-        })
+            "HostConfig": self.host()?,
+        }))
     }
 
     fn user_words(&self) -> String {
         format!("{}:{}", self.user.uid, self.user.gid)
     }
 
-    fn host(&self) -> Value {
+    fn host(&self) -> Result<Value, SandboxError> {
         let limits = &self.spec.limits;
         let mut host = json!({
             "NetworkMode": self.spec.internal_network.as_ref().map_or("none", Id::as_str),
@@ -131,7 +142,7 @@ impl Order<'_> {
             "RestartPolicy": { "Name": "no" },
             "LogConfig": { "Type": "none", "Config": {} },
             "Tmpfs": self.tmpfs(),
-            "Mounts": self.mounts(),
+            "Mounts": self.all_mounts()?,
             "Ulimits": self.ulimits(),
         });
         let memory = limits.memory.0.saturating_add(SPARE_BYTES);
@@ -155,7 +166,7 @@ impl Order<'_> {
             // The caller is the program: what it writes belongs to the caller outside.
             set("UsernsMode", json!(format!("keep-id:uid={},gid={}", self.user.uid, self.user.gid)));
         }
-        host
+        Ok(host)
     }
 
     /// Podman hides more on request by an option.
@@ -208,40 +219,89 @@ impl Order<'_> {
         Value::Object(places.into_iter().chain(shm).map(|(place, size)| (place.to_owned(), options(size))).collect())
     }
 
-    fn mounts(&self) -> Value {
-        let mut all = vec![bind(self.ours, OURS.as_ref(), Access::ReadOnly)];
+    fn binds(&self) -> &[Bind] {
+        self.protection.map_or(&[], Protection::binds)
+    }
+
+    fn all_mounts(&self) -> Result<Value, SandboxError> {
+        let mut all = vec![self.bind(self.ours, OURS.as_ref(), Access::ReadOnly)?];
         let machine = self.ours.join(MACHINE);
-        all.extend(SHOWN.map(|(from, inside)| bind(&machine.join(from), inside.as_ref(), Access::ReadOnly)));
+        for (from, inside) in SHOWN {
+            all.push(self.bind(&machine.join(from), inside.as_ref(), Access::ReadOnly)?);
+        }
         if let Some(workspace) = self.workspace {
-            all.push(bind(workspace, spec::WORKSPACE.as_ref(), Access::ReadWrite));
-            for guarded in self.binds {
+            let workspace = path_of(&workspace.host);
+            all.push(self.bind(workspace, spec::WORKSPACE.as_ref(), Access::ReadWrite)?);
+            for guarded in self.binds() {
                 let access = match guarded.kind {
                     BindKind::Guard => Access::ReadWrite,
                     BindKind::ReadOnly => Access::ReadOnly,
                     BindKind::Home => continue,
                 };
                 let inside = Path::new(spec::WORKSPACE).join(&guarded.path);
-                all.push(bind(&workspace.join(&guarded.path), &inside, access));
+                all.push(self.bind(&workspace.join(&guarded.path), &inside, access)?);
             }
         }
-        all.extend(
-            self.spec.mounts.iter().map(|mount| bind(&mount.host, mount.inside.as_path(), mount.access)),
-        );
-        all.extend(self.spec.volumes.iter().map(|volume| {
-            json!({
+        for mount in self.mounts {
+            let access = if mount.writable { Access::ReadWrite } else { Access::ReadOnly };
+            all.push(self.bind(path_of(&mount.host), path_of(&mount.inside), access)?);
+        }
+        for volume in &self.spec.volumes {
+            all.push(json!({
                 "Type": "volume",
                 "Source": volume.name.as_str(),
-                "Target": volume.inside.as_path(),
+                "Target": self.text(volume.inside.as_path())?,
                 "ReadOnly": volume.access == Access::ReadOnly,
                 "VolumeOptions": { "NoCopy": true },
-            })
-        }));
-        Value::Array(all)
+            }));
+        }
+        Ok(Value::Array(all))
+    }
+
+    /// Without what is mounted below it, which older engines leave writable.
+    fn bind(&self, host: &Path, inside: &Path, access: Access) -> Result<Value, SandboxError> {
+        let read_only = access == Access::ReadOnly;
+        Ok(json!({
+            "Type": "bind",
+            "Source": self.text(host)?,
+            "Target": self.text(inside)?,
+            "ReadOnly": read_only,
+            "BindOptions": { "Propagation": "rprivate", "NonRecursive": read_only },
+        }))
+    }
+
+    /// JSON has no other paths than texts, and Podman makes one line of options of them.
+    fn text<'p>(&self, path: &'p Path) -> Result<&'p str, SandboxError> {
+        let plain = |text: &&str| !self.daemon.podman || !text.contains([',', '"', '\n', '\r']);
+        path.to_str().filter(plain).ok_or_else(|| {
+            refused(
+                ErrorCode::InvalidSpec,
+                format!("the path {path:?} cannot be named to {}", self.daemon.name()),
+                "rename it, or use the native backend",
+            )
+        })
+    }
+
+    /// What must be found inside, by identity.
+    pub(super) fn shown(&self) -> io::Result<Vec<Shown>> {
+        let mounts = self.workspace.into_iter().chain(self.mounts).map(|path| {
+            let id = FileId { device: path.device, inode: path.inode };
+            Ok(Shown { inside: path.inside.clone(), id })
+        });
+        let guarded =
+            self.protection.into_iter().flat_map(|it| it.binds().iter().map(|bind| (it.hold(), bind)));
+        let guarded = guarded.filter(|(_, bind)| bind.kind != BindKind::Home).map(|(workspace, bind)| {
+            let found = rustix::fs::statat(workspace, &bind.path, AtFlags::SYMLINK_NOFOLLOW)?;
+            let inside = Path::new(spec::WORKSPACE).join(&bind.path).into_os_string();
+            let id = FileId { device: found.st_dev, inode: found.st_ino };
+            Ok(Shown { inside: CString::new(inside.as_bytes())?, id })
+        });
+        mounts.chain(guarded).collect()
     }
 
     /// Places at and below which our first process must find nothing writable.
     pub(super) fn read_only_places(&self) -> Vec<String> {
-        let guarded = self.binds.iter().filter(|bind| bind.kind == BindKind::ReadOnly);
+        let guarded = self.binds().iter().filter(|bind| bind.kind == BindKind::ReadOnly);
         let guarded = guarded.map(|bind| Path::new(spec::WORKSPACE).join(&bind.path));
         let read_only = |access| access == Access::ReadOnly;
         let mounts = self
@@ -261,16 +321,8 @@ impl Order<'_> {
     }
 }
 
-/// Without what is mounted below it, which older engines leave writable.
-fn bind(host: &Path, inside: &Path, access: Access) -> Value {
-    let read_only = access == Access::ReadOnly;
-    json!({
-        "Type": "bind",
-        "Source": host,
-        "Target": inside,
-        "ReadOnly": read_only,
-        "BindOptions": { "Propagation": "rprivate", "NonRecursive": read_only },
-    })
+fn path_of(path: &CString) -> &Path {
+    Path::new(OsStr::from_bytes(path.as_bytes()))
 }
 
 /// As the kernel writes a path in a list of mounts.

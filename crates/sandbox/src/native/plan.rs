@@ -129,7 +129,7 @@ pub(super) fn copies(spec: &SandboxSpec) -> Result<Vec<PathBuf>, SandboxError> {
 }
 
 /// The workspace, if it is the host's, and the mounts, as they are on this host now; parents first.
-pub(super) fn host_paths(
+pub(crate) fn host_paths(
     spec: &SandboxSpec,
     idmaps: bool,
 ) -> Result<(Option<HostPath>, Vec<HostPath>), SandboxError> {

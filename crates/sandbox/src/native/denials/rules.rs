@@ -52,7 +52,7 @@ impl Rules {
         let copies = plan::copies(spec).unwrap_or_default().into_iter();
         let granted = granted.into_iter().chain(copies.map(|path| Place { path, below: true, rule: None }));
         Rules {
-            own_network: spec.network != Network::Host,
+            own_network: spec.network != Network::Host && spec.internal_network.is_none(),
             file_ids,
             cpus: spec.limits.cpus.map(|cpus| f64::from(cpus.0) / 1000.0),
             places: granted.chain(protected).chain(mounts).collect(),
