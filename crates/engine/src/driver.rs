@@ -52,6 +52,9 @@ pub(crate) const LONGEST_START: Duration = Duration::from_secs(30);
 /// How often CPU time is looked at, at most.
 const CPU_LOOK: Duration = Duration::from_millis(50);
 
+/// The record of such a run stays: by it the sweep looks for what came of it.
+const LEFT_TO_SWEEP: &str = "what the container engine still makes of it, `airlock sweep` removes";
+
 /// What a terminal holds back, and then some; it has no size that could be asked for.
 const MOST_IN_TERMINAL: usize = 256 << 10;
 
@@ -223,15 +226,25 @@ impl Driver {
         let ids =
             [("io.airlock.task", self.spec.task_id.clone()), ("io.airlock.job", self.spec.job_id.clone())];
         let create = containers.create(&self.id, &self.spec.sandbox, facts, ids);
-        match tokio::time::timeout(LONGEST_START, create).await {
+        let mut cancelled = self.cancelled.clone();
+        let created = tokio::select! {
+            created = tokio::time::timeout(LONGEST_START, create) => created,
+            () = until_cancelled(&mut cancelled) => {
+                result.notes.push(LEFT_TO_SWEEP.to_owned());
+                return Err(cancellation());
+            }
+        };
+        match created {
             Ok(Ok(sandbox)) => Ok(Berthed { records: vec![record], sandbox: Box::new(sandbox) }),
             Ok(Err(error)) => {
                 let swept = record.abandon_container(&self.engine.native, containers).await;
                 note(swept, &mut result.notes);
                 Err(refused(&error, result))
             }
-            // The record stays: the sweep looks for what came of it.
-            Err(_) => Err(internal("the container was not made in time".to_owned())),
+            Err(_) => {
+                result.notes.push(LEFT_TO_SWEEP.to_owned());
+                Err(internal("the container was not made in time".to_owned()))
+            }
         }
     }
 

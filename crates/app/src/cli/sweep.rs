@@ -37,7 +37,9 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let _within = runtime.enter();
     // Opening sweeps: what is left to say is what that did.
     let engine = open_engine(&config, None)?;
-    let swept = engine.swept_at_opening();
+    let mut swept = engine.swept_at_opening().clone();
+    swept.problems.extend(images(&config));
+    let swept = &swept;
     match options.json {
         true => print_json(swept)?,
         false => {
@@ -47,6 +49,17 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         }
     }
     Ok(u8::from(!swept.problems.is_empty()))
+}
+
+/// What killed loads and pulls left. Only here: a run has no use for looking at every image.
+fn images(config: &crate::config::Config) -> Vec<String> {
+    let folder = config.state.join("images");
+    match folder.is_dir() {
+        true => {
+            image::Images::open(folder).map_or_else(|error| vec![error.to_string()], |images| images.sweep())
+        }
+        false => Vec::new(),
+    }
 }
 
 fn text(swept: &Swept) -> String {

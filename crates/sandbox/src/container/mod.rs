@@ -36,8 +36,11 @@ use std::{
     os::{fd::AsFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
+/// How long an engine may take to remove a container: whoever waits for the result waits for that.
+const LONGEST_REMOVAL: Duration = Duration::from_secs(10);
 const RUN: &str = "io.airlock.run";
 const OWNER: &str = "io.airlock.owner";
 
@@ -235,9 +238,14 @@ impl Containers {
 
 /// Gone already is as good.
 async fn remove(daemon: &Daemon, id: &str) -> Result<(), ApiError> {
-    match daemon.api.delete(&format!("/containers/{}?force=true&v=true", escaped(id))).await {
-        Err(error) if !error.is_missing() => Err(error),
-        _ => Ok(()),
+    let path = format!("/containers/{}?force=true&v=true", escaped(id));
+    match tokio::time::timeout(LONGEST_REMOVAL, daemon.api.delete(&path)).await {
+        Ok(Err(error)) if !error.is_missing() => Err(error),
+        Ok(_) => Ok(()),
+        Err(_) => Err(ApiError::Silent {
+            socket: daemon.api.socket().to_owned(),
+            source: std::io::ErrorKind::TimedOut.into(),
+        }),
     }
 }
 
@@ -352,6 +360,10 @@ fn user_of(
                 user.uid
             ));
         }
+    }
+    if user.gid == 0 && !daemon.rootless {
+        user.gid = user.uid;
+        notes.push(format!("group 0 would be the host's root group; the program's is {}", user.gid));
     }
     match user.uid {
         0 => Err(refused(

@@ -203,6 +203,7 @@ fn step_hint(failure: &Failure) -> String {
         Step::Mounts => "mount at a place that exists inside and is no link, or at a new one outside /usr and /etc",
         Step::OpenPaths => "check that the path exists and is not being replaced while the run starts",
         Step::Workspace => "check what lies at this place in the workspace",
+        Step::JoinNamespaces if failure.errno == NOT_FOUND => "the folder to start in does not exist inside: look at the image's WORKDIR",
         Step::Exec => {
             "inside, PATH is /usr/local/bin:/usr/bin:/bin of the host (or of --image); paths of your home are not there"
         }
