@@ -24,9 +24,11 @@ fuzz_target!(|input: &[u8]| {
     whole.chars().for_each(|character| assert!(may_pass(level, character), "{character:?}"));
     match level {
         Level::Lines => check_colours(&whole),
-        Level::Whole => assert!(!["\x1b]", "\x1bP", "\x1bX", "\x1b^", "\x1b_", "\x1bk", "\x1bc"]
-            .iter()
-            .any(|words| whole.contains(words))),
+        Level::Whole => assert!(
+            !["\x1b]", "\x1bP", "\x1bX", "\x1b^", "\x1b_", "\x1bk", "\x1bc"]
+                .iter()
+                .any(|words| whole.contains(words))
+        ),
     }
 });
 
@@ -45,6 +47,9 @@ fn may_pass(level: Level, character: char) -> bool {
 fn check_colours(text: &str) {
     for after in text.split('\x1b').skip(1) {
         let end = after.find('m').expect("a colour has an end");
-        assert!(after.starts_with('[') && after[1..end].chars().all(|c| "0123456789;:".contains(c)), "{after:?}");
+        assert!(
+            after.starts_with('[') && after[1..end].chars().all(|c| "0123456789;:".contains(c)),
+            "{after:?}"
+        );
     }
 }

@@ -22,7 +22,10 @@ fn every_command_explains_itself() {
     same(help(&["artifact", "list", "--help"]), written("help/artifact-list.txt"));
     same(help(&["artifact", "get", "--help"]), written("help/artifact-get.txt"));
     same(help(&["artifact", "rm", "--help"]), written("help/artifact-rm.txt"));
-    for word in ["allow", "disallow", "allowed", "admit"] {
+    same(help(&["image", "--help"]), written("help/image.txt"));
+    for word in
+        ["list", "load", "inspect", "rm", "pull", "build", "check", "allow", "disallow", "allowed", "admit"]
+    {
         same(help(&["image", word, "--help"]), written(&format!("help/image-{word}.txt")));
     }
     same(help(&["escape-test", "--help"]), written("help/escape-test.txt"));

@@ -32,6 +32,7 @@ mod terminal;
 pub use doctor::{Check, CheckState};
 pub use record::{Swept, fresh_id, now};
 pub use sandbox::{
+    FIRST_PROCESS,
     container::Hosts,
     native::{HeadStart, Native, Step},
 };

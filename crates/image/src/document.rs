@@ -151,23 +151,64 @@ pub fn saved(bytes: &[u8]) -> Result<Vec<Saved>, ImageError> {
     parsed("manifest.json", bytes)
 }
 
+/// What indexes and manifests are called, by OCI and by Docker.
+pub(crate) const DOCUMENT_TYPES: [&str; 4] = [
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+];
+
+/// That something is called an index or a manifest, and none of old.
+pub(crate) fn check_type(what: &str, kind: &str) -> Result<(), ImageError> {
+    match kind {
+        known if DOCUMENT_TYPES.contains(&known) => Ok(()),
+        old if old.starts_with("application/vnd.docker.distribution.manifest.v1") => Err(schema_1(what)),
+        other => {
+            let kind = format!("`{}`, which is no image", shown(other.as_bytes()));
+            Err(ImageError::Unsupported { what: what.to_owned(), kind })
+        }
+    }
+}
+
+fn schema_1(what: &str) -> ImageError {
+    let kind = "a manifest of schema 1, which names no configuration".to_owned();
+    ImageError::Unsupported { what: what.to_owned(), kind }
+}
+
+impl Document {
+    /// Whether this is a name for it. One that is an index to one reader and a manifest to another would be two images
+    /// under one digest (CVE-2021-41190).
+    pub(crate) fn is_called(&self, kind: &str) -> bool {
+        let [oci_index, oci_manifest, docker_list, docker_manifest] = DOCUMENT_TYPES;
+        match self {
+            Document::Index(_) => kind == oci_index || kind == docker_list,
+            Document::Manifest { .. } => kind == oci_manifest || kind == docker_manifest,
+        }
+    }
+}
+
 /// Reads an index or a manifest.
 pub fn document(what: &str, bytes: &[u8]) -> Result<Document, ImageError> {
     let raw: RawDocument = parsed(what, bytes)?;
-    let unsupported = |kind: String| ImageError::Unsupported { what: what.to_owned(), kind };
-    if raw.schema_version == 1
-        || raw.media_type.starts_with("application/vnd.docker.distribution.manifest.v1")
-    {
-        return Err(unsupported("a manifest of schema 1, which names no configuration".to_owned()));
+    if raw.schema_version == 1 {
+        return Err(schema_1(what));
+    }
+    if !raw.media_type.is_empty() {
+        check_type(what, &raw.media_type)?;
     }
     let checked =
         |all: Vec<RawDescriptor>| all.into_iter().map(|raw| raw.checked(what)).collect::<Result<Vec<_>, _>>();
-    match (raw.manifests, raw.config, raw.layers) {
-        (Some(all), None, None) => checked(all).map(Document::Index),
+    let document = match (raw.manifests, raw.config, raw.layers) {
+        (Some(all), None, None) => Document::Index(checked(all)?),
         (None, Some(config), Some(layers)) => {
-            Ok(Document::Manifest { config: config.checked(what)?, layers: checked(layers)? })
+            Document::Manifest { config: config.checked(what)?, layers: checked(layers)? }
         }
-        _ => Err(ImageError::malformed(what, "it is neither an index nor a manifest")),
+        _ => return Err(ImageError::malformed(what, "it is neither an index nor a manifest")),
+    };
+    match raw.media_type.is_empty() || document.is_called(&raw.media_type) {
+        true => Ok(document),
+        false => Err(ImageError::malformed(what, "it is not what it calls itself")),
     }
 }
 
@@ -206,13 +247,7 @@ impl RawDescriptor {
 impl Descriptor {
     /// Whether it points to another index or manifest that can be read.
     pub(crate) fn is_document(&self) -> bool {
-        matches!(
-            self.media_type.as_str(),
-            "application/vnd.oci.image.index.v1+json"
-                | "application/vnd.oci.image.manifest.v1+json"
-                | "application/vnd.docker.distribution.manifest.list.v2+json"
-                | "application/vnd.docker.distribution.manifest.v2+json"
-        )
+        DOCUMENT_TYPES.contains(&self.media_type.as_str())
     }
 
     /// That it points to the configuration of an image, and not to something else that registries also keep.
@@ -263,15 +298,9 @@ impl Platform {
         Platform { os: "linux".to_owned(), architecture: architecture.to_owned(), variant: String::new() }
     }
 
-    /// Whether its programs run here; of variants only those that every machine of the kind has.
+    /// Whether its programs run here.
     pub(crate) fn runs_here(&self) -> bool {
-        let here = Platform::here();
-        let plain = match self.architecture.as_str() {
-            "amd64" => matches!(self.variant.as_str(), "" | "v1"),
-            "arm64" => matches!(self.variant.as_str(), "" | "v8"),
-            _ => self.variant.is_empty(),
-        };
-        self.os == here.os && self.architecture == here.architecture && plain
+        Platform::here().takes(self)
     }
 }
 

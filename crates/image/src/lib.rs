@@ -3,6 +3,8 @@
 
 mod about;
 mod beneath;
+pub mod build;
+pub mod contract;
 pub mod document;
 mod draft;
 mod error;
@@ -13,7 +15,10 @@ mod names;
 mod near;
 mod parts;
 mod plan;
+pub mod recipe;
+pub mod registry;
 mod rights;
+pub mod secrets;
 mod store;
 pub mod tar;
 mod tree;

@@ -21,7 +21,7 @@ use rustix::{
     process::{DumpableBehavior, Signal, set_dumpable_behavior},
 };
 use std::{
-    ffi::{CStr, CString},
+    ffi::{CStr, CString, OsStr},
     io,
     net::{Ipv4Addr, TcpListener},
     os::fd::{AsFd, OwnedFd},
@@ -51,7 +51,7 @@ struct Found {
 }
 
 /// The whole life of this process.
-pub(crate) fn live(socket: &CStr) -> ! {
+pub(crate) fn main(socket: &OsStr) -> ! {
     _ = rustix::thread::set_name(c"airlock-init");
     sys::default_signals();
     // The program is the same user: without this it could look into us, and at what we hold.
@@ -64,7 +64,7 @@ pub(crate) fn live(socket: &CStr) -> ! {
     }
 }
 
-fn begin(socket: &CStr) -> io::Result<First> {
+fn begin(socket: &OsStr) -> io::Result<First> {
     keeper::keep_only(&[])?;
     let channel = connect(socket)?;
     let signals = sys::signals(&[libc::SIGCHLD, libc::SIGTERM])?;
@@ -88,7 +88,7 @@ fn begin(socket: &CStr) -> io::Result<First> {
     })
 }
 
-fn connect(path: &CStr) -> io::Result<OwnedFd> {
+fn connect(path: &OsStr) -> io::Result<OwnedFd> {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;

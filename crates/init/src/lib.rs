@@ -11,9 +11,11 @@
 //!
 //! When the launcher dies, the kernel ends every box with it; when the engine dies, the launcher sees
 //! the end of its control socket. Nothing else is needed to clean up processes and mounts.
+//! The same program is also the first process of a container ([`entry`]).
 //! Single-threaded, no async; the only crate with `unsafe`, all of it in `sys.rs`.
 
 mod affinity;
+pub mod entry;
 pub mod filter;
 pub mod inside;
 mod keeper;
@@ -32,7 +34,10 @@ mod terminal;
 pub mod watch;
 pub mod wire;
 
-/// The static launcher, as bytes.
+/// What the engine calls the launcher in `argv[0]`. Under any other name the program is [`entry`].
+pub const LAUNCHER_NAME: &str = "airlock-launcher";
+
+/// The static program, as bytes.
 #[cfg(feature = "embed")]
 pub static LAUNCHER: &[u8] = include_bytes!(env!("AIRLOCK_INIT_BIN"));
 
@@ -41,11 +46,11 @@ pub fn landlock_version() -> u32 {
     sys::landlock_version()
 }
 
-/// Entry of the binary. What it is, its name says; a container engine starts it with `--box SOCKET`.
-pub fn main(count: std::ffi::c_int, arguments: *const *const std::ffi::c_char) -> ! {
-    match &sys::arguments(count, arguments)[..] {
-        [name, ..] if name.to_bytes() == b"airlock-launcher" => launcher::main(),
-        [_, mode, socket] if mode.to_bytes() == b"--box" => inside::live(socket),
-        _ => sys::exit(125),
+/// The first process of a container: for a backend of ours (`--box SOCKET`), or by its own orders.
+pub fn first(arguments: std::env::ArgsOs) -> i32 {
+    let mut ahead: Vec<_> = std::env::args_os().skip(1).take(3).collect();
+    match (ahead.len(), ahead.pop()) {
+        (2, Some(socket)) if ahead[0] == "--box" => inside::main(&socket),
+        _ => entry::main(arguments),
     }
 }

@@ -213,12 +213,6 @@ pub(crate) fn kill_all() {
     unsafe { libc::kill(-1, libc::SIGKILL) };
 }
 
-/// What this program was started with.
-pub(crate) fn arguments<'a>(count: c_int, pointers: *const *const c_char) -> Vec<&'a CStr> {
-    // SAFETY: the C library hands `count` strings to the entry, which live as long as the process.
-    (0..count as usize).map(|place| unsafe { CStr::from_ptr(*pointers.add(place)) }).collect()
-}
-
 /// Blocked and ignored signals are inherited, over exec too: what our starter chose, or the Rust runtime (which
 /// ignores SIGPIPE), must not reach a program.
 pub(crate) fn default_signals() {
@@ -243,6 +237,85 @@ pub(crate) fn unblock_signals() {
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
     }
+}
+
+/// Takes the environment out of this process: copies it, then overwrites where the kernel put it, which is what
+/// `/proc/PID/environ` shows. The C library and Rust find none afterwards.
+pub(crate) fn take_environment() -> Vec<Vec<u8>> {
+    unsafe extern "C" {
+        static mut environ: *mut *mut c_char;
+    }
+    let mut found = Vec::new();
+    // SAFETY: we are single-threaded and nobody has changed the list that the kernel made: pointers, then null, to
+    // strings on our own stack, which may be written. Nobody keeps references into them.
+    unsafe {
+        let mut next = environ;
+        while !next.is_null() && !(*next).is_null() {
+            let length = CStr::from_ptr(*next).to_bytes().len();
+            let entry = std::slice::from_raw_parts_mut((*next).cast::<u8>(), length);
+            found.push(entry.to_vec());
+            entry.fill(0);
+            next = next.add(1);
+        }
+        environ = std::ptr::null_mut();
+    }
+    found
+}
+
+/// Forks by the oldest way, which every sandbox and emulator knows. 0 is the child.
+pub(crate) fn fork() -> io::Result<i32> {
+    // SAFETY: the callers are single-threaded, so no lock is held by a thread that the child lacks.
+    Ok(check(unsafe { libc::fork() }.into())? as i32)
+}
+
+/// Blocks every signal but those by which the kernel tells a process that it went wrong.
+pub(crate) fn block_signals() {
+    const FAULTS: [c_int; 7] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
+    // SAFETY: the set is a local; these calls only fill it and change our own mask.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut set);
+        for fault in FAULTS {
+            libc::sigdelset(&mut set, fault);
+        }
+        libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+    }
+}
+
+/// Takes the next blocked signal; `None` when the time is over first.
+pub(crate) fn await_signal(within: Option<std::time::Duration>) -> io::Result<Option<c_int>> {
+    // SAFETY: all-zero is a valid value of these plain structs.
+    let (mut set, mut limit) = unsafe { std::mem::zeroed::<(libc::sigset_t, libc::timespec)>() };
+    if let Some(within) = within {
+        limit.tv_sec = within.as_secs() as _;
+        limit.tv_nsec = within.subsec_nanos() as _;
+    }
+    let limit = if within.is_some() { &raw const limit } else { std::ptr::null() };
+    // SAFETY: the set and the time are locals of ours; nothing is asked to be written.
+    let signal = unsafe {
+        libc::sigfillset(&mut set);
+        libc::sigtimedwait(&set, std::ptr::null_mut(), limit)
+    };
+    match check(signal.into()) {
+        Ok(signal) => Ok(Some(signal as c_int)),
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Sends a signal; with -1 to all that we may signal, which only the first process of a namespace may ask for.
+pub(crate) fn send_signal(pid: i32, signal: c_int) -> io::Result<()> {
+    // SAFETY: two integers.
+    check(unsafe { libc::kill(pid, signal) }.into())?;
+    Ok(())
+}
+
+/// Closes one descriptor, for where a range cannot be closed.
+pub(crate) fn close(descriptor: RawFd) -> io::Result<()> {
+    // SAFETY: the caller has just begun and owns no descriptor yet but the standard streams.
+    check(unsafe { libc::close(descriptor) }.into())?;
+    Ok(())
 }
 
 /// Leaves namespaces of our parent for new ones.

@@ -4,6 +4,8 @@
 pub mod container;
 pub mod native;
 
+/// The static program that boxes start with, for images that want it as their first process.
+pub use init::LAUNCHER as FIRST_PROCESS;
 pub use native::{Ended, Program, Progress, Released, SandboxError, Told, cgroup::Counters};
 
 use spec::{Barrier, Enforcer};

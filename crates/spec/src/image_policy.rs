@@ -26,6 +26,15 @@ pub struct ImagePolicy {
     pub mark: RequireMark,
     /// Users, by name or number, who may change the list; without a list only the owner of the state folder.
     pub may_add: Option<Vec<String>>,
+    /// Registries that images may be pulled from; without a list any that is named.
+    pub registries: Option<Vec<String>>,
+}
+
+impl ImagePolicy {
+    /// Whether an image may be pulled from where it lies.
+    pub fn may_pull(&self, name: &ImageRef) -> bool {
+        self.registries.as_ref().is_none_or(|allowed| allowed.iter().any(|one| one == name.registry()))
+    }
 }
 
 /// Which images may be used.

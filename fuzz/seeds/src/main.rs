@@ -23,13 +23,63 @@ fn main() -> io::Result<()> {
     write(&folder.join("request"), requests())?;
     write(&folder.join("address"), addresses())?;
     write(&folder.join("config"), settings())?;
-    write(&folder.join("screen"), screens())
+    write(&folder.join("registry"), registries())?;
+    write(&folder.join("screen"), screens())?;
+    write(&folder.join("layer"), layers())?;
+    write(&folder.join("manifest"), manifests())?;
+    write(&folder.join("entry"), entries())?;
+    write(&folder.join("http"), exchanges())
 }
 
 fn write(folder: &Path, seeds: Vec<Vec<u8>>) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let mut numbered = seeds.iter().enumerate();
     numbered.try_for_each(|(number, seed)| fs::write(folder.join(format!("seed-{number}")), seed))
+}
+
+/// A tar of a pax header and a file, and one of GNU's with holes and a long name.
+fn layers() -> Vec<Vec<u8>> {
+    let pax = b"20 path=folder/name\n27 GNU.sparse.map=0,1,5,1\n";
+    let first = [block(b"x", b'x', pax.len()), padded(pax), block(b"a", b'0', 2), padded(b"hi")].concat();
+    let mut holes = block(b"s", b'S', 2);
+    holes[386..410].copy_from_slice(b"00000000005 00000000002 ");
+    holes[483..495].copy_from_slice(b"00000000100 ");
+    let second = [block(b"l", b'L', 5), padded(b"long\0"), summed(holes), padded(b"hi")].concat();
+    [first, second].into_iter().map(|bytes| [vec![100], bytes, vec![0; 1024]].concat()).collect()
+}
+
+fn block(name: &[u8], flag: u8, size: usize) -> Vec<u8> {
+    let mut block = vec![0; 512];
+    block[..name.len()].copy_from_slice(name);
+    block[100..107].copy_from_slice(b"0000644");
+    block[124..135].copy_from_slice(format!("{size:011o}").as_bytes());
+    block[156] = flag;
+    block[257..265].copy_from_slice(b"ustar\x0000");
+    summed(block)
+}
+
+fn summed(mut block: Vec<u8>) -> Vec<u8> {
+    block[148..156].fill(b' ');
+    let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+    block[148..154].copy_from_slice(format!("{sum:06o}").as_bytes());
+    block
+}
+
+fn padded(bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes.resize(bytes.len().div_ceil(512) * 512, 0);
+    bytes
+}
+
+fn manifests() -> Vec<Vec<u8>> {
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let one = format!(r#"{{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"{digest}","size":1,"platform":{{"os":"linux","architecture":"amd64"}},"annotations":{{"a":"b"}}}}"#);
+    vec![
+        format!(r#"d{{"schemaVersion":2,"manifests":[{one}]}}"#).into_bytes(),
+        format!(r#"d{{"schemaVersion":2,"config":{one},"layers":[{one}]}}"#).into_bytes(),
+        format!(r#"c{{"os":"linux","architecture":"arm64","variant":"v8","rootfs":{{"diff_ids":["{digest}"]}},"config":{{"User":"agent","Env":["A=b"],"Cmd":null,"Labels":{{"a":"b"}}}}}}"#).into_bytes(),
+        br#"s[{"Config":"a.json","RepoTags":["a:1"],"Layers":["b/layer.tar"]}]"#.to_vec(),
+    ]
 }
 
 fn addresses() -> Vec<Vec<u8>> {
@@ -154,6 +204,28 @@ fn requests() -> Vec<Vec<u8>> {
     all.iter().map(|records| records.join("\x1e").into_bytes()).collect()
 }
 
+/// A challenge, then a document, as `targets/registry.rs` reads them.
+fn registries() -> Vec<Vec<u8>> {
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let blob =
+        |kind: &str| format!(r#"{{"mediaType":"application/vnd.{kind}","digest":"{digest}","size":3}}"#);
+    let (config, layer) = (blob("oci.image.config.v1+json"), blob("oci.image.layer.v1.tar+gzip"));
+    let foreign = blob("docker.image.rootfs.foreign.diff.tar.gzip");
+    let image = |layer: &str| format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{layer}]}}"#);
+    let entry = blob("oci.image.manifest.v1+json");
+    let index = format!(
+        r#"{{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[{entry}]}}"#
+    );
+    let bearer = r#"Bearer realm="https://a.example/token",service="r",scope="repository:x:pull""#;
+    let pairs = [
+        (bearer, image(&layer)),
+        (r#"Basic realm="a, \"b\"""#, image(&foreign)),
+        ("Digest nonce=1, Bearer realm=x", index),
+        ("Negotiate a==", r#"{"schemaVersion":1,"fsLayers":[]}"#.to_owned()),
+    ];
+    pairs.iter().map(|(header, document)| format!("{header}\0{document}").into_bytes()).collect()
+}
+
 /// What programs write to terminals, after a byte for the level and one for where it is cut.
 fn screens() -> Vec<Vec<u8>> {
     let all = [
@@ -202,4 +274,35 @@ fn settings() -> Vec<Vec<u8>> {
     ];
     let pairs = pairs.into_iter().chain(wide.map(|local| ("", local)));
     pairs.map(|(operators, local)| format!("{operators}\0{local}").into_bytes()).collect()
+}
+
+/// As `targets/entry.rs` reads them.
+fn entries() -> Vec<Vec<u8>> {
+    let passwd = "root:x:0:0::/root:/bin/sh\nagent:x:1000:1000:A:/home/agent:/bin/sh\ntoor:x:0:0::/:\n";
+    let group = "root:x:0:\nagent:x:1000:\ntools:x:2000:agent,other\n";
+    let users =
+        ["agent", "1000:1000", "agent:tools", "toor", "0"].map(|name| format!("u{name}\0{passwd}\0{group}"));
+    let others = [
+        r#"j["sh", "-c", "\"\\\/\b\f\n\r\t\u00e9\ud83d\ude00", ""]"#,
+        "j[]",
+        "wa  'b c'\td\n",
+        "lhttp://proxy.local:8090/prefix/",
+        "lhttp://[::1]:80",
+        "lunix:///run/s",
+        "a127.0.0.1 a.b\nnameserver 127.0.0.11\n",
+        "a\u{1}a\0\0\u{1}\0\u{1}\0\0\0\u{1}\0\u{4}\u{a}\0\0\u{2}",
+    ];
+    users.into_iter().map(String::into_bytes).chain(others.map(|text| text.as_bytes().to_vec())).collect()
+}
+
+/// As `targets/http.rs` reads them.
+fn exchanges() -> Vec<Vec<u8>> {
+    let requests = [
+        "GET /v1/models?a=1 HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer x\r\nConnection: keep-alive\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nX-Api-Key: k\r\n\r\nhelloGET / HTTP/1.1\r\n",
+        "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        "GET /a/%2e%2e/b HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\n\r\n",
+        "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: keep-alive\r\n\r\nbody",
+    ];
+    requests.iter().map(|request| [&[7], request.as_bytes()].concat()).collect()
 }

@@ -256,7 +256,7 @@ A6 airlock: it said \\u{1b}[2J
 1 cases: 0 blocked, 0 detected, 1 escaped, 0 not applicable, 0 broken; controls: 1 work, 0 failed, 0 not run; \
 bwrap: 0 escaped
 ";
-        assert_eq!(table(&[row]), wanted);
+        assert_eq!(table(&[row], "airlock"), wanted);
     }
 
     #[test]

@@ -2,12 +2,12 @@
 //! a local file may only switch the list on.
 
 use super::{ConfigError, file::Section, local::NARROW};
-use spec::{ImagePolicy, ImageRule, RequireMark};
+use spec::{ImagePolicy, ImageRef, ImageRule, RequireMark};
 use std::path::Path;
 use toml::{Table, Value};
 
 const NAME: &str = "images";
-const KEYS: [&str; 3] = ["policy", "require_mark", "may_add"];
+const KEYS: [&str; 4] = ["policy", "require_mark", "may_add", "registries"];
 /// More than any system takes for a name.
 const LONGEST_USER: usize = 256;
 
@@ -20,6 +20,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<ImagePolicy, ConfigErro
             "policy" => policy.rule = rule(&section, key, value)?,
             "require_mark" => policy.mark = mark(&section, key, value)?,
             "may_add" => policy.may_add = Some(users(&section, key, value)?),
+            "registries" => policy.registries = Some(registries(&section, key, value)?),
             other => return Err(section.unknown(other, &KEYS)),
         }
     }
@@ -85,6 +86,24 @@ fn users(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>,
     value.as_array().ok_or_else(bad)?.iter().map(user).collect()
 }
 
+/// As names of images have them, so that one list entry means one registry.
+fn registries(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
+    let bad = || {
+        let hint = "write HOST or HOST:PORT: registries = [\"docker.io\", \"registry.example:5000\"]";
+        section.error(key, "must be a list of registries", hint)
+    };
+    let registry = |one: &Value| {
+        let host = one.as_str().filter(|host| !host.contains(['/', '@'])).ok_or_else(bad)?;
+        let name: ImageRef = format!("{host}/name").parse().map_err(|_| bad())?;
+        // A word that is no host would be the first part of a path.
+        match name.repository() == "name" || name.repository() == "library/name" {
+            true => Ok(name.registry().to_owned()),
+            false => Err(bad()),
+        }
+    };
+    value.as_array().ok_or_else(bad)?.iter().map(registry).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,6 +126,7 @@ mod tests {
             rule: ImageRule::Allowed,
             mark: RequireMark::Always,
             may_add: Some(vec!["root".into(), "alice".into(), "1000".into()]),
+            registries: None,
         };
         let text = "policy = \"allowed\"\nrequire_mark = \"always\"\nmay_add = [\"root\", \"alice\", 1000]";
         assert_eq!(operators(text), Ok(said));
@@ -140,6 +160,17 @@ mod tests {
             ("may_add = \"alice\"", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
             ("may_add = [\"\"]", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
             ("may_add = [-1]", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
+            (
+                "registries = [\"docker\"]",
+                "`images.registries` in `/c.toml` must be a list of registries",
+                "write HOST or HOST:PORT",
+            ),
+            (
+                "registries = [\"r.example/x\"]",
+                "`images.registries` in `/c.toml` must be a list",
+                "write HOST",
+            ),
+            ("registries = \"docker.io\"", "`images.registries` in `/c.toml` must be a list", "write HOST"),
             ("may_add = [\"a\\nb\"]", "`images.may_add` in `/c.toml` must be a list of users", "name them"),
         ];
         for (text, message, hint) in cases {
@@ -147,6 +178,18 @@ mod tests {
             assert!(error.message.starts_with(message), "{}", error.message);
             assert!(error.hint.starts_with(hint), "{text}: {}", error.hint);
         }
+    }
+
+    #[test]
+    fn with_a_list_of_registries_no_other_is_pulled_from() {
+        let may = |text: &str, name: &str| operators(text).unwrap().may_pull(&name.parse().unwrap());
+        assert!(may("", "anywhere.example/x") && may("", "debian"));
+        let list = "registries = [\"index.docker.io\", \"127.0.0.1:5000\"]";
+        assert!(may(list, "debian") && may(list, "docker.io/a/b") && may(list, "127.0.0.1:5000/x"));
+        for other in ["127.0.0.1:5001/x", "quay.io/x", "registry-1.docker.io/x"] {
+            assert!(!may(list, other), "{other}");
+        }
+        assert!(!may("registries = []", "debian"), "none is not the same as unsaid");
     }
 
     #[test]
@@ -160,6 +203,7 @@ mod tests {
         for (text, message) in [
             ("require_mark = \"never\"", "`images.require_mark` in `/p/airlock.toml` cannot be set here"),
             ("may_add = [\"mallory\"]", "`images.may_add` in `/p/airlock.toml` cannot be set here"),
+            ("registries = []", "`images.registries` in `/p/airlock.toml` cannot be set here"),
             ("polic = \"allowed\"", "`images.polic` in `/p/airlock.toml` is not a known key"),
         ] {
             assert_eq!(narrowed(&open, text).unwrap_err().message, message);

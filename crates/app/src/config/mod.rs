@@ -108,7 +108,8 @@ impl Surroundings {
         self.sockets("CONTAINER_HOST", if self.root { &all[1..] } else { &all })
     }
 
-    fn home(&self) -> Option<&Path> {
+    /// The home of the user.
+    pub(crate) fn home(&self) -> Option<&Path> {
         self.variable("HOME").map(Path::new).filter(|home| home.is_absolute())
     }
 }

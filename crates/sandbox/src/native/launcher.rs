@@ -157,7 +157,7 @@ impl Begun {
 fn spawn(control: OwnedFd, clear_env: bool) -> io::Result<Child> {
     let program = sealed_launcher()?;
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-    command.arg0("airlock-launcher").current_dir("/");
+    command.arg0(init::LAUNCHER_NAME).current_dir("/");
     command.stdin(control).stdout(Stdio::null()).stderr(Stdio::null());
     if clear_env {
         command.env_clear();

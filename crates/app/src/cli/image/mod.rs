@@ -3,11 +3,16 @@
 mod admit;
 mod allow;
 mod allowed;
+mod build;
+mod check;
 mod disallow;
 mod entry;
 mod inspect;
 mod list;
 mod load;
+mod progress;
+mod pull;
+mod recipe;
 mod rm;
 mod shared;
 
@@ -21,6 +26,8 @@ Examples:
   docker save agent:1 | airlock image load -
   airlock image inspect agent:1
   airlock image rm agent:1
+  airlock image build python-tools
+  airlock image check localhost/python-tools
   airlock image allow python:3.12
   airlock image allowed
   airlock image admit python:3.12";
@@ -43,6 +50,12 @@ enum Action {
     Inspect(inspect::Options),
     /// Take names away, and images with their last name
     Rm(rm::Options),
+    /// Build an image from a recipe and Debian packages, without a registry, and check it
+    Build(build::Options),
+    /// Show in the sandbox that an image keeps the image contract
+    Check(check::Options),
+    /// Fetch an image from a registry
+    Pull(pull::Options),
     /// Put images on the list of those that may be used
     Allow(allow::Options),
     /// Take images off the list of those that may be used
@@ -57,9 +70,12 @@ enum Action {
 pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
     match options.action {
         Action::List(options) => list::execute(&options, global, surroundings),
+        Action::Check(options) => check::execute(&options, global, surroundings),
+        Action::Build(options) => build::execute(&options, global, surroundings),
         Action::Load(options) => load::execute(&options, global, surroundings),
         Action::Inspect(options) => inspect::execute(&options, global, surroundings),
         Action::Rm(options) => rm::execute(&options, global, surroundings),
+        Action::Pull(options) => pull::execute(&options, global, surroundings),
         Action::Allow(options) => allow::execute(options, global, surroundings),
         Action::Disallow(options) => disallow::execute(&options, global, surroundings),
         Action::Allowed(options) => allowed::execute(&options, global, surroundings),

@@ -9,7 +9,7 @@ use spec::{ErrorCode, ImageRef};
 use std::error::Error;
 
 /// Where the images lie in the state folder.
-const FOLDER: &str = "images";
+pub(super) const FOLDER: &str = "images";
 
 /// The store of the configured state folder.
 pub(super) fn open(global: &Global, surroundings: &Surroundings) -> Result<Images, Failure> {
@@ -59,7 +59,7 @@ pub(super) fn size(bytes: u64) -> String {
         0 => format!("{bytes} B"),
         _ => {
             // In tenths, by whole numbers: rounding up to the next unit would be a lie of its own.
-            let tenths = bytes * 10 >> (10 * unit);
+            let tenths = (bytes * 10) >> (10 * unit);
             format!("{}.{} {}", tenths / 10, tenths % 10, units[unit])
         }
     }

@@ -9,6 +9,7 @@ mod terminal;
 
 pub(super) use options::Options;
 pub(super) use refusal::{Identity, print_refusal};
+pub(super) use signals::Signals;
 
 use super::{
     Global, REFUSED,
@@ -16,7 +17,6 @@ use super::{
 };
 use crate::config::{self, Surroundings};
 use live::{Delivery, Ending, Show};
-use signals::Signals;
 use spec::RunSpec;
 
 /// What a shell reports of a program that wrote where nobody reads.

@@ -5,7 +5,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Ctrl-C, SIGTERM and SIGHUP, except those the caller had us ignore (`nohup`, jobs in the background).
 #[derive(Debug)]
-pub(super) struct Signals {
+pub(in crate::cli) struct Signals {
     interrupt: Option<Signal>,
     terminate: Option<Signal>,
     hangup: Option<Signal>,
@@ -13,7 +13,7 @@ pub(super) struct Signals {
 
 impl Signals {
     /// Starts listening; from now on these signals no longer end the process by themselves.
-    pub(super) fn listen() -> io::Result<Self> {
+    pub(in crate::cli) fn listen() -> io::Result<Self> {
         let ignored = all_ignored();
         let listen = |kind| listen(kind, ignored);
         Ok(Signals {
@@ -24,7 +24,7 @@ impl Signals {
     }
 
     /// Waits for the next one.
-    pub(super) async fn next(&mut self) {
+    pub(in crate::cli) async fn next(&mut self) {
         tokio::select! {
             () = received(&mut self.interrupt) => {}
             () = received(&mut self.terminate) => {}

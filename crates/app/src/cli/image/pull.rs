@@ -1,0 +1,258 @@
+//! `airlock image pull`: an image from a registry, by way of a layout in the store's own folder.
+
+use super::{progress::Meter, shared};
+use crate::{
+    cli::{
+        Global, conclude,
+        message::{self, Failure, Line},
+        print, print_json,
+        run::Signals,
+    },
+    config::{Config, Surroundings},
+};
+use clap::Args;
+use image::{
+    Images, Limits, Platform, Source,
+    registry::{self, CredentialsError, Kind, Patience, PullError, Pulled, Request, Sources, Transport},
+};
+use spec::{ErrorCode, ImageRef};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// As after Ctrl-C everywhere.
+const CANCELLED: u8 = 130;
+/// Configuration and layers as they come, compressed.
+const MOST_BYTES: u64 = 16 << 30;
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock image pull debian:12
+  airlock image pull ghcr.io/team/tool@sha256:…
+  airlock image pull 127.0.0.1:5000/agent --json
+
+Every byte is checked against its digest as it comes. Credentials are those of `docker login`
+and `podman login`. Registries are asked over TLS; those on loopback addresses may do without.";
+
+/// The options of `airlock image pull`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// [REGISTRY/]NAME[:TAG][@DIGEST]; without a registry it is one of docker.io
+    #[arg(value_name = "REF")]
+    name: String,
+    /// The machine it must be made for [default: linux on this one]
+    #[arg(long, value_name = "linux/ARCH")]
+    platform: Option<Platform>,
+    /// Ask the registry over plain http: anybody on the way can read the password
+    #[arg(long)]
+    plain_http: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was pulled, as it is shown.
+#[derive(Debug, serde::Serialize)]
+struct Report {
+    name: String,
+    digest: String,
+    manifest: String,
+    platform: String,
+    bytes: u64,
+    layers: usize,
+    duration_ms: u64,
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    let outcome = attempt(options, global, surroundings);
+    let cancelled = outcome.as_ref().is_err_and(|failure| failure.code == ErrorCode::Cancelled);
+    let status = conclude(outcome, options.json);
+    if cancelled { CANCELLED } else { status }
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let config = global.configure(surroundings)?;
+    let name = shared::reference(&options.name)?;
+    check_registry(&config, &name)?;
+    let began = Instant::now();
+    let pulled = cancellable(options, &name, &config, surroundings)?;
+    let report = report(&name, pulled, began.elapsed());
+    match options.json {
+        true => print_json(&report)?,
+        false => print(&text(&report))?,
+    }
+    Ok(0)
+}
+
+/// Pulls until a signal; whatever comes of it, what was on its way is removed.
+fn cancellable(
+    options: &Options,
+    name: &ImageRef,
+    config: &Config,
+    surroundings: &Surroundings,
+) -> Result<Pulled, Failure> {
+    let images = Images::open(config.state.join(shared::FOLDER))?;
+    message::say(&images.sweep().into_iter().map(Line::Note).collect::<Vec<_>>());
+    let (runtime, scratch, meter) = (crate::cli::runtime()?, images.scratch()?, Arc::new(Meter::new()));
+    let pulled = runtime.block_on(async {
+        let unheard = |error| Failure::internal(format!("cannot await signals: {error}"));
+        let mut signals = Signals::listen().map_err(unheard)?;
+        let request = request(options, name, surroundings).await?;
+        let watcher = Arc::clone(&meter);
+        let pulling = async {
+            let pulled =
+                registry::pull(&request, scratch.path(), Arc::new(move |event| watcher.tell(event))).await?;
+            keep(&images, name, scratch.path().to_owned()).await?;
+            Ok(pulled)
+        };
+        tokio::select! {
+            pulled = pulling => pulled,
+            () = signals.next() => Err(cancelled()),
+        }
+    });
+    meter.clear();
+    // Not waiting for what a signal interrupts; the next command sweeps what it leaves.
+    runtime.shutdown_background();
+    scratch.discard();
+    pulled
+}
+
+fn check_registry(config: &Config, name: &ImageRef) -> Result<(), Failure> {
+    if config.policy.images.may_pull(name) {
+        return Ok(());
+    }
+    let allowed = config.policy.images.registries.as_deref().unwrap_or_default().join(", ");
+    let message = format!("images are not pulled from `{}` here", name.registry());
+    let hint = match allowed.as_str() {
+        "" => "`images.registries` of the configuration allows none".to_owned(),
+        some => format!("`images.registries` of the configuration allows {some}"),
+    };
+    Err(Failure { code: ErrorCode::PolicyDenied, message, hint })
+}
+
+fn cancelled() -> Failure {
+    let (message, hint) = ("the pull was cancelled".to_owned(), "nothing of it was kept".to_owned());
+    Failure { code: ErrorCode::Cancelled, message, hint }
+}
+
+async fn request(
+    options: &Options,
+    name: &ImageRef,
+    surroundings: &Surroundings,
+) -> Result<Request, Failure> {
+    let sources =
+        Sources { files: credential_files(surroundings), search_path: surroundings.variable("PATH") };
+    Ok(Request {
+        name: name.clone(),
+        platform: options.platform.clone().unwrap_or_else(Platform::here),
+        transport: if options.plain_http { Transport::PlainHttp } else { Transport::Secure },
+        credentials: sources.find(name).await?,
+        most_bytes: MOST_BYTES,
+        patience: Patience::default(),
+    })
+}
+
+/// Unpacks the layout into the store, beside us: a signal must be heard meanwhile.
+async fn keep(images: &Images, name: &ImageRef, layout: PathBuf) -> Result<(), Failure> {
+    let (images, name) = (images.clone(), name.clone());
+    let loading = tokio::task::spawn_blocking(move || {
+        images.load(Source::Path(layout), Some(name), &Limits::default(), &mut |_| {}).map(drop)
+    });
+    let loaded = loading.await.map_err(|error| Failure::internal(format!("cannot unpack: {error}")))?;
+    Ok(loaded?)
+}
+
+/// Where `docker login` and `podman login` write, as far as this user is told to look there.
+fn credential_files(surroundings: &Surroundings) -> Vec<PathBuf> {
+    let path = |name: &str| surroundings.variable(name).map(PathBuf::from);
+    if let Some(named) = path("REGISTRY_AUTH_FILE") {
+        return vec![named];
+    }
+    let podman = path("XDG_RUNTIME_DIR").map(|folder| folder.join("containers/auth.json"));
+    let home = || surroundings.home().map(|home| home.join(".docker"));
+    let docker = path("DOCKER_CONFIG").or_else(home).map(|folder| folder.join("config.json"));
+    // A relative path would lead into the current folder, which may be a hostile clone.
+    podman.into_iter().chain(docker).filter(|path| path.is_absolute()).collect()
+}
+
+fn report(name: &ImageRef, pulled: Pulled, took: Duration) -> Report {
+    Report {
+        name: name.to_string(),
+        digest: pulled.digest.to_string(),
+        manifest: pulled.manifest.to_string(),
+        platform: pulled.platform.to_string(),
+        bytes: pulled.bytes,
+        layers: pulled.layers,
+        duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
+fn text(report: &Report) -> String {
+    let Report { name, digest, platform, bytes, layers, duration_ms, .. } = report;
+    let seconds = *duration_ms as f64 / 1000.0;
+    let counted = if *layers == 1 { "1 layer".to_owned() } else { format!("{layers} layers") };
+    let line = format!("pulled {name} for {platform}: {counted}, {} in {seconds:.1} s", shared::size(*bytes));
+    format!("{}\n{digest}\n", message::printable(&line))
+}
+
+impl From<CredentialsError> for Failure {
+    fn from(error: CredentialsError) -> Self {
+        let hint = "mend it, or point REGISTRY_AUTH_FILE to a file without it".to_owned();
+        Failure { code: ErrorCode::InvalidSpec, message: error.to_string(), hint }
+    }
+}
+
+impl From<PullError> for Failure {
+    fn from(error: PullError) -> Self {
+        let code = match error.kind() {
+            Kind::Missing => ErrorCode::ImageMissing,
+            Kind::Refused => ErrorCode::ImageRefused,
+            Kind::Unavailable => ErrorCode::BackendUnavailable,
+            Kind::Local => ErrorCode::Internal,
+        };
+        let (mut message, mut cause) = (error.to_string(), std::error::Error::source(&error));
+        while let Some(next) = cause {
+            message.push_str(&format!(": {next}"));
+            cause = next.source();
+        }
+        Failure { code, message, hint: error.hint().to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn credentials_are_looked_for_where_login_writes_them_and_never_in_the_current_folder() {
+        let files = |variables: &[(&str, &str)]| {
+            let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            credential_files(&Surroundings { variables, ..Surroundings::default() })
+        };
+        assert_eq!(files(&[("HOME", "/h")]), [Path::new("/h/.docker/config.json")]);
+        let both = files(&[("HOME", "/h"), ("DOCKER_CONFIG", "/d"), ("XDG_RUNTIME_DIR", "/run/user/1")]);
+        assert_eq!(both, [Path::new("/run/user/1/containers/auth.json"), Path::new("/d/config.json")]);
+        assert_eq!(files(&[("HOME", "/h"), ("REGISTRY_AUTH_FILE", "/a.json")]), [Path::new("/a.json")]);
+        assert!(files(&[("HOME", "h"), ("DOCKER_CONFIG", "."), ("XDG_RUNTIME_DIR", "")]).is_empty());
+    }
+
+    #[test]
+    fn what_was_pulled_is_told_on_two_lines() {
+        let report = Report {
+            name: "docker.io/library/x:1".into(),
+            digest: "sha256:00".into(),
+            manifest: "sha256:11".into(),
+            platform: "linux/amd64".into(),
+            bytes: 3 << 20,
+            layers: 1,
+            duration_ms: 1250,
+        };
+        let told = "pulled docker.io/library/x:1 for linux/amd64: 1 layer, 3.0 MiB in 1.2 s\nsha256:00\n";
+        assert_eq!(text(&report), told);
+    }
+}

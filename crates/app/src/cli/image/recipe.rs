@@ -1,0 +1,151 @@
+//! Where a recipe comes from: this program, or a folder of the caller's, which may be a stranger's clone.
+
+use crate::cli::message::Failure;
+use image::{
+    build::Platform,
+    contract::ImageProfile,
+    recipe::{FIRST_PROCESS, Recipe, SUITE, Step, of_profile},
+};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use spec::ImageRef;
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
+    os::{fd::OwnedFd, unix::fs::PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+/// No file that is copied is larger.
+const LARGEST_FILE: u64 = 256 << 20;
+const LARGEST_RECIPE: u64 = 256 << 10;
+const NAMES: [&str; 2] = ["Containerfile", "Dockerfile"];
+
+/// What the files that are copied hold, and whether they can be executed.
+pub(super) type Files = BTreeMap<String, (Vec<u8>, bool)>;
+
+/// A recipe with what lies beside it.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// One of this program's own.
+    Profile(ImageProfile),
+    /// A folder with a Containerfile.
+    Folder { path: PathBuf, folder: OwnedFd, text: String },
+}
+
+impl Source {
+    /// A name without a slash is first looked for among the profiles.
+    pub(super) fn find(what: &Path) -> Result<Source, Failure> {
+        if let Some(profile) = what.to_str().and_then(ImageProfile::named) {
+            return Ok(Source::Profile(profile));
+        }
+        let names = ImageProfile::ALL.map(ImageProfile::name).join(", ");
+        let hint = format!("name one of {names}, or a folder with a Containerfile");
+        let refused = |error: io::Error| {
+            Failure::invalid(format!("cannot read a recipe in `{}`: {error}", what.display()), hint.clone())
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(what, flags, Mode::empty()).map_err(|error| refused(error.into()))?;
+        let first = read(&folder, NAMES[0], LARGEST_RECIPE);
+        let (bytes, _) = first.or_else(|_| read(&folder, NAMES[1], LARGEST_RECIPE)).map_err(refused)?;
+        let text = String::from_utf8(bytes).map_err(|_| refused(io::ErrorKind::InvalidData.into()))?;
+        Ok(Source::Folder { path: what.to_owned(), folder, text })
+    }
+
+    /// Under `localhost`, which no registry has.
+    pub(super) fn default_name(&self) -> Result<ImageRef, Failure> {
+        let name = match self {
+            Source::Profile(profile) => profile.name().to_owned(),
+            Source::Folder { path, .. } => {
+                let complete = path.canonicalize().unwrap_or_else(|_| path.clone());
+                complete.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase()
+            }
+        };
+        format!("localhost/{name}").parse().map_err(|bad: spec::BadImageRef| {
+            Failure::invalid(bad.to_string(), "say what to call the image with --name")
+        })
+    }
+
+    /// The recipe, down to the base image.
+    pub(super) fn recipe(&self) -> Result<Recipe, Failure> {
+        let (name, text) = match self {
+            Source::Profile(profile) => (profile.name().to_owned(), of_profile(*profile)),
+            Source::Folder { path, text, .. } => (path.display().to_string(), text.as_str()),
+        };
+        Recipe::parse(text).map_err(|bad| {
+            let hint = "docs/images.md tells what a recipe may say; other builders know more";
+            Failure::invalid(format!("the recipe of `{name}`, {bad}"), hint)
+        })
+    }
+
+    /// What the recipe copies. Our first process is brought along; a file of that name beside the recipe goes before.
+    pub(super) fn files(
+        &self,
+        recipe: &Recipe,
+        platform: Platform,
+        init_arm64: Option<&Path>,
+    ) -> Result<Files, Failure> {
+        let mut files = Files::new();
+        for step in &recipe.steps {
+            let Step::Copy { from, .. } = step else { continue };
+            let beside = match self {
+                Source::Folder { folder, .. } => Some(read(folder, from, LARGEST_FILE)),
+                Source::Profile(_) => None,
+            };
+            let file = match (beside, from == FIRST_PROCESS) {
+                (Some(Ok(file)), _) => file,
+                (_, true) => (first_process(platform, init_arm64)?, true),
+                (Some(Err(error)), false) => {
+                    let hint = "COPY takes plain files below the recipe's folder, and follows no links";
+                    return Err(Failure::invalid(format!("cannot copy `{from}`: {error}"), hint));
+                }
+                (None, false) => continue,
+            };
+            files.insert(from.clone(), file);
+        }
+        Ok(files)
+    }
+}
+
+/// The static program for a platform.
+fn first_process(platform: Platform, init_arm64: Option<&Path>) -> Result<Vec<u8>, Failure> {
+    if Platform::here() == Some(platform) {
+        return Ok(engine::FIRST_PROCESS.to_vec());
+    }
+    let hint = "give one with --init-arm64 FILE, or build for this machine's platform only";
+    let Some(path) = init_arm64.filter(|_| platform == Platform::Arm64) else {
+        let what = format!("there is no airlock-init for linux/{} here", platform.architecture());
+        return Err(Failure::invalid(what, hint));
+    };
+    let bytes = std::fs::read(path)
+        .map_err(|error| Failure::invalid(format!("cannot read `{}`: {error}", path.display()), hint))?;
+    // The machine of an ELF file: 183 is AArch64.
+    match bytes.get(..4) == Some(b"\x7fELF") && bytes.get(18..20) == Some(&[183, 0]) {
+        true => Ok(bytes),
+        false => Err(Failure::invalid(format!("`{}` is no program for linux/arm64", path.display()), hint)),
+    }
+}
+
+/// A plain file beneath a folder, and whether it can be executed.
+fn read(folder: &OwnedFd, name: &str, most: u64) -> io::Result<(Vec<u8>, bool)> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::openat2(folder, name, flags, Mode::empty(), resolve)?);
+    let about = file.metadata()?;
+    if !about.is_file() {
+        return Err(io::Error::other("it is not a plain file"));
+    }
+    if about.len() > most {
+        return Err(io::Error::other(format!("it is larger than {most} bytes")));
+    }
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok((bytes, about.permissions().mode() & 0o111 != 0))
+}
+
+/// Where this machine's own packages come from, if it is of the same release of Debian.
+pub(super) fn sources_of_this_machine() -> Option<PathBuf> {
+    let places = ["/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"].map(PathBuf::from);
+    let fits = |text: String| text.contains("debian") && text.contains(SUITE);
+    places.into_iter().find(|place| std::fs::read_to_string(place).is_ok_and(fits))
+}

@@ -1,0 +1,111 @@
+//! The steps of a recipe as one shell script, which `mmdebstrap` runs when the base stands.
+
+use super::{BuildError, CERTIFICATES, Plan, workshop::Workshop};
+use crate::recipe::Step;
+use std::path::PathBuf;
+
+/// Begins the line that says which step begins.
+pub(super) const STEP_MARK: &str = "airlock-step:";
+
+/// What every step needs. Nothing of the machine's names may be followed: all is done within the tree. Its own /tmp keeps
+/// the files of `mmdebstrap` from a recipe that tidies up.
+const START: &str = "\
+set -eu
+exec >&2 < /dev/null
+root=$1
+mount -t tmpfs -o mode=1777 tmpfs \"$root/tmp\"
+enter() { chroot \"$root\" /usr/bin/env -i \"$@\"; }
+";
+
+/// What must not stay: this machine's name, nameserver and package servers, and what differs between builds.
+const END: &str = "\
+enter /bin/sh -c '
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/apt /var/log/*.log /etc/hostname
+    : > /etc/resolv.conf
+    rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
+    cat > /etc/apt/sources.list.d/debian.sources' << 'EOF'
+Types: deb
+URIs: http://deb.debian.org/debian
+Suites: bookworm bookworm-updates
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb
+URIs: http://deb.debian.org/debian-security
+Suites: bookworm-security
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+EOF
+";
+
+/// Writes the script, and the files it copies, into the workshop.
+pub(super) fn write(plan: &Plan, workshop: &Workshop) -> Result<PathBuf, BuildError> {
+    let mut text = START.to_owned();
+    if let Some(bundle) = &plan.certificates {
+        let staged = workshop.give(&format!("certificates-{}", plan.platform.architecture()), bundle)?;
+        text.push_str(&copy(&staged.to_string_lossy(), CERTIFICATES, false));
+    }
+    for (number, step) in plan.recipe.steps.iter().enumerate() {
+        text.push_str(&format!("echo {STEP_MARK}{number}\n"));
+        text.push_str(&match step {
+            Step::Run { .. } => run(plan, step),
+            Step::Folder(path) => format!("enter /bin/mkdir -p {}\n", quoted(path)),
+            Step::Copy { from, to } => {
+                let (bytes, executable) = plan.files.get(from).map_or((&[][..], false), |(b, x)| (b, *x));
+                let staged =
+                    workshop.give(&format!("copy-{}-{number}", plan.platform.architecture()), bytes)?;
+                copy(&staged.to_string_lossy(), to, executable)
+            }
+        });
+    }
+    text.push_str(END);
+    workshop.give(&format!("steps-{}", plan.platform.architecture()), text.as_bytes())
+}
+
+fn run(plan: &Plan, step: &Step) -> String {
+    let Step::Run { script, folder, env, arguments } = step else { return String::new() };
+    let given = plan.arguments.iter().filter(|(name, _)| arguments.contains(name));
+    let given = given.map(|(name, value)| format!("{name}={value}"));
+    let fetching = plan.environment.iter().map(|(name, value)| format!("{name}={value}"));
+    let ours = [
+        format!("SOURCE_DATE_EPOCH={}", plan.epoch),
+        "DEBIAN_FRONTEND=noninteractive".to_owned(),
+        "HOME=/root".to_owned(),
+    ];
+    let variables: Vec<_> = ours
+        .into_iter()
+        .chain(fetching)
+        .chain(env.iter().cloned())
+        .chain(given)
+        .map(|text| quoted(&text))
+        .collect();
+    format!("enter --chdir={} {} /bin/sh -c {}\n", quoted(folder), variables.join(" "), quoted(script))
+}
+
+/// The redirection is done outside, the rest by the tree's own programs: a link in the tree leads nowhere else.
+fn copy(staged: &str, to: &str, executable: bool) -> String {
+    let mode = if executable { "755" } else { "644" };
+    let script = format!("mkdir -p \"${{0%/*}}/\" && cat > \"$0\" && chmod {mode} \"$0\"");
+    format!("enter /bin/sh -c {} {} < {}\n", quoted(&script), quoted(to), quoted(staged))
+}
+
+/// One word of the shell, whatever is in it.
+pub(super) fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::process::Command;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        #[test]
+        fn a_quoted_word_is_one_word_whatever_is_in_it(text in "[ -~äß\\n'\"$`\\\\]{0,40}") {
+            let shown = Command::new("/bin/sh").arg("-c").arg(format!("printf %s {}", quoted(&text))).output();
+            prop_assert_eq!(String::from_utf8(shown.unwrap().stdout).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! Where images are built: a folder that goes away, and a user namespace whose ids are nobody's on this machine.
+//!
+//! ```text
+//! airlock ── holder (has the namespace, waits)
+//!        └── nsenter: root in there ── unshare: own mounts, processes ── mmdebstrap ── steps of the recipe
+//! ```
+
+use super::{BuildError, Plan, Platform, script};
+use crate::recipe::SUITE;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use std::{
+    fs, io,
+    io::{BufRead, BufReader},
+    os::fd::OwnedFd,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+/// The ids of a tree built by root: far from those that people and other programs use.
+const FIRST_ID: u32 = 0x7000_0000;
+/// How folders of builds are called.
+const PREFIX: &str = "airlock-build.";
+const IDS: u32 = 65_536;
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The first process in there. Its input ends when we do, whatever ended us; then it ends the build, which has its own
+/// mind about signals, and tidies up.
+const FIRST: &str = "\
+exec 3<&0 < /dev/null
+trap 'kill -KILL -1; find \"$TMPDIR\" -xdev -mindepth 1 -delete; exit 1' TERM
+\"$@\" 3<&- &
+build=$!
+{ cat <&3 > /dev/null; kill -TERM 1; } 2> /dev/null &
+wait \"$build\"";
+
+/// Foreign programs run by an emulator that only this namespace knows (Linux 6.7 and later).
+const EMULATE: &str = "\
+mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc && printf %s \"$0\" > /proc/sys/fs/binfmt_misc/register || {
+    echo 'this kernel has no emulation for a single namespace (Linux 6.7 and later have)' >&2; exit 1; }
+exec \"$@\"";
+
+/// As in Debian's own images: no wait for the disk, which is gone afterwards anyway; no documents but licences.
+const DPKG: [&str; 7] = [
+    "force-unsafe-io",
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/locale/*",
+    "path-exclude=/usr/share/lintian/*",
+];
+
+/// A place to build in. Close it: what is in there belongs to ids that an ordinary user cannot remove.
+#[derive(Debug)]
+pub struct Workshop {
+    folder: PathBuf,
+    holder: Child,
+    ids: Ids,
+    /// Locked while we live: what nobody has locked was left by somebody who was killed.
+    _lock: OwnedFd,
+}
+
+impl Workshop {
+    /// Makes one in a folder for temporary files that everybody may enter.
+    pub fn open(temporary: &Path) -> Result<Workshop, BuildError> {
+        for (program, package) in
+            [("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux"), ("nsenter", "util-linux")]
+        {
+            if !is_installed(program) {
+                return Err(BuildError::Missing { program, package });
+            }
+        }
+        let ids = Ids::of_caller()?;
+        sweep(temporary);
+        let folder = make_folder(temporary)?;
+        let lock = lock(&folder).map_err(BuildError::io(format!("lock `{}`", folder.display())))?;
+        let opened = hold(&ids).and_then(|holder| {
+            let workshop = Workshop { folder: folder.clone(), holder, ids, _lock: lock };
+            match workshop.make_tree_folder() {
+                Ok(()) => Ok(workshop),
+                Err(error) => workshop.close().and(Err(error)),
+            }
+        });
+        opened.inspect_err(|_| {
+            // Nothing was built yet; the folder is empty, or gone.
+            let _ = fs::remove_dir_all(&folder);
+        })
+    }
+
+    /// Removes the folder and gives the namespace back.
+    pub fn close(mut self) -> Result<(), BuildError> {
+        let failed = || BuildError::io(format!("remove `{}`", self.folder.display()));
+        let removed = self
+            .inside("find")
+            .arg(self.tree())
+            .args(["-mindepth", "1", "-delete"])
+            .status()
+            .map_err(failed())?;
+        // Its standard input ends with this, and so does the holder.
+        drop(self.holder.stdin.take());
+        self.holder.wait().map_err(failed())?;
+        if !removed.success() {
+            return Err(failed()(io::Error::other("what was built there stays")));
+        }
+        fs::remove_dir_all(&self.folder)
+            .map_err(BuildError::io(format!("remove `{}`", self.folder.display())))
+    }
+
+    /// The path of a file in here.
+    pub fn place(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Starts `mmdebstrap`; the layer comes out of its standard output.
+    pub(super) fn start(&self, plan: &Plan, steps: &Path) -> Result<Child, BuildError> {
+        let mut command = self.inside("unshare");
+        command.args(["--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "--"]);
+        command.args(["/bin/sh", "-c", FIRST, "sh"]);
+        if Platform::here() != Some(plan.platform) {
+            command.args(["/bin/sh", "-c", EMULATE, &emulator(plan.platform)?]);
+        }
+        command.args(["mmdebstrap", "--mode=unshare", "--variant=minbase", "--format=tar"]);
+        command.arg("--skip=check/qemu,output/dev,output/mknod");
+        command.arg(format!("--architectures={}", plan.platform.architecture()));
+        command.args(DPKG.map(|option| format!("--dpkgopt={option}")));
+        let steps = script::quoted(&steps.to_string_lossy());
+        command
+            .arg(format!("--customize-hook=unshare --mount -- /bin/sh {steps} \"$1\""))
+            .args([SUITE, "-"])
+            .args(&plan.sources);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .env_clear()
+            .envs(&plan.environment)
+            .env("PATH", PATH)
+            .env("LC_ALL", "C.UTF-8");
+        command.env("TMPDIR", self.tree()).env("HOME", self.tree());
+        command.env("SOURCE_DATE_EPOCH", plan.epoch.to_string());
+        command.spawn().map_err(BuildError::io("start nsenter"))
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.folder.join("tree")
+    }
+
+    /// A command as root of the namespace.
+    fn inside(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        let namespace = format!("--user=/proc/{}/ns/user", self.holder.id());
+        command.args([&namespace, "--setuid=0", "--setgid=0", "--", program]).current_dir("/");
+        command
+    }
+
+    /// Writes a file that whoever is root in there may read, and nobody replace.
+    pub(super) fn give(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, BuildError> {
+        let path = self.place(name);
+        let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o400).open(&path);
+        let given = file.and_then(|mut file| {
+            io::Write::write_all(&mut file, bytes)?;
+            self.ids.give(&path)
+        });
+        given.map_err(BuildError::io(format!("write `{}`", path.display())))?;
+        Ok(path)
+    }
+
+    /// The one folder that whoever is root in there may write.
+    fn make_tree_folder(&self) -> Result<(), BuildError> {
+        let made = fs::DirBuilder::new().mode(0o700).create(self.tree());
+        let given = made.and_then(|()| self.ids.give(&self.tree()));
+        given.map_err(BuildError::io(format!("make `{}`", self.tree().display())))
+    }
+}
+
+/// Opens a folder of ours and locks it, if nobody has.
+fn lock(folder: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(folder, flags, Mode::empty())?;
+    if rustix::fs::fstat(&opened)?.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(opened)
+}
+
+/// Removes what killed builds of the same user left. What cannot be removed stays for the next one.
+fn sweep(temporary: &Path) {
+    let Ok(entries) = fs::read_dir(temporary) else { return };
+    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
+        if let Ok(_lock) = lock(&entry.path()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn make_folder(temporary: &Path) -> Result<PathBuf, BuildError> {
+    let mut random = [0; 8];
+    let drawn =
+        fs::File::open("/dev/urandom").and_then(|mut source| io::Read::read_exact(&mut source, &mut random));
+    drawn.map_err(BuildError::io("read /dev/urandom"))?;
+    let folder = temporary.join(format!("{PREFIX}{:016x}", u64::from_ne_bytes(random)));
+    let made = fs::DirBuilder::new().mode(0o700).create(&folder);
+    // Whoever is root in there passes through to what was given to it. The caller's mask does not count.
+    let made = made.and_then(|()| fs::set_permissions(&folder, fs::Permissions::from_mode(0o711)));
+    made.map_err(BuildError::io(format!("make `{}`", folder.display())))?;
+    Ok(folder)
+}
+
+/// The ids that the namespace gets.
+#[derive(Debug)]
+enum Ids {
+    /// Root may take any.
+    Root,
+    /// A user's own, and those that /etc/subuid and /etc/subgid grant.
+    Own { uid: u32, gid: u32, users: u32, groups: u32 },
+}
+
+impl Ids {
+    fn of_caller() -> Result<Ids, BuildError> {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        if uid == 0 {
+            return Ok(Ids::Root);
+        }
+        if !is_installed("newuidmap") {
+            return Err(BuildError::Missing { program: "newuidmap", package: "uidmap" });
+        }
+        let user = name_of(uid).unwrap_or_else(|| uid.to_string());
+        let granted = |file: &str| granted(&fs::read_to_string(file).unwrap_or_default(), &user, uid);
+        match (granted("/etc/subuid"), granted("/etc/subgid")) {
+            (Some(users), Some(groups)) => Ok(Ids::Own { uid, gid, users, groups }),
+            _ => Err(BuildError::NoIds { user }),
+        }
+    }
+
+    /// Makes root of the namespace the owner of a new file of ours.
+    fn give(&self, path: &Path) -> io::Result<()> {
+        match self {
+            Ids::Root => chown(path, Some(FIRST_ID), Some(FIRST_ID)),
+            Ids::Own { .. } => Ok(()),
+        }
+    }
+
+    fn map(&self, pid: u32) -> Result<(), BuildError> {
+        match self {
+            Ids::Root => ["uid_map", "gid_map"].into_iter().try_for_each(|file| {
+                let path = format!("/proc/{pid}/{file}");
+                fs::write(&path, format!("0 {FIRST_ID} {IDS}"))
+                    .map_err(BuildError::io(format!("write {path}")))
+            }),
+            Ids::Own { uid, gid, users, groups } => {
+                ask("newuidmap", pid, *uid, *users)?;
+                ask("newgidmap", pid, *gid, *groups)
+            }
+        }
+    }
+}
+
+/// Has a program with the right to do so map an id of ours to root, and those granted to the rest.
+fn ask(program: &str, pid: u32, own: u32, granted: u32) -> Result<(), BuildError> {
+    let numbers = [pid, 0, own, 1, 1, granted, IDS - 1].map(|number| number.to_string());
+    let output =
+        Command::new(program).args(numbers).output().map_err(BuildError::io(format!("start {program}")))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            Err(BuildError::NoNamespace { said: String::from_utf8_lossy(&output.stderr).trim().to_owned() })
+        }
+    }
+}
+
+fn name_of(uid: u32) -> Option<String> {
+    let passwd = fs::read_to_string("/etc/passwd").ok()?;
+    let fits = |line: &&str| line.split(':').nth(2) == Some(&uid.to_string());
+    passwd.lines().find(fits).and_then(|line| line.split(':').next()).map(str::to_owned)
+}
+
+/// The first range in a file of the form `USER:FIRST:COUNT` that is large enough.
+fn granted(text: &str, user: &str, uid: u32) -> Option<u32> {
+    let number = uid.to_string();
+    text.lines().find_map(|line| {
+        let mut parts = line.trim().split(':');
+        let whose = parts.next()?;
+        let (first, count) = (parts.next()?.parse().ok()?, parts.next()?.parse::<u32>().ok()?);
+        ((whose == user || whose == number) && count >= IDS - 1).then_some(first)
+    })
+}
+
+/// A process that has the namespace and waits for the end of its input.
+fn hold(ids: &Ids) -> Result<Child, BuildError> {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--", "/bin/sh", "-c", "echo ready && read end"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut holder = command.spawn().map_err(BuildError::io("start unshare"))?;
+    let mut ready = String::new();
+    if let Some(stdout) = holder.stdout.take() {
+        BufReader::new(stdout).read_line(&mut ready).map_err(BuildError::io("wait for unshare"))?;
+    }
+    let mapped = match ready.trim() {
+        "ready" => ids.map(holder.id()),
+        _ => {
+            let mut said = String::new();
+            if let Some(mut stderr) = holder.stderr.take() {
+                io::Read::read_to_string(&mut stderr, &mut said)
+                    .map_err(BuildError::io("read from unshare"))?;
+            }
+            Err(BuildError::NoNamespace { said: said.trim().to_owned() })
+        }
+    };
+    match mapped {
+        Ok(()) => Ok(holder),
+        Err(error) => {
+            drop(holder.stdin.take());
+            holder.wait().map_err(BuildError::io("wait for unshare"))?;
+            Err(error)
+        }
+    }
+}
+
+/// How the kernel is told about a foreign platform: by the first bytes of its programs. The emulator is opened at once
+/// (`F`), so that the tree needs no copy of it.
+fn emulator(platform: Platform) -> Result<String, BuildError> {
+    let (program, machine) = match platform {
+        Platform::Amd64 => ("qemu-x86_64-static", "\\x3e\\x00"),
+        Platform::Arm64 => ("qemu-aarch64-static", "\\xb7\\x00"),
+    };
+    let path = found(program).ok_or(BuildError::Missing { program, package: "qemu-user-static" })?;
+    let magic = format!("\\x7fELF\\x02\\x01\\x01{}\\x02\\x00{machine}", "\\x00".repeat(9));
+    let mask = format!("{}\\x00{}\\xfe\\xff\\xff\\xff", "\\xff".repeat(7), "\\xff".repeat(8));
+    Ok(format!(":airlock-{}:M:0:{magic}:{mask}:{}:F", platform.architecture(), path.display()))
+}
+
+fn is_installed(program: &str) -> bool {
+    found(program).is_some()
+}
+
+fn found(program: &str) -> Option<PathBuf> {
+    PATH.split(':').map(|folder| Path::new(folder).join(program)).find(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_users_ids_are_those_granted_by_name_or_number() {
+        let text = "root:1:65536\nsmall:1000:10\nme:100000:65536\n1234:200000:65536\nbroken\n";
+        assert_eq!(granted(text, "me", 1000), Some(100_000));
+        assert_eq!(granted(text, "x", 1234), Some(200_000));
+        assert_eq!((granted(text, "small", 1), granted(text, "other", 2)), (None, None));
+    }
+}

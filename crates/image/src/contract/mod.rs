@@ -1,0 +1,335 @@
+//! The image contract as data: what an image must be able to do, the commands that show it, and how to read what they
+//! did. Nothing is run here. A hostile image can lie about itself; what it says never widens what its box may do.
+
+mod base;
+mod tools;
+
+use spec::{AGENT_LABEL, ImageConfig, RunResult, Status};
+
+/// What the label says that an image is for: profiles of this file, or what one does with it.
+pub const PURPOSE_LABEL: &str = "io.cynodeai.sandbox.purpose";
+/// Words of the purpose that are no profiles.
+const ACTIVITIES: [&str; 4] = ["build", "test", "run", "dev"];
+/// How much of what was seen is shown.
+const LONGEST_SEEN: usize = 120;
+
+/// A kind of image. Every one includes `base-tools`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum ImageProfile {
+    BaseTools,
+    PythonTools,
+    NodeTools,
+    GoTools,
+    SecopsTools,
+    Agent,
+    Runtime,
+}
+
+/// One line of the contract.
+#[derive(Clone, Copy, Debug)]
+pub struct Requirement {
+    /// What is required, in few words.
+    pub name: &'static str,
+    /// What it means to miss it.
+    pub level: Level,
+    /// How much the probes may use.
+    pub effort: Effort,
+    /// All of them must come out as expected.
+    pub probes: &'static [Probe],
+    /// What to do about the image where they do not.
+    pub mend: &'static str,
+}
+
+/// What it means to miss a requirement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// The image does not keep the contract.
+    Must,
+    /// It does, but should be better.
+    Should,
+}
+
+/// How much a probe may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// What the profile `restrictive` grants.
+    Small,
+    /// More memory, processes and time, behind the same barriers: a compiler works.
+    Large,
+}
+
+/// A command, and what must come of it. Each is a run of its own: no output of one can pass for that of another.
+#[derive(Clone, Copy, Debug)]
+pub struct Probe {
+    /// What to run.
+    pub command: Command,
+    /// The exit status that is right.
+    pub status: u8,
+    /// What its standard output must be.
+    pub stdout: Wanted,
+    /// What its standard error must be.
+    pub stderr: Wanted,
+}
+
+/// What a probe runs.
+#[derive(Clone, Copy, Debug)]
+pub enum Command {
+    /// A text for `/bin/sh -c`.
+    Shell(&'static str),
+    /// An argument list, without a shell.
+    Direct(&'static [&'static str]),
+}
+
+/// What a stream must hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Whatever it likes.
+    Anything,
+    /// Exactly this.
+    Exactly(&'static str),
+    /// At least one certificate in PEM.
+    Certificates,
+}
+
+/// How a line of the contract came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Outcome {
+    Pass,
+    Warn,
+    Fail,
+}
+
+/// One line of the answer.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Line {
+    /// What was required.
+    pub requirement: String,
+    /// How it came out.
+    pub outcome: Outcome,
+    /// What was seen. Words of the image may be in here.
+    pub seen: String,
+    /// What to do about the image, where something is to be done.
+    pub mend: Option<String>,
+}
+
+impl ImageProfile {
+    /// All of them.
+    pub const ALL: [ImageProfile; 7] = [
+        ImageProfile::BaseTools,
+        ImageProfile::PythonTools,
+        ImageProfile::NodeTools,
+        ImageProfile::GoTools,
+        ImageProfile::SecopsTools,
+        ImageProfile::Agent,
+        ImageProfile::Runtime,
+    ];
+
+    /// Its name, as in labels and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            ImageProfile::BaseTools => "base-tools",
+            ImageProfile::PythonTools => "python-tools",
+            ImageProfile::NodeTools => "node-tools",
+            ImageProfile::GoTools => "go-tools",
+            ImageProfile::SecopsTools => "secops-tools",
+            ImageProfile::Agent => "agent",
+            ImageProfile::Runtime => "runtime",
+        }
+    }
+
+    /// The profile of that name.
+    pub fn named(name: &str) -> Option<ImageProfile> {
+        ImageProfile::ALL.into_iter().find(|profile| profile.name() == name)
+    }
+
+    /// What an image declares by its label; `base-tools` if that names none.
+    pub fn declared(config: &ImageConfig) -> Vec<ImageProfile> {
+        let purpose = config.labels.get(PURPOSE_LABEL).map_or("", String::as_str);
+        let mut named: Vec<_> =
+            purpose.split(',').filter_map(|word| ImageProfile::named(word.trim())).collect();
+        named.sort_unstable();
+        named.dedup();
+        if named.is_empty() { vec![ImageProfile::BaseTools] } else { named }
+    }
+}
+
+/// The requirements of these profiles, each once, `base-tools` first.
+pub fn requirements(profiles: &[ImageProfile]) -> Vec<&'static Requirement> {
+    let mut all: Vec<&Requirement> = base::REQUIREMENTS.iter().collect();
+    for profile in profiles {
+        let more: &[&Requirement] = match profile {
+            ImageProfile::BaseTools => &[],
+            ImageProfile::PythonTools => tools::PYTHON,
+            ImageProfile::NodeTools => tools::NODE,
+            ImageProfile::GoTools => tools::GO,
+            ImageProfile::SecopsTools => tools::SECOPS,
+            ImageProfile::Agent => tools::AGENT,
+            ImageProfile::Runtime => tools::RUNTIME,
+        };
+        all.extend(
+            more.iter().filter(|one| !all.iter().any(|other| other.name == one.name)).collect::<Vec<_>>(),
+        );
+    }
+    all
+}
+
+impl Command {
+    /// The argument list.
+    pub fn arguments(&self) -> Vec<&'static str> {
+        match self {
+            Command::Shell(text) => vec!["/bin/sh", "-c", text],
+            Command::Direct(words) => words.to_vec(),
+        }
+    }
+}
+
+impl Requirement {
+    /// Reads what came of the probes, in their order.
+    pub fn judge(&self, results: &[RunResult]) -> Line {
+        let mut seen = String::new();
+        for (probe, result) in self.probes.iter().zip(results) {
+            match probe.judge(result) {
+                Ok(said) => seen = said,
+                Err(wrong) => return self.line(false, wrong),
+            }
+        }
+        match (results.len() < self.probes.len(), results.len()) {
+            (true, _) => self.line(false, "not every probe was run".to_owned()),
+            (false, 1) => self.line(true, seen),
+            (false, _) => {
+                let statuses: Vec<_> = results.iter().map(|result| result.exit_status.to_string()).collect();
+                self.line(true, statuses.join(", "))
+            }
+        }
+    }
+
+    fn line(&self, held: bool, seen: String) -> Line {
+        let outcome = match (held, self.level) {
+            (true, _) => Outcome::Pass,
+            (false, Level::Must) => Outcome::Fail,
+            (false, Level::Should) => Outcome::Warn,
+        };
+        let mend = (!held).then(|| self.mend.to_owned());
+        Line { requirement: self.name.to_owned(), outcome, seen, mend }
+    }
+}
+
+impl Probe {
+    /// What was seen, if it is as expected; else what is wrong.
+    fn judge(&self, result: &RunResult) -> Result<String, String> {
+        let said = first_line(&result.stdout).or_else(|| first_line(&result.stderr)).unwrap_or_default();
+        if result.exit_status != self.status || result.signal.is_some() {
+            let how = how_it_ended(result);
+            return Err(if said.is_empty() { how } else { format!("{how}: {said}") });
+        }
+        for (stream, wanted, bytes) in
+            [("stdout", self.stdout, &result.stdout), ("stderr", self.stderr, &result.stderr)]
+        {
+            if let Err(wrong) = wanted.fits(bytes) {
+                return Err(format!("{stream} {wrong}"));
+            }
+        }
+        Ok(match self.stdout {
+            Wanted::Certificates => format!("{} certificates", certificates(&result.stdout)),
+            Wanted::Exactly(_) => "as expected".to_owned(),
+            Wanted::Anything if said.is_empty() => "works".to_owned(),
+            Wanted::Anything => said,
+        })
+    }
+}
+
+/// In few words.
+fn how_it_ended(result: &RunResult) -> String {
+    match (result.status, result.signal) {
+        (Status::TimedOut, _) => "took too long".to_owned(),
+        (Status::OomKilled, _) => "needed too much memory".to_owned(),
+        (_, Some(signal)) => format!("killed by signal {signal}"),
+        (Status::NotStarted, None) => "cannot be started".to_owned(),
+        (_, None) => format!("exit status {}", result.exit_status),
+    }
+}
+
+impl Wanted {
+    fn fits(self, bytes: &[u8]) -> Result<(), String> {
+        let (right, wanted) = match self {
+            Wanted::Anything => return Ok(()),
+            Wanted::Exactly(text) => (bytes == text.as_bytes(), format!("{text:?}")),
+            Wanted::Certificates => (certificates(bytes) > 0, "certificates in PEM".to_owned()),
+        };
+        let said: String = String::from_utf8_lossy(bytes).chars().take(LONGEST_SEEN).collect();
+        if right { Ok(()) } else { Err(format!("is {said:?} and not {wanted}")) }
+    }
+}
+
+/// The first line with words, cut.
+fn first_line(bytes: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(64 * 1024)]);
+    let line = text.lines().map(str::trim).find(|line| !line.is_empty())?;
+    Some(line.chars().take(LONGEST_SEEN).collect())
+}
+
+/// How many certificates a text in PEM holds: complete blocks of base64 that begin as a DER sequence does.
+fn certificates(bytes: &[u8]) -> usize {
+    let text = String::from_utf8_lossy(bytes);
+    let blocks = text.split("-----BEGIN CERTIFICATE-----").skip(1);
+    let is_one = |block: &str| {
+        let Some((body, _)) = block.split_once("-----END CERTIFICATE-----") else { return false };
+        let letters: Vec<u8> = body.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+        let unpadded = letters.strip_suffix(b"==").or(letters.strip_suffix(b"=")).unwrap_or(&letters);
+        let base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/".contains(byte);
+        letters.len().is_multiple_of(4) && unpadded.starts_with(b"MI") && unpadded.iter().all(base64)
+    };
+    blocks.filter(|block| is_one(block)).count()
+}
+
+/// What an image says about itself: who it runs as, and its labels.
+pub fn declarations(config: &ImageConfig) -> Vec<Line> {
+    let user = config.user.split(':').next().unwrap_or_default();
+    let pass = |requirement: &str, seen: String| Line {
+        requirement: requirement.to_owned(),
+        outcome: Outcome::Pass,
+        seen,
+        mend: None,
+    };
+    let warn = |requirement: &str, seen: &str, mend: &str| Line {
+        requirement: requirement.to_owned(),
+        outcome: Outcome::Warn,
+        seen: seen.to_owned(),
+        mend: Some(mend.to_owned()),
+    };
+    let named = match user {
+        "" | "0" | "root" => warn(
+            "declared user",
+            "none, or root; Airlock runs it as another user all the same",
+            "add `USER 1000` (or the name of a user) to its Containerfile",
+        ),
+        user => pass("declared user", user.chars().take(LONGEST_SEEN).collect()),
+    };
+    let purpose = config.labels.get(PURPOSE_LABEL).map(String::as_str).unwrap_or_default();
+    let known = |word: &str| ImageProfile::named(word).is_some() || ACTIVITIES.contains(&word);
+    let purpose = match purpose.split(',').map(str::trim).find(|word| !known(word)) {
+        None => pass("declared purpose", purpose.chars().take(LONGEST_SEEN).collect()),
+        Some("") => warn(
+            "declared purpose",
+            "none",
+            "add a label: LABEL io.cynodeai.sandbox.purpose=\"base-tools,run\"",
+        ),
+        Some(word) => warn(
+            "declared purpose",
+            &format!("`{}` is no word of the contract", word.chars().take(LONGEST_SEEN).collect::<String>()),
+            "use the names of profiles, and build, test, run, dev",
+        ),
+    };
+    vec![named, purpose]
+}
+
+/// Whether the image is marked for work of agents.
+pub fn is_for_agents(config: &ImageConfig) -> bool {
+    config.labels.get(AGENT_LABEL).is_some_and(|value| value == "true")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,229 @@
+//! Recipes: Containerfiles of the small, strict kind that can be built here from Debian packages.
+//!
+//! What this file does not know is refused by name, so that a recipe never means one thing here and another elsewhere.
+
+mod words;
+
+use crate::contract::ImageProfile;
+use spec::ImageConfig;
+use std::collections::BTreeMap;
+
+/// The image that every recipe starts from in the end.
+pub const BASE_IMAGE: &str = "debian:bookworm-slim";
+/// The release of Debian that this is.
+pub const SUITE: &str = "bookworm";
+/// The file that a builder brings if the folder has none.
+pub const FIRST_PROCESS: &str = "airlock-init";
+/// What `debian:bookworm-slim` sets.
+const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const LARGEST: usize = 256 * 1024;
+const MOST_INSTRUCTIONS: usize = 500;
+
+/// A recipe, down to the base image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recipe {
+    /// What to do to the base image, in order.
+    pub steps: Vec<Step>,
+    /// What the image will say about itself.
+    pub config: ImageConfig,
+    /// The variables that a caller may hand to `RUN`; they do not stay in the image.
+    pub arguments: Vec<String>,
+}
+
+/// One change of the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A text for `/bin/sh -c`.
+    Run {
+        /// The text.
+        script: String,
+        /// The folder it runs in.
+        folder: String,
+        /// `NAME=VALUE`, as set so far.
+        env: Vec<String>,
+        /// Names of arguments declared so far.
+        arguments: Vec<String>,
+    },
+    /// A file put into the tree, owned by root.
+    Copy {
+        /// Relative to the recipe's folder.
+        from: String,
+        /// Absolute, in the tree.
+        to: String,
+    },
+    /// A folder made.
+    Folder(String),
+}
+
+/// Why a recipe cannot be built here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+pub struct BadRecipe {
+    /// Where, counted from 1.
+    pub line: usize,
+    /// What is wrong, and what is right.
+    pub what: String,
+}
+
+/// The recipe of a profile, as it is in this program.
+pub fn of_profile(profile: ImageProfile) -> &'static str {
+    match profile {
+        ImageProfile::BaseTools => include_str!("../../../../images/base-tools/Containerfile"),
+        ImageProfile::PythonTools => include_str!("../../../../images/python-tools/Containerfile"),
+        ImageProfile::NodeTools => include_str!("../../../../images/node-tools/Containerfile"),
+        ImageProfile::GoTools => include_str!("../../../../images/go-tools/Containerfile"),
+        ImageProfile::SecopsTools => include_str!("../../../../images/secops-tools/Containerfile"),
+        ImageProfile::Agent => include_str!("../../../../images/agent/Containerfile"),
+        ImageProfile::Runtime => include_str!("../../../../images/runtime/Containerfile"),
+    }
+}
+
+impl Recipe {
+    /// Reads a Containerfile; one that starts from a profile gets that profile's steps first.
+    pub fn parse(text: &str) -> Result<Recipe, BadRecipe> {
+        let bad = |line, what: &str| BadRecipe { line, what: what.to_owned() };
+        if text.len() > LARGEST {
+            return Err(bad(1, "a recipe has at most 256 KiB"));
+        }
+        let instructions = words::instructions(text)?;
+        let Some((first, rest)) = instructions.split_first() else {
+            return Err(bad(1, "there is no instruction; a recipe begins with FROM"));
+        };
+        if rest.len() > MOST_INSTRUCTIONS {
+            return Err(bad(rest[MOST_INSTRUCTIONS].line, "a recipe has at most 500 instructions"));
+        }
+        let recipe = start(first)?;
+        let folder = match recipe.config.working_dir.as_str() {
+            "" => "/".to_owned(),
+            set => set.to_owned(),
+        };
+        let mut reader = Reader { recipe, folder };
+        rest.iter().try_for_each(|instruction| reader.take(instruction))?;
+        Ok(reader.recipe)
+    }
+}
+
+/// What the first instruction brings.
+fn start(first: &words::Instruction) -> Result<Recipe, BadRecipe> {
+    if first.name != "FROM" {
+        return Err(first.bad(format!("a recipe begins with FROM, not with {}", first.name)));
+    }
+    if first.text == BASE_IMAGE {
+        let config = ImageConfig { env: vec![DEFAULT_PATH.to_owned()], ..ImageConfig::default() };
+        return Ok(Recipe { steps: Vec::new(), config, arguments: Vec::new() });
+    }
+    let Some(profile) = ImageProfile::named(&first.text) else {
+        let names = ImageProfile::ALL.map(ImageProfile::name).join(", ");
+        let what = format!("FROM `{}` cannot be had here; start from {BASE_IMAGE}, {names}", first.text);
+        return Err(first.bad(what));
+    };
+    let mut recipe = Recipe::parse(of_profile(profile))?;
+    // An argument is known only below its own ARG.
+    recipe.arguments.clear();
+    Ok(recipe)
+}
+
+/// What is known while the instructions go by.
+struct Reader {
+    recipe: Recipe,
+    folder: String,
+}
+
+impl Reader {
+    fn take(&mut self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+        match instruction.name.as_str() {
+            "RUN" => self.run(instruction),
+            "COPY" => self.copy(instruction),
+            "ENV" => {
+                for (name, value) in instruction.pairs()? {
+                    self.set(&name, &value);
+                }
+                Ok(())
+            }
+            "LABEL" => {
+                self.recipe.config.labels.extend(instruction.pairs()?.into_iter().collect::<BTreeMap<_, _>>());
+                Ok(())
+            }
+            "ARG" => {
+                self.recipe.arguments.push(instruction.variable()?);
+                Ok(())
+            }
+            "WORKDIR" => {
+                self.folder = instruction.absolute(&instruction.text)?;
+                self.recipe.config.working_dir.clone_from(&self.folder);
+                self.recipe.steps.push(Step::Folder(self.folder.clone()));
+                Ok(())
+            }
+            "USER" => {
+                self.recipe.config.user = instruction.one_word()?;
+                Ok(())
+            }
+            "ENTRYPOINT" => {
+                self.recipe.config.entrypoint = instruction.list()?;
+                self.recipe.config.cmd.clear();
+                Ok(())
+            }
+            "CMD" => {
+                self.recipe.config.cmd = instruction.list()?;
+                Ok(())
+            }
+            "FROM" => Err(instruction.bad("a recipe has one FROM".to_owned())),
+            other => Err(instruction.bad(format!(
+                "`{other}` is not known; a recipe has FROM, LABEL, ENV, ARG, RUN, COPY, WORKDIR, USER, ENTRYPOINT, CMD"
+            ))),
+        }
+    }
+
+    /// Here everything is done as root of the tree; elsewhere it is done as the user named last.
+    fn refuse_after_user(&self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+        match self.recipe.config.user.as_str() {
+            "" | "0" | "root" => Ok(()),
+            user => Err(instruction.bad(format!(
+                "put `USER root` above {}, and `USER {user}` below it again",
+                instruction.name
+            ))),
+        }
+    }
+
+    fn run(&mut self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+        self.refuse_after_user(instruction)?;
+        if instruction.text.starts_with("--") || instruction.text.starts_with('[') {
+            return Err(instruction.bad("RUN takes a shell command here, without options".to_owned()));
+        }
+        self.recipe.steps.push(Step::Run {
+            script: instruction.text.clone(),
+            folder: self.folder.clone(),
+            env: self.recipe.config.env.clone(),
+            arguments: self.recipe.arguments.clone(),
+        });
+        Ok(())
+    }
+
+    fn copy(&mut self, instruction: &words::Instruction) -> Result<(), BadRecipe> {
+        self.refuse_after_user(instruction)?;
+        let words: Vec<&str> = instruction.text.split_whitespace().collect();
+        let [from, to] = words[..] else {
+            return Err(instruction.bad("write COPY FILE /PLACE: one file, without options".to_owned()));
+        };
+        let beneath = !from.is_empty() && from.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        if !beneath || from.starts_with("--") || from.contains(['*', '?', '[', '$', '"', '\'']) {
+            return Err(instruction.bad(format!("`{from}` is not a plain path below the recipe's folder")));
+        }
+        let to = match to.strip_suffix('/') {
+            Some(folder) => format!("{folder}/{}", from.rsplit('/').next().unwrap_or(from)),
+            None => to.to_owned(),
+        };
+        let to = instruction.absolute(&to)?;
+        self.recipe.steps.push(Step::Copy { from: from.to_owned(), to });
+        Ok(())
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        let env = &mut self.recipe.config.env;
+        env.retain(|text| text.split('=').next() != Some(name));
+        env.push(format!("{name}={value}"));
+    }
+}
+
+#[cfg(test)]
+mod tests;

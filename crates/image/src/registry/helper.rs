@@ -1,0 +1,151 @@
+//! Programs that keep credentials: `docker-credential-NAME get`, the registry on stdin, JSON on stdout.
+//! What it prints is bounded, read within a time, and never told.
+
+use super::{credentials::Credentials, secret::Secret};
+use serde::Deserialize;
+use std::{
+    ffi::OsStr,
+    io,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    process::{Child, Command},
+    time::timeout,
+};
+
+const LARGEST_ANSWER: u64 = 64 << 10;
+/// A keychain may ask a human first.
+const LONGEST: Duration = Duration::from_secs(60);
+/// As all helpers name the case that they know nothing.
+const NOT_FOUND: &[u8] = b"credentials not found in native keychain";
+
+/// Why a program gave nothing.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Trouble {
+    #[error("there is no such program in PATH")]
+    Absent,
+    #[error("its name is not a plain word")]
+    BadName,
+    #[error("it took longer than {} s", LONGEST.as_secs())]
+    TooLong,
+    #[error("it wrote more than {} KiB", LARGEST_ANSWER >> 10)]
+    TooMuch,
+    #[error("it ended with {0}")]
+    Failed(String),
+    #[error("what it wrote is not what such programs write")]
+    Malformed,
+    #[error("it cannot be run: {0}")]
+    Start(#[from] io::Error),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Answer {
+    username: String,
+    secret: String,
+}
+
+/// Asks a program about a registry; none if it knows nothing about it.
+pub(super) async fn ask(
+    name: &str,
+    server: &str,
+    search_path: Option<&OsStr>,
+) -> Result<Option<Credentials>, Trouble> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if !(1..=64).contains(&name.len()) || !name.bytes().all(plain) {
+        return Err(Trouble::BadName);
+    }
+    let program = find(&format!("docker-credential-{name}"), search_path).ok_or(Trouble::Absent)?;
+    let mut command = Command::new(program);
+    command.arg("get").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+    let mut child = command.spawn()?;
+    timeout(LONGEST, converse(&mut child, server)).await.map_err(|_| Trouble::TooLong)?
+}
+
+async fn converse(child: &mut Child, server: &str) -> Result<Option<Credentials>, Trouble> {
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that does not want to know is judged by its answer.
+        _ = stdin.write_all(format!("{server}\n").as_bytes()).await;
+    }
+    let mut answer = Vec::new();
+    if let Some(stdout) = child.stdout.take() {
+        stdout.take(LARGEST_ANSWER + 1).read_to_end(&mut answer).await?;
+    }
+    if answer.len() as u64 > LARGEST_ANSWER {
+        return Err(Trouble::TooMuch);
+    }
+    let status = child.wait().await?;
+    match status.success() {
+        true => read(&answer).map(Some).ok_or(Trouble::Malformed),
+        false if answer.trim_ascii() == NOT_FOUND => Ok(None),
+        false => Err(Trouble::Failed(status.to_string())),
+    }
+}
+
+fn read(answer: &[u8]) -> Option<Credentials> {
+    let Answer { username, secret } = serde_json::from_slice(answer).ok()?;
+    Some(match username.as_str() {
+        "<token>" => Credentials::Identity(Secret::new(secret)),
+        _ => Credentials::Password { user: username, password: Secret::new(secret) },
+    })
+}
+
+/// Only absolute folders: what lies in the current one may come from a hostile clone.
+fn find(program: &str, search_path: Option<&OsStr>) -> Option<PathBuf> {
+    let folders = std::env::split_paths(search_path?).filter(|folder| folder.is_absolute());
+    folders.map(|folder| folder.join(program)).find(|path| Path::new(path).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    /// What a helper with this script answers.
+    async fn answer(label: &str, script: &str) -> Result<Option<Credentials>, Trouble> {
+        let folder = std::env::temp_dir().join(format!("airlock-helper-{}-{label}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let program = folder.join("docker-credential-test");
+        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let answer = ask("test", "r.example", Some(folder.as_os_str())).await;
+        fs::remove_dir_all(&folder).unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn a_helper_is_given_the_registry_and_gives_the_credentials() {
+        let script =
+            r#"read host; printf '{"ServerURL":"%s","Username":"u-%s","Secret":"s"}' "$host" "$1-$host""#;
+        let password = Credentials::Password { user: "u-get-r.example".into(), password: Secret::new("s") };
+        assert_eq!(answer("password", script).await.unwrap(), Some(password));
+        let token = r#"echo '{"ServerURL":"x","Username":"<token>","Secret":"t"}'"#;
+        assert_eq!(answer("token", token).await.unwrap(), Some(Credentials::Identity(Secret::new("t"))));
+        let unknown = "echo credentials not found in native keychain; exit 1";
+        assert_eq!(answer("unknown", unknown).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_helper_that_misbehaves_is_named_and_its_words_are_not_repeated() {
+        let failed = answer("failed", "echo hunter2; exit 3").await.unwrap_err();
+        assert!(matches!(&failed, Trouble::Failed(why) if why.contains('3') && !why.contains("hunter2")));
+        assert!(matches!(answer("endless", "exec yes").await, Err(Trouble::TooMuch)));
+        assert!(matches!(answer("words", "echo hello").await, Err(Trouble::Malformed)));
+    }
+
+    #[tokio::test]
+    async fn only_a_plain_word_in_an_absolute_folder_is_run() {
+        for name in ["", "../x", "a/b", "a b", "$(x)"] {
+            assert!(
+                matches!(ask(name, "r", Some(OsStr::new("/bin"))).await, Err(Trouble::BadName)),
+                "{name}"
+            );
+        }
+        for path in [None, Some(OsStr::new(".")), Some(OsStr::new("/nonexistent"))] {
+            assert!(matches!(ask("test", "r", path).await, Err(Trouble::Absent)), "{path:?}");
+        }
+    }
+}

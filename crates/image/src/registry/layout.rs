@@ -1,0 +1,94 @@
+//! Where an image lies while it is pulled: an OCI layout, in a folder that is ours alone.
+//!
+//! ```text
+//! FOLDER/oci-layout  index.json  blobs/sha256/HEX      (HEX.part until its digest was checked)
+//! ```
+//! `index.json` comes last: without it nobody takes the folder for an image.
+
+use rustix::fs::{Mode, OFlags, mkdirat, openat};
+use spec::Digest;
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::OwnedFd,
+    path::Path,
+};
+
+const OPEN: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW);
+const NEW: OFlags = OPEN.union(OFlags::WRONLY).union(OFlags::CREATE).union(OFlags::EXCL);
+const FOLDER: OFlags = OPEN.union(OFlags::DIRECTORY);
+const OURS: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// An OCI layout in the making.
+#[derive(Debug)]
+pub(super) struct Layout {
+    folder: OwnedFd,
+    blobs: OwnedFd,
+}
+
+impl Layout {
+    /// Begins one in an empty folder.
+    pub(super) fn new(path: &Path) -> io::Result<Layout> {
+        let folder = rustix::fs::open(path, FOLDER, Mode::empty())?;
+        mkdirat(&folder, "blobs", Mode::RWXU)?;
+        let both = openat(&folder, "blobs", FOLDER, Mode::empty())?;
+        mkdirat(&both, "sha256", Mode::RWXU)?;
+        let blobs = openat(&both, "sha256", FOLDER, Mode::empty())?;
+        Ok(Layout { folder, blobs })
+    }
+
+    /// A file for bytes that have not been checked yet.
+    pub(super) fn part(&self, digest: &Digest) -> io::Result<File> {
+        Ok(openat(&self.blobs, part_name(digest), NEW, OURS)?.into())
+    }
+
+    /// The bytes have been checked: from now on they are what their name says.
+    pub(super) fn keep(&self, digest: &Digest) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.blobs, part_name(digest), &self.blobs, digest.hex())?)
+    }
+
+    /// Keeps bytes that have been checked.
+    pub(super) fn write(&self, digest: &Digest, bytes: &[u8]) -> io::Result<()> {
+        self.part(digest)?.write_all(bytes)?;
+        self.keep(digest)
+    }
+
+    /// The bytes of a blob that was kept; small ones only.
+    pub(super) fn read(&self, digest: &Digest) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::from(openat(&self.blobs, digest.hex(), OPEN, Mode::empty())?).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Writes what makes a layout of the blobs.
+    pub(super) fn finish(&self, index: &serde_json::Value) -> io::Result<()> {
+        let write = |name, text: &str| -> io::Result<()> {
+            File::from(openat(&self.folder, name, NEW, OURS)?).write_all(text.as_bytes())
+        };
+        write("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        write("index.json", &index.to_string())
+    }
+}
+
+fn part_name(digest: &Digest) -> String {
+    format!("{}.part", digest.hex())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_their_name_only_once_they_are_kept() {
+        let path = std::env::temp_dir().join(format!("airlock-layout-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        let layout = Layout::new(&path).unwrap();
+        let digest = Digest::new(&format!("sha256:{}", "0".repeat(64))).unwrap();
+        let file = path.join("blobs/sha256").join(digest.hex());
+        layout.part(&digest).unwrap();
+        assert!(!file.exists() && layout.part(&digest).is_err(), "a second writer is refused");
+        layout.keep(&digest).unwrap();
+        assert!(file.exists() && Layout::new(&path).is_err(), "a folder is used once");
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}

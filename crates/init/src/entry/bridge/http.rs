@@ -1,0 +1,439 @@
+//! Requests on their way to the control plane. One request a connection: what is framed so that two readers could
+//! differ about it is refused, the token is put in, all else passes byte for byte.
+//!
+//! The end of a response is the end of its connection, which we ask for; so only its head is looked at.
+
+use super::{super::environment::Token, url::Url};
+
+const LARGEST_HEAD: usize = 32 << 10;
+const MOST_HEADERS: usize = 128;
+/// What a buffer takes before we wait for its other end.
+pub(super) const BUFFER: usize = 64 << 10;
+
+/// Why a request goes no further.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Refused {
+    /// It is not what HTTP/1.1 says, or could be read in two ways.
+    Malformed(&'static str),
+    /// Its head is longer than we keep.
+    TooLarge,
+    /// Tunnels and other protocols have no place here.
+    Unsupported(&'static str),
+    /// The other end cannot be reached, or does not speak HTTP.
+    Upstream(&'static str),
+}
+
+impl Refused {
+    /// A whole response that says so.
+    pub fn response(self) -> Vec<u8> {
+        let (status, message) = match self {
+            Refused::Malformed(why) => ("400 Bad Request", why),
+            Refused::TooLarge => ("431 Request Header Fields Too Large", "the head is larger than 32 KiB"),
+            Refused::Unsupported(why) => ("501 Not Implemented", why),
+            Refused::Upstream(why) => ("502 Bad Gateway", why),
+        };
+        let body = format!("{{\"error\":{{\"message\":\"airlock-init: {message}\"}}}}\n");
+        let head = "Content-Type: application/json\r\nConnection: close";
+        format!("HTTP/1.1 {status}\r\n{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
+    }
+}
+
+/// What is changed in every request.
+#[derive(Debug)]
+pub struct Rewrite {
+    host: String,
+    prefix: String,
+    token: Token,
+}
+
+impl Rewrite {
+    /// For requests to this URL.
+    pub fn new(url: Url, token: Token) -> Rewrite {
+        Rewrite { host: url.host, prefix: url.prefix, token }
+    }
+}
+
+/// How far a request has been read.
+#[derive(Debug, Default, PartialEq)]
+pub enum Request {
+    /// Its head is not complete.
+    #[default]
+    Head,
+    /// So many bytes of its body are to come.
+    Length(u64),
+    /// Its body comes in chunks.
+    Chunks(Chunk),
+    /// Nothing of it is to come. What follows it is never read.
+    Done,
+}
+
+/// Where in a chunked body we are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Chunk {
+    /// Before the size of a chunk.
+    Size,
+    /// So many bytes of a chunk, and the end of its line, are to come.
+    Data(u64),
+    /// Before the empty line that ends the body.
+    End,
+}
+
+impl Request {
+    /// Moves what is complete and in order from one buffer to the other, as far as that has room.
+    pub fn advance(
+        &mut self,
+        from: &mut Vec<u8>,
+        to: &mut Vec<u8>,
+        rewrite: &Rewrite,
+    ) -> Result<(), Refused> {
+        loop {
+            let before = from.len();
+            *self = match self {
+                Request::Head => match take_head(from)? {
+                    Some(head) => {
+                        let head = Head::parse(&head)?;
+                        head.write(rewrite, to)?;
+                        head.body
+                    }
+                    None => Request::Head,
+                },
+                Request::Length(left) => match pass(from, to, *left) {
+                    0 => Request::Done,
+                    left => Request::Length(left),
+                },
+                Request::Chunks(chunk) => match chunk.advance(from, to)? {
+                    Some(chunk) => Request::Chunks(chunk),
+                    None => Request::Done,
+                },
+                Request::Done => Request::Done,
+            };
+            if from.len() == before {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Moves up to `left` bytes; how many are left to move.
+fn pass(from: &mut Vec<u8>, to: &mut Vec<u8>, left: u64) -> u64 {
+    let room = BUFFER.saturating_sub(to.len()).min(from.len());
+    let count = usize::try_from(left).unwrap_or(usize::MAX).min(room);
+    to.extend(from.drain(..count));
+    left - count as u64
+}
+
+impl Chunk {
+    /// The next state; `None` at the end. Unchanged if more bytes, or more room, are needed.
+    fn advance(self, from: &mut Vec<u8>, to: &mut Vec<u8>) -> Result<Option<Chunk>, Refused> {
+        match self {
+            Chunk::Size => {
+                let Some(line) = take_line(from)? else { return Ok(Some(self)) };
+                let size = chunk_size(&line).ok_or(Refused::Malformed("a chunk has a bad size"))?;
+                to.extend_from_slice(&line);
+                Ok(Some(if size == 0 { Chunk::End } else { Chunk::Data(size + 2) }))
+            }
+            Chunk::Data(left @ 1..=2) => {
+                let end = &b"\r\n"[2 - left as usize..];
+                let count = from.len().min(end.len());
+                if from[..count] != end[..count] {
+                    return Err(Refused::Malformed("a chunk is longer than its size"));
+                }
+                to.extend(from.drain(..count));
+                let left = left - count as u64;
+                Ok(Some(if left == 0 { Chunk::Size } else { Chunk::Data(left) }))
+            }
+            Chunk::Data(left) => Ok(Some(Chunk::Data(pass(from, to, left - 2) + 2))),
+            Chunk::End => {
+                let Some(line) = take_line(from)? else { return Ok(Some(self)) };
+                match line.as_slice() {
+                    b"\r\n" => {
+                        to.extend_from_slice(&line);
+                        Ok(None)
+                    }
+                    _ => Err(Refused::Malformed("trailers are not passed on")),
+                }
+            }
+        }
+    }
+}
+
+/// Digits alone: extensions are a classic way to make two readers differ.
+fn chunk_size(line: &[u8]) -> Option<u64> {
+    let digits = std::str::from_utf8(line.strip_suffix(b"\r\n")?).ok()?;
+    let plain = (1..=15).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    u64::from_str_radix(digits, 16).ok().filter(|_| plain)
+}
+
+/// A short line with its end, as chunked bodies have them.
+fn take_line(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, Refused> {
+    const LONGEST: usize = 32;
+    match from.iter().take(LONGEST).position(|byte| *byte == b'\n') {
+        Some(end) => Ok(Some(from.drain(..=end).collect())),
+        None if from.len() >= LONGEST => Err(Refused::Malformed("a line of a chunked body is too long")),
+        None => Ok(None),
+    }
+}
+
+/// A head with the empty line that ends it, once it is there.
+fn take_head(from: &mut Vec<u8>) -> Result<Option<Vec<u8>>, Refused> {
+    let window = &from[..from.len().min(LARGEST_HEAD)];
+    match window.windows(4).position(|part| part == b"\r\n\r\n") {
+        Some(end) => Ok(Some(from.drain(..end + 4).collect())),
+        None if from.len() >= LARGEST_HEAD => Err(Refused::TooLarge),
+        None => Ok(None),
+    }
+}
+
+/// The head of a request that can be read in one way only.
+#[derive(Debug)]
+struct Head<'a> {
+    method: &'a [u8],
+    target: &'a [u8],
+    /// Names and values that pass.
+    headers: Vec<(&'a [u8], &'a [u8])>,
+    /// How its body comes.
+    body: Request,
+}
+
+fn is_token(text: &[u8]) -> bool {
+    let is_token = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
+    !text.is_empty() && text.iter().all(is_token)
+}
+
+fn trim(value: &[u8]) -> &[u8] {
+    let is_space = |byte: &u8| *byte == b' ' || *byte == b'\t';
+    let start = value.iter().position(|byte| !is_space(byte)).unwrap_or(value.len());
+    let end = value.iter().rposition(|byte| !is_space(byte)).map_or(start, |end| end + 1);
+    &value[start..end]
+}
+
+/// Between two neighbours only, or about who somebody is, which is ours to say.
+const DROPPED: [&str; 12] = [
+    "host",
+    "connection",
+    "proxy-connection",
+    "keep-alive",
+    "te",
+    "trailer",
+    "upgrade",
+    "authorization",
+    "proxy-authorization",
+    "x-api-key",
+    "api-key",
+    "x-goog-api-key",
+];
+
+impl<'a> Head<'a> {
+    fn parse(head: &'a [u8]) -> Result<Head<'a>, Refused> {
+        let mut lines = lines(head)?.into_iter();
+        let (method, target) = request_line(lines.next().unwrap_or_default())?;
+        let headers = lines.map(header).collect::<Result<Vec<_>, _>>()?;
+        if headers.len() > MOST_HEADERS {
+            return Err(Refused::TooLarge);
+        }
+        let all = |wanted: &str| -> Vec<_> {
+            let named = headers.iter().filter(|(name, _)| name.eq_ignore_ascii_case(wanted.as_bytes()));
+            named.map(|(_, value)| *value).collect()
+        };
+        if all("host").len() != 1 {
+            return Err(Refused::Malformed("there must be one Host header"));
+        }
+        if !all("upgrade").is_empty() {
+            return Err(Refused::Unsupported("upgrades to other protocols are not passed on"));
+        }
+        check_connection(&all("connection"))?;
+        let body = body(&all("content-length"), &all("transfer-encoding"))?;
+        let passes = |(name, _): &(&[u8], &[u8])| {
+            !DROPPED.iter().any(|other| name.eq_ignore_ascii_case(other.as_bytes()))
+        };
+        Ok(Head { method, target, headers: headers.into_iter().filter(passes).collect(), body })
+    }
+
+    fn write(&self, rewrite: &Rewrite, to: &mut Vec<u8>) -> Result<(), Refused> {
+        if !rewrite.prefix.is_empty() && leaves_prefix(self.target) {
+            return Err(Refused::Malformed("the path leads out of its prefix"));
+        }
+        let parts: [&[u8]; 10] = [
+            self.method,
+            b" ",
+            rewrite.prefix.as_bytes(),
+            self.target,
+            b" HTTP/1.1\r\nHost: ",
+            rewrite.host.as_bytes(),
+            b"\r\nConnection: close\r\nAuthorization: Bearer ",
+            rewrite.token.expose(),
+            b"\r\n",
+            b"",
+        ];
+        parts.iter().for_each(|part| to.extend_from_slice(part));
+        for (name, value) in &self.headers {
+            [*name, b": ", *value, b"\r\n"].iter().for_each(|part| to.extend_from_slice(part));
+        }
+        to.extend_from_slice(b"\r\n");
+        Ok(())
+    }
+}
+
+/// The lines of a head without their ends; a lone CR or LF, or a NUL, is somebody's trick.
+fn lines(head: &[u8]) -> Result<Vec<&[u8]>, Refused> {
+    let mut lines: Vec<_> = head.split(|byte| *byte == b'\n').collect();
+    // After the last end of a line there is nothing, and before it the empty line.
+    lines.truncate(lines.len() - 1);
+    let mut whole = lines.into_iter().map(|line| {
+        let line = line.strip_suffix(b"\r").filter(|line| !line.contains(&b'\r') && !line.contains(&0));
+        line.ok_or(Refused::Malformed("lines must end with CRLF"))
+    });
+    let mut lines = whole.by_ref().collect::<Result<Vec<_>, _>>()?;
+    lines.pop();
+    Ok(lines)
+}
+
+fn request_line(line: &[u8]) -> Result<(&[u8], &[u8]), Refused> {
+    let parts: Vec<_> = line.split(|byte| *byte == b' ').collect();
+    let [method, target, b"HTTP/1.1"] = parts[..] else {
+        return Err(Refused::Malformed("the first line must be METHOD PATH HTTP/1.1"));
+    };
+    if !is_token(method) {
+        return Err(Refused::Malformed("the method is malformed"));
+    }
+    if method == b"CONNECT" || method == b"TRACE" {
+        return Err(Refused::Unsupported("CONNECT and TRACE are not passed on"));
+    }
+    if target.first() != Some(&b'/') || !target.iter().all(u8::is_ascii_graphic) || target.contains(&b'#') {
+        return Err(Refused::Malformed("the path must begin with / and be visible ASCII"));
+    }
+    Ok((method, target))
+}
+
+fn header(line: &[u8]) -> Result<(&[u8], &[u8]), Refused> {
+    let middle = line.iter().position(|byte| *byte == b':').unwrap_or(0);
+    let (name, value) = line.split_at(middle);
+    let value = trim(value.get(1..).unwrap_or_default());
+    let is_text = |byte: &u8| *byte == b'\t' || (*byte >= b' ' && *byte != 0x7f);
+    match is_token(name) && value.iter().all(is_text) {
+        true => Ok((name, value)),
+        false => Err(Refused::Malformed("a header is malformed")),
+    }
+}
+
+/// A list here can name headers that are to be removed: ours must not be among them.
+fn check_connection(values: &[&[u8]]) -> Result<(), Refused> {
+    let known = |option: &[u8]| {
+        [&b""[..], b"close", b"keep-alive", b"te"].iter().any(|known| option.eq_ignore_ascii_case(known))
+    };
+    let mut options = values.iter().flat_map(|value| value.split(|byte| *byte == b',')).map(trim);
+    match options.all(known) {
+        true => Ok(()),
+        false => Err(Refused::Malformed("Connection may only say close or keep-alive")),
+    }
+}
+
+fn body(lengths: &[&[u8]], encodings: &[&[u8]]) -> Result<Request, Refused> {
+    match (lengths, encodings) {
+        ([], []) => Ok(Request::Done),
+        ([length], []) => {
+            let digits = std::str::from_utf8(length).ok();
+            let digits = digits.filter(|text| (1..=18).contains(&text.len()));
+            let plain = digits.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+            match plain.and_then(|text| text.parse().ok()) {
+                Some(0) => Ok(Request::Done),
+                Some(length) => Ok(Request::Length(length)),
+                None => Err(Refused::Malformed("Content-Length must be one plain number")),
+            }
+        }
+        ([], [encoding]) if encoding.eq_ignore_ascii_case(b"chunked") => Ok(Request::Chunks(Chunk::Size)),
+        ([], _) => Err(Refused::Malformed("Transfer-Encoding may only say chunked")),
+        _ => Err(Refused::Malformed("the length of the body must be said once")),
+    }
+}
+
+/// Whether a path has a part that means "here" or "one up", in any spelling that some server takes for one.
+fn leaves_prefix(target: &[u8]) -> bool {
+    let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
+    let mut plain = path.to_ascii_lowercase();
+    // Twice, since some servers decode twice.
+    for _ in 0..2 {
+        plain = [(&b"%25"[..], b'%'), (b"%2e", b'.'), (b"%2f", b'/'), (b"%5c", b'/'), (b"\\", b'/')]
+            .into_iter()
+            .fold(plain, |text, (from, to)| replace(&text, from, to));
+    }
+    plain.split(|byte| *byte == b'/').any(|part| part == b"." || part == b".." || part.starts_with(b"..;"))
+}
+
+fn replace(text: &[u8], from: &[u8], to: u8) -> Vec<u8> {
+    let (mut found, mut rest) = (Vec::with_capacity(text.len()), text);
+    while let Some((first, others)) = rest.split_first() {
+        match rest.strip_prefix(from) {
+            Some(after) => {
+                found.push(to);
+                rest = after;
+            }
+            None => {
+                found.push(*first);
+                rest = others;
+            }
+        }
+    }
+    found
+}
+
+/// How far a response has been read.
+#[derive(Debug, Default, PartialEq)]
+pub enum Response {
+    /// Its head is not complete.
+    #[default]
+    Head,
+    /// All that comes is its body.
+    Body,
+}
+
+impl Response {
+    /// Moves what came, as far as there is room. To the client each response is the last of its connection.
+    pub fn advance(&mut self, from: &mut Vec<u8>, to: &mut Vec<u8>) -> Result<(), Refused> {
+        while *self == Response::Head {
+            let Some(head) =
+                take_head(from).map_err(|_| Refused::Upstream("its answer has too large a head"))?
+            else {
+                return Ok(());
+            };
+            *self = pass_head(&head, to)?;
+        }
+        pass(from, to, u64::MAX);
+        Ok(())
+    }
+}
+
+fn pass_head(head: &[u8], to: &mut Vec<u8>) -> Result<Response, Refused> {
+    let mut lines = lines(head).map_err(|_| Refused::Upstream("its answer is not HTTP"))?.into_iter();
+    let first = lines.next().unwrap_or_default();
+    let interim = match first {
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'0' | b'1', b' ', kind @ b'1'..=b'5', rest @ ..]
+            if rest.len() >= 2 && rest[..2].iter().all(u8::is_ascii_digit) =>
+        {
+            *kind == b'1'
+        }
+        _ => return Err(Refused::Upstream("its answer is not HTTP")),
+    };
+    if interim && first[10..].starts_with(b"01") {
+        return Err(Refused::Upstream("it answered with another protocol"));
+    }
+    let between_two = ["connection", "keep-alive", "proxy-connection", "upgrade"];
+    let passes = |line: &&[u8]| {
+        let name = line.split(|byte| *byte == b':').next().unwrap_or_default();
+        !between_two.iter().any(|other| trim(name).eq_ignore_ascii_case(other.as_bytes()))
+    };
+    for line in [first].into_iter().chain(lines.filter(passes)) {
+        to.extend_from_slice(line);
+        to.extend_from_slice(b"\r\n");
+    }
+    if interim {
+        to.extend_from_slice(b"\r\n");
+        return Ok(Response::Head);
+    }
+    to.extend_from_slice(b"Connection: close\r\n\r\n");
+    Ok(Response::Body)
+}
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;

@@ -1,0 +1,444 @@
+//! The bridge at work: one process, one loop, a bounded number of connections with bounded buffers.
+//!
+//! ```text
+//! program ─▶ 127.0.0.1:PORT ─▶ [inbox ─ request ─▶ up] ─▶ upstream        plain: bytes both ways, ends kept
+//!         ◀─                ◀─ [down ◀─ response ─ outbox] ◀─             with a token: one request each
+//! ```
+
+use super::{
+    Door,
+    http::{BUFFER, Refused, Request, Response, Rewrite},
+    resolve::{self, Search},
+    url::Address,
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{self, AddressFamily, Shutdown, SocketFlags, SocketType},
+};
+use std::{
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+const MOST_CONNECTIONS: usize = 64;
+/// A model may think for long before it says a word.
+const LONGEST_SILENCE: Duration = Duration::from_secs(30 * 60);
+/// How long the head of a request may take.
+const LONGEST_HEAD: Duration = Duration::from_secs(30);
+/// How long we listen to one that was answered, so that the answer is not lost by our hanging up.
+const LINGER: Duration = Duration::from_secs(2);
+/// How often one connection is served before the next.
+const MOST_STEPS: usize = 32;
+/// How soon a socket whose queue is full is tried again.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// The other end of a connection, as far as we are with it.
+enum Link {
+    None,
+    Searching(Search),
+    Open(OwnedFd),
+}
+
+/// What goes one way, and whether its source has ended and its sink been told.
+#[derive(Default)]
+struct Flow {
+    bytes: Vec<u8>,
+    ended: bool,
+    told: bool,
+}
+
+struct Connection {
+    client: OwnedFd,
+    link: Link,
+    up: Flow,
+    down: Flow,
+    exchange: Option<Exchange>,
+    deadline: Instant,
+    /// It had its turn, and was not done.
+    has_more: bool,
+}
+
+/// What a request with a token needs besides.
+#[derive(Default)]
+struct Exchange {
+    request: Request,
+    response: Response,
+    inbox: Vec<u8>,
+    outbox: Vec<u8>,
+    /// All of the answer is in `down`; the upstream is not needed any more.
+    answered: bool,
+    lingers: bool,
+}
+
+/// Why a connection is over.
+struct Over;
+
+/// Serves until the process whose end of `lifeline` is the other one ends.
+pub(super) fn serve(listener: &OwnedFd, lifeline: &OwnedFd, door: &Door) {
+    let mut connections: Vec<Connection> = Vec::new();
+    loop {
+        let (ready, due) = match wait(listener, lifeline, &connections) {
+            Some(ready) => ready,
+            None => return,
+        };
+        let now = Instant::now();
+        let mut turns = ready.into_iter();
+        connections.retain_mut(|connection| {
+            let ready = turns.next().unwrap_or(false);
+            let late = now >= connection.deadline;
+            !late && (!ready && !connection.is_due(now) || connection.turn(door).is_ok())
+        });
+        if due {
+            accept(listener, &mut connections, door);
+        }
+    }
+}
+
+/// Waits for something to do: which connections have it, and whether one is to be accepted. `None` when it is over.
+fn wait(listener: &OwnedFd, lifeline: &OwnedFd, connections: &[Connection]) -> Option<(Vec<bool>, bool)> {
+    let has_room = connections.len() < MOST_CONNECTIONS;
+    let mut polled = vec![PollFd::new(lifeline, PollFlags::IN)];
+    polled.push(PollFd::new(listener, if has_room { PollFlags::IN } else { PollFlags::empty() }));
+    let mut owners = Vec::new();
+    for (number, connection) in connections.iter().enumerate() {
+        for (descriptor, events) in connection.wishes() {
+            polled.push(PollFd::from_borrowed_fd(descriptor, events));
+            owners.push(number);
+        }
+    }
+    let now = Instant::now();
+    let soonest = connections.iter().map(Connection::due).min();
+    let limit = soonest.map(|due| due.saturating_duration_since(now));
+    let limit =
+        limit.map(|limit| Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() });
+    match poll(&mut polled, limit.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(_) => return None,
+    }
+    if !polled[0].revents().is_empty() {
+        return None;
+    }
+    let mut ready = vec![false; connections.len()];
+    for (number, polled) in owners.iter().zip(&polled[2..]) {
+        ready[*number] |= !polled.revents().is_empty();
+    }
+    Some((ready, has_room && !polled[1].revents().is_empty()))
+}
+
+fn accept(listener: &OwnedFd, connections: &mut Vec<Connection>, door: &Door) {
+    while connections.len() < MOST_CONNECTIONS {
+        let Ok(client) = net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else {
+            return;
+        };
+        let mut connection = Connection::new(client, door.rewrite.is_some());
+        if connection.turn(door).is_ok() {
+            connections.push(connection);
+        }
+    }
+}
+
+/// Reads once, if there is room. `Ok(false)` when there was nothing.
+fn fill(from: BorrowedFd<'_>, bytes: &mut Vec<u8>, ended: &mut bool) -> Result<bool, Over> {
+    let mut chunk = [0; 16 << 10];
+    let room = BUFFER.saturating_sub(bytes.len()).min(chunk.len());
+    if room == 0 || *ended {
+        return Ok(false);
+    }
+    match rustix::io::read(from, &mut chunk[..room]) {
+        Ok(0) => {
+            *ended = true;
+            Ok(true)
+        }
+        Ok(count) => {
+            bytes.extend_from_slice(&chunk[..count]);
+            Ok(true)
+        }
+        Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+        Err(_) => Err(Over),
+    }
+}
+
+fn drain(to: BorrowedFd<'_>, bytes: &mut Vec<u8>) -> Result<bool, Over> {
+    if bytes.is_empty() {
+        return Ok(false);
+    }
+    match net::send(to, bytes, net::SendFlags::NOSIGNAL) {
+        Ok(count) => {
+            bytes.drain(..count);
+            Ok(true)
+        }
+        Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+        Err(_) => Err(Over),
+    }
+}
+
+/// Tells the sink that its source has ended, once all is passed on.
+fn pass_end(to: BorrowedFd<'_>, flow: &mut Flow) {
+    if flow.ended && flow.bytes.is_empty() && !flow.told {
+        // It fails for one that is gone, of which the other direction hears.
+        _ = net::shutdown(to, Shutdown::Write);
+        flow.told = true;
+    }
+}
+
+impl Connection {
+    fn new(client: OwnedFd, with_token: bool) -> Connection {
+        let limit = if with_token { LONGEST_HEAD } else { LONGEST_SILENCE };
+        Connection {
+            client,
+            link: Link::None,
+            up: Flow::default(),
+            down: Flow::default(),
+            exchange: with_token.then(Exchange::default),
+            deadline: Instant::now() + limit,
+            has_more: false,
+        }
+    }
+
+    /// Which descriptors it waits for, and for what.
+    fn wishes(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
+        let mut wishes = Vec::new();
+        let mut wish = |descriptor, reads: bool, writes: bool| {
+            let mut events = PollFlags::empty();
+            events.set(PollFlags::IN, reads);
+            events.set(PollFlags::OUT, writes);
+            // Without a wish the kernel would still tell of an end, again and again.
+            if !events.is_empty() {
+                wishes.push((descriptor, events));
+            }
+        };
+        let (reads_client, reads_upstream) = match &self.exchange {
+            Some(it) if it.lingers => (!self.up.ended, false),
+            Some(it) => {
+                let wants = it.request != Request::Done && !it.answered && it.inbox.len() < BUFFER;
+                (wants && !self.up.ended, !it.answered && it.outbox.len() < BUFFER && !self.down.ended)
+            }
+            None => (
+                !self.up.ended && self.up.bytes.len() < BUFFER,
+                !self.down.ended && self.down.bytes.len() < BUFFER,
+            ),
+        };
+        wish(self.client.as_fd(), reads_client, !self.down.bytes.is_empty());
+        match &self.link {
+            Link::None => {}
+            Link::Searching(search) => wish(search.socket.as_fd(), true, false),
+            Link::Open(upstream) => wish(upstream.as_fd(), reads_upstream, !self.up.bytes.is_empty()),
+        }
+        wishes
+    }
+
+    fn wants_link(&self) -> bool {
+        matches!(self.link, Link::None)
+            && self.exchange.as_ref().is_none_or(|it| it.request != Request::Head && !it.answered)
+    }
+
+    fn due(&self) -> Instant {
+        match &self.link {
+            _ if self.has_more => Instant::now(),
+            Link::Searching(search) => search.due().min(self.deadline),
+            Link::None if self.wants_link() => (Instant::now() + RETRY).min(self.deadline),
+            Link::None | Link::Open(_) => self.deadline,
+        }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.has_more
+            || self.wants_link()
+            || matches!(&self.link, Link::Searching(search) if now >= search.due())
+    }
+
+    /// Does all that can be done now, so that whatever waits in a buffer waits for the kernel to tell us something;
+    /// up to a bound, so that the others have their turn.
+    fn turn(&mut self, door: &Door) -> Result<(), Over> {
+        for _ in 0..MOST_STEPS {
+            self.has_more = self.step(door)?;
+            if !self.has_more {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether anything was moved.
+    fn step(&mut self, door: &Door) -> Result<bool, Over> {
+        let mut moved = self.read_client(door)?;
+        if self.wants_link() || matches!(self.link, Link::Searching(_)) {
+            self.connect(door)?;
+        }
+        moved |= self.use_link()?;
+        moved |= drain(self.client.as_fd(), &mut self.down.bytes)?;
+        if moved && !self.is_waiting_for_head() && !self.lingers() {
+            self.deadline = Instant::now() + LONGEST_SILENCE;
+        }
+        self.finish()?;
+        Ok(moved)
+    }
+
+    fn is_waiting_for_head(&self) -> bool {
+        self.exchange.as_ref().is_some_and(|it| it.request == Request::Head && !it.answered)
+    }
+
+    fn lingers(&self) -> bool {
+        self.exchange.as_ref().is_some_and(|it| it.lingers)
+    }
+
+    fn read_client(&mut self, door: &Door) -> Result<bool, Over> {
+        let Some(exchange) = &mut self.exchange else {
+            return fill(self.client.as_fd(), &mut self.up.bytes, &mut self.up.ended);
+        };
+        if exchange.lingers {
+            let mut nothing = Vec::new();
+            return fill(self.client.as_fd(), &mut nothing, &mut self.up.ended);
+        }
+        if exchange.request == Request::Done || exchange.answered {
+            return Ok(false);
+        }
+        let moved = fill(self.client.as_fd(), &mut exchange.inbox, &mut self.up.ended)?;
+        let advanced = door.rewrite.as_ref().map(|rewrite: &Rewrite| {
+            exchange.request.advance(&mut exchange.inbox, &mut self.up.bytes, rewrite)
+        });
+        if let Some(Err(refused)) = advanced {
+            self.refuse(refused)?;
+        } else if self.up.ended && exchange.request != Request::Done && self.up.bytes.len() < BUFFER {
+            return Err(Over); // it ended in the middle of its request
+        }
+        Ok(moved)
+    }
+
+    /// Answers in place of the other end, unless that has begun to.
+    fn refuse(&mut self, refused: Refused) -> Result<(), Over> {
+        let Some(exchange) = &mut self.exchange else { return Err(Over) };
+        if exchange.response != Response::Head || exchange.answered {
+            return Err(Over);
+        }
+        self.down.bytes.extend_from_slice(&refused.response());
+        (self.down.ended, exchange.answered) = (true, true);
+        self.link = Link::None;
+        Ok(())
+    }
+
+    fn connect(&mut self, door: &Door) -> Result<(), Over> {
+        let address = match (&mut self.link, &door.address) {
+            (Link::Searching(search), Address::Name(_, port)) => match search.advance() {
+                None => return Ok(()),
+                Some(Ok(found)) => Address::Ip((found, *port).into()),
+                Some(Err(why)) => return self.refuse(Refused::Upstream(why)),
+            },
+            (_, Address::Name(name, port)) => match door.names.find(name) {
+                Some(found) => Address::Ip((found, *port).into()),
+                None => return self.search(name, door),
+            },
+            (_, address) => address.clone(),
+        };
+        match open(&address) {
+            Ok(upstream) => self.link = Link::Open(upstream),
+            Err(Errno::AGAIN) => self.link = Link::None, // its queue is full
+            Err(_) => return self.refuse(Refused::Upstream("the control plane cannot be reached")),
+        }
+        Ok(())
+    }
+
+    fn search(&mut self, name: &str, door: &Door) -> Result<(), Over> {
+        match door.names.server.map(|server| Search::new(name, server)) {
+            Some(Ok(search)) => {
+                self.link = Link::Searching(search);
+                Ok(())
+            }
+            Some(Err(_)) => {
+                self.refuse(Refused::Upstream("the server of /etc/resolv.conf cannot be reached"))
+            }
+            None => self.refuse(Refused::Upstream("/etc/hosts does not have the name of the control plane")),
+        }
+    }
+
+    fn use_link(&mut self) -> Result<bool, Over> {
+        let Link::Open(upstream) = &self.link else { return Ok(false) };
+        let (upstream, up, down) = (upstream.as_fd(), &mut self.up, &mut self.down);
+        let Some(exchange) = &mut self.exchange else {
+            // What was read before an error is still passed on by the other direction's end.
+            let moved = fill(upstream, &mut down.bytes, &mut down.ended)? | drain(upstream, &mut up.bytes)?;
+            pass_end(upstream, up);
+            return Ok(moved);
+        };
+        // One that has answered may have stopped listening: only what it says counts then.
+        let sent = drain(upstream, &mut up.bytes);
+        let read = fill(upstream, &mut exchange.outbox, &mut down.ended);
+        if sent.is_err() {
+            up.bytes.clear();
+            exchange.request = Request::Done;
+        }
+        let advanced = exchange.response.advance(&mut exchange.outbox, &mut down.bytes);
+        let began = exchange.response == Response::Body;
+        exchange.answered = began && down.ended && exchange.outbox.is_empty();
+        let broken = read.is_err() || (sent.is_err() && !began && !matches!(read, Ok(true)));
+        match (advanced, broken || (down.ended && !began)) {
+            (Err(refused), _) => self.refuse_late(refused),
+            (Ok(()), true) => {
+                self.refuse_late(Refused::Upstream("the control plane cannot be reached, or hung up"))
+            }
+            (Ok(()), false) => Ok(sent.unwrap_or(false) | read.unwrap_or(false)),
+        }
+    }
+
+    fn refuse_late(&mut self, refused: Refused) -> Result<bool, Over> {
+        self.refuse(refused).map(|()| true)
+    }
+
+    /// Passes ends on; over when nothing is left to do.
+    fn finish(&mut self) -> Result<(), Over> {
+        let Some(exchange) = &mut self.exchange else {
+            pass_end(self.client.as_fd(), &mut self.down);
+            return if self.up.told && self.down.told { Err(Over) } else { Ok(()) };
+        };
+        if exchange.lingers {
+            return if self.up.ended { Err(Over) } else { Ok(()) };
+        }
+        if exchange.answered && self.down.bytes.is_empty() {
+            pass_end(self.client.as_fd(), &mut self.down);
+            self.link = Link::None;
+            exchange.lingers = true;
+            self.deadline = Instant::now() + LINGER;
+            return if self.up.ended { Err(Over) } else { Ok(()) };
+        }
+        Ok(())
+    }
+}
+
+/// Begins a connection; whether it stands shows when it is used. For a socket in the file system it does at once.
+pub(super) fn open(address: &Address) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let begin = |family, address: &dyn Fn(&OwnedFd) -> Result<(), Errno>| {
+        let socket = net::socket_with(family, SocketType::STREAM, flags, None)?;
+        match address(&socket) {
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+            Err(error) => Err(error),
+        }
+    };
+    match address {
+        Address::Unix(path) => {
+            let address = net::SocketAddrUnix::new(path.as_slice())?;
+            begin(AddressFamily::UNIX, &|socket| net::connect(socket, &address))
+        }
+        Address::Ip(address) => {
+            let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+            let address: SocketAddr = *address;
+            begin(family, &|socket| net::connect(socket, &address))
+        }
+        Address::Name(..) => Err(Errno::INVAL),
+    }
+}
+
+/// What the files of the image say about names, as they were at the start.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    pub(super) hosts: Vec<u8>,
+    pub(super) server: Option<std::net::IpAddr>,
+}
+
+impl Names {
+    fn find(&self, name: &str) -> Option<std::net::IpAddr> {
+        resolve::from_hosts(&self.hosts, name)
+    }
+}

@@ -1,0 +1,224 @@
+//! Names, by `/etc/hosts` and by one plain question to the first server of `/etc/resolv.conf`. The C library's way
+//! loads other libraries, which a static program cannot. No search domains: a name is asked for as it is written.
+
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    time::{Duration, Instant},
+};
+
+const ONE_TRY: Duration = Duration::from_secs(2);
+const TRIES: u32 = 2;
+const LARGEST_ANSWER: usize = 1500;
+const INTERNET: u16 = 1;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// An IPv4 address.
+    A = 1,
+    /// An IPv6 address.
+    Aaaa = 28,
+}
+
+/// The address that a file like `/etc/hosts` gives a name; an IPv4 one before others.
+pub fn from_hosts(hosts: &[u8], name: &str) -> Option<IpAddr> {
+    let mut found = None;
+    for line in String::from_utf8_lossy(hosts).lines() {
+        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+        let Some(Ok(address)) = words.next().map(str::parse::<IpAddr>) else { continue };
+        if words.any(|word| word.eq_ignore_ascii_case(name)) {
+            if address.is_ipv4() {
+                return Some(address);
+            }
+            found = found.or(Some(address));
+        }
+    }
+    found
+}
+
+/// The first server of a file like `/etc/resolv.conf`.
+pub fn server(configuration: &[u8]) -> Option<IpAddr> {
+    let text = String::from_utf8_lossy(configuration);
+    text.lines().find_map(|line| line.trim().strip_prefix("nameserver")?.trim().parse().ok())
+}
+
+/// A question as a server reads it.
+pub fn question(name: &str, id: u16, kind: Kind) -> Vec<u8> {
+    let mut message = [&id.to_be_bytes()[..], &[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]].concat();
+    for label in name.trim_end_matches('.').split('.') {
+        // At most 63 bytes each: the URL was checked.
+        message.push(label.len() as u8);
+        message.extend_from_slice(label.as_bytes());
+    }
+    message.push(0);
+    message.extend_from_slice(&(kind as u16).to_be_bytes());
+    message.extend_from_slice(&INTERNET.to_be_bytes());
+    message
+}
+
+/// The first address in the answer to a question. `None` if it is not an answer to it at all.
+pub fn answer(message: &[u8], asked: &[u8], kind: Kind) -> Option<Result<IpAddr, &'static str>> {
+    let head = message.get(..12)?;
+    let is_answer = head[..2] == asked[..2] && head[2] & 0x80 != 0 && head[4..6] == [0, 1];
+    // Servers repeat the question; letters may change case.
+    let repeats = message.get(12..asked.len())?.eq_ignore_ascii_case(&asked[12..]);
+    if !is_answer || !repeats {
+        return None;
+    }
+    if head[3] & 0x0f != 0 {
+        return Some(Err("the name is not known"));
+    }
+    let count = u16::from_be_bytes([head[6], head[7]]);
+    Some(records(&message[asked.len()..], count, kind).ok_or("the name has no address"))
+}
+
+fn records(mut rest: &[u8], count: u16, kind: Kind) -> Option<IpAddr> {
+    for _ in 0..count {
+        rest = after_name(rest)?;
+        let (head, data) = rest.split_at_checked(10)?;
+        let (data, after) = data.split_at_checked(u16::from_be_bytes([head[8], head[9]]).into())?;
+        if head[..4] == [(kind as u16).to_be_bytes(), INTERNET.to_be_bytes()].concat() {
+            return match kind {
+                Kind::A => <[u8; 4]>::try_from(data).ok().map(|bytes| Ipv4Addr::from(bytes).into()),
+                Kind::Aaaa => <[u8; 16]>::try_from(data).ok().map(|bytes| Ipv6Addr::from(bytes).into()),
+            };
+        }
+        rest = after;
+    }
+    None
+}
+
+/// What follows a name, whose last part may be a pointer that we need not follow.
+fn after_name(mut rest: &[u8]) -> Option<&[u8]> {
+    loop {
+        match *rest.first()? {
+            0 => return rest.get(1..),
+            length @ 1..=63 => rest = rest.get(usize::from(length) + 1..)?,
+            192.. => return rest.get(2..),
+            64..=191 => return None,
+        }
+    }
+}
+
+/// A name being looked up.
+#[derive(Debug)]
+pub(super) struct Search {
+    name: String,
+    pub(super) socket: UdpSocket,
+    kind: Kind,
+    asked: Vec<u8>,
+    tries: u32,
+    again: Instant,
+}
+
+impl Search {
+    pub(super) fn new(name: &str, server: IpAddr) -> io::Result<Search> {
+        let local: IpAddr = match server {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = UdpSocket::bind((local, 0))?;
+        // Only that server's answers reach us.
+        socket.connect((server, 53))?;
+        socket.set_nonblocking(true)?;
+        let now = Instant::now();
+        let mut search =
+            Search { name: name.to_owned(), socket, kind: Kind::A, asked: vec![], tries: 0, again: now };
+        search.ask();
+        Ok(search)
+    }
+
+    fn ask(&mut self) {
+        let id = RandomState::new().build_hasher().finish() as u16;
+        self.asked = question(&self.name, id, self.kind);
+        self.tries += 1;
+        self.again = Instant::now() + ONE_TRY;
+        // One that is lost is asked again.
+        _ = self.socket.send(&self.asked);
+    }
+
+    /// When it wants to be looked after, if nothing comes.
+    pub(super) fn due(&self) -> Instant {
+        self.again
+    }
+
+    /// The outcome, once there is one.
+    pub(super) fn advance(&mut self) -> Option<Result<IpAddr, &'static str>> {
+        let mut message = [0; LARGEST_ANSWER];
+        while let Ok(length) = self.socket.recv(&mut message) {
+            match (answer(&message[..length], &self.asked, self.kind), self.kind) {
+                (Some(Ok(address)), _) => return Some(Ok(address)),
+                (Some(Err(_)), Kind::A) => {
+                    (self.kind, self.tries) = (Kind::Aaaa, 0);
+                    self.ask();
+                }
+                (Some(Err(why)), Kind::Aaaa) => return Some(Err(why)),
+                (None, _) => {}
+            }
+        }
+        if Instant::now() < self.again {
+            return None;
+        }
+        if self.tries >= TRIES {
+            return Some(Err("the server of /etc/resolv.conf does not answer"));
+        }
+        self.ask();
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn hosts_and_servers_are_read_from_their_files() {
+        let hosts =
+            b"# c\n::1 localhost\n127.0.0.1 localhost lo # x\n10.0.0.2\tproxy Proxy.Local\nbad proxy2\n";
+        assert_eq!(from_hosts(hosts, "localhost"), Some(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(from_hosts(hosts, "proxy.local"), Some([10, 0, 0, 2].into()));
+        assert_eq!([from_hosts(hosts, "proxy2"), from_hosts(hosts, "x")], [None, None]);
+        assert_eq!(
+            server(b"search a\n# nameserver 1.1.1.1\nnameserver 127.0.0.11\n"),
+            Some([127, 0, 0, 11].into())
+        );
+        assert_eq!(server(b""), None);
+    }
+
+    fn reply(asked: &[u8], records: &[&[u8]]) -> Vec<u8> {
+        let mut message = asked.to_vec();
+        (message[2], message[7]) = (0x81, records.len() as u8);
+        [vec![message], records.iter().map(|record| record.to_vec()).collect()].concat().concat()
+    }
+
+    #[test]
+    fn the_first_address_of_an_answer_counts_also_behind_an_alias() {
+        let asked = question("proxy.local", 7, Kind::A);
+        let alias = b"\xc0\x0c\0\x05\0\x01\0\0\0\x01\0\x03\x01a\0";
+        let address = b"\x01a\0\0\x01\0\x01\0\0\0\x01\0\x04\x0a\0\0\x02";
+        assert_eq!(
+            answer(&reply(&asked, &[alias, address]), &asked, Kind::A),
+            Some(Ok([10, 0, 0, 2].into()))
+        );
+        assert!(matches!(answer(&reply(&asked, &[alias]), &asked, Kind::A), Some(Err(_))));
+        let other = question("proxy.local", 8, Kind::A);
+        assert_eq!(answer(&reply(&other, &[address]), &asked, Kind::A), None, "another question's");
+        let mut unknown = reply(&asked, &[]);
+        unknown[3] = 3;
+        assert!(matches!(answer(&unknown, &asked, Kind::A), Some(Err(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(tail in proptest::collection::vec(any::<u8>(), 0..64), count in any::<u8>()) {
+            let asked = question("a.b", 1, Kind::Aaaa);
+            let mut message = reply(&asked, &[&tail]);
+            message[7] = count;
+            _ = answer(&message, &asked, Kind::Aaaa);
+            _ = answer(&tail, &asked, Kind::Aaaa);
+        }
+    }
+}

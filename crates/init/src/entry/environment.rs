@@ -1,0 +1,325 @@
+//! What the environment asks of us, and what of it the program gets. Secrets are taken out here, once; from then on
+//! they lie in [`Token`] alone, which cannot be printed.
+
+use super::{Refusal, command::Asked};
+use std::{ffi::CString, time::Duration};
+
+const LONGEST_GRACE: u64 = 3600;
+/// Shorter than the ten seconds after which `docker stop` ends us ourselves.
+const USUAL_GRACE: Duration = Duration::from_secs(8);
+const USUAL_WORKDIR: &[u8] = b"/workspace";
+const USUAL_SOCKET: &[u8] = b"/llm-sock/llm.sock";
+const USUAL_PORT: u16 = 8080;
+const LONGEST_TOKEN: usize = 4096;
+/// Every variable of this prefix is ours.
+const PREFIX: &[u8] = b"AGENT_";
+
+/// The variables of a process, in order.
+#[derive(Debug, Default)]
+pub struct Variables(Vec<Vec<u8>>);
+
+fn name(entry: &[u8]) -> &[u8] {
+    entry.split(|byte| *byte == b'=').next().unwrap_or_default()
+}
+
+impl Variables {
+    /// From entries of the form `NAME=VALUE`.
+    pub fn new(entries: Vec<Vec<u8>>) -> Variables {
+        Variables(entries)
+    }
+
+    /// A value; one that is empty counts as not given. Of several of one name the first counts, as for the C library.
+    pub fn get(&self, wanted: &[u8]) -> Option<&[u8]> {
+        let entry = self.0.iter().find(|entry| name(entry) == wanted)?;
+        entry.get(wanted.len() + 1..).filter(|value| !value.is_empty())
+    }
+
+    /// A value that the program is not to see. All of that name go.
+    fn take(&mut self, wanted: &[u8]) -> Option<Vec<u8>> {
+        let value = self.get(wanted).map(<[u8]>::to_vec);
+        self.0.retain_mut(|entry| {
+            let stays = name(entry) != wanted;
+            if !stays {
+                wipe(entry);
+            }
+            stays
+        });
+        value
+    }
+
+    /// Sets a value, in place of all others of the name.
+    pub fn set(&mut self, wanted: &str, value: &[u8]) {
+        self.0.retain(|entry| name(entry) != wanted.as_bytes());
+        self.0.push([wanted.as_bytes(), b"=", value].concat());
+    }
+
+    /// As exec wants them.
+    pub fn entries(self) -> Vec<CString> {
+        // None holds a NUL: they came as C strings, and what we set is checked where it comes from.
+        self.0.into_iter().filter_map(|entry| CString::new(entry).ok()).collect()
+    }
+}
+
+/// Overwrites what must not lie about.
+fn wipe(bytes: &mut [u8]) {
+    bytes.fill(0);
+    // Or the compiler would see that nobody reads it any more.
+    std::hint::black_box(bytes);
+}
+
+/// A secret. It has no `Debug` that shows it, and is gone from memory when it is dropped.
+pub struct Token(Vec<u8>);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+impl Token {
+    /// One that can stand in a header.
+    pub fn new(value: Vec<u8>) -> Result<Token, Refusal> {
+        let token = Token(value);
+        match token.0.len() <= LONGEST_TOKEN && token.0.iter().all(u8::is_ascii_graphic) {
+            true => Ok(token),
+            false => Err(Refusal::new(
+                "SESSION_TOKEN cannot stand in a header: it must be at most 4096 visible ASCII characters",
+            )),
+        }
+    }
+
+    /// For the one header that carries it.
+    pub(super) fn expose(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        wipe(&mut self.0);
+    }
+}
+
+/// Where the model is reached.
+#[derive(Debug)]
+pub(super) enum Upstream {
+    /// `SESSION_TOKEN` and `CONTROL_PLANE_URL`: we add the token.
+    Url { url: Vec<u8>, token: Token },
+    /// A socket; `promised` says by which variable. Without one it need not be there.
+    Socket { path: Vec<u8>, promised: Option<&'static str> },
+}
+
+/// What was asked for.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) asked: Asked,
+    pub(super) user: Option<String>,
+    pub(super) workdir: CString,
+    pub(super) grace: Duration,
+    pub(super) talkative: bool,
+    pub(super) upstream: Upstream,
+    pub(super) port: u16,
+    /// Variables of our prefix that mean nothing to us.
+    pub(super) unknown: Vec<String>,
+    /// Variables of the program that hold the token all the same.
+    pub(super) holds_token: Vec<String>,
+}
+
+fn text(name: &str, value: Vec<u8>) -> Result<String, Refusal> {
+    String::from_utf8(value).map_err(|_| Refusal::new(format!("{name} is not UTF-8")))
+}
+
+/// A number in plain digits, not larger than `most`.
+fn number(name: &str, value: &[u8], least: u64, most: u64) -> Result<u64, Refusal> {
+    let wrong = || Refusal::new(format!("{name} must be a whole number from {least} to {most}"));
+    let digits =
+        std::str::from_utf8(value).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let number = digits.and_then(|text| text.parse().ok()).ok_or_else(wrong)?;
+    if (least..=most).contains(&number) { Ok(number) } else { Err(wrong()) }
+}
+
+/// Takes what is ours out of the variables.
+pub(super) fn read(variables: &mut Variables) -> Result<Settings, Refusal> {
+    // All that is to be stripped is, before anything can be refused.
+    let token = variables.take(b"SESSION_TOKEN");
+    let url = variables.take(b"CONTROL_PLANE_URL");
+    variables.take(b"SESSION_ID");
+    let asked = Asked {
+        command: variables.take(b"AGENT_COMMAND"),
+        arguments: variables.take(b"AGENT_ARGS"),
+        json: variables.take(b"AGENT_COMMAND_JSON"),
+    };
+    let user = variables.take(b"AGENT_USER");
+    let workdir = variables.take(b"AGENT_WORKDIR").unwrap_or_else(|| USUAL_WORKDIR.to_vec());
+    let grace = variables.take(b"AGENT_GRACE");
+    let log = variables.take(b"AGENT_LOG");
+    let unknown = strip_prefix(variables);
+    let token = token.map(Token::new).transpose()?;
+    let holds_token = token.as_ref().map_or_else(Vec::new, |token| holders(variables, token));
+    let port = variables.get(b"LLM_PROXY_PORT").map(|port| number("LLM_PROXY_PORT", port, 1, 65535));
+    Ok(Settings {
+        asked,
+        user: user.map(|user| text("AGENT_USER", user)).transpose()?,
+        workdir: absolute("AGENT_WORKDIR", workdir)?,
+        grace: match grace {
+            Some(grace) => Duration::from_secs(number("AGENT_GRACE", &grace, 0, LONGEST_GRACE)?),
+            None => USUAL_GRACE,
+        },
+        talkative: log.map(|log| number("AGENT_LOG", &log, 0, 1)).transpose()? == Some(1),
+        upstream: upstream(variables, token, url)?,
+        port: port.transpose()?.map_or(USUAL_PORT, |port| port as u16),
+        unknown,
+        holds_token,
+    })
+}
+
+fn absolute(name: &str, path: Vec<u8>) -> Result<CString, Refusal> {
+    if path.first() != Some(&b'/') {
+        return Err(Refusal::new(format!("{name} is not an absolute path")));
+    }
+    CString::new(path).map_err(|_| Refusal::new(format!("{name} has a NUL")))
+}
+
+/// Removes what is left of our prefix; returns the names, as they may be shown.
+fn strip_prefix(variables: &mut Variables) -> Vec<String> {
+    let ours = |entry: &Vec<u8>| entry.starts_with(PREFIX);
+    let names = variables.0.iter().filter(|entry| ours(entry)).map(|entry| shown(name(entry))).collect();
+    variables.0.retain(|entry| !ours(entry));
+    names
+}
+
+fn shown(name: &[u8]) -> String {
+    String::from_utf8_lossy(&name[..name.len().min(64)]).escape_default().to_string()
+}
+
+fn holders(variables: &Variables, token: &Token) -> Vec<String> {
+    let holds = |entry: &&Vec<u8>| {
+        let value = entry.get(name(entry).len() + 1..).unwrap_or_default();
+        !token.0.is_empty() && value.windows(token.0.len()).any(|part| part == token.0)
+    };
+    variables.0.iter().filter(holds).map(|entry| shown(name(entry))).collect()
+}
+
+fn upstream(variables: &Variables, token: Option<Token>, url: Option<Vec<u8>>) -> Result<Upstream, Refusal> {
+    let socket = variables.get(b"LLM_PROXY_SOCKET");
+    match (token.zip(url), socket) {
+        (Some(_), Some(_)) => Err(Refusal::new(
+            "both LLM_PROXY_SOCKET and SESSION_TOKEN with CONTROL_PLANE_URL name the way to the model; give one",
+        )),
+        (Some((token, url)), None) => Ok(Upstream::Url { url, token }),
+        (None, Some(path)) => {
+            let path = absolute("LLM_PROXY_SOCKET", path.to_vec())?.into_bytes();
+            Ok(Upstream::Socket { path, promised: Some("LLM_PROXY_SOCKET") })
+        }
+        (None, None) => {
+            let promised = variables.get(b"OPENAI_API_BASE").map(|_| "OPENAI_API_BASE");
+            Ok(Upstream::Socket { path: USUAL_SOCKET.to_vec(), promised })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variables(list: &[&str]) -> Variables {
+        Variables::new(list.iter().map(|entry| entry.as_bytes().to_vec()).collect())
+    }
+
+    fn left(variables: Variables) -> Vec<String> {
+        variables.entries().into_iter().map(|entry| entry.into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn what_is_ours_is_stripped_and_the_rest_stays_in_order() {
+        let mut given = variables(&[
+            "PATH=/bin",
+            "SESSION_TOKEN=s3cret",
+            "SESSION_ID=1",
+            "CONTROL_PLANE_URL=http://a",
+            "AGENT_COMMAND=a",
+            "AGENT_ARGS=b",
+            "AGENT_USER=u",
+            "AGENT_WORKDIR=/w",
+            "AGENT_COMMAND=second",
+            "AGENT_OTHER=x",
+            "AGENTS=2",
+            "ANTHROPIC_API_KEY=key",
+            "ANTHROPIC_BASE_URL=http://b",
+            "COPY=xs3cretx",
+            "SESSION_TOKEN=again",
+        ]);
+        let settings = read(&mut given).unwrap();
+        assert_eq!(settings.asked.command.as_deref(), Some(&b"a"[..]), "the first counts");
+        assert_eq!(
+            (settings.unknown, settings.holds_token),
+            (vec!["AGENT_OTHER".into()], vec!["COPY".into()])
+        );
+        assert!(matches!(settings.upstream, Upstream::Url { .. }));
+        assert_eq!(
+            left(given),
+            [
+                "PATH=/bin",
+                "AGENTS=2",
+                "ANTHROPIC_API_KEY=key",
+                "ANTHROPIC_BASE_URL=http://b",
+                "COPY=xs3cretx"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_empty_is_not_given() {
+        let mut given = variables(&[
+            "AGENT_COMMAND=",
+            "AGENT_USER=",
+            "AGENT_WORKDIR=",
+            "LLM_PROXY_SOCKET=",
+            "SESSION_TOKEN=",
+        ]);
+        let settings = read(&mut given).unwrap();
+        assert_eq!((settings.asked.command, settings.user), (None, None));
+        assert_eq!(
+            (settings.workdir.to_bytes(), settings.port, settings.grace),
+            (USUAL_WORKDIR, 8080, USUAL_GRACE)
+        );
+        assert!(matches!(settings.upstream, Upstream::Socket { promised: None, .. }));
+    }
+
+    #[test]
+    fn a_door_is_promised_by_either_variable() {
+        for name in ["LLM_PROXY_SOCKET", "OPENAI_API_BASE"] {
+            let settings = read(&mut variables(&[&format!("{name}=/a")])).unwrap();
+            assert!(matches!(settings.upstream, Upstream::Socket { promised: Some(by), .. } if by == name));
+        }
+    }
+
+    #[test]
+    fn refusals_never_show_a_token() {
+        for wrong in ["s3cret\n", "s3cret x", &"s3cret".repeat(1000)] {
+            let refusal = read(&mut variables(&[&format!("SESSION_TOKEN={wrong}")])).unwrap_err();
+            assert!(!refusal.0.contains("s3cret"), "{}", refusal.0);
+        }
+        let settings = read(&mut variables(&["SESSION_TOKEN=s3cret", "CONTROL_PLANE_URL=http://a"])).unwrap();
+        assert!(!format!("{settings:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn numbers_and_paths_are_checked() {
+        for wrong in [
+            "AGENT_GRACE=3601",
+            "AGENT_GRACE=+1",
+            "AGENT_GRACE=1s",
+            "LLM_PROXY_PORT=0",
+            "LLM_PROXY_PORT=65536",
+            "AGENT_LOG=2",
+            "AGENT_WORKDIR=relative",
+            "LLM_PROXY_SOCKET=relative",
+        ] {
+            assert!(read(&mut variables(&[wrong])).is_err(), "{wrong}");
+        }
+        let settings =
+            read(&mut variables(&["AGENT_GRACE=0", "LLM_PROXY_PORT=65535", "AGENT_LOG=1"])).unwrap();
+        assert_eq!((settings.grace, settings.port, settings.talkative), (Duration::ZERO, 65535, true));
+    }
+}

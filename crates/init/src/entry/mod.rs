@@ -1,0 +1,254 @@
+//! The first process of a container: takes its orders from variables and arguments, gives up what the program must not
+//! have, runs it, and stays to reap, to pass signals on and to keep its exit status. The order is that of [`run`].
+//!
+//! ```text
+//! variables ──▶ settings ──▶ bridge (own process) ──▶ user, no capabilities ──▶ program
+//!     └─ overwritten where the kernel shows them
+//! ```
+//!
+//! Also works where it is not the first process: it then adopts the orphans of its own tree. See `docs/init.md`.
+
+pub mod bridge;
+pub mod command;
+pub mod environment;
+mod privileges;
+mod tree;
+pub mod user;
+
+use crate::sys;
+use bridge::Bridge;
+use environment::{Settings, Variables};
+use privileges::Bounding;
+use rustix::{fs::Mode, io::Errno, process::DumpableBehavior};
+use std::{
+    ffi::{CString, OsString},
+    fmt,
+    io::Write,
+    os::{fd::IntoRawFd, unix::ffi::OsStringExt},
+};
+use tree::{NotStarted, Program};
+use user::Identity;
+
+/// The status of a start that failed, and of a bridge that died.
+const CANNOT_START: i32 = 125;
+const USUAL_USER: &str = "agent";
+const HELP: &str = "\
+airlock-init: the first process of a container
+
+usage: airlock-init PROGRAM [ARG]...
+       airlock-init -- PROGRAM [ARG]...   for a program whose name begins with `-`
+       airlock-init --shell LINE          runs LINE by `bash -lc`
+
+Or by variables: AGENT_COMMAND with AGENT_ARGS, or AGENT_COMMAND_JSON. Also AGENT_USER (agent), AGENT_WORKDIR
+(/workspace), AGENT_GRACE (8 seconds), AGENT_LOG=1, SESSION_TOKEN with CONTROL_PLANE_URL, LLM_PROXY_SOCKET
+(/llm-sock/llm.sock), LLM_PROXY_PORT (8080).
+
+Exit status: the program's own, 128+N when signal N ended it, 127 not found, 126 not executable, 125 not started.
+";
+
+/// Why the program does not run. Never holds the value of a variable that may be secret.
+#[derive(Debug)]
+pub struct Refusal(pub String);
+
+impl Refusal {
+    pub(crate) fn new(why: impl Into<String>) -> Refusal {
+        Refusal(why.into())
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The whole life of the process; returns its exit status.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> i32 {
+    let arguments: Vec<_> = arguments.map(OsString::into_vec).collect();
+    if arguments.first().is_some_and(|first| first == b"--help") {
+        return std::io::stdout().write_all(HELP.as_bytes()).map_or(CANNOT_START, |()| 0);
+    }
+    run(arguments).unwrap_or_else(|not_started| {
+        say(&not_started.why.0);
+        not_started.status
+    })
+}
+
+/// One line on stderr, in one piece.
+fn say(what: &str) {
+    // Nobody is left to tell that nobody listens.
+    _ = std::io::stderr().write_all(format!("airlock-init: {what}\n").as_bytes());
+}
+
+/// Everything, in order. Each step only takes away; whatever fails before the program runs is an error.
+fn run(arguments: Vec<Vec<u8>>) -> Result<i32, NotStarted> {
+    let mut variables = take_variables()?;
+    close_descriptors()?;
+    sys::block_signals();
+    adopt_orphans()?;
+    let mut settings = environment::read(&mut variables)?;
+    let argv = command::choose(std::mem::take(&mut settings.asked), arguments)?;
+    let root = privileges::is_root();
+    let user = if root { wanted_user(&settings)? } else { own_user(&settings)? };
+    let bridge = bridge::start(&mut settings, &user, root)?;
+    let bounding = if root { privileges::become_user(&user)? } else { privileges::stay(&user)? };
+    hide()?; // again, since a change of user changes it too
+    enter(&settings)?;
+    set_user_variables(&mut variables, &user, &settings, root);
+    tell(&settings, &user, bridge.as_ref(), bounding, root);
+    let path = variables.get(b"PATH").map(<[u8]>::to_vec);
+    let argv = argv.into_iter().map(CString::new).collect::<Result<_, _>>();
+    let argv = argv.map_err(|_| Refusal::new("an argument has a NUL"))?;
+    let program = tree::start(&Program { argv, env: variables.entries(), path })?;
+    // The bridge lives as long as we hold it.
+    Ok(tree::tend(program, bridge.as_ref().map(|bridge| bridge.pid), settings.grace))
+}
+
+/// Takes the variables out of this process, and sees that the kernel does not show them any more.
+fn take_variables() -> Result<Variables, Refusal> {
+    let variables = Variables::new(sys::take_environment());
+    match std::fs::read("/proc/self/environ") {
+        Ok(shown) if shown.iter().all(|byte| *byte == 0) => {}
+        Ok(_) => return Err(Refusal::new("/proc still shows the variables of airlock-init")),
+        // Without /proc nobody sees anything.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => {
+            return Err(Refusal::new(format!("cannot see what /proc shows of airlock-init: {error}")));
+        }
+    }
+    // Only now: an ordinary user who is hidden cannot look at himself there.
+    hide()?;
+    Ok(variables)
+}
+
+/// Nobody without power over us may trace us, read our memory or look at our descriptors.
+fn hide() -> Result<(), Refusal> {
+    let hidden = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    hidden.map_err(|error| Refusal::new(format!("cannot hide from other processes: {error}")))
+}
+
+/// Three standard streams, and nothing else. What we open from here on closes at exec.
+fn close_descriptors() -> Result<(), Refusal> {
+    let failed = |error: std::io::Error| Refusal::new(format!("cannot close inherited descriptors: {error}"));
+    for stream in [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()] {
+        if rustix::io::fcntl_getfd(stream) == Err(Errno::BADF) {
+            // It takes the lowest place that is free.
+            let nothing =
+                std::fs::File::options().read(true).write(true).open("/dev/null").map_err(failed)?;
+            rustix::io::fcntl_setfd(&nothing, rustix::io::FdFlags::empty())
+                .map_err(|error| failed(error.into()))?;
+            _ = nothing.into_raw_fd();
+        }
+    }
+    match sys::close_range(3, u32::MAX) {
+        // Older kernels, filters and emulators do not know the call.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+            close_each().map_err(failed)
+        }
+        other => other.map_err(failed),
+    }
+}
+
+fn close_each() -> std::io::Result<()> {
+    let names = std::fs::read_dir("/proc/self/fd")?.map(|entry| Ok(entry?.file_name()));
+    let names = names.collect::<std::io::Result<Vec<_>>>()?;
+    let numbers = names.iter().filter_map(|name| name.to_str()?.parse().ok()).filter(|number| *number > 2);
+    for number in numbers {
+        match sys::close(number) {
+            // That of the list itself, which is closed already.
+            Err(error) if error.raw_os_error() != Some(libc::EBADF) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The first process of a namespace gets them in any case.
+fn adopt_orphans() -> Result<(), Refusal> {
+    if tree::is_first() {
+        return Ok(());
+    }
+    let adopted = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+    adopted.map_err(|error| Refusal::new(format!("cannot adopt orphans: {error}")))
+}
+
+/// Whom root is to become.
+fn wanted_user(settings: &Settings) -> Result<Identity, Refusal> {
+    let wanted = settings.user.as_deref().unwrap_or(USUAL_USER);
+    user::resolve(wanted, &user::read("/etc/passwd")?, &user::read("/etc/group")?)
+}
+
+/// Who we are, started as an ordinary user; it must be who was asked for.
+fn own_user(settings: &Settings) -> Result<Identity, Refusal> {
+    use rustix::process::{getgid, getgroups, getuid};
+    let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+    let (passwd, group) = (user::read("/etc/passwd")?, user::read("/etc/group")?);
+    if let Some(wanted) = &settings.user {
+        let wanted = user::resolve(wanted, &passwd, &group)?;
+        if wanted.uid != uid
+            || (settings.user.as_ref().is_some_and(|text| text.contains(':')) && wanted.gid != gid)
+        {
+            return Err(Refusal::new(format!(
+                "AGENT_USER is uid {}, gid {}, but the container was started as uid {uid}, gid {gid}; start it with \
+                 `--user {}:{}`, as root, or unset AGENT_USER",
+                wanted.uid, wanted.gid, wanted.uid, wanted.gid
+            )));
+        }
+    }
+    let groups = getgroups().map_err(|error| Refusal::new(format!("cannot read our groups: {error}")))?;
+    let named = user::resolve(&uid.to_string(), &passwd, &group)?;
+    Ok(Identity { gid, groups: groups.into_iter().map(|gid| gid.as_raw()).collect(), ..named })
+}
+
+/// With the rights of the user, who has to work there.
+fn enter(settings: &Settings) -> Result<(), Refusal> {
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    rustix::process::chdir(settings.workdir.as_c_str()).map_err(|error| {
+        let shown = settings.workdir.to_string_lossy().escape_default().to_string();
+        let error = std::io::Error::from(error);
+        Refusal::new(format!(
+            "cannot work in `{shown}`: {error}; mount or make it, readable for the user, or set AGENT_WORKDIR"
+        ))
+    })
+}
+
+/// `HOME` and the like of the user. Not root from the start, what is there was meant for him and stays.
+fn set_user_variables(variables: &mut Variables, user: &Identity, settings: &Settings, root: bool) {
+    let home = user.home.clone().unwrap_or_else(|| settings.workdir.to_bytes().to_vec());
+    let name = Some(user.name.clone().into_bytes());
+    let values =
+        [("HOME", Some(home)), ("USER", name.clone()), ("LOGNAME", name), ("SHELL", user.shell.clone())];
+    for (variable, value) in values {
+        match value {
+            Some(value) if root || variables.get(variable.as_bytes()).is_none() => {
+                variables.set(variable, &value)
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What a reader of the program's stderr has to know; with `AGENT_LOG=1` also what he may want to.
+fn tell(settings: &Settings, user: &Identity, bridge: Option<&Bridge>, bounding: Bounding, root: bool) {
+    if user.uid == 0 {
+        say("the program runs as root, without capabilities, since AGENT_USER says so");
+    }
+    if root && bounding == Bounding::Left {
+        say("the bounding set of capabilities stays, for want of SETPCAP; no_new_privs makes it worthless");
+    }
+    if !settings.unknown.is_empty() {
+        say(&format!("unknown variables are removed: {}", settings.unknown.join(" ")));
+    }
+    if !settings.holds_token.is_empty() {
+        say(&format!("these variables hold the session's token, too: {}", settings.holds_token.join(" ")));
+    }
+    if settings.talkative {
+        let bridge =
+            if bridge.is_some() { format!("127.0.0.1:{}", settings.port) } else { "none".to_owned() };
+        let began = if root { "dropped to" } else { "already" };
+        say(&format!(
+            "{began} uid {}, gid {}, groups {:?}; bridge {bridge}",
+            user.uid, user.gid, user.groups
+        ));
+    }
+}
