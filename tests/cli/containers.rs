@@ -84,7 +84,10 @@ fn what_only_one_kind_of_box_has_is_refused_for_the_other() {
 #[test]
 fn an_image_that_the_engine_does_not_have_is_never_fetched() {
     let output = run_at(&docker().host(Kind::Docker), &["--backend", "docker", "--image", "nobody/has:this"]);
-    assert_eq!(refusal(&output), ("image_missing".to_owned(), "docker has no image `nobody/has:this`".to_owned()));
+    assert_eq!(
+        refusal(&output),
+        ("image_missing".to_owned(), "docker has no image `nobody/has:this`".to_owned())
+    );
 }
 
 #[test]
@@ -156,7 +159,8 @@ fn files_volumes_and_labels() {
     let run = |options: &[&str], script: &str| -> Answer {
         let base = ["run", "--backend", "docker", "--image", IMAGE];
         let mut command = world.command(&[&base, options, &["--", "sh", "-c", script]].concat());
-        let output = command.env("DOCKER_HOST", docker().host(Kind::Docker)).output().expect("airlock starts");
+        let output =
+            command.env("DOCKER_HOST", docker().host(Kind::Docker)).output().expect("airlock starts");
         world.answer(&output)
     };
     let written = run(&["--workspace", "w"], "id -u; echo made > made");

@@ -34,8 +34,8 @@ struct Setting {
 
 /// The cases that depend on who makes the box; in all others it is our own first process that holds.
 const OF_MAKERS: [&str; 24] = [
-    "A7", "A8", "A9", "A12", "A17", "A18", "A19", "A20", "B25", "B26", "B27", "B45", "B46", "C49", "C51", "C52",
-    "C53", "E80", "E81", "E83", "E84", "E87", "E89", "X1",
+    "A7", "A8", "A9", "A12", "A17", "A18", "A19", "A20", "B25", "B26", "B27", "B45", "B46", "C49", "C51",
+    "C52", "C53", "E80", "E81", "E83", "E84", "E87", "E89", "X1",
 ];
 
 type Reasons = BTreeMap<&'static str, &'static str>;
@@ -102,7 +102,8 @@ fn main() {
     let own_cgroup = told("AIRLOCK_EXPECT_CGROUP").map_or(root, |value| value != "none");
     let engines = (root && !guest).then(start_engines).flatten();
     let mut good = true;
-    let mut check = |setting: Setting, pooled: bool, command: Command| good &= judge(setting, pooled, command);
+    let mut check =
+        |setting: Setting, pooled: bool, command: Command| good &= judge(setting, pooled, command);
     let native = Setting { root, cgroup: own_cgroup, guest, maker: None };
     every_way(native, engines.as_ref(), || Command::new(binary()), &mut check);
     if root {
@@ -120,7 +121,8 @@ fn wanted(backend: &str) -> bool {
 }
 
 fn start_engines() -> Option<Daemons> {
-    let kinds = [Kind::Docker, Kind::Podman, Kind::Rootless].into_iter().filter(|kind| wanted(kind.backend()));
+    let kinds =
+        [Kind::Docker, Kind::Podman, Kind::Rootless].into_iter().filter(|kind| wanted(kind.backend()));
     let kinds: Vec<_> = kinds.collect();
     (!kinds.is_empty()).then(|| Daemons::start(&kinds))
 }

@@ -180,7 +180,8 @@ fn a_fork_bomb_stays_within_its_pids() {
 
 /// How many bytes a folder takes.
 fn bytes_below(folder: &Path) -> u64 {
-    let files = host::listing(folder).into_iter().filter_map(|path| fs::symlink_metadata(folder.join(path)).ok());
+    let files =
+        host::listing(folder).into_iter().filter_map(|path| fs::symlink_metadata(folder.join(path)).ok());
     files.filter(|found| found.is_file()).map(|found| found.len()).sum()
 }
 

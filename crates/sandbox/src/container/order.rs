@@ -198,14 +198,15 @@ impl Order<'_> {
             true => String::new(),
             false => format!(",nr_inodes={}", (size / PAGE).max(FEWEST_INODES)),
         };
-        let options = |size: u64| {
-            json!(format!("rw,exec,nosuid,nodev,size={size}{},mode=1777,{own}", count(size)))
-        };
+        let options =
+            |size: u64| json!(format!("rw,exec,nosuid,nodev,size={size}{},mode=1777,{own}", count(size)));
         let place = if self.workspace.is_some() { "/workspace/.home" } else { spec::WORKSPACE };
         let places = [("/tmp", sizes.tmp), ("/run", sizes.run), (place, sizes.workspace)];
         // Docker's own would have no such bound.
         let shm = (!self.daemon.podman).then_some(("/dev/shm", sizes.shm));
-        Value::Object(places.into_iter().chain(shm).map(|(place, size)| (place.to_owned(), options(size))).collect())
+        Value::Object(
+            places.into_iter().chain(shm).map(|(place, size)| (place.to_owned(), options(size))).collect(),
+        )
     }
 
     fn mounts(&self) -> Value {

@@ -127,7 +127,8 @@ impl World {
     /// A name that nothing else has.
     pub(crate) fn unique(&self, stem: &str) -> String {
         let number = self.next.fetch_add(1, Ordering::SeqCst);
-        let kind = self.maker.as_ref().map_or(if self.pooled { "pooled" } else { "native" }, |maker| maker.backend);
+        let kind =
+            self.maker.as_ref().map_or(if self.pooled { "pooled" } else { "native" }, |maker| maker.backend);
         format!("{stem}-{}-{}-{kind}-{number}", self.owner, std::process::id())
     }
 
