@@ -2,6 +2,7 @@
 //! Rust program, the users of a box.
 
 use std::{
+    collections::BTreeSet,
     fs,
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
@@ -54,13 +55,20 @@ fn add_busybox(folder: &Path) {
         .for_each(|name| symlink("busybox", folder.join(name)).expect("a link"));
 }
 
-/// Those of this very program: every test and probe has the same.
+/// Parts of the C library that a larger program may want, too.
+const FURTHER: [&str; 4] = ["libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0"];
+
+/// Those of this very program, and what lies beside them: every test, probe and command of ours has the same.
 fn add_libraries(root: &Path) {
     let own = std::env::current_exe().expect("an own path");
     let told = Command::new("ldd").arg(own).output().expect("ldd starts").stdout;
     let told = String::from_utf8_lossy(&told).into_owned();
-    for library in told.split_whitespace().filter(|word| word.starts_with('/')) {
-        let place = root.join(library.trim_start_matches('/'));
+    let own: Vec<_> =
+        told.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect();
+    let beside = own.iter().flat_map(|library| FURTHER.map(|name| library.with_file_name(name)));
+    let all: BTreeSet<_> = own.iter().cloned().chain(beside).filter(|path| path.exists()).collect();
+    for library in all {
+        let place = root.join(library.strip_prefix("/").expect("a path from the root"));
         fs::create_dir_all(place.parent().expect("it lies in a folder")).expect("a folder");
         fs::copy(library, place).expect("a copy");
     }

@@ -26,7 +26,9 @@ use tokio::{io::Interest, net::UnixDatagram};
 pub(super) const FOLDER: &str = "containers";
 /// One copy of init for all of them; no run can have this name.
 const INIT: &str = ".init";
-const FILES: [&str; 3] = ["init", "seccomp.json", "socket"];
+const FILES: [&str; 4] = ["init", DRAFT, "seccomp.json", "socket"];
+/// Init, on its way to become the one copy for all.
+const DRAFT: &str = "init.draft";
 /// What tells of the machine, below the same paths as in a root of our own.
 pub(super) const MACHINE: &str = "machine";
 
@@ -91,7 +93,7 @@ fn clear(folder: &Path) -> io::Result<()> {
 
 fn furnish(state: &Path, folder: &Path) -> io::Result<UnixDatagram> {
     let_everybody(folder, 0o755)?;
-    fs::hard_link(our_init(state)?, folder.join("init"))?;
+    put_init(state, folder)?;
     fs::write(folder.join("seccomp.json"), super::order::profile().to_string())?;
     listen(folder)
 }
@@ -117,20 +119,19 @@ fn let_everybody(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// The one copy of init in this state folder, written anew if it is another version's.
-fn our_init(state: &Path) -> io::Result<PathBuf> {
-    let path = state.join(FOLDER).join(INIT);
-    if fs::read(&path).is_ok_and(|found| found == init::LAUNCHER) {
-        return Ok(path);
+/// Init for one container: another name of the one copy in this state folder, which is written anew if it is another
+/// version's. Its draft lies in the folder of this run: nobody else writes there, and a sweep finds it.
+fn put_init(state: &Path, folder: &Path) -> io::Result<()> {
+    let (shared, own, draft) = (state.join(FOLDER).join(INIT), folder.join("init"), folder.join(DRAFT));
+    if fs::read(&shared).is_ok_and(|found| found == init::LAUNCHER) {
+        return fs::hard_link(&shared, &own);
     }
-    let draft = state.join(FOLDER).join(format!("{INIT}-{}", std::process::id()));
-    let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o555).open(&draft)?;
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o555).open(&draft)?;
     io::Write::write_all(&mut file, init::LAUNCHER)?;
     file.set_permissions(fs::Permissions::from_mode(0o555))?;
     drop(file);
-    fs::rename(&draft, &path)?;
-    Ok(path)
+    fs::hard_link(&draft, &own)?;
+    fs::rename(&draft, &shared)
 }
 
 /// By the handle of its folder: a path of any depth is too long for a socket's name.

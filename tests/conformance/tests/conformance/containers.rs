@@ -1,7 +1,12 @@
 //! Which proofs are not about boxes that container engines make, and why. Every other proof holds there as it stands;
 //! where it names a difference, it says so in place.
 
-use crate::{denials, programs, runner::Proof, syscalls, terminal, world::Maker};
+use crate::{
+    denials, machine, network, processes, programs,
+    runner::Proof,
+    syscalls, terminal,
+    world::{Mode, World},
+};
 
 const FOLDER: &str = "a folder is not an image of a container engine; it is refused";
 const LEFT_OUT: &str = "it is about a box that lacks a step, and no container engine leaves one out";
@@ -28,12 +33,20 @@ const NOT_APPLICABLE: [(&str, &str); 14] = [
     ("a_sandbox_made_ahead_tells_as_much", "containers are not made ahead"),
 ];
 
-/// The others. What our own first process holds, whoever made the box, is proven with Docker's; with Podman's only
-/// where everything is asked for.
-pub(crate) fn applicable<'a>(all: &[Proof], chosen: &[&'a Proof], maker: &Maker) -> Vec<&'a Proof> {
-    let short = maker.backend == "podman" && std::env::var_os("AIRLOCK_FULL").is_none();
-    let of_ours = [denials::proofs(), programs::proofs(), syscalls::proofs(), terminal::proofs()].concat();
-    let left_out = |proof: &Proof| short && of_ours.iter().any(|ours| ours.name == proof.name);
+/// The others. What our own first process holds, whoever made the box, is proven with Docker's, and what does not
+/// depend on whose it is with those of root's; everything with all of them only where everything is asked for.
+pub(crate) fn applicable<'a>(all: &[Proof], chosen: &[&'a Proof], world: &World) -> Vec<&'a Proof> {
+    let full = std::env::var_os("AIRLOCK_FULL").is_some();
+    let podman = world.maker.as_ref().is_some_and(|maker| maker.backend == "podman");
+    let mut elsewhere = Vec::new();
+    if podman && !full {
+        elsewhere.extend([denials::proofs(), programs::proofs(), syscalls::proofs(), terminal::proofs()]);
+    }
+    if world.mode == Mode::User && !full {
+        elsewhere.extend([machine::proofs(), network::proofs(), processes::proofs()]);
+    }
+    let elsewhere = elsewhere.concat();
+    let left_out = |proof: &Proof| elsewhere.iter().any(|other| other.name == proof.name);
     for (name, _) in NOT_APPLICABLE {
         assert!(all.iter().any(|proof| proof.name == name), "`{name}` is no proof");
     }

@@ -102,7 +102,9 @@ fn a_cancelled_run_is_gone_within_a_second(world: &World) {
         (result.status, result.exit_status, code),
         (Status::Cancelled, 130, Some(ErrorCode::Cancelled))
     );
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    // Of a container the result waits until its engine is rid of it, too.
+    let longest = Duration::from_secs(if world.maker.is_some() { 6 } else { 1 });
+    assert!(took < longest, "{took:?}");
 }
 
 fn what_a_program_leaves_behind_ends_with_it(world: &World) {

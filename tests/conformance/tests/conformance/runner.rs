@@ -65,8 +65,8 @@ pub(crate) fn run(proofs: &[Proof], expected: usize) -> i32 {
     }
     let daemons = start_daemons();
     for maker in makers(daemons.as_ref()) {
-        let applicable = containers::applicable(proofs, &chosen, &maker);
-        good &= all_hold(&applicable, &World::prepare(false, Some(maker)));
+        let world = World::prepare(false, Some(maker));
+        good &= all_hold(&containers::applicable(proofs, &chosen, &world), &world);
     }
     let world = World::prepare(false, None);
     if world.mode == Mode::Root {

@@ -127,8 +127,9 @@ impl World {
     /// A name that nothing else has.
     pub(crate) fn unique(&self, stem: &str) -> String {
         let number = self.next.fetch_add(1, Ordering::SeqCst);
-        let pooled = if self.pooled { "-pooled" } else { "" };
-        format!("{stem}-{}-{}{pooled}-{number}", self.owner, std::process::id())
+        let kind =
+            self.maker.as_ref().map_or(if self.pooled { "pooled" } else { "native" }, |maker| maker.backend);
+        format!("{stem}-{}-{}-{kind}-{number}", self.owner, std::process::id())
     }
 
     /// A fresh folder on the host.
@@ -228,13 +229,18 @@ impl World {
         self.runtime.block_on(engine.run(admit(request)))
     }
 
-    /// All of them; but containers take long to make: for those the first and the last, unless all are asked for.
+    /// All of them; but containers take long to make: of those the first and the last, and of Podman's, who takes
+    /// twice as long, the first, unless all are asked for.
     pub(crate) fn few<T>(&self, all: impl IntoIterator<Item = T>) -> Vec<T> {
         let mut all: Vec<_> = all.into_iter().collect();
-        if self.maker.is_some() && std::env::var_os("AIRLOCK_FULL").is_none() && all.len() > 2 {
-            all.drain(1..all.len() - 1);
-        }
-        all
+        let last = match self.maker.as_ref().map(|maker| maker.backend) {
+            Some(_) if std::env::var_os("AIRLOCK_FULL").is_some() => return all,
+            None => return all,
+            Some("podman") => None,
+            Some(_) => all.pop(),
+        };
+        all.truncate(1);
+        all.into_iter().chain(last).collect()
     }
 
     /// Whether the program is another of the host's users, as in containers of root's.
