@@ -12,7 +12,10 @@ use std::{
     fs, io,
     io::{BufRead, BufReader},
     os::fd::OwnedFd,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown},
+    os::unix::{
+        fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -139,6 +142,8 @@ impl Workshop {
             .env("LC_ALL", "C.UTF-8");
         command.env("TMPDIR", self.tree()).env("HOME", self.tree());
         command.env("SOURCE_DATE_EPOCH", plan.epoch.to_string());
+        // When it fails, mmdebstrap hangs up on its whole process group, which would be ours.
+        command.process_group(0);
         command.spawn().map_err(BuildError::io("start nsenter"))
     }
 
