@@ -20,8 +20,9 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-/// The ids of a tree built by root: far from those that people and other programs use.
-const FIRST_ID: u32 = 0x7000_0000;
+/// The ids of a tree built by root: far from those that people and other programs use, and none that a box may get,
+/// whose program could send signals to a build or read its files.
+const FIRST_ID: u32 = 0x7100_0000;
 /// How folders of builds are called.
 const PREFIX: &str = "airlock-build.";
 const IDS: u32 = 65_536;
