@@ -12,13 +12,17 @@ use std::{
     fs, io,
     io::{BufRead, BufReader},
     os::fd::OwnedFd,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown},
+    os::unix::{
+        fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
-/// The ids of a tree built by root: far from those that people and other programs use.
-const FIRST_ID: u32 = 0x7000_0000;
+/// The ids of a tree built by root: far from those that people and other programs use, and none that a box may get,
+/// whose program could send signals to a build or read its files.
+const FIRST_ID: u32 = 0x7100_0000;
 /// How folders of builds are called.
 const PREFIX: &str = "airlock-build.";
 const IDS: u32 = 65_536;
@@ -139,6 +143,8 @@ impl Workshop {
             .env("LC_ALL", "C.UTF-8");
         command.env("TMPDIR", self.tree()).env("HOME", self.tree());
         command.env("SOURCE_DATE_EPOCH", plan.epoch.to_string());
+        // When it fails, mmdebstrap hangs up on its whole process group, which would be ours.
+        command.process_group(0);
         command.spawn().map_err(BuildError::io("start nsenter"))
     }
 
