@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn engines_answer_have_the_image_and_leave_nothing() {
+    fn engines_answer_have_the_image_and_leave_nothing_but_those_of_others() {
         let all = [Kind::Docker, Kind::Podman, Kind::Rootless];
         let daemons = Daemons::start(&all);
         for kind in all {
@@ -212,10 +212,22 @@ mod tests {
                 daemons.call(kind, "GET", &format!("/images/{}/json", escaped(IMAGE)), &Value::Null);
             assert_eq!(status, 200, "{kind:?}: {told}");
         }
-        let folder = daemons.folder.clone();
+        let body = serde_json::json!({
+            "Image": IMAGE, "Entrypoint": ["sleep", "4711"], "HostConfig": { "NetworkMode": "none" },
+        });
+        let (status, made) = daemons.call(Kind::Docker, "POST", "/containers/create", &body);
+        assert_eq!(status, 201, "{made}");
+        let start = format!("/containers/{}/start", made["Id"].as_str().expect("an id"));
+        assert_eq!(daemons.call(Kind::Docker, "POST", &start, &Value::Null).0, 204);
+        let (folder, other) = (daemons.folder.clone(), Daemons::start(&[Kind::Rootless]));
         let mounts = || fs::read_to_string("/proc/self/mountinfo").expect("mounts");
         assert!(mounts().contains(folder.to_str().expect("plain")), "the control: engines have mounts");
         drop(daemons);
         assert!(!folder.exists() && !mounts().contains(folder.to_str().expect("plain")));
+        // Neither the program of a container, which would sleep on, nor the engines of others.
+        let line = |pid: &fs::DirEntry| fs::read(pid.path().join("cmdline")).unwrap_or_default();
+        let processes = fs::read_dir("/proc").expect("/proc").flatten();
+        assert_eq!(processes.filter(|pid| line(pid) == b"sleep\x004711\0").count(), 0);
+        assert_eq!(other.call(Kind::Rootless, "GET", "/info", &Value::Null).0, 200);
     }
 }
