@@ -1,5 +1,5 @@
 //! The first process of a container: takes its orders from variables and arguments, gives up what the program must not
-//! have, runs it, and stays to reap, to pass signals on and to keep its exit status. The order is that of [`run`].
+//! have, runs it, and stays to reap, to pass signals on and to keep its exit status. The order is that of `run`.
 //!
 //! ```text
 //! variables ──▶ settings ──▶ bridge (own process) ──▶ user, no capabilities ──▶ program
