@@ -40,8 +40,11 @@ and `podman login`. Registries are asked over TLS; those on loopback addresses m
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// [REGISTRY/]NAME[:TAG][@DIGEST]; without a registry it is one of docker.io
-    #[arg(value_name = "REF")]
+    // Not a doc comment: rustdoc would take the brackets for a link.
+    #[arg(
+        value_name = "REF",
+        help = "[REGISTRY/]NAME[:TAG][@DIGEST]; without a registry it is one of docker.io"
+    )]
     name: String,
     /// The machine it must be made for [default: linux on this one]
     #[arg(long, value_name = "linux/ARCH")]
