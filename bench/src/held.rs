@@ -233,3 +233,25 @@ fn say_and_wait(word: &str) -> Result<(), String> {
     println!("{word}");
     io::stdin().lock().read_line(&mut String::new()).map(|_| ()).map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_folder_takes_is_what_is_written_below_it() {
+        let folder = std::env::temp_dir().join(format!("airlock-taken-{}", std::process::id()));
+        fs::create_dir_all(folder.join("below")).expect("a folder of ours");
+        let taken = || {
+            let device = fs::symlink_metadata(&folder).expect("it is there").dev();
+            super::taken(&folder, device).expect("it can be read")
+        };
+        let before = taken();
+        fs::write(folder.join("below/file"), vec![1; 1 << 20]).expect("it is written");
+        // File systems give blocks when they write them out.
+        rustix::fs::sync();
+        let after = taken();
+        fs::remove_dir_all(&folder).expect("ours");
+        assert!((1 << 20..2 << 20).contains(&(after - before)), "{before} and {after}");
+    }
+}

@@ -8,10 +8,11 @@ use crate::{
     report::{NotRun, Pairs, Report},
     schedule::Random,
     statistics::{microseconds, middle},
-    ways::{Reason, docker::Docker, image, library::Library},
+    ways::{Reason, docker::Docker, fresh_folder, image, library::Library},
 };
 use engine::Hosts;
-use std::{ffi::OsString, path::Path, time::Duration};
+use serde_json::json;
+use std::{ffi::OsString, fs, path::Path, time::Duration};
 
 /// However few rounds there are: fewer pairs say nothing about milliseconds of a container's hundreds.
 const FEWEST: usize = 40;
@@ -60,7 +61,8 @@ impl Both {
         options: &Options,
     ) -> Result<Both, Reason> {
         let archive = image::make(command, options)?;
-        let bare = Docker::with_image(command, &archive, socket)?;
+        let filter = filter(backend, options)?;
+        let bare = Docker::with_image(command, &archive, socket, Some(&filter))?;
         let at = vec![socket.to_string_lossy().into_owned()];
         let hosts = match backend {
             "podman" => Hosts { podman: at, ..Hosts::default() },
@@ -106,6 +108,23 @@ impl Both {
             }
         }
     }
+}
+
+/// As little of a filter as our backend has the engine put up: the engines' own ones take milliseconds to compile, which
+/// would be in our favour. Docker wants the text, Podman the path of a file.
+fn filter(backend: &str, options: &Options) -> Result<String, Reason> {
+    let refused =
+        ["kexec_load", "init_module", "finit_module", "delete_module", "reboot", "swapon", "acct", "bpf"];
+    let profile = json!({
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{ "names": refused, "action": "SCMP_ACT_ERRNO", "errnoRet": 1 }],
+    });
+    if backend != "podman" {
+        return Ok(profile.to_string());
+    }
+    let file = fresh_folder(options, "filter")?.join("seccomp.json");
+    fs::write(&file, profile.to_string()).map_err(|error| format!("cannot write a filter: {error}"))?;
+    Ok(file.to_string_lossy().into_owned())
 }
 
 fn summary(

@@ -46,15 +46,22 @@ impl Docker {
         Ok(docker)
     }
 
-    /// The same with the image of an archive, and as little beside it as our own container backend asks for. Podman
-    /// listens to the same words.
-    pub(crate) fn with_image(command: &[OsString], file: &Path, socket: &Path) -> Result<Docker, Reason> {
+    /// The same with the image of an archive, and what our own container backend asks for beside it. Podman listens to
+    /// the same words. Without a filter of system calls it is the engine's own.
+    pub(crate) fn with_image(
+        command: &[OsString],
+        file: &Path,
+        socket: &Path,
+        filter: Option<&str>,
+    ) -> Result<Docker, Reason> {
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+        let mut options = vec!["no-new-privileges".to_owned()];
+        options.extend(filter.map(|filter| format!("seccomp={filter}")));
         let container = json!({
             "Image": archive::NAME, "Cmd": words, "User": "1000:1000",
             "HostConfig": {
                 "NetworkMode": "none", "ReadonlyRootfs": true, "CapDrop": ["ALL"], "IpcMode": "private",
-                "SecurityOpt": ["no-new-privileges"], "Memory": 512 << 20, "MemorySwap": 512 << 20, "PidsLimit": 32,
+                "SecurityOpt": options, "Memory": 512 << 20, "MemorySwap": 512 << 20, "PidsLimit": 32,
                 "Tmpfs": { "/tmp": "", "/run": "", "/workspace": "" }, "LogConfig": { "Type": "none", "Config": {} },
             },
         });

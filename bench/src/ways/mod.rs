@@ -49,7 +49,7 @@ pub(crate) async fn prepare(kind: Kind, command: &[OsString], options: &Options)
         Kind::Docker => Way::Docker(Docker::prepare(command, &root, options)?),
         Kind::DockerWithImage => {
             let file = image::make(command, options)?;
-            Way::Docker(Docker::with_image(command, &file, &options.docker_socket)?)
+            Way::Docker(Docker::with_image(command, &file, &options.docker_socket, None)?)
         }
         Kind::Cli => {
             let probe = Library::plain(command, Ahead::Nothing, options)?;
