@@ -7,9 +7,10 @@ use crate::{
     statistics::middle,
     ways::{Reason, library::Library, pool::Ahead},
 };
+use engine::Run;
 use spec::{Event, RunRequest, Status};
 use std::time::{Duration, Instant};
-use tokio::io::AsyncWriteExt;
+use tokio::{io::AsyncWriteExt, net::unix::pipe};
 
 const SANDBOXES: usize = 100;
 /// The median of these counts.
@@ -41,10 +42,23 @@ async fn all_answer(options: &Options) -> Result<Duration, Reason> {
     took
 }
 
-/// Each runs `cat`, is sent a line and must send it back; none ends before all have answered.
 async fn answers(library: &Library) -> Result<Duration, Reason> {
     let start = Instant::now();
-    let mut runs: Vec<_> = (0..SANDBOXES).map(|_| library.start()).collect();
+    let live = all_alive(SANDBOXES, || library.start()).await?;
+    let took = start.elapsed();
+    live.end().await.map(|()| took)
+}
+
+/// Runs that all live, and go when their input ends.
+pub(crate) struct Alive {
+    runs: Vec<Run>,
+    inputs: Vec<pipe::Sender>,
+    silent: usize,
+}
+
+/// Each runs `cat`, is sent a line and must send it back; none ends before all have answered.
+pub(crate) async fn all_alive(count: usize, start: impl Fn() -> Run) -> Result<Alive, Reason> {
+    let mut runs: Vec<_> = (0..count).map(|_| start()).collect();
     let mut inputs = Vec::new();
     for run in &mut runs {
         let mut stdin = run.take_stdin().ok_or("a run without standard input")?;
@@ -55,19 +69,28 @@ async fn answers(library: &Library) -> Result<Duration, Reason> {
     for run in &mut runs {
         silent += usize::from(!answered(run).await);
     }
-    let took = start.elapsed();
-    drop(inputs);
-    for run in runs {
-        let result = run.finish().await;
-        if result.status != Status::Succeeded {
-            let why = result.error.map_or_else(String::new, |error| error.message);
-            return Err(format!("{:?}: {why}", result.status));
-        }
-    }
-    if silent > 0 { Err(format!("{silent} sandboxes did not answer")) } else { Ok(took) }
+    Ok(Alive { runs, inputs, silent })
 }
 
-async fn answered(run: &mut engine::Run) -> bool {
+impl Alive {
+    /// Ends them, and says if one of them was not what it should be.
+    pub(crate) async fn end(self) -> Result<(), Reason> {
+        drop(self.inputs);
+        for run in self.runs {
+            let result = run.finish().await;
+            if result.status != Status::Succeeded {
+                let why = result.error.map_or_else(String::new, |error| error.message);
+                return Err(format!("{:?}: {why}", result.status));
+            }
+        }
+        match self.silent {
+            0 => Ok(()),
+            silent => Err(format!("{silent} sandboxes did not answer")),
+        }
+    }
+}
+
+async fn answered(run: &mut Run) -> bool {
     while let Some(event) = run.next_event().await {
         if let Event::Output { data, .. } = event {
             return data == b"hello\n";

@@ -3,15 +3,20 @@
 //! ```text
 //! rows ─ prepare, warm up ─┬─ back to back, rounds of visits ─┐
 //!        (or: not run)     └─ with idle time before each ─────┤─ report ─ text, JSON, SVG
-//!                             throughput, memory, hundred ────┘
+//!                             throughput, memory, hundred ────┤
+//!                             containers in pairs, loading ───┘
 //! ```
 //!
 //! The clock is monotonic and runs around the whole of what a caller waits for. No sample is dropped; one that did not
 //! succeed is an error of its row, not a sample. Ratios compare medians of the same run.
 
+mod archive;
+mod held;
 mod hundred;
 mod idle;
+mod load;
 mod measure;
+mod pairs;
 mod report;
 mod rows;
 mod schedule;
@@ -22,8 +27,11 @@ mod text;
 mod throughput;
 mod ways;
 
-pub use idle::park;
-pub use report::{About, Hundred, IdleSandbox, Measured, NotRun, Phase, Report, Target, Throughput};
+pub use held::{hold, park};
+pub use report::{
+    About, Hundred, IdleSandbox, ImageLoad, ImageRuns, Measured, NotRun, Pairs, Phase, Report, Target,
+    Throughput,
+};
 pub use rows::names;
 
 use std::{ffi::OsString, fs, io, path::PathBuf, time::Duration};
@@ -49,6 +57,10 @@ pub struct Options {
     pub path: OsString,
     /// Where Docker's daemon listens.
     pub docker_socket: PathBuf,
+    /// Where Podman listens, if anywhere.
+    pub podman_socket: Option<PathBuf>,
+    /// How large an image is loaded; without it one is loaded only if that was asked for by name.
+    pub image_size: Option<u64>,
     /// A folder for everything that is made; it must not exist yet, and is gone afterwards.
     pub scratch: PathBuf,
     /// Told what goes on, a line at a time.

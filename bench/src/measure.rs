@@ -1,7 +1,7 @@
 //! Takes the samples: every row prepared and warmed up, then the two phases, then what is no row.
 
 use crate::{
-    Options, hundred, idle,
+    Options, hundred, idle, load, pairs,
     report::{About, Measured, NotRun, Phase, Report},
     rows::{self, Row},
     schedule::Random,
@@ -12,7 +12,7 @@ use crate::{
 use std::time::{Duration, Instant};
 
 /// Runs of each row before the first that counts.
-const WARM_UP: usize = 3;
+pub(crate) const WARM_UP: usize = 3;
 
 /// A row with its way, and what came of it in the present phase.
 struct Lane {
@@ -37,7 +37,9 @@ pub(crate) async fn everything(options: Options) -> Report {
     report.compare();
     throughput::measure(&options, &mut random, &mut report).await;
     hundred::measure(&options, &mut report).await;
-    idle::measure(&options, &mut report).await;
+    idle::measure(&options, &mut report);
+    pairs::measure(&options, &mut random, &mut report).await;
+    load::measure(&options, &mut random, &mut report);
     report.about.load[1] = crate::report::load();
     report.targets = targets::judge(&report);
     report

@@ -21,6 +21,12 @@ pub struct Report {
     pub idle_sandbox: Option<IdleSandbox>,
     /// A hundred at once.
     pub hundred: Option<Hundred>,
+    /// What each live run of one image adds.
+    pub image_runs: Option<ImageRuns>,
+    /// Our container backend beside the bare API.
+    pub pairs: Vec<Pairs>,
+    /// Loading an image beside unpacking its layer.
+    pub image_loads: Vec<ImageLoad>,
     /// The targets of the project and what was measured; they decide nothing.
     pub targets: Vec<Target>,
     /// What could not be measured here, and why.
@@ -125,6 +131,63 @@ pub struct Hundred {
     pub tries: Vec<f64>,
 }
 
+/// What each live run of one image adds, with a hundred more of them.
+#[derive(Clone, Debug, Serialize)]
+pub struct ImageRuns {
+    /// How many more there were.
+    pub runs: usize,
+    /// Charged to their memory cgroup, kernel memory included; none without one.
+    pub charged_bytes: Option<u64>,
+    /// Their processes' share of memory; none where that is not shown to us.
+    pub pss_bytes: Option<u64>,
+    /// What the state folder takes more of the disk.
+    pub disk_bytes: Option<u64>,
+}
+
+/// Runs by our container backend and by the bare API of the same engine, in pairs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Pairs {
+    /// Which engine.
+    pub backend: &'static str,
+    /// Pairs that count.
+    pub n: usize,
+    /// Pairs of which one did not succeed.
+    pub errors: usize,
+    /// The first of them.
+    pub first_error: Option<String>,
+    /// The median of ours.
+    pub ours_p50_us: f64,
+    /// That of create, start, wait and remove.
+    pub bare_p50_us: f64,
+    /// The median of the differences.
+    pub difference_p50_us: f64,
+    /// Each, in the order taken.
+    pub differences_us: Vec<f64>,
+}
+
+/// Loading an image beside unpacking its layer.
+#[derive(Clone, Debug, Serialize)]
+pub struct ImageLoad {
+    /// `plain` or `gzip`.
+    pub layer: &'static str,
+    /// What its files hold.
+    pub bytes: u64,
+    /// How many they are.
+    pub files: u64,
+    /// The median of the loads, in seconds.
+    pub load_s: f64,
+    /// That of `tar -x`.
+    pub tar_s: f64,
+    /// The one by the other.
+    pub to_tar: Option<f64>,
+    /// The most memory that a load had.
+    pub peak_bytes: u64,
+    /// Each load.
+    pub loads: Vec<f64>,
+    /// Each `tar -x`.
+    pub unpacks: Vec<f64>,
+}
+
 /// A number that the project wants, and the one that was measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Target {
@@ -189,6 +252,9 @@ impl Report {
             throughput: Vec::new(),
             idle_sandbox: None,
             hundred: None,
+            image_runs: None,
+            pairs: Vec::new(),
+            image_loads: Vec::new(),
             targets: Vec::new(),
             not_run: Vec::new(),
         }

@@ -16,11 +16,13 @@ pub(crate) enum Kind {
     Runc,
     Podman,
     Docker,
+    DockerWithImage,
     Cli,
     Warm,
     WarmSustained,
     Cold,
     ColdWithMounts,
+    ColdWithImage,
     Bare,
     Attach,
     MakeAndAttach,
@@ -41,8 +43,8 @@ impl Row {
     /// samples.
     pub(crate) fn visits(&self) -> usize {
         match (self.kind, self.group) {
-            (Kind::Crun | Kind::Runc | Kind::Firejail | Kind::Podman | Kind::Docker, _) => 1,
-            (Kind::WarmSustained, _) => 1,
+            (Kind::Crun | Kind::Runc | Kind::Firejail | Kind::Podman, _) => 1,
+            (Kind::Docker | Kind::DockerWithImage | Kind::WarmSustained, _) => 1,
             (Kind::Attach | Kind::MakeAndAttach, _) | (_, Group::Python) => 2,
             (_, Group::Command) => 8,
         }
@@ -65,19 +67,29 @@ pub(crate) enum Group {
 }
 
 /// Measurements beside the rows.
-pub(crate) const MORE: [&str; 4] = ["throughput-2", "throughput-8", "idle-sandbox", "hundred"];
+pub(crate) const MORE: [&str; 8] = [
+    "throughput-2",
+    "throughput-8",
+    "idle-sandbox",
+    "hundred",
+    "hundred-image",
+    "container-docker",
+    "container-podman",
+    "image-load",
+];
 
 /// Comes before the name of a kind in the group of Python.
 const PYTHON: &str = "python-";
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 16] = [
+    pub(crate) const ALL: [Kind; 18] = [
         Kind::Spawn,
         Kind::SpawnWithPipes,
         Kind::Warm,
         Kind::WarmSustained,
         Kind::Cold,
         Kind::ColdWithMounts,
+        Kind::ColdWithImage,
         Kind::Bare,
         Kind::Cli,
         Kind::Bwrap,
@@ -86,6 +98,7 @@ impl Kind {
         Kind::Firejail,
         Kind::Podman,
         Kind::Docker,
+        Kind::DockerWithImage,
         Kind::Attach,
         Kind::MakeAndAttach,
     ];
@@ -100,9 +113,11 @@ impl Kind {
             Kind::Runc => "runc",
             Kind::Podman => "podman",
             Kind::Docker => "docker",
+            Kind::DockerWithImage => "docker-image",
             Kind::Cli => "cli",
             Kind::Cold => "library-cold",
             Kind::ColdWithMounts => "library-cold-mounts",
+            Kind::ColdWithImage => "library-cold-image",
             Kind::Warm => "library-warm",
             Kind::WarmSustained => "library-warm-sustained",
             Kind::Bare => "library-bare",
@@ -126,9 +141,11 @@ impl Kind {
             Kind::Docker => {
                 "Docker's API: create, start, wait, remove; its filter, limits of memory and pids"
             }
+            Kind::DockerWithImage => "the same on an image with the program, no log",
             Kind::Cli => "`airlock run`, the whole program, every barrier",
             Kind::Cold => "Engine::run in a sandbox made for it; its cgroups and namespaces came from a pool",
             Kind::ColdWithMounts => "library-cold with a mounted workspace and one more mount",
+            Kind::ColdWithImage => "library-cold on an image of our store: the same program, unpacked before",
             Kind::Warm => "Engine::run in a sandbox from a pool, which is full",
             Kind::WarmSustained => {
                 "the same 32 times in a row: the pool drains and is refilled meanwhile, on the same processors"
@@ -140,8 +157,8 @@ impl Kind {
     }
 
     pub(crate) const fn is_ours(self) -> bool {
-        use Kind::{Bare, Cli, Cold, ColdWithMounts, Warm, WarmSustained};
-        matches!(self, Cli | Bare | Cold | ColdWithMounts | Warm | WarmSustained)
+        use Kind::{Bare, Cli, Cold, ColdWithImage, ColdWithMounts, Warm, WarmSustained};
+        matches!(self, Cli | Bare | Cold | ColdWithImage | ColdWithMounts | Warm | WarmSustained)
     }
 
     /// What both sides have to pay.
@@ -152,6 +169,8 @@ impl Kind {
     /// Whether a second command tells more about it.
     const fn with_python(self) -> bool {
         let variant = matches!(self, Kind::ColdWithMounts | Kind::WarmSustained | Kind::Bare);
+        // Python is too much for the small image.
+        let variant = variant || matches!(self, Kind::ColdWithImage | Kind::DockerWithImage);
         !variant && !matches!(self, Kind::SpawnWithPipes | Kind::Attach | Kind::MakeAndAttach)
     }
 }

@@ -26,6 +26,37 @@ pub(crate) fn judge(report: &Report) -> Vec<Target> {
     targets.push(target("idle parked sandbox", Wanted::AtMost(512.0), "KiB", kib));
     let seconds = report.hundred.as_ref().map(|hundred| hundred.seconds);
     targets.push(target("100 sandboxes created and answering", Wanted::AtMost(1.0), "s", seconds));
+    targets.extend(of_images(report));
+    targets
+}
+
+fn of_images(report: &Report) -> Vec<Target> {
+    let mib = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / f64::from(1 << 20));
+    let runs = report.image_runs.as_ref();
+    let mut targets = vec![
+        target(
+            "each of 100 runs of an image, memory",
+            Wanted::AtMost(1.0),
+            "MiB",
+            mib(runs.and_then(|r| r.charged_bytes)),
+        ),
+        target(
+            "each of 100 runs of an image, disk",
+            Wanted::AtMost(1.0),
+            "MiB",
+            mib(runs.and_then(|r| r.disk_bytes)),
+        ),
+    ];
+    targets.extend(report.pairs.iter().map(|pairs| {
+        let name = format!("{} backend, {} differences to its API", pairs.backend, pairs.n);
+        target(&name, Wanted::AtMost(25.0), "ms", Some(pairs.difference_p50_us / 1000.0))
+    }));
+    for load in &report.image_loads {
+        let name = format!("image of {} MiB, {} layer", load.bytes >> 20, load.layer);
+        targets.push(target(&format!("{name}, loaded"), Wanted::AtMost(2.0), "x tar -x", load.to_tar));
+        let peak = mib(Some(load.peak_bytes));
+        targets.push(target(&format!("{name}, memory"), Wanted::AtMost(64.0), "MiB", peak));
+    }
     targets
 }
 
@@ -41,6 +72,18 @@ fn of_rows(report: &Report, phase: Phase) -> Vec<Target> {
     vec![
         named("library cold p50", Wanted::AtMost(0.45), "x bwrap", to(command(Kind::Cold), bwrap)),
         named("library cold p50", Wanted::AtMost(3.0), "x posix_spawn", to(command(Kind::Cold), spawn)),
+        named(
+            "library cold with an image p50",
+            Wanted::AtMost(1.5),
+            "x library cold",
+            to(command(Kind::ColdWithImage), command(Kind::Cold)),
+        ),
+        named(
+            "library cold with an image p50",
+            Wanted::AtMost(0.1),
+            "x docker",
+            to(command(Kind::ColdWithImage), command(Kind::DockerWithImage)),
+        ),
         named("library warm p50", Wanted::AtMost(1.3), "x posix_spawn", to(command(Kind::Warm), spawn)),
         named(
             "library warm p50, sustained",

@@ -1,6 +1,6 @@
 //! The report for a terminal: plain columns, understandable without colour.
 
-use crate::report::{Measured, Phase, Report};
+use crate::report::{ImageRuns, Measured, Pairs, Phase, Report};
 use std::fmt::{self, Display, Formatter, Write};
 
 impl Display for Report {
@@ -75,16 +75,47 @@ fn several(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "  {:<32} {:>10} {runs:>10.0} {bwrap:>8}", one.row, one.runners)?;
     }
     if let Some(idle) = &report.idle_sandbox {
-        let kib = |bytes: Option<u64>| {
-            bytes.map_or("not known".to_owned(), |bytes| format!("{} KiB", bytes / 1024))
-        };
         let (charged, pss) = (kib(idle.charged_bytes), kib(idle.pss_bytes));
         writeln!(f, "\none parked sandbox: charged with its kernel memory {charged}, PSS {pss}")?;
     }
     if let Some(hundred) = &report.hundred {
         writeln!(f, "\n{} sandboxes alive and answering after {:.2} s", hundred.sandboxes, hundred.seconds)?;
     }
+    images(report, f)
+}
+
+fn images(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
+    if let Some(ImageRuns { runs, charged_bytes, pss_bytes, disk_bytes }) = &report.image_runs {
+        let [charged, pss, disk] = [charged_bytes, pss_bytes, disk_bytes].map(|bytes| kib(*bytes));
+        writeln!(f, "\neach of {runs} live runs of one image: charged {charged}, PSS {pss}, on disk {disk}")?;
+    }
+    for Pairs { backend, n, difference_p50_us, ours_p50_us, bare_p50_us, errors, first_error, .. } in
+        &report.pairs
+    {
+        let [difference, ours, bare] =
+            [difference_p50_us, ours_p50_us, bare_p50_us].map(|us| span(Some(*us)));
+        write!(
+            f,
+            "\n{backend} backend: ours {ours}, the bare API {bare}, the median of {n} differences {difference}"
+        )?;
+        match first_error {
+            Some(error) => writeln!(f, "  {errors} FAILED, first: {error}")?,
+            None => writeln!(f)?,
+        }
+    }
+    for load in &report.image_loads {
+        let (layer, files, mib, ratio) = (load.layer, load.files, load.bytes >> 20, number(load.to_tar));
+        let (ours, tar, peak) = (load.load_s, load.tar_s, kib(Some(load.peak_bytes)));
+        writeln!(
+            f,
+            "\nimage of {files} files, {mib} MiB, {layer}: loaded in {ours:.2} s with {peak} at most, tar -x {tar:.2} s, ratio {ratio}"
+        )?;
+    }
     Ok(())
+}
+
+fn kib(bytes: Option<u64>) -> String {
+    bytes.map_or("not known".to_owned(), |bytes| format!("{} KiB", bytes / 1024))
 }
 
 fn targets(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {

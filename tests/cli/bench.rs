@@ -62,6 +62,60 @@ fn a_peer_that_is_not_there_is_listed_and_what_fails_is_no_sample() {
 }
 
 #[test]
+fn an_image_is_run_held_and_loaded_beside_its_base() {
+    let world = World::new();
+    let only = "library-cold,library-cold-image,hundred-image,image-load";
+    let words = ["bench", "--rounds", "1", "--idle", "none", "--only", only, "--image-size", "2MiB"];
+    let Answer { status, stderr, .. } = world.run(&[&words[..], &["--json", "r.json"]].concat());
+    assert_eq!(status, Some(0), "{stderr}");
+    let text = fs::read_to_string(world.here("r.json")).expect("it was written");
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(report["not_run"], Value::Array(Vec::new()));
+    let rows: Vec<_> =
+        report["rows"].as_array().expect("rows").iter().map(|row| (&row["row"], &row["n"])).collect();
+    assert_eq!(rows, [(&"library-cold".into(), &8.into()), (&"library-cold-image".into(), &8.into())]);
+    let runs = &report["image_runs"];
+    assert_eq!(runs["runs"], 100);
+    assert!(runs["disk_bytes"].is_u64() && runs["pss_bytes"].is_u64(), "{runs}");
+    let loads = report["image_loads"].as_array().expect("loads");
+    let shown: Vec<_> = loads.iter().map(|load| (&load["layer"], &load["bytes"])).collect();
+    assert_eq!(shown, [(&"plain".into(), &(2 << 20).into()), (&"gzip".into(), &(2 << 20).into())]);
+    assert!(loads.iter().all(|load| load["loads"].as_array().is_some_and(|all| all.len() == 3)), "{loads:?}");
+    let measured = |name: &str| {
+        let targets = report["targets"].as_array().expect("targets");
+        targets
+            .iter()
+            .any(|one| one["name"].as_str().is_some_and(|it| it.starts_with(name)) && !one["met"].is_null())
+    };
+    for name in
+        ["library cold with an image p50", "each of 100 runs of an image, disk", "image of 2 MiB, gzip layer"]
+    {
+        assert!(measured(name), "{name}: {report}");
+    }
+}
+
+#[test]
+fn a_container_engine_that_does_not_answer_is_listed() {
+    let world = World::new();
+    let mut nobody = world.command(&[
+        "bench",
+        "--rounds",
+        "1",
+        "--idle",
+        "none",
+        "--only",
+        "container-docker,docker-image",
+    ]);
+    let answer =
+        world.answer(&nobody.env("DOCKER_HOST", "unix:///nowhere.sock").output().expect("airlock starts"));
+    assert_eq!(answer.status, Some(0), "{}", answer.stderr);
+    for name in ["container-docker", "docker-image"] {
+        let line = format!("{name} not run: no daemon answers: `/nowhere.sock`: ");
+        assert!(answer.stdout.contains(&line), "{}", answer.stdout);
+    }
+}
+
+#[test]
 fn a_name_that_no_row_has_is_refused_before_anything_is_done() {
     let world = World::new();
     let before = world.contents();

@@ -3,14 +3,14 @@
 //! HTTP/1.0 on purpose: the answer ends with the connection, so nothing has to be known about chunks.
 
 use super::{Reason, Root};
-use crate::Options;
+use crate::{Options, archive};
 use serde_json::{Value, json};
 use std::{
     ffi::OsString,
     fs,
     io::{self, Read, Write},
     os::unix::net::UnixStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
 };
@@ -23,6 +23,7 @@ const LONGEST_ANSWER: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Docker {
     socket: PathBuf,
+    image: &'static str,
     container: String,
 }
 
@@ -38,9 +39,37 @@ impl Docker {
                 "SecurityOpt": ["no-new-privileges"], "Memory": 512 << 20, "PidsLimit": 32, "Tmpfs": { "/tmp": "" },
             },
         });
-        let docker = Docker { socket: options.docker_socket.clone(), container: container.to_string() };
+        let socket = options.docker_socket.clone();
+        let docker = Docker { socket, image: IMAGE, container: container.to_string() };
         docker.ask("GET", "/_ping", "", b"").map_err(|error| format!("no daemon answers: {error}"))?;
         docker.bring_image(root, options)?;
+        Ok(docker)
+    }
+
+    /// The same with the image of an archive, and what our own container backend asks for beside it. Podman listens to
+    /// the same words. Without a filter of system calls it is the engine's own.
+    pub(crate) fn with_image(
+        command: &[OsString],
+        file: &Path,
+        socket: &Path,
+        filter: Option<&str>,
+    ) -> Result<Docker, Reason> {
+        let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+        let mut options = vec!["no-new-privileges".to_owned()];
+        options.extend(filter.map(|filter| format!("seccomp={filter}")));
+        let container = json!({
+            "Image": archive::NAME, "Cmd": words, "User": "1000:1000",
+            "HostConfig": {
+                "NetworkMode": "none", "ReadonlyRootfs": true, "CapDrop": ["ALL"], "IpcMode": "private",
+                "SecurityOpt": options, "Memory": 512 << 20, "MemorySwap": 512 << 20, "PidsLimit": 32,
+                "Tmpfs": { "/tmp": "", "/run": "", "/workspace": "" }, "LogConfig": { "Type": "none", "Config": {} },
+            },
+        });
+        let (socket, container) = (socket.to_owned(), container.to_string());
+        let docker = Docker { socket, image: archive::NAME, container };
+        docker.ask("GET", "/_ping", "", b"").map_err(|error| format!("no daemon answers: {error}"))?;
+        let bytes = fs::read(file).map_err(|error| format!("cannot read the image: {error}"))?;
+        docker.ask("POST", "/images/load?quiet=1", "application/x-tar", &bytes)?;
         Ok(docker)
     }
 
@@ -105,7 +134,7 @@ impl Docker {
 
     /// Takes the image away again. Left there it would do no harm.
     pub(crate) fn end(self) {
-        _ = self.ask("DELETE", &format!("/images/{IMAGE}?force=1"), "", b"");
+        _ = self.ask("DELETE", &format!("/images/{}?force=1", self.image), "", b"");
     }
 }
 
@@ -124,7 +153,7 @@ mod tests {
     fn daemon(name: &str, answers: &'static [&'static str]) -> (Docker, thread::JoinHandle<Vec<String>>) {
         let socket = std::env::temp_dir().join(format!("airlock-{name}-{}.sock", std::process::id()));
         let listener = UnixListener::bind(&socket).expect("a socket");
-        let docker = Docker { socket: socket.clone(), container: "{}".into() };
+        let docker = Docker { socket: socket.clone(), image: IMAGE, container: "{}".into() };
         let served = thread::spawn(move || {
             let one = |answer: &&str| {
                 let (mut stream, _) = listener.accept().expect("a client");

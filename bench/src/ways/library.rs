@@ -1,14 +1,15 @@
 //! Ours, called as a library. A sample counts only if the run succeeded behind the same barriers as the first one.
 
 use super::{
-    Reason, fresh_folder,
+    Reason, fresh_folder, image,
     pool::{self, Ahead},
 };
-use crate::Options;
-use engine::{Engine, Run};
+use crate::{Options, archive};
+use engine::{Engine, Hosts, Run};
 use spec::{Barrier, Policy, RunRequest, RunResult, RunSpec, Status};
 use std::{
     ffi::OsString,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -44,6 +45,31 @@ impl Library {
         let (workspace, mounts) = (Some(workspace), vec![mount]);
         let request = RunRequest { command: command.to_vec(), workspace, mounts, ..RunRequest::default() };
         Library::new(request, ahead, options)
+    }
+
+    /// The same with the image of an archive, which is loaded first.
+    pub(crate) fn with_image(
+        command: &[OsString],
+        file: &Path,
+        ahead: Ahead,
+        options: &Options,
+    ) -> Result<Library, Reason> {
+        let state = fresh_folder(options, "state")?;
+        image::load(file, &state, options)?;
+        let engine = pool::open(state, ahead)?;
+        Ok(Library { engine, ahead, spec: admit(of_image(command))?, barriers: None })
+    }
+
+    /// The same by a container engine, which has the image already.
+    pub(crate) fn contained(
+        command: &[OsString],
+        backend: &str,
+        hosts: Hosts,
+        options: &Options,
+    ) -> Result<Library, Reason> {
+        let engine = pool::open_with(fresh_folder(options, "state")?, Ahead::Nothing, hosts)?;
+        let request = RunRequest { backend: Some(backend.to_owned()), ..of_image(command) };
+        Ok(Library { engine, ahead: Ahead::Nothing, spec: admit(request)?, barriers: None })
     }
 
     pub(crate) fn new(request: RunRequest, ahead: Ahead, options: &Options) -> Result<Library, Reason> {
@@ -100,6 +126,11 @@ fn succeeded(result: &RunResult, expected: &[Barrier]) -> Result<(), Reason> {
         return Err(format!("it ran behind other barriers: {:?}", result.barriers));
     }
     Ok(())
+}
+
+/// A run of this command on the image that is made for it.
+pub(crate) fn of_image(command: &[OsString]) -> RunRequest {
+    RunRequest { command: command.to_vec(), image: Some(archive::NAME.into()), ..RunRequest::default() }
 }
 
 pub(crate) fn admit(request: RunRequest) -> Result<RunSpec, Reason> {

@@ -1,7 +1,8 @@
 //! Ways to run a command, each ready to be measured: prepared off the clock, then taken many times.
 
 pub(crate) mod cgroup;
-mod docker;
+pub(crate) mod docker;
+pub(crate) mod image;
 pub(crate) mod library;
 pub(crate) mod pool;
 mod program;
@@ -46,6 +47,10 @@ pub(crate) async fn prepare(kind: Kind, command: &[OsString], options: &Options)
         Kind::Crun | Kind::Runc => Way::Program(program::bundle(kind.name(), command, &root, options)?),
         Kind::Podman => Way::Program(program::podman(command, &root, options)?),
         Kind::Docker => Way::Docker(Docker::prepare(command, &root, options)?),
+        Kind::DockerWithImage => {
+            let file = image::make(command, options)?;
+            Way::Docker(Docker::with_image(command, &file, &options.docker_socket, None)?)
+        }
         Kind::Cli => {
             let probe = Library::plain(command, Ahead::Nothing, options)?;
             Way::Program(program::cli(command, &probe.barriers_here().await?, options))
@@ -53,6 +58,10 @@ pub(crate) async fn prepare(kind: Kind, command: &[OsString], options: &Options)
         Kind::Bare => library(Library::plain(command, Ahead::Nothing, options)?),
         Kind::Cold => library(Library::plain(command, Ahead::Berths(options.pool), options)?),
         Kind::ColdWithMounts => library(Library::with_mounts(command, Ahead::Berths(options.pool), options)?),
+        Kind::ColdWithImage => {
+            let file = image::make(command, options)?;
+            library(Library::with_image(command, &file, Ahead::Berths(options.pool), options)?)
+        }
         Kind::Warm | Kind::WarmSustained => {
             library(Library::plain(command, Ahead::Parked(options.pool), options)?)
         }

@@ -1,7 +1,7 @@
 //! The one place that knows how the engine is opened, how its pool is asked for and waited for.
 
 use super::Reason;
-use engine::{Engine, Pool, Settings};
+use engine::{Engine, Hosts, Pool, Settings};
 use spec::{RunSpec, Size};
 use std::path::PathBuf;
 
@@ -18,12 +18,17 @@ pub(crate) enum Ahead {
 
 /// An engine that makes so much ahead.
 pub(crate) fn open(state: PathBuf, ahead: Ahead) -> Result<Engine, Reason> {
+    open_with(state, ahead, Hosts::default())
+}
+
+/// The same, with container engines that it may ask.
+pub(crate) fn open_with(state: PathBuf, ahead: Ahead, containers: Hosts) -> Result<Engine, Reason> {
     let pool = match ahead {
         Ahead::Nothing => Pool::OFF,
         Ahead::Berths(berths) => Pool { parked: 0, berths, memory: memory(berths) },
         Ahead::Parked(parked) => Pool { parked, berths: 0, memory: memory(parked) },
     };
-    Engine::open(Settings { pool, ..Settings::new(state) }).map_err(|error| error.to_string())
+    Engine::open(Settings { pool, containers, ..Settings::new(state) }).map_err(|error| error.to_string())
 }
 
 fn memory(count: usize) -> Size {

@@ -127,7 +127,8 @@ pub(crate) fn podman(command: &[OsString], root: &Root, options: &Options) -> Re
     let folder = fresh_folder(options, "podman")?;
     root.make(&folder).map_err(|error| format!("cannot make a root for podman: {error}"))?;
     let mut argv = vec![program.into_os_string()];
-    argv.extend(words("run --rm --network=none --read-only --cap-drop=all"));
+    // With CONTAINER_HOST it would only ask its own API.
+    argv.extend(words("--remote=false run --rm --network=none --read-only --cap-drop=all"));
     argv.extend(words("--security-opt=no-new-privileges --memory=512m --pids-limit=32"));
     for name in &root.folders {
         argv.push(format!("--volume=/{name}:/{name}:ro").into());

@@ -226,9 +226,16 @@ impl Engine {
         self.start(spec).finish().await
     }
 
-    /// Makes ready for runs of this kind as the pool allows, and waits until that is done.
+    /// Makes ready for runs of this kind as the pool allows, and waits until that is done. For a run that could not
+    /// start, or that a container engine carries out, nothing can be made ahead.
     pub async fn warm(&self, spec: &RunSpec) {
-        pool::warm(&self.inner, &spec.sandbox).await;
+        let mut spec = spec.clone();
+        // As the run itself will: what is made ahead has the root that it will have.
+        if let Ok((origin::Origin::Here | origin::Origin::Stored(_), _)) =
+            origin::find(&self.inner, &mut spec).await
+        {
+            pool::warm(&self.inner, &spec.sandbox).await;
+        }
     }
 
     /// Ends what was made ahead and waits for the clean-up behind finished runs. An engine that is merely dropped

@@ -5,10 +5,10 @@ use super::{
     message::{self, Failure, Line},
     print,
 };
-use crate::config::Surroundings;
+use crate::config::{Config, Surroundings};
 use bench::Report;
 use clap::Args;
-use spec::Time;
+use spec::{Size, Time};
 use std::{
     ffi::{OsStr, OsString},
     fs,
@@ -48,6 +48,10 @@ pub(super) struct Options {
     /// Decides the order of measuring [default: the clock's]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// How large an image `image-load` makes and loads, with three times that on the disk; without this
+    /// option that is measured only if --only names it [default: 1GiB]
+    #[arg(long, value_name = "SIZE", overrides_with = "image_size")]
+    image_size: Option<Size>,
     /// Write everything, with every sample, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -60,6 +64,9 @@ pub(super) struct Options {
     /// Park this many sandboxes until standard input ends: what the measurement of memory starts
     #[arg(long, value_name = "N", hide = true)]
     park: Option<usize>,
+    /// The same with so many live runs of an image
+    #[arg(long, value_name = "N", hide = true)]
+    hold: Option<usize>,
     /// What to run instead of /bin/true and Python
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -92,8 +99,11 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     if let Some(parked) = options.park {
         return bench::park(config.state, parked).map_err(Failure::internal);
     }
+    if let Some(runs) = options.hold {
+        return bench::hold(config.state, runs).map_err(Failure::internal);
+    }
     check_names(&options.only)?;
-    let report = bench::run(settings(&options, config.pool, surroundings)?)
+    let report = bench::run(settings(&options, &config, surroundings)?)
         .map_err(|error| Failure::internal(format!("cannot measure: {error}")))?;
     print(&report.to_string())?;
     write(&options, &report, &surroundings.current_folder)
@@ -112,7 +122,7 @@ fn check_names(only: &[String]) -> Result<(), Failure> {
 
 fn settings(
     options: &Options,
-    pool: engine::Pool,
+    config: &Config,
     surroundings: &Surroundings,
 ) -> Result<bench::Options, Failure> {
     let airlock = std::env::current_exe()
@@ -123,12 +133,14 @@ fn settings(
         idle: options.idle.0,
         only: options.only.clone(),
         command: (!options.command.is_empty()).then(|| options.command.clone()),
-        pool: if pool.parked > 0 { pool.parked } else { POOL },
+        pool: if config.pool.parked > 0 { config.pool.parked } else { POOL },
         // Short enough to be typed again.
         seed: options.seed.unwrap_or(clock % 1_000_000),
         airlock,
         path: surroundings.variable("PATH").unwrap_or(OsStr::new(spec::DEFAULT_PATH)).to_owned(),
         docker_socket: docker_socket(surroundings),
+        podman_socket: config.podman.iter().map(|at| path_of(at)).find(|path| path.exists()),
+        image_size: options.image_size.map(|size| size.0),
         scratch: std::env::temp_dir().join(format!("airlock-bench-{}-{clock:x}", std::process::id())),
         progress: |line| message::say(&[Line::Note(line.to_owned())]),
     })
@@ -138,6 +150,10 @@ fn settings(
 fn docker_socket(surroundings: &Surroundings) -> PathBuf {
     let named = surroundings.variable("DOCKER_HOST").and_then(OsStr::to_str);
     named.and_then(|host| host.strip_prefix("unix://")).unwrap_or("/var/run/docker.sock").into()
+}
+
+fn path_of(host: &str) -> PathBuf {
+    host.strip_prefix("unix://").unwrap_or(host).into()
 }
 
 fn write(options: &Options, report: &Report, folder: &Path) -> Result<(), Failure> {
