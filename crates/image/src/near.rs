@@ -6,7 +6,11 @@ const MOST: usize = 3;
 /// The nearest few of `names`, nearest first.
 pub(crate) fn near(wanted: &str, names: impl Iterator<Item = String>) -> Vec<String> {
     let far = (wanted.chars().count() / 3).max(2);
-    let short = |name: &str| name.split([':', '@']).next().unwrap_or_default().to_owned();
+    // The same last word is near, whatever registry and tag stand around it.
+    let short = |name: &str| {
+        let last = name.split('@').next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
+        last.split(':').next().unwrap_or_default().to_owned()
+    };
     let distances = names.map(|name| match short(&name) == short(wanted) {
         true => (0, name),
         false => (distance(wanted, &name), name),
@@ -41,6 +45,8 @@ mod tests {
         let names = || ["agent:1", "agent:2", "debian:latest", "python:3"].map(str::to_owned).into_iter();
         assert_eq!(near("debain:latest", names()), ["debian:latest"]);
         assert_eq!(near("agent:latest", names()), ["agent:1", "agent:2"]);
+        let local = ["localhost/agent:latest".to_owned()];
+        assert_eq!(near("agent:latest", local.clone().into_iter()), local);
         assert_eq!(near("postgres:latest", names()), Vec::<String>::new());
     }
 }
