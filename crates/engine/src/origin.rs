@@ -40,7 +40,9 @@ pub(crate) async fn find(engine: &Inner, spec: &mut RunSpec) -> Result<(Origin, 
         Backend::Native => {
             let stored = stored(engine, &name).await?;
             let labels = stored.config().labels.clone();
-            admit(engine, spec, Some(&name), Some(stored.digest().clone()), labels).await?;
+            // The one that was asked for, which the store has found to be this image's.
+            let digest = name.digest().unwrap_or(stored.digest()).clone();
+            admit(engine, spec, Some(&name), Some(digest), labels).await?;
             let named = stored.user().map_or(Named::Nobody, Named::Number);
             let notes = obey(spec, stored.config(), named)?;
             spec.sandbox.root = Root::Folder(stored.root().to_owned());
@@ -48,7 +50,8 @@ pub(crate) async fn find(engine: &Inner, spec: &mut RunSpec) -> Result<(Origin, 
         }
         Backend::Docker | Backend::Podman | Backend::Container => {
             let facts = engine.containers.image(backend, &name).await.map_err(|error| error.info())?;
-            admit(engine, spec, Some(&name), facts.digest.clone(), facts.config.labels.clone()).await?;
+            let digest = name.digest().or(facts.digest.as_ref()).cloned();
+            admit(engine, spec, Some(&name), digest, facts.config.labels.clone()).await?;
             let named = user_of(&facts.config.user);
             let notes = obey(spec, &facts.config, named)?;
             Ok((Origin::Engine(Box::new(facts)), notes))

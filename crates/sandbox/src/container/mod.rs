@@ -260,8 +260,13 @@ fn facts(told: &Value, name: &ImageRef) -> Result<ImageFacts, SandboxError> {
     let labels =
         labels.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect();
     let id = text(&told["Id"]);
-    let named = |digest: &str| Digest::new(digest.rsplit('@').next().unwrap_or_default());
-    let digests: Vec<_> = texts(&told["RepoDigests"]).iter().filter_map(|digest| named(digest)).collect();
+    // Of this repository: the same image may have come from others, by other digests.
+    let named = |text: &String| {
+        let of: ImageRef = text.parse().ok()?;
+        let same = (of.registry(), of.repository()) == (name.registry(), name.repository());
+        of.digest().filter(|_| same).cloned()
+    };
+    let digests: Vec<_> = texts(&told["RepoDigests"]).iter().filter_map(named).collect();
     let own = Digest::new(&id).or_else(|| Digest::new(&format!("sha256:{id}")));
     if let Some(wanted) = name.digest()
         && !digests.iter().chain(&own).any(|digest| digest == wanted)
