@@ -61,8 +61,8 @@ impl Images {
         let made = world.shell(MAKE);
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         if starter == Starter::User {
-            std::fs::create_dir(world.state()).unwrap();
-            chown(world.state(), number("-u"), number("-g")).unwrap();
+            std::fs::create_dir(world.state()).expect("a state folder");
+            chown(world.state(), number("-u"), number("-g")).expect("it becomes the user's");
         }
         let images = Images { world, starter };
         let loaded = images.run(&["image", "load", "layout", "--name", "tools:1"]);
