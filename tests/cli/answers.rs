@@ -210,6 +210,7 @@ ok       namespaces    as [..]; programs are [..] outside[..]own_user, own_pid, 
 [..]  cpu limit     [..]cpu_limit
 ...
 ok       a sandbox     made, ran and removed in [..] ms
+ok       containers    [..]
 
 Runs can be made on this host.
 

@@ -147,7 +147,7 @@ async fn container_engine(engine: &Engine) -> Check {
         Ok((name, socket)) => format!("{name} at {}", socket.display()),
         Err(_) => "none answers; only --backend docker and podman need one".to_owned(),
     };
-    check("container engine", CheckState::Good, detail, &[])
+    check("containers", CheckState::Good, detail, &[])
 }
 
 /// A sandbox that lists its own root: needs nothing of the host but what every run needs.

@@ -1,7 +1,7 @@
 //! What a container gets of ours: a folder with our init, what it is told of the machine, and the socket that it calls,
 //! mounted read-only. The socket is gone before anything of the image runs.
 
-use crate::native::machine;
+use crate::native::{machine, root};
 use init::plan::PlaceKind;
 use rustix::{
     fs::{CWD, Mode, OFlags},
@@ -26,9 +26,11 @@ use tokio::{io::Interest, net::UnixDatagram};
 pub(super) const FOLDER: &str = "containers";
 /// One copy of init for all of them; no run can have this name.
 const INIT: &str = ".init";
-const FILES: [&str; 4] = ["init", DRAFT, "seccomp.json", "socket"];
+const FILES: [&str; 5] = ["init", DRAFT, "seccomp.json", "socket", HOSTS];
 /// Init, on its way to become the one copy for all.
 const DRAFT: &str = "init.draft";
+/// Names of hosts, for an engine that has no part in its network.
+pub(super) const HOSTS: &str = "hosts";
 /// What tells of the machine, below the same paths as in a root of our own.
 pub(super) const MACHINE: &str = "machine";
 
@@ -95,6 +97,8 @@ fn furnish(state: &Path, folder: &Path) -> io::Result<UnixDatagram> {
     let_everybody(folder, 0o755)?;
     put_init(state, folder)?;
     fs::write(folder.join("seccomp.json"), super::order::profile().to_string())?;
+    fs::write(folder.join(HOSTS), root::HOSTS)?;
+    let_everybody(&folder.join(HOSTS), 0o644)?;
     listen(folder)
 }
 

@@ -314,7 +314,11 @@ impl ContainerBox {
             }
         };
         // Whoever does not listen is killed below.
-        _ = tokio::time::timeout(LONGEST_END, gone).await;
+        if tokio::time::timeout(LONGEST_END, gone).await.is_ok() && !self.daemon.podman {
+            // Removing one that Docker does not yet know to have ended takes it longer than this.
+            let wait = format!("/containers/{}/wait", escaped(&self.id));
+            _ = tokio::time::timeout(LONGEST_END, self.daemon.api.post(&wait, None)).await;
+        }
         self.removed = super::remove(&self.daemon, &self.id).await.is_ok();
         self.removed.then_some(Ended { cpu_us: 0, ..last })
     }

@@ -16,7 +16,7 @@ pub(crate) mod machine;
 pub(crate) mod plan;
 pub mod probe;
 pub mod protect;
-mod root;
+pub(crate) mod root;
 
 pub use denials::{MOST_DENIALS, Told};
 pub use error::{Missing, SandboxError};

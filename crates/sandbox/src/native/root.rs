@@ -38,6 +38,8 @@ const OF_ETC: [&str; 16] = [
 ];
 /// Settings of language runtimes, whose folders carry their version.
 const OF_ETC_BEGINNING_WITH: [&str; 2] = ["java-", "python3"];
+/// Who is known by name in a box: itself.
+pub(crate) const HOSTS: &str = "127.0.0.1 localhost airlock\n::1 localhost ip6-localhost\n";
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// What nobody inside has business with, even where all of `/etc` is shown.
 const SECRETS_OF_ETC: [&str; 6] = ["shadow", "shadow-", "gshadow", "gshadow-", "sudoers", "ssl/private"];
@@ -211,8 +213,7 @@ fn names(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxError> {
         }
         return Ok(());
     }
-    let hosts = "127.0.0.1 localhost airlock\n::1 localhost ip6-localhost\n";
-    places.add("etc/hosts", PlaceKind::File, hosts)?;
+    places.add("etc/hosts", PlaceKind::File, HOSTS)?;
     places.add("etc/resolv.conf", PlaceKind::File, "# no name server: this sandbox has no network\n")
 }
 
