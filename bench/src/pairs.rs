@@ -113,8 +113,18 @@ impl Both {
 /// As little of a filter as our backend has the engine put up: the engines' own ones take milliseconds to compile, which
 /// would be in our favour. Docker wants the text, Podman the path of a file.
 fn filter(backend: &str, options: &Options) -> Result<String, Reason> {
-    let refused =
-        ["kexec_load", "init_module", "finit_module", "delete_module", "reboot", "swapon", "acct", "bpf"];
+    let refused = [
+        "kexec_load",
+        "kexec_file_load",
+        "init_module",
+        "finit_module",
+        "delete_module",
+        "reboot",
+        "swapon",
+        "swapoff",
+        "acct",
+        "bpf",
+    ];
     let profile = json!({
         "defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [{ "names": refused, "action": "SCMP_ACT_ERRNO", "errnoRet": 1 }],

@@ -58,7 +58,7 @@ impl Docker {
         let mut options = vec!["no-new-privileges".to_owned()];
         options.extend(filter.map(|filter| format!("seccomp={filter}")));
         let container = json!({
-            "Image": archive::NAME, "Cmd": words, "User": "1000:1000",
+            "Image": archive::NAME, "Cmd": words, "User": "1000:1000", "NetworkDisabled": true,
             "HostConfig": {
                 "NetworkMode": "none", "ReadonlyRootfs": true, "CapDrop": ["ALL"], "IpcMode": "private",
                 "SecurityOpt": options, "Memory": 512 << 20, "MemorySwap": 512 << 20, "PidsLimit": 32,
