@@ -216,6 +216,7 @@ fn lay<R: Input>(
             Trouble::Write(source) => ImageError::Write { layer, entry: entry(), source },
             Trouble::Read(source) => unreadable(source),
         })?;
+        meter.count(tree.take_implied())?;
         tell(tar.position().max(1));
     }
     Ok(tar.position())
