@@ -155,7 +155,7 @@ fn unpack(
     let failed = || ImageError::store("write the image");
     let mut tree = Tree::new(draft.make(ROOT).map_err(failed())?);
     let (mut meter, layers) = (Meter::new(limits), plan.layers.len());
-    let mut before = 0;
+    let (mut before, mut plain) = (0, 0);
     for (number, layer) in plan.layers.iter().enumerate() {
         let what = format!("layer {}", number + 1);
         let part = parts.part(&layer.name)?;
@@ -168,7 +168,7 @@ fn unpack(
             }
         };
         let mut read = 0;
-        layer::unpack(part, layer, limits, &what, |chunks| {
+        layer::unpack(part, layer, limits, &mut plain, &what, |chunks| {
             read = lay(chunks, &mut tree, &mut meter, number + 1, &mut tell)?;
             Ok(())
         })?;

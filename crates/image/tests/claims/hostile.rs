@@ -218,6 +218,11 @@ fn a_bomb_ends_at_the_bound_in_little_time_and_memory() {
         assert!(refused.contains(words), "{refused}");
         assert_eq!(world.in_store(), Vec::<String>::new());
     }
+    // Five mebibytes behind the end of each: one layer fits, two do not.
+    let small = || Layer([Layer::new().bytes(), vec![0; 5 << 20]].concat());
+    load_with(&[small()], &limits).unwrap();
+    let refused = load_with(&[small(), small()], &limits).unwrap_err();
+    assert!(refused.contains("the image, decompressed, has more than 8M"), "{refused}");
     let holes = super::layers::gnu_sparse(b"hole", 1 << 34, &[], b"");
     let refused = load_with(&[holes], &Limits::default()).unwrap_err();
     assert!(refused.contains("a file in it has more than 8G"), "{refused}");
