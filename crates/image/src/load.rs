@@ -38,6 +38,8 @@ pub struct Loaded {
 
 /// So many bytes between two words about progress.
 const STRIDE: u64 = 4 << 20;
+/// Each is a file of the store, and all are written while nobody else may change it.
+const MOST_NAMES: usize = 128;
 
 impl Images {
     /// Loads an image, and gives it this name or else its own ones.
@@ -131,9 +133,10 @@ fn names(plan: &Plan, name: Option<&ImageRef>) -> Result<Vec<Named>, ImageError>
             _ => Ok(named),
         }
     };
-    match given.is_empty() {
-        true => Err(ImageError::Unnamed),
-        false => given.iter().map(named).collect(),
+    match given.len() {
+        0 => Err(ImageError::Unnamed),
+        1..=MOST_NAMES => given.iter().map(named).collect(),
+        _ => Err(ImageError::Limit { what: "the image".to_owned(), limit: format!("{MOST_NAMES} names") }),
     }
 }
 
