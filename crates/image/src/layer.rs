@@ -100,11 +100,13 @@ impl BufRead for Chunks {
 
 impl Input for Chunks {}
 
-/// Passes the plain bytes of a layer to `unpack`, and then says whether they were what was promised.
+/// Passes the plain bytes of a layer to `unpack`, and then says whether they were what was promised. `plain` counts
+/// those of all layers: one that is small as it lies there can be named many times.
 pub(crate) fn unpack(
     part: Part,
     layer: &Layer,
     limits: &Limits,
+    plain: &mut u64,
     what: &str,
     unpack: impl FnOnce(&mut Chunks) -> Result<(), ImageError>,
 ) -> Result<(), ImageError> {
@@ -116,7 +118,7 @@ pub(crate) fn unpack(
     }
     let (sender, from) = mpsc::sync_channel(CHUNKS_AHEAD);
     let (unpacked, hashed) = thread::scope(|scope| {
-        let reading = scope.spawn(|| produce(part, sender, limits, what));
+        let reading = scope.spawn(|| produce(part, sender, limits, plain, what));
         let mut chunks = Chunks { from, chunk: Vec::new(), taken: 0 };
         let unpacked = unpack(&mut chunks).and_then(|()| drain(&mut chunks, what));
         drop(chunks);
@@ -145,13 +147,14 @@ fn produce(
     part: Part,
     sender: SyncSender<Vec<u8>>,
     limits: &Limits,
+    count: &mut u64,
     what: &str,
 ) -> Result<Option<(Digest, Digest)>, ImageError> {
     let unreadable = || ImageError::read(what);
     let (hashes, hashed) = mpsc::channel();
     let mut plain = Plain::new(Box::new(Hashing { from: part, hash: Sha256::new(), end: hashes }))
         .map_err(unreadable())?;
-    let (mut hash, mut count) = (Sha256::new(), 0_u64);
+    let mut hash = Sha256::new();
     loop {
         let mut chunk = vec![0; CHUNK];
         let size = fill(&mut plain, &mut chunk).map_err(unreadable())?;
@@ -159,10 +162,10 @@ fn produce(
             break;
         }
         chunk.truncate(size);
-        count += size as u64;
-        if count > limits.unpacked_bytes {
+        *count += size as u64;
+        if *count > limits.unpacked_bytes {
             let limit = Size(limits.unpacked_bytes).to_string();
-            return Err(ImageError::Limit { what: format!("{what}, decompressed,"), limit });
+            return Err(ImageError::Limit { what: "the image, decompressed,".to_owned(), limit });
         }
         if plain.compressed {
             hash.update(&chunk);

@@ -11,7 +11,7 @@ pub struct Limits {
     pub unpacked_bytes: u64,
     /// One file.
     pub file_bytes: u64,
-    /// Entries of all layers together.
+    /// Entries of all layers together, with the folders that only a name leads through.
     pub entries: u64,
     /// Layers.
     pub layers: usize,
@@ -47,12 +47,8 @@ impl<'a> Meter<'a> {
 
     /// One more entry, with a file of this size.
     pub(crate) fn entry(&mut self, size: u64) -> Result<(), ImageError> {
-        let limit = |what: &str, limit: String| Err(ImageError::Limit { what: what.to_owned(), limit });
-        self.entries += 1;
+        self.count(1)?;
         self.bytes = self.bytes.saturating_add(size);
-        if self.entries > self.limits.entries {
-            return limit("the image", format!("{} entries", self.limits.entries));
-        }
         if size > self.limits.file_bytes {
             return limit("a file in it", Size(self.limits.file_bytes).to_string());
         }
@@ -61,4 +57,17 @@ impl<'a> Meter<'a> {
         }
         Ok(())
     }
+
+    /// So many more of what a layer makes: a name of a few bytes can lead through hundreds of new folders.
+    pub(crate) fn count(&mut self, entries: u64) -> Result<(), ImageError> {
+        self.entries += entries;
+        match self.entries > self.limits.entries {
+            true => limit("the image", format!("{} entries", self.limits.entries)),
+            false => Ok(()),
+        }
+    }
+}
+
+fn limit(what: &str, limit: String) -> Result<(), ImageError> {
+    Err(ImageError::Limit { what: what.to_owned(), limit })
 }

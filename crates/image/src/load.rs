@@ -38,6 +38,8 @@ pub struct Loaded {
 
 /// So many bytes between two words about progress.
 const STRIDE: u64 = 4 << 20;
+/// Each is a file of the store, and all are written while nobody else may change it.
+const MOST_NAMES: usize = 128;
 
 impl Images {
     /// Loads an image, and gives it this name or else its own ones.
@@ -131,9 +133,10 @@ fn names(plan: &Plan, name: Option<&ImageRef>) -> Result<Vec<Named>, ImageError>
             _ => Ok(named),
         }
     };
-    match given.is_empty() {
-        true => Err(ImageError::Unnamed),
-        false => given.iter().map(named).collect(),
+    match given.len() {
+        0 => Err(ImageError::Unnamed),
+        1..=MOST_NAMES => given.iter().map(named).collect(),
+        _ => Err(ImageError::Limit { what: "the image".to_owned(), limit: format!("{MOST_NAMES} names") }),
     }
 }
 
@@ -155,7 +158,7 @@ fn unpack(
     let failed = || ImageError::store("write the image");
     let mut tree = Tree::new(draft.make(ROOT).map_err(failed())?);
     let (mut meter, layers) = (Meter::new(limits), plan.layers.len());
-    let mut before = 0;
+    let (mut before, mut plain) = (0, 0);
     for (number, layer) in plan.layers.iter().enumerate() {
         let what = format!("layer {}", number + 1);
         let part = parts.part(&layer.name)?;
@@ -168,7 +171,7 @@ fn unpack(
             }
         };
         let mut read = 0;
-        layer::unpack(part, layer, limits, &what, |chunks| {
+        layer::unpack(part, layer, limits, &mut plain, &what, |chunks| {
             read = lay(chunks, &mut tree, &mut meter, number + 1, &mut tell)?;
             Ok(())
         })?;
@@ -216,6 +219,7 @@ fn lay<R: Input>(
             Trouble::Write(source) => ImageError::Write { layer, entry: entry(), source },
             Trouble::Read(source) => unreadable(source),
         })?;
+        meter.count(tree.take_implied())?;
         tell(tar.position().max(1));
     }
     Ok(tar.position())

@@ -15,6 +15,8 @@ const SAVED: &str = "manifest.json";
 /// An index may name further indexes.
 const MOST_DOCUMENTS: usize = 256;
 const DEEPEST_INDEX: usize = 4;
+/// In the words of one refusal.
+const MOST_PLATFORMS_TOLD: usize = 16;
 /// Where tools write what an image is called.
 const NAMES: [&str; 2] = ["io.containerd.image.name", "org.opencontainers.image.ref.name"];
 
@@ -42,7 +44,7 @@ struct Candidate {
 /// Finds the image; `name` says which if there are several.
 pub(crate) fn plan(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> Result<Plan, ImageError> {
     let plan = if parts.has(INDEX) {
-        of_index(parts, name)?
+        of_index(parts, name, limits)?
     } else if parts.has(SAVED) {
         of_saved(parts, name)?
     } else {
@@ -50,12 +52,7 @@ pub(crate) fn plan(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> R
         return Err(ImageError::malformed("this is no image", why));
     };
     let (layers, ids) = (plan.layers.len(), plan.configuration.diff_ids.len());
-    if layers > limits.layers {
-        return Err(ImageError::Limit {
-            what: "the image".to_owned(),
-            limit: format!("{} layers", limits.layers),
-        });
-    }
+    check_layers(layers, limits)?;
     if layers != ids {
         let why = format!("its manifest has {layers} layers, its configuration {ids}");
         return Err(ImageError::malformed("the image", why));
@@ -66,8 +63,17 @@ pub(crate) fn plan(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> R
     }
 }
 
-fn wrong_platform(mut found: Vec<String>) -> ImageError {
-    found.dedup();
+fn check_layers(count: usize, limits: &Limits) -> Result<(), ImageError> {
+    match count <= limits.layers {
+        true => Ok(()),
+        false => Err(ImageError::Limit {
+            what: "the image".to_owned(),
+            limit: format!("{} layers", limits.layers),
+        }),
+    }
+}
+
+fn wrong_platform(found: Vec<String>) -> ImageError {
     ImageError::Platform { wanted: Platform::here().to_string(), found }
 }
 
@@ -123,13 +129,19 @@ fn digest_in(name: &str) -> Option<Digest> {
     Digest::new(&format!("sha256:{}", name.rsplit('/').next()?))
 }
 
-fn of_index(parts: &Parts, name: Option<&ImageRef>) -> Result<Plan, ImageError> {
+fn of_index(parts: &Parts, name: Option<&ImageRef>, limits: &Limits) -> Result<Plan, ImageError> {
     let Document::Index(top) = document::document(INDEX, &parts.read(INDEX)?)? else {
         return Err(ImageError::malformed(INDEX, "it is no index"));
     };
-    let mut search = Search { parts, read: 0, candidates: Vec::new(), elsewhere: Vec::new() };
+    let (candidates, elsewhere) = (Vec::new(), Vec::new());
+    let mut search = Search { parts, limits, read: 0, candidates, elsewhere, absent: None };
     for descriptor in &top {
         search.descend(descriptor, &[], &names_of(descriptor), 1)?;
+    }
+    if search.candidates.is_empty()
+        && let Some(absent) = search.absent
+    {
+        return Err(ImageError::Missing(format!("`{absent}`")));
     }
     if search.candidates.is_empty() && !search.elsewhere.is_empty() {
         return Err(wrong_platform(search.elsewhere));
@@ -167,10 +179,13 @@ fn names_of(descriptor: &Descriptor) -> Vec<ImageRef> {
 
 struct Search<'a> {
     parts: &'a Parts,
+    limits: &'a Limits,
     read: usize,
     candidates: Vec<Candidate>,
-    /// Platforms that are not ours.
+    /// Platforms that are not ours, the first few.
     elsewhere: Vec<String>,
+    /// What an index names, and nobody has put here.
+    absent: Option<String>,
 }
 
 impl Search<'_> {
@@ -186,13 +201,19 @@ impl Search<'_> {
         {
             // What says `unknown` is no image but something about one.
             if platform.os != "unknown" {
-                self.elsewhere.push(platform.to_string());
+                self.is_for(platform);
             }
             return Ok(());
         }
         if !descriptor.is_document() {
             let kind = format!("`{}`", shown(descriptor.media_type.as_bytes()));
             return Err(ImageError::Unsupported { what: "an entry of the index".to_owned(), kind });
+        }
+        // Whoever took one image of an index has left the others where they were.
+        let name = blob(&descriptor.digest);
+        if !above.is_empty() && !self.parts.has(&name) {
+            self.absent = Some(name);
+            return Ok(());
         }
         self.read += 1;
         if self.read > MOST_DOCUMENTS || depth > DEEPEST_INDEX {
@@ -211,13 +232,22 @@ impl Search<'_> {
         }
     }
 
+    fn is_for(&mut self, platform: &Platform) {
+        let platform = platform.to_string();
+        if self.elsewhere.len() < MOST_PLATFORMS_TOLD && !self.elsewhere.contains(&platform) {
+            self.elsewhere.push(platform);
+        }
+    }
+
     /// Where the index does not say what machine a manifest is for, its configuration does.
     fn candidate(&mut self, descriptor: &Descriptor, candidate: Candidate) -> Result<(), ImageError> {
+        // Here, and not only of the one that is chosen: a long list of layers can be named many times.
+        check_layers(candidate.layers.len(), self.limits)?;
         if descriptor.platform.is_none() && candidate.config.check_configuration().is_ok() {
             let bytes = self.parts.read_blob(&candidate.config.digest, candidate.config.size)?;
             let platform = document::configuration("the configuration", &bytes)?.platform;
             if !platform.runs_here() {
-                self.elsewhere.push(platform.to_string());
+                self.is_for(&platform);
                 return Ok(());
             }
         }

@@ -11,11 +11,12 @@ use crate::{
     user::Person,
 };
 use rustix::{
-    fs::{FileType, Mode, OFlags},
+    fs::{AtFlags, FileType, Mode, OFlags},
     io::Errno,
 };
 use std::{
     collections::{HashMap, HashSet},
+    ffi::CStr,
     io,
     os::fd::OwnedFd,
 };
@@ -92,6 +93,8 @@ impl Settling<'_> {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
                 match rustix::fs::openat(folder, name, flags, Mode::empty()) {
                     Err(Errno::LOOP) => Ok(()),
+                    // Another name of a file that nobody may read any more, an ordinary owner included.
+                    Err(Errno::ACCESS) if self.has_settled(folder, name)? => Ok(()),
                     opened => self.one(&opened?),
                 }
             }
@@ -116,6 +119,11 @@ impl Settling<'_> {
         // What is not remembered came from elsewhere, or this file system does not keep its numbers.
         let right = self.of(found.st_ino).ok_or_else(|| io::Error::other("a file has changed its inode"))?;
         Ok(rustix::fs::fchmod(opened, Mode::from_raw_mode(self.mode(right).into()))?)
+    }
+
+    fn has_settled(&self, folder: &OwnedFd, name: &CStr) -> io::Result<bool> {
+        let found = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok(self.linked.contains(&found.st_ino))
     }
 
     fn of(&self, inode: u64) -> Option<Right> {

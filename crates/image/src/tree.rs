@@ -69,6 +69,8 @@ pub(crate) struct Tree {
     last: Option<Folder>,
     /// Devices and pipes.
     pub(crate) left_out: u64,
+    /// Folders that no entry described, made since somebody asked.
+    implied: u64,
 }
 
 /// A folder of the tree.
@@ -88,7 +90,7 @@ enum Absent {
 impl Tree {
     pub(crate) fn new(root: OwnedFd) -> Tree {
         let (root, rights) = (Rc::new(root), Rights::default());
-        Tree { root, rights, touched: None, last: None, left_out: 0 }
+        Tree { root, rights, touched: None, last: None, left_out: 0, implied: 0 }
     }
 
     pub(crate) fn root(&self) -> &OwnedFd {
@@ -103,6 +105,11 @@ impl Tree {
     /// What follows lies over everything so far.
     pub(crate) fn next_layer(&mut self, number: usize) {
         self.touched = (number > 0).then(HashSet::new);
+    }
+
+    /// How many folders were made, since the last time, only because a name leads through them.
+    pub(crate) fn take_implied(&mut self) -> u64 {
+        std::mem::take(&mut self.implied)
     }
 
     /// Lays one entry over the tree.
@@ -311,6 +318,7 @@ impl Tree {
     /// A folder that no entry describes is root's, and open to all.
     fn make_parent(&mut self, at: &OwnedFd, name: &CString) -> Result<OwnedFd, Trouble> {
         rustix::fs::mkdirat(at, name, OURS)?;
+        self.implied += 1;
         let made = rustix::fs::openat(at, name, PLACE, Mode::empty())?;
         let header = Header {
             path: Vec::new(),

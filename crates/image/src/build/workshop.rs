@@ -154,7 +154,7 @@ impl Workshop {
 
     /// A command as root of the namespace.
     fn inside(&self, program: &str) -> Command {
-        let mut command = Command::new("nsenter");
+        let mut command = tool("nsenter");
         let namespace = format!("--user=/proc/{}/ns/user", self.holder.id());
         command.args([&namespace, "--setuid=0", "--setgid=0", "--", program]).current_dir("/");
         command
@@ -266,8 +266,7 @@ impl Ids {
 /// Has a program with the right to do so map an id of ours to root, and those granted to the rest.
 fn ask(program: &str, pid: u32, own: u32, granted: u32) -> Result<(), BuildError> {
     let numbers = [pid, 0, own, 1, 1, granted, IDS - 1].map(|number| number.to_string());
-    let output =
-        Command::new(program).args(numbers).output().map_err(BuildError::io(format!("start {program}")))?;
+    let output = tool(program).args(numbers).output().map_err(BuildError::io(format!("start {program}")))?;
     match output.status.success() {
         true => Ok(()),
         false => {
@@ -295,7 +294,7 @@ fn granted(text: &str, user: &str, uid: u32) -> Option<u32> {
 
 /// A process that has the namespace and waits for the end of its input.
 fn hold(ids: &Ids) -> Result<Child, BuildError> {
-    let mut command = Command::new("unshare");
+    let mut command = tool("unshare");
     command.args(["--user", "--", "/bin/sh", "-c", "echo ready && read end"]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut holder = command.spawn().map_err(BuildError::io("start unshare"))?;
@@ -335,6 +334,14 @@ fn emulator(platform: Platform) -> Result<String, BuildError> {
     let magic = format!("\\x7fELF\\x02\\x01\\x01{}\\x02\\x00{machine}", "\\x00".repeat(9));
     let mask = format!("{}\\x00{}\\xfe\\xff\\xff\\xff", "\\xff".repeat(7), "\\xff".repeat(8));
     Ok(format!(":airlock-{}:M:0:{magic}:{mask}:{}:F", platform.architecture(), path.display()))
+}
+
+/// A program of this machine, from where it was looked for, and without the caller's variables: whoever is root of the
+/// namespace may look at the processes in it.
+fn tool(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", PATH);
+    command
 }
 
 fn is_installed(program: &str) -> bool {

@@ -154,12 +154,48 @@ fn of_several_platforms_this_machines_is_taken_and_its_absence_is_told() {
     assert_eq!(nested.image.digest().as_str(), digest(&here.manifest()));
     let by_index = format!("deep@{}", digest(&inner));
     assert!(world.images().find(&by_index.parse().unwrap()).unwrap().is_some());
+    // What is for this machine, too, may be left out below an index, if something is there.
+    let twice =
+        json!([for_platform(b"not here", "linux", HERE), for_platform(&here.manifest(), "linux", HERE)]);
+    let inner = json!({ "schemaVersion": 2, "manifests": twice }).to_string().into_bytes();
+    let top = json!([descriptor(OCI_INDEX, &inner)]);
+    let blobs: Vec<_> = here.blobs().into_iter().map(|(_, bytes)| bytes).chain([inner.clone()]).collect();
+    assert!(load_bytes(&world, &with_index(&blobs, top.clone()), Some("one-of-two")).is_ok());
+    assert!(refused(&with_index(&[inner], top)).ends_with("is missing"));
+    let many: Vec<_> =
+        (0..50).map(|number| for_platform(b"", "linux", &format!("a{}", number % 40))).collect();
+    let elsewhere = refused(&with_index(&[], json!(many)));
+    assert_eq!(
+        elsewhere.matches("linux/a").count() - elsewhere.matches("linux/amd64").count(),
+        16,
+        "{elsewhere}"
+    );
     let elsewhere = refused(&with_index(&[], json!([other, note])));
     assert!(elsewhere.contains("it is for linux/s390x") && elsewhere.contains(HERE), "{elsewhere}");
     let mut foreign = small();
     foreign.architecture = "s390x".to_owned();
     assert!(refused(&foreign.oci()).contains("it is for linux/s390x"));
     assert!(refused(&foreign.saved(&[])).contains("it is for linux/s390x"));
+}
+
+#[test]
+fn long_lists_are_refused_before_they_are_kept() {
+    let archive = small();
+    let names = |count| (0..count).map(|number| format!("x:{number}")).collect::<Vec<_>>();
+    let saved = |names: &[String]| archive.saved(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let told = told(&load_bytes(&World::new(), &saved(&names(129)), None).unwrap_err());
+    assert_eq!(told, "the image has more than 128 names");
+    assert_eq!(load_bytes(&World::new(), &saved(&names(128)), None).unwrap().image.names().len(), 128);
+    let layers = vec![descriptor("application/vnd.oci.image.layer.v1.tar", b""); 129];
+    let mut manifest: serde_json::Value = serde_json::from_slice(&archive.manifest()).unwrap();
+    manifest["layers"] = json!(layers);
+    let long = manifest.to_string().into_bytes();
+    // Named twice, so that none of them is chosen.
+    let index = with_index(
+        &[long.clone()],
+        json!([descriptor(OCI_MANIFEST, &long), descriptor(OCI_MANIFEST, &long)]),
+    );
+    assert!(refused(&index).contains("more than 128 layers"));
 }
 
 #[test]

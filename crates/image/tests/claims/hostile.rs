@@ -176,6 +176,8 @@ fn each_bound_is_named_when_it_is_hit_and_what_just_fits_loads() {
     let limits = Limits { unpacked_bytes: 1 << 20, file_bytes: 1 << 16, entries: 20, layers: 3 };
     let many =
         |count: usize| (0..count).fold(Layer::new(), |layer, number| layer.file(&number.to_string(), ""));
+    // 19 folders in one name.
+    let deep = |name: &str| Layer::new().file(&format!("{}{name}", "d/".repeat(19)), "");
     let large = |size: usize| Layer::new().file("large", &"x".repeat(size));
     let wide = |count| {
         (0..count).fold(Layer::new(), |layer, number| layer.file(&format!("{number}"), &"x".repeat(1 << 16)))
@@ -184,6 +186,7 @@ fn each_bound_is_named_when_it_is_hit_and_what_just_fits_loads() {
     for (bad, words, good) in [
         (vec![many(21)], "the image has more than 20 entries", vec![many(20)]),
         (vec![many(11), many(10)], "the image has more than 20 entries", vec![many(10), many(10)]),
+        (vec![deep("e/f")], "the image has more than 20 entries", vec![deep("f")]),
         (vec![large((1 << 16) + 1)], "a file in it has more than 64K", vec![large(1 << 16)]),
         (vec![wide(8), wide(9)], "has more than 1M", vec![wide(8), wide(7)]),
         (vec![hole((1 << 16) + 1)], "a file in it has more than 64K", vec![hole(1 << 16)]),
@@ -215,6 +218,11 @@ fn a_bomb_ends_at_the_bound_in_little_time_and_memory() {
         assert!(refused.contains(words), "{refused}");
         assert_eq!(world.in_store(), Vec::<String>::new());
     }
+    // Five mebibytes behind the end of each: one layer fits, two do not.
+    let small = || Layer([Layer::new().bytes(), vec![0; 5 << 20]].concat());
+    load_with(&[small()], &limits).unwrap();
+    let refused = load_with(&[small(), small()], &limits).unwrap_err();
+    assert!(refused.contains("the image, decompressed, has more than 8M"), "{refused}");
     let holes = super::layers::gnu_sparse(b"hole", 1 << 34, &[], b"");
     let refused = load_with(&[holes], &Limits::default()).unwrap_err();
     assert!(refused.contains("a file in it has more than 8G"), "{refused}");

@@ -41,6 +41,16 @@ fn an_opaque_folder_hides_all_that_lies_below_it_and_nothing_of_its_own_layer() 
 }
 
 #[test]
+fn the_contents_of_a_file_are_never_headers_whatever_the_file_is_called() {
+    let hidden = Layer::new().file("hidden", "x").0;
+    let file = Entry { name: b"file/", size: hidden.len() as u64, ..Entry::default() };
+    let of_old = Entry { name: b"folder/", flag: 0, ..Entry::default() };
+    let laid = lay(&[Layer::new().entry(&file).contents(&hidden).entry(&of_old)]);
+    let names: Vec<_> = laid.iter().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(names, ["file", "folder/"]);
+}
+
+#[test]
 fn a_whiteout_is_for_lower_layers_only() {
     let own = Layer::new()
         .file("a", "own")

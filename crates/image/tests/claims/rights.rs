@@ -67,6 +67,20 @@ fn without_a_user_and_for_root_it_is_the_boxs_own() {
 }
 
 #[test]
+fn a_file_that_its_owner_may_not_read_either_can_have_several_names() {
+    // In a thread of its own, since what is given up here is gone: root would be let in all the same.
+    let ordinary = std::thread::spawn(|| {
+        let none = rustix::thread::CapabilitySet::empty();
+        let sets = rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        let layer = Layer::new().owned("a", "secret", 0o600, 0, 0).hard_link("b", "a");
+        let loaded = World::new().load(&[layer.owned("c", "", 0o644, 0, 0)]).map_err(|error| told(&error));
+        loaded.map(|loaded| loaded.image.files())
+    });
+    assert_eq!(ordinary.join().unwrap(), Ok(2));
+}
+
+#[test]
 fn a_user_that_is_not_there_is_told() {
     for (user, words) in [
         ("nobody-here", "/etc/passwd has no such user"),
