@@ -73,6 +73,7 @@ impl Settings {
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
     pub fn look(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
         driver::look_at_inputs(spec)?;
+        origin::look(&self.state, spec)?;
         sandbox::native::look(&spec.sandbox).map_err(|error| error.info())
     }
 }

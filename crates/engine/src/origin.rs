@@ -59,6 +59,21 @@ pub(crate) async fn find(engine: &Inner, spec: &mut RunSpec) -> Result<(Origin, 
     }
 }
 
+/// Whether there can be such an image at all: before there is a state folder, there is none.
+pub(crate) fn look(state: &Path, spec: &RunSpec) -> Result<(), ErrorInfo> {
+    match (&spec.sandbox.root, spec.sandbox.backend) {
+        (Root::Image(name), Backend::Native) if !state.join("images").is_dir() => Err(ErrorInfo {
+            code: ErrorCode::ImageMissing,
+            message: format!("there is no image `{}` on this machine", name.familiar()),
+            hint: Some(
+                "`airlock image pull` and `airlock image load` bring one; a folder begins with / or ./"
+                    .to_owned(),
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
 async fn stored(engine: &Inner, name: &ImageRef) -> Result<Stored, ErrorInfo> {
     let (folder, name) = (engine.state.join("images"), name.clone());
     let looked = tokio::task::spawn_blocking(move || image::Images::open(folder)?.get(&name)).await;

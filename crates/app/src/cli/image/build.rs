@@ -121,6 +121,9 @@ impl Options {
     }
 }
 
+/// Where Python packages are fetched from.
+const PASSED: [&str; 3] = ["PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT"];
+
 /// One plan for each platform that was asked for.
 fn plans(options: &Options, source: &Source, surroundings: &Surroundings) -> Result<Vec<Plan>, Failure> {
     let recipe = source.recipe()?;
@@ -135,7 +138,9 @@ fn plans(options: &Options, source: &Source, surroundings: &Surroundings) -> Res
             |name: &str| surroundings.variable(name).and_then(|value| value.to_str()).map(str::to_owned);
         names.iter().filter_map(|name| Some(((*name).to_owned(), value(name)?))).collect()
     };
-    let arguments: Vec<_> = recipe.arguments.iter().map(String::as_str).collect();
+    // A recipe may be a stranger's, and its steps have the network: nothing else of the caller's is theirs to ask for.
+    let arguments: Vec<_> =
+        recipe.arguments.iter().map(String::as_str).filter(|name| PASSED.contains(name)).collect();
     let mut values = given(&arguments);
     let certificates = certificates(&mut values)?;
     let epoch = epoch(surroundings)?;
