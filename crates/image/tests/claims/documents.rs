@@ -192,7 +192,7 @@ fn long_lists_are_refused_before_they_are_kept() {
     let long = manifest.to_string().into_bytes();
     // Named twice, so that none of them is chosen.
     let index = with_index(
-        &[long.clone()],
+        std::slice::from_ref(&long),
         json!([descriptor(OCI_MANIFEST, &long), descriptor(OCI_MANIFEST, &long)]),
     );
     assert!(refused(&index).contains("more than 128 layers"));
