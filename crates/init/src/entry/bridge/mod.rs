@@ -16,7 +16,7 @@ use super::{
     user::{self, Identity},
 };
 use crate::sys;
-use relay::Names;
+use resolve::Names;
 use rustix::{
     fs::{FileType, Mode, OFlags},
     io::Errno,
@@ -68,11 +68,11 @@ pub(super) fn start(
     program: &Identity,
     root: bool,
 ) -> Result<Option<Bridge>, Refusal> {
-    let Some(door) = door(settings)? else { return Ok(None) };
+    let Some(mut door) = door(settings)? else { return Ok(None) };
     let listener = listen(settings.port)?;
     let mut last = String::new();
     for user in users(program, root) {
-        let (bridge, outcome) = launch(&door, &listener, &user, root)?;
+        let (bridge, outcome) = launch(&mut door, &listener, &user, root)?;
         match outcome {
             Outcome::Ready => return Ok(Some(bridge)),
             Outcome::Failed(why) => return Err(Refusal(why)),
@@ -171,7 +171,7 @@ fn users(program: &Identity, root: bool) -> Vec<Identity> {
 }
 
 fn launch(
-    door: &Door,
+    door: &mut Door,
     listener: &OwnedFd,
     user: &Identity,
     root: bool,
@@ -218,7 +218,7 @@ fn outcome(message: &[u8]) -> Outcome {
 }
 
 /// In the process of the bridge: gives up what it does not need, then sees that the other end is there.
-fn prepare(door: &Door, user: &Identity, root: bool) -> Outcome {
+fn prepare(door: &mut Door, user: &Identity, root: bool) -> Outcome {
     if let Err(error) = detach() {
         return Outcome::Failed(format!("cannot set the bridge apart: {error}"));
     }
@@ -229,6 +229,14 @@ fn prepare(door: &Door, user: &Identity, root: bool) -> Outcome {
     // Again, since a change of user changes it too.
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         return Outcome::Failed(format!("cannot hide the bridge: {error}"));
+    }
+    if let Address::Name(name, port) = &door.address {
+        match door.names.find(name) {
+            Ok(found) => door.address = Address::Ip((found, *port).into()),
+            Err(why) => {
+                return Outcome::Failed(format!("the host of CONTROL_PLANE_URL cannot be found: {why}"));
+            }
+        }
     }
     let Address::Unix(path) = &door.address else { return Outcome::Ready };
     match relay::open(&door.address) {

@@ -8,7 +8,6 @@
 use super::{
     Door,
     http::{BUFFER, Refused, Request, Response, Rewrite},
-    resolve::{self, Search},
     url::Address,
 };
 use rustix::{
@@ -37,7 +36,6 @@ const RETRY: Duration = Duration::from_millis(10);
 /// The other end of a connection, as far as we are with it.
 enum Link {
     None,
-    Searching(Search),
     Open(OwnedFd),
 }
 
@@ -88,7 +86,7 @@ pub(super) fn serve(listener: &OwnedFd, lifeline: &OwnedFd, door: &Door) {
         connections.retain_mut(|connection| {
             let ready = turns.next().unwrap_or(false);
             let late = now >= connection.deadline;
-            !late && (!ready && !connection.is_due(now) || connection.turn(door).is_ok())
+            !late && (!ready && !connection.is_due() || connection.turn(door).is_ok())
         });
         if due {
             accept(listener, &mut connections, door);
@@ -223,7 +221,6 @@ impl Connection {
         wish(self.client.as_fd(), reads_client, !self.down.bytes.is_empty());
         match &self.link {
             Link::None => {}
-            Link::Searching(search) => wish(search.socket.as_fd(), true, false),
             Link::Open(upstream) => wish(upstream.as_fd(), reads_upstream, !self.up.bytes.is_empty()),
         }
         wishes
@@ -237,16 +234,13 @@ impl Connection {
     fn due(&self) -> Instant {
         match &self.link {
             _ if self.has_more => Instant::now(),
-            Link::Searching(search) => search.due().min(self.deadline),
             Link::None if self.wants_link() => (Instant::now() + RETRY).min(self.deadline),
             Link::None | Link::Open(_) => self.deadline,
         }
     }
 
-    fn is_due(&self, now: Instant) -> bool {
-        self.has_more
-            || self.wants_link()
-            || matches!(&self.link, Link::Searching(search) if now >= search.due())
+    fn is_due(&self) -> bool {
+        self.has_more || self.wants_link()
     }
 
     /// Does all that can be done now, so that whatever waits in a buffer waits for the kernel to tell us something;
@@ -264,7 +258,7 @@ impl Connection {
     /// Whether anything was moved.
     fn step(&mut self, door: &Door) -> Result<bool, Over> {
         let mut moved = self.read_client(door)?;
-        if self.wants_link() || matches!(self.link, Link::Searching(_)) {
+        if self.wants_link() {
             self.connect(door)?;
         }
         moved |= self.use_link()?;
@@ -320,37 +314,12 @@ impl Connection {
     }
 
     fn connect(&mut self, door: &Door) -> Result<(), Over> {
-        let address = match (&mut self.link, &door.address) {
-            (Link::Searching(search), Address::Name(_, port)) => match search.advance() {
-                None => return Ok(()),
-                Some(Ok(found)) => Address::Ip((found, *port).into()),
-                Some(Err(why)) => return self.refuse(Refused::Upstream(why)),
-            },
-            (_, Address::Name(name, port)) => match door.names.find(name) {
-                Some(found) => Address::Ip((found, *port).into()),
-                None => return self.search(name, door),
-            },
-            (_, address) => address.clone(),
-        };
-        match open(&address) {
+        match open(&door.address) {
             Ok(upstream) => self.link = Link::Open(upstream),
-            Err(Errno::AGAIN) => self.link = Link::None, // its queue is full
+            Err(Errno::AGAIN) => {} // its queue is full
             Err(_) => return self.refuse(Refused::Upstream("the control plane cannot be reached")),
         }
         Ok(())
-    }
-
-    fn search(&mut self, name: &str, door: &Door) -> Result<(), Over> {
-        match door.names.server.map(|server| Search::new(name, server)) {
-            Some(Ok(search)) => {
-                self.link = Link::Searching(search);
-                Ok(())
-            }
-            Some(Err(_)) => {
-                self.refuse(Refused::Upstream("the server of /etc/resolv.conf cannot be reached"))
-            }
-            None => self.refuse(Refused::Upstream("/etc/hosts does not have the name of the control plane")),
-        }
     }
 
     fn use_link(&mut self) -> Result<bool, Over> {
@@ -426,19 +395,7 @@ pub(super) fn open(address: &Address) -> Result<OwnedFd, Errno> {
             let address: SocketAddr = *address;
             begin(family, &|socket| net::connect(socket, &address))
         }
+        // Looked up before the program began.
         Address::Name(..) => Err(Errno::INVAL),
-    }
-}
-
-/// What the files of the image say about names, as they were at the start.
-#[derive(Debug, Default)]
-pub(super) struct Names {
-    pub(super) hosts: Vec<u8>,
-    pub(super) server: Option<std::net::IpAddr>,
-}
-
-impl Names {
-    fn find(&self, name: &str) -> Option<std::net::IpAddr> {
-        resolve::from_hosts(&self.hosts, name)
     }
 }
