@@ -43,6 +43,8 @@ struct Door {
     /// With a token to add; otherwise bytes are carried as they are.
     rewrite: Option<http::Rewrite>,
     names: Names,
+    /// Whoever listened on the socket at the start is none of our pid namespace, so nobody of it may.
+    outside: bool,
     /// The variable that promised it.
     promised: &'static str,
 }
@@ -100,6 +102,7 @@ fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
                 address: url.address.clone(),
                 rewrite: Some(http::Rewrite::new(url, token)),
                 names,
+                outside: false,
                 promised,
             }))
         }
@@ -111,7 +114,8 @@ fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
             }
             let promised = promised.unwrap_or("by being there");
             check_socket(&path, promised)?;
-            Ok(Some(Door { address: Address::Unix(path), rewrite: None, names: Names::default(), promised }))
+            let (address, names) = (Address::Unix(path), Names::default());
+            Ok(Some(Door { address, rewrite: None, names, outside: false, promised }))
         }
     }
 }
@@ -240,8 +244,15 @@ fn prepare(door: &mut Door, user: &Identity, root: bool) -> Outcome {
     }
     let Address::Unix(path) = &door.address else { return Outcome::Ready };
     match relay::open(&door.address) {
-        // Its queue being full, somebody is there.
-        Ok(_) | Err(Errno::AGAIN) => Outcome::Ready,
+        Ok(socket) => {
+            door.outside = relay::is_outside(&socket);
+            Outcome::Ready
+        }
+        // Its queue being full, somebody is there; outside, as nearly everybody is whom we could meet at this moment.
+        Err(Errno::AGAIN) => {
+            door.outside = true;
+            Outcome::Ready
+        }
         Err(error) => {
             let why = match error {
                 Errno::CONNREFUSED => "nobody listens on it".to_owned(),

@@ -10,6 +10,7 @@ use super::{
     http::{BUFFER, Refused, Request, Response, Rewrite},
     url::Address,
 };
+use crate::sys;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -315,6 +316,10 @@ impl Connection {
 
     fn connect(&mut self, door: &Door) -> Result<(), Over> {
         match open(&door.address) {
+            // The program may have put a socket of its own in that place, to be sent the token.
+            Ok(upstream) if door.rewrite.is_some() && door.outside && !is_outside(&upstream) => {
+                return self.refuse(Refused::Upstream("the socket is not the control plane's any more"));
+            }
             Ok(upstream) => self.link = Link::Open(upstream),
             Err(Errno::AGAIN) => {} // its queue is full
             Err(_) => return self.refuse(Refused::Upstream("the control plane cannot be reached")),
@@ -373,6 +378,13 @@ impl Connection {
         }
         Ok(())
     }
+}
+
+/// Whether the listener at the other end of a socket in the file system is of another pid namespace than ours: the
+/// kernel has no number for it here.
+pub(super) fn is_outside(socket: &OwnedFd) -> bool {
+    // The process is the first field of what is asked for.
+    matches!(sys::socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED), Ok(0))
 }
 
 /// Begins a connection; whether it stands shows when it is used. For a socket in the file system it does at once.
