@@ -15,6 +15,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     net::{self, AddressFamily, Shutdown, SocketFlags, SocketType},
+    process::{Resource, getrlimit},
 };
 use std::{
     net::SocketAddr,
@@ -76,28 +77,40 @@ struct Over;
 
 /// Serves until the process whose end of `lifeline` is the other one ends.
 pub(super) fn serve(listener: &OwnedFd, lifeline: &OwnedFd, door: &Door) {
-    let mut connections: Vec<Connection> = Vec::new();
+    let (mut connections, most) = (Vec::new(), most_connections());
     loop {
-        let (ready, due) = match wait(listener, lifeline, &connections) {
+        let (ready, due) = match wait(listener, lifeline, &connections, connections.len() < most) {
             Some(ready) => ready,
             None => return,
         };
         let now = Instant::now();
         let mut turns = ready.into_iter();
-        connections.retain_mut(|connection| {
+        connections.retain_mut(|connection: &mut Connection| {
             let ready = turns.next().unwrap_or(false);
             let late = now >= connection.deadline;
             !late && (!ready && !connection.is_due() || connection.turn(door).is_ok())
         });
         if due {
-            accept(listener, &mut connections, door);
+            accept(listener, &mut connections, most, door);
         }
     }
 }
 
+/// Two descriptors each, besides the few that we have: one that is accepted and cannot be served, or a queue that cannot
+/// be emptied, would keep us busy for nothing.
+fn most_connections() -> usize {
+    const OURS: u64 = 8;
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit.saturating_sub(OURS) / 2).unwrap_or(usize::MAX).clamp(1, MOST_CONNECTIONS)
+}
+
 /// Waits for something to do: which connections have it, and whether one is to be accepted. `None` when it is over.
-fn wait(listener: &OwnedFd, lifeline: &OwnedFd, connections: &[Connection]) -> Option<(Vec<bool>, bool)> {
-    let has_room = connections.len() < MOST_CONNECTIONS;
+fn wait(
+    listener: &OwnedFd,
+    lifeline: &OwnedFd,
+    connections: &[Connection],
+    has_room: bool,
+) -> Option<(Vec<bool>, bool)> {
     let mut polled = vec![PollFd::new(lifeline, PollFlags::IN)];
     polled.push(PollFd::new(listener, if has_room { PollFlags::IN } else { PollFlags::empty() }));
     let mut owners = Vec::new();
@@ -126,8 +139,8 @@ fn wait(listener: &OwnedFd, lifeline: &OwnedFd, connections: &[Connection]) -> O
     Some((ready, has_room && !polled[1].revents().is_empty()))
 }
 
-fn accept(listener: &OwnedFd, connections: &mut Vec<Connection>, door: &Door) {
-    while connections.len() < MOST_CONNECTIONS {
+fn accept(listener: &OwnedFd, connections: &mut Vec<Connection>, most: usize, door: &Door) {
+    while connections.len() < most {
         let Ok(client) = net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else {
             return;
         };
