@@ -18,6 +18,7 @@ use super::{
 use crate::sys;
 use resolve::Names;
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{FileType, Mode, OFlags},
     io::Errno,
     net::{self, AddressFamily, SocketFlags, SocketType},
@@ -35,6 +36,8 @@ use url::Address;
 const BACKLOG: i32 = 128;
 /// The user of the bridge where we may choose; the second if the program is the first.
 const OWN_USERS: [u32; 2] = [65534, 65533];
+
+const CONTROL_PLANE: &str = "CONTROL_PLANE_URL";
 
 /// What the listener leads to.
 #[derive(Debug)]
@@ -90,7 +93,7 @@ fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
     match std::mem::replace(&mut settings.upstream, none) {
         Upstream::Url { url, token } => {
             let url = url::parse(&url)?;
-            let promised = "CONTROL_PLANE_URL";
+            let promised = CONTROL_PLANE;
             if let Address::Unix(path) = &url.address {
                 check_socket(path, promised)?;
             }
@@ -130,9 +133,13 @@ fn check_socket(path: &[u8], promised: &str) -> Result<(), Refusal> {
 }
 
 fn no_door(path: &[u8], promised: &str, why: &str) -> Refusal {
-    let path = String::from_utf8_lossy(path).escape_default().to_string();
+    // What was given as a URL is not shown.
+    let path = match promised {
+        CONTROL_PLANE => String::new(),
+        _ => format!("`{}` ", String::from_utf8_lossy(path).escape_default()),
+    };
     Refusal::new(format!(
-        "the way to the model is promised ({promised}), but the socket `{path}` cannot be used: {why}; mount the \
+        "the way to the model is promised ({promised}), but the socket {path}cannot be used: {why}; mount the \
          folder with the socket, or unset the variable"
     ))
 }
@@ -156,7 +163,11 @@ fn listen(port: u16) -> Result<OwnedFd, Refusal> {
             Refusal::new(format!("the loopback interface is down and cannot be brought up: {error}"))
         })?;
     }
-    _ = net::accept(&listener).map_err(|error| failed("take a connection on", error))?;
+    // It may take a moment until the kernel hands out what stands already.
+    let limit = Timespec { tv_sec: 5, tv_nsec: 0 };
+    _ = poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&limit))
+        .and_then(|_| net::accept(&listener))
+        .map_err(|error| failed("take a connection on", error))?;
     Ok(listener)
 }
 
