@@ -32,6 +32,8 @@ const LONGEST_HEAD: Duration = Duration::from_secs(30);
 const LINGER: Duration = Duration::from_secs(2);
 /// How often one connection is served before the next.
 const MOST_STEPS: usize = 32;
+/// How often a silent client is asked whether it is there.
+const ASK_EVERY: Duration = Duration::from_secs(10);
 /// How soon a socket whose queue is full is tried again.
 const RETRY: Duration = Duration::from_millis(10);
 
@@ -144,11 +146,21 @@ fn accept(listener: &OwnedFd, connections: &mut Vec<Connection>, most: usize, do
         let Ok(client) = net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else {
             return;
         };
+        ask_whether_alive(&client);
         let mut connection = Connection::new(client, door.rewrite.is_some());
         if connection.turn(door).is_ok() {
             connections.push(connection);
         }
     }
+}
+
+/// Has the kernel ask the client from time to time; one that has hung up is forgotten there after a minute, and says so.
+fn ask_whether_alive(client: &OwnedFd) {
+    use net::sockopt::{set_socket_keepalive, set_tcp_keepidle, set_tcp_keepintvl};
+    // Without it, only the longest silence counts.
+    _ = set_socket_keepalive(client, true)
+        .and_then(|()| set_tcp_keepidle(client, ASK_EVERY))
+        .and_then(|()| set_tcp_keepintvl(client, ASK_EVERY));
 }
 
 /// Reads once, if there is room. `Ok(false)` when there was nothing.
@@ -212,12 +224,12 @@ impl Connection {
     /// Which descriptors it waits for, and for what.
     fn wishes(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
         let mut wishes = Vec::new();
-        let mut wish = |descriptor, reads: bool, writes: bool| {
+        let mut wish = |descriptor, reads: bool, writes: bool, ends: bool| {
             let mut events = PollFlags::empty();
             events.set(PollFlags::IN, reads);
             events.set(PollFlags::OUT, writes);
             // Without a wish the kernel would still tell of an end, again and again.
-            if !events.is_empty() {
+            if !events.is_empty() || ends {
                 wishes.push((descriptor, events));
             }
         };
@@ -232,10 +244,10 @@ impl Connection {
                 !self.down.ended && self.down.bytes.len() < BUFFER,
             ),
         };
-        wish(self.client.as_fd(), reads_client, !self.down.bytes.is_empty());
+        wish(self.client.as_fd(), reads_client, !self.down.bytes.is_empty(), self.waits_for_answer());
         match &self.link {
             Link::None => {}
-            Link::Open(upstream) => wish(upstream.as_fd(), reads_upstream, !self.up.bytes.is_empty()),
+            Link::Open(upstream) => wish(upstream.as_fd(), reads_upstream, !self.up.bytes.is_empty(), false),
         }
         wishes
     }
@@ -269,8 +281,21 @@ impl Connection {
         Ok(())
     }
 
+    fn waits_for_answer(&self) -> bool {
+        self.exchange.as_ref().is_some_and(|it| it.request == Request::Done && !it.answered)
+    }
+
+    /// Whether the client is gone, and not only done with speaking. Nobody would hear of that before the answer comes,
+    /// and connections that nobody wants any more would fill the bridge.
+    fn is_abandoned(&self) -> bool {
+        self.waits_for_answer() && !matches!(net::sockopt::socket_error(&self.client), Ok(Ok(())))
+    }
+
     /// Whether anything was moved.
     fn step(&mut self, door: &Door) -> Result<bool, Over> {
+        if self.is_abandoned() {
+            return Err(Over);
+        }
         let mut moved = self.read_client(door)?;
         if self.wants_link() {
             self.connect(door)?;
