@@ -60,6 +60,10 @@ struct Connection {
     deadline: Instant,
     /// It had its turn, and was not done.
     has_more: bool,
+    /// The other end has stopped listening; what the client still says is dropped.
+    deaf: bool,
+    /// All is said; we only listen on for a moment.
+    lingers: bool,
 }
 
 /// What a request with a token needs besides.
@@ -71,7 +75,6 @@ struct Exchange {
     outbox: Vec<u8>,
     /// All of the answer is in `down`; the upstream is not needed any more.
     answered: bool,
-    lingers: bool,
 }
 
 /// Why a connection is over.
@@ -218,6 +221,8 @@ impl Connection {
             exchange: with_token.then(Exchange::default),
             deadline: Instant::now() + limit,
             has_more: false,
+            deaf: false,
+            lingers: false,
         }
     }
 
@@ -234,7 +239,7 @@ impl Connection {
             }
         };
         let (reads_client, reads_upstream) = match &self.exchange {
-            Some(it) if it.lingers => (!self.up.ended, false),
+            _ if self.lingers => (!self.up.ended, false),
             Some(it) => {
                 let wants = it.request != Request::Done && !it.answered && it.inbox.len() < BUFFER;
                 (wants && !self.up.ended, !it.answered && it.outbox.len() < BUFFER && !self.down.ended)
@@ -254,6 +259,7 @@ impl Connection {
 
     fn wants_link(&self) -> bool {
         matches!(self.link, Link::None)
+            && !self.lingers
             && self.exchange.as_ref().is_none_or(|it| it.request != Request::Head && !it.answered)
     }
 
@@ -302,7 +308,7 @@ impl Connection {
         }
         moved |= self.use_link()?;
         moved |= drain(self.client.as_fd(), &mut self.down.bytes)?;
-        if moved && !self.is_waiting_for_head() && !self.lingers() {
+        if moved && !self.is_waiting_for_head() && !self.lingers {
             self.deadline = Instant::now() + LONGEST_SILENCE;
         }
         self.finish()?;
@@ -313,18 +319,14 @@ impl Connection {
         self.exchange.as_ref().is_some_and(|it| it.request == Request::Head && !it.answered)
     }
 
-    fn lingers(&self) -> bool {
-        self.exchange.as_ref().is_some_and(|it| it.lingers)
-    }
-
     fn read_client(&mut self, door: &Door) -> Result<bool, Over> {
-        let Some(exchange) = &mut self.exchange else {
-            return fill(self.client.as_fd(), &mut self.up.bytes, &mut self.up.ended);
-        };
-        if exchange.lingers {
+        if self.lingers || self.deaf {
             let mut nothing = Vec::new();
             return fill(self.client.as_fd(), &mut nothing, &mut self.up.ended);
         }
+        let Some(exchange) = &mut self.exchange else {
+            return fill(self.client.as_fd(), &mut self.up.bytes, &mut self.up.ended);
+        };
         if exchange.request == Request::Done || exchange.answered {
             return Ok(false);
         }
@@ -369,10 +371,16 @@ impl Connection {
         let Link::Open(upstream) = &self.link else { return Ok(false) };
         let (upstream, up, down) = (upstream.as_fd(), &mut self.up, &mut self.down);
         let Some(exchange) = &mut self.exchange else {
-            // What was read before an error is still passed on by the other direction's end.
-            let moved = fill(upstream, &mut down.bytes, &mut down.ended)? | drain(upstream, &mut up.bytes)?;
+            let (sent, read) =
+                (drain(upstream, &mut up.bytes), fill(upstream, &mut down.bytes, &mut down.ended));
+            if sent.is_err() || read.is_err() {
+                // It may have answered and hung up before it had heard everything: the answer counts.
+                up.bytes.clear();
+                self.deaf = true;
+            }
+            down.ended |= read.is_err();
             pass_end(upstream, up);
-            return Ok(moved);
+            return Ok(sent.unwrap_or(false) | read.unwrap_or(false));
         };
         // One that has answered may have stopped listening: only what it says counts then.
         let sent = drain(upstream, &mut up.bytes);
@@ -400,21 +408,20 @@ impl Connection {
 
     /// Passes ends on; over when nothing is left to do.
     fn finish(&mut self) -> Result<(), Over> {
-        let Some(exchange) = &mut self.exchange else {
-            pass_end(self.client.as_fd(), &mut self.down);
-            return if self.up.told && self.down.told { Err(Over) } else { Ok(()) };
+        let is_said = match &self.exchange {
+            Some(exchange) => exchange.answered && self.down.bytes.is_empty(),
+            None => {
+                pass_end(self.client.as_fd(), &mut self.down);
+                self.down.told && (self.deaf || self.up.told)
+            }
         };
-        if exchange.lingers {
-            return if self.up.ended { Err(Over) } else { Ok(()) };
-        }
-        if exchange.answered && self.down.bytes.is_empty() {
+        if is_said && !self.lingers {
             pass_end(self.client.as_fd(), &mut self.down);
             self.link = Link::None;
-            exchange.lingers = true;
+            self.lingers = true;
             self.deadline = Instant::now() + LINGER;
-            return if self.up.ended { Err(Over) } else { Ok(()) };
         }
-        Ok(())
+        if self.lingers && self.up.ended { Err(Over) } else { Ok(()) }
     }
 }
 
