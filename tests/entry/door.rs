@@ -19,6 +19,7 @@ pub(crate) const CLAIMS: &[Claim] = &[
     ("46 streams come through as they come, and ends are kept", streamed),
     ("47 a door that was promised and is not there ends the start", missing),
     ("47 a bridge that dies ends the program", dies),
+    ("11 the grace ends a tree with a bridge, too, without waiting for the bridge", stopped),
     ("47 the program cannot signal, trace or read the bridge of a root start", untouchable),
     ("50 two containers have two doors, and neither reaches the other's", two),
 ];
@@ -136,6 +137,19 @@ fn dies(engine: &Engine) {
     rustix::process::kill_process(bridge, rustix::process::Signal::KILL).expect("it is there");
     let ended = running.wait();
     assert_eq!(ended.status, 125, "{ended:?}");
+}
+
+fn stopped(engine: &Engine) {
+    let folder = engine.folder();
+    upstream::on_socket(&folder.join("llm.sock"), "bridge", None);
+    let deaf = "trap '' TERM; echo ready; while :; do sleep 1000; done";
+    let options = ["-v", &mount(&folder), "-e", "AGENT_GRACE=1"];
+    let mut running = engine.begin(&options, &["sh", "-c", deaf]);
+    assert_eq!(running.line(), "ready");
+    running.signal("TERM");
+    let ended = running.wait();
+    // Of another user than the program, the bridge cannot be killed: it must not be waited for either.
+    assert_eq!((ended.status, ended.stderr.as_str()), (137, ""), "{ended:?}");
 }
 
 /// The child of a container's first process that runs the same program.

@@ -137,30 +137,30 @@ fn not_executed(name: &[u8], errno: i32) -> NotStarted {
 
 /// Lives as long as the program: passes signals on, reaps, and after SIGTERM ends the tree when its grace is over.
 /// Returns the exit status.
-pub(super) fn tend(program: i32, mut bridge: Option<i32>, grace: Duration) -> i32 {
-    let mut deadline: Option<Instant> = None;
+pub(super) fn tend(program: i32, bridge: Option<i32>, grace: Duration) -> i32 {
+    let (mut deadline, mut killed) = (None::<Instant>, false);
     let status = loop {
+        // First, whatever the signal was: a flood of others must neither hide an end nor outlast the grace. A bridge
+        // that has gone along with the tree is no fault.
+        if let Some(status) = reap(program, bridge.filter(|_| !killed)) {
+            break status;
+        }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            _ = sys::send_signal(program, libc::SIGKILL);
+            kill_others(bridge);
+            (deadline, killed) = (None, true);
+            continue;
+        }
         match sys::await_signal(left) {
-            Ok(Some(libc::SIGCHLD)) => {
-                if let Some(status) = reap(program, bridge) {
-                    break status;
-                }
-            }
-            // Of our own making, by writing to a stream that nobody reads.
-            Ok(Some(libc::SIGPIPE)) => {}
+            // SIGPIPE is of our own making, by writing to a stream that nobody reads.
+            Ok(Some(libc::SIGCHLD | libc::SIGPIPE) | None) => {}
             Ok(Some(signal)) => {
                 if signal == libc::SIGTERM {
                     deadline.get_or_insert_with(|| Instant::now() + grace);
                 }
-                // It fails only for one that has ended, which SIGCHLD is about to say.
+                // It fails only for one that has ended, which is reaped next.
                 _ = sys::send_signal(program, signal);
-            }
-            Ok(None) => {
-                _ = sys::send_signal(program, libc::SIGKILL);
-                kill_others(bridge);
-                // The bridge may have gone along: that is no fault any more.
-                (deadline, bridge) = (None, None);
             }
             // Interrupted: by being stopped and continued, for example.
             Err(_) => {}

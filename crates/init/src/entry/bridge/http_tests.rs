@@ -102,7 +102,9 @@ fn what_two_readers_could_read_differently_is_refused() {
 fn tunnels_and_heads_without_end_are_refused() {
     let unsupported = |request: &str| matches!(at_once(request), Err(Refused::Unsupported(_)));
     assert!(unsupported("GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"));
-    assert!(unsupported("CONNECT / HTTP/1.1\r\nHost: a\r\n\r\n"));
+    for method in ["CONNECT", "TRACE", "trace"] {
+        assert!(unsupported(&format!("{method} / HTTP/1.1\r\nHost: a\r\n\r\n")), "{method}");
+    }
     assert_eq!(at_once(&format!("GET /{} HTTP", "a".repeat(LARGEST_HEAD))), Err(Refused::TooLarge));
     let many = "A: b\r\n".repeat(MOST_HEADERS + 1);
     assert_eq!(at_once(&format!("GET / HTTP/1.1\r\nHost: a\r\n{many}\r\n")), Err(Refused::TooLarge));
@@ -146,6 +148,15 @@ fn answers_pass_as_they_come_and_say_that_they_are_the_last() {
         let answered = Response::Head.advance(&mut wrong.as_bytes().to_vec(), &mut Vec::new());
         assert!(matches!(answered, Err(Refused::Upstream(_))), "{wrong:?}");
     }
+}
+
+#[test]
+fn heads_that_only_say_go_on_wait_for_room() {
+    let (one, mut to) = ("HTTP/1.1 100 Continue\r\n\r\n", Vec::new());
+    for _ in 0..3 {
+        Response::Head.advance(&mut one.repeat(4000).into_bytes(), &mut to).unwrap();
+    }
+    assert!((BUFFER..BUFFER + one.len()).contains(&to.len()), "{}", to.len());
 }
 
 #[test]

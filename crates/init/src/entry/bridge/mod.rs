@@ -16,8 +16,9 @@ use super::{
     user::{self, Identity},
 };
 use crate::sys;
-use relay::Names;
+use resolve::Names;
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{FileType, Mode, OFlags},
     io::Errno,
     net::{self, AddressFamily, SocketFlags, SocketType},
@@ -36,6 +37,8 @@ const BACKLOG: i32 = 128;
 /// The user of the bridge where we may choose; the second if the program is the first.
 const OWN_USERS: [u32; 2] = [65534, 65533];
 
+const CONTROL_PLANE: &str = "CONTROL_PLANE_URL";
+
 /// What the listener leads to.
 #[derive(Debug)]
 struct Door {
@@ -43,6 +46,8 @@ struct Door {
     /// With a token to add; otherwise bytes are carried as they are.
     rewrite: Option<http::Rewrite>,
     names: Names,
+    /// Whoever listened on the socket at the start is none of our pid namespace, so nobody of it may.
+    outside: bool,
     /// The variable that promised it.
     promised: &'static str,
 }
@@ -68,11 +73,11 @@ pub(super) fn start(
     program: &Identity,
     root: bool,
 ) -> Result<Option<Bridge>, Refusal> {
-    let Some(door) = door(settings)? else { return Ok(None) };
+    let Some(mut door) = door(settings)? else { return Ok(None) };
     let listener = listen(settings.port)?;
     let mut last = String::new();
     for user in users(program, root) {
-        let (bridge, outcome) = launch(&door, &listener, &user, root)?;
+        let (bridge, outcome) = launch(&mut door, &listener, &user, root)?;
         match outcome {
             Outcome::Ready => return Ok(Some(bridge)),
             Outcome::Failed(why) => return Err(Refusal(why)),
@@ -88,7 +93,7 @@ fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
     match std::mem::replace(&mut settings.upstream, none) {
         Upstream::Url { url, token } => {
             let url = url::parse(&url)?;
-            let promised = "CONTROL_PLANE_URL";
+            let promised = CONTROL_PLANE;
             if let Address::Unix(path) = &url.address {
                 check_socket(path, promised)?;
             }
@@ -100,6 +105,7 @@ fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
                 address: url.address.clone(),
                 rewrite: Some(http::Rewrite::new(url, token)),
                 names,
+                outside: false,
                 promised,
             }))
         }
@@ -111,7 +117,8 @@ fn door(settings: &mut Settings) -> Result<Option<Door>, Refusal> {
             }
             let promised = promised.unwrap_or("by being there");
             check_socket(&path, promised)?;
-            Ok(Some(Door { address: Address::Unix(path), rewrite: None, names: Names::default(), promised }))
+            let (address, names) = (Address::Unix(path), Names::default());
+            Ok(Some(Door { address, rewrite: None, names, outside: false, promised }))
         }
     }
 }
@@ -126,9 +133,13 @@ fn check_socket(path: &[u8], promised: &str) -> Result<(), Refusal> {
 }
 
 fn no_door(path: &[u8], promised: &str, why: &str) -> Refusal {
-    let path = String::from_utf8_lossy(path).escape_default().to_string();
+    // What was given as a URL is not shown.
+    let path = match promised {
+        CONTROL_PLANE => String::new(),
+        _ => format!("`{}` ", String::from_utf8_lossy(path).escape_default()),
+    };
     Refusal::new(format!(
-        "the way to the model is promised ({promised}), but the socket `{path}` cannot be used: {why}; mount the \
+        "the way to the model is promised ({promised}), but the socket {path}cannot be used: {why}; mount the \
          folder with the socket, or unset the variable"
     ))
 }
@@ -152,7 +163,11 @@ fn listen(port: u16) -> Result<OwnedFd, Refusal> {
             Refusal::new(format!("the loopback interface is down and cannot be brought up: {error}"))
         })?;
     }
-    _ = net::accept(&listener).map_err(|error| failed("take a connection on", error))?;
+    // It may take a moment until the kernel hands out what stands already.
+    let limit = Timespec { tv_sec: 5, tv_nsec: 0 };
+    _ = poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&limit))
+        .and_then(|_| net::accept(&listener))
+        .map_err(|error| failed("take a connection on", error))?;
     Ok(listener)
 }
 
@@ -171,7 +186,7 @@ fn users(program: &Identity, root: bool) -> Vec<Identity> {
 }
 
 fn launch(
-    door: &Door,
+    door: &mut Door,
     listener: &OwnedFd,
     user: &Identity,
     root: bool,
@@ -218,7 +233,7 @@ fn outcome(message: &[u8]) -> Outcome {
 }
 
 /// In the process of the bridge: gives up what it does not need, then sees that the other end is there.
-fn prepare(door: &Door, user: &Identity, root: bool) -> Outcome {
+fn prepare(door: &mut Door, user: &Identity, root: bool) -> Outcome {
     if let Err(error) = detach() {
         return Outcome::Failed(format!("cannot set the bridge apart: {error}"));
     }
@@ -230,10 +245,25 @@ fn prepare(door: &Door, user: &Identity, root: bool) -> Outcome {
     if let Err(error) = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         return Outcome::Failed(format!("cannot hide the bridge: {error}"));
     }
+    if let Address::Name(name, port) = &door.address {
+        match door.names.find(name) {
+            Ok(found) => door.address = Address::Ip((found, *port).into()),
+            Err(why) => {
+                return Outcome::Failed(format!("the host of CONTROL_PLANE_URL cannot be found: {why}"));
+            }
+        }
+    }
     let Address::Unix(path) = &door.address else { return Outcome::Ready };
     match relay::open(&door.address) {
-        // Its queue being full, somebody is there.
-        Ok(_) | Err(Errno::AGAIN) => Outcome::Ready,
+        Ok(socket) => {
+            door.outside = relay::is_outside(&socket);
+            Outcome::Ready
+        }
+        // Its queue being full, somebody is there; outside, as nearly everybody is whom we could meet at this moment.
+        Err(Errno::AGAIN) => {
+            door.outside = true;
+            Outcome::Ready
+        }
         Err(error) => {
             let why = match error {
                 Errno::CONNREFUSED => "nobody listens on it".to_owned(),

@@ -8,13 +8,14 @@
 use super::{
     Door,
     http::{BUFFER, Refused, Request, Response, Rewrite},
-    resolve::{self, Search},
     url::Address,
 };
+use crate::sys;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     net::{self, AddressFamily, Shutdown, SocketFlags, SocketType},
+    process::{Resource, getrlimit},
 };
 use std::{
     net::SocketAddr,
@@ -31,13 +32,14 @@ const LONGEST_HEAD: Duration = Duration::from_secs(30);
 const LINGER: Duration = Duration::from_secs(2);
 /// How often one connection is served before the next.
 const MOST_STEPS: usize = 32;
+/// How often a silent client is asked whether it is there.
+const ASK_EVERY: Duration = Duration::from_secs(10);
 /// How soon a socket whose queue is full is tried again.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// The other end of a connection, as far as we are with it.
 enum Link {
     None,
-    Searching(Search),
     Open(OwnedFd),
 }
 
@@ -58,6 +60,10 @@ struct Connection {
     deadline: Instant,
     /// It had its turn, and was not done.
     has_more: bool,
+    /// The other end has stopped listening; what the client still says is dropped.
+    deaf: bool,
+    /// All is said; we only listen on for a moment.
+    lingers: bool,
 }
 
 /// What a request with a token needs besides.
@@ -69,7 +75,6 @@ struct Exchange {
     outbox: Vec<u8>,
     /// All of the answer is in `down`; the upstream is not needed any more.
     answered: bool,
-    lingers: bool,
 }
 
 /// Why a connection is over.
@@ -77,28 +82,40 @@ struct Over;
 
 /// Serves until the process whose end of `lifeline` is the other one ends.
 pub(super) fn serve(listener: &OwnedFd, lifeline: &OwnedFd, door: &Door) {
-    let mut connections: Vec<Connection> = Vec::new();
+    let (mut connections, most) = (Vec::new(), most_connections());
     loop {
-        let (ready, due) = match wait(listener, lifeline, &connections) {
+        let (ready, due) = match wait(listener, lifeline, &connections, connections.len() < most) {
             Some(ready) => ready,
             None => return,
         };
         let now = Instant::now();
         let mut turns = ready.into_iter();
-        connections.retain_mut(|connection| {
+        connections.retain_mut(|connection: &mut Connection| {
             let ready = turns.next().unwrap_or(false);
             let late = now >= connection.deadline;
-            !late && (!ready && !connection.is_due(now) || connection.turn(door).is_ok())
+            !late && (!ready && !connection.is_due() || connection.turn(door).is_ok())
         });
         if due {
-            accept(listener, &mut connections, door);
+            accept(listener, &mut connections, most, door);
         }
     }
 }
 
+/// Two descriptors each, besides the few that we have: one that is accepted and cannot be served, or a queue that cannot
+/// be emptied, would keep us busy for nothing.
+fn most_connections() -> usize {
+    const OURS: u64 = 8;
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit.saturating_sub(OURS) / 2).unwrap_or(usize::MAX).clamp(1, MOST_CONNECTIONS)
+}
+
 /// Waits for something to do: which connections have it, and whether one is to be accepted. `None` when it is over.
-fn wait(listener: &OwnedFd, lifeline: &OwnedFd, connections: &[Connection]) -> Option<(Vec<bool>, bool)> {
-    let has_room = connections.len() < MOST_CONNECTIONS;
+fn wait(
+    listener: &OwnedFd,
+    lifeline: &OwnedFd,
+    connections: &[Connection],
+    has_room: bool,
+) -> Option<(Vec<bool>, bool)> {
     let mut polled = vec![PollFd::new(lifeline, PollFlags::IN)];
     polled.push(PollFd::new(listener, if has_room { PollFlags::IN } else { PollFlags::empty() }));
     let mut owners = Vec::new();
@@ -127,16 +144,26 @@ fn wait(listener: &OwnedFd, lifeline: &OwnedFd, connections: &[Connection]) -> O
     Some((ready, has_room && !polled[1].revents().is_empty()))
 }
 
-fn accept(listener: &OwnedFd, connections: &mut Vec<Connection>, door: &Door) {
-    while connections.len() < MOST_CONNECTIONS {
+fn accept(listener: &OwnedFd, connections: &mut Vec<Connection>, most: usize, door: &Door) {
+    while connections.len() < most {
         let Ok(client) = net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else {
             return;
         };
+        ask_whether_alive(&client);
         let mut connection = Connection::new(client, door.rewrite.is_some());
         if connection.turn(door).is_ok() {
             connections.push(connection);
         }
     }
+}
+
+/// Has the kernel ask the client from time to time; one that has hung up is forgotten there after a minute, and says so.
+fn ask_whether_alive(client: &OwnedFd) {
+    use net::sockopt::{set_socket_keepalive, set_tcp_keepidle, set_tcp_keepintvl};
+    // Without it, only the longest silence counts.
+    _ = set_socket_keepalive(client, true)
+        .and_then(|()| set_tcp_keepidle(client, ASK_EVERY))
+        .and_then(|()| set_tcp_keepintvl(client, ASK_EVERY));
 }
 
 /// Reads once, if there is room. `Ok(false)` when there was nothing.
@@ -194,23 +221,25 @@ impl Connection {
             exchange: with_token.then(Exchange::default),
             deadline: Instant::now() + limit,
             has_more: false,
+            deaf: false,
+            lingers: false,
         }
     }
 
     /// Which descriptors it waits for, and for what.
     fn wishes(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
         let mut wishes = Vec::new();
-        let mut wish = |descriptor, reads: bool, writes: bool| {
+        let mut wish = |descriptor, reads: bool, writes: bool, ends: bool| {
             let mut events = PollFlags::empty();
             events.set(PollFlags::IN, reads);
             events.set(PollFlags::OUT, writes);
             // Without a wish the kernel would still tell of an end, again and again.
-            if !events.is_empty() {
+            if !events.is_empty() || ends {
                 wishes.push((descriptor, events));
             }
         };
         let (reads_client, reads_upstream) = match &self.exchange {
-            Some(it) if it.lingers => (!self.up.ended, false),
+            _ if self.lingers => (!self.up.ended, false),
             Some(it) => {
                 let wants = it.request != Request::Done && !it.answered && it.inbox.len() < BUFFER;
                 (wants && !self.up.ended, !it.answered && it.outbox.len() < BUFFER && !self.down.ended)
@@ -220,33 +249,30 @@ impl Connection {
                 !self.down.ended && self.down.bytes.len() < BUFFER,
             ),
         };
-        wish(self.client.as_fd(), reads_client, !self.down.bytes.is_empty());
+        wish(self.client.as_fd(), reads_client, !self.down.bytes.is_empty(), self.waits_for_answer());
         match &self.link {
             Link::None => {}
-            Link::Searching(search) => wish(search.socket.as_fd(), true, false),
-            Link::Open(upstream) => wish(upstream.as_fd(), reads_upstream, !self.up.bytes.is_empty()),
+            Link::Open(upstream) => wish(upstream.as_fd(), reads_upstream, !self.up.bytes.is_empty(), false),
         }
         wishes
     }
 
     fn wants_link(&self) -> bool {
         matches!(self.link, Link::None)
+            && !self.lingers
             && self.exchange.as_ref().is_none_or(|it| it.request != Request::Head && !it.answered)
     }
 
     fn due(&self) -> Instant {
         match &self.link {
             _ if self.has_more => Instant::now(),
-            Link::Searching(search) => search.due().min(self.deadline),
             Link::None if self.wants_link() => (Instant::now() + RETRY).min(self.deadline),
             Link::None | Link::Open(_) => self.deadline,
         }
     }
 
-    fn is_due(&self, now: Instant) -> bool {
-        self.has_more
-            || self.wants_link()
-            || matches!(&self.link, Link::Searching(search) if now >= search.due())
+    fn is_due(&self) -> bool {
+        self.has_more || self.wants_link()
     }
 
     /// Does all that can be done now, so that whatever waits in a buffer waits for the kernel to tell us something;
@@ -261,15 +287,28 @@ impl Connection {
         Ok(())
     }
 
+    fn waits_for_answer(&self) -> bool {
+        self.exchange.as_ref().is_some_and(|it| it.request == Request::Done && !it.answered)
+    }
+
+    /// Whether the client is gone, and not only done with speaking. Nobody would hear of that before the answer comes,
+    /// and connections that nobody wants any more would fill the bridge.
+    fn is_abandoned(&self) -> bool {
+        self.waits_for_answer() && !matches!(net::sockopt::socket_error(&self.client), Ok(Ok(())))
+    }
+
     /// Whether anything was moved.
     fn step(&mut self, door: &Door) -> Result<bool, Over> {
+        if self.is_abandoned() {
+            return Err(Over);
+        }
         let mut moved = self.read_client(door)?;
-        if self.wants_link() || matches!(self.link, Link::Searching(_)) {
+        if self.wants_link() {
             self.connect(door)?;
         }
         moved |= self.use_link()?;
         moved |= drain(self.client.as_fd(), &mut self.down.bytes)?;
-        if moved && !self.is_waiting_for_head() && !self.lingers() {
+        if moved && !self.is_waiting_for_head() && !self.lingers {
             self.deadline = Instant::now() + LONGEST_SILENCE;
         }
         self.finish()?;
@@ -280,18 +319,14 @@ impl Connection {
         self.exchange.as_ref().is_some_and(|it| it.request == Request::Head && !it.answered)
     }
 
-    fn lingers(&self) -> bool {
-        self.exchange.as_ref().is_some_and(|it| it.lingers)
-    }
-
     fn read_client(&mut self, door: &Door) -> Result<bool, Over> {
-        let Some(exchange) = &mut self.exchange else {
-            return fill(self.client.as_fd(), &mut self.up.bytes, &mut self.up.ended);
-        };
-        if exchange.lingers {
+        if self.lingers || self.deaf {
             let mut nothing = Vec::new();
             return fill(self.client.as_fd(), &mut nothing, &mut self.up.ended);
         }
+        let Some(exchange) = &mut self.exchange else {
+            return fill(self.client.as_fd(), &mut self.up.bytes, &mut self.up.ended);
+        };
         if exchange.request == Request::Done || exchange.answered {
             return Ok(false);
         }
@@ -320,47 +355,32 @@ impl Connection {
     }
 
     fn connect(&mut self, door: &Door) -> Result<(), Over> {
-        let address = match (&mut self.link, &door.address) {
-            (Link::Searching(search), Address::Name(_, port)) => match search.advance() {
-                None => return Ok(()),
-                Some(Ok(found)) => Address::Ip((found, *port).into()),
-                Some(Err(why)) => return self.refuse(Refused::Upstream(why)),
-            },
-            (_, Address::Name(name, port)) => match door.names.find(name) {
-                Some(found) => Address::Ip((found, *port).into()),
-                None => return self.search(name, door),
-            },
-            (_, address) => address.clone(),
-        };
-        match open(&address) {
+        match open(&door.address) {
+            // The program may have put a socket of its own in that place, to be sent the token.
+            Ok(upstream) if door.rewrite.is_some() && door.outside && !is_outside(&upstream) => {
+                return self.refuse(Refused::Upstream("the socket is not the control plane's any more"));
+            }
             Ok(upstream) => self.link = Link::Open(upstream),
-            Err(Errno::AGAIN) => self.link = Link::None, // its queue is full
+            Err(Errno::AGAIN) => {} // its queue is full
             Err(_) => return self.refuse(Refused::Upstream("the control plane cannot be reached")),
         }
         Ok(())
-    }
-
-    fn search(&mut self, name: &str, door: &Door) -> Result<(), Over> {
-        match door.names.server.map(|server| Search::new(name, server)) {
-            Some(Ok(search)) => {
-                self.link = Link::Searching(search);
-                Ok(())
-            }
-            Some(Err(_)) => {
-                self.refuse(Refused::Upstream("the server of /etc/resolv.conf cannot be reached"))
-            }
-            None => self.refuse(Refused::Upstream("/etc/hosts does not have the name of the control plane")),
-        }
     }
 
     fn use_link(&mut self) -> Result<bool, Over> {
         let Link::Open(upstream) = &self.link else { return Ok(false) };
         let (upstream, up, down) = (upstream.as_fd(), &mut self.up, &mut self.down);
         let Some(exchange) = &mut self.exchange else {
-            // What was read before an error is still passed on by the other direction's end.
-            let moved = fill(upstream, &mut down.bytes, &mut down.ended)? | drain(upstream, &mut up.bytes)?;
+            let (sent, read) =
+                (drain(upstream, &mut up.bytes), fill(upstream, &mut down.bytes, &mut down.ended));
+            if sent.is_err() || read.is_err() {
+                // It may have answered and hung up before it had heard everything: the answer counts.
+                up.bytes.clear();
+                self.deaf = true;
+            }
+            down.ended |= read.is_err();
             pass_end(upstream, up);
-            return Ok(moved);
+            return Ok(sent.unwrap_or(false) | read.unwrap_or(false));
         };
         // One that has answered may have stopped listening: only what it says counts then.
         let sent = drain(upstream, &mut up.bytes);
@@ -388,22 +408,28 @@ impl Connection {
 
     /// Passes ends on; over when nothing is left to do.
     fn finish(&mut self) -> Result<(), Over> {
-        let Some(exchange) = &mut self.exchange else {
-            pass_end(self.client.as_fd(), &mut self.down);
-            return if self.up.told && self.down.told { Err(Over) } else { Ok(()) };
+        let is_said = match &self.exchange {
+            Some(exchange) => exchange.answered && self.down.bytes.is_empty(),
+            None => {
+                pass_end(self.client.as_fd(), &mut self.down);
+                self.down.told && (self.deaf || self.up.told)
+            }
         };
-        if exchange.lingers {
-            return if self.up.ended { Err(Over) } else { Ok(()) };
-        }
-        if exchange.answered && self.down.bytes.is_empty() {
+        if is_said && !self.lingers {
             pass_end(self.client.as_fd(), &mut self.down);
             self.link = Link::None;
-            exchange.lingers = true;
+            self.lingers = true;
             self.deadline = Instant::now() + LINGER;
-            return if self.up.ended { Err(Over) } else { Ok(()) };
         }
-        Ok(())
+        if self.lingers && self.up.ended { Err(Over) } else { Ok(()) }
     }
+}
+
+/// Whether the listener at the other end of a socket in the file system is of another pid namespace than ours: the
+/// kernel has no number for it here.
+pub(super) fn is_outside(socket: &OwnedFd) -> bool {
+    // The process is the first field of what is asked for.
+    matches!(sys::socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED), Ok(0))
 }
 
 /// Begins a connection; whether it stands shows when it is used. For a socket in the file system it does at once.
@@ -426,19 +452,7 @@ pub(super) fn open(address: &Address) -> Result<OwnedFd, Errno> {
             let address: SocketAddr = *address;
             begin(family, &|socket| net::connect(socket, &address))
         }
+        // Looked up before the program began.
         Address::Name(..) => Err(Errno::INVAL),
-    }
-}
-
-/// What the files of the image say about names, as they were at the start.
-#[derive(Debug, Default)]
-pub(super) struct Names {
-    pub(super) hosts: Vec<u8>,
-    pub(super) server: Option<std::net::IpAddr>,
-}
-
-impl Names {
-    fn find(&self, name: &str) -> Option<std::net::IpAddr> {
-        resolve::from_hosts(&self.hosts, name)
     }
 }

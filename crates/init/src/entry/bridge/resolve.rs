@@ -102,70 +102,61 @@ fn after_name(mut rest: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// A name being looked up.
-#[derive(Debug)]
-pub(super) struct Search {
-    name: String,
-    pub(super) socket: UdpSocket,
-    kind: Kind,
-    asked: Vec<u8>,
-    tries: u32,
-    again: Instant,
+/// What the files of the image say about names.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    pub(super) hosts: Vec<u8>,
+    pub(super) server: Option<IpAddr>,
 }
 
-impl Search {
-    pub(super) fn new(name: &str, server: IpAddr) -> io::Result<Search> {
-        let local: IpAddr = match server {
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let socket = UdpSocket::bind((local, 0))?;
-        // Only that server's answers reach us.
-        socket.connect((server, 53))?;
-        socket.set_nonblocking(true)?;
-        let now = Instant::now();
-        let mut search =
-            Search { name: name.to_owned(), socket, kind: Kind::A, asked: vec![], tries: 0, again: now };
-        search.ask();
-        Ok(search)
-    }
-
-    fn ask(&mut self) {
-        let id = RandomState::new().build_hasher().finish() as u16;
-        self.asked = question(&self.name, id, self.kind);
-        self.tries += 1;
-        self.again = Instant::now() + ONE_TRY;
-        // One that is lost is asked again.
-        _ = self.socket.send(&self.asked);
-    }
-
-    /// When it wants to be looked after, if nothing comes.
-    pub(super) fn due(&self) -> Instant {
-        self.again
-    }
-
-    /// The outcome, once there is one.
-    pub(super) fn advance(&mut self) -> Option<Result<IpAddr, &'static str>> {
-        let mut message = [0; LARGEST_ANSWER];
-        while let Ok(length) = self.socket.recv(&mut message) {
-            match (answer(&message[..length], &self.asked, self.kind), self.kind) {
-                (Some(Ok(address)), _) => return Some(Ok(address)),
-                (Some(Err(_)), Kind::A) => {
-                    (self.kind, self.tries) = (Kind::Aaaa, 0);
-                    self.ask();
-                }
-                (Some(Err(why)), Kind::Aaaa) => return Some(Err(why)),
-                (None, _) => {}
-            }
+impl Names {
+    /// Looks a name up, and waits for that. Only before the program runs: it shares our network, where it can answer in
+    /// place of a server on loopback (that of Docker's own networks is one), and would be sent the token.
+    pub(super) fn find(&self, name: &str) -> Result<IpAddr, &'static str> {
+        match (from_hosts(&self.hosts, name), self.server) {
+            (Some(found), _) => Ok(found),
+            (None, Some(server)) => ask(name, server),
+            (None, None) => Err("/etc/hosts does not have it, and /etc/resolv.conf names no server"),
         }
-        if Instant::now() < self.again {
-            return None;
+    }
+}
+
+fn ask(name: &str, server: IpAddr) -> Result<IpAddr, &'static str> {
+    let socket = connected(server).map_err(|_| "the server of /etc/resolv.conf cannot be reached")?;
+    let answered = |kind| {
+        let found = (0..TRIES).find_map(|_| ask_once(&socket, name, kind));
+        found.ok_or("the server of /etc/resolv.conf does not answer")
+    };
+    match answered(Kind::A)? {
+        Ok(address) => Ok(address),
+        Err(_) => answered(Kind::Aaaa)?,
+    }
+}
+
+fn connected(server: IpAddr) -> io::Result<UdpSocket> {
+    let local: IpAddr = match server {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((local, 0))?;
+    // Only that server's answers reach us.
+    socket.connect((server, 53))?;
+    Ok(socket)
+}
+
+fn ask_once(socket: &UdpSocket, name: &str, kind: Kind) -> Option<Result<IpAddr, &'static str>> {
+    let asked = question(name, RandomState::new().build_hasher().finish() as u16, kind);
+    let until = Instant::now() + ONE_TRY;
+    // One that is lost is asked again.
+    _ = socket.send(&asked);
+    let mut message = [0; LARGEST_ANSWER];
+    loop {
+        let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+        socket.set_read_timeout(Some(left)).ok()?;
+        let length = socket.recv(&mut message).ok()?;
+        if let Some(found) = answer(&message[..length], &asked, kind) {
+            return Some(found);
         }
-        if self.tries >= TRIES {
-            return Some(Err("the server of /etc/resolv.conf does not answer"));
-        }
-        self.ask();
-        None
     }
 }
 
