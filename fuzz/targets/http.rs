@@ -49,7 +49,7 @@ fn check(sent: &[u8], state: &Request) {
     let named = |name: &str| head.split("\r\n").skip(1).filter(|line| line.starts_with(name)).count();
     assert!(head.split(' ').nth(1).is_some_and(|path| path.starts_with("/prefix/")), "{head}");
     assert_eq!([named("authorization:"), named("host:"), named("connection:")], [1, 1, 1], "{head}");
-    assert!(head.contains("\r\nauthorization: bearer t0ken\r\n"), "{head}");
+    assert!(head.split("\r\n").any(|line| line == "authorization: bearer t0ken"), "{head}");
     assert!(named("content-length:") + named("transfer-encoding:") <= 1, "{head}");
     assert_eq!(named("x-api-key:") + named("upgrade:") + named("proxy-authorization:"), 0, "{head}");
     // And nothing follows the end of the body.

@@ -265,7 +265,7 @@ fn is_airlock(pid: i32) -> bool {
 }
 
 fn is_init(pid: i32) -> bool {
-    host::name(pid) == "airlock-init"
+    host::name(pid) == "airlock-launcher"
 }
 
 fn give(path: &Path, user: Option<&str>) {

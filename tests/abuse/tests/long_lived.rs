@@ -15,7 +15,7 @@ fn on_turn(test: impl Future<Output = ()>) {
 
 fn helpers() -> Vec<i32> {
     orphans::reap();
-    orphans::below_us().into_iter().filter(|pid| host::name(*pid) == "airlock-init").collect()
+    orphans::below_us().into_iter().filter(|pid| host::name(*pid) == "airlock-launcher").collect()
 }
 
 fn kill(pid: i32) {
