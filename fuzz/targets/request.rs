@@ -7,7 +7,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use spec::{
-    Cpus, Id, InputSource, InsidePath, Network, Policy, RunRequest, RunSpec, Size, SpecError, Time,
+    Cpus, Id, InputSource, InsidePath, Network, Policy, Root, RunRequest, RunSpec, Size, SpecError, Time,
     WorkspacePath,
 };
 use std::{
@@ -48,6 +48,9 @@ fn set(request: &mut RunRequest, option: u8, value: &[u8]) {
         b'p' => request.allow_protected.push(raw().into()),
         b'w' => request.workspace = Some(raw().into()),
         b'I' => request.image = Some(raw().into()),
+        b'E' => request.entrypoint = Some(raw()),
+        b'v' => request.volumes.push(raw()),
+        b'k' => request.internal_network = text(),
         b'e' => request.env.push(variable(value)),
         b'r' => request.run_id = text(),
         b't' => request.task_id = text(),
@@ -99,7 +102,9 @@ fn check_reads_back<T: FromStr<Err: Debug> + Display + PartialEq + Debug>(text: 
 
 fn check_admitted(spec: &RunSpec) {
     [&spec.run_id, &spec.task_id, &spec.job_id].into_iter().flatten().for_each(check_id);
-    assert!(spec.command.first().is_some_and(|program| !program.is_empty()));
+    // Only an image may say by itself what runs.
+    let of_image = matches!(spec.sandbox.root, Root::Image(_));
+    assert!(spec.command.first().map_or(of_image, |program| !program.is_empty()));
     assert!(spec.command.iter().all(|argument| !argument.as_bytes().contains(&0)));
     spec.artifacts.iter().chain(&spec.sandbox.allow_protected).for_each(|path| check_below(path.as_path()));
     for (name, source) in &spec.inputs {
@@ -108,8 +113,11 @@ fn check_admitted(spec: &RunSpec) {
             check_below(name.as_path());
         }
     }
-    let places: BTreeSet<_> = spec.sandbox.mounts.iter().map(|mount| mount.inside.as_path()).collect();
-    assert_eq!(places.len(), spec.sandbox.mounts.len(), "two mounts at one place");
+    let mounts = spec.sandbox.mounts.iter().map(|mount| mount.inside.as_path());
+    let volumes = spec.sandbox.volumes.iter().map(|volume| volume.inside.as_path());
+    let places: BTreeSet<_> = mounts.chain(volumes).collect();
+    let count = spec.sandbox.mounts.len() + spec.sandbox.volumes.len();
+    assert_eq!(places.len(), count, "two mounts at one place");
     places.into_iter().for_each(check_inside);
     for (name, value) in &spec.sandbox.env {
         let name = name.as_os_str().as_bytes();

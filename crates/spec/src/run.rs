@@ -285,7 +285,7 @@ impl Policy {
         let backend = backend_of(request.backend.as_deref())?;
         let root = root_of(request.image.as_deref())?;
         check_containers_only(&request, backend, &root)?;
-        let network = network_of(&request, profile)?;
+        let (network, mounts) = (network_of(&request, profile)?, check_mounts(&request.mounts)?);
         let limits = self.limits_of(&request, profile)?;
         let id = |text: &Option<String>, option| {
             let checked = text.as_deref().map(Id::new).transpose();
@@ -309,8 +309,8 @@ impl Policy {
                 writable_root: request.writable_root,
                 workspace: request.workspace,
                 allow_protected: workspace_paths(&request.allow_protected, "--allow-protected")?,
-                mounts: check_mounts(&request.mounts)?,
-                volumes: request.volumes.iter().map(|text| volume(text)).collect::<Result<_, _>>()?,
+                volumes: check_volumes(&request.volumes, &mounts)?,
+                mounts,
                 directory: PathBuf::from(WORKSPACE),
                 image_env: BTreeMap::new(),
                 extra_mounts: profile.extra_mounts,
@@ -461,6 +461,21 @@ fn check_mounts(texts: &[OsString]) -> Result<Vec<Mount>, SpecError> {
             "give each --mount its own place inside",
         )),
         None => Ok(mounts),
+    }
+}
+
+fn check_volumes(texts: &[OsString], mounts: &[Mount]) -> Result<Vec<Volume>, SpecError> {
+    if texts.len() > MOST_MOUNTS {
+        return Err(invalid(format!("more than {MOST_MOUNTS} volumes"), "use fewer"));
+    }
+    let volumes = texts.iter().map(|text| volume(text)).collect::<Result<Vec<_>, _>>()?;
+    let mut seen: BTreeSet<_> = mounts.iter().map(|mount| &mount.inside).collect();
+    match volumes.iter().find(|volume| !seen.insert(&volume.inside)) {
+        Some(twice) => Err(invalid(
+            format!("`{}` is mounted twice", shown(twice.inside.as_path().as_os_str())),
+            "give each --mount and --volume its own place inside",
+        )),
+        None => Ok(volumes),
     }
 }
 
