@@ -401,7 +401,7 @@ impl Driver {
         let native = self.spec.sandbox.backend == Backend::Native;
         let quiet = ending.alone && counted && native && self.engine.pools.is_on();
         // A container's counters go with it.
-        let before = sandbox.counters();
+        let before = (!native).then(|| sandbox.counters());
         if !quiet {
             match sandbox.end().await {
                 Some(gone) => {
@@ -420,7 +420,7 @@ impl Driver {
         result.denials = denials.list;
         result.notes.extend(denials.note);
         self.keep_artifacts(sandbox, result).await;
-        let counters = if native { sandbox.counters() } else { before };
+        let counters = before.unwrap_or_else(|| sandbox.counters());
         result.usage = Usage {
             cpu_ms: counters.cpu.unwrap_or(Duration::from_micros(ending.cpu_us)).as_millis() as u64,
             memory_peak_bytes: counters.memory_peak.unwrap_or(ending.peak_bytes),

@@ -82,9 +82,14 @@ async fn stored(engine: &Inner, name: &ImageRef) -> Result<Stored, ErrorInfo> {
             ImageError::NotFound { .. } => ErrorCode::ImageMissing,
             _ => ErrorCode::ImageRefused,
         },
-        message: error.to_string(),
+        message: with_causes(&error),
         hint: Some(error.hint()),
     })
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Refuses an image that the operator has not allowed, where only those may be used.
@@ -137,8 +142,11 @@ fn obey(spec: &mut RunSpec, config: &ImageConfig, user: Named) -> Result<Vec<Str
     spec.sandbox.image_env = variables(config);
     let folder = PathBuf::from(&config.working_dir);
     // Its root says nothing, and would only hide the workspace.
-    if folder != Path::new("/") && InsidePath::new(&folder).is_ok() {
-        spec.sandbox.directory = folder;
+    let says_nothing = ["", "/", spec::WORKSPACE].map(Path::new).contains(&folder.as_path());
+    match InsidePath::new(&folder) {
+        Ok(_) => spec.sandbox.directory = folder,
+        Err(_) if says_nothing => {}
+        Err(bad) => notes.push(format!("the image's WORKDIR is not followed: {bad}")),
     }
     if spec.user_of_image {
         match user {

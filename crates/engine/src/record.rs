@@ -359,10 +359,10 @@ mod tests {
             let record = records.take(&Id::new(id).unwrap(), &native, &containers).unwrap();
             record.note(&socket).unwrap();
         }
-        let began = std::time::Instant::now();
         let swept = records.sweep(&native, &containers);
-        assert!(began.elapsed() < LONGEST_SWEEP * 2, "{:?}", began.elapsed());
         assert_eq!((swept.runs.len(), swept.problems.len()), (0, 3), "{swept:?}");
+        let spared = swept.problems.iter().filter(|problem| problem.ends_with("was not asked again"));
+        assert_eq!(spared.count(), 2, "{swept:?}");
         assert_eq!(fs::read_dir(records.folder()).unwrap().count(), 3, "a later sweep finds them");
         fs::remove_dir_all(records.state).unwrap();
     }

@@ -24,6 +24,7 @@ impl Containers {
             line("engine", format!("{} at {}", daemon.name(), daemon.api.socket().display())),
             line("image", image.id.clone()),
             line("network", network),
+            line("user", user(spec)),
             line(Step::ReadOnlyRoot.name(), "the image".to_owned()),
             line(
                 "first process",
@@ -54,5 +55,14 @@ impl Containers {
         let last = plan::of_program(Some(program), spec, super::live::LAST_STEPS, ids, &enforcers.collect())?;
         lines.extend(explain::of_program(&last));
         Ok(lines)
+    }
+}
+
+/// Who the program will be; the numbers of a name, and of an owner, are known when the container is made.
+fn user(spec: &SandboxSpec) -> String {
+    match (&spec.workspace, &spec.named_user) {
+        (Some(_), _) => "the owner of the workspace, with a rootful engine".to_owned(),
+        (None, Some(name)) => format!("`{}` of the image's /etc/passwd", name.escape_debug()),
+        (None, None) => format!("{}:{}", spec.user.uid, spec.user.gid),
     }
 }

@@ -99,6 +99,7 @@ impl Meter {
         if self.shown {
             let Progress { layer, layers, bytes } = progress;
             let line = format!("\r\x1b[Klayer {layer} of {layers}, {}", shared::size(bytes));
+            // Nobody to see it is no failure of the load.
             let _ = io::stderr().lock().write_all(line.as_bytes());
         }
     }
