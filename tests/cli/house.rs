@@ -14,6 +14,7 @@ const MAY_USE: [(&str, &[&str]); 10] = [
         "airlock",
         &[
             "airlock-bench",
+            "airlock-doors",
             "airlock-escape",
             "airlock-engine",
             "airlock-image",

@@ -4,11 +4,13 @@
 //! [`RunSpec`]. Nothing behind this crate checks again what a `RunSpec` already says.
 
 mod barrier;
+mod grant;
 mod id;
 mod image;
 mod image_pattern;
 mod image_policy;
 mod limits;
+mod money;
 mod paths;
 mod policy;
 mod pool;
@@ -17,6 +19,7 @@ mod result;
 mod run;
 
 pub use barrier::Barrier;
+pub use grant::{BadModelPattern, Budget, Grants, LlmGrant, ModelPattern};
 pub use id::{BadId, Id};
 pub use image::{BadImageRef, DEFAULT_REGISTRY, Digest, ImageConfig, ImageRef};
 pub use image_pattern::{BadImagePattern, ImagePattern};
@@ -25,6 +28,7 @@ pub use image_policy::{
     RequireMark, Who, decide,
 };
 pub use limits::{LimitName, Limits, Maximum};
+pub use money::{BadMoney, Money};
 pub use paths::{BadPath, InsidePath, WorkspacePath};
 pub use policy::{ExtraMounts, Policy, Profile};
 pub use pool::Pool;

@@ -1,0 +1,20 @@
+//! The only ways out of a sandbox: host-side services that inject the credential, check the policy, meter and record.
+//!
+//! ```text
+//! listener ─ session ─ route ─ body ─ policy ─ reserve ─ credential ─ upstream ─ tap ─ settle
+//! ```
+//!
+//! The listener is the identity: it was made inside one sandbox, so whoever calls is that sandbox. Nothing that a
+//! program says of itself is believed.
+
+pub mod catalogue;
+pub mod dialect;
+pub mod ledger;
+pub mod price;
+mod secret;
+pub mod secrets;
+pub mod till;
+mod usage;
+
+pub use secret::{BadSecret, Secret};
+pub use usage::{Source, Usage};
