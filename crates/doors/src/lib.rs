@@ -7,6 +7,7 @@
 //! The listener is the identity: it was made inside one sandbox, so whoever calls is that sandbox. Nothing that a
 //! program says of itself is believed.
 
+pub mod address;
 pub mod catalogue;
 pub mod dialect;
 pub mod ledger;
@@ -14,6 +15,7 @@ pub mod price;
 mod secret;
 pub mod secrets;
 pub mod till;
+mod tls;
 mod usage;
 
 pub use secret::{BadSecret, Secret};
