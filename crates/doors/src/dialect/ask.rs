@@ -23,6 +23,8 @@ pub struct Ask {
     pub refers_beyond: bool,
     /// It asks for tools that the provider runs by itself.
     pub server_tools: bool,
+    /// It asks for a tier of service with another price.
+    pub priced_otherwise: bool,
     /// Where it says who the user is: values to be overwritten.
     pub identities: Vec<Range<usize>>,
     /// Where things can be put in.
