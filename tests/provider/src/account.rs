@@ -116,6 +116,8 @@ pub struct Served {
     pub count: u64,
     /// How many have not ended.
     pub open: u64,
+    /// How many of these wait for `Provider::release`.
+    pub held: u64,
     /// The sum of all their tokens.
     pub tokens: Tokens,
     /// Connections that were opened.
@@ -214,7 +216,7 @@ impl Book {
         let generation = pages.generation;
         drop(pages);
         self.0.1.notify_all();
-        Entry { book: self.clone(), generation, index, ended: false }
+        Entry { book: self.clone(), generation, index, ended: false, held: false }
     }
 }
 
@@ -225,6 +227,7 @@ pub(crate) struct Entry {
     generation: u64,
     index: Option<usize>,
     ended: bool,
+    held: bool,
 }
 
 impl Entry {
@@ -249,6 +252,13 @@ impl Entry {
         });
     }
 
+    /// It waits for a release, or no longer. One that goes while it waits stays counted until its end.
+    pub(crate) fn held(&mut self, held: bool) {
+        let change = u64::from(held).wrapping_sub(u64::from(self.held));
+        self.held = held;
+        self.change(|served, _| served.held = served.held.wrapping_add(change));
+    }
+
     /// One more frame has left.
     pub(crate) fn token(&self) {
         self.serve(Tokens { output: 1, ..Tokens::default() });
@@ -258,6 +268,7 @@ impl Entry {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
+        self.held(false);
         self.change(|served, index| {
             served.open -= 1;
             index.into_iter().for_each(|index| served.calls[index].end = end);

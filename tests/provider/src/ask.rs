@@ -130,7 +130,11 @@ impl Plan {
         let words: Vec<_> =
             script.text.iter().flat_map(|text| text.split_inclusive(' ')).map(str::to_owned).collect();
         let wanted = if script.text.is_some() { words.len() as u64 } else { script.tokens };
-        let cap = ask.cap(operation).filter(|_| !script.ignore_cap).unwrap_or(u64::MAX);
+        let cap = if operation.generates() {
+            ask.cap(operation).filter(|_| !script.ignore_cap).unwrap_or(u64::MAX)
+        } else {
+            0
+        };
         let reasoning = script.reasoning.min(cap);
         let output = wanted.min(cap - reasoning);
         let model = ask.model.clone().unwrap_or_default();

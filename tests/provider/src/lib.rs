@@ -120,7 +120,7 @@ impl Provider {
         self.shared.orders().next.push_back(script.into());
     }
 
-    /// Lets go on what is held now.
+    /// Lets go on what is held now: `Served::held` of them.
     pub fn release(&self) {
         self.shared.release.notify_waiters();
     }

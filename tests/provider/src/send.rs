@@ -10,7 +10,7 @@ use crate::{
     wire::{Gone, Wire},
 };
 use serde_json::Value;
-use std::{fmt::Write as _, time::Duration};
+use std::{fmt::Write as _, pin::pin, time::Duration};
 use tokio::sync::Notify;
 
 /// What becomes of the connection.
@@ -124,7 +124,13 @@ impl Sender<'_> {
     }
 
     async fn held(&mut self) -> Result<(), Gone> {
-        self.wire.unless_gone(self.release.notified()).await
+        let mut released = pin!(self.release.notified());
+        // Whoever reads of it in the account may release it at once.
+        released.as_mut().enable();
+        self.entry.held(true);
+        self.wire.unless_gone(released).await?;
+        self.entry.held(false);
+        Ok(())
     }
 
     async fn error(&mut self, plan: &Plan, fault: &Fault) -> Result<After, Gone> {

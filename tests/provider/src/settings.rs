@@ -4,7 +4,10 @@
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
+    env, fs,
     net::{Ipv4Addr, SocketAddr},
+    process::{self, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 /// How a provider starts. `Settings::default()` checks no key and listens on a free port.
@@ -44,6 +47,28 @@ pub struct Tls {
     pub certificates: Vec<u8>,
     /// The private key.
     pub key: Vec<u8>,
+}
+
+impl Tls {
+    /// A new key, and a certificate for this name (`DNS:localhost`, `IP:127.0.0.1`) that signs itself; whoever trusts it as a
+    /// root accepts it. Made by openssl; panics without.
+    pub fn self_signed(name: &str) -> Tls {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = env::temp_dir().join(format!("airlock-provider-{}.{number}", process::id()));
+        fs::create_dir_all(&folder).expect("a folder can be made");
+        let (key, certificate) = (folder.join("key"), folder.join("certificate"));
+        let mut command = Command::new("openssl");
+        command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]);
+        command.args(["-days", "2", "-subj", "/CN=mock", "-addext", &format!("subjectAltName={name}")]);
+        command.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
+        command.arg("-keyout").arg(&key).arg("-out").arg(&certificate).stderr(Stdio::null());
+        assert!(command.status().expect("prerequisite: openssl").success(), "openssl makes a certificate");
+        let read = |path| fs::read(path).expect("openssl wrote it");
+        let tls = Tls { certificates: read(certificate), key: read(key) };
+        fs::remove_dir_all(folder).expect("the folder can be removed");
+        tls
+    }
 }
 
 /// How one call is answered. A model's name may change parts of it: see [`Script::for_model`].
