@@ -8,6 +8,7 @@ use tokio::{
     net::TcpListener,
     task::JoinHandle,
 };
+use tokio_rustls::TlsAcceptor;
 
 const TOKEN: &str = "hvs.canary-token";
 const KEPT: &str = r#"{"request_id":"r","data":{"data":{"value":"sk-can\u0061ry","other":"o","number":7},"metadata":{"version":3}}}"#;
@@ -27,25 +28,24 @@ impl Drop for FakeVault {
 
 impl FakeVault {
     async fn answering(answer: Vec<u8>) -> FakeVault {
+        FakeVault::behind(None, answer).await
+    }
+
+    /// With a certificate, or without TLS.
+    async fn behind(tls: Option<TlsAcceptor>, answer: Vec<u8>) -> FakeVault {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let notes = asked.clone();
         let server = tokio::spawn(async move {
-            while let Ok((mut socket, _)) = listener.accept().await {
-                let (mut request, mut buffer) = (Vec::new(), [0; 4096]);
-                while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-                    match socket.read(&mut buffer).await {
-                        Ok(1..) => request.extend_from_slice(&buffer),
-                        _ => break,
-                    }
-                    let length = request.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
-                    request.truncate(length);
-                    buffer = [0; 4096];
+            while let Ok((socket, _)) = listener.accept().await {
+                match &tls {
+                    Some(tls) => match tls.accept(socket).await {
+                        Ok(stream) => reply(stream, &answer, &notes).await,
+                        Err(error) => notes.lock().unwrap().push(format!("no handshake: {error}")),
+                    },
+                    None => reply(socket, &answer, &notes).await,
                 }
-                notes.lock().unwrap().push(String::from_utf8_lossy(&request).into_owned());
-                // That the client hung up is its right.
-                let _ = socket.write_all(&answer).await;
             }
         });
         FakeVault { port, asked, server }
@@ -69,6 +69,31 @@ impl FakeVault {
         let variables = [("VAULT_TOKEN".to_owned(), Secret::new(TOKEN.into()).unwrap())].into();
         Secrets { folder: PathBuf::new(), master: MasterKey::Beside, variables, vault: Some(vault) }
     }
+}
+
+async fn reply(mut socket: impl AsyncRead + AsyncWrite + Unpin, answer: &[u8], notes: &Mutex<Vec<String>>) {
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        match socket.read_u8().await {
+            Ok(byte) => request.push(byte),
+            Err(_) => break,
+        }
+    }
+    notes.lock().unwrap().push(String::from_utf8_lossy(&request).into_owned());
+    // That the client hung up is its right.
+    let _ = socket.write_all(answer).await;
+    let _ = socket.shutdown().await;
+}
+
+/// A server's side of TLS for a name, and its certificate.
+fn certified(name: &str) -> (TlsAcceptor, String) {
+    let made = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config =
+        config.unwrap().with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+    (TlsAcceptor::from(Arc::new(config)), made.cert.pem())
 }
 
 fn source(field: &str) -> KeySource {
@@ -119,14 +144,38 @@ async fn the_token_is_not_sent_where_it_could_be_read() {
     secrets.vault.as_mut().unwrap().allow_plain_http = false;
     let refused = secrets.find(&source("value")).await.unwrap_err();
     assert!(refused.message.ends_with("its address is not https"), "{}", refused.message);
-    secrets.vault.as_mut().unwrap().address = format!("https://127.0.0.1:{}", fake.port).parse().unwrap();
-    let refused = secrets.find(&source("value")).await.unwrap_err();
-    assert!(refused.message.contains("no verified connection"), "{}", refused.message);
-    assert!(fake.asked.lock().unwrap().iter().all(|asked| !asked.contains(TOKEN)), "only a greeting came");
+    assert!(fake.asked.lock().unwrap().is_empty());
     secrets.vault.as_mut().unwrap().address = "http://169.254.169.254".parse().unwrap();
     secrets.vault.as_mut().unwrap().allow_plain_http = true;
     let refused = secrets.find(&source("value")).await.unwrap_err();
     assert!(refused.message.ends_with("no address that may be dialled"), "{}", refused.message);
+}
+
+#[tokio::test]
+async fn over_tls_a_fake_vault_must_be_who_the_certificate_says() {
+    let file = std::env::temp_dir().join(format!("airlock-vault-{}.pem", std::process::id()));
+    let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{KEPT}", KEPT.len());
+    for (name, trusted, good) in
+        [("localhost", true, true), ("localhost", false, false), ("other", true, false)]
+    {
+        let (acceptor, certificate) = certified(name);
+        std::fs::write(&file, certificate).unwrap();
+        let fake = FakeVault::behind(Some(acceptor), answer.clone().into()).await;
+        let mut secrets = fake.secrets();
+        let vault = secrets.vault.as_mut().unwrap();
+        vault.address = format!("https://localhost:{}", fake.port).parse().unwrap();
+        (vault.allow_plain_http, vault.ca) = (false, trusted.then(|| file.clone()));
+        let found = secrets.find(&source("value")).await;
+        match good {
+            true => assert_eq!(found.unwrap().expose(), b"sk-canary"),
+            false => {
+                let refused = found.unwrap_err();
+                assert!(refused.message.contains("no verified connection"), "{}", refused.message);
+                assert!(fake.asked.lock().unwrap().iter().all(|asked| !asked.contains(TOKEN)));
+            }
+        }
+    }
+    std::fs::remove_file(&file).unwrap();
 }
 
 #[tokio::test(start_paused = true)]
