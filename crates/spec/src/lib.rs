@@ -4,6 +4,7 @@
 //! [`RunSpec`]. Nothing behind this crate checks again what a `RunSpec` already says.
 
 mod barrier;
+mod contract;
 mod id;
 mod image;
 mod image_pattern;
@@ -17,6 +18,7 @@ mod result;
 mod run;
 
 pub use barrier::Barrier;
+pub use contract::{Contract, Json};
 pub use id::{BadId, Id};
 pub use image::{BadImageRef, DEFAULT_REGISTRY, Digest, ImageConfig, ImageRef};
 pub use image_pattern::{BadImagePattern, ImagePattern};

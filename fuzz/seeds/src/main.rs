@@ -28,6 +28,7 @@ fn main() -> io::Result<()> {
     write(&folder.join("layer"), layers())?;
     write(&folder.join("manifest"), manifests())?;
     write(&folder.join("entry"), entries())?;
+    write(&folder.join("contract"), results())?;
     write(&folder.join("http"), exchanges())
 }
 
@@ -293,6 +294,18 @@ fn entries() -> Vec<Vec<u8>> {
         "a\u{1}a\0\0\u{1}\0\u{1}\0\0\0\u{1}\0\u{4}\u{a}\0\0\u{2}",
     ];
     users.into_iter().map(String::into_bytes).chain(others.map(|text| text.as_bytes().to_vec())).collect()
+}
+
+/// As `targets/contract.rs` reads them.
+fn results() -> Vec<Vec<u8>> {
+    let all = [
+        r#"t\0{"task_id":"t","status":"completed","result":"r","error":null,"tool_calls":[{"tool":"s","input":{},"output":1}],"tokens_used":{"input":1,"output":2}}"#,
+        r#"t\u{1}{"task_id":"t","status":"failed","error":"e"}"#,
+        r#"e\0{"payloads":[{"text":"a","mediaUrl":null}],"meta":{"durationMs":1,"error":null,"aborted":false,"agentMeta":{"model":"m","usage":[1e3]}}}"#,
+        r#"e\u{1}{"payloads":[],"meta":{"durationMs":1,"error":{"kind":"k","message":"m"},"litellmCallId":"c"}}"#,
+    ];
+    let unescaped = all.map(|text| text.replacen("\\0", "\0", 1).replacen("\\u{1}", "\u{1}", 1));
+    unescaped.into_iter().map(String::into_bytes).collect()
 }
 
 /// As `targets/http.rs` reads them.
