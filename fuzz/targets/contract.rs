@@ -1,5 +1,5 @@
-//! What a program printed, read by its contract. No bytes make the reader panic; what is taken was one object, comes
-//! out as it went in, and never says that it failed when the program exited well; what is refused is told shortly.
+//! What a program printed, read by its contract. No bytes make the reader panic; what is taken is one
+//! object, and says that all went well exactly if the program exited so; what is refused is told shortly.
 //!
 //! The first byte says which contract, the second is the exit status. The reader is no library of its own, so that this
 //! includes it.
@@ -19,7 +19,7 @@ fuzz_target!(|input: &[u8]| {
     match contract::read(contract, stdout, false, i32::from(*code)) {
         Ok(taken) => {
             let taken = taken.expect("a contract that is not raw");
-            assert_eq!(serde_json::from_str::<Json>(&serde_json::to_string(&taken).expect("JSON")).ok(), Some(taken.clone()));
+            assert!(matches!(taken, Json::Object(_)));
             assert_eq!(says_success(&taken), *code == 0);
         }
         Err(violation) => {

@@ -299,13 +299,12 @@ fn entries() -> Vec<Vec<u8>> {
 /// As `targets/contract.rs` reads them.
 fn results() -> Vec<Vec<u8>> {
     let all = [
-        r#"t\0{"task_id":"t","status":"completed","result":"r","error":null,"tool_calls":[{"tool":"s","input":{},"output":1}],"tokens_used":{"input":1,"output":2}}"#,
-        r#"t\u{1}{"task_id":"t","status":"failed","error":"e"}"#,
-        r#"e\0{"payloads":[{"text":"a","mediaUrl":null}],"meta":{"durationMs":1,"error":null,"aborted":false,"agentMeta":{"model":"m","usage":[1e3]}}}"#,
-        r#"e\u{1}{"payloads":[],"meta":{"durationMs":1,"error":{"kind":"k","message":"m"},"litellmCallId":"c"}}"#,
+        (b't', 0, r#"{"task_id":"t","status":"completed","result":"r","error":null,"tool_calls":[{"tool":"s","input":{},"output":1}],"tokens_used":{"input":1,"output":2}}"#),
+        (b't', 1, r#"{"task_id":"t","status":"failed","error":"e"}"#),
+        (b'e', 0, r#"{"payloads":[{"text":"a","mediaUrl":null}],"meta":{"durationMs":1,"error":null,"aborted":false,"agentMeta":{"model":"m","usage":[1e3]}}}"#),
+        (b'e', 1, r#"{"payloads":[],"meta":{"durationMs":1,"error":{"kind":"k","message":"m"},"litellmCallId":"c"}}"#),
     ];
-    let unescaped = all.map(|text| text.replacen("\\0", "\0", 1).replacen("\\u{1}", "\u{1}", 1));
-    unescaped.into_iter().map(String::into_bytes).collect()
+    all.iter().map(|(kind, code, text)| [&[*kind, *code], text.as_bytes()].concat()).collect()
 }
 
 /// As `targets/http.rs` reads them.
