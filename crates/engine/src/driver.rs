@@ -11,6 +11,7 @@ use crate::{
     Inner,
     capture::Capture,
     denials,
+    doors::{self, Opened},
     files::{self, Bounds, Collected},
     origin::{self, Origin},
     pool::{self, Made, Taken},
@@ -149,11 +150,21 @@ impl Driver {
             () = until_cancelled(&mut cancelled) => return Err(cancellation()),
         };
         result.notes.extend(notes);
-        let Berthed { records, mut sandbox } = match &origin {
-            Origin::Here | Origin::Stored(_) => self.berthed(result).await?,
-            Origin::Engine(facts) => self.contained(facts, result).await?,
+        let opened = doors::open(&self.engine, &self.id, &mut self.spec).await?;
+        let berthed = match &origin {
+            Origin::Here | Origin::Stored(_) => self.berthed(result).await,
+            Origin::Engine(facts) => self.contained(facts, result).await,
         };
-        let ran = self.run_in(&mut *sandbox, input, result).await;
+        let Berthed { records, mut sandbox } = match berthed {
+            Ok(berthed) => berthed,
+            Err(error) => {
+                opened.close(result).await;
+                return Err(error);
+            }
+        };
+        let ran = self.run_in(&mut *sandbox, &opened, input, result).await;
+        // Before the box is cleared away: listeners keep its network alive.
+        opened.close(result).await;
         // With the result a workspace is the caller's again.
         result.notes.extend(sandbox.give_workspace_back().await);
         match self.engine.pools.is_on() && !matches!(origin, Origin::Engine(_)) {
@@ -256,12 +267,20 @@ impl Driver {
     async fn run_in(
         &mut self,
         sandbox: &mut dyn Sandbox,
+        opened: &Opened,
         input: Option<OwnedFd>,
         result: &mut RunResult,
     ) -> Result<(), ErrorInfo> {
+        let listeners = match opened.serve(sandbox.take_doors()) {
+            Ok(listeners) => listeners,
+            Err(error) => {
+                sandbox.end().await;
+                return Err(error);
+            }
+        };
         if let Some(doors) = self.doors.take() {
             // Nobody may want them: then nobody listens.
-            _ = doors.send(sandbox.take_doors());
+            _ = doors.send(listeners);
         }
         result.enforced_by = sandbox.enforcers();
         result.notes.extend(sandbox.notes());

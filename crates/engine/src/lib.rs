@@ -22,6 +22,7 @@ struct Readme;
 mod capture;
 mod denials;
 mod doctor;
+mod doors;
 mod driver;
 pub mod files;
 mod origin;
@@ -29,6 +30,7 @@ mod pool;
 mod record;
 mod terminal;
 
+pub use crate::doors::DoorSettings;
 pub use doctor::{Check, CheckState};
 pub use record::{Swept, fresh_id, now};
 pub use sandbox::{
@@ -62,12 +64,15 @@ pub struct Settings {
     pub pool: Pool,
     /// Where container engines may listen.
     pub containers: Hosts,
+    /// What doors are opened with.
+    pub doors: DoorSettings,
 }
 
 impl Settings {
     /// A state folder, and defaults.
     pub fn new(state: impl Into<PathBuf>) -> Settings {
-        Settings { state: state.into(), pool: Pool::OFF, containers: Hosts::default() }
+        let doors = DoorSettings::default();
+        Settings { state: state.into(), pool: Pool::OFF, containers: Hosts::default(), doors }
     }
 
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
@@ -108,6 +113,7 @@ struct Inner {
     pools: pool::Pools,
     /// Work that nobody waits for but [`Engine::close`].
     behind: std::sync::Mutex<JoinSet<()>>,
+    doors: DoorSettings,
 }
 
 impl Inner {
@@ -169,7 +175,7 @@ impl Engine {
     }
 
     fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
-        let Settings { state, pool, containers } = settings;
+        let Settings { state, pool, containers, doors } = settings;
         native.keep_namespaces_ahead(pool::namespaces(&pool));
         let failed = |source| EngineError {
             message: format!("cannot use the state folder `{}`", state.display()),
@@ -192,6 +198,7 @@ impl Engine {
                 swept_at_opening,
                 pools,
                 behind,
+                doors,
             }),
         })
     }

@@ -111,6 +111,19 @@ pub struct Grants {
     pub secrets: Vec<(String, crate::EnvName)>,
 }
 
+/// Where the LLM door is, inside.
+pub const LLM_PORT: u16 = 8080;
+/// Where the inference door is, inside.
+pub const INFERENCE_PORT: u16 = 11434;
+
+impl Grants {
+    /// The ports of the doors, in this order.
+    pub fn ports(&self) -> Vec<u16> {
+        let doors = [(self.llm.is_some(), LLM_PORT), (self.inference.is_some(), INFERENCE_PORT)];
+        doors.into_iter().filter(|(asked, _)| *asked).map(|(_, port)| port).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,7 +19,7 @@ mod result;
 mod run;
 
 pub use barrier::Barrier;
-pub use grant::{BadModelPattern, Budget, Grants, LlmGrant, ModelPattern};
+pub use grant::{BadModelPattern, Budget, Grants, INFERENCE_PORT, LLM_PORT, LlmGrant, ModelPattern};
 pub use id::{BadId, Id};
 pub use image::{BadImageRef, DEFAULT_REGISTRY, Digest, ImageConfig, ImageRef};
 pub use image_pattern::{BadImagePattern, ImagePattern};

@@ -1,8 +1,8 @@
 //! A run: what a front asks for ([`RunRequest`]) and what has been checked ([`RunSpec`]).
 
 use crate::{
-    Barrier, ErrorCode, ErrorInfo, ExtraMounts, Id, ImagePolicy, ImageRef, InsidePath, Limits, Maximum,
-    Policy, Profile, WorkspacePath,
+    Barrier, Budget, ErrorCode, ErrorInfo, ExtraMounts, Grants, Id, ImagePolicy, ImageRef, InsidePath,
+    Limits, LlmGrant, Maximum, ModelPattern, Policy, Profile, WorkspacePath,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,8 +45,16 @@ pub struct RunRequest {
     pub network: Option<Network>,
     /// A network of a container engine that leads nowhere else.
     pub internal_network: Option<String>,
-    /// Ports on the loopback inside at which the host listens.
+    /// Ports on the loopback inside at which the host listens, beyond those of the doors below.
     pub doors: Vec<u16>,
+    /// The LLM door, to a provider by name or to the only one there is.
+    pub llm: Option<Option<String>>,
+    /// The inference door.
+    pub inference: bool,
+    /// Which models; the profile's own list holds as well.
+    pub allow_models: Vec<String>,
+    /// How much of models.
+    pub budget: Budget,
     /// `NAME=FILE` or `NAME=artifact:NAME[@VERSION]`
     pub inputs: Vec<OsString>,
     pub artifacts: Vec<PathBuf>,
@@ -86,6 +94,8 @@ pub struct RunSpec {
     pub inputs: Vec<(WorkspacePath, InputSource)>,
     /// Files to keep after the run.
     pub artifacts: Vec<WorkspacePath>,
+    /// What is granted beyond the box.
+    pub grants: Grants,
     /// The box.
     pub sandbox: SandboxSpec,
 }
@@ -285,7 +295,9 @@ impl Policy {
         let backend = backend_of(request.backend.as_deref())?;
         let root = root_of(request.image.as_deref())?;
         check_containers_only(&request, backend, &root)?;
-        let (network, mounts) = (network_of(&request, profile)?, check_mounts(&request.mounts)?);
+        let grants = grants_of(&request)?;
+        let (network, mounts) = (network_of(&request, profile, &grants)?, check_mounts(&request.mounts)?);
+        let doors = check_doors(&[grants.ports(), request.doors.clone()].concat(), network)?;
         let limits = self.limits_of(&request, profile)?;
         let id = |text: &Option<String>, option| {
             let checked = text.as_deref().map(Id::new).transpose();
@@ -302,6 +314,7 @@ impl Policy {
             stdin: request.stdin && request.tty.is_none(),
             inputs: request.inputs.iter().map(|text| input(text)).collect::<Result<_, _>>()?,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
+            grants,
             sandbox: SandboxSpec {
                 profile: name,
                 backend,
@@ -317,7 +330,7 @@ impl Policy {
                 env: environment(&request.env, &request.caller_env, profile)?,
                 network,
                 internal_network: id(&request.internal_network, "--internal-network")?,
-                doors: check_doors(&request.doors, network)?,
+                doors,
                 limits,
                 required: request.require.into_iter().collect(),
                 user: check_user(request.user)?,
@@ -409,8 +422,30 @@ fn check_containers_only(request: &RunRequest, backend: Backend, root: &Root) ->
     }
 }
 
-fn network_of(request: &RunRequest, profile: &Profile) -> Result<Network, SpecError> {
-    let network = request.network.unwrap_or(profile.network);
+/// What is asked for at doors.
+fn grants_of(request: &RunRequest) -> Result<Grants, SpecError> {
+    let hint = "write a model's name, with * for any characters: --allow-model 'claude-*'";
+    let models = request.allow_models.iter().map(|text| text.parse());
+    let models: Vec<ModelPattern> =
+        models.collect::<Result<_, crate::BadModelPattern>>().map_err(|bad| invalid(bad, hint))?;
+    let asked = request.llm.is_some() || request.inference;
+    if !asked && (!models.is_empty() || request.budget != Budget::default()) {
+        let message = "a budget or a list of models needs a door";
+        return Err(invalid(message, "add --llm=PROVIDER, or --inference"));
+    }
+    let inference = request.inference.then(|| models.clone());
+    let budget = request.budget.clone();
+    let llm = request.llm.clone().map(|provider| LlmGrant { provider, models, budget });
+    Ok(Grants { llm, inference, secrets: Vec::new() })
+}
+
+/// A door is a hole in a network of one's own: asking for one asks for that.
+fn network_of(request: &RunRequest, profile: &Profile, grants: &Grants) -> Result<Network, SpecError> {
+    let network = match (request.network, grants.ports().is_empty()) {
+        (Some(asked), _) => asked,
+        (None, true) => profile.network,
+        (None, false) => Network::Doors,
+    };
     match network {
         Network::Open => Err(SpecError {
             code: ErrorCode::BackendUnavailable,
