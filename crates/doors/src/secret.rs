@@ -41,6 +41,11 @@ impl Secret {
         }
     }
 
+    /// Takes back what was a secret before, as it is.
+    pub(crate) fn again(bytes: Zeroizing<Vec<u8>>) -> Secret {
+        Secret(bytes)
+    }
+
     /// Whether it can be sent in a header.
     pub fn check_header(&self) -> Result<(), BadSecret> {
         match self.0.iter().all(|byte| matches!(byte, 0x20..=0x7e)) {

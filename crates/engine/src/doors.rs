@@ -29,7 +29,7 @@ pub struct DoorSettings {
 }
 
 /// Where the inference door can be had as a socket, inside.
-const INFERENCE_SOCKET: &str = "/run/airlock/inference.sock";
+const INFERENCE_SOCKET: &str = "/airlock/inference.sock";
 
 /// The doors of one run.
 #[derive(Debug, Default)]

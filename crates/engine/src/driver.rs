@@ -10,7 +10,7 @@
 use crate::{
     Inner,
     capture::Capture,
-    denials,
+    contract, denials,
     doors::{self, Opened},
     files::{self, Bounds, Collected},
     origin::{self, Origin},
@@ -456,6 +456,7 @@ impl Driver {
         ];
         result.limits_hit = hits.into_iter().filter(|(_, hit)| *hit).map(|(name, _)| name).collect();
         judge(&ending, oom, &self.spec.sandbox.limits, result);
+        contract::hold(self.spec.contract, result);
     }
 
     /// Off the event loop: what a program leaves can take minutes to copy, and signals must be heard meanwhile.

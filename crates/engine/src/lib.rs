@@ -20,6 +20,7 @@
 struct Readme;
 
 mod capture;
+mod contract;
 mod denials;
 mod doctor;
 mod doors;

@@ -1,8 +1,8 @@
 //! A run: what a front asks for ([`RunRequest`]) and what has been checked ([`RunSpec`]).
 
 use crate::{
-    Barrier, Budget, ErrorCode, ErrorInfo, ExtraMounts, Grants, Id, ImagePolicy, ImageRef, InsidePath,
-    Limits, LlmGrant, Maximum, ModelPattern, Policy, Profile, WorkspacePath,
+    Barrier, Budget, Contract, ErrorCode, ErrorInfo, ExtraMounts, Grants, Id, ImagePolicy, ImageRef,
+    InsidePath, Limits, LlmGrant, Maximum, ModelPattern, Policy, Profile, WorkspacePath,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -65,6 +65,7 @@ pub struct RunRequest {
     pub stdin: bool,
     /// A terminal of this size, which then is standard input, output and error.
     pub tty: Option<TerminalSize>,
+    pub contract: Contract,
     pub run_id: Option<String>,
     pub task_id: Option<String>,
     pub job_id: Option<String>,
@@ -90,6 +91,8 @@ pub struct RunSpec {
     pub images: ImagePolicy,
     /// Whether standard input is passed through; otherwise it is empty, or the terminal.
     pub stdin: bool,
+    /// How standard output is read at the end.
+    pub contract: Contract,
     /// Files to put into the workspace before the run.
     pub inputs: Vec<(WorkspacePath, InputSource)>,
     /// Files to keep after the run.
@@ -312,6 +315,7 @@ impl Policy {
             user_of_image: request.user.is_none(),
             images: self.images.clone(),
             stdin: request.stdin && request.tty.is_none(),
+            contract: check_contract(request.contract, request.tty)?,
             inputs: request.inputs.iter().map(|text| input(text)).collect::<Result<_, _>>()?,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
             grants,
@@ -596,6 +600,17 @@ fn environment(
     Ok(env)
 }
 
+/// What goes through a terminal is not what the program wrote.
+fn check_contract(contract: Contract, tty: Option<TerminalSize>) -> Result<Contract, SpecError> {
+    match (contract, tty) {
+        (Contract::Raw, _) | (_, None) => Ok(contract),
+        (Contract::Task | Contract::Envelope, Some(_)) => Err(invalid(
+            format!("the contract `{contract}` cannot be read from a terminal"),
+            "leave --tty or --contract away",
+        )),
+    }
+}
+
 fn check_doors(ports: &[u16], network: Network) -> Result<Vec<u16>, SpecError> {
     let mut seen = BTreeSet::new();
     if ports.len() > 8 || ports.iter().any(|port| *port == 0 || !seen.insert(*port)) {
@@ -783,6 +798,17 @@ mod tests {
         assert_eq!((plain.stdin, plain.sandbox.tty), (true, None));
         let terminal = Policy::default().admit(asked(Some(size))).unwrap();
         assert_eq!((terminal.stdin, terminal.sandbox.tty), (false, Some(size)));
+    }
+
+    #[test]
+    fn a_contract_is_not_read_from_a_terminal() {
+        let tty = Some(TerminalSize { rows: 24, columns: 80 });
+        for contract in [Contract::Task, Contract::Envelope] {
+            let asked = |tty| RunRequest { contract, tty, ..request(&["sh"]) };
+            assert_eq!(Policy::default().admit(asked(None)).unwrap().contract, contract);
+            let refused = Policy::default().admit(asked(tty)).unwrap_err();
+            assert_eq!(refused.message, format!("the contract `{contract}` cannot be read from a terminal"));
+        }
     }
 
     #[test]

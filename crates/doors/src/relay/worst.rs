@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 /// Below this an answer is of no use to anybody (some providers refuse less outright).
 const LEAST_OUTPUT: u64 = 16;
+/// The most tokens that a picture becomes, whatever its bytes.
+const PICTURE: u64 = 6000;
 /// Where neither the request nor the price book says how long an answer can get.
 const USUAL_MOST_OUTPUT: u64 = 64 << 10;
 
@@ -70,10 +72,11 @@ impl Worst {
     /// Of a request; none if its input cannot be bounded.
     pub(super) fn of(operation: Operation, body: usize, ask: &Ask, price: Arc<Price>) -> Option<Worst> {
         // No tokenizer makes more tokens than there are bytes; what lies beyond the body can fill the whole context.
+        let seen = (body as u64).saturating_add(ask.pictures.saturating_mul(PICTURE));
         let input = match (ask.refers_beyond || ask.server_tools, price.context) {
             (true, context) => context?,
-            (false, Some(context)) => context.min(body as u64),
-            (false, None) => body as u64,
+            (false, Some(context)) => context.min(seen),
+            (false, None) => seen,
         };
         let output = writes(operation).then(|| {
             let most = price.most_output.unwrap_or(USUAL_MOST_OUTPUT);

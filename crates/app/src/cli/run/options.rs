@@ -3,7 +3,9 @@
 use super::{super::message::Failure, Identity};
 use crate::config::Surroundings;
 use clap::Args;
-use spec::{Barrier, Budget, Cpus, Maximum, Money, Network, Policy, Profile, RunRequest, Size, Time, User};
+use spec::{
+    Barrier, Budget, Contract, Cpus, Maximum, Money, Network, Policy, Profile, RunRequest, Size, Time, User,
+};
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},
@@ -30,6 +32,7 @@ const OPEN: &str =
 const STATUSES: &str = "\
 Exit status:
   the program's own    it ran
+  1                    it exited with 0, but broke its --contract
   124                  stopped at --timeout
   125                  Airlock refused or failed; no line of the program ran
   126, 127             the command cannot be executed, or was not found
@@ -157,6 +160,9 @@ pub(crate) struct Options {
     /// Print one JSON result instead of the program's own output
     #[arg(long, help_heading = OUTPUT)]
     pub(super) json: bool,
+    /// What stdout must be: raw (anything), or exactly one JSON object: task or envelope [default: raw]
+    #[arg(long, value_name = "NAME", help_heading = OUTPUT)]
+    contract: Option<Contract>,
     /// Print what would be done, and exit
     #[arg(long, help_heading = OUTPUT)]
     pub(super) explain: bool,
@@ -187,8 +193,6 @@ struct NotBuilt {
     secret: Vec<OsString>,
     #[arg(long, hide = true)]
     learn: bool,
-    #[arg(long, hide = true)]
-    contract: Option<OsString>,
 }
 
 impl NotBuilt {
@@ -197,7 +201,6 @@ impl NotBuilt {
             ("--allow-host", !self.allow_host.is_empty()),
             ("--secret", !self.secret.is_empty()),
             ("--learn", self.learn),
-            ("--contract", self.contract.is_some()),
         ];
         options.into_iter().find_map(|(name, asked)| asked.then_some(name))
     }
@@ -261,6 +264,7 @@ impl Options {
             user: self.user,
             stdin: self.stdin,
             tty: None,
+            contract: self.contract.unwrap_or_default(),
             run_id: self.run_id,
             task_id: self.task_id,
             job_id: self.job_id,
@@ -416,7 +420,7 @@ mod tests {
             "--timeout", "2s", "--memory", "1G", "--cpus", "1.5", "--cpu-time", "1m", "--pids", "9",
             "--file-size", "1M", "--open-files", "8", "--disk", "2M", "--output", "3M", "--network", "none",
             "--input", "n=f", "--artifact", "o", "--allow-protected", ".git", "--user", "5:6",
-            "--require", "own_pid", "--stdin", "--run-id", "r", "--task-id", "t", "--job-id", "j",
+            "--require", "own_pid", "--stdin", "--contract", "task", "--run-id", "r", "--task-id", "t", "--job-id", "j",
             "--", "echo", "--json", "-x",
         ]).unwrap();
         let wanted = RunRequest {
@@ -456,6 +460,7 @@ mod tests {
             user: Some(User { uid: 5, gid: 6 }),
             stdin: true,
             tty: None,
+            contract: Contract::Task,
             run_id: Some("r".into()),
             task_id: Some("t".into()),
             job_id: Some("j".into()),
@@ -491,7 +496,7 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_by_name() {
-        let cases: [(&[&str], &str); 10] = [
+        let cases: [(&[&str], &str); 9] = [
             (&["--llm"], "--llm"),
             (&["--llm=anthropic"], "--llm"),
             (&["--inference"], "--inference"),
@@ -501,7 +506,6 @@ mod tests {
             (&["--allow-model", "x"], "--allow-model"),
             (&["--secret", "a=b"], "--secret"),
             (&["--learn"], "--learn"),
-            (&["--contract", "task"], "--contract"),
         ];
         for (words, name) in cases {
             let refused = options(words).refuse_impossible().unwrap_err();
