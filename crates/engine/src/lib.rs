@@ -39,6 +39,7 @@ pub use sandbox::{
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};
 
+use doors::secrets::Secrets;
 use record::Records;
 use sandbox::{Program, container::Containers};
 use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
@@ -62,17 +63,22 @@ pub struct Settings {
     pub pool: Pool,
     /// Where container engines may listen.
     pub containers: Hosts,
+    /// Finds secrets for runs that are let have them; usually the store in the state folder.
+    pub secrets: Secrets,
 }
 
 impl Settings {
     /// A state folder, and defaults.
     pub fn new(state: impl Into<PathBuf>) -> Settings {
-        Settings { state: state.into(), pool: Pool::OFF, containers: Hosts::default() }
+        let state = state.into();
+        let secrets = Secrets { folder: state.join("secrets"), ..Secrets::default() };
+        Settings { state, pool: Pool::OFF, containers: Hosts::default(), secrets }
     }
 
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
     pub fn look(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
         driver::look_at_inputs(spec)?;
+        driver::injected(&self.secrets, spec)?;
         origin::look(&self.state, spec)?;
         sandbox::native::look(&spec.sandbox).map_err(|error| error.info())
     }
@@ -104,6 +110,7 @@ struct Inner {
     containers: Containers,
     records: Records,
     artifacts: store::Artifacts,
+    secrets: Secrets,
     swept_at_opening: Swept,
     pools: pool::Pools,
     /// Work that nobody waits for but [`Engine::close`].
@@ -169,7 +176,7 @@ impl Engine {
     }
 
     fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
-        let Settings { state, pool, containers } = settings;
+        let Settings { state, pool, containers, secrets } = settings;
         native.keep_namespaces_ahead(pool::namespaces(&pool));
         let failed = |source| EngineError {
             message: format!("cannot use the state folder `{}`", state.display()),
@@ -189,6 +196,7 @@ impl Engine {
                 containers,
                 records,
                 artifacts,
+                secrets,
                 swept_at_opening,
                 pools,
                 behind,
@@ -265,11 +273,13 @@ impl Engine {
             }
             _ => self.inner.native.explain(&id, &spec.sandbox, &program),
         };
-        let lines = lines.map_err(|error| error.info())?;
-        Ok(lines
-            .into_iter()
-            .map(|line| PlanLine { step: line.step.to_owned(), detail: line.detail })
-            .collect())
+        let lines = lines.map_err(|error| error.info())?.into_iter();
+        let lines = lines.map(|line| PlanLine { step: line.step.to_owned(), detail: line.detail });
+        let secrets = spec.grants.secrets.iter().map(|(name, variable)| PlanLine {
+            step: "secret".to_owned(),
+            detail: format!("`{name}` as {}, for the program to read", variable.as_os_str().display()),
+        });
+        Ok(lines.chain(secrets).collect())
     }
 
     /// What this host can enforce. Makes a real sandbox to know.

@@ -77,6 +77,9 @@ pub(crate) struct Options {
     /// Pass one of your own variables by name; repeatable
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     env_from: Vec<OsString>,
+    /// Let the program have a stored secret as a variable; not with the profile restrictive; repeatable
+    #[arg(long, value_name = "NAME=VARIABLE", help_heading = BOX)]
+    secret: Vec<OsString>,
     /// Refuse to run unless this barrier can be enforced; repeatable
     #[arg(long, value_name = "BARRIER", help_heading = BOX)]
     require: Vec<Barrier>,
@@ -175,8 +178,6 @@ struct NotBuilt {
     #[arg(long, hide = true)]
     allow_model: Vec<OsString>,
     #[arg(long, hide = true)]
-    secret: Vec<OsString>,
-    #[arg(long, hide = true)]
     learn: bool,
     #[arg(long, hide = true)]
     contract: Option<OsString>,
@@ -191,7 +192,6 @@ impl NotBuilt {
             ("--budget-tokens", self.budget_tokens.is_some()),
             ("--budget-usd", self.budget_usd.is_some()),
             ("--allow-model", !self.allow_model.is_empty()),
-            ("--secret", !self.secret.is_empty()),
             ("--learn", self.learn),
             ("--contract", self.contract.is_some()),
         ];
@@ -246,6 +246,7 @@ impl Options {
             network: self.network,
             internal_network: self.internal_network,
             doors: Vec::new(),
+            secrets: self.secret,
             inputs: self.input,
             artifacts: self.artifact,
             allow_protected: self.allow_protected,
@@ -403,7 +404,7 @@ mod tests {
         let asked = request(&[
             "--profile", "agent", "--backend", "native", "--image", "./root", "--entrypoint", "e", "--writable-root",
             "--volume", "v:/v", "--internal-network", "i", "--workspace", "w",
-            "--mount", "data:/data:rw", "--mount", "/abs:/x", "--env", "A=b=c", "--env-from", "TOKEN",
+            "--secret", "s=S", "--mount", "data:/data:rw", "--mount", "/abs:/x", "--env", "A=b=c", "--env-from", "TOKEN",
             "--timeout", "2s", "--memory", "1G", "--cpus", "1.5", "--cpu-time", "1m", "--pids", "9",
             "--file-size", "1M", "--open-files", "8", "--disk", "2M", "--output", "3M", "--network", "none",
             "--input", "n=f", "--artifact", "o", "--allow-protected", ".git", "--user", "5:6",
@@ -436,6 +437,7 @@ mod tests {
             network: Some(Network::None),
             internal_network: Some("i".into()),
             doors: Vec::new(),
+            secrets: vec!["s=S".into()],
             inputs: vec!["n=f".into()],
             artifacts: vec!["o".into()],
             allow_protected: vec![".git".into()],
@@ -478,7 +480,7 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_by_name() {
-        let cases: [(&[&str], &str); 10] = [
+        let cases: [(&[&str], &str); 9] = [
             (&["--llm"], "--llm"),
             (&["--llm=anthropic"], "--llm"),
             (&["--inference"], "--inference"),
@@ -486,7 +488,6 @@ mod tests {
             (&["--budget-tokens", "1"], "--budget-tokens"),
             (&["--budget-usd", "1"], "--budget-usd"),
             (&["--allow-model", "x"], "--allow-model"),
-            (&["--secret", "a=b"], "--secret"),
             (&["--learn"], "--learn"),
             (&["--contract", "task"], "--contract"),
         ];
