@@ -10,6 +10,7 @@ mod image;
 mod message;
 mod run;
 mod screen;
+mod secrets;
 mod sweep;
 mod usage;
 
@@ -68,6 +69,8 @@ enum Command {
     Artifact(artifact::Options),
     /// Load, pull, list, check or build the images that runs start from
     Image(image::Options),
+    /// Keep, list or remove secrets: keys of providers, and what runs are let have
+    Secrets(secrets::Options),
     /// Measure what a run costs here, beside other sandboxes
     Bench(bench::Options),
     /// Attack sandboxes on this machine, and show that they hold
@@ -84,6 +87,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
             Command::Image(options) => image::execute(options, &global, &surroundings),
+            Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),
             Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
         },
