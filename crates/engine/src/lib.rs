@@ -28,6 +28,7 @@ mod origin;
 mod pool;
 mod record;
 mod terminal;
+pub mod usage;
 
 pub use doctor::{Check, CheckState};
 pub use record::{Swept, fresh_id, now};
