@@ -8,10 +8,10 @@ mod doctor;
 mod escape_test;
 mod image;
 mod message;
+mod mistake;
 mod run;
 mod screen;
 mod sweep;
-mod usage;
 
 use crate::config::{self, Config, Surroundings};
 use clap::{Args, Parser, Subcommand};
@@ -77,7 +77,7 @@ enum Command {
 /// Everything but `main` itself: from arguments and surroundings to the exit status.
 pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
     match Cli::try_parse_from(&arguments) {
-        Err(error) => usage::report(&error, &arguments),
+        Err(error) => mistake::report(&error, &arguments),
         Ok(Cli { global, command }) => match command {
             Command::Run(options) => run::execute(*options, &global, &surroundings),
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
