@@ -180,7 +180,7 @@ fn counted(folder: &Path) -> u64 {
 /// Times, to be read (`--nocapture`); they decide nothing.
 #[test]
 fn a_long_ledger_is_read_again() {
-    let calls = if full() { 500_000 } else { 5_000 };
+    let calls: u64 = if full() { 500_000 } else { 5_000 };
     let folder = scratch("measure");
     let till = Till::new(Arc::new(Ledger::open(&folder.0, "owner", Durability::Process).unwrap()));
     let tenant = till.account(Terms { level: Level::Tenant, name: "t".into(), ..Terms::default() }, None);

@@ -1,8 +1,11 @@
 //! What models were used for: copies what is new in the ledger's segments into the database, answers questions from there,
 //! and says what does not fit together. A ledger that shrank or vanished is noticed because the database knows more.
 
-use doors::Source;
-use doors::ledger::{self, Fault, Head, Kind, Problem, Reader, Row};
+pub use doors::ledger::Problem;
+use doors::{
+    Source,
+    ledger::{self, Fault, Head, Kind, Reader, Row},
+};
 use std::{
     fs::File,
     io::{self, BufReader, Seek, SeekFrom},
@@ -76,6 +79,11 @@ impl Books {
             problems.extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
         }
         Ok(problems)
+    }
+
+    /// How many segments there are.
+    pub fn segments(&self) -> Result<usize, UsageError> {
+        Ok(ledger::segments(&self.folder).map_err(|source| self.failed(source))?.len())
     }
 
     /// Reads every line that there is, and compares with what was read before.

@@ -12,6 +12,7 @@ mod mistake;
 mod run;
 mod screen;
 mod sweep;
+mod usage;
 
 use crate::config::{self, Config, Surroundings};
 use clap::{Args, Parser, Subcommand};
@@ -66,6 +67,8 @@ enum Command {
     Sweep(sweep::Options),
     /// List, fetch or remove what runs have kept
     Artifact(artifact::Options),
+    /// Show what models were used for, and what it cost
+    Usage(usage::Options),
     /// Load, pull, list, check or build the images that runs start from
     Image(image::Options),
     /// Measure what a run costs here, beside other sandboxes
@@ -83,6 +86,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
+            Command::Usage(options) => usage::execute(&options, &global, &surroundings),
             Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),
             Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
