@@ -30,6 +30,7 @@ mod origin;
 mod pool;
 mod record;
 mod terminal;
+pub mod usage;
 
 pub use crate::doors::DoorSettings;
 pub use doctor::{Check, CheckState};
