@@ -5,6 +5,7 @@ mod common;
 use common::{Answer, Ending, get, open, post, read, request, start};
 use provider::{Dialect, End, Operation, Provider, Script, Settings, Tokens};
 use serde_json::{Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Prompt of 100 with 30 of the cache; ten tokens, of which three are thoughts.
 fn script() -> Script {
@@ -263,6 +264,16 @@ fn own_texts_and_sizes_are_said() {
     let sized = Script { reply_bytes: Some(600), ..Script::default() };
     let (answer, _) = ask(sized, "/v1/chat/completions", json!({ "model": "m" }));
     assert_eq!(answer.json()["choices"][0]["message"]["content"].as_str().unwrap().len(), 600);
+}
+
+#[test]
+fn a_stamped_token_says_when_it_left() {
+    let nanoseconds = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos();
+    let before = nanoseconds();
+    let (answer, _) = ask(script(), "/api/generate", json!({ "model": "m-stamp-1" }));
+    let lines = answer.lines();
+    let stamp: u128 = lines[0]["response"].as_str().unwrap().trim()[3..].parse().unwrap();
+    assert!((before..=nanoseconds()).contains(&stamp));
 }
 
 #[test]
