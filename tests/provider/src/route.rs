@@ -166,21 +166,21 @@ pub(crate) fn keys_of(headers: &HeaderMap) -> Vec<String> {
     .collect()
 }
 
-/// Whether the dialect's own header has one of the keys.
+/// Whether a header of the dialect has one of the keys. Anthropic takes two: older SDKs send the one, newer ones the other.
 pub(crate) fn is_let_in(operation: Operation, headers: &HeaderMap, keys: &[String]) -> bool {
-    let (name, prefix) = match operation.dialect() {
-        Dialect::OpenAi => ("authorization", "Bearer "),
-        Dialect::Anthropic => ("x-api-key", ""),
-        Dialect::Gemini => ("x-goog-api-key", ""),
+    let places: &[(&str, &str)] = match operation.dialect() {
+        Dialect::OpenAi => &[("authorization", "Bearer ")],
+        Dialect::Anthropic => &[("x-api-key", ""), ("authorization", "Bearer ")],
+        Dialect::Gemini => &[("x-goog-api-key", "")],
         // As it is on a node: whoever reaches it may use it.
         Dialect::Ollama => return true,
     };
-    if keys.is_empty() {
-        return true;
-    }
-    let told = headers.get(name).and_then(|value| value.to_str().ok());
-    let secret = told.and_then(|told| told.strip_prefix(prefix));
-    secret.is_some_and(|secret| keys.iter().any(|key| key == secret))
+    let opens = |(name, prefix): &(&str, &str)| {
+        let told = headers.get(*name).and_then(|value| value.to_str().ok());
+        let secret = told.and_then(|told| told.strip_prefix(prefix));
+        secret.is_some_and(|secret| keys.iter().any(|key| key == secret))
+    };
+    keys.is_empty() || places.iter().any(opens)
 }
 
 /// An error with this status, as the dialect says it.
