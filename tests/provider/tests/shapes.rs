@@ -127,7 +127,7 @@ fn gemini_streams_as_events_or_as_an_array_and_counts_on_every_chunk() {
     });
     assert_eq!((&one.json()["usageMetadata"], served), (&usage, SERVED));
     let (events, _) = ask(script(), "/v1beta/models/g:streamGenerateContent?alt=sse", json!({}));
-    let (array, _) = ask(script(), "/v1beta/models/g:streamGenerateContent", json!({}));
+    let (array, _) = ask(script(), "/v1/models/g:streamGenerateContent", json!({}));
     let array = array.json();
     assert_eq!(&events.data(), array.as_array().unwrap());
     let counts: Vec<_> =
@@ -172,7 +172,13 @@ fn what_generates_nothing_serves_no_output() {
         assert_eq!(post(&provider, path, &json!({ "model": "m" })).status, 200, "{path}");
     }
     assert_eq!(provider.served().tokens, Tokens::default());
-    for path in ["/v1/embeddings", "/v1beta/models/g:embedContent", "/api/embed", "/api/embeddings"] {
+    for path in [
+        "/v1/embeddings",
+        "/v1beta/models/g:embedContent",
+        "/v1/models/g:batchEmbedContents",
+        "/api/embed",
+        "/api/embeddings",
+    ] {
         provider.reset();
         let body = json!({ "model": "m", "input": "x" });
         assert_eq!(post(&provider, path, &body).status, 200, "{path}");
