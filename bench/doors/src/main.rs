@@ -118,9 +118,11 @@ fn tell(options: &Options, report: &Report) -> Result<(), Trouble> {
 fn about(options: &Options, before: &str) -> Vec<(&'static str, String)> {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let build = if cfg!(debug_assertions) { "DEBUG: its numbers mean nothing" } else { "release" };
+    let busy = before.parse().is_ok_and(|load: f64| load > 0.5);
+    let busy = if busy { "; THE MACHINE WAS BUSY: only ratios of CPU time say something" } else { "" };
     vec![
         ("kernel", kernel.trim().to_owned()),
-        ("load before and after", format!("{before}, {}", load_average())),
+        ("load before and after", format!("{before}, {}{busy}", load_average())),
         ("rounds", options.rounds.to_string()),
         ("build", build.to_owned()),
     ]

@@ -114,6 +114,9 @@ impl Bench<'_> {
     }
 
     fn paced(&mut self, way: &Way, body: &str) {
+        if way.most_streams < PACED_AT_ONCE {
+            return self.samples.fail(way.name, Metric::Paced, "not asked for so many at once");
+        }
         let request: Arc<[u8]> = way.target.chat(body).into();
         let load = self.load(way, PACED_AT_ONCE, move |mut connection, _| {
             let request = request.clone();
@@ -209,6 +212,9 @@ impl Bench<'_> {
             return;
         }
         let Some(idle) = self.note_memory(way, Metric::IdleMemory) else { return };
+        if way.most_streams < OPEN_STREAMS {
+            return self.samples.fail(way.name, Metric::StreamMemory, "not asked for so many at once");
+        }
         let held = self.open_streams(way);
         if let Some(held) = self.note(way, Metric::StreamMemory, held) {
             self.samples.add(way.name, Metric::StreamMemory, (held - idle) / OPEN_STREAMS as f64);

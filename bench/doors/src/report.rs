@@ -146,7 +146,7 @@ impl Samples {
     fn void(&self, way: &'static str, metric: Metric) -> Vec<String> {
         let mut reasons = Vec::new();
         if let Some((count, why)) = self.failures.get(&(way, metric)) {
-            reasons.push(format!("{count} rounds failed, first: {why}"));
+            reasons.push(format!("failed {count} times, first: {why}"));
         }
         if !metric.is_primary() {
             return reasons;
@@ -301,7 +301,7 @@ mod tests {
         assert!(samples.void("ours", Metric::Unary).is_empty());
         assert_eq!(samples.void("nginx", Metric::Unary), ["rounds differ by 40 %"]);
         samples.fail("ours", Metric::Unary, "gone");
-        assert_eq!(samples.void("ours", Metric::Unary), ["1 rounds failed, first: gone"]);
+        assert_eq!(samples.void("ours", Metric::Unary), ["failed 1 times, first: gone"]);
         assert_eq!(samples.ratio("ours", "nginx", Metric::Large), None);
     }
 

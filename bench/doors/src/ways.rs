@@ -25,6 +25,8 @@ pub(crate) struct Way {
     /// What it does besides passing on.
     pub(crate) duties: &'static str,
     pub(crate) target: Target,
+    /// How many streams it is asked for at once: one that falls behind would spoil what comes after.
+    pub(crate) most_streams: usize,
     /// None where nothing is between.
     pub(crate) gateway: Option<Gateway>,
 }
@@ -61,17 +63,21 @@ pub(crate) fn start(
     folder: &Path,
 ) -> (Vec<Way>, Vec<(&'static str, String)>) {
     let direct = Target { address: provider, token: KEY.to_owned() };
-    let mut ways = vec![Way { name: "direct", duties: "none", target: direct, gateway: None }];
+    let many = usize::MAX;
+    let mut ways =
+        vec![Way { name: "direct", duties: "none", target: direct, most_streams: many, gateway: None }];
     let mut missing = Vec::new();
-    let rows: [(&str, &str, &Option<PathBuf>, Start); 4] = [
-        ("nginx", "key put in", &programs.nginx, nginx),
-        ("nginx-log", "key put in, JSON access log", &programs.nginx, nginx_with_log),
-        ("litellm", "session key, key put in, metering (no database)", &programs.litellm, litellm),
-        ("ours", "session, key put in, metering, budget, ledger", &programs.airlock, ours),
+    let rows: [(&str, &str, usize, &Option<PathBuf>, Start); 4] = [
+        ("nginx", "key put in", many, &programs.nginx, nginx),
+        ("nginx-log", "key put in, JSON access log", many, &programs.nginx, nginx_with_log),
+        ("litellm", "session key, key put in, metering (no database)", 32, &programs.litellm, litellm),
+        ("ours", "session, key put in, metering, budget, ledger", many, &programs.airlock, ours),
     ];
-    for (name, duties, program, start) in rows {
+    for (name, duties, most_streams, program, start) in rows {
         match program.as_deref().map(|program| begin(name, program, provider, folder, start)) {
-            Some(Ok((gateway, target))) => ways.push(Way { name, duties, target, gateway: Some(gateway) }),
+            Some(Ok((gateway, target))) => {
+                ways.push(Way { name, duties, target, most_streams, gateway: Some(gateway) });
+            }
             Some(Err(trouble)) => missing.push((name, trouble.to_string())),
             None => missing.push((name, "its program was not found".to_owned())),
         }
