@@ -74,6 +74,11 @@ impl Line {
         true
     }
 
+    /// Whether this is the session that is being served.
+    pub(crate) fn serves(&self, crowd: &Arc<Crowd>) -> bool {
+        locked(&self.state).crowd.as_ref().is_some_and(|(same, _)| Arc::ptr_eq(same, crowd))
+    }
+
     /// Whether the session that is being served has been ended; wakes the asker when it is.
     pub(crate) fn is_asked(&self, cx: &mut Context<'_>) -> bool {
         let mut state = locked(&self.state);
@@ -114,6 +119,11 @@ impl Crowd {
     fn leave(&self, number: u64) {
         locked(&self.lines).present.remove(&number);
         self.fewer.notify_waiters();
+    }
+
+    /// How many lines there are.
+    pub(crate) fn count(&self) -> usize {
+        locked(&self.lines).present.len()
     }
 
     /// Whether it was ended.

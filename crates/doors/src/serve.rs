@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::{convert::Infallible, io, net, os::unix, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, UnixListener},
+    net::{TcpListener, UnixListener, UnixStream},
     sync::Semaphore,
     task::JoinHandle,
 };
@@ -41,6 +41,11 @@ pub(crate) trait Answers: Send + Sync + 'static {
         line: Arc<Line>,
         request: Request<Incoming>,
     ) -> impl Future<Output = Response<Outgoing>> + Send;
+
+    /// Whether this peer of a unix socket may speak at all.
+    fn admits(&self, _peer: &UnixStream) -> bool {
+        true
+    }
 
     /// How many connections at once.
     fn connections(&self) -> &Arc<Semaphore>;
@@ -96,6 +101,7 @@ pub(crate) fn listen<A: Answers>(answers: Arc<A>, listener: Listener) -> io::Res
                 loop {
                     let permit = answers.connections().clone().acquire_owned().await;
                     match listener.accept().await {
+                        Ok((stream, _)) if !answers.admits(&stream) => {}
                         Ok((stream, _)) => {
                             let task = converse(answers.clone(), stream);
                             tokio::spawn(async move {

@@ -7,6 +7,7 @@ use crate::{
     secrets::{Secrets, SecretsError},
     serve::{self, Listener},
     till::{Account, Terms, Till, Used},
+    token::TokenHash,
     upstream::{Upstream, UpstreamError},
 };
 use spec::{Budget, Denial, ModelPattern};
@@ -70,6 +71,8 @@ pub struct SessionTerms {
     /// What the tenant may use.
     pub above: Option<Account>,
     pub expires: Option<Instant>,
+    /// The token that may be presented to it. Any other token is somebody else's.
+    pub token: Option<TokenHash>,
 }
 
 /// Whom a listener or a token stands for.
@@ -254,6 +257,11 @@ impl Session {
     /// Whether it may still be used.
     pub(crate) fn is_open(&self) -> bool {
         !self.crowd.has_ended() && self.terms.expires.is_none_or(|end| Instant::now() < end)
+    }
+
+    /// What it was refused so far.
+    pub fn denials(&self) -> Vec<Denial> {
+        self.denials.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What it has used so far.

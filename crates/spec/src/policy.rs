@@ -1,6 +1,7 @@
 //! Profiles (named policies) and the operator's maximum: what a request is measured against.
 
 use crate::{
+    grant::{Budget, ModelPattern},
     image_policy::ImagePolicy,
     limits::{Limits, Maximum},
     quantity::{Size, Time},
@@ -15,6 +16,8 @@ pub struct Policy {
     pub profiles: BTreeMap<String, Profile>,
     /// What no run may exceed.
     pub maximum: Maximum,
+    /// What no run may spend more of.
+    pub maximum_budget: Budget,
     /// The profile of a request that names none.
     pub default_profile: String,
     /// Which images may be used.
@@ -32,6 +35,12 @@ pub struct Profile {
     pub env_inherit: Vec<String>,
     /// What of the host is shown beyond the usual.
     pub extra_mounts: ExtraMounts,
+    /// Which models may be asked for at its doors; every one if empty.
+    pub allow_models: Vec<ModelPattern>,
+    /// Those of a project's own file: a model must be in both. Every one if empty.
+    pub local_models: Vec<ModelPattern>,
+    /// How much of them.
+    pub budget: Budget,
 }
 
 /// What of the host a profile shows beyond the usual.
@@ -62,6 +71,7 @@ impl Default for Policy {
         Policy {
             profiles: profiles.into_iter().map(|(name, profile)| (name.to_owned(), profile)).collect(),
             maximum: Maximum::default(),
+            maximum_budget: Budget::default(),
             default_profile: "restrictive".to_owned(),
             images: ImagePolicy::default(),
         }
@@ -90,6 +100,9 @@ fn restrictive() -> Profile {
         },
         env_inherit: Vec::new(),
         extra_mounts: ExtraMounts::None,
+        allow_models: Vec::new(),
+        local_models: Vec::new(),
+        budget: Budget::default(),
     }
 }
 

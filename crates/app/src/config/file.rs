@@ -10,7 +10,7 @@ use std::{
     fmt,
     fs::File,
     io::{self, Read},
-    path::Path,
+    path::{Path, PathBuf},
     str::FromStr,
 };
 use toml::{Table, Value};
@@ -118,6 +118,48 @@ impl Section<'_> {
         value.as_str().ok_or_else(|| self.error(key, "must be text", "put it in double quotes"))
     }
 
+    /// A value as yes or no.
+    pub(super) fn flag(&self, key: &str, value: &Value) -> Result<bool, ConfigError> {
+        value.as_bool().ok_or_else(|| self.error(key, "must be true or false", "write it without quotes"))
+    }
+
+    /// A value as a list of texts; an empty one says nothing.
+    pub(super) fn texts<'v>(&self, key: &str, value: &'v Value) -> Result<Vec<&'v str>, ConfigError> {
+        let bad = || self.error(key, "must be a list of texts, and not empty", "such as [\"one\", \"two\"]");
+        let list = value.as_array().filter(|list| !list.is_empty()).ok_or_else(bad)?;
+        list.iter().map(|one| one.as_str().ok_or_else(bad)).collect()
+    }
+
+    /// A value that is one of a few words.
+    pub(super) fn word<T: Copy>(
+        &self,
+        key: &str,
+        value: &Value,
+        words: &[(&str, T)],
+    ) -> Result<T, ConfigError> {
+        let text = self.text(key, value)?;
+        words.iter().find(|(word, _)| *word == text).map(|(_, means)| *means).ok_or_else(|| {
+            let known: Vec<_> = words.iter().map(|(word, _)| format!("\"{word}\"")).collect();
+            self.error(key, "is not a known word", format!("write {}", known.join(" or ")))
+        })
+    }
+
+    /// A value as a path that does not hang on where we are.
+    pub(super) fn absolute(&self, key: &str, value: &Value) -> Result<PathBuf, ConfigError> {
+        let path = Path::new(self.text(key, value)?);
+        match path.is_absolute() {
+            true => Ok(path.to_owned()),
+            false => Err(self.error(key, "must be an absolute path", "begin it with /")),
+        }
+    }
+
+    /// A value as a number of any size.
+    pub(super) fn number(&self, key: &str, value: &Value) -> Result<u64, ConfigError> {
+        let number = value.as_integer().and_then(|number| u64::try_from(number).ok());
+        number
+            .ok_or_else(|| self.error(key, "must be a whole number of at least 0", "write it without quotes"))
+    }
+
     /// A value as a network mode.
     pub(super) fn network(&self, key: &str, value: &Value) -> Result<Network, ConfigError> {
         let mode: Network = self.quantity(key, value)?;
@@ -203,7 +245,7 @@ fn distance(from: &str, to: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{fs, path::PathBuf};
+    use std::fs;
 
     #[test]
     fn the_nearest_key_is_suggested_only_when_it_is_near() {

@@ -2,18 +2,27 @@
 //! widen is an error that names it.
 
 use super::{
-    ConfigError,
+    ConfigError, doors,
     file::{LIMITS, Section},
-    images,
+    images, provider,
 };
-use spec::{ExtraMounts, Limits, Maximum, Network, Policy, Profile};
+use spec::{Budget, ExtraMounts, Limits, Maximum, ModelPattern, Network, Policy, Profile};
 use std::path::Path;
 use toml::Table;
 
 /// Words that only the operator may say.
 const OPERATORS_OWN: [&str; 7] =
-    ["maximum", "env", "provider", "prices", "credential", "default_profile", "base"];
+    ["maximum", "env", "secrets", "vault", "credential", "default_profile", "base"];
 pub(super) const NARROW: &str = "a local airlock.toml can only narrow; put this into the configuration file";
+
+/// What a local file says of a profile.
+#[derive(Debug, Default)]
+struct Said {
+    limits: Maximum,
+    network: Option<Network>,
+    models: Vec<ModelPattern>,
+    budget: Budget,
+}
 
 /// Narrows the profile that this run will use: the one asked for, else the file's choice, else the default.
 pub(super) fn narrow(
@@ -23,14 +32,16 @@ pub(super) fn narrow(
     path: &Path,
 ) -> Result<(), ConfigError> {
     let section = Section { path, name: "" };
-    let (mut limits, mut network, mut choice) = (Maximum::default(), None, None);
+    let (mut said, mut choice) = (Said::default(), None);
     for (key, value) in file {
         match key.as_str() {
             "profile" => choice = Some(section.text(key, value)?),
             "images" => images::narrow(&mut policy.images, section.table(key, value)?, path)?,
-            "network" => network = Some(section.network(key, value)?),
-            limit if LIMITS.contains(&limit) => section.limit(&mut limits, limit, value)?,
-            word if OPERATORS_OWN.contains(&word) => {
+            "network" => said.network = Some(section.network(key, value)?),
+            "allow_models" => said.models = provider::models(&section, key, value)?,
+            "budget" => said.budget = doors::budget(&section, key, value)?,
+            limit if LIMITS.contains(&limit) => section.limit(&mut said.limits, limit, value)?,
+            word if OPERATORS_OWN.contains(&word) || doors::TABLES.contains(&word) => {
                 return Err(section.error(word, "cannot be set here", NARROW));
             }
             other => return Err(section.unknown(other, &known())),
@@ -42,13 +53,13 @@ pub(super) fn narrow(
     let name = asked.unwrap_or(&policy.default_profile).to_owned();
     // A name that nobody knows is refused where the request is checked.
     match policy.profiles.get_mut(&name) {
-        Some(profile) => apply(profile, &name, &limits, network, &section),
+        Some(profile) => apply(profile, &name, said, &section),
         None => Ok(()),
     }
 }
 
 fn known() -> Vec<&'static str> {
-    ["profile", "network", "images"].into_iter().chain(LIMITS).collect()
+    ["profile", "network", "images", "allow_models", "budget"].into_iter().chain(LIMITS).collect()
 }
 
 /// Makes another profile the default, if it is no wider in anything.
@@ -83,6 +94,12 @@ fn wider(profile: &Profile, than: &Profile) -> Option<&'static str> {
     if profile.extra_mounts != ExtraMounts::None && than.extra_mounts == ExtraMounts::None {
         return Some("its mounts");
     }
+    if !are_among(&profile.allow_models, &than.allow_models) {
+        return Some("allow_models");
+    }
+    if doors::more(&profile.budget, &than.budget).is_some() {
+        return Some("budget");
+    }
     let unlimited = |is: bool, was: bool, name| (is && !was).then_some(name);
     let (limits, most) = (&profile.limits, &than.limits);
     unlimited(limits.cpu_time.is_none(), most.cpu_time.is_none(), "cpu_time")
@@ -90,14 +107,18 @@ fn wider(profile: &Profile, than: &Profile) -> Option<&'static str> {
         .or_else(|| everything(most).exceeded_by(&everything(limits)).map(|(name, _, _)| name))
 }
 
-fn apply(
-    profile: &mut Profile,
-    name: &str,
-    limits: &Maximum,
-    network: Option<Network>,
-    section: &Section<'_>,
-) -> Result<(), ConfigError> {
-    if let Some((key, asked, most)) = everything(&profile.limits).exceeded_by(limits) {
+/// Whether patterns can let through only what others do, as far as can be told without trying every name.
+fn are_among(models: &[ModelPattern], others: &[ModelPattern]) -> bool {
+    let is_among = |model: &ModelPattern| {
+        let name = !model.as_str().contains('*');
+        others.iter().any(|other| other == model || name && other.matches(model.as_str()))
+    };
+    others.is_empty() || !models.is_empty() && models.iter().all(is_among)
+}
+
+fn apply(profile: &mut Profile, name: &str, said: Said, section: &Section<'_>) -> Result<(), ConfigError> {
+    let Said { limits, network, models, budget } = said;
+    if let Some((key, asked, most)) = everything(&profile.limits).exceeded_by(&limits) {
         let what = format!("would widen: {asked} is over the {most} of profile `{name}`");
         return Err(section.error(key, what, NARROW));
     }
@@ -109,8 +130,26 @@ fn apply(
         }
         profile.network = network;
     }
-    profile.limits = profile.limits.clone().at_most(limits);
+    let budget = said_or(&budget, &profile.budget);
+    if let Some(limit) = doors::more(&budget, &profile.budget) {
+        let what = format!("would widen: {limit} is over that of profile `{name}`");
+        return Err(section.error("budget", what, NARROW));
+    }
+    profile.budget = budget;
+    profile.local_models = models;
+    profile.limits = profile.limits.clone().at_most(&limits);
     Ok(())
+}
+
+/// A budget with what it does not say filled in.
+fn said_or(budget: &Budget, otherwise: &Budget) -> Budget {
+    Budget {
+        money: budget.money.or(otherwise.money),
+        call: budget.call.or(otherwise.call),
+        tokens: budget.tokens.or(otherwise.tokens),
+        requests: budget.requests.or(otherwise.requests),
+        concurrent: budget.concurrent.or(otherwise.concurrent),
+    }
 }
 
 fn everything(limits: &Limits) -> Maximum {
@@ -190,6 +229,15 @@ mod tests {
             "[maximum]\nmemory = \"1M\"",
             "env.inherit = [\"AWS_SECRET_ACCESS_KEY\"]",
             "[provider.x]",
+            "[model.x]",
+            "[prices.x]",
+            "[unknown_prices]",
+            "[inference]",
+            "[secrets]",
+            "[vault]",
+            "[ledger]",
+            "[doors]",
+            "[tenant.x]",
             "[credential.x]",
             "[profile.ci]\nmemory = \"1M\"",
         ] {
@@ -222,5 +270,51 @@ mod tests {
         policy.profiles.insert("endless".into(), endless);
         let error = narrowed(&policy, None, "profile = \"endless\"").unwrap_err();
         assert!(error.message.ends_with("in cpu_time"), "{}", error.message);
+    }
+
+    #[test]
+    fn models_and_money_can_only_become_fewer() {
+        let mut policy = Policy::default();
+        let agent = policy.profiles.get_mut("agent").unwrap();
+        agent.budget =
+            Budget { money: Some(spec::Money(2_000_000_000)), requests: Some(5), ..Budget::default() };
+        agent.allow_models = vec!["claude-*".parse().unwrap()];
+        let text = "allow_models = [\"*\"]\nbudget = { run_usd = 1.5, run_tokens = 9 }";
+        let narrow = narrowed(&policy, Some("agent"), text).unwrap();
+        let (was, is) = (policy.profile("agent").unwrap(), narrow.profile("agent").unwrap());
+        let budget =
+            Budget { money: Some(spec::Money(1_500_000_000)), tokens: Some(9), ..was.budget.clone() };
+        assert_eq!((&is.budget, &is.allow_models), (&budget, &was.allow_models));
+        assert_eq!(is.local_models, ["*".parse().unwrap()], "a model must be in both lists");
+        for (text, limit) in [("run_usd = 2.1", "run_usd"), ("requests = 6", "requests")] {
+            let refused = narrowed(&policy, Some("agent"), &format!("budget = {{ {text} }}")).unwrap_err();
+            let start =
+                format!("`budget` in `/p/airlock.toml` would widen: {limit} is over that of profile `agent`");
+            assert!(refused.message.starts_with(&start), "{}", refused.message);
+        }
+    }
+
+    #[test]
+    fn a_profile_with_other_models_or_more_money_is_wider() {
+        let patterns = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>();
+        for (chosen, than, among) in [
+            (&["claude-x"][..], &["claude-*"][..], true),
+            (&["claude-*"], &["claude-*", "gpt"], true),
+            (&["*"], &[], true),
+            (&[], &[], true),
+            (&[], &["claude-*"], false),
+            (&["*"], &["claude-*"], false),
+            (&["claude-a*"], &["claude-*"], false),
+            (&["gpt"], &["claude-*"], false),
+        ] {
+            assert_eq!(are_among(&patterns(chosen), &patterns(than)), among, "{chosen:?} {than:?}");
+        }
+        let mut policy = Policy::default();
+        let mut rich = policy.profile("restrictive").unwrap().clone();
+        policy.profiles.get_mut("restrictive").unwrap().budget.requests = Some(5);
+        rich.budget.requests = Some(6);
+        policy.profiles.insert("rich".into(), rich);
+        let refused = narrowed(&policy, None, "profile = \"rich\"").unwrap_err();
+        assert!(refused.message.ends_with("wider than `restrictive` in budget"), "{}", refused.message);
     }
 }

@@ -3,24 +3,37 @@
 //! Two kinds of file. The operator's may say everything. `airlock.toml` in the current folder may come from a
 //! hostile clone, so it can only narrow.
 
+mod doors;
 mod file;
 mod images;
 mod local;
 mod operator;
+mod prices;
+mod provider;
+mod secrets;
 
+pub(crate) use self::doors::Doors;
+
+use ::doors::{BadSecret, Secret, secrets::Secrets};
 use rustix::process::geteuid;
 use spec::{Policy, Pool};
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
+    os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
 };
+
+/// The variable that holds the master key of the encrypted store.
+const MASTER_KEY: &str = "AIRLOCK_MASTER_KEY";
 
 /// What the process finds around itself. The only place that looks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Surroundings {
-    /// The environment.
+    /// The environment, without the master key: no option, profile or recipe can pass that on.
     pub(crate) variables: BTreeMap<OsString, OsString>,
+    /// The master key of the encrypted store, if the environment had it.
+    pub(crate) master_key: Option<Result<Secret, BadSecret>>,
     /// Where relative paths begin.
     pub(crate) current_folder: PathBuf,
     /// Whether the system's own folders are ours.
@@ -47,6 +60,10 @@ pub(crate) struct Config {
     pub(crate) docker: Vec<String>,
     /// Where Podman may listen, best first.
     pub(crate) podman: Vec<String>,
+    /// What doors are opened with.
+    pub(crate) doors: Doors,
+    /// Finds credentials.
+    pub(crate) secrets: Secrets,
     /// The operator's file, if there was one.
     file: Option<PathBuf>,
 }
@@ -69,8 +86,11 @@ impl ConfigError {
 impl Surroundings {
     /// Looks around.
     pub(crate) fn of_process() -> Self {
+        let mut variables: BTreeMap<_, _> = std::env::vars_os().collect();
+        let master_key = variables.remove(OsStr::new(MASTER_KEY));
         Surroundings {
-            variables: std::env::vars_os().collect(),
+            variables,
+            master_key: master_key.map(|text| Secret::new(text.into_vec())),
             // Without one, relative paths are refused by whoever opens them.
             current_folder: std::env::current_dir().unwrap_or_default(),
             root: geteuid().is_root(),
@@ -116,12 +136,15 @@ impl Surroundings {
 
 /// Reads the operator's settings. Nothing is created.
 pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, ConfigError> {
-    let (file, (policy, pool)) = match operator_file(flags, around)? {
+    let (file, said) = match operator_file(flags, around)? {
         Some((path, text)) => (Some(path.clone()), operator::read(&file::parse(&text, &path)?, &path)?),
-        None => (None, (Policy::default(), Pool::OFF)),
+        None => (None, operator::Said::default()),
     };
+    let operator::Said { policy, pool, doors, secrets } = said;
     let (docker, podman) = (around.docker(), around.podman());
-    Ok(Config { policy, pool, state: state_folder(flags, around)?, docker, podman, file })
+    let state = state_folder(flags, around)?;
+    let secrets = secrets::assemble(secrets, doors.keys(), &state, around)?;
+    Ok(Config { policy, pool, state, docker, podman, doors, secrets, file })
 }
 
 /// Applies `airlock.toml` of the current folder, if there is one, to the profile this run will use.
@@ -198,7 +221,7 @@ mod tests {
             Surroundings {
                 variables: [("HOME".into(), self.0.join("home").into_os_string())].into(),
                 current_folder: self.0.join("here"),
-                root: false,
+                ..Surroundings::default()
             }
         }
     }

@@ -1,33 +1,52 @@
-//! The operator's file: profiles of one's own and what no run may exceed.
+//! The operator's file: profiles of one's own, what no run may exceed, and what doors are opened with.
 
 use super::{
-    ConfigError,
+    ConfigError, doors,
+    doors::Doors,
     file::{LIMITS, Section},
-    images,
+    images, provider, secrets,
 };
-use spec::{EnvName, Id, Maximum, Network, Policy, Pool, Profile};
+use spec::{Budget, EnvName, Id, Maximum, ModelPattern, Network, Policy, Pool, Profile};
 use std::{collections::BTreeMap, ffi::OsStr, path::Path};
 use toml::{Table, Value};
 
-/// Sections of the contract that need doors, which this build does not have.
-const NOT_BUILT: [&str; 3] = ["provider", "prices", "credential"];
-const NOT_BUILT_IN_PROFILE: [&str; 3] = ["egress", "allow_models", "budget"];
+/// Sections of the contract that need the egress door, which this build does not have.
+const NOT_BUILT: &str = "credential";
+const NOT_BUILT_IN_PROFILE: &str = "egress";
 /// Profiles upon profiles; deeper than this nobody can follow.
 const DEEPEST: usize = 16;
 
+/// Everything that the file says, over what is built in.
+#[derive(Debug)]
+pub(super) struct Said {
+    pub(super) policy: Policy,
+    pub(super) pool: Pool,
+    pub(super) doors: Doors,
+    pub(super) secrets: secrets::Said,
+}
+
+impl Default for Said {
+    fn default() -> Self {
+        let (policy, doors) = (Policy::default(), Doors::default());
+        Said { policy, pool: Pool::OFF, doors, secrets: secrets::Said::default() }
+    }
+}
+
 /// What a profile's section says; the rest comes from its base.
 #[derive(Debug, Default)]
-struct Said {
+struct OfProfile {
     base: Option<String>,
     network: Option<Network>,
     limits: Maximum,
     inherit: Option<Vec<String>>,
+    allow_models: Option<Vec<ModelPattern>>,
+    budget: Option<Budget>,
 }
 
-/// The built-in policy and pool with what the file says.
-pub(super) fn read(file: &Table, path: &Path) -> Result<(Policy, Pool), ConfigError> {
+/// What is built in with what the file says.
+pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
-    let (mut policy, mut ahead) = (Policy::default(), Pool::OFF);
+    let Said { mut policy, pool: mut ahead, mut doors, mut secrets } = Said::default();
     let mut said = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {
@@ -36,11 +55,14 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<(Policy, Pool), ConfigEr
                     said.insert(name.clone(), profile(name, value, path)?);
                 }
             }
-            "maximum" => policy.maximum = maximum(top.table(key, value)?, path)?,
+            "maximum" => maximum(&mut policy, top.table(key, value)?, path)?,
             "pool" => ahead = pool(top.table(key, value)?, path)?,
             "images" => policy.images = images::read(top.table(key, value)?, path)?,
-            later if NOT_BUILT.contains(&later) => return Err(top.not_built(later)),
-            other => return Err(top.unknown(other, &["profile", "maximum", "pool", "images"])),
+            "secrets" => secrets.read(top.table(key, value)?, path)?,
+            "vault" => secrets.read_vault(top.table(key, value)?, path)?,
+            table if doors::TABLES.contains(&table) => doors.read(table, top.table(key, value)?, path)?,
+            NOT_BUILT => return Err(top.not_built(key)),
+            other => return Err(top.unknown(other, &known())),
         }
     }
     let builtin = policy.profiles.clone();
@@ -48,7 +70,12 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<(Policy, Pool), ConfigEr
         let resolved = resolve(name, &said, &builtin, &mut Vec::new(), path)?;
         policy.profiles.insert(name.clone(), resolved);
     }
-    Ok((policy, ahead))
+    doors.check(path)?;
+    Ok(Said { policy, pool: ahead, doors, secrets })
+}
+
+fn known() -> Vec<&'static str> {
+    ["profile", "maximum", "pool", "images", "secrets", "vault"].into_iter().chain(doors::TABLES).collect()
 }
 
 /// What servers make ahead of runs.
@@ -66,16 +93,18 @@ fn pool(table: &Table, path: &Path) -> Result<Pool, ConfigError> {
     Ok(pool)
 }
 
-fn maximum(table: &Table, path: &Path) -> Result<Maximum, ConfigError> {
+fn maximum(policy: &mut Policy, table: &Table, path: &Path) -> Result<(), ConfigError> {
     let section = Section { path, name: "maximum" };
-    let mut maximum = Maximum::default();
     for (key, value) in table {
-        section.limit(&mut maximum, key, value)?;
+        match key.as_str() {
+            "budget" => policy.maximum_budget = doors::budget(&section, key, value)?,
+            limit => section.limit(&mut policy.maximum, limit, value)?,
+        }
     }
-    Ok(maximum)
+    Ok(())
 }
 
-fn profile(name: &str, value: &Value, path: &Path) -> Result<Said, ConfigError> {
+fn profile(name: &str, value: &Value, path: &Path) -> Result<OfProfile, ConfigError> {
     let all = Section { path, name: "profile" };
     if Id::new(name).is_err() {
         let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot";
@@ -84,14 +113,16 @@ fn profile(name: &str, value: &Value, path: &Path) -> Result<Said, ConfigError> 
     let table = all.table(name, value)?;
     let full_name = all.key(name);
     let section = Section { path, name: &full_name };
-    let mut said = Said::default();
+    let mut said = OfProfile::default();
     for (key, value) in table {
         match key.as_str() {
             "base" => said.base = Some(section.text(key, value)?.to_owned()),
             "network" => said.network = Some(section.network(key, value)?),
             "env" => said.inherit = inherit(section.table(key, value)?, &section)?,
             limit if LIMITS.contains(&limit) => section.limit(&mut said.limits, limit, value)?,
-            later if NOT_BUILT_IN_PROFILE.contains(&later) => return Err(section.not_built(later)),
+            "allow_models" => said.allow_models = Some(provider::models(&section, key, value)?),
+            "budget" => said.budget = Some(doors::budget(&section, key, value)?),
+            NOT_BUILT_IN_PROFILE => return Err(section.not_built(key)),
             other => return Err(section.unknown(other, &known_in_profile())),
         }
     }
@@ -99,7 +130,7 @@ fn profile(name: &str, value: &Value, path: &Path) -> Result<Said, ConfigError> 
 }
 
 fn known_in_profile() -> Vec<&'static str> {
-    ["base", "network", "env"].into_iter().chain(LIMITS).collect()
+    ["base", "network", "env", "allow_models", "budget"].into_iter().chain(LIMITS).collect()
 }
 
 fn inherit(table: &Table, section: &Section<'_>) -> Result<Option<Vec<String>>, ConfigError> {
@@ -132,7 +163,7 @@ fn variable(key: &str, value: &Value, section: &Section<'_>) -> Result<String, C
 /// A profile with everything its bases say. A built-in name without a base changes the built-in profile.
 fn resolve(
     name: &str,
-    said: &BTreeMap<String, Said>,
+    said: &BTreeMap<String, OfProfile>,
     builtin: &BTreeMap<String, Profile>,
     seen: &mut Vec<String>,
     path: &Path,
@@ -167,6 +198,9 @@ fn resolve(
         limits: base.limits.with(&words.limits),
         env_inherit: words.inherit.clone().unwrap_or(base.env_inherit),
         extra_mounts: base.extra_mounts,
+        allow_models: words.allow_models.clone().unwrap_or(base.allow_models),
+        local_models: base.local_models,
+        budget: words.budget.clone().unwrap_or(base.budget),
     })
 }
 
@@ -175,13 +209,13 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Policy, ConfigError> {
-        super::read(&text.parse().unwrap(), Path::new("/c.toml")).map(|(policy, _)| policy)
+        super::read(&text.parse().unwrap(), Path::new("/c.toml")).map(|said| said.policy)
     }
 
     #[test]
     fn a_pool_is_off_unless_the_file_says_what_to_make_ahead() {
         let pool =
-            |text: &str| super::read(&text.parse().unwrap(), Path::new("/c.toml")).map(|(_, pool)| pool);
+            |text: &str| super::read(&text.parse().unwrap(), Path::new("/c.toml")).map(|said| said.pool);
         assert_eq!(pool(""), Ok(Pool::OFF));
         let said = Pool { parked: 8, berths: 2, memory: "64M".parse().unwrap() };
         assert_eq!(pool("[pool]\nparked = 8\nberths = 2\nmemory = \"64M\""), Ok(said));
@@ -288,12 +322,8 @@ mod tests {
     #[test]
     fn sections_of_later_work_are_refused_and_not_skipped() {
         let cases = [
-            ("[provider.x]\nbase = \"y\"", "`provider`"),
-            ("[prices.\"m\"]\ninput = 1.0", "`prices`"),
             ("[credential.x]", "`credential`"),
             ("[[profile.ci.egress]]\nhost = \"x\"", "`profile.ci.egress`"),
-            ("[profile.ci]\nallow_models = []", "`profile.ci.allow_models`"),
-            ("[profile.ci]\nbudget = { run_usd = 2.0 }", "`profile.ci.budget`"),
         ];
         for (text, key) in cases {
             let wanted = format!("{key} in `/c.toml` is not part of this build");

@@ -13,15 +13,20 @@ fn fault(status: u16, code: &'static str, message: impl Into<String>) -> Fault {
     Fault { status, code, message: message.into(), retry: false, retry_after: None }
 }
 
-pub(super) fn no_such_path() -> Fault {
+pub(crate) fn no_such_path() -> Fault {
     fault(404, "not_found", "This path is not served here. The door forwards model calls and nothing else.")
+}
+
+pub(crate) fn too_many_connections() -> Fault {
+    let message = "The session has too many connections open (limit `connections`).";
+    Fault { retry: true, ..fault(429, "rate_limit_error", message) }
 }
 
 pub(super) fn wrong_method() -> Fault {
     fault(405, "method_not_allowed", "This path is served here, but not with this method.")
 }
 
-pub(crate) fn unauthorized() -> Fault {
+pub(super) fn unauthorized() -> Fault {
     fault(401, "authentication_error", "The session token is missing or not valid here.")
 }
 

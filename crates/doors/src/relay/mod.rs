@@ -8,7 +8,7 @@ mod own;
 mod passage;
 mod worst;
 
-pub(crate) use fault::{response as refusal, unauthorized};
+pub(crate) use fault::{no_such_path, response as refusal, too_many_connections};
 
 use crate::{
     catalogue::Target,
@@ -17,6 +17,7 @@ use crate::{
     line::Line,
     price::Price,
     session::{BODY_UNIT, Kind, OpenError, Session},
+    token,
     upstream::{NoAnswer, NoConnection, Upstream, Wire},
 };
 use bytes::{Bytes, BytesMut};
@@ -86,6 +87,10 @@ pub(crate) async fn serve(
         return refusal(None, &fault::ended());
     }
     let (head, body) = request.into_parts();
+    if token::is_anothers(&head, session.terms.token.as_ref()) {
+        session.denied("token", "a token of another session", "token_listener_mismatch", "nothing");
+        return unauthorized_at(&head);
+    }
     // hyper lets the chunked length win over the other; nobody gets to argue about where the next request begins.
     let ambiguous = head.headers.contains_key(header::TRANSFER_ENCODING);
     let asked = line.clone();
@@ -100,6 +105,12 @@ pub(crate) async fn serve(
         response.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
     }
     response
+}
+
+/// One answer to every credential that is not good here, whatever is wrong with it.
+pub(crate) fn unauthorized_at(head: &Parts) -> Response<Outgoing> {
+    let route = route(&head.method, head.uri.path(), head.uri.query());
+    refusal(route.ok().and_then(|route| route.dialect), &fault::unauthorized())
 }
 
 type Refusal = (Option<Dialect>, Fault);

@@ -60,6 +60,8 @@ pub(super) async fn ask(
     }
     let program = find(&format!("docker-credential-{name}"), search_path).ok_or(Trouble::Absent)?;
     let mut command = Command::new(program);
+    // It may need whatever its user set, but not what our own secrets are encrypted with.
+    command.env_remove("AIRLOCK_MASTER_KEY");
     command.arg("get").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
     let mut child = command.spawn()?;
     timeout(LONGEST, converse(&mut child, server)).await.map_err(|_| Trouble::TooLong)?

@@ -1,0 +1,252 @@
+//! Everything of the operator's file that doors are opened with: providers, names for models, prices, bounds, tenants. One
+//! catalogue comes out of it, checked.
+
+use super::{
+    ConfigError,
+    file::Section,
+    prices::{self, Prices},
+    provider::{self, Inference, Providers},
+};
+use doors::{
+    catalogue::{Bounds, Catalogue, Target},
+    ledger::Durability,
+    price::{PriceBook, Unknown},
+    secrets::KeySource,
+    till::Terms,
+};
+use spec::{Budget, Id, ModelPattern, Money, Size, Time};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+use toml::{Table, Value};
+
+/// The tables that are read here.
+pub(super) const TABLES: [&str; 8] =
+    ["provider", "model", "prices", "unknown_prices", "inference", "ledger", "doors", "tenant"];
+const MOST_TARGETS: usize = 16;
+const LONGEST_NAME: usize = 200;
+
+/// What doors are opened with. The prices are to be laid over the shipped book.
+#[derive(Clone, Debug)]
+pub(crate) struct Doors {
+    /// Providers, names for models, the node's own model server, bounds.
+    pub(crate) catalogue: Catalogue,
+    /// The operator's own prices.
+    pub(crate) prices: Prices,
+    /// Which models of the node's own server may be asked for; every one if empty.
+    pub(crate) inference_models: Vec<ModelPattern>,
+    /// How lasting the ledger is.
+    pub(crate) durability: Durability,
+    /// What each tenant of the gateway may use, by name.
+    pub(crate) tenants: BTreeMap<String, Terms>,
+}
+
+impl Default for Doors {
+    fn default() -> Self {
+        let mut doors = Doors {
+            catalogue: Catalogue { providers: provider::known(), ..Catalogue::default() },
+            prices: Prices::default(),
+            inference_models: Vec::new(),
+            durability: Durability::default(),
+            tenants: BTreeMap::new(),
+        };
+        doors.serve(Inference::default());
+        doors
+    }
+}
+
+impl Doors {
+    /// The catalogue with its prices laid over the shipped book.
+    pub(crate) fn assembled(&self) -> Catalogue {
+        let unknown = self.prices.unknown.clone().map_or(Unknown::Refuse, Unknown::Ceiling);
+        let prices = Arc::new(PriceBook::with(self.prices.own.clone(), unknown));
+        Catalogue { prices, ..self.catalogue.clone() }
+    }
+
+    /// Reads one of [`TABLES`].
+    pub(super) fn read(&mut self, name: &str, table: &Table, path: &Path) -> Result<(), ConfigError> {
+        match name {
+            "provider" => self.catalogue.providers = provider::read(table, path)?,
+            "model" => self.catalogue.models = models(table, path)?,
+            "prices" => self.prices.own = prices::read(table, path)?,
+            "unknown_prices" => self.prices.unknown = Some(prices::unknown(table, path)?),
+            "inference" => self.serve(provider::inference(table, path)?),
+            "ledger" => self.durability = ledger(table, path)?,
+            "doors" => bounds(&mut self.catalogue.bounds, table, path)?,
+            _ => self.tenants = tenants(table, path)?,
+        }
+        Ok(())
+    }
+
+    /// What can be seen only when everything was read.
+    pub(super) fn check(&self, path: &Path) -> Result<(), ConfigError> {
+        let providers = &self.catalogue.providers;
+        for (name, targets) in &self.catalogue.models {
+            let full_name = format!("model.{name}");
+            let section = Section { path, name: &full_name };
+            for target in targets.iter().filter(|target| !providers.contains_key(&target.provider)) {
+                let names: Vec<_> = providers.keys().map(String::as_str).collect();
+                let what =
+                    format!("names a provider that does not exist: `{}`", target.provider.escape_debug());
+                return Err(section.error(
+                    "targets",
+                    what,
+                    format!("the providers are {}", names.join(", ")),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the keys of all servers come from.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &KeySource> {
+        let providers: &Providers = &self.catalogue.providers;
+        providers.values().chain(&self.catalogue.inference).filter_map(|provider| provider.key.as_ref())
+    }
+
+    fn serve(&mut self, inference: Inference) {
+        let Inference { server, models, time } = inference;
+        self.catalogue.inference = Some(Arc::new(server));
+        self.inference_models = models;
+        if let Some(Time(time)) = time {
+            self.catalogue.bounds.inference_time = time;
+        }
+    }
+}
+
+fn models(table: &Table, path: &Path) -> Result<BTreeMap<String, Vec<Target>>, ConfigError> {
+    let all = Section { path, name: "model" };
+    let one = |(name, value): (&String, &Value)| {
+        if !is_model_name(name) {
+            let hint = "use letters, digits and signs, without spaces and `*`";
+            return Err(all.error(name, "is not a name for a model", hint));
+        }
+        let full_name = all.key(name);
+        let section = Section { path, name: &full_name };
+        let table = all.table(name, value)?;
+        if let Some(other) = table.keys().find(|key| *key != "targets") {
+            return Err(section.unknown(other, &["targets"]));
+        }
+        let hint = "write targets = [\"PROVIDER/MODEL\"], in the order in which they are tried";
+        let value = table.get("targets").ok_or_else(|| section.error("targets", "is missing", hint))?;
+        let targets = section.texts("targets", value)?;
+        let bad = |what: &str| section.error("targets", what, hint);
+        if targets.len() > MOST_TARGETS {
+            return Err(bad("has more than 16 models"));
+        }
+        let target = |text: &str| match text.split_once('/') {
+            Some((provider, model)) if is_model_name(model) => {
+                Ok(Target { provider: provider.to_owned(), model: model.to_owned() })
+            }
+            _ => Err(bad("has one that is not PROVIDER/MODEL")),
+        };
+        Ok((name.clone(), targets.into_iter().map(target).collect::<Result<_, _>>()?))
+    };
+    table.iter().map(one).collect()
+}
+
+fn is_model_name(name: &str) -> bool {
+    (1..=LONGEST_NAME).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"*\"\\".contains(&byte))
+}
+
+fn ledger(table: &Table, path: &Path) -> Result<Durability, ConfigError> {
+    let section = Section { path, name: "ledger" };
+    let mut durability = Durability::default();
+    for (key, value) in table {
+        match key.as_str() {
+            "durability" => {
+                let words = [("process", Durability::Process), ("power", Durability::Power)];
+                durability = section.word(key, value, &words)?;
+            }
+            other => return Err(section.unknown(other, &["durability"])),
+        }
+    }
+    Ok(durability)
+}
+
+fn bounds(bounds: &mut Bounds, table: &Table, path: &Path) -> Result<(), ConfigError> {
+    let section = Section { path, name: "doors" };
+    for (key, value) in table {
+        match key.as_str() {
+            "body" => bounds.body = section.quantity::<Size>(key, value)?.0,
+            "header_time" => bounds.header_time = section.quantity::<Time>(key, value)?.0,
+            "body_time" => bounds.body_time = section.quantity::<Time>(key, value)?.0,
+            "connections" => bounds.connections = section.count(key, value)? as usize,
+            "concurrent" => bounds.concurrent = section.count(key, value)?,
+            other => {
+                let known = ["body", "header_time", "body_time", "connections", "concurrent"];
+                return Err(section.unknown(other, &known));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn tenants(table: &Table, path: &Path) -> Result<BTreeMap<String, Terms>, ConfigError> {
+    let all = Section { path, name: "tenant" };
+    let one = |(name, value): (&String, &Value)| {
+        if Id::new(name).is_err() {
+            let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot";
+            return Err(all.error(name, "is not a name for a tenant", hint));
+        }
+        let full_name = all.key(name);
+        let section = Section { path, name: &full_name };
+        let mut terms = Terms { name: name.clone(), ..Terms::default() };
+        for (key, value) in all.table(name, value)? {
+            match key.as_str() {
+                "day_usd" => terms.day = Some(section.quantity(key, value)?),
+                "call_usd" => terms.budget.call = Some(section.quantity(key, value)?),
+                "requests_per_minute" => terms.requests_per_minute = Some(section.number(key, value)?),
+                "tokens_per_minute" => terms.tokens_per_minute = Some(section.number(key, value)?),
+                "concurrent" => terms.budget.concurrent = Some(section.count(key, value)?),
+                other => {
+                    let known =
+                        ["day_usd", "call_usd", "requests_per_minute", "tokens_per_minute", "concurrent"];
+                    return Err(section.unknown(other, &known));
+                }
+            }
+        }
+        Ok((name.clone(), terms))
+    };
+    table.iter().map(one).collect()
+}
+
+/// A budget, wherever one can be set.
+pub(super) fn budget(section: &Section<'_>, key: &str, value: &Value) -> Result<Budget, ConfigError> {
+    let table = value
+        .as_table()
+        .ok_or_else(|| section.error(key, "must be a table", "write budget = { run_usd = 2.0 }"))?;
+    let full_name = section.key(key);
+    let section = Section { path: section.path, name: &full_name };
+    let mut budget = Budget::default();
+    for (key, value) in table {
+        let money = || section.quantity::<Money>(key, value).map(Some);
+        match key.as_str() {
+            "run_usd" => budget.money = money()?,
+            "call_usd" => budget.call = money()?,
+            "run_tokens" => budget.tokens = Some(section.number(key, value)?),
+            "requests" => budget.requests = Some(section.number(key, value)?),
+            "concurrent" => budget.concurrent = Some(section.count(key, value)?),
+            other => {
+                let known = ["run_usd", "call_usd", "run_tokens", "requests", "concurrent"];
+                return Err(section.unknown(other, &known));
+            }
+        }
+    }
+    Ok(budget)
+}
+
+/// The first limit in which a budget allows more than another.
+pub(super) fn more(budget: &Budget, than: &Budget) -> Option<&'static str> {
+    fn over<T: Ord>(one: Option<T>, most: Option<T>, name: &'static str) -> Option<&'static str> {
+        let most = most?;
+        one.is_none_or(|one| one > most).then_some(name)
+    }
+    over(budget.money, than.money, "run_usd")
+        .or_else(|| over(budget.call, than.call, "call_usd"))
+        .or_else(|| over(budget.tokens, than.tokens, "run_tokens"))
+        .or_else(|| over(budget.requests, than.requests, "requests"))
+        .or_else(|| over(budget.concurrent, than.concurrent, "concurrent"))
+}
+
+#[cfg(test)]
+mod tests;

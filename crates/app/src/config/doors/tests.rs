@@ -1,0 +1,132 @@
+use super::*;
+use ::doors::price::Price;
+use std::time::Duration;
+
+fn read(text: &str) -> Result<Doors, ConfigError> {
+    let (file, path) = (text.parse::<Table>().unwrap(), Path::new("/c.toml"));
+    super::super::operator::read(&file, path).map(|said| said.doors)
+}
+
+#[test]
+fn without_a_file_there_are_the_known_providers_and_the_models_of_this_machine() {
+    let doors = read("").unwrap();
+    assert_eq!(doors.catalogue.providers.keys().collect::<Vec<_>>(), ["anthropic", "gemini", "openai"]);
+    assert_eq!(doors.catalogue.inference.as_ref().unwrap().base, "http://127.0.0.1:11434");
+    assert_eq!((doors.catalogue.bounds, doors.durability), (Bounds::default(), Durability::Process));
+    assert_eq!((doors.prices, doors.tenants.len()), (Prices::default(), 0), "an unknown price is refused");
+}
+
+#[test]
+fn everything_that_the_file_says_is_in_the_catalogue() {
+    let doors = read(
+        "[provider.anthropic]\n[provider.bedrock]\ndialect = \"anthropic\"\nbase = \"https://b.example\"\n\
+         [model.sonnet]\ntargets = [\"anthropic/claude-sonnet-4-5\", \"bedrock/eu/claude\"]\n\
+         [unknown_prices]\ninput = 20\noutput = 100\n[ledger]\ndurability = \"power\"\n\
+         [doors]\nbody = \"1M\"\nheader_time = 1\nbody_time = 2\nconnections = 3\nconcurrent = 4\n\
+         [inference]\ntime = \"30s\"\nmodels = [\"llama*\"]\n\
+         [tenant.acme]\nday_usd = 50.0\ncall_usd = 0.5\nrequests_per_minute = 60\ntokens_per_minute = 400000\nconcurrent = 8\n",
+    )
+    .unwrap();
+    let target = |provider: &str, model: &str| Target { provider: provider.into(), model: model.into() };
+    let targets = vec![target("anthropic", "claude-sonnet-4-5"), target("bedrock", "eu/claude")];
+    assert_eq!(doors.catalogue.models, [("sonnet".to_owned(), targets)].into());
+    let ceiling = Price { input: 20_000_000_000, output: 100_000_000_000, ..Price::default() };
+    assert_eq!((doors.prices.unknown, doors.durability), (Some(ceiling), Durability::Power));
+    let seconds = Duration::from_secs;
+    let bounds = Bounds {
+        body: 1 << 20,
+        header_time: seconds(1),
+        body_time: seconds(2),
+        connections: 3,
+        concurrent: 4,
+        inference_time: seconds(30),
+    };
+    assert_eq!(doors.catalogue.bounds, bounds, "in whatever order the tables come");
+    assert_eq!(doors.inference_models, ["llama*".parse().unwrap()]);
+    let budget = Budget { call: Some(Money(500_000_000)), concurrent: Some(8), ..Budget::default() };
+    let acme = Terms {
+        name: "acme".into(),
+        budget,
+        day: Some(Money(50_000_000_000)),
+        requests_per_minute: Some(60),
+        tokens_per_minute: Some(400_000),
+    };
+    assert_eq!(doors.tenants, [("acme".to_owned(), acme)].into());
+}
+
+#[test]
+fn a_budget_is_read_exactly_and_compared_limit_by_limit() {
+    let text = "[profile.ci]\nbudget = { run_usd = 2.0, call_usd = 0.1, run_tokens = 5, requests = 6, concurrent = 7 }\n\
+                allow_models = [\"claude-*\"]\n[profile.sub]\nbase = \"ci\"\n[maximum]\nbudget = { run_usd = 10 }\n";
+    let policy = super::super::operator::read(&text.parse().unwrap(), Path::new("/c.toml")).unwrap().policy;
+    let budget = Budget {
+        money: Some(Money(2_000_000_000)),
+        call: Some(Money(100_000_000)),
+        tokens: Some(5),
+        requests: Some(6),
+        concurrent: Some(7),
+    };
+    for name in ["ci", "sub"] {
+        let profile = policy.profile(name).unwrap();
+        assert_eq!((&profile.budget, profile.allow_models.len()), (&budget, 1), "{name}");
+    }
+    assert_eq!(policy.maximum_budget, Budget { money: Some(Money(10_000_000_000)), ..Budget::default() });
+    assert_eq!(more(&budget, &budget), None);
+    assert_eq!(more(&budget, &Budget::default()), None);
+    assert_eq!(more(&Budget::default(), &budget), Some("run_usd"));
+    assert_eq!(more(&Budget { requests: Some(9), ..budget.clone() }, &budget), Some("requests"));
+}
+
+#[test]
+fn mistakes_name_the_key_the_file_and_the_remedy() {
+    for (text, message, hint) in [
+        (
+            "[model.a]\ntargets = [\"x/y\"]",
+            "`model.a.targets` in `/c.toml` names a provider that does not exist: `x`",
+            "the providers are anthropic",
+        ),
+        (
+            "[model.a]\ntargets = [\"openai\"]",
+            "`model.a.targets` in `/c.toml` has one that is not PROVIDER/MODEL",
+            "write targets",
+        ),
+        ("[model.a]\ntargets = []", "`model.a.targets` in `/c.toml` must be a list", "such as"),
+        ("[model.a]", "`model.a.targets` in `/c.toml` is missing", "write targets"),
+        (
+            "[model.a]\ntarget = []",
+            "`model.a.target` in `/c.toml` is not a known key",
+            "did you mean `targets`?",
+        ),
+        (
+            "[model.\"a*\"]\ntargets = [\"openai/x\"]",
+            "`model.a*` in `/c.toml` is not a name for a model",
+            "use letters",
+        ),
+        (
+            "[ledger]\ndurability = \"none\"",
+            "`ledger.durability` in `/c.toml` is not a known word",
+            "write \"process\" or \"power\"",
+        ),
+        ("[doors]\nbodi = 1", "`doors.bodi` in `/c.toml` is not a known key", "did you mean `body`?"),
+        ("[tenant.a]\nday = 1", "`tenant.a.day` in `/c.toml` is not a known key", "the keys here are"),
+        ("[tenant.\"a b\"]", "`tenant.a b` in `/c.toml` is not a name for a tenant", "use 1 to 128"),
+        ("[profile.a]\nbudget = 2.0", "`profile.a.budget` in `/c.toml` must be a table", "write budget"),
+        (
+            "[profile.a]\nbudget = { run = 2.0 }",
+            "`profile.a.budget.run` in `/c.toml` is not a known key",
+            "the keys here",
+        ),
+        (
+            "[profile.a]\nbudget = { run_usd = -1 }",
+            "`profile.a.budget.run_usd` in `/c.toml` has a bad value",
+            "write it",
+        ),
+        ("[profile.a]\nallow_models = []", "`profile.a.allow_models` in `/c.toml` must be a list", "such as"),
+        ("[price.\"m\"]", "`price` in `/c.toml` is not a known key", "did you mean `prices`?"),
+        ("[providers.x]", "`providers` in `/c.toml` is not a known key", "did you mean `provider`?"),
+    ] {
+        let refused = read(text).expect_err(text);
+        assert!(refused.message.starts_with(message), "{}", refused.message);
+        assert!(refused.hint.starts_with(hint), "{text}: {}", refused.hint);
+    }
+}

@@ -1,0 +1,375 @@
+//! The tables `[provider.NAME]` and `[inference]`: where models are, what is spoken there, and whose key is used. What
+//! could lead a key astray is refused here, before anything runs.
+
+use super::{ConfigError, file::Section};
+use doors::{
+    address,
+    catalogue::{OnAbort, Provider},
+    dialect::Dialect,
+    secrets::KeySource,
+};
+use http::{HeaderName, Uri};
+use spec::{Id, ModelPattern, Time};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+use toml::{Table, Value};
+
+const KEYS: [&str; 17] = [
+    "dialect",
+    "base",
+    "key",
+    "allow_plain_http",
+    "allow_private",
+    "ca",
+    "forward_headers",
+    "identify",
+    "ask_usage",
+    "output_cap",
+    "server_tools",
+    "on_client_abort",
+    "retries",
+    "connect",
+    "ttfb",
+    "idle",
+    "retry_after",
+];
+const INFERENCE_KEYS: [&str; 10] =
+    ["base", "key", "allow_plain_http", "ca", "models", "time", "connect", "ttfb", "idle", "retries"];
+const DIALECTS: [(&str, Dialect); 4] = [
+    ("openai", Dialect::OpenAi),
+    ("anthropic", Dialect::Anthropic),
+    ("gemini", Dialect::Gemini),
+    ("ollama", Dialect::Ollama),
+];
+/// Providers that everybody knows: a key is all they need.
+const KNOWN: [(&str, Dialect, &str); 3] = [
+    ("anthropic", Dialect::Anthropic, "https://api.anthropic.com"),
+    ("openai", Dialect::OpenAi, "https://api.openai.com"),
+    ("gemini", Dialect::Gemini, "https://generativelanguage.googleapis.com"),
+];
+/// Where a model server of this machine listens, if nobody says otherwise.
+const LOCAL_MODELS: &str = "http://127.0.0.1:11434";
+const MOST_RETRIES: u64 = 10;
+/// What a program may not say to a provider, whatever the operator forwards: who pays, for whom, and where a message ends.
+const NEVER_FORWARDED: [&str; 17] = [
+    "authorization",
+    "proxy-authorization",
+    "x-api-key",
+    "api-key",
+    "x-goog-api-key",
+    "cookie",
+    "host",
+    "forwarded",
+    "via",
+    "connection",
+    "content-length",
+    "content-encoding",
+    "transfer-encoding",
+    "accept-encoding",
+    "te",
+    "trailer",
+    "upgrade",
+];
+
+/// By name, as catalogues have them.
+pub(super) type Providers = BTreeMap<String, Arc<Provider>>;
+
+/// The providers there are when no file names any.
+pub(super) fn known() -> Providers {
+    KNOWN.iter().map(|(name, ..)| ((*name).to_owned(), Arc::new(start(name)))).collect()
+}
+
+/// A known provider as it ships; any other with nothing yet.
+fn start(name: &str) -> Provider {
+    match KNOWN.iter().find(|(known, ..)| *known == name) {
+        Some((_, dialect, base)) => {
+            let key = Some(KeySource::Stored(name.to_owned()));
+            Provider { key, ..Provider::new(name, *dialect, Uri::from_static(base)) }
+        }
+        None => Provider::new(name, Dialect::OpenAi, Uri::default()),
+    }
+}
+
+/// All of `[provider]`.
+pub(super) fn read(table: &Table, path: &Path) -> Result<Providers, ConfigError> {
+    let all = Section { path, name: "provider" };
+    let one = |(name, value): (&String, &Value)| {
+        if Id::new(name).is_err() {
+            let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot";
+            return Err(all.error(name, "is not a name for a provider", hint));
+        }
+        let full_name = all.key(name);
+        let section = Section { path, name: &full_name };
+        Ok((name.clone(), Arc::new(provider(name, all.table(name, value)?, &section)?)))
+    };
+    table.iter().map(one).collect()
+}
+
+fn provider(name: &str, table: &Table, section: &Section<'_>) -> Result<Provider, ConfigError> {
+    let mut provider = start(name);
+    let is_known = KNOWN.iter().any(|(known, ..)| *known == name);
+    for needed in ["dialect", "base"].into_iter().filter(|key| !is_known && !table.contains_key(*key)) {
+        let hint = format!("write [{}] with dialect = \"openai\" and base = \"https://…\"", section.name);
+        return Err(section.error(needed, "is missing", hint));
+    }
+    if table.contains_key("base") {
+        // The key that ships with a name is for the address that ships with it.
+        provider.key = None;
+    }
+    if let Some(value) = table.get("dialect") {
+        let dialect = section.word("dialect", value, &DIALECTS)?;
+        provider = Provider { key: provider.key, ..Provider::new(name, dialect, provider.base) };
+    }
+    for (key, value) in table {
+        match key.as_str() {
+            "dialect" | "base" => {}
+            "key" => provider.key = Some(self::key(section, key, value)?),
+            "allow_plain_http" => provider.allow_plain_http = section.flag(key, value)?,
+            "allow_private" => provider.allow_private = section.flag(key, value)?,
+            "forward_headers" => provider.forward_headers = headers(section, key, value)?,
+            "identify" => provider.identify = section.flag(key, value)?,
+            "ask_usage" => provider.ask_usage = section.flag(key, value)?,
+            "output_cap" => provider.output_cap = output_cap(section, key, value)?,
+            "server_tools" => provider.server_tools = section.flag(key, value)?,
+            "on_client_abort" => {
+                let words = [("drain", OnAbort::Drain), ("cancel", OnAbort::Cancel)];
+                provider.on_abort = section.word(key, value, &words)?;
+            }
+            "retry_after" => provider.patience.retry_after = section.quantity::<Time>(key, value)?.0,
+            "ca" | "retries" | "connect" | "ttfb" | "idle" => common(&mut provider, section, key, value)?,
+            other => return Err(section.unknown(other, &KEYS)),
+        }
+    }
+    if let Some(value) = table.get("base") {
+        provider.base = base(&provider, section, value)?;
+    }
+    Ok(provider)
+}
+
+/// What every server can be given.
+fn common(
+    provider: &mut Provider,
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<(), ConfigError> {
+    let time = || section.quantity::<Time>(key, value).map(|time| time.0);
+    match key {
+        "ca" => provider.ca = Some(section.absolute(key, value)?),
+        "connect" => provider.patience.connect = time()?,
+        "ttfb" => provider.patience.first_byte = time()?,
+        "idle" => provider.patience.idle = time()?,
+        _ => {
+            let count = section.number(key, value)?;
+            let few = u32::try_from(count).ok().filter(|_| count <= MOST_RETRIES);
+            provider.retries = few.ok_or_else(|| section.error(key, "is too many", "write 0 to 10"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The node's own model server, and which of its models; also when no file says anything of it.
+#[derive(Clone, Debug)]
+pub(super) struct Inference {
+    pub(super) server: Provider,
+    pub(super) models: Vec<ModelPattern>,
+    pub(super) time: Option<Time>,
+}
+
+impl Default for Inference {
+    fn default() -> Self {
+        let server = Provider::new("inference", Dialect::Ollama, Uri::from_static(LOCAL_MODELS));
+        let server = Provider { allow_private: true, allow_plain_http: true, ..server };
+        Inference { server, models: Vec::new(), time: None }
+    }
+}
+
+/// All of `[inference]`. It need not be public, so that no key says so; but what is not on this machine is reached over
+/// TLS, unless the operator says otherwise.
+pub(super) fn inference(table: &Table, path: &Path) -> Result<Inference, ConfigError> {
+    let section = Section { path, name: "inference" };
+    let mut inference = Inference::default();
+    let server = &mut inference.server;
+    if let Some(value) = table.get("base") {
+        server.allow_plain_http = is_loopback(section.text("base", value)?);
+    }
+    for (key, value) in table {
+        match key.as_str() {
+            "base" => {}
+            "key" => server.key = Some(self::key(&section, key, value)?),
+            "allow_plain_http" => server.allow_plain_http |= section.flag(key, value)?,
+            "models" => inference.models = models(&section, key, value)?,
+            "time" => inference.time = Some(section.quantity(key, value)?),
+            "ca" | "retries" | "connect" | "ttfb" | "idle" => common(server, &section, key, value)?,
+            other => return Err(section.unknown(other, &INFERENCE_KEYS)),
+        }
+    }
+    if let Some(value) = table.get("base") {
+        server.base = base(server, &section, value)?;
+    }
+    Ok(inference)
+}
+
+fn is_loopback(base: &str) -> bool {
+    let uri: Option<Uri> = base.parse().ok();
+    let host = uri.as_ref().and_then(Uri::host).unwrap_or_default();
+    address::literal(host).map_or_else(|| is_local_name(host), |address| address.to_canonical().is_loopback())
+}
+
+fn is_local_name(host: &str) -> bool {
+    let host = host.trim_end_matches('.').to_ascii_lowercase();
+    host == "localhost" || host.ends_with(".localhost")
+}
+
+/// Patterns for models.
+pub(super) fn models(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<Vec<ModelPattern>, ConfigError> {
+    let parse = |text: &str| {
+        text.parse().map_err(|bad: spec::BadModelPattern| {
+            section.error(key, format_args!("has a bad value: {bad}"), "such as \"claude-*\"")
+        })
+    };
+    section.texts(key, value)?.into_iter().map(parse).collect()
+}
+
+fn output_cap(section: &Section<'_>, key: &str, value: &Value) -> Result<&'static str, ConfigError> {
+    section.word(key, value, &["max_tokens", "max_completion_tokens"].map(|word| (word, word)))
+}
+
+fn headers(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<HeaderName>, ConfigError> {
+    let header = |text: &str| {
+        let name: HeaderName = text.parse().map_err(|_| {
+            section.error(key, format_args!("has a bad name: `{}`", text.escape_debug()), "name a header")
+        })?;
+        let forged = name.as_str().starts_with("x-forwarded-") || name.as_str().starts_with("proxy-");
+        match forged || NEVER_FORWARDED.contains(&name.as_str()) {
+            true => {
+                let hint = "a program decides neither who pays nor where a message ends";
+                Err(section.error(key, format_args!("cannot name `{name}`"), hint))
+            }
+            false => Ok(name),
+        }
+    };
+    section.texts(key, value)?.into_iter().map(header).collect()
+}
+
+/// Where a key comes from: `{ secret = "…" }`, `{ file = "…" }`, `{ env = "…" }` or `{ vault = "…", field = "…" }`.
+pub(super) fn key(section: &Section<'_>, key: &str, value: &Value) -> Result<KeySource, ConfigError> {
+    let table = value.as_table().filter(|table| !table.is_empty()).ok_or_else(|| {
+        let hint = "write { secret = \"NAME\" } and keep it with `airlock secrets set NAME`";
+        section.error(key, "must say where the key is, and never what it is", hint)
+    })?;
+    let full_name = section.key(key);
+    let inner = Section { path: section.path, name: &full_name };
+    let known = ["secret", "file", "env", "vault", "field"];
+    if let Some(other) = table.keys().find(|word| !known.contains(&word.as_str())) {
+        return Err(inner.unknown(other, &known));
+    }
+    let mut places = known[..4].iter().filter_map(|place| Some((*place, table.get(*place)?)));
+    let (Some((place, value)), None) = (places.next(), places.next()) else {
+        return Err(section.error(key, "must name one place", "write secret, file, env or vault"));
+    };
+    if place != "vault" && table.contains_key("field") {
+        return Err(inner.error("field", "belongs to `vault`", "remove it"));
+    }
+    match place {
+        "secret" => secret_name(&inner, place, value).map(KeySource::Stored),
+        "file" => inner.absolute(place, value).map(KeySource::File),
+        "env" => variable(&inner, place, value).map(KeySource::Variable),
+        _ => Ok(KeySource::Vault {
+            path: vault_path(&inner, place, value)?,
+            field: table.get("field").map_or(Ok("value"), |field| inner.text("field", field))?.to_owned(),
+        }),
+    }
+}
+
+fn secret_name(section: &Section<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
+    let name = Id::new(section.text(key, value)?);
+    name.map(|name| name.to_string()).map_err(|bad| {
+        section.error(key, format_args!("has a bad value: {bad}"), "`airlock secrets list` shows the names")
+    })
+}
+
+fn variable(section: &Section<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
+    let name = section.text(key, value)?;
+    if name == super::MASTER_KEY {
+        return Err(section.error(
+            key,
+            "cannot be the master key",
+            "name the variable that holds the provider's key",
+        ));
+    }
+    match !name.is_empty() && name.len() <= 128 && !name.contains(['=', '\0']) {
+        true => Ok(name.to_owned()),
+        false => Err(section.error(key, "is no name of a variable", "such as OPENAI_API_KEY")),
+    }
+}
+
+/// A path as the Vault has it: segments and slashes, nothing that means something else in an address.
+pub(super) fn vault_path(section: &Section<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
+    let path = section.text(key, value)?;
+    let plain = |segment: &str| {
+        !segment.is_empty()
+            && !segment.starts_with('.')
+            && segment.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    };
+    match path.len() <= 256 && path.split('/').all(plain) {
+        true => Ok(path.to_owned()),
+        false => Err(section.error(
+            key,
+            "is no path in a Vault",
+            "such as team/openai, of A-Z a-z 0-9 . _ - and /",
+        )),
+    }
+}
+
+/// Scheme, authority and path of a server, if a key may be sent there.
+fn base(provider: &Provider, section: &Section<'_>, value: &Value) -> Result<Uri, ConfigError> {
+    let text = section.text("base", value)?;
+    let address = server_address(text).map_err(|(what, hint)| section.error("base", what, hint))?;
+    if address.scheme_str() == Some("http") && !provider.allow_plain_http {
+        let hint = "use https, or say allow_plain_http = true: then anybody on the way can read the key";
+        return Err(section.error("base", "is not encrypted", hint));
+    }
+    let host = address.host().unwrap_or_default();
+    let public = address::literal(host).map_or(!is_local_name(host), address::is_public);
+    match public || provider.allow_private {
+        true => Ok(address),
+        false => {
+            Err(section.error("base", "is a private address", "say allow_private = true if that is meant"))
+        }
+    }
+}
+
+/// An address of a server as operators write it; not one that gives credentials away, in whatever spelling.
+pub(super) fn server_address(text: &str) -> Result<Uri, (&'static str, &'static str)> {
+    let form = "write https://HOST, with a port and a path if need be";
+    if text.contains(['@', '?', '#', '%', '\\']) {
+        return Err(("has more than a host and a path: no user, query, fragment or escapes", form));
+    }
+    let uri: Uri = text.trim_end_matches('/').parse().map_err(|_| ("is no address", form))?;
+    let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+        return Err(("is no address with http or https", form));
+    };
+    let host = authority.host();
+    let good_port =
+        authority.as_str().len() == host.len() || authority.port_u16().is_some_and(|port| port > 0);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-:[]".contains(&byte);
+    if host.is_empty() || !host.bytes().all(plain) || !good_port {
+        return Err(("has no good host or port", form));
+    }
+    if uri.path().split('/').skip(1).any(|part| part.starts_with('.')) || uri.path().contains("//") {
+        return Err(("has a path that could mean another", form));
+    }
+    let metadata =
+        address::literal(host).is_some_and(address::is_metadata) || address::is_metadata_name(host);
+    match metadata {
+        true => Err(("is an address of a metadata service or of the local link, where no model is", form)),
+        false => Ok(uri),
+    }
+}
+
+#[cfg(test)]
+mod tests;

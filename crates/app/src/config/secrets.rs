@@ -1,0 +1,266 @@
+//! The tables `[secrets]` and `[vault]`, and where the master key of the encrypted store is: the best place that is there.
+
+use super::{
+    ConfigError, Surroundings,
+    file::Section,
+    provider::{key, server_address, vault_path},
+};
+use doors::{
+    Secret,
+    secrets::{KeySource, MasterKey, Secrets, Vault},
+};
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+use toml::Table;
+
+/// What the operator's file says of secrets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) key_file: Option<PathBuf>,
+    pub(super) keyring: bool,
+    pub(super) vault: Option<Vault>,
+}
+
+impl Said {
+    /// All of `[secrets]`.
+    pub(super) fn read(&mut self, table: &Table, path: &Path) -> Result<(), ConfigError> {
+        let section = Section { path, name: "secrets" };
+        for (key, value) in table {
+            match key.as_str() {
+                "key_file" => self.key_file = Some(section.absolute(key, value)?),
+                "keyring" => self.keyring = section.flag(key, value)?,
+                other => return Err(section.unknown(other, &["key_file", "keyring"])),
+            }
+        }
+        match self.keyring && self.key_file.is_some() {
+            true => Err(section.error("keyring", "and `key_file` name two master keys", "keep one of them")),
+            false => Ok(()),
+        }
+    }
+
+    /// All of `[vault]`.
+    pub(super) fn read_vault(&mut self, table: &Table, path: &Path) -> Result<(), ConfigError> {
+        let section = Section { path, name: "vault" };
+        for needed in ["address", "token"].into_iter().filter(|key| !table.contains_key(*key)) {
+            let hint = "write address = \"https://…\" and token = { file = \"/…\" }";
+            return Err(section.error(needed, "is missing", hint));
+        }
+        let mut vault = Vault {
+            address: http::Uri::default(),
+            mount: "secret".to_owned(),
+            token: KeySource::Stored(String::new()),
+            namespace: None,
+            allow_plain_http: false,
+            ca: None,
+        };
+        for (word, value) in table {
+            match word.as_str() {
+                "address" => {
+                    let address = server_address(section.text(word, value)?);
+                    vault.address = address.map_err(|(what, hint)| section.error(word, what, hint))?;
+                }
+                "mount" => vault.mount = vault_path(&section, word, value)?,
+                "token" => vault.token = key(&section, word, value)?,
+                "namespace" => vault.namespace = Some(vault_path(&section, word, value)?),
+                "allow_plain_http" => vault.allow_plain_http = section.flag(word, value)?,
+                "ca" => vault.ca = Some(section.absolute(word, value)?),
+                other => {
+                    let known = ["address", "mount", "token", "namespace", "allow_plain_http", "ca"];
+                    return Err(section.unknown(other, &known));
+                }
+            }
+        }
+        check(&vault, &section)?;
+        self.vault = Some(vault);
+        Ok(())
+    }
+}
+
+fn check(vault: &Vault, section: &Section<'_>) -> Result<(), ConfigError> {
+    if vault.address.path() != "/" {
+        return Err(section.error(
+            "address",
+            "has a path",
+            "write https://HOST[:PORT], and the path as `mount`",
+        ));
+    }
+    if vault.address.scheme_str() == Some("http") && !vault.allow_plain_http {
+        let hint = "use https, or say allow_plain_http = true: then anybody on the way can read the token";
+        return Err(section.error("address", "is not encrypted", hint));
+    }
+    match vault.token {
+        KeySource::Vault { .. } => Err(section.error(
+            "token",
+            "cannot lie in the Vault itself",
+            "name a secret, a file or a variable",
+        )),
+        KeySource::Stored(_) | KeySource::File(_) | KeySource::Variable(_) => Ok(()),
+    }
+}
+
+/// Everything with which credentials are found. Of the environment only what the configuration names is taken along.
+pub(super) fn assemble<'k>(
+    said: Said,
+    keys: impl Iterator<Item = &'k KeySource>,
+    state: &Path,
+    around: &Surroundings,
+) -> Result<Secrets, ConfigError> {
+    let token = said.vault.as_ref().map(|vault| &vault.token).cloned();
+    let named = keys.cloned().chain(token).filter_map(|key| match key {
+        KeySource::Variable(name) => Some(name),
+        KeySource::Stored(_) | KeySource::File(_) | KeySource::Vault { .. } => None,
+    });
+    let value = |name: String| {
+        let bytes = around.variable(&name)?.as_bytes().to_vec();
+        // One that is no secret is as good as none: whoever needs it hears of it.
+        Secret::new(bytes).ok().map(|secret| (name, secret))
+    };
+    let variables = named.filter_map(value).collect();
+    let (folder, master) = (state.join("secrets"), master_key(&said, around)?);
+    Ok(Secrets { folder, master, variables, vault: said.vault })
+}
+
+/// A variable that is set wins; set to nothing it is a mistake, and not a wish for a weaker key.
+fn master_key(said: &Said, around: &Surroundings) -> Result<MasterKey, ConfigError> {
+    if let Some(given) = &around.master_key {
+        let given = given.clone().map_err(|bad| {
+            let hint = "unset it, or make one: head -c 32 /dev/urandom | base64";
+            ConfigError::new(format!("`{}` is no master key: {bad}", super::MASTER_KEY), hint)
+        })?;
+        return Ok(MasterKey::Given(given));
+    }
+    let folder = around.variable("CREDENTIALS_DIRECTORY").map(Path::new);
+    let credential =
+        folder.map(|folder| folder.join(OsStr::new("airlock-master-key"))).filter(|file| file.exists());
+    Ok(match (credential, &said.key_file, said.keyring) {
+        (Some(path), ..) => MasterKey::Credential(path),
+        (None, Some(path), _) => MasterKey::File(path.clone()),
+        (None, None, true) => MasterKey::Keyring,
+        (None, None, false) => MasterKey::Beside,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> Result<Said, ConfigError> {
+        let table: Table = text.parse().unwrap();
+        let mut said = Said::default();
+        for (key, value) in &table {
+            match key.as_str() {
+                "secrets" => said.read(value.as_table().unwrap(), Path::new("/c.toml"))?,
+                _ => said.read_vault(value.as_table().unwrap(), Path::new("/c.toml"))?,
+            }
+        }
+        Ok(said)
+    }
+
+    fn place(text: &str, around: &Surroundings) -> String {
+        format!("{:?}", master_key(&said(text).unwrap(), around).unwrap())
+    }
+
+    #[test]
+    fn the_master_key_comes_from_the_best_place_there_is() {
+        let folder = std::env::temp_dir().join(format!("airlock-credentials-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut around = Surroundings::default();
+        assert_eq!(place("", &around), "Beside");
+        assert_eq!(place("[secrets]\nkeyring = true", &around), "Keyring");
+        assert_eq!(place("[secrets]\nkey_file = \"/k\"", &around), "File(\"/k\")");
+        around.variables.insert("CREDENTIALS_DIRECTORY".into(), folder.clone().into());
+        assert_eq!(
+            place("[secrets]\nkey_file = \"/k\"", &around),
+            "File(\"/k\")",
+            "a service may have others"
+        );
+        std::fs::write(folder.join("airlock-master-key"), "x").unwrap();
+        assert!(place("[secrets]\nkey_file = \"/k\"", &around).starts_with("Credential("));
+        around.master_key = Some(Secret::new(b"sk-canary".to_vec()));
+        assert_eq!(place("[secrets]\nkey_file = \"/k\"", &around), "Given(Secret(..))");
+        around.master_key = Some(Secret::new(Vec::new()));
+        let refused = master_key(&Said::default(), &around).unwrap_err();
+        assert_eq!(refused.message, "`AIRLOCK_MASTER_KEY` is no master key: the secret is empty");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn only_variables_that_are_named_are_taken_along() {
+        let variables = [("A", "sk-a"), ("B", "sk-b"), ("T", "sk-t"), ("EMPTY", "")];
+        let variables = variables.map(|(name, value)| (name.into(), value.into())).into();
+        let around = Surroundings { variables, ..Surroundings::default() };
+        let vault = said("[vault]\naddress = \"https://v.example:8200\"\ntoken = { env = \"T\" }").unwrap();
+        let keys = ["A", "EMPTY", "ABSENT"].map(|name| KeySource::Variable(name.to_owned()));
+        let secrets = assemble(vault, keys.iter(), Path::new("/state"), &around).unwrap();
+        assert_eq!(secrets.variables.keys().collect::<Vec<_>>(), ["A", "T"]);
+        assert_eq!(secrets.folder, Path::new("/state/secrets"));
+        assert!(!format!("{secrets:?}").contains("sk-"), "nothing of it prints");
+    }
+
+    #[test]
+    fn mistakes_name_the_key_the_file_and_the_remedy() {
+        let vault = "[vault]\naddress = \"https://v.example\"\ntoken = { file = \"/t\" }\n";
+        assert!(said(vault).is_ok() && said("[secrets]").is_ok(), "the positive control");
+        for (text, message, hint) in [
+            (
+                "[secrets]\nkey_fil = \"/k\"",
+                "`secrets.key_fil` in `/c.toml` is not a known key",
+                "did you mean `key_file`?",
+            ),
+            (
+                "[secrets]\nkey_file = \"k\"",
+                "`secrets.key_file` in `/c.toml` must be an absolute path",
+                "begin it with /",
+            ),
+            (
+                "[secrets]\nkeyring = \"yes\"",
+                "`secrets.keyring` in `/c.toml` must be true or false",
+                "write it without quotes",
+            ),
+            (
+                "[secrets]\nkeyring = true\nkey_file = \"/k\"",
+                "`secrets.keyring` in `/c.toml` and `key_file` name two",
+                "keep one",
+            ),
+            ("[vault]\naddress = \"https://v\"", "`vault.token` in `/c.toml` is missing", "write address"),
+            (
+                "[vault]\naddress = \"http://v\"\ntoken = { file = \"/t\" }",
+                "`vault.address` in `/c.toml` is not encrypted",
+                "use https",
+            ),
+            (
+                "[vault]\naddress = \"https://v/x\"\ntoken = { file = \"/t\" }",
+                "`vault.address` in `/c.toml` has a path",
+                "write https",
+            ),
+            (
+                "[vault]\naddress = \"https://0xa9fea9fe\"\ntoken = { file = \"/t\" }",
+                "`vault.address` in `/c.toml` is an address of a metadata",
+                "write",
+            ),
+            (
+                "[vault]\naddress = \"https://v\"\ntoken = { vault = \"x\" }",
+                "`vault.token` in `/c.toml` cannot lie in the Vault",
+                "name a secret",
+            ),
+            (
+                "[vault]\naddress = \"https://v\"\ntoken = \"hvs.x\"",
+                "`vault.token` in `/c.toml` must say where the key is",
+                "write { secret",
+            ),
+            (&format!("{vault}mount = \"a/../b\""), "`vault.mount` in `/c.toml` is no path", "such as"),
+            (
+                &format!("{vault}mont = \"a\""),
+                "`vault.mont` in `/c.toml` is not a known key",
+                "did you mean `mount`?",
+            ),
+        ] {
+            let refused = said(text).expect_err(text);
+            assert!(refused.message.starts_with(message), "{}", refused.message);
+            assert!(refused.hint.starts_with(hint), "{text}: {}", refused.hint);
+        }
+    }
+}
