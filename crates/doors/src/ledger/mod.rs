@@ -285,11 +285,10 @@ impl State {
         let hash = line.seal(&self.hash);
         let before = self.waiting.len();
         self.waiting.extend_from_slice(&self.line);
-        if !may_wait || self.waiting.len() > MOST_WAITING {
-            if let Err(error) = self.flush() {
-                self.waiting.truncate(before);
-                return Err(error);
-            }
+        let is_due = !may_wait || self.waiting.len() > MOST_WAITING;
+        if is_due && let Err(error) = self.flush() {
+            self.waiting.truncate(before);
+            return Err(error);
         }
         (self.n, self.hash) = (self.n + 1, hash);
         Ok(self.n)
