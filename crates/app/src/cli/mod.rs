@@ -8,6 +8,7 @@ mod doctor;
 mod escape_test;
 mod image;
 mod message;
+mod proxy;
 mod run;
 mod screen;
 mod sweep;
@@ -68,6 +69,8 @@ enum Command {
     Artifact(artifact::Options),
     /// Load, pull, list, check or build the images that runs start from
     Image(image::Options),
+    /// Serve the doors to models by themselves, to whoever has a session's token
+    Proxy(proxy::Options),
     /// Measure what a run costs here, beside other sandboxes
     Bench(bench::Options),
     /// Attack sandboxes on this machine, and show that they hold
@@ -84,6 +87,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
             Command::Image(options) => image::execute(options, &global, &surroundings),
+            Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),
             Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
         },
