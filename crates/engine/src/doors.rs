@@ -24,6 +24,8 @@ pub struct DoorSettings {
     pub catalogue: doors::catalogue::Catalogue,
     /// Where credentials come from.
     pub secrets: doors::secrets::Secrets,
+    /// Which models of the node's own server may be used; every one if empty.
+    pub inference_models: Vec<ModelPattern>,
     /// How lasting the ledger is.
     pub durability: doors::ledger::Durability,
 }
@@ -53,7 +55,8 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
         set(spec, &llm_variables(&token))?;
         opened.sessions.push(session);
     }
-    if let Some(models) = spec.grants.inference.clone() {
+    if let Some(mut models) = spec.grants.inference.clone() {
+        models.push(engine.doors.inference_models.clone());
         let session =
             open_session(&doors, Kind::Inference, terms(id, String::new(), models, Budget::default()));
         let session = session.await?;
@@ -88,16 +91,9 @@ async fn open_llm(
     open_session(doors, Kind::Llm, terms).await
 }
 
-fn terms(id: &Id, provider: String, models: Vec<ModelPattern>, budget: Budget) -> SessionTerms {
+fn terms(id: &Id, provider: String, models: Vec<Vec<ModelPattern>>, budget: Budget) -> SessionTerms {
     let id = id.to_string();
-    SessionTerms {
-        id: id.clone(),
-        run: id,
-        provider,
-        models: vec![models],
-        budget,
-        ..SessionTerms::default()
-    }
+    SessionTerms { id: id.clone(), run: id, provider, models, budget, ..SessionTerms::default() }
 }
 
 async fn open_session(

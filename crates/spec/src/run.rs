@@ -298,7 +298,7 @@ impl Policy {
         let backend = backend_of(request.backend.as_deref())?;
         let root = root_of(request.image.as_deref())?;
         check_containers_only(&request, backend, &root)?;
-        let grants = grants_of(&request)?;
+        let grants = grants_of(&request, profile, &self.maximum_budget)?;
         let (network, mounts) = (network_of(&request, profile, &grants)?, check_mounts(&request.mounts)?);
         let doors = check_doors(&[grants.ports(), request.doors.clone()].concat(), network)?;
         let limits = self.limits_of(&request, profile)?;
@@ -427,7 +427,7 @@ fn check_containers_only(request: &RunRequest, backend: Backend, root: &Root) ->
 }
 
 /// What is asked for at doors.
-fn grants_of(request: &RunRequest) -> Result<Grants, SpecError> {
+fn grants_of(request: &RunRequest, profile: &Profile, maximum: &Budget) -> Result<Grants, SpecError> {
     let hint = "write a model's name, with * for any characters: --allow-model 'claude-*'";
     let models = request.allow_models.iter().map(|text| text.parse());
     let models: Vec<ModelPattern> =
@@ -437,8 +437,13 @@ fn grants_of(request: &RunRequest) -> Result<Grants, SpecError> {
         let message = "a budget or a list of models needs a door";
         return Err(invalid(message, "add --llm=PROVIDER, or --inference"));
     }
+    if request.budget.within(maximum).or(&request.budget) != request.budget {
+        let hint = "ask for less, or raise `budget` under [maximum] in the configuration";
+        return Err(invalid("the budget is over the operator's maximum", hint));
+    }
+    let models = vec![models, profile.allow_models.clone(), profile.local_models.clone()];
     let inference = request.inference.then(|| models.clone());
-    let budget = request.budget.clone();
+    let budget = request.budget.or(&profile.budget).within(maximum);
     let llm = request.llm.clone().map(|provider| LlmGrant { provider, models, budget });
     Ok(Grants { llm, inference, secrets: Vec::new() })
 }

@@ -122,7 +122,16 @@ fn open_engine(config: &Config, begun: Option<engine::HeadStart>) -> Result<engi
 
 fn settings(config: &Config) -> engine::Settings {
     let containers = engine::Hosts { docker: config.docker.clone(), podman: config.podman.clone() };
-    engine::Settings { containers, ..engine::Settings::new(&config.state) }
+    engine::Settings { containers, doors: door_settings(config), ..engine::Settings::new(&config.state) }
+}
+
+fn door_settings(config: &Config) -> engine::DoorSettings {
+    engine::DoorSettings {
+        catalogue: config.doors.assembled(),
+        secrets: config.secrets.clone(),
+        inference_models: config.doors.inference_models.clone(),
+        durability: config.doors.durability,
+    }
 }
 
 /// One thread is enough for one run, and starts faster.
