@@ -18,7 +18,7 @@ use std::{
     fmt::Write as _,
     io,
     net::{SocketAddr, TcpListener},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
 };
 use tokio::{
@@ -114,7 +114,8 @@ fn own_ledger(config: &Config) -> Result<Ledger, Failure> {
     opened.map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot own the ledger, without which nothing may be spent: {error}"),
-        hint: "stop the other `airlock proxy` of this state folder, or give this one its own with --state".into(),
+        hint: "stop the other `airlock proxy` of this state folder, or give this one its own with --state"
+            .into(),
     })
 }
 
@@ -208,7 +209,9 @@ fn tcp(
         let address = listener.local_addr()?;
         Ok((format!("http://{address}"), serve(listener)?))
     });
-    listening.map_err(|error| cannot("listen on", &address, &error, "choose another address; port 0 takes a free one"))
+    listening.map_err(|error| {
+        cannot("listen on", &address, &error, "choose another address; port 0 takes a free one")
+    })
 }
 
 impl Options {
@@ -220,7 +223,9 @@ impl Options {
                 && !self.dangerously_listen_publicly
             {
                 return Err(Failure::invalid(
-                    format!("`{option} {address}` can be reached by other machines, and tokens would travel unencrypted"),
+                    format!(
+                        "`{option} {address}` can be reached by other machines, and tokens would travel unencrypted"
+                    ),
                     "listen on 127.0.0.1 behind a TLS server, or say --dangerously-listen-publicly",
                 ));
             }
@@ -234,7 +239,8 @@ impl Addresses {
         if json {
             return print_json(self);
         }
-        let mut text = format!("listen        {}\nadmin socket  {}\n", self.listen, self.admin_socket.display());
+        let mut text =
+            format!("listen        {}\nadmin socket  {}\n", self.listen, self.admin_socket.display());
         if let Some(admin) = &self.admin_listen {
             _ = writeln!(text, "admin         {admin}");
         }

@@ -99,7 +99,11 @@ impl Registry {
 
     fn desk(self: &Arc<Registry>, token: Option<&Secret>) -> Desk {
         let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        Desk { registry: self.clone(), connections, token: token.map(|token| Sha256::digest(token.expose()).into()) }
+        Desk {
+            registry: self.clone(),
+            connections,
+            token: token.map(|token| Sha256::digest(token.expose()).into()),
+        }
     }
 }
 
