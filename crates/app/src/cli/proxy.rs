@@ -1,13 +1,15 @@
 //! `airlock proxy`: the doors as a service of their own, for sandboxes that Airlock did not start.
 
-use super::{Global, conclude, message::Failure, print, print_json};
+use super::{
+    Global, conclude,
+    message::{self, Failure, Line},
+    print, print_json,
+};
 use crate::config::{Config, Surroundings};
 use clap::Args;
 use doors::{
     Doors, Listener, Secret,
-    catalogue::Catalogue,
-    ledger::Ledger,
-    price::{PriceBook, Unknown},
+    ledger::{self, Ledger},
     registry::{Registry, Setup},
     till::Till,
 };
@@ -88,7 +90,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         None => None,
     };
     let ledger = Arc::new(own_ledger(&config)?);
-    let doors = Doors::new(catalogue(&config), config.secrets.clone(), Till::new(ledger.clone()));
+    let doors = Doors::new(config.doors.assembled(), config.secrets.clone(), Till::new(ledger.clone()));
     let runtime = super::runtime()?;
     runtime.block_on(async {
         let registry = registry(&config, doors, global, surroundings)?;
@@ -108,22 +110,21 @@ fn leave_no_dump() -> Result<(), Failure> {
         .map_err(|error| Failure::internal(format!("cannot keep the keys out of core dumps: {error}")))
 }
 
-/// The one who owns the money of this state folder. What is spent by tenant and day cannot be known by two.
+/// The one who owns the money of this state folder. What is spent by tenant and day cannot be known by two. What owners
+/// that died have not settled counts in full.
 fn own_ledger(config: &Config) -> Result<Ledger, Failure> {
-    let opened = Ledger::open(&config.state.join("ledger"), "owner", config.doors.durability);
+    let folder = config.state.join("ledger");
+    let opened = Ledger::open(&folder, "owner", config.doors.durability).and_then(|ledger| {
+        let problems = ledger::recover(&folder)?.problems;
+        message::say(&problems.iter().map(|problem| Line::Note(problem.to_string())).collect::<Vec<_>>());
+        Ok(ledger)
+    });
     opened.map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot own the ledger, without which nothing may be spent: {error}"),
         hint: "stop the other `airlock proxy` of this state folder, or give this one its own with --state"
             .into(),
     })
-}
-
-fn catalogue(config: &Config) -> Catalogue {
-    let prices = config.doors.prices.clone();
-    let unknown = prices.unknown.map_or(Unknown::Refuse, Unknown::Ceiling);
-    let prices = Arc::new(PriceBook::with(prices.own, unknown));
-    Catalogue { prices, ..config.doors.catalogue.clone() }
 }
 
 fn setup(config: &Config, doors: Arc<Doors>) -> Setup {
@@ -143,7 +144,7 @@ fn registry(
     let (global, surroundings) = (global.clone(), surroundings.clone());
     let reload = move |before: &Arc<Doors>| {
         let config = global.configure(&surroundings).map_err(|failure| failure.message)?;
-        let doors = Doors::new(catalogue(&config), config.secrets.clone(), before.till().clone());
+        let doors = Doors::new(config.doors.assembled(), config.secrets.clone(), before.till().clone());
         Ok(setup(&config, doors))
     };
     let folder = config.state.join("doors");
@@ -254,13 +255,13 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct Words {
         #[command(flatten)]
         options: Options,
     }
 
     fn checked(words: &[&str]) -> Result<(), String> {
-        let line = Line::try_parse_from([&["proxy"], words].concat()).map_err(|error| error.to_string())?;
+        let line = Words::try_parse_from([&["proxy"], words].concat()).map_err(|error| error.to_string())?;
         line.options.check_addresses().map_err(|failure| failure.message)
     }
 
