@@ -45,6 +45,7 @@ fn check_no_wider(now: &Profile, before: &Profile) {
     assert!(freedom(now.network) <= freedom(before.network));
     assert!(now.env_inherit.iter().all(|name| before.env_inherit.contains(name)));
     assert!(now.extra_mounts == before.extra_mounts || now.extra_mounts == spec::ExtraMounts::None);
+    assert!(now.allow_secrets <= before.allow_secrets);
     assert_eq!(now.allow_models, before.allow_models, "a second list is laid over the first");
     let budget = now.budget.within(&before.budget);
     assert_eq!(now.budget, budget, "no limit of it is higher, and none is gone");

@@ -19,24 +19,15 @@ use std::{
 
 const WORKERS: u64 = 4;
 
-fn main() {
-    let arguments: Vec<String> = std::env::args().collect();
-    if let [_, word, folder] = &arguments[..]
-        && word == "spend"
-    {
-        return spend(Path::new(folder));
-    }
-    // A filter that asks for something else, or a listing, finds nothing here.
-    let asked =
-        arguments.iter().skip(1).any(|word| !word.starts_with('-') && !"crash".contains(word.as_str()));
-    if asked || arguments.iter().any(|word| word == "--list") {
-        return;
-    }
-    let full = std::env::var_os("AIRLOCK_FULL").is_some_and(|value| value == "1");
+fn full() -> bool {
+    std::env::var_os("AIRLOCK_FULL").is_some_and(|value| value == "1")
+}
+
+#[test]
+fn whenever_a_spender_is_killed_no_less_is_counted_than_it_said() {
     for workers in [1, WORKERS] {
-        kill_again_and_again(if full { 250 } else { 25 }, workers);
+        kill_again_and_again(if full() { 250 } else { 25 }, workers);
     }
-    measure(if full { 500_000 } else { 5_000 });
 }
 
 /// A folder that is gone afterwards, also if the test fails.
@@ -89,9 +80,12 @@ fn served(money: u64) -> Outcome {
 }
 
 /// The process that is killed: says each amount after it is reserved, and before it is settled.
-fn spend(folder: &Path) {
-    let workers = std::env::var("WORKERS").unwrap().parse().unwrap();
-    let till = Till::new(Arc::new(Ledger::open(folder, "owner", Durability::Process).unwrap()));
+#[test]
+#[ignore = "a child of another test"]
+fn child_spends_until_it_is_killed() {
+    let workers = std::env::var("AIRLOCK_TEST_WORKERS").unwrap().parse().unwrap();
+    let folder = PathBuf::from(std::env::var_os("AIRLOCK_TEST_FOLDER").unwrap());
+    let till = Till::new(Arc::new(Ledger::open(&folder, "owner", Durability::Process).unwrap()));
     let tenant = till.account(Terms { level: Level::Tenant, name: "t".into(), ..Terms::default() }, None);
     std::thread::scope(|threads| {
         for number in 0..workers {
@@ -105,7 +99,7 @@ fn spend(folder: &Path) {
                     let hold = runtime.block_on(till.reserve(tenant, call("t"), |_| Some(worst))).unwrap();
                     let real = dice.roll(money.0 + 1);
                     // One write each: nobody reads half a line of it.
-                    let said = format!("{real}\n");
+                    let said = format!("spends {real}\n");
                     if std::io::stdout().lock().write_all(said.as_bytes()).is_err() {
                         return;
                     }
@@ -124,9 +118,9 @@ fn kill_again_and_again(times: u64, workers: u64) {
     let (mut said, mut torn, mut lost, mut dice) = (0_u64, 0, 0, Dice::new(99));
     for time in 0..times {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .arg("spend")
-            .arg(&folder.0)
-            .env("WORKERS", workers.to_string())
+            .args(["--ignored", "--nocapture", "child_spends_until_it_is_killed"])
+            .env("AIRLOCK_TEST_FOLDER", &folder.0)
+            .env("AIRLOCK_TEST_WORKERS", workers.to_string())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -135,7 +129,7 @@ fn kill_again_and_again(times: u64, workers: u64) {
         for _ in 0..dice.roll(60) {
             line.clear();
             lines.read_line(&mut line).unwrap();
-            said += line.trim().parse::<u64>().unwrap();
+            said += line.strip_prefix("spends ").map_or(0, |amount| amount.trim().parse::<u64>().unwrap());
         }
         for _ in 0..dice.roll(100_000) {
             std::hint::spin_loop();
@@ -144,7 +138,8 @@ fn kill_again_and_again(times: u64, workers: u64) {
         child.wait().unwrap();
         let mut rest = String::new();
         lines.read_to_string(&mut rest).unwrap();
-        said += rest.split_inclusive('\n').filter_map(|text| text.trim().parse::<u64>().ok()).sum::<u64>();
+        let amounts = rest.lines().filter_map(|line| line.strip_prefix("spends "));
+        said += amounts.map(|amount| amount.parse::<u64>().unwrap()).sum::<u64>();
         torn += ledger::verify(&folder.0).unwrap().len();
         let recovered = ledger::recover(&folder.0).unwrap();
         assert_eq!((recovered.live, &recovered.problems[..]), (0, &[][..]), "after kill {time}");
@@ -182,15 +177,23 @@ fn counted(folder: &Path) -> u64 {
     sum
 }
 
-/// Times, to be read; they decide nothing.
-fn measure(calls: u64) {
+/// What this thread had of a CPU, in nanoseconds: other work on the machine is not in it.
+fn busy() -> u64 {
+    let told = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    told.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or_default()
+}
+
+/// Times, to be read (`--nocapture`); they decide nothing.
+#[test]
+fn a_long_ledger_is_read_again() {
+    let calls: u64 = if full() { 500_000 } else { 5_000 };
     let folder = scratch("measure");
     let till = Till::new(Arc::new(Ledger::open(&folder.0, "owner", Durability::Process).unwrap()));
     let tenant = till.account(Terms { level: Level::Tenant, name: "t".into(), ..Terms::default() }, None);
     let session =
         till.account(Terms { level: Level::Session, name: "s".into(), ..Terms::default() }, Some(&tenant));
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let start = Instant::now();
+    let (start, began) = (Instant::now(), busy());
     runtime.block_on(async {
         for _ in 0..calls {
             let worst = Claim { money: Money(1000), tokens: 500 };
@@ -198,15 +201,16 @@ fn measure(calls: u64) {
             hold.settle(served(700));
         }
     });
-    let a_call = start.elapsed().as_nanos() / u128::from(calls);
+    let (whole, a_call) = (start.elapsed().as_millis(), (busy() - began) / calls);
     // Without a last line, as after a crash.
     std::mem::forget(runtime.block_on(till.reserve(&session, call("t"), |_| Some(Claim::default()))));
     drop((session, tenant, till));
-    println!("reserve and settle: {a_call} ns a call");
+    println!("reserve and settle: {a_call} ns of CPU a call; {calls} took {whole} ms");
     let size: u64 =
         fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum();
-    let start = Instant::now();
+    let (start, began) = (Instant::now(), busy());
     // The account that was forgotten keeps the ledger and its lock: this reads what another process would read.
     assert_eq!(ledger::verify(&folder.0).unwrap(), []);
-    println!("{} lines, {} MiB, read again in {} ms", 2 * calls, size >> 20, start.elapsed().as_millis());
+    let (whole, cpu) = (start.elapsed().as_millis(), (busy() - began) / 1_000_000);
+    println!("{} lines, {} MiB, read again in {whole} ms ({cpu} ms of CPU)", 2 * calls, size >> 20);
 }

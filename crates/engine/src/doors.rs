@@ -30,6 +30,14 @@ pub struct DoorSettings {
     pub durability: doors::ledger::Durability,
 }
 
+impl DoorSettings {
+    /// Nothing configured but a store for secrets in the state folder.
+    pub(crate) fn new(state: &Path) -> DoorSettings {
+        let secrets = doors::secrets::Secrets { folder: state.join("secrets"), ..Default::default() };
+        DoorSettings { secrets, ..DoorSettings::default() }
+    }
+}
+
 /// Where the inference door can be had as a socket, inside.
 const INFERENCE_SOCKET: &str = "/airlock/inference.sock";
 

@@ -18,9 +18,10 @@ use crate::{
     record::{self, Record},
     terminal::{self, Terminal},
 };
+use ::doors::secrets::Secrets;
 use sandbox::{Ended, Program, Progress, Sandbox, SandboxError, container::ImageFacts};
 use spec::{
-    ArtifactRef, Backend, Enforcer, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits,
+    ArtifactRef, Backend, Enforcer, EnvName, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits,
     RunResult, RunSpec, Status, Stream, Truncated, Usage, WorkspacePath,
 };
 use std::{
@@ -31,7 +32,7 @@ use std::{
     net::TcpListener,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::fs::OpenOptionsExt,
+        unix::{ffi::OsStrExt, fs::OpenOptionsExt},
     },
     path::Path,
     sync::Arc,
@@ -144,6 +145,8 @@ impl Driver {
     ) -> Result<(), ErrorInfo> {
         result.exit_status = 125;
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
+        // A secret that is missing is no reason to have made anything.
+        injected(&self.engine.doors.secrets, &self.spec)?;
         let mut cancelled = self.cancelled.clone();
         let (origin, notes) = tokio::select! {
             found = origin::find(&self.engine, &mut self.spec) => found?,
@@ -295,6 +298,10 @@ impl Driver {
                 return Err(error);
             }
         };
+        let secrets = self.spec.grants.secrets.iter();
+        result.notes.extend(secrets.map(|(name, variable)| {
+            format!("the secret `{name}` was injected as {}", variable.as_os_str().display())
+        }));
         result.barriers = sandbox.barriers();
         result.started_at = record::now();
         let ending = self.watch(sandbox).await;
@@ -334,8 +341,9 @@ impl Driver {
         result: &mut RunResult,
     ) -> Result<Outputs, ErrorInfo> {
         let mut cancelled = self.cancelled.clone();
+        let secrets = injected(&self.engine.doors.secrets, &self.spec)?;
         tokio::select! {
-            started = tokio::time::timeout(LONGEST_START, self.exec(sandbox, input)) => match started {
+            started = tokio::time::timeout(LONGEST_START, self.exec(sandbox, input, secrets)) => match started {
                 Ok(started) => started.map_err(|error| refused(&error, result)),
                 Err(_) => Err(internal("the program was not started in time".to_owned())),
             },
@@ -361,11 +369,14 @@ impl Driver {
         &mut self,
         sandbox: &mut dyn Sandbox,
         input: Option<OwnedFd>,
+        secrets: Vec<(OsString, OsString)>,
     ) -> Result<Outputs, SandboxError> {
         let failed = |source: io::Error| SandboxError::Launcher { what: "connect", source };
         let Streams { inside, stdout, stderr } = self.connect(sandbox, input).map_err(failed)?;
         let held = stderr.is_none().then(|| inside[0].try_clone()).transpose().map_err(failed)?;
-        let program = Program { argv: self.spec.command.clone(), env: environment(&self.id, &self.spec) };
+        let mut env = environment(&self.id, &self.spec);
+        env.extend(secrets);
+        let program = Program { argv: self.spec.command.clone(), env };
         sandbox.exec(&program, inside).await?;
         // Nothing has been sent yet, so there is room, and a reader who does not read cannot hold the clock up.
         _ = self.events.try_send(Event::Started { barriers: sandbox.barriers() });
@@ -575,6 +586,21 @@ impl io::Read for UntilCancelled<'_> {
             false => self.file.read(buffer),
         }
     }
+}
+
+/// The variables that stored secrets become. Kept out of the spec, which is shown and written down.
+pub(crate) fn injected(secrets: &Secrets, spec: &RunSpec) -> Result<Vec<(OsString, OsString)>, ErrorInfo> {
+    let bad =
+        |message: String, hint: String| ErrorInfo { code: ErrorCode::InvalidSpec, message, hint: Some(hint) };
+    let one = |(name, variable): &(String, EnvName)| {
+        let value = secrets.stored(name).map_err(|error| bad(error.message, error.hint))?;
+        if value.expose().contains(&0) {
+            let message = format!("the secret `{name}` has a NUL byte, which no variable can hold");
+            return Err(bad(message, format!("set it anew: airlock secrets set {name}")));
+        }
+        Ok((variable.as_os_str().to_owned(), OsStr::from_bytes(value.expose()).to_owned()))
+    };
+    spec.grants.secrets.iter().map(one).collect()
 }
 
 async fn until_cancelled(cancelled: &mut watch::Receiver<bool>) {

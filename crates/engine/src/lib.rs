@@ -30,6 +30,7 @@ mod origin;
 mod pool;
 mod record;
 mod terminal;
+pub mod usage;
 
 pub use crate::doors::DoorSettings;
 pub use doctor::{Check, CheckState};
@@ -72,13 +73,15 @@ pub struct Settings {
 impl Settings {
     /// A state folder, and defaults.
     pub fn new(state: impl Into<PathBuf>) -> Settings {
-        let doors = DoorSettings::default();
-        Settings { state: state.into(), pool: Pool::OFF, containers: Hosts::default(), doors }
+        let state = state.into();
+        let doors = DoorSettings::new(&state);
+        Settings { state, pool: Pool::OFF, containers: Hosts::default(), doors }
     }
 
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
     pub fn look(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
         driver::look_at_inputs(spec)?;
+        driver::injected(&self.doors.secrets, spec)?;
         origin::look(&self.state, spec)?;
         sandbox::native::look(&spec.sandbox).map_err(|error| error.info())
     }
@@ -273,11 +276,13 @@ impl Engine {
             }
             _ => self.inner.native.explain(&id, &spec.sandbox, &program),
         };
-        let lines = lines.map_err(|error| error.info())?;
-        Ok(lines
-            .into_iter()
-            .map(|line| PlanLine { step: line.step.to_owned(), detail: line.detail })
-            .collect())
+        let lines = lines.map_err(|error| error.info())?.into_iter();
+        let lines = lines.map(|line| PlanLine { step: line.step.to_owned(), detail: line.detail });
+        let secrets = spec.grants.secrets.iter().map(|(name, variable)| PlanLine {
+            step: "secret".to_owned(),
+            detail: format!("`{name}` as {}, for the program to read", variable.as_os_str().display()),
+        });
+        Ok(lines.chain(secrets).collect())
     }
 
     /// What this host can enforce. Makes a real sandbox to know.

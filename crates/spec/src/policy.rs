@@ -35,6 +35,8 @@ pub struct Profile {
     pub env_inherit: Vec<String>,
     /// What of the host is shown beyond the usual.
     pub extra_mounts: ExtraMounts,
+    /// Whether stored secrets may be put into its environment, where the program can read them.
+    pub allow_secrets: bool,
     /// Which models may be asked for at its doors; every one if empty.
     pub allow_models: Vec<ModelPattern>,
     /// Those of a project's own file: a model must be in both. Every one if empty.
@@ -100,6 +102,7 @@ fn restrictive() -> Profile {
         },
         env_inherit: Vec::new(),
         extra_mounts: ExtraMounts::None,
+        allow_secrets: false,
         allow_models: Vec::new(),
         local_models: Vec::new(),
         budget: Budget::default(),
@@ -120,6 +123,7 @@ fn standard() -> Profile {
             disk: Size(512 * MIB),
             ..base.limits
         },
+        allow_secrets: true,
         ..base
     }
 }

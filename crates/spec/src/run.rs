@@ -55,6 +55,8 @@ pub struct RunRequest {
     pub allow_models: Vec<String>,
     /// How much of models.
     pub budget: Budget,
+    /// `NAME=VARIABLE`, stored secrets that the program shall see.
+    pub secrets: Vec<OsString>,
     /// `NAME=FILE` or `NAME=artifact:NAME[@VERSION]`
     pub inputs: Vec<OsString>,
     pub artifacts: Vec<PathBuf>,
@@ -281,6 +283,7 @@ const RESERVED_ENV: [&str; 10] = [
 const MOST_ARGUMENT_BYTES: usize = 1 << 20;
 const MOST_ENTRIES: usize = 4096;
 const MOST_MOUNTS: usize = 64;
+const MOST_SECRETS: usize = 32;
 
 fn invalid(message: impl fmt::Display, hint: impl fmt::Display) -> SpecError {
     SpecError { code: ErrorCode::InvalidSpec, message: message.to_string(), hint: hint.to_string() }
@@ -302,6 +305,8 @@ impl Policy {
         let (network, mounts) = (network_of(&request, profile, &grants)?, check_mounts(&request.mounts)?);
         let doors = check_doors(&[grants.ports(), request.doors.clone()].concat(), network)?;
         let limits = self.limits_of(&request, profile)?;
+        let env = environment(&request.env, &request.caller_env, profile)?;
+        let secrets = secrets(&request.secrets, &env, &name, profile)?;
         let id = |text: &Option<String>, option| {
             let checked = text.as_deref().map(Id::new).transpose();
             checked.map_err(|bad| invalid(bad, format!("give {option} another value")))
@@ -318,7 +323,7 @@ impl Policy {
             contract: check_contract(request.contract, request.tty)?,
             inputs: request.inputs.iter().map(|text| input(text)).collect::<Result<_, _>>()?,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
-            grants,
+            grants: Grants { secrets, ..grants },
             sandbox: SandboxSpec {
                 profile: name,
                 backend,
@@ -331,7 +336,7 @@ impl Policy {
                 directory: PathBuf::from(WORKSPACE),
                 image_env: BTreeMap::new(),
                 extra_mounts: profile.extra_mounts,
-                env: environment(&request.env, &request.caller_env, profile)?,
+                env,
                 network,
                 internal_network: id(&request.internal_network, "--internal-network")?,
                 doors,
@@ -616,6 +621,49 @@ fn check_contract(contract: Contract, tty: Option<TerminalSize>) -> Result<Contr
     }
 }
 
+/// Secrets that the program itself gets: named, each once, and only where the profile lets any in.
+fn secrets(
+    texts: &[OsString],
+    env: &BTreeMap<EnvName, OsString>,
+    name: &str,
+    profile: &Profile,
+) -> Result<Vec<(String, EnvName)>, SpecError> {
+    if !texts.is_empty() && !profile.allow_secrets {
+        return Err(SpecError {
+            code: ErrorCode::PolicyDenied,
+            message: format!("the profile `{name}` lets no secret in"),
+            hint: "use --llm, so that the key stays outside, or another profile: --profile agent".to_owned(),
+        });
+    }
+    if texts.len() > MOST_SECRETS {
+        return Err(invalid(format!("more than {MOST_SECRETS} secrets"), "let fewer in"));
+    }
+    let mut seen: BTreeSet<_> = env.keys().cloned().collect();
+    texts
+        .iter()
+        .map(|text| {
+            let (secret, variable) = secret(text)?;
+            match seen.insert(variable.clone()) {
+                true => Ok((secret, variable)),
+                false => Err(invalid(
+                    format!("the variable `{}` is set twice", shown(variable.as_os_str())),
+                    "give each --secret and --env its own variable",
+                )),
+            }
+        })
+        .collect()
+}
+
+fn secret(text: &OsStr) -> Result<(String, EnvName), SpecError> {
+    let hint = "write --secret NAME=VARIABLE; `airlock secrets list` shows the names";
+    let (name, variable) = text
+        .to_str()
+        .and_then(|text| text.split_once('='))
+        .ok_or_else(|| invalid(format!("`{}` is not a secret with its variable", shown(text)), hint))?;
+    let name = Id::new(name).map_err(|bad| invalid(bad, hint))?;
+    Ok((name.to_string(), EnvName::new(OsStr::new(variable))?))
+}
+
 fn check_doors(ports: &[u16], network: Network) -> Result<Vec<u16>, SpecError> {
     let mut seen = BTreeSet::new();
     if ports.len() > 8 || ports.iter().any(|port| *port == 0 || !seen.insert(*port)) {
@@ -793,6 +841,34 @@ mod tests {
         let env = policy.admit(asked).unwrap().sandbox.env;
         let names: Vec<_> = env.keys().map(|name| name.as_os_str().to_owned()).collect();
         assert_eq!(names, ["A", "LANG"]);
+    }
+
+    #[test]
+    fn a_secret_is_let_in_by_name_and_never_by_the_restrictive_profile() {
+        let asked = |profile: &str, secrets: &[&str]| RunRequest {
+            profile: Some(profile.to_owned()),
+            secrets: secrets.iter().map(OsString::from).collect(),
+            env: vec![("TAKEN".into(), "x".into())],
+            ..request(&["true"])
+        };
+        let policy = Policy::default();
+        let denied = policy.admit(asked("restrictive", &["a=A"])).unwrap_err();
+        assert_eq!(denied.code, ErrorCode::PolicyDenied);
+        assert_eq!(denied.message, "the profile `restrictive` lets no secret in");
+        let grants = policy.admit(asked("agent", &["a=A", "a=B"])).unwrap().grants;
+        let name = |text: &str| EnvName::new(OsStr::new(text)).unwrap();
+        assert_eq!(grants.secrets, [("a".to_owned(), name("A")), ("a".to_owned(), name("B"))]);
+        for (secrets, message) in [
+            (&["a"][..], "`a` is not a secret with its variable"),
+            (&["../a=A"], "`../a` is not an identifier"),
+            (&["a="], "`` is not the name of a variable"),
+            (&["a=PATH"], "the variable `PATH` cannot be set by a caller"),
+            (&["a=A", "b=A"], "the variable `A` is set twice"),
+            (&["a=TAKEN"], "the variable `TAKEN` is set twice"),
+        ] {
+            let refused = policy.admit(asked("agent", secrets)).unwrap_err();
+            assert!(refused.message.starts_with(message), "{}", refused.message);
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::{
     settings::Script,
 };
 use serde::Deserialize;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -157,6 +158,10 @@ impl Plan {
     pub(crate) fn word(&self, index: u64) -> String {
         if let Some(echo) = self.echo.as_ref().filter(|_| index == 0) {
             return echo.clone();
+        }
+        if self.script.stamp {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            return format!("tok{} ", now.as_nanos());
         }
         let own = usize::try_from(index).ok().and_then(|index| self.words.get(index));
         own.cloned().unwrap_or_else(|| format!("tok{index} "))

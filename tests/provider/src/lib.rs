@@ -43,6 +43,8 @@ use std::{
 use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 
+/// The name of its thread: whoever wants to know what it costs finds it by this.
+pub const THREAD: &str = "provider";
 /// How long a test waits for the account to become as it wants.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -66,7 +68,7 @@ impl Provider {
         let shared = Arc::new(Shared::new(&settings));
         let (stop, stopped) = oneshot::channel();
         let serving = shared.clone();
-        let thread = thread::spawn(move || {
+        let thread = thread::Builder::new().name(THREAD.to_owned()).spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime starts").block_on(async {
                 let listener = tokio::net::TcpListener::from_std(listener).expect("it is a listener");
@@ -76,6 +78,7 @@ impl Provider {
                 }
             });
         });
+        let thread = thread.expect("a thread starts");
         Provider { address, tls: settings.tls.is_some(), shared, stop: Some(stop), thread: Some(thread) }
     }
 

@@ -40,6 +40,7 @@ pub enum Operation {
     GeminiStream,
     GeminiCountTokens,
     GeminiEmbed,
+    GeminiBatchEmbed,
     OllamaChat,
     OllamaGenerate,
     OllamaEmbed,
@@ -57,7 +58,9 @@ pub enum Operation {
 impl Operation {
     /// Of this request; with Gemini the model stands in the path.
     pub(crate) fn of(method: &Method, path: &str, headers: &HeaderMap) -> (Operation, Option<String>) {
-        if let Some(rest) = path.strip_prefix("/v1beta/models/") {
+        // Newer SDKs of Gemini ask for v1.
+        let of_model = ["/v1beta/models/", "/v1/models/"].iter().find_map(|prefix| path.strip_prefix(prefix));
+        if let Some(rest) = of_model {
             return gemini(method, rest);
         }
         let anthropic = headers.contains_key("x-api-key") || headers.contains_key("anthropic-version");
@@ -65,6 +68,9 @@ impl Operation {
             ("POST", "/v1/chat/completions") => Operation::OpenAiChat,
             ("POST", "/v1/responses") => Operation::OpenAiResponses,
             ("POST", "/v1/embeddings") => Operation::OpenAiEmbeddings,
+            ("GET", "/v1/models") if headers.contains_key("x-goog-api-key") && !anthropic => {
+                Operation::GeminiModels
+            }
             ("GET", "/v1/models") if anthropic => Operation::AnthropicModels,
             ("GET", "/v1/models") => Operation::OpenAiModels,
             ("POST", "/v1/messages") => Operation::AnthropicMessages,
@@ -101,7 +107,8 @@ impl Operation {
             | Operation::GeminiGenerate
             | Operation::GeminiStream
             | Operation::GeminiCountTokens
-            | Operation::GeminiEmbed => Dialect::Gemini,
+            | Operation::GeminiEmbed
+            | Operation::GeminiBatchEmbed => Dialect::Gemini,
             Operation::OllamaChat
             | Operation::OllamaGenerate
             | Operation::OllamaEmbed
@@ -123,6 +130,7 @@ impl Operation {
                 self,
                 Operation::OpenAiEmbeddings
                     | Operation::GeminiEmbed
+                    | Operation::GeminiBatchEmbed
                     | Operation::OllamaEmbed
                     | Operation::OllamaEmbeddings
             )
@@ -150,6 +158,7 @@ fn gemini(method: &Method, rest: &str) -> (Operation, Option<String>) {
         ("POST", "streamGenerateContent") => Operation::GeminiStream,
         ("POST", "countTokens") => Operation::GeminiCountTokens,
         ("POST", "embedContent") => Operation::GeminiEmbed,
+        ("POST", "batchEmbedContents") => Operation::GeminiBatchEmbed,
         _ => Operation::Unknown,
     };
     (operation, Some(model.to_owned()))
@@ -166,21 +175,21 @@ pub(crate) fn keys_of(headers: &HeaderMap) -> Vec<String> {
     .collect()
 }
 
-/// Whether the dialect's own header has one of the keys.
+/// Whether a header of the dialect has one of the keys. Anthropic takes two: older SDKs send the one, newer ones the other.
 pub(crate) fn is_let_in(operation: Operation, headers: &HeaderMap, keys: &[String]) -> bool {
-    let (name, prefix) = match operation.dialect() {
-        Dialect::OpenAi => ("authorization", "Bearer "),
-        Dialect::Anthropic => ("x-api-key", ""),
-        Dialect::Gemini => ("x-goog-api-key", ""),
+    let places: &[(&str, &str)] = match operation.dialect() {
+        Dialect::OpenAi => &[("authorization", "Bearer ")],
+        Dialect::Anthropic => &[("x-api-key", ""), ("authorization", "Bearer ")],
+        Dialect::Gemini => &[("x-goog-api-key", "")],
         // As it is on a node: whoever reaches it may use it.
         Dialect::Ollama => return true,
     };
-    if keys.is_empty() {
-        return true;
-    }
-    let told = headers.get(name).and_then(|value| value.to_str().ok());
-    let secret = told.and_then(|told| told.strip_prefix(prefix));
-    secret.is_some_and(|secret| keys.iter().any(|key| key == secret))
+    let opens = |(name, prefix): &(&str, &str)| {
+        let told = headers.get(*name).and_then(|value| value.to_str().ok());
+        let secret = told.and_then(|told| told.strip_prefix(prefix));
+        secret.is_some_and(|secret| keys.iter().any(|key| key == secret))
+    };
+    keys.is_empty() || places.iter().any(opens)
 }
 
 /// An error with this status, as the dialect says it.

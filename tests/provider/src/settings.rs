@@ -93,6 +93,8 @@ pub struct Script {
     pub pace_ms: u64,
     /// This text in place of `tok0 …`: one token a word.
     pub text: Option<String>,
+    /// Each token is the time it is said, in nanoseconds since 1970, as `tok1700000000000000000 `.
+    pub stamp: bool,
     /// A unary answer's text has this many bytes, whatever its tokens.
     pub reply_bytes: Option<usize>,
     /// Lines of a stream end with CR LF.
@@ -121,6 +123,7 @@ impl Default for Script {
             ignore_cap: false,
             pace_ms: 0,
             text: None,
+            stamp: false,
             reply_bytes: None,
             crlf: false,
             tight: false,
@@ -274,7 +277,7 @@ pub enum Encoding {
 impl Script {
     /// With what the model's name says: any of its words, parted by `-`, that is a name below with a number behind it.
     /// `mock-tokens-20-cut-3` says twenty tokens and a cut after the third. Names: `tokens`, `input`, `cache_read`, `reasoning`,
-    /// `pace`, `ignore_cap` (0 or 1), `reply_bytes`, `split`, and the faults `status`, `slow_headers`, `cut`, `stall`, `hold`,
+    /// `pace`, `ignore_cap` and `stamp` (0 or 1), `reply_bytes`, `split`, and the faults `status`, `slow_headers`, `cut`, `stall`, `hold`,
     /// `reset_after`, `bad_framing`, `bad_json`, `fails`, `giant`, `header_flood`.
     pub fn for_model(mut self, model: &str) -> Script {
         let words: Vec<_> = model.split('-').collect();
@@ -295,6 +298,7 @@ impl Script {
             "reasoning" => return self.reasoning = number,
             "pace" => return self.pace_ms = number,
             "ignore_cap" => return self.ignore_cap = number != 0,
+            "stamp" => return self.stamp = number != 0,
             "reply_bytes" => return self.reply_bytes = Some(size),
             "split" => return self.split = Some(size.max(1)),
             "status" => {

@@ -8,9 +8,11 @@ mod doctor;
 mod escape_test;
 mod image;
 mod message;
+mod mistake;
 mod proxy;
 mod run;
 mod screen;
+mod secrets;
 mod sweep;
 mod usage;
 
@@ -67,8 +69,12 @@ enum Command {
     Sweep(sweep::Options),
     /// List, fetch or remove what runs have kept
     Artifact(artifact::Options),
+    /// Show what models were used for, and what it cost
+    Usage(usage::Options),
     /// Load, pull, list, check or build the images that runs start from
     Image(image::Options),
+    /// Keep, list or remove secrets: keys of providers, and what runs are let have
+    Secrets(secrets::Options),
     /// Serve the doors to models by themselves, to whoever has a session's token
     Proxy(proxy::Options),
     /// Measure what a run costs here, beside other sandboxes
@@ -80,13 +86,15 @@ enum Command {
 /// Everything but `main` itself: from arguments and surroundings to the exit status.
 pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
     match Cli::try_parse_from(&arguments) {
-        Err(error) => usage::report(&error, &arguments),
+        Err(error) => mistake::report(&error, &arguments),
         Ok(Cli { global, command }) => match command {
             Command::Run(options) => run::execute(*options, &global, &surroundings),
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
+            Command::Usage(options) => usage::execute(&options, &global, &surroundings),
             Command::Image(options) => image::execute(options, &global, &surroundings),
+            Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
             Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),
             Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),

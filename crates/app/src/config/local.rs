@@ -94,6 +94,9 @@ fn wider(profile: &Profile, than: &Profile) -> Option<&'static str> {
     if profile.extra_mounts != ExtraMounts::None && than.extra_mounts == ExtraMounts::None {
         return Some("its mounts");
     }
+    if profile.allow_secrets && !than.allow_secrets {
+        return Some("allow_secrets");
+    }
     if !are_among(&profile.allow_models, &than.allow_models) {
         return Some("allow_models");
     }

@@ -39,6 +39,7 @@ struct OfProfile {
     network: Option<Network>,
     limits: Maximum,
     inherit: Option<Vec<String>>,
+    allow_secrets: Option<bool>,
     allow_models: Option<Vec<ModelPattern>>,
     budget: Option<Budget>,
 }
@@ -120,6 +121,7 @@ fn profile(name: &str, value: &Value, path: &Path) -> Result<OfProfile, ConfigEr
             "network" => said.network = Some(section.network(key, value)?),
             "env" => said.inherit = inherit(section.table(key, value)?, &section)?,
             limit if LIMITS.contains(&limit) => section.limit(&mut said.limits, limit, value)?,
+            "allow_secrets" => said.allow_secrets = Some(section.flag(key, value)?),
             "allow_models" => said.allow_models = Some(provider::models(&section, key, value)?),
             "budget" => said.budget = Some(doors::budget(&section, key, value)?),
             NOT_BUILT_IN_PROFILE => return Err(section.not_built(key)),
@@ -130,7 +132,7 @@ fn profile(name: &str, value: &Value, path: &Path) -> Result<OfProfile, ConfigEr
 }
 
 fn known_in_profile() -> Vec<&'static str> {
-    ["base", "network", "env", "allow_models", "budget"].into_iter().chain(LIMITS).collect()
+    ["base", "network", "env", "allow_secrets", "allow_models", "budget"].into_iter().chain(LIMITS).collect()
 }
 
 fn inherit(table: &Table, section: &Section<'_>) -> Result<Option<Vec<String>>, ConfigError> {
@@ -198,6 +200,7 @@ fn resolve(
         limits: base.limits.with(&words.limits),
         env_inherit: words.inherit.clone().unwrap_or(base.env_inherit),
         extra_mounts: base.extra_mounts,
+        allow_secrets: words.allow_secrets.unwrap_or(base.allow_secrets),
         allow_models: words.allow_models.clone().unwrap_or(base.allow_models),
         local_models: base.local_models,
         budget: words.budget.clone().unwrap_or(base.budget),

@@ -1,7 +1,7 @@
 //! A reader of JSON that builds nothing: it says where things are, and takes what the grammar takes and no more.
 //! Readers differ in what they make of bad JSON, so bad JSON is not passed on.
 
-use memchr::memchr2;
+use super::quote::quote_or_backslash;
 use std::{borrow::Cow, ops::Range};
 
 /// No document is nested deeper.
@@ -19,7 +19,7 @@ pub(super) struct Broken {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Literal {
     pub(super) at: Range<usize>,
-    has_escapes: bool,
+    pub(super) has_escapes: bool,
 }
 
 /// A place in a document.
@@ -35,6 +35,11 @@ pub(super) struct Scanner<'b> {
 impl<'b> Scanner<'b> {
     pub(super) fn new(text: &'b str) -> Scanner<'b> {
         Scanner { text, at: 0, depth: 0, is_fresh: true }
+    }
+
+    /// Begins at a key of an object.
+    pub(super) fn within(text: &'b str, at: usize) -> Scanner<'b> {
+        Scanner { text, at, depth: 1, is_fresh: true }
     }
 
     pub(super) fn at(&self) -> usize {
@@ -106,7 +111,7 @@ impl<'b> Scanner<'b> {
         let (mut at, mut has_escapes) = (start + 1, false);
         loop {
             let rest = bytes.get(at..).unwrap_or_default();
-            let Some(run) = memchr2(b'"', b'\\', rest) else {
+            let Some(run) = quote_or_backslash(rest) else {
                 return Err(self.broken("a string has no end"));
             };
             if rest[..run].iter().fold(false, |found, byte| found | (*byte < b' ')) {

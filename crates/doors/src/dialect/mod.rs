@@ -8,6 +8,7 @@ mod keys;
 mod meter;
 mod node;
 mod peek;
+mod quote;
 mod reader;
 mod rewrite;
 mod route;

@@ -70,8 +70,11 @@ impl<'b> Reading<'b> {
     fn name(&mut self) -> Result<Option<Cow<'b, str>>, BadAsk> {
         let Some(literal) = self.scanner.key()? else { return Ok(None) };
         let name = self.scanner.decode(&literal)?;
-        // Some readers end a string there.
-        if name.contains('\0') { Err(bad("a name has a zero character in it")) } else { Ok(Some(name)) }
+        // Some readers end a string there. Unescaped it is no JSON.
+        if literal.has_escapes && name.contains('\0') {
+            return Err(bad("a name has a zero character in it"));
+        }
+        Ok(Some(name))
     }
 
     fn member(&mut self, key: Key, name: &str) -> Result<(), BadAsk> {

@@ -4,7 +4,7 @@
 
 use super::meter::Meter;
 use super::node::Node;
-use memchr::memchr2;
+use super::quote::quote_or_backslash;
 
 /// Nothing that matters is deeper.
 const DEPTH: usize = 16;
@@ -77,7 +77,7 @@ impl Reader {
         while let Some(first) = bytes.first() {
             let used = match self.state {
                 State::Value => self.value(*first, meter),
-                State::Key => self.key(*first, meter),
+                State::Key => self.key(bytes, meter),
                 State::InKey | State::InText | State::InWord | State::InString => self.string(bytes, meter),
                 State::InScalar => self.scalar(bytes, meter),
                 State::Dead => self.dead(bytes, meter),
@@ -116,13 +116,35 @@ impl Reader {
         1
     }
 
-    fn key(&mut self, first: u8, meter: &mut Meter) -> usize {
-        match first {
-            b'"' => (self.state, self.length) = (State::InKey, 0),
-            b'}' | b']' => self.close(meter),
-            _ => {}
+    /// The next key. Members that are here as a whole and do not matter are passed over at once: nearly all are such.
+    fn key(&mut self, bytes: &[u8], meter: &mut Meter) -> usize {
+        let node = self.frames[self.depth.saturating_sub(1)].node;
+        let mut at = 0;
+        while let Some(first) = bytes.get(at) {
+            match first {
+                b'"' => {
+                    let Some((member, value)) = member(node, bytes, at) else { break };
+                    self.next = member;
+                    match passed(member, bytes, value) {
+                        Some(end) => at = end,
+                        None => {
+                            self.state = State::Value;
+                            return value;
+                        }
+                    }
+                }
+                b'}' | b']' => {
+                    self.close(meter);
+                    return at + 1;
+                }
+                _ => at += 1,
+            }
         }
-        1
+        if at < bytes.len() {
+            (self.state, self.length) = (State::InKey, 0);
+            at += 1;
+        }
+        at
     }
 
     fn open(&mut self, is_object: bool, meter: &mut Meter) {
@@ -206,7 +228,7 @@ impl Reader {
             if self.escaped && at < bytes.len() {
                 (self.escaped, at) = (false, at + 1);
             }
-            match memchr2(b'"', b'\\', &bytes[at..]) {
+            match quote_or_backslash(&bytes[at..]) {
                 None => return (bytes.len(), false),
                 Some(found) if bytes[at + found] == b'"' => return (at + found, true),
                 Some(found) => (self.escaped, at) = (true, at + found + 1),
@@ -215,10 +237,7 @@ impl Reader {
     }
 
     fn scalar(&mut self, bytes: &[u8], meter: &mut Meter) -> usize {
-        let is_end = |byte: &u8| {
-            matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t' | b'"' | b'{' | b'[')
-        };
-        let end = bytes.iter().position(is_end);
+        let end = bytes.iter().position(is_end_of_scalar);
         self.keep(&bytes[..end.unwrap_or(bytes.len())]);
         let Some(end) = end else { return bytes.len() };
         match self.next {
@@ -262,6 +281,33 @@ impl Reader {
         }
         inside + usize::from(is_closed)
     }
+}
+
+/// The place of a member whose key begins here, and where its value begins, if that is here.
+fn member(node: Node, bytes: &[u8], start: usize) -> Option<(Node, usize)> {
+    let rest = &bytes[start + 1..];
+    let end = quote_or_backslash(rest).filter(|end| rest[*end] == b'"')?;
+    let is_between = |byte: &&u8| matches!(byte, b':' | b' ' | b'\t' | b'\r' | b'\n' | b',');
+    let between = rest[end + 1..].iter().take_while(is_between).count();
+    let key = rest.get(..end).filter(|key| key.len() <= SCRATCH).unwrap_or_default();
+    Some((node.member(key), start + 1 + end + 1 + between))
+}
+
+/// The end of a plain value that does not matter, if it is here.
+fn passed(member: Node, bytes: &[u8], start: usize) -> Option<usize> {
+    let rest = bytes.get(start..).filter(|_| member == Node::Dead)?;
+    match rest.first()? {
+        b'{' | b'[' | b'}' | b']' => None,
+        b'"' => {
+            let end = quote_or_backslash(&rest[1..])?;
+            (rest[1 + end] == b'"').then_some(start + end + 2)
+        }
+        _ => rest.iter().position(is_end_of_scalar).map(|end| start + end),
+    }
+}
+
+fn is_end_of_scalar(byte: &u8) -> bool {
+    matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t' | b'"' | b'{' | b'[')
 }
 
 /// A count; fractions are rounded up, what is below zero is zero, what is beyond the range is its end.

@@ -166,3 +166,7 @@ fn limit_name(operation: Operation, chat_name: &str) -> Option<&str> {
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
+
+#[cfg(test)]
+#[path = "rewrite_tests.rs"]
+mod tests;

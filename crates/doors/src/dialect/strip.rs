@@ -4,10 +4,15 @@
 use super::json::{Broken, Scanner};
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr2, memmem};
-use std::ops::Range;
+use std::{ops::Range, sync::LazyLock};
 
 /// A line that is longer is passed on as it is; no usage event is.
 const LONGEST_LINE: usize = 64 << 10;
+
+const WHITESPACE: [char; 4] = [' ', '\t', '\r', '\n'];
+
+/// Made once: to make it takes longer than to use it.
+static USAGE: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new("\"usage\""));
 
 /// Holds back the beginning of a line until its end is there.
 #[derive(Debug, Default)]
@@ -142,53 +147,69 @@ impl Kept {
         match self.parts.as_slice() {
             [] => Bytes::new(),
             [part] => bytes.slice(part.clone()),
-            parts => parts.iter().flat_map(|part| &bytes[part.clone()]).copied().collect(),
+            parts => {
+                let mut joined = BytesMut::with_capacity(bytes.len());
+                parts.iter().for_each(|part| joined.extend_from_slice(&bytes[part.clone()]));
+                joined.freeze()
+            }
         }
     }
 }
 
 fn verdict(line: &[u8]) -> Verdict {
     let data = line.strip_prefix(b"data:").filter(|_| line.len() <= LONGEST_LINE);
-    let data = data.filter(|data| memmem::find(data, b"\"usage\"").is_some());
-    match data.and_then(|data| str::from_utf8(data).ok()).map(judge_data) {
-        Some(Ok(Verdict::Cut(part))) => Verdict::Cut(part.start + 5..part.end + 5),
-        Some(Ok(verdict)) => verdict,
-        Some(Err(_)) | None => Verdict::Pass,
+    let data = data.filter(|data| USAGE.find(data).is_some()).and_then(|data| str::from_utf8(data).ok());
+    let Some(data) = data else { return Verdict::Pass };
+    let before = line.len() - data.len();
+    match USAGE.find_iter(data.as_bytes()).find_map(|at| null_usage(data, at)) {
+        Some(part) => Verdict::Cut(part.start + before..part.end + before),
+        None if is_usage_alone(data).unwrap_or(false) => Verdict::Take,
+        None => Verdict::Pass,
     }
 }
 
-/// One event's data: a chat chunk with a usage beside no choices goes; a usage that is null goes alone.
-fn judge_data(data: &str) -> Result<Verdict, Broken> {
+/// The member `"usage":null` that begins here, with one of the commas around it. It is one of the outermost if its
+/// object ends with the document; what is before need not be read again. An escaped quote begins no key.
+fn null_usage(data: &str, start: usize) -> Option<Range<usize>> {
+    let before = data[..start].trim_end_matches(WHITESPACE);
+    let mut scanner = Scanner::within(data, start);
+    scanner.key().ok()??;
+    let value = scanner.skip().ok().filter(|at| scanner.text(at.clone()) == "null")?;
+    let next = scanner.key().ok()?;
+    if next.is_some() {
+        scanner.skip().ok()?;
+        while scanner.key().ok()?.is_some() {
+            scanner.skip().ok()?;
+        }
+    }
+    scanner.finish().ok()?;
+    match (next, before.strip_suffix(',')) {
+        (Some(next), _) if before.ends_with([',', '{']) => Some(start..next.at.start),
+        (None, Some(before)) => Some(before.trim_end_matches(WHITESPACE).len()..value.end),
+        (None, None) if before.ends_with('{') => Some(start..value.end),
+        _ => None,
+    }
+}
+
+/// A chat chunk with a usage beside no choices.
+fn is_usage_alone(data: &str) -> Result<bool, Broken> {
     let mut scanner = Scanner::new(data);
     if scanner.peek() != Some(b'{') {
-        return Ok(Verdict::Pass);
+        return Ok(false);
     }
     scanner.enter()?;
-    let (mut has_no_choices, mut usage) = (false, None);
-    let (mut end_before, mut null, mut cut) = (None, None, None);
+    let (mut has_no_choices, mut has_usage) = (false, false);
     while let Some(key) = scanner.key()? {
-        if let Some(null) = null.take() {
-            cut = Some(null..key.at.start);
-        }
         let first = scanner.peek();
         let value = scanner.skip()?;
-        match scanner.text(key.at.clone()) {
-            "\"choices\"" => has_no_choices = first == Some(b'[') && is_blank(scanner.text(value.clone())),
-            "\"usage\"" => {
-                usage = first;
-                null = (first == Some(b'n')).then_some(key.at.start);
-                cut = null.map(|start| end_before.unwrap_or(start)..value.end).or(cut);
-            }
+        match scanner.text(key.at) {
+            "\"choices\"" => has_no_choices = first == Some(b'[') && is_blank(scanner.text(value)),
+            "\"usage\"" => has_usage = first == Some(b'{'),
             _ => {}
         }
-        end_before = Some(value.end);
     }
     scanner.finish()?;
-    Ok(match (usage, cut) {
-        (Some(b'{'), _) if has_no_choices => Verdict::Take,
-        (_, Some(part)) => Verdict::Cut(part),
-        _ => Verdict::Pass,
-    })
+    Ok(has_no_choices && has_usage)
 }
 
 /// An array with nothing in it.

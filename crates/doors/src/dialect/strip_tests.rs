@@ -30,6 +30,11 @@ fn a_usage_that_is_null_goes_alone_wherever_it_stands() {
         (r#"{"a":1, "usage": null, "choices": [{}]}"#, r#"{"a":1, "choices": [{}]}"#),
         (r#"{"choices":[{}], "usage" : null }"#, r#"{"choices":[{}] }"#),
         (r#"{"usage":null}"#, "{}"),
+        (r#"{"choices":[{"usage":null}] , "usage":null}"#, r#"{"choices":[{"usage":null}]}"#),
+        (
+            r#"{"choices":[{"text":"\"usage"}],"usage":null,"a":{"b":[1]}}"#,
+            r#"{"choices":[{"text":"\"usage"}],"a":{"b":[1]}}"#,
+        ),
         (r#"{"choices":[],"usage":null,"obfuscation":"xy"}"#, r#"{"choices":[],"obfuscation":"xy"}"#),
     ];
     for (with, without) in cases {
@@ -49,6 +54,10 @@ fn what_is_not_there_because_of_us_stays() {
         r#"{"usage":{"prompt_tokens":1}}"#,
         r#"{"choices":[[]],"prompt_filter_results":[]}"#,
         r#"["usage"]"#,
+        r#"{"choices":[{"\"usage":null}]}"#,
+        r#"{"say \"usage":null}"#,
+        r#"{"usage":nul}"#,
+        r#"{"a":{"usage":null},"b":1}"#,
     ];
     for data in cases {
         let text = format!(": comment\ndata: {data}\n\n");

@@ -52,9 +52,10 @@ fn usage_is_exact_for_every_shape() {
         assert_eq!(
             (learnt.usage, learnt.ends, learnt.least),
             (shape.usage, shape.ends, shape.least),
-            "{shape:?}"
+            "{}",
+            shape.name
         );
-        assert_eq!(learnt.passed, shape.text.as_bytes(), "{shape:?}");
+        assert_eq!(learnt.passed, shape.text.as_bytes(), "{}", shape.name);
     }
 }
 

@@ -30,6 +30,7 @@ pub(crate) fn list(plan: &Plan) -> Value {
         }),
         Operation::GeminiCountTokens => json!({ "totalTokens": input }),
         Operation::GeminiEmbed => json!({ "embedding": { "values": VECTOR } }),
+        Operation::GeminiBatchEmbed => json!({ "embeddings": [{ "values": VECTOR }] }),
         _ => ollama(plan),
     }
 }

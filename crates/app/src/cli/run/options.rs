@@ -83,6 +83,9 @@ pub(crate) struct Options {
     /// Pass one of your own variables by name; repeatable
     #[arg(long, value_name = "NAME", help_heading = BOX)]
     env_from: Vec<OsString>,
+    /// Let the program have a stored secret as a variable; not with the profile restrictive; repeatable
+    #[arg(long, value_name = "NAME=VARIABLE", help_heading = BOX)]
+    secret: Vec<OsString>,
     /// Refuse to run unless this barrier can be enforced; repeatable
     #[arg(long, value_name = "BARRIER", help_heading = BOX)]
     require: Vec<Barrier>,
@@ -190,18 +193,13 @@ struct NotBuilt {
     #[arg(long, hide = true)]
     allow_host: Vec<OsString>,
     #[arg(long, hide = true)]
-    secret: Vec<OsString>,
     #[arg(long, hide = true)]
     learn: bool,
 }
 
 impl NotBuilt {
     fn asked_for(&self) -> Option<&'static str> {
-        let options = [
-            ("--allow-host", !self.allow_host.is_empty()),
-            ("--secret", !self.secret.is_empty()),
-            ("--learn", self.learn),
-        ];
+        let options = [("--allow-host", !self.allow_host.is_empty()), ("--learn", self.learn)];
         options.into_iter().find_map(|(name, asked)| asked.then_some(name))
     }
 }
@@ -257,6 +255,7 @@ impl Options {
             inference: self.inference,
             allow_models: self.allow_model,
             budget: Budget { money: self.budget_usd, tokens: self.budget_tokens, ..Budget::default() },
+            secrets: self.secret,
             inputs: self.input,
             artifacts: self.artifact,
             allow_protected: self.allow_protected,
@@ -415,7 +414,7 @@ mod tests {
         let asked = request(&[
             "--profile", "agent", "--backend", "native", "--image", "./root", "--entrypoint", "e", "--writable-root",
             "--volume", "v:/v", "--internal-network", "i", "--llm=p", "--inference", "--allow-model", "m*",
-            "--budget-usd", "0.5", "--budget-tokens", "9", "--workspace", "w",
+            "--budget-usd", "0.5", "--budget-tokens", "9", "--workspace", "w", "--secret", "s=S",
             "--mount", "data:/data:rw", "--mount", "/abs:/x", "--env", "A=b=c", "--env-from", "TOKEN",
             "--timeout", "2s", "--memory", "1G", "--cpus", "1.5", "--cpu-time", "1m", "--pids", "9",
             "--file-size", "1M", "--open-files", "8", "--disk", "2M", "--output", "3M", "--network", "none",
@@ -453,6 +452,7 @@ mod tests {
             inference: true,
             allow_models: vec!["m*".into()],
             budget: Budget { money: Some(Money(500_000_000)), tokens: Some(9), ..Budget::default() },
+            secrets: vec!["s=S".into()],
             inputs: vec!["n=f".into()],
             artifacts: vec!["o".into()],
             allow_protected: vec![".git".into()],
@@ -496,17 +496,8 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_by_name() {
-        let cases: [(&[&str], &str); 9] = [
-            (&["--llm"], "--llm"),
-            (&["--llm=anthropic"], "--llm"),
-            (&["--inference"], "--inference"),
-            (&["--allow-host", "x"], "--allow-host"),
-            (&["--budget-tokens", "1"], "--budget-tokens"),
-            (&["--budget-usd", "1"], "--budget-usd"),
-            (&["--allow-model", "x"], "--allow-model"),
-            (&["--secret", "a=b"], "--secret"),
-            (&["--learn"], "--learn"),
-        ];
+        let cases: [(&[&str], &str); 2] =
+            [(&["--allow-host", "x"], "--allow-host"), (&["--learn"], "--learn")];
         for (words, name) in cases {
             let refused = options(words).refuse_impossible().unwrap_err();
             assert_eq!(refused.message, format!("`{name}` is not part of this build"));

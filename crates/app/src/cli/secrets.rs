@@ -1,0 +1,286 @@
+//! `airlock secrets`: keeps, lists and removes secrets. A value comes from a terminal that does not show it or from
+//! standard input, never from an argument, and is never printed.
+
+use super::{
+    Global, conclude,
+    message::{self, Failure, Line},
+    print, print_json,
+};
+use crate::config::Surroundings;
+use clap::{Args, Subcommand};
+use doors::{
+    Secret,
+    secrets::{MasterKey, Secrets, SecretsError, Stored},
+};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
+use spec::{ErrorCode, Timestamp};
+use std::{
+    io::{self, IsTerminal, Write},
+    os::fd::AsFd,
+    time::SystemTime,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  printf %s \"$KEY\" | airlock secrets set anthropic
+  airlock secrets list
+  airlock secrets list --json
+  airlock run --profile agent --network none --secret anthropic=TOKEN -- sh -c 'test -n \"$TOKEN\"'
+  airlock secrets rm anthropic
+
+Secrets are kept encrypted in the state folder. What they are encrypted with, and where a better key than the usual one
+comes from, is told in docs/secrets.md.";
+
+/// The options of `airlock secrets`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Keep a secret, in place of one of the same name
+    ///
+    /// In a terminal the value is asked for and not shown. Otherwise it is read from standard input; one line break at
+    /// its end is not part of it.
+    Set {
+        /// What to call it; a provider's key is looked for under the provider's name
+        name: String,
+    },
+    /// List the names, and when each was set; never a value
+    List,
+    /// Remove a secret
+    Rm {
+        /// Its name
+        name: String,
+    },
+}
+
+/// What a secret can be at most, and one byte more, by which a longer one is seen.
+const ROOM: usize = (64 << 10) + 1;
+
+impl From<SecretsError> for Failure {
+    fn from(error: SecretsError) -> Self {
+        Failure { code: ErrorCode::InvalidSpec, message: error.message, hint: error.hint }
+    }
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    let json = options.json;
+    conclude(attempt(options, global, surroundings), json)
+}
+
+fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let secrets = global.configure(surroundings)?.secrets;
+    match options.action {
+        Action::Set { name } => set(&secrets, &name, options.json)?,
+        Action::List => {
+            let stored = secrets.list()?;
+            match options.json {
+                true => print_json(&serde_json::json!({ "secrets": rows(&stored) }))?,
+                false => print(&text(&stored))?,
+            }
+        }
+        Action::Rm { name } => {
+            if !secrets.remove(&name)? {
+                let message = format!("no secret is called `{name}`");
+                return Err(Failure::invalid(message, "`airlock secrets list` shows the names"));
+            }
+            if options.json {
+                print_json(&serde_json::json!({ "removed": name }))?;
+            }
+        }
+    }
+    Ok(0)
+}
+
+fn set(secrets: &Secrets, name: &str, json: bool) -> Result<(), Failure> {
+    // Before somebody types for nothing.
+    let id = spec::Id::new(name)
+        .map_err(|bad| Failure::invalid(bad.to_string(), "give the secret another name"))?;
+    let stdin = io::stdin();
+    let bytes = match stdin.is_terminal() {
+        true => ask(&stdin, id.as_str())?,
+        false => read(&stdin)?,
+    };
+    let hint = format!("write it to standard input: airlock secrets set {id} < FILE");
+    let value = Secret::new(bytes).map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
+    secrets.set(name, &value)?;
+    message::say(&remarks(secrets, &value));
+    match json {
+        true => print_json(&serde_json::json!({ "set": name })),
+        false => Ok(()),
+    }
+}
+
+/// What whoever keeps a secret should know of where it lies now.
+fn remarks(secrets: &Secrets, value: &Secret) -> Vec<Line> {
+    let mut lines = Vec::new();
+    if value.check_header().is_err() {
+        let note = "the value has line breaks or other signs that no header can carry: it can be let into runs, but it \
+                    is no provider's key";
+        lines.push(Line::Note(note.to_owned()));
+    }
+    if matches!(secrets.master, MasterKey::Beside) {
+        let key = secrets.folder.join("key");
+        let note = format!(
+            "the master key lies beside the secrets, in `{}`: whoever can read that folder can read them",
+            key.display()
+        );
+        lines.push(Line::Note(note));
+        let better = "better: a systemd credential, the kernel's keyring, a key file elsewhere or AIRLOCK_MASTER_KEY; \
+                      docs/secrets.md shows how";
+        lines.push(Line::Hint(better.to_owned()));
+    }
+    lines
+}
+
+/// Everything there is, up to the longest secret; not through a buffer that would keep a copy.
+fn read(stdin: &impl AsFd) -> Result<Vec<u8>, Failure> {
+    let mut bytes = vec![0; ROOM];
+    let mut filled = 0;
+    while filled < ROOM {
+        match rustix::io::read(stdin, &mut bytes[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(unreadable(error.into())),
+        }
+    }
+    bytes.truncate(filled);
+    Ok(bytes)
+}
+
+fn unreadable(error: io::Error) -> Failure {
+    Failure::internal(format!("cannot read the secret from standard input: {error}"))
+}
+
+/// A terminal that shows nothing of what is typed, and is as it was when this is dropped.
+struct Silent<'t, T: AsFd> {
+    terminal: &'t T,
+    before: Termios,
+}
+
+impl<'t, T: AsFd> Silent<'t, T> {
+    /// Keys come one by one, so that Ctrl-C finds us and we can leave the terminal in order.
+    fn make(terminal: &'t T) -> io::Result<Self> {
+        let before = tcgetattr(terminal)?;
+        let mut silent = before.clone();
+        silent.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
+        silent.special_codes[SpecialCodeIndex::VMIN] = 1;
+        silent.special_codes[SpecialCodeIndex::VTIME] = 0;
+        tcsetattr(terminal, OptionalActions::Flush, &silent)?;
+        Ok(Silent { terminal, before })
+    }
+}
+
+impl<T: AsFd> Drop for Silent<'_, T> {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no order.
+        let _ = tcsetattr(self.terminal, OptionalActions::Now, &self.before);
+    }
+}
+
+/// Asks for a value in the terminal.
+fn ask(terminal: &impl AsFd, name: &str) -> Result<Vec<u8>, Failure> {
+    let silent = Silent::make(terminal).map_err(unreadable)?;
+    prompt(&format!("value of `{name}` (not shown): "));
+    let typed = typed(|byte| Ok(rustix::io::read(terminal, byte)?));
+    drop(silent);
+    prompt("\n");
+    typed
+}
+
+/// To stderr, where there may be nobody.
+fn prompt(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// One line, by the keys that a terminal would honour itself.
+fn typed(mut key: impl FnMut(&mut [u8]) -> io::Result<usize>) -> Result<Vec<u8>, Failure> {
+    const INTERRUPT: u8 = 3;
+    const END: u8 = 4;
+    const KILL: u8 = 21;
+    const RUB_OUT: [u8; 2] = [8, 127];
+    let mut line = Vec::with_capacity(ROOM);
+    loop {
+        let mut byte = [0];
+        match key(&mut byte) {
+            Ok(0) => return Ok(line),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(unreadable(error)),
+        }
+        match byte[0] {
+            b'\n' | b'\r' => return Ok(line),
+            END if line.is_empty() => return Ok(line),
+            INTERRUPT => {
+                return Err(Failure::invalid(
+                    "nothing was kept: interrupted",
+                    "start again when you want to",
+                ));
+            }
+            KILL => line.clear(),
+            erase if RUB_OUT.contains(&erase) => drop(line.pop()),
+            other if line.len() < ROOM => line.push(other),
+            _ => {}
+        }
+    }
+}
+
+fn set_at(stored: &Stored) -> Timestamp {
+    let since = stored.set_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(since.as_millis() as u64)
+}
+
+fn rows(stored: &[Stored]) -> Vec<serde_json::Value> {
+    let row = |one: &Stored| serde_json::json!({ "name": one.name, "set_at": set_at(one) });
+    stored.iter().map(row).collect()
+}
+
+/// Names and times in two columns.
+fn text(stored: &[Stored]) -> String {
+    let width = stored.iter().map(|one| one.name.as_str().len()).max().unwrap_or(0);
+    stored.iter().map(|one| format!("{:<width$}  {}\n", one.name.as_str(), set_at(one))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(bytes: &[u8]) -> Result<Vec<u8>, Failure> {
+        let mut left = bytes.iter();
+        typed(|byte| {
+            Ok(left.next().map_or(0, |next| {
+                byte[0] = *next;
+                1
+            }))
+        })
+    }
+
+    #[test]
+    fn a_line_is_typed_as_everywhere() {
+        assert_eq!(keys(b"sk-1\rrest"), Ok(b"sk-1".to_vec()));
+        assert_eq!(keys(b"xx\x15sk-\x7f-2\n"), Ok(b"sk-2".to_vec()));
+        assert_eq!(keys(b"\x7f\x08a\n"), Ok(b"a".to_vec()));
+        assert_eq!(keys(b"\x04more\n"), Ok(Vec::new()));
+        assert_eq!(keys(b"until the end"), Ok(b"until the end".to_vec()));
+        assert!(keys(b"sk-1\x03").unwrap_err().message.starts_with("nothing was kept"));
+        assert_eq!(keys(&vec![b'x'; ROOM + 9]).unwrap().len(), ROOM, "and then it is too long");
+    }
+
+    #[test]
+    fn a_list_is_two_columns_without_values() {
+        let stored =
+            |name: &str| Stored { name: spec::Id::new(name).unwrap(), set_at: SystemTime::UNIX_EPOCH };
+        let list = [stored("a"), stored("openai")];
+        assert_eq!(text(&list), "a       1970-01-01T00:00:00.000Z\nopenai  1970-01-01T00:00:00.000Z\n");
+        assert_eq!(rows(&list[..1])[0].to_string(), r#"{"name":"a","set_at":"1970-01-01T00:00:00.000Z"}"#);
+    }
+}
