@@ -33,6 +33,7 @@ fn every_command_explains_itself() {
     for word in ["set", "list", "rm"] {
         same(help(&["secrets", word, "--help"]), written(&format!("help/secrets-{word}.txt")));
     }
+    same(help(&["proxy", "--help"]), written("help/proxy.txt"));
     same(help(&["escape-test", "--help"]), written("help/escape-test.txt"));
 }
 

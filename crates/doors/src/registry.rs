@@ -10,7 +10,7 @@ use crate::{
     secret::Secret,
     serve::Listener,
     session::{Doors, Kind, OpenError, Report, Session, SessionTerms},
-    till::{Account, Terms, Used},
+    till::{Account, Level, Terms, Used},
     token::{NoRandom, Token, TokenHash},
 };
 use spec::{Budget, Denial, Id, ModelPattern, Timestamp};
@@ -273,18 +273,17 @@ impl Registry {
     /// The account that all sessions of a tenant share.
     fn tenant(&self, setup: &Setup, name: &Id) -> Result<Account, RegisterError> {
         let terms = match setup.tenants.get(name.as_str()) {
-            Some(terms) => terms.clone(),
+            Some(terms) => terms,
             // Of a name that was mistyped nothing would be limited.
             None if !setup.tenants.is_empty() => return Err(RegisterError::NoTenant(name.clone())),
-            None => Terms { name: name.to_string(), ..Terms::default() },
+            None => &Terms::default(),
         };
+        let terms = Terms { level: Level::Tenant, name: name.to_string(), ..terms.clone() };
         let mut shelves = self.shelves();
-        if let Some(known) = shelves.tenants.get(name.as_str()) {
-            return Ok(known.clone());
-        }
-        if shelves.tenants.len() >= MOST_TENANTS {
+        if !shelves.tenants.contains_key(name.as_str()) && shelves.tenants.len() >= MOST_TENANTS {
             return Err(RegisterError::Full { what: "tenants", most: MOST_TENANTS });
         }
+        // Shared by its name, with the terms of now.
         let account = setup.doors.till().account(terms, None);
         shelves.tenants.insert(name.to_string(), account.clone());
         Ok(account)
@@ -405,6 +404,9 @@ impl Registry {
         if let Some(alarm) = &live.alarm {
             alarm.abort();
         }
+        let doors = &live.session.doors;
+        // Where this cannot be written, the next owner counts the session among those that may come again: none does.
+        _ = doors.till().ledger().revoke(&live.session.terms().run, &live.about.id);
         // One that cannot be removed leads nowhere, and is swept at the next start.
         _ = self.place.remove(&live.about.id);
         let denials = report.denials.clone();

@@ -6,7 +6,7 @@ use crate::{
     secret::Secret,
     secrets::{Secrets, SecretsError},
     serve::{self, Listener},
-    till::{Account, Terms, Till, Used},
+    till::{Account, Level, Terms, Till, Used},
     token::TokenHash,
     upstream::{Upstream, UpstreamError},
 };
@@ -176,7 +176,9 @@ impl Doors {
             concurrent: terms.budget.concurrent.or(Some(self.catalogue.bounds.concurrent)),
             ..terms.budget.clone()
         };
-        let account_terms = Terms { name: format!("session {}", terms.id), budget, ..Terms::default() };
+        // A lone run is its own session.
+        let level = if terms.run == terms.id { Level::Run } else { Level::Session };
+        let account_terms = Terms { level, name: terms.id.clone(), budget, ..Terms::default() };
         let account = self.till.account(account_terms, terms.above.as_ref());
         let Bounds { connections, .. } = self.catalogue.bounds;
         Ok(Arc::new(Session {

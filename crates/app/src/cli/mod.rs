@@ -9,6 +9,7 @@ mod escape_test;
 mod image;
 mod message;
 mod mistake;
+mod proxy;
 mod run;
 mod screen;
 mod secrets;
@@ -74,6 +75,8 @@ enum Command {
     Image(image::Options),
     /// Keep, list or remove secrets: keys of providers, and what runs are let have
     Secrets(secrets::Options),
+    /// Serve the doors to models by themselves, to whoever has a session's token
+    Proxy(proxy::Options),
     /// Measure what a run costs here, beside other sandboxes
     Bench(bench::Options),
     /// Attack sandboxes on this machine, and show that they hold
@@ -92,6 +95,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Usage(options) => usage::execute(&options, &global, &surroundings),
             Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
+            Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),
             Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
         },

@@ -11,6 +11,7 @@ use crate::{
     place,
     registry::Registry,
     relay::Outgoing,
+    secret::Secret,
     serve::{self, Answers, Listener},
     token,
 };
@@ -91,14 +92,18 @@ impl Registry {
     pub fn serve_admin_behind(
         self: &Arc<Registry>,
         listener: TcpListener,
-        token: &[u8],
+        token: &Secret,
     ) -> io::Result<JoinHandle<()>> {
         serve::listen(Arc::new(self.desk(Some(token))), Listener::Tcp(listener))
     }
 
-    fn desk(self: &Arc<Registry>, token: Option<&[u8]>) -> Desk {
+    fn desk(self: &Arc<Registry>, token: Option<&Secret>) -> Desk {
         let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        Desk { registry: self.clone(), connections, token: token.map(|token| Sha256::digest(token).into()) }
+        Desk {
+            registry: self.clone(),
+            connections,
+            token: token.map(|token| Sha256::digest(token.expose()).into()),
+        }
     }
 }
 
