@@ -278,6 +278,8 @@ impl Session {
         }
         self.crowd.end().await;
         self.draining.finish().await;
+        // What cannot be written stays open there, and counts in full.
+        _ = self.doors.till.ledger().flush();
         let denials = std::mem::take(&mut *self.denials.lock().unwrap_or_else(PoisonError::into_inner));
         Report { used: self.used(), denials, budget_hit: self.budget_hit.load(Ordering::Relaxed) }
     }

@@ -34,7 +34,7 @@ use std::{
     task::{Context, Poll},
     time::{Duration, Instant},
 };
-use tokio::time::timeout;
+use tokio::{sync::SemaphorePermit, time::timeout};
 use worst::{Allowed, Worst};
 
 /// An error document of a provider that is passed on.
@@ -53,12 +53,14 @@ pub(crate) enum Outgoing {
 }
 
 /// A request that has been understood.
-struct Asked {
+struct Asked<'a> {
     route: Route,
     head: Parts,
     body: Bytes,
     ask: Ask,
     began: Instant,
+    /// The room that the body takes of the session's.
+    _room: Option<SemaphorePermit<'a>>,
 }
 
 /// Why a try gave no answer, and what may be tried next.
@@ -134,25 +136,28 @@ async fn answer(
         return Err((route.dialect, fault::other_dialect(speaks)));
     }
     let refused = |fault| (Some(speaks), fault);
-    let body = read_body(session, body).await.map_err(refused)?;
+    let (body, room) = read_body(session, body).await.map_err(refused)?;
     let ask = understand(&route, &body).map_err(refused)?;
-    let asked = Asked { route, head, body, ask, began: Instant::now() };
+    let asked = Asked { route, head, body, ask, began: Instant::now(), _room: room };
     carry_out(session, line, &asked).await.map_err(refused)
 }
 
-/// The whole body, within bounds of size and time.
-async fn read_body(session: &Session, mut body: Incoming) -> Result<Bytes, Fault> {
+/// The whole body, within bounds of size and time, and the room it takes.
+async fn read_body(
+    session: &Session,
+    mut body: Incoming,
+) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Fault> {
     let bounds = &session.doors.catalogue.bounds;
     let announced = body.size_hint().exact();
     if body.is_end_stream() {
-        return Ok(Bytes::new());
+        return Ok((Bytes::new(), None));
     }
     if announced.is_some_and(|length| length > bounds.body) {
         return Err(fault::body_too_large(bounds.body));
     }
     let read = async {
         let units = announced.unwrap_or(bounds.body).div_ceil(BODY_UNIT) as u32;
-        let _permit = session.bodies.acquire_many(units).await;
+        let mut room = session.bodies.acquire_many(units).await.ok();
         let mut all = BytesMut::new();
         let mut first = Bytes::new();
         while let Some(frame) = body.frame().await {
@@ -171,7 +176,12 @@ async fn read_body(session: &Session, mut body: Incoming) -> Result<Bytes, Fault
                 return Err(fault::body_too_large(bounds.body));
             }
         }
-        Ok(if all.is_empty() { first } else { all.freeze() })
+        let whole = if all.is_empty() { first } else { all.freeze() };
+        // Of a body that did not say how long it would be, most of the room is free again.
+        let taken = (whole.len() as u64).div_ceil(BODY_UNIT) as usize;
+        let surplus = room.as_mut().and_then(|room| room.split((units as usize).saturating_sub(taken)));
+        drop(surplus);
+        Ok((whole, room))
     };
     timeout(bounds.body_time, read).await.unwrap_or_else(|_| Err(fault::body_too_slow()))
 }
@@ -199,7 +209,7 @@ fn has_body(operation: Operation) -> bool {
 async fn carry_out(
     session: &Arc<Session>,
     line: Arc<Line>,
-    asked: &Asked,
+    asked: &Asked<'_>,
 ) -> Result<Response<Outgoing>, Fault> {
     let provider = &session.upstream.provider;
     if asked.ask.server_tools && !provider.server_tools {
@@ -286,7 +296,7 @@ fn jitter() -> f64 {
 struct Attempt<'a> {
     session: &'a Arc<Session>,
     line: &'a Arc<Line>,
-    asked: &'a Asked,
+    asked: &'a Asked<'a>,
     target: &'a Target,
     upstream: &'a Arc<Upstream>,
     number: u32,
@@ -392,7 +402,8 @@ impl Attempt<'_> {
         };
         let target = match (&asked.route.model, asked.route.model.as_deref() == Some(&self.target.model)) {
             (Some(model), false) if !self.target.model.is_empty() => {
-                asked.route.target.replacen(model.as_str(), &self.target.model, 1)
+                let (named, meant) = (format!("/models/{model}"), format!("/models/{}", self.target.model));
+                asked.route.target.replacen(&named, &meant, 1)
             }
             _ => asked.route.target.clone(),
         };
