@@ -37,12 +37,16 @@ fuzz_target!(|input: &[u8]| {
 
 fn compare(operation: Operation, tree: &Value, found: &Ask) {
     let members = tree.as_object().expect("it is an object");
-    let name = members.get("model").or_else(|| members.get("name").filter(|_| operation == Operation::OllamaShow));
+    let name =
+        members.get("model").or_else(|| members.get("name").filter(|_| operation == Operation::OllamaShow));
     let written = name.and_then(Value::as_str);
     let plain = written.map(|name| name.strip_prefix("models/").unwrap_or(name));
     let model = found.model.as_ref().map(|(name, _)| name.as_str());
     let is_nested = operation == Operation::GeminiEmbed || operation == Operation::Generate;
-    assert!(model == written || (is_nested && (written.is_none() || model == plain)), "{model:?} {written:?}");
+    assert!(
+        model == written || (is_nested && (written.is_none() || model == plain)),
+        "{model:?} {written:?}"
+    );
     let stream = members.get("stream").and_then(Value::as_bool);
     assert_eq!(found.stream, stream.unwrap_or(operation == Operation::OllamaChat));
 }
@@ -50,8 +54,13 @@ fn compare(operation: Operation, tree: &Value, found: &Ask) {
 fn change(operation: Operation, body: &Bytes, found: &Ask) {
     let same = rewrite(operation, body, found, &Change::default());
     assert_eq!((same.as_ptr(), same.len()), (body.as_ptr(), body.len()));
-    let change =
-        Change { model: Some("other"), cap: Some(7), cap_name: "max_tokens", ask_usage: true, identity: "who" };
+    let change = Change {
+        model: Some("other"),
+        cap: Some(7),
+        cap_name: "max_tokens",
+        ask_usage: true,
+        identity: "who",
+    };
     let changed = rewrite(operation, body, found, &change);
     let again = ask(operation, &changed).expect("what was changed can be read");
     assert_eq!(again.model.as_ref().map(|(name, _)| name.as_str()), found.model.as_ref().map(|_| "other"));
@@ -60,7 +69,11 @@ fn change(operation: Operation, body: &Bytes, found: &Ask) {
     assert!(again.identities.iter().all(|at| &changed[at.clone()] == b"\"who\""));
     let has_cap = matches!(
         operation,
-        Operation::Chat | Operation::Responses | Operation::Messages | Operation::Generate | Operation::OllamaChat
+        Operation::Chat
+            | Operation::Responses
+            | Operation::Messages
+            | Operation::Generate
+            | Operation::OllamaChat
     );
     assert!(!has_cap || again.cap.as_ref().is_some_and(|cap| cap.tokens <= 7));
     assert!(operation != Operation::Chat || !again.stream || again.wants_usage);
