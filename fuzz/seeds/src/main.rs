@@ -1,6 +1,8 @@
 //! Writes what the fuzzer starts from: one folder a target, below the folder named as the argument.
 //! Made afresh for every run, so that seeds can never be of an older form than what reads them.
 
+mod dialect;
+
 use init::{
     plan::{
         BoxPlan, Errand, FileId, HostPath, Ids, ImageRoot, Owner, Place, PlaceKind, ProgramPlan, Protected, ProtectedKind,
@@ -29,6 +31,8 @@ fn main() -> io::Result<()> {
     write(&folder.join("manifest"), manifests())?;
     write(&folder.join("entry"), entries())?;
     write(&folder.join("contract"), results())?;
+    write(&folder.join("ask"), dialect::asks())?;
+    write(&folder.join("tap"), dialect::taps())?;
     write(&folder.join("http"), exchanges())
 }
 

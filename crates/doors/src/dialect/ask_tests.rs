@@ -318,6 +318,31 @@ fn what_is_elsewhere_is_seen() {
 }
 
 #[test]
+fn parameters_of_tools_are_no_tools_and_no_files() {
+    let schema = r#"{"type":"object","properties":{"tools":{"type":"array"},"file_id":{"type":"string"},"url":{"type":"string"},"image_url":{"type":"string"}}}"#;
+    let bodies = [
+        (Operation::Messages, format!(r#"{{"tools":[{{"name":"f","input_schema":{schema}}}]}}"#)),
+        (Operation::Responses, format!(r#"{{"tools":[{{"type":"function","parameters":{schema}}}]}}"#)),
+        (
+            Operation::Chat,
+            format!(r#"{{"tools":[{{"type":"function","function":{{"parameters":{schema}}}}}]}}"#),
+        ),
+        (
+            Operation::Generate,
+            format!(r#"{{"tools":[{{"functionDeclarations":[{{"parameters":{schema}}}]}}]}}"#),
+        ),
+        (
+            Operation::Messages,
+            r#"{"messages":[{"content":[{"type":"tool_use","input":{"tools":["a"]}}]}]}"#.to_owned(),
+        ),
+    ];
+    for (operation, body) in bodies {
+        let ask = good(operation, &body);
+        assert_eq!((ask.server_tools, ask.refers_beyond), (false, false), "{body}");
+    }
+}
+
+#[test]
 fn another_price_is_seen() {
     use Operation::{Chat, Generate, Messages, Responses};
     let other = [

@@ -217,6 +217,8 @@ pub(super) enum Mark {
     Source,
     /// An address, if it stands in one of those.
     Url,
+    /// The name of something that is elsewhere; an object here is the description of a tool's parameter.
+    Name,
     /// It is elsewhere, or of a length that says nothing of its tokens.
     Elsewhere,
     /// What kind of data is beside it.
@@ -242,9 +244,9 @@ fn exact_mark(name: &str) -> Option<Mark> {
         "image" | "video" => Mark::MaybeLink,
         "source" => Mark::Source,
         "url" => Mark::Url,
-        "file_id" | "file_ids" | "fileData" | "filedata" | "file_data" | "fileUri" | "fileuri"
-        | "file_uri" | "input_audio" | "cachedContent" | "cachedcontent" | "cached_content"
-        | "vector_store_ids" => Mark::Elsewhere,
+        "file_id" | "file_ids" | "fileUri" | "fileuri" | "file_uri" | "cachedContent" | "cachedcontent"
+        | "cached_content" | "vector_store_ids" => Mark::Name,
+        "fileData" | "filedata" | "file_data" | "input_audio" => Mark::Elsewhere,
         "media_type" | "mimeType" | "mimetype" | "mime_type" => Mark::MediaType,
         "images" => Mark::Images,
         "audio" => Mark::Audio,

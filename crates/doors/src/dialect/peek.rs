@@ -224,6 +224,11 @@ impl<'b> Reading<'b> {
         }
     }
 
+    /// Tools may be added in the input of Responses. A parameter of a tool may be called so, too: that is no list.
+    fn later_tools(&mut self) -> Result<(), BadAsk> {
+        if self.scanner.peek() == Some(b'[') { self.tools() } else { self.value(Around::Anything) }
+    }
+
     /// Its `type` says who runs it.
     fn typed_tool(&mut self) -> Result<(), BadAsk> {
         self.scanner.enter()?;
@@ -292,14 +297,17 @@ impl<'b> Reading<'b> {
             Some(Mark::Url) if is_string && around == Around::Link => self.link(|_| true),
             Some(Mark::MaybeLink) if is_string => self.link(|text| text.contains("://")),
             Some(Mark::Link | Mark::MaybeLink | Mark::Source) => self.value(Around::Link),
+            Some(Mark::Name) if self.scanner.peek() != Some(b'{') => self.beyond(),
             Some(Mark::Elsewhere) => self.beyond(),
             Some(Mark::MediaType) if is_string => self.media_type(),
             Some(Mark::Images) => self.images(),
             Some(Mark::Audio) => self.value(Around::Audio),
             Some(Mark::Id) if around == Around::Audio => self.beyond(),
             Some(Mark::Type) if is_string => self.kind(),
-            Some(Mark::Tools) => self.tools(),
-            Some(Mark::Url | Mark::MediaType | Mark::Id | Mark::Type) | None => self.value(Around::Anything),
+            Some(Mark::Tools) if self.operation == Operation::Responses => self.later_tools(),
+            Some(Mark::Url | Mark::MediaType | Mark::Id | Mark::Type | Mark::Name | Mark::Tools) | None => {
+                self.value(Around::Anything)
+            }
         }
     }
 
