@@ -1,6 +1,8 @@
 //! A process that spends is killed at any moment, again and again: what its ledger counts is never less than what it
 //! said it was about to spend. `AIRLOCK_FULL=1` kills 500 times instead of 50, and times the recovery of a million lines.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 use doors::{
     Source, Usage,
     ledger::{self, Call, Durability, Kind, Ledger, Outcome},
