@@ -100,6 +100,17 @@ fn the_room_is_that_of_the_tightest_level_and_what_is_held_is_not_there() {
 }
 
 #[test]
+fn a_reservation_can_be_waited_for_on_any_thread() {
+    fn anywhere<T: Send + 'static>(_: &T) {}
+    let scratch = Scratch::new();
+    let till = scratch.till();
+    let run = till.account(terms(Level::Run, "r", None), None);
+    let work = async move { till.reserve(&run, Call::default(), |_| Some(claim(1, 1))).await };
+    anywhere(&work);
+    anywhere(&now(work).unwrap());
+}
+
+#[test]
 fn what_calls_under_way_hold_may_come_back_so_trying_again_is_no_mistake() {
     let scratch = Scratch::new();
     let till = scratch.till();

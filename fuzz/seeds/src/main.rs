@@ -3,6 +3,7 @@
 
 mod dialect;
 
+use doors::ledger::{Call, Durability, Ledger, Outcome};
 use init::{
     plan::{
         BoxPlan, Errand, FileId, HostPath, Ids, ImageRoot, Owner, Place, PlaceKind, ProgramPlan, Protected, ProtectedKind,
@@ -12,6 +13,7 @@ use init::{
     step::{Failure, Step, Steps},
     wire::{Wire, encode},
 };
+use spec::Money;
 use std::{
     ffi::{CStr, CString},
     fs, io,
@@ -34,6 +36,25 @@ fn main() -> io::Result<()> {
     write(&folder.join("ask"), dialect::asks())?;
     write(&folder.join("tap"), dialect::taps())?;
     write(&folder.join("http"), exchanges())
+    write(&folder.join("http"), exchanges())?;
+    write(&folder.join("ledger"), ledgers(folder)?)
+}
+
+/// What a run writes that is served once and dies in its second call.
+fn ledgers(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
+    let place = folder.join("ledger-of-seeds");
+    let ledger = Ledger::open(&place, "owner", Durability::Process)?;
+    let call = Call { run: "r".into(), tenant: "t\u{1}\"".into(), model: "m".into(), ..Call::default() };
+    let first = ledger.reserve(&call, Money(100), 10)?;
+    ledger.settle(first, &Outcome::unknown(Money(100), "dropped"))?;
+    ledger.inject("r", "secret", "VARIABLE")?;
+    ledger.revoke("r", "s")?;
+    ledger.reserve(&call, Money(u64::MAX), 10)?;
+    drop(ledger);
+    let text = fs::read(place.join("owner.jsonl"))?;
+    fs::remove_dir_all(place)?;
+    let torn = &text[..text.len() - 10];
+    Ok([&text[..], torn].into_iter().map(|text| [&[0, 77, b'x'][..], text].concat()).collect())
 }
 
 fn write(folder: &Path, seeds: Vec<Vec<u8>>) -> io::Result<()> {

@@ -91,7 +91,8 @@ pub fn recover(folder: &Path) -> io::Result<Recovered> {
     let mut recovered = Recovered::default();
     let Some(opened) = existing(folder)? else { return Ok(recovered) };
     for (name, parts) in opened.segments()? {
-        if ends_in_peace(&opened, &name, &parts)? {
+        // One that cannot be read is named below, and keeps nobody from the others.
+        if ends_in_peace(&opened, &name, &parts).unwrap_or(false) {
             continue;
         }
         match recover_segment(folder, &name) {
@@ -130,10 +131,11 @@ pub fn verify(folder: &Path) -> io::Result<Vec<Problem>> {
     let Some(folder) = existing(folder)? else { return Ok(Vec::new()) };
     let mut problems = Vec::new();
     for (name, parts) in folder.segments()? {
-        let live = folder.append(&name, 1).and_then(|file| folder::lock(&file)).is_ok_and(|free| !free);
+        let live = || folder.append(&name, 1).and_then(|file| folder::lock(&file)).is_ok_and(|free| !free);
+        let before = live();
         match replay(&folder, &name, &parts) {
             // The owner of a live one is in the middle of a line.
-            Ok(replay) if replay.torn && !live => problems.push(Problem {
+            Ok(replay) if replay.torn && !before && !live() => problems.push(Problem {
                 file: folder.path(&name, *parts.last().unwrap_or(&1)),
                 line: replay.line,
                 what: Fault::Torn.to_string(),

@@ -214,6 +214,12 @@ fn nobody_else_can_read_it_and_what_others_can_write_is_refused() {
     std::os::unix::fs::symlink(&elsewhere, scratch.0.join("run-x.jsonl")).unwrap();
     assert!(Ledger::open(&scratch.0, "run-x", Durability::Process).is_err());
     assert!(!elsewhere.exists());
+    let recovered = recover(&scratch.0).unwrap();
+    assert_eq!(
+        (recovered.problems.len(), recovered.live),
+        (1, 0),
+        "the link is named, and keeps nobody from the rest"
+    );
     for name in ["", "../up", ".hidden", "a~2", "a b"] {
         assert!(Ledger::open(&scratch.0, name, Durability::Process).is_err(), "{name}");
     }
