@@ -74,7 +74,7 @@ impl Doors {
         for (name, targets) in &self.catalogue.models {
             let full_name = format!("model.{name}");
             let section = Section { path, name: &full_name };
-            for target in targets.iter().filter(|target| !providers.contains_key(&target.provider)) {
+            if let Some(target) = targets.iter().find(|target| !providers.contains_key(&target.provider)) {
                 let names: Vec<_> = providers.keys().map(String::as_str).collect();
                 let what =
                     format!("names a provider that does not exist: `{}`", target.provider.escape_debug());
