@@ -18,6 +18,7 @@ fn every_command_explains_itself() {
     same(help(&["doctor", "--help"]), written("help/doctor.txt"));
     same(help(&["sweep", "--help"]), written("help/sweep.txt"));
     same(help(&["bench", "--help"]), written("help/bench.txt"));
+    same(help(&["usage", "--help"]), written("help/usage.txt"));
     same(help(&["artifact", "--help"]), written("help/artifact.txt"));
     same(help(&["artifact", "list", "--help"]), written("help/artifact-list.txt"));
     same(help(&["artifact", "get", "--help"]), written("help/artifact-get.txt"));
@@ -32,6 +33,7 @@ fn every_command_explains_itself() {
     for word in ["set", "list", "rm"] {
         same(help(&["secrets", word, "--help"]), written(&format!("help/secrets-{word}.txt")));
     }
+    same(help(&["proxy", "--help"]), written("help/proxy.txt"));
     same(help(&["escape-test", "--help"]), written("help/escape-test.txt"));
 }
 
@@ -86,6 +88,7 @@ fn every_example_works_as_it_stands() {
         &["image", "allowed", "--help"],
         &["image", "admit", "--help"],
         &["bench", "--help"],
+        &["usage", "--help"],
         &["escape-test", "--help"],
     ] {
         // What needs a terminal is done in `terminal.rs`.

@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
-const MAY_USE: [(&str, &[&str]); 10] = [
+const MAY_USE: [(&str, &[&str]); 11] = [
     (
         "airlock",
         &[
@@ -23,6 +23,8 @@ const MAY_USE: [(&str, &[&str]); 10] = [
         ],
     ),
     ("airlock-bench", &["airlock-engine", "airlock-spec"]),
+    // A program of its own that measures ours from outside.
+    ("airlock-bench-doors", &["airlock-provider"]),
     ("airlock-escape", &["airlock-engine", "airlock-spec"]),
     (
         "airlock-engine",

@@ -48,6 +48,51 @@ fn the_programs_own() {
 }
 
 #[test]
+fn a_broken_contract_is_never_a_success() {
+    let message =
+        "the program broke the contract `task`: stdout is not exactly one JSON object: line 1, column 1";
+    let hint = "its log belongs on stderr; docs/agent.md shows what stdout must be";
+    let error = json!({ "code": "contract_violated", "message": message, "hint": hint });
+    for (code, status) in [(0, 1), (1, 1), (7, 7)] {
+        let wanted = json!({ "status": "failed", "exit_code": code, "output": null, "error": error });
+        let answer = ends(
+            &["--contract", "task", "--", "sh", "-c", &format!("echo hi; exit {code}")],
+            status,
+            &wanted,
+        );
+        let words = format!("airlock: error: {message}\nairlock: hint: {hint}\n");
+        assert_eq!((answer.stdout.as_str(), answer.stderr), ("hi\n", words));
+    }
+}
+
+#[test]
+fn a_kept_contract_is_in_the_result_and_says_the_same_as_the_exit_status() {
+    let envelope = |error: Value| json!({ "payloads": [], "meta": { "durationMs": 1, "error": error } });
+    let failed = envelope(json!({ "code": "llm_error", "message": "m" }));
+    let cases =
+        [("succeeded", 0, envelope(Value::Null), Value::Null), ("failed", 1, failed.clone(), Value::Null)];
+    for (status, code, output, error) in cases {
+        let script = format!("printf '%s' '{output}'; exit {code}");
+        let wanted = json!({ "status": status, "exit_code": code, "output": output, "error": error });
+        ends(&["--contract", "envelope", "--", "sh", "-c", &script], code, &wanted);
+    }
+    let script = format!("printf '%s' '{failed}'");
+    let wanted = json!({ "status": "failed", "exit_code": 0, "output": null });
+    let answer = ends(&["--contract", "envelope", "--", "sh", "-c", &script], 1, &wanted);
+    assert!(answer.stderr.contains("`meta.error` tells of an error, but the program exited with 0"));
+}
+
+#[test]
+fn what_was_cut_keeps_no_contract_and_what_was_killed_is_not_asked() {
+    let script = "printf '{\"a\":\"'; head -c 5000 /dev/zero | tr '\\0' x";
+    let wanted = json!({ "status": "failed", "exit_code": 0, "output": null });
+    let arguments = ["--contract", "task", "--output", "1K", "--", "sh", "-c", script];
+    assert!(ends(&arguments, 1, &wanted).stderr.contains("stdout is longer than what was kept of it"));
+    let wanted = json!({ "status": "failed", "signal": 9, "output": null, "error": null });
+    ends(&["--contract", "task", "--", "sh", "-c", "kill -9 $$"], 137, &wanted);
+}
+
+#[test]
 fn stopped_at_the_timeout_is_124() {
     let error = json!({ "code": "timeout", "message": "stopped after 300ms on the clock", "hint": "give it more time with --timeout" });
     let wanted = json!({ "status": "timed_out", "exit_code": null, "signal": 15, "limits_hit": ["wall_time"], "error": error });

@@ -8,15 +8,30 @@
 //! program says of itself is believed.
 
 pub mod address;
+pub mod admin;
 pub mod catalogue;
 pub mod dialect;
+mod front;
 pub mod ledger;
+mod line;
+mod place;
 pub mod price;
+pub mod registry;
+mod relay;
+mod scrub;
 mod secret;
 pub mod secrets;
+mod serve;
+mod session;
 pub mod till;
 mod tls;
+mod token;
+mod upstream;
 mod usage;
 
 pub use secret::{BadSecret, Secret};
+pub use serve::Listener;
+pub use session::{Doors, Kind, OpenError, Report, Session, SessionTerms};
+pub use token::{NoRandom, Token, TokenHash};
+pub use upstream::UpstreamError;
 pub use usage::{Source, Usage};

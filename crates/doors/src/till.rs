@@ -1,18 +1,64 @@
 //! Money that holds: reserve the worst case, settle the real one. All levels (session, tenant, day) or none.
+//!
+//! ```text
+//! reserve: room of all levels ─▶ claim ─▶ held on all levels ─▶ written ─▶ Hold      (else nothing is held)
+//! settle:  Hold ─▶ written ─▶ no longer held, but spent                              (dropped: all of it spent)
+//! ```
 
-use crate::ledger::{Call, Ledger, Outcome};
+mod clock;
+mod state;
+
+use crate::ledger::{Call, Ledger, Outcome, Past};
+use crate::usage::Source;
+use clock::{Clock, Now};
 use spec::{Budget, Money};
-use std::sync::Arc;
+use state::State;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+/// What was settled is written within this time.
+const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
 /// Accounts and the ledger they are written to. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Till {
-    _ledger: Arc<Ledger>,
+    inner: Arc<Inner>,
 }
 
-/// One account: a run, a session, a tenant.
+#[derive(Debug)]
+struct Inner {
+    ledger: Arc<Ledger>,
+    clock: Clock,
+    accounts: Mutex<Accounts>,
+    /// Somebody is about to write what waits.
+    writing: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Accounts {
+    last: u64,
+    states: HashMap<u64, State>,
+    names: HashMap<(Level, String), u64>,
+}
+
+/// One account: a run, a session, a tenant. Open as long as somebody has it or a call of it is under way.
 #[derive(Clone, Debug)]
-pub struct Account {}
+pub struct Account {
+    handle: Arc<Handle>,
+}
+
+#[derive(Debug)]
+struct Handle {
+    id: u64,
+    above: Option<Account>,
+    inner: Arc<Inner>,
+}
 
 /// What an account and those above it still have. `None` is without limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +88,7 @@ pub enum Refused {
         /// Seconds until it begins anew.
         resets_in: Option<u64>,
     },
-    /// Too many at once, or in this minute: trying again helps.
+    /// Too many at once, or in this minute, or calls under way hold what is left: trying again helps.
     Busy {
         /// Which limit.
         limit: &'static str,
@@ -72,12 +118,36 @@ pub struct Used {
 pub struct Hold {
     /// What was reserved.
     pub claim: Claim,
+    account: Account,
+    number: u64,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Not yet in the hands of the caller: given up, it cost nothing.
+    Written,
+    /// The provider may have been called.
+    Given,
+    Settled,
+}
+
+/// What an account stands for; names in refusals, and which past it goes on from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Level {
+    #[default]
+    Run,
+    Session,
+    /// Stays open: its day goes on without it.
+    Tenant,
 }
 
 /// An account's name and limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Terms {
+    pub level: Level,
     pub name: String,
     pub budget: Budget,
     /// Of each day (UTC).
@@ -91,12 +161,44 @@ pub struct Terms {
 impl Till {
     /// A till that writes to this ledger.
     pub fn new(ledger: Arc<Ledger>) -> Till {
-        Till { _ledger: ledger }
+        Till::with_clock(ledger, Clock::real())
     }
 
-    /// Opens an account below another. What recovery found spent under this name is spent.
-    pub fn account(&self, _terms: Terms, _above: Option<&Account>) -> Account {
-        Account {}
+    fn with_clock(ledger: Arc<Ledger>, clock: Clock) -> Till {
+        Till {
+            inner: Arc::new(Inner {
+                ledger,
+                clock,
+                accounts: Mutex::default(),
+                writing: AtomicBool::new(false),
+            }),
+        }
+    }
+
+    /// Where it writes.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.inner.ledger
+    }
+
+    /// Opens an account below another. What recovery found spent under this name is spent. One that is open under this
+    /// level and name is shared, and has these terms from now on.
+    pub fn account(&self, terms: Terms, above: Option<&Account>) -> Account {
+        let now = self.inner.clock.now();
+        let past = self.inner.past(&terms);
+        let mut guard = self.inner.accounts();
+        let accounts = &mut *guard;
+        let key = (terms.level, terms.name.clone());
+        let known = accounts.names.get(&key).copied().filter(|_| !terms.name.is_empty());
+        let id = known.unwrap_or(accounts.last + 1);
+        accounts.last = accounts.last.max(id);
+        if !terms.name.is_empty() {
+            accounts.names.insert(key, id);
+        }
+        let state = accounts.states.entry(id).or_insert_with(|| State::new(terms.clone(), past, now));
+        state.agree(terms, now);
+        state.handles += 1;
+        drop(guard);
+        Account { handle: Arc::new(Handle { id, above: above.cloned(), inner: Arc::clone(&self.inner) }) }
     }
 
     /// Reserves what `worst` says is the worst case, given the room there is; the record is written when this
@@ -104,21 +206,182 @@ impl Till {
     /// at once, each sees what the others hold.
     pub async fn reserve(
         &self,
-        _account: &Account,
-        _call: Call,
+        account: &Account,
+        call: Call,
         worst: impl FnOnce(Room) -> Option<Claim> + Send,
     ) -> Result<Hold, Refused> {
-        let spent = Refused::Spent { limit: "run_usd", left: None, resets_in: None };
-        worst(Room::default()).map(|claim| Hold { claim }).ok_or(spent)
+        let claim = self.inner.hold(account, worst)?;
+        let number = self.inner.ledger.reserve(&call, claim.money, claim.tokens).map_err(|error| {
+            self.inner.each(account, |state| state.undo(claim));
+            Refused::Ledger(error.to_string())
+        })?;
+        let mut hold = Hold { claim, account: account.clone(), number, phase: Phase::Written };
+        let lasting = self.inner.ledger.lasting(number).await;
+        lasting.map_err(|error| Refused::Ledger(error.to_string()))?;
+        hold.phase = Phase::Given;
+        Ok(hold)
     }
 
     /// What an account has used.
-    pub fn used(&self, _account: &Account) -> Used {
-        Used::default()
+    pub fn used(&self, account: &Account) -> Used {
+        self.inner.accounts().states.get(&account.handle.id).map(|state| state.used).unwrap_or_default()
+    }
+}
+
+impl Inner {
+    fn accounts(&self) -> MutexGuard<'_, Accounts> {
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn past(&self, terms: &Terms) -> Past {
+        let found = self.ledger.found();
+        match terms.level {
+            Level::Run if self.ledger.is_of_run(&terms.name) => found.run,
+            Level::Run => Past::default(),
+            Level::Session => found.sessions.get(&terms.name).copied().unwrap_or_default(),
+            Level::Tenant => found.tenants.get(&terms.name).copied().unwrap_or_default(),
+        }
+    }
+
+    /// Decides under one lock, and holds what is claimed on every level.
+    fn hold(&self, account: &Account, worst: impl FnOnce(Room) -> Option<Claim>) -> Result<Claim, Refused> {
+        let now = self.clock.now();
+        let mut accounts = self.accounts();
+        accounts.each(account, |state| state.pass_time(now));
+        let claim = accounts.decide(account, now, worst)?;
+        accounts.each(account, |state| state.hold(claim));
+        Ok(claim)
+    }
+
+    fn each(&self, account: &Account, change: impl FnMut(&mut State)) {
+        self.accounts().each(account, change);
+    }
+}
+
+impl Accounts {
+    fn each(&mut self, account: &Account, mut change: impl FnMut(&mut State)) {
+        for level in account.levels() {
+            if let Some(state) = self.states.get_mut(&level.handle.id) {
+                change(state);
+            }
+        }
+    }
+
+    fn decide(
+        &self,
+        account: &Account,
+        now: Now,
+        worst: impl FnOnce(Room) -> Option<Claim>,
+    ) -> Result<Claim, Refused> {
+        let levels = || account.levels().filter_map(|level| self.states.get(&level.handle.id));
+        if let Some(refused) = levels().find_map(State::spent_requests) {
+            return Err(refused);
+        }
+        let money = levels().filter_map(|state| state.money(now)).min();
+        let tokens = levels().filter_map(State::tokens).min();
+        let room =
+            Room { money: money.map(|tight| Money(tight.left)), tokens: tokens.map(|tight| tight.left) };
+        let claim = worst(room);
+        let short = match claim {
+            Some(claim) => money
+                .filter(|tight| claim.money.0 > tight.left)
+                .or_else(|| tokens.filter(|tight| claim.tokens > tight.left)),
+            // It does not say for want of what: name what is gone.
+            None => tokens.filter(|tight| tight.left == 0).or(money).or(tokens),
+        };
+        match (claim, short) {
+            (_, Some(tight)) => Err(tight.refusal(room.money)),
+            (None, None) => Err(Refused::Spent { limit: "call", left: None, resets_in: None }),
+            (Some(claim), None) => match levels().find_map(|state| state.busy(claim)) {
+                Some(refused) => Err(refused),
+                None => Ok(claim),
+            },
+        }
+    }
+}
+
+impl Account {
+    /// This one and those above it.
+    fn levels(&self) -> impl Iterator<Item = &Account> {
+        std::iter::successors(Some(self), |account| account.handle.above.as_ref())
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let mut accounts = self.inner.accounts();
+        let Some(state) = accounts.states.get_mut(&self.id) else { return };
+        state.handles -= 1;
+        if state.handles > 0 || state.terms.level == Level::Tenant {
+            return;
+        }
+        let key = (state.terms.level, std::mem::take(&mut state.terms.name));
+        accounts.states.remove(&self.id);
+        if accounts.names.get(&key) == Some(&self.id) {
+            accounts.names.remove(&key);
+        }
     }
 }
 
 impl Hold {
-    /// The real bill instead of the worst one.
-    pub fn settle(self, _outcome: Outcome) {}
+    /// The real bill instead of the worst one. What goes beyond the claim is written as overrun.
+    pub fn settle(mut self, outcome: Outcome) {
+        self.finish(outcome);
+    }
+
+    fn finish(&mut self, mut outcome: Outcome) {
+        self.phase = Phase::Settled;
+        if outcome.source == Source::Reserved {
+            outcome.money = self.claim.money;
+        }
+        outcome.overrun = outcome.money.minus(self.claim.money);
+        let inner = &self.account.handle.inner;
+        if inner.ledger.settle(self.number, &outcome).is_err() {
+            // In the ledger it stays open, so that it counts in full there: here, too.
+            outcome.money = outcome.money.max(self.claim.money);
+        }
+        let now = inner.clock.now();
+        inner.each(&self.account, |state| {
+            // First: what is spent after midnight is spent on the new day.
+            state.pass_time(now);
+            state.settle(self.claim, &outcome);
+        });
+        write_soon(inner);
+    }
 }
+
+/// What was settled waits for company, but not long. Where nobody could do it later, it is done now.
+fn write_soon(inner: &Arc<Inner>) {
+    if inner.writing.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+        inner.writing.store(false, Ordering::Relaxed);
+        // Not written it stays open, and counts in full.
+        _ = inner.ledger.flush();
+        return;
+    };
+    let inner = Arc::downgrade(inner);
+    runtime.spawn(async move {
+        tokio::time::sleep(LONGEST_WAIT).await;
+        if let Some(inner) = inner.upgrade() {
+            inner.writing.store(false, Ordering::Relaxed);
+            _ = inner.ledger.flush();
+        }
+    });
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let nothing = Outcome { source: Source::Final, ..Outcome::unknown(Money::ZERO, "not_sent") };
+        match self.phase {
+            Phase::Written => self.finish(nothing),
+            Phase::Given => self.finish(Outcome::unknown(self.claim.money, "dropped")),
+            Phase::Settled => {}
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "till_tests.rs"]
+mod tests;

@@ -10,14 +10,15 @@
 use crate::{
     Inner,
     capture::Capture,
-    denials,
+    contract, denials,
+    doors::{self, Opened},
     files::{self, Bounds, Collected},
     origin::{self, Origin},
     pool::{self, Made, Taken},
     record::{self, Record},
     terminal::{self, Terminal},
 };
-use doors::secrets::Secrets;
+use ::doors::secrets::Secrets;
 use sandbox::{Ended, Program, Progress, Sandbox, SandboxError, container::ImageFacts};
 use spec::{
     ArtifactRef, Backend, Enforcer, EnvName, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits,
@@ -145,18 +146,28 @@ impl Driver {
         result.exit_status = 125;
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
         // A secret that is missing is no reason to have made anything.
-        injected(&self.engine.secrets, &self.spec)?;
+        injected(&self.engine.doors.secrets, &self.spec)?;
         let mut cancelled = self.cancelled.clone();
         let (origin, notes) = tokio::select! {
             found = origin::find(&self.engine, &mut self.spec) => found?,
             () = until_cancelled(&mut cancelled) => return Err(cancellation()),
         };
         result.notes.extend(notes);
-        let Berthed { records, mut sandbox } = match &origin {
-            Origin::Here | Origin::Stored(_) => self.berthed(result).await?,
-            Origin::Engine(facts) => self.contained(facts, result).await?,
+        let opened = doors::open(&self.engine, &self.id, &mut self.spec).await?;
+        let berthed = match &origin {
+            Origin::Here | Origin::Stored(_) => self.berthed(result).await,
+            Origin::Engine(facts) => self.contained(facts, result).await,
         };
-        let ran = self.run_in(&mut *sandbox, input, result).await;
+        let Berthed { records, mut sandbox } = match berthed {
+            Ok(berthed) => berthed,
+            Err(error) => {
+                opened.close(result).await;
+                return Err(error);
+            }
+        };
+        let ran = self.run_in(&mut *sandbox, &opened, input, result).await;
+        // Before the box is cleared away: listeners keep its network alive.
+        opened.close(result).await;
         // With the result a workspace is the caller's again.
         result.notes.extend(sandbox.give_workspace_back().await);
         match self.engine.pools.is_on() && !matches!(origin, Origin::Engine(_)) {
@@ -259,12 +270,20 @@ impl Driver {
     async fn run_in(
         &mut self,
         sandbox: &mut dyn Sandbox,
+        opened: &Opened,
         input: Option<OwnedFd>,
         result: &mut RunResult,
     ) -> Result<(), ErrorInfo> {
+        let listeners = match opened.serve(sandbox.take_doors()) {
+            Ok(listeners) => listeners,
+            Err(error) => {
+                sandbox.end().await;
+                return Err(error);
+            }
+        };
         if let Some(doors) = self.doors.take() {
             // Nobody may want them: then nobody listens.
-            _ = doors.send(sandbox.take_doors());
+            _ = doors.send(listeners);
         }
         result.enforced_by = sandbox.enforcers();
         result.notes.extend(sandbox.notes());
@@ -322,7 +341,7 @@ impl Driver {
         result: &mut RunResult,
     ) -> Result<Outputs, ErrorInfo> {
         let mut cancelled = self.cancelled.clone();
-        let secrets = injected(&self.engine.secrets, &self.spec)?;
+        let secrets = injected(&self.engine.doors.secrets, &self.spec)?;
         tokio::select! {
             started = tokio::time::timeout(LONGEST_START, self.exec(sandbox, input, secrets)) => match started {
                 Ok(started) => started.map_err(|error| refused(&error, result)),
@@ -448,6 +467,7 @@ impl Driver {
         ];
         result.limits_hit = hits.into_iter().filter(|(_, hit)| *hit).map(|(name, _)| name).collect();
         judge(&ending, oom, &self.spec.sandbox.limits, result);
+        contract::hold(self.spec.contract, result);
     }
 
     /// Off the event loop: what a program leaves can take minutes to copy, and signals must be heard meanwhile.

@@ -20,15 +20,19 @@
 struct Readme;
 
 mod capture;
+mod contract;
 mod denials;
 mod doctor;
+mod doors;
 mod driver;
 pub mod files;
 mod origin;
 mod pool;
 mod record;
 mod terminal;
+pub mod usage;
 
+pub use crate::doors::DoorSettings;
 pub use doctor::{Check, CheckState};
 pub use record::{Swept, fresh_id, now};
 pub use sandbox::{
@@ -39,7 +43,6 @@ pub use sandbox::{
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};
 
-use doors::secrets::Secrets;
 use record::Records;
 use sandbox::{Program, container::Containers};
 use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
@@ -63,22 +66,22 @@ pub struct Settings {
     pub pool: Pool,
     /// Where container engines may listen.
     pub containers: Hosts,
-    /// Finds secrets for runs that are let have them; usually the store in the state folder.
-    pub secrets: Secrets,
+    /// What doors are opened with.
+    pub doors: DoorSettings,
 }
 
 impl Settings {
     /// A state folder, and defaults.
     pub fn new(state: impl Into<PathBuf>) -> Settings {
         let state = state.into();
-        let secrets = Secrets { folder: state.join("secrets"), ..Secrets::default() };
-        Settings { state, pool: Pool::OFF, containers: Hosts::default(), secrets }
+        let doors = DoorSettings::new(&state);
+        Settings { state, pool: Pool::OFF, containers: Hosts::default(), doors }
     }
 
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
     pub fn look(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
         driver::look_at_inputs(spec)?;
-        driver::injected(&self.secrets, spec)?;
+        driver::injected(&self.doors.secrets, spec)?;
         origin::look(&self.state, spec)?;
         sandbox::native::look(&spec.sandbox).map_err(|error| error.info())
     }
@@ -110,11 +113,11 @@ struct Inner {
     containers: Containers,
     records: Records,
     artifacts: store::Artifacts,
-    secrets: Secrets,
     swept_at_opening: Swept,
     pools: pool::Pools,
     /// Work that nobody waits for but [`Engine::close`].
     behind: std::sync::Mutex<JoinSet<()>>,
+    doors: DoorSettings,
 }
 
 impl Inner {
@@ -176,7 +179,7 @@ impl Engine {
     }
 
     fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
-        let Settings { state, pool, containers, secrets } = settings;
+        let Settings { state, pool, containers, doors } = settings;
         native.keep_namespaces_ahead(pool::namespaces(&pool));
         let failed = |source| EngineError {
             message: format!("cannot use the state folder `{}`", state.display()),
@@ -196,10 +199,10 @@ impl Engine {
                 containers,
                 records,
                 artifacts,
-                secrets,
                 swept_at_opening,
                 pools,
                 behind,
+                doors,
             }),
         })
     }

@@ -19,6 +19,18 @@ pub struct Budget {
 }
 
 impl Budget {
+    /// What is not said here is taken from there.
+    #[must_use]
+    pub fn or(&self, other: &Budget) -> Budget {
+        Budget {
+            money: self.money.or(other.money),
+            call: self.call.or(other.call),
+            tokens: self.tokens.or(other.tokens),
+            requests: self.requests.or(other.requests),
+            concurrent: self.concurrent.or(other.concurrent),
+        }
+    }
+
     /// The narrower of both, limit by limit.
     #[must_use]
     pub fn within(&self, other: &Budget) -> Budget {
@@ -94,8 +106,8 @@ impl std::error::Error for BadModelPattern {}
 pub struct LlmGrant {
     /// The provider by its name in the configuration; the only one there is if none is named.
     pub provider: Option<String>,
-    /// Which models; every one if empty.
-    pub models: Vec<ModelPattern>,
+    /// Which models: one must be in every list; a list that is empty has them all.
+    pub models: Vec<Vec<ModelPattern>>,
     /// How much.
     pub budget: Budget,
 }
@@ -105,10 +117,23 @@ pub struct LlmGrant {
 pub struct Grants {
     /// The LLM door.
     pub llm: Option<LlmGrant>,
-    /// The inference door, for these models; every one if empty.
-    pub inference: Option<Vec<ModelPattern>>,
+    /// The inference door, for these models, likewise.
+    pub inference: Option<Vec<Vec<ModelPattern>>>,
     /// Stored secrets and the variables they become inside.
     pub secrets: Vec<(String, crate::EnvName)>,
+}
+
+/// Where the LLM door is, inside.
+pub const LLM_PORT: u16 = 8080;
+/// Where the inference door is, inside.
+pub const INFERENCE_PORT: u16 = 11434;
+
+impl Grants {
+    /// The ports of the doors, in this order.
+    pub fn ports(&self) -> Vec<u16> {
+        let doors = [(self.llm.is_some(), LLM_PORT), (self.inference.is_some(), INFERENCE_PORT)];
+        doors.into_iter().filter(|(asked, _)| *asked).map(|(_, port)| port).collect()
+    }
 }
 
 #[cfg(test)]

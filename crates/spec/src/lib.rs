@@ -4,6 +4,7 @@
 //! [`RunSpec`]. Nothing behind this crate checks again what a `RunSpec` already says.
 
 mod barrier;
+mod contract;
 mod grant;
 mod id;
 mod image;
@@ -19,7 +20,8 @@ mod result;
 mod run;
 
 pub use barrier::Barrier;
-pub use grant::{BadModelPattern, Budget, Grants, LlmGrant, ModelPattern};
+pub use contract::{Contract, Json};
+pub use grant::{BadModelPattern, Budget, Grants, INFERENCE_PORT, LLM_PORT, LlmGrant, ModelPattern};
 pub use id::{BadId, Id};
 pub use image::{BadImageRef, DEFAULT_REGISTRY, Digest, ImageConfig, ImageRef};
 pub use image_pattern::{BadImagePattern, ImagePattern};

@@ -1,6 +1,6 @@
 //! What came of a run: the one result object of every front.
 
-use crate::{Barrier, Id, LimitName};
+use crate::{Barrier, Id, Json, LimitName};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -39,6 +39,7 @@ pub enum ErrorCode {
     PolicyDenied,
     BudgetExceeded,
     QuotaExceeded,
+    ContractViolated,
     Lost,
     Internal,
 }
@@ -173,6 +174,8 @@ pub struct RunResult {
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
     pub truncated: Truncated,
+    /// What the program printed, where a contract says what that is and it was kept.
+    pub output: Option<Json>,
     pub error: Option<ErrorInfo>,
     pub started_at: Timestamp,
     pub ended_at: Timestamp,
@@ -204,6 +207,7 @@ impl RunResult {
             stdout: Vec::new(),
             stderr: Vec::new(),
             truncated: Truncated::default(),
+            output: None,
             error: None,
             started_at: now,
             ended_at: now,
@@ -266,6 +270,7 @@ mod wire {
             output(&mut map, ["stdout", "stdout_base64"], &self.stdout)?;
             output(&mut map, ["stderr", "stderr_base64"], &self.stderr)?;
             map.serialize_entry("truncated", &self.truncated)?;
+            map.serialize_entry("output", &self.output)?;
             map.serialize_entry("error", &self.error)?;
             map.serialize_entry("started_at", &self.started_at)?;
             map.serialize_entry("ended_at", &self.ended_at)?;

@@ -1,8 +1,8 @@
 //! A run: what a front asks for ([`RunRequest`]) and what has been checked ([`RunSpec`]).
 
 use crate::{
-    Barrier, ErrorCode, ErrorInfo, ExtraMounts, Grants, Id, ImagePolicy, ImageRef, InsidePath, Limits,
-    Maximum, Policy, Profile, WorkspacePath,
+    Barrier, Budget, Contract, ErrorCode, ErrorInfo, ExtraMounts, Grants, Id, ImagePolicy, ImageRef,
+    InsidePath, Limits, LlmGrant, Maximum, ModelPattern, Policy, Profile, WorkspacePath,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,8 +45,16 @@ pub struct RunRequest {
     pub network: Option<Network>,
     /// A network of a container engine that leads nowhere else.
     pub internal_network: Option<String>,
-    /// Ports on the loopback inside at which the host listens.
+    /// Ports on the loopback inside at which the host listens, beyond those of the doors below.
     pub doors: Vec<u16>,
+    /// The LLM door, to a provider by name or to the only one there is.
+    pub llm: Option<Option<String>>,
+    /// The inference door.
+    pub inference: bool,
+    /// Which models; the profile's own list holds as well.
+    pub allow_models: Vec<String>,
+    /// How much of models.
+    pub budget: Budget,
     /// `NAME=VARIABLE`, stored secrets that the program shall see.
     pub secrets: Vec<OsString>,
     /// `NAME=FILE` or `NAME=artifact:NAME[@VERSION]`
@@ -59,6 +67,7 @@ pub struct RunRequest {
     pub stdin: bool,
     /// A terminal of this size, which then is standard input, output and error.
     pub tty: Option<TerminalSize>,
+    pub contract: Contract,
     pub run_id: Option<String>,
     pub task_id: Option<String>,
     pub job_id: Option<String>,
@@ -84,11 +93,13 @@ pub struct RunSpec {
     pub images: ImagePolicy,
     /// Whether standard input is passed through; otherwise it is empty, or the terminal.
     pub stdin: bool,
+    /// How standard output is read at the end.
+    pub contract: Contract,
     /// Files to put into the workspace before the run.
     pub inputs: Vec<(WorkspacePath, InputSource)>,
     /// Files to keep after the run.
     pub artifacts: Vec<WorkspacePath>,
-    /// What it is granted beyond its box.
+    /// What is granted beyond the box.
     pub grants: Grants,
     /// The box.
     pub sandbox: SandboxSpec,
@@ -290,7 +301,9 @@ impl Policy {
         let backend = backend_of(request.backend.as_deref())?;
         let root = root_of(request.image.as_deref())?;
         check_containers_only(&request, backend, &root)?;
-        let (network, mounts) = (network_of(&request, profile)?, check_mounts(&request.mounts)?);
+        let grants = grants_of(&request, profile, &self.maximum_budget)?;
+        let (network, mounts) = (network_of(&request, profile, &grants)?, check_mounts(&request.mounts)?);
+        let doors = check_doors(&[grants.ports(), request.doors.clone()].concat(), network)?;
         let limits = self.limits_of(&request, profile)?;
         let env = environment(&request.env, &request.caller_env, profile)?;
         let secrets = secrets(&request.secrets, &env, &name, profile)?;
@@ -307,9 +320,10 @@ impl Policy {
             user_of_image: request.user.is_none(),
             images: self.images.clone(),
             stdin: request.stdin && request.tty.is_none(),
+            contract: check_contract(request.contract, request.tty)?,
             inputs: request.inputs.iter().map(|text| input(text)).collect::<Result<_, _>>()?,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
-            grants: Grants { secrets, ..Grants::default() },
+            grants: Grants { secrets, ..grants },
             sandbox: SandboxSpec {
                 profile: name,
                 backend,
@@ -325,7 +339,7 @@ impl Policy {
                 env,
                 network,
                 internal_network: id(&request.internal_network, "--internal-network")?,
-                doors: check_doors(&request.doors, network)?,
+                doors,
                 limits,
                 required: request.require.into_iter().collect(),
                 user: check_user(request.user)?,
@@ -417,8 +431,35 @@ fn check_containers_only(request: &RunRequest, backend: Backend, root: &Root) ->
     }
 }
 
-fn network_of(request: &RunRequest, profile: &Profile) -> Result<Network, SpecError> {
-    let network = request.network.unwrap_or(profile.network);
+/// What is asked for at doors.
+fn grants_of(request: &RunRequest, profile: &Profile, maximum: &Budget) -> Result<Grants, SpecError> {
+    let hint = "write a model's name, with * for any characters: --allow-model 'claude-*'";
+    let models = request.allow_models.iter().map(|text| text.parse());
+    let models: Vec<ModelPattern> =
+        models.collect::<Result<_, crate::BadModelPattern>>().map_err(|bad| invalid(bad, hint))?;
+    let asked = request.llm.is_some() || request.inference;
+    if !asked && (!models.is_empty() || request.budget != Budget::default()) {
+        let message = "a budget or a list of models needs a door";
+        return Err(invalid(message, "add --llm=PROVIDER, or --inference"));
+    }
+    if request.budget.within(maximum).or(&request.budget) != request.budget {
+        let hint = "ask for less, or raise `budget` under [maximum] in the configuration";
+        return Err(invalid("the budget is over the operator's maximum", hint));
+    }
+    let models = vec![models, profile.allow_models.clone(), profile.local_models.clone()];
+    let inference = request.inference.then(|| models.clone());
+    let budget = request.budget.or(&profile.budget).within(maximum);
+    let llm = request.llm.clone().map(|provider| LlmGrant { provider, models, budget });
+    Ok(Grants { llm, inference, secrets: Vec::new() })
+}
+
+/// A door is a hole in a network of one's own: asking for one asks for that.
+fn network_of(request: &RunRequest, profile: &Profile, grants: &Grants) -> Result<Network, SpecError> {
+    let network = match (request.network, grants.ports().is_empty()) {
+        (Some(asked), _) => asked,
+        (None, true) => profile.network,
+        (None, false) => Network::Doors,
+    };
     match network {
         Network::Open => Err(SpecError {
             code: ErrorCode::BackendUnavailable,
@@ -567,6 +608,17 @@ fn environment(
         return Err(invalid("the environment is too large", "put the data into a file (--input)"));
     }
     Ok(env)
+}
+
+/// What goes through a terminal is not what the program wrote.
+fn check_contract(contract: Contract, tty: Option<TerminalSize>) -> Result<Contract, SpecError> {
+    match (contract, tty) {
+        (Contract::Raw, _) | (_, None) => Ok(contract),
+        (Contract::Task | Contract::Envelope, Some(_)) => Err(invalid(
+            format!("the contract `{contract}` cannot be read from a terminal"),
+            "leave --tty or --contract away",
+        )),
+    }
 }
 
 /// Secrets that the program itself gets: named, each once, and only where the profile lets any in.
@@ -827,6 +879,17 @@ mod tests {
         assert_eq!((plain.stdin, plain.sandbox.tty), (true, None));
         let terminal = Policy::default().admit(asked(Some(size))).unwrap();
         assert_eq!((terminal.stdin, terminal.sandbox.tty), (false, Some(size)));
+    }
+
+    #[test]
+    fn a_contract_is_not_read_from_a_terminal() {
+        let tty = Some(TerminalSize { rows: 24, columns: 80 });
+        for contract in [Contract::Task, Contract::Envelope] {
+            let asked = |tty| RunRequest { contract, tty, ..request(&["sh"]) };
+            assert_eq!(Policy::default().admit(asked(None)).unwrap().contract, contract);
+            let refused = Policy::default().admit(asked(tty)).unwrap_err();
+            assert_eq!(refused.message, format!("the contract `{contract}` cannot be read from a terminal"));
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What must last: artifacts in a folder, and in a database the images that may be used.
+//! What must last: artifacts in a folder, and in a database the images that may be used and what models were used for.
 //!
 //! Everything is reached by handle (`openat2`, beneath, no symbolic links): a path string is never
 //! resolved twice.
@@ -10,6 +10,7 @@ mod beneath;
 mod database;
 mod draft;
 mod names;
+pub mod usage;
 
 pub use allowed_images::{AllowedImages, AllowedImagesError, NewEntry, TrailLine};
 pub use artifacts::{Artifacts, Kept, Listing, StoreError};

@@ -28,6 +28,7 @@ fn main() -> io::Result<()> {
     write(&folder.join("layer"), layers())?;
     write(&folder.join("manifest"), manifests())?;
     write(&folder.join("entry"), entries())?;
+    write(&folder.join("contract"), results())?;
     write(&folder.join("http"), exchanges())
 }
 
@@ -304,6 +305,17 @@ fn entries() -> Vec<Vec<u8>> {
         "a\u{1}a\0\0\u{1}\0\u{1}\0\0\0\u{1}\0\u{4}\u{a}\0\0\u{2}",
     ];
     users.into_iter().map(String::into_bytes).chain(others.map(|text| text.as_bytes().to_vec())).collect()
+}
+
+/// As `targets/contract.rs` reads them.
+fn results() -> Vec<Vec<u8>> {
+    let all = [
+        (b't', 0, r#"{"task_id":"t","status":"completed","result":"r","error":null,"tool_calls":[{"tool":"s","input":{},"output":1}],"tokens_used":{"input":1,"output":2}}"#),
+        (b't', 1, r#"{"task_id":"t","status":"failed","error":"e"}"#),
+        (b'e', 0, r#"{"payloads":[{"text":"a","mediaUrl":null}],"meta":{"durationMs":1,"error":null,"aborted":false,"agentMeta":{"model":"m","usage":[1e3]}}}"#),
+        (b'e', 1, r#"{"payloads":[],"meta":{"durationMs":1,"error":{"kind":"k","message":"m"},"litellmCallId":"c"}}"#),
+    ];
+    all.iter().map(|(kind, code, text)| [&[*kind, *code], text.as_bytes()].concat()).collect()
 }
 
 /// As `targets/http.rs` reads them.

@@ -2,7 +2,11 @@
 //! when the recipe or its builder changes.
 
 use cli::{World, airlock, repository};
-use image::{build::Platform, contract::ImageProfile, recipe::of_profile};
+use image::{
+    build::Platform,
+    contract::ImageProfile,
+    recipe::{REFERENCE_AGENT, of_profile},
+};
 use images::{check, load};
 use sha2::{Digest as _, Sha256};
 use std::{
@@ -30,6 +34,9 @@ fn is_full() -> bool {
 /// What decides about a built image, beside the packages of the day.
 fn key(text: &str) -> String {
     let mut hash = Sha256::new_with_prefix(text);
+    if text.contains(REFERENCE_AGENT.0) {
+        hash.update(REFERENCE_AGENT.1);
+    }
     for file in ["mod", "pack", "script", "workshop"] {
         hash.update(
             fs::read(repository().join(format!("crates/image/src/build/{file}.rs"))).expect("a source"),
@@ -72,6 +79,21 @@ fn builds_and_keeps_its_contract(profile: ImageProfile) {
     assert_eq!(told, (Some(0), vec![], unseen), "{checked:#?}");
     assert_eq!(checked.all["profiles"], serde_json::json!([profile.name()]));
     assert_eq!(checked.all["agent_compatible"], true);
+    if matches!(profile, ImageProfile::Agent | ImageProfile::Runtime) {
+        has_an_agent_that_answers(&world, profile.name());
+    }
+}
+
+/// A task that is none needs no model: the agent itself refuses it, in the words of its contract.
+fn has_an_agent_that_answers(world: &World, profile: &str) {
+    let image = format!("localhost/{profile}");
+    let task = ["--contract", "task", "--env", "TASK_PAYLOAD={\"task_id\":\"t\"}"];
+    let answer =
+        world.run(&[&["run", "--json", "--image", &image], &task[..], &["--", "airlock-agent"]].concat());
+    let result = answer.json();
+    let seen = (answer.status, &result["output"]["status"], &result["output"]["error"]);
+    let error = "input_error: the task needs a task_id of at most 128 characters, and a prompt".into();
+    assert_eq!(seen, (Some(2), &"rejected".into(), &error), "{result:#}");
 }
 
 #[test]

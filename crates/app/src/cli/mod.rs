@@ -8,6 +8,8 @@ mod doctor;
 mod escape_test;
 mod image;
 mod message;
+mod mistake;
+mod proxy;
 mod run;
 mod screen;
 mod secrets;
@@ -67,10 +69,14 @@ enum Command {
     Sweep(sweep::Options),
     /// List, fetch or remove what runs have kept
     Artifact(artifact::Options),
+    /// Show what models were used for, and what it cost
+    Usage(usage::Options),
     /// Load, pull, list, check or build the images that runs start from
     Image(image::Options),
     /// Keep, list or remove secrets: keys of providers, and what runs are let have
     Secrets(secrets::Options),
+    /// Serve the doors to models by themselves, to whoever has a session's token
+    Proxy(proxy::Options),
     /// Measure what a run costs here, beside other sandboxes
     Bench(bench::Options),
     /// Attack sandboxes on this machine, and show that they hold
@@ -80,14 +86,16 @@ enum Command {
 /// Everything but `main` itself: from arguments and surroundings to the exit status.
 pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
     match Cli::try_parse_from(&arguments) {
-        Err(error) => usage::report(&error, &arguments),
+        Err(error) => mistake::report(&error, &arguments),
         Ok(Cli { global, command }) => match command {
             Command::Run(options) => run::execute(*options, &global, &surroundings),
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
+            Command::Usage(options) => usage::execute(&options, &global, &surroundings),
             Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
+            Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),
             Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
         },
@@ -122,7 +130,16 @@ fn open_engine(config: &Config, begun: Option<engine::HeadStart>) -> Result<engi
 
 fn settings(config: &Config) -> engine::Settings {
     let containers = engine::Hosts { docker: config.docker.clone(), podman: config.podman.clone() };
-    engine::Settings { containers, secrets: config.secrets.clone(), ..engine::Settings::new(&config.state) }
+    engine::Settings { containers, doors: door_settings(config), ..engine::Settings::new(&config.state) }
+}
+
+fn door_settings(config: &Config) -> engine::DoorSettings {
+    engine::DoorSettings {
+        catalogue: config.doors.assembled(),
+        secrets: config.secrets.clone(),
+        inference_models: config.doors.inference_models.clone(),
+        durability: config.doors.durability,
+    }
 }
 
 /// One thread is enough for one run, and starts faster.

@@ -1,138 +1,291 @@
-//! What happens when the arguments themselves are wrong: one error, the usage, one hint, status 125.
-//!
-//! Never 2, as is usual: for `run` that could be the program's own status.
+//! `airlock usage`: what models were used for, and what it cost; from the ledger, by way of the database.
 
-use super::{REFUSED, message, message::Failure, message::Line, run};
-use clap::error::ErrorKind;
-use std::{
-    ffi::{OsStr, OsString},
-    io::{self, Write},
+use super::{
+    Global, conclude,
+    message::{self, Failure, Line, printable},
+    print, print_json,
 };
+use crate::config::Surroundings;
+use clap::{Args, ValueEnum};
+use engine::usage::{Books, By, Filter, Problem, Total, UsageError};
+use serde_json::{Value, json};
+use spec::{ErrorCode, Money, Timestamp};
 
-/// Tells a parse error, or prints the help or version that was asked for.
-pub(super) fn report(error: &clap::Error, arguments: &[OsString]) -> u8 {
-    let text = error.to_string();
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match super::print(&text) {
-            Ok(()) => 0,
-            Err(failure) => super::conclude(Err(failure), false),
-        },
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // Nobody left to tell, if stderr is gone.
-            let _ = io::stderr().lock().write_all(text.as_bytes());
-            REFUSED
-        }
-        _ => {
-            let wanted = wanted(arguments);
-            let (failure, usage) = explain(&text, wanted);
-            let Failure { message, hint, .. } = failure.clone();
-            message::say(&[Line::Error(message), Line::Usage(usage), Line::Hint(hint)]);
-            if wanted == Wanted::JsonResult {
-                run::print_refusal(&run::Identity::default(), &failure);
-            }
-            REFUSED
-        }
-    }
+const EXAMPLES: &str = "\
+Examples:
+  airlock usage
+  airlock usage --by model --since 2026-01-01
+  airlock usage --by day --csv
+  airlock usage --run 01JEXAMPLE --json
+  airlock usage --verify
+
+A call whose end nobody saw counts at what was reserved for it; `unsettled` is how much that is.
+`overrun` is what providers served beyond what was reserved. Money is exact.";
+
+/// The options of `airlock usage`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// What each line adds up
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = Column::Run)]
+    by: Column,
+    /// Only this run
+    #[arg(long, value_name = "ID")]
+    run: Option<String>,
+    /// Only from this day on, such as 2026-01-31 (UTC)
+    #[arg(long, value_name = "DATE", value_parser = date)]
+    since: Option<u64>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Print comma-separated values
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+    /// Read every line of the ledger, and say what was changed or taken away; exits with 1 if anything was
+    #[arg(long, conflicts_with_all = ["by", "run", "since", "csv"])]
+    verify: bool,
 }
 
-/// What the arguments were meant for, as far as can be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
-    JsonResult,
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Column {
     Run,
-    Other,
+    Session,
+    Tenant,
+    Model,
+    Provider,
+    Day,
 }
 
-fn wanted(arguments: &[OsString]) -> Wanted {
-    let ours: Vec<&OsStr> =
-        arguments.iter().skip(1).map(OsString::as_os_str).take_while(|text| *text != "--").collect();
-    let takes_value = |text: &OsStr| text == "--config" || text == "--state" || text == "--server";
-    let mut words = ours.iter();
-    let command = loop {
-        match words.next() {
-            Some(option) if takes_value(option) => words.next(),
-            Some(option) if option.as_encoded_bytes().starts_with(b"-") => None,
-            word => break word,
-        };
-    };
-    match (command.is_some_and(|word| *word == "run"), ours.contains(&OsStr::new("--json"))) {
-        (true, true) => Wanted::JsonResult,
-        (true, false) => Wanted::Run,
-        (false, _) => Wanted::Other,
+impl Column {
+    fn by(self) -> By {
+        match self {
+            Column::Run => By::Run,
+            Column::Session => By::Session,
+            Column::Tenant => By::Tenant,
+            Column::Model => By::Model,
+            Column::Provider => By::Provider,
+            Column::Day => By::Day,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Column::Run => "run",
+            Column::Session => "session",
+            Column::Tenant => "tenant",
+            Column::Model => "model",
+            Column::Provider => "provider",
+            Column::Day => "day",
+        }
     }
 }
 
-/// Picks the message, the tip and the usage out of what clap would print.
-fn explain(text: &str, wanted: Wanted) -> (Failure, String) {
-    let mut paragraphs = text.split("\n\n");
-    let first = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
-    let message = first.split_whitespace().collect::<Vec<_>>().join(" ");
-    let rest: Vec<&str> = paragraphs.collect();
-    let starting = |start: &str| {
-        let mut lines = rest.iter().flat_map(|paragraph| paragraph.lines());
-        lines.find_map(|line| line.trim_start().strip_prefix(start).map(|tail| tail.trim().to_owned()))
-    };
-    let a_word =
-        message.starts_with("unexpected argument '") && !message.starts_with("unexpected argument '-");
-    let hint = match (starting("tip:"), wanted) {
-        (_, Wanted::Run | Wanted::JsonResult) if a_word => {
-            "put the command after `--`: airlock run -- COMMAND [ARG]...".to_owned()
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    conclude(attempt(options, global, surroundings), options.json)
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let config = global.configure(surroundings)?;
+    let books = Books::open(&config.state)?;
+    if options.verify {
+        return verify(&books, options.json);
+    }
+    let problems = books.refresh()?;
+    let filter = Filter { run: options.run.clone(), since_ms: options.since };
+    let totals = books.totals(options.by.by(), &filter)?;
+    match (options.json, options.csv) {
+        (true, _) => print_json(&object(options.by, &totals, &problems))?,
+        (false, true) => print(&csv(options.by, &totals))?,
+        (false, false) if totals.is_empty() => {
+            message::say(&[Line::Note("no model was used".to_owned())]);
         }
-        // "to pass it as a value, use `--`" is no help here: after `--` comes the command.
-        (Some(tip), _) if !tip.starts_with("to pass") => tip,
-        (_, Wanted::Run | Wanted::JsonResult) => "see `airlock run --help`".to_owned(),
-        (_, Wanted::Other) => "see `airlock --help`".to_owned(),
+        (false, false) => print(&text(options.by, &totals))?,
+    }
+    Ok(tell(&problems, options.json))
+}
+
+fn verify(books: &Books, json: bool) -> Result<u8, Failure> {
+    let (segments, problems) = (books.segments()?, books.verify()?);
+    match json {
+        true => print_json(&json!({ "segments": segments, "problems": listed(&problems) }))?,
+        false if problems.is_empty() => print(&format!("{segments} ledgers read, nothing is wrong\n"))?,
+        false => {}
+    }
+    Ok(tell(&problems, json))
+}
+
+/// Says what is wrong; the exit status.
+fn tell(problems: &[Problem], json: bool) -> u8 {
+    if problems.is_empty() {
+        return 0;
+    }
+    let mut lines: Vec<_> = problems.iter().map(|problem| Line::Error(problem.to_string())).collect();
+    lines.push(Line::Hint("keep the file as it is, and put a copy from a backup in its place".to_owned()));
+    if !json {
+        message::say(&lines);
+    }
+    1
+}
+
+fn listed(problems: &[Problem]) -> Vec<Value> {
+    let one = |problem: &Problem| json!({ "file": problem.file.display().to_string(), "line": problem.line, "what": problem.what });
+    problems.iter().map(one).collect()
+}
+
+/// All of them together.
+fn sum(totals: &[Total]) -> Total {
+    totals.iter().fold(Total { key: "total".to_owned(), ..Total::default() }, |sum, one| Total {
+        key: sum.key,
+        calls: sum.calls.saturating_add(one.calls),
+        input_tokens: sum.input_tokens.saturating_add(one.input_tokens),
+        output_tokens: sum.output_tokens.saturating_add(one.output_tokens),
+        cached_tokens: sum.cached_tokens.saturating_add(one.cached_tokens),
+        money: sum.money.saturating_add(one.money),
+        overrun: sum.overrun.saturating_add(one.overrun),
+        unsettled: sum.unsettled.saturating_add(one.unsettled),
+        unsettled_money: sum.unsettled_money.saturating_add(one.unsettled_money),
+    })
+}
+
+/// What each column is called, and what stands in it.
+fn cells(total: &Total) -> [(&'static str, String); 7] {
+    let money = |nanos| Money(nanos).to_string();
+    [
+        ("calls", total.calls.to_string()),
+        ("input", total.input_tokens.to_string()),
+        ("cached", total.cached_tokens.to_string()),
+        ("output", total.output_tokens.to_string()),
+        ("usd", money(total.money)),
+        ("unsettled", money(total.unsettled_money)),
+        ("overrun", money(total.overrun)),
+    ]
+}
+
+/// Names to the left, numbers to the right, everything together in the last line.
+fn text(by: Column, totals: &[Total]) -> String {
+    let all = sum(totals);
+    let heads = cells(&all).map(|(head, _)| head.to_owned());
+    let mut lines = vec![(by.name().to_owned(), heads)];
+    lines.extend(
+        totals.iter().chain([&all]).map(|total| (shown(&total.key), cells(total).map(|(_, cell)| cell))),
+    );
+    let first = lines.iter().map(|(key, _)| key.chars().count()).max().unwrap_or(0);
+    let width = |column: usize| lines.iter().map(|(_, cells)| cells[column].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..7).map(width).collect();
+    let line = |(key, cells): &(String, [String; 7])| {
+        let cells: String =
+            cells.iter().zip(&widths).map(|(cell, width)| format!("  {cell:>width$}")).collect();
+        format!("{key:<first$}{cells}\n")
     };
-    (Failure::invalid(message, hint), starting("Usage:").unwrap_or_default())
+    lines.iter().map(line).collect()
+}
+
+fn shown(key: &str) -> String {
+    match key {
+        "" => "-".to_owned(),
+        _ => printable(key),
+    }
+}
+
+fn csv(by: Column, totals: &[Total]) -> String {
+    let heads = cells(&Total::default()).map(|(head, _)| head).join(",");
+    let line = |total: &Total| {
+        // Programs choose names; a spreadsheet must not take one for a formula.
+        let guard = if total.key.starts_with(['=', '+', '-', '@']) { "'" } else { "" };
+        let key = printable(&total.key).replace('"', "\"\"");
+        format!("\"{guard}{key}\",{}\n", cells(total).map(|(_, cell)| cell).join(","))
+    };
+    format!("{},{heads}\n{}", by.name(), totals.iter().map(line).collect::<String>())
+}
+
+fn object(by: Column, totals: &[Total], problems: &[Problem]) -> Value {
+    json!({
+        "by": by.name(),
+        "rows": totals.iter().map(row).collect::<Vec<_>>(),
+        "total": row(&sum(totals)),
+        "problems": listed(problems),
+    })
+}
+
+fn row(total: &Total) -> Value {
+    json!({
+        "key": total.key,
+        "calls": total.calls,
+        "input_tokens": total.input_tokens,
+        "cached_tokens": total.cached_tokens,
+        "output_tokens": total.output_tokens,
+        "cost_usd": Money(total.money).dollars(),
+        "cost_nano_usd": total.money,
+        "overrun_nano_usd": total.overrun,
+        "unsettled_calls": total.unsettled,
+        "unsettled_nano_usd": total.unsettled_money,
+    })
+}
+
+/// A day as milliseconds since 1970.
+fn date(text: &str) -> Result<u64, String> {
+    let bad = || format!("`{text}` is no day such as 2026-01-31");
+    let mut parts = text.splitn(3, '-').map(|part| part.parse::<u64>().ok());
+    let mut next = || parts.next().flatten().ok_or_else(bad);
+    let (year, month, day) = (next()?, next()?, next()?);
+    if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+        return Err(bad());
+    }
+    // Years begin in March here, so that the odd day is their last.
+    let (years, months) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days =
+        years * 365 + years / 4 - years / 100 + years / 400 + (153 * months + 2) / 5 + day - 1 - 719_468;
+    let start = Timestamp(days * 86_400_000);
+    // The 31st of February is written back as another day.
+    match start.to_string().starts_with(&format!("{text}T")) {
+        true => Ok(start.0),
+        false => Err(bad()),
+    }
+}
+
+impl From<UsageError> for Failure {
+    fn from(error: UsageError) -> Self {
+        Failure { code: ErrorCode::Internal, message: error.to_string(), hint: error.hint().to_owned() }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Cli, *};
-    use clap::Parser;
+    use super::*;
 
-    fn told(arguments: &[&str]) -> (Failure, String) {
-        let arguments: Vec<OsString> = arguments.iter().map(OsString::from).collect();
-        let error = Cli::try_parse_from(&arguments).expect_err("must not parse");
-        explain(&error.to_string(), wanted(&arguments))
+    fn total(key: &str, calls: u64, money: u64) -> Total {
+        Total { key: key.to_owned(), calls, input_tokens: 1000, money, ..Total::default() }
     }
 
     #[test]
-    fn a_mistyped_option_gets_the_nearest_one_as_hint() {
-        let (failure, usage) = told(&["airlock", "run", "--timeou", "3s", "--", "true"]);
-        assert_eq!(failure.message, "unexpected argument '--timeou' found");
-        assert_eq!(failure.hint, "a similar argument exists: '--timeout'");
-        assert_eq!(usage, "airlock run [OPTIONS] -- COMMAND [ARG]...");
+    fn a_day_is_read_exactly_or_refused() {
+        assert_eq!(date("1970-01-01"), Ok(0));
+        assert_eq!(date("2024-02-29"), Ok(1_709_164_800_000));
+        for bad in
+            ["", "2026", "2026-13-01", "2026-02-29", "2026-2-3", "26-02-03", "2026-01-01T00:00", "1969-12-31"]
+        {
+            assert!(date(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]
-    fn an_option_like_no_other_is_pointed_to_the_help() {
-        let (failure, _) = told(&["airlock", "run", "--xyz", "--", "true"]);
-        assert_eq!(failure.hint, "see `airlock run --help`");
+    fn a_table_is_aligned_and_money_is_exact() {
+        let totals = [total("gpt-4o", 2, 1_500_000_003), total("", 11, 20)];
+        let table = "\
+model   calls  input  cached  output          usd  unsettled  overrun
+gpt-4o      2   1000       0       0  1.500000003       0.00     0.00
+-          11   1000       0       0   0.00000002       0.00     0.00
+total      13   2000       0       0  1.500000023       0.00     0.00
+";
+        assert_eq!(text(Column::Model, &totals), table);
     }
 
     #[test]
-    fn a_command_without_the_two_dashes_is_explained() {
-        let (failure, _) = told(&["airlock", "run", "python3", "x.py"]);
-        assert_eq!(failure.message, "unexpected argument 'python3' found");
-        assert!(failure.hint.starts_with("put the command after `--`"));
-    }
-
-    #[test]
-    fn a_bad_value_is_one_line_that_says_what_was_wanted() {
-        let (failure, _) = told(&["airlock", "run", "--memory", "lots", "--", "true"]);
-        let message =
-            "invalid value 'lots' for '--memory <SIZE>': `lots` is not a size such as 64M, 2G or 4096";
-        assert_eq!(failure.message, message);
-    }
-
-    #[test]
-    fn json_is_wanted_only_where_run_was_asked_for_it_before_the_command() {
-        let of = |words: &[&str]| wanted(&words.iter().map(OsString::from).collect::<Vec<_>>());
-        assert_eq!(of(&["airlock", "run", "--bad", "--json", "--", "x"]), Wanted::JsonResult);
-        assert_eq!(of(&["airlock", "--state", "doctor", "run", "--json"]), Wanted::JsonResult);
-        assert_eq!(of(&["airlock", "run", "--bad", "--", "x", "--json"]), Wanted::Run);
-        assert_eq!(of(&["airlock", "--config=x", "doctor", "--json", "run"]), Wanted::Other);
-        assert_eq!(of(&["airlock"]), Wanted::Other);
+    fn a_name_that_a_program_chose_steers_neither_terminal_nor_spreadsheet() {
+        let totals = [total("=1+1\",\"\u{1b}[2J\n", 1, 0)];
+        let line = "\"'=1+1\"\",\"\"\\u{1b}[2J\\n\",1,1000,0,0,0.00,0.00,0.00";
+        assert_eq!(csv(Column::Model, &totals).lines().nth(1), Some(line));
+        assert_eq!(text(Column::Model, &totals).lines().count(), 3);
     }
 }

@@ -10,6 +10,7 @@ use super::{
 use doors::{
     catalogue::{Bounds, Catalogue, Target},
     ledger::Durability,
+    price::{PriceBook, Unknown},
     secrets::KeySource,
     till::Terms,
 };
@@ -53,6 +54,13 @@ impl Default for Doors {
 }
 
 impl Doors {
+    /// The catalogue with its prices laid over the shipped book.
+    pub(crate) fn assembled(&self) -> Catalogue {
+        let unknown = self.prices.unknown.clone().map_or(Unknown::Refuse, Unknown::Ceiling);
+        let prices = Arc::new(PriceBook::with(self.prices.own.clone(), unknown));
+        Catalogue { prices, ..self.catalogue.clone() }
+    }
+
     /// Reads one of [`TABLES`].
     pub(super) fn read(&mut self, name: &str, table: &Table, path: &Path) -> Result<(), ConfigError> {
         match name {

@@ -2,11 +2,22 @@
 
 mod ask;
 mod error;
+mod events;
+mod json;
+mod keys;
+mod meter;
+mod node;
+mod peek;
+mod quote;
+mod reader;
+mod rewrite;
 mod route;
+mod strip;
 mod tap;
 
-pub use ask::{Ask, BadAsk, Cap, Change, ask, rewrite};
+pub use ask::{Ask, BadAsk, Cap, ask};
 pub use error::{Fault, answer, interruption};
+pub use rewrite::{Change, rewrite};
 pub use route::{NoRoute, Route, route};
 pub use tap::{Tap, TapKind};
 
@@ -58,4 +69,49 @@ pub enum Operation {
     OllamaRunning,
     /// `GET /api/version`
     OllamaVersion,
+}
+
+impl Operation {
+    /// The language that it is asked in; none where two share it.
+    pub fn dialect(self) -> Option<Dialect> {
+        match self {
+            Operation::Models => None,
+            Operation::Chat | Operation::Responses | Operation::Embeddings => Some(Dialect::OpenAi),
+            Operation::Messages | Operation::CountTokens => Some(Dialect::Anthropic),
+            Operation::GeminiModels
+            | Operation::Generate
+            | Operation::GeminiCountTokens
+            | Operation::GeminiEmbed => Some(Dialect::Gemini),
+            Operation::OllamaChat
+            | Operation::OllamaGenerate
+            | Operation::OllamaEmbed
+            | Operation::OllamaTags
+            | Operation::OllamaShow
+            | Operation::OllamaRunning
+            | Operation::OllamaVersion => Some(Dialect::Ollama),
+        }
+    }
+
+    /// Providers charge nothing for it.
+    pub fn is_free(self) -> bool {
+        match self {
+            Operation::Models
+            | Operation::CountTokens
+            | Operation::GeminiModels
+            | Operation::GeminiCountTokens
+            | Operation::OllamaTags
+            | Operation::OllamaShow
+            | Operation::OllamaRunning
+            | Operation::OllamaVersion => true,
+            Operation::Chat
+            | Operation::Responses
+            | Operation::Embeddings
+            | Operation::Messages
+            | Operation::Generate
+            | Operation::GeminiEmbed
+            | Operation::OllamaChat
+            | Operation::OllamaGenerate
+            | Operation::OllamaEmbed => false,
+        }
+    }
 }

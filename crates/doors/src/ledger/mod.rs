@@ -1,9 +1,41 @@
 //! The ledger: what was reserved and what was spent, written before the first byte goes out. One file a segment, one
 //! owner a segment, one JSON object a line, each bound to the one before by its hash.
+//!
+//! ```text
+//! open ─▶ reserve ─▶ settle     a reservation that nobody settled counts in full: its owner died,
+//!           │                    and whoever takes the segment over settles it as `lost`
+//!           └──────▶ settle
+//! ```
+
+mod folder;
+mod line;
+mod reader;
+mod recover;
+mod sync;
+
+pub use line::{Kind, Row};
+pub use reader::{Fault, Head, Reader};
+pub use recover::{Found, Past, Problem, Recovered, Segments, recover, segments, verify};
 
 use crate::usage::{Source, Usage};
+use folder::Folder;
+use line::{Hash, Line};
 use spec::Money;
-use std::{io, path::Path};
+use std::{
+    fs::File,
+    io,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+use sync::Syncer;
+
+/// A file that has grown to this is followed by the next.
+const LARGEST: u64 = 64 << 20;
+/// Bytes of lines that may wait for the next write.
+const MOST_WAITING: usize = 16 << 10;
+/// A sweep may look at our segment while we take it.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How lasting a record must be before a call goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,13 +80,276 @@ pub struct Outcome {
     pub duration_ms: u64,
 }
 
+impl Outcome {
+    /// Nothing is known of the call but that it was paid for.
+    pub fn unknown(money: Money, ending: &str) -> Outcome {
+        Outcome {
+            usage: Usage::default(),
+            source: Source::Reserved,
+            money,
+            overrun: Money::ZERO,
+            status: 0,
+            ending: ending.to_owned(),
+            duration_ms: 0,
+        }
+    }
+}
+
 /// A segment that this process owns.
 #[derive(Debug)]
-pub struct Ledger {}
+pub struct Ledger {
+    folder: Folder,
+    name: String,
+    largest: u64,
+    state: Mutex<State>,
+    syncer: Option<Syncer>,
+    found: Found,
+    /// Held for life; the first file of the segment.
+    _lock: File,
+}
+
+#[derive(Debug)]
+struct State {
+    file: Arc<File>,
+    part: u32,
+    length: u64,
+    n: u64,
+    hash: Hash,
+    /// Reservations that are not settled.
+    open: u64,
+    line: Vec<u8>,
+    /// Lines that wait for the next write: only such as may be lost, because without them more counts and not less.
+    waiting: Vec<u8>,
+    /// Why nothing can be written any more.
+    broken: Option<String>,
+}
 
 impl Ledger {
     /// Begins a segment `name` in a folder, which is made if absent (mode 0700), or goes on with it after recovery.
-    pub fn open(_folder: &Path, _name: &str, _durability: Durability) -> io::Result<Ledger> {
-        Ok(Ledger {})
+    pub fn open(folder: &Path, name: &str, durability: Durability) -> io::Result<Ledger> {
+        Ledger::open_with(folder, name, durability, LARGEST)
+    }
+
+    fn open_with(folder: &Path, name: &str, durability: Durability, largest: u64) -> io::Result<Ledger> {
+        if !folder::is_name(name) {
+            return Err(io::Error::other(format!("`{}` is no name for a ledger", name.escape_debug())));
+        }
+        let folder = Folder::make(folder)?;
+        let lock = folder.make_file(name, 1)?;
+        let patience = Instant::now() + PATIENCE;
+        while !folder::lock(&lock)? {
+            if Instant::now() > patience {
+                let path = folder.path(name, 1);
+                return Err(io::Error::other(format!(
+                    "the ledger `{}` belongs to another process",
+                    path.display()
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut ledger = recover::take(folder, name, lock)?;
+        ledger.largest = largest;
+        if durability == Durability::Power {
+            ledger.folder.sync()?;
+            ledger.syncer = Some(Syncer::start()?);
+        }
+        ledger.introduce()?;
+        Ok(ledger)
+    }
+
+    /// What was spent before, by those who owned this segment.
+    pub fn found(&self) -> &Found {
+        &self.found
+    }
+
+    /// Whether this is the segment of one run, and of this one.
+    pub fn is_of_run(&self, run: &str) -> bool {
+        self.name.strip_prefix("run-") == Some(run)
+    }
+
+    /// Writes that so much is reserved; the number by which it is settled.
+    pub fn reserve(&self, call: &Call, money: Money, tokens: u64) -> io::Result<u64> {
+        self.append("reserve", 1, |line| {
+            line.text("run", &call.run)
+                .text("session", &call.session)
+                .text("tenant", &call.tenant)
+                .text("door", &call.door)
+                .text("provider", &call.provider)
+                .text("model", &call.model)
+                .text("operation", &call.operation)
+                .number("attempt", u64::from(call.attempt))
+                .text("price_book", &call.price_book)
+                .number("money", money.0)
+                .number("tokens", tokens);
+        })
+    }
+
+    /// Waits until a record is as lasting as was asked for.
+    pub async fn lasting(&self, n: u64) -> io::Result<()> {
+        match &self.syncer {
+            Some(syncer) => syncer.wait(n).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Writes how the reservation `of` ended.
+    pub fn settle(&self, of: u64, outcome: &Outcome) -> io::Result<()> {
+        let source = match outcome.source {
+            Source::Final => "final",
+            Source::Partial => "partial",
+            Source::Estimated => "estimated",
+            Source::Reserved => "reserved",
+        };
+        let written = self.append("settle", -1, |line| {
+            line.number("of", of)
+                .text("source", source)
+                .number("money", outcome.money.0)
+                .number("overrun", outcome.overrun.0)
+                .number("status", u64::from(outcome.status))
+                .text("ending", &outcome.ending)
+                .number("duration_ms", outcome.duration_ms)
+                .usage(&outcome.usage);
+        });
+        written.map(|_| ())
+    }
+
+    /// Writes that a secret was put into a run.
+    pub fn inject(&self, run: &str, secret: &str, variable: &str) -> io::Result<()> {
+        let written = self.append("inject", 0, |line| {
+            line.text("run", run).text("secret", secret).text("variable", variable);
+        });
+        written.map(|_| ())
+    }
+
+    /// Writes that a session is over. What it spent stays spent by its tenant; its name begins anew.
+    pub fn revoke(&self, run: &str, session: &str) -> io::Result<()> {
+        let written = self.append("revoke", 0, |line| {
+            line.text("run", run).text("session", session);
+        });
+        written.map(|_| ())
+    }
+
+    fn introduce(&self) -> io::Result<u64> {
+        self.append("open", 0, |line| {
+            line.text("segment", &self.name)
+                .number("pid", u64::from(std::process::id()))
+                .text("version", env!("CARGO_PKG_VERSION"));
+        })
+    }
+
+    /// Writes what still waits. Without it that goes out with the next reservation.
+    pub fn flush(&self) -> io::Result<()> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).flush()
+    }
+
+    /// One record; one write, but for the end of a reservation, which waits for company. `open` is what it adds to the open reservations.
+    fn append(&self, kind: &str, open: i64, tell: impl FnOnce(&mut Line<'_>)) -> io::Result<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.length >= self.largest && kind != "open" {
+            self.next_file(&mut state)?;
+        }
+        let may_wait = kind == "settle" && self.syncer.is_none();
+        let n = state.write(kind, may_wait, tell)?;
+        state.open = state.open.saturating_add_signed(open);
+        if let Some(syncer) = &self.syncer {
+            syncer.want(n, &state.file);
+        }
+        Ok(n)
+    }
+
+    /// The chain goes on in the next file: its first line follows from the last of this one.
+    fn next_file(&self, state: &mut State) -> io::Result<()> {
+        state.flush()?;
+        if self.syncer.is_some() {
+            rustix::fs::fdatasync(&*state.file)?;
+        }
+        let file = self.folder.make_file(&self.name, state.part + 1)?;
+        if self.syncer.is_some() {
+            self.folder.sync()?;
+        }
+        (state.file, state.part, state.length) = (Arc::new(file), state.part + 1, 0);
+        let written = state.write("open", false, |line| {
+            line.text("segment", &self.name).number("pid", u64::from(std::process::id()));
+        });
+        written.map(|_| ())
     }
 }
+
+impl State {
+    fn write(&mut self, kind: &str, may_wait: bool, tell: impl FnOnce(&mut Line<'_>)) -> io::Result<u64> {
+        if let Some(why) = &self.broken {
+            return Err(io::Error::other(why.clone()));
+        }
+        let mut line = Line::begin(&mut self.line, self.n + 1, now(), kind);
+        tell(&mut line);
+        let hash = line.seal(&self.hash);
+        let before = self.waiting.len();
+        self.waiting.extend_from_slice(&self.line);
+        let is_due = !may_wait || self.waiting.len() > MOST_WAITING;
+        if is_due && let Err(error) = self.flush() {
+            self.waiting.truncate(before);
+            return Err(error);
+        }
+        (self.n, self.hash) = (self.n + 1, hash);
+        Ok(self.n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let written = rustix::io::retry_on_intr(|| rustix::io::write(&*self.file, &self.waiting));
+        match written {
+            Ok(count) if count == self.waiting.len() => {
+                self.length += count as u64;
+                self.waiting.clear();
+                Ok(())
+            }
+            failed => Err(self.undo(failed.err().map(io::Error::from))),
+        }
+    }
+
+    /// Half a line must not stay: what is written after it could not be read.
+    fn undo(&mut self, cause: Option<io::Error>) -> io::Error {
+        if let Err(error) = rustix::fs::ftruncate(&*self.file, self.length) {
+            self.broken = Some(format!("the ledger ends in half a line that cannot be taken back: {error}"));
+        }
+        cause.unwrap_or_else(|| io::Error::other("the ledger took only half a line: its disk is full"))
+    }
+}
+
+impl Drop for Ledger {
+    /// Without a last line, and with reservations that are open, whoever comes next looks at everything.
+    fn drop(&mut self) {
+        let open = self.state.get_mut().map_or(1, |state| state.open);
+        if open == 0 {
+            // A missing last line costs the next owner a look, and nothing else.
+            let _ = self.append("close", 0, |_| ());
+        }
+        let _ = self.flush();
+    }
+}
+
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Faults that tests of the till bring about.
+#[cfg(test)]
+impl Ledger {
+    /// Nothing can be written any more.
+    pub(crate) fn cannot_write(&self) {
+        let file = File::open("/dev/null").expect("there is always one");
+        self.state.lock().expect("it is not poisoned").file = Arc::new(file);
+    }
+
+    /// What the end of a process does: the lock is free, and nothing is written any more.
+    pub(crate) fn give_up(&self) {
+        self.cannot_write();
+        rustix::fs::flock(&self._lock, rustix::fs::FlockOperation::Unlock).expect("it is ours");
+    }
+}
+
+#[cfg(test)]
+mod tests;

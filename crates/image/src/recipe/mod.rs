@@ -14,6 +14,8 @@ pub const BASE_IMAGE: &str = "debian:bookworm-slim";
 pub const SUITE: &str = "bookworm";
 /// The file that a builder brings if the folder has none.
 pub const FIRST_PROCESS: &str = "airlock-init";
+/// Another such file, and what is in it.
+pub const REFERENCE_AGENT: (&str, &str) = ("airlock-agent", include_str!("../../../../agent/airlock-agent"));
 /// What `debian:bookworm-slim` sets.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const LARGEST: usize = 256 * 1024;

@@ -4,7 +4,7 @@ use crate::cli::message::Failure;
 use image::{
     build::Platform,
     contract::ImageProfile,
-    recipe::{FIRST_PROCESS, Recipe, SUITE, Step, of_profile},
+    recipe::{FIRST_PROCESS, REFERENCE_AGENT, Recipe, SUITE, Step, of_profile},
 };
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use spec::ImageRef;
@@ -78,7 +78,7 @@ impl Source {
         })
     }
 
-    /// What the recipe copies. Our first process is brought along; a file of that name beside the recipe goes before.
+    /// What the recipe copies. Our own programs are brought along; a file of that name beside the recipe goes before.
     pub(super) fn files(
         &self,
         recipe: &Recipe,
@@ -92,14 +92,15 @@ impl Source {
                 Source::Folder { folder, .. } => Some(read(folder, from, LARGEST_FILE)),
                 Source::Profile(_) => None,
             };
-            let file = match (beside, from == FIRST_PROCESS) {
+            let file = match (beside, from.as_str()) {
                 (Some(Ok(file)), _) => file,
-                (_, true) => (first_process(platform, init_arm64)?, true),
-                (Some(Err(error)), false) => {
+                (_, FIRST_PROCESS) => (first_process(platform, init_arm64)?, true),
+                (_, name) if name == REFERENCE_AGENT.0 => (REFERENCE_AGENT.1.into(), true),
+                (Some(Err(error)), _) => {
                     let hint = "COPY takes plain files below the recipe's folder, and follows no links";
                     return Err(Failure::invalid(format!("cannot copy `{from}`: {error}"), hint));
                 }
-                (None, false) => continue,
+                (None, _) => continue,
             };
             files.insert(from.clone(), file);
         }

@@ -3,7 +3,9 @@
 use super::{super::message::Failure, Identity};
 use crate::config::Surroundings;
 use clap::Args;
-use spec::{Barrier, Cpus, Maximum, Network, Policy, Profile, RunRequest, Size, Time, User};
+use spec::{
+    Barrier, Budget, Contract, Cpus, Maximum, Money, Network, Policy, Profile, RunRequest, Size, Time, User,
+};
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},
@@ -19,6 +21,8 @@ Examples:
   airlock run --workspace . --json -- ./untrusted | jq .status
   airlock run --explain -- true
   airlock run --tty -- bash
+  airlock run --llm=anthropic --budget-usd 0.50 -- python3 agent.py
+  airlock run --inference -- curl -s localhost:11434/api/tags
   echo hello | airlock run --stdin -- tr a-z A-Z";
 
 /// True while `open` is refused; `what_is_not_built_yet_is_refused_not_weakened` in `spec` will say when not.
@@ -28,6 +32,7 @@ const OPEN: &str =
 const STATUSES: &str = "\
 Exit status:
   the program's own    it ran
+  1                    it exited with 0, but broke its --contract
   124                  stopped at --timeout
   125                  Airlock refused or failed; no line of the program ran
   126, 127             the command cannot be executed, or was not found
@@ -37,6 +42,7 @@ Exit status:
 const BOX: &str = "The box";
 const LIMITS: &str = "Limits";
 const FILES: &str = "Files";
+const DOORS: &str = "Doors";
 const OUTPUT: &str = "Output and identifiers";
 
 /// Run a command in a fresh sandbox
@@ -132,6 +138,22 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME", help_heading = FILES)]
     allow_protected: Vec<PathBuf>,
 
+    /// Open the LLM door at 127.0.0.1:8080 inside, to this provider; its key stays outside
+    #[arg(long, value_name = "PROVIDER", num_args = 0..=1, require_equals = true, help_heading = DOORS)]
+    llm: Option<Option<String>>,
+    /// Open the inference door at localhost:11434 inside, to the model server of this machine
+    #[arg(long, help_heading = DOORS)]
+    inference: bool,
+    /// Let only these models be used, * for any characters; repeatable
+    #[arg(long, value_name = "GLOB", help_heading = DOORS)]
+    allow_model: Vec<String>,
+    /// Money for models, such as 0.50; a call that could cost more than is left is refused
+    #[arg(long, value_name = "DOLLARS", help_heading = DOORS)]
+    budget_usd: Option<Money>,
+    /// Tokens for models, input and output together
+    #[arg(long, value_name = "NUMBER", help_heading = DOORS)]
+    budget_tokens: Option<u64>,
+
     /// Pass standard input through; otherwise it is empty
     #[arg(long, help_heading = OUTPUT)]
     stdin: bool,
@@ -141,6 +163,9 @@ pub(crate) struct Options {
     /// Print one JSON result instead of the program's own output
     #[arg(long, help_heading = OUTPUT)]
     pub(super) json: bool,
+    /// What stdout must be: raw (anything), or exactly one JSON object: task or envelope [default: raw]
+    #[arg(long, value_name = "NAME", help_heading = OUTPUT)]
+    contract: Option<Contract>,
     /// Print what would be done, and exit
     #[arg(long, help_heading = OUTPUT)]
     pub(super) explain: bool,
@@ -165,36 +190,16 @@ pub(crate) struct Options {
 /// Options that the contract names and this build cannot honour. Known, so that they are refused and not misread.
 #[derive(Args, Clone, Debug, Default)]
 struct NotBuilt {
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    llm: Option<Option<OsString>>,
-    #[arg(long, hide = true)]
-    inference: bool,
     #[arg(long, hide = true)]
     allow_host: Vec<OsString>,
     #[arg(long, hide = true)]
-    budget_tokens: Option<OsString>,
-    #[arg(long, hide = true)]
-    budget_usd: Option<OsString>,
-    #[arg(long, hide = true)]
-    allow_model: Vec<OsString>,
     #[arg(long, hide = true)]
     learn: bool,
-    #[arg(long, hide = true)]
-    contract: Option<OsString>,
 }
 
 impl NotBuilt {
     fn asked_for(&self) -> Option<&'static str> {
-        let options = [
-            ("--llm", self.llm.is_some()),
-            ("--inference", self.inference),
-            ("--allow-host", !self.allow_host.is_empty()),
-            ("--budget-tokens", self.budget_tokens.is_some()),
-            ("--budget-usd", self.budget_usd.is_some()),
-            ("--allow-model", !self.allow_model.is_empty()),
-            ("--learn", self.learn),
-            ("--contract", self.contract.is_some()),
-        ];
+        let options = [("--allow-host", !self.allow_host.is_empty()), ("--learn", self.learn)];
         options.into_iter().find_map(|(name, asked)| asked.then_some(name))
     }
 }
@@ -246,6 +251,10 @@ impl Options {
             network: self.network,
             internal_network: self.internal_network,
             doors: Vec::new(),
+            llm: self.llm,
+            inference: self.inference,
+            allow_models: self.allow_model,
+            budget: Budget { money: self.budget_usd, tokens: self.budget_tokens, ..Budget::default() },
             secrets: self.secret,
             inputs: self.input,
             artifacts: self.artifact,
@@ -254,6 +263,7 @@ impl Options {
             user: self.user,
             stdin: self.stdin,
             tty: None,
+            contract: self.contract.unwrap_or_default(),
             run_id: self.run_id,
             task_id: self.task_id,
             job_id: self.job_id,
@@ -403,12 +413,13 @@ mod tests {
         #[rustfmt::skip]
         let asked = request(&[
             "--profile", "agent", "--backend", "native", "--image", "./root", "--entrypoint", "e", "--writable-root",
-            "--volume", "v:/v", "--internal-network", "i", "--workspace", "w",
-            "--secret", "s=S", "--mount", "data:/data:rw", "--mount", "/abs:/x", "--env", "A=b=c", "--env-from", "TOKEN",
+            "--volume", "v:/v", "--internal-network", "i", "--llm=p", "--inference", "--allow-model", "m*",
+            "--budget-usd", "0.5", "--budget-tokens", "9", "--workspace", "w", "--secret", "s=S",
+            "--mount", "data:/data:rw", "--mount", "/abs:/x", "--env", "A=b=c", "--env-from", "TOKEN",
             "--timeout", "2s", "--memory", "1G", "--cpus", "1.5", "--cpu-time", "1m", "--pids", "9",
             "--file-size", "1M", "--open-files", "8", "--disk", "2M", "--output", "3M", "--network", "none",
             "--input", "n=f", "--artifact", "o", "--allow-protected", ".git", "--user", "5:6",
-            "--require", "own_pid", "--stdin", "--run-id", "r", "--task-id", "t", "--job-id", "j",
+            "--require", "own_pid", "--stdin", "--contract", "task", "--run-id", "r", "--task-id", "t", "--job-id", "j",
             "--", "echo", "--json", "-x",
         ]).unwrap();
         let wanted = RunRequest {
@@ -437,6 +448,10 @@ mod tests {
             network: Some(Network::None),
             internal_network: Some("i".into()),
             doors: Vec::new(),
+            llm: Some(Some("p".into())),
+            inference: true,
+            allow_models: vec!["m*".into()],
+            budget: Budget { money: Some(Money(500_000_000)), tokens: Some(9), ..Budget::default() },
             secrets: vec!["s=S".into()],
             inputs: vec!["n=f".into()],
             artifacts: vec!["o".into()],
@@ -445,6 +460,7 @@ mod tests {
             user: Some(User { uid: 5, gid: 6 }),
             stdin: true,
             tty: None,
+            contract: Contract::Task,
             run_id: Some("r".into()),
             task_id: Some("t".into()),
             job_id: Some("j".into()),
@@ -480,17 +496,8 @@ mod tests {
 
     #[test]
     fn what_is_not_built_is_refused_by_name() {
-        let cases: [(&[&str], &str); 9] = [
-            (&["--llm"], "--llm"),
-            (&["--llm=anthropic"], "--llm"),
-            (&["--inference"], "--inference"),
-            (&["--allow-host", "x"], "--allow-host"),
-            (&["--budget-tokens", "1"], "--budget-tokens"),
-            (&["--budget-usd", "1"], "--budget-usd"),
-            (&["--allow-model", "x"], "--allow-model"),
-            (&["--learn"], "--learn"),
-            (&["--contract", "task"], "--contract"),
-        ];
+        let cases: [(&[&str], &str); 2] =
+            [(&["--allow-host", "x"], "--allow-host"), (&["--learn"], "--learn")];
         for (words, name) in cases {
             let refused = options(words).refuse_impossible().unwrap_err();
             assert_eq!(refused.message, format!("`{name}` is not part of this build"));

@@ -113,6 +113,7 @@ mod tests {
             stdout: Vec::new(),
             stderr: Vec::new(),
             truncated: Truncated::default(),
+            output: None,
             error: None,
             started_at: Timestamp(0),
             ended_at: Timestamp(0),

@@ -1,0 +1,138 @@
+//! What happens when the arguments themselves are wrong: one error, the usage, one hint, status 125.
+//!
+//! Never 2, as is usual: for `run` that could be the program's own status.
+
+use super::{REFUSED, message, message::Failure, message::Line, run};
+use clap::error::ErrorKind;
+use std::{
+    ffi::{OsStr, OsString},
+    io::{self, Write},
+};
+
+/// Tells a parse error, or prints the help or version that was asked for.
+pub(super) fn report(error: &clap::Error, arguments: &[OsString]) -> u8 {
+    let text = error.to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => match super::print(&text) {
+            Ok(()) => 0,
+            Err(failure) => super::conclude(Err(failure), false),
+        },
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // Nobody left to tell, if stderr is gone.
+            let _ = io::stderr().lock().write_all(text.as_bytes());
+            REFUSED
+        }
+        _ => {
+            let wanted = wanted(arguments);
+            let (failure, usage) = explain(&text, wanted);
+            let Failure { message, hint, .. } = failure.clone();
+            message::say(&[Line::Error(message), Line::Usage(usage), Line::Hint(hint)]);
+            if wanted == Wanted::JsonResult {
+                run::print_refusal(&run::Identity::default(), &failure);
+            }
+            REFUSED
+        }
+    }
+}
+
+/// What the arguments were meant for, as far as can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    JsonResult,
+    Run,
+    Other,
+}
+
+fn wanted(arguments: &[OsString]) -> Wanted {
+    let ours: Vec<&OsStr> =
+        arguments.iter().skip(1).map(OsString::as_os_str).take_while(|text| *text != "--").collect();
+    let takes_value = |text: &OsStr| text == "--config" || text == "--state" || text == "--server";
+    let mut words = ours.iter();
+    let command = loop {
+        match words.next() {
+            Some(option) if takes_value(option) => words.next(),
+            Some(option) if option.as_encoded_bytes().starts_with(b"-") => None,
+            word => break word,
+        };
+    };
+    match (command.is_some_and(|word| *word == "run"), ours.contains(&OsStr::new("--json"))) {
+        (true, true) => Wanted::JsonResult,
+        (true, false) => Wanted::Run,
+        (false, _) => Wanted::Other,
+    }
+}
+
+/// Picks the message, the tip and the usage out of what clap would print.
+fn explain(text: &str, wanted: Wanted) -> (Failure, String) {
+    let mut paragraphs = text.split("\n\n");
+    let first = paragraphs.next().unwrap_or_default().trim_start_matches("error: ");
+    let message = first.split_whitespace().collect::<Vec<_>>().join(" ");
+    let rest: Vec<&str> = paragraphs.collect();
+    let starting = |start: &str| {
+        let mut lines = rest.iter().flat_map(|paragraph| paragraph.lines());
+        lines.find_map(|line| line.trim_start().strip_prefix(start).map(|tail| tail.trim().to_owned()))
+    };
+    let a_word =
+        message.starts_with("unexpected argument '") && !message.starts_with("unexpected argument '-");
+    let hint = match (starting("tip:"), wanted) {
+        (_, Wanted::Run | Wanted::JsonResult) if a_word => {
+            "put the command after `--`: airlock run -- COMMAND [ARG]...".to_owned()
+        }
+        // "to pass it as a value, use `--`" is no help here: after `--` comes the command.
+        (Some(tip), _) if !tip.starts_with("to pass") => tip,
+        (_, Wanted::Run | Wanted::JsonResult) => "see `airlock run --help`".to_owned(),
+        (_, Wanted::Other) => "see `airlock --help`".to_owned(),
+    };
+    (Failure::invalid(message, hint), starting("Usage:").unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Cli, *};
+    use clap::Parser;
+
+    fn told(arguments: &[&str]) -> (Failure, String) {
+        let arguments: Vec<OsString> = arguments.iter().map(OsString::from).collect();
+        let error = Cli::try_parse_from(&arguments).expect_err("must not parse");
+        explain(&error.to_string(), wanted(&arguments))
+    }
+
+    #[test]
+    fn a_mistyped_option_gets_the_nearest_one_as_hint() {
+        let (failure, usage) = told(&["airlock", "run", "--timeou", "3s", "--", "true"]);
+        assert_eq!(failure.message, "unexpected argument '--timeou' found");
+        assert_eq!(failure.hint, "a similar argument exists: '--timeout'");
+        assert_eq!(usage, "airlock run [OPTIONS] -- COMMAND [ARG]...");
+    }
+
+    #[test]
+    fn an_option_like_no_other_is_pointed_to_the_help() {
+        let (failure, _) = told(&["airlock", "run", "--xyz", "--", "true"]);
+        assert_eq!(failure.hint, "see `airlock run --help`");
+    }
+
+    #[test]
+    fn a_command_without_the_two_dashes_is_explained() {
+        let (failure, _) = told(&["airlock", "run", "python3", "x.py"]);
+        assert_eq!(failure.message, "unexpected argument 'python3' found");
+        assert!(failure.hint.starts_with("put the command after `--`"));
+    }
+
+    #[test]
+    fn a_bad_value_is_one_line_that_says_what_was_wanted() {
+        let (failure, _) = told(&["airlock", "run", "--memory", "lots", "--", "true"]);
+        let message =
+            "invalid value 'lots' for '--memory <SIZE>': `lots` is not a size such as 64M, 2G or 4096";
+        assert_eq!(failure.message, message);
+    }
+
+    #[test]
+    fn json_is_wanted_only_where_run_was_asked_for_it_before_the_command() {
+        let of = |words: &[&str]| wanted(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(of(&["airlock", "run", "--bad", "--json", "--", "x"]), Wanted::JsonResult);
+        assert_eq!(of(&["airlock", "--state", "doctor", "run", "--json"]), Wanted::JsonResult);
+        assert_eq!(of(&["airlock", "run", "--bad", "--", "x", "--json"]), Wanted::Run);
+        assert_eq!(of(&["airlock", "--config=x", "doctor", "--json", "run"]), Wanted::Other);
+        assert_eq!(of(&["airlock"]), Wanted::Other);
+    }
+}

@@ -1,0 +1,286 @@
+//! `airlock proxy`: the doors as a service of their own, for sandboxes that Airlock did not start.
+
+use super::{
+    Global, conclude,
+    message::{self, Failure, Line},
+    print, print_json,
+};
+use crate::config::{Config, Surroundings};
+use clap::Args;
+use doors::{
+    Doors, Listener, Secret,
+    ledger::{self, Ledger},
+    registry::{Registry, Setup},
+    till::Till,
+};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+use serde::Serialize;
+use spec::ErrorCode;
+use std::{
+    fmt::Write as _,
+    io,
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    sync::Arc,
+};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinHandle,
+};
+
+mod token_file;
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock proxy
+  airlock proxy --listen 127.0.0.1:7080 --json
+  airlock proxy --admin-listen 127.0.0.1:7081 --admin-token-file ~/.airlock-admin
+
+Sessions are registered at the admin socket and call with their token as their key:
+  curl --unix-socket ADMIN http://admin/v1/sessions -d '{\"provider\": \"anthropic\", \"sandbox_id\": \"box-1\"}'
+  ANTHROPIC_BASE_URL=http://127.0.0.1:7080 ANTHROPIC_API_KEY=session-... agent
+
+It runs until SIGTERM or Ctrl-C, then ends its sessions and settles what they spent.
+Exit status: 0, or 125 if it could not start.";
+
+/// The options of `airlock proxy`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// Where sessions call, with their tokens
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7080")]
+    listen: SocketAddr,
+    /// Where the admin API is; only this user and root may connect [default: STATE/doors/admin.sock]
+    #[arg(long, value_name = "PATH")]
+    admin_socket: Option<PathBuf>,
+    /// Offer the admin API here as well, behind a token
+    #[arg(long, value_name = "ADDRESS", requires = "admin_token_file")]
+    admin_listen: Option<SocketAddr>,
+    /// The admin's token; made and written there (mode 0600) if the file does not exist
+    #[arg(long, value_name = "FILE", requires = "admin_listen")]
+    admin_token_file: Option<PathBuf>,
+    /// Listen on addresses that other machines reach: tokens and answers then travel unencrypted
+    #[arg(long)]
+    dangerously_listen_publicly: bool,
+    /// Print one JSON object when it is ready
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where it can be reached.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Addresses {
+    listen: String,
+    admin_socket: PathBuf,
+    admin_listen: Option<String>,
+    pid: u32,
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    conclude(attempt(options, global, surroundings), options.json)
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    leave_no_dump()?;
+    let config = global.configure(surroundings)?;
+    options.check_addresses()?;
+    let admin_token = match &options.admin_token_file {
+        Some(file) => Some(token_file::read_or_make(&surroundings.current_folder.join(file))?),
+        None => None,
+    };
+    let ledger = Arc::new(own_ledger(&config)?);
+    let doors = Doors::new(config.doors.assembled(), config.secrets.clone(), Till::new(ledger.clone()));
+    let runtime = super::runtime()?;
+    runtime.block_on(async {
+        let registry = registry(&config, doors, global, surroundings)?;
+        serve(options, &config, &registry, admin_token).await
+    })?;
+    // Whatever is still under way ends with it, and settles: the ledger is closed behind everybody.
+    drop(runtime);
+    drop(ledger);
+    Ok(0)
+}
+
+/// This process has every key in its memory: nobody may read that, and nothing may write it to a disk.
+fn leave_no_dump() -> Result<(), Failure> {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .and_then(|()| setrlimit(Resource::Core, none))
+        .map_err(|error| Failure::internal(format!("cannot keep the keys out of core dumps: {error}")))
+}
+
+/// The one who owns the money of this state folder. What is spent by tenant and day cannot be known by two. What owners
+/// that died have not settled counts in full.
+fn own_ledger(config: &Config) -> Result<Ledger, Failure> {
+    let folder = config.state.join("ledger");
+    let opened = Ledger::open(&folder, "owner", config.doors.durability).and_then(|ledger| {
+        let problems = ledger::recover(&folder)?.problems;
+        message::say(&problems.iter().map(|problem| Line::Note(problem.to_string())).collect::<Vec<_>>());
+        Ok(ledger)
+    });
+    opened.map_err(|error| Failure {
+        code: ErrorCode::StartFailed,
+        message: format!("cannot own the ledger, without which nothing may be spent: {error}"),
+        hint: "stop the other `airlock proxy` of this state folder, or give this one its own with --state"
+            .into(),
+    })
+}
+
+fn setup(config: &Config, doors: Arc<Doors>) -> Setup {
+    Setup {
+        doors,
+        tenants: config.doors.tenants.clone(),
+        inference_models: config.doors.inference_models.clone(),
+    }
+}
+
+fn registry(
+    config: &Config,
+    doors: Arc<Doors>,
+    global: &Global,
+    surroundings: &Surroundings,
+) -> Result<Arc<Registry>, Failure> {
+    let (global, surroundings) = (global.clone(), surroundings.clone());
+    let reload = move |before: &Arc<Doors>| {
+        let config = global.configure(&surroundings).map_err(|failure| failure.message)?;
+        let doors = Doors::new(config.doors.assembled(), config.secrets.clone(), before.till().clone());
+        Ok(setup(&config, doors))
+    };
+    let folder = config.state.join("doors");
+    Registry::open(&folder, setup(config, doors), Some(Box::new(reload)))
+        .map_err(|error| cannot("use", &folder.display(), &error, "make it your own, or give --state DIR"))
+}
+
+fn cannot(what: &str, place: &dyn std::fmt::Display, error: &io::Error, hint: &str) -> Failure {
+    let message = format!("cannot {what} `{place}`: {error}");
+    Failure { code: ErrorCode::StartFailed, message, hint: hint.to_owned() }
+}
+
+/// Serves until it is told to stop, then ends in order: no more calls, no more sessions, nothing left.
+async fn serve(
+    options: &Options,
+    config: &Config,
+    registry: &Arc<Registry>,
+    admin_token: Option<Secret>,
+) -> Result<(), Failure> {
+    let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let (listen, front) = tcp(options.listen, |listener| registry.serve(Listener::Tcp(listener)))?;
+    let admin = match (options.admin_listen, admin_token) {
+        (Some(address), Some(token)) => {
+            Some(tcp(address, |listener| registry.serve_admin_behind(listener, &token))?)
+        }
+        _ => None,
+    };
+    let usual = config.state.join("doors/admin.sock");
+    let socket_path = options.admin_socket.clone().unwrap_or(usual);
+    let socket = registry.serve_admin(options.admin_socket.as_deref()).map_err(|error| {
+        cannot("serve the admin socket", &socket_path.display(), &error, "give another --admin-socket PATH")
+    })?;
+    let addresses = Addresses {
+        listen,
+        admin_socket: socket_path,
+        admin_listen: admin.as_ref().map(|(address, _)| address.clone()),
+        pid: std::process::id(),
+    };
+    addresses.tell(options.json)?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    front.abort();
+    if let Some((_, admin)) = admin {
+        admin.abort();
+    }
+    registry.stop().await;
+    socket.close();
+    Ok(())
+}
+
+fn on(kind: SignalKind) -> Result<Signal, Failure> {
+    signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")))
+}
+
+/// Listens, and has somebody serve there.
+fn tcp(
+    address: SocketAddr,
+    serve: impl FnOnce(TcpListener) -> io::Result<JoinHandle<()>>,
+) -> Result<(String, JoinHandle<()>), Failure> {
+    let listening = TcpListener::bind(address).and_then(|listener| {
+        let address = listener.local_addr()?;
+        Ok((format!("http://{address}"), serve(listener)?))
+    });
+    listening.map_err(|error| {
+        cannot("listen on", &address, &error, "choose another address; port 0 takes a free one")
+    })
+}
+
+impl Options {
+    /// Other machines could read tokens, and guess at them.
+    fn check_addresses(&self) -> Result<(), Failure> {
+        let addresses = [("--listen", Some(self.listen)), ("--admin-listen", self.admin_listen)];
+        for (option, address) in addresses {
+            if let Some(address) = address.filter(|address| !address.ip().is_loopback())
+                && !self.dangerously_listen_publicly
+            {
+                return Err(Failure::invalid(
+                    format!(
+                        "`{option} {address}` can be reached by other machines, and tokens would travel unencrypted"
+                    ),
+                    "listen on 127.0.0.1 behind a TLS server, or say --dangerously-listen-publicly",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Addresses {
+    fn tell(&self, json: bool) -> Result<(), Failure> {
+        if json {
+            return print_json(self);
+        }
+        let mut text =
+            format!("listen        {}\nadmin socket  {}\n", self.listen, self.admin_socket.display());
+        if let Some(admin) = &self.admin_listen {
+            _ = writeln!(text, "admin         {admin}");
+        }
+        print(&text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Words {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn checked(words: &[&str]) -> Result<(), String> {
+        let line = Words::try_parse_from([&["proxy"], words].concat()).map_err(|error| error.to_string())?;
+        line.options.check_addresses().map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn other_machines_are_let_in_only_by_a_word_that_says_what_it_does() {
+        assert_eq!(checked(&[]), Ok(()));
+        assert_eq!(checked(&["--listen", "[::1]:0"]), Ok(()));
+        for address in ["0.0.0.0:1", "10.0.0.1:1", "[::]:1", "[::ffff:127.0.0.1]:1", "169.254.1.1:1"] {
+            let refused = checked(&["--listen", address]).unwrap_err();
+            assert!(refused.contains("can be reached by other machines"), "{refused}");
+            assert_eq!(checked(&["--listen", address, "--dangerously-listen-publicly"]), Ok(()));
+        }
+        let admin = ["--admin-token-file", "f", "--admin-listen", "0.0.0.0:1"];
+        assert!(checked(&admin).unwrap_err().starts_with("`--admin-listen 0.0.0.0:1`"));
+    }
+
+    #[test]
+    fn the_admin_listens_on_tcp_only_behind_a_token() {
+        assert!(checked(&["--admin-listen", "127.0.0.1:1"]).unwrap_err().contains("--admin-token-file"));
+        assert!(checked(&["--admin-token-file", "f"]).unwrap_err().contains("--admin-listen"));
+    }
+}

@@ -1,0 +1,362 @@
+//! What is believed of a body is what goes upstream.
+
+use super::*;
+use crate::dialect::{Change, rewrite};
+use bytes::Bytes;
+
+fn chat(body: &str) -> Result<Ask, BadAsk> {
+    ask(Operation::Chat, body.as_bytes())
+}
+
+fn good(operation: Operation, body: &str) -> Ask {
+    ask(operation, body.as_bytes()).unwrap_or_else(|bad| panic!("{body}: {bad}"))
+}
+
+fn why(operation: Operation, body: &str) -> String {
+    ask(operation, body.as_bytes()).expect_err(body).0
+}
+
+fn model(body: &str) -> Option<String> {
+    good(Operation::Chat, body).model.map(|(name, _)| name)
+}
+
+#[test]
+fn what_matters_is_found_with_its_place() {
+    let body = r#"{"model":"gpt-5","messages":[{"role":"user","content":"hi"}],"stream":true,"n":2,"max_tokens":100,
+        "max_completion_tokens":50,"stream_options":{"include_usage":true},"user":"me","safety_identifier":"x"}"#;
+    let ask = good(Operation::Chat, body);
+    let (name, at) = ask.model.expect("a model is named");
+    assert_eq!((name.as_str(), &body[at]), ("gpt-5", "\"gpt-5\""));
+    let cap = ask.cap.expect("a cap is given");
+    assert_eq!((cap.tokens, &body[cap.at]), (100, "100"));
+    assert_eq!((ask.stream, ask.choices, ask.wants_usage), (true, 2, true));
+    let identities: Vec<&str> = ask.identities.iter().map(|at| &body[at.clone()]).collect();
+    assert_eq!(identities, ["\"me\"", "\"x\""]);
+    assert_eq!(
+        (ask.refers_beyond, ask.server_tools, ask.priced_otherwise, ask.pictures),
+        (false, false, false, 0)
+    );
+}
+
+#[test]
+fn what_is_not_said_has_its_default() {
+    let ask = good(Operation::Chat, "{}");
+    assert_eq!((ask.model, ask.stream, ask.cap, ask.choices, ask.wants_usage), (None, false, None, 1, false));
+    assert!(good(Operation::OllamaChat, "{}").stream && good(Operation::OllamaGenerate, "{}").stream);
+    assert!(!good(Operation::OllamaChat, r#"{"stream":false}"#).stream);
+    let nulls = r#"{"stream":null,"max_tokens":null,"n":null,"user":null,"stream_options":null,"service_tier":null,"metadata":null}"#;
+    let ask = good(Operation::Chat, nulls);
+    assert_eq!((ask.stream, ask.cap, ask.choices, ask.identities.len()), (false, None, 1, 0));
+}
+
+#[test]
+fn a_key_that_matters_is_there_once_in_any_spelling() {
+    for body in [
+        r#"{"model":"a","model":"b"}"#,
+        r#"{"model":"a","model":"a"}"#,
+        r#"{"model":"a","mod\u0065l":"b"}"#,
+        r#"{"stream":true,"stream":false}"#,
+        r#"{"max_tokens":1,"max_tokens":2}"#,
+        r#"{"stream_options":{},"stream_options":{}}"#,
+        r#"{"stream_options":{"include_usage":true,"include_usage":false}}"#,
+        r#"{"user":"a","user":"b"}"#,
+    ] {
+        assert!(why(Operation::Chat, body).contains("twice"), "{body}");
+    }
+    assert!(why(Operation::Generate, r#"{"generationConfig":{},"generation_config":{}}"#).contains("twice"));
+    let both = r#"{"generationConfig":{"maxOutputTokens":1,"max_output_tokens":2}}"#;
+    assert!(why(Operation::Generate, both).contains("twice"));
+    assert!(why(Operation::OllamaShow, r#"{"model":"a","name":"b"}"#).contains("twice"));
+    assert_eq!(model(r#"{"mod\u0065l":"a","x":1,"x":2}"#).as_deref(), Some("a"));
+}
+
+#[test]
+fn a_key_that_go_would_take_for_one_that_matters_is_refused() {
+    for body in [
+        r#"{"model":"a","Model":"b"}"#,
+        r#"{"MODEL":"b"}"#,
+        r#"{"ſtream":true}"#,
+        r#"{"max_toKens":5}"#,
+        r#"{"stream_options":{"Include_Usage":false}}"#,
+        r#"{"API_BASE":"x"}"#,
+    ] {
+        assert!(why(Operation::Chat, body).contains("nearly"), "{body}");
+    }
+    assert!(why(Operation::OllamaChat, r#"{"Options":{}}"#).contains("nearly"));
+    assert!(chat(r#"{"Modell":"b","Temperature":1}"#).is_ok());
+}
+
+#[test]
+fn only_json_of_one_reading_is_taken() {
+    for body in [
+        "",
+        " ",
+        "[]",
+        "\"x\"",
+        "null",
+        "{",
+        "{} {}",
+        "{}x",
+        "\u{feff}{}",
+        r#"{"a":NaN}"#,
+        r#"{"a":1,}"#,
+        "{'a':1}",
+        r#"{"model":"\ud800"}"#,
+        r#"{"mod\ud800el":"a"}"#,
+        r#"{"model\u0000":"a"}"#,
+        "{\"a\":\"\u{1}\"}",
+    ] {
+        assert!(chat(body).is_err(), "{body}");
+    }
+    assert!(ask(Operation::Chat, b"{\"a\":\"\xff\"}").is_err());
+    let nested = |depth: usize| format!(r#"{{"a":{}{}}}"#, "[".repeat(depth), "]".repeat(depth));
+    assert!(chat(&nested(127)).is_ok() && chat(&nested(128)).is_err() && chat(&nested(10_000)).is_err());
+    assert!(chat(r#"{"a":"\ud800"}"#).is_ok(), "in a string that means nothing it is passed on as it is");
+}
+
+#[test]
+fn a_model_is_a_plain_name() {
+    assert_eq!(model(r#"{"model":"meta/llama-3:8b@x"}"#).as_deref(), Some("meta/llama-3:8b@x"));
+    assert_eq!(model(r#"{"messages":[{"model":"x"}]}"#), None);
+    let long = format!(r#"{{"model":"{}"}}"#, "a".repeat(257));
+    for body in [
+        r#"{"model":["a"]}"#,
+        r#"{"model":{"a":1}}"#,
+        r#"{"model":1}"#,
+        r#"{"model":null}"#,
+        r#"{"model":"a "}"#,
+        r#"{"model":"gрt"}"#,
+        r#"{"model":"a\nb"}"#,
+        r#"{"model":"a\u0000"}"#,
+        &long,
+    ] {
+        assert!(why(Operation::Chat, body).contains("`model`"), "{body}");
+    }
+}
+
+#[test]
+fn gemini_names_one_model_however_often() {
+    let body = r#"{"model":"models/e","requests":[{"model":"models/e","content":{}},{"model":"e"}]}"#;
+    let ask = good(Operation::GeminiEmbed, body);
+    assert_eq!(ask.model.as_ref().map(|(name, _)| name.as_str()), Some("e"));
+    let other = r#"{"requests":[{"model":"models/e"},{"model":"models/f"}]}"#;
+    assert!(why(Operation::GeminiEmbed, other).contains("two models"));
+    let change = Change { model: Some("g"), ..Change::default() };
+    let changed = rewrite(Operation::GeminiEmbed, &Bytes::from(body), &ask, &change);
+    assert_eq!(
+        changed,
+        r#"{"model":"models/g","requests":[{"model":"models/g","content":{}},{"model":"g"}]}"#
+    );
+}
+
+#[test]
+fn limits_are_whole_numbers() {
+    let cap = |operation, body: &str| good(operation, body).cap.map(|cap| cap.tokens);
+    assert_eq!(cap(Operation::Chat, r#"{"max_tokens":5,"max_completion_tokens":9}"#), Some(9));
+    assert_eq!(cap(Operation::Chat, r#"{"max_tokens":99999999999999999999999}"#), Some(u64::MAX));
+    assert_eq!(cap(Operation::Chat, r#"{"max_tokens":-1}"#), None);
+    assert_eq!(cap(Operation::Responses, r#"{"max_output_tokens":7,"max_tokens":9}"#), Some(7));
+    assert_eq!(cap(Operation::Messages, r#"{"max_tokens":7}"#), Some(7));
+    assert_eq!(cap(Operation::Generate, r#"{"generation_config":{"max_output_tokens":7}}"#), Some(7));
+    assert_eq!(cap(Operation::OllamaChat, r#"{"options":{"num_predict":7}}"#), Some(7));
+    for unlimited in ["-1", "-2", "0", "null"] {
+        assert_eq!(
+            cap(Operation::OllamaChat, &format!(r#"{{"options":{{"num_predict":{unlimited}}}}}"#)),
+            None
+        );
+    }
+    for bad in ["0", "1.5", "1e3", "\"5\"", "true", "[5]", "{}"] {
+        assert!(chat(&format!(r#"{{"max_tokens":{bad}}}"#)).is_err(), "{bad}");
+        assert!(chat(&format!(r#"{{"n":{bad}}}"#)).is_err(), "{bad}");
+    }
+    assert!(chat(r#"{"n":-1}"#).is_err());
+    assert_eq!(good(Operation::Generate, r#"{"generationConfig":{"candidateCount":3}}"#).choices, 3);
+    assert_eq!(good(Operation::Chat, r#"{"n":2,"best_of":5}"#).choices, 5);
+    for bad in [r#"{"stream":1}"#, r#"{"stream":"true"}"#, r#"{"stream_options":[]}"#, r#"{"metadata":"x"}"#]
+    {
+        assert!(chat(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn tools_that_the_provider_runs_are_told_from_those_of_the_program() {
+    use Operation::{Chat, Generate, Messages, Responses};
+    let theirs = [
+        (Messages, r#"{"tools":[{"type":"web_search_20250305","name":"web_search"}]}"#),
+        (Messages, r#"{"tools":[{"name":"f"},{"type":"code_execution_20250825","name":"c"}]}"#),
+        (Messages, r#"{"tools":[{"type":"custom","type":"web_fetch_20250910"}]}"#),
+        (Messages, r#"{"mcp_servers":[{"url":"x"}]}"#),
+        (Messages, r#"{"container":"c"}"#),
+        (Messages, r#"{"context_management":{"edits":[{"type":"compact_20260112"}]}}"#),
+        (Responses, r#"{"tools":[{"type":"web_search"}]}"#),
+        (Responses, r#"{"tools":[{"type":"mcp","server_url":"x"}]}"#),
+        (Responses, r#"{"tools":[{"Type":"image_generation"}]}"#),
+        (Responses, r#"{"input":[{"type":"tool_search_output","tools":[{"type":"file_search"}]}]}"#),
+        (Responses, r#"{"prompt":{"id":"p"}}"#),
+        (Chat, r#"{"web_search_options":{"a":1}}"#),
+        (Chat, r#"{"plugins":[{"id":"web"}]}"#),
+        (Generate, r#"{"tools":[{"googleSearch":{}}]}"#),
+        (Generate, r#"{"tools":[{"functionDeclarations":[]},{"codeExecution":{}}]}"#),
+        (Generate, r#"{"tools":[{"function_declarations":[],"url_context":{}}]}"#),
+        (Generate, r#"{"tools":{"google_search_retrieval":{}}}"#),
+    ];
+    for (operation, body) in theirs {
+        assert!(good(operation, body).server_tools, "{body}");
+    }
+    let ours = [
+        (
+            Messages,
+            r#"{"tools":[{"name":"f","input_schema":{"type":"object"}},{"type":"custom"},{"type":"bash_20250124"}]}"#,
+        ),
+        (
+            Messages,
+            r#"{"tools":[{"type":"text_editor_20250728"},{"type":"computer_20250124"},{"type":"memory_20250818"}]}"#,
+        ),
+        (
+            Messages,
+            r#"{"mcp_servers":[],"container":null,"context_management":{"edits":[{"type":"clear_tool_uses_20250919"}]}}"#,
+        ),
+        (
+            Responses,
+            r#"{"tools":[{"type":"function","name":"f"},{"type":"custom"},{"type":"local_shell"}],"tool_choice":"auto"}"#,
+        ),
+        (
+            Chat,
+            r#"{"tools":[{"type":"function","function":{"parameters":{"type":"object"}}}],"web_search_options":null}"#,
+        ),
+        (Generate, r#"{"tools":[{"functionDeclarations":[{"name":"f"}],"googleSearch":null}]}"#),
+        (Operation::OllamaChat, r#"{"tools":[{"type":"anything"}]}"#),
+    ];
+    for (operation, body) in ours {
+        assert!(!good(operation, body).server_tools, "{body}");
+    }
+}
+
+#[test]
+fn what_is_elsewhere_is_seen() {
+    use Operation::{Chat, Generate, Messages, Responses};
+    let beyond = [
+        (Chat, r#"{"messages":[{"content":[{"type":"image_url","image_url":{"url":"https://x/y.png"}}]}]}"#),
+        (Chat, r#"{"messages":[{"content":[{"type":"image_url","Image_URL":{"url":"https://x/y.png"}}]}]}"#),
+        (Chat, r#"{"messages":[{"content":[{"type":"image_url","image\u005furl":"http:\/\/x"}]}]}"#),
+        (Chat, r#"{"messages":[{"content":[{"type":"file","file":{"file_id":"f"}}]}]}"#),
+        (
+            Chat,
+            r#"{"messages":[{"content":[{"type":"file","file":{"file_data":"data:application/pdf;base64,"}}]}]}"#,
+        ),
+        (Chat, r#"{"messages":[{"content":[{"type":"input_audio","input_audio":{"data":"UklG"}}]}]}"#),
+        (Chat, r#"{"messages":[{"role":"assistant","audio":{"id":"audio_1"}}]}"#),
+        (Chat, r#"{"messages":[{"content":[{"type":"image","image":"https://x"}]}]}"#),
+        (Responses, r#"{"previous_response_id":"r"}"#),
+        (Responses, r#"{"conversation":{"id":"c"}}"#),
+        (Responses, r#"{"prompt":{"id":"p"}}"#),
+        (Responses, r#"{"input":[{"type":"item_reference","id":"i"}]}"#),
+        (Responses, r#"{"input":[{"id":"i"}]}"#),
+        (Responses, r#"{"input":[{"id":"i","type":null}]}"#),
+        (
+            Responses,
+            r#"{"input":[{"role":"user","content":[{"type":"input_image","image_url":"https://x"}]}]}"#,
+        ),
+        (
+            Responses,
+            r#"{"input":[{"role":"user","content":[{"type":"input_file","file_url":"https://x"}]}]}"#,
+        ),
+        (
+            Messages,
+            r#"{"messages":[{"content":[{"type":"image","source":{"type":"url","url":"https://x"}}]}]}"#,
+        ),
+        (
+            Messages,
+            r#"{"messages":[{"content":[{"type":"document","source":{"type":"file","file_id":"f"}}]}]}"#,
+        ),
+        (
+            Messages,
+            r#"{"messages":[{"content":[{"type":"document","source":{"type":"base64","media_type":"application/pdf","data":""}}]}]}"#,
+        ),
+        (Generate, r#"{"contents":[{"parts":[{"fileData":{"fileUri":"gs://x"}}]}]}"#),
+        (Generate, r#"{"contents":[{"parts":[{"file_data":{"file_uri":"gs://x"}}]}]}"#),
+        (Generate, r#"{"cachedContent":"cachedContents/x"}"#),
+        (Generate, r#"{"contents":[{"parts":[{"inlineData":{"mimeType":"video/mp4","data":""}}]}]}"#),
+    ];
+    for (operation, body) in beyond {
+        assert!(good(operation, body).refers_beyond, "{body}");
+    }
+    let here = [
+        (
+            Chat,
+            1,
+            r#"{"messages":[{"content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AA"}}]}],"audio":{"voice":"v"}}"#,
+        ),
+        (
+            Chat,
+            0,
+            r#"{"messages":[{"tool_calls":[{"id":"c","function":{"arguments":"{\"url\":\"https://x\"}"}}]}]}"#,
+        ),
+        (
+            Responses,
+            1,
+            r#"{"input":[{"role":"user","content":[{"type":"input_image","image_url":"DATA:image/png;base64,AA"}]},{"type":"reasoning","id":"r"}]}"#,
+        ),
+        (Responses, 0, r#"{"input":"hello","previous_response_id":null,"background":false}"#),
+        (
+            Messages,
+            1,
+            r#"{"messages":[{"content":[{"type":"image","source":{"type":"base64","media_type":"image/png","data":""}}]}]}"#,
+        ),
+        (
+            Messages,
+            0,
+            r#"{"messages":[{"content":[{"type":"tool_use","id":"t","input":{"url":"https://x","image":"debian:13"}}]}]}"#,
+        ),
+        (Generate, 1, r#"{"contents":[{"parts":[{"inlineData":{"mimeType":"image/png","data":""}}]}]}"#),
+        (Operation::OllamaChat, 2, r#"{"messages":[{"content":"x","images":["AA","BB"]}]}"#),
+    ];
+    for (operation, pictures, body) in here {
+        let ask = good(operation, body);
+        assert_eq!((ask.refers_beyond, ask.pictures), (false, pictures), "{body}");
+    }
+}
+
+#[test]
+fn another_price_is_seen() {
+    use Operation::{Chat, Generate, Messages, Responses};
+    let other = [
+        (Chat, r#"{"service_tier":"priority"}"#),
+        (Responses, r#"{"service_tier":"flex"}"#),
+        (Chat, r#"{"provider":{"order":["x"]}}"#),
+        (Chat, r#"{"modalities":["text","image"]}"#),
+        (Messages, r#"{"speed":"fast"}"#),
+        (Messages, r#"{"inference_geo":"us"}"#),
+        (Messages, r#"{"service_tier":5}"#),
+        (Generate, r#"{"generationConfig":{"responseModalities":["IMAGE"]}}"#),
+        (Generate, r#"{"serviceTier":"priority"}"#),
+    ];
+    for (operation, body) in other {
+        assert!(good(operation, body).priced_otherwise, "{body}");
+    }
+    let usual = [
+        (Chat, r#"{"service_tier":"auto","modalities":["text","audio"]}"#),
+        (Responses, r#"{"service_tier":"default"}"#),
+        (Messages, r#"{"service_tier":"standard_only","speed":"standard","inference_geo":"global"}"#),
+        (Generate, r#"{"generationConfig":{"responseModalities":["TEXT"]}}"#),
+    ];
+    for (operation, body) in usual {
+        assert!(!good(operation, body).priced_otherwise, "{body}");
+    }
+}
+
+#[test]
+fn where_to_send_it_is_not_the_programs_to_say() {
+    for key in ["api_base", "base_url", "api_key", "fallbacks", "models", "custom_llm_provider", "extra_body"]
+    {
+        assert!(why(Operation::Chat, &format!(r#"{{"{key}":"x"}}"#)).contains(key));
+        assert!(chat(&format!(r#"{{"messages":[{{"{key}":"x"}}]}}"#)).is_ok());
+    }
+    assert!(why(Operation::Responses, r#"{"background":true}"#).contains("background"));
+}
+
+#[test]
+fn requests_without_a_body_have_none() {
+    assert!(ask(Operation::Models, b"").is_ok());
+    assert!(ask(Operation::OllamaTags, b"{}").is_err());
+}

@@ -1,0 +1,253 @@
+use super::*;
+use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+
+/// A folder that is gone afterwards.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("airlock-ledger-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        Scratch(path)
+    }
+
+    fn open(&self) -> Ledger {
+        Ledger::open(&self.0, "owner", Durability::Process).unwrap()
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("owner.jsonl")
+    }
+
+    fn problems(&self) -> Vec<String> {
+        verify(&self.0).unwrap().iter().map(Problem::to_string).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn call(tenant: &str) -> Call {
+    Call { run: "r".into(), tenant: tenant.into(), model: "gpt-4o".into(), attempt: 1, ..Call::default() }
+}
+
+fn served(money: u64) -> Outcome {
+    let usage = Usage { input: 10, cache_read: 5, output: 20, ..Usage::default() };
+    Outcome { usage, source: Source::Final, status: 200, ..Outcome::unknown(Money(money), "complete") }
+}
+
+/// Opens, serves two calls, closes.
+fn small(scratch: &Scratch) {
+    let ledger = scratch.open();
+    for money in [70, 80] {
+        let n = ledger.reserve(&call("t"), Money(100), 50).unwrap();
+        ledger.settle(n, &served(money)).unwrap();
+    }
+}
+
+#[test]
+fn what_was_spent_is_found_again_and_goes_on() {
+    let scratch = Scratch::new("found");
+    small(&scratch);
+    let ledger = scratch.open();
+    let past = ledger.found().tenants["t"];
+    assert_eq!((past.calls, past.money, past.tokens, past.cached_tokens), (2, Money(150), 70, 10));
+    assert_eq!(ledger.found().lost, 0);
+    drop(ledger);
+    assert_eq!(scratch.problems(), Vec::<String>::new());
+    let kinds: Vec<Kind> = rows(&scratch.file(), |row| row.kind);
+    use Kind::{Close, Open, Reserve, Settle};
+    assert_eq!(kinds, [Open, Reserve, Settle, Reserve, Settle, Close, Open, Close]);
+}
+
+fn rows<T>(file: &Path, mut see: impl FnMut(&Row<'_>) -> T) -> Vec<T> {
+    let mut reader = Reader::new(io::BufReader::new(File::open(file).unwrap()), Head::default());
+    let mut seen = Vec::new();
+    while let Some(row) = reader.next_row().unwrap() {
+        seen.push(see(&row));
+    }
+    seen
+}
+
+#[test]
+fn a_reservation_that_nobody_settled_counts_in_full_and_does_not_stay_open() {
+    let scratch = Scratch::new("lost");
+    let ledger = scratch.open();
+    let settled = ledger.reserve(&call("t"), Money(100), 50).unwrap();
+    ledger.settle(settled, &served(30)).unwrap();
+    ledger.reserve(&call("t"), Money(100), 50).unwrap();
+    drop(ledger);
+    let recovered = recover(&scratch.0).unwrap();
+    let expected = Recovered { segments: 1, lost: 1, lost_money: Money(100), ..Recovered::default() };
+    assert_eq!(recovered, expected);
+    assert_eq!(recover(&scratch.0).unwrap(), Recovered::default(), "it was closed");
+    let ends = rows(&scratch.file(), |row| (row.kind, row.source, row.ending.to_string(), row.money));
+    assert_eq!(ends[4], (Kind::Settle, Some(Source::Reserved), "lost".to_owned(), 100));
+    let past = scratch.open().found().tenants["t"];
+    assert_eq!((past.calls, past.money, past.tokens), (2, Money(130), 35 + 50));
+}
+
+#[test]
+fn a_segment_with_a_living_owner_is_left_alone() {
+    let scratch = Scratch::new("live");
+    let ledger = scratch.open();
+    ledger.reserve(&call("t"), Money(100), 50).unwrap();
+    assert_eq!(recover(&scratch.0).unwrap(), Recovered { live: 1, ..Recovered::default() });
+    let second = Ledger::open(&scratch.0, "owner", Durability::Process).unwrap_err().to_string();
+    assert!(second.ends_with("belongs to another process"), "{second}");
+    assert!(Ledger::open(&scratch.0, "run-1", Durability::Process).is_ok(), "another segment is free");
+}
+
+#[test]
+fn a_change_of_any_byte_is_found() {
+    let scratch = Scratch::new("bytes");
+    small(&scratch);
+    assert_eq!(scratch.problems(), Vec::<String>::new());
+    let whole = fs::read(scratch.file()).unwrap();
+    assert!(believed(&whole));
+    for at in 0..whole.len() {
+        for put in [&[whole[at] ^ 1][..], b"\n", b" ", b"", &[whole[at], whole[at]]] {
+            let changed = [&whole[..at], put, &whole[at + 1..]].concat();
+            assert!(changed == whole || !believed(&changed), "byte {at} became {put:?}");
+            // The same through the file, now and then: it costs a thousand times as much.
+            if at % 97 == 0 && changed != whole {
+                fs::write(scratch.file(), &changed).unwrap();
+                assert_eq!(scratch.problems().len(), 1, "byte {at} became {put:?}");
+            }
+        }
+    }
+}
+
+fn believed(text: &[u8]) -> bool {
+    let mut reader = Reader::new(text, Head::default());
+    loop {
+        match reader.next_row() {
+            Ok(Some(_)) => {}
+            end => return end.is_ok(),
+        }
+    }
+}
+
+#[test]
+fn a_line_that_is_missing_doubled_or_moved_is_found_and_recovery_touches_nothing() {
+    let scratch = Scratch::new("lines");
+    let ledger = scratch.open();
+    for _ in 0..4 {
+        ledger.reserve(&call("t"), Money(1), 1).unwrap();
+    }
+    drop(ledger);
+    let whole = fs::read_to_string(scratch.file()).unwrap();
+    let lines: Vec<&str> = whole.split_inclusive('\n').collect();
+    for at in 0..lines.len() - 1 {
+        let without = [&lines[..at], &lines[at + 1..]].concat().concat();
+        let doubled = [&lines[..=at], &lines[at..]].concat().concat();
+        let mut swapped = lines.clone();
+        swapped.swap(at, at + 1);
+        for changed in [without, doubled, swapped.concat()] {
+            fs::write(scratch.file(), &changed).unwrap();
+            let problems = recover(&scratch.0).unwrap().problems;
+            assert_eq!(problems.len(), 1, "line {at}");
+            assert!(problems[0].line > 0 && problems == verify(&scratch.0).unwrap(), "{problems:?}");
+            assert_eq!(fs::read_to_string(scratch.file()).unwrap(), changed);
+            assert!(Ledger::open(&scratch.0, "owner", Durability::Process).is_err());
+        }
+    }
+}
+
+#[test]
+fn half_a_line_is_cut_off_and_the_rest_is_kept() {
+    let scratch = Scratch::new("torn");
+    let ledger = scratch.open();
+    ledger.reserve(&call("t"), Money(100), 50).unwrap();
+    ledger.reserve(&call("t"), Money(10), 5).unwrap();
+    drop(ledger);
+    let whole = fs::read(scratch.file()).unwrap();
+    let line = |number: usize| whole.split_inclusive(|&byte| byte == b'\n').take(number).flatten().count();
+    for length in line(2)..whole.len() {
+        fs::write(scratch.file(), &whole[..length]).unwrap();
+        let torn = length != line(2);
+        assert_eq!(verify(&scratch.0).unwrap().len(), usize::from(torn), "{length}");
+        let recovered = recover(&scratch.0).unwrap();
+        assert_eq!((recovered.lost, recovered.lost_money), (1, Money(100)), "{length}");
+        assert_eq!(scratch.problems(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_long_ledger_goes_on_in_the_next_file_and_a_missing_file_is_found() {
+    let scratch = Scratch::new("parts");
+    let ledger = Ledger::open_with(&scratch.0, "owner", Durability::Process, 2000).unwrap();
+    for _ in 0..20 {
+        let n = ledger.reserve(&call("t"), Money(100), 50).unwrap();
+        ledger.settle(n, &served(70)).unwrap();
+    }
+    drop(ledger);
+    let parts = segments(&scratch.0).unwrap().remove("owner").unwrap();
+    assert!(parts.len() > 3 && parts[1].ends_with("owner~2.jsonl"), "{parts:?}");
+    assert_eq!(scratch.problems(), Vec::<String>::new());
+    assert_eq!(scratch.open().found().tenants["t"].money, Money(1400));
+    for part in &parts[..parts.len() - 1] {
+        let kept = fs::read(part).unwrap();
+        fs::remove_file(part).unwrap();
+        assert_eq!(verify(&scratch.0).unwrap().len(), 1, "{}", part.display());
+        fs::write(part, kept).unwrap();
+    }
+    assert_eq!(scratch.problems(), Vec::<String>::new());
+}
+
+#[test]
+fn nobody_else_can_read_it_and_what_others_can_write_is_refused() {
+    let scratch = Scratch::new("modes");
+    small(&scratch);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&scratch.0), mode(&scratch.file())), (0o700, 0o600));
+    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    for (path, open, shut) in [(&scratch.0, 0o770, 0o700), (&scratch.file(), 0o622, 0o600)] {
+        set(path, open);
+        assert!(Ledger::open(&scratch.0, "owner", Durability::Process).is_err(), "{}", path.display());
+        set(path, shut);
+    }
+    let elsewhere = scratch.0.join("elsewhere");
+    std::os::unix::fs::symlink(&elsewhere, scratch.0.join("run-x.jsonl")).unwrap();
+    assert!(Ledger::open(&scratch.0, "run-x", Durability::Process).is_err());
+    assert!(!elsewhere.exists());
+    for name in ["", "../up", ".hidden", "a~2", "a b"] {
+        assert!(Ledger::open(&scratch.0, name, Durability::Process).is_err(), "{name}");
+    }
+    assert_eq!(scratch.open().found().tenants["t"].money, Money(150));
+}
+
+#[test]
+fn a_ledger_that_cannot_be_written_says_so_and_keeps_saying_it() {
+    let scratch = Scratch::new("full");
+    let ledger = scratch.open();
+    ledger.state.lock().unwrap().file = Arc::new(File::open(scratch.file()).unwrap());
+    assert!(ledger.reserve(&call("t"), Money(1), 1).is_err());
+    let after = ledger.reserve(&call("t"), Money(1), 1).unwrap_err().to_string();
+    assert!(after.contains("half a line"), "{after}");
+}
+
+#[tokio::test]
+async fn many_wait_for_one_disk() {
+    let scratch = Scratch::new("power");
+    let ledger = Arc::new(Ledger::open(&scratch.0, "owner", Durability::Power).unwrap());
+    let waiters: Vec<_> = (0..200)
+        .map(|_| {
+            let ledger = Arc::clone(&ledger);
+            tokio::spawn(async move {
+                let n = ledger.reserve(&call("t"), Money(100), 50).unwrap();
+                ledger.lasting(n).await.unwrap();
+                ledger.settle(n, &served(1)).unwrap();
+            })
+        })
+        .collect();
+    for waiter in waiters {
+        waiter.await.unwrap();
+    }
+    drop(ledger);
+    assert_eq!(scratch.problems(), Vec::<String>::new());
+    assert_eq!(scratch.open().found().tenants["t"].money, Money(200));
+}

@@ -1,0 +1,155 @@
+//! What comes from the provider, read once: scrubbed, metered, and settled when it ends, however it ends.
+
+use super::worst::Allowed;
+use crate::{
+    dialect::Tap,
+    ledger::Outcome,
+    price::Price,
+    scrub::Scrub,
+    till::Hold,
+    upstream::{Piece, Upstream, Wire},
+    usage::{Source, Usage},
+};
+use bytes::Bytes;
+use hyper::body::Incoming;
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+    time::Instant,
+};
+
+/// Where the provider says nothing, this many bytes are taken for a token.
+const BYTES_A_TOKEN: u64 = 4;
+/// No text has fewer tokens than one for so many bytes, but for runs of blanks; a provider that keeps sending beyond
+/// that does not count as it was asked to.
+const MOST_BYTES_A_TOKEN: u64 = 16;
+
+/// A reservation, and what is needed to settle it.
+pub(super) struct Bill {
+    pub(super) hold: Hold,
+    pub(super) price: Arc<Price>,
+    pub(super) allowed: Allowed,
+    /// Bytes of the request.
+    pub(super) asked: u64,
+    pub(super) began: Instant,
+    pub(super) status: u16,
+}
+
+/// An answer being read.
+pub(super) struct Flow {
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) wire: Wire,
+    pub(super) body: Incoming,
+    pub(super) tap: Tap,
+    pub(super) scrub: Scrub,
+    pub(super) bill: Bill,
+    /// The answer says itself where it ends; otherwise the end of the connection may be an accident.
+    pub(super) delimited: bool,
+}
+
+/// What came next.
+pub(super) enum Step {
+    Data(Bytes),
+    /// The last of it.
+    End(Bytes),
+    Broken,
+}
+
+impl Flow {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
+        self.wire.poll_piece(&mut self.body, cx).map(|piece| match piece {
+            Piece::Data(data) => Step::Data(self.pass(data)),
+            Piece::End if !self.delimited && !self.tap.is_complete() => Step::Broken,
+            Piece::End => Step::End(self.rest()),
+            Piece::Broken => Step::Broken,
+        })
+    }
+
+    fn pass(&mut self, data: Bytes) -> Bytes {
+        let data = match self.upstream.reflection() {
+            Some(reflection) => self.scrub.feed(reflection, data),
+            None => data,
+        };
+        self.tap.feed(data)
+    }
+
+    fn rest(&mut self) -> Bytes {
+        let held = self.scrub.rest();
+        let passed = if held.is_empty() { held } else { self.tap.feed(held) };
+        let rest = self.tap.rest();
+        match (passed.is_empty(), rest.is_empty()) {
+            (_, true) => passed,
+            (true, false) => rest,
+            (false, false) => [passed, rest].concat().into(),
+        }
+    }
+
+    /// More has come than was paid for.
+    pub(super) fn is_spent(&self) -> bool {
+        let Some(cut) = self.bill.allowed.cut else { return false };
+        self.tap.least_output().max(self.tap.output_bytes() / MOST_BYTES_A_TOKEN) > cut
+    }
+
+    /// The real bill. The connection is kept if the answer was read to its end.
+    pub(super) fn settle(self, ending: &str, at_end: bool) {
+        let (usage, source) = self.used();
+        self.bill.settle(usage, source, ending);
+        if at_end {
+            self.upstream.keep(self.wire);
+        }
+    }
+
+    fn used(&self) -> (Usage, Source) {
+        let seen = self.tap.least_output().max(self.tap.output_bytes() / BYTES_A_TOKEN);
+        match self.tap.usage() {
+            Some(usage) if self.tap.is_final() => (usage, Source::Final),
+            Some(mut usage) => {
+                // Said before the end: what passed since is not in it.
+                let missing = seen.saturating_sub(usage.output_tokens());
+                usage.output += missing;
+                (usage, Source::Partial)
+            }
+            None => {
+                let input = (self.bill.asked / BYTES_A_TOKEN).max(1);
+                (Usage { input, output: seen, ..Usage::default() }, Source::Estimated)
+            }
+        }
+    }
+}
+
+impl Bill {
+    /// With what is known.
+    pub(super) fn settle(self, usage: Usage, source: Source, ending: &str) {
+        let money = self.price.cost(&usage);
+        let outcome = Outcome {
+            usage,
+            source,
+            money,
+            overrun: money.minus(self.allowed.claim.money),
+            status: self.status,
+            ending: ending.to_owned(),
+            duration_ms: self.began.elapsed().as_millis() as u64,
+        };
+        self.hold.settle(outcome);
+    }
+
+    /// Nothing was used: the provider refused, or was never asked.
+    pub(super) fn nothing(self, ending: &str) {
+        self.settle(Usage::default(), Source::Final, ending);
+    }
+
+    /// It was asked and did not answer: it may have done everything that was asked.
+    pub(super) fn everything(self, ending: &str) {
+        let claim = self.allowed.claim;
+        let outcome = Outcome {
+            usage: Usage { input: claim.tokens, ..Usage::default() },
+            source: Source::Reserved,
+            money: claim.money,
+            overrun: spec::Money::ZERO,
+            status: self.status,
+            ending: ending.to_owned(),
+            duration_ms: self.began.elapsed().as_millis() as u64,
+        };
+        self.hold.settle(outcome);
+    }
+}

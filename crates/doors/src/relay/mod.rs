@@ -1,0 +1,554 @@
+//! The way of one call: route, body, policy, reservation, credential, provider, and back. A straight line; what a
+//! program may ask is decided before the first byte goes out.
+
+mod fault;
+mod flow;
+mod headers;
+mod own;
+mod passage;
+mod worst;
+
+pub(crate) use fault::{no_such_path, response as refusal, too_many_connections};
+
+use crate::{
+    catalogue::Target,
+    dialect::{Ask, Change, Dialect, Fault, NoRoute, Operation, Route, Tap, TapKind, ask, rewrite, route},
+    ledger::Call,
+    line::Line,
+    price::Price,
+    session::{BODY_UNIT, Kind, OpenError, Session},
+    token,
+    upstream::{NoAnswer, NoConnection, Upstream, Wire},
+};
+use bytes::{Bytes, BytesMut};
+use flow::{Bill, Flow};
+use http::{Request, Response, StatusCode, header, request::Parts};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use passage::Passage;
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+use tokio::time::timeout;
+use worst::{Allowed, Worst};
+
+/// An error document of a provider that is passed on.
+const LONGEST_ERROR: usize = 64 << 10;
+/// The first pause before another try; each further one may be twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// A kept connection that had died is replaced, so often.
+const MOST_STALE: usize = 8;
+
+/// The body of an answer.
+pub(crate) enum Outgoing {
+    /// All of it.
+    Whole(Option<Bytes>),
+    /// As it comes.
+    Passage(Box<Passage>),
+}
+
+/// A request that has been understood.
+struct Asked {
+    route: Route,
+    head: Parts,
+    body: Bytes,
+    ask: Ask,
+    began: Instant,
+}
+
+/// Why a try gave no answer, and what may be tried next.
+struct Failed {
+    fault: Fault,
+    next: Next,
+}
+
+/// What may be tried next.
+enum Next {
+    /// Nothing: it would be refused again.
+    Stop,
+    /// The same, after a pause; else another model.
+    Again { after: Option<Duration> },
+    /// Another model.
+    Elsewhere,
+}
+
+/// Answers one request.
+pub(crate) async fn serve(
+    session: Arc<Session>,
+    line: Arc<Line>,
+    request: Request<Incoming>,
+) -> Response<Outgoing> {
+    if !session.is_open() || !line.enter(&session.crowd) {
+        return refusal(None, &fault::ended());
+    }
+    let (head, body) = request.into_parts();
+    if token::is_anothers(&head, session.terms.token.as_ref()) {
+        session.denied("token", "a token of another session", "token_listener_mismatch", "nothing");
+        return unauthorized_at(&head);
+    }
+    // hyper lets the chunked length win over the other; nobody gets to argue about where the next request begins.
+    let ambiguous = head.headers.contains_key(header::TRANSFER_ENCODING);
+    let asked = line.clone();
+    let mut response = tokio::select! {
+        biased;
+        () = asked.asked() => refusal(None, &fault::ended()),
+        answered = answer(&session, line, head, body) => {
+            answered.unwrap_or_else(|(dialect, fault)| refusal(dialect, &fault))
+        }
+    };
+    if ambiguous {
+        response.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// One answer to every credential that is not good here, whatever is wrong with it.
+pub(crate) fn unauthorized_at(head: &Parts) -> Response<Outgoing> {
+    let route = route(&head.method, head.uri.path(), head.uri.query());
+    refusal(route.ok().and_then(|route| route.dialect), &fault::unauthorized())
+}
+
+type Refusal = (Option<Dialect>, Fault);
+
+async fn answer(
+    session: &Arc<Session>,
+    line: Arc<Line>,
+    head: Parts,
+    body: Incoming,
+) -> Result<Response<Outgoing>, Refusal> {
+    if let Some(own) = own::answer(session, &head) {
+        return Ok(own);
+    }
+    let speaks = session.upstream.provider.dialect;
+    let path = head.uri.path();
+    let route = route(&head.method, path, head.uri.query()).map_err(|none| match none {
+        NoRoute::NotFound => (Some(speaks), fault::no_such_path()),
+        NoRoute::WrongMethod => (Some(speaks), fault::wrong_method()),
+    })?;
+    if route.dialect.is_some_and(|dialect| dialect != speaks) {
+        return Err((route.dialect, fault::other_dialect(speaks)));
+    }
+    let refused = |fault| (Some(speaks), fault);
+    let body = read_body(session, body).await.map_err(refused)?;
+    let ask = understand(&route, &body).map_err(refused)?;
+    let asked = Asked { route, head, body, ask, began: Instant::now() };
+    carry_out(session, line, &asked).await.map_err(refused)
+}
+
+/// The whole body, within bounds of size and time.
+async fn read_body(session: &Session, mut body: Incoming) -> Result<Bytes, Fault> {
+    let bounds = &session.doors.catalogue.bounds;
+    let announced = body.size_hint().exact();
+    if body.is_end_stream() {
+        return Ok(Bytes::new());
+    }
+    if announced.is_some_and(|length| length > bounds.body) {
+        return Err(fault::body_too_large(bounds.body));
+    }
+    let read = async {
+        let units = announced.unwrap_or(bounds.body).div_ceil(BODY_UNIT) as u32;
+        let _permit = session.bodies.acquire_many(units).await;
+        let mut all = BytesMut::new();
+        let mut first = Bytes::new();
+        while let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else { return Err(fault::bad_body("it broke off")) };
+            let Ok(data) = frame.into_data() else { continue };
+            if first.is_empty() && all.is_empty() {
+                first = data;
+                continue;
+            }
+            if all.is_empty() {
+                all.reserve(announced.unwrap_or(64 << 10) as usize);
+                all.extend_from_slice(&std::mem::take(&mut first));
+            }
+            all.extend_from_slice(&data);
+            if all.len() as u64 > bounds.body {
+                return Err(fault::body_too_large(bounds.body));
+            }
+        }
+        Ok(if all.is_empty() { first } else { all.freeze() })
+    };
+    timeout(bounds.body_time, read).await.unwrap_or_else(|_| Err(fault::body_too_slow()))
+}
+
+fn understand(route: &Route, body: &Bytes) -> Result<Ask, Fault> {
+    match has_body(route.operation) {
+        true => ask(route.operation, body).map_err(|bad| fault::bad_body(&bad.to_string())),
+        false if body.is_empty() => Ok(Ask::default()),
+        false => Err(fault::bad_body("this request has none")),
+    }
+}
+
+fn has_body(operation: Operation) -> bool {
+    !matches!(
+        operation,
+        Operation::Models
+            | Operation::GeminiModels
+            | Operation::OllamaTags
+            | Operation::OllamaRunning
+            | Operation::OllamaVersion
+    )
+}
+
+/// Tries each model that the name stands for, each as often as its provider allows.
+async fn carry_out(
+    session: &Arc<Session>,
+    line: Arc<Line>,
+    asked: &Asked,
+) -> Result<Response<Outgoing>, Fault> {
+    let provider = &session.upstream.provider;
+    if asked.ask.server_tools && !provider.server_tools {
+        session.denied("tool", "server-side tool", "server_tools", "server_tools = true for the provider");
+        return Err(fault::server_tools_refused());
+    }
+    if asked.ask.priced_otherwise {
+        return Err(fault::priced_otherwise());
+    }
+    let model = asked.route.model.as_deref().or(asked.ask.model.as_ref().map(|(model, _)| model.as_str()));
+    let targets = match model {
+        None if worst::costs(asked.route.operation) => return Err(fault::bad_body("it names no model")),
+        None => vec![Target { provider: provider.name.clone(), model: String::new() }],
+        Some(model) => session.targets(model).ok_or_else(|| {
+            session.denied("model", model, "allow_models", &format!("--allow-model '{model}'"));
+            fault::model_refused()
+        })?,
+    };
+    let (mut number, mut last) = (0, fault::no_such_path());
+    for target in &targets {
+        let upstream = match session.upstream_of(target).await {
+            Ok(upstream) if upstream.provider.dialect == provider.dialect => upstream,
+            Ok(_) => {
+                last = fault::other_dialect(provider.dialect);
+                continue;
+            }
+            Err(OpenError::Secret(_)) => {
+                last = fault::no_credential();
+                continue;
+            }
+            Err(_) => continue,
+        };
+        let mut tries = 0;
+        loop {
+            number += 1;
+            let attempt = Attempt { session, line: &line, asked, target, upstream: &upstream, number };
+            let failed = match attempt.carry_out().await {
+                Ok(response) => return Ok(response),
+                Err(failed) => failed,
+            };
+            last = failed.fault;
+            match failed.next {
+                Next::Stop => return Err(last),
+                Next::Elsewhere => break,
+                Next::Again { after } => match pause(tries, after, &upstream) {
+                    Some(pause) => tokio::time::sleep(pause).await,
+                    None => break,
+                },
+            }
+            tries += 1;
+        }
+    }
+    Err(last)
+}
+
+/// How long to wait before the next try; none if there is to be no other.
+fn pause(tries: u32, after: Option<Duration>, upstream: &Upstream) -> Option<Duration> {
+    let provider = &upstream.provider;
+    if tries >= provider.retries {
+        return None;
+    }
+    match after {
+        // A provider that wants longer than anybody waits is not asked again.
+        Some(after) if after > provider.patience.retry_after => None,
+        Some(after) => Some(after),
+        None => {
+            let most = FIRST_PAUSE * 2u32.saturating_pow(tries.min(6));
+            Some(most.mul_f64(jitter()))
+        }
+    }
+}
+
+/// Between 0 and 1, so that many who failed together do not come back together.
+fn jitter() -> f64 {
+    let mut bytes = [0; 4];
+    let random = ring::rand::SystemRandom::new();
+    match ring::rand::SecureRandom::fill(&random, &mut bytes) {
+        Ok(()) => f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX),
+        Err(_) => 1.0,
+    }
+}
+
+/// One try at one model of one provider.
+struct Attempt<'a> {
+    session: &'a Arc<Session>,
+    line: &'a Arc<Line>,
+    asked: &'a Asked,
+    target: &'a Target,
+    upstream: &'a Arc<Upstream>,
+    number: u32,
+}
+
+fn stop(fault: Fault) -> Failed {
+    Failed { fault, next: Next::Stop }
+}
+
+impl Attempt<'_> {
+    async fn carry_out(&self) -> Result<Response<Outgoing>, Failed> {
+        let bill = self.reserve().await?;
+        let (request, strips) = self.request(bill.allowed);
+        let (wire, answered) = match self.send(request).await {
+            Ok(sent) => sent,
+            Err((fault, nothing)) => {
+                match nothing {
+                    true => bill.nothing("not_sent"),
+                    false => bill.everything("no_answer"),
+                }
+                return Err(Failed { fault, next: Next::Again { after: None } });
+            }
+        };
+        self.pass_on(bill, wire, answered, strips).await
+    }
+
+    /// Reserves the worst case. It is written down when this returns.
+    async fn reserve(&self) -> Result<Bill, Failed> {
+        let (operation, ask) = (self.asked.route.operation, &self.asked.ask);
+        let price = self.price().ok_or_else(|| {
+            self.session.denied(
+                "model",
+                &self.target.model,
+                "unknown_price",
+                "[prices] in the configuration",
+            );
+            Failed { fault: fault::price_unknown(), next: Next::Elsewhere }
+        })?;
+        let worst = match worst::costs(operation) {
+            true => Worst::of(operation, self.asked.body.len(), ask, price.clone()),
+            false => Worst::of(Operation::Embeddings, 0, &Ask::default(), Arc::default()),
+        };
+        let worst = worst.ok_or_else(|| stop(fault::unbounded_input()))?;
+        let mut allowed = None;
+        let reserved = self.session.doors.till.reserve(&self.session.account, self.call(), |room| {
+            allowed = worst.within(room);
+            allowed.map(|allowed| allowed.claim)
+        });
+        let hold = reserved.await.map_err(|refused| {
+            if matches!(refused, crate::till::Refused::Spent { .. }) {
+                self.session.note_budget();
+            }
+            stop(fault::refused(&refused))
+        })?;
+        let allowed = allowed.unwrap_or(Allowed { claim: hold.claim, cap: None, cut: None });
+        let asked = self.asked.body.len() as u64;
+        Ok(Bill { hold, price: worst.price().clone(), allowed, asked, began: self.asked.began, status: 0 })
+    }
+
+    fn price(&self) -> Option<Arc<Price>> {
+        match self.session.kind {
+            // The node's own server sends no bill.
+            Kind::Inference => Some(Arc::default()),
+            Kind::Llm if !worst::costs(self.asked.route.operation) => Some(Arc::default()),
+            Kind::Llm => self.session.doors.catalogue.prices.price(&self.target.provider, &self.target.model),
+        }
+    }
+
+    fn call(&self) -> Call {
+        let terms = &self.session.terms;
+        Call {
+            run: terms.run.clone(),
+            session: terms.id.clone(),
+            tenant: terms.tenant.clone(),
+            door: match self.session.kind {
+                Kind::Llm => "llm".to_owned(),
+                Kind::Inference => "inference".to_owned(),
+            },
+            provider: self.target.provider.clone(),
+            model: self.target.model.clone(),
+            operation: format!("{:?}", self.asked.route.operation),
+            attempt: self.number,
+            price_book: self.session.doors.catalogue.prices.version().to_owned(),
+        }
+    }
+
+    /// The request as the provider gets it, and whether the usage that we ask for is to be taken out again.
+    fn request(&self, allowed: Allowed) -> (Request<Full<Bytes>>, bool) {
+        let (asked, provider) = (self.asked, &self.upstream.provider);
+        let named = asked.ask.model.as_ref().map(|(name, _)| name.as_str());
+        let chat = asked.route.operation == Operation::Chat;
+        let ask_usage = chat && asked.ask.stream && !asked.ask.wants_usage && provider.ask_usage;
+        let change = Change {
+            model: named.filter(|name| *name != self.target.model).map(|_| self.target.model.as_str()),
+            cap: allowed.cap,
+            cap_name: provider.output_cap,
+            ask_usage,
+            identity: &self.session.terms.id,
+        };
+        let body = match has_body(asked.route.operation) {
+            true => rewrite(asked.route.operation, &asked.body, &asked.ask, &change),
+            false => Bytes::new(),
+        };
+        let target = match (&asked.route.model, asked.route.model.as_deref() == Some(&self.target.model)) {
+            (Some(model), false) if !self.target.model.is_empty() => {
+                asked.route.target.replacen(model.as_str(), &self.target.model, 1)
+            }
+            _ => asked.route.target.clone(),
+        };
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = asked.head.method.clone();
+        *request.uri_mut() = self.upstream.path(&target).parse().unwrap_or_default();
+        *request.headers_mut() = headers::upstream(self.upstream, self.session, &asked.head.headers);
+        (request, ask_usage)
+    }
+
+    /// Sends it on a connection that lives. The flag of an error says that nothing went out.
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<(Wire, Response<Incoming>), (Fault, bool)> {
+        let unreachable = |why: NoConnection| (fault::unreachable(why), true);
+        for _ in 0..MOST_STALE {
+            let (mut wire, kept) = self.upstream.connect().await.map_err(unreachable)?;
+            let patience = self.upstream.provider.patience.first_byte;
+            match timeout(patience, wire.send(request.clone())).await {
+                Ok(Ok(response)) => return Ok((wire, response)),
+                Ok(Err(NoAnswer::NotSent)) if kept => continue,
+                Ok(Err(NoAnswer::NotSent)) => return Err((fault::lost(), true)),
+                Ok(Err(NoAnswer::Lost)) => return Err((fault::lost(), false)),
+                Err(_) => return Err((fault::first_byte_late(), false)),
+            }
+        }
+        Err((fault::lost(), true))
+    }
+
+    /// Decides what an answer is by its head.
+    async fn pass_on(
+        &self,
+        mut bill: Bill,
+        mut wire: Wire,
+        answered: Response<Incoming>,
+        strips: bool,
+    ) -> Result<Response<Outgoing>, Failed> {
+        let (head, mut body) = answered.into_parts();
+        bill.status = head.status.as_u16();
+        let status = head.status;
+        if status.is_success() {
+            return self.stream(bill, wire, (head, body), strips);
+        }
+        bill.nothing("refused_upstream");
+        if status.is_redirection() || status.is_informational() {
+            return Err(stop(fault::redirected()));
+        }
+        if status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN {
+            return Err(Failed { fault: fault::credentials(), next: Next::Elsewhere });
+        }
+        let after = headers::retry_after(&head.headers);
+        if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
+            let clamped =
+                after.map(|after| after.min(self.upstream.provider.patience.retry_after).as_secs().max(1));
+            let fault = fault::upstream_status(status, clamped);
+            return Err(Failed { fault, next: Next::Again { after } });
+        }
+        // About the request itself: the provider's own words help most.
+        let text = error_text(&mut wire, &mut body).await;
+        let text = match self.upstream.reflection() {
+            Some(reflection) => crate::scrub::blank(reflection, text),
+            None => text,
+        };
+        let mut response = Response::new(Outgoing::whole(text));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers::downstream(&head.headers, self.upstream.reflection());
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+        Ok(response)
+    }
+
+    fn stream(
+        &self,
+        bill: Bill,
+        wire: Wire,
+        (head, body): (http::response::Parts, Incoming),
+        strips: bool,
+    ) -> Result<Response<Outgoing>, Failed> {
+        let encoded = head.headers.get(header::CONTENT_ENCODING).is_some_and(|value| value != "identity");
+        if encoded {
+            bill.everything("encoded");
+            return Err(stop(fault::encoded()));
+        }
+        let operation = self.asked.route.operation;
+        let kind = headers::kind(&head.headers, operation, self.asked.route.streams);
+        let strips = strips && kind == TapKind::Events;
+        let length = body.size_hint().exact().filter(|_| !strips);
+        let delimited =
+            body.size_hint().exact().is_some() || head.headers.contains_key(header::TRANSFER_ENCODING);
+        let tap = Tap::new(operation, kind, strips);
+        let flow = Flow {
+            upstream: self.upstream.clone(),
+            wire,
+            body,
+            tap,
+            scrub: Default::default(),
+            bill,
+            delimited,
+        };
+        let end = (self.session.kind == Kind::Inference)
+            .then(|| tokio::time::Instant::now() + self.session.doors.catalogue.bounds.inference_time);
+        let passage = Passage::new(self.session.clone(), self.line.clone(), flow, length, end);
+        let mut response = Response::new(Outgoing::Passage(Box::new(passage)));
+        *response.status_mut() = head.status;
+        *response.headers_mut() = headers::downstream(&head.headers, self.upstream.reflection());
+        if length.is_none() {
+            response.headers_mut().remove(header::CONTENT_LENGTH);
+        }
+        Ok(response)
+    }
+}
+
+/// What a provider says about a request it refused, within bounds.
+async fn error_text(wire: &mut Wire, body: &mut Incoming) -> Bytes {
+    let mut text = BytesMut::new();
+    let read = async {
+        while text.len() < LONGEST_ERROR {
+            match std::future::poll_fn(|cx| wire.poll_piece(body, cx)).await {
+                crate::upstream::Piece::Data(data) => text.extend_from_slice(&data),
+                crate::upstream::Piece::End | crate::upstream::Piece::Broken => break,
+            }
+        }
+    };
+    _ = timeout(Duration::from_secs(10), read).await;
+    text.truncate(LONGEST_ERROR);
+    text.freeze()
+}
+
+impl Outgoing {
+    pub(crate) fn whole(bytes: impl Into<Bytes>) -> Outgoing {
+        let bytes = bytes.into();
+        Outgoing::Whole((!bytes.is_empty()).then_some(bytes))
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match self.get_mut() {
+            Outgoing::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Outgoing::Passage(passage) => Pin::new(passage.as_mut()).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Outgoing::Whole(bytes) => bytes.is_none(),
+            Outgoing::Passage(passage) => passage.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Outgoing::Whole(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Outgoing::Passage(passage) => passage.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The worst that a call can cost, and how much of it the money allows.
+
+use crate::{
+    dialect::{Ask, Operation},
+    price::Price,
+    till::{Claim, Room},
+};
+use spec::Money;
+use std::sync::Arc;
+
+/// Below this an answer is of no use to anybody (some providers refuse less outright).
+const LEAST_OUTPUT: u64 = 16;
+/// The most tokens that a picture becomes, whatever its bytes.
+const PICTURE: u64 = 6000;
+/// Where neither the request nor the price book says how long an answer can get.
+const USUAL_MOST_OUTPUT: u64 = 64 << 10;
+
+/// What a call can come to.
+pub(super) struct Worst {
+    price: Arc<Price>,
+    input: u64,
+    output: Option<Output>,
+}
+
+#[derive(Clone, Copy)]
+struct Output {
+    wanted: u64,
+    /// The program itself said how much.
+    said: bool,
+    choices: u64,
+}
+
+/// What was decided about the length of the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Allowed {
+    /// What is to be reserved.
+    pub(super) claim: Claim,
+    /// The limit to write into the request, if that has to change.
+    pub(super) cap: Option<u64>,
+    /// Output tokens after which the stream is cut; none if there is no limit to hold.
+    pub(super) cut: Option<u64>,
+}
+
+/// Whether an operation costs anything.
+pub(super) fn costs(operation: Operation) -> bool {
+    match operation {
+        Operation::Chat
+        | Operation::Responses
+        | Operation::Embeddings
+        | Operation::Messages
+        | Operation::Generate
+        | Operation::GeminiEmbed
+        | Operation::OllamaChat
+        | Operation::OllamaGenerate
+        | Operation::OllamaEmbed => true,
+        Operation::Models
+        | Operation::CountTokens
+        | Operation::GeminiModels
+        | Operation::GeminiCountTokens
+        | Operation::OllamaTags
+        | Operation::OllamaShow
+        | Operation::OllamaRunning
+        | Operation::OllamaVersion => false,
+    }
+}
+
+fn writes(operation: Operation) -> bool {
+    !matches!(operation, Operation::Embeddings | Operation::GeminiEmbed | Operation::OllamaEmbed)
+}
+
+impl Worst {
+    /// Of a request; none if its input cannot be bounded.
+    pub(super) fn of(operation: Operation, body: usize, ask: &Ask, price: Arc<Price>) -> Option<Worst> {
+        // No tokenizer makes more tokens than there are bytes; what lies beyond the body can fill the whole context.
+        let seen = (body as u64).saturating_add(ask.pictures.saturating_mul(PICTURE));
+        let input = match (ask.refers_beyond || ask.server_tools, price.context) {
+            (true, context) => context?,
+            (false, Some(context)) => context.min(seen),
+            (false, None) => seen,
+        };
+        let output = writes(operation).then(|| {
+            let most = price.most_output.unwrap_or(USUAL_MOST_OUTPUT);
+            let said = ask.cap.as_ref().map(|cap| cap.tokens);
+            Output { wanted: said.unwrap_or(most), said: said.is_some(), choices: ask.choices.max(1) }
+        });
+        Some(Worst { price, input, output })
+    }
+
+    /// What may be claimed, given the room there is; nothing if it is too little.
+    pub(super) fn within(&self, room: Room) -> Option<Allowed> {
+        let input = self.price.worst_input(self.input);
+        let fits = |claim: &Claim| {
+            room.money.is_none_or(|money| claim.money <= money)
+                && room.tokens.is_none_or(|tokens| claim.tokens <= tokens)
+        };
+        let Some(Output { wanted, said, choices }) = self.output else {
+            let claim = Claim { money: input, tokens: self.input };
+            return fits(&claim).then_some(Allowed { claim, cap: None, cut: None });
+        };
+        let limited = room.money.is_some() || room.tokens.is_some();
+        let payable = room.money.map_or(u64::MAX, |money| self.payable(money, input) / choices);
+        let countable = room.tokens.map_or(u64::MAX, |tokens| tokens.saturating_sub(self.input) / choices);
+        let most = wanted.min(payable).min(countable);
+        if most < wanted.min(LEAST_OUTPUT) {
+            return None;
+        }
+        let output = most.saturating_mul(choices);
+        let claim = Claim {
+            money: input.plus(self.price.worst_output(output)),
+            tokens: self.input.saturating_add(output),
+        };
+        let cap = (limited && (!said || most < wanted)).then_some(most);
+        fits(&claim).then_some(Allowed { claim, cap, cut: limited.then_some(output) })
+    }
+
+    fn payable(&self, money: Money, input: Money) -> u64 {
+        match money >= input {
+            true => self.price.affordable_output(money.minus(input)),
+            false => 0,
+        }
+    }
+
+    /// The price that was in force when the call was admitted.
+    pub(super) fn price(&self) -> &Arc<Price> {
+        &self.price
+    }
+}

@@ -1,0 +1,121 @@
+//! One connection to a provider. It is driven by whoever uses it, within the same task: a second task would cost a
+//! wake-up for every piece.
+
+use super::io::Io;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use http_body_util::Full;
+use hyper::{
+    body::Incoming,
+    client::conn::http1::{Builder, Connection, SendRequest},
+};
+use hyper_util::rt::TokioIo;
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    task::{Context, Poll},
+    time::Instant,
+};
+
+/// What a provider may say before its answer begins.
+const MOST_HEADERS: usize = 100;
+/// Also what is read at once, at most.
+const READ_BUFFER: usize = 64 << 10;
+
+type Driven = Connection<TokioIo<Io>, Full<Bytes>>;
+
+/// A connection that nobody else uses.
+pub(crate) struct Wire {
+    connection: Pin<Box<Driven>>,
+    sender: SendRequest<Full<Bytes>>,
+    ended: bool,
+    /// Since when it has been idle.
+    pub(super) idle_since: Instant,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(crate) enum NoAnswer {
+    /// Nothing of the request went out.
+    NotSent,
+    /// It went out, at least in part, and no answer came.
+    Lost,
+}
+
+/// The next piece of an answer.
+pub(crate) enum Piece {
+    Data(Bytes),
+    /// The whole answer has come.
+    End,
+    /// It broke off.
+    Broken,
+}
+
+impl Wire {
+    pub(super) async fn new(io: Io) -> Result<Wire, hyper::Error> {
+        let mut builder = Builder::new();
+        builder.max_headers(MOST_HEADERS).max_buf_size(READ_BUFFER);
+        let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
+        Ok(Wire { connection: Box::pin(connection), sender, ended: false, idle_since: Instant::now() })
+    }
+
+    fn drive(&mut self, cx: &mut Context<'_>) {
+        if !self.ended && self.connection.as_mut().poll(cx).is_ready() {
+            self.ended = true;
+        }
+    }
+
+    /// Whether another request can be sent: the provider has not hung up, nor sent what nobody asked for.
+    pub(super) async fn is_ready(&mut self) -> bool {
+        poll_fn(|cx| {
+            self.drive(cx);
+            Poll::Ready(!self.ended && self.sender.is_ready())
+        })
+        .await
+    }
+
+    /// Sends a request and waits for the head of the answer.
+    pub(crate) async fn send(
+        &mut self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, NoAnswer> {
+        let answer = self.sender.try_send_request(request);
+        let mut answer = pin!(answer);
+        poll_fn(|cx| {
+            // The answer may lie ready although the connection has ended behind it.
+            if !self.ended && self.connection.as_mut().poll(cx).is_ready() {
+                self.ended = true;
+            }
+            answer.as_mut().poll(cx)
+        })
+        .await
+        .map_err(|mut error| match error.take_message() {
+            Some(_) => NoAnswer::NotSent,
+            None => NoAnswer::Lost,
+        })
+    }
+
+    /// The next piece of the answer's body.
+    pub(crate) fn poll_piece(&mut self, body: &mut Incoming, cx: &mut Context<'_>) -> Poll<Piece> {
+        // Asking first tells the connection that something is wanted; what it then finds is asked for again.
+        for _ in 0..2 {
+            match Pin::new(&mut *body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => return Poll::Ready(Piece::Data(data)),
+                    // Trailers: nobody asked for them, and they are not passed on.
+                    Err(_) => continue,
+                },
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(Piece::Broken),
+                Poll::Ready(None) => return Poll::Ready(Piece::End),
+                Poll::Pending => self.drive(cx),
+            }
+        }
+        match Pin::new(&mut *body).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => Poll::Ready(Piece::Data(frame.into_data().unwrap_or_default())),
+            Poll::Ready(Some(Err(_))) => Poll::Ready(Piece::Broken),
+            Poll::Ready(None) => Poll::Ready(Piece::End),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}

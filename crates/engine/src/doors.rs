@@ -1,0 +1,287 @@
+//! The doors of one run: opened before its box is made, served while it runs, closed and counted when it is over.
+//!
+//! The listeners are made inside the box; that is how a door knows who is calling.
+
+use crate::Inner;
+use doors::{Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, ledger::Ledger, till::Till};
+use spec::{
+    Access, Budget, EnvName, ErrorCode, ErrorInfo, Id, InsidePath, LimitName, LlmGrant, LlmUsage,
+    ModelPattern, Mount, RunResult, RunSpec,
+};
+use std::{
+    ffi::{OsStr, OsString},
+    fs, io,
+    net::TcpListener,
+    os::unix::{fs::PermissionsExt, net::UnixListener},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// What doors are opened with.
+#[derive(Clone, Debug, Default)]
+pub struct DoorSettings {
+    /// Providers, models, prices.
+    pub catalogue: doors::catalogue::Catalogue,
+    /// Where credentials come from.
+    pub secrets: doors::secrets::Secrets,
+    /// Which models of the node's own server may be used; every one if empty.
+    pub inference_models: Vec<ModelPattern>,
+    /// How lasting the ledger is.
+    pub durability: doors::ledger::Durability,
+}
+
+impl DoorSettings {
+    /// Nothing configured but a store for secrets in the state folder.
+    pub(crate) fn new(state: &Path) -> DoorSettings {
+        let secrets = doors::secrets::Secrets { folder: state.join("secrets"), ..Default::default() };
+        DoorSettings { secrets, ..DoorSettings::default() }
+    }
+}
+
+/// Where the inference door can be had as a socket, inside.
+const INFERENCE_SOCKET: &str = "/airlock/inference.sock";
+
+/// The doors of one run.
+#[derive(Debug, Default)]
+pub(crate) struct Opened {
+    /// In the order of their listeners.
+    sessions: Vec<Arc<Session>>,
+    /// Where the inference door's socket is, outside.
+    socket: Option<PathBuf>,
+}
+
+/// Opens what a run was granted. What is missing is known before there is a box.
+pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<Opened, ErrorInfo> {
+    let mut opened = Opened::default();
+    if spec.grants.ports().is_empty() {
+        return Ok(opened);
+    }
+    let doors = house(engine, id)?;
+    if let Some(grant) = spec.grants.llm.clone() {
+        let session = open_llm(engine, &doors, id, &grant).await?;
+        let token = placeholder().map_err(|error| internal("cannot make a placeholder", &error))?;
+        set(spec, &llm_variables(&token))?;
+        opened.sessions.push(session);
+    }
+    if let Some(mut models) = spec.grants.inference.clone() {
+        models.push(engine.doors.inference_models.clone());
+        let session =
+            open_session(&doors, Kind::Inference, terms(id, String::new(), models, Budget::default()));
+        let session = session.await?;
+        opened.socket = Some(show_socket(engine, id, spec, &session)?);
+        set(spec, &inference_variables())?;
+        opened.sessions.push(session);
+    }
+    Ok(opened)
+}
+
+/// A lone run has a ledger segment of its own: nobody else has to be asked, and nobody can be in the way.
+fn house(engine: &Inner, id: &Id) -> Result<Arc<Doors>, ErrorInfo> {
+    let settings = &engine.doors;
+    let name = format!("run-{id}");
+    let ledger = Ledger::open(&engine.state.join("ledger"), &name, settings.durability)
+        .map_err(|error| internal("cannot begin a ledger, without which nothing may be spent", &error))?;
+    let till = Till::new(Arc::new(ledger));
+    Ok(Doors::new(settings.catalogue.clone(), settings.secrets.clone(), till))
+}
+
+async fn open_llm(
+    engine: &Inner,
+    doors: &Arc<Doors>,
+    id: &Id,
+    grant: &LlmGrant,
+) -> Result<Arc<Session>, ErrorInfo> {
+    let provider = match &grant.provider {
+        Some(name) => name.clone(),
+        None => only_provider(engine).await?,
+    };
+    let terms = terms(id, provider, grant.models.clone(), grant.budget.clone());
+    open_session(doors, Kind::Llm, terms).await
+}
+
+fn terms(id: &Id, provider: String, models: Vec<Vec<ModelPattern>>, budget: Budget) -> SessionTerms {
+    let id = id.to_string();
+    SessionTerms { id: id.clone(), run: id, provider, models, budget, ..SessionTerms::default() }
+}
+
+async fn open_session(
+    doors: &Arc<Doors>,
+    kind: Kind,
+    terms: SessionTerms,
+) -> Result<Arc<Session>, ErrorInfo> {
+    doors.open(kind, terms).await.map_err(|error| refused(&error))
+}
+
+/// Of several providers the one that has a credential.
+async fn only_provider(engine: &Inner) -> Result<String, ErrorInfo> {
+    let settings = &engine.doors;
+    let mut usable = Vec::new();
+    for provider in settings.catalogue.providers.values() {
+        let found = match &provider.key {
+            Some(source) => settings.secrets.find(source).await.is_ok(),
+            None => true,
+        };
+        if found {
+            usable.push(provider.name.clone());
+        }
+    }
+    let names: Vec<_> = settings.catalogue.providers.keys().map(String::as_str).collect();
+    match &usable[..] {
+        [only] => Ok(only.clone()),
+        [] => Err(error(
+            ErrorCode::InvalidSpec,
+            format!("no provider has a credential yet; there are {}", names.join(", ")),
+            "give one its key: airlock secrets set PROVIDER".to_owned(),
+        )),
+        several => Err(error(
+            ErrorCode::InvalidSpec,
+            format!("several providers could be meant: {}", several.join(", ")),
+            "say which: --llm=PROVIDER".to_owned(),
+        )),
+    }
+}
+
+/// What a program sends as its key: worth nothing, here or elsewhere.
+fn placeholder() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(format!("airlock-{}", bytes.map(|byte| format!("{byte:02x}")).concat()))
+}
+
+fn llm_variables(token: &str) -> Vec<(&'static str, String)> {
+    let base = format!("http://127.0.0.1:{}", spec::LLM_PORT);
+    let mut variables = vec![
+        ("OPENAI_BASE_URL", format!("{base}/v1")),
+        ("OPENAI_API_BASE", base.clone()),
+        ("ANTHROPIC_BASE_URL", base.clone()),
+        ("GOOGLE_GEMINI_BASE_URL", base),
+    ];
+    let keys = ["OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"];
+    variables.extend(keys.map(|name| (name, token.to_owned())));
+    variables
+}
+
+fn inference_variables() -> Vec<(&'static str, String)> {
+    let base = format!("http://127.0.0.1:{}", spec::INFERENCE_PORT);
+    let socket = format!("http+unix://{}", INFERENCE_SOCKET.replace('/', "%2F"));
+    vec![("OLLAMA_HOST", base.clone()), ("OLLAMA_BASE_URL", base), ("INFERENCE_PROXY_URL", socket)]
+}
+
+/// Over what the caller set: a program that finds a door by these must find this one.
+fn set(spec: &mut RunSpec, variables: &[(&'static str, String)]) -> Result<(), ErrorInfo> {
+    for (name, value) in variables {
+        let name =
+            EnvName::new(OsStr::new(name)).map_err(|error| error_of(ErrorCode::Internal, error.message))?;
+        spec.sandbox.env.insert(name, OsString::from(value));
+    }
+    Ok(())
+}
+
+/// The inference door's socket, mounted into this box and no other. The folder keeps everybody else out.
+fn show_socket(
+    engine: &Inner,
+    id: &Id,
+    spec: &mut RunSpec,
+    session: &Arc<Session>,
+) -> Result<PathBuf, ErrorInfo> {
+    let failed = |error: &io::Error| internal("cannot make the inference door's socket", error);
+    let folder = engine.state.join("doors");
+    let path = folder.join(format!("{id}.sock"));
+    let listener = bind(&folder, &path).map_err(|error| failed(&error))?;
+    session.serve(Listener::Unix(listener)).map_err(|error| refused(&error))?;
+    let inside = InsidePath::new(Path::new(INFERENCE_SOCKET))
+        .map_err(|bad| error_of(ErrorCode::Internal, bad.to_string()))?;
+    spec.sandbox.mounts.push(Mount { host: path.clone(), inside, access: Access::ReadOnly });
+    Ok(path)
+}
+
+fn bind(folder: &Path, path: &Path) -> io::Result<UnixListener> {
+    fs::create_dir_all(folder)?;
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
+    // By the folder's handle: the path itself may be longer than a socket's address.
+    let handle = fs::File::open(folder)?;
+    let name = path.file_name().unwrap_or_default();
+    let by_handle = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&handle).to_string());
+    let by_handle = by_handle.join(name);
+    _ = fs::remove_file(&by_handle);
+    let listener = UnixListener::bind(&by_handle)?;
+    // Inside, the program is somebody else.
+    fs::set_permissions(&by_handle, fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+impl Opened {
+    /// Serves at the first listeners, and gives back those that are not ours.
+    pub(crate) fn serve(&self, mut listeners: Vec<TcpListener>) -> Result<Vec<TcpListener>, ErrorInfo> {
+        let others = listeners.split_off(self.sessions.len().min(listeners.len()));
+        if listeners.len() < self.sessions.len() {
+            return Err(error_of(ErrorCode::Internal, "the box has no listener for a door".to_owned()));
+        }
+        for (session, listener) in self.sessions.iter().zip(listeners) {
+            session.serve(Listener::Tcp(listener)).map_err(|error| refused(&error))?;
+        }
+        Ok(others)
+    }
+
+    /// Ends them, and says what was used and refused.
+    pub(crate) async fn close(self, result: &mut RunResult) {
+        for session in &self.sessions {
+            count(session.close().await, result);
+        }
+        if let Some(socket) = self.socket {
+            _ = fs::remove_file(socket);
+        }
+    }
+}
+
+fn count(report: Report, result: &mut RunResult) {
+    let (llm, used) = (&mut result.usage.llm, report.used);
+    *llm = LlmUsage {
+        calls: llm.calls + used.calls,
+        input_tokens: llm.input_tokens + used.input_tokens,
+        output_tokens: llm.output_tokens + used.output_tokens,
+        cached_tokens: llm.cached_tokens + used.cached_tokens,
+        cost_usd: llm.cost_usd + used.money.dollars(),
+    };
+    if report.budget_hit {
+        result.limits_hit.insert(LimitName::Budget);
+    }
+    if used.overrun > spec::Money::ZERO {
+        let note = format!("a provider served {} USD more than was reserved", used.overrun);
+        result.notes.push(note);
+    }
+    result.denials.extend(report.denials);
+}
+
+fn error(code: ErrorCode, message: String, hint: String) -> ErrorInfo {
+    ErrorInfo { code, message, hint: Some(hint) }
+}
+
+fn error_of(code: ErrorCode, message: String) -> ErrorInfo {
+    ErrorInfo { code, message, hint: None }
+}
+
+fn internal(what: &str, error: &io::Error) -> ErrorInfo {
+    error_of(ErrorCode::Internal, format!("{what}: {error}"))
+}
+
+fn refused(refused: &OpenError) -> ErrorInfo {
+    let message = refused.to_string();
+    match refused {
+        OpenError::NoProvider { known, .. } => error(
+            ErrorCode::InvalidSpec,
+            message,
+            format!(
+                "the providers are {}; add one as [provider.NAME] in the configuration",
+                known.join(", ")
+            ),
+        ),
+        OpenError::Secret(secret) => error(ErrorCode::PolicyDenied, message, secret.hint.clone()),
+        OpenError::Upstream(_) => error(
+            ErrorCode::InvalidSpec,
+            message,
+            "mend its section [provider.NAME] in the configuration".to_owned(),
+        ),
+        OpenError::Listener(_) => error_of(ErrorCode::Internal, message),
+    }
+}

@@ -1,0 +1,275 @@
+//! What models were used for, for questions: a copy of the ledger that may be thrown away. How ledgers are read is the
+//! business of whoever fills it.
+
+use crate::database::{Database, DatabaseError};
+use rusqlite::{Connection, OptionalExtension, Row, Statement, named_params, params};
+use std::{collections::BTreeMap, path::Path};
+
+/// No call has more tokens, and none costs ten million dollars: a provider that lies must not break the sums.
+const MOST_TOKENS: u64 = 1_000_000_000_000;
+const MOST_MONEY: u64 = 10_000_000_000_000_000;
+
+const RESERVED: &str = "
+    INSERT OR REPLACE INTO usage_attempt VALUES (:segment, :n, :at_ms, :run, :session, :tenant, :door, :provider,
+    :model, :operation, :attempt, :price_book, :money, 'open', :money, 0, 0, '', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)";
+const SETTLED: &str = "
+    UPDATE usage_attempt SET source = ?3, money = ?4, overrun = ?5, status = ?6, ending = ?7, duration_ms = ?8,
+    input = ?9, cache_read = ?10, cache_write_5m = ?11, cache_write_1h = ?12, audio_in = ?13, output = ?14,
+    reasoning = ?15, audio_out = ?16, tool_requests = ?17 WHERE segment = ?1 AND n = ?2";
+
+/// The usage in the database of a state folder.
+#[derive(Debug)]
+pub struct Usage {
+    database: Database,
+}
+
+/// How far a segment was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Progress {
+    /// Which of its files, from 1.
+    pub part: u32,
+    pub offset: u64,
+    pub n: u64,
+    pub hash: [u8; 32],
+}
+
+/// What a line of the ledger changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// An attempt was reserved.
+    Reserved(Attempt),
+    /// The attempt that line `n` reserved has ended.
+    Settled(Ended),
+}
+
+/// An attempt to call a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Attempt {
+    pub n: u64,
+    pub at_ms: u64,
+    pub run: String,
+    pub session: String,
+    pub tenant: String,
+    pub door: String,
+    pub provider: String,
+    pub model: String,
+    pub operation: String,
+    pub attempt: u32,
+    pub price_book: String,
+    /// Nano-dollars.
+    pub reserved: u64,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Ended {
+    pub n: u64,
+    /// `final`, `partial`, `estimated` or `reserved`.
+    pub source: &'static str,
+    pub money: u64,
+    pub overrun: u64,
+    pub status: u16,
+    pub ending: String,
+    pub duration_ms: u64,
+    /// Input, cache read, cache written for 5 minutes and for 1 hour, audio in, output, reasoning, audio out, tools.
+    pub counts: [u64; 9],
+}
+
+/// What sums are made by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum By {
+    Run,
+    Session,
+    Tenant,
+    Model,
+    Provider,
+    Day,
+}
+
+/// Which attempts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Filter {
+    pub run: Option<String>,
+    pub since_ms: Option<u64>,
+}
+
+/// A sum.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Total {
+    pub key: String,
+    pub calls: u64,
+    pub input_tokens: u64,
+    pub output_tokens: u64,
+    /// Of the input, what was read from a cache.
+    pub cached_tokens: u64,
+    /// Nano-dollars.
+    pub money: u64,
+    /// What of it went beyond reservations.
+    pub overrun: u64,
+    /// Calls whose real cost is not known, so that they count in full; and what they come to.
+    pub unsettled: u64,
+    pub unsettled_money: u64,
+}
+
+impl Usage {
+    /// Opens it in a state folder; empty if there was none.
+    pub fn open(state: &Path) -> Result<Usage, DatabaseError> {
+        Ok(Usage { database: Database::open(state)? })
+    }
+
+    /// How far each segment was read.
+    pub fn segments(&self) -> Result<BTreeMap<String, Progress>, DatabaseError> {
+        self.database.read(|connection| {
+            let mut rows = connection.prepare("SELECT segment, part, offset, n, hash FROM usage_segment")?;
+            let all = rows.query_map([], |row| Ok((row.get(0)?, progress(row)?)))?;
+            all.collect()
+        })
+    }
+
+    /// Adds what was read from a segment between two places. False if somebody else has done it meanwhile.
+    pub fn add(
+        &self,
+        segment: &str,
+        from: Option<Progress>,
+        to: Progress,
+        changes: &[Change],
+    ) -> Result<bool, DatabaseError> {
+        self.database.write(|transaction| {
+            let read = "SELECT segment, part, offset, n, hash FROM usage_segment WHERE segment = ?";
+            if transaction.query_row(read, [segment], progress).optional()? != from {
+                return Ok(false);
+            }
+            let (mut insert, mut update) = (transaction.prepare(RESERVED)?, transaction.prepare(SETTLED)?);
+            for change in changes {
+                match change {
+                    Change::Reserved(attempt) => reserved(&mut insert, segment, attempt)?,
+                    Change::Settled(ended) => settled(&mut update, segment, ended)?,
+                }
+            }
+            let note = "INSERT OR REPLACE INTO usage_segment (segment, part, offset, n, hash) VALUES (?, ?, ?, ?, ?)";
+            let (offset, n) = (number(to.offset, u64::MAX), number(to.n, u64::MAX));
+            transaction.execute(note, params![segment, to.part, offset, n, &to.hash[..]])?;
+            Ok(true)
+        })
+    }
+
+    /// Sums, the dearest first; days in their order.
+    pub fn totals(&self, by: By, filter: &Filter) -> Result<Vec<Total>, DatabaseError> {
+        self.database.read(|connection| totals(connection, by, filter))
+    }
+}
+
+/// SQLite counts to 2^63.
+fn number(value: u64, most: u64) -> i64 {
+    i64::try_from(value.min(most)).unwrap_or(i64::MAX)
+}
+
+fn back(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or_default()
+}
+
+fn progress(row: &Row<'_>) -> rusqlite::Result<Progress> {
+    let hash: Vec<u8> = row.get("hash")?;
+    Ok(Progress {
+        part: row.get("part")?,
+        offset: back(row.get("offset")?),
+        n: back(row.get("n")?),
+        // A hash that is none fits no ledger, which is then named.
+        hash: hash.try_into().unwrap_or_default(),
+    })
+}
+
+fn reserved(insert: &mut Statement<'_>, segment: &str, attempt: &Attempt) -> rusqlite::Result<()> {
+    let money = number(attempt.reserved, MOST_MONEY);
+    insert.execute(named_params! {
+        ":segment": segment,
+        ":n": number(attempt.n, u64::MAX),
+        ":at_ms": number(attempt.at_ms, u64::MAX),
+        ":run": attempt.run,
+        ":session": attempt.session,
+        ":tenant": attempt.tenant,
+        ":door": attempt.door,
+        ":provider": attempt.provider,
+        ":model": attempt.model,
+        ":operation": attempt.operation,
+        ":attempt": attempt.attempt,
+        ":price_book": attempt.price_book,
+        ":money": money,
+    })?;
+    Ok(())
+}
+
+fn settled(update: &mut Statement<'_>, segment: &str, ended: &Ended) -> rusqlite::Result<()> {
+    let [input, cache_read, write_5m, write_1h, audio_in, output, reasoning, audio_out, tools] =
+        ended.counts.map(|count| number(count, MOST_TOKENS));
+    let (money, overrun) = (number(ended.money, MOST_MONEY), number(ended.overrun, MOST_MONEY));
+    let duration = number(ended.duration_ms, u64::MAX);
+    update.execute(params![
+        segment,
+        number(ended.n, u64::MAX),
+        ended.source,
+        money,
+        overrun,
+        ended.status,
+        ended.ending,
+        duration,
+        input,
+        cache_read,
+        write_5m,
+        write_1h,
+        audio_in,
+        output,
+        reasoning,
+        audio_out,
+        tools
+    ])?;
+    Ok(())
+}
+
+fn totals(connection: &Connection, by: By, filter: &Filter) -> rusqlite::Result<Vec<Total>> {
+    let (key, order) = match by {
+        By::Run => ("run", "money DESC, key"),
+        By::Session => ("session", "money DESC, key"),
+        By::Tenant => ("tenant", "money DESC, key"),
+        By::Model => ("model", "money DESC, key"),
+        By::Provider => ("provider", "money DESC, key"),
+        By::Day => ("date(at_ms / 1000, 'unixepoch')", "key"),
+    };
+    let question = format!(
+        "SELECT coalesce({key}, '') AS key, count(*) AS calls,
+            sum(input + cache_read + cache_write_5m + cache_write_1h + audio_in) AS input_tokens,
+            sum(output + reasoning + audio_out) AS output_tokens, sum(cache_read) AS cached_tokens,
+            sum(money) AS money, sum(overrun) AS overrun,
+            sum(source IN ('open', 'reserved')) AS unsettled,
+            sum(iif(source IN ('open', 'reserved'), money, 0)) AS unsettled_money
+         FROM usage_attempt WHERE (?1 IS NULL OR run = ?1) AND (?2 IS NULL OR at_ms >= ?2)
+         GROUP BY 1 ORDER BY {order}"
+    );
+    let since = filter.since_ms.map(|since| number(since, u64::MAX));
+    let mut rows = connection.prepare(&question)?;
+    let all = rows.query_map(params![filter.run, since], |row| {
+        let count = |name: &str| row.get::<_, i64>(name).map(back);
+        Ok(Total {
+            key: row.get("key")?,
+            calls: count("calls")?,
+            input_tokens: count("input_tokens")?,
+            output_tokens: count("output_tokens")?,
+            cached_tokens: count("cached_tokens")?,
+            money: count("money")?,
+            overrun: count("overrun")?,
+            unsettled: count("unsettled")?,
+            unsettled_money: count("unsettled_money")?,
+        })
+    })?;
+    all.collect()
+}
+
+#[cfg(test)]
+#[path = "usage_tests.rs"]
+mod tests;
