@@ -12,7 +12,7 @@ use doors::{
     ledger::Durability,
     price::{PriceBook, Unknown},
     secrets::KeySource,
-    till::Terms,
+    till::{Level, Terms},
 };
 use spec::{Budget, Id, ModelPattern, Money, Size, Time};
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -190,7 +190,7 @@ fn tenants(table: &Table, path: &Path) -> Result<BTreeMap<String, Terms>, Config
         }
         let full_name = all.key(name);
         let section = Section { path, name: &full_name };
-        let mut terms = Terms { name: name.clone(), ..Terms::default() };
+        let mut terms = Terms { level: Level::Tenant, name: name.clone(), ..Terms::default() };
         for (key, value) in all.table(name, value)? {
             match key.as_str() {
                 "day_usd" => terms.day = Some(section.quantity(key, value)?),

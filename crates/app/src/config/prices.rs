@@ -104,6 +104,7 @@ mod tests {
             tool_request: Some(10_000_000),
             context: Some(200_000),
             most_output: Some(64_000),
+            ..Price::default()
         };
         let least = Price { input: 1, output: 100_000_000, ..Price::default() };
         assert_eq!(found, [("*".parse().unwrap(), least), ("claude-*".parse().unwrap(), claude)]);
