@@ -35,7 +35,6 @@ fn main() -> io::Result<()> {
     write(&folder.join("contract"), results())?;
     write(&folder.join("ask"), dialect::asks())?;
     write(&folder.join("tap"), dialect::taps())?;
-    write(&folder.join("http"), exchanges())
     write(&folder.join("http"), exchanges())?;
     write(&folder.join("ledger"), ledgers(folder)?)
 }
@@ -274,6 +273,13 @@ fn settings() -> Vec<Vec<u8>> {
         "network = \"none\"\nmemory = \"64M\"\nwall_time = \"30s\"\ncpu_time = \"5s\"\noutput = 4096\n";
     let choice = "profile = \"ci\"\nfile_size = \"1M\"\npids = 8\n";
     let listed = "[images]\npolicy = \"allowed\"\nrequire_mark = \"always\"\nmay_add = [\"root\", 7]\n";
+    let models = "[provider.a]\ndialect = \"openai\"\nbase = \"http://0x7f.1:80/v1\"\nallow_private = true\n\
+                  allow_plain_http = true\nkey = { env = \"K\" }\nforward_headers = [\"x-title\"]\nretries = 1\n\
+                  [model.m]\ntargets = [\"a/b\"]\n[prices.\"b*\"]\ninput = 0.5\noutput = 1e-3\n[inference]\ntime = 5\n\
+                  [vault]\naddress = \"https://[::1]:1\"\ntoken = { file = \"/t\" }\n[secrets]\nkeyring = true\n\
+                  [tenant.t]\nday_usd = 5\n[profile.restrictive]\nallow_models = [\"b*\"]\nallow_secrets = false\n\
+                  budget = { run_usd = 2.0, requests = 9 }\n[ledger]\ndurability = \"power\"\n";
+    let fewer = "allow_models = [\"b1\"]\nbudget = { run_usd = 1.5, concurrent = 1 }\n";
     let (list_on, list_off) = ("images.policy = \"allowed\"", "images.policy = \"open\"");
     let pairs = [
         (operators, narrow),
@@ -282,6 +288,8 @@ fn settings() -> Vec<Vec<u8>> {
         ("", choice),
         ("", list_on),
         (listed, list_off),
+        (models, fewer),
+        (models, "budget.requests = 10"),
     ];
     // One word too much in each, so that no other one hides that it was let through.
     let wide = [
@@ -297,6 +305,8 @@ fn settings() -> Vec<Vec<u8>> {
         "env.inherit = [\"TOKEN\"]",
         "maximum.disk = \"1T\"",
         "images.require_mark = \"never\"",
+        "provider.a.base = \"https://a.example\"",
+        "secrets.keyring = true",
     ];
     let pairs = pairs.into_iter().chain(wide.map(|local| ("", local)));
     pairs.map(|(operators, local)| format!("{operators}\0{local}").into_bytes()).collect()

@@ -12,7 +12,7 @@ use doors::{
     ledger::Durability,
     price::{PriceBook, Unknown},
     secrets::KeySource,
-    till::Terms,
+    till::{Level, Terms},
 };
 use spec::{Budget, Id, ModelPattern, Money, Size, Time};
 use std::{collections::BTreeMap, path::Path, sync::Arc};
@@ -82,7 +82,7 @@ impl Doors {
         for (name, targets) in &self.catalogue.models {
             let full_name = format!("model.{name}");
             let section = Section { path, name: &full_name };
-            for target in targets.iter().filter(|target| !providers.contains_key(&target.provider)) {
+            if let Some(target) = targets.iter().find(|target| !providers.contains_key(&target.provider)) {
                 let names: Vec<_> = providers.keys().map(String::as_str).collect();
                 let what =
                     format!("names a provider that does not exist: `{}`", target.provider.escape_debug());
@@ -190,7 +190,7 @@ fn tenants(table: &Table, path: &Path) -> Result<BTreeMap<String, Terms>, Config
         }
         let full_name = all.key(name);
         let section = Section { path, name: &full_name };
-        let mut terms = Terms { name: name.clone(), ..Terms::default() };
+        let mut terms = Terms { level: Level::Tenant, name: name.clone(), ..Terms::default() };
         for (key, value) in all.table(name, value)? {
             match key.as_str() {
                 "day_usd" => terms.day = Some(section.quantity(key, value)?),

@@ -107,6 +107,14 @@ impl Section<'_> {
         self.error(key, "is not part of this build", "remove it: ignoring it could run weaker than you asked")
     }
 
+    /// Keys without which the others mean nothing.
+    pub(super) fn needs(&self, table: &Table, keys: &[&str], hint: &str) -> Result<(), ConfigError> {
+        match keys.iter().find(|key| !table.contains_key(**key)) {
+            Some(missing) => Err(self.error(missing, "is missing", hint)),
+            None => Ok(()),
+        }
+    }
+
     /// A value as a table.
     pub(super) fn table<'v>(&self, key: &str, value: &'v Value) -> Result<&'v Table, ConfigError> {
         let hint = format!("write [{}] and the keys below it", self.key(key));

@@ -52,13 +52,7 @@ pub(super) fn unknown(table: &Table, path: &Path) -> Result<Price, ConfigError> 
 fn price(table: &Table, section: &Section<'_>) -> Result<Price, ConfigError> {
     let mut price = Price::default();
     // Half a price would make the other half free.
-    for needed in ["input", "output"].into_iter().filter(|key| !table.contains_key(*key)) {
-        return Err(section.error(
-            needed,
-            "is missing",
-            "give input and output, in dollars per million tokens",
-        ));
-    }
+    section.needs(table, &["input", "output"], "give input and output, in dollars per million tokens")?;
     for (key, value) in table {
         let dollars = || dollars(section, key, value);
         match key.as_str() {
@@ -110,6 +104,7 @@ mod tests {
             tool_request: Some(10_000_000),
             context: Some(200_000),
             most_output: Some(64_000),
+            ..Price::default()
         };
         let least = Price { input: 1, output: 100_000_000, ..Price::default() };
         assert_eq!(found, [("*".parse().unwrap(), least), ("claude-*".parse().unwrap(), claude)]);

@@ -106,10 +106,9 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Providers, ConfigError>
 
 fn provider(name: &str, table: &Table, section: &Section<'_>) -> Result<Provider, ConfigError> {
     let mut provider = start(name);
-    let is_known = KNOWN.iter().any(|(known, ..)| *known == name);
-    for needed in ["dialect", "base"].into_iter().filter(|key| !is_known && !table.contains_key(*key)) {
+    if KNOWN.iter().all(|(known, ..)| *known != name) {
         let hint = format!("write [{}] with dialect = \"openai\" and base = \"https://…\"", section.name);
-        return Err(section.error(needed, "is missing", hint));
+        section.needs(table, &["dialect", "base"], &hint)?;
     }
     if table.contains_key("base") {
         // The key that ships with a name is for the address that ships with it.

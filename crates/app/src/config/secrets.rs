@@ -44,10 +44,8 @@ impl Said {
     /// All of `[vault]`.
     pub(super) fn read_vault(&mut self, table: &Table, path: &Path) -> Result<(), ConfigError> {
         let section = Section { path, name: "vault" };
-        for needed in ["address", "token"].into_iter().filter(|key| !table.contains_key(*key)) {
-            let hint = "write address = \"https://…\" and token = { file = \"/…\" }";
-            return Err(section.error(needed, "is missing", hint));
-        }
+        let hint = "write address = \"https://…\" and token = { file = \"/…\" }";
+        section.needs(table, &["address", "token"], hint)?;
         let mut vault = Vault {
             address: http::Uri::default(),
             mount: "secret".to_owned(),

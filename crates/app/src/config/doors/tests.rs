@@ -45,6 +45,7 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
     assert_eq!(doors.inference_models, ["llama*".parse().unwrap()]);
     let budget = Budget { call: Some(Money(500_000_000)), concurrent: Some(8), ..Budget::default() };
     let acme = Terms {
+        level: Level::Tenant,
         name: "acme".into(),
         budget,
         day: Some(Money(50_000_000_000)),
