@@ -2,8 +2,8 @@
 //! wrong, and a check that neither of them has seen.
 //!
 //! So small a model makes no tool calls and follows no long orders. It acts by JSON that its server holds to the
-//! agent's schema, learns from two examples what a repair looks like, and is left three decisions a turn: which action,
-//! what to write, and when it is done. What to write stands in a file that it must read first: neither the task nor the agent says it.
+//! agent's schema, learns from two examples what a repair looks like, and is left to decide which action is next, what to
+//! write, and when it is done. What to write stands in a file that it must read first: neither task nor agent says it.
 
 use cli::{Answer, World, repository};
 use serde_json::{Value, json};

@@ -140,8 +140,18 @@ fn a_bad_task_is_rejected_before_anything_is_asked() {
     };
     let cases = [
         (json!([]), "input_error: the task is not a JSON object"),
-        (json!({ "prompt": "p", "model": "m" }), "input_error: the task needs task_id and prompt"),
-        (field("prompt", "".into()), "input_error: the task needs task_id and prompt"),
+        (
+            json!({ "prompt": "p", "model": "m" }),
+            "input_error: the task needs a task_id of at most 128 characters, and a prompt",
+        ),
+        (
+            field("task_id", "i".repeat(129).into()),
+            "input_error: the task needs a task_id of at most 128 characters, and a prompt",
+        ),
+        (
+            field("prompt", "".into()),
+            "input_error: the task needs a task_id of at most 128 characters, and a prompt",
+        ),
         (field("shell", true.into()), "input_error: the task has a field it cannot have: 'shell'"),
         (
             field("max_iterations", (-1).into()),

@@ -29,6 +29,10 @@ fn every_command_explains_itself() {
     {
         same(help(&["image", word, "--help"]), written(&format!("help/image-{word}.txt")));
     }
+    same(help(&["secrets", "--help"]), written("help/secrets.txt"));
+    for word in ["set", "list", "rm"] {
+        same(help(&["secrets", word, "--help"]), written(&format!("help/secrets-{word}.txt")));
+    }
     same(help(&["proxy", "--help"]), written("help/proxy.txt"));
     same(help(&["escape-test", "--help"]), written("help/escape-test.txt"));
 }
@@ -64,7 +68,11 @@ fn examples(help: &str) -> Vec<&str> {
 #[test]
 fn every_example_works_as_it_stands() {
     let world = World::new();
-    world.write("Makefile", "test:\n\ttrue\n").write("data/one", "").write("untrusted", "#!/bin/sh\n");
+    world
+        .write("Makefile", "test:\n\ttrue\n")
+        .write("data/one", "")
+        .write("key.txt", "sk-x\n")
+        .write("untrusted", "#!/bin/sh\n");
     let made = Command::new("chmod").args(["755"]).arg(world.here("untrusted")).status();
     assert!(made.expect("chmod starts").success());
     let mut count = 0;
@@ -74,6 +82,7 @@ fn every_example_works_as_it_stands() {
         &["doctor", "--help"],
         &["sweep", "--help"],
         &["artifact", "--help"],
+        &["secrets", "--help"],
         &["image", "allow", "--help"],
         &["image", "disallow", "--help"],
         &["image", "allowed", "--help"],

@@ -415,3 +415,34 @@ fn a_kept_file_is_as_harmless_on_a_terminal_as_output() {
     let text = String::from_utf8_lossy(&shown.stdout);
     assert!(text.contains("^[]52;c;eA==^G") && !text.contains(char::is_control), "{text:?}");
 }
+
+#[test]
+fn a_secret_is_asked_for_and_not_shown() {
+    let airlock = airlock().to_str().expect("its path is text");
+    let mut sitting = Sitting::start_command(&[airlock, "secrets", "set", "api"]);
+    sitting.expect("value of `api` (not shown): ");
+    assert!(sitting.is_raw());
+    sitting.keys("typo\x15sk-canarx\x7fy\r");
+    sitting.expect("airlock: note: the master key lies beside the secrets");
+    let kept = sitting.world.run(&["secrets", "list", "--json"]);
+    assert_eq!(kept.json()["secrets"][0]["name"], "api");
+    let script = "test \"$T\" = sk-canary";
+    let ran =
+        sitting.world.run(&["run", "--profile", "agent", "--secret", "api=T", "--", "sh", "-c", script]);
+    assert_eq!(ran.status, Some(0), "{}", ran.stderr);
+    let (status, rest) = sitting.end();
+    assert_eq!(status, Some(0));
+    assert!(!rest.contains("canar") && !rest.contains("typo"), "{rest:?}");
+}
+
+#[test]
+fn ctrl_c_keeps_no_secret_and_leaves_the_terminal_as_it_was() {
+    let airlock = airlock().to_str().expect("its path is text");
+    let mut sitting = Sitting::start_command(&[airlock, "secrets", "set", "api"]);
+    sitting.expect("(not shown): ");
+    sitting.keys("sk-canary");
+    sitting.keys(CTRL_C);
+    sitting.expect("airlock: error: nothing was kept: interrupted");
+    assert!(!sitting.world.state().exists());
+    assert_eq!(sitting.end().0, Some(125));
+}

@@ -15,8 +15,15 @@ use spec::{Budget, Money};
 use state::State;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
+
+/// What was settled is written within this time.
+const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
 /// Accounts and the ledger they are written to. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -29,6 +36,8 @@ struct Inner {
     ledger: Arc<Ledger>,
     clock: Clock,
     accounts: Mutex<Accounts>,
+    /// Somebody is about to write what waits.
+    writing: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -156,7 +165,14 @@ impl Till {
     }
 
     fn with_clock(ledger: Arc<Ledger>, clock: Clock) -> Till {
-        Till { inner: Arc::new(Inner { ledger, clock, accounts: Mutex::default() }) }
+        Till {
+            inner: Arc::new(Inner {
+                ledger,
+                clock,
+                accounts: Mutex::default(),
+                writing: AtomicBool::new(false),
+            }),
+        }
     }
 
     /// Where it writes.
@@ -330,7 +346,29 @@ impl Hold {
             state.pass_time(now);
             state.settle(self.claim, &outcome);
         });
+        write_soon(inner);
     }
+}
+
+/// What was settled waits for company, but not long. Where nobody could do it later, it is done now.
+fn write_soon(inner: &Arc<Inner>) {
+    if inner.writing.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+        inner.writing.store(false, Ordering::Relaxed);
+        // Not written it stays open, and counts in full.
+        _ = inner.ledger.flush();
+        return;
+    };
+    let inner = Arc::downgrade(inner);
+    runtime.spawn(async move {
+        tokio::time::sleep(LONGEST_WAIT).await;
+        if let Some(inner) = inner.upgrade() {
+            inner.writing.store(false, Ordering::Relaxed);
+            _ = inner.ledger.flush();
+        }
+    });
 }
 
 impl Drop for Hold {

@@ -92,7 +92,7 @@ fn has_an_agent_that_answers(world: &World, profile: &str) {
         world.run(&[&["run", "--json", "--image", &image], &task[..], &["--", "airlock-agent"]].concat());
     let result = answer.json();
     let seen = (answer.status, &result["output"]["status"], &result["output"]["error"]);
-    let error = "input_error: the task needs task_id and prompt".into();
+    let error = "input_error: the task needs a task_id of at most 128 characters, and a prompt".into();
     assert_eq!(seen, (Some(2), &"rejected".into(), &error), "{result:#}");
 }
 

@@ -22,14 +22,14 @@ use std::{
 
 const EXAMPLES: &str = "\
 Examples:
-  printf %s \"$KEY\" | airlock secrets set anthropic
+  airlock secrets set anthropic < key.txt
   airlock secrets list
   airlock secrets list --json
-  airlock run --profile agent --network none --secret anthropic=TOKEN -- sh -c 'test -n \"$TOKEN\"'
+  airlock run --profile agent --secret anthropic=TOKEN -- sh -c 'test -n \"$TOKEN\"'
   airlock secrets rm anthropic
 
-Secrets are kept encrypted in the state folder. What they are encrypted with, and where a better key than the usual one
-comes from, is told in docs/secrets.md.";
+Secrets are kept encrypted in the state folder. docs/secrets.md tells with which key, and where a
+better one than the usual comes from.";
 
 /// The options of `airlock secrets`.
 #[derive(Args, Debug)]

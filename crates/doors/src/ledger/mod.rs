@@ -32,6 +32,8 @@ use sync::Syncer;
 
 /// A file that has grown to this is followed by the next.
 const LARGEST: u64 = 64 << 20;
+/// Bytes of lines that may wait for the next write.
+const MOST_WAITING: usize = 16 << 10;
 /// A sweep may look at our segment while we take it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -116,6 +118,8 @@ struct State {
     /// Reservations that are not settled.
     open: u64,
     line: Vec<u8>,
+    /// Lines that wait for the next write: only such as may be lost, because without them more counts and not less.
+    waiting: Vec<u8>,
     /// Why nothing can be written any more.
     broken: Option<String>,
 }
@@ -233,13 +237,19 @@ impl Ledger {
         })
     }
 
-    /// One record, one write. `open` is what it adds to the open reservations.
+    /// Writes what still waits. Without it that goes out with the next reservation.
+    pub fn flush(&self) -> io::Result<()> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).flush()
+    }
+
+    /// One record; one write, but for the end of a reservation, which waits for company. `open` is what it adds to the open reservations.
     fn append(&self, kind: &str, open: i64, tell: impl FnOnce(&mut Line<'_>)) -> io::Result<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.length >= self.largest && kind != "open" {
             self.next_file(&mut state)?;
         }
-        let n = state.write(kind, tell)?;
+        let may_wait = kind == "settle" && self.syncer.is_none();
+        let n = state.write(kind, may_wait, tell)?;
         state.open = state.open.saturating_add_signed(open);
         if let Some(syncer) = &self.syncer {
             syncer.want(n, &state.file);
@@ -249,6 +259,7 @@ impl Ledger {
 
     /// The chain goes on in the next file: its first line follows from the last of this one.
     fn next_file(&self, state: &mut State) -> io::Result<()> {
+        state.flush()?;
         if self.syncer.is_some() {
             rustix::fs::fdatasync(&*state.file)?;
         }
@@ -257,7 +268,7 @@ impl Ledger {
             self.folder.sync()?;
         }
         (state.file, state.part, state.length) = (Arc::new(file), state.part + 1, 0);
-        let written = state.write("open", |line| {
+        let written = state.write("open", false, |line| {
             line.text("segment", &self.name).number("pid", u64::from(std::process::id()));
         });
         written.map(|_| ())
@@ -265,19 +276,34 @@ impl Ledger {
 }
 
 impl State {
-    fn write(&mut self, kind: &str, tell: impl FnOnce(&mut Line<'_>)) -> io::Result<u64> {
+    fn write(&mut self, kind: &str, may_wait: bool, tell: impl FnOnce(&mut Line<'_>)) -> io::Result<u64> {
         if let Some(why) = &self.broken {
             return Err(io::Error::other(why.clone()));
         }
         let mut line = Line::begin(&mut self.line, self.n + 1, now(), kind);
         tell(&mut line);
         let hash = line.seal(&self.hash);
-        let written = rustix::io::retry_on_intr(|| rustix::io::write(&*self.file, &self.line));
+        let before = self.waiting.len();
+        self.waiting.extend_from_slice(&self.line);
+        let is_due = !may_wait || self.waiting.len() > MOST_WAITING;
+        if is_due && let Err(error) = self.flush() {
+            self.waiting.truncate(before);
+            return Err(error);
+        }
+        (self.n, self.hash) = (self.n + 1, hash);
+        Ok(self.n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let written = rustix::io::retry_on_intr(|| rustix::io::write(&*self.file, &self.waiting));
         match written {
-            Ok(count) if count == self.line.len() => {
+            Ok(count) if count == self.waiting.len() => {
                 self.length += count as u64;
-                (self.n, self.hash) = (self.n + 1, hash);
-                Ok(self.n)
+                self.waiting.clear();
+                Ok(())
             }
             failed => Err(self.undo(failed.err().map(io::Error::from))),
         }
@@ -300,6 +326,7 @@ impl Drop for Ledger {
             // A missing last line costs the next owner a look, and nothing else.
             let _ = self.append("close", 0, |_| ());
         }
+        let _ = self.flush();
     }
 }
 

@@ -169,6 +169,7 @@ pub(super) fn take(folder: Folder, name: &str, lock: File) -> io::Result<Ledger>
         hash: replay.head.hash,
         open: replay.open.len() as u64,
         line: Vec::new(),
+        waiting: Vec::new(),
         broken: None,
     };
     let mut ledger = Ledger {

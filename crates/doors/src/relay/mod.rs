@@ -491,8 +491,7 @@ impl Attempt<'_> {
         };
         let end = (self.session.kind == Kind::Inference)
             .then(|| tokio::time::Instant::now() + self.session.doors.catalogue.bounds.inference_time);
-        let passage =
-            Passage::new(self.session.clone(), self.line.clone(), (operation, kind), flow, length, end);
+        let passage = Passage::new(self.session.clone(), self.line.clone(), flow, length, end);
         let mut response = Response::new(Outgoing::Passage(Box::new(passage)));
         *response.status_mut() = head.status;
         *response.headers_mut() = headers::downstream(&head.headers, self.upstream.reflection());

@@ -12,12 +12,7 @@ use super::{
     fault,
     flow::{Flow, Step},
 };
-use crate::{
-    catalogue::OnAbort,
-    dialect::{Fault, Operation, TapKind, interruption},
-    line::Line,
-    session::Session,
-};
+use crate::{catalogue::OnAbort, dialect::Fault, line::Line, session::Session};
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use std::{
@@ -40,8 +35,6 @@ const LONGEST_DRAIN: Duration = Duration::from_secs(30);
 pub(crate) struct Passage {
     session: Arc<Session>,
     line: Arc<Line>,
-    operation: Operation,
-    kind: TapKind,
     flow: Option<Flow>,
     idle: Duration,
     /// When it has to be over, if that is limited.
@@ -55,7 +48,7 @@ pub(crate) struct Passage {
 enum State {
     Streaming,
     /// These are the last words.
-    Failing(Fault),
+    Failing(Bytes),
     /// They were said, and must get out before the connection is dropped.
     Said,
     Cut,
@@ -73,7 +66,6 @@ impl Passage {
     pub(super) fn new(
         session: Arc<Session>,
         line: Arc<Line>,
-        (operation, kind): (Operation, TapKind),
         flow: Flow,
         length: Option<u64>,
         end: Option<Instant>,
@@ -81,7 +73,7 @@ impl Passage {
         let (idle, now) = (flow.upstream.provider.patience.idle, Instant::now());
         let alarm = Box::pin(sleep_until(end.map_or(now + idle, |end| end.min(now + idle))));
         let (flow, state) = (Some(flow), State::Streaming);
-        Passage { session, line, operation, kind, flow, idle, end, last: now, alarm, state, length }
+        Passage { session, line, flow, idle, end, last: now, alarm, state, length }
     }
 
     /// What can be passed on now. Says how it goes on by the state it leaves.
@@ -131,22 +123,21 @@ impl Passage {
 
     /// Settles, and leaves the last words.
     fn fail(&mut self, ending: &str, fault: Fault) {
+        let mut words = Bytes::new();
         if let Some(flow) = self.flow.take() {
+            words = flow.tap.interruption(&fault);
             flow.settle(ending, false);
         }
-        self.state = State::Failing(fault);
+        // Into one document nothing can be put.
+        self.state = if words.is_empty() { State::Cut } else { State::Failing(words) };
     }
 
     /// The end of a broken answer: words in the program's dialect, time to get out, then no proper end.
     fn poll_last_words(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match std::mem::replace(&mut self.state, State::Cut) {
-            State::Failing(fault) => {
-                // Words of ours in the middle of one document would only look like part of it.
-                if self.kind == TapKind::Whole {
-                    return Poll::Ready(Some(Err(io::ErrorKind::BrokenPipe.into())));
-                }
+            State::Failing(words) => {
                 self.state = State::Said;
-                Poll::Ready(Some(Ok(Frame::data(interruption(self.operation, &fault)))))
+                Poll::Ready(Some(Ok(Frame::data(words))))
             }
             State::Said => {
                 cx.waker().wake_by_ref();

@@ -41,7 +41,7 @@ impl MasterKey {
                 .ok_or_else(|| wrong("AIRLOCK_MASTER_KEY", "base64 of exactly 32 bytes")),
             MasterKey::Credential(path) => of_file(path, Guard::Service).map(Some),
             MasterKey::File(path) => of_file(path, Guard::Owner).map(Some),
-            MasterKey::Keyring => of_keyring().map(Some),
+            MasterKey::Keyring => of_keyring(DESCRIPTION).map(Some),
             MasterKey::Beside => folder.key(),
         }
     }
@@ -74,20 +74,20 @@ fn wrong(place: &str, form: &str) -> SecretsError {
     )
 }
 
-fn of_keyring() -> Result<Key, SecretsError> {
+fn of_keyring(description: &str) -> Result<Key, SecretsError> {
     let failed = |error: KeyError| {
         SecretsError::new(
-            format!("the kernel's keyring has no key `{DESCRIPTION}` for us: {error}"),
-            format!("head -c 32 /dev/urandom | keyctl padd user {DESCRIPTION} @u"),
+            format!("the kernel's keyring has no key `{description}` for us: {error}"),
+            format!("put it there: keyctl padd user {description} @u < KEY_FILE"),
         )
     };
-    let search = |ring| KeyRing::from_special_id(ring, false)?.search(DESCRIPTION);
+    let search = |ring| KeyRing::from_special_id(ring, false)?.search(description);
     let found =
         search(KeyRingIdentifier::Session).or_else(|_| search(KeyRingIdentifier::User)).map_err(failed)?;
     let mut buffer = Zeroizing::new([0; 128]);
     let size = found.read(&mut *buffer).map_err(failed)?;
     let bytes = buffer.get(..size).unwrap_or_default();
-    raw_or_text(bytes).ok_or_else(|| wrong(DESCRIPTION, "32 bytes, or their base64 or hexadecimal"))
+    raw_or_text(bytes).ok_or_else(|| wrong(description, "32 bytes, or their base64 or hexadecimal"))
 }
 
 /// What has 32 bytes is the key itself, whatever they are.
@@ -125,6 +125,29 @@ fn decode(text: &[u8]) -> Option<Key> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernels_keyring_gives_the_key_that_was_put_there() {
+        let name = format!("airlock:test:{}", std::process::id());
+        let absent = of_keyring(&name).unwrap_err();
+        assert!(absent.message.contains("has no key"), "{}", absent.message);
+        let ring = KeyRing::from_special_id(KeyRingIdentifier::Session, true);
+        let put = ring.and_then(|ring| Ok((ring, ring.add_key(&name, &[7; 32])?)));
+        let (ring, key) = match put {
+            Ok(both) => both,
+            Err(error) => {
+                assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "prerequisite: a keyring: {error}");
+                return eprintln!("NOT TESTED: no keyring here: {error}");
+            }
+        };
+        let found = of_keyring(&name);
+        key.update(&[7; 31]).unwrap();
+        let short = of_keyring(&name);
+        ring.unlink_key(key).unwrap();
+        assert_eq!(found.unwrap().as_slice(), [7; 32]);
+        assert!(short.unwrap_err().message.contains("is no master key"));
+        assert!(of_keyring(&name).is_err(), "nothing is left of it");
+    }
 
     #[test]
     fn a_key_has_32_bytes_in_one_of_three_forms() {

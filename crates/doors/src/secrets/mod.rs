@@ -80,12 +80,9 @@ pub struct Secrets {
 }
 
 impl Secrets {
-    /// The credential, read now.
+    /// The credential, read now, and fit to be sent in a header.
     pub async fn find(&self, source: &KeySource) -> Result<Secret, SecretsError> {
-        match source {
-            KeySource::Stored(name) => self.stored(name),
-            KeySource::Variable(name) => self.variable(name),
-            KeySource::File(path) => file(path),
+        let found = match source {
             KeySource::Vault { path, field } => {
                 let vault = self.vault.as_ref().ok_or_else(|| {
                     SecretsError::new(
@@ -93,8 +90,26 @@ impl Secrets {
                         "say where it is: [vault] address = \"https://…\"",
                     )
                 })?;
-                vault.fetch(&self.token(vault)?, path, field).await
+                let token = self.local(&vault.token)?;
+                check_header(&token, &vault.token)?;
+                vault.fetch(&token, path, field).await?
             }
+            source => self.local(source)?,
+        };
+        check_header(&found, source)?;
+        Ok(found)
+    }
+
+    /// What lies on this machine.
+    fn local(&self, source: &KeySource) -> Result<Secret, SecretsError> {
+        match source {
+            KeySource::Stored(name) => self.stored(name),
+            KeySource::Variable(name) => self.variable(name),
+            KeySource::File(path) => file(path),
+            KeySource::Vault { .. } => Err(SecretsError::new(
+                "the token of the Vault cannot come from the Vault",
+                "name a stored secret, a file or a variable as its token",
+            )),
         }
     }
 
@@ -145,24 +160,19 @@ impl Secrets {
             )
         })
     }
+}
 
-    /// A Vault's token cannot lie in a Vault.
-    fn token(&self, vault: &Vault) -> Result<Secret, SecretsError> {
-        let token = match &vault.token {
-            KeySource::Stored(name) => self.stored(name),
-            KeySource::Variable(name) => self.variable(name),
-            KeySource::File(path) => file(path),
-            KeySource::Vault { .. } => Err(SecretsError::new(
-                "the token of the Vault cannot come from the Vault",
-                "name a stored secret, a file or a variable as its token",
-            )),
-        }?;
-        let hint = "log in again and keep the new token";
-        token
-            .check_header()
-            .map_err(|bad| SecretsError::new(format!("the token of the Vault: {bad}"), hint))?;
-        Ok(token)
-    }
+/// What could end a header and begin another is no credential.
+fn check_header(secret: &Secret, source: &KeySource) -> Result<(), SecretsError> {
+    secret.check_header().map_err(|bad| {
+        let place = match source {
+            KeySource::Stored(name) => format!("the stored secret `{}`", name.escape_debug()),
+            KeySource::Variable(name) => format!("the variable `{}`", name.escape_debug()),
+            KeySource::File(path) => format!("the file `{}`", path.display()),
+            KeySource::Vault { path, .. } => format!("`{}` of the Vault", path.escape_debug()),
+        };
+        SecretsError::new(format!("{place} is no key: {bad}"), "put the key, and nothing else, there")
+    })
 }
 
 fn check(name: &str) -> Result<Id, SecretsError> {

@@ -71,6 +71,26 @@ async fn a_secret_is_kept_encrypted_found_replaced_and_forgotten() {
     );
 }
 
+#[tokio::test]
+async fn a_key_that_could_begin_another_header_is_refused_from_everywhere() {
+    let place = Place::new("header");
+    let mut secrets = place.secrets();
+    let forged = "sk-canary\r\nX-Other: b";
+    secrets.set("forged", &secret(forged)).unwrap();
+    secrets.variables.insert("FORGED".to_owned(), secret("schlüssel"));
+    let file = place.write("forged", forged.as_bytes(), 0o600);
+    for (source, start) in [
+        (KeySource::Stored("forged".to_owned()), "the stored secret `forged` is no key: "),
+        (KeySource::Variable("FORGED".to_owned()), "the variable `FORGED` is no key: "),
+        (KeySource::File(file), "the file `"),
+    ] {
+        let refused = secrets.find(&source).await.unwrap_err();
+        assert!(refused.message.starts_with(start), "{}", refused.message);
+        assert!(refused.message.contains("no HTTP header can carry") && !refused.message.contains("canary"));
+    }
+    assert_eq!(secrets.stored("forged").unwrap().expose(), forged.as_bytes(), "a program may have it");
+}
+
 #[test]
 fn a_name_leads_nowhere_else() {
     let place = Place::new("names");
