@@ -327,10 +327,9 @@ impl Registry {
     pub fn view(&self, which: &str) -> Option<View> {
         let shelves = self.shelves();
         let hash = TokenHash::of(which.as_bytes());
-        let is_meant = |about: &About| about.id == which || about.token == hash;
-        let live = shelves.live.values().find(|live| is_meant(&live.about));
-        live.map(|live| live.view())
-            .or_else(|| shelves.ended.iter().rev().find(|view| is_meant(&view.about)).cloned())
+        let is_meant = |view: &&View| view.about.id == which || view.about.token == hash;
+        let ended = || shelves.ended.iter().rev().find(is_meant).cloned();
+        shelves.meant(which).map(|live| live.view()).or_else(ended)
     }
 
     /// The session that lives under this name or token.
@@ -459,9 +458,11 @@ impl Shelves {
     }
 
     fn meant(&self, which: &str) -> Option<&Arc<Live>> {
-        let by_name = || self.live.get(which);
-        let by_token = self.tokens.get(&TokenHash::of(which.as_bytes()));
-        by_token.and_then(|session| self.live.get(session.id())).or_else(by_name)
+        let hash = TokenHash::of(which.as_bytes());
+        let by_token = || self.live.get(self.tokens.get(&hash)?.id());
+        // Its token is taken away while it ends; who asks for its end again has to wait for that, too.
+        let ending = || self.live.values().find(|live| live.about.token == hash);
+        self.live.get(which).or_else(by_token).or_else(ending)
     }
 }
 

@@ -37,7 +37,7 @@ Examples:
   airlock proxy --admin-listen 127.0.0.1:7081 --admin-token-file ~/.airlock-admin
 
 Sessions are registered at the admin socket and call with their token as their key:
-  curl --unix-socket ADMIN http://admin/v1/sessions -d '{\"provider\": \"anthropic\", \"sandbox_id\": \"box-1\"}'
+  curl --unix-socket ADMIN http://admin/v1/sessions -d '{\"provider\": \"anthropic\"}'
   ANTHROPIC_BASE_URL=http://127.0.0.1:7080 ANTHROPIC_API_KEY=session-... agent
 
 It runs until SIGTERM or Ctrl-C, then ends its sessions and settles what they spent.
