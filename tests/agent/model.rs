@@ -91,8 +91,8 @@ fn run_agent(world: &World) -> Answer {
     #[rustfmt::skip]
     let mut command = world.command(&[
         "--config", "airlock-doors.toml", "run", "--json", "--llm=local", "--contract", "task", "--workspace", "ws", "--timeout", "20m",
-        "--mount", &agent, "--env", &payload, "--env", "AGENT_ACTIONS=json", "--env", "AGENT_TEMPERATURE=0",
-        "--env", "AGENT_MAX_TOKENS=100", "--", "python3", "/agent/airlock-agent",
+        "--mount", &agent, "--env", &payload, "--env", "AIRLOCK_AGENT_ACTIONS=json", "--env", "AIRLOCK_AGENT_TEMPERATURE=0",
+        "--env", "AIRLOCK_AGENT_MAX_TOKENS=100", "--", "python3", "/agent/airlock-agent",
     ]);
     world.answer(&command.env("MODEL_KEY", KEY).output().expect("airlock starts"))
 }

@@ -75,7 +75,7 @@ fn a_model_without_tool_calls_acts_by_json() {
         desk.says(action, &[]);
     }
     desk.says("{\"action\":\"done\",\"answer\":\"it says hello\"}", &[]);
-    let result = desk.task(&task("what does it say?"), &[("AGENT_ACTIONS", "json")]);
+    let result = desk.task(&task("what does it say?"), &[("AIRLOCK_AGENT_ACTIONS", "json")]);
     assert_eq!((&result["status"], &result["result"]), (&"completed".into(), &"it says hello".into()));
     let seen = outputs(&result);
     assert_eq!(seen[0], "hello\n");
@@ -167,7 +167,7 @@ fn a_bad_task_is_rejected_before_anything_is_asked() {
         ),
         (
             field("model", Value::Null),
-            "config_error: no model is named: by the task, AGENT_MODEL or COGNI_MODEL",
+            "config_error: no model is named: by the task, AIRLOCK_AGENT_MODEL or COGNI_MODEL",
         ),
     ];
     for (bad, error) in cases {
@@ -265,7 +265,7 @@ fn what_is_cut_or_stopped_says_so_and_holds_nobody_up() {
     );
     desk.says("done", &[]);
     let began = Instant::now();
-    let result = desk.task(&task("flood"), &[("AGENT_SHELL_SECONDS", "2")]);
+    let result = desk.task(&task("flood"), &[("AIRLOCK_AGENT_SHELL_SECONDS", "2")]);
     assert!(began.elapsed().as_secs() < 60, "nothing waits for what does not end");
     let seen: Vec<_> = desk.asked()[1]["messages"]
         .as_array()
@@ -303,7 +303,7 @@ fn a_provider_that_lies_floods_or_hangs_is_an_error_and_not_a_crash() {
         assert!(error.starts_with("llm_error: ") && error.contains(words), "{error}");
     }
     desk.provider.next(provider::Script { fault: Some(provider::Fault::Silence), ..Default::default() });
-    let result = desk.task(&task("p"), &[("AGENT_CALL_SECONDS", "1")]);
+    let result = desk.task(&task("p"), &[("AIRLOCK_AGENT_CALL_SECONDS", "1")]);
     assert_eq!(result["error"], "llm_error: no answer from the model: timed out");
 }
 

@@ -84,16 +84,17 @@ fn builds_and_keeps_its_contract(profile: ImageProfile) {
     }
 }
 
-/// A task that is none needs no model: the agent itself refuses it, in the words of its contract.
+/// Without a door there is no model; the agent says so in the words of its contract, and its settings passed the first process.
 fn has_an_agent_that_answers(world: &World, profile: &str) {
     let image = format!("localhost/{profile}");
-    let task = ["--contract", "task", "--env", "TASK_PAYLOAD={\"task_id\":\"t\"}"];
+    let task = r#"TASK_PAYLOAD={"task_id":"t","prompt":"p"}"#;
+    let settings = ["--contract", "task", "--env", task, "--env", "AIRLOCK_AGENT_MODEL=m"];
     let answer =
-        world.run(&[&["run", "--json", "--image", &image], &task[..], &["--", "airlock-agent"]].concat());
+        world.run(&[&["run", "--json", "--image", &image], &settings[..], &["--", "airlock-agent"]].concat());
     let result = answer.json();
     let seen = (answer.status, &result["output"]["status"], &result["output"]["error"]);
-    let error = "input_error: the task needs a task_id of at most 128 characters, and a prompt".into();
-    assert_eq!(seen, (Some(2), &"rejected".into(), &error), "{result:#}");
+    let error = "config_error: no model can be reached: set OPENAI_BASE_URL or ANTHROPIC_BASE_URL".into();
+    assert_eq!(seen, (Some(1), &"failed".into(), &error), "{result:#}");
 }
 
 #[test]

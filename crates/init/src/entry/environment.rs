@@ -212,7 +212,10 @@ fn upstream(variables: &Variables, token: Option<Token>, url: Option<Vec<u8>>) -
             Ok(Upstream::Socket { path, promised: Some("LLM_PROXY_SOCKET") })
         }
         (None, None) => {
-            let promised = variables.get(b"OPENAI_API_BASE").map(|_| "OPENAI_API_BASE");
+            // In a run of Airlock's own the door stands already, as a listener: nobody promises a socket.
+            let stands = variables.get(b"AIRLOCK_RUN_ID").is_some();
+            let base = variables.get(b"OPENAI_API_BASE").filter(|_| !stands);
+            let promised = base.map(|_| "OPENAI_API_BASE");
             Ok(Upstream::Socket { path: USUAL_SOCKET.to_vec(), promised })
         }
     }
@@ -292,6 +295,11 @@ mod tests {
             let settings = read(&mut variables(&[&format!("{name}=/a")])).unwrap();
             assert!(matches!(settings.upstream, Upstream::Socket { promised: Some(by), .. } if by == name));
         }
+        let ours = read(&mut variables(&["OPENAI_API_BASE=/a", "AIRLOCK_RUN_ID=r"])).unwrap();
+        assert!(matches!(ours.upstream, Upstream::Socket { promised: None, .. }), "the door stands already");
+        let named = ["LLM_PROXY_SOCKET=/a", "OPENAI_API_BASE=/a", "AIRLOCK_RUN_ID=r"];
+        let ours = read(&mut variables(&named)).unwrap();
+        assert!(matches!(ours.upstream, Upstream::Socket { promised: Some("LLM_PROXY_SOCKET"), .. }));
     }
 
     #[test]
