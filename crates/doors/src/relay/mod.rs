@@ -219,7 +219,11 @@ async fn carry_out(
     if asked.ask.priced_otherwise {
         return Err(fault::priced_otherwise());
     }
-    let model = asked.route.model.as_deref().or(asked.ask.model.as_ref().map(|(model, _)| model.as_str()));
+    let named = asked.ask.model.as_ref().map(|(model, _)| model.as_str());
+    let model = asked.route.model.as_deref().or(named);
+    if named.is_some_and(|named| model != Some(named)) {
+        return Err(fault::bad_body("it names another model than the path"));
+    }
     let targets = match model {
         None if worst::costs(asked.route.operation) => return Err(fault::bad_body("it names no model")),
         None => vec![Target { provider: provider.name.clone(), model: String::new() }],
@@ -400,13 +404,7 @@ impl Attempt<'_> {
             true => rewrite(asked.route.operation, &asked.body, &asked.ask, &change),
             false => Bytes::new(),
         };
-        let target = match (&asked.route.model, asked.route.model.as_deref() == Some(&self.target.model)) {
-            (Some(model), false) if !self.target.model.is_empty() => {
-                let (named, meant) = (format!("/models/{model}"), format!("/models/{}", self.target.model));
-                asked.route.target.replacen(&named, &meant, 1)
-            }
-            _ => asked.route.target.clone(),
-        };
+        let target = asked.route.target_for(&self.target.model).unwrap_or_else(|| asked.route.target.clone());
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = asked.head.method.clone();
         *request.uri_mut() = self.upstream.path(&target).parse().unwrap_or_default();
