@@ -161,7 +161,7 @@ fn check(answer: &[u8]) -> io::Result<()> {
         return Ok(());
     }
     let text = String::from_utf8_lossy(&answer[..answer.len().min(400)]).into_owned();
-    Err(io::Error::other(format!("not what was asked for: {text}")))
+    Err(io::Error::other(format!("not what was asked for: {}", text.replace("\r\n", " | "))))
 }
 
 /// The body without its chunks.

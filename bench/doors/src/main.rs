@@ -84,8 +84,10 @@ fn run(options: &Options) -> Result<(), Trouble> {
         litellm: options.litellm.clone(),
         airlock: options.airlock.clone(),
     };
-    let (ways, missing) = ways::start(&programs, provider.address(), &folder.0);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (ways, mut missing) = ways::start(&programs, provider.address(), &folder.0);
+    let (ways, silent) = ways::that_answer(ways, &runtime);
+    missing.extend(silent);
     let amount =
         Amount { rounds: options.rounds, time: Duration::from_millis(options.time), pairs: options.pairs };
     let before = load_average();

@@ -1,7 +1,11 @@
 //! The ways to the provider: none between, nginx, LiteLLM, ours. Each is set up for the same job: pass a chat call on with
 //! the provider's key in place of the caller's.
 
-use crate::{Trouble, client::Target, process::Gateway};
+use crate::{
+    Trouble,
+    client::{Connection, Target, body},
+    process::Gateway,
+};
 use std::{
     fs,
     io::{Read, Write},
@@ -12,6 +16,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tokio::runtime::Runtime;
 
 /// What the provider lets in; a gateway puts it in.
 pub(crate) const KEY: &str = "sk-mock-provider-key";
@@ -101,6 +106,21 @@ fn begin(
     // Ours gives tokens out only when it runs.
     let token = if token.is_empty() { session(&folder.join("admin.sock"))? } else { token };
     Ok((gateway, Target { address, token }))
+}
+
+/// Those that answer a call; beside them, what others said instead.
+pub(crate) fn that_answer(ways: Vec<Way>, runtime: &Runtime) -> (Vec<Way>, Vec<(&'static str, String)>) {
+    let (mut good, mut bad) = (Vec::new(), Vec::new());
+    for way in ways {
+        let request = way.target.chat(&body("mock", true, 16));
+        let asked =
+            runtime.block_on(async { Connection::open(way.target.address).await?.ask(&request).await });
+        match asked {
+            Ok(_) => good.push(way),
+            Err(error) => bad.push((way.name, error.to_string())),
+        }
+    }
+    (good, bad)
 }
 
 /// A port that was free a moment ago.
@@ -193,7 +213,7 @@ fn ours(place: &Place<'_>, program: &str) -> Result<(Gateway, String), Trouble> 
     let provider = place.provider;
     let config = format!(
         "[provider.mock]\ndialect = \"openai\"\nbase = \"http://{provider}\"\nkey = {{ env = \"MOCK_KEY\" }}\n\
-         allow_plain_http = true\nallow_private = true\n\n[prices.\"*\"]\ninput = 1.0\noutput = 2.0\n"
+         allow_plain_http = true\nallow_private = true\n\n[doors]\nconnections = 4096\nconcurrent = 4096\n\n[prices.\"*\"]\ninput = 1.0\noutput = 2.0\n"
     );
     let config = place.write("config.toml", &config)?;
     let at = |name: &str| place.folder.join(name).display().to_string();
@@ -213,11 +233,11 @@ fn ours(place: &Place<'_>, program: &str) -> Result<(Gateway, String), Trouble> 
     Ok((gateway, String::new()))
 }
 
-/// A session's token, from our admin socket.
+/// A session's token, from our admin socket. Its budget is never spent, but kept.
 fn session(socket: &Path) -> Result<String, Trouble> {
     let ask = || -> std::io::Result<String> {
         let mut stream = UnixStream::connect(socket)?;
-        let body = r#"{"provider":"mock","sandbox_id":"bench"}"#;
+        let body = r#"{"provider":"mock","sandbox_id":"bench","budget":{"usd":1000000,"concurrent":4096}}"#;
         let length = body.len();
         write!(
             stream,
@@ -229,6 +249,7 @@ fn session(socket: &Path) -> Result<String, Trouble> {
         Ok(answer)
     };
     let answer = ask().map_err(|source| Trouble::File { path: socket.to_owned(), source })?;
-    let token = answer.split('"').find(|word| word.starts_with("session-"));
-    token.map(str::to_owned).ok_or(Trouble::NoSession { answer })
+    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let told: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
+    told["token"].as_str().map(str::to_owned).ok_or(Trouble::NoSession { answer })
 }
