@@ -495,3 +495,7 @@ fn about(order: &Order, id: &str, token: &Token, socket: Option<PathBuf>) -> Abo
         token: token.hash(),
     }
 }
+
+#[cfg(test)]
+#[path = "registry_tests.rs"]
+mod tests;
