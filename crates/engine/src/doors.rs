@@ -3,7 +3,9 @@
 //! The listeners are made inside the box; that is how a door knows who is calling.
 
 use crate::Inner;
-use doors::{Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, ledger::Ledger, till::Till};
+use doors::{
+    Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, Token, ledger::Ledger, till::Till,
+};
 use spec::{
     Access, Budget, EnvName, ErrorCode, ErrorInfo, Id, InsidePath, LimitName, LlmGrant, LlmUsage,
     ModelPattern, Mount, RunResult, RunSpec,
@@ -58,9 +60,10 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
     }
     let doors = house(engine, id)?;
     if let Some(grant) = spec.grants.llm.clone() {
-        let session = open_llm(engine, &doors, id, &grant).await?;
-        let token = placeholder().map_err(|error| internal("cannot make a placeholder", &error))?;
-        set(spec, &llm_variables(&token))?;
+        // What a program sends as its key: known at this door, and worth nothing elsewhere.
+        let token = Token::fresh().map_err(|error| error_of(ErrorCode::Internal, error.to_string()))?;
+        let session = open_llm(engine, &doors, id, &grant, &token).await?;
+        set(spec, &llm_variables(&token.expose()))?;
         opened.sessions.push(session);
     }
     if let Some(mut models) = spec.grants.inference.clone() {
@@ -90,13 +93,14 @@ async fn open_llm(
     doors: &Arc<Doors>,
     id: &Id,
     grant: &LlmGrant,
+    token: &Token,
 ) -> Result<Arc<Session>, ErrorInfo> {
     let provider = match &grant.provider {
         Some(name) => name.clone(),
         None => only_provider(engine).await?,
     };
     let terms = terms(id, provider, grant.models.clone(), grant.budget.clone());
-    open_session(doors, Kind::Llm, terms).await
+    open_session(doors, Kind::Llm, SessionTerms { token: Some(token.hash()), ..terms }).await
 }
 
 fn terms(id: &Id, provider: String, models: Vec<Vec<ModelPattern>>, budget: Budget) -> SessionTerms {
@@ -139,13 +143,6 @@ async fn only_provider(engine: &Inner) -> Result<String, ErrorInfo> {
             "say which: --llm=PROVIDER".to_owned(),
         )),
     }
-}
-
-/// What a program sends as its key: worth nothing, here or elsewhere.
-fn placeholder() -> io::Result<String> {
-    let mut bytes = [0; 16];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    Ok(format!("airlock-{}", bytes.map(|byte| format!("{byte:02x}")).concat()))
 }
 
 fn llm_variables(token: &str) -> Vec<(&'static str, String)> {
