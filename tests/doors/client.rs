@@ -126,6 +126,13 @@ impl Stream {
         }
     }
 
+    /// Reads what comes first, if anything does.
+    pub fn first_bytes(&mut self) {
+        let mut buffer = [0; 4096];
+        let count = self.connection.read(&mut buffer).unwrap_or(0);
+        self.came.extend_from_slice(&buffer[..count]);
+    }
+
     /// What came so far.
     pub fn came(&self) -> &[u8] {
         &self.came

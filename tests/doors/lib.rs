@@ -9,6 +9,7 @@
 //! ```
 
 mod client;
+pub mod money;
 
 pub use client::{Answer, Door, Ending, Stream, request};
 
