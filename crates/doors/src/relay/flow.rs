@@ -11,7 +11,7 @@ use crate::{
     usage::{Source, Usage},
 };
 use bytes::Bytes;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use std::{
     sync::Arc,
     task::{Context, Poll},
@@ -82,6 +82,15 @@ impl Flow {
             (true, false) => rest,
             (false, false) => [passed, rest].concat().into(),
         }
+    }
+
+    /// Whether all of an answer that named its length has come; then it is read to its end.
+    pub(super) fn is_read(&mut self) -> bool {
+        let is_read = self.body.is_end_stream();
+        if is_read {
+            self.rest();
+        }
+        is_read
     }
 
     /// More has come than was paid for.
