@@ -126,9 +126,30 @@ impl Stream {
         }
     }
 
+    /// Reads what comes first, if anything does.
+    pub fn first_bytes(&mut self) {
+        let mut buffer = [0; 4096];
+        let count = self.connection.read(&mut buffer).unwrap_or(0);
+        self.came.extend_from_slice(&buffer[..count]);
+    }
+
     /// What came so far.
     pub fn came(&self) -> &[u8] {
         &self.came
+    }
+
+    /// Reads until these two bytes have come behind so many others, or nothing more; keeps nothing. How much came.
+    pub fn discard_until(mut self, end: &[u8; 2], behind: usize) -> usize {
+        let (mut buffer, mut count, mut last) = (vec![0; 1 << 16], 0, 0);
+        while let Ok(read @ 1..) = self.connection.read(&mut buffer) {
+            let is_end = |two: &[u8]| two == end;
+            let found = buffer[..read].windows(2).any(is_end) || [last, buffer[0]] == *end;
+            (count, last) = (count + read, buffer[read - 1]);
+            if found && count > behind {
+                break;
+            }
+        }
+        count
     }
 
     /// Reads what has come to its end, which must be there already: nothing is waited for.

@@ -9,6 +9,7 @@
 //! ```
 
 mod client;
+pub mod money;
 
 pub use client::{Answer, Door, Ending, Stream, request};
 
@@ -148,10 +149,21 @@ impl House {
 
     /// With more configuration, and more options.
     pub fn with(more: &str, options: &[&str]) -> House {
+        House::shaped(|text| text + more, options)
+    }
+
+    /// With these lines in the table of every provider.
+    pub fn with_patience(lines: &str) -> House {
+        let last = "allow_private = true\n";
+        House::shaped(|text| text.replace(last, &format!("{last}{lines}\n")), &[])
+    }
+
+    /// With the configuration of all tests, shaped by this one, and more options.
+    pub fn shaped(shape: impl FnOnce(String) -> String, options: &[&str]) -> House {
         let keys = vec![REAL_KEY.to_owned(), OWN_KEY.to_owned()];
         let provider = Provider::start(Settings { keys, ..Settings::default() });
         let folder = Folder::new();
-        let text = configuration(&provider, &folder) + more;
+        let text = shape(configuration(&provider, &folder));
         fs::write(folder.at("config.toml"), text).expect("a configuration");
         let proxy = Proxy::start(&mut proxy(&folder, options));
         House { provider, proxy, folder }
@@ -191,6 +203,31 @@ impl House {
     /// The status of a plain call with this token.
     pub fn status(&self, token: &str) -> u16 {
         self.call(token, "/v1/chat/completions", &chat("m")).status
+    }
+
+    /// Sends these bytes with the token wherever they say `TOKEN`, and reads until the door hangs up.
+    pub fn raw(&self, token: &str, bytes: &str) -> Answer {
+        self.proxy.listen.open(bytes.replace("TOKEN", token).as_bytes()).finish()
+    }
+
+    /// The records of the ledger of this kind.
+    pub fn ledger(&self, kind: &str) -> Vec<Value> {
+        let text = fs::read_to_string(self.folder.at("state/ledger/owner.jsonl")).expect("a ledger");
+        let records = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a record is JSON"));
+        records.filter(|record| record["kind"] == kind).collect()
+    }
+
+    /// Waits until the ledger has so many settled calls: they are written behind the answer's last byte.
+    pub fn await_settled(&self, count: usize) -> Vec<Value> {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        loop {
+            let settled = self.ledger("settle");
+            if settled.len() >= count {
+                return settled;
+            }
+            assert!(std::time::Instant::now() < until, "{count} calls are to be settled: {settled:#?}");
+            std::thread::yield_now();
+        }
     }
 
     /// Begins a stream with this token and leaves it open.

@@ -115,8 +115,17 @@ fn leave_no_dump() -> Result<(), Failure> {
 fn own_ledger(config: &Config) -> Result<Ledger, Failure> {
     let folder = config.state.join("ledger");
     let opened = Ledger::open(&folder, "owner", config.doors.durability).and_then(|ledger| {
-        let problems = ledger::recover(&folder)?.problems;
-        message::say(&problems.iter().map(|problem| Line::Note(problem.to_string())).collect::<Vec<_>>());
+        let recovered = ledger::recover(&folder)?;
+        let mut notes: Vec<_> =
+            recovered.problems.iter().map(|problem| Line::Note(problem.to_string())).collect();
+        let (own, lost) = (ledger.found(), ledger.found().lost + recovered.lost);
+        if lost > 0 {
+            let money = own.lost_money.plus(recovered.lost_money);
+            notes.push(Line::Note(format!(
+                "calls whose end nobody saw: {lost}; they count at what was reserved for them, {money} USD"
+            )));
+        }
+        message::say(&notes);
         Ok(ledger)
     });
     opened.map_err(|error| Failure {

@@ -316,10 +316,10 @@ impl Reserved {
         (spent.money, spent.overrun) = (Money(row.money), Money(row.overrun));
         if row.source != Some(Source::Reserved) {
             spent.tokens = row.usage.tokens();
-            spent.input_tokens = row.usage.input_tokens();
-            spent.output_tokens = row.usage.output_tokens();
-            spent.cached_tokens = row.usage.cache_read;
         }
+        spent.input_tokens = row.usage.input_tokens();
+        spent.output_tokens = row.usage.output_tokens();
+        spent.cached_tokens = row.usage.cache_read;
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     usage::{Source, Usage},
 };
 use bytes::Bytes;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use std::{
     sync::Arc,
     task::{Context, Poll},
@@ -84,6 +84,15 @@ impl Flow {
         }
     }
 
+    /// Whether all of an answer that named its length has come; then it is read to its end.
+    pub(super) fn is_read(&mut self) -> bool {
+        let is_read = self.body.is_end_stream();
+        if is_read {
+            self.rest();
+        }
+        is_read
+    }
+
     /// More has come than was paid for.
     pub(super) fn is_spent(&self) -> bool {
         let Some(cut) = self.bill.allowed.cut else { return false };
@@ -92,33 +101,50 @@ impl Flow {
 
     /// The real bill. The connection is kept if the answer was read to its end.
     pub(super) fn settle(self, ending: &str, at_end: bool) {
-        let (usage, source) = self.used();
+        let (usage, source) = self.charged(at_end);
         self.bill.settle(usage, source, ending);
         if at_end {
             self.upstream.keep(self.wire);
         }
     }
 
-    fn used(&self) -> (Usage, Source) {
-        let seen = self.tap.least_output().max(self.tap.output_bytes() / BYTES_A_TOKEN);
-        match self.tap.usage() {
-            Some(usage) if self.tap.is_final() => (usage, Source::Final),
-            Some(mut usage) => {
-                // Said before the end: what passed since is not in it.
-                let missing = seen.saturating_sub(usage.output_tokens());
-                usage.output += missing;
-                (usage, Source::Partial)
-            }
-            None => {
-                let input = (self.bill.asked / BYTES_A_TOKEN).max(1);
-                (Usage { input, output: seen, ..Usage::default() }, Source::Estimated)
-            }
+    /// What counts. Where a limit is to hold and the provider's last word is missing, that is the most that it can have
+    /// been: a token for each byte of an answer that is whole; of one that broke off, and may have been served to its
+    /// end unseen, the reservation.
+    fn charged(&self, at_end: bool) -> (Usage, Source) {
+        if self.tap.is_final() || !self.bill.allowed.limited {
+            return self.used(BYTES_A_TOKEN);
         }
+        let (least, most) = (self.used(MOST_BYTES_A_TOKEN), self.used(1));
+        let is_whole = at_end && self.tap.is_complete();
+        if self.bill.is_beyond(&least.0) {
+            least
+        } else if is_whole && !self.bill.is_beyond(&most.0) {
+            most
+        } else {
+            (least.0, Source::Reserved)
+        }
+    }
+
+    /// What was used, and how we know. What the provider did not say is taken from what passed.
+    fn used(&self, bytes_a_token: u64) -> (Usage, Source) {
+        let said = self.tap.usage();
+        if let Some(usage) = said.filter(|_| self.tap.is_final()) {
+            return (usage, Source::Final);
+        }
+        let mut usage = said.unwrap_or_default();
+        if usage.input_tokens() == 0 {
+            usage.input = self.bill.asked.div_ceil(bytes_a_token).max(1);
+        }
+        // What was said before the end leaves out what passed since.
+        let seen = self.tap.least_output().max(self.tap.output_bytes().div_ceil(bytes_a_token));
+        usage.output += seen.saturating_sub(usage.output_tokens());
+        (usage, if said.is_some() { Source::Partial } else { Source::Estimated })
     }
 }
 
 impl Bill {
-    /// With what is known.
+    /// With what is known. What is only reserved costs that, whatever of it was seen.
     pub(super) fn settle(self, usage: Usage, source: Source, ending: &str) {
         let money = self.price.cost(&usage);
         let outcome = Outcome {
@@ -140,16 +166,13 @@ impl Bill {
 
     /// It was asked and did not answer: it may have done everything that was asked.
     pub(super) fn everything(self, ending: &str) {
+        let usage = Usage { input: self.allowed.claim.tokens, ..Usage::default() };
+        self.settle(usage, Source::Reserved, ending);
+    }
+
+    /// More was used than reserved.
+    fn is_beyond(&self, usage: &Usage) -> bool {
         let claim = self.allowed.claim;
-        let outcome = Outcome {
-            usage: Usage { input: claim.tokens, ..Usage::default() },
-            source: Source::Reserved,
-            money: claim.money,
-            overrun: spec::Money::ZERO,
-            status: self.status,
-            ending: ending.to_owned(),
-            duration_ms: self.began.elapsed().as_millis() as u64,
-        };
-        self.hold.settle(outcome);
+        self.price.cost(usage) > claim.money || usage.tokens() > claim.tokens
     }
 }

@@ -355,7 +355,7 @@ impl Attempt<'_> {
             }
             stop(fault::refused(&refused))
         })?;
-        let allowed = allowed.unwrap_or(Allowed { claim: hold.claim, cap: None, cut: None });
+        let allowed = allowed.unwrap_or(Allowed { claim: hold.claim, cap: None, cut: None, limited: false });
         let asked = self.asked.body.len() as u64;
         Ok(Bill { hold, price: worst.price().clone(), allowed, asked, began: self.asked.began, status: 0 })
     }

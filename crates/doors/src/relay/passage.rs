@@ -184,7 +184,11 @@ impl Body for Passage {
 impl Drop for Passage {
     /// The reader left, or was made to.
     fn drop(&mut self) {
-        let Some(flow) = self.flow.take() else { return };
+        let Some(mut flow) = self.flow.take() else { return };
+        // Where the length is known, nobody asks for what comes behind the last byte.
+        if flow.is_read() {
+            return flow.settle("complete", true);
+        }
         if self.session.crowd.has_ended() {
             return flow.settle("revoked", false);
         }

@@ -39,6 +39,8 @@ pub(super) struct Allowed {
     pub(super) cap: Option<u64>,
     /// Output tokens after which the stream is cut; none if there is no limit to hold.
     pub(super) cut: Option<u64>,
+    /// There is a limit of money or tokens to hold.
+    pub(super) limited: bool,
 }
 
 /// Whether an operation costs anything.
@@ -93,11 +95,11 @@ impl Worst {
             room.money.is_none_or(|money| claim.money <= money)
                 && room.tokens.is_none_or(|tokens| claim.tokens <= tokens)
         };
+        let limited = room.money.is_some() || room.tokens.is_some();
         let Some(Output { wanted, said, choices }) = self.output else {
             let claim = Claim { money: input, tokens: self.input };
-            return fits(&claim).then_some(Allowed { claim, cap: None, cut: None });
+            return fits(&claim).then_some(Allowed { claim, cap: None, cut: None, limited });
         };
-        let limited = room.money.is_some() || room.tokens.is_some();
         let payable = room.money.map_or(u64::MAX, |money| self.payable(money, input) / choices);
         let countable = room.tokens.map_or(u64::MAX, |tokens| tokens.saturating_sub(self.input) / choices);
         let most = wanted.min(payable).min(countable);
@@ -110,7 +112,7 @@ impl Worst {
             tokens: self.input.saturating_add(output),
         };
         let cap = (limited && (!said || most < wanted)).then_some(most);
-        fits(&claim).then_some(Allowed { claim, cap, cut: limited.then_some(output) })
+        fits(&claim).then_some(Allowed { claim, cap, cut: limited.then_some(output), limited })
     }
 
     fn payable(&self, money: Money, input: Money) -> u64 {
