@@ -72,9 +72,12 @@ fn every_example_works_as_it_stands() {
         .write("Makefile", "test:\n\ttrue\n")
         .write("data/one", "")
         .write("key.txt", "sk-x\n")
+        .write("agent.py", "")
         .write("untrusted", "#!/bin/sh\n");
     let made = Command::new("chmod").args(["755"]).arg(world.here("untrusted")).status();
     assert!(made.expect("chmod starts").success());
+    let kept = world.shell("airlock secrets set anthropic < key.txt");
+    assert!(kept.status.success(), "a provider has its key");
     let mut count = 0;
     for command in [
         &["--help"][..],

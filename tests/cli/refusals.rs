@@ -261,12 +261,35 @@ airlock: hint: leave one of them away: with --json the output is in the result, 
 }
 
 #[test]
+fn a_door_without_a_provider_or_a_credential() {
+    let world = World::new();
+    let refused = |options: &[&str], words: &str| {
+        let answer = world.run(&[&["run"], options, &["--", "true"]].concat());
+        assert_eq!((answer.status, answer.stderr.as_str()), (Some(125), words));
+    };
+    refused(
+        &["--llm=nobody"],
+        "airlock: error: no provider is called `nobody`\nairlock: hint: the providers are anthropic, gemini, openai; \
+         add one as [provider.NAME] in the configuration\n",
+    );
+    refused(
+        &["--llm"],
+        "airlock: error: no provider has a credential yet; there are anthropic, gemini, openai\n\
+         airlock: hint: give one its key: airlock secrets set PROVIDER\n",
+    );
+    let answer = world.run(&["run", "--llm=anthropic", "--", "true"]);
+    assert_eq!(answer.status, Some(125));
+    assert!(answer.stderr.contains("airlock secrets set anthropic"), "{}", answer.stderr);
+    assert!(!world.state().join("ledger").exists(), "nothing was begun");
+}
+
+#[test]
 fn what_later_builds_will_have() {
-    for option in ["--llm", "--llm=anthropic", "--inference", "--learn"] {
-        let name = option.split('=').next().expect("a name");
+    for options in [&["--learn"][..], &["--allow-host", "x"]] {
+        let name = options[0];
         let words =
             format!("airlock: error: `{name}` is not part of this build\nairlock: hint: leave {name} away\n");
-        refused_at_once(&["run", option, "--", "true"], words);
+        refused_at_once(&[&["run"], options, &["--", "true"]].concat(), words);
     }
     refused_at_once(
         &["run", "--backend", "microvm", "--", "true"],
@@ -437,7 +460,7 @@ fn with_json_a_refusal_is_a_whole_result_and_told_on_stderr_too() {
     let cases: [(&[&str], &str); 4] = [
         (&["--profile", "nope"], "invalid_spec"),
         (&["--memory", "lots"], "invalid_spec"),
-        (&["--llm"], "backend_unavailable"),
+        (&["--budget-usd", "1"], "invalid_spec"),
         (&["--network", "open"], "backend_unavailable"),
     ];
     for (options, code) in cases {

@@ -56,7 +56,8 @@ pub(crate) trait Answers: Send + Sync + 'static {
 
 impl Answers for Session {
     async fn answer(self: Arc<Self>, line: Arc<Line>, request: Request<Incoming>) -> Response<Outgoing> {
-        relay::serve(self, line, request).await
+        // On its own: what it needed is given back with the head of the answer, not with the connection.
+        Box::pin(relay::serve(self, line, request)).await
     }
 
     fn connections(&self) -> &Arc<Semaphore> {

@@ -58,11 +58,17 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
     if spec.grants.ports().is_empty() {
         return Ok(opened);
     }
+    let provider = match &spec.grants.llm {
+        Some(grant) => Some(provider(engine, grant).await?),
+        None => None,
+    };
     let doors = house(engine, id)?;
-    if let Some(grant) = spec.grants.llm.clone() {
+    if let Some((grant, provider)) = spec.grants.llm.clone().zip(provider) {
         // What a program sends as its key: known at this door, and worth nothing elsewhere.
         let token = Token::fresh().map_err(|error| error_of(ErrorCode::Internal, error.to_string()))?;
-        let session = open_llm(engine, &doors, id, &grant, &token).await?;
+        let terms = terms(id, provider, grant.models, grant.budget);
+        let terms = SessionTerms { token: Some(token.hash()), ..terms };
+        let session = open_session(&doors, Kind::Llm, terms).await?;
         set(spec, &llm_variables(&token.expose()))?;
         opened.sessions.push(session);
     }
@@ -88,19 +94,18 @@ fn house(engine: &Inner, id: &Id) -> Result<Arc<Doors>, ErrorInfo> {
     Ok(Doors::new(settings.catalogue.clone(), settings.secrets.clone(), till))
 }
 
-async fn open_llm(
-    engine: &Inner,
-    doors: &Arc<Doors>,
-    id: &Id,
-    grant: &LlmGrant,
-    token: &Token,
-) -> Result<Arc<Session>, ErrorInfo> {
-    let provider = match &grant.provider {
-        Some(name) => name.clone(),
-        None => only_provider(engine).await?,
+/// Which provider is meant. One without a credential is refused before anything is written for the run.
+async fn provider(engine: &Inner, grant: &LlmGrant) -> Result<String, ErrorInfo> {
+    let Some(name) = &grant.provider else { return only_provider(engine).await };
+    let known = &engine.doors.catalogue.providers;
+    let Some(provider) = known.get(name) else {
+        let known = known.keys().cloned().collect();
+        return Err(refused(&OpenError::NoProvider { name: name.clone(), known }));
     };
-    let terms = terms(id, provider, grant.models.clone(), grant.budget.clone());
-    open_session(doors, Kind::Llm, SessionTerms { token: Some(token.hash()), ..terms }).await
+    if let Some(source) = &provider.key {
+        engine.doors.secrets.find(source).await.map_err(|error| refused(&error.into()))?;
+    }
+    Ok(name.clone())
 }
 
 fn terms(id: &Id, provider: String, models: Vec<Vec<ModelPattern>>, budget: Budget) -> SessionTerms {

@@ -21,7 +21,7 @@ Examples:
   airlock run --workspace . --json -- ./untrusted | jq .status
   airlock run --explain -- true
   airlock run --tty -- bash
-  airlock run --llm=anthropic --budget-usd 0.50 -- python3 agent.py
+  airlock run --workspace . --llm=anthropic --budget-usd 0.50 -- python3 agent.py
   airlock run --inference -- curl -s localhost:11434/api/tags
   echo hello | airlock run --stdin -- tr a-z A-Z";
 
