@@ -39,7 +39,7 @@ impl Answers for Front {
         }
         match self.whose(&head) {
             Some(session) if has_room(&session, &line) => {
-                Box::pin(relay::serve(session, line, Request::from_parts(head, body))).await
+                relay::serve(session, line, Request::from_parts(head, body)).await
             }
             Some(_) => relay::refusal(None, &relay::too_many_connections()),
             None if is_health(&head) => health(),

@@ -12,11 +12,13 @@ use std::{
 };
 use tokio::{
     sync::Notify,
-    time::{Instant, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 
 /// What a line has to say its last words.
 const LAST_WORDS: Duration = Duration::from_millis(30);
+/// A reader that takes nothing for so long is none.
+const LONGEST_STALL: Duration = Duration::from_secs(300);
 
 /// One connection.
 #[derive(Debug, Default)]
@@ -30,6 +32,14 @@ struct State {
     crowd: Option<(Arc<Crowd>, u64)>,
     asked: bool,
     waker: Option<Waker>,
+    /// When a piece of an answer was last asked for, while there is one.
+    busy: Option<Instant>,
+}
+
+impl State {
+    fn is_of(&self, crowd: &Crowd) -> bool {
+        self.crowd.as_ref().is_some_and(|(own, _)| std::ptr::eq(Arc::as_ptr(own), crowd))
+    }
 }
 
 /// The lines of one session.
@@ -66,6 +76,7 @@ impl Line {
             let number = lines.next;
             lines.next += 1;
             lines.present.insert(number, Arc::downgrade(self));
+            (state.asked, state.waker) = (false, None);
             state.crowd.replace((crowd.clone(), number))
         };
         if let Some((crowd, number)) = left {
@@ -82,6 +93,9 @@ impl Line {
     /// Whether the session that is being served has been ended; wakes the asker when it is.
     pub(crate) fn is_asked(&self, cx: &mut Context<'_>) -> bool {
         let mut state = locked(&self.state);
+        if state.busy.is_some() {
+            state.busy = Some(Instant::now());
+        }
         if !state.asked && !state.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
             state.waker = Some(cx.waker().clone());
         }
@@ -98,11 +112,42 @@ impl Line {
         self.cut.notified().await;
     }
 
-    fn ask(&self) {
+    /// Asks whoever is served to break off, if that is still this session.
+    fn ask(&self, of: &Crowd) {
         let mut state = locked(&self.state);
+        if !state.is_of(of) {
+            return;
+        }
         state.asked = true;
         if let Some(waker) = state.waker.take() {
             waker.wake();
+        }
+    }
+
+    fn cut_off(&self, of: &Crowd) {
+        if locked(&self.state).is_of(of) {
+            self.cut.notify_one();
+        }
+    }
+
+    /// Whether it ends because its session did: then not even what was written may go on.
+    pub(crate) fn was_asked(&self) -> bool {
+        locked(&self.state).asked
+    }
+
+    /// An answer is on its way, or no longer.
+    pub(crate) fn is_busy(&self, busy: bool) {
+        locked(&self.state).busy = busy.then(Instant::now);
+    }
+
+    /// Waits until an answer has been on its way for so long without anybody taking a piece of it.
+    pub(crate) async fn stalled(&self) {
+        loop {
+            let since = locked(&self.state).busy;
+            match since {
+                Some(since) if since.elapsed() > LONGEST_STALL => return,
+                _ => sleep(LONGEST_STALL / 4).await,
+            }
         }
     }
 }
@@ -138,14 +183,14 @@ impl Crowd {
             lines.ended = true;
             lines.present.values().filter_map(Weak::upgrade).collect()
         };
-        lines.iter().for_each(|line| line.ask());
+        lines.iter().for_each(|line| line.ask(self));
         drop(lines);
         let patience = Instant::now() + LAST_WORDS;
         if timeout_at(patience, self.emptied()).await.is_ok() {
             return;
         }
         let lines: Vec<_> = locked(&self.lines).present.values().filter_map(Weak::upgrade).collect();
-        lines.iter().for_each(|line| line.cut.notify_one());
+        lines.iter().for_each(|line| line.cut_off(self));
         drop(lines);
         self.emptied().await;
     }

@@ -9,7 +9,13 @@ use crate::{
 use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use std::{convert::Infallible, io, net, os::unix, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io, net,
+    os::{fd::AsFd, unix},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener, UnixStream},
@@ -42,6 +48,11 @@ pub(crate) trait Answers: Send + Sync + 'static {
         request: Request<Incoming>,
     ) -> impl Future<Output = Response<Outgoing>> + Send;
 
+    /// Whether whoever calls on this line may speak at all; known now, or with the first request.
+    fn greets(&self, _line: &Arc<Line>) -> bool {
+        true
+    }
+
     /// Whether this peer of a unix socket may speak at all.
     fn admits(&self, _peer: &UnixStream) -> bool {
         true
@@ -56,8 +67,11 @@ pub(crate) trait Answers: Send + Sync + 'static {
 
 impl Answers for Session {
     async fn answer(self: Arc<Self>, line: Arc<Line>, request: Request<Incoming>) -> Response<Outgoing> {
-        // On its own: what it needed is given back with the head of the answer, not with the connection.
-        Box::pin(relay::serve(self, line, request)).await
+        relay::serve(self, line, request).await
+    }
+
+    fn greets(&self, line: &Arc<Line>) -> bool {
+        line.enter(&self.crowd)
     }
 
     fn connections(&self) -> &Arc<Semaphore> {
@@ -119,12 +133,16 @@ pub(crate) fn listen<A: Answers>(answers: Arc<A>, listener: Listener) -> io::Res
 }
 
 /// One connection, to its end.
-async fn converse<A: Answers, S: AsyncRead + AsyncWrite + Unpin>(answers: Arc<A>, stream: S) {
+async fn converse<A: Answers, S: AsyncRead + AsyncWrite + AsFd + Unpin>(answers: Arc<A>, stream: S) {
     let line = Arc::new(Line::default());
+    if !answers.greets(&line) {
+        return;
+    }
     let head_time = answers.head_time();
     let service = service_fn(|request| {
         let (answers, line) = (answers.clone(), line.clone());
-        async move { Ok::<_, Infallible>(answers.answer(line, request).await) }
+        // On its own: what it needs is given back with the head of the answer, not with the connection.
+        Box::pin(async move { Ok::<_, Infallible>(answers.answer(line, request).await) })
     });
     let mut builder = Builder::new();
     builder
@@ -132,10 +150,16 @@ async fn converse<A: Answers, S: AsyncRead + AsyncWrite + Unpin>(answers: Arc<A>
         .header_read_timeout(head_time)
         .max_headers(MOST_HEADERS)
         .max_buf_size(LARGEST_HEAD);
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let mut connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::select! {
         // Whatever ended it: there is nobody to tell.
-        _ = connection => {}
+        _ = &mut connection => {}
         () = line.cut() => {}
+        () = line.stalled() => {}
+    }
+    if line.was_asked() {
+        // The kernel would go on sending what it holds. If this fails there is nothing to send.
+        let stream = connection.into_parts().io.into_inner();
+        _ = rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
     }
 }

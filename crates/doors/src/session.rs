@@ -1,7 +1,7 @@
 //! A session: whom a listener or a token stands for, and what it may do.
 
 use crate::{
-    catalogue::{Bounds, Catalogue, Target},
+    catalogue::{Bounds, Catalogue, Provider, Target},
     line::Crowd,
     secret::Secret,
     secrets::{Secrets, SecretsError},
@@ -30,7 +30,7 @@ const MOST_DENIALS: usize = 64;
 /// Answers that are read to their end after their reader left, at the same time.
 const MOST_DRAINS: usize = 64;
 /// Bytes of request bodies that a session may have in memory, in units of [`BODY_UNIT`].
-const BODY_UNITS: usize = 1024;
+pub(crate) const BODY_UNITS: usize = 1024;
 /// See [`BODY_UNITS`].
 pub(crate) const BODY_UNIT: u64 = 64 << 10;
 /// What a closing session waits for answers that are still being read to their end.
@@ -207,6 +207,16 @@ impl Doors {
     /// A provider with its credential, read once.
     pub(crate) async fn upstream(&self, name: &str) -> Result<Arc<Upstream>, OpenError> {
         let provider = self.catalogue.providers.get(name).ok_or_else(|| self.no_provider(name))?;
+        self.known(name, provider).await
+    }
+
+    async fn inference(&self) -> Result<Arc<Upstream>, OpenError> {
+        let provider = self.catalogue.inference.as_ref();
+        // No name of a provider has a space, so this one is nobody else's.
+        self.known("the inference door", provider.ok_or_else(|| self.no_provider("inference"))?).await
+    }
+
+    async fn known(&self, name: &str, provider: &Arc<Provider>) -> Result<Arc<Upstream>, OpenError> {
         let mut upstreams = self.upstreams.lock().await;
         if let Some(known) = upstreams.get(name) {
             return Ok(known.clone());
@@ -217,23 +227,6 @@ impl Doors {
         };
         let upstream = Arc::new(Upstream::new(provider.clone(), key)?);
         upstreams.insert(name.to_owned(), upstream.clone());
-        Ok(upstream)
-    }
-
-    async fn inference(&self) -> Result<Arc<Upstream>, OpenError> {
-        // No name of a provider has a space, so this one is nobody else's.
-        const OWN_NAME: &str = "the inference door";
-        let provider = self.catalogue.inference.as_ref().ok_or_else(|| self.no_provider("inference"))?;
-        let mut upstreams = self.upstreams.lock().await;
-        if let Some(known) = upstreams.get(OWN_NAME) {
-            return Ok(known.clone());
-        }
-        let key = match &provider.key {
-            Some(source) => Some(self.secrets.find(source).await?),
-            None => None,
-        };
-        let upstream = Arc::new(Upstream::new(provider.clone(), key)?);
-        upstreams.insert(OWN_NAME.to_owned(), upstream.clone());
         Ok(upstream)
     }
 }
@@ -305,6 +298,8 @@ impl Session {
     pub(crate) async fn upstream_of(&self, target: &Target) -> Result<Arc<Upstream>, OpenError> {
         match self.kind == Kind::Inference || target.provider == self.upstream.provider.name {
             true => Ok(self.upstream.clone()),
+            // Who brought a key of its own spends nobody else's.
+            false if self.terms.key.is_some() => Err(self.doors.no_provider(&target.provider)),
             false => self.doors.upstream(&target.provider).await,
         }
     }

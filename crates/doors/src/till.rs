@@ -236,7 +236,7 @@ impl Inner {
     fn past(&self, terms: &Terms) -> Past {
         let found = self.ledger.found();
         match terms.level {
-            Level::Run if self.ledger.is_of_run(&terms.name) => found.run,
+            // A run begins anew, whoever had its name before.
             Level::Run => Past::default(),
             Level::Session => found.sessions.get(&terms.name).copied().unwrap_or_default(),
             Level::Tenant => found.tenants.get(&terms.name).copied().unwrap_or_default(),

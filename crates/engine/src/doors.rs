@@ -66,7 +66,7 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
     if let Some((grant, provider)) = spec.grants.llm.clone().zip(provider) {
         // What a program sends as its key: known at this door, and worth nothing elsewhere.
         let token = Token::fresh().map_err(|error| error_of(ErrorCode::Internal, error.to_string()))?;
-        let terms = terms(id, provider, grant.models, grant.budget);
+        let terms = terms(id, provider, grant.models, spec.grants.budget.clone());
         let terms = SessionTerms { token: Some(token.hash()), ..terms };
         let session = open_session(&doors, Kind::Llm, terms).await?;
         set(spec, &llm_variables(&token.expose()))?;
@@ -74,8 +74,11 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
     }
     if let Some(mut models) = spec.grants.inference.clone() {
         models.push(engine.doors.inference_models.clone());
-        let session =
-            open_session(&doors, Kind::Inference, terms(id, String::new(), models, Budget::default()));
+        let session = open_session(
+            &doors,
+            Kind::Inference,
+            terms(id, String::new(), models, spec.grants.budget.clone()),
+        );
         let session = session.await?;
         opened.socket = Some(show_socket(engine, id, spec, &session)?);
         set(spec, &inference_variables())?;
@@ -228,7 +231,9 @@ impl Opened {
     /// Ends them, and says what was used and refused.
     pub(crate) async fn close(self, result: &mut RunResult) {
         for session in &self.sessions {
-            count(session.close().await, result);
+            let report = session.close().await;
+            count(&report, session.terms().budget.tokens, result);
+            result.denials.extend(report.denials);
         }
         if let Some(socket) = self.socket {
             _ = fs::remove_file(socket);
@@ -236,23 +241,32 @@ impl Opened {
     }
 }
 
-fn count(report: Report, result: &mut RunResult) {
-    let (llm, used) = (&mut result.usage.llm, report.used);
-    *llm = LlmUsage {
-        calls: llm.calls + used.calls,
-        input_tokens: llm.input_tokens + used.input_tokens,
-        output_tokens: llm.output_tokens + used.output_tokens,
-        cached_tokens: llm.cached_tokens + used.cached_tokens,
-        cost_usd: llm.cost_usd + used.money.dollars(),
+/// All doors of a run have one account, so the last word is the sum.
+fn count(report: &Report, tokens: Option<u64>, result: &mut RunResult) {
+    let used = report.used;
+    result.usage.llm = LlmUsage {
+        calls: used.calls,
+        input_tokens: used.input_tokens,
+        output_tokens: used.output_tokens,
+        cached_tokens: used.cached_tokens,
+        cost_usd: used.money.dollars(),
     };
     if report.budget_hit {
         result.limits_hit.insert(LimitName::Budget);
     }
+    let mut note = |note: String| {
+        if !result.notes.contains(&note) {
+            result.notes.push(note);
+        }
+    };
     if used.overrun > spec::Money::ZERO {
-        let note = format!("a provider served {} USD more than was reserved", used.overrun);
-        result.notes.push(note);
+        note(format!("a provider served {} USD more than was reserved", used.overrun));
     }
-    result.denials.extend(report.denials);
+    let over =
+        used.input_tokens.saturating_add(used.output_tokens).saturating_sub(tokens.unwrap_or(u64::MAX));
+    if over > 0 {
+        note(format!("a provider served {over} tokens more than the budget has"));
+    }
 }
 
 fn error(code: ErrorCode, message: String, hint: String) -> ErrorInfo {

@@ -108,8 +108,6 @@ pub struct LlmGrant {
     pub provider: Option<String>,
     /// Which models: one must be in every list; a list that is empty has them all.
     pub models: Vec<Vec<ModelPattern>>,
-    /// How much.
-    pub budget: Budget,
 }
 
 /// What a run is granted beyond its box.
@@ -119,6 +117,8 @@ pub struct Grants {
     pub llm: Option<LlmGrant>,
     /// The inference door, for these models, likewise.
     pub inference: Option<Vec<Vec<ModelPattern>>>,
+    /// How much of models, at all doors together.
+    pub budget: Budget,
     /// Stored secrets and the variables they become inside.
     pub secrets: Vec<(String, crate::EnvName)>,
 }

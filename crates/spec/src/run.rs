@@ -449,8 +449,8 @@ fn grants_of(request: &RunRequest, profile: &Profile, maximum: &Budget) -> Resul
     let models = vec![models, profile.allow_models.clone(), profile.local_models.clone()];
     let inference = request.inference.then(|| models.clone());
     let budget = request.budget.or(&profile.budget).within(maximum);
-    let llm = request.llm.clone().map(|provider| LlmGrant { provider, models, budget });
-    Ok(Grants { llm, inference, secrets: Vec::new() })
+    let llm = request.llm.clone().map(|provider| LlmGrant { provider, models });
+    Ok(Grants { llm, inference, budget, secrets: Vec::new() })
 }
 
 /// A door is a hole in a network of one's own: asking for one asks for that.

@@ -25,6 +25,10 @@ pub struct Ask {
     pub refers_beyond: bool,
     /// Pictures in it: each may be more tokens than it has bytes.
     pub pictures: u64,
+    /// It names an address for the provider to fetch from: a way out, and a way in.
+    pub fetches: bool,
+    /// It brings tools, which providers explain to the model in words of their own.
+    pub tools: bool,
     /// It asks for tools that the provider runs by itself.
     pub server_tools: bool,
     /// It asks for what has another price: a tier, a speed, a place, pictures as output.

@@ -132,7 +132,7 @@ impl Meter {
     pub(super) fn end_of_chat(&mut self) {
         if self.root == Node::Chat {
             self.complete = true;
-            self.last_word = self.seen != 0;
+            self.last_word = self.is_all_said();
         }
     }
 
@@ -178,7 +178,8 @@ impl Meter {
     fn is_all_said(&self) -> bool {
         match self.root {
             Node::Ollama => self.has(Field::Input),
-            _ => self.seen != 0,
+            // Nothing at all is no count of what was served.
+            _ => self.usage().is_some_and(|usage| usage != Usage::default()),
         }
     }
 
@@ -238,7 +239,7 @@ impl Meter {
 
     /// The others: parts are within the whole. Where parts overlap (sound that was cached), the dearer one counts.
     fn within(&self) -> Usage {
-        let all_input = self.most(Field::Input).saturating_add(self.most(Field::ToolInput));
+        let all_input = self.all_input();
         let audio_in = self.most(Field::AudioIn).min(all_input);
         let written = self.most(Field::CacheWrite).min(all_input - audio_in);
         let cache_read = self.most(Field::Cached).min(all_input - audio_in - written);
@@ -255,6 +256,15 @@ impl Meter {
             reasoning,
             audio_out,
             tool_requests: self.most(Field::ToolRequests),
+        }
+    }
+
+    /// Where only the sum is told (embeddings), what was not written was read.
+    fn all_input(&self) -> u64 {
+        let said = self.most(Field::Input).saturating_add(self.most(Field::ToolInput));
+        match self.has(Field::Input) {
+            true => said,
+            false => said.max(self.most(Field::Total).saturating_sub(self.most(Field::Output))),
         }
     }
 

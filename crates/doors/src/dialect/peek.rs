@@ -90,7 +90,10 @@ impl<'b> Reading<'b> {
                 self.inner(name, Place::Metadata)?;
             }
             Key::Settings => self.ask.places.settings = self.inner(name, Place::Settings)?,
-            Key::Tools => self.tools()?,
+            Key::Tools => {
+                self.ask.tools = true;
+                self.tools()?;
+            }
             Key::Input => self.value(Around::Items)?,
             Key::Requests(_) => self.requests()?,
             Key::Tier(_) => self.tier()?,
@@ -118,8 +121,9 @@ impl<'b> Reading<'b> {
         let is_gemini = self.operation.dialect() == Some(Dialect::Gemini);
         let name = written.strip_prefix("models/").filter(|_| is_gemini).unwrap_or(&written);
         // No provider has others, and what looks alike is not alike.
-        if name.len() > LONGEST_MODEL || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(bad("`model` is not a name of at most 256 printable characters"));
+        // With a comma LiteLLM takes it for several.
+        if name.len() > LONGEST_MODEL || !name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',') {
+            return Err(bad("`model` is not a name of at most 256 printable characters without a comma"));
         }
         match &self.ask.model {
             Some((other, _)) if other != name => return Err(bad("two models are named")),
@@ -232,7 +236,10 @@ impl<'b> Reading<'b> {
     /// Its `type` says who runs it.
     fn typed_tool(&mut self) -> Result<(), BadAsk> {
         self.scanner.enter()?;
+        // Anthropic's own tools may leave it out; elsewhere what has no type may be anything.
+        let mut is_typed = self.operation.dialect() == Some(Dialect::Anthropic);
         while let Some(name) = self.name()? {
+            is_typed |= keys::mark(&name) == Some(Mark::Type);
             match (keys::mark(&name), self.scanner.peek()) {
                 (Some(Mark::Type), Some(b'"')) => {
                     let literal = self.scanner.string()?;
@@ -243,6 +250,7 @@ impl<'b> Reading<'b> {
                 _ => self.value_of(&name, Around::Anything)?,
             }
         }
+        self.ask.server_tools |= !is_typed;
         Ok(())
     }
 
@@ -323,7 +331,9 @@ impl<'b> Reading<'b> {
         if starts_with(&text, "data:image/") {
             self.ask.pictures += 1;
         } else {
-            self.ask.refers_beyond |= is_address(&text);
+            let is_address = is_address(&text);
+            self.ask.refers_beyond |= is_address;
+            self.ask.fetches |= is_address && text.contains("://");
         }
         Ok(())
     }

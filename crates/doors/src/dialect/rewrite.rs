@@ -1,6 +1,6 @@
 //! The few changes that are made to a body, as splices of bytes: everything else arrives as it was sent.
 
-use super::ask::{Ask, Given, Inside, Member};
+use super::ask::{Ask, Given, Inside, Limit, Member};
 use super::{Dialect, Operation};
 use bytes::{Bytes, BytesMut};
 use std::ops::Range;
@@ -82,7 +82,8 @@ impl Splices {
                 self.replace(&limit.at, &tokens.to_string());
             }
         }
-        if limits.iter().any(|limit| limit.given != Given::Null) {
+        let holds = |limit: &&Limit| limit.given != Given::Null && is_honoured(operation, limit.name, name);
+        if limits.iter().any(|limit| holds(&limit)) {
             return;
         }
         match limits.iter().find(|limit| limit.name == name) {
@@ -138,6 +139,11 @@ impl Splices {
         changed.extend_from_slice(&body[from..]);
         changed.freeze()
     }
+}
+
+/// Whether a provider that calls its limit so obeys this one, too. Others it may well drop in silence.
+fn is_honoured(operation: Operation, given: &str, name: &str) -> bool {
+    operation != Operation::Chat || given == name || given == "max_tokens"
 }
 
 /// What an operation calls its limit, if it has one.

@@ -9,6 +9,9 @@ use std::{ops::Range, sync::LazyLock};
 /// A line that is longer is passed on as it is; no usage event is.
 const LONGEST_LINE: usize = 64 << 10;
 
+/// How often a line is looked through for a usage that is null.
+const MOST_LOOKS: usize = 4;
+
 const WHITESPACE: [char; 4] = [' ', '\t', '\r', '\n'];
 
 /// Made once: to make it takes longer than to use it.
@@ -161,7 +164,8 @@ fn verdict(line: &[u8]) -> Verdict {
     let data = data.filter(|data| USAGE.find(data).is_some()).and_then(|data| str::from_utf8(data).ok());
     let Some(data) = data else { return Verdict::Pass };
     let before = line.len() - data.len();
-    match USAGE.find_iter(data.as_bytes()).find_map(|at| null_usage(data, at)) {
+    // Of many the first few: each look reads to the end of the line.
+    match USAGE.find_iter(data.as_bytes()).take(MOST_LOOKS).find_map(|at| null_usage(data, at)) {
         Some(part) => Verdict::Cut(part.start + before..part.end + before),
         None if is_usage_alone(data).unwrap_or(false) => Verdict::Take,
         None => Verdict::Pass,

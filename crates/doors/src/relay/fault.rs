@@ -61,8 +61,8 @@ pub(super) fn model_refused() -> Fault {
 }
 
 pub(super) fn server_tools_refused() -> Fault {
-    let message = "Tools that the provider runs by itself reach the network past this sandbox and are not allowed \
-                   here (rule `server_tools`).";
+    let message = "Tools that the provider runs by itself, and addresses that it is to fetch from, reach the network \
+                   past this sandbox and are not allowed here (rule `server_tools`). Send content itself instead.";
     fault(403, "permission_error", message)
 }
 

@@ -31,6 +31,8 @@ pub(super) struct Bill {
     pub(super) allowed: Allowed,
     /// Bytes of the request.
     pub(super) asked: u64,
+    /// The most tokens that it can be.
+    pub(super) most_input: u64,
     pub(super) began: Instant,
     pub(super) status: u16,
 }
@@ -134,7 +136,8 @@ impl Flow {
         }
         let mut usage = said.unwrap_or_default();
         if usage.input_tokens() == 0 {
-            usage.input = self.bill.asked.div_ceil(bytes_a_token).max(1);
+            let read = self.bill.asked.div_ceil(bytes_a_token).max(1);
+            usage.input = if bytes_a_token == 1 { read.max(self.bill.most_input) } else { read };
         }
         // What was said before the end leaves out what passed since.
         let seen = self.tap.least_output().max(self.tap.output_bytes().div_ceil(bytes_a_token));

@@ -36,12 +36,8 @@ const PASSED_DOWN_FAMILIES: [&str; 2] = ["x-ratelimit-", "anthropic-ratelimit-"]
 pub(super) fn upstream(upstream: &Upstream, session: &Session, asked: &HeaderMap) -> HeaderMap {
     let mut headers = upstream.headers();
     let provider = &upstream.provider;
-    let own = [header::CONTENT_TYPE, header::ACCEPT];
-    for name in own.iter() {
-        if let Some(value) = asked.get(name) {
-            headers.insert(name.clone(), value.clone());
-        }
-    }
+    // What was read as JSON is sent as JSON: another type would let the provider read it in another way.
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     for name in passed_up(provider.dialect) {
         for value in asked.get_all(*name) {
             headers.append(HeaderName::from_static(name), value.clone());

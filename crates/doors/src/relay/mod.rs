@@ -16,13 +16,13 @@ use crate::{
     ledger::Call,
     line::Line,
     price::Price,
-    session::{BODY_UNIT, Kind, OpenError, Session},
+    session::{BODY_UNIT, BODY_UNITS, Kind, OpenError, Session},
     token,
     upstream::{NoAnswer, NoConnection, Upstream, Wire},
 };
 use bytes::{Bytes, BytesMut};
 use flow::{Bill, Flow};
-use http::{Request, Response, StatusCode, header, request::Parts};
+use http::{Request, Response, StatusCode, Uri, header, request::Parts};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -156,7 +156,7 @@ async fn read_body(
         return Err(fault::body_too_large(bounds.body));
     }
     let read = async {
-        let units = announced.unwrap_or(bounds.body).div_ceil(BODY_UNIT) as u32;
+        let units = announced.unwrap_or(bounds.body).div_ceil(BODY_UNIT).min(BODY_UNITS as u64) as u32;
         let mut room = session.bodies.acquire_many(units).await.ok();
         let mut all = BytesMut::new();
         let mut first = Bytes::new();
@@ -212,10 +212,6 @@ async fn carry_out(
     asked: &Asked<'_>,
 ) -> Result<Response<Outgoing>, Fault> {
     let provider = &session.upstream.provider;
-    if asked.ask.server_tools && !provider.server_tools {
-        session.denied("tool", "server-side tool", "server_tools", "server_tools = true for the provider");
-        return Err(fault::server_tools_refused());
-    }
     if asked.ask.priced_otherwise {
         return Err(fault::priced_otherwise());
     }
@@ -235,6 +231,12 @@ async fn carry_out(
     let (mut number, mut last) = (0, fault::no_such_path());
     for target in &targets {
         let upstream = match session.upstream_of(target).await {
+            Ok(upstream) if reaches_out(asked) && !upstream.provider.server_tools => {
+                let allow = "server_tools = true for the provider";
+                session.denied("tool", &upstream.provider.name, "server_tools", allow);
+                last = fault::server_tools_refused();
+                continue;
+            }
             Ok(upstream) if upstream.provider.dialect == provider.dialect => upstream,
             Ok(_) => {
                 last = fault::other_dialect(provider.dialect);
@@ -267,6 +269,11 @@ async fn carry_out(
         }
     }
     Err(last)
+}
+
+/// Whether the provider is to reach into the network by itself: to run a tool, or to fetch something.
+fn reaches_out(asked: &Asked<'_>) -> bool {
+    asked.ask.server_tools || asked.ask.fetches
 }
 
 /// How long to wait before the next try; none if there is to be no other.
@@ -312,8 +319,9 @@ fn stop(fault: Fault) -> Failed {
 
 impl Attempt<'_> {
     async fn carry_out(&self) -> Result<Response<Outgoing>, Failed> {
+        let target = self.path().ok_or(Failed { fault: fault::no_such_path(), next: Next::Elsewhere })?;
         let bill = self.reserve().await?;
-        let (request, strips) = self.request(bill.allowed);
+        let (request, strips) = self.request(target, bill.allowed);
         let (wire, answered) = match self.send(request).await {
             Ok(sent) => sent,
             Err((fault, nothing)) => {
@@ -357,7 +365,8 @@ impl Attempt<'_> {
         })?;
         let allowed = allowed.unwrap_or(Allowed { claim: hold.claim, cap: None, cut: None, limited: false });
         let asked = self.asked.body.len() as u64;
-        Ok(Bill { hold, price: worst.price().clone(), allowed, asked, began: self.asked.began, status: 0 })
+        let (price, most_input) = (worst.price().clone(), worst.input());
+        Ok(Bill { hold, price, allowed, asked, most_input, began: self.asked.began, status: 0 })
     }
 
     fn price(&self) -> Option<Arc<Price>> {
@@ -387,8 +396,18 @@ impl Attempt<'_> {
         }
     }
 
+    /// Where the request goes; nowhere, if the model's name cannot stand in its path.
+    fn path(&self) -> Option<Uri> {
+        let route = &self.asked.route;
+        let target = match (&route.model, self.target.model.as_str()) {
+            (Some(_), model) if !model.is_empty() => route.target_for(model)?,
+            _ => route.target.clone(),
+        };
+        self.upstream.path(&target).parse().ok()
+    }
+
     /// The request as the provider gets it, and whether the usage that we ask for is to be taken out again.
-    fn request(&self, allowed: Allowed) -> (Request<Full<Bytes>>, bool) {
+    fn request(&self, target: Uri, allowed: Allowed) -> (Request<Full<Bytes>>, bool) {
         let (asked, provider) = (self.asked, &self.upstream.provider);
         let named = asked.ask.model.as_ref().map(|(name, _)| name.as_str());
         let chat = asked.route.operation == Operation::Chat;
@@ -404,10 +423,9 @@ impl Attempt<'_> {
             true => rewrite(asked.route.operation, &asked.body, &asked.ask, &change),
             false => Bytes::new(),
         };
-        let target = asked.route.target_for(&self.target.model).unwrap_or_else(|| asked.route.target.clone());
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = asked.head.method.clone();
-        *request.uri_mut() = self.upstream.path(&target).parse().unwrap_or_default();
+        *request.uri_mut() = target;
         *request.headers_mut() = headers::upstream(self.upstream, self.session, &asked.head.headers);
         (request, ask_usage)
     }
@@ -443,7 +461,11 @@ impl Attempt<'_> {
         if status.is_success() {
             return self.stream(bill, wire, (head, body), strips);
         }
-        bill.nothing("refused_upstream");
+        match status.as_u16() {
+            // A gateway gave up waiting: what it waited for may have been served to its end.
+            408 | 504 | 522 | 524 => bill.everything("upstream_timeout"),
+            _ => bill.nothing("refused_upstream"),
+        }
         if status.is_redirection() || status.is_informational() {
             return Err(stop(fault::redirected()));
         }
@@ -459,10 +481,12 @@ impl Attempt<'_> {
         }
         // About the request itself: the provider's own words help most.
         let text = error_text(&mut wire, &mut body).await;
-        let text = match self.upstream.reflection() {
+        // Blanked as a whole: of a key that is cut in two, most would be left.
+        let mut text = match self.upstream.reflection() {
             Some(reflection) => crate::scrub::blank(reflection, text),
             None => text,
         };
+        text.truncate(LONGEST_ERROR);
         let mut response = Response::new(Outgoing::whole(text));
         *response.status_mut() = status;
         *response.headers_mut() = headers::downstream(&head.headers, self.upstream.reflection());
@@ -485,7 +509,8 @@ impl Attempt<'_> {
         let operation = self.asked.route.operation;
         let kind = headers::kind(&head.headers, operation, self.asked.route.streams);
         let strips = strips && kind == TapKind::Events;
-        let length = body.size_hint().exact().filter(|_| !strips);
+        // Last words may have to be put behind a part of anything but one document.
+        let length = body.size_hint().exact().filter(|_| kind == TapKind::Whole);
         let delimited =
             body.size_hint().exact().is_some() || head.headers.contains_key(header::TRANSFER_ENCODING);
         let tap = Tap::new(operation, kind, strips);
@@ -523,7 +548,6 @@ async fn error_text(wire: &mut Wire, body: &mut Incoming) -> Bytes {
         }
     };
     _ = timeout(Duration::from_secs(10), read).await;
-    text.truncate(LONGEST_ERROR);
     text.freeze()
 }
 

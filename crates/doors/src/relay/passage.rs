@@ -72,6 +72,7 @@ impl Passage {
     ) -> Passage {
         let (idle, now) = (flow.upstream.provider.patience.idle, Instant::now());
         let alarm = Box::pin(sleep_until(end.map_or(now + idle, |end| end.min(now + idle))));
+        line.is_busy(true);
         let (flow, state) = (Some(flow), State::Streaming);
         Passage { session, line, flow, idle, end, last: now, alarm, state, length }
     }
@@ -184,6 +185,7 @@ impl Body for Passage {
 impl Drop for Passage {
     /// The reader left, or was made to.
     fn drop(&mut self) {
+        self.line.is_busy(false);
         let Some(mut flow) = self.flow.take() else { return };
         // Where the length is known, nobody asks for what comes behind the last byte.
         if flow.is_read() {

@@ -82,7 +82,12 @@ impl State {
         };
         renew(&mut self.requests, terms.requests_per_minute);
         renew(&mut self.tokens_bucket, terms.tokens_per_minute);
-        self.terms = terms;
+        // Who shares an account may narrow it for all, and widen it for none. What a tenant may use, its operator says.
+        let budget = match terms.level {
+            Level::Run | Level::Session => terms.budget.within(&self.terms.budget),
+            Level::Tenant => terms.budget.clone(),
+        };
+        self.terms = Terms { budget, ..terms };
     }
 
     pub(super) fn pass_time(&mut self, now: Now) {
