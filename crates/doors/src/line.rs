@@ -130,11 +130,6 @@ impl Line {
         }
     }
 
-    /// Whether it ends because its session did: then not even what was written may go on.
-    pub(crate) fn was_asked(&self) -> bool {
-        locked(&self.state).asked
-    }
-
     /// An answer is on its way, or no longer.
     pub(crate) fn is_busy(&self, busy: bool) {
         locked(&self.state).busy = busy.then(Instant::now);

@@ -151,13 +151,13 @@ async fn converse<A: Answers, S: AsyncRead + AsyncWrite + AsFd + Unpin>(answers:
         .max_headers(MOST_HEADERS)
         .max_buf_size(LARGEST_HEAD);
     let mut connection = builder.serve_connection(TokioIo::new(stream), service);
-    tokio::select! {
+    let is_cut = tokio::select! {
         // Whatever ended it: there is nobody to tell.
-        _ = &mut connection => {}
-        () = line.cut() => {}
-        () = line.stalled() => {}
-    }
-    if line.was_asked() {
+        _ = &mut connection => false,
+        () = line.cut() => true,
+        () = line.stalled() => true,
+    };
+    if is_cut {
         // The kernel would go on sending what it holds. If this fails there is nothing to send.
         let stream = connection.into_parts().io.into_inner();
         _ = rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
