@@ -234,7 +234,8 @@ fn only_headers_of_a_list_reach_the_provider() {
         let mut names: Vec<_> = call.headers.iter().map(|(name, _)| name.clone()).collect();
         let mut expected = expected.to_vec();
         expected.extend((!beta.is_empty()).then(|| beta.to_owned()));
-        (names.sort(), expected.sort());
+        names.sort();
+        expected.sort();
         assert_eq!(names, expected, "{provider}");
         let values = call.headers.iter().filter(|(name, _)| !name.ends_with("-beta"));
         let values: Vec<_> = values.map(|(_, value)| value.as_str()).collect();

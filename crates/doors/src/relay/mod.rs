@@ -136,6 +136,11 @@ async fn answer(
     let refused = |fault| (Some(speaks), fault);
     let body = read_body(session, body).await.map_err(refused)?;
     let ask = understand(&route, &body).map_err(refused)?;
+    if let (Some(named), Some((other, _))) = (&route.model, &ask.model)
+        && named != other
+    {
+        return Err(refused(fault::bad_body("it names another model than the path")));
+    }
     let asked = Asked { route, head, body, ask, began: Instant::now() };
     carry_out(session, line, &asked).await.map_err(refused)
 }
@@ -298,8 +303,9 @@ fn stop(fault: Fault) -> Failed {
 
 impl Attempt<'_> {
     async fn carry_out(&self) -> Result<Response<Outgoing>, Failed> {
+        let target = self.path()?;
         let bill = self.reserve().await?;
-        let (request, strips) = self.request(bill.allowed);
+        let (request, strips) = self.request(&target, bill.allowed);
         let (wire, answered) = match self.send(request).await {
             Ok(sent) => sent,
             Err((fault, nothing)) => {
@@ -373,8 +379,18 @@ impl Attempt<'_> {
         }
     }
 
+    /// Path and query for the model that is meant.
+    fn path(&self) -> Result<String, Failed> {
+        let (route, model) = (&self.asked.route, &self.target.model);
+        if route.model.as_ref().is_none_or(|named| named == model) {
+            return Ok(route.target.clone());
+        }
+        let elsewhere = || Failed { fault: fault::no_such_path(), next: Next::Elsewhere };
+        route.target_for(model).ok_or_else(elsewhere)
+    }
+
     /// The request as the provider gets it, and whether the usage that we ask for is to be taken out again.
-    fn request(&self, allowed: Allowed) -> (Request<Full<Bytes>>, bool) {
+    fn request(&self, target: &str, allowed: Allowed) -> (Request<Full<Bytes>>, bool) {
         let (asked, provider) = (self.asked, &self.upstream.provider);
         let named = asked.ask.model.as_ref().map(|(name, _)| name.as_str());
         let chat = asked.route.operation == Operation::Chat;
@@ -390,15 +406,9 @@ impl Attempt<'_> {
             true => rewrite(asked.route.operation, &asked.body, &asked.ask, &change),
             false => Bytes::new(),
         };
-        let target = match (&asked.route.model, asked.route.model.as_deref() == Some(&self.target.model)) {
-            (Some(model), false) if !self.target.model.is_empty() => {
-                asked.route.target.replacen(model.as_str(), &self.target.model, 1)
-            }
-            _ => asked.route.target.clone(),
-        };
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = asked.head.method.clone();
-        *request.uri_mut() = self.upstream.path(&target).parse().unwrap_or_default();
+        *request.uri_mut() = self.upstream.path(target).parse().unwrap_or_default();
         *request.headers_mut() = headers::upstream(self.upstream, self.session, &asked.head.headers);
         (request, ask_usage)
     }
