@@ -123,7 +123,12 @@ async fn converse<A: Answers, S: AsyncRead + AsyncWrite + Unpin>(answers: Arc<A>
     let head_time = answers.head_time();
     let service = service_fn(|request| {
         let (answers, line) = (answers.clone(), line.clone());
-        async move { Ok::<_, Infallible>(answers.answer(line, request).await) }
+        async move {
+            Ok::<_, Infallible>(match head_size(&request) {
+                0..=LARGEST_HEAD => answers.answer(line, request).await,
+                _ => relay::refusal(None, &relay::head_too_large(LARGEST_HEAD)),
+            })
+        }
     });
     let mut builder = Builder::new();
     builder
@@ -137,4 +142,11 @@ async fn converse<A: Answers, S: AsyncRead + AsyncWrite + Unpin>(answers: Arc<A>
         _ = connection => {}
         () = line.cut() => {}
     }
+}
+
+/// hyper looks at the size between two reads, and the last one may have brought more.
+fn head_size(request: &Request<Incoming>) -> usize {
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
+    target + headers.sum::<usize>()
 }

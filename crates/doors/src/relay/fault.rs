@@ -22,6 +22,10 @@ pub(crate) fn too_many_connections() -> Fault {
     Fault { retry: true, ..fault(429, "rate_limit_error", message) }
 }
 
+pub(crate) fn head_too_large(most: usize) -> Fault {
+    fault(431, "request_too_large", format!("The head of the request is larger than {most} bytes."))
+}
+
 pub(super) fn wrong_method() -> Fault {
     fault(405, "method_not_allowed", "This path is served here, but not with this method.")
 }

@@ -8,7 +8,7 @@ mod own;
 mod passage;
 mod worst;
 
-pub(crate) use fault::{no_such_path, response as refusal, too_many_connections};
+pub(crate) use fault::{head_too_large, no_such_path, response as refusal, too_many_connections};
 
 use crate::{
     catalogue::Target,
