@@ -21,6 +21,8 @@ use tokio::{
 const MOST_HEADERS: usize = 100;
 /// All of them together, and what is read at once.
 const LARGEST_HEAD: usize = 64 << 10;
+/// Connections that may wait to be taken. Of a burst beyond that some are not heard, and try again after a whole second.
+const MOST_WAITING: i32 = 4096;
 /// After a failed accept (no descriptors left): long enough not to spin, short enough not to be noticed.
 const BREATH: Duration = Duration::from_millis(20);
 
@@ -46,6 +48,9 @@ pub(crate) trait Answers: Send + Sync + 'static {
     fn admits(&self, _peer: &UnixStream) -> bool {
         true
     }
+
+    /// A connection has come, of which nothing is known yet.
+    fn arrived(&self, _line: &Arc<Line>) {}
 
     /// How many connections at once.
     fn connections(&self) -> &Arc<Semaphore>;
@@ -73,6 +78,7 @@ pub(crate) fn listen<A: Answers>(answers: Arc<A>, listener: Listener) -> io::Res
     match listener {
         Listener::Tcp(listener) => {
             listener.set_nonblocking(true)?;
+            rustix::net::listen(&listener, MOST_WAITING)?;
             let listener = TcpListener::from_std(listener)?;
             Ok(tokio::spawn(async move {
                 loop {
@@ -120,6 +126,7 @@ pub(crate) fn listen<A: Answers>(answers: Arc<A>, listener: Listener) -> io::Res
 /// One connection, to its end.
 async fn converse<A: Answers, S: AsyncRead + AsyncWrite + Unpin>(answers: Arc<A>, stream: S) {
     let line = Arc::new(Line::default());
+    answers.arrived(&line);
     let head_time = answers.head_time();
     let service = service_fn(|request| {
         let (answers, line) = (answers.clone(), line.clone());

@@ -30,7 +30,7 @@ const MOST_DENIALS: usize = 64;
 /// Answers that are read to their end after their reader left, at the same time.
 const MOST_DRAINS: usize = 64;
 /// Bytes of request bodies that a session may have in memory, in units of [`BODY_UNIT`].
-const BODY_UNITS: usize = 1024;
+pub(crate) const BODY_UNITS: usize = 1024;
 /// See [`BODY_UNITS`].
 pub(crate) const BODY_UNIT: u64 = 64 << 10;
 /// What a closing session waits for answers that are still being read to their end.

@@ -1,6 +1,7 @@
 //! The way of one call: route, body, policy, reservation, credential, provider, and back. A straight line; what a
 //! program may ask is decided before the first byte goes out.
 
+mod body;
 mod fault;
 mod flow;
 mod headers;
@@ -16,7 +17,7 @@ use crate::{
     ledger::Call,
     line::Line,
     price::Price,
-    session::{BODY_UNIT, Kind, OpenError, Session},
+    session::{Kind, OpenError, Session},
     token,
     upstream::{NoAnswer, NoConnection, Upstream, Wire},
 };
@@ -24,7 +25,7 @@ use bytes::{Bytes, BytesMut};
 use flow::{Bill, Flow};
 use http::{Request, Response, StatusCode, header, request::Parts};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use passage::Passage;
 use std::{
@@ -134,7 +135,8 @@ async fn answer(
         return Err((route.dialect, fault::other_dialect(speaks)));
     }
     let refused = |fault| (Some(speaks), fault);
-    let body = read_body(session, body).await.map_err(refused)?;
+    // Held until the answer begins: so long the body may have to be sent again.
+    let (body, _room) = body::read(session, body).await.map_err(refused)?;
     let ask = understand(&route, &body).map_err(refused)?;
     if let (Some(named), Some((other, _))) = (&route.model, &ask.model)
         && named != other
@@ -143,42 +145,6 @@ async fn answer(
     }
     let asked = Asked { route, head, body, ask, began: Instant::now() };
     carry_out(session, line, &asked).await.map_err(refused)
-}
-
-/// The whole body, within bounds of size and time.
-async fn read_body(session: &Session, mut body: Incoming) -> Result<Bytes, Fault> {
-    let bounds = &session.doors.catalogue.bounds;
-    let announced = body.size_hint().exact();
-    if body.is_end_stream() {
-        return Ok(Bytes::new());
-    }
-    if announced.is_some_and(|length| length > bounds.body) {
-        return Err(fault::body_too_large(bounds.body));
-    }
-    let read = async {
-        let units = announced.unwrap_or(bounds.body).div_ceil(BODY_UNIT) as u32;
-        let _permit = session.bodies.acquire_many(units).await;
-        let mut all = BytesMut::new();
-        let mut first = Bytes::new();
-        while let Some(frame) = body.frame().await {
-            let Ok(frame) = frame else { return Err(fault::bad_body("it broke off")) };
-            let Ok(data) = frame.into_data() else { continue };
-            if first.is_empty() && all.is_empty() {
-                first = data;
-                continue;
-            }
-            if all.is_empty() {
-                all.reserve(announced.unwrap_or(64 << 10) as usize);
-                all.extend_from_slice(&std::mem::take(&mut first));
-            }
-            all.extend_from_slice(&data);
-            if all.len() as u64 > bounds.body {
-                return Err(fault::body_too_large(bounds.body));
-            }
-        }
-        Ok(if all.is_empty() { first } else { all.freeze() })
-    };
-    timeout(bounds.body_time, read).await.unwrap_or_else(|_| Err(fault::body_too_slow()))
 }
 
 fn understand(route: &Route, body: &Bytes) -> Result<Ask, Fault> {
