@@ -257,11 +257,6 @@ fn a_document_that_breaks_is_never_whole() {
         house.provider.next(fault.clone());
         let answer = house.call(&token, CHAT, &chat("m"));
         assert!(answer.status == 502 || answer.ending != Ending::Whole, "{fault:?}: {answer:?}");
-        assert!(
-            serde_json::from_slice::<Value>(&answer.body).is_err()
-                || answer.status == 502
-                || answer.ending == Ending::Short
-        );
     }
     assert_eq!(house.status(&token), 200, "the positive control");
 }

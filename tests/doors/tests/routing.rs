@@ -1,7 +1,7 @@
 //! Where a call goes is said by the operator alone, and what was checked is what is forwarded. The oracle is what the
 //! provider was asked.
 
-use doors_tests::{Answer, Folder, House, REAL_KEY, chat, proxy, request};
+use doors_tests::{Answer, Folder, House, Proxy, REAL_KEY, chat, proxy, request};
 use provider::Served;
 use serde_json::{Value, json};
 use std::fs;
@@ -188,12 +188,8 @@ fn no_spelling_of_a_metadata_service_is_configured() {
              allow_private = true\n"
         );
         fs::write(folder.at("config.toml"), text).expect("a configuration");
-        let refused = proxy(&folder, &[]).output().expect("airlock starts");
-        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(
-            refused.status.code() == Some(125) && said.contains("provider.openai.base"),
-            "{base}: {said}"
-        );
+        let said = Proxy::refusal(&mut proxy(&folder, &[]));
+        assert!(said.contains("provider.openai.base"), "{base}: {said}");
         assert!(!folder.at("state").exists(), "and nothing was made");
     }
 }
