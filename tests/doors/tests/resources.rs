@@ -167,7 +167,7 @@ fn ten_thousand_strangers_who_say_nothing_leave_room_for_who_has_a_token() {
     let mut kept = house.stream(&token, "mock-hold-2");
     kept.until("tok1");
     let before = resident(&house);
-    let strangers: Vec<_> = (0..9_000).map(|_| connect(&house)).collect();
+    let strangers: Vec<_> = (0..10_000).map(|_| connect(&house)).collect();
     for _ in 0..5 {
         assert_eq!(house.status(&token), 200, "whoever has a token is served");
     }
