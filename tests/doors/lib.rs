@@ -282,6 +282,21 @@ impl Proxy {
         }
     }
 
+    /// What it says instead of starting; panics if it starts.
+    pub fn refusal(command: &mut Command) -> String {
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.expect("airlock starts");
+        let mut line = String::new();
+        let stdout = child.stdout.as_mut().expect("its output is ours");
+        BufReader::new(stdout).read_line(&mut line).expect("it writes text");
+        if line.contains("admin_socket") {
+            child.kill().expect("it is ours");
+        }
+        let output = child.wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(125), "it did not refuse to start");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
     /// Ends it by a signal; how it ended, and what it said on stderr.
     pub fn end(&mut self, signal: Signal) -> (ExitStatus, String) {
         let mut child = self.child.take().expect("it runs");

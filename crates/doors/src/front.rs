@@ -11,22 +11,33 @@ use crate::{
 };
 use http::{HeaderValue, Method, Request, Response, header, request::Parts};
 use hyper::body::Incoming;
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 use tokio::{sync::Semaphore, task::JoinHandle};
 
 /// Connections of all sessions together.
 const MOST_CONNECTIONS: usize = 8192;
+/// A connection on which nobody has shown a token is hung up on when so many came after it: whoever opens them by the
+/// thousand shuts out only those like himself.
+const MOST_STRANGERS: usize = 512;
 
 struct Front {
     registry: Arc<Registry>,
     connections: Arc<Semaphore>,
+    /// The last to come, oldest first.
+    latest: Mutex<VecDeque<Weak<Line>>>,
 }
 
 impl Registry {
     /// Serves whoever calls at this listener as the session whose token they have, until the task is ended.
     pub fn serve(self: &Arc<Registry>, listener: Listener) -> io::Result<JoinHandle<()>> {
         let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        serve::listen(Arc::new(Front { registry: self.clone(), connections }), listener)
+        let latest = Mutex::default();
+        serve::listen(Arc::new(Front { registry: self.clone(), connections, latest }), listener)
     }
 }
 
@@ -45,6 +56,17 @@ impl Answers for Front {
             None if is_health(&head) => health(),
             None => relay::unauthorized_at(&head),
         }
+    }
+
+    fn arrived(&self, line: &Arc<Line>) -> bool {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        latest.push_back(Arc::downgrade(line));
+        if latest.len() > MOST_STRANGERS
+            && let Some(oldest) = latest.pop_front().and_then(|line| line.upgrade())
+        {
+            oldest.cut_if_strange();
+        }
+        true
     }
 
     fn connections(&self) -> &Arc<Semaphore> {

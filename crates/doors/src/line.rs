@@ -90,6 +90,13 @@ impl Line {
         locked(&self.state).crowd.as_ref().is_some_and(|(same, _)| Arc::ptr_eq(same, crowd))
     }
 
+    /// Hangs up, unless a session is being served.
+    pub(crate) fn cut_if_strange(&self) {
+        if locked(&self.state).crowd.is_none() {
+            self.cut.notify_one();
+        }
+    }
+
     /// Whether the session that is being served has been ended; wakes the asker when it is.
     pub(crate) fn is_asked(&self, cx: &mut Context<'_>) -> bool {
         let mut state = locked(&self.state);

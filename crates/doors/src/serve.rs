@@ -27,6 +27,8 @@ use tokio::{
 const MOST_HEADERS: usize = 100;
 /// All of them together, and what is read at once.
 const LARGEST_HEAD: usize = 64 << 10;
+/// Connections that may wait to be taken. Of a burst beyond that some are not heard, and try again after a whole second.
+const MOST_WAITING: i32 = 4096;
 /// After a failed accept (no descriptors left): long enough not to spin, short enough not to be noticed.
 const BREATH: Duration = Duration::from_millis(20);
 
@@ -48,13 +50,13 @@ pub(crate) trait Answers: Send + Sync + 'static {
         request: Request<Incoming>,
     ) -> impl Future<Output = Response<Outgoing>> + Send;
 
-    /// Whether whoever calls on this line may speak at all; known now, or with the first request.
-    fn greets(&self, _line: &Arc<Line>) -> bool {
+    /// Whether this peer of a unix socket may speak at all.
+    fn admits(&self, _peer: &UnixStream) -> bool {
         true
     }
 
-    /// Whether this peer of a unix socket may speak at all.
-    fn admits(&self, _peer: &UnixStream) -> bool {
+    /// A connection has come, of which nothing is known yet; whether it is served.
+    fn arrived(&self, _line: &Arc<Line>) -> bool {
         true
     }
 
@@ -70,7 +72,8 @@ impl Answers for Session {
         relay::serve(self, line, request).await
     }
 
-    fn greets(&self, line: &Arc<Line>) -> bool {
+    /// So that a session's end is also that of lines which never said anything.
+    fn arrived(&self, line: &Arc<Line>) -> bool {
         line.enter(&self.crowd)
     }
 
@@ -88,6 +91,7 @@ pub(crate) fn listen<A: Answers>(answers: Arc<A>, listener: Listener) -> io::Res
     match listener {
         Listener::Tcp(listener) => {
             listener.set_nonblocking(true)?;
+            rustix::net::listen(&listener, MOST_WAITING)?;
             let listener = TcpListener::from_std(listener)?;
             Ok(tokio::spawn(async move {
                 loop {
@@ -135,14 +139,19 @@ pub(crate) fn listen<A: Answers>(answers: Arc<A>, listener: Listener) -> io::Res
 /// One connection, to its end.
 async fn converse<A: Answers, S: AsyncRead + AsyncWrite + AsFd + Unpin>(answers: Arc<A>, stream: S) {
     let line = Arc::new(Line::default());
-    if !answers.greets(&line) {
+    if !answers.arrived(&line) {
         return;
     }
     let head_time = answers.head_time();
     let service = service_fn(|request| {
         let (answers, line) = (answers.clone(), line.clone());
         // On its own: what it needs is given back with the head of the answer, not with the connection.
-        Box::pin(async move { Ok::<_, Infallible>(answers.answer(line, request).await) })
+        Box::pin(async move {
+            Ok::<_, Infallible>(match head_size(&request) {
+                0..=LARGEST_HEAD => answers.answer(line, request).await,
+                _ => relay::refusal(None, &relay::head_too_large(LARGEST_HEAD)),
+            })
+        })
     });
     let mut builder = Builder::new();
     builder
@@ -162,4 +171,11 @@ async fn converse<A: Answers, S: AsyncRead + AsyncWrite + AsFd + Unpin>(answers:
         let stream = connection.into_parts().io.into_inner();
         _ = rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
     }
+}
+
+/// hyper looks at the size between two reads, and the last one may have brought more.
+fn head_size(request: &Request<Incoming>) -> usize {
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
+    target + headers.sum::<usize>()
 }

@@ -19,7 +19,11 @@ pub(crate) fn no_such_path() -> Fault {
 
 pub(crate) fn too_many_connections() -> Fault {
     let message = "The session has too many connections open (limit `connections`).";
-    Fault { retry: true, ..fault(429, "rate_limit_error", message) }
+    Fault { retry: true, retry_after: Some(1), ..fault(429, "rate_limit_error", message) }
+}
+
+pub(crate) fn head_too_large(most: usize) -> Fault {
+    fault(431, "request_too_large", format!("The head of the request is larger than {most} bytes."))
 }
 
 pub(super) fn wrong_method() -> Fault {
@@ -54,6 +58,11 @@ pub(super) fn body_too_large(most: u64) -> Fault {
 
 pub(super) fn body_too_slow() -> Fault {
     fault(408, "request_timeout", "The request body did not arrive in time.")
+}
+
+pub(super) fn no_room() -> Fault {
+    let message = "The session has so many large requests under way that there is no room for this one yet.";
+    Fault { retry: true, retry_after: Some(1), ..fault(429, "rate_limit_error", message) }
 }
 
 pub(super) fn model_refused() -> Fault {

@@ -1,6 +1,7 @@
 //! The way of one call: route, body, policy, reservation, credential, provider, and back. A straight line; what a
 //! program may ask is decided before the first byte goes out.
 
+mod body;
 mod fault;
 mod flow;
 mod headers;
@@ -8,7 +9,7 @@ mod own;
 mod passage;
 mod worst;
 
-pub(crate) use fault::{no_such_path, response as refusal, too_many_connections};
+pub(crate) use fault::{head_too_large, no_such_path, response as refusal, too_many_connections};
 
 use crate::{
     catalogue::Target,
@@ -16,7 +17,7 @@ use crate::{
     ledger::Call,
     line::Line,
     price::Price,
-    session::{BODY_UNIT, BODY_UNITS, Kind, OpenError, Session},
+    session::{Kind, OpenError, Session},
     token,
     upstream::{NoAnswer, NoConnection, Upstream, Wire},
 };
@@ -24,7 +25,7 @@ use bytes::{Bytes, BytesMut};
 use flow::{Bill, Flow};
 use http::{Request, Response, StatusCode, Uri, header, request::Parts};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use passage::Passage;
 use std::{
@@ -34,7 +35,7 @@ use std::{
     task::{Context, Poll},
     time::{Duration, Instant},
 };
-use tokio::{sync::SemaphorePermit, time::timeout};
+use tokio::time::timeout;
 use worst::{Allowed, Worst};
 
 /// An error document of a provider that is passed on.
@@ -53,14 +54,12 @@ pub(crate) enum Outgoing {
 }
 
 /// A request that has been understood.
-struct Asked<'a> {
+struct Asked {
     route: Route,
     head: Parts,
     body: Bytes,
     ask: Ask,
     began: Instant,
-    /// The room that the body takes of the session's.
-    _room: Option<SemaphorePermit<'a>>,
 }
 
 /// Why a try gave no answer, and what may be tried next.
@@ -136,54 +135,16 @@ async fn answer(
         return Err((route.dialect, fault::other_dialect(speaks)));
     }
     let refused = |fault| (Some(speaks), fault);
-    let (body, room) = read_body(session, body).await.map_err(refused)?;
+    // Held until the answer begins: so long the body may have to be sent again.
+    let (body, _room) = body::read(session, body).await.map_err(refused)?;
     let ask = understand(&route, &body).map_err(refused)?;
-    let asked = Asked { route, head, body, ask, began: Instant::now(), _room: room };
+    if let (Some(named), Some((other, _))) = (&route.model, &ask.model)
+        && named != other
+    {
+        return Err(refused(fault::bad_body("it names another model than the path")));
+    }
+    let asked = Asked { route, head, body, ask, began: Instant::now() };
     carry_out(session, line, &asked).await.map_err(refused)
-}
-
-/// The whole body, within bounds of size and time, and the room it takes.
-async fn read_body(
-    session: &Session,
-    mut body: Incoming,
-) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Fault> {
-    let bounds = &session.doors.catalogue.bounds;
-    let announced = body.size_hint().exact();
-    if body.is_end_stream() {
-        return Ok((Bytes::new(), None));
-    }
-    if announced.is_some_and(|length| length > bounds.body) {
-        return Err(fault::body_too_large(bounds.body));
-    }
-    let read = async {
-        let units = announced.unwrap_or(bounds.body).div_ceil(BODY_UNIT).min(BODY_UNITS as u64) as u32;
-        let mut room = session.bodies.acquire_many(units).await.ok();
-        let mut all = BytesMut::new();
-        let mut first = Bytes::new();
-        while let Some(frame) = body.frame().await {
-            let Ok(frame) = frame else { return Err(fault::bad_body("it broke off")) };
-            let Ok(data) = frame.into_data() else { continue };
-            if first.is_empty() && all.is_empty() {
-                first = data;
-                continue;
-            }
-            if all.is_empty() {
-                all.reserve(announced.unwrap_or(64 << 10) as usize);
-                all.extend_from_slice(&std::mem::take(&mut first));
-            }
-            all.extend_from_slice(&data);
-            if all.len() as u64 > bounds.body {
-                return Err(fault::body_too_large(bounds.body));
-            }
-        }
-        let whole = if all.is_empty() { first } else { all.freeze() };
-        // Of a body that did not say how long it would be, most of the room is free again.
-        let taken = (whole.len() as u64).div_ceil(BODY_UNIT) as usize;
-        let surplus = room.as_mut().and_then(|room| room.split((units as usize).saturating_sub(taken)));
-        drop(surplus);
-        Ok((whole, room))
-    };
-    timeout(bounds.body_time, read).await.unwrap_or_else(|_| Err(fault::body_too_slow()))
 }
 
 fn understand(route: &Route, body: &Bytes) -> Result<Ask, Fault> {
@@ -209,7 +170,7 @@ fn has_body(operation: Operation) -> bool {
 async fn carry_out(
     session: &Arc<Session>,
     line: Arc<Line>,
-    asked: &Asked<'_>,
+    asked: &Asked,
 ) -> Result<Response<Outgoing>, Fault> {
     let provider = &session.upstream.provider;
     if asked.ask.priced_otherwise {
@@ -217,9 +178,6 @@ async fn carry_out(
     }
     let named = asked.ask.model.as_ref().map(|(model, _)| model.as_str());
     let model = asked.route.model.as_deref().or(named);
-    if named.is_some_and(|named| model != Some(named)) {
-        return Err(fault::bad_body("it names another model than the path"));
-    }
     let targets = match model {
         None if worst::costs(asked.route.operation) => return Err(fault::bad_body("it names no model")),
         None => vec![Target { provider: provider.name.clone(), model: String::new() }],
@@ -272,7 +230,7 @@ async fn carry_out(
 }
 
 /// Whether the provider is to reach into the network by itself: to run a tool, or to fetch something.
-fn reaches_out(asked: &Asked<'_>) -> bool {
+fn reaches_out(asked: &Asked) -> bool {
     asked.ask.server_tools || asked.ask.fetches
 }
 
@@ -307,7 +265,7 @@ fn jitter() -> f64 {
 struct Attempt<'a> {
     session: &'a Arc<Session>,
     line: &'a Arc<Line>,
-    asked: &'a Asked<'a>,
+    asked: &'a Asked,
     target: &'a Target,
     upstream: &'a Arc<Upstream>,
     number: u32,
