@@ -486,3 +486,43 @@ airlock: hint: the profiles are agent, permissive, restrictive, standard
 "#]],
     );
 }
+
+#[test]
+fn a_folder_that_would_show_what_airlock_itself_lives_by() {
+    let world = World::new();
+    // As at home: the state folder lies somewhere in it.
+    refused(
+        &world,
+        &["run", "--workspace", "..", "--", "true"],
+        str![[r#"
+airlock: error: --workspace `[WORLD]/here/..` would show the program Airlock's state, with its secrets and records: `[WORLD]/state`
+airlock: hint: give --workspace another folder, or keep Airlock's own apart (--state, --config)
+
+"#]],
+    );
+    world.write("config.toml", "[secrets]\nkey_file = \"/etc/airlock-test/key\"\n");
+    refused(
+        &world,
+        &["run", "--config", "config.toml", "--mount", ".:/seen", "--", "true"],
+        str![[r#"
+airlock: error: --mount `[WORLD]/here/.` would show the program what Airlock is configured by: `[WORLD]/here/config.toml`
+airlock: hint: give --mount another folder, or keep Airlock's own apart (--state, --config)
+
+"#]],
+    );
+}
+
+#[test]
+fn another_name_for_the_state_folder_by_a_bind_mount() {
+    let world = furnished();
+    // The mount is gone with its namespace.
+    let seen = |from: &str| {
+        let text =
+            format!("mkdir -p m && mount --bind {from} m && airlock run --mount ./m:/seen --explain -- true");
+        let output = world.shell(&format!("unshare -rm bash -ec '{text}'"));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(seen("..").contains("would show the program Airlock's state"), "{}", seen(".."));
+    assert!(seen("../state").contains("lies in Airlock's state folder"), "{}", seen("../state"));
+    assert!(!seen("w").contains("Airlock's state"), "{}", seen("w"));
+}

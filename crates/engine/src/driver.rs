@@ -145,6 +145,7 @@ impl Driver {
     ) -> Result<(), ErrorInfo> {
         result.exit_status = 125;
         let input = input.map_err(|error| internal(format!("cannot make a pipe: {error}")))?;
+        self.engine.guard(&self.spec)?;
         // A secret that is missing is no reason to have made anything.
         injected(&self.engine.doors.secrets, &self.spec)?;
         let mut cancelled = self.cancelled.clone();

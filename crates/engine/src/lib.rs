@@ -26,6 +26,7 @@ mod doctor;
 mod doors;
 mod driver;
 pub mod files;
+mod guard;
 mod origin;
 mod pool;
 mod record;
@@ -68,6 +69,8 @@ pub struct Settings {
     pub containers: Hosts,
     /// What doors are opened with.
     pub doors: DoorSettings,
+    /// Files that no run may be shown, such as the operator's own and those with keys; the state folder always is one.
+    pub guarded: Vec<PathBuf>,
 }
 
 impl Settings {
@@ -75,11 +78,12 @@ impl Settings {
     pub fn new(state: impl Into<PathBuf>) -> Settings {
         let state = state.into();
         let doors = DoorSettings::new(&state);
-        Settings { state, pool: Pool::OFF, containers: Hosts::default(), doors }
+        Settings { state, pool: Pool::OFF, containers: Hosts::default(), doors, guarded: Vec::new() }
     }
 
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
     pub fn look(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
+        guard::check(&self.state, &self.guarded, &spec.sandbox)?;
         driver::look_at_inputs(spec)?;
         driver::injected(&self.doors.secrets, spec)?;
         origin::look(&self.state, spec)?;
@@ -118,9 +122,15 @@ struct Inner {
     /// Work that nobody waits for but [`Engine::close`].
     behind: std::sync::Mutex<JoinSet<()>>,
     doors: DoorSettings,
+    guarded: Vec<PathBuf>,
 }
 
 impl Inner {
+    /// Refuses a run that would be shown what Airlock itself lives by, before anything is made for it.
+    fn guard(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
+        guard::check(&self.state, &self.guarded, &spec.sandbox)
+    }
+
     /// Has something done that no run waits for.
     fn behind(&self, work: impl Future<Output = ()> + Send + 'static) {
         let mut behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
@@ -179,7 +189,7 @@ impl Engine {
     }
 
     fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
-        let Settings { state, pool, containers, doors } = settings;
+        let Settings { state, pool, containers, doors, guarded } = settings;
         native.keep_namespaces_ahead(pool::namespaces(&pool));
         let failed = |source| EngineError {
             message: format!("cannot use the state folder `{}`", state.display()),
@@ -203,6 +213,7 @@ impl Engine {
                 pools,
                 behind,
                 doors,
+                guarded,
             }),
         })
     }
@@ -241,6 +252,9 @@ impl Engine {
     /// Makes ready for runs of this kind as the pool allows, and waits until that is done. For a run that could not
     /// start, or that a container engine carries out, nothing can be made ahead.
     pub async fn warm(&self, spec: &RunSpec) {
+        if self.inner.guard(spec).is_err() {
+            return;
+        }
         let mut spec = spec.clone();
         // As the run itself will: what is made ahead has the root that it will have.
         if let Ok((origin::Origin::Here | origin::Origin::Stored(_), _)) =
@@ -266,6 +280,7 @@ impl Engine {
 
     /// What a run would do, step by step, without doing it.
     pub async fn explain(&self, spec: &RunSpec) -> Result<Vec<PlanLine>, ErrorInfo> {
+        self.inner.guard(spec)?;
         let mut spec = spec.clone();
         let (origin, _) = origin::find(&self.inner, &mut spec).await?;
         let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);

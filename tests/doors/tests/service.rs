@@ -77,6 +77,23 @@ fn a_state_folder_has_one_owner() {
 }
 
 #[test]
+fn a_damaged_ledger_says_what_is_damaged_and_what_setting_it_aside_costs() {
+    let folder = House::new().folder;
+    let ledger = folder.at("state/ledger/owner.jsonl");
+    let whole = fs::read_to_string(&ledger).expect("a ledger");
+    fs::write(&ledger, whole.replacen("open", "shut", 1)).expect("damage");
+    let refused = proxy(&folder, &[]).output().expect("airlock starts");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(125), "{said}");
+    for words in ["owner.jsonl`, line 1: ", "airlock usage --verify", "spent today from nothing"] {
+        assert!(said.contains(words), "{said}");
+    }
+    assert!(!said.contains("stop the other"), "{said}");
+    fs::rename(&ledger, folder.at("aside")).expect("it can be set aside");
+    drop(Proxy::start(&mut proxy(&folder, &[])));
+}
+
+#[test]
 fn other_machines_are_not_let_in_by_accident() {
     let folder = Folder::new();
     fs::write(folder.at("config.toml"), "").expect("a configuration");

@@ -130,7 +130,8 @@ fn open_engine(config: &Config, begun: Option<engine::HeadStart>) -> Result<engi
 
 fn settings(config: &Config) -> engine::Settings {
     let containers = engine::Hosts { docker: config.docker.clone(), podman: config.podman.clone() };
-    engine::Settings { containers, doors: door_settings(config), ..engine::Settings::new(&config.state) }
+    let (doors, guarded) = (door_settings(config), config.guarded());
+    engine::Settings { containers, doors, guarded, ..engine::Settings::new(&config.state) }
 }
 
 fn door_settings(config: &Config) -> engine::DoorSettings {

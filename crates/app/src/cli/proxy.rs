@@ -20,7 +20,7 @@ use std::{
     fmt::Write as _,
     io,
     net::{SocketAddr, TcpListener},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 use tokio::{
@@ -131,9 +131,20 @@ fn own_ledger(config: &Config) -> Result<Ledger, Failure> {
     opened.map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot own the ledger, without which nothing may be spent: {error}"),
-        hint: "stop the other `airlock proxy` of this state folder, or give this one its own with --state"
-            .into(),
+        hint: what_to_do(&error, &folder),
     })
+}
+
+fn what_to_do(error: &io::Error, ledger: &Path) -> String {
+    match error.get_ref().is_some_and(|cause| cause.is::<ledger::Problem>()) {
+        true => format!(
+            "`airlock usage --verify` names the damaged lines; with `{}/owner*.jsonl` set aside it starts, and counts \
+             what tenants spent today from nothing again",
+            ledger.display()
+        ),
+        false => "stop the other `airlock proxy` of this state folder, or give this one its own with --state"
+            .into(),
+    }
 }
 
 fn setup(config: &Config, doors: Arc<Doors>) -> Setup {

@@ -14,7 +14,10 @@ mod secrets;
 
 pub(crate) use self::doors::Doors;
 
-use ::doors::{BadSecret, Secret, secrets::Secrets};
+use ::doors::{
+    BadSecret, Secret,
+    secrets::{KeySource, MasterKey, Secrets},
+};
 use rustix::process::geteuid;
 use spec::{Policy, Pool};
 use std::{
@@ -81,6 +84,23 @@ pub(crate) struct ConfigError {
 impl ConfigError {
     fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
         ConfigError { message: message.into(), hint: hint.into() }
+    }
+}
+
+impl Config {
+    /// The files that no program may be shown: the operator's own, and those with keys.
+    pub(crate) fn guarded(&self) -> Vec<PathBuf> {
+        let master = match &self.secrets.master {
+            MasterKey::Credential(path) | MasterKey::File(path) => Some(path),
+            // The one beside lies in the state folder.
+            MasterKey::Given(_) | MasterKey::Keyring | MasterKey::Beside => None,
+        };
+        let token = self.secrets.vault.as_ref().map(|vault| &vault.token);
+        let keys = self.doors.keys().chain(token).filter_map(|key| match key {
+            KeySource::File(path) => Some(path),
+            KeySource::Stored(_) | KeySource::Variable(_) | KeySource::Vault { .. } => None,
+        });
+        self.file.iter().chain(master).chain(keys).cloned().collect()
     }
 }
 

@@ -10,7 +10,6 @@ use doors::{
     secrets::{KeySource, MasterKey, Secrets, Vault},
 };
 use std::{
-    ffi::OsStr,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
@@ -130,15 +129,26 @@ fn master_key(said: &Said, around: &Surroundings) -> Result<MasterKey, ConfigErr
         })?;
         return Ok(MasterKey::Given(given));
     }
-    let folder = around.variable("CREDENTIALS_DIRECTORY").map(Path::new);
-    let credential =
-        folder.map(|folder| folder.join(OsStr::new("airlock-master-key"))).filter(|file| file.exists());
-    Ok(match (credential, &said.key_file, said.keyring) {
+    Ok(match (credential(around)?, &said.key_file, said.keyring) {
         (Some(path), ..) => MasterKey::Credential(path),
         (None, Some(path), _) => MasterKey::File(path.clone()),
         (None, None, true) => MasterKey::Keyring,
         (None, None, false) => MasterKey::Beside,
     })
+}
+
+/// The master key that the service manager passes on. One that may be there but cannot be reached is no wish for a weaker
+/// key either.
+fn credential(around: &Surroundings) -> Result<Option<PathBuf>, ConfigError> {
+    let folder = around.variable("CREDENTIALS_DIRECTORY").map(Path::new);
+    let Some(path) = folder.map(|folder| folder.join("airlock-master-key")) else { return Ok(None) };
+    match path.try_exists() {
+        Ok(there) => Ok(there.then_some(path)),
+        Err(error) => Err(ConfigError::new(
+            format!("cannot look for the master key `{}`: {error}", path.display()),
+            "mend the credentials of the service, or unset CREDENTIALS_DIRECTORY",
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -183,6 +193,19 @@ mod tests {
         let refused = master_key(&Said::default(), &around).unwrap_err();
         assert_eq!(refused.message, "`AIRLOCK_MASTER_KEY` is no master key: the secret is empty");
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_credential_that_cannot_be_reached_is_no_reason_to_take_a_weaker_key() {
+        let file = std::env::temp_dir().join(format!("airlock-no-credentials-{}", std::process::id()));
+        std::fs::write(&file, "").unwrap();
+        let variables = [("CREDENTIALS_DIRECTORY".into(), file.clone().into())].into();
+        let around = Surroundings { variables, ..Surroundings::default() };
+        // Not by mode: root may look everywhere.
+        let refused = master_key(&Said::default(), &around).unwrap_err();
+        assert!(refused.message.starts_with("cannot look for the master key `"), "{}", refused.message);
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(place("", &around), "Beside", "what is not there was not passed on");
     }
 
     #[test]

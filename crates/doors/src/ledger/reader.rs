@@ -61,7 +61,10 @@ impl<R: BufRead> Reader<R> {
             return Ok(None);
         }
         self.line += 1;
-        let Some(text) = self.text.strip_suffix(b"\n") else { return Err(self.endless()) };
+        if !self.text.ends_with(b"\n") {
+            return Err(self.endless()?);
+        }
+        let text = &self.text[..self.text.len() - 1];
         let hash = line::check(text, &self.head.hash).map_err(Fault::Broken)?;
         let row: Row<'_> = serde_json::from_slice(text).map_err(|_| Fault::Broken("it is no record"))?;
         if row.n != self.head.n + 1 {
@@ -72,14 +75,28 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// A line without an end is a torn one, unless it is too long for that, or whole but for a byte that was put in
-    /// the place of its end.
-    fn endless(&self) -> Fault {
-        let whole =
-            self.text.split_last().is_some_and(|(_, text)| line::check(text, &self.head.hash).is_ok());
-        match (self.text.len() > LONGEST, whole) {
-            (true, _) => Fault::Broken("it is too long"),
-            (_, true) => Fault::Broken("its end was changed"),
-            (false, false) => Fault::Torn,
+    /// the place of its end. What a power loss kept from the disk reads as zeros, however many.
+    fn endless(&mut self) -> Result<Fault, io::Error> {
+        let (zeros, whole) = match self.text.split_last() {
+            Some((0, _)) => (true, false),
+            Some((_, text)) => (false, line::check(text, &self.head.hash).is_ok()),
+            None => (false, false),
+        };
+        if whole {
+            return Ok(Fault::Broken("its end was changed"));
+        }
+        let fits = self.text.len() <= LONGEST || zeros && self.only_zeros_follow()?;
+        Ok(if fits { Fault::Torn } else { Fault::Broken("it is too long") })
+    }
+
+    fn only_zeros_follow(&mut self) -> io::Result<bool> {
+        loop {
+            let next = self.source.fill_buf()?;
+            let length = next.len();
+            if length == 0 || next.iter().any(|byte| *byte != 0) {
+                return Ok(length == 0);
+            }
+            self.source.consume(length);
         }
     }
 }

@@ -177,6 +177,30 @@ fn half_a_line_is_cut_off_and_the_rest_is_kept() {
 }
 
 #[test]
+fn zeros_that_a_power_loss_left_at_the_end_are_cut_off_as_half_a_line_is() {
+    let scratch = Scratch::new("zeros");
+    let ledger = scratch.open();
+    ledger.reserve(&call("t"), Money(100), 50).unwrap();
+    drop(ledger);
+    let whole = fs::read(scratch.file()).unwrap();
+    let cases = [whole.len(), whole.len() - 1, whole.len() - 7];
+    for (length, zeros) in
+        cases.into_iter().flat_map(|length| [1, 4096, 300_000].map(|zeros| (length, zeros)))
+    {
+        let tail = [&whole[..length], &vec![0; zeros]].concat();
+        fs::write(scratch.file(), &tail).unwrap();
+        assert_eq!(scratch.problems().len(), 1, "{length} and {zeros} zeros are no whole ledger");
+        assert_eq!(recover(&scratch.0).unwrap().problems, [], "{length} and {zeros} zeros");
+        assert_eq!(scratch.problems(), Vec::<String>::new());
+        // With anything behind them they are no end.
+        let changed = [&tail[..], b"x\n"].concat();
+        fs::write(scratch.file(), &changed).unwrap();
+        assert_eq!(recover(&scratch.0).unwrap().problems.len(), 1, "{length} and {zeros} zeros");
+        assert_eq!(fs::read(scratch.file()).unwrap(), changed);
+    }
+}
+
+#[test]
 fn a_long_ledger_goes_on_in_the_next_file_and_a_missing_file_is_found() {
     let scratch = Scratch::new("parts");
     let ledger = Ledger::open_with(&scratch.0, "owner", Durability::Process, 2000).unwrap();

@@ -1,0 +1,130 @@
+//! What Airlock itself lives by is never shown to a program, whatever folder the caller asks for.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
+
+use engine::{Engine, Settings};
+use spec::{ErrorCode, ErrorInfo, Policy, RunRequest, RunSpec};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+/// A home with a state folder in it, a project beside that, a key, and a link to each.
+struct Home(PathBuf);
+
+impl Home {
+    fn new(name: &str) -> Home {
+        let home = std::env::temp_dir().join(format!("airlock-guard-{name}-{}", std::process::id()));
+        for folder in ["project", "keys", "dotfiles", "image/usr"] {
+            fs::create_dir_all(home.join(folder)).unwrap();
+        }
+        fs::write(home.join("keys/key"), "k").unwrap();
+        fs::write(home.join("dotfiles/config.toml"), "").unwrap();
+        symlink(home.join("dotfiles/config.toml"), home.join("project/config.toml")).unwrap();
+        Home(home)
+    }
+
+    fn settings(&self) -> Settings {
+        let guarded = vec![self.0.join("keys/key")];
+        Settings { guarded, ..Settings::new(self.0.join("local/state")) }
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.0.join(below)
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+fn admit(change: impl FnOnce(&mut RunRequest)) -> RunSpec {
+    let mut request = RunRequest { command: vec!["true".into()], ..RunRequest::default() };
+    change(&mut request);
+    Policy::default().admit(request).unwrap()
+}
+
+fn workspace(path: PathBuf) -> RunSpec {
+    admit(|request| request.workspace = Some(path))
+}
+
+fn mount(path: &Path) -> RunSpec {
+    admit(|request| request.mounts = vec![format!("{}:/seen", path.display()).into()])
+}
+
+fn image(path: PathBuf) -> RunSpec {
+    admit(|request| request.image = Some(path))
+}
+
+fn said(refused: Result<(), ErrorInfo>) -> String {
+    let refused = refused.expect_err("it is refused");
+    assert_eq!(refused.code, ErrorCode::PolicyDenied, "{refused:?}");
+    refused.message
+}
+
+#[test]
+fn a_folder_with_the_state_or_a_key_in_it_is_refused_before_there_is_a_state_folder() {
+    let home = Home::new("before");
+    let settings = home.settings();
+    for fine in [workspace(home.path("project")), mount(&home.path("dotfiles")), image(home.path("image"))] {
+        settings.look(&fine).unwrap();
+    }
+    for spec in [workspace(home.path("")), mount(&home.path("")), image(home.path(""))] {
+        assert!(said(settings.look(&spec)).contains("would show the program Airlock's state"));
+    }
+    for spec in [workspace(home.path("keys")), mount(&home.path("keys")), mount(&home.path("keys/key"))] {
+        assert!(said(settings.look(&spec)).ends_with("/keys/key`"));
+    }
+    assert!(!home.path("local").exists(), "nothing was made");
+}
+
+#[test]
+fn neither_links_nor_another_name_of_the_same_file_get_around_it() {
+    let home = Home::new("links");
+    fs::create_dir_all(home.path("local/state/secrets")).unwrap();
+    fs::create_dir(home.path("other")).unwrap();
+    symlink(home.path("local"), home.path("other/way")).unwrap();
+    fs::hard_link(home.path("keys/key"), home.path("other/hard")).unwrap();
+    let direct = home.settings();
+    for (below, why) in [
+        ("other/way", "would show"),
+        ("local/state", "lies in"),
+        ("other/way/state/secrets", "lies in"),
+        ("project/../local", "would show"),
+    ] {
+        let message = said(direct.look(&mount(&home.path(below))));
+        assert!(message.contains(why), "{below}: {message}");
+    }
+    said(direct.look(&mount(&home.path("other/hard"))));
+    // Where the link stands it could be turned elsewhere; where it leads, the state lies.
+    let linked = Settings::new(home.path("other/way/state"));
+    said(linked.look(&workspace(home.path("other"))));
+    said(linked.look(&workspace(home.path("local"))));
+    let linked = Settings { guarded: vec![home.path("project/config.toml")], ..home.settings() };
+    said(linked.look(&workspace(home.path("project"))));
+    said(linked.look(&workspace(home.path("dotfiles"))));
+    linked.look(&workspace(home.path("image"))).unwrap();
+    let around = Settings::new(home.path("project/../local/state"));
+    around.look(&workspace(home.path("project"))).unwrap();
+    said(around.look(&workspace(home.path("local"))));
+}
+
+#[tokio::test]
+async fn an_engine_that_was_not_asked_before_refuses_as_well() {
+    let home = Home::new("engine");
+    let engine = Engine::open(home.settings()).unwrap();
+    for spec in
+        [workspace(home.path("")), workspace(home.path("local/state/artifacts")), mount(&home.path("keys"))]
+    {
+        let refused = engine.explain(&spec).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::PolicyDenied, "{refused:?}");
+        let result = engine.run(spec).await;
+        let error = result.error.unwrap();
+        assert_eq!((error.code, result.exit_status), (ErrorCode::PolicyDenied, 125), "{}", error.message);
+    }
+    let result = engine.run(workspace(home.path("project"))).await;
+    assert_eq!((result.exit_code, result.error), (Some(0), None));
+}
