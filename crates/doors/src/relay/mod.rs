@@ -1,6 +1,7 @@
 //! The way of one call: route, body, policy, reservation, credential, provider, and back. A straight line; what a
 //! program may ask is decided before the first byte goes out.
 
+mod body;
 mod fault;
 mod flow;
 mod headers;
@@ -16,7 +17,7 @@ use crate::{
     ledger::Call,
     line::Line,
     price::Price,
-    session::{BODY_UNIT, Kind, OpenError, Session},
+    session::{Kind, OpenError, Session},
     token,
     upstream::{NoAnswer, NoConnection, Upstream, Wire},
 };
@@ -24,7 +25,7 @@ use bytes::{Bytes, BytesMut};
 use flow::{Bill, Flow};
 use http::{Request, Response, StatusCode, header, request::Parts};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Full};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use passage::Passage;
 use std::{
@@ -59,6 +60,8 @@ struct Asked<'a> {
     body: Bytes,
     ask: Ask,
     began: Instant,
+    /// When it has to be over, if that is limited.
+    end: Option<Instant>,
     /// The room that the body takes of the session's.
     _room: Option<SemaphorePermit<'a>>,
 }
@@ -88,7 +91,7 @@ pub(crate) async fn serve(
     if !session.is_open() || !line.enter(&session.crowd) {
         return refusal(None, &fault::ended());
     }
-    let (head, body) = request.into_parts();
+    let (head, mut body) = request.into_parts();
     if token::is_anothers(&head, session.terms.token.as_ref()) {
         session.denied("token", "a token of another session", "token_listener_mismatch", "nothing");
         return unauthorized_at(&head);
@@ -99,9 +102,7 @@ pub(crate) async fn serve(
     let mut response = tokio::select! {
         biased;
         () = asked.asked() => refusal(None, &fault::ended()),
-        answered = answer(&session, line, head, body) => {
-            answered.unwrap_or_else(|(dialect, fault)| refusal(dialect, &fault))
-        }
+        answered = answer_or_refuse(&session, line, head, &mut body) => answered,
     };
     if ambiguous {
         response.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
@@ -115,13 +116,28 @@ pub(crate) fn unauthorized_at(head: &Parts) -> Response<Outgoing> {
     refusal(route.ok().and_then(|route| route.dialect), &fault::unauthorized())
 }
 
+async fn answer_or_refuse(
+    session: &Arc<Session>,
+    line: Arc<Line>,
+    head: Parts,
+    body: &mut Incoming,
+) -> Response<Outgoing> {
+    match answer(session, line, head, body).await {
+        Ok(response) => response,
+        Err((dialect, fault)) => {
+            body::read_out(body).await;
+            refusal(dialect, &fault)
+        }
+    }
+}
+
 type Refusal = (Option<Dialect>, Fault);
 
 async fn answer(
     session: &Arc<Session>,
     line: Arc<Line>,
     head: Parts,
-    body: Incoming,
+    body: &mut Incoming,
 ) -> Result<Response<Outgoing>, Refusal> {
     if let Some(own) = own::answer(session, &head) {
         return Ok(own);
@@ -136,54 +152,13 @@ async fn answer(
         return Err((route.dialect, fault::other_dialect(speaks)));
     }
     let refused = |fault| (Some(speaks), fault);
-    let (body, room) = read_body(session, body).await.map_err(refused)?;
+    let (body, room) = body::read(session, body).await.map_err(refused)?;
     let ask = understand(&route, &body).map_err(refused)?;
-    let asked = Asked { route, head, body, ask, began: Instant::now(), _room: room };
+    let began = Instant::now();
+    let end =
+        (session.kind == Kind::Inference).then(|| began + session.doors.catalogue.bounds.inference_time);
+    let asked = Asked { route, head, body, ask, began, end, _room: room };
     carry_out(session, line, &asked).await.map_err(refused)
-}
-
-/// The whole body, within bounds of size and time, and the room it takes.
-async fn read_body(
-    session: &Session,
-    mut body: Incoming,
-) -> Result<(Bytes, Option<SemaphorePermit<'_>>), Fault> {
-    let bounds = &session.doors.catalogue.bounds;
-    let announced = body.size_hint().exact();
-    if body.is_end_stream() {
-        return Ok((Bytes::new(), None));
-    }
-    if announced.is_some_and(|length| length > bounds.body) {
-        return Err(fault::body_too_large(bounds.body));
-    }
-    let read = async {
-        let units = announced.unwrap_or(bounds.body).div_ceil(BODY_UNIT) as u32;
-        let mut room = session.bodies.acquire_many(units).await.ok();
-        let mut all = BytesMut::new();
-        let mut first = Bytes::new();
-        while let Some(frame) = body.frame().await {
-            let Ok(frame) = frame else { return Err(fault::bad_body("it broke off")) };
-            let Ok(data) = frame.into_data() else { continue };
-            if first.is_empty() && all.is_empty() {
-                first = data;
-                continue;
-            }
-            if all.is_empty() {
-                all.reserve(announced.unwrap_or(64 << 10) as usize);
-                all.extend_from_slice(&std::mem::take(&mut first));
-            }
-            all.extend_from_slice(&data);
-            if all.len() as u64 > bounds.body {
-                return Err(fault::body_too_large(bounds.body));
-            }
-        }
-        let whole = if all.is_empty() { first } else { all.freeze() };
-        // Of a body that did not say how long it would be, most of the room is free again.
-        let taken = (whole.len() as u64).div_ceil(BODY_UNIT) as usize;
-        let surplus = room.as_mut().and_then(|room| room.split((units as usize).saturating_sub(taken)));
-        drop(surplus);
-        Ok((whole, room))
-    };
-    timeout(bounds.body_time, read).await.unwrap_or_else(|_| Err(fault::body_too_slow()))
 }
 
 fn understand(route: &Route, body: &Bytes) -> Result<Ask, Fault> {
@@ -317,7 +292,9 @@ impl Attempt<'_> {
                     true => bill.nothing("not_sent"),
                     false => bill.everything("no_answer"),
                 }
-                return Err(Failed { fault, next: Next::Again { after: None } });
+                let late = self.asked.end.is_some_and(|end| end <= Instant::now());
+                let next = if late { Next::Stop } else { Next::Again { after: None } };
+                return Err(Failed { fault, next });
             }
         };
         self.pass_on(bill, wire, answered, strips).await
@@ -419,7 +396,7 @@ impl Attempt<'_> {
         let unreachable = |why: NoConnection| (fault::unreachable(why), true);
         for _ in 0..MOST_STALE {
             let (mut wire, kept) = self.upstream.connect().await.map_err(unreachable)?;
-            let patience = self.upstream.provider.patience.first_byte;
+            let patience = self.patience();
             match timeout(patience, wire.send(request.clone())).await {
                 Ok(Ok(response)) => return Ok((wire, response)),
                 Ok(Err(NoAnswer::NotSent)) if kept => continue,
@@ -429,6 +406,12 @@ impl Attempt<'_> {
             }
         }
         Err((fault::lost(), true))
+    }
+
+    /// How long the head of the answer is waited for.
+    fn patience(&self) -> Duration {
+        let most = self.upstream.provider.patience.first_byte;
+        self.asked.end.map_or(most, |end| most.min(end.saturating_duration_since(Instant::now())))
     }
 
     /// Decides what an answer is by its head.
@@ -500,8 +483,7 @@ impl Attempt<'_> {
             bill,
             delimited,
         };
-        let end = (self.session.kind == Kind::Inference)
-            .then(|| tokio::time::Instant::now() + self.session.doors.catalogue.bounds.inference_time);
+        let end = self.asked.end.map(Into::into);
         let passage = Passage::new(self.session.clone(), self.line.clone(), flow, length, end);
         let mut response = Response::new(Outgoing::Passage(Box::new(passage)));
         *response.status_mut() = head.status;
