@@ -50,19 +50,24 @@ pub(crate) struct Opened {
     sessions: Vec<Arc<Session>>,
     /// Where the inference door's socket is, outside.
     socket: Option<PathBuf>,
+    /// What is let in and out of the run is written down there.
+    ledger: Option<Arc<Ledger>>,
 }
 
 /// Opens what a run was granted. What is missing is known before there is a box.
 pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<Opened, ErrorInfo> {
     let mut opened = Opened::default();
-    if spec.grants.ports().is_empty() {
+    if spec.grants.ports().is_empty() && spec.grants.secrets.is_empty() {
         return Ok(opened);
     }
     let provider = match &spec.grants.llm {
         Some(grant) => Some(provider(engine, grant).await?),
         None => None,
     };
-    let doors = house(engine, id)?;
+    let ledger = begin_ledger(engine, id)?;
+    opened.ledger = Some(ledger.clone());
+    let settings = &engine.doors;
+    let doors = Doors::new(settings.catalogue.clone(), settings.secrets.clone(), Till::new(ledger));
     if let Some((grant, provider)) = spec.grants.llm.clone().zip(provider) {
         // What a program sends as its key: known at this door, and worth nothing elsewhere.
         let token = Token::fresh().map_err(|error| error_of(ErrorCode::Internal, error.to_string()))?;
@@ -88,13 +93,11 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
 }
 
 /// A lone run has a ledger segment of its own: nobody else has to be asked, and nobody can be in the way.
-fn house(engine: &Inner, id: &Id) -> Result<Arc<Doors>, ErrorInfo> {
-    let settings = &engine.doors;
-    let name = format!("run-{id}");
-    let ledger = Ledger::open(&engine.state.join("ledger"), &name, settings.durability)
-        .map_err(|error| internal("cannot begin a ledger, without which nothing may be spent", &error))?;
-    let till = Till::new(Arc::new(ledger));
-    Ok(Doors::new(settings.catalogue.clone(), settings.secrets.clone(), till))
+fn begin_ledger(engine: &Inner, id: &Id) -> Result<Arc<Ledger>, ErrorInfo> {
+    let ledger = Ledger::open(&engine.state.join("ledger"), &format!("run-{id}"), engine.doors.durability);
+    ledger.map(Arc::new).map_err(|error| {
+        internal("cannot begin a ledger, without which nothing may be spent or let in", &error)
+    })
 }
 
 /// Which provider is meant. One without a credential is refused before anything is written for the run.
@@ -226,6 +229,16 @@ impl Opened {
             session.serve(Listener::Tcp(listener)).map_err(|error| refused(&error))?;
         }
         Ok(others)
+    }
+
+    /// Writes down which secrets the program is about to have. What cannot be written is not let in.
+    pub(crate) fn note_secrets(&self, id: &Id, secrets: &[(String, EnvName)]) -> Result<(), ErrorInfo> {
+        let failed = |error: &io::Error| internal("cannot write down that a secret is let in", error);
+        secrets.iter().try_for_each(|(name, variable)| {
+            let ledger = self.ledger.as_ref().ok_or_else(|| failed(&io::ErrorKind::NotFound.into()))?;
+            let variable = variable.as_os_str().to_string_lossy();
+            ledger.inject(id.as_str(), name, &variable).map_err(|error| failed(&error))
+        })
     }
 
     /// Ends them, and says what was used and refused.

@@ -288,7 +288,11 @@ impl Driver {
         }
         result.enforced_by = sandbox.enforcers();
         result.notes.extend(sandbox.notes());
-        let outputs = match self.put_inputs(sandbox).await {
+        let ready = match opened.note_secrets(&self.id, &self.spec.grants.secrets) {
+            Ok(()) => self.put_inputs(sandbox).await,
+            Err(error) => Err(error),
+        };
+        let outputs = match ready {
             Ok(()) => self.exec_in_time(sandbox, input, result).await,
             Err(error) => Err(error),
         };

@@ -19,6 +19,7 @@ mod usage;
 use crate::config::{self, Config, Surroundings};
 use clap::{Args, Parser, Subcommand};
 use message::Failure;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use std::{
     borrow::Cow,
     ffi::OsString,
@@ -141,6 +142,14 @@ fn door_settings(config: &Config) -> engine::DoorSettings {
         inference_models: config.doors.inference_models.clone(),
         durability: config.doors.durability,
     }
+}
+
+/// For a process that comes to have a key in its memory: nobody may read that, and nothing may write it to a disk.
+fn leave_no_dump() -> Result<(), Failure> {
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .and_then(|()| setrlimit(Resource::Core, none))
+        .map_err(|error| Failure::internal(format!("cannot keep keys out of core dumps: {error}")))
 }
 
 /// One thread is enough for one run, and starts faster.

@@ -13,7 +13,6 @@ use doors::{
     registry::{Registry, Setup},
     till::Till,
 };
-use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use serde::Serialize;
 use spec::ErrorCode;
 use std::{
@@ -82,7 +81,7 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 }
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    leave_no_dump()?;
+    super::leave_no_dump()?;
     let config = global.configure(surroundings)?;
     options.check_addresses()?;
     let admin_token = match &options.admin_token_file {
@@ -100,14 +99,6 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     drop(runtime);
     drop(ledger);
     Ok(0)
-}
-
-/// This process has every key in its memory: nobody may read that, and nothing may write it to a disk.
-fn leave_no_dump() -> Result<(), Failure> {
-    let none = Rlimit { current: Some(0), maximum: Some(0) };
-    set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .and_then(|()| setrlimit(Resource::Core, none))
-        .map_err(|error| Failure::internal(format!("cannot keep the keys out of core dumps: {error}")))
 }
 
 /// The one who owns the money of this state folder. What is spent by tenant and day cannot be known by two. What owners

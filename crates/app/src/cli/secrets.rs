@@ -104,6 +104,7 @@ fn set(secrets: &Secrets, name: &str, json: bool) -> Result<(), Failure> {
     // Before somebody types for nothing.
     let id = spec::Id::new(name)
         .map_err(|bad| Failure::invalid(bad.to_string(), "give the secret another name"))?;
+    super::leave_no_dump()?;
     let stdin = io::stdin();
     let bytes = match stdin.is_terminal() {
         true => ask(&stdin, id.as_str())?,

@@ -60,6 +60,8 @@ struct Asked {
     body: Bytes,
     ask: Ask,
     began: Instant,
+    /// When it has to be over, if that is limited.
+    end: Option<Instant>,
 }
 
 /// Why a try gave no answer, and what may be tried next.
@@ -87,7 +89,7 @@ pub(crate) async fn serve(
     if !session.is_open() || !line.enter(&session.crowd) {
         return refusal(None, &fault::ended());
     }
-    let (head, body) = request.into_parts();
+    let (head, mut body) = request.into_parts();
     if token::is_anothers(&head, session.terms.token.as_ref()) {
         session.denied("token", "a token of another session", "token_listener_mismatch", "nothing");
         return unauthorized_at(&head);
@@ -98,9 +100,7 @@ pub(crate) async fn serve(
     let mut response = tokio::select! {
         biased;
         () = asked.asked() => refusal(None, &fault::ended()),
-        answered = answer(&session, line, head, body) => {
-            answered.unwrap_or_else(|(dialect, fault)| refusal(dialect, &fault))
-        }
+        answered = answer_or_refuse(&session, line, head, &mut body) => answered,
     };
     if ambiguous {
         response.headers_mut().insert(header::CONNECTION, http::HeaderValue::from_static("close"));
@@ -114,13 +114,28 @@ pub(crate) fn unauthorized_at(head: &Parts) -> Response<Outgoing> {
     refusal(route.ok().and_then(|route| route.dialect), &fault::unauthorized())
 }
 
+async fn answer_or_refuse(
+    session: &Arc<Session>,
+    line: Arc<Line>,
+    head: Parts,
+    body: &mut Incoming,
+) -> Response<Outgoing> {
+    match answer(session, line, head, body).await {
+        Ok(response) => response,
+        Err((dialect, fault)) => {
+            body::read_out(body).await;
+            refusal(dialect, &fault)
+        }
+    }
+}
+
 type Refusal = (Option<Dialect>, Fault);
 
 async fn answer(
     session: &Arc<Session>,
     line: Arc<Line>,
     head: Parts,
-    body: Incoming,
+    body: &mut Incoming,
 ) -> Result<Response<Outgoing>, Refusal> {
     if let Some(own) = own::answer(session, &head) {
         return Ok(own);
@@ -143,7 +158,10 @@ async fn answer(
     {
         return Err(refused(fault::bad_body("it names another model than the path")));
     }
-    let asked = Asked { route, head, body, ask, began: Instant::now() };
+    let began = Instant::now();
+    let end =
+        (session.kind == Kind::Inference).then(|| began + session.doors.catalogue.bounds.inference_time);
+    let asked = Asked { route, head, body, ask, began, end };
     carry_out(session, line, &asked).await.map_err(refused)
 }
 
@@ -287,7 +305,9 @@ impl Attempt<'_> {
                     true => bill.nothing("not_sent"),
                     false => bill.everything("no_answer"),
                 }
-                return Err(Failed { fault, next: Next::Again { after: None } });
+                let late = self.asked.end.is_some_and(|end| end <= Instant::now());
+                let next = if late { Next::Stop } else { Next::Again { after: None } };
+                return Err(Failed { fault, next });
             }
         };
         self.pass_on(bill, wire, answered, strips).await
@@ -393,7 +413,7 @@ impl Attempt<'_> {
         let unreachable = |why: NoConnection| (fault::unreachable(why), true);
         for _ in 0..MOST_STALE {
             let (mut wire, kept) = self.upstream.connect().await.map_err(unreachable)?;
-            let patience = self.upstream.provider.patience.first_byte;
+            let patience = self.patience();
             match timeout(patience, wire.send(request.clone())).await {
                 Ok(Ok(response)) => return Ok((wire, response)),
                 Ok(Err(NoAnswer::NotSent)) if kept => continue,
@@ -403,6 +423,12 @@ impl Attempt<'_> {
             }
         }
         Err((fault::lost(), true))
+    }
+
+    /// How long the head of the answer is waited for.
+    fn patience(&self) -> Duration {
+        let most = self.upstream.provider.patience.first_byte;
+        self.asked.end.map_or(most, |end| most.min(end.saturating_duration_since(Instant::now())))
     }
 
     /// Decides what an answer is by its head.
@@ -481,8 +507,7 @@ impl Attempt<'_> {
             bill,
             delimited,
         };
-        let end = (self.session.kind == Kind::Inference)
-            .then(|| tokio::time::Instant::now() + self.session.doors.catalogue.bounds.inference_time);
+        let end = self.asked.end.map(Into::into);
         let passage = Passage::new(self.session.clone(), self.line.clone(), flow, length, end);
         let mut response = Response::new(Outgoing::Passage(Box::new(passage)));
         *response.status_mut() = head.status;
