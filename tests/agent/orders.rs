@@ -314,3 +314,16 @@ fn odd_text_from_a_model_still_makes_one_good_object() {
     let result = desk.task(&task("p"), &[]);
     assert_eq!(result["result"], "a?b\u{0}c\u{1b}[2J");
 }
+
+#[test]
+fn an_answer_that_grows_when_it_is_written_stays_within_the_bound_of_the_object() {
+    let desk = Desk::new();
+    // Within the bound of an answer in characters, and six bytes each when they are escaped.
+    desk.says(&"\u{1}".repeat(200 << 10), &[]);
+    let result = desk.task(&task("go on"), &[]);
+    assert_eq!((&result["task_id"], &result["status"]), (&"t-1".into(), &"completed".into()));
+    let said = result["result"].as_str().expect("a text");
+    assert!(said.starts_with('\u{1}') && said.ends_with("more characters]"), "{}", said.len());
+    desk.says(&"x".repeat(200 << 10), &[]);
+    assert_eq!(desk.task(&task("go on"), &[])["result"].as_str().map(str::len), Some(200 << 10));
+}

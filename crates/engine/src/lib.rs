@@ -191,6 +191,7 @@ impl Engine {
     fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
         let Settings { state, pool, containers, doors, guarded } = settings;
         native.keep_namespaces_ahead(pool::namespaces(&pool));
+        native.hide(guarded.iter().cloned());
         let failed = |source| EngineError {
             message: format!("cannot use the state folder `{}`", state.display()),
             hint: "choose one that you may write with --state DIR".to_owned(),

@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
 use engine::{Engine, Settings};
-use spec::{ErrorCode, ErrorInfo, Policy, RunRequest, RunSpec};
+use spec::{ErrorCode, ErrorInfo, Network, Policy, RunRequest, RunSpec};
 use std::{
     fs,
-    os::unix::fs::symlink,
+    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
 };
 
@@ -127,4 +127,28 @@ async fn an_engine_that_was_not_asked_before_refuses_as_well() {
     }
     let result = engine.run(workspace(home.path("project"))).await;
     assert_eq!((result.exit_code, result.error), (Some(0), None));
+}
+
+#[tokio::test]
+async fn a_profile_that_shows_the_whole_system_leaves_them_out() {
+    let home = Home::new("system");
+    let system = Path::new("/var/tmp").join(home.0.file_name().unwrap());
+    fs::create_dir(&system).unwrap();
+    for folder in [&system, &home.0] {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    for name in ["key", "plain"] {
+        fs::write(system.join(name), name).unwrap();
+        fs::set_permissions(system.join(name), fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    let engine = Engine::open(Settings { guarded: vec![system.join("key")], ..home.settings() }).unwrap();
+    let command = ["sh", "-c", &format!("cd {} && ls && cat key", system.display())].map(Into::into).into();
+    let spec = admit(|request| {
+        (request.command, request.profile) = (command, Some("permissive".to_owned()));
+        request.network = Some(Network::None);
+    });
+    let result = engine.run(spec).await;
+    fs::remove_dir_all(&system).unwrap();
+    let shown = (result.exit_code, String::from_utf8_lossy(&result.stdout));
+    assert_eq!(shown, (Some(1), "plain\n".into()), "{:?}", result.error);
 }

@@ -50,13 +50,17 @@ const KNOWN: [(&str, Dialect, &str); 3] = [
 const LOCAL_MODELS: &str = "http://127.0.0.1:11434";
 const MOST_RETRIES: u64 = 10;
 /// What a program may not say to a provider, whatever the operator forwards: who pays, for whom, and where a message ends.
-const NEVER_FORWARDED: [&str; 17] = [
+const NEVER_FORWARDED: [&str; 21] = [
     "authorization",
-    "proxy-authorization",
     "x-api-key",
     "api-key",
     "x-goog-api-key",
+    "openai-organization",
+    "openai-project",
+    "x-goog-user-project",
     "cookie",
+    "keep-alive",
+    "expect",
     "host",
     "forwarded",
     "via",
@@ -69,6 +73,8 @@ const NEVER_FORWARDED: [&str; 17] = [
     "trailer",
     "upgrade",
 ];
+/// The same, however they go on.
+const NEVER_FORWARDED_BEGINNINGS: [&str; 4] = ["x-forwarded-", "proxy-", "x-litellm-", "x-airlock-"];
 
 /// By name, as catalogues have them.
 pub(super) type Providers = BTreeMap<String, Arc<Provider>>;
@@ -242,10 +248,10 @@ fn headers(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<Header
         let name: HeaderName = text.parse().map_err(|_| {
             section.error(key, format_args!("has a bad name: `{}`", text.escape_debug()), "name a header")
         })?;
-        let forged = name.as_str().starts_with("x-forwarded-") || name.as_str().starts_with("proxy-");
-        match forged || NEVER_FORWARDED.contains(&name.as_str()) {
+        let begins = NEVER_FORWARDED_BEGINNINGS.iter().any(|start| name.as_str().starts_with(start));
+        match begins || NEVER_FORWARDED.contains(&name.as_str()) {
             true => {
-                let hint = "a program decides neither who pays nor where a message ends";
+                let hint = "a program says neither who pays or asks nor where a message ends";
                 Err(section.error(key, format_args!("cannot name `{name}`"), hint))
             }
             false => Ok(name),

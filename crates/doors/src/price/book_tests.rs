@@ -33,6 +33,15 @@ fn the_shipped_book_can_be_read_and_every_row_is_sane() {
 }
 
 #[test]
+fn what_searches_unasked_for_a_fee_that_no_usage_shows_has_no_price() {
+    let book = PriceBook::default();
+    for name in ["gpt-4o-search-preview", "gpt-4o-mini-search-preview", "gpt-4o-search-preview-2025-03-11"] {
+        assert!(book.price("openai", name).is_none(), "{name}");
+    }
+    assert!(book.price("openai", "gpt-4o-mini").is_some());
+}
+
+#[test]
 fn the_version_changes_with_the_book_and_with_the_operators_prices() {
     let shipped = Shipped::read(SHIPPED).unwrap().version;
     assert_eq!(PriceBook::default().version(), shipped);

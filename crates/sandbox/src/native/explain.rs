@@ -29,7 +29,7 @@ impl Native {
         spec: &SandboxSpec,
         program: &Program,
     ) -> Result<Vec<Line>, SandboxError> {
-        let template = root::plan(spec, self.steps, &self.state)?;
+        let template = root::plan(spec, self.steps, &self.hidden)?;
         let who = plan::Who::new(spec, self.starter, name, None);
         let in_box = plan::of_box(spec, self.steps, who, &[], false)?;
         let findings = self.cgroups.findings();

@@ -76,6 +76,8 @@ impl HeadStart {
 #[derive(Debug)]
 pub struct Native {
     state: PathBuf,
+    /// What no root shows: the state folder, and more that the engine names.
+    hidden: Vec<PathBuf>,
     starter: Starter,
     cgroups: cgroup::Host,
     launchers: Mutex<Vec<(Arc<TemplatePlan>, Arc<Launcher>)>>,
@@ -98,6 +100,7 @@ impl Native {
         let root = rustix::process::geteuid().is_root() && probe::may_make_namespaces();
         let spare = if root { probe::spare_ids() } else { None };
         Native {
+            hidden: vec![state.clone()],
             state,
             starter: spare.map_or(Starter::User, Starter::Root),
             cgroups: cgroup::Host::detect(),
@@ -113,6 +116,11 @@ impl Native {
     /// Uses a launcher that has already begun for the first root.
     pub fn use_head_start(&mut self, begun: HeadStart) {
         self.head_start = Mutex::new(Some(begun));
+    }
+
+    /// Roots that show all of `/etc` and `/var` leave these out, too.
+    pub fn hide(&mut self, paths: impl IntoIterator<Item = PathBuf>) {
+        self.hidden.extend(paths);
     }
 
     /// From now on launchers keep this many network and user namespaces ready.
@@ -257,7 +265,7 @@ impl Native {
         if let Some((_, _, plan)) = planned.iter().find(|(_, of, _)| *of == spec) {
             return Ok(plan.clone());
         }
-        let plan = self.shared(root::plan(&spec, self.steps, &self.state)?);
+        let plan = self.shared(root::plan(&spec, self.steps, &self.hidden)?);
         if planned.len() < MOST_LAUNCHERS {
             planned.push((Instant::now(), spec, plan.clone()));
         }

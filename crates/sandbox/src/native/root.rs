@@ -85,12 +85,16 @@ pub(super) fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
     mount_points(&mut Places::default(), spec)
 }
 
-/// The plan of the root for a box.
-pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<TemplatePlan, SandboxError> {
+/// The plan of the root for a box. Nothing of `hidden` is in it.
+pub(super) fn plan(
+    spec: &SandboxSpec,
+    steps: Steps,
+    hidden: &[PathBuf],
+) -> Result<TemplatePlan, SandboxError> {
     let mut places = Places::default();
     let image = match &spec.root {
         Root::Host => {
-            host_places(&mut places, spec, state)?;
+            host_places(&mut places, spec, hidden)?;
             None
         }
         Root::Folder(folder) => {
@@ -123,7 +127,7 @@ pub(super) fn plan(spec: &SandboxSpec, steps: Steps, state: &Path) -> Result<Tem
     Ok(TemplatePlan { steps, image, places: places.list })
 }
 
-fn host_places(places: &mut Places, spec: &SandboxSpec, state: &Path) -> Result<(), SandboxError> {
+fn host_places(places: &mut Places, spec: &SandboxSpec, hidden: &[PathBuf]) -> Result<(), SandboxError> {
     places.add("usr", PlaceKind::Bind, "/usr")?;
     for name in BESIDE_USR {
         bind_or_link(places, name)?;
@@ -136,7 +140,7 @@ fn host_places(places: &mut Places, spec: &SandboxSpec, state: &Path) -> Result<
             }
             users(places, spec.user)
         }
-        ExtraMounts::SystemReadOnly => whole_system(places, state),
+        ExtraMounts::SystemReadOnly => whole_system(places, hidden),
     }
 }
 
@@ -161,14 +165,14 @@ fn bind_or_link(places: &mut Places, path: &str) -> Result<(), SandboxError> {
     }
 }
 
-/// All of `/etc` and `/var`, without secrets, sockets and our own state.
-fn whole_system(places: &mut Places, state: &Path) -> Result<(), SandboxError> {
+/// All of `/etc` and `/var`, without secrets, sockets and what is our own.
+fn whole_system(places: &mut Places, own: &[PathBuf]) -> Result<(), SandboxError> {
     for folder in ["etc", "var"] {
         places.add(folder, PlaceKind::Shown, Path::new("/").join(folder))?;
     }
     let mut hidden: Vec<_> = SECRETS_OF_ETC.iter().map(|name| Path::new("etc").join(name)).collect();
     hidden.push(PathBuf::from("var/lib/airlock"));
-    hidden.extend(within_shown(state));
+    hidden.extend(own.iter().filter_map(|path| within_shown(path)));
     // Parents first: nothing needs hiding below what is hidden.
     hidden.sort();
     for path in hidden {

@@ -89,7 +89,8 @@ fn images_that_are_none_are_refused(world: &World) {
         (result.status, result.exit_status, result.error.map(|error| error.code))
     };
     let refused = |code| (Status::NotStarted, 125, Some(code));
-    assert_eq!(refusal(Path::new("/")), refused(ErrorCode::ImageRefused));
+    // The state folder lies in it.
+    assert_eq!(refusal(Path::new("/")), refused(ErrorCode::PolicyDenied));
     assert_eq!(refusal(&world.probe_folder.join("probe")), refused(ErrorCode::ImageRefused));
     assert_eq!(refusal(&world.folder.join("absent")), refused(ErrorCode::ImageMissing));
 }

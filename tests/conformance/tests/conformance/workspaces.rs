@@ -213,7 +213,9 @@ fn links_planted_in_a_workspace_lead_nowhere(world: &World) {
 }
 
 fn no_writable_mount_leads_around_protected_names(world: &World) {
-    let workspace = world.fresh_workspace();
+    // Not beside the state folder, which what is above must not show either.
+    let above = world.fresh_folder("above");
+    let workspace = above.join("workspace");
     fs::create_dir_all(workspace.join(".git/hooks")).expect("a folder");
     fs::create_dir(workspace.join("sources")).expect("a folder");
     world.give(&workspace);
@@ -225,8 +227,7 @@ fn no_writable_mount_leads_around_protected_names(world: &World) {
         (result.status, result.error.map(|error| error.code))
     };
     let (refused, ran) = ((Status::NotStarted, Some(ErrorCode::InvalidSpec)), (Status::Succeeded, None));
-    let above = workspace.parent().expect("a folder above");
-    for host in [above, &workspace, &workspace.join(".git"), &workspace.join(".git/hooks")] {
+    for host in [&above, &workspace, &workspace.join(".git"), &workspace.join(".git/hooks")] {
         assert_eq!(answer(host, "rw", &[]), refused, "{}", host.display());
     }
     assert_eq!(answer(&workspace, "ro", &[]), ran);

@@ -281,3 +281,33 @@ fn models_of_this_machine_are_reached_unless_the_file_says_where_else() {
         assert!(refused.message.contains(why), "{}", refused.message);
     }
 }
+
+#[test]
+fn no_program_can_say_who_pays_or_who_asks() {
+    let x = "[x]\ndialect = \"openai\"\nbase = \"https://x.example\"\n";
+    let forwarded = |name: &str| read(&format!("{x}forward_headers = [\"{name}\"]"));
+    assert!(forwarded("x-title").is_ok() && forwarded("anthropic-beta").is_ok());
+    for name in [
+        "OpenAI-Organization",
+        "openai-project",
+        "x-goog-user-project",
+        "x-litellm-tags",
+        "X-Airlock-Run",
+        "forwarded",
+        "x-forwarded-host",
+        "via",
+        "cookie",
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "authorization",
+        "proxy-authorization",
+        "x-api-key",
+        "api-key",
+        "x-goog-api-key",
+    ] {
+        let refused = forwarded(name).expect_err(name);
+        assert!(refused.message.contains(" cannot name `"), "{}", refused.message);
+    }
+}
