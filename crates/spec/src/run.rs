@@ -442,7 +442,8 @@ fn grants_of(request: &RunRequest, profile: &Profile, maximum: &Budget) -> Resul
         let message = "a budget or a list of models needs a door";
         return Err(invalid(message, "add --llm=PROVIDER, or --inference"));
     }
-    if request.budget.within(maximum).or(&request.budget) != request.budget {
+    let asked_for = request.budget.or(maximum);
+    if asked_for.within(maximum) != asked_for {
         let hint = "ask for less, or raise `budget` under [maximum] in the configuration";
         return Err(invalid("the budget is over the operator's maximum", hint));
     }

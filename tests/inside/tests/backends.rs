@@ -21,7 +21,7 @@ tell(ask('POST', '/v1/chat/completions', chat())[0])
 tell(ask('POST', '/api/chat', chat(stream=False), port=11434)[0])
 tell(ask('POST', '/api/chat', chat(stream=False), socket_path=place)[0])
 tell(ask('POST', '/api/pull', {'model': 'm'}, socket_path=place)[0])
-tell(os.environ['OPENAI_API_KEY'].startswith('airlock-'))
+tell(os.environ['OPENAI_API_KEY'].startswith('session-'))
 tell(os.environ.get('TOKEN'))";
 
 fn used(token: Option<&str>) -> Vec<Value> {

@@ -81,18 +81,18 @@ input()";
     assert_eq!(ask(&bearer), 401);
     let left = std::fs::read_dir(desk.state().join("doors")).expect("its folder").count();
     assert_eq!(left, 0, "no socket");
-    // Another run has another key, and does not look at keys at all: the listener is who it is.
+    // Another run has another key, and that of an earlier one is refused there: it is somebody else's.
     let script = "
 tell(os.environ['OPENAI_API_KEY'])
-tell(ask('POST', '/v1/chat/completions', chat(), {'authorization': 'Bearer ' + KEY})[0])";
+tell(ask('POST', '/v1/chat/completions', chat(), {'authorization': 'Bearer ' + KEY})[0])
+tell(ask('POST', '/v1/chat/completions', chat(), {'authorization': 'Bearer anything'})[0])";
+    let before = desk.provider.served().count;
     let told = desk.inside(&["--llm=openai"], &format!("KEY = {placeholder}\n{script}"));
     assert_ne!(told[0], placeholder);
-    let keys = desk.provider.served().calls.last().map(|call| call.keys.clone());
-    assert_eq!(
-        (&told[1], keys),
-        (&json!(200), Some(vec![REAL_KEY.to_owned()])),
-        "the old one is not passed on"
-    );
+    assert_eq!((&told[1], &told[2]), (&json!(401), &json!(200)), "the listener says who is calling");
+    let served = desk.provider.served();
+    let keys = served.calls.last().map(|call| call.keys.clone());
+    assert_eq!((served.count - before, keys), (1, Some(vec![REAL_KEY.to_owned()])));
 }
 
 /// Case 71 of the escape suite, for the doors there are: what stands for the key is replaced nowhere but by the door.
