@@ -152,7 +152,7 @@ async fn answer(
     let refused = |fault| (Some(speaks), fault);
     // Held until the answer begins: so long the body may have to be sent again.
     let (body, _room) = body::read(session, body).await.map_err(refused)?;
-    let ask = understand(&route, &body).map_err(refused)?;
+    let ask = ask(route.operation, &body).map_err(|bad| refused(fault::bad_body(&bad.to_string())))?;
     if let (Some(named), Some((other, _))) = (&route.model, &ask.model)
         && named != other
     {
@@ -163,25 +163,6 @@ async fn answer(
         (session.kind == Kind::Inference).then(|| began + session.doors.catalogue.bounds.inference_time);
     let asked = Asked { route, head, body, ask, began, end };
     carry_out(session, line, &asked).await.map_err(refused)
-}
-
-fn understand(route: &Route, body: &Bytes) -> Result<Ask, Fault> {
-    match has_body(route.operation) {
-        true => ask(route.operation, body).map_err(|bad| fault::bad_body(&bad.to_string())),
-        false if body.is_empty() => Ok(Ask::default()),
-        false => Err(fault::bad_body("this request has none")),
-    }
-}
-
-fn has_body(operation: Operation) -> bool {
-    !matches!(
-        operation,
-        Operation::Models
-            | Operation::GeminiModels
-            | Operation::OllamaTags
-            | Operation::OllamaRunning
-            | Operation::OllamaVersion
-    )
 }
 
 /// Tries each model that the name stands for, each as often as its provider allows.
@@ -197,7 +178,7 @@ async fn carry_out(
     let named = asked.ask.model.as_ref().map(|(model, _)| model.as_str());
     let model = asked.route.model.as_deref().or(named);
     let targets = match model {
-        None if worst::costs(asked.route.operation) => return Err(fault::bad_body("it names no model")),
+        None if !asked.route.operation.is_free() => return Err(fault::bad_body("it names no model")),
         None => vec![Target { provider: provider.name.clone(), model: String::new() }],
         Some(model) => session.targets(model).ok_or_else(|| {
             session.denied("model", model, "allow_models", &format!("--allow-model '{model}'"));
@@ -325,9 +306,9 @@ impl Attempt<'_> {
             );
             Failed { fault: fault::price_unknown(), next: Next::Elsewhere }
         })?;
-        let worst = match worst::costs(operation) {
-            true => Worst::of(operation, self.asked.body.len(), ask, price.clone()),
-            false => Worst::of(Operation::Embeddings, 0, &Ask::default(), Arc::default()),
+        let worst = match operation.is_free() {
+            false => Worst::of(operation, self.asked.body.len(), ask, price.clone()),
+            true => Worst::of(Operation::Embeddings, 0, &Ask::default(), Arc::default()),
         };
         let worst = worst.ok_or_else(|| stop(fault::unbounded_input()))?;
         let mut allowed = None;
@@ -351,7 +332,7 @@ impl Attempt<'_> {
         match self.session.kind {
             // The node's own server sends no bill.
             Kind::Inference => Some(Arc::default()),
-            Kind::Llm if !worst::costs(self.asked.route.operation) => Some(Arc::default()),
+            Kind::Llm if self.asked.route.operation.is_free() => Some(Arc::default()),
             Kind::Llm => self.session.doors.catalogue.prices.price(&self.target.provider, &self.target.model),
         }
     }
@@ -397,9 +378,9 @@ impl Attempt<'_> {
             ask_usage,
             identity: &self.session.terms.id,
         };
-        let body = match has_body(asked.route.operation) {
-            true => rewrite(asked.route.operation, &asked.body, &asked.ask, &change),
-            false => Bytes::new(),
+        let body = match asked.body.is_empty() {
+            true => Bytes::new(),
+            false => rewrite(asked.route.operation, &asked.body, &asked.ask, &change),
         };
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = asked.head.method.clone();

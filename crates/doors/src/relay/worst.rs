@@ -51,29 +51,6 @@ pub(super) struct Allowed {
     pub(super) limited: bool,
 }
 
-/// Whether an operation costs anything.
-pub(super) fn costs(operation: Operation) -> bool {
-    match operation {
-        Operation::Chat
-        | Operation::Responses
-        | Operation::Embeddings
-        | Operation::Messages
-        | Operation::Generate
-        | Operation::GeminiEmbed
-        | Operation::OllamaChat
-        | Operation::OllamaGenerate
-        | Operation::OllamaEmbed => true,
-        Operation::Models
-        | Operation::CountTokens
-        | Operation::GeminiModels
-        | Operation::GeminiCountTokens
-        | Operation::OllamaTags
-        | Operation::OllamaShow
-        | Operation::OllamaRunning
-        | Operation::OllamaVersion => false,
-    }
-}
-
 fn writes(operation: Operation) -> bool {
     !matches!(operation, Operation::Embeddings | Operation::GeminiEmbed | Operation::OllamaEmbed)
 }
