@@ -6,8 +6,8 @@ mod dialect;
 use doors::ledger::{Call, Durability, Ledger, Outcome};
 use init::{
     plan::{
-        BoxPlan, Errand, FileId, HostPath, Ids, ImageRoot, Owner, Place, PlaceKind, ProgramPlan, Protected, ProtectedKind,
-        ResourceLimit, StockPlan, TemplatePlan,
+        BoxPlan, Errand, FileId, HostPath, Ids, ImageRoot, Owner, Place, PlaceKind, ProgramPlan, Protected,
+        ProtectedKind, ResourceLimit, StockPlan, TemplatePlan,
     },
     protocol::{Brief, Command, Ended, Report, Request},
     step::{Failure, Step, Steps},
@@ -35,6 +35,7 @@ fn main() -> io::Result<()> {
     write(&folder.join("contract"), results())?;
     write(&folder.join("ask"), dialect::asks())?;
     write(&folder.join("tap"), dialect::taps())?;
+    write(&folder.join("head"), dialect::heads())?;
     write(&folder.join("http"), exchanges())?;
     write(&folder.join("ledger"), ledgers(folder)?)
 }
@@ -98,7 +99,9 @@ fn padded(bytes: &[u8]) -> Vec<u8> {
 
 fn manifests() -> Vec<Vec<u8>> {
     let digest = format!("sha256:{}", "0".repeat(64));
-    let one = format!(r#"{{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"{digest}","size":1,"platform":{{"os":"linux","architecture":"amd64"}},"annotations":{{"a":"b"}}}}"#);
+    let one = format!(
+        r#"{{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"{digest}","size":1,"platform":{{"os":"linux","architecture":"amd64"}},"annotations":{{"a":"b"}}}}"#
+    );
     vec![
         format!(r#"d{{"schemaVersion":2,"manifests":[{one}]}}"#).into_bytes(),
         format!(r#"d{{"schemaVersion":2,"config":{one},"layers":[{one}]}}"#).into_bytes(),
@@ -334,10 +337,22 @@ fn entries() -> Vec<Vec<u8>> {
 /// As `targets/contract.rs` reads them.
 fn results() -> Vec<Vec<u8>> {
     let all = [
-        (b't', 0, r#"{"task_id":"t","status":"completed","result":"r","error":null,"tool_calls":[{"tool":"s","input":{},"output":1}],"tokens_used":{"input":1,"output":2}}"#),
+        (
+            b't',
+            0,
+            r#"{"task_id":"t","status":"completed","result":"r","error":null,"tool_calls":[{"tool":"s","input":{},"output":1}],"tokens_used":{"input":1,"output":2}}"#,
+        ),
         (b't', 1, r#"{"task_id":"t","status":"failed","error":"e"}"#),
-        (b'e', 0, r#"{"payloads":[{"text":"a","mediaUrl":null}],"meta":{"durationMs":1,"error":null,"aborted":false,"agentMeta":{"model":"m","usage":[1e3]}}}"#),
-        (b'e', 1, r#"{"payloads":[],"meta":{"durationMs":1,"error":{"kind":"k","message":"m"},"litellmCallId":"c"}}"#),
+        (
+            b'e',
+            0,
+            r#"{"payloads":[{"text":"a","mediaUrl":null}],"meta":{"durationMs":1,"error":null,"aborted":false,"agentMeta":{"model":"m","usage":[1e3]}}}"#,
+        ),
+        (
+            b'e',
+            1,
+            r#"{"payloads":[],"meta":{"durationMs":1,"error":{"kind":"k","message":"m"},"litellmCallId":"c"}}"#,
+        ),
     ];
     all.iter().map(|(kind, code, text)| [&[*kind, *code], text.as_bytes()].concat()).collect()
 }
