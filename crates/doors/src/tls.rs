@@ -10,7 +10,7 @@ use std::{
     fs::File,
     io::{self, Read},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 /// Why no connection can be verified.
@@ -31,6 +31,19 @@ const LONGEST_BUNDLE: u64 = 4 << 20;
 
 /// How to speak TLS as a client. The provider is named here, so that nothing hangs on a default of the process.
 pub(crate) fn client_config(ca: Option<&Path>) -> Result<Arc<ClientConfig>, TlsError> {
+    // The system's certificates are many, and the same for all: read once.
+    static SYSTEMS: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+    match (ca, SYSTEMS.get()) {
+        (Some(_), _) => new_config(ca),
+        (None, Some(known)) => Ok(known.clone()),
+        (None, None) => {
+            let config = new_config(None)?;
+            Ok(SYSTEMS.get_or_init(|| config).clone())
+        }
+    }
+}
+
+fn new_config(ca: Option<&Path>) -> Result<Arc<ClientConfig>, TlsError> {
     let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let builder = match ca {
