@@ -16,7 +16,10 @@ pub(crate) fn check(state: &Path, files: &[PathBuf], spec: &SandboxSpec) -> Resu
         // Whoever mounts it says why it cannot be had.
         let Ok(real) = fs::canonicalize(path) else { return Ok(()) };
         let refused = |what: &str, guarded: &Path| Err(refusal(option, path, what, guarded));
-        if lies_in(&real, state) {
+        // An unpacked image is no secret, and read-only as a root: `image check` looks at it so.
+        let images = fs::canonicalize(state.join("images"));
+        let is_image = option == "--image" && images.is_ok_and(|images| real.starts_with(images));
+        if lies_in(&real, state) && !is_image {
             return refused("lies in Airlock's state folder", state);
         }
         if shows(&real, state) {

@@ -152,3 +152,18 @@ async fn a_profile_that_shows_the_whole_system_leaves_them_out() {
     let shown = (result.exit_code, String::from_utf8_lossy(&result.stdout));
     assert_eq!(shown, (Some(1), "plain\n".into()), "{:?}", result.error);
 }
+
+#[test]
+fn an_unpacked_image_of_the_store_is_a_root_and_nothing_else() {
+    let home = Home::new("store");
+    let settings = home.settings();
+    let (root, secrets) = (home.path("local/state/images/one/root"), home.path("local/state/secrets"));
+    // Without any image there, nothing of the state folder is one.
+    fs::create_dir_all(&secrets).unwrap();
+    assert!(said(settings.look(&image(secrets.clone()))).contains("lies in Airlock's state folder"));
+    fs::create_dir_all(&root).unwrap();
+    settings.look(&image(root.clone())).unwrap();
+    for spec in [image(secrets), workspace(root.clone()), mount(&root), image(home.path("local/state"))] {
+        said(settings.look(&spec));
+    }
+}
