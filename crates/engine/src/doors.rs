@@ -14,9 +14,13 @@ use std::{
     ffi::{OsStr, OsString},
     fs, io,
     net::TcpListener,
-    os::unix::{fs::PermissionsExt, net::UnixListener},
+    os::unix::{
+        fs::{FileTypeExt, PermissionsExt},
+        net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 /// What doors are opened with.
@@ -40,6 +44,8 @@ impl DoorSettings {
     }
 }
 
+/// A socket that is older listens, or its owner is gone.
+const SETTLED: Duration = Duration::from_secs(10);
 /// Where the inference door can be had as a socket, inside.
 const INFERENCE_SOCKET: &str = "/airlock/inference.sock";
 
@@ -211,11 +217,37 @@ fn bind(folder: &Path, path: &Path) -> io::Result<UnixListener> {
     let name = path.file_name().unwrap_or_default();
     let by_handle = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&handle).to_string());
     let by_handle = by_handle.join(name);
+    // Of a run of the same name that was killed; if it stays, binding says so.
     _ = fs::remove_file(&by_handle);
     let listener = UnixListener::bind(&by_handle)?;
     // Inside, the program is somebody else.
     fs::set_permissions(&by_handle, fs::Permissions::from_mode(0o666))?;
     Ok(listener)
+}
+
+/// Removes sockets of runs that were killed: a listener dies with its owner, and then nobody answers. One that was made
+/// just now may not listen yet.
+pub(crate) fn sweep(state: &Path) {
+    let Ok(folder) = fs::File::open(state.join("doors")) else { return };
+    let by_handle = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&folder).to_string());
+    let Ok(entries) = fs::read_dir(&by_handle) else { return };
+    for entry in entries.flatten() {
+        let path = by_handle.join(entry.file_name());
+        let is_old = || {
+            entry
+                .metadata()
+                .and_then(|found| found.modified())
+                .is_ok_and(|made| made.elapsed().is_ok_and(|age| age > SETTLED))
+        };
+        let is_dead = || {
+            UnixStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        };
+        let is_ours = path.extension() == Some(OsStr::new("sock"));
+        if is_ours && entry.file_type().is_ok_and(|kind| kind.is_socket()) && is_old() && is_dead() {
+            // What cannot be removed now is found again by the next sweep.
+            _ = fs::remove_file(&path);
+        }
+    }
 }
 
 impl Opened {
@@ -249,6 +281,7 @@ impl Opened {
             result.denials.extend(report.denials);
         }
         if let Some(socket) = self.socket {
+            // Nobody listens there any more; the sweep removes what stays.
             _ = fs::remove_file(socket);
         }
     }
@@ -312,5 +345,30 @@ fn refused(refused: &OpenError) -> ErrorInfo {
             "mend its section [provider.NAME] in the configuration".to_owned(),
         ),
         OpenError::Listener(_) => error_of(ErrorCode::Internal, message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+
+    #[test]
+    fn the_socket_of_a_killed_run_goes_and_that_of_a_living_one_stays() {
+        let state = std::env::temp_dir().join(format!("airlock-door-sockets-{}", std::process::id()));
+        let folder = state.join("doors");
+        let made = |name: &str| bind(&folder, &folder.join(name)).expect("it can be made");
+        let (dead, live, fresh) = (made("dead.sock"), made("live.sock"), made("fresh.sock"));
+        drop((dead, fresh));
+        let past = Timespec { tv_sec: 1, tv_nsec: 0 };
+        for name in ["dead.sock", "live.sock"] {
+            let times = Timestamps { last_access: past, last_modification: past };
+            utimensat(CWD, folder.join(name), &times, AtFlags::empty()).expect("it is ours");
+        }
+        sweep(&state);
+        let left = |name: &str| folder.join(name).exists();
+        assert_eq!(["dead.sock", "live.sock", "fresh.sock"].map(left), [false, true, true]);
+        drop(live);
+        fs::remove_dir_all(state).expect("it is ours");
     }
 }

@@ -49,7 +49,7 @@ use sandbox::{Program, container::Containers};
 use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
 use std::{
     net::TcpListener,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, PoisonError},
 };
 use tokio::{
@@ -201,7 +201,7 @@ impl Engine {
         let artifacts = store::Artifacts::open(state.join("artifacts"))
             .map_err(|error| failed(std::io::Error::other(error.to_string())))?;
         let containers = Containers::new(state.clone(), containers);
-        let swept_at_opening = sweep(&native, &containers, &records, &artifacts);
+        let swept_at_opening = sweep(&state, &native, &containers, &records, &artifacts);
         let (pools, behind) = (pool::Pools::new(pool), std::sync::Mutex::default());
         Ok(Engine {
             inner: Arc::new(Inner {
@@ -308,7 +308,8 @@ impl Engine {
 
     /// Removes what dead owners left.
     pub fn sweep(&self) -> Swept {
-        sweep(&self.inner.native, &self.inner.containers, &self.inner.records, &self.inner.artifacts)
+        let Inner { state, native, containers, records, artifacts, .. } = &*self.inner;
+        sweep(state, native, containers, records, artifacts)
     }
 
     /// What was removed when this engine was opened.
@@ -322,9 +323,16 @@ impl Engine {
     }
 }
 
-fn sweep(native: &Native, containers: &Containers, records: &Records, artifacts: &store::Artifacts) -> Swept {
+fn sweep(
+    state: &Path,
+    native: &Native,
+    containers: &Containers,
+    records: &Records,
+    artifacts: &store::Artifacts,
+) -> Swept {
     let mut swept = records.sweep(native, containers);
     swept.problems.extend(artifacts.sweep());
+    doors::sweep(state);
     swept
 }
 

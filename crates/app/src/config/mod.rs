@@ -64,7 +64,6 @@ pub(crate) struct Config {
     /// Where Podman may listen, best first.
     pub(crate) podman: Vec<String>,
     /// What doors are opened with.
-    #[allow(dead_code, reason = "read where doors are opened, which is not here yet")]
     pub(crate) doors: Doors,
     /// Finds credentials.
     pub(crate) secrets: Secrets,
