@@ -7,10 +7,10 @@
 //! The listener is the identity: it was made inside one sandbox, so whoever calls is that sandbox. Nothing that a
 //! program says of itself is believed.
 
-pub mod address;
 pub mod admin;
 pub mod catalogue;
 pub mod dialect;
+pub mod egress;
 mod front;
 pub mod ledger;
 mod line;

@@ -1,6 +1,6 @@
 //! What a run is granted at its doors: which models, and how much of them.
 
-use crate::Money;
+use crate::{EGRESS_PORT, EgressGrant, Money};
 use std::{fmt, str::FromStr};
 
 /// How much of models may be used. What is not said is not limited.
@@ -117,6 +117,8 @@ pub struct Grants {
     pub llm: Option<LlmGrant>,
     /// The inference door, for these models, likewise.
     pub inference: Option<Vec<Vec<ModelPattern>>>,
+    /// The egress door.
+    pub egress: Option<EgressGrant>,
     /// How much of models, at all doors together.
     pub budget: Budget,
     /// Stored secrets and the variables they become inside.
@@ -131,7 +133,11 @@ pub const INFERENCE_PORT: u16 = 11434;
 impl Grants {
     /// The ports of the doors, in this order.
     pub fn ports(&self) -> Vec<u16> {
-        let doors = [(self.llm.is_some(), LLM_PORT), (self.inference.is_some(), INFERENCE_PORT)];
+        let doors = [
+            (self.llm.is_some(), LLM_PORT),
+            (self.inference.is_some(), INFERENCE_PORT),
+            (self.egress.is_some(), EGRESS_PORT),
+        ];
         doors.into_iter().filter(|(asked, _)| *asked).map(|(_, port)| port).collect()
     }
 }

@@ -3,9 +3,12 @@
 //! A front parses its own bytes into a [`RunRequest`]; [`Policy::admit`] turns that into a checked
 //! [`RunSpec`]. Nothing behind this crate checks again what a `RunSpec` already says.
 
+pub mod address;
 mod barrier;
 mod contract;
+mod egress;
 mod grant;
+mod host;
 mod id;
 mod image;
 mod image_pattern;
@@ -16,12 +19,18 @@ mod paths;
 mod policy;
 mod pool;
 mod quantity;
+mod request_path;
 mod result;
 mod run;
 
 pub use barrier::Barrier;
 pub use contract::{Contract, Json};
+pub use egress::{
+    BadRule, EGRESS_PORT, EgressGrant, EgressLimits, EgressMode, EgressRule, NAMES_PORT, Operation,
+    PASSING_PORT, Ports, RefPattern, Repository, WEB_PORTS, host_and_ports,
+};
 pub use grant::{BadModelPattern, Budget, Grants, INFERENCE_PORT, LLM_PORT, LlmGrant, ModelPattern};
+pub use host::{BadHost, Destination, Host, HostPattern};
 pub use id::{BadId, Id};
 pub use image::{BadImageRef, DEFAULT_REGISTRY, Digest, ImageConfig, ImageRef};
 pub use image_pattern::{BadImagePattern, ImagePattern};
@@ -35,6 +44,7 @@ pub use paths::{BadPath, InsidePath, WorkspacePath};
 pub use policy::{ExtraMounts, Policy, Profile};
 pub use pool::Pool;
 pub use quantity::{BadQuantity, Cpus, Size, Time};
+pub use request_path::{BadRequestPath, PathPattern, RequestPath};
 pub use result::{
     ArtifactRef, Denial, Enforcer, ErrorCode, ErrorInfo, Event, LlmUsage, RunResult, Status, Stream,
     Timestamp, Truncated, Usage,

@@ -1,7 +1,9 @@
 //! Profiles (named policies) and the operator's maximum: what a request is measured against.
 
 use crate::{
+    egress::{EgressLimits, EgressRule},
     grant::{Budget, ModelPattern},
+    host::HostPattern,
     image_policy::ImagePolicy,
     limits::{Limits, Maximum},
     quantity::{Size, Time},
@@ -18,6 +20,8 @@ pub struct Policy {
     pub maximum: Maximum,
     /// What no run may spend more of.
     pub maximum_budget: Budget,
+    /// Which hosts a run may be granted at most; every one if none is said.
+    pub maximum_hosts: Option<Vec<HostPattern>>,
     /// The profile of a request that names none.
     pub default_profile: String,
     /// Which images may be used.
@@ -43,6 +47,12 @@ pub struct Profile {
     pub local_models: Vec<ModelPattern>,
     /// How much of them.
     pub budget: Budget,
+    /// The rules of the egress door, which lets nothing out without one; no such door if there is no list.
+    pub egress: Option<Vec<EgressRule>>,
+    /// How much may pass there.
+    pub egress_limits: EgressLimits,
+    /// Hosts of a project's own file: one must be in it, too, if there is one.
+    pub local_hosts: Option<Vec<HostPattern>>,
 }
 
 /// What of the host a profile shows beyond the usual.
@@ -74,6 +84,7 @@ impl Default for Policy {
             profiles: profiles.into_iter().map(|(name, profile)| (name.to_owned(), profile)).collect(),
             maximum: Maximum::default(),
             maximum_budget: Budget::default(),
+            maximum_hosts: None,
             default_profile: "restrictive".to_owned(),
             images: ImagePolicy::default(),
         }
@@ -106,6 +117,9 @@ fn restrictive() -> Profile {
         allow_models: Vec::new(),
         local_models: Vec::new(),
         budget: Budget::default(),
+        egress: None,
+        egress_limits: EgressLimits::default(),
+        local_hosts: None,
     }
 }
 
@@ -150,6 +164,8 @@ fn agent() -> Profile {
     let base = permissive();
     Profile {
         network: Network::Doors,
+        // So that a program is told why it cannot get out, and can be let out while it runs.
+        egress: Some(Vec::new()),
         limits: Limits { cpu_time: None, wall_time: seconds(3600), ..base.limits },
         extra_mounts: ExtraMounts::None,
         ..base

@@ -1,8 +1,10 @@
 //! A run: what a front asks for ([`RunRequest`]) and what has been checked ([`RunSpec`]).
 
+mod doors;
+
 use crate::{
     Barrier, Budget, Contract, ErrorCode, ErrorInfo, ExtraMounts, Grants, Id, ImagePolicy, ImageRef,
-    InsidePath, Limits, LlmGrant, Maximum, ModelPattern, Policy, Profile, WorkspacePath,
+    InsidePath, Limits, Maximum, Policy, Ports, Profile, WorkspacePath,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -51,6 +53,10 @@ pub struct RunRequest {
     pub llm: Option<Option<String>>,
     /// The inference door.
     pub inference: bool,
+    /// `HOST[:PORT]`, hosts that may be reached through the egress door.
+    pub allow_hosts: Vec<String>,
+    /// Lets pass at the egress door what no rule allows, and writes it down.
+    pub learn: bool,
     /// Which models; the profile's own list holds as well.
     pub allow_models: Vec<String>,
     /// How much of models.
@@ -139,6 +145,8 @@ pub struct SandboxSpec {
     pub internal_network: Option<Id>,
     /// Ports on the loopback inside at which the host listens.
     pub doors: Vec<u16>,
+    /// Whether whatever is dialled inside arrives at the host, and names are asked for there; at which ports.
+    pub passing: Option<Ports>,
     /// What it may use.
     pub limits: Limits,
     /// Barriers without which it must not run, beyond those a backend always insists on.
@@ -220,7 +228,7 @@ pub enum Network {
     None,
     /// Only `lo`, with the granted doors listening on it.
     Doors,
-    /// Outbound through a user-mode network.
+    /// Only `lo`; whatever is public can be reached through the egress door, by whatever program.
     Open,
     /// The host's own.
     Host,
@@ -283,7 +291,6 @@ const RESERVED_ENV: [&str; 10] = [
 const MOST_ARGUMENT_BYTES: usize = 1 << 20;
 const MOST_ENTRIES: usize = 4096;
 const MOST_MOUNTS: usize = 64;
-const MOST_SECRETS: usize = 32;
 
 fn invalid(message: impl fmt::Display, hint: impl fmt::Display) -> SpecError {
     SpecError { code: ErrorCode::InvalidSpec, message: message.to_string(), hint: hint.to_string() }
@@ -301,12 +308,13 @@ impl Policy {
         let backend = backend_of(request.backend.as_deref())?;
         let root = root_of(request.image.as_deref())?;
         check_containers_only(&request, backend, &root)?;
-        let grants = grants_of(&request, profile, &self.maximum_budget)?;
-        let (network, mounts) = (network_of(&request, profile, &grants)?, check_mounts(&request.mounts)?);
-        let doors = check_doors(&[grants.ports(), request.doors.clone()].concat(), network)?;
+        let (grants, network) = doors::granted(self, &request, profile)?;
+        let mounts = check_mounts(&request.mounts)?;
+        let doors = doors::ports(&[grants.ports(), request.doors.clone()].concat(), network)?;
+        let passing = grants.egress.as_ref().map(|egress| egress.ports());
         let limits = self.limits_of(&request, profile)?;
         let env = environment(&request.env, &request.caller_env, profile)?;
-        let secrets = secrets(&request.secrets, &env, &name, profile)?;
+        let secrets = doors::secrets(&request.secrets, &env, &name, profile)?;
         let id = |text: &Option<String>, option| {
             let checked = text.as_deref().map(Id::new).transpose();
             checked.map_err(|bad| invalid(bad, format!("give {option} another value")))
@@ -340,6 +348,7 @@ impl Policy {
                 network,
                 internal_network: id(&request.internal_network, "--internal-network")?,
                 doors,
+                passing,
                 limits,
                 required: request.require.into_iter().collect(),
                 user: check_user(request.user)?,
@@ -428,47 +437,6 @@ fn check_containers_only(request: &RunRequest, backend: Backend, root: &Root) ->
         }
         (false, Root::Folder(_)) => Err(invalid("a folder is not an image of a container engine", no_image)),
         _ => Ok(()),
-    }
-}
-
-/// What is asked for at doors.
-fn grants_of(request: &RunRequest, profile: &Profile, maximum: &Budget) -> Result<Grants, SpecError> {
-    let hint = "write a model's name, with * for any characters: --allow-model 'claude-*'";
-    let models = request.allow_models.iter().map(|text| text.parse());
-    let models: Vec<ModelPattern> =
-        models.collect::<Result<_, crate::BadModelPattern>>().map_err(|bad| invalid(bad, hint))?;
-    let asked = request.llm.is_some() || request.inference;
-    if !asked && (!models.is_empty() || request.budget != Budget::default()) {
-        let message = "a budget or a list of models needs a door";
-        return Err(invalid(message, "add --llm=PROVIDER, or --inference"));
-    }
-    let asked_for = request.budget.or(maximum);
-    if asked_for.within(maximum) != asked_for {
-        let hint = "ask for less, or raise `budget` under [maximum] in the configuration";
-        return Err(invalid("the budget is over the operator's maximum", hint));
-    }
-    let models = vec![models, profile.allow_models.clone(), profile.local_models.clone()];
-    let inference = request.inference.then(|| models.clone());
-    let budget = request.budget.or(&profile.budget).within(maximum);
-    let llm = request.llm.clone().map(|provider| LlmGrant { provider, models });
-    Ok(Grants { llm, inference, budget, secrets: Vec::new() })
-}
-
-/// A door is a hole in a network of one's own: asking for one asks for that.
-fn network_of(request: &RunRequest, profile: &Profile, grants: &Grants) -> Result<Network, SpecError> {
-    let network = match (request.network, grants.ports().is_empty()) {
-        (Some(asked), _) => asked,
-        (None, true) => profile.network,
-        (None, false) => Network::Doors,
-    };
-    match network {
-        Network::Open => Err(SpecError {
-            code: ErrorCode::BackendUnavailable,
-            message: "the network mode `open` needs the egress door, which is not part of this build"
-                .to_owned(),
-            hint: "choose --network none, doors or host".to_owned(),
-        }),
-        other => Ok(other),
     }
 }
 
@@ -622,65 +590,6 @@ fn check_contract(contract: Contract, tty: Option<TerminalSize>) -> Result<Contr
     }
 }
 
-/// Secrets that the program itself gets: named, each once, and only where the profile lets any in.
-fn secrets(
-    texts: &[OsString],
-    env: &BTreeMap<EnvName, OsString>,
-    name: &str,
-    profile: &Profile,
-) -> Result<Vec<(String, EnvName)>, SpecError> {
-    if !texts.is_empty() && !profile.allow_secrets {
-        return Err(SpecError {
-            code: ErrorCode::PolicyDenied,
-            message: format!("the profile `{name}` lets no secret in"),
-            hint: "use --llm, so that the key stays outside, or another profile: --profile agent".to_owned(),
-        });
-    }
-    if texts.len() > MOST_SECRETS {
-        return Err(invalid(format!("more than {MOST_SECRETS} secrets"), "let fewer in"));
-    }
-    let mut seen: BTreeSet<_> = env.keys().cloned().collect();
-    texts
-        .iter()
-        .map(|text| {
-            let (secret, variable) = secret(text)?;
-            match seen.insert(variable.clone()) {
-                true => Ok((secret, variable)),
-                false => Err(invalid(
-                    format!("the variable `{}` is set twice", shown(variable.as_os_str())),
-                    "give each --secret and --env its own variable",
-                )),
-            }
-        })
-        .collect()
-}
-
-fn secret(text: &OsStr) -> Result<(String, EnvName), SpecError> {
-    let hint = "write --secret NAME=VARIABLE; `airlock secrets list` shows the names";
-    let (name, variable) = text
-        .to_str()
-        .and_then(|text| text.split_once('='))
-        .ok_or_else(|| invalid(format!("`{}` is not a secret with its variable", shown(text)), hint))?;
-    let name = Id::new(name).map_err(|bad| invalid(bad, hint))?;
-    Ok((name.to_string(), EnvName::new(OsStr::new(variable))?))
-}
-
-fn check_doors(ports: &[u16], network: Network) -> Result<Vec<u16>, SpecError> {
-    let mut seen = BTreeSet::new();
-    if ports.len() > 8 || ports.iter().any(|port| *port == 0 || !seen.insert(*port)) {
-        return Err(invalid(
-            "doors need up to eight different ports, none of them 0",
-            "give each door its own port",
-        ));
-    }
-    match (ports.is_empty(), network) {
-        (false, Network::None | Network::Open | Network::Host) => {
-            Err(invalid("a door needs the network mode `doors`", "add --network doors"))
-        }
-        _ => Ok(ports.to_vec()),
-    }
-}
-
 fn check_user(user: Option<User>) -> Result<User, SpecError> {
     let user = user.unwrap_or(User { uid: DEFAULT_ID, gid: DEFAULT_ID });
     // The all-ones id means "unchanged" to the kernel, and the one before is nobody's on 16-bit systems.
@@ -824,12 +733,7 @@ mod tests {
 
     #[test]
     fn what_is_not_built_yet_is_refused_not_weakened() {
-        let open = |r: &mut RunRequest| r.network = Some(Network::Open);
-        let standard = |r: &mut RunRequest| r.profile = Some("standard".into());
-        let machine = |r: &mut RunRequest| r.backend = Some("microvm".into());
-        for change in [open as fn(&mut RunRequest), standard, machine] {
-            assert_eq!(refused(change).code, ErrorCode::BackendUnavailable);
-        }
+        assert_eq!(refused(|r| r.backend = Some("microvm".into())).code, ErrorCode::BackendUnavailable);
     }
 
     #[test]

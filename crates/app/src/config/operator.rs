@@ -204,6 +204,9 @@ fn resolve(
         allow_models: words.allow_models.clone().unwrap_or(base.allow_models),
         local_models: base.local_models,
         budget: words.budget.clone().unwrap_or(base.budget),
+        egress: base.egress,
+        egress_limits: base.egress_limits,
+        local_hosts: base.local_hosts,
     })
 }
 

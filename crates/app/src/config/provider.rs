@@ -3,13 +3,12 @@
 
 use super::{ConfigError, file::Section};
 use doors::{
-    address,
     catalogue::{OnAbort, Provider},
     dialect::Dialect,
     secrets::KeySource,
 };
 use http::{HeaderName, Uri};
-use spec::{Id, ModelPattern, Time};
+use spec::{Id, ModelPattern, Time, address};
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 use toml::{Table, Value};
 

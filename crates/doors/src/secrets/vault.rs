@@ -2,13 +2,14 @@
 //! only over verified TLS.
 
 use super::{KeySource, SecretsError};
-use crate::{address, secret::Secret, tls};
+use crate::{secret::Secret, tls};
 use bytes::Buf;
 use http::{HeaderValue, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use spec::address;
 use std::{borrow::Cow, collections::BTreeMap, io, path::PathBuf, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite},

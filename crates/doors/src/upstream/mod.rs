@@ -6,7 +6,6 @@ mod wire;
 pub(crate) use wire::{NoAnswer, Piece, Wire};
 
 use crate::{
-    address,
     catalogue::Provider,
     dialect::Dialect,
     secret::{BadSecret, Secret},
@@ -20,6 +19,7 @@ use http::{
 use io::Io;
 use memchr::memmem;
 use rustls::{ClientConfig, pki_types::ServerName};
+use spec::address;
 use std::{
     fmt,
     net::SocketAddr,

@@ -1,0 +1,255 @@
+//! Paths of requests, in one spelling, and patterns over them. The spelling that is judged is the one that is forwarded.
+
+use std::{fmt, str::FromStr};
+
+/// The path of a request: begins with a slash, no dot segments, nothing escaped that need not be, escapes in upper case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestPath(String);
+
+/// Why a text is no path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadRequestPath(&'static str);
+
+/// Which paths: segments that stand for themselves, `*` for one segment or a part of one, `**` at the end for any number.
+///
+/// A segment in which a server might see more than one (`%2F`, `;`, a backslash, …) is matched only by a pattern that has
+/// the very same, or by `/**` alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathPattern(String);
+
+const LONGEST: usize = 8 << 10;
+const MOST_SEGMENTS: usize = 256;
+
+impl RequestPath {
+    /// The text of it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for RequestPath {
+    type Err = BadRequestPath;
+
+    fn from_str(text: &str) -> Result<RequestPath, BadRequestPath> {
+        if text.len() > LONGEST {
+            return Err(BadRequestPath("it is longer than 8 KiB"));
+        }
+        let rest = text.strip_prefix('/').ok_or(BadRequestPath("it does not begin with a slash"))?;
+        let plain = unescape(rest)?;
+        let mut segments: Vec<&str> = Vec::new();
+        let mut parts = plain.split('/').peekable();
+        while let Some(part) = parts.next() {
+            let last = parts.peek().is_none();
+            match part {
+                "." | ".." => {
+                    if part == ".." && segments.pop().is_none() {
+                        return Err(BadRequestPath("it leads above the root"));
+                    }
+                    // As RFC 3986 has it, what remains is a folder.
+                    if last {
+                        segments.push("");
+                    }
+                }
+                part => segments.push(part),
+            }
+        }
+        match segments.len() > MOST_SEGMENTS {
+            true => Err(BadRequestPath("it has more than 256 parts")),
+            false => Ok(RequestPath(format!("/{}", segments.join("/")))),
+        }
+    }
+}
+
+/// What need not be escaped is not; what is escaped is in upper case.
+fn unescape(text: &str) -> Result<String, BadRequestPath> {
+    let mut plain = String::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'%' => {
+                let digit = |byte: Option<u8>| char::from(byte?).to_digit(16);
+                let (high, low) = (digit(bytes.next()), digit(bytes.next()));
+                let (Some(high), Some(low)) = (high, low) else {
+                    return Err(BadRequestPath("a % in it begins no escape"));
+                };
+                let value = (high << 4 | low) as u8;
+                match value {
+                    0 => return Err(BadRequestPath("it has a NUL")),
+                    value if value.is_ascii_alphanumeric() || b"-._~".contains(&value) => {
+                        plain.push(char::from(value));
+                    }
+                    value => plain.push_str(&format!("%{value:02X}")),
+                }
+            }
+            b'\\' | b'#' | b'?' => return Err(BadRequestPath("it has a character that no path has")),
+            0x21..=0x7e => plain.push(char::from(byte)),
+            _ => return Err(BadRequestPath("it has a character that no path has")),
+        }
+    }
+    Ok(plain)
+}
+
+/// Whether a server could see something else in this segment than we do.
+fn is_odd(segment: &str) -> bool {
+    segment.contains(';')
+        || ["%2F", "%5C", "%25", "%3B", "%3F", "%23"].iter().any(|escape| segment.contains(escape))
+}
+
+impl PathPattern {
+    /// Whether this is one of them.
+    pub fn matches(&self, path: &RequestPath) -> bool {
+        if self.0 == "/**" {
+            return true;
+        }
+        let mut own = self.0.split('/').skip(1);
+        let mut parts = path.0.split('/').skip(1);
+        loop {
+            match (own.next(), parts.next()) {
+                (Some("**"), first) => {
+                    // At least one segment, and none that is odd or empty before the last.
+                    let rest: Vec<_> = first.into_iter().chain(parts).collect();
+                    let (Some(last), rest) = (rest.last(), &rest[..rest.len().saturating_sub(1)]) else {
+                        return false;
+                    };
+                    return !is_odd(last) && rest.iter().all(|part| !part.is_empty() && !is_odd(part));
+                }
+                (Some(pattern), Some(part)) if segment_matches(pattern, part) => {}
+                (None, None) => return true,
+                _ => return false,
+            }
+        }
+    }
+
+    /// As it was written.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+fn segment_matches(pattern: &str, part: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == part,
+        Some((before, after)) => {
+            !part.is_empty()
+                && !is_odd(part)
+                && part.len() >= before.len() + after.len()
+                && part.starts_with(before)
+                && part.ends_with(after)
+        }
+    }
+}
+
+impl FromStr for PathPattern {
+    type Err = BadRequestPath;
+
+    fn from_str(text: &str) -> Result<PathPattern, BadRequestPath> {
+        let RequestPath(path) = text.parse()?;
+        if path != text {
+            return Err(BadRequestPath("it is not written in its shortest form"));
+        }
+        let segments: Vec<_> = path.split('/').skip(1).collect();
+        for (at, segment) in segments.iter().enumerate() {
+            let stars = segment.matches('*').count();
+            let last = at + 1 == segments.len();
+            let good = stars <= 1 || *segment == "**" && last;
+            if !good {
+                return Err(BadRequestPath("a part of it has one * at most, and ** is the last part"));
+            }
+        }
+        Ok(PathPattern(path))
+    }
+}
+
+impl fmt::Display for RequestPath {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for BadRequestPath {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "the path cannot be used: {}", self.0)
+    }
+}
+
+impl std::error::Error for BadRequestPath {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn path(text: &str) -> Result<String, BadRequestPath> {
+        text.parse::<RequestPath>().map(|path| path.0)
+    }
+
+    #[test]
+    fn a_path_has_one_spelling() {
+        for (text, one) in [
+            ("/", "/"),
+            ("/a/../b", "/b"),
+            ("/a/%2e%2E/b", "/b"),
+            ("/a/./b/.", "/a/b/"),
+            ("/%61dmin", "/admin"),
+            ("/a%2fb", "/a%2Fb"),
+            ("/a//b", "/a//b"),
+            ("/@types%2fnode", "/@types%2Fnode"),
+            ("/a;x=1", "/a;x=1"),
+        ] {
+            assert_eq!(path(text).as_deref(), Ok(one), "{text}");
+        }
+        for text in
+            ["", "a", "/..", "/a/../..", "/%", "/%zz", "/%0", "/%00", "/a\\b", "/a?b", "/a b", "/ü", "*"]
+        {
+            assert!(path(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_matches_what_it_says_and_nothing_that_could_be_read_otherwise() {
+        let matches = |pattern: &str, text: &str| {
+            pattern.parse::<PathPattern>().unwrap().matches(&text.parse::<RequestPath>().unwrap())
+        };
+        for (pattern, text) in [
+            ("/**", "/a%2Fb//;c"),
+            ("/v1/**", "/v1/"),
+            ("/v1/**", "/v1/a/b/"),
+            ("/v1/*", "/v1/a"),
+            ("/v1/a*z", "/v1/az"),
+            ("/@types%2Fnode", "/@types%2fnode"),
+            ("/", "/"),
+        ] {
+            assert!(matches(pattern, text), "{pattern} {text}");
+        }
+        for (pattern, text) in [
+            ("/v1/**", "/v1"),
+            ("/v1/**", "/v1/../admin"),
+            ("/v1/**", "/v1/%2e%2e%2fadmin"),
+            ("/v1/**", "/v1/..%2fadmin"),
+            ("/v1/**", "/v1/..;/admin"),
+            ("/v1/**", "/v1//admin"),
+            ("/v1/**", "/V1/a"),
+            ("/v1/**", "//v1/a"),
+            ("/v1/**", "/v1/%252e%252e/a"),
+            ("/v1/*", "/v1/a/b"),
+            ("/v1/*", "/v1/"),
+            ("/v1/*/x", "/v1/a%2Fb/x"),
+            ("/v1/a*z", "/v1/a"),
+        ] {
+            assert!(!matches(pattern, text), "{pattern} {text}");
+        }
+        for text in ["v1", "/**/a", "/a/../b", "/a**", "/*a*", "/%61"] {
+            assert!(text.parse::<PathPattern>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn one_spelling_is_its_own(text in "/[a-z%0-9./;~A-F]{0,40}|\\PC{0,20}") {
+            if let Ok(one) = path(&text) {
+                prop_assert_eq!(path(&one).unwrap(), one.clone());
+                prop_assert!(one.split('/').all(|part| part != "." && part != ".."));
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! What a run asks for at doors, and the network that follows from it.
+
+use super::{EnvName, Network, RunRequest, SpecError, invalid, shown};
+use crate::{
+    Budget, EgressGrant, EgressRule, ErrorCode, Grants, HostPattern, Id, LlmGrant, ModelPattern, Policy,
+    Profile,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::{OsStr, OsString},
+};
+
+const MOST_SECRETS: usize = 32;
+const MOST_HOSTS: usize = 256;
+
+/// What is granted, and the network for it. A door is a hole in a network of one's own: asking for one asks for that.
+pub(super) fn granted(
+    policy: &Policy,
+    request: &RunRequest,
+    profile: &Profile,
+) -> Result<(Grants, Network), SpecError> {
+    let grants = grants_of(request, profile, &policy.maximum_budget)?;
+    let asks_egress = !request.allow_hosts.is_empty() || request.learn;
+    let by_profile = match (profile.network, &profile.egress) {
+        (Network::None, Some(_)) => Network::Doors,
+        (network, _) => network,
+    };
+    let network = match request.network {
+        Some(network) => network,
+        // Who names hosts means these, and no others.
+        None if asks_egress => Network::Doors,
+        None if grants.ports().is_empty() || by_profile == Network::Open => by_profile,
+        None => Network::Doors,
+    };
+    let needs_doors =
+        |option: &str, hint: &str| Err(invalid(format!("{option} needs the network mode `doors`"), hint));
+    match network {
+        Network::None | Network::Host if asks_egress => {
+            needs_doors("a host that may be reached", "leave --network away, or say --network doors")
+        }
+        Network::Open if request.learn => {
+            needs_doors("--learn", "leave --network away: in `open` there is nothing to learn")
+        }
+        Network::None | Network::Host => Ok((grants, network)),
+        Network::Doors if !asks_egress && profile.egress.is_none() => Ok((grants, network)),
+        Network::Doors | Network::Open => {
+            let egress = Some(egress_of(policy, request, profile, network)?);
+            Ok((Grants { egress, ..grants }, network))
+        }
+    }
+}
+
+/// The rules of the profile, then those of the request.
+fn egress_of(
+    policy: &Policy,
+    request: &RunRequest,
+    profile: &Profile,
+    network: Network,
+) -> Result<EgressGrant, SpecError> {
+    if request.allow_hosts.len() > MOST_HOSTS {
+        return Err(invalid(
+            format!("more than {MOST_HOSTS} hosts"),
+            "use patterns: --allow-host '*.example.com'",
+        ));
+    }
+    let hint = "write --allow-host pypi.org, '*.pythonhosted.org' or db.example.com:5432";
+    let asked = request.allow_hosts.iter().map(|text| EgressRule::from_option(text));
+    let asked: Vec<EgressRule> = asked.collect::<Result<_, _>>().map_err(|bad| invalid(bad, hint))?;
+    if let Some(most) = &policy.maximum_hosts
+        && let Some(beyond) = asked.iter().find(|rule| !is_among(&rule.host, most))
+    {
+        return Err(SpecError {
+            code: ErrorCode::PolicyDenied,
+            message: format!("{} is beyond the operator's maximum", beyond.host),
+            hint: "ask for less, or add it to `allow_hosts` under [maximum] in the configuration".to_owned(),
+        });
+    }
+    let mut rules = profile.egress.clone().unwrap_or_default();
+    rules.extend(asked);
+    if network == Network::Open {
+        rules.push(EgressRule::open());
+    }
+    let within = policy.maximum_hosts.iter().chain(&profile.local_hosts).cloned().collect();
+    Ok(EgressGrant { rules, within, limits: profile.egress_limits.clone(), learn: request.learn })
+}
+
+fn is_among(pattern: &HostPattern, others: &[HostPattern]) -> bool {
+    others.iter().any(|other| pattern.is_within(other))
+}
+
+/// What is asked for at doors.
+fn grants_of(request: &RunRequest, profile: &Profile, maximum: &Budget) -> Result<Grants, SpecError> {
+    let hint = "write a model's name, with * for any characters: --allow-model 'claude-*'";
+    let models = request.allow_models.iter().map(|text| text.parse());
+    let models: Vec<ModelPattern> =
+        models.collect::<Result<_, crate::BadModelPattern>>().map_err(|bad| invalid(bad, hint))?;
+    let asked = request.llm.is_some() || request.inference;
+    if !asked && (!models.is_empty() || request.budget != Budget::default()) {
+        let message = "a budget or a list of models needs a door";
+        return Err(invalid(message, "add --llm=PROVIDER, or --inference"));
+    }
+    let asked_for = request.budget.or(maximum);
+    if asked_for.within(maximum) != asked_for {
+        let hint = "ask for less, or raise `budget` under [maximum] in the configuration";
+        return Err(invalid("the budget is over the operator's maximum", hint));
+    }
+    let models = vec![models, profile.allow_models.clone(), profile.local_models.clone()];
+    let inference = request.inference.then(|| models.clone());
+    let budget = request.budget.or(&profile.budget).within(maximum);
+    let llm = request.llm.clone().map(|provider| LlmGrant { provider, models });
+    Ok(Grants { llm, inference, budget, ..Grants::default() })
+}
+
+/// Secrets that the program itself gets: named, each once, and only where the profile lets any in.
+pub(super) fn secrets(
+    texts: &[OsString],
+    env: &BTreeMap<EnvName, OsString>,
+    name: &str,
+    profile: &Profile,
+) -> Result<Vec<(String, EnvName)>, SpecError> {
+    if !texts.is_empty() && !profile.allow_secrets {
+        return Err(SpecError {
+            code: ErrorCode::PolicyDenied,
+            message: format!("the profile `{name}` lets no secret in"),
+            hint: "use --llm, so that the key stays outside, or another profile: --profile agent".to_owned(),
+        });
+    }
+    if texts.len() > MOST_SECRETS {
+        return Err(invalid(format!("more than {MOST_SECRETS} secrets"), "let fewer in"));
+    }
+    let mut seen: BTreeSet<_> = env.keys().cloned().collect();
+    texts
+        .iter()
+        .map(|text| {
+            let (secret, variable) = secret(text)?;
+            match seen.insert(variable.clone()) {
+                true => Ok((secret, variable)),
+                false => Err(invalid(
+                    format!("the variable `{}` is set twice", shown(variable.as_os_str())),
+                    "give each --secret and --env its own variable",
+                )),
+            }
+        })
+        .collect()
+}
+
+fn secret(text: &OsStr) -> Result<(String, EnvName), SpecError> {
+    let hint = "write --secret NAME=VARIABLE; `airlock secrets list` shows the names";
+    let (name, variable) = text
+        .to_str()
+        .and_then(|text| text.split_once('='))
+        .ok_or_else(|| invalid(format!("`{}` is not a secret with its variable", shown(text)), hint))?;
+    let name = Id::new(name).map_err(|bad| invalid(bad, hint))?;
+    Ok((name.to_string(), EnvName::new(OsStr::new(variable))?))
+}
+
+/// The ports of all doors.
+pub(super) fn ports(ports: &[u16], network: Network) -> Result<Vec<u16>, SpecError> {
+    let mut seen = BTreeSet::new();
+    if ports.len() > 8 || ports.iter().any(|port| *port == 0 || !seen.insert(*port)) {
+        return Err(invalid(
+            "doors need up to eight different ports, none of them 0",
+            "give each door its own port",
+        ));
+    }
+    match (ports.is_empty(), network) {
+        (false, Network::None | Network::Host) => {
+            Err(invalid("a door needs the network mode `doors`", "add --network doors"))
+        }
+        _ => Ok(ports.to_vec()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Ports;
+
+    fn request(change: impl FnOnce(&mut RunRequest)) -> RunRequest {
+        let mut request = RunRequest { command: vec!["true".into()], ..RunRequest::default() };
+        change(&mut request);
+        request
+    }
+
+    fn admitted(change: impl FnOnce(&mut RunRequest)) -> (Network, Option<EgressGrant>, Option<Ports>) {
+        let spec = Policy::default().admit(request(change)).unwrap();
+        (spec.sandbox.network, spec.grants.egress, spec.sandbox.passing)
+    }
+
+    #[test]
+    fn who_names_hosts_gets_these_and_no_others() {
+        for profile in ["restrictive", "standard", "agent"] {
+            let (network, egress, passing) = admitted(|r| {
+                r.profile = Some(profile.to_owned());
+                r.allow_hosts = vec!["pypi.org".to_owned(), "db.example.com:5432".to_owned()];
+            });
+            let names: Vec<_> = egress.unwrap().rules.into_iter().map(|rule| rule.name).collect();
+            assert_eq!(names, ["--allow-host pypi.org", "--allow-host db.example.com:5432"], "{profile}");
+            assert_eq!((network, passing), (Network::Doors, Some(Ports::These(vec![80, 443, 5432]))));
+        }
+    }
+
+    #[test]
+    fn open_is_a_rule_for_all_hosts_and_none_has_no_door() {
+        for profile in ["standard", "permissive"] {
+            let (network, egress, passing) = admitted(|r| r.profile = Some(profile.to_owned()));
+            assert_eq!(egress.unwrap().rules, [EgressRule::open()]);
+            assert_eq!((network, passing), (Network::Open, Some(Ports::Any)));
+        }
+        assert_eq!(admitted(|_| {}), (Network::None, None, None));
+        let (network, egress, _) = admitted(|r| r.profile = Some("agent".to_owned()));
+        assert_eq!(
+            (network, egress),
+            (Network::Doors, Some(EgressGrant::default())),
+            "a door that lets nothing out"
+        );
+    }
+
+    #[test]
+    fn hosts_need_doors_and_stay_within_the_maximum() {
+        let refused = |network, learn| {
+            let asked = request(|r| {
+                (r.network, r.learn, r.allow_hosts) = (Some(network), learn, vec!["a.b".to_owned()])
+            });
+            Policy::default().admit(asked).unwrap_err().message
+        };
+        assert!(
+            refused(Network::None, false).contains("`doors`")
+                && refused(Network::Host, false).contains("`doors`")
+        );
+        assert!(refused(Network::Open, true).contains("--learn"));
+        let mut policy = Policy::default();
+        policy.maximum_hosts = Some(vec!["*.example.com".parse().unwrap()]);
+        let ask = |host: &str| policy.admit(request(|r| r.allow_hosts = vec![host.to_owned()]));
+        assert_eq!(ask("a.example.com").unwrap().grants.egress.unwrap().within.len(), 1);
+        for beyond in ["example.com", "*", "evil.com", "*.com"] {
+            assert_eq!(ask(beyond).unwrap_err().code, ErrorCode::PolicyDenied, "{beyond}");
+        }
+        assert!(ask("https://a.example.com").unwrap_err().hint.contains("--allow-host"));
+    }
+}
