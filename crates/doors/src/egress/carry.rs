@@ -207,7 +207,8 @@ impl Tunnel {
         let serving = self.serve(&mut client, early, &mut server, &count);
         let ending = line.unless_ended(serving).await.unwrap_or(Ending::Ended);
         if matches!(ending, Ending::Ended | Ending::Disallowed | Ending::Spent) {
-            [&client, &server].map(reset);
+            reset(&client);
+            reset(&server);
         }
         let verdict = if self.passage.learned { "learn" } else { "allow" };
         let entry = Entry {
