@@ -92,11 +92,13 @@ type Begun = Option<(TcpStream, Bytes, Opened)>;
 /// What was dialled is where it wants to go.
 async fn pass(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Begun {
     let to = destination(egress, &stream)?;
+    if to.port == 80 {
+        return Some((stream, Bytes::new(), Opened::plain(to)));
+    }
     match line.unless_ended(carry::open(egress, "connect", to)).await? {
         Ok(opened) => Some((stream, Bytes::new(), opened)),
         Err(_) => {
-            // A reset says "refused" where a plain end would say "come again".
-            _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+            line.unless_ended(carry::turn_away(stream)).await;
             None
         }
     }
@@ -166,8 +168,7 @@ async fn serve(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Beg
         (Some(Ok(())), Some(opened)) => Some((stream, early, opened)),
         (Some(_), _) => None,
         (None, _) => {
-            // The kernel would go on sending what it holds.
-            _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+            carry::reset(&stream);
             None
         }
     }
