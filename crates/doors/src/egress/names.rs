@@ -141,6 +141,16 @@ struct LookUp {
 }
 
 impl Egress {
+    /// Who is at an address that a program has: the name that it asked for, if it did.
+    pub(crate) fn host_at(&self, address: IpAddr) -> Host {
+        let address = address.to_canonical();
+        let named = match address {
+            IpAddr::V4(v4) => self.names.name_of(v4),
+            IpAddr::V6(_) => None,
+        };
+        named.map_or(Host::Address(address), Host::Name)
+    }
+
     /// Decides on a question. Nothing leaves.
     fn hear(&self, bytes: &[u8]) -> Heard {
         let question = match question::parse(bytes) {
@@ -228,4 +238,4 @@ fn entry(name: &str, passage: &Passage, verdict: &'static str) -> Entry {
 
 #[cfg(test)]
 #[path = "names_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -4,28 +4,27 @@ use crate::{
     ledger::{Durability, Ledger},
     secrets::Secrets,
 };
-use spec::{EgressGrant, EgressMode, EgressRule};
+use spec::{EgressGrant, EgressRule};
 use std::path::PathBuf;
 
-/// A door with rules for these, in a folder that is gone afterwards.
-struct Door {
-    egress: Arc<Egress>,
+/// A door with these rules, in a folder that is gone afterwards.
+pub(crate) struct Door {
+    pub(crate) egress: Arc<Egress>,
     folder: PathBuf,
 }
 
 impl Door {
-    async fn open(test: &str, rules: &[(&str, EgressMode)]) -> Door {
-        let folder = std::env::temp_dir().join(format!("airlock-names-{test}-{}", std::process::id()));
+    pub(crate) async fn open(test: &str, rules: Vec<EgressRule>) -> Door {
+        let folder = std::env::temp_dir().join(format!("airlock-egress-{test}-{}", std::process::id()));
         let ledger = Arc::new(Ledger::open(&folder, "run", Durability::Process).unwrap());
-        let rule = |(host, mode): &(&str, EgressMode)| {
-            let mut rule = EgressRule::from_option(host).unwrap();
-            rule.mode = mode.clone();
-            rule
-        };
-        let grant = EgressGrant { rules: rules.iter().map(rule).collect(), ..EgressGrant::default() };
-        let egress =
-            Egress::open("run", &grant, &Settings::default(), &Secrets::default(), ledger).await.unwrap();
-        Door { egress, folder }
+        let grant = EgressGrant { rules, ..EgressGrant::default() };
+        let (settings, secrets) = (Settings::default(), Secrets::default());
+        Door { egress: Egress::open("run", &grant, &settings, &secrets, ledger).await.unwrap(), folder }
+    }
+
+    /// One that lets bytes pass to these.
+    async fn to(test: &str, hosts: &[&str]) -> Door {
+        Door::open(test, hosts.iter().map(|host| EgressRule::from_option(host).unwrap()).collect()).await
     }
 
     /// Someone who asks it.
@@ -38,7 +37,7 @@ impl Door {
         asker
     }
 
-    fn denied(&self) -> Vec<(String, String)> {
+    pub(crate) fn denied(&self) -> Vec<(String, String)> {
         let denials = self.egress.books.take_denials();
         denials.into_iter().map(|denial| (denial.target, denial.allow_with)).collect()
     }
@@ -82,9 +81,7 @@ async fn ask(asker: &tokio::net::UdpSocket, name: &str, kind: u16) -> (u8, Optio
 
 #[tokio::test]
 async fn an_allowed_name_has_an_address_that_leads_back_to_it() {
-    let door =
-        Door::open("allowed", &[("a.example", EgressMode::Tunnel), ("*.b.example", EgressMode::Tunnel)])
-            .await;
+    let door = Door::to("allowed", &["a.example", "*.b.example"]).await;
     for name in ["a.example", "x.b.example"] {
         door.egress.dialler.remember(name, &[SOMEWHERE]);
     }
@@ -106,7 +103,7 @@ async fn an_allowed_name_has_an_address_that_leads_back_to_it() {
 
 #[tokio::test]
 async fn a_denied_name_is_not_looked_up() {
-    let door = Door::open("denied", &[("a.example", EgressMode::Tunnel)]).await;
+    let door = Door::to("denied", &["a.example"]).await;
     let asker = door.asker(RANGE).await;
     let tunnelled = "c2vjcmv0.evil.example";
     for kind in [A, AAAA, 16, 15, 255] {
@@ -124,7 +121,7 @@ async fn a_denied_name_is_not_looked_up() {
 
 #[tokio::test]
 async fn a_name_that_is_private_or_does_not_exist_has_no_address() {
-    let door = Door::open("private", &[("*", EgressMode::Tunnel)]).await;
+    let door = Door::to("private", &["*"]).await;
     let private = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
     door.egress.dialler.remember("inside.example", &[private]);
     door.egress.dialler.remember("outside.example", &[private, SOMEWHERE]);
@@ -146,7 +143,7 @@ async fn a_name_that_is_private_or_does_not_exist_has_no_address() {
 
 #[tokio::test]
 async fn the_box_is_its_own_localhost_whatever_the_rules_say() {
-    let door = Door::open("localhost", &[]).await;
+    let door = Door::to("localhost", &[]).await;
     let asker = door.asker(RANGE).await;
     for name in ["localhost", "LOCALHOST", "x.localhost"] {
         assert_eq!(ask(&asker, name, A).await, (0, Some(Ipv4Addr::LOCALHOST)));
@@ -157,7 +154,7 @@ async fn the_box_is_its_own_localhost_whatever_the_rules_say() {
 
 #[tokio::test]
 async fn what_is_no_question_does_not_stop_the_door() {
-    let door = Door::open("noise", &[]).await;
+    let door = Door::to("noise", &[]).await;
     let asker = door.asker(RANGE).await;
     for noise in [&b""[..], b"x", &[0xff; 5000], &[0x80; 12]] {
         asker.send(noise).await.unwrap();
@@ -184,7 +181,7 @@ fn addresses_run_out_and_are_never_somebody_elses() {
 
 #[tokio::test]
 async fn the_number_of_names_has_a_bound_that_is_named() {
-    let door = Door::open("bound", &[("*", EgressMode::Tunnel)]).await;
+    let door = Door::to("bound", &["*"]).await;
     let asker = door.asker(RANGE).await;
     for number in 0..MOST_NAMES {
         assert!(door.egress.names.address_of(&format!("n{number}.example")).is_some());
@@ -198,7 +195,7 @@ async fn the_number_of_names_has_a_bound_that_is_named() {
 
 #[tokio::test]
 async fn questions_end_with_their_door() {
-    let door = Door::open("end", &[]).await;
+    let door = Door::to("end", &[]).await;
     let asker = door.asker(RANGE).await;
     assert_eq!(ask(&asker, "localhost", A).await.0, 0);
     door.egress.close().await;
