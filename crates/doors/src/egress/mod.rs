@@ -35,6 +35,7 @@ use dial::Dialler;
 use limits::{Meter, Spent, Way};
 use names::{Names, Range};
 use policy::{Passage, Refusal, Rules, Standing};
+use requests::Outside;
 use spec::{Denial, Destination, EgressGrant, EgressRule, Host, HostPattern};
 use std::{
     collections::BTreeMap,
@@ -76,7 +77,7 @@ pub struct Egress {
     names: Names,
     authority: Option<Authority>,
     credentials: Credentials,
-    ca: Option<PathBuf>,
+    outside: Outside,
     crowd: Arc<Crowd>,
     connections: Arc<Semaphore>,
     listeners: Mutex<Vec<JoinHandle<()>>>,
@@ -138,7 +139,7 @@ impl Egress {
             names: Names::default(),
             authority,
             credentials,
-            ca: settings.ca.clone(),
+            outside: Outside::new(settings.ca.clone()),
             crowd: Arc::default(),
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
             listeners: Mutex::default(),
