@@ -29,6 +29,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    sync::mpsc,
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -54,12 +55,20 @@ pub(super) fn ok(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
+struct Secured(TcpListener, TlsAcceptor);
+
+impl Secured {
+    async fn accept(&self) -> Box<dyn Stream> {
+        Box::new(self.1.accept(self.0.accept().await.unwrap().0).await.unwrap())
+    }
+}
+
 /// A server on this machine.
 pub(super) struct Server {
     pub(super) to: Destination,
     /// What it heard, request by request.
-    pub(super) heard: Arc<Mutex<Vec<String>>>,
-    pub(super) connections: Arc<AtomicUsize>,
+    heard: Arc<Mutex<Vec<String>>>,
+    connections: Arc<AtomicUsize>,
     /// Who signed its certificate.
     ca: Option<String>,
 }
@@ -104,6 +113,54 @@ impl Server {
         Server { to, heard, connections, ca }
     }
 
+    /// One that begins an answer, and goes on when it is told to.
+    pub(super) async fn tls_going_on(
+        first: &'static str,
+        then: &'static str,
+        mut told: mpsc::UnboundedReceiver<()>,
+    ) -> Server {
+        let (listener, server) = Server::by_hand().await;
+        tokio::spawn(async move {
+            let mut stream = listener.accept().await;
+            message(&mut stream).await;
+            stream.write_all(first.as_bytes()).await.unwrap();
+            stream.flush().await.unwrap();
+            told.recv().await;
+            // The door may be gone by then.
+            _ = stream.write_all(then.as_bytes()).await;
+            _ = stream.flush().await;
+            told.recv().await;
+        });
+        server
+    }
+
+    /// One that answers when it has read a head, and reads no further.
+    pub(super) async fn tls_impatient(answer: &'static str) -> Server {
+        let (listener, server) = Server::by_hand().await;
+        tokio::spawn(async move {
+            let mut stream = listener.accept().await;
+            head(&mut stream).await;
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            stream.flush().await.unwrap();
+            std::future::pending::<()>().await;
+        });
+        server
+    }
+
+    /// One whose connection is served by whoever asks for it.
+    async fn by_hand() -> (Secured, Server) {
+        let (config, ca) = certificate("127.0.0.1");
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let to = Destination { host: "127.0.0.1".parse().unwrap(), port };
+        let server = Server { to, heard: Arc::default(), connections: Arc::default(), ca: Some(ca) };
+        (Secured(listener, TlsAcceptor::from(config)), server)
+    }
+
+    pub(super) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
     pub(super) fn heard(&self) -> Vec<String> {
         self.heard.lock().unwrap().clone()
     }
@@ -139,14 +196,25 @@ async fn converse(mut stream: impl Stream, says: Says, hears: Arc<Mutex<Vec<Stri
             }
         }
     }
-    // Whatever came that is no request is remembered, too.
+}
+
+/// The head of a message.
+pub(super) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut bytes = Vec::new();
+    while !bytes.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => bytes.push(byte),
+            Err(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// One whole message, read as simply as can be: head, then a length or chunks. None at the end.
 pub(super) async fn message(stream: &mut (impl AsyncRead + Unpin)) -> Option<String> {
-    let mut bytes = Vec::new();
-    while !bytes.ends_with(b"\r\n\r\n") {
-        bytes.push(stream.read_u8().await.ok()?);
+    let mut bytes = head(stream).await.into_bytes();
+    if !bytes.ends_with(b"\r\n\r\n") {
+        return None;
     }
     let head = String::from_utf8_lossy(&bytes).to_ascii_lowercase();
     let length = head.split("\r\n").find_map(|line| line.strip_prefix("content-length: "));
@@ -284,6 +352,10 @@ pub(super) async fn to_end(client: &mut Box<dyn Stream>) -> (String, bool) {
     let mut all = Vec::new();
     let ended = client.read_to_end(&mut all).await;
     (String::from_utf8_lossy(&all).into_owned(), ended.is_ok())
+}
+
+pub(super) fn get(server: &Server, path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", server.to)
 }
 
 pub(super) fn status(answer: &str) -> u16 {
