@@ -34,6 +34,8 @@ pub struct DoorSettings {
     pub inference_models: Vec<ModelPattern>,
     /// How lasting the ledger is.
     pub durability: doors::ledger::Durability,
+    /// What egress doors are opened with.
+    pub egress: doors::egress::Settings,
 }
 
 impl DoorSettings {

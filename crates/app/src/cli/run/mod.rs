@@ -46,7 +46,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         terminal::equip(&mut request, surroundings, explain)?;
     }
     let spec = config.policy.admit(request)?;
-    if spec.grants.llm.is_some() || spec.grants.inference.is_some() || !spec.grants.secrets.is_empty() {
+    if !spec.grants.ports().is_empty() || !spec.grants.secrets.is_empty() {
         super::leave_no_dump()?;
     }
     super::settings(&config).look(&spec)?;
