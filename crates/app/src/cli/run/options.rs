@@ -24,7 +24,7 @@ Examples:
   airlock run --workspace . --llm=anthropic --budget-usd 0.50 -- python3 agent.py
   airlock run --inference -- curl -s localhost:11434/api/tags
   airlock run --allow-host pypi.org --allow-host '*.pythonhosted.org' -- pip install requests
-  airlock run --learn -- ./build.sh
+  airlock run --workspace . --learn -- ./build.sh
   echo hello | airlock run --stdin -- tr a-z A-Z";
 
 const STATUSES: &str = "\
