@@ -174,7 +174,7 @@ fn counted(folder: &Path) -> u64 {
                     open.remove(&row.of).unwrap();
                     sum += row.money;
                 }
-                Kind::Open | Kind::Inject | Kind::Revoke | Kind::Close => {}
+                Kind::Open | Kind::Inject | Kind::Egress | Kind::Revoke | Kind::Close => {}
             }
         }
     }

@@ -231,7 +231,7 @@ fn change(row: &Row<'_>) -> Option<Change> {
             reserved: row.money,
         })),
         Kind::Settle => Some(Change::Settled(ended(row))),
-        Kind::Open | Kind::Inject | Kind::Revoke | Kind::Close => None,
+        Kind::Open | Kind::Inject | Kind::Egress | Kind::Revoke | Kind::Close => None,
     }
 }
 

@@ -7,13 +7,52 @@
 //!
 //! What the rules do not allow is not looked up. What was looked up is what is dialled.
 
+mod answer;
+mod authority;
+mod books;
+mod carry;
+mod credential;
+mod dial;
+mod front;
+pub mod git;
+pub mod hello;
 mod limits;
+pub mod names;
 mod policy;
+mod requests;
+mod rewound;
+mod socks;
+mod tunnel;
 
-use crate::secrets::KeySource;
-use http::HeaderName;
-use spec::HostPattern;
-use std::{collections::BTreeMap, path::PathBuf};
+pub use books::Learned;
+pub use credential::{Credential, Inject};
+
+use crate::{OpenError, ledger::Ledger, line::Crowd, secrets::Secrets};
+use authority::Authority;
+use books::Books;
+use credential::Credentials;
+use dial::Dialler;
+use limits::{Meter, Spent, Way};
+use names::{Names, Range};
+use policy::{Passage, Refusal, Rules, Standing};
+use spec::{Denial, Destination, EgressGrant, EgressRule, Host, HostPattern};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{TcpListener, UdpSocket},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinHandle,
+};
+
+/// Connections of one run at the same time.
+const MOST_CONNECTIONS: usize = 2048;
+/// Rules that are added while a run goes on.
+const MOST_RULES: usize = 1024;
 
 /// What egress doors are opened with.
 #[derive(Clone, Debug, Default)]
@@ -24,30 +63,214 @@ pub struct Settings {
     pub ca: Option<PathBuf>,
 }
 
-/// A credential, and where it may go.
-#[derive(Clone, Debug)]
-pub struct Credential {
-    /// Where it comes from.
-    pub key: KeySource,
-    /// How it is put into a request.
-    pub inject: Inject,
-    /// To which hosts and no others, whatever a rule says.
-    pub hosts: Vec<HostPattern>,
+/// The egress door of one run.
+pub struct Egress {
+    run: String,
+    rules: Mutex<Arc<Rules>>,
+    /// Told when rules change: what is under way is judged again.
+    changed: watch::Sender<()>,
+    /// All that passes, by whatever rule.
+    meter: Meter,
+    books: Books,
+    dialler: Dialler,
+    names: Names,
+    authority: Option<Authority>,
+    credentials: Credentials,
+    ca: Option<PathBuf>,
+    crowd: Arc<Crowd>,
+    connections: Arc<Semaphore>,
+    listeners: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// How a credential is put into a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Inject {
-    /// `Authorization: Bearer …`.
-    Bearer,
-    /// `Authorization: Basic …`, with this user.
-    Basic {
-        /// The user.
-        user: String,
-    },
-    /// A header of its own.
-    Header {
-        /// Its name.
-        name: HeaderName,
-    },
+/// A rule as it stands.
+#[derive(Clone, Debug)]
+pub struct RuleView {
+    /// The rule.
+    pub rule: EgressRule,
+    /// It falls then.
+    pub until: Option<Instant>,
 }
+
+/// What came of a door.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct EgressReport {
+    pub denials: Vec<Denial>,
+    /// Hosts that no rule allows, while learning.
+    pub learned: BTreeMap<Host, Learned>,
+    /// Connections and requests that passed.
+    pub begun: u64,
+    pub denied: u64,
+    pub sent: u64,
+    pub received: u64,
+    /// A limit of bytes or beginnings was hit.
+    pub limit_hit: bool,
+}
+
+impl fmt::Debug for Egress {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Egress({})", self.run)
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Egress {
+    /// Opens a door. Credentials that its rules name are looked for now.
+    pub async fn open(
+        run: &str,
+        grant: &EgressGrant,
+        settings: &Settings,
+        secrets: &Secrets,
+        ledger: Arc<Ledger>,
+    ) -> Result<Arc<Egress>, OpenError> {
+        let authority = Authority::for_rules(&grant.rules)?;
+        let credentials = Credentials::find(&grant.rules, settings, secrets).await?;
+        Ok(Arc::new(Egress {
+            run: run.to_owned(),
+            rules: Mutex::new(Arc::new(Rules::new(grant))),
+            changed: watch::Sender::new(()),
+            meter: Meter::new(&grant.limits),
+            books: Books::new(ledger, run.to_owned()),
+            dialler: Dialler::new(),
+            names: Names::default(),
+            authority,
+            credentials,
+            ca: settings.ca.clone(),
+            crowd: Arc::default(),
+            connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
+            listeners: Mutex::default(),
+        }))
+    }
+
+    /// The certificate that programs inside must trust, in PEM form, if a rule looks inside.
+    pub fn certificate(&self) -> Option<&str> {
+        self.authority.as_ref().map(Authority::certificate)
+    }
+
+    /// Serves programs that know of the door.
+    pub fn serve(self: &Arc<Egress>, listener: TcpListener) -> Result<(), OpenError> {
+        self.keep(
+            front::listen(self.clone(), front::Entrance::Proxy, listener).map_err(OpenError::Listener)?,
+        );
+        Ok(())
+    }
+
+    /// Serves programs that do not: what they dialled arrives here.
+    pub fn serve_passing(self: &Arc<Egress>, listener: TcpListener) -> Result<(), OpenError> {
+        self.keep(
+            front::listen(self.clone(), front::Entrance::Passing, listener).map_err(OpenError::Listener)?,
+        );
+        Ok(())
+    }
+
+    /// Answers questions for names with addresses out of this range, which lead here.
+    pub fn serve_names(self: &Arc<Egress>, socket: UdpSocket, range: Range) -> Result<(), OpenError> {
+        self.keep(names::serve(self.clone(), socket, range).map_err(OpenError::Listener)?);
+        Ok(())
+    }
+
+    fn keep(&self, task: JoinHandle<()>) {
+        locked(&self.listeners).push(task);
+    }
+
+    /// Adds a rule, until then if that is said. A rule that denies holds for what is under way, too.
+    pub fn grant(&self, rule: EgressRule, until: Option<Instant>) -> Result<(), TooManyRules> {
+        self.change(|rules| {
+            let now = Instant::now();
+            rules.standing.retain(|standing| standing.until.is_none_or(|until| now < until));
+            rules.standing.push(Standing::new(rule, until));
+        })
+    }
+
+    /// Takes away every rule that was added or given for these hosts; how many there were.
+    pub fn revoke(&self, host: &HostPattern) -> usize {
+        let mut count = 0;
+        // Fewer rules are never too many.
+        _ = self.change(|rules| {
+            let before = rules.standing.len();
+            rules.standing.retain(|standing| standing.rule.host != *host);
+            count = before - rules.standing.len();
+        });
+        count
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Rules)) -> Result<(), TooManyRules> {
+        {
+            let mut current = locked(&self.rules);
+            let mut rules = Rules::clone(&current);
+            change(&mut rules);
+            if rules.standing.len() > MOST_RULES {
+                return Err(TooManyRules);
+            }
+            *current = Arc::new(rules);
+        }
+        self.changed.send_replace(());
+        Ok(())
+    }
+
+    /// The rules as they stand.
+    pub fn rules(&self) -> Vec<RuleView> {
+        let (rules, now) = (locked(&self.rules).clone(), Instant::now());
+        let stands = |standing: &&Arc<Standing>| standing.until.is_none_or(|until| now < until);
+        let view = |standing: &Arc<Standing>| RuleView { rule: standing.rule.clone(), until: standing.until };
+        rules.standing.iter().filter(stands).map(view).collect()
+    }
+
+    /// What the rules say of a destination.
+    fn judge(&self, to: &Destination) -> Result<Passage, Refusal> {
+        let rules = locked(&self.rules).clone();
+        rules.judge(to, Instant::now())
+    }
+
+    /// One more connection or request by these rules, if limits allow it.
+    fn begin(&self, standing: &Standing) -> Result<(), Refusal> {
+        let begun = self.meter.begin().map_err(|spent| ("egress_limits", spent));
+        let begun =
+            begun.and_then(|()| standing.meter.begin().map_err(|spent| (&*standing.rule.name, spent)));
+        begun.map_err(|(rule, spent)| self.spent(rule, spent))
+    }
+
+    /// Bytes that are about to pass; whether they may.
+    fn count(&self, standing: &Standing, way: Way, bytes: usize) -> Result<(), Refusal> {
+        let whole = self.meter.count(way, bytes).map_err(|spent| ("egress_limits", spent));
+        let own = standing.meter.count(way, bytes).map_err(|spent| (&*standing.rule.name, spent));
+        whole.and(own).map_err(|(rule, spent)| self.spent(rule, spent))
+    }
+
+    fn spent(&self, rule: &str, spent: Spent) -> Refusal {
+        self.books.note_limit();
+        let name = spent.name();
+        Refusal::new(
+            rule,
+            format!("the limit `{name}` is spent"),
+            format!("a larger `{name}` in the configuration"),
+        )
+    }
+
+    /// Ends it. When this returns, no further byte reaches anybody who called.
+    pub async fn close(&self) -> EgressReport {
+        for listener in locked(&self.listeners).drain(..) {
+            listener.abort();
+        }
+        self.crowd.end().await;
+        self.books.close();
+        let (begun, sent, received) = self.meter.totals();
+        EgressReport {
+            denials: self.books.take_denials(),
+            learned: self.books.learned(),
+            begun,
+            denied: self.books.denied(),
+            sent,
+            received,
+            limit_hit: self.books.limit_hit(),
+        }
+    }
+}
+
+/// There are as many rules as there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there are {MOST_RULES} rules already; take some away")]
+pub struct TooManyRules;

@@ -33,6 +33,8 @@ pub enum Kind {
     Settle,
     /// A secret was put into a run.
     Inject,
+    /// Something passed at an egress door, or did not.
+    Egress,
     /// A session is over.
     Revoke,
     /// The owner went in peace.

@@ -95,6 +95,13 @@ impl Outcome {
     }
 }
 
+/// What a line says of something at an egress door.
+#[derive(Debug)]
+pub(crate) struct Passed<'a> {
+    pub(crate) texts: [(&'static str, &'a str); 7],
+    pub(crate) numbers: [(&'static str, u64); 4],
+}
+
 /// A segment that this process owns.
 #[derive(Debug)]
 pub struct Ledger {
@@ -217,6 +224,20 @@ impl Ledger {
     pub fn inject(&self, run: &str, secret: &str, variable: &str) -> io::Result<()> {
         let written = self.append("inject", 0, |line| {
             line.text("run", run).text("secret", secret).text("variable", variable);
+        });
+        written.map(|_| ())
+    }
+
+    /// Writes what passed, or did not, at an egress door.
+    pub(crate) fn egress(&self, run: &str, passed: &Passed<'_>) -> io::Result<()> {
+        let written = self.append("egress", 0, |line| {
+            line.text("run", run);
+            for (name, text) in passed.texts {
+                line.text(name, text);
+            }
+            for (name, number) in passed.numbers {
+                line.number(name, number);
+            }
         });
         written.map(|_| ())
     }

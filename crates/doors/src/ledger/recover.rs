@@ -292,7 +292,7 @@ impl Replay {
             Kind::Revoke => {
                 self.found.sessions.remove(&*row.session);
             }
-            Kind::Open | Kind::Inject | Kind::Close => {}
+            Kind::Open | Kind::Inject | Kind::Egress | Kind::Close => {}
         }
         Ok(())
     }

@@ -1,0 +1,174 @@
+//! What is written down of a door: in the ledger, line by line; and for the result of the run, in short.
+
+use super::policy::Refusal;
+use crate::ledger::{self, Ledger};
+use spec::{Denial, Destination, Host};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+/// Denials that are kept for the result; each is listed once.
+const MOST_DENIALS: usize = 64;
+/// Hosts that are learned.
+const MOST_LEARNED: usize = 1024;
+/// Lines in the ledger of one run. What comes then is counted, and the count is the last line.
+const MOST_LINES: u64 = 100_000;
+
+/// One line of the ledger.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Entry {
+    pub(crate) operation: String,
+    pub(crate) target: String,
+    /// `allow`, `deny`, `learn` or `failed`.
+    pub(crate) verdict: &'static str,
+    pub(crate) rule: String,
+    /// Where it really went.
+    pub(crate) address: String,
+    pub(crate) credential: String,
+    /// What else there is to say: refs of a push, why nothing came of it.
+    pub(crate) detail: String,
+    pub(crate) status: u16,
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+    pub(crate) duration_ms: u64,
+}
+
+/// What a host was used for while learning.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Learned {
+    /// Its ports.
+    pub ports: BTreeSet<u16>,
+    /// How often.
+    pub uses: u64,
+}
+
+/// The books of one door.
+pub(crate) struct Books {
+    ledger: Arc<Ledger>,
+    run: String,
+    lines: AtomicU64,
+    denied: AtomicU64,
+    denials: Mutex<Vec<Denial>>,
+    learned: Mutex<BTreeMap<Host, Learned>>,
+    limit_hit: AtomicBool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Books {
+    pub(crate) fn new(ledger: Arc<Ledger>, run: String) -> Books {
+        Books {
+            ledger,
+            run,
+            lines: 0.into(),
+            denied: 0.into(),
+            denials: Mutex::default(),
+            learned: Mutex::default(),
+            limit_hit: false.into(),
+        }
+    }
+
+    /// Writes down what passed. An error means that it must not pass.
+    pub(crate) fn write(&self, entry: &Entry) -> std::io::Result<()> {
+        if self.lines.fetch_add(1, Ordering::Relaxed) >= MOST_LINES {
+            return Ok(());
+        }
+        self.ledger.egress(&self.run, &entry.row())
+    }
+
+    /// Writes down that something was refused.
+    pub(crate) fn refused(&self, operation: &str, target: &str, refusal: &Refusal) {
+        self.denied.fetch_add(1, Ordering::Relaxed);
+        let shown: String = target.chars().take(200).collect();
+        let entry = Entry {
+            operation: operation.to_owned(),
+            target: shown.clone(),
+            verdict: "deny",
+            rule: refusal.rule.clone(),
+            detail: refusal.reason.clone(),
+            ..Entry::default()
+        };
+        // It does not pass either way; a ledger that cannot be written stops what would pass.
+        _ = self.write(&entry);
+        let mut denials = locked(&self.denials);
+        let known = denials.iter().any(|denial| denial.target == shown && denial.rule == refusal.rule);
+        if !known && denials.len() < MOST_DENIALS {
+            denials.push(Denial {
+                what: "connect".to_owned(),
+                target: shown,
+                rule: refusal.rule.clone(),
+                allow_with: refusal.allow_with.clone(),
+            });
+        }
+    }
+
+    /// Remembers what no rule allows and passed all the same.
+    pub(crate) fn learn(&self, to: &Destination) {
+        let mut learned = locked(&self.learned);
+        if learned.len() < MOST_LEARNED || learned.contains_key(&to.host) {
+            let host = learned.entry(to.host.clone()).or_default();
+            host.ports.insert(to.port);
+            host.uses += 1;
+        }
+    }
+
+    pub(crate) fn note_limit(&self) {
+        self.limit_hit.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn denied(&self) -> u64 {
+        self.denied.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn limit_hit(&self) -> bool {
+        self.limit_hit.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn take_denials(&self) -> Vec<Denial> {
+        std::mem::take(&mut *locked(&self.denials))
+    }
+
+    pub(crate) fn learned(&self) -> BTreeMap<Host, Learned> {
+        locked(&self.learned).clone()
+    }
+
+    /// The last line, if there were more than were written; then everything is on its way to the disk.
+    pub(crate) fn close(&self) {
+        let lines = self.lines.load(Ordering::Relaxed);
+        if lines > MOST_LINES {
+            let detail = format!("{} more lines were not written", lines - MOST_LINES);
+            let entry = Entry { verdict: "cut", detail, ..Entry::default() };
+            // Nothing passes any more; there is nobody to stop.
+            _ = self.ledger.egress(&self.run, &entry.row());
+        }
+        _ = self.ledger.flush();
+    }
+}
+
+impl Entry {
+    fn row(&self) -> ledger::Passed<'_> {
+        ledger::Passed {
+            texts: [
+                ("operation", &self.operation),
+                ("target", &self.target),
+                ("verdict", self.verdict),
+                ("rule", &self.rule),
+                ("address", &self.address),
+                ("credential", &self.credential),
+                ("detail", &self.detail),
+            ],
+            numbers: [
+                ("status", u64::from(self.status)),
+                ("sent", self.sent),
+                ("received", self.received),
+                ("duration_ms", self.duration_ms),
+            ],
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! From a destination to a connection: names are looked up once, every address is looked at, and one that was looked at
+//! is dialled.
+
+use super::policy::{self, Refusal};
+use spec::{Destination, Host, address};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use tokio::{
+    net::TcpStream,
+    sync::Semaphore,
+    time::{timeout, timeout_at},
+};
+
+/// All of looking up, and all of dialling.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// For one address, while there are others.
+const PATIENCE_EACH: Duration = Duration::from_secs(3);
+/// Names that are being looked up at the same time: each takes a thread.
+const MOST_LOOKUPS: usize = 16;
+/// Addresses of one name that are looked at.
+const MOST_ADDRESSES: usize = 32;
+/// What was looked up for a name is good for the connection that the name was asked for.
+const REMEMBERED: Duration = Duration::from_secs(10);
+const MOST_REMEMBERED: usize = 256;
+
+/// Looks names up and dials.
+#[derive(Debug)]
+pub(crate) struct Dialler {
+    lookups: Arc<Semaphore>,
+    remembered: Mutex<HashMap<String, (Instant, Vec<IpAddr>)>>,
+}
+
+/// Why there is no connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoWay {
+    /// It may not be.
+    Refused(Refusal),
+    /// It cannot be.
+    Failed(&'static str),
+}
+
+impl Dialler {
+    pub(crate) fn new() -> Dialler {
+        Dialler { lookups: Arc::new(Semaphore::new(MOST_LOOKUPS)), remembered: Mutex::default() }
+    }
+
+    /// Where a host may be dialled. Only for hosts that the rules allow: a question is a message, too.
+    pub(crate) async fn find(&self, host: &Host, may_be_private: bool) -> Result<Vec<IpAddr>, NoWay> {
+        let found = match host {
+            Host::Address(address) => vec![*address],
+            Host::Name(name) => self.look_up(name).await?,
+        };
+        let allowed: Vec<_> = found.into_iter().filter(|found| may_dial(*found, may_be_private)).collect();
+        match allowed.is_empty() {
+            true => Err(NoWay::Refused(policy::private(&host.to_string()))),
+            false => Ok(allowed),
+        }
+    }
+
+    /// A connection to an address that was looked at.
+    pub(crate) async fn dial(
+        &self,
+        to: &Destination,
+        may_be_private: bool,
+    ) -> Result<(TcpStream, SocketAddr), NoWay> {
+        let addresses = self.find(&to.host, may_be_private).await?;
+        let end = tokio::time::Instant::now() + PATIENCE;
+        let mut failed = "nobody answers there";
+        let last = addresses.len() - 1;
+        for (at, address) in addresses.into_iter().enumerate() {
+            let address = SocketAddr::new(address, to.port);
+            let patience = if at == last { PATIENCE } else { PATIENCE_EACH };
+            let dialling = timeout(patience, TcpStream::connect(address));
+            match timeout_at(end, dialling).await {
+                Ok(Ok(Ok(stream))) => {
+                    // Without it small writes wait for acknowledgements that wait for them.
+                    _ = stream.set_nodelay(true);
+                    return Ok((stream, address));
+                }
+                Ok(Ok(Err(_))) => failed = "the connection was refused there",
+                Ok(Err(_)) => failed = "nobody answers there",
+                Err(_) => break,
+            }
+        }
+        Err(NoWay::Failed(failed))
+    }
+
+    async fn look_up(&self, name: &str) -> Result<Vec<IpAddr>, NoWay> {
+        if let Some(known) = self.known(name) {
+            return Ok(known);
+        }
+        let lookups = self.lookups.clone();
+        let asked = name.to_owned();
+        let found = timeout(PATIENCE, async move {
+            // Held by the thread, which goes on when nobody waits for it any more.
+            let permit = lookups.acquire_owned().await.ok()?;
+            let looking = tokio::task::spawn_blocking(move || {
+                let _permit = permit;
+                resolve(&asked)
+            });
+            looking.await.ok()
+        });
+        let found = found.await.ok().flatten().unwrap_or_default();
+        if found.is_empty() {
+            return Err(NoWay::Failed("there is no such name"));
+        }
+        self.remember(name, &found);
+        Ok(found)
+    }
+
+    fn known(&self, name: &str) -> Option<Vec<IpAddr>> {
+        let remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, found) = remembered.get(name)?;
+        (since.elapsed() < REMEMBERED).then(|| found.clone())
+    }
+
+    fn remember(&self, name: &str, found: &[IpAddr]) {
+        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
+        if remembered.len() >= MOST_REMEMBERED {
+            remembered.retain(|_, (since, _)| since.elapsed() < REMEMBERED);
+        }
+        if remembered.len() < MOST_REMEMBERED {
+            remembered.insert(name.to_owned(), (Instant::now(), found.to_vec()));
+        }
+    }
+}
+
+/// By this machine's own table, then by its resolver. The dot at the end keeps search domains out: what the rules allow is
+/// this name and no longer one.
+fn resolve(name: &str) -> Vec<IpAddr> {
+    let own = in_hosts_file(name);
+    if !own.is_empty() {
+        return own;
+    }
+    let found = (format!("{name}."), 0).to_socket_addrs();
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for found in found.into_iter().flatten().map(|address| address.ip().to_canonical()) {
+        if !addresses.contains(&found) && addresses.len() < MOST_ADDRESSES {
+            addresses.push(found);
+        }
+    }
+    addresses
+}
+
+fn in_hosts_file(name: &str) -> Vec<IpAddr> {
+    let text = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
+    let named = |line: &str| {
+        let mut words = line.split_ascii_whitespace();
+        let address: IpAddr = words.next()?.parse().ok()?;
+        words.any(|word| word.eq_ignore_ascii_case(name)).then(|| address.to_canonical())
+    };
+    lines.filter_map(named).take(MOST_ADDRESSES).collect()
+}
+
+fn may_dial(address: IpAddr, may_be_private: bool) -> bool {
+    !address::is_metadata(address) && (may_be_private || address::is_public(address) && !is_own(address))
+}
+
+/// Whether that is this machine itself, by whatever address: what listens here trusts who is here. Nothing is sent: the
+/// kernel only says from where it would send, and to itself it sends from there.
+fn is_own(address: IpAddr) -> bool {
+    let here: IpAddr = match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let from = UdpSocket::bind((here, 0)).and_then(|socket| {
+        socket.connect((address, 9))?;
+        socket.local_addr()
+    });
+    // No way there at all: dialling will say so.
+    from.is_ok_and(|from| from.ip() == address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_is_looked_at_before_it_is_dialled() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let dialler = Dialler::new();
+        for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"] {
+            let to = Destination { host: host.parse().unwrap(), port };
+            assert!(matches!(dialler.dial(&to, false).await, Err(NoWay::Refused(_))), "{host}");
+            let (_, address) = dialler.dial(&to, true).await.unwrap();
+            assert!(address.ip().is_loopback());
+        }
+        let to = Destination { host: "169.254.169.254".parse().unwrap(), port };
+        assert!(matches!(dialler.dial(&to, true).await, Err(NoWay::Refused(_))), "whatever is allowed");
+    }
+
+    #[test]
+    fn this_machine_is_known_by_each_of_its_addresses() {
+        assert!(is_own("127.0.0.1".parse().unwrap()));
+        assert!(!is_own("8.8.8.8".parse().unwrap()));
+    }
+}
