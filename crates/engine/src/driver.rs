@@ -282,6 +282,8 @@ impl Driver {
                 return Err(error);
             }
         };
+        // Nobody serves it yet: what is dialled is refused.
+        drop(sandbox.take_passing());
         if let Some(doors) = self.doors.take() {
             // Nobody may want them: then nobody listens.
             _ = doors.send(listeners);
