@@ -275,15 +275,14 @@ impl Driver {
         input: Option<OwnedFd>,
         result: &mut RunResult,
     ) -> Result<(), ErrorInfo> {
-        let listeners = match opened.serve(sandbox.take_doors()) {
+        let served = opened.serve(sandbox.take_doors(), sandbox.take_passing());
+        let listeners = match served {
             Ok(listeners) => listeners,
             Err(error) => {
                 sandbox.end().await;
                 return Err(error);
             }
         };
-        // Nobody serves it yet: what is dialled is refused.
-        drop(sandbox.take_passing());
         if let Some(doors) = self.doors.take() {
             // Nobody may want them: then nobody listens.
             _ = doors.send(listeners);
