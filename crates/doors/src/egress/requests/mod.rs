@@ -22,6 +22,7 @@ pub(crate) use outside::Outside;
 use super::{
     Egress, Refusal, Way, answer,
     answer::Body,
+    carry,
     dial::NoWay,
     front::{HEAD_TIME, LARGEST_HEAD, MOST_HEADERS},
     policy::Passage,
@@ -372,7 +373,7 @@ pub(crate) async fn serve<S: Client>(egress: Arc<Egress>, line: Arc<Line>, io: S
         _ => io,
     };
     if cut {
-        // The kernel would go on sending what it holds, and end it as if it were all.
-        _ = rustix::net::sockopt::set_socket_linger(io.stream(), Some(Duration::ZERO));
+        // A plain end would look as if it were all.
+        carry::reset(io.stream());
     }
 }
