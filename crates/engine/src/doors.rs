@@ -2,10 +2,14 @@
 //!
 //! The listeners are made inside the box; that is how a door knows who is calling.
 
-use crate::Inner;
+use crate::{
+    Inner,
+    egress::{self, OpenEgress},
+};
 use doors::{
     Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, Token, ledger::Ledger, till::Till,
 };
+use sandbox::Passing;
 use spec::{
     Access, Budget, EnvName, ErrorCode, ErrorInfo, Id, InsidePath, LimitName, LlmGrant, LlmUsage,
     ModelPattern, Mount, RunResult, RunSpec,
@@ -34,6 +38,8 @@ pub struct DoorSettings {
     pub inference_models: Vec<ModelPattern>,
     /// How lasting the ledger is.
     pub durability: doors::ledger::Durability,
+    /// What egress doors are opened with.
+    pub egress: doors::egress::Settings,
 }
 
 impl DoorSettings {
@@ -54,6 +60,8 @@ const INFERENCE_SOCKET: &str = "/airlock/inference.sock";
 pub(crate) struct Opened {
     /// In the order of their listeners.
     sessions: Vec<Arc<Session>>,
+    /// Its listener comes behind those.
+    egress: Option<OpenEgress>,
     /// Where the inference door's socket is, outside.
     socket: Option<PathBuf>,
     /// What is let in and out of the run is written down there.
@@ -73,6 +81,10 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
     let ledger = begin_ledger(engine, id)?;
     opened.ledger = Some(ledger.clone());
     let settings = &engine.doors;
+    if let Some(grant) = spec.grants.egress.clone() {
+        let with = (&settings.egress, &settings.secrets);
+        opened.egress = Some(egress::open(&engine.state, id, spec, &grant, with, ledger.clone()).await?);
+    }
     let doors = Doors::new(settings.catalogue.clone(), settings.secrets.clone(), Till::new(ledger));
     if let Some((grant, provider)) = spec.grants.llm.clone().zip(provider) {
         // What a program sends as its key: known at this door, and worth nothing elsewhere.
@@ -182,7 +194,7 @@ fn inference_variables() -> Vec<(&'static str, String)> {
 }
 
 /// Over what the caller set: a program that finds a door by these must find this one.
-fn set(spec: &mut RunSpec, variables: &[(&'static str, String)]) -> Result<(), ErrorInfo> {
+pub(crate) fn set(spec: &mut RunSpec, variables: &[(&'static str, String)]) -> Result<(), ErrorInfo> {
     for (name, value) in variables {
         let name =
             EnvName::new(OsStr::new(name)).map_err(|error| error_of(ErrorCode::Internal, error.message))?;
@@ -252,13 +264,22 @@ pub(crate) fn sweep(state: &Path) {
 
 impl Opened {
     /// Serves at the first listeners, and gives back those that are not ours.
-    pub(crate) fn serve(&self, mut listeners: Vec<TcpListener>) -> Result<Vec<TcpListener>, ErrorInfo> {
-        let others = listeners.split_off(self.sessions.len().min(listeners.len()));
-        if listeners.len() < self.sessions.len() {
+    pub(crate) fn serve(
+        &self,
+        mut listeners: Vec<TcpListener>,
+        passing: Option<Passing>,
+    ) -> Result<Vec<TcpListener>, ErrorInfo> {
+        let count = self.sessions.len() + usize::from(self.egress.is_some());
+        if listeners.len() < count {
             return Err(error_of(ErrorCode::Internal, "the box has no listener for a door".to_owned()));
         }
-        for (session, listener) in self.sessions.iter().zip(listeners) {
+        let others = listeners.split_off(count);
+        let mut listeners = listeners.into_iter();
+        for (session, listener) in self.sessions.iter().zip(listeners.by_ref()) {
             session.serve(Listener::Tcp(listener)).map_err(|error| refused(&error))?;
+        }
+        if let Some((egress, listener)) = self.egress.as_ref().zip(listeners.next()) {
+            egress.serve(listener, passing).map_err(|error| refused(&error))?;
         }
         Ok(others)
     }
@@ -279,6 +300,9 @@ impl Opened {
             let report = session.close().await;
             count(&report, session.terms().budget.tokens, result);
             result.denials.extend(report.denials);
+        }
+        if let Some(egress) = self.egress {
+            egress.close(result).await;
         }
         if let Some(socket) = self.socket {
             // Nobody listens there any more; the sweep removes what stays.
@@ -319,15 +343,15 @@ fn error(code: ErrorCode, message: String, hint: String) -> ErrorInfo {
     ErrorInfo { code, message, hint: Some(hint) }
 }
 
-fn error_of(code: ErrorCode, message: String) -> ErrorInfo {
+pub(crate) fn error_of(code: ErrorCode, message: String) -> ErrorInfo {
     ErrorInfo { code, message, hint: None }
 }
 
-fn internal(what: &str, error: &io::Error) -> ErrorInfo {
+pub(crate) fn internal(what: &str, error: &io::Error) -> ErrorInfo {
     error_of(ErrorCode::Internal, format!("{what}: {error}"))
 }
 
-fn refused(refused: &OpenError) -> ErrorInfo {
+pub(crate) fn refused(refused: &OpenError) -> ErrorInfo {
     let message = refused.to_string();
     match refused {
         OpenError::NoProvider { known, .. } => error(

@@ -25,6 +25,7 @@ mod denials;
 mod doctor;
 mod doors;
 mod driver;
+mod egress;
 pub mod files;
 mod guard;
 mod origin;

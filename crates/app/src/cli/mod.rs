@@ -141,6 +141,7 @@ fn door_settings(config: &Config) -> engine::DoorSettings {
         secrets: config.secrets.clone(),
         inference_models: config.doors.inference_models.clone(),
         durability: config.doors.durability,
+        egress: config.doors.egress.clone(),
     }
 }
 

@@ -36,22 +36,27 @@ const LONGEST_HELLO: usize = 64 << 10;
 /// A fatal alert of TLS: access denied.
 const ACCESS_DENIED: [u8; 7] = [21, 3, 3, 0, 2, 2, 49];
 
+/// A destination that may be talked to.
+pub(crate) struct Opened {
+    to: Destination,
+    opening: Opening,
+}
+
 /// What a destination is opened as.
-pub(crate) enum Opening {
+enum Opening {
     /// Bytes, to a connection that stands.
-    Tunnel(TcpStream, SocketAddr),
-    /// Requests without encryption, each looked at.
+    Tunnel { server: TcpStream, address: SocketAddr, passage: Passage, begun: Instant },
+    /// Requests without encryption, each judged by itself.
     Plain,
     /// TLS that ends here, and requests in it.
     Inspect,
 }
 
-/// A destination that may be talked to.
-pub(crate) struct Opened {
-    pub(crate) to: Destination,
-    pub(crate) passage: Passage,
-    pub(crate) opening: Opening,
-    begun: Instant,
+impl Opened {
+    /// Somewhere that speaks plain HTTP: each request is judged by itself, and is told what comes of it.
+    pub(crate) fn plain(to: Destination) -> Opened {
+        Opened { to, opening: Opening::Plain }
+    }
 }
 
 /// Judges, counts and dials. What does not come about is written down here.
@@ -61,15 +66,15 @@ pub(crate) async fn open(egress: &Egress, operation: &str, to: Destination) -> R
         NoWay::Refused(refusal)
     };
     let passage = egress.judge(&to).map_err(refused)?;
-    let begun = Instant::now();
     let opening = match (passage.looks_inside(), to.port) {
         // Requests are judged and counted one by one.
         (_, 80) => Opening::Plain,
         (true, _) => Opening::Inspect,
         (false, _) => {
+            let begun = Instant::now();
             egress.begin(passage.first()).map_err(refused)?;
             let dialled = egress.dialler.dial(&to, passage.may_be_private()).await;
-            let (stream, address) = dialled.map_err(|no_way| match no_way {
+            let (server, address) = dialled.map_err(|no_way| match no_way {
                 NoWay::Refused(refusal) => refused(refusal),
                 NoWay::Failed(why) => {
                     let entry = entry(operation, &to, passage.first(), "failed");
@@ -78,10 +83,10 @@ pub(crate) async fn open(egress: &Egress, operation: &str, to: Destination) -> R
                     NoWay::Failed(why)
                 }
             })?;
-            Opening::Tunnel(stream, address)
+            Opening::Tunnel { server, address, passage, begun }
         }
     };
-    Ok(Opened { to, passage, opening, begun })
+    Ok(Opened { to, opening })
 }
 
 pub(crate) fn entry(operation: &str, to: &Destination, standing: &Standing, verdict: &'static str) -> Entry {
@@ -102,18 +107,34 @@ pub(crate) async fn carry(
     early: Bytes,
     opened: Opened,
 ) {
-    let Opened { to, passage, opening, begun } = opened;
+    let Opened { to, opening } = opened;
     match opening {
         Opening::Plain => {
             let scope = Scope::To { to, secure: false };
             requests::serve(egress, line, Rewound { early, stream: client }, scope).await;
         }
         Opening::Inspect => inspect(egress, line, Rewound { early, stream: client }, to).await,
-        Opening::Tunnel(server, address) => {
+        Opening::Tunnel { server, address, passage, begun } => {
             let tunnel = Tunnel { egress, to, passage, address, begun };
             tunnel.run(&line, client, early, server).await;
         }
     }
+}
+
+/// Tells a client that it may not, in words of TLS if that is what it speaks.
+pub(crate) async fn turn_away(mut client: TcpStream) {
+    let mut first = BytesMut::new();
+    match read_hello(&mut client, &mut first).await {
+        // Whether it hears it is its own business.
+        Hello::Tls { .. } => drop(client.write_all(&ACCESS_DENIED).await),
+        _ => reset(&client),
+    }
+}
+
+/// A reset says "refused" where a plain end would say "come again"; and what the kernel still holds is not sent.
+pub(crate) fn reset(stream: &TcpStream) {
+    // If this fails there is nothing to send.
+    _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
 }
 
 /// TLS ends here, with a certificate that only this run's programs trust.
@@ -186,10 +207,8 @@ impl Tunnel {
         let serving = self.serve(&mut client, early, &mut server, &count);
         let ending = line.unless_ended(serving).await.unwrap_or(Ending::Ended);
         if matches!(ending, Ending::Ended | Ending::Disallowed | Ending::Spent) {
-            // The kernel would go on sending what it holds.
-            for stream in [&client, &server] {
-                _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
-            }
+            reset(&client);
+            reset(&server);
         }
         let verdict = if self.passage.learned { "learn" } else { "allow" };
         let entry = Entry {
@@ -213,17 +232,20 @@ impl Tunnel {
         count: &(impl Fn(super::Way, usize) -> bool + Sync),
     ) -> Ending {
         let mut first = BytesMut::from(&early[..]);
-        // On other ports whoever speaks first may be the server.
         let must_be_tls = self.to.port == 443;
-        let server_speaks = async {
-            match must_be_tls {
-                true => std::future::pending().await,
-                false => drop(server.readable().await),
-            }
+        let (mut one, mut other) = ([0], [0]);
+        // On other ports the server may speak first, and a client may take its time.
+        let client_speaks = match must_be_tls || !first.is_empty() {
+            true => true,
+            false => tokio::select! {
+                _ = client.peek(&mut one) => true,
+                _ = server.peek(&mut other) => false,
+                () = self.no_longer_allowed() => return Ending::Disallowed,
+            },
         };
-        let found = tokio::select! {
-            found = read_hello(client, &mut first) => Some(found),
-            () = server_speaks => None,
+        let found = match client_speaks {
+            true => Some(read_hello(client, &mut first).await),
+            false => None,
         };
         if let Some(found) = &found {
             let rule = &self.passage.first().rule;
@@ -265,27 +287,24 @@ impl Tunnel {
         }
     }
 
+    /// Waits until the rules, as they are then, would not let this tunnel be made.
     async fn no_longer_allowed(&self) {
         let mut changed = self.egress.changed.subscribe();
         loop {
-            let rules_still_allow = self.egress.judge(&self.to).is_ok_and(|now| !now.looks_inside());
-            if !rules_still_allow {
-                return;
-            }
+            let falls = match self.egress.judge(&self.to) {
+                Ok(now) if !now.looks_inside() => now.until(),
+                _ => return,
+            };
             let falls = async {
-                match self.passage.until() {
+                match falls {
                     Some(until) => tokio::time::sleep_until(until.into()).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
+                // The door itself is the sender; while there is a tunnel there is a door.
                 _ = changed.changed() => {}
                 () = falls => {}
-            }
-            if self.passage.until().is_some_and(|until| until <= Instant::now())
-                && self.egress.judge(&self.to).is_err()
-            {
-                return;
             }
         }
     }

@@ -14,11 +14,11 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt;
-use spec::{Destination, Host};
+use spec::Destination;
 use std::{
     convert::Infallible,
     io,
-    net::{self, IpAddr, SocketAddr},
+    net::{self, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -40,8 +40,8 @@ const BREATH: Duration = Duration::from_millis(20);
 pub(crate) enum Entrance {
     /// At the proxy: it will say where it wants to go.
     Proxy,
-    /// On its way to somewhere else.
-    Passing,
+    /// On its way to somewhere else; whether the kernel led it here, and so knows where that is.
+    Passing { redirected: bool },
 }
 
 /// Takes connections until the task is ended.
@@ -80,7 +80,7 @@ async fn converse(egress: Arc<Egress>, entrance: Entrance, stream: TcpStream) {
     // Boxed, so that a connection holds what its present state needs, and no more.
     let begun = match entrance {
         Entrance::Proxy => Box::pin(greet(&egress, &line, stream)).await,
-        Entrance::Passing => Box::pin(pass(&egress, &line, stream)).await,
+        Entrance::Passing { redirected } => Box::pin(pass(&egress, &line, stream, redirected)).await,
     };
     if let Some((stream, early, opened)) = begun {
         Box::pin(carry(egress, line, stream, early, opened)).await;
@@ -90,23 +90,24 @@ async fn converse(egress: Arc<Egress>, entrance: Entrance, stream: TcpStream) {
 type Begun = Option<(TcpStream, Bytes, Opened)>;
 
 /// What was dialled is where it wants to go.
-async fn pass(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Begun {
-    let to = destination(egress, &stream)?;
+async fn pass(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream, redirected: bool) -> Begun {
+    let to = destination(egress, &stream, redirected)?;
+    if to.port == 80 {
+        return Some((stream, Bytes::new(), Opened::plain(to)));
+    }
     match line.unless_ended(carry::open(egress, "connect", to)).await? {
         Ok(opened) => Some((stream, Bytes::new(), opened)),
         Err(_) => {
-            // A reset says "refused" where a plain end would say "come again".
-            _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+            line.unless_ended(carry::turn_away(stream)).await;
             None
         }
     }
 }
 
 /// Where the program meant to go: by the name that it asked for, else by the bare address.
-fn destination(egress: &Egress, stream: &TcpStream) -> Option<Destination> {
+fn destination(egress: &Egress, stream: &TcpStream, redirected: bool) -> Option<Destination> {
     let reached = stream.local_addr().ok()?;
-    let meant = match reached.port() == spec::PASSING_PORT {
-        // The kernel led it here and knows from where.
+    let meant = match redirected {
         true => match reached {
             SocketAddr::V4(_) => sockopt::ip_original_dst(stream).map(SocketAddr::V4),
             SocketAddr::V6(_) => sockopt::ipv6_original_dst(stream).map(SocketAddr::V6),
@@ -114,13 +115,7 @@ fn destination(egress: &Egress, stream: &TcpStream) -> Option<Destination> {
         .ok()?,
         false => reached,
     };
-    let address = meant.ip().to_canonical();
-    let named = match address {
-        IpAddr::V4(v4) => egress.names.name_of(v4),
-        IpAddr::V6(_) => None,
-    };
-    let host = named.map_or(Host::Address(address), Host::Name);
-    Some(Destination { host, port: meant.port() })
+    Some(Destination { host: egress.host_at(meant.ip()), port: meant.port() })
 }
 
 /// A client that knows of the door: HTTP, or SOCKS.
@@ -166,8 +161,7 @@ async fn serve(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Beg
         (Some(Ok(())), Some(opened)) => Some((stream, early, opened)),
         (Some(_), _) => None,
         (None, _) => {
-            // The kernel would go on sending what it holds.
-            _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+            carry::reset(&stream);
             None
         }
     }

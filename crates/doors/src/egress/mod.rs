@@ -19,6 +19,7 @@ pub mod hello;
 mod limits;
 pub mod names;
 mod policy;
+pub mod question;
 mod requests;
 mod rewound;
 mod socks;
@@ -33,13 +34,14 @@ use books::Books;
 use credential::Credentials;
 use dial::Dialler;
 use limits::{Meter, Spent, Way};
-use names::{Names, Range};
+use names::Names;
 use policy::{Passage, Refusal, Rules, Standing};
 use spec::{Denial, Destination, EgressGrant, EgressRule, Host, HostPattern};
 use std::{
     collections::BTreeMap,
     fmt,
-    net::{TcpListener, UdpSocket},
+    net::{Ipv4Addr, TcpListener, UdpSocket},
+    ops::RangeInclusive,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
@@ -158,16 +160,25 @@ impl Egress {
         Ok(())
     }
 
-    /// Serves programs that do not: what they dialled arrives here.
-    pub fn serve_passing(self: &Arc<Egress>, listener: TcpListener) -> Result<(), OpenError> {
+    /// Serves programs that do not: what they dialled arrives here, redirected by the kernel or not.
+    pub fn serve_passing(
+        self: &Arc<Egress>,
+        listener: TcpListener,
+        redirected: bool,
+    ) -> Result<(), OpenError> {
         self.keep(
-            front::listen(self.clone(), front::Entrance::Passing, listener).map_err(OpenError::Listener)?,
+            front::listen(self.clone(), front::Entrance::Passing { redirected }, listener)
+                .map_err(OpenError::Listener)?,
         );
         Ok(())
     }
 
     /// Answers questions for names with addresses out of this range, which lead here.
-    pub fn serve_names(self: &Arc<Egress>, socket: UdpSocket, range: Range) -> Result<(), OpenError> {
+    pub fn serve_names(
+        self: &Arc<Egress>,
+        socket: UdpSocket,
+        range: RangeInclusive<Ipv4Addr>,
+    ) -> Result<(), OpenError> {
         self.keep(names::serve(self.clone(), socket, range).map_err(OpenError::Listener)?);
         Ok(())
     }
@@ -223,6 +234,12 @@ impl Egress {
     fn judge(&self, to: &Destination) -> Result<Passage, Refusal> {
         let rules = locked(&self.rules).clone();
         rules.judge(to, Instant::now())
+    }
+
+    /// What they say of a host whose address is asked for.
+    fn may_ask(&self, host: &Host) -> Result<Passage, Refusal> {
+        let rules = locked(&self.rules).clone();
+        rules.judge_host(host, Instant::now())
     }
 
     /// One more connection or request by these rules, if limits allow it.

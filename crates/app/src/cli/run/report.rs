@@ -77,7 +77,8 @@ fn told_already(result: &RunResult, limit: LimitName) -> bool {
         | LimitName::FileSize
         | LimitName::OpenFiles
         | LimitName::Disk
-        | LimitName::Budget => false,
+        | LimitName::Budget
+        | LimitName::Egress => false,
     }
 }
 
@@ -92,6 +93,10 @@ fn limit_note(limit: &LimitName) -> String {
         LimitName::Disk => ("disk", "--disk"),
         LimitName::Output => ("output", "--output"),
         LimitName::Budget => return "the budget is spent (budget)".to_owned(),
+        LimitName::Egress => {
+            return "a limit of the egress door was reached; egress_limits or its rule sets it (egress)"
+                .to_owned();
+        }
     };
     format!("the limit {name} was reached; {option} sets it")
 }
@@ -127,6 +132,7 @@ mod tests {
             barriers: Vec::new(),
             enforced_by: Default::default(),
             notes: Vec::new(),
+            learned: Vec::new(),
         }
     }
 
