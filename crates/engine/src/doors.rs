@@ -9,6 +9,7 @@ use crate::{
 use doors::{
     Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, Token, ledger::Ledger, till::Till,
 };
+use sandbox::Passing;
 use spec::{
     Access, Budget, EnvName, ErrorCode, ErrorInfo, Id, InsidePath, LimitName, LlmGrant, LlmUsage,
     ModelPattern, Mount, RunResult, RunSpec,
@@ -264,7 +265,11 @@ pub(crate) fn sweep(state: &Path) {
 
 impl Opened {
     /// Serves at the first listeners, and gives back those that are not ours.
-    pub(crate) fn serve(&self, mut listeners: Vec<TcpListener>) -> Result<Vec<TcpListener>, ErrorInfo> {
+    pub(crate) fn serve(
+        &self,
+        mut listeners: Vec<TcpListener>,
+        passing: Option<Passing>,
+    ) -> Result<Vec<TcpListener>, ErrorInfo> {
         let count = self.sessions.len() + usize::from(self.egress.is_some());
         if listeners.len() < count {
             return Err(error_of(ErrorCode::Internal, "the box has no listener for a door".to_owned()));
@@ -274,8 +279,8 @@ impl Opened {
         for (session, listener) in self.sessions.iter().zip(listeners.by_ref()) {
             session.serve(Listener::Tcp(listener)).map_err(|error| refused(&error))?;
         }
-        for (egress, listener) in self.egress.iter().zip(listeners) {
-            egress.door.serve(listener).map_err(|error| refused(&error))?;
+        if let Some((egress, listener)) = self.egress.as_ref().zip(listeners.next()) {
+            egress.serve(listener, passing).map_err(|error| refused(&error))?;
         }
         Ok(others)
     }

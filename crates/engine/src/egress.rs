@@ -5,7 +5,8 @@ use crate::{
     doors::{error_of, internal, refused, set},
 };
 use doors::egress::{Egress, EgressReport, Settings};
-use doors::{ledger::Ledger, secrets::Secrets};
+use doors::{OpenError, ledger::Ledger, secrets::Secrets};
+use sandbox::{MeantFor, Passing};
 use spec::{
     Access, EgressGrant, EgressUsage, ErrorCode, ErrorInfo, Id, InsidePath, LearnedRule, LimitName, Mount,
     RunResult, RunSpec,
@@ -13,6 +14,7 @@ use spec::{
 use std::{
     fs::{self, OpenOptions},
     io::{self, Write},
+    net::TcpListener,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
@@ -109,6 +111,20 @@ fn systems() -> Vec<u8> {
 }
 
 impl OpenEgress {
+    /// Serves programs that know of the door, and those that do not.
+    pub(crate) fn serve(&self, listener: TcpListener, passing: Option<Passing>) -> Result<(), OpenError> {
+        self.door.serve(listener)?;
+        let Some(passing) = passing else { return Ok(()) };
+        let redirected = passing.meant_for == MeantFor::Redirected;
+        for listener in passing.listeners {
+            self.door.serve_passing(listener, redirected)?;
+        }
+        for socket in passing.names {
+            self.door.serve_names(socket, passing.made_up.clone())?;
+        }
+        Ok(())
+    }
+
     /// Ends it, and says what passed and what did not.
     pub(crate) async fn close(self, result: &mut RunResult) {
         result.notes.extend(self.control.close().await);

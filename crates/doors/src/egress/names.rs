@@ -5,18 +5,10 @@ use super::Egress;
 use std::{
     io,
     net::{Ipv4Addr, UdpSocket},
+    ops::RangeInclusive,
     sync::Arc,
 };
 use tokio::task::JoinHandle;
-
-/// Where made-up addresses are taken from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// Its first address.
-    pub first: Ipv4Addr,
-    /// How many bits are the same in all.
-    pub prefix: u8,
-}
 
 /// Which made-up address is whose.
 #[derive(Debug, Default)]
@@ -31,7 +23,11 @@ impl Names {
 }
 
 /// Answers questions until the task is ended.
-pub(crate) fn serve(egress: Arc<Egress>, socket: UdpSocket, range: Range) -> io::Result<JoinHandle<()>> {
+pub(crate) fn serve(
+    egress: Arc<Egress>,
+    socket: UdpSocket,
+    range: RangeInclusive<Ipv4Addr>,
+) -> io::Result<JoinHandle<()>> {
     let _ = (egress, socket, range);
     Err(io::ErrorKind::Unsupported.into())
 }
