@@ -118,7 +118,7 @@ impl Dialler {
         (since.elapsed() < REMEMBERED).then(|| found.clone())
     }
 
-    fn remember(&self, name: &str, found: &[IpAddr]) {
+    pub(crate) fn remember(&self, name: &str, found: &[IpAddr]) {
         let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
         if remembered.len() >= MOST_REMEMBERED {
             remembered.retain(|_, (since, _)| since.elapsed() < REMEMBERED);

@@ -14,11 +14,11 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt;
-use spec::{Destination, Host};
+use spec::Destination;
 use std::{
     convert::Infallible,
     io,
-    net::{self, IpAddr, SocketAddr},
+    net::{self, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -115,13 +115,7 @@ fn destination(egress: &Egress, stream: &TcpStream, redirected: bool) -> Option<
         .ok()?,
         false => reached,
     };
-    let address = meant.ip().to_canonical();
-    let named = match address {
-        IpAddr::V4(v4) => egress.names.name_of(v4),
-        IpAddr::V6(_) => None,
-    };
-    let host = named.map_or(Host::Address(address), Host::Name);
-    Some(Destination { host, port: meant.port() })
+    Some(Destination { host: egress.host_at(meant.ip()), port: meant.port() })
 }
 
 /// A client that knows of the door: HTTP, or SOCKS.

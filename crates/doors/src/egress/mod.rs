@@ -19,6 +19,7 @@ pub mod hello;
 mod limits;
 pub mod names;
 mod policy;
+pub mod question;
 mod requests;
 mod rewound;
 mod socks;
@@ -233,6 +234,12 @@ impl Egress {
     fn judge(&self, to: &Destination) -> Result<Passage, Refusal> {
         let rules = locked(&self.rules).clone();
         rules.judge(to, Instant::now())
+    }
+
+    /// What they say of a host whose address is asked for.
+    fn may_ask(&self, host: &Host) -> Result<Passage, Refusal> {
+        let rules = locked(&self.rules).clone();
+        rules.judge_host(host, Instant::now())
     }
 
     /// One more connection or request by these rules, if limits allow it.

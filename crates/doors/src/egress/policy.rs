@@ -5,7 +5,7 @@
 
 use super::limits::Meter;
 use spec::{Destination, EgressGrant, EgressMode, EgressRule, Host, HostPattern, Ports, address};
-use std::{sync::Arc, time::Instant};
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 /// A rule that stands, with what passed by it.
 #[derive(Debug)]
@@ -125,6 +125,30 @@ impl Rules {
     }
 }
 
+/// Stands for the ports that no rule names.
+const SOME_PORT: u16 = 1;
+
+impl Rules {
+    /// What they say of a host whose address is asked for, before anybody says which port is wanted: one that may be
+    /// reached is enough.
+    pub(crate) fn judge_host(&self, host: &Host, now: Instant) -> Result<Passage, Refusal> {
+        let judge = |port| self.judge(&Destination { host: host.clone(), port }, now);
+        let about = self.standing.iter().filter(|standing| standing.rule.host.matches(host));
+        let mut ports: BTreeSet<u16> = [443, SOME_PORT].into();
+        for standing in about {
+            match &standing.rule.ports {
+                Ports::Any => {}
+                Ports::These(these) => ports.extend(these),
+            }
+        }
+        let allowed = ports.into_iter().filter_map(|port| judge(port).ok());
+        match allowed.max_by_key(Passage::may_be_private) {
+            Some(passage) => Ok(passage),
+            None => judge(443),
+        }
+    }
+}
+
 /// Those that name it most closely.
 fn passage<'a>(about: impl Iterator<Item = &'a Arc<Standing>>) -> Option<Passage> {
     let mut rules: Vec<Arc<Standing>> = Vec::new();
@@ -236,6 +260,25 @@ mod tests {
             assert_eq!(judged(&any, &format!("{host}:80")).unwrap_err(), "metadata", "{host}");
         }
         assert!(judged(&any, "1.1.1.1:443").is_ok());
+    }
+
+    #[test]
+    fn a_host_may_be_asked_for_if_one_of_its_ports_may_be_reached() {
+        use EgressMode::{Deny, Tunnel};
+        let mut rules = rules(&[
+            ("a.com:22", Tunnel),
+            ("b.com:443", Deny),
+            ("c.com:22", Tunnel),
+            ("c.com", Deny),
+            ("c.com:22", Deny),
+        ]);
+        let any_port = EgressRule::tunnel("b.com", "b.com".parse().unwrap(), Ports::Any);
+        rules.standing.push(Standing::new(any_port, None));
+        let judged = |host: &str| rules.judge_host(&host.parse().unwrap(), Instant::now());
+        assert!(judged("a.com").is_ok() && judged("b.com").is_ok());
+        assert_eq!(judged("c.com").unwrap_err().rule, "c.com");
+        assert_eq!(judged("x.a.com").unwrap_err().allow_with, "--allow-host x.a.com");
+        assert_eq!(judged("metadata.google.internal").unwrap_err().rule, "metadata");
     }
 
     #[test]

@@ -1,0 +1,209 @@
+use super::*;
+use crate::{
+    egress::Settings,
+    ledger::{Durability, Ledger},
+    secrets::Secrets,
+};
+use spec::{EgressGrant, EgressRule};
+use std::path::PathBuf;
+
+/// A door with these rules, in a folder that is gone afterwards.
+pub(crate) struct Door {
+    pub(crate) egress: Arc<Egress>,
+    folder: PathBuf,
+}
+
+impl Door {
+    pub(crate) async fn open(test: &str, rules: Vec<EgressRule>) -> Door {
+        let folder = std::env::temp_dir().join(format!("airlock-egress-{test}-{}", std::process::id()));
+        let ledger = Arc::new(Ledger::open(&folder, "run", Durability::Process).unwrap());
+        let grant = EgressGrant { rules, ..EgressGrant::default() };
+        let (settings, secrets) = (Settings::default(), Secrets::default());
+        Door { egress: Egress::open("run", &grant, &settings, &secrets, ledger).await.unwrap(), folder }
+    }
+
+    /// One that lets bytes pass to these.
+    async fn to(test: &str, hosts: &[&str]) -> Door {
+        Door::open(test, hosts.iter().map(|host| EgressRule::from_option(host).unwrap()).collect()).await
+    }
+
+    /// Someone who asks it.
+    async fn asker(&self, range: RangeInclusive<Ipv4Addr>) -> tokio::net::UdpSocket {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        self.egress.serve_names(socket, range).unwrap();
+        let asker = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        asker.connect(address).await.unwrap();
+        asker
+    }
+
+    pub(crate) fn denied(&self) -> Vec<(String, String)> {
+        let denials = self.egress.books.take_denials();
+        denials.into_iter().map(|denial| (denial.target, denial.allow_with)).collect()
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+const RANGE: RangeInclusive<Ipv4Addr> = Ipv4Addr::new(198, 18, 0, 1)..=Ipv4Addr::new(198, 19, 255, 254);
+const AAAA: u16 = 28;
+/// Public, and never dialled here.
+const SOMEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(1, 2, 3, 4));
+
+fn question(name: &str, kind: u16) -> Vec<u8> {
+    let mut bytes = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in name.split('.') {
+        bytes.push(label.len() as u8);
+        bytes.extend_from_slice(label.as_bytes());
+    }
+    bytes.push(0);
+    bytes.extend_from_slice(&[kind.to_be_bytes(), [0, 1]].concat());
+    bytes
+}
+
+/// How a question ended, and with which address.
+fn told(answer: &[u8]) -> (u8, Option<Ipv4Addr>) {
+    let end = answer.len();
+    let address = (answer[7] == 1).then(|| Ipv4Addr::from(<[u8; 4]>::try_from(&answer[end - 4..]).unwrap()));
+    (answer[3] & 15, address)
+}
+
+async fn ask(asker: &tokio::net::UdpSocket, name: &str, kind: u16) -> (u8, Option<Ipv4Addr>) {
+    asker.send(&question(name, kind)).await.unwrap();
+    let mut answer = [0; 600];
+    let length = asker.recv(&mut answer).await.unwrap();
+    told(&answer[..length])
+}
+
+#[tokio::test]
+async fn an_allowed_name_has_an_address_that_leads_back_to_it() {
+    let door = Door::to("allowed", &["a.example", "*.b.example"]).await;
+    for name in ["a.example", "x.b.example"] {
+        door.egress.dialler.remember(name, &[SOMEWHERE]);
+    }
+    let asker = door.asker(RANGE).await;
+    let first = ask(&asker, "a.example", A).await.1.unwrap();
+    let second = ask(&asker, "x.B.example", A).await.1.unwrap();
+    assert_eq!((first, second), ("198.18.0.1".parse().unwrap(), "198.18.0.2".parse().unwrap()));
+    assert_eq!(ask(&asker, "A.Example", A).await, (0, Some(first)), "the same again");
+    assert_eq!(ask(&asker, "a.example", AAAA).await, (0, None));
+    assert_eq!(ask(&asker, "a.example", 65).await, (0, None));
+    let names = &door.egress.names;
+    assert_eq!(names.name_of(first).as_deref(), Some("a.example"));
+    assert_eq!(names.name_of(second).as_deref(), Some("x.b.example"));
+    for nobody in ["198.18.0.0", "198.18.0.3", "1.2.3.4", "255.255.255.255"] {
+        assert_eq!(names.name_of(nobody.parse().unwrap()), None, "{nobody}");
+    }
+    assert_eq!(door.denied(), []);
+}
+
+#[tokio::test]
+async fn a_denied_name_is_not_looked_up() {
+    let door = Door::to("denied", &["a.example"]).await;
+    let asker = door.asker(RANGE).await;
+    let tunnelled = "c2vjcmv0.evil.example";
+    for kind in [A, AAAA, 16, 15, 255] {
+        assert_eq!(ask(&asker, tunnelled, kind).await, (3, None));
+    }
+    assert_eq!(ask(&asker, "4.3.2.1.in-addr.arpa", PTR).await, (3, None));
+    assert_eq!(door.denied(), [(tunnelled.to_owned(), format!("--allow-host {tunnelled}"))]);
+    // By the rules alone: whatever is to be looked up comes out of this as such, and nothing else is.
+    assert!(matches!(door.egress.hear(&question(tunnelled, A)), Heard::Answer(_)));
+    assert!(matches!(door.egress.hear(&question("a.example", A)), Heard::LookUp(_)), "the control");
+    assert!(matches!(door.egress.hear(&question("a.example", AAAA)), Heard::Answer(_)));
+    door.egress.grant(EgressRule::from_option("*").unwrap(), None).unwrap();
+    assert!(matches!(door.egress.hear(&question(tunnelled, A)), Heard::LookUp(_)), "the control");
+}
+
+#[tokio::test]
+async fn a_name_that_is_private_or_does_not_exist_has_no_address() {
+    let door = Door::to("private", &["*"]).await;
+    let private = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    door.egress.dialler.remember("inside.example", &[private]);
+    door.egress.dialler.remember("outside.example", &[private, SOMEWHERE]);
+    let asker = door.asker(RANGE).await;
+    assert_eq!(ask(&asker, "inside.example", A).await, (3, None));
+    assert!(ask(&asker, "outside.example", A).await.1.is_some(), "the control");
+    // No such top-level name can be: RFC 6761.
+    assert_eq!(ask(&asker, "nobody.invalid", A).await, (3, None));
+    assert_eq!(ask(&asker, "127.1", A).await, (3, None));
+    assert_eq!(ask(&asker, "metadata.google.internal", A).await, (3, None));
+    let allow_private = "a rule with allow_private = true in the configuration".to_owned();
+    let expected = [
+        ("inside.example".to_owned(), allow_private),
+        ("127.0.0.1".to_owned(), "nothing".to_owned()),
+        ("metadata.google.internal".to_owned(), "nothing".to_owned()),
+    ];
+    assert_eq!(door.denied(), expected);
+}
+
+#[tokio::test]
+async fn the_box_is_its_own_localhost_whatever_the_rules_say() {
+    let door = Door::to("localhost", &[]).await;
+    let asker = door.asker(RANGE).await;
+    for name in ["localhost", "LOCALHOST", "x.localhost"] {
+        assert_eq!(ask(&asker, name, A).await, (0, Some(Ipv4Addr::LOCALHOST)));
+        assert_eq!(ask(&asker, name, AAAA).await, (0, None));
+    }
+    assert_eq!(ask(&asker, "notlocalhost", A).await, (3, None));
+}
+
+#[tokio::test]
+async fn what_is_no_question_does_not_stop_the_door() {
+    let door = Door::to("noise", &[]).await;
+    let asker = door.asker(RANGE).await;
+    for noise in [&b""[..], b"x", &[0xff; 5000], &[0x80; 12]] {
+        asker.send(noise).await.unwrap();
+    }
+    assert_eq!(ask(&asker, "localhost", A).await, (0, Some(Ipv4Addr::LOCALHOST)));
+}
+
+#[test]
+fn addresses_run_out_and_are_never_somebody_elses() {
+    let names = Names::default();
+    assert_eq!(names.address_of("a.example"), None, "there is no range yet");
+    let (first, second) = (Ipv4Addr::new(198, 18, 0, 1), Ipv4Addr::new(198, 18, 0, 2));
+    names.range.set(first..=second).unwrap();
+    assert_eq!(names.address_of("a.example"), Some((first, true)));
+    assert_eq!(names.address_of("b.example"), Some((second, true)));
+    assert_eq!(names.address_of("c.example"), None);
+    assert_eq!(names.address_of("a.example"), Some((first, false)));
+    assert_eq!(address(&(Ipv4Addr::BROADCAST..=Ipv4Addr::BROADCAST), 1), None);
+    assert_eq!(names.name_of(Ipv4Addr::new(198, 18, 0, 0)), None);
+}
+
+#[tokio::test]
+async fn the_number_of_names_has_a_bound_that_is_named() {
+    let door = Door::to("bound", &["*"]).await;
+    let asker = door.asker(RANGE).await;
+    for number in 0..MOST_NAMES {
+        assert!(door.egress.names.address_of(&format!("n{number}.example")).is_some());
+    }
+    door.egress.dialler.remember("late.example", &[SOMEWHERE]);
+    door.egress.dialler.remember("n7.example", &[SOMEWHERE]);
+    assert_eq!(ask(&asker, "late.example", A).await, (2, None));
+    assert_eq!(ask(&asker, "n7.example", A).await, (0, Some(Ipv4Addr::new(198, 18, 0, 8))));
+    assert_eq!(door.denied(), [("late.example".to_owned(), "nothing".to_owned())]);
+}
+
+#[tokio::test]
+async fn questions_end_with_their_door() {
+    let door = Door::to("end", &[]).await;
+    let asker = door.asker(RANGE).await;
+    assert_eq!(ask(&asker, "localhost", A).await.0, 0);
+    door.egress.close().await;
+    // The socket is closed as soon as its task is: from then on the kernel says that nobody is there. What arrived
+    // before that is not answered any more.
+    let mut answer = [0; 600];
+    loop {
+        let asked = asker.send(&question("localhost", A)).await;
+        let heard = tokio::time::timeout(Duration::from_millis(100), asker.recv(&mut answer)).await;
+        if asked.is_err() || matches!(heard, Ok(Err(_))) {
+            break;
+        }
+    }
+}
