@@ -33,9 +33,8 @@ fn take(kind: i32, address: &str) -> Attempt {
     for option in [libc::SO_REUSEADDR, libc::SO_REUSEPORT] {
         let value = std::ptr::from_ref(&one).cast();
         // SAFETY: the kernel reads one integer of ours.
-        answer(
-            unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, size) }.into(),
-        )?;
+        let set = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, size) };
+        answer(set.into())?;
     }
     bind(&socket, address)?;
     match kind {
