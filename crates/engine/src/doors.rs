@@ -3,12 +3,13 @@
 //! The listeners are made inside the box; that is how a door knows who is calling.
 
 use crate::{
-    Inner,
+    Inner, control,
     egress::{self, OpenEgress},
 };
 use doors::{
     Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, Token, ledger::Ledger, till::Till,
 };
+use sandbox::Passing;
 use spec::{
     Access, Budget, EnvName, ErrorCode, ErrorInfo, Id, InsidePath, LimitName, LlmGrant, LlmUsage,
     ModelPattern, Mount, RunResult, RunSpec,
@@ -253,7 +254,8 @@ pub(crate) fn sweep(state: &Path) {
         let is_dead = || {
             UnixStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
         };
-        let is_ours = path.extension() == Some(OsStr::new("sock"));
+        let is_ours =
+            [Some(OsStr::new("sock")), Some(OsStr::new(control::EXTENSION))].contains(&path.extension());
         if is_ours && entry.file_type().is_ok_and(|kind| kind.is_socket()) && is_old() && is_dead() {
             // What cannot be removed now is found again by the next sweep.
             _ = fs::remove_file(&path);
@@ -263,7 +265,11 @@ pub(crate) fn sweep(state: &Path) {
 
 impl Opened {
     /// Serves at the first listeners, and gives back those that are not ours.
-    pub(crate) fn serve(&self, mut listeners: Vec<TcpListener>) -> Result<Vec<TcpListener>, ErrorInfo> {
+    pub(crate) fn serve(
+        &self,
+        mut listeners: Vec<TcpListener>,
+        passing: Option<Passing>,
+    ) -> Result<Vec<TcpListener>, ErrorInfo> {
         let count = self.sessions.len() + usize::from(self.egress.is_some());
         if listeners.len() < count {
             return Err(error_of(ErrorCode::Internal, "the box has no listener for a door".to_owned()));
@@ -273,8 +279,8 @@ impl Opened {
         for (session, listener) in self.sessions.iter().zip(listeners.by_ref()) {
             session.serve(Listener::Tcp(listener)).map_err(|error| refused(&error))?;
         }
-        for (egress, listener) in self.egress.iter().zip(listeners) {
-            egress.door.serve(listener).map_err(|error| refused(&error))?;
+        if let Some((egress, listener)) = self.egress.as_ref().zip(listeners.next()) {
+            egress.serve(listener, passing).map_err(|error| refused(&error))?;
         }
         Ok(others)
     }
@@ -363,7 +369,7 @@ pub(crate) fn refused(refused: &OpenError) -> ErrorInfo {
             message,
             "mend its section [provider.NAME] in the configuration".to_owned(),
         ),
-        OpenError::Listener(_) => error_of(ErrorCode::Internal, message),
+        OpenError::Listener(_) | OpenError::Authority(_) => error_of(ErrorCode::Internal, message),
     }
 }
 
@@ -378,15 +384,16 @@ mod tests {
         let folder = state.join("doors");
         let made = |name: &str| bind(&folder, &folder.join(name)).expect("it can be made");
         let (dead, live, fresh) = (made("dead.sock"), made("live.sock"), made("fresh.sock"));
-        drop((dead, fresh));
+        drop((dead, fresh, made("dead.control"), made("other")));
         let past = Timespec { tv_sec: 1, tv_nsec: 0 };
-        for name in ["dead.sock", "live.sock"] {
+        for name in ["dead.sock", "live.sock", "dead.control", "other"] {
             let times = Timestamps { last_access: past, last_modification: past };
             utimensat(CWD, folder.join(name), &times, AtFlags::empty()).expect("it is ours");
         }
         sweep(&state);
         let left = |name: &str| folder.join(name).exists();
-        assert_eq!(["dead.sock", "live.sock", "fresh.sock"].map(left), [false, true, true]);
+        assert_eq!(["dead.sock", "dead.control"].map(left), [false, false]);
+        assert_eq!(["live.sock", "fresh.sock", "other"].map(left), [true, true, true]);
         drop(live);
         fs::remove_dir_all(state).expect("it is ours");
     }

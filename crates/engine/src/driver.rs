@@ -275,7 +275,8 @@ impl Driver {
         input: Option<OwnedFd>,
         result: &mut RunResult,
     ) -> Result<(), ErrorInfo> {
-        let listeners = match opened.serve(sandbox.take_doors()) {
+        let served = opened.serve(sandbox.take_doors(), sandbox.take_passing());
+        let listeners = match served {
             Ok(listeners) => listeners,
             Err(error) => {
                 sandbox.end().await;

@@ -5,7 +5,9 @@
 //! by the same last steps as in a box of our own. Then it reaps, and ends with the connection.
 
 use crate::{
-    keeper, notify,
+    keeper,
+    network::{self, Passing},
+    notify,
     plan::{FileId, Ids, InsidePlan, Owner, ProgramPlan, Shown},
     program::{self, Filters, Launch, Start},
     protocol::{self, Brief, Command, Ended, Report},
@@ -23,7 +25,7 @@ use rustix::{
 use std::{
     ffi::{CStr, CString, OsStr},
     io,
-    net::{Ipv4Addr, TcpListener},
+    net::TcpListener,
     os::fd::{AsFd, OwnedFd},
 };
 
@@ -48,6 +50,7 @@ struct Found {
     scratch: Vec<OwnedFd>,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
+    passing: Passing,
 }
 
 /// The whole life of this process.
@@ -100,8 +103,9 @@ fn hand_out(channel: &OwnedFd, found: &Found) -> io::Result<()> {
     handles.extend(found.scratch.iter().map(AsFd::as_fd));
     handles.extend(found.terminal.iter().map(AsFd::as_fd));
     handles.extend(found.doors.iter().map(AsFd::as_fd));
-    let (steps, ids) = (found.done, found.ids);
-    protocol::send(channel, &Report::Ready { steps, ids, unmapped: Vec::new() }, &handles)
+    handles.extend(found.passing.handles());
+    let (steps, ids, passing) = (found.done, found.ids, found.passing.told());
+    protocol::send(channel, &Report::Ready { steps, ids, unmapped: Vec::new(), passing }, &handles)
 }
 
 /// Looks at the walls, one after the other.
@@ -131,14 +135,20 @@ fn look(plan: &InsidePlan) -> Result<Found, Failure> {
     if read_only_below(&plan.read_only).map_err(failure(Step::Mounts, "/proc/self/mountinfo"))? {
         done.add(Step::Mounts);
     }
-    let doors = open_doors(plan).map_err(failure(Step::Doors, "listen"))?;
+    let doors = network::doors(&plan.doors).map_err(failure(Step::Doors, "listen"))?;
     if plan.network_of_others || only_loopback().map_err(failure(Step::Doors, "/proc/net/dev"))? {
         done.add(Step::Doors);
+    }
+    let pass = |passing| network::pass_within(passing, &plan.doors, plan.network_of_others);
+    let passing = plan.passing.as_ref().map(pass);
+    let passing = passing.transpose().map_err(failure(Step::Passing, "listen at ports below 1024"))?;
+    if passing.is_some() {
+        done.add(Step::Passing);
     }
     let scratch = SCRATCH.into_iter().map(open_scratch).collect::<Result<_, _>>()?;
     let terminal = if plan.terminal { Some(terminal()) } else { None };
     let terminal = terminal.transpose().map_err(failure(Step::Terminal, "/dev/ptmx"))?;
-    Ok(Found { done, ids, workspace, scratch, terminal, doors })
+    Ok(Found { done, ids, workspace, scratch, terminal, doors, passing: passing.unwrap_or_default() })
 }
 
 /// Engines look even numbers up in the image's own lists of users and groups, and add what they find there; without
@@ -217,15 +227,6 @@ fn furnish_workspace(plan: &InsidePlan) -> Result<OwnedFd, Failure> {
         }
     }
     Ok(workspace)
-}
-
-fn open_doors(plan: &InsidePlan) -> io::Result<Vec<TcpListener>> {
-    let listen = |port: &u16| {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port))?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    plan.doors.iter().map(listen).collect()
 }
 
 /// Whether there is no other way out than through ourselves.

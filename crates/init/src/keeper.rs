@@ -3,6 +3,7 @@
 //! the box, whatever it becomes there, has a right over it or over the mounts.
 
 use crate::{
+    network::{self, Passing},
     plan::{BoxPlan, HostPath, Ids, Owner, ProtectedKind},
     protocol::{self, Report},
     step::{Failure, Step, Steps},
@@ -18,7 +19,7 @@ use rustix::{
 use std::{
     ffi::{CStr, CString},
     io,
-    net::{Ipv4Addr, TcpListener},
+    net::TcpListener,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
@@ -95,6 +96,7 @@ struct Furnished {
     workspace: OwnedFd,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
+    passing: Passing,
     unmapped: Vec<u32>,
     done: Steps,
 }
@@ -119,8 +121,10 @@ fn hand_out(birth: &Birth<'_>, furnished: &Furnished) -> io::Result<()> {
     handles.push(furnished.workspace.as_fd());
     handles.extend(furnished.terminal.iter().map(AsFd::as_fd));
     handles.extend(furnished.doors.iter().map(AsFd::as_fd));
-    let (steps, unmapped) = (furnished.done, furnished.unmapped.clone());
-    protocol::send(birth.report, &Report::Ready { steps, ids: birth.plan.ids, unmapped }, &handles)
+    handles.extend(furnished.passing.handles());
+    let (steps, ids, unmapped) = (furnished.done, birth.plan.ids, furnished.unmapped.clone());
+    let passing = furnished.passing.told();
+    protocol::send(birth.report, &Report::Ready { steps, ids, unmapped, passing }, &handles)
 }
 
 fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
@@ -166,6 +170,11 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
     done.add(Step::Mounts);
     let doors = open_doors(birth).map_err(failure(Step::Doors, "listen inside"))?;
     done.add(Step::Doors);
+    let passing = pass(plan).map_err(failure(Step::Passing, "have everything arrive"))?;
+    if passing.is_some() {
+        done.add(Step::Passing);
+    }
+    let passing = passing.unwrap_or_default();
     let terminal = plan.terminal.then(|| terminal::open(plan.ids)).transpose();
     let terminal = terminal.map_err(failure(Step::Terminal, "/dev/pts"))?;
     if terminal.is_some() {
@@ -175,7 +184,7 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
     // The last maps are written. From now on a program can be about.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| failure(Step::MakeUserNamespace, "dumpable")(error.into()))?;
-    Ok(Furnished { namespaces, user_namespace, workspace, terminal, doors, unmapped, done })
+    Ok(Furnished { namespaces, user_namespace, workspace, terminal, doors, passing, unmapped, done })
 }
 
 /// The namespaces that the launcher asked the kernel for when it cloned us.
@@ -436,12 +445,12 @@ fn open_doors(birth: &Birth<'_>) -> io::Result<Vec<TcpListener>> {
     if birth.network.is_none() {
         sys::loopback_up()?;
     }
-    let listen = |port: &u16| {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port))?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    plan.doors.iter().map(listen).collect()
+    network::doors(&plan.doors)
+}
+
+fn pass(plan: &BoxPlan) -> io::Result<Option<Passing>> {
+    let able = plan.own_network && plan.steps.has(Step::NetNamespace) && plan.steps.has(Step::Passing);
+    plan.passing.as_ref().filter(|_| able).map(|passing| network::pass(passing, &plan.doors)).transpose()
 }
 
 /// One line each of a user namespace's maps: inside, outside.

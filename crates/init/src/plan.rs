@@ -75,6 +75,8 @@ pub struct BoxPlan {
     pub own_network: bool,
     /// Ports on the loopback inside at which the host listens.
     pub doors: Vec<u16>,
+    /// Whether whatever is dialled inside arrives at the host.
+    pub passing: Option<PassingPlan>,
     /// Whether the box has a terminal of its own.
     pub terminal: bool,
     /// Bytes that may be written to scratch space.
@@ -108,6 +110,8 @@ pub struct InsidePlan {
     pub namespaces: Vec<u64>,
     /// Ports on the loopback inside at which the host listens.
     pub doors: Vec<u16>,
+    /// Whether what is dialled on the loopback inside arrives at the host.
+    pub passing: Option<PassingPlan>,
     /// Whether it is on a network with others, by its caller's wish.
     pub network_of_others: bool,
     /// Whether it opens a terminal.
@@ -124,6 +128,17 @@ pub struct InsidePlan {
     pub read_only: Vec<CString>,
     /// Directories to make in a fresh workspace, parents first.
     pub workspace_directories: Vec<CString>,
+}
+
+/// How what is dialled inside arrives at the host, by programs that know of no door.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassingPlan {
+    /// At these ports of every address.
+    pub ports: Vec<u16>,
+    /// Or all of it at this one, where the kernel can redirect.
+    pub redirect: Option<u16>,
+    /// Where names are asked for, on the loopback.
+    pub names: u16,
 }
 
 /// A file or folder of the host in a container.
@@ -272,6 +287,7 @@ wire_struct!(BoxPlan {
     hostname,
     own_network,
     doors,
+    passing,
     terminal,
     scratch_bytes,
     scratch_files,
@@ -281,12 +297,14 @@ wire_struct!(BoxPlan {
     workspace_directories,
     mounts,
 });
+wire_struct!(PassingPlan { ports, redirect, names });
 wire_struct!(FileId { device, inode });
 wire_struct!(ImageRoot { path, id });
 wire_struct!(Shown { inside, id });
 wire_struct!(InsidePlan {
     namespaces,
     doors,
+    passing,
     network_of_others,
     terminal,
     scratch_bytes,
@@ -367,13 +385,20 @@ pub(crate) mod tests {
         (text(), kind).prop_map(|(path, kind)| Protected { path, kind })
     }
 
+    fn passing() -> impl Strategy<Value = PassingPlan> {
+        let parts = (vec(any::<u16>(), 0..4), option::of(any::<u16>()), any::<u16>());
+        parts.prop_map(|(ports, redirect, names)| PassingPlan { ports, redirect, names })
+    }
+
     fn a_box() -> impl Strategy<Value = BoxPlan> {
-        let numbers = (any::<([bool; 4], u64, u64)>(), vec(any::<u16>(), 0..4));
+        let network = (vec(any::<u16>(), 0..4), option::of(passing()));
+        let numbers = (any::<([bool; 4], u64, u64)>(), network);
         let paths =
             (texts(), option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
         (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
-            let (([any_outer_id, ahead, own_network, terminal], scratch_bytes, scratch_files), doors) =
+            let (([any_outer_id, ahead, own_network, terminal], scratch_bytes, scratch_files), network) =
                 numbers;
+            let (doors, passing) = network;
             let (copies, workspace, protected, workspace_directories, mounts) = paths;
             BoxPlan {
                 steps,
@@ -383,6 +408,7 @@ pub(crate) mod tests {
                 hostname,
                 own_network,
                 doors,
+                passing,
                 terminal,
                 scratch_bytes,
                 scratch_files,

@@ -5,7 +5,7 @@
 //!                               Box  + channel[, cgroup][, held…]
 //!                               Lane + its control[, cgroup.procs…]
 //!                               Stock
-//! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace[, terminal], doors…
+//! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace[, terminal], doors…, passing…
 //! (one a box)                   Prepare + standby                                 Started + pidfd[, listener]
 //!                               Signal, Destroy                                   Ended, Failed, Gone
 //! standby   engine → process    Exec + 0, 1, 2                process → engine    Started[ + listener]
@@ -36,7 +36,9 @@ use std::{
 };
 
 /// Descriptors in one message.
-const MOST_DESCRIPTORS: usize = 24;
+const MOST_DESCRIPTORS: usize = 96;
+/// Ports at which what is dialled inside may arrive, beside a redirect: with two listeners each they fit a message.
+pub const MOST_PORTS: usize = 32;
 /// Bytes in one message.
 const MOST_BYTES: usize = 8 << 10;
 /// Bytes of a plan that travels in a message.
@@ -123,7 +125,8 @@ impl Wire for Brief {
 pub enum Report {
     /// The launcher (or lane) is ready; its pidfd comes along.
     Hello(Steps),
-    /// The box is made; its workspace, our end of its terminal if it has one, and its listeners come along.
+    /// The box is made; its workspace, our end of its terminal if it has one, and its listeners come along, those
+    /// of its doors first, with the sockets for names at the end.
     Ready {
         /// What was done.
         steps: Steps,
@@ -131,6 +134,8 @@ pub enum Report {
         ids: Ids,
         /// Which host paths, counted from the workspace, could not be idmapped as asked.
         unmapped: Vec<u32>,
+        /// What was made for programs that know of no door.
+        passing: Arriving,
     },
     /// The program runs, and its pidfd comes along; or it stands by. Then the listener of its filter, if it has one.
     Started(Steps),
@@ -140,6 +145,17 @@ pub enum Report {
     Failed(Failure),
     /// The box and every process in it are gone.
     Gone(Ended),
+}
+
+/// How many handles came along beyond those of the doors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arriving {
+    /// Listeners.
+    pub listeners: u32,
+    /// Sockets at which names are asked for.
+    pub names: u32,
+    /// The kernel's answer to a redirect that it could not make.
+    pub no_redirect: Option<i32>,
 }
 
 /// How a process ended.
@@ -155,6 +171,7 @@ pub struct Ended {
     pub alone: bool,
 }
 
+wire_struct!(Arriving { listeners, names, no_redirect });
 wire_struct!(Ended { status, cpu_us, peak_bytes, alone });
 
 impl Wire for Request {
@@ -229,11 +246,12 @@ impl Wire for Report {
                 out.push(b'H');
                 steps.put(out);
             }
-            Report::Ready { steps, ids, unmapped } => {
+            Report::Ready { steps, ids, unmapped, passing } => {
                 out.push(b'R');
                 steps.put(out);
                 ids.put(out);
                 unmapped.put(out);
+                passing.put(out);
             }
             Report::Started(steps) => {
                 out.push(b'P');
@@ -262,6 +280,7 @@ impl Wire for Report {
                 steps: Wire::get(input)?,
                 ids: Wire::get(input)?,
                 unmapped: Wire::get(input)?,
+                passing: Wire::get(input)?,
             }),
             b'P' => Steps::get(input).map(Report::Started),
             b'E' => Ended::get(input).map(Report::Ended),

@@ -36,6 +36,8 @@ pub enum Step {
     Mounts,
     /// Loopback and the doors' listeners.
     Doors,
+    /// Every address is the box's own, with listeners, so that whatever is dialled arrives at the host; if asked for.
+    Passing,
     /// A terminal of the box's own, if it is to have one.
     Terminal,
     /// The user namespace of the program.
@@ -68,7 +70,7 @@ pub enum Step {
 
 impl Step {
     /// All of them, in order.
-    pub const ALL: [Step; 30] = [
+    pub const ALL: [Step; 31] = [
         Step::LauncherNamespaces,
         Step::Template,
         Step::ReadOnlyRoot,
@@ -85,6 +87,7 @@ impl Step {
         Step::Workspace,
         Step::Mounts,
         Step::Doors,
+        Step::Passing,
         Step::Terminal,
         Step::MakeUserNamespace,
         Step::JoinNamespaces,
@@ -120,6 +123,7 @@ impl Step {
             Step::Workspace => "workspace",
             Step::Mounts => "mounts",
             Step::Doors => "doors",
+            Step::Passing => "passing",
             Step::Terminal => "terminal",
             Step::MakeUserNamespace => "make user namespace",
             Step::JoinNamespaces => "join namespaces",

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
     use crate::{
         plan::{StockPlan, tests::ids},
-        protocol::{Brief, Command, Ended, Report, Request},
+        protocol::{Arriving, Brief, Command, Ended, Report, Request},
         step::{Failure, Step, Steps},
     };
     use proptest::prelude::*;
@@ -174,11 +174,14 @@ mod tests {
             ended.prop_map(|(status, cpu_us, peak_bytes, alone)| Ended { status, cpu_us, peak_bytes, alone });
         let step = prop::sample::select(Step::ALL.to_vec());
         let failure = (step, any::<i32>(), ".{0,8}");
+        let arriving = any::<(u32, u32, Option<i32>)>();
+        let arriving =
+            arriving.prop_map(|(listeners, names, no_redirect)| Arriving { listeners, names, no_redirect });
         prop_oneof![
             steps.clone().prop_map(Report::Hello),
             steps.clone().prop_map(Report::Started),
-            (steps, ids(), prop::collection::vec(any::<u32>(), 0..4))
-                .prop_map(|(steps, ids, unmapped)| Report::Ready { steps, ids, unmapped }),
+            (steps, ids(), prop::collection::vec(any::<u32>(), 0..4), arriving)
+                .prop_map(|(steps, ids, unmapped, passing)| Report::Ready { steps, ids, unmapped, passing }),
             ended.clone().prop_map(Report::Ended),
             ended.prop_map(Report::Gone),
             failure.prop_map(|(step, errno, detail)| Report::Failed(Failure { step, errno, detail })),

@@ -3,10 +3,12 @@
 
 pub mod container;
 pub mod native;
+mod passing;
 
 /// The static program that boxes start with, for images that want it as their first process.
 pub use init::LAUNCHER as FIRST_PROCESS;
 pub use native::{Ended, Program, Progress, Released, SandboxError, Told, cgroup::Counters};
+pub use passing::{MeantFor, Passing};
 
 use spec::{Barrier, Enforcer};
 use std::{
@@ -31,6 +33,8 @@ pub trait Sandbox: Debug + Send + Sync {
     fn owner_inside(&self) -> Option<(u32, u32)>;
     /// The listeners of its doors, in the order of the spec.
     fn take_doors(&mut self) -> Vec<TcpListener>;
+    /// What arrives from programs that know of no door, if the spec asked for it; once.
+    fn take_passing(&mut self) -> Option<Passing>;
     /// Our end of its terminal, if the spec asked for one.
     fn take_terminal(&mut self) -> Option<OwnedFd>;
     /// What holds each limit.

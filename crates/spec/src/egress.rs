@@ -176,6 +176,13 @@ impl EgressRule {
 /// `HOST` or `HOST:PORT`, where the host may be a pattern.
 pub fn host_and_ports(text: &str) -> Result<(HostPattern, Ports), BadRule> {
     let bad = |why: &dyn fmt::Display| BadRule(why.to_string());
+    if text.contains('/') {
+        let shown: String = text.chars().take(80).collect();
+        return Err(BadRule(format!(
+            "`{}` is an address of a page; name its host alone",
+            shown.escape_debug()
+        )));
+    }
     let colon = text
         .rfind(':')
         .filter(|_| !text.ends_with(']') && text.matches(':').count() == 1 || text.contains("]:"));

@@ -46,8 +46,8 @@ pub use pool::Pool;
 pub use quantity::{BadQuantity, Cpus, Size, Time};
 pub use request_path::{BadRequestPath, PathPattern, RequestPath};
 pub use result::{
-    ArtifactRef, Denial, Enforcer, ErrorCode, ErrorInfo, Event, LlmUsage, RunResult, Status, Stream,
-    Timestamp, Truncated, Usage,
+    ArtifactRef, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo, Event, LearnedRule, LlmUsage,
+    RunResult, Status, Stream, Timestamp, Truncated, Usage,
 };
 pub use run::{
     Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest,

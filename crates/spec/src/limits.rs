@@ -116,6 +116,7 @@ pub enum LimitName {
     Disk,
     Output,
     Budget,
+    Egress,
 }
 
 #[cfg(test)]

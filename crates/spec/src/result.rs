@@ -1,6 +1,6 @@
 //! What came of a run: the one result object of every front.
 
-use crate::{Barrier, Id, Json, LimitName};
+use crate::{Barrier, Host, Id, Json, LimitName};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -66,6 +66,32 @@ pub struct Usage {
     /// `None` where nothing on this host counts it.
     pub pids_peak: Option<u64>,
     pub llm: LlmUsage,
+    pub egress: EgressUsage,
+}
+
+/// What of a run passed the egress door, or did not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct EgressUsage {
+    /// Connections, and requests where they are looked at, that were let out.
+    pub passed: u64,
+    /// What was refused, each time.
+    pub denied: u64,
+    /// Bytes that went out.
+    pub bytes_sent: u64,
+    /// Bytes that came in.
+    pub bytes_received: u64,
+}
+
+/// A rule that a run with `--learn` would have needed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LearnedRule {
+    /// The host.
+    pub host: Host,
+    /// At these ports.
+    pub ports: BTreeSet<u16>,
+    /// How often it was used.
+    pub uses: u64,
 }
 
 /// What a run used of models.
@@ -191,6 +217,8 @@ pub struct RunResult {
     pub enforced_by: BTreeMap<&'static str, Enforcer>,
     /// What a reader should know: where something is weaker or was done another way.
     pub notes: Vec<String>,
+    /// The rules that were missing, if the run was to find that out.
+    pub learned: Vec<LearnedRule>,
 }
 
 impl RunResult {
@@ -221,6 +249,7 @@ impl RunResult {
             barriers: Vec::new(),
             enforced_by: BTreeMap::new(),
             notes: Vec::new(),
+            learned: Vec::new(),
         }
     }
 }
@@ -248,8 +277,21 @@ fn civil(days: i64) -> (i64, i64, i64) {
 
 #[cfg(feature = "serde")]
 mod wire {
-    use super::{RunResult, Timestamp};
-    use serde::{Serialize, Serializer, ser::SerializeMap};
+    use super::{LearnedRule, RunResult, Timestamp};
+    use serde::{
+        Serialize, Serializer,
+        ser::{SerializeMap, SerializeStruct},
+    };
+
+    impl Serialize for LearnedRule {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut rule = serializer.serialize_struct("LearnedRule", 3)?;
+            rule.serialize_field("host", &self.host.to_string())?;
+            rule.serialize_field("ports", &self.ports)?;
+            rule.serialize_field("uses", &self.uses)?;
+            rule.end()
+        }
+    }
 
     impl Serialize for Timestamp {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -284,6 +326,7 @@ mod wire {
             map.serialize_entry("barriers", &self.barriers)?;
             map.serialize_entry("enforced_by", &self.enforced_by)?;
             map.serialize_entry("notes", &self.notes)?;
+            map.serialize_entry("learned", &self.learned)?;
             map.end()
         }
     }

@@ -79,6 +79,11 @@ pub(super) fn say(lines: &[Line]) {
     let _ = io::stderr().lock().write_all(render(lines).as_bytes());
 }
 
+/// The same without a prefix, for what is there to be copied. Nothing in it may come from a program as it is.
+pub(super) fn say_plainly(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
 /// The same after what a program wrote to stderr, which may lack the end of its last line.
 pub(super) fn say_below(written: &[u8], lines: &[Line]) {
     if !lines.is_empty() && written.last().is_some_and(|byte| *byte != b'\n') {

@@ -2,7 +2,7 @@
 //! catalogue comes out of it, checked.
 
 use super::{
-    ConfigError,
+    ConfigError, credential,
     file::Section,
     prices::{self, Prices},
     provider::{self, Inference, Providers},
@@ -19,8 +19,18 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 use toml::{Table, Value};
 
 /// The tables that are read here.
-pub(super) const TABLES: [&str; 8] =
-    ["provider", "model", "prices", "unknown_prices", "inference", "ledger", "doors", "tenant"];
+pub(super) const TABLES: [&str; 10] = [
+    "provider",
+    "model",
+    "prices",
+    "unknown_prices",
+    "inference",
+    "ledger",
+    "doors",
+    "tenant",
+    "credential",
+    "egress",
+];
 const MOST_TARGETS: usize = 16;
 const LONGEST_NAME: usize = 200;
 
@@ -37,6 +47,8 @@ pub(crate) struct Doors {
     pub(crate) durability: Durability,
     /// What each tenant of the gateway may use, by name.
     pub(crate) tenants: BTreeMap<String, Terms>,
+    /// What the egress door puts into requests, and whom it believes.
+    pub(crate) egress: doors::egress::Settings,
 }
 
 impl Default for Doors {
@@ -47,6 +59,7 @@ impl Default for Doors {
             inference_models: Vec::new(),
             durability: Durability::default(),
             tenants: BTreeMap::new(),
+            egress: Default::default(),
         };
         doors.serve(Inference::default());
         doors
@@ -71,7 +84,9 @@ impl Doors {
             "inference" => self.serve(provider::inference(table, path)?),
             "ledger" => self.durability = ledger(table, path)?,
             "doors" => bounds(&mut self.catalogue.bounds, table, path)?,
-            _ => self.tenants = tenants(table, path)?,
+            "tenant" => self.tenants = tenants(table, path)?,
+            "credential" => self.egress.credentials = credential::read(table, path)?,
+            _ => credential::settings(&mut self.egress, table, path)?,
         }
         Ok(())
     }
@@ -96,10 +111,12 @@ impl Doors {
         Ok(())
     }
 
-    /// Where the keys of all servers come from.
+    /// Where the keys of all servers, and the credentials of the egress door, come from.
     pub(super) fn keys(&self) -> impl Iterator<Item = &KeySource> {
         let providers: &Providers = &self.catalogue.providers;
-        providers.values().chain(&self.catalogue.inference).filter_map(|provider| provider.key.as_ref())
+        let servers = providers.values().chain(&self.catalogue.inference);
+        let credentials = self.egress.credentials.values().map(|credential| &credential.key);
+        servers.filter_map(|provider| provider.key.as_ref()).chain(credentials)
     }
 
     fn serve(&mut self, inference: Inference) {

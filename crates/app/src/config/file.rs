@@ -102,11 +102,6 @@ impl Section<'_> {
         self.error(key, "is not a known key", hint)
     }
 
-    /// A key of the contract that this build cannot honour.
-    pub(super) fn not_built(&self, key: &str) -> ConfigError {
-        self.error(key, "is not part of this build", "remove it: ignoring it could run weaker than you asked")
-    }
-
     /// Keys without which the others mean nothing.
     pub(super) fn needs(&self, table: &Table, keys: &[&str], hint: &str) -> Result<(), ConfigError> {
         match keys.iter().find(|key| !table.contains_key(**key)) {

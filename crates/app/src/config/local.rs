@@ -2,17 +2,16 @@
 //! widen is an error that names it.
 
 use super::{
-    ConfigError, doors,
+    ConfigError, doors, egress,
     file::{LIMITS, Section},
     images, provider,
 };
-use spec::{Budget, ExtraMounts, Limits, Maximum, ModelPattern, Network, Policy, Profile};
+use spec::{Budget, ExtraMounts, HostPattern, Limits, Maximum, ModelPattern, Network, Policy, Profile};
 use std::path::Path;
 use toml::Table;
 
 /// Words that only the operator may say.
-const OPERATORS_OWN: [&str; 7] =
-    ["maximum", "env", "secrets", "vault", "credential", "default_profile", "base"];
+const OPERATORS_OWN: [&str; 6] = ["maximum", "env", "secrets", "vault", "default_profile", "base"];
 pub(super) const NARROW: &str = "a local airlock.toml can only narrow; put this into the configuration file";
 
 /// What a local file says of a profile.
@@ -22,6 +21,7 @@ struct Said {
     network: Option<Network>,
     models: Vec<ModelPattern>,
     budget: Budget,
+    hosts: Option<Vec<HostPattern>>,
 }
 
 /// Narrows the profile that this run will use: the one asked for, else the file's choice, else the default.
@@ -40,6 +40,7 @@ pub(super) fn narrow(
             "network" => said.network = Some(section.network(key, value)?),
             "allow_models" => said.models = provider::models(&section, key, value)?,
             "budget" => said.budget = doors::budget(&section, key, value)?,
+            "allow_hosts" => said.hosts = Some(egress::hosts(&section, key, value)?),
             limit if LIMITS.contains(&limit) => section.limit(&mut said.limits, limit, value)?,
             word if OPERATORS_OWN.contains(&word) || doors::TABLES.contains(&word) => {
                 return Err(section.error(word, "cannot be set here", NARROW));
@@ -59,7 +60,10 @@ pub(super) fn narrow(
 }
 
 fn known() -> Vec<&'static str> {
-    ["profile", "network", "images", "allow_models", "budget"].into_iter().chain(LIMITS).collect()
+    ["profile", "network", "images", "allow_models", "budget", "allow_hosts"]
+        .into_iter()
+        .chain(LIMITS)
+        .collect()
 }
 
 /// Makes another profile the default, if it is no wider in anything.
@@ -85,7 +89,7 @@ fn choose(policy: &mut Policy, choice: &str, section: &Section<'_>) -> Result<()
 
 /// The first value in which a profile allows more than another.
 fn wider(profile: &Profile, than: &Profile) -> Option<&'static str> {
-    if rank(profile.network) > rank(than.network) {
+    if rank(network(profile)) > rank(network(than)) {
         return Some("network");
     }
     if profile.env_inherit.iter().any(|name| !than.env_inherit.contains(name)) {
@@ -102,6 +106,12 @@ fn wider(profile: &Profile, than: &Profile) -> Option<&'static str> {
     }
     if doors::more(&profile.budget, &than.budget).is_some() {
         return Some("budget");
+    }
+    if egress::is_wider(profile, than) {
+        return Some("egress");
+    }
+    if profile.egress_limits.within(&than.egress_limits) != profile.egress_limits {
+        return Some("egress_limits");
     }
     let unlimited = |is: bool, was: bool, name| (is && !was).then_some(name);
     let (limits, most) = (&profile.limits, &than.limits);
@@ -120,18 +130,20 @@ fn are_among(models: &[ModelPattern], others: &[ModelPattern]) -> bool {
 }
 
 fn apply(profile: &mut Profile, name: &str, said: Said, section: &Section<'_>) -> Result<(), ConfigError> {
-    let Said { limits, network, models, budget } = said;
+    let Said { limits, network: asked, models, budget, hosts } = said;
     if let Some((key, asked, most)) = everything(&profile.limits).exceeded_by(&limits) {
         let what = format!("would widen: {asked} is over the {most} of profile `{name}`");
         return Err(section.error(key, what, NARROW));
     }
-    if let Some(network) = network {
-        if rank(network) > rank(profile.network) {
-            let (wide, strict) = (network.name(), profile.network.name());
+    if let Some(asked) = asked {
+        if rank(asked) > rank(network(profile)) {
+            let (wide, strict) = (asked.name(), network(profile).name());
             let what = format!("would widen: `{wide}` allows more than the `{strict}` of profile `{name}`");
             return Err(section.error("network", what, NARROW));
         }
-        profile.network = network;
+        profile.network = asked;
+        // Otherwise its rules would ask for doors again.
+        profile.egress = profile.egress.take().filter(|_| asked != Network::None);
     }
     let budget = said_or(&budget, &profile.budget);
     if let Some(limit) = doors::more(&budget, &profile.budget) {
@@ -140,6 +152,7 @@ fn apply(profile: &mut Profile, name: &str, said: Said, section: &Section<'_>) -
     }
     profile.budget = budget;
     profile.local_models = models;
+    profile.local_hosts = hosts;
     profile.limits = profile.limits.clone().at_most(&limits);
     Ok(())
 }
@@ -169,6 +182,11 @@ fn everything(limits: &Limits) -> Maximum {
     }
 }
 
+/// The network that a profile comes to: rules for a door ask for one.
+fn network(profile: &Profile) -> Network {
+    egress::network(profile.network, profile.egress.as_ref())
+}
+
 /// How much a network mode allows.
 fn rank(network: Network) -> u8 {
     match network {
@@ -196,7 +214,7 @@ mod tests {
         let mut agent = Policy::default().profile("agent").unwrap().clone();
         agent.limits.memory = "64M".parse().unwrap();
         (agent.limits.cpu_time, agent.limits.cpus) = ("5s".parse().ok(), "1".parse().ok());
-        agent.network = Network::None;
+        (agent.network, agent.egress) = (Network::None, None);
         assert_eq!(policy.profile("agent"), Some(&agent));
     }
 
@@ -242,6 +260,8 @@ mod tests {
             "[doors]",
             "[tenant.x]",
             "[credential.x]",
+            "[egress]",
+            "[[egress]]\nhost = \"x\"",
             "[profile.ci]\nmemory = \"1M\"",
         ] {
             assert!(narrowed(&Policy::default(), None, text).is_err(), "{text}");
@@ -319,5 +339,51 @@ mod tests {
         policy.profiles.insert("rich".into(), rich);
         let refused = narrowed(&policy, None, "profile = \"rich\"").unwrap_err();
         assert!(refused.message.ends_with("wider than `restrictive` in budget"), "{}", refused.message);
+    }
+
+    #[test]
+    fn hosts_can_only_become_fewer() {
+        let policy = narrowed(&Policy::default(), Some("agent"), "allow_hosts = [\"*.a.com\"]").unwrap();
+        let agent = policy.profile("agent").unwrap();
+        assert_eq!(
+            agent.local_hosts,
+            Some(vec!["*.a.com".parse().unwrap()]),
+            "beside the rules, not instead"
+        );
+        assert_eq!(agent.egress, Policy::default().profile("agent").unwrap().egress);
+        let none = narrowed(&Policy::default(), Some("agent"), "allow_hosts = []").unwrap();
+        assert_eq!(none.profile("agent").unwrap().local_hosts, Some(Vec::new()));
+        assert!(narrowed(&Policy::default(), None, "allow_hosts = [\"a b\"]").is_err());
+    }
+
+    #[test]
+    fn a_profile_with_other_rules_or_fewer_limits_is_wider() {
+        let mut policy = Policy::default();
+        let mut out = policy.profile("restrictive").unwrap().clone();
+        let rule = spec::EgressRule::from_option("pypi.org").unwrap();
+        out.egress = Some(vec![rule.clone()]);
+        policy.profiles.insert("out".into(), out.clone());
+        let refused = |policy: &Policy| narrowed(policy, None, "profile = \"out\"").unwrap_err().message;
+        assert!(refused(&policy).ends_with("in network"), "{}", refused(&policy));
+        let default = policy.profiles.get_mut("restrictive").unwrap();
+        (default.network, default.egress) = (Network::Doors, Some(Vec::new()));
+        assert!(refused(&policy).ends_with("in egress"), "{}", refused(&policy));
+        let default = policy.profiles.get_mut("restrictive").unwrap();
+        default.egress = Some(vec![rule]);
+        default.egress_limits.per_minute = Some(5);
+        assert!(refused(&policy).ends_with("in egress_limits"), "{}", refused(&policy));
+        policy.profiles.get_mut("out").unwrap().egress_limits.per_minute = Some(5);
+        assert!(narrowed(&policy, None, "profile = \"out\"").is_ok());
+    }
+
+    #[test]
+    fn a_project_that_wants_no_network_gets_none_whatever_rules_there_are() {
+        let mut policy = Policy::default();
+        policy.profiles.get_mut("restrictive").unwrap().egress =
+            Some(vec![spec::EgressRule::from_option("pypi.org").unwrap()]);
+        let narrow = narrowed(&policy, None, "network = \"none\"").unwrap();
+        let request = spec::RunRequest { command: vec!["true".into()], ..Default::default() };
+        assert_eq!(narrow.admit(request).unwrap().sandbox.network, Network::None);
+        assert!(narrowed(&policy, None, "network = \"doors\"").is_ok(), "that is what it has");
     }
 }

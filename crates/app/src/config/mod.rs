@@ -3,7 +3,9 @@
 //! Two kinds of file. The operator's may say everything. `airlock.toml` in the current folder may come from a
 //! hostile clone, so it can only narrow.
 
+mod credential;
 mod doors;
+mod egress;
 mod file;
 mod images;
 mod local;

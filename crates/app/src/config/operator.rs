@@ -3,16 +3,16 @@
 use super::{
     ConfigError, doors,
     doors::Doors,
+    egress,
     file::{LIMITS, Section},
     images, provider, secrets,
 };
-use spec::{Budget, EnvName, Id, Maximum, ModelPattern, Network, Policy, Pool, Profile};
+use spec::{
+    Budget, EgressLimits, EgressRule, EnvName, Id, Maximum, ModelPattern, Network, Policy, Pool, Profile,
+};
 use std::{collections::BTreeMap, ffi::OsStr, path::Path};
 use toml::{Table, Value};
 
-/// Sections of the contract that need the egress door, which this build does not have.
-const NOT_BUILT: &str = "credential";
-const NOT_BUILT_IN_PROFILE: &str = "egress";
 /// Profiles upon profiles; deeper than this nobody can follow.
 const DEEPEST: usize = 16;
 
@@ -42,6 +42,8 @@ struct OfProfile {
     allow_secrets: Option<bool>,
     allow_models: Option<Vec<ModelPattern>>,
     budget: Option<Budget>,
+    egress: Option<Vec<EgressRule>>,
+    egress_limits: Option<EgressLimits>,
 }
 
 /// What is built in with what the file says.
@@ -62,12 +64,12 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
             "secrets" => secrets.read(top.table(key, value)?, path)?,
             "vault" => secrets.read_vault(top.table(key, value)?, path)?,
             table if doors::TABLES.contains(&table) => doors.read(table, top.table(key, value)?, path)?,
-            NOT_BUILT => return Err(top.not_built(key)),
             other => return Err(top.unknown(other, &known())),
         }
     }
     let builtin = policy.profiles.clone();
-    for name in said.keys() {
+    for (name, words) in &said {
+        egress::check(name, words.egress.as_deref().unwrap_or_default(), &doors.egress.credentials, &top)?;
         let resolved = resolve(name, &said, &builtin, &mut Vec::new(), path)?;
         policy.profiles.insert(name.clone(), resolved);
     }
@@ -99,7 +101,12 @@ fn maximum(policy: &mut Policy, table: &Table, path: &Path) -> Result<(), Config
     for (key, value) in table {
         match key.as_str() {
             "budget" => policy.maximum_budget = doors::budget(&section, key, value)?,
-            limit => section.limit(&mut policy.maximum, limit, value)?,
+            "allow_hosts" => policy.maximum_hosts = Some(egress::hosts(&section, key, value)?),
+            limit if LIMITS.contains(&limit) => section.limit(&mut policy.maximum, limit, value)?,
+            other => {
+                let known: Vec<_> = LIMITS.into_iter().chain(["budget", "allow_hosts"]).collect();
+                return Err(section.unknown(other, &known));
+            }
         }
     }
     Ok(())
@@ -124,15 +131,22 @@ fn profile(name: &str, value: &Value, path: &Path) -> Result<OfProfile, ConfigEr
             "allow_secrets" => said.allow_secrets = Some(section.flag(key, value)?),
             "allow_models" => said.allow_models = Some(provider::models(&section, key, value)?),
             "budget" => said.budget = Some(doors::budget(&section, key, value)?),
-            NOT_BUILT_IN_PROFILE => return Err(section.not_built(key)),
+            "egress" => said.egress = Some(egress::rules(name, &section, key, value)?),
+            "egress_limits" => said.egress_limits = Some(egress::limits(&section, key, value)?),
             other => return Err(section.unknown(other, &known_in_profile())),
         }
+    }
+    if said.egress.is_some() && said.network == Some(Network::None) {
+        let hint = "write network = \"doors\", or remove the rules";
+        return Err(section.error("network", "is `none`, and there are rules for the egress door", hint));
     }
     Ok(said)
 }
 
 fn known_in_profile() -> Vec<&'static str> {
-    ["base", "network", "env", "allow_secrets", "allow_models", "budget"].into_iter().chain(LIMITS).collect()
+    let words =
+        ["base", "network", "env", "allow_secrets", "allow_models", "budget", "egress", "egress_limits"];
+    words.into_iter().chain(LIMITS).collect()
 }
 
 fn inherit(table: &Table, section: &Section<'_>) -> Result<Option<Vec<String>>, ConfigError> {
@@ -195,6 +209,15 @@ fn resolve(
         (None, Some(itself)) => itself.clone(),
         (base, None) => resolve(base.as_deref().unwrap_or("restrictive"), said, builtin, seen, path)?,
     };
+    let egress = match words.network {
+        // Who says so means it, whatever the base has.
+        Some(Network::None) => None,
+        _ => egress::added(
+            base.egress,
+            words.egress.as_ref(),
+            &Section { path, name: &format!("profile.{name}") },
+        )?,
+    };
     Ok(Profile {
         network: words.network.unwrap_or(base.network),
         limits: base.limits.with(&words.limits),
@@ -204,8 +227,8 @@ fn resolve(
         allow_models: words.allow_models.clone().unwrap_or(base.allow_models),
         local_models: base.local_models,
         budget: words.budget.clone().unwrap_or(base.budget),
-        egress: base.egress,
-        egress_limits: base.egress_limits,
+        egress,
+        egress_limits: words.egress_limits.clone().unwrap_or(base.egress_limits),
         local_hosts: base.local_hosts,
     })
 }
@@ -245,7 +268,7 @@ mod tests {
         let mut ci = builtin.profile("agent").unwrap().clone();
         (ci.limits.memory, ci.limits.cpus) = ("2G".parse().unwrap(), "1.5".parse().ok());
         (ci.limits.wall_time, ci.network) = ("90s".parse().unwrap(), Network::None);
-        ci.env_inherit = vec!["LANG".into()];
+        (ci.env_inherit, ci.egress) = (vec!["LANG".into()], None);
         assert_eq!(policy.profile("ci"), Some(&ci));
         let mut tiny = builtin.profile("restrictive").unwrap().clone();
         (tiny.limits.pids, tiny.limits.disk) = (4, "1M".parse().unwrap());
@@ -322,18 +345,6 @@ mod tests {
             let error = read(text).expect_err(text);
             assert!(error.message.starts_with(message), "{}", error.message);
             assert!(error.hint.starts_with(hint) && !error.hint.is_empty(), "{text}: {}", error.hint);
-        }
-    }
-
-    #[test]
-    fn sections_of_later_work_are_refused_and_not_skipped() {
-        let cases = [
-            ("[credential.x]", "`credential`"),
-            ("[[profile.ci.egress]]\nhost = \"x\"", "`profile.ci.egress`"),
-        ];
-        for (text, key) in cases {
-            let wanted = format!("{key} in `/c.toml` is not part of this build");
-            assert_eq!(read(text).expect_err(text).message, wanted);
         }
     }
 }

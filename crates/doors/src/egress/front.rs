@@ -40,8 +40,8 @@ const BREATH: Duration = Duration::from_millis(20);
 pub(crate) enum Entrance {
     /// At the proxy: it will say where it wants to go.
     Proxy,
-    /// On its way to somewhere else.
-    Passing,
+    /// On its way to somewhere else; whether the kernel led it here, and so knows where that is.
+    Passing { redirected: bool },
 }
 
 /// Takes connections until the task is ended.
@@ -80,7 +80,7 @@ async fn converse(egress: Arc<Egress>, entrance: Entrance, stream: TcpStream) {
     // Boxed, so that a connection holds what its present state needs, and no more.
     let begun = match entrance {
         Entrance::Proxy => Box::pin(greet(&egress, &line, stream)).await,
-        Entrance::Passing => Box::pin(pass(&egress, &line, stream)).await,
+        Entrance::Passing { redirected } => Box::pin(pass(&egress, &line, stream, redirected)).await,
     };
     if let Some((stream, early, opened)) = begun {
         Box::pin(carry(egress, line, stream, early, opened)).await;
@@ -90,8 +90,8 @@ async fn converse(egress: Arc<Egress>, entrance: Entrance, stream: TcpStream) {
 type Begun = Option<(TcpStream, Bytes, Opened)>;
 
 /// What was dialled is where it wants to go.
-async fn pass(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Begun {
-    let to = destination(egress, &stream)?;
+async fn pass(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream, redirected: bool) -> Begun {
+    let to = destination(egress, &stream, redirected)?;
     if to.port == 80 {
         return Some((stream, Bytes::new(), Opened::plain(to)));
     }
@@ -105,10 +105,9 @@ async fn pass(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Begu
 }
 
 /// Where the program meant to go: by the name that it asked for, else by the bare address.
-fn destination(egress: &Egress, stream: &TcpStream) -> Option<Destination> {
+fn destination(egress: &Egress, stream: &TcpStream, redirected: bool) -> Option<Destination> {
     let reached = stream.local_addr().ok()?;
-    let meant = match reached.port() == spec::PASSING_PORT {
-        // The kernel led it here and knows from where.
+    let meant = match redirected {
         true => match reached {
             SocketAddr::V4(_) => sockopt::ip_original_dst(stream).map(SocketAddr::V4),
             SocketAddr::V6(_) => sockopt::ipv6_original_dst(stream).map(SocketAddr::V6),
@@ -160,8 +159,8 @@ async fn serve(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Beg
     let opened = opened.lock().unwrap_or_else(PoisonError::into_inner).take();
     match (served, opened) {
         (Some(Ok(())), Some(opened)) => Some((stream, early, opened)),
-        (Some(_), _) => None,
-        (None, _) => {
+        (Some(_), _) if !scope.was_cut() => None,
+        (_, _) => {
             carry::reset(&stream);
             None
         }

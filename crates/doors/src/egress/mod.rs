@@ -34,13 +34,15 @@ use books::Books;
 use credential::Credentials;
 use dial::Dialler;
 use limits::{Meter, Spent, Way};
-use names::{Names, Range};
+use names::Names;
 use policy::{Passage, Refusal, Rules, Standing};
+use requests::Outside;
 use spec::{Denial, Destination, EgressGrant, EgressRule, Host, HostPattern};
 use std::{
     collections::BTreeMap,
     fmt,
-    net::{TcpListener, UdpSocket},
+    net::{Ipv4Addr, TcpListener, UdpSocket},
+    ops::RangeInclusive,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
@@ -77,7 +79,7 @@ pub struct Egress {
     names: Names,
     authority: Option<Authority>,
     credentials: Credentials,
-    ca: Option<PathBuf>,
+    outside: Outside,
     crowd: Arc<Crowd>,
     connections: Arc<Semaphore>,
     listeners: Mutex<Vec<JoinHandle<()>>>,
@@ -139,7 +141,7 @@ impl Egress {
             names: Names::default(),
             authority,
             credentials,
-            ca: settings.ca.clone(),
+            outside: Outside::new(settings.ca.clone()),
             crowd: Arc::default(),
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
             listeners: Mutex::default(),
@@ -159,16 +161,25 @@ impl Egress {
         Ok(())
     }
 
-    /// Serves programs that do not: what they dialled arrives here.
-    pub fn serve_passing(self: &Arc<Egress>, listener: TcpListener) -> Result<(), OpenError> {
+    /// Serves programs that do not: what they dialled arrives here, redirected by the kernel or not.
+    pub fn serve_passing(
+        self: &Arc<Egress>,
+        listener: TcpListener,
+        redirected: bool,
+    ) -> Result<(), OpenError> {
         self.keep(
-            front::listen(self.clone(), front::Entrance::Passing, listener).map_err(OpenError::Listener)?,
+            front::listen(self.clone(), front::Entrance::Passing { redirected }, listener)
+                .map_err(OpenError::Listener)?,
         );
         Ok(())
     }
 
     /// Answers questions for names with addresses out of this range, which lead here.
-    pub fn serve_names(self: &Arc<Egress>, socket: UdpSocket, range: Range) -> Result<(), OpenError> {
+    pub fn serve_names(
+        self: &Arc<Egress>,
+        socket: UdpSocket,
+        range: RangeInclusive<Ipv4Addr>,
+    ) -> Result<(), OpenError> {
         self.keep(names::serve(self.clone(), socket, range).map_err(OpenError::Listener)?);
         Ok(())
     }

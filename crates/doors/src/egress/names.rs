@@ -14,19 +14,11 @@ use std::{
     collections::HashMap,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    ops::RangeInclusive,
     sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 use tokio::task::{JoinHandle, JoinSet};
-
-/// Where made-up addresses are taken from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// Its first address.
-    pub first: Ipv4Addr,
-    /// How many bits are the same in all.
-    pub prefix: u8,
-}
 
 /// Names of one run that have an address.
 const MOST_NAMES: usize = 4096;
@@ -40,7 +32,7 @@ const BREATH: Duration = Duration::from_millis(20);
 /// Which made-up address is whose.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    range: OnceLock<Range>,
+    range: OnceLock<RangeInclusive<Ipv4Addr>>,
     known: Mutex<Known>,
 }
 
@@ -51,24 +43,16 @@ struct Known {
     numbers: HashMap<Arc<str>, usize>,
 }
 
-impl Range {
-    /// The n-th, where the first and the last are nobody's.
-    fn address(self, number: usize) -> Option<Ipv4Addr> {
-        let count = 1_u64 << 32_u8.saturating_sub(self.prefix);
-        let offset = number as u64 + 1;
-        let address = u64::from(self.first.to_bits()) + offset;
-        (offset + 1 < count).then(|| u32::try_from(address).ok().map(Ipv4Addr::from_bits))?
-    }
-
-    fn number(self, address: Ipv4Addr) -> Option<usize> {
-        address.to_bits().checked_sub(self.first.to_bits())?.checked_sub(1).map(|number| number as usize)
-    }
+/// The n-th address of a range.
+fn address(range: &RangeInclusive<Ipv4Addr>, number: usize) -> Option<Ipv4Addr> {
+    let bits = range.start().to_bits().checked_add(u32::try_from(number).ok()?)?;
+    Some(Ipv4Addr::from_bits(bits)).filter(|address| range.contains(address))
 }
 
 impl Names {
     /// The name that an address was made up for.
     pub(crate) fn name_of(&self, address: Ipv4Addr) -> Option<String> {
-        let number = self.range.get()?.number(address)?;
+        let number = address.to_bits().checked_sub(self.range.get()?.start().to_bits())? as usize;
         locked(&self.known).names.get(number).map(|name| String::from(&**name))
     }
 
@@ -77,10 +61,10 @@ impl Names {
         let range = self.range.get()?;
         let mut known = locked(&self.known);
         if let Some(number) = known.numbers.get(name) {
-            return Some((range.address(*number)?, false));
+            return Some((address(range, *number)?, false));
         }
         let number = known.names.len();
-        let address = range.address(number).filter(|_| number < MOST_NAMES)?;
+        let address = address(range, number).filter(|_| number < MOST_NAMES)?;
         let name: Arc<str> = name.into();
         known.names.push(name.clone());
         known.numbers.insert(name, number);
@@ -89,7 +73,11 @@ impl Names {
 }
 
 /// Answers questions until the task is ended.
-pub(crate) fn serve(egress: Arc<Egress>, socket: UdpSocket, range: Range) -> io::Result<JoinHandle<()>> {
+pub(crate) fn serve(
+    egress: Arc<Egress>,
+    socket: UdpSocket,
+    range: RangeInclusive<Ipv4Addr>,
+) -> io::Result<JoinHandle<()>> {
     // A second door for names gives the same addresses: whoever dials one has not said where it asked.
     egress.names.range.get_or_init(|| range);
     socket.set_nonblocking(true)?;

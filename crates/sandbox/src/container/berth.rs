@@ -26,11 +26,13 @@ use tokio::{io::Interest, net::UnixDatagram};
 pub(super) const FOLDER: &str = "containers";
 /// One copy of init for all of them; no run can have this name.
 const INIT: &str = ".init";
-const FILES: [&str; 5] = ["init", DRAFT, "seccomp.json", "socket", HOSTS];
+const FILES: [&str; 6] = ["init", DRAFT, "seccomp.json", "socket", HOSTS, RESOLVER];
 /// Init, on its way to become the one copy for all.
 const DRAFT: &str = "init.draft";
 /// Names of hosts, for an engine that has no part in its network.
 pub(super) const HOSTS: &str = "hosts";
+/// Where names are asked for, for a box that has an egress door.
+pub(super) const RESOLVER: &str = "resolv.conf";
 /// What tells of the machine, below the same paths as in a root of our own.
 pub(super) const MACHINE: &str = "machine";
 
@@ -97,8 +99,10 @@ fn furnish(state: &Path, folder: &Path) -> io::Result<UnixDatagram> {
     let_everybody(folder, 0o755)?;
     put_init(state, folder)?;
     fs::write(folder.join("seccomp.json"), super::order::profile().to_string())?;
-    fs::write(folder.join(HOSTS), root::HOSTS)?;
-    let_everybody(&folder.join(HOSTS), 0o644)?;
+    for (name, content) in [(HOSTS, root::HOSTS), (RESOLVER, root::RESOLVER)] {
+        fs::write(folder.join(name), content)?;
+        let_everybody(&folder.join(name), 0o644)?;
+    }
     listen(folder)
 }
 

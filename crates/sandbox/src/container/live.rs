@@ -19,11 +19,12 @@ use crate::{
         protect::Protection,
         taken_down, why_missing,
     },
+    passing::{self, Passing, Reach},
 };
 use init::{
     inside::{NAMESPACES, SCRATCH},
-    plan::{Ids, InsidePlan, Owner},
-    protocol::{Command, Report},
+    plan::{Ids, InsidePlan, Owner, PassingPlan},
+    protocol::{Arriving, Command, Report},
     step::{Failure, Step, Steps},
 };
 use serde_json::Value;
@@ -62,6 +63,8 @@ pub struct ContainerBox {
     scratch: Vec<OwnedFd>,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
+    passing: Option<Passing>,
+    reach: Option<Reach>,
     denials: Option<mpsc::Receiver<Told>>,
     protection: Option<Protection>,
     berth: Berth,
@@ -78,6 +81,8 @@ pub(super) struct Started {
     ids: Ids,
     done: Steps,
     workspace: OwnedFd,
+    /// What was asked for programs that know of no door, and which handles came of it.
+    passing: Option<(PassingPlan, Arriving)>,
     /// Scratch space, the terminal, if there is one, and the listeners.
     handles: Vec<OwnedFd>,
 }
@@ -126,11 +131,12 @@ async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, San
     let plan = inside_plan(order)?;
     channel.order_by_plan(Command::Furnish, &plan, &[]).map_err(broken("brief"))?;
     match channel.report().await.map_err(broken("hear from"))? {
-        Some((Report::Ready { steps, ids, .. }, handles)) => {
+        Some((Report::Ready { steps, ids, passing, .. }, handles)) => {
             let mut handles = handles.into_iter();
             let workspace = handles.next().ok_or(SandboxError::Died)?;
             let handles = handles.collect();
-            Ok(Started { id: id.to_owned(), channel, pid, ids, done: steps, workspace, handles })
+            let passing = plan.passing.map(|plan| (plan, passing));
+            Ok(Started { id: id.to_owned(), channel, pid, ids, done: steps, workspace, passing, handles })
         }
         Some((Report::Failed(Failure { step: Step::Credentials, detail, .. }), _)) => Err(refused(
             ErrorCode::ImageRefused,
@@ -167,6 +173,7 @@ fn inside_plan(order: &Order<'_>) -> Result<InsidePlan, SandboxError> {
     Ok(InsidePlan {
         namespaces: NAMESPACES.into_iter().map(number).collect::<Result<_, _>>()?,
         doors: spec.doors.clone(),
+        passing: passing::plan(spec)?,
         network_of_others: spec.internal_network.is_some(),
         terminal: spec.tty.is_some(),
         scratch_bytes: spec.limits.disk.0.max(4 * 4096),
@@ -185,11 +192,15 @@ impl Started {
         spec: SandboxSpec,
         protection: Option<Protection>,
         berth: Berth,
-        notes: Vec<String>,
+        mut notes: Vec<String>,
     ) -> ContainerBox {
         let mut handles = self.handles.into_iter();
         let scratch = handles.by_ref().take(SCRATCH.len()).collect();
         let terminal = if spec.tty.is_some() { handles.next() } else { None };
+        let doors = handles.by_ref().take(spec.doors.len()).map(TcpListener::from).collect();
+        let arrived = self.passing.map(|(plan, told)| passing::received(&spec, plan, told, handles));
+        let (passing, reach, of_passing) = passing::parts(arrived);
+        notes.extend(of_passing);
         ContainerBox {
             daemon,
             id: self.id,
@@ -200,7 +211,9 @@ impl Started {
             workspace: self.workspace,
             scratch,
             terminal,
-            doors: handles.map(TcpListener::from).collect(),
+            doors,
+            passing,
+            reach,
             denials: None,
             protection,
             berth,
@@ -283,7 +296,7 @@ impl ContainerBox {
         let binds = self.protection.as_ref().map_or(&[][..], Protection::binds);
         let root = rustix::process::geteuid().is_root();
         let ids = root.then_some((self.ids.uid, self.ids.gid));
-        let rules = || Rules::new(&self.spec, binds, ids);
+        let rules = || Rules::new(&self.spec, binds, ids, self.reach.clone());
         self.denials = listener.map(|listener| denials::watch(listener, rules())).transpose()?;
         Ok(())
     }
@@ -345,6 +358,10 @@ impl Sandbox for ContainerBox {
 
     fn take_doors(&mut self) -> Vec<TcpListener> {
         std::mem::take(&mut self.doors)
+    }
+
+    fn take_passing(&mut self) -> Option<Passing> {
+        self.passing.take()
     }
 
     fn take_terminal(&mut self) -> Option<OwnedFd> {

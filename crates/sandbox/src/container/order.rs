@@ -2,7 +2,7 @@
 
 use super::{
     ImageFacts,
-    berth::{HOSTS, MACHINE},
+    berth::{HOSTS, MACHINE, RESOLVER},
     hosts::Daemon,
     refused,
 };
@@ -28,7 +28,7 @@ pub(super) const SPARE_PIDS: u32 = 1;
 /// And holds about this much.
 pub(super) const SPARE_BYTES: u64 = 2 << 20;
 /// The first process needs a few before it gives the program its own limit.
-const FEWEST_FILES: u32 = 64;
+const FEWEST_FILES: u32 = 128;
 /// As many as any engine can give, for all of one user together.
 const MOST_PROCESSES: u64 = 32768;
 const PAGE: u64 = 4096;
@@ -166,6 +166,10 @@ impl Order<'_> {
         if self.daemon.holds.pids {
             set("PidsLimit", json!(limits.pids.saturating_add(SPARE_PIDS)));
         }
+        if self.spec.passing.is_some() {
+            // Our first process, which has no rights, is to listen at the ports that programs dial. Of its own network only.
+            set("Sysctls", json!({ "net.ipv4.ip_unprivileged_port_start": "0" }));
+        }
         if let Some(cpus) = limits.cpus.filter(|_| self.daemon.holds.cpu) {
             let most = self.daemon.cpus.map_or(u64::MAX, |cpus| cpus.saturating_mul(1000));
             set("NanoCpus", json!(u64::from(cpus.0).min(most) * 1_000_000));
@@ -244,6 +248,9 @@ impl Order<'_> {
         }
         if self.without_network() {
             all.push(self.bind(&self.ours.join(HOSTS), "/etc/hosts".as_ref(), Access::ReadOnly)?);
+        }
+        if self.spec.passing.is_some() {
+            all.push(self.bind(&self.ours.join(RESOLVER), "/etc/resolv.conf".as_ref(), Access::ReadOnly)?);
         }
         if let Some(workspace) = self.workspace {
             let workspace = path_of(&workspace.host);

@@ -25,8 +25,8 @@ pub(crate) fn standing(
         Barrier::OwnIpc => joined(Step::IpcNamespace),
         Barrier::OwnUts => joined(Step::UtsNamespace),
         Barrier::OwnCgroup => joined(Step::CgroupNamespace),
-        Barrier::NoNetwork => alone && spec.doors.is_empty(),
-        Barrier::DoorsOnly => alone && spec.network == Network::Doors,
+        Barrier::NoNetwork => alone && spec.doors.is_empty() && spec.passing.is_none(),
+        Barrier::DoorsOnly => alone && matches!(spec.network, Network::Doors | Network::Open),
         Barrier::ReadOnlyRoot => done.has(Step::ReadOnlyRoot) && done.has(Step::Proc) && !spec.writable_root,
         Barrier::NoCapabilities => done.has(Step::NoCapabilities),
         Barrier::NoNewPrivileges => done.has(Step::NoNewPrivileges),
@@ -74,10 +74,11 @@ pub(crate) fn insisted(spec: &SandboxSpec) -> Vec<Barrier> {
         all.push(Barrier::ReadOnlyRoot);
     }
     match spec.network {
-        Network::None | Network::Doors if spec.internal_network.is_some() => all.push(Barrier::OwnNet),
+        Network::None | Network::Doors | Network::Open if spec.internal_network.is_some() => {
+            all.push(Barrier::OwnNet)
+        }
         Network::None => all.extend([Barrier::OwnNet, Barrier::NoNetwork]),
-        Network::Doors => all.extend([Barrier::OwnNet, Barrier::DoorsOnly]),
-        Network::Open => all.push(Barrier::OwnNet),
+        Network::Doors | Network::Open => all.extend([Barrier::OwnNet, Barrier::DoorsOnly]),
         Network::Host => {}
     }
     all

@@ -55,6 +55,7 @@ const STACK: usize = 256 << 10;
 // The same numbers on every architecture.
 const EPERM: i32 = 1;
 const ENETUNREACH: i32 = 101;
+const ECONNREFUSED: i32 = 111;
 
 /// What is heard of a program's denials.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,7 +184,7 @@ impl Watcher {
         Some((errno.raw_os_error(), denial))
     }
 
-    /// In a network of its own a box has only itself; anything else the kernel would call unreachable.
+    /// In a network of its own a box has only itself, and what arrives at the host from there.
     fn connect(&self, notice: &Notice) -> Option<(i32, Denial)> {
         if !self.rules.own_network {
             return None;
@@ -197,14 +198,10 @@ impl Watcher {
         if !can_connect(socket.as_fd(), family).ok()? {
             return None;
         }
-        let denial = Denial {
-            what: "connect".to_owned(),
-            target: to.to_string(),
-            rule: "network".to_owned(),
-            // The one mode of this build that leads out.
-            allow_with: "--network host".to_owned(),
-        };
-        Some((ENETUNREACH, denial))
+        let stream = sockopt::socket_type(&socket).ok()? == SocketType::STREAM;
+        let (errno, allow_with) = self.rules.against_connection(to.port(), stream)?;
+        let (what, rule) = ("connect".to_owned(), "network".to_owned());
+        Some((errno, Denial { what, target: to.to_string(), rule, allow_with: allow_with.to_owned() }))
     }
 }
 

@@ -8,7 +8,10 @@ use super::{
     plan, probe,
     protect::Protection,
 };
-use crate::{Sandbox, Soon};
+use crate::{
+    Sandbox, Soon,
+    passing::{Passing, Reach},
+};
 use init::{
     plan::Ids,
     protocol::{self, Command, Report},
@@ -47,6 +50,8 @@ pub struct NativeBox {
     pub(super) workspace: OwnedFd,
     pub(super) terminal: Option<OwnedFd>,
     pub(super) doors: Vec<TcpListener>,
+    pub(super) passing: Option<Passing>,
+    pub(super) reach: Option<Reach>,
     pub(super) denials: Option<mpsc::Receiver<Told>>,
     pub(super) held: Held,
     pub(super) notes: Vec<String>,
@@ -97,6 +102,10 @@ impl Sandbox for NativeBox {
 
     fn take_doors(&mut self) -> Vec<TcpListener> {
         std::mem::take(&mut self.doors)
+    }
+
+    fn take_passing(&mut self) -> Option<Passing> {
+        self.passing.take()
     }
 
     fn take_terminal(&mut self) -> Option<OwnedFd> {
@@ -249,7 +258,7 @@ impl NativeBox {
     fn watch(&mut self, listener: Option<OwnedFd>) -> std::io::Result<()> {
         let binds = self.held.protection.as_ref().map_or(&[][..], Protection::binds);
         let ids = (self.starter != Starter::User).then_some((self.ids.outer_uid, self.ids.outer_gid));
-        let rules = || Rules::new(&self.spec, binds, ids);
+        let rules = || Rules::new(&self.spec, binds, ids, self.reach.clone());
         self.denials = listener.map(|listener| denials::watch(listener, rules())).transpose()?;
         Ok(())
     }

@@ -26,11 +26,11 @@ pub(crate) use live::{CUT_SHORT, taken_down, why_missing};
 pub use live::{NativeBox, Progress, Released};
 pub use plan::{Program, Starter};
 
-use crate::Sandbox;
+use crate::{Sandbox, passing};
 use cgroup::{Group, Placement};
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
-    protocol::Report,
+    protocol::{Arriving, Report},
     step::Steps,
 };
 use launcher::{Begun, Channel, Launcher};
@@ -407,9 +407,9 @@ impl Native {
             .map_err(|source| SandboxError::Launcher { what: "ask", source })?;
         let report = channel.report().await;
         match report.map_err(|source| SandboxError::Launcher { what: "hear from", source })? {
-            Some((Report::Ready { steps, ids, unmapped }, handles)) => {
+            Some((Report::Ready { steps, ids, unmapped, passing }, handles)) => {
                 let launcher = launcher.clone();
-                let made = Made { channel, launcher, plan, steps, unmapped, handles };
+                let made = Made { channel, launcher, plan, steps, unmapped, passing, handles };
                 self.made(spec, ids, made, held)
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
@@ -428,10 +428,15 @@ impl Native {
         let mut handles = made.handles.into_iter();
         let workspace = handles.next().ok_or(SandboxError::Died)?;
         let terminal = if made.plan.terminal { handles.next() } else { None };
-        let (notes, refused) = mapping_notes(&made.plan, &made.unmapped, spec);
+        let doors = handles.by_ref().take(made.plan.doors.len()).map(TcpListener::from).collect();
+        let (passing, reach, of_passing) = passing::parts(
+            made.plan.passing.clone().map(|plan| passing::received(spec, plan, made.passing, handles)),
+        );
+        let (mut notes, refused) = mapping_notes(&made.plan, &made.unmapped, spec);
         if let Some(path) = refused {
             return Err(SandboxError::RootsWorkspace { path });
         }
+        notes.extend(of_passing);
         let ready = NativeBox {
             channel: made.channel,
             standby: None,
@@ -445,7 +450,9 @@ impl Native {
             steps: self.steps,
             workspace,
             terminal,
-            doors: handles.map(TcpListener::from).collect(),
+            doors,
+            passing,
+            reach,
             denials: None,
             held: Held::default(),
             notes,
@@ -460,6 +467,7 @@ pub fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
     if spec.backend == spec::Backend::Native {
         root::look(spec)?;
     }
+    passing::plan(spec)?;
     plan::host_paths(spec, false).map(drop)
 }
 
@@ -470,6 +478,7 @@ struct Made {
     plan: BoxPlan,
     steps: Steps,
     unmapped: Vec<u32>,
+    passing: Arriving,
     handles: Vec<OwnedFd>,
 }
 

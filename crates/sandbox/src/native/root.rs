@@ -40,6 +40,8 @@ const OF_ETC: [&str; 16] = [
 const OF_ETC_BEGINNING_WITH: [&str; 2] = ["java-", "python3"];
 /// Who is known by name in a box: itself.
 pub(crate) const HOSTS: &str = "127.0.0.1 localhost airlock\n::1 localhost ip6-localhost\n";
+/// Names are asked for at the door, which has addresses of one family for them.
+pub(crate) const RESOLVER: &str = "nameserver 127.0.0.1\noptions timeout:5 attempts:2 no-aaaa\n";
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// What nobody inside has business with, even where all of `/etc` is shown.
 const SECRETS_OF_ETC: [&str; 6] = ["shadow", "shadow-", "gshadow", "gshadow-", "sudoers", "ssl/private"];
@@ -207,7 +209,8 @@ fn terminal(places: &mut Places) -> Result<(), SandboxError> {
     places.add("dev/tty", PlaceKind::Device, "/dev/tty")
 }
 
-/// How names are looked up inside: only this box, unless it is on the host's network.
+/// How names are looked up inside: only this box, or at the egress door, unless it is on the
+/// host's network.
 fn names(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxError> {
     if spec.network == Network::Host {
         for file in ["hosts", "resolv.conf"] {
@@ -218,7 +221,11 @@ fn names(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxError> {
         return Ok(());
     }
     places.add("etc/hosts", PlaceKind::File, HOSTS)?;
-    places.add("etc/resolv.conf", PlaceKind::File, "# no name server: this sandbox has no network\n")
+    let resolver = match spec.passing {
+        Some(_) => RESOLVER,
+        None => "# no name server: this sandbox has no network\n",
+    };
+    places.add("etc/resolv.conf", PlaceKind::File, resolver)
 }
 
 fn mount_points(places: &mut Places, spec: &SandboxSpec) -> Result<(), SandboxError> {

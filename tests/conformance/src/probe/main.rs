@@ -7,6 +7,7 @@ mod attempts;
 mod denied;
 mod holds;
 mod kernel;
+mod network;
 mod odd;
 mod terminal;
 
@@ -45,6 +46,7 @@ fn any(name: &str, arguments: &[&str]) -> Option<Attempt> {
         .or_else(|| terminal::attempt(name, arguments))
         .or_else(|| denied::attempt(name, arguments))
         .or_else(|| odd::attempt(name, arguments))
+        .or_else(|| network::attempt(name, arguments))
 }
 
 fn print_arguments(arguments: &[OsString]) {

@@ -27,6 +27,7 @@ mod lifetime;
 mod limits;
 mod machine;
 mod network;
+mod passing;
 mod processes;
 mod programs;
 mod runner;
@@ -38,7 +39,7 @@ mod world;
 use runner::Proof;
 
 /// How many proofs there are as root and as an ordinary user. A proof that is lost must not go unnoticed.
-const PROOFS: usize = 134;
+const PROOFS: usize = 140;
 
 fn all() -> Vec<Proof> {
     [
@@ -54,6 +55,7 @@ fn all() -> Vec<Proof> {
         workspaces::proofs(),
         images::proofs(),
         network::proofs(),
+        passing::proofs(),
         denials::proofs(),
     ]
     .concat()

@@ -333,14 +333,20 @@ pub(crate) fn admit(request: RunRequest) -> RunSpec {
 /// The verdict in the last line of the output.
 pub(crate) fn outcome(result: &RunResult) -> Outcome {
     let text = String::from_utf8_lossy(&result.stdout);
+    match result.signal {
+        Some(signal) => Outcome::Killed(signal),
+        None => verdict(&text).unwrap_or_else(|| Outcome::Broken(format!("{result:?}"))),
+    }
+}
+
+/// The verdict in the last line, if it is one.
+pub(crate) fn verdict(text: &str) -> Option<Outcome> {
     let last = text.lines().last().unwrap_or_default();
-    let broken = || Outcome::Broken(format!("{result:?}"));
-    match (result.signal, last.split_once(' '), last) {
-        (Some(signal), _, _) => Outcome::Killed(signal),
-        (None, None, "allowed") => allowed(),
-        (None, Some(("allowed", got)), _) => Outcome::Allowed(got.to_owned()),
-        (None, Some(("refused", errno)), _) => errno.parse().map_or_else(|_| broken(), Outcome::Refused),
-        _ => broken(),
+    match (last.split_once(' '), last) {
+        (None, "allowed") => Some(allowed()),
+        (Some(("allowed", got)), _) => Some(Outcome::Allowed(got.to_owned())),
+        (Some(("refused", errno)), _) => errno.parse().ok().map(Outcome::Refused),
+        _ => None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! `airlock run`: one command in one fresh sandbox, its output passed on as it comes, or one JSON result.
 
+mod learned;
 mod live;
 mod options;
 mod refusal;
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::config::{self, Surroundings};
 use live::{Delivery, Ending, Show};
-use spec::RunSpec;
+use spec::{RunSpec, Status};
 
 /// What a shell reports of a program that wrote where nobody reads.
 const BROKEN_PIPE: u8 = 128 + 13;
@@ -46,7 +47,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
         terminal::equip(&mut request, surroundings, explain)?;
     }
     let spec = config.policy.admit(request)?;
-    if spec.grants.llm.is_some() || spec.grants.inference.is_some() || !spec.grants.secrets.is_empty() {
+    if !spec.grants.ports().is_empty() || !spec.grants.secrets.is_empty() {
         super::leave_no_dump()?;
     }
     super::settings(&config).look(&spec)?;
@@ -80,35 +81,44 @@ async fn carry_out(
     signals: Signals,
     show: Show,
 ) -> Result<u8, Failure> {
+    let learns = spec.grants.egress.as_ref().is_some_and(|egress| egress.learn);
     let taken = (show == Show::Terminal).then(terminal::Taken::take).transpose()?;
     let ending = live::follow(engine.start(spec), signals, show).await;
     // Before anything is said there.
     drop(taken);
-    match show {
+    let status = match show {
         Show::Nothing => {
             super::print_json(&ending.result)?;
             message::say(&report::refusal(&ending.result));
-            Ok(ending.result.exit_status)
+            return Ok(ending.result.exit_status);
         }
-        Show::Streams => Ok(conclude(&ending, &ending.result.stderr)),
-        Show::Terminal => Ok(conclude(&ending, &ending.result.stdout)),
+        Show::Streams => conclude(&ending, &ending.result.stderr, learns),
+        Show::Terminal => conclude(&ending, &ending.result.stdout, learns),
+    };
+    if learns {
+        message::say_plainly(&learned::toml(&ending.result));
     }
+    Ok(status)
 }
 
 /// Says what is left to say after the program's own output, and chooses the exit status.
-fn conclude(ending: &Ending, above: &[u8]) -> u8 {
+fn conclude(ending: &Ending, above: &[u8], learns: bool) -> u8 {
+    let learned = match learns && ending.result.status != Status::NotStarted {
+        true => learned::lines(&ending.result),
+        false => Vec::new(),
+    };
     match &ending.delivery {
         Delivery::Complete => {
-            message::say_below(above, &report::lines(&ending.result));
+            message::say_below(above, &[report::lines(&ending.result), learned].concat());
             ending.result.exit_status
         }
         Delivery::NobodyReads => {
-            message::say(&report::notes(&ending.result));
+            message::say(&[report::notes(&ending.result), learned].concat());
             BROKEN_PIPE
         }
         Delivery::Failed(error) => {
             message::say(&[Line::Error(format!("cannot pass on the program's output: {error}"))]);
-            message::say(&report::notes(&ending.result));
+            message::say(&[report::notes(&ending.result), learned].concat());
             REFUSED
         }
     }

@@ -23,11 +23,9 @@ Examples:
   airlock run --tty -- bash
   airlock run --workspace . --llm=anthropic --budget-usd 0.50 -- python3 agent.py
   airlock run --inference -- curl -s localhost:11434/api/tags
+  airlock run --allow-host pypi.org --allow-host '*.pythonhosted.org' -- pip install requests
+  airlock run --workspace . --learn -- ./build.sh
   echo hello | airlock run --stdin -- tr a-z A-Z";
-
-/// True while `open` is refused; `what_is_not_built_yet_is_refused_not_weakened` in `spec` will say when not.
-const OPEN: &str =
-    "  (the mode `open` is not part of this build: give standard and permissive another --network)";
 
 const STATUSES: &str = "\
 Exit status:
@@ -68,7 +66,7 @@ pub(crate) struct Options {
     /// Let the program change the image's files, in a copy that is gone afterwards
     #[arg(long, help_heading = BOX)]
     writable_root: bool,
-    /// Network inside: none, doors or host (open is not part of this build)
+    /// Network inside: none; doors, the granted ones; open, every public host by TCP; or host, which is no barrier at all
     #[arg(long, value_name = "MODE", help_heading = BOX)]
     network: Option<Network>,
     /// Internal network of docker or podman to join
@@ -154,6 +152,13 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NUMBER", help_heading = DOORS)]
     budget_tokens: Option<u64>,
 
+    /// Let this host be reached through the egress door, at ports 80 and 443 or at PORT; *.example.com for all below; repeatable
+    #[arg(long, value_name = "HOST[:PORT]", help_heading = DOORS)]
+    allow_host: Vec<String>,
+    /// Let every public host be reached, and print the rules that were needed
+    #[arg(long, help_heading = DOORS)]
+    pub(super) learn: bool,
+
     /// Pass standard input through; otherwise it is empty
     #[arg(long, help_heading = OUTPUT)]
     stdin: bool,
@@ -179,41 +184,20 @@ pub(crate) struct Options {
     #[arg(long, value_name = "ID", help_heading = OUTPUT)]
     job_id: Option<String>,
 
-    #[command(flatten)]
-    not_built: NotBuilt,
-
     /// The command and its arguments, passed on exactly as they are
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
-/// Options that the contract names and this build cannot honour. Known, so that they are refused and not misread.
-#[derive(Args, Clone, Debug, Default)]
-struct NotBuilt {
-    #[arg(long, hide = true)]
-    allow_host: Vec<OsString>,
-    #[arg(long, hide = true)]
-    #[arg(long, hide = true)]
-    learn: bool,
-}
-
-impl NotBuilt {
-    fn asked_for(&self) -> Option<&'static str> {
-        let options = [("--allow-host", !self.allow_host.is_empty()), ("--learn", self.learn)];
-        options.into_iter().find_map(|(name, asked)| asked.then_some(name))
-    }
-}
-
 impl Options {
-    /// Refuses what this build, or nobody, can honour.
+    /// Refuses what nobody can honour.
     pub(super) fn refuse_impossible(&self) -> Result<(), Failure> {
-        match self.not_built.asked_for() {
-            None if self.tty && self.json && !self.explain => Err(Failure::invalid(
+        match self.tty && self.json && !self.explain {
+            true => Err(Failure::invalid(
                 "--tty and --json exclude each other",
                 "leave one of them away: with --json the output is in the result, and nobody types",
             )),
-            Some(option) => Err(Failure::not_built(option, format!("leave {option} away"))),
-            None => Ok(()),
+            false => Ok(()),
         }
     }
 
@@ -253,8 +237,8 @@ impl Options {
             doors: Vec::new(),
             llm: self.llm,
             inference: self.inference,
-            allow_hosts: Vec::new(),
-            learn: false,
+            allow_hosts: self.allow_host,
+            learn: self.learn,
             allow_models: self.allow_model,
             budget: Budget { money: self.budget_usd, tokens: self.budget_tokens, ..Budget::default() },
             secrets: self.secret,
@@ -344,7 +328,7 @@ fn long_help() -> String {
     let barriers: Vec<_> = Barrier::ALL.iter().map(|barrier| barrier.name()).collect();
     let barriers = barriers.chunks(6).map(|row| format!("  {}\n", row.join(" "))).collect::<String>();
     format!(
-        "{}{OPEN}\n\nBarriers, for --require:\n{barriers}\n{STATUSES}\n\n{EXAMPLES}",
+        "{}\nBarriers, for --require:\n{barriers}\n{STATUSES}\n\n{EXAMPLES}",
         profile_table(&Policy::default())
     )
 }
@@ -416,7 +400,7 @@ mod tests {
         let asked = request(&[
             "--profile", "agent", "--backend", "native", "--image", "./root", "--entrypoint", "e", "--writable-root",
             "--volume", "v:/v", "--internal-network", "i", "--llm=p", "--inference", "--allow-model", "m*",
-            "--budget-usd", "0.5", "--budget-tokens", "9", "--workspace", "w", "--secret", "s=S",
+            "--allow-host", "a.com", "--allow-host", "*.b.com:22", "--learn", "--budget-usd", "0.5", "--budget-tokens", "9", "--workspace", "w", "--secret", "s=S",
             "--mount", "data:/data:rw", "--mount", "/abs:/x", "--env", "A=b=c", "--env-from", "TOKEN",
             "--timeout", "2s", "--memory", "1G", "--cpus", "1.5", "--cpu-time", "1m", "--pids", "9",
             "--file-size", "1M", "--open-files", "8", "--disk", "2M", "--output", "3M", "--network", "none",
@@ -452,8 +436,8 @@ mod tests {
             doors: Vec::new(),
             llm: Some(Some("p".into())),
             inference: true,
-            allow_hosts: Vec::new(),
-            learn: false,
+            allow_hosts: vec!["a.com".into(), "*.b.com:22".into()],
+            learn: true,
             allow_models: vec!["m*".into()],
             budget: Budget { money: Some(Money(500_000_000)), tokens: Some(9), ..Budget::default() },
             secrets: vec!["s=S".into()],
@@ -496,17 +480,6 @@ mod tests {
         }
         let mounts = request(&["--mount", ":/x", "--", "true"]).unwrap().mounts;
         assert_eq!(mounts, [":/x"]);
-    }
-
-    #[test]
-    fn what_is_not_built_is_refused_by_name() {
-        let cases: [(&[&str], &str); 2] =
-            [(&["--allow-host", "x"], "--allow-host"), (&["--learn"], "--learn")];
-        for (words, name) in cases {
-            let refused = options(words).refuse_impossible().unwrap_err();
-            assert_eq!(refused.message, format!("`{name}` is not part of this build"));
-        }
-        assert!(options(&["--json"]).refuse_impossible().is_ok());
     }
 
     #[test]

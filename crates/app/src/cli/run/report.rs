@@ -77,7 +77,8 @@ fn told_already(result: &RunResult, limit: LimitName) -> bool {
         | LimitName::FileSize
         | LimitName::OpenFiles
         | LimitName::Disk
-        | LimitName::Budget => false,
+        | LimitName::Budget
+        | LimitName::Egress => false,
     }
 }
 
@@ -92,6 +93,10 @@ fn limit_note(limit: &LimitName) -> String {
         LimitName::Disk => ("disk", "--disk"),
         LimitName::Output => ("output", "--output"),
         LimitName::Budget => return "the budget is spent (budget)".to_owned(),
+        LimitName::Egress => {
+            return "a limit of the egress door was reached; egress_limits or its rule sets it (egress)"
+                .to_owned();
+        }
     };
     format!("the limit {name} was reached; {option} sets it")
 }
@@ -127,6 +132,7 @@ mod tests {
             barriers: Vec::new(),
             enforced_by: Default::default(),
             notes: Vec::new(),
+            learned: Vec::new(),
         }
     }
 
@@ -164,7 +170,7 @@ mod tests {
             denials: vec![
                 denial("mount", "/mnt\x1b[2J", "syscall_filter", "nothing"),
                 denial("keyctl", "", "syscall_filter", "nothing"),
-                denial("connect", "1.2.3.4:443", "network", "--network host"),
+                denial("connect", "1.2.3.4:443", "network", "--allow-host HOST"),
             ],
             artifacts: vec![ArtifactRef {
                 name: "out.txt".into(),
@@ -179,7 +185,7 @@ mod tests {
                     airlock: note: the limit pids was reached; --pids sets it\n\
                     airlock: note: denied: mount `/mnt\\u{1b}[2J` (by syscall_filter; nothing allows it)\n\
                     airlock: note: denied: keyctl (by syscall_filter; nothing allows it)\n\
-                    airlock: note: denied: connect `1.2.3.4:443` (by network; --network host allows it)\n\
+                    airlock: note: denied: connect `1.2.3.4:443` (by network; --allow-host HOST allows it)\n\
                     airlock: note: kept `out.txt` as version 2 (3 bytes)\n\
                     airlock: note: memory is limited per process only\n";
         assert_eq!(render(&lines(&rich)), text);

@@ -1,17 +1,23 @@
 //! By which rule a place in a box cannot be written, and what would lift it.
 
-use super::super::{
-    plan,
-    protect::{Bind, BindKind},
+use super::{
+    super::{
+        plan,
+        protect::{Bind, BindKind},
+    },
+    ECONNREFUSED, ENETUNREACH,
 };
-use spec::{Access, InsidePath, Network, SandboxSpec, WORKSPACE};
+use crate::passing::Reach;
+use spec::{Access, InsidePath, NAMES_PORT, Network, Ports, SandboxSpec, WEB_PORTS, WORKSPACE};
 use std::path::{Path, PathBuf};
 
 /// What is known of a box from its spec.
 #[derive(Debug)]
 pub(crate) struct Rules {
-    /// Whether nothing can be reached but the box itself.
+    /// Whether nothing can be reached but the box itself, and what arrives from there.
     pub(super) own_network: bool,
+    /// What connections arrive at the host, where any do.
+    reach: Option<Reach>,
     /// Whose rights count for files, where they are not those of this process.
     pub(super) file_ids: Option<(u32, u32)>,
     /// The share of CPUs that the program has, if it is limited.
@@ -30,7 +36,12 @@ struct Place {
 
 impl Rules {
     /// `file_ids` as in the field.
-    pub(crate) fn new(spec: &SandboxSpec, binds: &[Bind], file_ids: Option<(u32, u32)>) -> Rules {
+    pub(crate) fn new(
+        spec: &SandboxSpec,
+        binds: &[Bind],
+        file_ids: Option<(u32, u32)>,
+        reach: Option<Reach>,
+    ) -> Rules {
         let granted =
             ["/tmp", "/dev/shm", WORKSPACE].map(|path| Place { path: path.into(), below: true, rule: None });
         let protected = binds.iter().map(|bind| Place {
@@ -53,9 +64,28 @@ impl Rules {
         let granted = granted.into_iter().chain(copies.map(|path| Place { path, below: true, rule: None }));
         Rules {
             own_network: spec.network != Network::Host && spec.internal_network.is_none(),
+            reach,
             file_ids,
             cpus: spec.limits.cpus.map(|cpus| f64::from(cpus.0) / 1000.0),
             places: granted.chain(protected).chain(mounts).collect(),
+        }
+    }
+
+    /// What keeps a connection to elsewhere from being made, if anything: the error, and what would let it.
+    pub(super) fn against_connection(&self, port: u16, stream: bool) -> Option<(i32, &'static str)> {
+        let names = port == NAMES_PORT;
+        match &self.reach {
+            None if names || stream && WEB_PORTS.contains(&port) => Some((ENETUNREACH, "--allow-host HOST")),
+            None if stream => Some((ENETUNREACH, "--allow-host HOST:PORT")),
+            // Whoever decides what may be reached tells what may not.
+            Some(reach) if stream && reach.by_address && reach.ports.has(port) => None,
+            Some(Reach { ports: Ports::Any, .. }) if names => None,
+            Some(reach) if stream && reach.by_address => Some((ECONNREFUSED, reach.more_with)),
+            // There the door has to be asked for a name first.
+            Some(reach) if stream && reach.ports.has(port) => Some((ENETUNREACH, "--backend native")),
+            Some(reach) if stream => Some((ENETUNREACH, reach.more_with)),
+            // UDP has no door.
+            None | Some(_) => Some((ENETUNREACH, "nothing")),
         }
     }
 
@@ -71,5 +101,34 @@ impl Rules {
                 Some(("read_only_root", remedy.to_owned()))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_let_a_connection_be_made_is_told_by_what_arrives() {
+        let policy = spec::Policy::default();
+        let request = spec::RunRequest { command: vec!["true".into()], ..Default::default() };
+        let spec = policy.admit(request).unwrap().sandbox;
+        let against = |reach: Option<Reach>, port, stream| {
+            Rules::new(&spec, &[], None, reach).against_connection(port, stream)
+        };
+        let nothing = || None;
+        assert_eq!(against(nothing(), 443, true), Some((ENETUNREACH, "--allow-host HOST")));
+        assert_eq!(against(nothing(), 5432, true), Some((ENETUNREACH, "--allow-host HOST:PORT")));
+        assert_eq!(against(nothing(), 53, false), Some((ENETUNREACH, "--allow-host HOST")));
+        assert_eq!(against(nothing(), 443, false), Some((ENETUNREACH, "nothing")));
+        let web = |by_address| Some(Reach { ports: Ports::web(), by_address, more_with: "more" });
+        assert_eq!(against(web(true), 443, true), None);
+        assert_eq!(against(web(true), 5432, true), Some((ECONNREFUSED, "more")));
+        assert_eq!(against(web(true), 53, false), Some((ENETUNREACH, "nothing")));
+        assert_eq!(against(web(false), 443, true), Some((ENETUNREACH, "--backend native")));
+        assert_eq!(against(web(false), 5432, true), Some((ENETUNREACH, "more")));
+        let all = || Some(Reach { ports: Ports::Any, by_address: true, more_with: "more" });
+        assert_eq!((against(all(), 1, true), against(all(), 53, false)), (None, None));
+        assert_eq!(against(all(), 443, false), Some((ENETUNREACH, "nothing")));
     }
 }

@@ -1,0 +1,94 @@
+//! What `--learn` found out, in words that can be used as they stand: options for the next run, and rules for a profile.
+
+use super::super::message::Line;
+use spec::{LearnedRule, RunResult, WEB_PORTS};
+
+/// What is said before the rules themselves.
+pub(super) fn lines(result: &RunResult) -> Vec<Line> {
+    let rules = &result.learned;
+    if rules.is_empty() {
+        return vec![Line::Note("learned: no rule was missing".to_owned())];
+    }
+    let options: Vec<_> = rules.iter().flat_map(options).collect();
+    vec![
+        Line::Note(format!("learned: {} would have allowed what was used", options.join(" "))),
+        Line::Note("learned: or, in the configuration file:".to_owned()),
+    ]
+}
+
+/// The rules as TOML, without anything before the lines: they are there to be copied. A host is in its one spelling, which
+/// has no character that a terminal obeys.
+pub(super) fn toml(result: &RunResult) -> String {
+    let rule = |rule: &LearnedRule| {
+        let ports = match is_web(rule) {
+            true => String::new(),
+            false => format!("ports = {:?}\n", rule.ports.iter().collect::<Vec<_>>()),
+        };
+        let (profile, host) = (&result.profile, &rule.host);
+        format!("[[profile.{}.egress]]\nhost = \"{host}\"\nmode = \"tunnel\"\n{ports}", key(profile))
+    };
+    result.learned.iter().map(rule).collect()
+}
+
+/// A profile's name may have a dot, which TOML would take for another table.
+fn key(profile: &str) -> String {
+    match profile.contains('.') {
+        true => format!("\"{profile}\""),
+        false => profile.to_owned(),
+    }
+}
+
+fn is_web(rule: &LearnedRule) -> bool {
+    rule.ports.iter().all(|port| WEB_PORTS.contains(port))
+}
+
+fn options(rule: &LearnedRule) -> Vec<String> {
+    let option = |host: String| match host.contains('[') {
+        // Brackets mean something to a shell.
+        true => format!("--allow-host '{host}'"),
+        false => format!("--allow-host {host}"),
+    };
+    let (web, others): (Vec<u16>, Vec<u16>) = rule.ports.iter().partition(|port| WEB_PORTS.contains(port));
+    let web = (!web.is_empty()).then(|| option(rule.host.to_string()));
+    web.into_iter().chain(others.iter().map(|port| option(format!("{}:{port}", rule.host)))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::super::message::render, *};
+    use spec::{Id, Timestamp};
+
+    fn result(learned: &[(&str, &[u16])]) -> RunResult {
+        let rule = |(host, ports): &(&str, &[u16])| LearnedRule {
+            host: host.parse().unwrap(),
+            ports: ports.iter().copied().collect(),
+            uses: 1,
+        };
+        let blank = RunResult::blank(Id::new("r").unwrap(), "ci".to_owned(), Timestamp(0));
+        RunResult { learned: learned.iter().map(rule).collect(), ..blank }
+    }
+
+    #[test]
+    fn what_was_learned_can_be_used_as_it_stands() {
+        let result =
+            result(&[("pypi.org", &[443]), ("db.example.com", &[443, 5432]), ("[2001:4860::1]", &[22])]);
+        let told = "airlock: note: learned: --allow-host pypi.org --allow-host db.example.com --allow-host \
+                    db.example.com:5432 --allow-host '[2001:4860::1]:22' would have allowed what was used\n\
+                    airlock: note: learned: or, in the configuration file:\n";
+        assert_eq!(render(&lines(&result)), told);
+        let rules = "[[profile.ci.egress]]\nhost = \"pypi.org\"\nmode = \"tunnel\"\n\
+                     [[profile.ci.egress]]\nhost = \"db.example.com\"\nmode = \"tunnel\"\nports = [443, 5432]\n\
+                     [[profile.ci.egress]]\nhost = \"[2001:4860::1]\"\nmode = \"tunnel\"\nports = [22]\n";
+        assert_eq!(toml(&result), rules);
+        assert!(
+            toml(&RunResult { profile: "a.b".to_owned(), ..result })
+                .starts_with("[[profile.\"a.b\".egress]]\n")
+        );
+    }
+
+    #[test]
+    fn that_nothing_was_missing_is_said() {
+        assert_eq!(render(&lines(&result(&[]))), "airlock: note: learned: no rule was missing\n");
+        assert_eq!(toml(&result(&[])), "");
+    }
+}

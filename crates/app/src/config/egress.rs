@@ -1,0 +1,387 @@
+//! The rules of the egress door: `[[profile.NAME.egress]]`, `egress_limits`, and lists of hosts. What could never work,
+//! or would do more than its words say, is refused here.
+
+mod wider;
+
+pub(super) use wider::is_wider;
+
+use super::{ConfigError, credential, file::Section};
+use doors::egress::Credential;
+use spec::{
+    EgressLimits, EgressMode, EgressRule, Host, HostPattern, Network, Ports, RefPattern, Repository, address,
+};
+use std::{collections::BTreeMap, fmt, str::FromStr};
+use toml::{Table, Value};
+
+const KEYS: [&str; 13] = [
+    "host",
+    "mode",
+    "ports",
+    "allow",
+    "credential",
+    "allow_upgrade",
+    "repos",
+    "allow_private",
+    "allow_plain_http",
+    "allow_hidden_name",
+    "per_minute",
+    "sent",
+    "received",
+];
+const REPO_KEYS: [&str; 6] = ["repo", "fetch", "push", "update", "delete", "credential"];
+const LIMIT_KEYS: [&str; 3] = ["per_minute", "sent", "received"];
+/// Of one profile, with those of its bases.
+const MOST_RULES: usize = 256;
+/// In one list of one rule.
+const MOST_ENTRIES: usize = 256;
+/// Each has a listener in the box.
+const MOST_PORTS: usize = 32;
+const LONGEST_REPO: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Tunnel,
+    Inspect,
+    Git,
+    Deny,
+}
+
+const MODES: [(&str, Mode); 4] =
+    [("tunnel", Mode::Tunnel), ("inspect", Mode::Inspect), ("git", Mode::Git), ("deny", Mode::Deny)];
+
+/// Keys that not every mode has, with those that do.
+const OF_MODES: [(&str, &[Mode], &str); 10] = [
+    ("allow", &[Mode::Inspect], "inspect"),
+    ("credential", &[Mode::Inspect], "inspect, and to `repos` of git"),
+    ("allow_upgrade", &[Mode::Inspect], "inspect"),
+    ("repos", &[Mode::Git], "git"),
+    ("allow_plain_http", &[Mode::Inspect, Mode::Git], "inspect and git"),
+    ("allow_hidden_name", &[Mode::Tunnel], "tunnel"),
+    ("allow_private", &[Mode::Tunnel, Mode::Inspect, Mode::Git], "tunnel, inspect and git"),
+    ("per_minute", &[Mode::Tunnel, Mode::Inspect, Mode::Git], "tunnel, inspect and git"),
+    ("sent", &[Mode::Tunnel, Mode::Inspect, Mode::Git], "tunnel, inspect and git"),
+    ("received", &[Mode::Tunnel, Mode::Inspect, Mode::Git], "tunnel, inspect and git"),
+];
+
+/// All of `[[profile.NAME.egress]]`.
+pub(super) fn rules(
+    profile: &str,
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<Vec<EgressRule>, ConfigError> {
+    let hint = format!("write [[{}]] with host and mode below it, once for each rule", section.key(key));
+    let list =
+        value.as_array().ok_or_else(|| section.error(key, "must be a list of tables", hint.clone()))?;
+    if list.len() > MOST_RULES {
+        return Err(too_many(section, key));
+    }
+    let one = |(index, value): (usize, &Value)| {
+        let name = numbered(&section.key(key), index);
+        let table =
+            value.as_table().ok_or_else(|| section.error(key, "must be a list of tables", hint.clone()))?;
+        let rule = rule(table, &Section { path: section.path, name: &name })?;
+        let name = format!("egress rule {} of profile {profile} ({})", index + 1, rule.host);
+        Ok(EgressRule { name, ..rule })
+    };
+    let rules: Vec<EgressRule> = list.iter().enumerate().map(one).collect::<Result<_, _>>()?;
+    match at_odds(&rules) {
+        Some(tunnel) => {
+            let what =
+                format!("has a tunnel and a rule that looks inside for the same host and port: {tunnel}");
+            Err(section.error(key, what, "remove one of them: the tunnel would never be used"))
+        }
+        None => Ok(rules),
+    }
+}
+
+fn numbered(key: &str, index: usize) -> String {
+    format!("{key}[{}]", index + 1)
+}
+
+fn too_many(section: &Section<'_>, key: &str) -> ConfigError {
+    let what = format!("has more than {MOST_RULES} rules");
+    section.error(key, what, "use patterns for hosts: *.example.com")
+}
+
+/// The rules of a profile behind those of its base.
+pub(super) fn added(
+    base: Option<Vec<EgressRule>>,
+    own: Option<&Vec<EgressRule>>,
+    section: &Section<'_>,
+) -> Result<Option<Vec<EgressRule>>, ConfigError> {
+    let Some(own) = own else { return Ok(base) };
+    let mut rules = base.unwrap_or_default();
+    rules.extend(own.iter().cloned());
+    match rules.len() > MOST_RULES {
+        true => Err(too_many(section, "egress")),
+        false => Ok(Some(rules)),
+    }
+}
+
+/// A tunnel that a rule which looks inside would always be preferred to.
+fn at_odds(rules: &[EgressRule]) -> Option<&HostPattern> {
+    let tunnels = rules.iter().filter(|rule| rule.mode == EgressMode::Tunnel);
+    let looks = |tunnel: &EgressRule| {
+        rules.iter().any(|rule| {
+            rule.looks_inside() && rule.host == tunnel.host && share_one(&rule.ports, &tunnel.ports)
+        })
+    };
+    tunnels.into_iter().find(|tunnel| looks(tunnel)).map(|tunnel| &tunnel.host)
+}
+
+fn share_one(one: &Ports, other: &Ports) -> bool {
+    match (one, other) {
+        (Ports::Any, _) | (_, Ports::Any) => true,
+        (Ports::These(one), other) => one.iter().any(|port| other.has(*port)),
+    }
+}
+
+fn rule(table: &Table, section: &Section<'_>) -> Result<EgressRule, ConfigError> {
+    if let Some(other) = table.keys().find(|key| !KEYS.contains(&key.as_str())) {
+        return Err(section.unknown(other, &KEYS));
+    }
+    section.needs(
+        table,
+        &["host", "mode"],
+        "write host = \"api.example.com\" and mode = \"tunnel\", inspect, git or deny",
+    )?;
+    let mode = section.word("mode", &table["mode"], &MODES)?;
+    refuse_foreign(table, mode, section)?;
+    let flag = |key: &str| table.get(key).map_or(Ok(false), |value| section.flag(key, value));
+    let rule = EgressRule {
+        name: String::new(),
+        host: host(section, "host", &table["host"])?,
+        ports: ports(table, mode, flag("allow_plain_http")?, section)?,
+        mode: egress_mode(table, mode, section)?,
+        allow_private: flag("allow_private")?,
+        allow_plain_http: flag("allow_plain_http")?,
+        allow_hidden_name: flag("allow_hidden_name")?,
+        limits: limits_in(table, section)?,
+    };
+    check_place(&rule, section)?;
+    Ok(rule)
+}
+
+/// A key of another mode would be skipped, and the rule would do something else than it seems to.
+fn refuse_foreign(table: &Table, mode: Mode, section: &Section<'_>) -> Result<(), ConfigError> {
+    let foreign = OF_MODES.iter().find(|(key, modes, _)| table.contains_key(*key) && !modes.contains(&mode));
+    let word = MODES.iter().find(|(_, known)| *known == mode).map_or("", |(word, _)| word);
+    match foreign {
+        Some((key, _, belongs)) => {
+            let what = format!("does not go with mode = \"{word}\"");
+            Err(section.error(key, what, format!("remove it, or change the mode: it belongs to {belongs}")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn egress_mode(table: &Table, mode: Mode, section: &Section<'_>) -> Result<EgressMode, ConfigError> {
+    Ok(match mode {
+        Mode::Tunnel => EgressMode::Tunnel,
+        Mode::Deny => EgressMode::Deny,
+        Mode::Inspect => EgressMode::Inspect {
+            allow: match table.get("allow") {
+                Some(value) => list(section, "allow", value, "such as \"GET /v1/**\"")?,
+                None => Vec::new(),
+            },
+            credential: credential_name(table, section)?,
+            allow_upgrade: table
+                .get("allow_upgrade")
+                .map_or(Ok(false), |value| section.flag("allow_upgrade", value))?,
+        },
+        Mode::Git => EgressMode::Git { repositories: repositories(table, section)? },
+    })
+}
+
+fn credential_name(table: &Table, section: &Section<'_>) -> Result<Option<String>, ConfigError> {
+    table.get("credential").map(|value| section.text("credential", value).map(str::to_owned)).transpose()
+}
+
+fn host(section: &Section<'_>, key: &str, value: &Value) -> Result<HostPattern, ConfigError> {
+    section.text(key, value)?.parse().map_err(|bad: spec::BadHost| {
+        let hint = "write pypi.org, *.pythonhosted.org or *; ports go into `ports`";
+        section.error(key, format_args!("has a bad value: {bad}"), hint)
+    })
+}
+
+/// Which hosts something is limited to. An empty list has none.
+pub(super) fn hosts(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<Vec<HostPattern>, ConfigError> {
+    let bad = || section.error(key, "must be a list of hosts", "such as [\"pypi.org\", \"*.example.com\"]");
+    let list = value.as_array().ok_or_else(bad)?;
+    match list.len() > MOST_ENTRIES {
+        true => Err(section.error(key, "has more than 256 entries", "use patterns: *.example.com")),
+        false => list.iter().map(|value| host(section, key, value)).collect(),
+    }
+}
+
+/// Parsed entries of a list of texts, not endlessly many.
+fn list<T: FromStr<Err: fmt::Display>>(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+    hint: &str,
+) -> Result<Vec<T>, ConfigError> {
+    let texts = section.texts(key, value)?;
+    if texts.len() > MOST_ENTRIES {
+        return Err(section.error(key, "has more than 256 entries", "use patterns"));
+    }
+    let parse = |text: &str| {
+        text.parse().map_err(|bad: T::Err| section.error(key, format_args!("has a bad value: {bad}"), hint))
+    };
+    texts.into_iter().map(parse).collect()
+}
+
+fn ports(table: &Table, mode: Mode, plain: bool, section: &Section<'_>) -> Result<Ports, ConfigError> {
+    let Some(value) = table.get("ports") else {
+        return Ok(match mode {
+            Mode::Deny => Ports::Any,
+            Mode::Inspect | Mode::Git if !plain => Ports::These(vec![443]),
+            Mode::Tunnel | Mode::Inspect | Mode::Git => Ports::web(),
+        });
+    };
+    if value.as_str() == Some("any") {
+        return Ok(Ports::Any);
+    }
+    let hint = "write ports = [443, 8443], 32 at most, or \"any\"";
+    let bad = || section.error("ports", "must be a list of ports from 1 to 65535, or \"any\"", hint);
+    let list = value.as_array().filter(|list| (1..=MOST_PORTS).contains(&list.len())).ok_or_else(bad)?;
+    let port = |value: &Value| {
+        value.as_integer().and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0).ok_or_else(bad)
+    };
+    let mut ports: Vec<u16> = list.iter().map(port).collect::<Result<_, _>>()?;
+    ports.sort_unstable();
+    ports.dedup();
+    if matches!(mode, Mode::Inspect | Mode::Git) && !plain && ports.contains(&80) {
+        let hint = "remove 80, or say allow_plain_http = true: then anybody on the way can read what is sent";
+        return Err(section.error("ports", "has port 80, where nothing is encrypted", hint));
+    }
+    Ok(Ports::These(ports))
+}
+
+/// `egress_limits`, and the same three keys of a rule.
+pub(super) fn limits(section: &Section<'_>, key: &str, value: &Value) -> Result<EgressLimits, ConfigError> {
+    let hint = format!("write {key} = {{ per_minute = 60, sent = \"10M\" }}");
+    let table = value.as_table().ok_or_else(|| section.error(key, "must be a table", hint))?;
+    let name = section.key(key);
+    let inner = Section { path: section.path, name: &name };
+    match table.keys().find(|key| !LIMIT_KEYS.contains(&key.as_str())) {
+        Some(other) => Err(inner.unknown(other, &LIMIT_KEYS)),
+        None => limits_in(table, &inner),
+    }
+}
+
+fn limits_in(table: &Table, section: &Section<'_>) -> Result<EgressLimits, ConfigError> {
+    let size = |key: &str| table.get(key).map(|value| section.quantity(key, value)).transpose();
+    Ok(EgressLimits {
+        per_minute: table.get("per_minute").map(|value| section.count("per_minute", value)).transpose()?,
+        sent: size("sent")?,
+        received: size("received")?,
+    })
+}
+
+fn repositories(table: &Table, section: &Section<'_>) -> Result<Vec<Repository>, ConfigError> {
+    let hint = "write repos = [{ repo = \"acme/app\", push = [\"refs/heads/agent/*\"] }]";
+    let bad = || section.error("repos", "must be a list of tables, and not empty", hint);
+    let value = table.get("repos").ok_or_else(|| section.error("repos", "is missing", hint))?;
+    let list = value.as_array().filter(|list| (1..=MOST_ENTRIES).contains(&list.len())).ok_or_else(bad)?;
+    let one = |(index, value): (usize, &Value)| {
+        let name = numbered(&section.key("repos"), index);
+        repository(value.as_table().ok_or_else(bad)?, &Section { path: section.path, name: &name })
+    };
+    list.iter().enumerate().map(one).collect()
+}
+
+fn repository(table: &Table, section: &Section<'_>) -> Result<Repository, ConfigError> {
+    if let Some(other) = table.keys().find(|key| !REPO_KEYS.contains(&key.as_str())) {
+        return Err(section.unknown(other, &REPO_KEYS));
+    }
+    let hint = "write the path below the host, without .git: acme/app, or acme/* for all of them";
+    section.needs(table, &["repo"], hint)?;
+    let path = section.text("repo", &table["repo"])?;
+    if !is_repository(path) {
+        return Err(section.error("repo", "is no path of a repository", hint));
+    }
+    let flag = |key: &str, otherwise| table.get(key).map_or(Ok(otherwise), |value| section.flag(key, value));
+    let push: Vec<RefPattern> = match table.get("push") {
+        Some(value) => list(section, "push", value, "such as \"refs/heads/agent/*\"")?,
+        None => Vec::new(),
+    };
+    let (fetch, update, delete) = (flag("fetch", true)?, flag("update", true)?, flag("delete", false)?);
+    if push.is_empty()
+        && let Some(key) = ["update", "delete"].into_iter().find(|key| table.contains_key(*key))
+    {
+        return Err(section.error(key, "means nothing without `push`", "name the refs that may be written"));
+    }
+    if push.is_empty() && !fetch {
+        return Err(section.error("fetch", "is false, and nothing may be pushed", "remove the repository"));
+    }
+    let credential = credential_name(table, section)?;
+    Ok(Repository { path: path.to_owned(), fetch, push, update, delete, credential })
+}
+
+fn is_repository(path: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-~".contains(&byte);
+    let part = |part: &str| {
+        part == "*" || !part.is_empty() && part != "." && part != ".." && part.bytes().all(plain)
+    };
+    path.len() <= LONGEST_REPO && !path.ends_with(".git") && path.split('/').all(part)
+}
+
+/// A host that this rule could never reach.
+fn check_place(rule: &EgressRule, section: &Section<'_>) -> Result<(), ConfigError> {
+    let HostPattern::Exactly(host) = &rule.host else { return Ok(()) };
+    if rule.mode == EgressMode::Deny {
+        return Ok(());
+    }
+    let (metadata, private) = match host {
+        Host::Name(name) => (address::is_metadata_name(name), false),
+        Host::Address(ip) => (address::is_metadata(*ip), !address::is_public(*ip)),
+    };
+    if metadata {
+        return Err(section.error(
+            "host",
+            "is a metadata service, which no rule lets reach",
+            "remove the rule",
+        ));
+    }
+    match private && !rule.allow_private {
+        true => {
+            Err(section.error("host", "is a private address", "say allow_private = true if that is meant"))
+        }
+        false => Ok(()),
+    }
+}
+
+/// What can be seen only when everything was read: that rules name credentials which may go where they lead.
+pub(super) fn check(
+    profile: &str,
+    rules: &[EgressRule],
+    credentials: &BTreeMap<String, Credential>,
+    section: &Section<'_>,
+) -> Result<(), ConfigError> {
+    let all = format!("profile.{profile}.egress");
+    for (index, rule) in rules.iter().enumerate() {
+        let name = numbered(&all, index);
+        let section = Section { path: section.path, name: &name };
+        for named in rule.credentials() {
+            credential::check(named, rule, credentials, &section)?;
+        }
+    }
+    Ok(())
+}
+
+/// The network that a profile comes to: rules for a door ask for one.
+pub(super) fn network(network: Network, rules: Option<&Vec<EgressRule>>) -> Network {
+    match (network, rules) {
+        (Network::None, Some(_)) => Network::Doors,
+        (network, _) => network,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,266 @@
+//! What programs dial that know of no door: it arrives at the host with where it was meant to go, or nowhere. The
+//! boxes are made without an engine: at their listeners is whoever tells a caller what he dialled.
+
+use crate::{
+    runner::Proof,
+    world::{Maker, Outcome, World, admit, allowed, native, verdict},
+};
+use init::step::Step;
+use sandbox::{
+    MeantFor, Passing, Program, Progress, Sandbox, Told,
+    container::{Containers, Hosts},
+    native::Native,
+};
+use spec::{Barrier, Denial, Id, Network, Root, RunRequest, RunSpec};
+use std::{fs, io::Read, net::Ipv4Addr, os::fd::OwnedFd, path::PathBuf};
+use tokio::{io::AsyncWriteExt, net::TcpListener, net::UdpSocket};
+
+pub(crate) fn proofs() -> Vec<Proof> {
+    crate::proofs![
+        what_is_dialled_arrives_with_its_destination,
+        in_open_every_port_arrives,
+        a_port_that_nobody_named_is_refused_and_told,
+        names_are_asked_for_at_the_host,
+        what_passes_does_so_on_loopback_alone,
+        nobody_inside_takes_the_ports_or_the_routes,
+    ]
+}
+
+/// What was seen of a program in such a box.
+struct Seen {
+    outcome: Outcome,
+    text: String,
+    denials: Vec<Denial>,
+    barriers: Vec<Barrier>,
+    notes: Vec<String>,
+}
+
+/// One host, and so the ports of the web.
+fn web(request: RunRequest) -> RunRequest {
+    RunRequest { allow_hosts: vec!["example.com".to_owned()], ..request }
+}
+
+fn open(request: RunRequest) -> RunRequest {
+    RunRequest { network: Some(Network::Open), ..request }
+}
+
+fn run(world: &World, request: RunRequest) -> Seen {
+    run_without(world, request, &[])
+}
+
+fn run_without(world: &World, request: RunRequest, steps: &[Step]) -> Seen {
+    world.runtime.block_on(async {
+        let spec = admit(if steps.is_empty() { request } else { native(request) });
+        let state = world.fresh_folder("state");
+        let id = Id::new(&world.unique("passing")).expect("an id");
+        let sandbox = match world.maker.as_ref().filter(|_| matches!(spec.sandbox.root, Root::Image(_))) {
+            Some(maker) => contained(maker, state, &id, &spec).await,
+            None => in_our_own(world, state, &id, &spec, steps).await,
+        };
+        observe(sandbox, &spec).await
+    })
+}
+
+async fn in_our_own(
+    world: &World,
+    state: PathBuf,
+    id: &Id,
+    spec: &RunSpec,
+    steps: &[Step],
+) -> Box<dyn Sandbox> {
+    let mut native = Native::new(state);
+    steps.iter().for_each(|step| native.dangerously_omit(*step));
+    native.keep_namespaces_ahead(u32::from(world.pooled));
+    let berth = match world.pooled {
+        true => Some(native.berth(id, &spec.sandbox).await.expect("a berth")),
+        false => None,
+    };
+    Box::new(native.create(id, &spec.sandbox, berth).await.expect("a box"))
+}
+
+async fn contained(maker: &Maker, state: PathBuf, id: &Id, spec: &RunSpec) -> Box<dyn Sandbox> {
+    let hosts = vec![maker.host.clone()];
+    let containers = Containers::new(state, Hosts { docker: hosts.clone(), podman: hosts });
+    let Root::Image(name) = &spec.sandbox.root else { panic!("an image") };
+    let facts = containers.image(spec.sandbox.backend, name).await.expect("the image");
+    let ids = [("io.airlock.task", None), ("io.airlock.job", None)];
+    Box::new(containers.create(id, &spec.sandbox, &facts, ids).await.expect("a container"))
+}
+
+async fn observe(mut sandbox: Box<dyn Sandbox>, spec: &RunSpec) -> Seen {
+    let _doors = sandbox.take_doors();
+    let serving = serve(sandbox.take_passing().expect("what passes"));
+    let (mut output, theirs) = std::io::pipe().expect("a pipe");
+    let null = || OwnedFd::from(fs::File::options().read(true).write(true).open("/dev/null").expect("null"));
+    let path = [("PATH".into(), spec::DEFAULT_PATH.into())];
+    let program = Program { argv: spec.command.clone(), env: path.into() };
+    sandbox.exec(&program, [null(), theirs.into(), null()]).await.expect("a program");
+    // Nothing is told where there is no filter.
+    let told = sandbox.take_denials();
+    assert!(matches!(sandbox.progress().await, Progress::Ended(_)));
+    let (barriers, notes) = (sandbox.barriers(), sandbox.notes());
+    sandbox.end().await.expect("its end");
+    sandbox.give_workspace_back().await;
+    assert!(!sandbox.release().await.left_over);
+    let (mut text, mut denials) = (String::new(), Vec::new());
+    output.read_to_string(&mut text).expect("its output");
+    if let Some(mut told) = told {
+        while let Some(one) = told.recv().await {
+            let Told::Denied(denial) = one else { panic!("{one:?}") };
+            denials.push(denial);
+        }
+    }
+    drop(serving);
+    let outcome = verdict(&text).unwrap_or_else(|| Outcome::Broken(text.clone()));
+    Seen { outcome, text, denials, barriers, notes }
+}
+
+/// Tells every caller where he wanted to go, and everybody who asks for a name the same address.
+fn serve(passing: Passing) -> tokio::task::JoinSet<()> {
+    let mut tasks = tokio::task::JoinSet::new();
+    let (meant_for, address) = (passing.meant_for, *passing.made_up.start());
+    for listener in passing.listeners {
+        let listener = TcpListener::from_std(listener).expect("a listener");
+        tasks.spawn(tell_destinations(listener, meant_for));
+    }
+    for socket in passing.names {
+        tasks.spawn(answer(UdpSocket::from_std(socket).expect("a socket"), address));
+    }
+    tasks
+}
+
+async fn tell_destinations(listener: TcpListener, meant_for: MeantFor) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let stream = stream.into_std().expect("a stream");
+        let destination = meant_for.destination(&stream).expect("a destination");
+        let mut stream = tokio::net::TcpStream::from_std(stream).expect("a stream");
+        stream.write_all(destination.to_string().as_bytes()).await.expect("a word");
+    }
+}
+
+/// A question mark is answered with a word; anything else as a question of DNS, with that address.
+async fn answer(socket: UdpSocket, address: Ipv4Addr) {
+    let mut question = [0; 512];
+    while let Ok((length, from)) = socket.recv_from(&mut question).await {
+        let question = &question[..length];
+        let said = match question {
+            b"?" => b"here".to_vec(),
+            _ => {
+                let counts = [0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0];
+                // The name ends with an empty part; then come kind and class. Extensions are left out.
+                let end = 12 + question[12..].iter().position(|byte| *byte == 0).expect("an end") + 5;
+                let found = [0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4];
+                [&question[..2], &counts, &question[12..end], &found, &address.octets()].concat()
+            }
+        };
+        socket.send_to(&said, from).await.expect("an answer");
+    }
+}
+
+fn what_is_dialled_arrives_with_its_destination(world: &World) {
+    let dialled: &[&str] = match world.maker {
+        None => &["93.184.216.34:443", "[2606:4700::1111]:443", "198.18.0.1:80"],
+        // Where nobody may add a route only names can be dialled, by addresses of the loopback.
+        Some(_) => &["127.64.0.1:443", "127.127.255.254:80"],
+    };
+    for to in world.few(dialled) {
+        let seen = run(world, web(world.probe(&["connect", to])));
+        assert_eq!((seen.outcome, seen.denials), (Outcome::Allowed((*to).to_owned()), Vec::new()));
+    }
+    let to = "93.184.216.34:443";
+    let without = run_without(world, web(world.probe(&["connect", to])), &[Step::Passing]);
+    assert_eq!(without.outcome, Outcome::Refused(libc::ENETUNREACH), "the control");
+}
+
+fn in_open_every_port_arrives(world: &World) {
+    if world.maker.is_some() {
+        let seen = run(world, open(world.probe(&["connect", "127.64.0.1:22"])));
+        assert_eq!(seen.outcome, Outcome::Allowed("127.64.0.1:22".to_owned()));
+        assert!(seen.notes.iter().any(|note| note.contains("22, 80, 443")), "{:?}", seen.notes);
+        return;
+    }
+    for to in ["1.2.3.4:22", "[2606:4700::1111]:5432", "9.9.9.9:65535", "198.18.0.1:3129"] {
+        let seen = run(world, open(world.probe(&["connect", to])));
+        assert_eq!((seen.outcome, seen.denials), (Outcome::Allowed(to.to_owned()), Vec::new()));
+        assert!(!seen.notes.iter().any(|note| note.contains("open reaches")), "{:?}", seen.notes);
+    }
+    for resolver in ["8.8.8.8:53", "[2606:4700::1111]:53", "127.0.0.1:53"] {
+        let seen = run(world, open(world.probe(&["ask", resolver])));
+        assert_eq!((seen.outcome, seen.denials), (Outcome::Allowed("here".to_owned()), Vec::new()));
+    }
+    // What a program does with itself stays its own.
+    let own = run(world, open(world.probe(&["connect", "127.0.0.1:4444"])));
+    assert_eq!(own.outcome, Outcome::Refused(libc::ECONNREFUSED));
+}
+
+fn a_port_that_nobody_named_is_refused_and_told(world: &World) {
+    let denial = |target: &str, allow_with: &str| Denial {
+        what: "connect".to_owned(),
+        target: target.to_owned(),
+        rule: "network".to_owned(),
+        allow_with: allow_with.to_owned(),
+    };
+    let errno = if world.maker.is_none() { libc::ECONNREFUSED } else { libc::ENETUNREACH };
+    for to in world.few(["93.184.216.34:25", "[2606:4700::1111]:25"]) {
+        let seen = run(world, web(world.probe(&["connect", to])));
+        assert_eq!(seen.outcome, Outcome::Refused(errno));
+        assert_eq!(seen.denials, [denial(to, "--allow-host HOST:PORT")]);
+    }
+    let seen = run(world, web(world.probe(&["ask", "9.9.9.9:443"])));
+    assert_eq!(seen.outcome, Outcome::Refused(libc::ENETUNREACH));
+    assert_eq!(seen.denials, [denial("9.9.9.9:443", "nothing")]);
+    let named =
+        RunRequest { allow_hosts: vec!["*:25".to_owned()], ..world.probe(&["connect", "127.64.0.1:25"]) };
+    assert_eq!(run(world, named).outcome, Outcome::Allowed("127.64.0.1:25".to_owned()), "the control");
+}
+
+fn names_are_asked_for_at_the_host(world: &World) {
+    let first = if world.maker.is_none() { "198.18.0.1" } else { "127.64.0.1" };
+    let mut requests = vec![web(world.probe(&["resolve", "example.com"]))];
+    if world.maker.is_none() {
+        let request = web(world.probe(&["resolve", "example.com"]));
+        requests.push(RunRequest { profile: Some("permissive".to_owned()), ..request });
+    }
+    for request in requests {
+        let seen = run(world, request);
+        assert_eq!((seen.outcome, seen.denials), (Outcome::Allowed(first.to_owned()), Vec::new()));
+    }
+    let elsewhere = run(world, web(world.command(&["cat", "/etc/resolv.conf"]))).text;
+    assert!(elsewhere.starts_with("nameserver 127.0.0.1\n") && !elsewhere.contains("search"), "{elsewhere}");
+}
+
+fn what_passes_does_so_on_loopback_alone(world: &World) {
+    for request in
+        [web(world.command(&["cat", "/proc/net/dev"])), open(world.command(&["cat", "/proc/net/dev"]))]
+    {
+        let seen = run(world, request);
+        let mut names = seen.text.lines().filter_map(|line| Some(line.split_once(':')?.0.trim()));
+        assert_eq!((names.next(), names.next()), (Some("lo"), None));
+        let barriers = [Barrier::OwnNet, Barrier::NoNetwork, Barrier::DoorsOnly];
+        assert_eq!(barriers.map(|barrier| seen.barriers.contains(&barrier)), [true, false, true]);
+    }
+}
+
+fn nobody_inside_takes_the_ports_or_the_routes(world: &World) {
+    let take =
+        |kind: &str, address: &str| run(world, web(world.probe(&["take-port", kind, address]))).outcome;
+    // In a container every port is anybody's; in a box of our own those below 1024 are not.
+    let of_names = if world.maker.is_none() { libc::EACCES } else { libc::EADDRINUSE };
+    assert_eq!(take("udp", "127.0.0.1:53"), Outcome::Refused(of_names));
+    assert_eq!(take("tcp", "127.0.0.1:3128"), Outcome::Refused(libc::EADDRINUSE));
+    assert_eq!(take("tcp", "127.0.0.1:3127"), allowed(), "the control");
+    let passing_port = run(world, open(world.probe(&["take-port", "tcp", "127.0.0.1:3129"]))).outcome;
+    if world.maker.is_none() {
+        assert_eq!(passing_port, Outcome::Refused(libc::EADDRINUSE));
+    }
+    for attempt in ["remove-route", "remove-table"] {
+        let refused = run(world, open(world.probe(&[attempt]))).outcome;
+        assert!(
+            matches!(refused, Outcome::Refused(libc::EPERM | libc::EAFNOSUPPORT)),
+            "{attempt}: {refused:?}"
+        );
+        let powers = [Step::EnterUserNamespace, Step::Credentials, Step::NoCapabilities, Step::SyscallFilter];
+        let control = run_without(world, open(world.probe(&[attempt])), &powers);
+        assert_eq!(control.outcome, allowed(), "{attempt}: the control");
+    }
+}
