@@ -369,7 +369,7 @@ pub(crate) fn refused(refused: &OpenError) -> ErrorInfo {
             message,
             "mend its section [provider.NAME] in the configuration".to_owned(),
         ),
-        OpenError::Listener(_) => error_of(ErrorCode::Internal, message),
+        OpenError::Listener(_) | OpenError::Authority(_) => error_of(ErrorCode::Internal, message),
     }
 }
 

@@ -37,7 +37,28 @@ fn main() -> io::Result<()> {
     write(&folder.join("tap"), dialect::taps())?;
     write(&folder.join("head"), dialect::heads())?;
     write(&folder.join("http"), exchanges())?;
+    write(&folder.join("pkt"), pushes())?;
     write(&folder.join("ledger"), ledgers(folder)?)
+}
+
+/// As `targets/pkt.rs` reads them: where they are cut, and what git sends.
+fn pushes() -> Vec<Vec<u8>> {
+    let (none, one) = ("0".repeat(40), "1".repeat(40));
+    let words = "report-status-v2 side-band-64k object-format=sha1 agent=git/2.47.3";
+    let line = |text: String| format!("{:04x}{text}", text.len() + 4);
+    let create = line(format!("{none} {one} refs/heads/agent/a\0 {words}"));
+    let update = line(format!("{one} {one} refs/heads/agent/b\n"));
+    let delete = line(format!("{one} {none} refs/heads/agent/c"));
+    let shallow = line(format!("shallow {one}"));
+    let cert = line(format!("push-cert\0{words} push-options"));
+    let pushes = [
+        format!("{create}0000PACK"),
+        format!("{shallow}{create}{update}0000"),
+        format!("{create}{delete}0000"),
+        format!("{cert}{create}0000"),
+        "0000".to_owned(),
+    ];
+    pushes.iter().map(|push| [b"\x07", push.as_bytes()].concat()).collect()
 }
 
 /// What a run writes that is served once and dies in its second call.

@@ -4,7 +4,7 @@ use crate::{Who, World};
 use daemons::{Daemons, Kind};
 use serde_json::Value;
 use std::{
-    fs,
+    fmt, fs,
     io::{BufRead, BufReader, Write},
     os::unix::fs::{PermissionsExt, chown},
     path::{Path, PathBuf},
@@ -12,7 +12,6 @@ use std::{
 };
 
 /// What became of a run.
-#[derive(Debug)]
 pub struct Ran {
     /// The exit status of `airlock`; none if a signal ended it.
     pub status: Option<i32>,
@@ -146,6 +145,16 @@ pub(crate) fn furnish(folder: &Path, who: Who) -> PathBuf {
     }
 }
 
+/// What tests ask about first; a whole result is long.
+impl fmt::Debug for Ran {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let more = ["status", "error", "denials", "learned", "limits_hit", "notes"];
+        let more: Vec<_> = more.iter().map(|name| format!("{name}: {}", self.json[name])).collect();
+        writeln!(out, "exit status {:?}; {}", self.status, more.join("; "))?;
+        write!(out, "-- stdout\n{}\n-- stderr\n{}\n-- airlock\n{}", self.stdout, self.stderr, self.said)
+    }
+}
+
 impl Ran {
     /// From what `airlock run --json` said.
     pub fn of(output: &Output) -> Ran {
@@ -163,15 +172,15 @@ impl Ran {
     /// Claims that it ended well; what the program said.
     #[track_caller]
     pub fn well(&self) -> &str {
-        assert_eq!(self.status, Some(0), "{self:#?}");
+        assert_eq!(self.status, Some(0), "{self:?}");
         &self.stdout
     }
 
     /// Claims that it did not end well; what the program said on stderr.
     #[track_caller]
     pub fn badly(&self) -> &str {
-        assert_ne!(self.status, Some(0), "{self:#?}");
-        assert_ne!(self.json["status"], "not_started", "{self:#?}");
+        assert_ne!(self.status, Some(0), "{self:?}");
+        assert_ne!(self.json["status"], "not_started", "{self:?}");
         &self.stderr
     }
 

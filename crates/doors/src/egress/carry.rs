@@ -233,12 +233,13 @@ impl Tunnel {
     ) -> Ending {
         let mut first = BytesMut::from(&early[..]);
         let must_be_tls = self.to.port == 443;
+        let (mut one, mut other) = ([0], [0]);
         // On other ports the server may speak first, and a client may take its time.
         let client_speaks = match must_be_tls || !first.is_empty() {
             true => true,
             false => tokio::select! {
-                _ = client.readable() => true,
-                _ = server.readable() => false,
+                _ = client.peek(&mut one) => true,
+                _ = server.peek(&mut other) => false,
                 () = self.no_longer_allowed() => return Ending::Disallowed,
             },
         };
