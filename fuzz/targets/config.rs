@@ -12,7 +12,7 @@ mod config;
 
 use config::{Config, Flags, Surroundings};
 use libfuzzer_sys::fuzz_target;
-use spec::{ImagePolicy, ImageRule, Limits, Network, Profile};
+use spec::{EgressMode, EgressRule, ImagePolicy, ImageRule, Limits, Network, Profile};
 use std::{fs, path::PathBuf, sync::LazyLock};
 
 /// `fuzz/run` names one and removes it afterwards.
@@ -49,8 +49,21 @@ fn check_no_wider(now: &Profile, before: &Profile) {
     assert_eq!(now.allow_models, before.allow_models, "a second list is laid over the first");
     let budget = now.budget.within(&before.budget);
     assert_eq!(now.budget, budget, "no limit of it is higher, and none is gone");
+    assert_eq!(now.egress_limits, now.egress_limits.within(&before.egress_limits));
+    assert!(allowing(now).iter().all(|rule| allowing(before).iter().any(|other| is_no_wider(rule, other))));
     let (now, before) = (numbers(&now.limits), numbers(&before.limits));
     assert!(now.iter().zip(&before).all(|(now, before)| now <= before), "{now:?} {before:?}");
+}
+
+/// What lets something out.
+fn allowing(profile: &Profile) -> Vec<EgressRule> {
+    let open = (profile.network == Network::Open).then(EgressRule::open);
+    let rules = profile.egress.iter().flatten().cloned().chain(open);
+    rules.filter(|rule| rule.mode != EgressMode::Deny).collect()
+}
+
+fn is_no_wider(rule: &EgressRule, other: &EgressRule) -> bool {
+    rule.host.is_within(&other.host) && rule.mode == other.mode && rule.allow_private <= other.allow_private
 }
 
 /// No limit is the largest of all.

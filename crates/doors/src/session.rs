@@ -130,6 +130,9 @@ pub enum OpenError {
     /// A listener cannot be served.
     #[error("cannot serve a listener")]
     Listener(#[source] std::io::Error),
+    /// The certificates of a run cannot be made.
+    #[error("cannot make the certificates of the egress door")]
+    Authority(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl fmt::Debug for Doors {

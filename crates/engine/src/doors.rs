@@ -3,7 +3,7 @@
 //! The listeners are made inside the box; that is how a door knows who is calling.
 
 use crate::{
-    Inner,
+    Inner, control,
     egress::{self, OpenEgress},
 };
 use doors::{
@@ -254,7 +254,8 @@ pub(crate) fn sweep(state: &Path) {
         let is_dead = || {
             UnixStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
         };
-        let is_ours = path.extension() == Some(OsStr::new("sock"));
+        let is_ours =
+            [Some(OsStr::new("sock")), Some(OsStr::new(control::EXTENSION))].contains(&path.extension());
         if is_ours && entry.file_type().is_ok_and(|kind| kind.is_socket()) && is_old() && is_dead() {
             // What cannot be removed now is found again by the next sweep.
             _ = fs::remove_file(&path);
@@ -368,7 +369,7 @@ pub(crate) fn refused(refused: &OpenError) -> ErrorInfo {
             message,
             "mend its section [provider.NAME] in the configuration".to_owned(),
         ),
-        OpenError::Listener(_) => error_of(ErrorCode::Internal, message),
+        OpenError::Listener(_) | OpenError::Authority(_) => error_of(ErrorCode::Internal, message),
     }
 }
 
@@ -383,15 +384,16 @@ mod tests {
         let folder = state.join("doors");
         let made = |name: &str| bind(&folder, &folder.join(name)).expect("it can be made");
         let (dead, live, fresh) = (made("dead.sock"), made("live.sock"), made("fresh.sock"));
-        drop((dead, fresh));
+        drop((dead, fresh, made("dead.control"), made("other")));
         let past = Timespec { tv_sec: 1, tv_nsec: 0 };
-        for name in ["dead.sock", "live.sock"] {
+        for name in ["dead.sock", "live.sock", "dead.control", "other"] {
             let times = Timestamps { last_access: past, last_modification: past };
             utimensat(CWD, folder.join(name), &times, AtFlags::empty()).expect("it is ours");
         }
         sweep(&state);
         let left = |name: &str| folder.join(name).exists();
-        assert_eq!(["dead.sock", "live.sock", "fresh.sock"].map(left), [false, true, true]);
+        assert_eq!(["dead.sock", "dead.control"].map(left), [false, false]);
+        assert_eq!(["live.sock", "fresh.sock", "other"].map(left), [true, true, true]);
         drop(live);
         fs::remove_dir_all(state).expect("it is ours");
     }

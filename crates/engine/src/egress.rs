@@ -1,10 +1,16 @@
 //! The egress door of one run: its variables, the certificate that programs inside must trust, and what came of it.
 
-use crate::doors::{error_of, internal, refused, set};
+use crate::{
+    control::{self, Control},
+    doors::{error_of, internal, refused, set},
+};
 use doors::egress::{Egress, EgressReport, Settings};
 use doors::{OpenError, ledger::Ledger, secrets::Secrets};
 use sandbox::{MeantFor, Passing};
-use spec::{Access, EgressGrant, ErrorCode, ErrorInfo, Id, InsidePath, LimitName, Mount, RunResult, RunSpec};
+use spec::{
+    Access, EgressGrant, EgressUsage, ErrorCode, ErrorInfo, Id, InsidePath, LearnedRule, LimitName, Mount,
+    RunResult, RunSpec,
+};
 use std::{
     fs::{self, OpenOptions},
     io::{self, Write},
@@ -32,6 +38,7 @@ const NOT_PROXIED: &str = "localhost,127.0.0.1,::1,[::1]";
 pub(crate) struct OpenEgress {
     pub(crate) door: Arc<Egress>,
     certificates: Option<PathBuf>,
+    control: Control,
 }
 
 /// Opens the door that a run was granted, and tells the program of it.
@@ -68,7 +75,8 @@ pub(crate) async fn open(
         None => None,
     };
     set(spec, &variables)?;
-    Ok(OpenEgress { door, certificates })
+    let control = control::open(state, id, door.clone(), grant.within.clone())?;
+    Ok(OpenEgress { door, certificates, control })
 }
 
 /// The system's certificates and the door's own, as one file that is mounted into this box and no other.
@@ -119,6 +127,7 @@ impl OpenEgress {
 
     /// Ends it, and says what passed and what did not.
     pub(crate) async fn close(self, result: &mut RunResult) {
+        result.notes.extend(self.control.close().await);
         let report = self.door.close().await;
         if let Some(path) = self.certificates {
             // The sweep removes what stays.
@@ -131,6 +140,15 @@ impl OpenEgress {
 fn tell(report: EgressReport, result: &mut RunResult) {
     result.denials.extend(report.denials);
     if report.limit_hit {
-        result.limits_hit.insert(LimitName::Budget);
+        result.limits_hit.insert(LimitName::Egress);
     }
+    result.usage.egress = EgressUsage {
+        passed: report.begun,
+        denied: report.denied,
+        bytes_sent: report.sent,
+        bytes_received: report.received,
+    };
+    let learned = report.learned.into_iter();
+    result.learned =
+        learned.map(|(host, was)| LearnedRule { host, ports: was.ports, uses: was.uses }).collect();
 }

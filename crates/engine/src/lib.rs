@@ -21,6 +21,7 @@ struct Readme;
 
 mod capture;
 mod contract;
+pub mod control;
 mod denials;
 mod doctor;
 mod doors;

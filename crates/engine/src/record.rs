@@ -262,6 +262,13 @@ fn check_owner(folder: &Path) -> io::Result<()> {
     }
 }
 
+/// Whether the run of that id has a living owner.
+pub(crate) fn lives(state: &Path, id: &Id) -> bool {
+    let path = state.join("runs").join(id.as_str());
+    let file = OpenOptions::new().read(true).custom_flags(NO_LINKS).open(path);
+    file.is_ok_and(|file| lock(&file).is_ok_and(|taken| !taken))
+}
+
 /// Locks without waiting; false if somebody has it.
 fn lock(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {

@@ -9,6 +9,8 @@ use std::io;
 
 pub(crate) const ACKNOWLEDGE: u16 = libc::NLM_F_ACK as u16;
 pub(crate) const CREATE: u16 = libc::NLM_F_CREATE as u16;
+/// Behind what there is, and not before it.
+pub(crate) const APPEND: u16 = libc::NLM_F_APPEND as u16;
 const ERROR: u16 = libc::NLMSG_ERROR as u16;
 const NESTED: u16 = libc::NLA_F_NESTED as u16;
 /// Length, kind, flags, number, sender.

@@ -11,7 +11,7 @@ use crate::{
     netlink::{ACKNOWLEDGE, Attributes, CREATE, Messages},
     plan::PassingPlan,
     protocol::Arriving,
-    redirect,
+    redirect, sys,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use std::{
@@ -73,9 +73,12 @@ pub(crate) fn pass(plan: &PassingPlan, doors: &[u16]) -> io::Result<Passing> {
     Ok(Passing { names: names(plan.names, both)?, ..passing })
 }
 
-/// The same where the network is somebody else's: only what leads to loopback arrives.
-pub(crate) fn pass_within(plan: &PassingPlan, doors: &[u16]) -> io::Result<Passing> {
+/// The same where the network is somebody else's: only what leads to loopback arrives. From others on it, nothing.
+pub(crate) fn pass_within(plan: &PassingPlan, doors: &[u16], others: bool) -> io::Result<Passing> {
     let listeners = listen_at(&plan.ports, doors, false)?;
+    if others {
+        listeners.iter().try_for_each(|listener| sys::bind_to_device(listener.as_fd(), LOOPBACK))?;
+    }
     Ok(Passing { listeners, names: names(plan.names, false)?, no_redirect: None })
 }
 

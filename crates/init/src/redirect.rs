@@ -2,21 +2,36 @@
 //! As `nft` would make it of this, for both families; where a connection was meant to go, the kernel remembers:
 //!
 //! ```text
-//! table ip airlock { chain out { type nat hook output priority -100
-//!     meta l4proto tcp ip daddr & 255.0.0.0 != 127.0.0.0 redirect to :3129
-//!     meta l4proto udp ip daddr & 255.0.0.0 != 127.0.0.0 udp dport 53 redirect to :53 } }
+//! table ip airlock {
+//!     chain own { type filter hook output priority -300
+//!         ip daddr & 255.0.0.0 == 127.0.0.0 th sport != 3129 th sport != 53 notrack
+//!         meta l4proto udp th dport != 53 th sport != 53 notrack }
+//!     chain out { type nat hook output priority -100
+//!         limit rate over 500/second burst 2000 packets drop
+//!         meta l4proto tcp ip daddr & 255.0.0.0 != 127.0.0.0 redirect to :3129
+//!         meta l4proto udp ip daddr & 255.0.0.0 != 127.0.0.0 th dport 53 redirect to :53 } }
 //! ```
+//!
+//! What the kernel remembers of connections is memory of the host's that no cgroup counts, for up to two minutes each.
+//! So it remembers none that a program has with itself, and of others so many new ones a second.
 
-use crate::netlink::{ACKNOWLEDGE, Attributes, CREATE, Messages};
+use crate::netlink::{ACKNOWLEDGE, APPEND, Attributes, CREATE, Messages};
 use std::{ffi::CStr, io};
 
 const TABLE: &CStr = c"airlock";
-const CHAIN: &CStr = c"out";
+/// What the kernel is not to remember, before it would.
+const OWN: &CStr = c"own";
+const OUT: &CStr = c"out";
+/// New connections, and questions for names, a second; and at once.
+const MOST_NEW: u64 = 500;
+const MOST_AT_ONCE: u32 = 2000;
 /// The registers of a rule are its variables; one is enough.
 const REGISTER: u32 = libc::NFT_REG_1 as u32;
+const VERDICT: u32 = libc::NFT_REG_VERDICT as u32;
 const EQUAL: u32 = libc::NFT_CMP_EQ as u32;
 const NOT_EQUAL: u32 = libc::NFT_CMP_NEQ as u32;
-/// Where the port of a destination lies, in both protocols.
+/// Where ports lie, in both protocols.
+const SOURCE_PORT: u32 = 0;
 const DESTINATION_PORT: u32 = 2;
 /// Only the port is given: the address is the loopback's.
 const PORT_GIVEN: u32 = 2;
@@ -50,12 +65,20 @@ fn batch(to: u16, names: u16, both: bool) -> Messages {
     for family in [Some(IPV4), both.then_some(IPV6)].into_iter().flatten() {
         let mut add = |kind: i32, attributes: &Attributes| {
             let kind = (libc::NFNL_SUBSYS_NFTABLES << 8 | kind) as u16;
-            messages.add(kind, CREATE | ACKNOWLEDGE, &[family.number as u8, 0, 0, 0], attributes);
+            messages.add(kind, CREATE | APPEND | ACKNOWLEDGE, &[family.number as u8, 0, 0, 0], attributes);
         };
         add(libc::NFT_MSG_NEWTABLE, &Attributes::default().with_text(1, TABLE));
-        add(libc::NFT_MSG_NEWCHAIN, &chain());
-        add(libc::NFT_MSG_NEWRULE, &rule(&family, libc::IPPROTO_TCP, None, to));
-        add(libc::NFT_MSG_NEWRULE, &rule(&family, libc::IPPROTO_UDP, Some(names), names));
+        add(libc::NFT_MSG_NEWCHAIN, &chain(OWN, libc::NF_IP_PRI_RAW, c"filter"));
+        add(libc::NFT_MSG_NEWCHAIN, &chain(OUT, libc::NF_IP_PRI_NAT_DST, c"nat"));
+        for rule in [forget_loopback(&family, to, names), forget_datagrams(names)] {
+            add(libc::NFT_MSG_NEWRULE, &rule.of(OWN));
+        }
+        let tcp = Rule::default().protocol(libc::IPPROTO_TCP).loopback(&family, NOT_EQUAL);
+        let udp = Rule::default().protocol(libc::IPPROTO_UDP).loopback(&family, NOT_EQUAL);
+        let udp = udp.port(DESTINATION_PORT, EQUAL, names);
+        for rule in [refuse_too_many(), tcp.redirect(to), udp.redirect(names)] {
+            add(libc::NFT_MSG_NEWRULE, &rule.of(OUT));
+        }
     }
     mark(&mut messages, libc::NFNL_MSG_BATCH_END);
     messages
@@ -72,55 +95,86 @@ fn mark(messages: &mut Messages, kind: i32) {
     );
 }
 
-fn chain() -> Attributes {
-    let (hook, priority) = (libc::NF_INET_LOCAL_OUT as u32, libc::NF_IP_PRI_NAT_DST as u32);
-    let hook = Attributes::default().with_number(1, hook).with_number(2, priority);
-    Attributes::default().with_text(1, TABLE).with_text(3, CHAIN).with_nested(4, &hook).with_text(7, c"nat")
+fn chain(name: &CStr, priority: i32, kind: &CStr) -> Attributes {
+    let hook = Attributes::default().with_number(1, libc::NF_INET_LOCAL_OUT as u32);
+    let hook = hook.with_number(2, priority as u32);
+    Attributes::default().with_text(1, TABLE).with_text(3, name).with_nested(4, &hook).with_text(7, kind)
 }
 
-fn rule(family: &Family, protocol: i32, port: Option<u16>, to: u16) -> Attributes {
-    let mut steps = Attributes::default();
-    let mut step = |(name, data): (&CStr, Attributes)| {
-        let step = Attributes::default().with_text(1, name).with_nested(2, &data);
-        steps = std::mem::take(&mut steps).with_nested(1, &step);
-    };
-    step(load_protocol());
-    step(compare(EQUAL, &[protocol as u8]));
-    step(load(libc::NFT_PAYLOAD_NETWORK_HEADER, family.place, family.mask.len()));
-    step(mask(family.mask));
-    step(compare(NOT_EQUAL, family.loopback));
-    if let Some(port) = port {
-        step(load(libc::NFT_PAYLOAD_TRANSPORT_HEADER, DESTINATION_PORT, 2));
-        step(compare(EQUAL, &port.to_be_bytes()));
+/// Answers at the listeners must be remembered: they are to look as if they came from where was dialled.
+fn forget_loopback(family: &Family, to: u16, names: u16) -> Rule {
+    let rule = Rule::default().loopback(family, EQUAL);
+    rule.port(SOURCE_PORT, NOT_EQUAL, to).port(SOURCE_PORT, NOT_EQUAL, names).forget()
+}
+
+fn forget_datagrams(names: u16) -> Rule {
+    let rule = Rule::default().protocol(libc::IPPROTO_UDP);
+    rule.port(DESTINATION_PORT, NOT_EQUAL, names).port(SOURCE_PORT, NOT_EQUAL, names).forget()
+}
+
+/// A chain of this kind sees the first packet of each connection alone.
+fn refuse_too_many() -> Rule {
+    let (second, over, drop) = (1u64, 1, 0);
+    let limit = Attributes::default().with(1, &MOST_NEW.to_be_bytes()).with(2, &second.to_be_bytes());
+    let limit = limit.with_number(3, MOST_AT_ONCE).with_number(5, over);
+    let verdict = Attributes::default().with_nested(2, &Attributes::default().with_number(1, drop));
+    let drop = Attributes::default().with_number(1, VERDICT).with_nested(2, &verdict);
+    Rule::default().step(c"limit", &limit).step(c"immediate", &drop)
+}
+
+/// What a rule looks at, one after the other, and then does.
+#[derive(Default)]
+struct Rule(Attributes);
+
+impl Rule {
+    fn of(self, chain: &CStr) -> Attributes {
+        Attributes::default().with_text(1, TABLE).with_text(2, chain).with_nested(4, &self.0)
     }
-    step(set(&to.to_be_bytes()));
-    step((c"redir", Attributes::default().with_number(1, REGISTER).with_number(3, PORT_GIVEN)));
-    Attributes::default().with_text(1, TABLE).with_text(2, CHAIN).with_nested(4, &steps)
-}
 
-fn load_protocol() -> (&'static CStr, Attributes) {
-    let data = Attributes::default().with_number(1, REGISTER).with_number(2, libc::NFT_META_L4PROTO as u32);
-    (c"meta", data)
-}
+    fn step(self, name: &CStr, data: &Attributes) -> Rule {
+        let step = Attributes::default().with_text(1, name).with_nested(2, data);
+        Rule(self.0.with_nested(1, &step))
+    }
 
-fn load(header: i32, place: u32, length: usize) -> (&'static CStr, Attributes) {
-    let data = Attributes::default().with_number(1, REGISTER).with_number(2, header as u32);
-    (c"payload", data.with_number(3, place).with_number(4, length as u32))
-}
+    fn protocol(self, protocol: i32) -> Rule {
+        let key = libc::NFT_META_L4PROTO as u32;
+        let data = Attributes::default().with_number(1, REGISTER).with_number(2, key);
+        self.step(c"meta", &data).compare(EQUAL, &[protocol as u8])
+    }
 
-fn mask(mask: &[u8]) -> (&'static CStr, Attributes) {
-    let data = Attributes::default().with_number(1, REGISTER).with_number(2, REGISTER);
-    let data = data.with_number(3, mask.len() as u32).with_nested(4, &value(mask));
-    (c"bitwise", data.with_nested(5, &value(&[0; 16][..mask.len()])))
-}
+    /// Whether a destination is on the loopback.
+    fn loopback(self, family: &Family, how: u32) -> Rule {
+        let length = family.mask.len();
+        let data = Attributes::default().with_number(1, REGISTER).with_number(2, REGISTER);
+        let data = data.with_number(3, length as u32).with_nested(4, &value(family.mask));
+        let data = data.with_nested(5, &value(&[0; 16][..length]));
+        let loaded = self.load(libc::NFT_PAYLOAD_NETWORK_HEADER, family.place, length);
+        loaded.step(c"bitwise", &data).compare(how, family.loopback)
+    }
 
-fn compare(how: u32, with: &[u8]) -> (&'static CStr, Attributes) {
-    let data = Attributes::default().with_number(1, REGISTER).with_number(2, how);
-    (c"cmp", data.with_nested(3, &value(with)))
-}
+    fn port(self, place: u32, how: u32, port: u16) -> Rule {
+        self.load(libc::NFT_PAYLOAD_TRANSPORT_HEADER, place, 2).compare(how, &port.to_be_bytes())
+    }
 
-fn set(bytes: &[u8]) -> (&'static CStr, Attributes) {
-    (c"immediate", Attributes::default().with_number(1, REGISTER).with_nested(2, &value(bytes)))
+    fn load(self, header: i32, place: u32, length: usize) -> Rule {
+        let data = Attributes::default().with_number(1, REGISTER).with_number(2, header as u32);
+        self.step(c"payload", &data.with_number(3, place).with_number(4, length as u32))
+    }
+
+    fn compare(self, how: u32, with: &[u8]) -> Rule {
+        let data = Attributes::default().with_number(1, REGISTER).with_number(2, how);
+        self.step(c"cmp", &data.with_nested(3, &value(with)))
+    }
+
+    fn forget(self) -> Rule {
+        self.step(c"notrack", &Attributes::default())
+    }
+
+    fn redirect(self, to: u16) -> Rule {
+        let port = Attributes::default().with_number(1, REGISTER).with_nested(2, &value(&to.to_be_bytes()));
+        let data = Attributes::default().with_number(1, REGISTER).with_number(3, PORT_GIVEN);
+        self.step(c"immediate", &port).step(c"redir", &data)
+    }
 }
 
 fn value(bytes: &[u8]) -> Attributes {
@@ -144,14 +198,23 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_has_a_table_a_chain_and_two_rules_for_each_family() {
+    fn a_batch_has_a_table_two_chains_and_five_rules_for_each_family() {
         let told = |both| {
             let messages = walk(batch(3129, 53, both).bytes());
             messages.into_iter().map(|(kind, family, _)| (kind, family)).collect::<Vec<_>>()
         };
-        let of = |family| [(0xa00, family), (0xa03, family), (0xa06, family), (0xa06, family)];
+        let kinds = [0xa00, 0xa03, 0xa03, 0xa06, 0xa06, 0xa06, 0xa06, 0xa06];
+        let of = |family| kinds.map(|kind| (kind, family));
         assert_eq!(told(false), [&[(16, 0)][..], &of(2), &[(17, 0)]].concat());
         assert_eq!(told(true), [&[(16, 0)][..], &of(2), &of(10), &[(17, 0)]].concat());
+    }
+
+    /// Else the kernel would put each rule before the one that was said first.
+    #[test]
+    fn rules_stay_in_their_order() {
+        let bytes = batch(3129, 53, false).bytes().to_vec();
+        let table = walk(&bytes)[0].2.len() + 20;
+        assert_eq!(u16::from_ne_bytes([bytes[table + 6], bytes[table + 7]]), 0x0c05);
     }
 
     #[test]
@@ -160,14 +223,14 @@ mod tests {
         let name = b"\x08\0\x03\0out\0";
         let hook = b"\x14\0\x04\x80\x08\0\x01\0\0\0\0\x03\x08\0\x02\0\xff\xff\xff\x9c";
         let kind = b"\x08\0\x07\0nat\0";
-        assert_eq!(walk(batch(1, 2, false).bytes())[2].2, [&table[..], name, hook, kind].concat());
+        assert_eq!(walk(batch(1, 2, false).bytes())[3].2, [&table[..], name, hook, kind].concat());
     }
 
     #[test]
     fn a_rule_leaves_loopback_alone_and_ends_with_the_redirect() {
         let rules = walk(batch(3129, 53, true).bytes());
         let has = |rule: usize, bytes: &[u8]| rules[rule].2.windows(bytes.len()).any(|at| at == bytes);
-        let (tcp, udp, new_tcp) = (3, 4, 7);
+        let (tcp, udp, new_tcp) = (7, 8, 15);
         let loopback = b"\x08\0\x02\0\0\0\0\x01\x0c\0\x03\x80\x08\0\x01\0\x7f\0\0\0";
         assert!(has(tcp, loopback) && has(udp, loopback) && !has(new_tcp, loopback));
         let redirect = b"redir\0\0\0\x14\0\x02\x80\x08\0\x01\0\0\0\0\x01\x08\0\x03\0\0\0\0\x02";

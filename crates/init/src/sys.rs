@@ -485,6 +485,15 @@ pub(crate) fn socket_option(socket: BorrowedFd<'_>, level: c_int, name: c_int) -
     Ok(value)
 }
 
+/// Has a socket hear of one network device alone, by its number.
+pub(crate) fn bind_to_device(socket: BorrowedFd<'_>, device: u32) -> io::Result<()> {
+    let (value, size) = (std::ptr::from_ref(&device).cast(), size_of::<u32>() as libc::socklen_t);
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX);
+    // SAFETY: the kernel reads one integer of ours.
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, size) }.into())?;
+    Ok(())
+}
+
 /// Changes the ids of this thread that count for files.
 pub(crate) fn set_file_ids(uid: u32, gid: u32) -> io::Result<()> {
     // SAFETY: integers; the calls never fail, but tell what was before.

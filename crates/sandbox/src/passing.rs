@@ -151,3 +151,58 @@ fn notes(spec: &SandboxSpec, plan: &PassingPlan, no_redirect: Option<i32>, nativ
     });
     fewer.into_iter().chain(taken).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spec::{Network, Policy, RunRequest};
+
+    fn spec(network: Option<Network>, hosts: &[String]) -> SandboxSpec {
+        let command = vec!["true".into()];
+        let request = RunRequest { command, network, allow_hosts: hosts.to_vec(), ..RunRequest::default() };
+        Policy::default().admit(request).unwrap().sandbox
+    }
+
+    fn notes_of(spec: &SandboxSpec, no_redirect: Option<i32>) -> Vec<String> {
+        let told = protocol::Arriving { no_redirect, ..Default::default() };
+        received(spec, plan(spec).unwrap().unwrap(), told, std::iter::empty()).notes
+    }
+
+    #[test]
+    fn ports_are_bounded() {
+        let hosts = |count: u16| (1..=count).map(|port| format!("a.com:{port}")).collect::<Vec<_>>();
+        // With those of the web, which every rule has.
+        assert_eq!(plan(&spec(None, &hosts(30))).unwrap().unwrap().ports.len(), protocol::MOST_PORTS);
+        let refused = plan(&spec(None, &hosts(31))).unwrap_err().info();
+        assert_eq!(refused.code, ErrorCode::InvalidSpec);
+        assert!(refused.message.contains("33 ports"), "{}", refused.message);
+    }
+
+    #[test]
+    fn what_reaches_less_than_was_asked_is_noted() {
+        let all = spec(Some(Network::Open), &[]);
+        assert_eq!(notes_of(&all, None), [""; 0]);
+        let fewer = notes_of(&all, Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()));
+        assert!(
+            fewer[0].starts_with("open reaches ports 80, 443 only: this kernel has no nf_tables"),
+            "{fewer:?}"
+        );
+        let mut contained = all;
+        contained.backend = Backend::Docker;
+        assert!(notes_of(&contained, None)[0].contains("by name only in a container"));
+        let of_a_door = spec(None, &["a.com:3128".to_owned()]);
+        assert!(notes_of(&of_a_door, None)[0].starts_with("port 3128 is a door's"));
+    }
+
+    #[test]
+    fn without_a_redirect_a_connection_tells_by_itself() {
+        let all = spec(Some(Network::Open), &[]);
+        let arrived = |no_redirect| {
+            let told = protocol::Arriving { no_redirect, ..Default::default() };
+            let arrived = received(&all, plan(&all).unwrap().unwrap(), told, std::iter::empty());
+            (arrived.passing.meant_for, arrived.reach.ports)
+        };
+        assert_eq!(arrived(None), (MeantFor::Redirected, Ports::Any));
+        assert_eq!(arrived(Some(2)), (MeantFor::LocalAddress, Ports::web()));
+    }
+}

@@ -73,10 +73,8 @@ pub struct Usage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct EgressUsage {
-    /// Connections that were let out.
-    pub connections: u64,
-    /// Requests that were looked at and let out.
-    pub requests: u64,
+    /// Connections, and requests where they are looked at, that were let out.
+    pub passed: u64,
     /// What was refused, each time.
     pub denied: u64,
     /// Bytes that went out.

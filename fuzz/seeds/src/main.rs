@@ -37,7 +37,28 @@ fn main() -> io::Result<()> {
     write(&folder.join("tap"), dialect::taps())?;
     write(&folder.join("head"), dialect::heads())?;
     write(&folder.join("http"), exchanges())?;
+    write(&folder.join("pkt"), pushes())?;
     write(&folder.join("ledger"), ledgers(folder)?)
+}
+
+/// As `targets/pkt.rs` reads them: where they are cut, and what git sends.
+fn pushes() -> Vec<Vec<u8>> {
+    let (none, one) = ("0".repeat(40), "1".repeat(40));
+    let words = "report-status-v2 side-band-64k object-format=sha1 agent=git/2.47.3";
+    let line = |text: String| format!("{:04x}{text}", text.len() + 4);
+    let create = line(format!("{none} {one} refs/heads/agent/a\0 {words}"));
+    let update = line(format!("{one} {one} refs/heads/agent/b\n"));
+    let delete = line(format!("{one} {none} refs/heads/agent/c"));
+    let shallow = line(format!("shallow {one}"));
+    let cert = line(format!("push-cert\0{words} push-options"));
+    let pushes = [
+        format!("{create}0000PACK"),
+        format!("{shallow}{create}{update}0000"),
+        format!("{create}{delete}0000"),
+        format!("{cert}{create}0000"),
+        "0000".to_owned(),
+    ];
+    pushes.iter().map(|push| [b"\x07", push.as_bytes()].concat()).collect()
 }
 
 /// What a run writes that is served once and dies in its second call.
@@ -283,6 +304,14 @@ fn settings() -> Vec<Vec<u8>> {
                   [tenant.t]\nday_usd = 5\n[profile.restrictive]\nallow_models = [\"b*\"]\nallow_secrets = false\n\
                   budget = { run_usd = 2.0, requests = 9 }\n[ledger]\ndurability = \"power\"\n";
     let fewer = "allow_models = [\"b1\"]\nbudget = { run_usd = 1.5, concurrent = 1 }\n";
+    let doors = "[[profile.restrictive.egress]]\nhost = \"*.a.com\"\nmode = \"tunnel\"\nports = [443, 8443]\n\
+                 [[profile.restrictive.egress]]\nhost = \"api.b.com\"\nmode = \"inspect\"\nallow = [\"GET /v1/**\"]\n\
+                 credential = \"c\"\nper_minute = 9\nsent = \"1M\"\n[[profile.restrictive.egress]]\nhost = \"g.com\"\n\
+                 mode = \"git\"\nrepos = [{ repo = \"a/*\", push = [\"refs/heads/x/*\"], update = false }]\n\
+                 [profile.less]\nnetwork = \"doors\"\negress_limits = { per_minute = 3 }\n[[profile.less.egress]]\n\
+                 host = \"x.a.com\"\nmode = \"tunnel\"\nports = [443]\n[[profile.less.egress]]\nhost = \"y.a.com\"\nmode = \"deny\"\n\
+                 [credential.c]\nkey = { secret = \"c\" }\ninject = \"header:x-key\"\nhosts = [\"*.b.com\"]\n\
+                 [egress]\nca = \"/ca\"\n[maximum]\nallow_hosts = [\"*\"]\n";
     let (list_on, list_off) = ("images.policy = \"allowed\"", "images.policy = \"open\"");
     let pairs = [
         (operators, narrow),
@@ -293,6 +322,9 @@ fn settings() -> Vec<Vec<u8>> {
         (listed, list_off),
         (models, fewer),
         (models, "budget.requests = 10"),
+        (doors, "allow_hosts = [\"x.a.com\"]"),
+        (doors, "profile = \"less\""),
+        (doors, "network = \"none\""),
     ];
     // One word too much in each, so that no other one hides that it was let through.
     let wide = [

@@ -6,6 +6,7 @@ mod artifact;
 mod bench;
 mod doctor;
 mod escape_test;
+mod grant;
 mod image;
 mod message;
 mod mistake;
@@ -64,6 +65,8 @@ struct Global {
 enum Command {
     /// Run a command in a fresh sandbox
     Run(Box<run::Options>),
+    /// Let a run that goes on reach another host for a while, or take that away
+    Grant(grant::Options),
     /// Show what this host can enforce, and the command that mends what it cannot
     Doctor(doctor::Options),
     /// Remove what killed or crashed runs left behind
@@ -90,6 +93,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
         Err(error) => mistake::report(&error, &arguments),
         Ok(Cli { global, command }) => match command {
             Command::Run(options) => run::execute(*options, &global, &surroundings),
+            Command::Grant(options) => grant::execute(&options, &global, &surroundings),
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),

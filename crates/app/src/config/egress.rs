@@ -8,8 +8,7 @@ pub(super) use wider::is_wider;
 use super::{ConfigError, credential, file::Section};
 use doors::egress::Credential;
 use spec::{
-    EgressLimits, EgressMode, EgressRule, Host, HostPattern, Network, Operation, Ports, RefPattern,
-    Repository, address,
+    EgressLimits, EgressMode, EgressRule, Host, HostPattern, Network, Ports, RefPattern, Repository, address,
 };
 use std::{collections::BTreeMap, fmt, str::FromStr};
 use toml::{Table, Value};

@@ -73,9 +73,8 @@ impl Problem {
                 .hint("mend the key, or [provider.NAME] in the configuration"),
             RegisterError::Socket(_) => Problem::new(422, "no_socket", detail)
                 .hint("`socket_uid` needs root, unless it is the service's own user"),
-            RegisterError::Open(OpenError::Listener(_)) | RegisterError::Random(_) => {
-                Problem::new(500, "internal", detail)
-            }
+            RegisterError::Open(OpenError::Listener(_) | OpenError::Authority(_))
+            | RegisterError::Random(_) => Problem::new(500, "internal", detail),
         }
     }
 

@@ -1,12 +1,16 @@
 //! Credentials that are put into requests, each bound to its hosts.
 
-use super::Settings;
+use super::{Refusal, Settings};
 use crate::{
-    OpenError,
-    secrets::{KeySource, Secrets},
+    OpenError, Secret,
+    scrub::Reflection,
+    secrets::{KeySource, Secrets, SecretsError},
 };
-use http::HeaderName;
-use spec::{EgressRule, HostPattern};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use http::{HeaderMap, HeaderName, HeaderValue, header::AUTHORIZATION};
+use spec::{EgressRule, Host, HostPattern};
+use std::{collections::BTreeMap, fmt, sync::Arc};
+use zeroize::Zeroizing;
 
 /// A credential, and where it may go.
 #[derive(Clone, Debug)]
@@ -38,7 +42,25 @@ pub enum Inject {
 
 /// The credentials of one door, ready to be used.
 #[derive(Debug, Default)]
-pub(crate) struct Credentials {}
+pub(crate) struct Credentials {
+    ready: BTreeMap<String, Arc<Ready>>,
+}
+
+/// A credential that was found.
+pub(crate) struct Ready {
+    pub(crate) name: String,
+    header: HeaderName,
+    value: HeaderValue,
+    hosts: Vec<HostPattern>,
+    /// What must never come back.
+    pub(crate) reflection: Reflection,
+}
+
+impl fmt::Debug for Ready {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Ready({})", self.name)
+    }
+}
 
 impl Credentials {
     /// Looks for all that the rules name.
@@ -47,7 +69,127 @@ impl Credentials {
         settings: &Settings,
         secrets: &Secrets,
     ) -> Result<Credentials, OpenError> {
-        let _ = (rules, settings, secrets);
-        Ok(Credentials::default())
+        let mut ready = BTreeMap::new();
+        for name in rules.iter().flat_map(EgressRule::credentials) {
+            if ready.contains_key(name) {
+                continue;
+            }
+            let credential = settings.credentials.get(name).ok_or_else(|| unknown(name))?;
+            let key = secrets.find(&credential.key).await?;
+            let found = Ready::new(name, credential, &key).map_err(|bad| SecretsError {
+                message: format!("the credential `{}` cannot be sent: {bad}", name.escape_debug()),
+                hint: "put the key, and nothing else, there".to_owned(),
+            })?;
+            ready.insert(name.to_owned(), Arc::new(found));
+        }
+        Ok(Credentials { ready })
+    }
+
+    /// The credential of that name, if it may go to that host.
+    pub(crate) fn get(&self, name: &str, host: &Host) -> Result<Arc<Ready>, Refusal> {
+        let refuse = |reason: String, allow: &str| Refusal::new("credential", reason, allow);
+        let ready = self.ready.get(name).ok_or_else(|| {
+            refuse(format!("this run was begun without the credential `{name}`"), "a run with that rule")
+        })?;
+        match ready.hosts.iter().any(|pattern| pattern.matches(host)) {
+            true => Ok(ready.clone()),
+            false => Err(refuse(
+                format!("the credential `{name}` may not go to {host}"),
+                "the host among the credential's `hosts` in the configuration",
+            )),
+        }
+    }
+}
+
+fn unknown(name: &str) -> SecretsError {
+    SecretsError {
+        message: format!("no credential is called `{}`", name.escape_debug()),
+        hint: format!("say what it is in the configuration: [credentials.{}]", name.escape_debug()),
+    }
+}
+
+impl Ready {
+    fn new(name: &str, credential: &Credential, key: &Secret) -> Result<Ready, crate::BadSecret> {
+        key.check_header()?;
+        let mut reflection = Reflection::new(key);
+        let (header, value) = match &credential.inject {
+            Inject::Bearer => (AUTHORIZATION, Zeroizing::new([b"Bearer ", key.expose()].concat())),
+            Inject::Header { name } => (name.clone(), Zeroizing::new(key.expose().to_vec())),
+            Inject::Basic { user } => {
+                let pair = Zeroizing::new([user.as_bytes(), b":", key.expose()].concat());
+                let encoded = Zeroizing::new(STANDARD.encode(&*pair));
+                reflection = reflection.and(encoded.as_bytes());
+                (AUTHORIZATION, Zeroizing::new([b"Basic ", encoded.as_bytes()].concat()))
+            }
+        };
+        let mut value = HeaderValue::from_bytes(&value).map_err(|_| crate::BadSecret::NotHeader)?;
+        value.set_sensitive(true);
+        Ok(Ready { name: name.to_owned(), header, value, hosts: credential.hosts.clone(), reflection })
+    }
+
+    /// Puts it into a request in place of whatever the program says it is.
+    pub(crate) fn put_into(&self, headers: &mut HeaderMap) {
+        headers.remove(AUTHORIZATION);
+        headers.insert(self.header.clone(), self.value.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(credential: &str) -> EgressRule {
+        let mode = spec::EgressMode::Inspect {
+            allow: Vec::new(),
+            credential: Some(credential.to_owned()),
+            allow_upgrade: false,
+        };
+        EgressRule { mode, ..EgressRule::from_option("api.example.com").unwrap() }
+    }
+
+    fn settings(inject: Inject) -> (Settings, Secrets) {
+        let credential = Credential {
+            key: KeySource::Variable("KEY".to_owned()),
+            inject,
+            hosts: vec!["api.example.com".parse().unwrap()],
+        };
+        let secret = Secret::new(b"canary-0123456789".to_vec()).unwrap();
+        let secrets = Secrets { variables: [("KEY".to_owned(), secret)].into(), ..Secrets::default() };
+        (Settings { credentials: [("api".to_owned(), credential)].into(), ..Settings::default() }, secrets)
+    }
+
+    #[tokio::test]
+    async fn a_credential_goes_to_its_own_hosts_in_place_of_the_programs() {
+        for (inject, header, value) in [
+            (Inject::Bearer, "authorization", "Bearer canary-0123456789"),
+            (Inject::Basic { user: "x".to_owned() }, "authorization", "Basic eDpjYW5hcnktMDEyMzQ1Njc4OQ=="),
+            (Inject::Header { name: HeaderName::from_static("x-api-key") }, "x-api-key", "canary-0123456789"),
+        ] {
+            let (settings, secrets) = settings(inject);
+            let found = Credentials::find(&[rule("api")], &settings, &secrets).await.unwrap();
+            let ready = found.get("api", &"API.example.com.".parse().unwrap()).unwrap();
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer mine"));
+            headers.insert(header, HeaderValue::from_static("mine"));
+            ready.put_into(&mut headers);
+            assert_eq!((headers.len(), headers[header].to_str().unwrap()), (1, value));
+            assert!(!format!("{found:?} {headers:?}").contains("canary"), "it does not print");
+            for other in ["x.api.example.com", "example.com", "127.0.0.1"] {
+                assert_eq!(found.get("api", &other.parse().unwrap()).unwrap_err().rule, "credential");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_credential_that_is_not_there_is_told_before_anything_runs() {
+        let (settings, secrets) = settings(Inject::Bearer);
+        for (rule, settings, secrets) in
+            [(rule("other"), &settings, &secrets), (rule("api"), &settings, &Secrets::default())]
+        {
+            let found = Credentials::find(&[rule], settings, secrets).await;
+            assert!(matches!(found, Err(OpenError::Secret(_))), "{found:?}");
+        }
+        let found = Credentials::find(&[rule("api")], &settings, &secrets).await.unwrap();
+        assert!(found.get("other", &"api.example.com".parse().unwrap()).is_err());
     }
 }

@@ -159,8 +159,8 @@ async fn serve(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Beg
     let opened = opened.lock().unwrap_or_else(PoisonError::into_inner).take();
     match (served, opened) {
         (Some(Ok(())), Some(opened)) => Some((stream, early, opened)),
-        (Some(_), _) => None,
-        (None, _) => {
+        (Some(_), _) if !scope.was_cut() => None,
+        (_, _) => {
             carry::reset(&stream);
             None
         }

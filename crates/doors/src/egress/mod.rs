@@ -36,6 +36,7 @@ use dial::Dialler;
 use limits::{Meter, Spent, Way};
 use names::Names;
 use policy::{Passage, Refusal, Rules, Standing};
+use requests::Outside;
 use spec::{Denial, Destination, EgressGrant, EgressRule, Host, HostPattern};
 use std::{
     collections::BTreeMap,
@@ -78,7 +79,7 @@ pub struct Egress {
     names: Names,
     authority: Option<Authority>,
     credentials: Credentials,
-    ca: Option<PathBuf>,
+    outside: Outside,
     crowd: Arc<Crowd>,
     connections: Arc<Semaphore>,
     listeners: Mutex<Vec<JoinHandle<()>>>,
@@ -140,7 +141,7 @@ impl Egress {
             names: Names::default(),
             authority,
             credentials,
-            ca: settings.ca.clone(),
+            outside: Outside::new(settings.ca.clone()),
             crowd: Arc::default(),
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
             listeners: Mutex::default(),

@@ -171,8 +171,8 @@ impl Attempt<'_> {
             let patience = self.patience();
             match timeout(patience, wire.send(request.clone())).await {
                 Ok(Ok(response)) => return Ok((wire, response)),
-                Ok(Err(NoAnswer::NotSent)) if kept => continue,
-                Ok(Err(NoAnswer::NotSent)) => return Err((fault::lost(), true)),
+                Ok(Err(NoAnswer::NotSent(_))) if kept => continue,
+                Ok(Err(NoAnswer::NotSent(_))) => return Err((fault::lost(), true)),
                 Ok(Err(NoAnswer::Lost)) => return Err((fault::lost(), false)),
                 Err(_) => return Err((fault::first_byte_late(), false)),
             }

@@ -71,7 +71,7 @@ fn units(bytes: u64) -> u32 {
 
 /// Lets a small request come to its end. Whoever is refused may still be writing it, and a connection that breaks
 /// meanwhile hides the refusal.
-pub(super) async fn read_out(body: &mut Incoming) {
+pub(crate) async fn read_out(body: &mut Incoming) {
     let read = async {
         let mut seen = 0;
         while let Some(Ok(frame)) = body.frame().await {

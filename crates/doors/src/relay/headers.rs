@@ -2,9 +2,9 @@
 
 use crate::{
     dialect::{Dialect, Operation, TapKind},
-    scrub,
+    scrub::{self, Reflection},
     session::Session,
-    upstream::{Reflection, Upstream},
+    upstream::Upstream,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use std::time::Duration;

@@ -10,6 +10,7 @@ mod own;
 mod passage;
 mod worst;
 
+pub(crate) use body::read_out;
 pub(crate) use fault::{head_too_large, no_such_path, response as refusal, too_many_connections};
 
 use crate::{

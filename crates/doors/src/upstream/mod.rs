@@ -3,11 +3,13 @@
 mod io;
 mod wire;
 
+pub(crate) use io::Io;
 pub(crate) use wire::{NoAnswer, Piece, Wire};
 
 use crate::{
     catalogue::Provider,
     dialect::Dialect,
+    scrub::Reflection,
     secret::{BadSecret, Secret},
     tls,
 };
@@ -16,8 +18,6 @@ use http::{
     header::{ACCEPT_ENCODING, AUTHORIZATION, HOST, USER_AGENT},
     uri::Scheme,
 };
-use io::Io;
-use memchr::memmem;
 use rustls::{ClientConfig, pki_types::ServerName};
 use spec::address;
 use std::{
@@ -47,12 +47,6 @@ pub(crate) struct Upstream {
     host: String,
     port: u16,
     idle: Mutex<Vec<Wire>>,
-}
-
-/// What must never come back from a provider.
-pub(crate) struct Reflection {
-    pub(crate) key: Secret,
-    pub(crate) finder: memmem::Finder<'static>,
 }
 
 /// Why a provider cannot be used at all.
@@ -240,6 +234,5 @@ fn credential(
     let mut value = HeaderValue::from_bytes(&value).map_err(|_| bad(BadSecret::NotHeader))?;
     value.set_sensitive(true);
     headers.insert(name, value);
-    let finder = memmem::Finder::new(key.expose()).into_owned();
-    Ok(Reflection { key, finder })
+    Ok(Reflection::new(&key))
 }

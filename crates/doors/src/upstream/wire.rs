@@ -23,12 +23,10 @@ const MOST_HEADERS: usize = 100;
 /// Also what is read at once, at most.
 const READ_BUFFER: usize = 64 << 10;
 
-type Driven = Connection<TokioIo<Io>, Full<Bytes>>;
-
-/// A connection that nobody else uses.
-pub(crate) struct Wire {
-    connection: Pin<Box<Driven>>,
-    sender: SendRequest<Full<Bytes>>,
+/// A connection that nobody else uses, for requests with such bodies.
+pub(crate) struct Wire<B: Body + 'static = Full<Bytes>> {
+    connection: Pin<Box<Connection<TokioIo<Io>, B>>>,
+    sender: SendRequest<B>,
     ended: bool,
     /// Since when it has been idle.
     pub(super) idle_since: Instant,
@@ -36,9 +34,9 @@ pub(crate) struct Wire {
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub(crate) enum NoAnswer {
-    /// Nothing of the request went out.
-    NotSent,
+pub(crate) enum NoAnswer<B> {
+    /// Nothing of the request went out. It can be sent again.
+    NotSent(Box<Request<B>>),
     /// It went out, at least in part, and no answer came.
     Lost,
 }
@@ -52,8 +50,12 @@ pub(crate) enum Piece {
     Broken,
 }
 
-impl Wire {
-    pub(super) async fn new(io: Io) -> Result<Wire, hyper::Error> {
+impl<B> Wire<B>
+where
+    B: Body<Data = Bytes> + Unpin + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    pub(crate) async fn new(io: Io) -> Result<Wire<B>, hyper::Error> {
         let mut builder = Builder::new();
         builder.max_headers(MOST_HEADERS).max_buf_size(READ_BUFFER);
         let (sender, connection) = builder.handshake(TokioIo::new(io)).await?;
@@ -67,7 +69,7 @@ impl Wire {
     }
 
     /// Whether another request can be sent: the provider has not hung up, nor sent what nobody asked for.
-    pub(super) async fn is_ready(&mut self) -> bool {
+    pub(crate) async fn is_ready(&mut self) -> bool {
         poll_fn(|cx| {
             self.drive(cx);
             Poll::Ready(!self.ended && self.sender.is_ready())
@@ -76,10 +78,7 @@ impl Wire {
     }
 
     /// Sends a request and waits for the head of the answer.
-    pub(crate) async fn send(
-        &mut self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, NoAnswer> {
+    pub(crate) async fn send(&mut self, request: Request<B>) -> Result<Response<Incoming>, NoAnswer<B>> {
         let answer = self.sender.try_send_request(request);
         let mut answer = pin!(answer);
         poll_fn(|cx| {
@@ -91,7 +90,7 @@ impl Wire {
         })
         .await
         .map_err(|mut error| match error.take_message() {
-            Some(_) => NoAnswer::NotSent,
+            Some(request) => NoAnswer::NotSent(Box::new(request)),
             None => NoAnswer::Lost,
         })
     }
@@ -117,5 +116,11 @@ impl Wire {
             Poll::Ready(None) => Poll::Ready(Piece::End),
             Poll::Pending => Poll::Pending,
         }
+    }
+
+    /// The connection itself, which is no longer one for requests, and what was read of it already.
+    pub(crate) fn into_io(self) -> (Io, Bytes) {
+        let parts = Pin::into_inner(self.connection).into_parts();
+        (parts.io.into_inner(), parts.read_buf)
     }
 }

@@ -1,7 +1,10 @@
 //! What a container engine would be asked for, in words, for `--explain`.
 
 use super::{Containers, ImageFacts, order::Scratch};
-use crate::native::{Line, Program, SandboxError, explain, plan};
+use crate::{
+    native::{Line, Program, SandboxError, explain, plan},
+    passing,
+};
 use init::{plan::Ids, step::Step};
 use spec::{Access, Enforcer, SandboxSpec};
 
@@ -42,6 +45,7 @@ impl Containers {
                 limits.disk, sizes.workspace, sizes.tmp, sizes.run, sizes.shm
             ),
         ));
+        lines.extend(passing::plan(spec)?.as_ref().map(explain::passing));
         let mounts = spec.mounts.iter().map(|it| (it.host.display().to_string(), &it.inside, it.access));
         let volumes = spec.volumes.iter().map(|it| (format!("volume {}", it.name), &it.inside, it.access));
         lines.extend(mounts.chain(volumes).map(|(what, inside, access)| {

@@ -202,6 +202,7 @@ fn step_hint(failure: &Failure) -> String {
         Step::LauncherNamespaces | Step::Template => "`airlock doctor` says what keeps this host from making namespaces",
         Step::Mounts => "mount at a place that exists inside and is no link, or at a new one outside /usr and /etc",
         Step::OpenPaths => "check that the path exists and is not being replaced while the run starts",
+        Step::Passing => "look whether the kernel lets a sandbox have routes and listeners of its own; a proxy door alone needs none",
         Step::Workspace => "check what lies at this place in the workspace",
         Step::JoinNamespaces if failure.errno == NOT_FOUND => "the folder to start in does not exist inside: look at the image's WORKDIR",
         Step::Exec => {

@@ -2,7 +2,7 @@
 
 use super::{Native, Program, SandboxError, machine, plan, root};
 use init::{
-    plan::{HostPath, PlaceKind, ProgramPlan, TemplatePlan},
+    plan::{HostPath, PassingPlan, PlaceKind, ProgramPlan, TemplatePlan},
     step::Step,
 };
 use spec::{Enforcer, Id, Limits, SandboxSpec};
@@ -72,12 +72,27 @@ impl Native {
             Step::Doors,
             if in_box.own_network { doors } else { "none; the host's network".to_owned() },
         ));
+        lines.extend(in_box.passing.as_ref().map(passing));
         if in_box.terminal {
             lines.push(line(Step::Terminal, "a devpts of the box's own; one terminal of it is 0, 1 and 2"));
         }
         lines.extend(of_program(&last));
         Ok(lines)
     }
+}
+
+/// What becomes of connections that no program sent to a door.
+pub(crate) fn passing(plan: &PassingPlan) -> Line {
+    let ports: Vec<_> = plan.ports.iter().map(u16::to_string).collect();
+    let ports = match plan.redirect {
+        Some(to) => format!("every port, by a redirect to {to} (without nf_tables {})", ports.join(", ")),
+        None => format!("port {}", ports.join(", ")),
+    };
+    let names = plan.names;
+    line(
+        Step::Passing,
+        format!("what is dialled at {ports} arrives at the egress door; names at 127.0.0.1:{names}"),
+    )
 }
 
 fn of_template(template: &TemplatePlan) -> Vec<Line> {

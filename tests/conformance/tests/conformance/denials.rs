@@ -149,7 +149,7 @@ fn connections_out_are_told_and_those_within_are_not(world: &World) {
             let request = || RunRequest { network: Some(network), ..world.probe(&["connect", out]) };
             let result = world.run(request());
             assert_eq!(outcome(&result), unreachable, "{out}");
-            assert_eq!(result.denials, [denial("connect", out, "network", "--network host")]);
+            assert_eq!(result.denials, [denial("connect", out, "network", "--allow-host HOST")]);
             assert_eq!(
                 world.attempt_without(request(), &[Step::SyscallFilter]),
                 unreachable,

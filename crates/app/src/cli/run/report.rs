@@ -170,7 +170,7 @@ mod tests {
             denials: vec![
                 denial("mount", "/mnt\x1b[2J", "syscall_filter", "nothing"),
                 denial("keyctl", "", "syscall_filter", "nothing"),
-                denial("connect", "1.2.3.4:443", "network", "--network host"),
+                denial("connect", "1.2.3.4:443", "network", "--allow-host HOST"),
             ],
             artifacts: vec![ArtifactRef {
                 name: "out.txt".into(),
@@ -185,7 +185,7 @@ mod tests {
                     airlock: note: the limit pids was reached; --pids sets it\n\
                     airlock: note: denied: mount `/mnt\\u{1b}[2J` (by syscall_filter; nothing allows it)\n\
                     airlock: note: denied: keyctl (by syscall_filter; nothing allows it)\n\
-                    airlock: note: denied: connect `1.2.3.4:443` (by network; --network host allows it)\n\
+                    airlock: note: denied: connect `1.2.3.4:443` (by network; --allow-host HOST allows it)\n\
                     airlock: note: kept `out.txt` as version 2 (3 bytes)\n\
                     airlock: note: memory is limited per process only\n";
         assert_eq!(render(&lines(&rich)), text);

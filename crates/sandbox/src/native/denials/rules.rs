@@ -103,3 +103,32 @@ impl Rules {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_let_a_connection_be_made_is_told_by_what_arrives() {
+        let policy = spec::Policy::default();
+        let request = spec::RunRequest { command: vec!["true".into()], ..Default::default() };
+        let spec = policy.admit(request).unwrap().sandbox;
+        let against = |reach: Option<Reach>, port, stream| {
+            Rules::new(&spec, &[], None, reach).against_connection(port, stream)
+        };
+        let nothing = || None;
+        assert_eq!(against(nothing(), 443, true), Some((ENETUNREACH, "--allow-host HOST")));
+        assert_eq!(against(nothing(), 5432, true), Some((ENETUNREACH, "--allow-host HOST:PORT")));
+        assert_eq!(against(nothing(), 53, false), Some((ENETUNREACH, "--allow-host HOST")));
+        assert_eq!(against(nothing(), 443, false), Some((ENETUNREACH, "nothing")));
+        let web = |by_address| Some(Reach { ports: Ports::web(), by_address, more_with: "more" });
+        assert_eq!(against(web(true), 443, true), None);
+        assert_eq!(against(web(true), 5432, true), Some((ECONNREFUSED, "more")));
+        assert_eq!(against(web(true), 53, false), Some((ENETUNREACH, "nothing")));
+        assert_eq!(against(web(false), 443, true), Some((ENETUNREACH, "--backend native")));
+        assert_eq!(against(web(false), 5432, true), Some((ENETUNREACH, "more")));
+        let all = || Some(Reach { ports: Ports::Any, by_address: true, more_with: "more" });
+        assert_eq!((against(all(), 1, true), against(all(), 53, false)), (None, None));
+        assert_eq!(against(all(), 443, false), Some((ENETUNREACH, "nothing")));
+    }
+}

@@ -1,0 +1,379 @@
+//! Requests that are looked at one by one: at the proxy, to port 80, and inside TLS that ends here.
+//!
+//! ```text
+//! head ─ where to ─ rules ─ limits ─ books ─ connect ─ credential ─ forward ─ answer, scrubbed
+//! ```
+//!
+//! Nothing is remembered from one request to the next but a connection: each is judged anew.
+
+mod exchange;
+mod granted;
+mod head;
+mod outside;
+mod page;
+mod target;
+mod upgrade;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use outside::Outside;
+
+use super::{
+    Egress, Refusal, Way, answer,
+    answer::Body,
+    carry,
+    dial::NoWay,
+    front::{HEAD_TIME, LARGEST_HEAD, MOST_HEADERS},
+    policy::Passage,
+    rewound::Rewound,
+};
+use crate::{line::Line, relay, upstream::NoAnswer};
+use bytes::Bytes;
+use exchange::{Answer, Asked, Exchange, Upload};
+use granted::{Granted, short};
+use http::{HeaderValue, Request, Response, StatusCode, header::CONNECTION, request::Parts, response};
+use http_body_util::BodyExt;
+use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use outside::{Kept, Link, Purpose};
+use spec::Destination;
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use target::Aim;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::server::TlsStream;
+use upgrade::Upgraded;
+
+/// Until the head of an answer, when no more of the request goes out.
+const FIRST_BYTE: Duration = Duration::from_secs(120);
+
+/// Where the requests of a connection may go.
+#[derive(Clone, Debug)]
+pub(crate) enum Scope {
+    /// Wherever each of them says: a proxy.
+    Proxy,
+    /// To this destination and no other.
+    To {
+        /// The destination.
+        to: Destination,
+        /// Whether it came encrypted, and so must go on encrypted.
+        secure: bool,
+    },
+}
+
+/// The requests of one connection.
+pub(crate) struct Conversation {
+    egress: Arc<Egress>,
+    line: Arc<Line>,
+    scope: Scope,
+    kept: Arc<Kept>,
+    /// An answer was broken off.
+    cut: Arc<AtomicBool>,
+    upgraded: upgrade::Slot,
+}
+
+/// A client, whatever its connection is wrapped in.
+pub(crate) trait Client: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// The connection itself.
+    fn stream(&self) -> &TcpStream;
+}
+
+impl Client for Rewound {
+    fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
+impl Client for TlsStream<Rewound> {
+    fn stream(&self) -> &TcpStream {
+        &self.get_ref().0.stream
+    }
+}
+
+/// A request that may pass, and where to.
+struct Passing {
+    to: Destination,
+    secure: bool,
+    passage: Passage,
+    granted: Granted,
+    upgrade: Option<HeaderValue>,
+}
+
+impl Conversation {
+    pub(crate) fn new(egress: Arc<Egress>, line: Arc<Line>, scope: Scope) -> Conversation {
+        let (kept, cut, upgraded) = (Arc::default(), Arc::default(), upgrade::Slot::default());
+        Conversation { egress, line, scope, kept, cut, upgraded }
+    }
+
+    /// Whether an answer was broken off, so that the connection must not end as if all were well.
+    pub(crate) fn was_cut(&self) -> bool {
+        self.cut.load(Ordering::Relaxed)
+    }
+
+    /// The answer to one request.
+    pub(crate) async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let (head, mut body) = request.into_parts();
+        // hyper looks at the size between two reads, and the last one may have brought more.
+        let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
+        if head::size(target, &head.headers) > LARGEST_HEAD {
+            return too_large();
+        }
+        let aim = match target::aim(&self.scope, &head) {
+            Ok(Aim::Door) => return page::answer(&self.egress, &head),
+            Ok(Aim::At(to, secure)) => (to, secure),
+            Err(astray) => {
+                relay::read_out(&mut body).await;
+                return self.astray(&head, &astray);
+            }
+        };
+        match self.judge(aim, &head) {
+            Ok(passing) => self.forward(passing, head, body).await,
+            Err(answer) => {
+                // Whoever is refused may still be writing, and a connection that breaks meanwhile hides the refusal.
+                relay::read_out(&mut body).await;
+                *answer
+            }
+        }
+    }
+
+    /// It is not for here: written down like everything else that is refused.
+    fn astray(&self, head: &Parts, astray: &target::Astray) -> Response<Body> {
+        let refusal = Refusal::new("host", astray.reason.clone(), "nothing");
+        let target = match &self.scope {
+            Scope::Proxy => short(&head.uri.to_string(), 200),
+            Scope::To { to, secure } => exchange::url(to, *secure, head.uri.path()),
+        };
+        self.egress.books.refused(&short(head.method.as_str(), 32), &target, &refusal);
+        let mut answer = answer::refused("the request", &self.egress.run, None, &refusal);
+        *answer.status_mut() = astray.status;
+        if astray.status == StatusCode::BAD_REQUEST {
+            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        answer
+    }
+
+    /// What the rules say of it, now.
+    fn judge(&self, (to, secure): (Destination, bool), head: &Parts) -> Result<Passing, Box<Response<Body>>> {
+        let refused = |status, refusal: &Refusal| {
+            let (url, method) =
+                (exchange::url(&to, secure, head.uri.path()), short(head.method.as_str(), 32));
+            self.egress.books.refused(&method, &url, refusal);
+            let what = format!("{method} {url}");
+            let mut answer = answer::refused(&what, &self.egress.run, Some(&to.host), refusal);
+            *answer.status_mut() = status;
+            Box::new(answer)
+        };
+        let forbidden = |refusal: Refusal| refused(StatusCode::FORBIDDEN, &refusal);
+        let passage = self.egress.judge(&to).map_err(forbidden)?;
+        let granted = granted::grant(&self.egress, &passage, &to, secure, head)
+            .map_err(|denied| refused(denied.status, &denied.refusal))?;
+        let upgrade = head::upgrade(&head.headers);
+        if let Some(upgrade) = &upgrade {
+            let is_proxy = matches!(self.scope, Scope::Proxy);
+            upgrade::check(upgrade, &granted, is_proxy).map_err(forbidden)?;
+        }
+        self.egress.begin(&granted.standing).map_err(forbidden)?;
+        Ok(Passing { to, secure, passage, granted, upgrade })
+    }
+
+    /// Sends it, and brings the answer.
+    async fn forward(&self, passing: Passing, mut head: Parts, mut body: Incoming) -> Response<Body> {
+        let Passing { to, secure, passage, granted, upgrade } = passing;
+        let url = exchange::url(&to, secure, granted.target.path());
+        let what = format!("{} {url}", short(head.method.as_str(), 32));
+        let credential = granted.credential.as_ref();
+        let name = credential.map(|ready| ready.name.as_str()).unwrap_or_default();
+        let asked = Asked { method: head.method.as_str(), url, credential: name };
+        let exchange = Exchange::new(&self.egress, &granted.standing, &to, passage.learned, asked);
+        if credential.is_some() && exchange.announce().is_err() {
+            exchange.fails("the books cannot be written");
+            return words(
+                StatusCode::SERVICE_UNAVAILABLE,
+                &what,
+                "its record cannot be written; nothing was sent",
+            );
+        }
+        if passage.learned {
+            self.egress.books.learn(&to);
+        }
+        head::out(&mut head.headers, &to, secure, granted.looked_at, credential.map(|ready| &**ready));
+        upgrade::ask(&mut head.headers, upgrade.as_ref());
+        let size = head::size(
+            granted.target.path_and_query().map_or(1, |target| target.as_str().len()),
+            &head.headers,
+        );
+        if let Err(refusal) = exchange.pass(Way::Out, size) {
+            relay::read_out(&mut body).await;
+            return answer::refused(&what, &self.egress.run, Some(&to.host), &refusal);
+        }
+        let credential = granted.credential;
+        let purpose = Purpose { to, secure, may_be_private: passage.may_be_private(), credential };
+        let link = match self.connect(&exchange, purpose).await {
+            Ok(link) => link,
+            Err(no_way) => {
+                relay::read_out(&mut body).await;
+                return self.no_way(&what, &exchange, &no_way);
+            }
+        };
+        let upload = Upload { early: Bytes::new(), body, exchange: exchange.clone() };
+        let mut request = Request::new(upload);
+        (*request.method_mut(), *request.uri_mut()) = (head.method, granted.target);
+        *request.headers_mut() = head.headers;
+        match self.send(&exchange, link, request).await {
+            Ok((link, answered)) => self.pass_on(&what, exchange, link, answered, upgrade.is_some()),
+            Err(no_way) => self.no_way(&what, &exchange, &no_way),
+        }
+    }
+
+    /// The connection of the last request, if it will do, or a new one.
+    async fn connect(&self, exchange: &Exchange, purpose: Purpose) -> Result<Link, NoWay> {
+        let link = match self.kept.take(&purpose).await {
+            Some(link) => link,
+            None => outside::dial(&self.egress, purpose).await?,
+        };
+        exchange.is_at(link.address);
+        Ok(link)
+    }
+
+    /// Sends a request; once more, if a kept connection had died before anything of it went out.
+    async fn send(
+        &self,
+        exchange: &Exchange,
+        mut link: Link,
+        mut request: Request<Upload>,
+    ) -> Result<(Link, Response<Incoming>), NoWay> {
+        let mut again = true;
+        loop {
+            let sent = with_patience(exchange, link.wire.send(request)).await?;
+            let lost = match sent {
+                Ok(answered) => return Ok((link, answered)),
+                Err(lost) => lost,
+            };
+            match (lost, exchange.stopped()) {
+                (_, Some(refusal)) => return Err(NoWay::Refused(refusal)),
+                (NoAnswer::NotSent(unsent), None) if again => {
+                    (request, again) = (*unsent, false);
+                    link = outside::dial(&self.egress, link.purpose.clone()).await?;
+                }
+                _ => return Err(NoWay::Failed("the server hung up without an answer")),
+            }
+        }
+    }
+
+    /// Nothing came of it. What was refused on the way is written down with the exchange, or here.
+    fn no_way(&self, what: &str, exchange: &Exchange, no_way: &NoWay) -> Response<Body> {
+        match no_way {
+            NoWay::Failed(why) => exchange.fails(why),
+            NoWay::Refused(refusal) => exchange.stop(refusal),
+        }
+        answer::no_way(what, &self.egress.run, Some(&exchange.to.host), no_way)
+    }
+
+    /// The answer, as the program gets it.
+    fn pass_on(
+        &self,
+        what: &str,
+        exchange: Arc<Exchange>,
+        link: Link,
+        answered: Response<Incoming>,
+        may_switch: bool,
+    ) -> Response<Body> {
+        let (mut head, body) = answered.into_parts();
+        exchange.is_answered(head.status.as_u16());
+        if exchange.pass(Way::In, head::size(0, &head.headers)).is_err() {
+            let refusal =
+                exchange.stopped().unwrap_or_else(|| Refusal::new("egress_limits", "stopped", "nothing"));
+            return answer::refused(what, &self.egress.run, None, &refusal);
+        }
+        if may_switch && head.status == StatusCode::SWITCHING_PROTOCOLS {
+            return self.switch(exchange, link, head);
+        }
+        let credential = link.purpose.credential.clone();
+        if let Err(why) = head::back(head.status, &mut head.headers, credential.as_deref()) {
+            exchange.fails(why);
+            return words(StatusCode::BAD_GATEWAY, what, why);
+        }
+        if credential.is_some() {
+            // Words beside the status, which may be anything.
+            head.extensions.clear();
+        }
+        let answer = Answer::new(exchange, link, body, self.kept.clone(), self.cut.clone());
+        Response::from_parts(head, answer.map_err(Into::into).boxed_unsync())
+    }
+
+    /// The connection becomes something else when this answer is out.
+    fn switch(&self, exchange: Arc<Exchange>, link: Link, mut head: response::Parts) -> Response<Body> {
+        head.headers.remove(http::header::CONTENT_LENGTH);
+        let (io, early) = link.wire.into_io();
+        self.upgraded.put(Upgraded { io, early, exchange });
+        Response::from_parts(head, answer::full(""))
+    }
+}
+
+/// Waits for the head of an answer, longer while the request is still going out.
+async fn with_patience<T>(exchange: &Exchange, sending: impl Future<Output = T>) -> Result<T, NoWay> {
+    tokio::pin!(sending);
+    loop {
+        let before = exchange.sent();
+        match timeout(FIRST_BYTE, &mut sending).await {
+            Ok(sent) => return Ok(sent),
+            Err(_) if exchange.sent() > before => {}
+            Err(_) => return Err(NoWay::Failed("the server does not answer")),
+        }
+    }
+}
+
+fn words(status: StatusCode, what: &str, why: &str) -> Response<Body> {
+    answer::words(status, format!("airlock: {what} failed: {why}.\n"))
+}
+
+fn too_large() -> Response<Body> {
+    let text = format!("airlock: the head of the request is larger than {LARGEST_HEAD} bytes.\n");
+    let mut answer = answer::words(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, text);
+    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    answer
+}
+
+/// Serves requests until the connection ends.
+pub(crate) async fn serve<S: Client>(egress: Arc<Egress>, line: Arc<Line>, io: S, scope: Scope) {
+    let conversation = Conversation::new(egress, line.clone(), scope);
+    let service = service_fn(|request: Request<Incoming>| {
+        let conversation = &conversation;
+        // On its own: what it needs is given back with the head of the answer, not with the connection.
+        Box::pin(async move { Ok::<_, Infallible>(conversation.answer(request).await) })
+    });
+    let mut builder = Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .max_headers(MOST_HEADERS)
+        .max_buf_size(LARGEST_HEAD);
+    let mut connection = builder.serve_connection(TokioIo::new(io), service);
+    let served = conversation.line.unless_ended(&mut connection).await;
+    let parts = connection.into_parts();
+    let (io, early) = (parts.io.into_inner(), parts.read_buf);
+    let mut cut = served.is_none() || conversation.was_cut();
+    let io = match conversation.upgraded.take() {
+        Some(upgraded) if matches!(served, Some(Ok(()))) => {
+            let (io, ended_well) = upgraded.relay(&line, io, early).await;
+            cut = !ended_well;
+            io
+        }
+        _ => io,
+    };
+    if cut {
+        // A plain end would look as if it were all.
+        carry::reset(io.stream());
+    }
+}

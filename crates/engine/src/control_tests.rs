@@ -1,0 +1,213 @@
+use super::*;
+use ::doors::{
+    egress::Settings,
+    ledger::{Durability, Ledger},
+    secrets::Secrets,
+};
+use spec::EgressGrant;
+use std::io::{Read, Write};
+
+/// A state folder with a run whose door is open; gone afterwards.
+struct Running {
+    state: PathBuf,
+    door: Arc<Egress>,
+    control: Option<Control>,
+}
+
+impl Running {
+    async fn new(name: &str, within: &[&str]) -> Running {
+        // Longer than a socket's address can be.
+        let long = "x".repeat(120);
+        let state =
+            std::env::temp_dir().join(format!("airlock-control-{}-{name}-{long}", std::process::id()));
+        let within = match within {
+            [] => Vec::new(),
+            hosts => vec![hosts.iter().map(|host| host.parse().unwrap()).collect()],
+        };
+        let rules = vec![EgressRule::from_option("first.com").unwrap()];
+        let grant = EgressGrant { rules, within: within.clone(), ..EgressGrant::default() };
+        let ledger = Ledger::open(&state.join("ledger"), "run-r", Durability::Process).unwrap();
+        let opened =
+            Egress::open("r", &grant, &Settings::default(), &Secrets::default(), Arc::new(ledger)).await;
+        let door = opened.unwrap();
+        let control = Some(open(&state, &run(), door.clone(), within).unwrap());
+        Running { state, door, control }
+    }
+
+    /// Asks from a thread of its own, as another process would.
+    async fn ask(&self, question: Ask) -> Result<Vec<Told>, ControlError> {
+        let state = self.state.clone();
+        tokio::task::spawn_blocking(move || ask(&state, &run(), &question)).await.unwrap()
+    }
+
+    async fn refusal(&self, question: Ask) -> ErrorInfo {
+        match self.ask(question).await.unwrap_err() {
+            ControlError::Refused(info) => info,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn stream(&self) -> StdStream {
+        let folder = File::open(self.state.join("doors")).unwrap();
+        StdStream::connect(by_handle(&folder).join("r.control")).unwrap()
+    }
+
+    async fn end(self) {
+        drop(self.control);
+        self.door.close().await;
+        fs::remove_dir_all(self.state).unwrap();
+    }
+}
+
+fn run() -> Id {
+    Id::new("r").unwrap()
+}
+
+fn grant(host: &str, seconds: u64) -> Ask {
+    Ask::Grant { host: host.to_owned(), seconds }
+}
+
+fn hosts(rules: &[Told]) -> Vec<&str> {
+    rules.iter().map(|rule| rule.host.as_str()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_are_added_denied_and_taken_away_while_a_run_goes_on() {
+    let mut running = Running::new("change", &[]).await;
+    let rules = running.ask(grant("Db.example.com:5432", 900)).await.unwrap();
+    let told = &rules[1];
+    let wanted = Told {
+        name: "airlock grant Db.example.com:5432".to_owned(),
+        host: "db.example.com".to_owned(),
+        ports: Some(vec![5432]),
+        mode: "tunnel".to_owned(),
+        expires_in: told.expires_in,
+    };
+    assert_eq!(*told, wanted);
+    assert!((890..=900).contains(&told.expires_in.unwrap()), "{told:?}");
+    let rules = running.ask(Ask::Deny { host: "evil.com".to_owned() }).await.unwrap();
+    assert_eq!((rules[2].mode.as_str(), &rules[2].ports, rules[2].expires_in), ("deny", &None, None));
+    let rules = running.ask(Ask::Revoke { host: "first.com".to_owned() }).await.unwrap();
+    assert_eq!(hosts(&rules), ["db.example.com", "evil.com"]);
+    assert_eq!(running.ask(Ask::List {}).await.unwrap().len(), 2);
+    assert_eq!(running.door.rules().len(), 2, "they are the door's own");
+    let told = running.control.take().unwrap().close().await;
+    let wanted = [
+        "Db.example.com:5432 was granted for 15m while the run went on",
+        "evil.com was denied while the run went on",
+        "the rules for first.com were taken away while the run went on",
+    ];
+    assert_eq!(told, wanted);
+    running.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_ends_by_itself() {
+    let running = Running::new("time", &[]).await;
+    assert_eq!(hosts(&running.ask(grant("a.com", 1)).await.unwrap()), ["first.com", "a.com"]);
+    let until = running.door.rules()[1].until.unwrap();
+    tokio::time::sleep_until(until.into()).await;
+    assert_eq!(hosts(&running.ask(Ask::List {}).await.unwrap()), ["first.com"]);
+    running.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_granted_is_refused_and_changes_nothing() {
+    let running = Running::new("refused", &["*.example.com", "first.com"]).await;
+    for (question, code, message) in [
+        (grant("evil.com", 60), ErrorCode::PolicyDenied, "evil.com is beyond the hosts"),
+        (grant("*", 60), ErrorCode::PolicyDenied, "* is beyond the hosts"),
+        (grant("a.example.com", 0), ErrorCode::InvalidSpec, "a grant lasts"),
+        (grant("a.example.com", 24 * 3600 + 1), ErrorCode::InvalidSpec, "a grant lasts"),
+        (grant("a.example.com", u64::MAX), ErrorCode::InvalidSpec, "a grant lasts"),
+        (grant("a b", 60), ErrorCode::InvalidSpec, "`a b` is no host"),
+        (Ask::Revoke { host: "b.com".to_owned() }, ErrorCode::InvalidSpec, "no rule is for b.com"),
+        (
+            Ask::Revoke { host: "first.com:443".to_owned() },
+            ErrorCode::InvalidSpec,
+            "`first.com:443` is no host",
+        ),
+    ] {
+        let info = running.refusal(question).await;
+        assert!(info.code == code && info.message.starts_with(message), "{info:?}");
+        assert!(info.hint.is_some(), "{info:?}");
+    }
+    assert_eq!(running.door.rules().len(), 1);
+    assert_eq!(running.ask(grant("a.example.com", 24 * 3600)).await.unwrap().len(), 2);
+    running.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_that_are_no_question_or_too_long_are_not_obeyed() {
+    let running = Running::new("lines", &[]).await;
+    let mut stream = running.stream();
+    let answers = tokio::task::spawn_blocking(move || {
+        let mut said = [0; 4096];
+        let mut heard = Vec::new();
+        for line in [
+            "{}\n",
+            "{\"op\":\"grant\",\"host\":\"a.com\",\"seconds\":9,\"x\":1}\n",
+            "{\"op\":\"own\"}\n",
+            "\n",
+        ] {
+            stream.write_all(line.as_bytes()).unwrap();
+            let count = stream.read(&mut said).unwrap();
+            heard.push(String::from_utf8_lossy(&said[..count]).into_owned());
+        }
+        stream.write_all(&vec![b'x'; LONGEST_LINE as usize]).unwrap();
+        (heard, stream.read(&mut said).map_or(0, |count| count))
+    });
+    let (heard, after) = answers.await.unwrap();
+    assert!(
+        heard.iter().all(|answer| answer.starts_with("{\"ok\":false") && answer.contains("no question")),
+        "{heard:?}"
+    );
+    assert_eq!(after, 0, "who says too much is left");
+    assert_eq!(running.door.rules().len(), 1);
+    assert!(running.ask(grant("a.com", 9)).await.is_ok());
+    running.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_socket_is_its_owners_alone_and_cannot_be_taken_from_a_living_run() {
+    let running = Running::new("owner", &[]).await;
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let folder = running.state.join("doors");
+    assert_eq!((mode(folder.clone()), mode(folder.join("r.control"))), (0o700, 0o600));
+    let taken = open(&running.state, &run(), running.door.clone(), Vec::new()).unwrap_err();
+    assert!(taken.message.ends_with("a run with this id is under way"), "{}", taken.message);
+    assert!(running.ask(Ask::List {}).await.is_ok(), "the first one still answers");
+    let me = geteuid().as_raw();
+    assert!(may_ask(me) && may_ask(0) && !may_ask(me + 1));
+    running.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_not_there_or_has_no_door_is_told_apart() {
+    let mut running = Running::new("absent", &[]).await;
+    let state = running.state.clone();
+    let asked = |name: &str| {
+        let (state, id) = (state.clone(), Id::new(name).unwrap());
+        tokio::task::spawn_blocking(move || ask(&state, &id, &Ask::List {}))
+    };
+    match asked("other").await.unwrap() {
+        Err(ControlError::NoSuchRun { others, .. }) => assert_eq!(others, ["r"]),
+        answer => panic!("{answer:?}"),
+    }
+    fs::create_dir_all(state.join("runs")).unwrap();
+    let record = File::create(state.join("runs/plain")).unwrap();
+    assert!(
+        matches!(asked("plain").await.unwrap(), Err(ControlError::NoSuchRun { .. })),
+        "its owner is gone"
+    );
+    rustix::fs::flock(&record, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    assert!(matches!(asked("plain").await.unwrap(), Err(ControlError::NoDoor { .. })));
+    // As if its owner had been killed: the socket stays, and nobody listens.
+    running.control.take().unwrap().tasks.shutdown().await;
+    match asked("r").await.unwrap() {
+        Err(ControlError::NoSuchRun { others, .. }) => assert!(others.is_empty(), "{others:?}"),
+        answer => panic!("{answer:?}"),
+    }
+    assert!(open(&state, &run(), running.door.clone(), Vec::new()).is_ok(), "its place can be taken");
+    running.end().await;
+}
