@@ -204,9 +204,6 @@ impl Conversation {
                 "its record cannot be written; nothing was sent",
             );
         }
-        if passage.learned {
-            self.egress.books.learn(&to);
-        }
         head::out(&mut head.headers, &to, secure, granted.looked_at, credential.map(|ready| &**ready));
         upgrade::ask(&mut head.headers, upgrade.as_ref());
         let size = head::size(
@@ -226,6 +223,10 @@ impl Conversation {
                 return self.no_way(&what, &exchange, &no_way);
             }
         };
+        // A rule for what leads inwards would not help.
+        if passage.learned {
+            self.egress.books.learn(&exchange.to);
+        }
         let upload = Upload { early: Bytes::new(), body, exchange: exchange.clone() };
         let mut request = Request::new(upload);
         (*request.method_mut(), *request.uri_mut()) = (head.method, granted.target);
