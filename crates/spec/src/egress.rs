@@ -323,6 +323,10 @@ impl EgressLimits {
 impl EgressGrant {
     /// Which ports programs can reach without knowing of the door.
     pub fn ports(&self) -> Ports {
+        // What is to be learned must get here first.
+        if self.learn {
+            return Ports::Any;
+        }
         let mut ports = WEB_PORTS.to_vec();
         for rule in &self.rules {
             match &rule.ports {

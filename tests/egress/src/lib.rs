@@ -23,7 +23,7 @@ pub use git::Repository;
 pub use inside::{Who, ordinary};
 pub use place::{OWN_V4, OWN_V6};
 pub use run::{Live, Ran};
-pub use web::{BANNER, Connection, ECHO_PORTS, HTTP_PORTS, Request, TLS_PORTS};
+pub use web::{BANNER, Connection, DATAGRAM_PORT, ECHO_PORTS, HTTP_PORTS, Request, TLS_PORTS};
 
 use bytes::Bytes;
 use place::Place;
@@ -87,6 +87,11 @@ impl World {
     /// Every connection since [`clear`](World::clear), at whatever address and port.
     pub fn connections(&self) -> Vec<Connection> {
         self.web.log().connections.clone()
+    }
+
+    /// What every datagram said that came to [`DATAGRAM_PORT`] since [`clear`](World::clear), at whatever address.
+    pub fn datagrams(&self) -> Vec<Vec<u8>> {
+        self.web.log().datagrams.clone()
     }
 
     /// Every request since [`clear`](World::clear).
@@ -165,6 +170,8 @@ fn serve(
         tokio::spawn(dns::serve_tcp(names_by_tcp, names.clone()));
         let socket = UdpSocket::bind(("0.0.0.0", 53)).await.expect("a port");
         tokio::spawn(dns::serve(socket, names.clone()));
+        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, DATAGRAM_PORT)).await.expect("a port");
+        tokio::spawn(web::serve_datagrams(socket, web.clone()));
         ready.send(()).expect("somebody waits");
         // Its sender is dropped.
         _ = ended.await;

@@ -14,7 +14,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UdpSocket},
     sync::watch,
 };
 use tokio_rustls::LazyConfigAcceptor;
@@ -25,6 +25,8 @@ pub const TLS_PORTS: [u16; 2] = [443, 8443];
 pub const HTTP_PORTS: [u16; 2] = [80, 8080];
 /// Ports where bytes come back as they are; at 22 the server speaks first, as SSH does.
 pub const ECHO_PORTS: [u16; 5] = [7, 22, 25, 5432, 6379];
+/// Where datagrams come back as they are.
+pub const DATAGRAM_PORT: u16 = 7;
 /// What is said first at port 22.
 pub const BANNER: &str = "SSH-2.0-world\r\n";
 const LONGEST_HEAD: usize = 1 << 20;
@@ -78,6 +80,7 @@ impl Request {
 pub(crate) struct Log {
     pub(crate) connections: Vec<Connection>,
     pub(crate) requests: Vec<Request>,
+    pub(crate) datagrams: Vec<Vec<u8>>,
 }
 
 /// Who is let in: requests to this host below this path have this header, or are answered 401.
@@ -243,6 +246,17 @@ async fn echo(mut stream: TcpStream, number: usize, web: &Web) -> Option<()> {
             connection.first.extend(&buffer[..size.min(room)]);
         });
         stream.write_all(&buffer[..size]).await.ok()?;
+    }
+}
+
+/// Sends datagrams back for ever.
+pub(crate) async fn serve_datagrams(socket: UdpSocket, web: Arc<Web>) {
+    let mut buffer = [0; 2048];
+    loop {
+        let Ok((size, from)) = socket.recv_from(&mut buffer).await else { continue };
+        web.note(|log| log.datagrams.push(buffer[..size].to_vec()));
+        // Whoever sent it may be gone.
+        _ = socket.send_to(&buffer[..size], from).await;
     }
 }
 

@@ -19,7 +19,7 @@ fn learned(ran: &Ran) -> Vec<String> {
 }
 
 const BUILD: &str = "set -e; curl -sS https://a.example/; curl -sS --noproxy '*' https://b.example:8443/
-curl -sS http://c.example/; curl -sSL 'https://a.example/redirect?https://d.example/'";
+curl -sSf http://c.example/; curl -sSL 'https://a.example/redirect?https://d.example/'";
 const BUILT: &str =
     "a.example says hello\nb.example says hello\nc.example says hello\nd.example says hello\n";
 

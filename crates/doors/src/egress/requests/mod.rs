@@ -207,7 +207,16 @@ impl Conversation {
         };
         let forbidden = |refusal: Refusal| refused(StatusCode::FORBIDDEN, &refusal);
         let changed = self.egress.changed.subscribe();
-        let passage = self.egress.judge(&to).map_err(forbidden)?;
+        let passage = self.egress.judge(&to).map_err(|refusal| {
+            // It is the destination that is refused, whatever is asked of it.
+            self.egress.books.refused(&short(head.method.as_str(), 32), &to.to_string(), &refusal);
+            let what = format!(
+                "{} {}",
+                short(head.method.as_str(), 32),
+                exchange::url(&to, secure, head.uri.path())
+            );
+            Box::new(answer::refused(&what, &self.egress.run, Some(&to.host), &refusal))
+        })?;
         let granted = granted::grant(&self.egress, &passage, &to, secure, head)
             .map_err(|denied| refused(denied.status, &denied.refusal))?;
         let upgrade = head::upgrade(&head.headers);
@@ -246,6 +255,10 @@ impl Conversation {
                 return self.no_way(&what, &exchange, &no_way);
             }
         };
+        // A rule for what leads inwards would not help.
+        if passing.passage.learned {
+            self.egress.books.learn(&passing.to);
+        }
         let body = (!is_whole).then_some(body);
         let mut request = Request::new(Upload { early, body, exchange: exchange.clone() });
         (*request.method_mut(), *request.uri_mut()) = (head.method, passing.granted.target);
@@ -280,9 +293,6 @@ impl Conversation {
         let Passing { to, secure, granted, upgrade, .. } = passing;
         if granted.credential.is_some() && exchange.announce().is_err() {
             return Err(NoWay::Failed(NO_RECORD));
-        }
-        if passing.passage.learned {
-            self.egress.books.learn(to);
         }
         head::out(&mut head.headers, to, *secure, granted.looked_at, granted.credential.as_deref());
         upgrade::ask(&mut head.headers, upgrade.as_ref());
