@@ -229,8 +229,8 @@ mod tests {
                 && refused(Network::Host, false).contains("`doors`")
         );
         assert!(refused(Network::Open, true).contains("--learn"));
-        let mut policy = Policy::default();
-        policy.maximum_hosts = Some(vec!["*.example.com".parse().unwrap()]);
+        let maximum_hosts = Some(vec!["*.example.com".parse().unwrap()]);
+        let policy = Policy { maximum_hosts, ..Policy::default() };
         let ask = |host: &str| policy.admit(request(|r| r.allow_hosts = vec![host.to_owned()]));
         assert_eq!(ask("a.example.com").unwrap().grants.egress.unwrap().within.len(), 1);
         for beyond in ["example.com", "*", "evil.com", "*.com"] {
