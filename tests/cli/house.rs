@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
-const MAY_USE: [(&str, &[&str]); 11] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
     (
         "airlock",
         &[
@@ -25,6 +25,7 @@ const MAY_USE: [(&str, &[&str]); 11] = [
     ("airlock-bench", &["airlock-engine", "airlock-spec"]),
     // A program of its own that measures ours from outside.
     ("airlock-bench-doors", &["airlock-provider"]),
+    ("airlock-bench-egress", &["airlock-doors", "airlock-spec"]),
     ("airlock-escape", &["airlock-engine", "airlock-spec"]),
     (
         "airlock-engine",

@@ -65,7 +65,7 @@ fn forms(text: &[u8]) -> Vec<Zeroizing<Vec<u8>>> {
         let encoded = base64(&Zeroizing::new([&b"..."[..before], text].concat()));
         // The first characters also carry what stood before, the last what comes behind.
         let first = [0, 2, 3][before];
-        let last = encoded.len() - usize::from((before + text.len()) % 3 != 0);
+        let last = encoded.len() - usize::from(!(before + text.len()).is_multiple_of(3));
         forms.push(Zeroizing::new(encoded.get(first..last).unwrap_or_default().to_vec()));
     }
     let swap = |byte: &u8| match byte {

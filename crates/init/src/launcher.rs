@@ -4,6 +4,7 @@
 //! its control socket does, that is, with the engine.
 
 use crate::{
+    container,
     keeper::{self, Birth, Mask},
     notify,
     plan::{BoxPlan, Ids, ProgramPlan, StockPlan, TemplatePlan},
@@ -42,6 +43,7 @@ pub fn main() -> ! {
     let Ok(control) = take_control() else { sys::exit(2) };
     let briefed = match protocol::receive::<Request>(&control) {
         Ok(Some((Request::Template { plan, first }, mut files))) => Some((plan.read(&mut files), first)),
+        Ok(Some((Request::Network(plan), files))) => container::furnish(&control, &plan, files),
         _ => None,
     };
     let Some((Ok(plan), first)) = briefed else { sys::exit(2) };
@@ -331,7 +333,7 @@ impl Launcher {
             }
             Request::Lane if !files.is_empty() => self.on_lane(control, files.remove(0), &files),
             Request::Stock(plan) => self.on_stock(plan),
-            Request::Template { .. } | Request::Lane => {}
+            Request::Template { .. } | Request::Lane | Request::Network(_) => {}
         }
     }
 

@@ -15,6 +15,7 @@
 //! Single-threaded, no async; the only crate with `unsafe`, all of it in `sys.rs`.
 
 mod affinity;
+mod container;
 pub mod entry;
 pub mod filter;
 pub mod inside;

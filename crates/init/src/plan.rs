@@ -141,6 +141,15 @@ pub struct PassingPlan {
     pub names: u16,
 }
 
+/// What to do in the network of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkPlan {
+    /// How everything is to arrive.
+    pub passing: PassingPlan,
+    /// Ports of doors, which stay theirs.
+    pub doors: Vec<u16>,
+}
+
 /// A file or folder of the host in a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
@@ -298,6 +307,7 @@ wire_struct!(BoxPlan {
     mounts,
 });
 wire_struct!(PassingPlan { ports, redirect, names });
+wire_struct!(NetworkPlan { passing, doors });
 wire_struct!(FileId { device, inode });
 wire_struct!(ImageRoot { path, id });
 wire_struct!(Shown { inside, id });

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! control   engine → launcher   Template, once                launcher → engine   Hello + its pidfd
+//!                               or Network + its handle                           Passing + listeners…, and its end
 //!                               Box  + channel[, cgroup][, held…]
 //!                               Lane + its control[, cgroup.procs…]
 //!                               Stock
@@ -68,6 +69,8 @@ pub enum Request {
     Lane,
     /// From now on keep namespaces ready.
     Stock(StockPlan),
+    /// Instead of all this: furnish the network of a container, whose handle comes along, and end.
+    Network(Brief),
 }
 
 /// What the engine asks on the channel of a box.
@@ -139,6 +142,8 @@ pub enum Report {
     },
     /// The program runs, and its pidfd comes along; or it stands by. Then the listener of its filter, if it has one.
     Started(Steps),
+    /// The network is furnished; the handles are counted.
+    Passing(Arriving),
     /// The program has ended.
     Ended(Ended),
     /// A step failed; no line of the program ran.
@@ -192,10 +197,15 @@ impl Wire for Request {
                 out.push(b'S');
                 plan.put(out);
             }
+            Request::Network(plan) => {
+                out.push(b'N');
+                plan.put(out);
+            }
         }
     }
     fn get(input: &mut &[u8]) -> Result<Self, Malformed> {
         match u8::get(input)? {
+            b'N' => Brief::get(input).map(Request::Network),
             b'T' => Ok(Request::Template { plan: Wire::get(input)?, first: Wire::get(input)? }),
             b'B' => Ok(Request::Box { plan: Wire::get(input)?, cgroup: Wire::get(input)? }),
             b'L' => Ok(Request::Lane),
@@ -257,6 +267,10 @@ impl Wire for Report {
                 out.push(b'P');
                 steps.put(out);
             }
+            Report::Passing(arriving) => {
+                out.push(b'A');
+                arriving.put(out);
+            }
             Report::Ended(ended) => {
                 out.push(b'E');
                 ended.put(out);
@@ -283,6 +297,7 @@ impl Wire for Report {
                 passing: Wire::get(input)?,
             }),
             b'P' => Steps::get(input).map(Report::Started),
+            b'A' => Arriving::get(input).map(Report::Passing),
             b'E' => Ended::get(input).map(Report::Ended),
             b'F' => {
                 let (step, errno) = (u8::get(input)?, i32::get(input)?);

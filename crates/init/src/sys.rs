@@ -485,6 +485,15 @@ pub(crate) fn socket_option(socket: BorrowedFd<'_>, level: c_int, name: c_int) -
     Ok(value)
 }
 
+/// The user namespace that a namespace belongs to.
+pub(crate) fn owner_of(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const GET_OWNER: u32 = 0xb701;
+    // SAFETY: takes nothing and makes a descriptor.
+    let fd = check(unsafe { libc::ioctl(namespace.as_raw_fd(), GET_OWNER as _) }.into())?;
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
 /// Has a socket hear of one network device alone, by its number.
 pub(crate) fn bind_to_device(socket: BorrowedFd<'_>, device: u32) -> io::Result<()> {
     let (value, size) = (std::ptr::from_ref(&device).cast(), size_of::<u32>() as libc::socklen_t);

@@ -180,8 +180,9 @@ mod tests {
         prop_oneof![
             steps.clone().prop_map(Report::Hello),
             steps.clone().prop_map(Report::Started),
-            (steps, ids(), prop::collection::vec(any::<u32>(), 0..4), arriving)
+            (steps, ids(), prop::collection::vec(any::<u32>(), 0..4), arriving.clone())
                 .prop_map(|(steps, ids, unmapped, passing)| Report::Ready { steps, ids, unmapped, passing }),
+            arriving.prop_map(Report::Passing),
             ended.clone().prop_map(Report::Ended),
             ended.prop_map(Report::Gone),
             failure.prop_map(|(step, errno, detail)| Report::Failed(Failure { step, errno, detail })),

@@ -4,7 +4,7 @@
 use crate::native::SandboxError;
 use init::{plan::PassingPlan, protocol};
 use rustix::net::sockopt;
-use spec::{Backend, ErrorCode, NAMES_PORT, PASSING_PORT, Ports, SandboxSpec, WEB_PORTS};
+use spec::{ErrorCode, NAMES_PORT, PASSING_PORT, Ports, SandboxSpec, WEB_PORTS};
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
@@ -61,6 +61,8 @@ pub(crate) struct Reach {
     pub(crate) ports: Ports,
     /// Whether also to addresses that did not come from us.
     pub(crate) by_address: bool,
+    /// Whether of IPv6, too.
+    pub(crate) ipv6: bool,
     /// What would let others arrive.
     pub(crate) more_with: &'static str,
 }
@@ -73,14 +75,22 @@ pub(crate) struct Arrived {
     pub(crate) notes: Vec<String>,
 }
 
+/// Who has power over the network of a box.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Power {
+    /// We have.
+    Ours,
+    /// A container engine alone.
+    Others,
+}
+
 /// How it is to be done.
-pub(crate) fn plan(spec: &SandboxSpec) -> Result<Option<PassingPlan>, SandboxError> {
+pub(crate) fn plan(spec: &SandboxSpec, power: Power) -> Result<Option<PassingPlan>, SandboxError> {
     let Some(asked) = &spec.passing else { return Ok(None) };
-    let native = spec.backend == Backend::Native;
-    let ports = match asked {
-        Ports::These(ports) => ports.clone(),
-        Ports::Any if native => WEB_PORTS.to_vec(),
-        Ports::Any => USUAL_PORTS.to_vec(),
+    let ports = match (asked, power) {
+        (Ports::These(ports), _) => ports.clone(),
+        (Ports::Any, Power::Ours) => WEB_PORTS.to_vec(),
+        (Ports::Any, Power::Others) => USUAL_PORTS.to_vec(),
     };
     if ports.len() > protocol::MOST_PORTS {
         let most = protocol::MOST_PORTS;
@@ -90,7 +100,7 @@ pub(crate) fn plan(spec: &SandboxSpec) -> Result<Option<PassingPlan>, SandboxErr
             hint: "name fewer ports, or all of them: --network open, or \"*\" in a rule".to_owned(),
         });
     }
-    let redirect = (native && *asked == Ports::Any).then_some(PASSING_PORT);
+    let redirect = (power == Power::Ours && *asked == Ports::Any).then_some(PASSING_PORT);
     Ok(Some(PassingPlan { ports, redirect, names: NAMES_PORT }))
 }
 
@@ -98,10 +108,11 @@ pub(crate) fn plan(spec: &SandboxSpec) -> Result<Option<PassingPlan>, SandboxErr
 pub(crate) fn received(
     spec: &SandboxSpec,
     plan: PassingPlan,
+    power: Power,
     told: protocol::Arriving,
     mut handles: impl Iterator<Item = OwnedFd>,
 ) -> Arrived {
-    let native = spec.backend == Backend::Native;
+    let native = power == Power::Ours;
     let redirected = plan.redirect.is_some() && told.no_redirect.is_none();
     let listeners = handles.by_ref().take(told.listeners as usize).map(TcpListener::from).collect();
     let passing = Passing {
@@ -117,7 +128,7 @@ pub(crate) fn received(
     };
     let notes = notes(spec, &plan, told.no_redirect, native);
     let ports = if redirected { Ports::Any } else { Ports::These(plan.ports) };
-    Arrived { passing, reach: Reach { ports, by_address: native, more_with }, notes }
+    Arrived { passing, reach: Reach { ports, by_address: native, ipv6: told.names > 1, more_with }, notes }
 }
 
 /// The three apart.
@@ -163,17 +174,20 @@ mod tests {
         Policy::default().admit(request).unwrap().sandbox
     }
 
-    fn notes_of(spec: &SandboxSpec, no_redirect: Option<i32>) -> Vec<String> {
+    fn notes_of(spec: &SandboxSpec, power: Power, no_redirect: Option<i32>) -> Vec<String> {
         let told = protocol::Arriving { no_redirect, ..Default::default() };
-        received(spec, plan(spec).unwrap().unwrap(), told, std::iter::empty()).notes
+        received(spec, plan(spec, power).unwrap().unwrap(), power, told, std::iter::empty()).notes
     }
 
     #[test]
     fn ports_are_bounded() {
         let hosts = |count: u16| (1..=count).map(|port| format!("a.com:{port}")).collect::<Vec<_>>();
         // With those of the web, which every rule has.
-        assert_eq!(plan(&spec(None, &hosts(30))).unwrap().unwrap().ports.len(), protocol::MOST_PORTS);
-        let refused = plan(&spec(None, &hosts(31))).unwrap_err().info();
+        assert_eq!(
+            plan(&spec(None, &hosts(30)), Power::Ours).unwrap().unwrap().ports.len(),
+            protocol::MOST_PORTS
+        );
+        let refused = plan(&spec(None, &hosts(31)), Power::Others).unwrap_err().info();
         assert_eq!(refused.code, ErrorCode::InvalidSpec);
         assert!(refused.message.contains("33 ports"), "{}", refused.message);
     }
@@ -181,17 +195,15 @@ mod tests {
     #[test]
     fn what_reaches_less_than_was_asked_is_noted() {
         let all = spec(Some(Network::Open), &[]);
-        assert_eq!(notes_of(&all, None), [""; 0]);
-        let fewer = notes_of(&all, Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()));
+        assert_eq!(notes_of(&all, Power::Ours, None), [""; 0]);
+        let fewer = notes_of(&all, Power::Ours, Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()));
         assert!(
             fewer[0].starts_with("open reaches ports 80, 443 only: this kernel has no nf_tables"),
             "{fewer:?}"
         );
-        let mut contained = all;
-        contained.backend = Backend::Docker;
-        assert!(notes_of(&contained, None)[0].contains("by name only in a container"));
+        assert!(notes_of(&all, Power::Others, None)[0].contains("by name only in a container"));
         let of_a_door = spec(None, &["a.com:3128".to_owned()]);
-        assert!(notes_of(&of_a_door, None)[0].starts_with("port 3128 is a door's"));
+        assert!(notes_of(&of_a_door, Power::Ours, None)[0].starts_with("port 3128 is a door's"));
     }
 
     #[test]
@@ -199,7 +211,13 @@ mod tests {
         let all = spec(Some(Network::Open), &[]);
         let arrived = |no_redirect| {
             let told = protocol::Arriving { no_redirect, ..Default::default() };
-            let arrived = received(&all, plan(&all).unwrap().unwrap(), told, std::iter::empty());
+            let arrived = received(
+                &all,
+                plan(&all, Power::Ours).unwrap().unwrap(),
+                Power::Ours,
+                told,
+                std::iter::empty(),
+            );
             (arrived.passing.meant_for, arrived.reach.ports)
         };
         assert_eq!(arrived(None), (MeantFor::Redirected, Ports::Any));

@@ -2,6 +2,7 @@
 //! Made afresh for every run, so that seeds can never be of an older form than what reads them.
 
 mod dialect;
+mod egress;
 
 use doors::ledger::{Call, Durability, Ledger, Outcome};
 use init::{
@@ -36,6 +37,10 @@ fn main() -> io::Result<()> {
     write(&folder.join("ask"), dialect::asks())?;
     write(&folder.join("tap"), dialect::taps())?;
     write(&folder.join("head"), dialect::heads())?;
+    write(&folder.join("host"), egress::hosts())?;
+    write(&folder.join("hello"), egress::hellos())?;
+    write(&folder.join("question"), egress::questions())?;
+    write(&folder.join("request_path"), egress::request_paths())?;
     write(&folder.join("http"), exchanges())?;
     write(&folder.join("pkt"), pushes())?;
     write(&folder.join("ledger"), ledgers(folder)?)

@@ -3,7 +3,7 @@
 use super::{ConfigError, egress, file::Section, provider};
 use doors::egress::{Credential, Inject, Settings};
 use http::HeaderName;
-use spec::{EgressRule, Id};
+use spec::{EgressRule, HostPattern, Id};
 use std::{collections::BTreeMap, path::Path};
 use toml::{Table, Value};
 
@@ -64,6 +64,9 @@ fn credential(table: &Table, section: &Section<'_>) -> Result<Credential, Config
     let hosts = egress::hosts(section, "hosts", &table["hosts"])?;
     if hosts.is_empty() {
         return Err(section.error("hosts", "is empty", hint));
+    }
+    if hosts.contains(&HostPattern::Any) {
+        return Err(section.error("hosts", "names every host there is", hint));
     }
     let key = provider::key(section, "key", &table["key"])?;
     Ok(Credential { key, inject: inject(section, "inject", &table["inject"])?, hosts })
@@ -166,6 +169,7 @@ mod tests {
         assert!(read(&whole("bearer", good)).is_ok());
         let cases = [
             (whole("bearer", "[]"), "`credential.x.hosts` in `/c.toml` is empty"),
+            (whole("bearer", "[\"a.com\", \"*\"]"), "`credential.x.hosts` in `/c.toml` names every host"),
             (whole("bearer", "[\"https://a\"]"), "`credential.x.hosts` in `/c.toml` has a bad value"),
             (whole("query:key", good), "`credential.x.inject` in `/c.toml` is not a known way"),
             (whole("basic:", good), "`credential.x.inject` in `/c.toml` has a bad user"),

@@ -45,7 +45,7 @@ impl Containers {
                 limits.disk, sizes.workspace, sizes.tmp, sizes.run, sizes.shm
             ),
         ));
-        lines.extend(passing::plan(spec)?.as_ref().map(explain::passing));
+        lines.extend(passing::plan(spec, passing::Power::Others)?.as_ref().map(explain::passing));
         let mounts = spec.mounts.iter().map(|it| (it.host.display().to_string(), &it.inside, it.access));
         let volumes = spec.volumes.iter().map(|it| (format!("volume {}", it.name), &it.inside, it.access));
         lines.extend(mounts.chain(volumes).map(|(what, inside, access)| {

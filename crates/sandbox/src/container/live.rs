@@ -14,16 +14,16 @@ use crate::{
         CUT_SHORT, Ended, Missing, Program, Progress, Released, SandboxError, Starter, barriers,
         cgroup::{Counters, Watched},
         denials::{self, Rules, Told},
-        launcher::Channel,
+        launcher::{self, Channel},
         plan, probe,
         protect::Protection,
         taken_down, why_missing,
     },
-    passing::{self, Passing, Reach},
+    passing::{self, Passing, Power, Reach},
 };
 use init::{
     inside::{NAMESPACES, SCRATCH},
-    plan::{Ids, InsidePlan, Owner, PassingPlan},
+    plan::{Ids, InsidePlan, NetworkPlan, Owner, PassingPlan},
     protocol::{Arriving, Command, Report},
     step::{Failure, Step, Steps},
 };
@@ -82,7 +82,7 @@ pub(super) struct Started {
     done: Steps,
     workspace: OwnedFd,
     /// What was asked for programs that know of no door, and which handles came of it.
-    passing: Option<(PassingPlan, Arriving)>,
+    passing: Option<(PassingPlan, Power, Arriving)>,
     /// Scratch space, the terminal, if there is one, and the listeners.
     handles: Vec<OwnedFd>,
 }
@@ -128,14 +128,25 @@ async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, San
         ended = until_ended(order.daemon, id) => return Err(ended),
     };
     let channel = Channel::new(channel).map_err(broken("connect to"))?;
-    let plan = inside_plan(order)?;
+    let furnished = furnish_network(order, pid, &channel).await?;
+    let mut plan = inside_plan(order)?;
+    if furnished.is_some() {
+        plan.passing = None;
+    }
     channel.order_by_plan(Command::Furnish, &plan, &[]).map_err(broken("brief"))?;
     match channel.report().await.map_err(broken("hear from"))? {
-        Some((Report::Ready { steps, ids, passing, .. }, handles)) => {
+        Some((Report::Ready { mut steps, ids, passing, .. }, handles)) => {
             let mut handles = handles.into_iter();
             let workspace = handles.next().ok_or(SandboxError::Died)?;
-            let handles = handles.collect();
-            let passing = plan.passing.map(|plan| (plan, passing));
+            let mut handles: Vec<_> = handles.collect();
+            let passing = match furnished {
+                Some((plan, told, listeners)) => {
+                    steps.add(Step::Passing);
+                    handles.extend(listeners);
+                    Some((plan, Power::Ours, told))
+                }
+                None => plan.passing.map(|plan| (plan, Power::Others, passing)),
+            };
             Ok(Started { id: id.to_owned(), channel, pid, ids, done: steps, workspace, passing, handles })
         }
         Some((Report::Failed(Failure { step: Step::Credentials, detail, .. }), _)) => Err(refused(
@@ -146,6 +157,27 @@ async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, San
         Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
         Some(_) | None => Err(SandboxError::Died),
     }
+}
+
+/// Has everything arrive that is dialled in the container, if its network is its own and we have power over it. Else
+/// its first process does what it can.
+async fn furnish_network(
+    order: &Order<'_>,
+    pid: i32,
+    channel: &Channel,
+) -> Result<Option<(PassingPlan, Arriving, Vec<OwnedFd>)>, SandboxError> {
+    let plan = passing::plan(order.spec, Power::Ours)?;
+    let Some(passing) = plan.filter(|_| order.enter_network && order.spec.internal_network.is_none()) else {
+        return Ok(None);
+    };
+    let Ok(network) = std::fs::File::open(format!("/proc/{pid}/ns/net")) else { return Ok(None) };
+    // Whoever called still waits for our word: the number was nobody else's.
+    if !channel.is_quiet() {
+        return Err(SandboxError::Died);
+    }
+    let plan = NetworkPlan { passing, doors: order.spec.doors.clone() };
+    let furnished = launcher::furnish_network(network.into(), &plan).await;
+    Ok(furnished.ok().map(|(told, handles)| (plan.passing, told, handles)))
 }
 
 /// A container that ends before it calls says so only to its engine.
@@ -173,7 +205,7 @@ fn inside_plan(order: &Order<'_>) -> Result<InsidePlan, SandboxError> {
     Ok(InsidePlan {
         namespaces: NAMESPACES.into_iter().map(number).collect::<Result<_, _>>()?,
         doors: spec.doors.clone(),
-        passing: passing::plan(spec)?,
+        passing: passing::plan(spec, Power::Others)?,
         network_of_others: spec.internal_network.is_some(),
         terminal: spec.tty.is_some(),
         scratch_bytes: spec.limits.disk.0.max(4 * 4096),
@@ -198,7 +230,8 @@ impl Started {
         let scratch = handles.by_ref().take(SCRATCH.len()).collect();
         let terminal = if spec.tty.is_some() { handles.next() } else { None };
         let doors = handles.by_ref().take(spec.doors.len()).map(TcpListener::from).collect();
-        let arrived = self.passing.map(|(plan, told)| passing::received(&spec, plan, told, handles));
+        let received = |(plan, power, told)| passing::received(&spec, plan, power, told, handles);
+        let arrived = self.passing.map(received);
         let (passing, reach, of_passing) = passing::parts(arrived);
         notes.extend(of_passing);
         ContainerBox {

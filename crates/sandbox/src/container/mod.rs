@@ -63,6 +63,7 @@ pub struct Containers {
     state: PathBuf,
     hosts: Hosts,
     known: Mutex<Vec<(Backend, Arc<Daemon>)>>,
+    enter_networks: bool,
 }
 
 pub(super) fn refused(code: ErrorCode, message: impl Display, hint: &str) -> SandboxError {
@@ -95,7 +96,12 @@ fn of_api(what: &str) -> impl FnOnce(ApiError) -> SandboxError {
 impl Containers {
     /// A backend that keeps what a crash must not lose in `state`.
     pub fn new(state: PathBuf, hosts: Hosts) -> Containers {
-        Containers { state, hosts, known: Mutex::default() }
+        Containers { state, hosts, known: Mutex::default(), enter_networks: true }
+    }
+
+    /// Leaves the networks of containers as their engines made them, as where we have no power over them.
+    pub fn leave_networks(&mut self) {
+        self.enter_networks = false;
     }
 
     async fn daemon(&self, backend: Backend) -> Result<Arc<Daemon>, SandboxError> {
@@ -191,6 +197,7 @@ impl Containers {
             ours: berth.path(),
             workspace: workspace.as_ref(),
             mounts: &mounts,
+            enter_network: self.enter_networks,
             protection,
         };
         match live::start(&order, &berth).await {

@@ -91,6 +91,8 @@ pub(super) struct Order<'a> {
     /// A mounted workspace as it is on this host, and the mounts.
     pub(super) workspace: Option<&'a HostPath>,
     pub(super) mounts: &'a [HostPath],
+    /// Whether its network may be furnished from outside.
+    pub(super) enter_network: bool,
     /// Of a mounted workspace.
     pub(super) protection: Option<&'a Protection>,
 }

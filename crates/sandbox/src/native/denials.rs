@@ -199,7 +199,7 @@ impl Watcher {
             return None;
         }
         let stream = sockopt::socket_type(&socket).ok()? == SocketType::STREAM;
-        let (errno, allow_with) = self.rules.against_connection(to.port(), stream)?;
+        let (errno, allow_with) = self.rules.against_connection(to, stream)?;
         let (what, rule) = ("connect".to_owned(), "network".to_owned());
         Some((errno, Denial { what, target: to.to_string(), rule, allow_with: allow_with.to_owned() }))
     }

@@ -2,8 +2,8 @@
 
 use super::SandboxError;
 use init::{
-    plan::{BoxPlan, Ids, StockPlan, TemplatePlan},
-    protocol::{self, Brief, Command as Order, Report, Request},
+    plan::{BoxPlan, Ids, NetworkPlan, StockPlan, TemplatePlan},
+    protocol::{self, Arriving, Brief, Command as Order, Report, Request},
     step::Steps,
     wire::Wire,
 };
@@ -137,6 +137,26 @@ impl Launcher {
         let handles: Vec<_> = file.chain([theirs.as_fd()]).chain(cgroup).chain(held).collect();
         self.control.send(&Request::Box { plan, cgroup: cgroup.is_some() }, &handles)?;
         Channel::new(ours)
+    }
+}
+
+/// Furnishes the network of a container like one of our own, if we have power over it.
+pub(crate) async fn furnish_network(
+    network: OwnedFd,
+    plan: &NetworkPlan,
+) -> Result<(Arriving, Vec<OwnedFd>), SandboxError> {
+    let Begun { mut child, control } = Begun::new(true).map_err(failed("start"))?;
+    let control = Channel::new(control).map_err(failed("connect to"))?;
+    let (plan, file) = Brief::new(plan).map_err(failed("brief"))?;
+    let handles: Vec<_> = file.iter().map(AsFd::as_fd).chain([network.as_fd()]).collect();
+    control.send(&Request::Network(plan), &handles).map_err(failed("brief"))?;
+    let report = control.report().await.map_err(failed("hear from"))?;
+    // It ends behind its report.
+    child.wait().map_err(failed("wait for"))?;
+    match report {
+        Some((Report::Passing(told), handles)) => Ok((told, handles)),
+        Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
+        Some(_) | None => Err(SandboxError::Died),
     }
 }
 

@@ -26,7 +26,10 @@ pub(crate) use live::{CUT_SHORT, taken_down, why_missing};
 pub use live::{NativeBox, Progress, Released};
 pub use plan::{Program, Starter};
 
-use crate::{Sandbox, passing};
+use crate::{
+    Sandbox,
+    passing::{self, Power},
+};
 use cgroup::{Group, Placement};
 use init::{
     plan::{BoxPlan, Ids, Owner, TemplatePlan},
@@ -430,7 +433,10 @@ impl Native {
         let terminal = if made.plan.terminal { handles.next() } else { None };
         let doors = handles.by_ref().take(made.plan.doors.len()).map(TcpListener::from).collect();
         let (passing, reach, of_passing) = passing::parts(
-            made.plan.passing.clone().map(|plan| passing::received(spec, plan, made.passing, handles)),
+            made.plan
+                .passing
+                .clone()
+                .map(|plan| passing::received(spec, plan, Power::Ours, made.passing, handles)),
         );
         let (mut notes, refused) = mapping_notes(&made.plan, &made.unmapped, spec);
         if let Some(path) = refused {
@@ -467,7 +473,7 @@ pub fn look(spec: &SandboxSpec) -> Result<(), SandboxError> {
     if spec.backend == spec::Backend::Native {
         root::look(spec)?;
     }
-    passing::plan(spec)?;
+    passing::plan(spec, Power::Ours)?;
     plan::host_paths(spec, false).map(drop)
 }
 

@@ -1,6 +1,6 @@
 //! From a checked spec to plans: pure, but for looking at the host paths it names.
 
-use crate::passing;
+use crate::passing::{self, Power};
 
 use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
 use init::{
@@ -96,7 +96,7 @@ pub(super) fn of_box(
         hostname: c_string("airlock")?,
         own_network: spec.network != Network::Host,
         doors: spec.doors.clone(),
-        passing: passing::plan(spec)?,
+        passing: passing::plan(spec, Power::Ours)?,
         terminal: spec.tty.is_some(),
         scratch_bytes: spec.limits.disk.0,
         scratch_files: (spec.limits.disk.0 / BYTES_PER_FILE).max(1024),

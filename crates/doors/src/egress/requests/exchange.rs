@@ -17,7 +17,7 @@ use crate::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use spec::Destination;
+use spec::{Destination, Host};
 use std::{
     io,
     net::SocketAddr,
@@ -38,15 +38,12 @@ const LONGEST_SHOWN: usize = 1000;
 
 /// What is known of a request under way.
 pub(super) struct Exchange {
-    pub(super) egress: Arc<Egress>,
-    pub(super) standing: Arc<Standing>,
-    pub(super) to: Destination,
-    pub(super) learned: bool,
+    egress: Arc<Egress>,
+    under: Under,
     operation: String,
     target: String,
-    credential: String,
+    note: String,
     begun: Instant,
-    changed: watch::Receiver<()>,
     address: OnceLock<SocketAddr>,
     status: AtomicU16,
     sent: AtomicU64,
@@ -58,31 +55,34 @@ pub(super) struct Exchange {
     failed: OnceLock<&'static str>,
 }
 
-/// Who asks for what.
+/// Under which rule it passes, and where to.
+pub(super) struct Under {
+    pub(super) standing: Arc<Standing>,
+    pub(super) to: Destination,
+    pub(super) learned: bool,
+    /// The credential's name.
+    pub(super) credential: String,
+    /// Tells of rules that changed since.
+    pub(super) changed: watch::Receiver<()>,
+}
+
+/// What is asked.
 pub(super) struct Asked<'a> {
     pub(super) method: &'a str,
     pub(super) url: String,
-    pub(super) credential: &'a str,
+    /// What else there is to say of it.
+    pub(super) note: String,
 }
 
 impl Exchange {
-    pub(super) fn new(
-        egress: &Arc<Egress>,
-        standing: &Arc<Standing>,
-        to: &Destination,
-        learned: bool,
-        asked: Asked<'_>,
-    ) -> Arc<Exchange> {
+    pub(super) fn new(egress: &Arc<Egress>, under: Under, asked: Asked<'_>) -> Arc<Exchange> {
         Arc::new(Exchange {
             egress: egress.clone(),
-            standing: standing.clone(),
-            to: to.clone(),
-            learned,
+            under,
             operation: short(asked.method, 32),
             target: asked.url,
-            credential: asked.credential.to_owned(),
+            note: asked.note,
             begun: Instant::now(),
-            changed: egress.changed.subscribe(),
             address: OnceLock::new(),
             status: 0.into(),
             sent: 0.into(),
@@ -91,6 +91,11 @@ impl Exchange {
             stopped: Mutex::default(),
             failed: OnceLock::new(),
         })
+    }
+
+    /// Where it goes.
+    pub(super) fn host(&self) -> &Host {
+        &self.under.to.host
     }
 
     /// Writes down that a credential is about to be used.
@@ -104,8 +109,8 @@ impl Exchange {
             operation: self.operation.clone(),
             target: self.target.clone(),
             verdict,
-            rule: self.standing.rule.name.clone(),
-            credential: self.credential.clone(),
+            rule: self.under.standing.rule.name.clone(),
+            credential: self.under.credential.clone(),
             ..Entry::default()
         }
     }
@@ -136,7 +141,7 @@ impl Exchange {
     /// Bytes are about to pass; whether they may.
     pub(super) fn pass(&self, way: Way, bytes: usize) -> Result<(), Refusal> {
         let counter = if way == Way::Out { &self.sent } else { &self.received };
-        let passes = self.still_stands().and_then(|()| self.egress.count(&self.standing, way, bytes));
+        let passes = self.still_stands().and_then(|()| self.egress.count(&self.under.standing, way, bytes));
         match passes {
             Ok(()) => {
                 counter.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -157,16 +162,16 @@ impl Exchange {
 
     /// Whether the rule still allows it. Rules are looked at anew only when they changed.
     fn still_stands(&self) -> Result<(), Refusal> {
-        let fell = self.standing.until.is_some_and(|until| until <= Instant::now());
-        if !fell && !self.changed.has_changed().unwrap_or(true) {
+        let fell = self.under.standing.until.is_some_and(|until| until <= Instant::now());
+        if !fell && !self.under.changed.has_changed().unwrap_or(true) {
             return Ok(());
         }
-        let now = self.egress.judge(&self.to)?;
-        let same = now.learned && self.learned
-            || now.rules.iter().any(|standing| Arc::ptr_eq(standing, &self.standing));
+        let now = self.egress.judge(&self.under.to)?;
+        let same = now.learned && self.under.learned
+            || now.rules.iter().any(|standing| Arc::ptr_eq(standing, &self.under.standing));
         match same {
             true => Ok(()),
-            false => Err(Refusal::new(&self.standing.rule.name, "the rule was taken away", "nothing")),
+            false => Err(Refusal::new(&self.under.standing.rule.name, "the rule was taken away", "nothing")),
         }
     }
 }
@@ -176,7 +181,7 @@ impl Drop for Exchange {
     fn drop(&mut self) {
         let stopped = self.stopped();
         let failed = self.failed.get().copied();
-        let verdict = match (failed, self.learned) {
+        let verdict = match (failed, self.under.learned) {
             (Some(_), _) if self.status.load(Ordering::Relaxed) == 0 => "failed",
             (_, true) => "learn",
             (_, false) => "allow",
@@ -184,7 +189,7 @@ impl Drop for Exchange {
         let detail = match (&stopped, failed) {
             (Some(refusal), _) => refusal.reason.clone(),
             (None, Some(failed)) => failed.to_owned(),
-            (None, None) => String::new(),
+            (None, None) => self.note.clone(),
         };
         let entry = Entry {
             address: self.address.get().map(|address| address.ip().to_string()).unwrap_or_default(),
@@ -213,7 +218,8 @@ pub(super) fn url(to: &Destination, secure: bool, path: &str) -> String {
 pub(crate) struct Upload {
     /// What was read of it before it was allowed.
     pub(super) early: Bytes,
-    pub(super) body: Incoming,
+    /// The rest, unless that was all.
+    pub(super) body: Option<Incoming>,
     pub(super) exchange: Arc<Exchange>,
 }
 
@@ -224,9 +230,10 @@ impl Body for Upload {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let this = self.get_mut();
         loop {
-            let data = match this.early.is_empty() {
-                false => std::mem::take(&mut this.early),
-                true => match Pin::new(&mut this.body).poll_frame(cx) {
+            let data = match (this.early.is_empty(), &mut this.body) {
+                (false, _) => std::mem::take(&mut this.early),
+                (true, None) => return Poll::Ready(None),
+                (true, Some(body)) => match Pin::new(body).poll_frame(cx) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(None) => return Poll::Ready(None),
                     Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(io::Error::other(error)))),
@@ -245,11 +252,12 @@ impl Body for Upload {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.early.is_empty() && self.body.is_end_stream()
+        self.early.is_empty() && self.body.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        let (early, rest) = (self.early.len() as u64, self.body.size_hint());
+        let rest = self.body.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint);
+        let early = self.early.len() as u64;
         rest.exact().map(|rest| SizeHint::with_exact(early + rest)).unwrap_or_default()
     }
 }

@@ -3,10 +3,11 @@
 use crate::egress::{
     Egress,
     credential::Ready,
+    git::{self, Push},
     policy::{Passage, Refusal, Standing},
 };
 use http::{Method, StatusCode, Uri, request::Parts, uri::PathAndQuery};
-use spec::{Destination, EgressMode, Operation, RequestPath};
+use spec::{Destination, EgressMode, Operation, Repository, RequestPath};
 use std::sync::Arc;
 
 /// Operations that are named to whoever asked for another.
@@ -23,6 +24,8 @@ pub(super) struct Granted {
     pub(super) may_upgrade: bool,
     /// It is looked at, and so must not be able to say two things at once.
     pub(super) looked_at: bool,
+    /// What reads it, if it is a push.
+    pub(super) push: Option<Push>,
 }
 
 /// It may not.
@@ -49,13 +52,20 @@ pub(super) fn grant(
     if !passage.looks_inside() {
         let target = head.uri.path_and_query().cloned().map_or_else(Uri::default, Uri::from);
         let (standing, credential) = (passage.first().clone(), None);
-        return Ok(Granted { standing, credential, target, may_upgrade: false, looked_at: false });
+        return Ok(Granted {
+            standing,
+            credential,
+            target,
+            may_upgrade: false,
+            looked_at: false,
+            push: None,
+        });
     }
     let path: RequestPath = head.uri.path().parse().map_err(|bad: spec::BadRequestPath| Denied {
         status: StatusCode::BAD_REQUEST,
         refusal: Refusal::new("path", bad.to_string(), "nothing"),
     })?;
-    let (standing, credential, may_upgrade) = find(passage, head, &path)?;
+    let Found { standing, credential, may_upgrade, push } = find(passage, head, &path)?;
     let credential = credential.map(|name| egress.credentials.get(name, &to.host)).transpose()?;
     if credential.is_some() {
         check_for_credential(standing, secure, &head.method)?;
@@ -64,10 +74,16 @@ pub(super) fn grant(
         status: StatusCode::BAD_REQUEST,
         refusal: Refusal::new("path", "the path cannot be forwarded", "nothing"),
     })?;
-    Ok(Granted { standing: standing.clone(), credential, target, may_upgrade, looked_at: true })
+    Ok(Granted { standing: standing.clone(), credential, target, may_upgrade, looked_at: true, push })
 }
 
-type Found<'a> = (&'a Arc<Standing>, Option<&'a str>, bool);
+/// What a rule says of a request that it lets pass.
+struct Found<'a> {
+    standing: &'a Arc<Standing>,
+    credential: Option<&'a str>,
+    may_upgrade: bool,
+    push: Option<Push>,
+}
 
 /// The first rule that has it among its operations.
 fn find<'a>(passage: &'a Passage, head: &Parts, path: &RequestPath) -> Result<Found<'a>, Refusal> {
@@ -78,11 +94,12 @@ fn find<'a>(passage: &'a Passage, head: &Parts, path: &RequestPath) -> Result<Fo
             EgressMode::Inspect { allow, credential, allow_upgrade } => {
                 let method = head.method.as_str();
                 if allow.is_empty() || allow.iter().any(|operation| operation.matches(method, path)) {
-                    return Ok((standing, credential.as_deref(), *allow_upgrade));
+                    let (credential, may_upgrade) = (credential.as_deref(), *allow_upgrade);
+                    return Ok(Found { standing, credential, may_upgrade, push: None });
                 }
                 refused.get_or_insert_with(|| not_among(standing, &head.method, path, allow));
             }
-            EgressMode::Git { .. } => match git(standing, head, path) {
+            EgressMode::Git { repositories } => match git(standing, repositories, head, path) {
                 Ok(found) => return Ok(found),
                 Err(refusal) => {
                     refused.get_or_insert(refusal);
@@ -93,10 +110,20 @@ fn find<'a>(passage: &'a Passage, head: &Parts, path: &RequestPath) -> Result<Fo
     Err(refused.unwrap_or_else(|| Refusal::new("no rule", "no rule looks at this request", "nothing")))
 }
 
-/// SEAM: git's own requests. `super::super::git` says what is asked of which repository; a push has its commands read off
-/// the body before anything is sent (see `Upload::early`).
-fn git<'a>(standing: &'a Arc<Standing>, _head: &Parts, _path: &RequestPath) -> Result<Found<'a>, Refusal> {
-    Err(Refusal::new(&standing.rule.name, "rules for git are not built yet", "nothing"))
+/// git's own requests. What a push wants to change stands in its body.
+fn git<'a>(
+    standing: &'a Arc<Standing>,
+    repositories: &'a [Repository],
+    head: &Parts,
+    path: &RequestPath,
+) -> Result<Found<'a>, Refusal> {
+    let rule = &standing.rule.name;
+    let ask = git::ask(head.method.as_str(), path, head.uri.query())
+        .map_err(|why| Refusal::new(rule, format!("the rule is for git only, and {why}"), "nothing"))?;
+    let repository = git::decide(repositories, &ask)
+        .map_err(|denied| Refusal::new(rule, denied.reason, denied.allow_with))?;
+    let push = (ask.kind == git::Kind::Push).then(|| Push::new(repository));
+    Ok(Found { standing, credential: repository.credential.as_deref(), may_upgrade: false, push })
 }
 
 fn not_among(standing: &Standing, method: &Method, path: &RequestPath, allow: &[Operation]) -> Refusal {

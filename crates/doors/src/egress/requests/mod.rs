@@ -11,6 +11,7 @@ mod granted;
 mod head;
 mod outside;
 mod page;
+mod push;
 mod target;
 mod upgrade;
 
@@ -25,12 +26,13 @@ use super::{
     carry,
     dial::NoWay,
     front::{HEAD_TIME, LARGEST_HEAD, MOST_HEADERS},
+    git::Push,
     policy::Passage,
     rewound::Rewound,
 };
 use crate::{line::Line, relay, upstream::NoAnswer};
 use bytes::Bytes;
-use exchange::{Answer, Asked, Exchange, Upload};
+use exchange::{Answer, Asked, Exchange, Under, Upload};
 use granted::{Granted, short};
 use http::{HeaderValue, Request, Response, StatusCode, header::CONNECTION, request::Parts, response};
 use http_body_util::BodyExt;
@@ -50,6 +52,7 @@ use target::Aim;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    sync::watch,
     time::timeout,
 };
 use tokio_rustls::server::TlsStream;
@@ -57,6 +60,9 @@ use upgrade::Upgraded;
 
 /// Until the head of an answer, when no more of the request goes out.
 const FIRST_BYTE: Duration = Duration::from_secs(120);
+
+/// No credential is used that is not written down.
+const NO_RECORD: &str = "its record cannot be written; nothing was sent";
 
 /// Where the requests of a connection may go.
 #[derive(Clone, Debug)]
@@ -108,6 +114,31 @@ struct Passing {
     passage: Passage,
     granted: Granted,
     upgrade: Option<HeaderValue>,
+    /// Tells of rules that changed since.
+    changed: watch::Receiver<()>,
+}
+
+impl Passing {
+    fn exchange(&self, egress: &Arc<Egress>, asked: Asked<'_>) -> Arc<Exchange> {
+        let credential = self.granted.credential.as_ref().map(|ready| ready.name.as_str());
+        let under = Under {
+            standing: self.granted.standing.clone(),
+            to: self.to.clone(),
+            learned: self.passage.learned,
+            credential: credential.unwrap_or_default().to_owned(),
+            changed: self.changed.clone(),
+        };
+        Exchange::new(egress, under, asked)
+    }
+
+    fn purpose(&self) -> Purpose {
+        Purpose {
+            to: self.to.clone(),
+            secure: self.secure,
+            may_be_private: self.passage.may_be_private(),
+            credential: self.granted.credential.clone(),
+        }
+    }
 }
 
 impl Conversation {
@@ -175,7 +206,17 @@ impl Conversation {
             Box::new(answer)
         };
         let forbidden = |refusal: Refusal| refused(StatusCode::FORBIDDEN, &refusal);
-        let passage = self.egress.judge(&to).map_err(forbidden)?;
+        let changed = self.egress.changed.subscribe();
+        let passage = self.egress.judge(&to).map_err(|refusal| {
+            // It is the destination that is refused, whatever is asked of it.
+            self.egress.books.refused(&short(head.method.as_str(), 32), &to.to_string(), &refusal);
+            let what = format!(
+                "{} {}",
+                short(head.method.as_str(), 32),
+                exchange::url(&to, secure, head.uri.path())
+            );
+            Box::new(answer::refused(&what, &self.egress.run, Some(&to.host), &refusal))
+        })?;
         let granted = granted::grant(&self.egress, &passage, &to, secure, head)
             .map_err(|denied| refused(denied.status, &denied.refusal))?;
         let upgrade = head::upgrade(&head.headers);
@@ -184,39 +225,30 @@ impl Conversation {
             upgrade::check(upgrade, &granted, is_proxy).map_err(forbidden)?;
         }
         self.egress.begin(&granted.standing).map_err(forbidden)?;
-        Ok(Passing { to, secure, passage, granted, upgrade })
+        Ok(Passing { to, secure, passage, granted, upgrade, changed })
     }
 
     /// Sends it, and brings the answer.
-    async fn forward(&self, passing: Passing, mut head: Parts, mut body: Incoming) -> Response<Body> {
-        let Passing { to, secure, passage, granted, upgrade } = passing;
-        let url = exchange::url(&to, secure, granted.target.path());
+    async fn forward(&self, mut passing: Passing, mut head: Parts, mut body: Incoming) -> Response<Body> {
+        let url = exchange::url(&passing.to, passing.secure, passing.granted.target.path());
         let what = format!("{} {url}", short(head.method.as_str(), 32));
-        let credential = granted.credential.as_ref();
-        let name = credential.map(|ready| ready.name.as_str()).unwrap_or_default();
-        let asked = Asked { method: head.method.as_str(), url, credential: name };
-        let exchange = Exchange::new(&self.egress, &granted.standing, &to, passage.learned, asked);
-        if credential.is_some() && exchange.announce().is_err() {
-            exchange.fails("the books cannot be written");
-            return words(
-                StatusCode::SERVICE_UNAVAILABLE,
-                &what,
-                "its record cannot be written; nothing was sent",
-            );
-        }
-        head::out(&mut head.headers, &to, secure, granted.looked_at, credential.map(|ready| &**ready));
-        upgrade::ask(&mut head.headers, upgrade.as_ref());
-        let size = head::size(
-            granted.target.path_and_query().map_or(1, |target| target.as_str().len()),
-            &head.headers,
-        );
-        if let Err(refusal) = exchange.pass(Way::Out, size) {
+        let allowed = match passing.granted.push.take() {
+            None => None,
+            Some(push) => match self.read_push(&passing, push, &mut head, &mut body, &url).await {
+                Ok(allowed) => Some(allowed),
+                Err(answer) => return *answer,
+            },
+        };
+        let (early, is_whole, note) = match allowed {
+            None => (Bytes::new(), false, String::new()),
+            Some(allowed) => (allowed.early, allowed.is_whole, allowed.changes),
+        };
+        let exchange = passing.exchange(&self.egress, Asked { method: head.method.as_str(), url, note });
+        if let Err(no_way) = self.begin(&passing, &exchange, &mut head) {
             relay::read_out(&mut body).await;
-            return answer::refused(&what, &self.egress.run, Some(&to.host), &refusal);
+            return self.no_way(&what, &exchange, &no_way);
         }
-        let credential = granted.credential;
-        let purpose = Purpose { to, secure, may_be_private: passage.may_be_private(), credential };
-        let link = match self.connect(&exchange, purpose).await {
+        let link = match self.connect(&exchange, passing.purpose()).await {
             Ok(link) => link,
             Err(no_way) => {
                 relay::read_out(&mut body).await;
@@ -224,17 +256,48 @@ impl Conversation {
             }
         };
         // A rule for what leads inwards would not help.
-        if passage.learned {
-            self.egress.books.learn(&exchange.to);
+        if passing.passage.learned {
+            self.egress.books.learn(&passing.to);
         }
-        let upload = Upload { early: Bytes::new(), body, exchange: exchange.clone() };
-        let mut request = Request::new(upload);
-        (*request.method_mut(), *request.uri_mut()) = (head.method, granted.target);
+        let body = (!is_whole).then_some(body);
+        let mut request = Request::new(Upload { early, body, exchange: exchange.clone() });
+        (*request.method_mut(), *request.uri_mut()) = (head.method, passing.granted.target);
         *request.headers_mut() = head.headers;
         match self.send(&exchange, link, request).await {
-            Ok((link, answered)) => self.pass_on(&what, exchange, link, answered, upgrade.is_some()),
+            Ok((link, answered)) => self.pass_on(&what, exchange, link, answered, passing.upgrade.is_some()),
             Err(no_way) => self.no_way(&what, &exchange, &no_way),
         }
+    }
+
+    /// What a push wants to change is judged before anything of it leaves.
+    async fn read_push(
+        &self,
+        passing: &Passing,
+        push: Push,
+        head: &mut Parts,
+        body: &mut Incoming,
+        url: &str,
+    ) -> Result<push::Allowed, Box<Response<Body>>> {
+        let rule = &passing.granted.standing.rule.name;
+        push::read(rule, push, &mut head.headers, body).await.map_err(|refused| {
+            self.egress.books.refused("git push", url, &refused.refusal);
+            let (run, host) = (&self.egress.run, Some(&passing.to.host));
+            Box::new(
+                refused.answer.unwrap_or_else(|| answer::refused("the push", run, host, &refused.refusal)),
+            )
+        })
+    }
+
+    /// Written down if it has a credential; with the headers that the server gets; counted.
+    fn begin(&self, passing: &Passing, exchange: &Exchange, head: &mut Parts) -> Result<(), NoWay> {
+        let Passing { to, secure, granted, upgrade, .. } = passing;
+        if granted.credential.is_some() && exchange.announce().is_err() {
+            return Err(NoWay::Failed(NO_RECORD));
+        }
+        head::out(&mut head.headers, to, *secure, granted.looked_at, granted.credential.as_deref());
+        upgrade::ask(&mut head.headers, upgrade.as_ref());
+        let target = granted.target.path_and_query().map_or(1, |target| target.as_str().len());
+        exchange.pass(Way::Out, head::size(target, &head.headers)).map_err(NoWay::Refused)
     }
 
     /// The connection of the last request, if it will do, or a new one.
@@ -278,7 +341,11 @@ impl Conversation {
             NoWay::Failed(why) => exchange.fails(why),
             NoWay::Refused(refusal) => exchange.stop(refusal),
         }
-        answer::no_way(what, &self.egress.run, Some(&exchange.to.host), no_way)
+        let mut answer = answer::no_way(what, &self.egress.run, Some(exchange.host()), no_way);
+        if matches!(no_way, NoWay::Failed(why) if *why == NO_RECORD) {
+            *answer.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        }
+        answer
     }
 
     /// The answer, as the program gets it.

@@ -133,11 +133,8 @@ mod tests {
             ("http://b@a.com/x", &["a.com"], 400),
             ("https://a.com/x", &["a.com"], 403),
             ("ftp://a.com/x", &["a.com"], 400),
-            ("http://a_.com\u{7f}/x", &["a.com"], 0),
         ] {
-            if status != 0 {
-                assert_eq!(aimed(target, hosts), Err(status), "{target} {hosts:?}");
-            }
+            assert_eq!(aimed(target, hosts), Err(status), "{target} {hosts:?}");
         }
     }
 

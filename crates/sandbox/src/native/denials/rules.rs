@@ -9,7 +9,10 @@ use super::{
 };
 use crate::passing::Reach;
 use spec::{Access, InsidePath, NAMES_PORT, Network, Ports, SandboxSpec, WEB_PORTS, WORKSPACE};
-use std::path::{Path, PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 /// What is known of a box from its spec.
 #[derive(Debug)]
@@ -72,19 +75,21 @@ impl Rules {
     }
 
     /// What keeps a connection to elsewhere from being made, if anything: the error, and what would let it.
-    pub(super) fn against_connection(&self, port: u16, stream: bool) -> Option<(i32, &'static str)> {
-        let names = port == NAMES_PORT;
+    pub(super) fn against_connection(&self, to: SocketAddr, stream: bool) -> Option<(i32, &'static str)> {
+        let (port, names) = (to.port(), to.port() == NAMES_PORT);
+        let arrives = |reach: &Reach| reach.by_address && (reach.ipv6 || to.ip().to_canonical().is_ipv4());
         match &self.reach {
             None if names || stream && WEB_PORTS.contains(&port) => Some((ENETUNREACH, "--allow-host HOST")),
             None if stream => Some((ENETUNREACH, "--allow-host HOST:PORT")),
             // Whoever decides what may be reached tells what may not.
-            Some(reach) if stream && reach.by_address && reach.ports.has(port) => None,
-            Some(Reach { ports: Ports::Any, .. }) if names => None,
-            Some(reach) if stream && reach.by_address => Some((ECONNREFUSED, reach.more_with)),
+            Some(reach) if stream && arrives(reach) && reach.ports.has(port) => None,
+            Some(reach) if names && arrives(reach) && reach.ports == Ports::Any => None,
+            Some(reach) if stream && arrives(reach) => Some((ECONNREFUSED, reach.more_with)),
+            // UDP has no door, and neither has a family that this host has not.
+            Some(reach) if reach.by_address => Some((ENETUNREACH, "nothing")),
             // There the door has to be asked for a name first.
             Some(reach) if stream && reach.ports.has(port) => Some((ENETUNREACH, "--backend native")),
             Some(reach) if stream => Some((ENETUNREACH, reach.more_with)),
-            // UDP has no door.
             None | Some(_) => Some((ENETUNREACH, "nothing")),
         }
     }
@@ -113,22 +118,27 @@ mod tests {
         let policy = spec::Policy::default();
         let request = spec::RunRequest { command: vec!["true".into()], ..Default::default() };
         let spec = policy.admit(request).unwrap().sandbox;
+        let to = |address: [u8; 4], port: u16| SocketAddr::from((address, port));
         let against = |reach: Option<Reach>, port, stream| {
-            Rules::new(&spec, &[], None, reach).against_connection(port, stream)
+            Rules::new(&spec, &[], None, reach).against_connection(to([1, 2, 3, 4], port), stream)
         };
         let nothing = || None;
         assert_eq!(against(nothing(), 443, true), Some((ENETUNREACH, "--allow-host HOST")));
         assert_eq!(against(nothing(), 5432, true), Some((ENETUNREACH, "--allow-host HOST:PORT")));
         assert_eq!(against(nothing(), 53, false), Some((ENETUNREACH, "--allow-host HOST")));
         assert_eq!(against(nothing(), 443, false), Some((ENETUNREACH, "nothing")));
-        let web = |by_address| Some(Reach { ports: Ports::web(), by_address, more_with: "more" });
+        let web =
+            |by_address| Some(Reach { ports: Ports::web(), by_address, ipv6: false, more_with: "more" });
         assert_eq!(against(web(true), 443, true), None);
         assert_eq!(against(web(true), 5432, true), Some((ECONNREFUSED, "more")));
         assert_eq!(against(web(true), 53, false), Some((ENETUNREACH, "nothing")));
         assert_eq!(against(web(false), 443, true), Some((ENETUNREACH, "--backend native")));
         assert_eq!(against(web(false), 5432, true), Some((ENETUNREACH, "more")));
-        let all = || Some(Reach { ports: Ports::Any, by_address: true, more_with: "more" });
+        let all = || Some(Reach { ports: Ports::Any, by_address: true, ipv6: false, more_with: "more" });
         assert_eq!((against(all(), 1, true), against(all(), 53, false)), (None, None));
         assert_eq!(against(all(), 443, false), Some((ENETUNREACH, "nothing")));
+        let newer =
+            Rules::new(&spec, &[], None, all()).against_connection("[2001:db8::1]:1".parse().unwrap(), true);
+        assert_eq!(newer, Some((ENETUNREACH, "nothing")));
     }
 }

@@ -3,6 +3,7 @@
 mod credential;
 mod endings;
 mod framing;
+mod push;
 mod world;
 
 use spec::EgressMode;

@@ -2,16 +2,10 @@
 
 use crate::{
     Secret,
-    egress::{
-        Credential, Egress, EgressReport, Inject, Settings,
-        requests::{self, Scope},
-        rewound::Rewound,
-    },
+    egress::{Credential, Egress, EgressReport, Inject, Settings},
     ledger::{Durability, Ledger},
-    line::Line,
     secrets::{KeySource, Secrets},
 };
-use bytes::Bytes;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
@@ -102,10 +96,11 @@ impl Server {
                 tokio::spawn(async move {
                     match config {
                         None => converse(stream, says, hears).await,
-                        Some(config) => match TlsAcceptor::from(config).accept(stream).await {
-                            Ok(stream) => converse(stream, says, hears).await,
-                            Err(_) => {}
-                        },
+                        Some(config) => {
+                            if let Ok(stream) = TlsAcceptor::from(config).accept(stream).await {
+                                converse(stream, says, hears).await;
+                            }
+                        }
                     }
                 });
             }
@@ -284,19 +279,12 @@ impl World {
         World { egress, folder }
     }
 
-    /// A client inside TLS that ends at the door.
+    /// A client inside TLS that ends at the door, by CONNECT.
     pub(super) async fn inside(&self, server: &Server) -> Box<dyn Stream> {
-        let (near, far) = pair().await;
-        let (egress, to) = (self.egress.clone(), server.to.clone());
-        let config = egress.authority.as_ref().unwrap().server(&to.host).unwrap();
-        let name = ServerName::try_from(to.host.to_string()).unwrap();
-        tokio::spawn(async move {
-            let line = Arc::new(Line::default());
-            assert!(line.enter(&egress.crowd));
-            let far = Rewound { early: Bytes::new(), stream: far };
-            let secured = TlsAcceptor::from(config).accept(far).await.unwrap();
-            requests::serve(egress, line, secured, Scope::To { to, secure: true }).await;
-        });
+        let mut near = self.proxy().await;
+        tell(&mut near, &format!("CONNECT {0} HTTP/1.1\r\nHost: {0}\r\n\r\n", server.to)).await;
+        assert_eq!(status(&head(&mut near).await), 200);
+        let name = ServerName::try_from(server.to.host.to_string()).unwrap();
         let mut roots = RootCertStore::empty();
         let ca = self.egress.certificate().unwrap();
         roots.add(CertificateDer::from_pem_slice(ca.as_bytes()).unwrap()).unwrap();
@@ -328,12 +316,6 @@ impl World {
         let text = std::fs::read_to_string(self.folder.join("ledger/owner.jsonl")).unwrap();
         text.lines().filter(|line| line.contains("\"verdict\"")).map(str::to_owned).collect()
     }
-}
-
-async fn pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-    (near, listener.accept().await.unwrap().0)
 }
 
 /// Says something, and hears one answer.

@@ -1,0 +1,182 @@
+//! What the web costs through a door: ours beside tinyproxy, squid and mitmproxy, and beside nothing at all. Doors have the
+//! first processor for themselves; server and load share the second. Decides nothing.
+
+mod client;
+mod door;
+mod measure;
+mod origin;
+mod process;
+mod relay;
+mod report;
+mod ways;
+
+use clap::{Parser, Subcommand};
+use measure::{Amount, Bench};
+use origin::Origin;
+use report::{Report, Samples};
+use std::{fs, io, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use ways::Programs;
+
+/// What kept a way, or all, from being measured.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Trouble {
+    #[error("cannot start {program}: {source}")]
+    Start { program: String, source: io::Error },
+    #[error("cannot use {}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("{name} does not listen; its last words: {last}")]
+    NoListener { name: &'static str, last: String },
+    #[error("cannot make certificates: {0}")]
+    Certificates(#[from] rcgen::Error),
+    #[error("cannot set up TLS: {0}")]
+    Tls(#[from] rustls::Error),
+    #[error("cannot open the door: {0}")]
+    Door(String),
+    #[error("cannot set up this process: {0}")]
+    Here(#[from] io::Error),
+}
+
+/// Measures what doors to the web cost. `bench/egress/run` installs the peers and calls this.
+#[derive(Parser)]
+#[command(name = "airlock-bench-egress", args_conflicts_with_subcommands = true)]
+struct Options {
+    #[command(subcommand)]
+    part: Option<Part>,
+    /// tinyproxy
+    #[arg(long, value_name = "FILE")]
+    tinyproxy: Option<PathBuf>,
+    /// squid
+    #[arg(long, value_name = "FILE")]
+    squid: Option<PathBuf>,
+    /// mitmproxy's program `mitmdump`
+    #[arg(long, value_name = "FILE")]
+    mitmdump: Option<PathBuf>,
+    /// Rounds, of which the median is told
+    #[arg(long, value_name = "NUMBER", default_value_t = 5)]
+    rounds: usize,
+    /// MiB that go through a tunnel in each round
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    size: u64,
+    /// Tunnels of each way in each round, one after the other
+    #[arg(long, value_name = "NUMBER", default_value_t = 400)]
+    tunnels: usize,
+    /// Milliseconds of requests in each round
+    #[arg(long, value_name = "MS", default_value_t = 3000)]
+    time: u64,
+    /// Tunnels that are open and idle
+    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+    idle: usize,
+    /// Write everything as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the table, too
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+}
+
+/// What this program starts itself as.
+#[derive(Subcommand)]
+enum Part {
+    /// Our door
+    #[command(hide = true)]
+    Door(door::Order),
+    /// Two pipes
+    #[command(hide = true)]
+    Relay { listen: SocketAddr, to: SocketAddr },
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let done = match &options.part {
+        Some(Part::Door(order)) => door::run(order),
+        Some(Part::Relay { listen, to }) => relay::run(*listen, *to).map_err(Trouble::Here),
+        None => run(&options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(trouble) => {
+            eprintln!("error: {trouble}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<(), Trouble> {
+    process::allow_files()?;
+    process::move_aside()?;
+    let folder = Folder::new()?;
+    let origin = Origin::start(&folder.0)?;
+    let programs = Programs {
+        tinyproxy: options.tinyproxy.clone(),
+        squid: options.squid.clone(),
+        mitmdump: options.mitmdump.clone(),
+    };
+    let before = load_average();
+    let (ways, missing) = ways::start(&programs, &origin, &folder.0)?;
+    let amount = Amount {
+        rounds: options.rounds,
+        bytes: options.size << 20,
+        tunnels: options.tunnels,
+        time: Duration::from_millis(options.time),
+        idle: options.idle,
+    };
+    let mut bench = Bench { origin: &origin, ways: &ways, amount, samples: Samples::default() };
+    bench.run();
+    let report = Report {
+        about: about(options, &before),
+        ways: ways.iter().map(|way| (way.name, way.duties)).collect(),
+        missing,
+        samples: bench.samples,
+    };
+    tell(options, &report)
+}
+
+fn tell(options: &Options, report: &Report) -> Result<(), Trouble> {
+    let write = |path: &PathBuf, text: String| {
+        fs::write(path, text).map_err(|source| Trouble::File { path: path.clone(), source })
+    };
+    print!("{report}");
+    if let Some(path) = &options.text {
+        write(path, report.to_string())?;
+    }
+    if let Some(path) = &options.json {
+        write(path, format!("{:#}\n", report.json()))?;
+    }
+    Ok(())
+}
+
+fn about(options: &Options, before: &str) -> Vec<(&'static str, String)> {
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let build = if cfg!(debug_assertions) { "DEBUG: its numbers mean nothing" } else { "release" };
+    let busy = before.parse().is_ok_and(|load: f64| load > 0.5);
+    let busy = if busy { "; THE MACHINE WAS BUSY: only ratios say something" } else { "" };
+    vec![
+        ("kernel", kernel.trim().to_owned()),
+        ("load before and after", format!("{before}, {}{busy}", load_average())),
+        ("rounds", options.rounds.to_string()),
+        ("build", build.to_owned()),
+    ]
+}
+
+fn load_average() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().unwrap_or("?").to_owned()
+}
+
+/// For configurations, logs and certificates; gone afterwards.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Folder, Trouble> {
+        let path = std::env::temp_dir().join(format!("airlock-bench-egress-{}", std::process::id()));
+        fs::create_dir_all(&path).map_err(|source| Trouble::File { path: path.clone(), source })?;
+        Ok(Folder(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What a door still holds there is not worth an error.
+        _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,259 @@
+//! Samples become medians, ratios and remarks: a table for people, JSON for programs. Nothing here decides a test.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display, Formatter},
+};
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Metric {
+    Throughput,
+    TunnelCost,
+    SetUp,
+    SetUpP99,
+    RequestCost,
+    RequestRate,
+    Idle,
+    IdleTunnels,
+}
+
+/// What the project wants of ours.
+#[derive(Clone, Copy, Debug)]
+enum Wanted {
+    AtLeast(f64, &'static str),
+    AtMost(f64, &'static str),
+    /// Not of a ratio.
+    Value(f64),
+}
+
+impl Metric {
+    const ALL: [Metric; 8] = [
+        Metric::Throughput,
+        Metric::TunnelCost,
+        Metric::SetUp,
+        Metric::SetUpP99,
+        Metric::RequestCost,
+        Metric::RequestRate,
+        Metric::Idle,
+        Metric::IdleTunnels,
+    ];
+
+    fn title(self) -> &'static str {
+        match self {
+            Metric::Throughput => "tunnel MB/s",
+            Metric::TunnelCost => "  CPU s/GB",
+            Metric::SetUp => "set-up of a tunnel us, p50",
+            Metric::SetUpP99 => "  p99",
+            Metric::RequestCost => "CPU us/request, TLS both sides, c=8",
+            Metric::RequestRate => "  requests/s",
+            Metric::Idle => "PSS KiB after one tunnel",
+            Metric::IdleTunnels => "PSS KiB with idle tunnels",
+        }
+    }
+
+    /// Whether ours is held against the others'.
+    fn has_ratio(self) -> bool {
+        matches!(self, Metric::Throughput | Metric::TunnelCost | Metric::SetUp | Metric::RequestCost)
+    }
+
+    fn wanted(self) -> &'static [Wanted] {
+        match self {
+            Metric::Throughput => &[Wanted::AtLeast(0.8, "direct"), Wanted::AtLeast(0.8, "relay")],
+            Metric::SetUp => &[Wanted::AtMost(1.5, "tinyproxy")],
+            Metric::RequestCost => &[Wanted::AtMost(0.25, "mitmproxy")],
+            Metric::IdleTunnels => &[Wanted::Value(32.0 * 1024.0)],
+            Metric::TunnelCost | Metric::SetUpP99 | Metric::RequestRate | Metric::Idle => &[],
+        }
+    }
+}
+
+/// What was measured: one number a round.
+#[derive(Debug, Default)]
+pub(crate) struct Samples {
+    values: BTreeMap<(&'static str, Metric), Vec<f64>>,
+    failures: BTreeMap<(&'static str, Metric), (usize, String)>,
+}
+
+impl Samples {
+    pub(crate) fn add(&mut self, way: &'static str, metric: Metric, value: f64) {
+        self.values.entry((way, metric)).or_default().push(value);
+    }
+
+    /// Only the first one's words are kept.
+    pub(crate) fn fail(&mut self, way: &'static str, metric: Metric, why: &str) {
+        self.failures.entry((way, metric)).or_insert_with(|| (0, why.to_owned())).0 += 1;
+    }
+
+    fn of(&self, way: &'static str, metric: Metric) -> &[f64] {
+        self.values.get(&(way, metric)).map_or(&[], Vec::as_slice)
+    }
+
+    fn median(&self, way: &'static str, metric: Metric) -> Option<f64> {
+        median(self.of(way, metric))
+    }
+
+    /// Round by round, then the median: what changes from round to round is in both.
+    fn ratio(&self, way: &'static str, to: &'static str, metric: Metric) -> Option<f64> {
+        let (own, other) = (self.of(way, metric), self.of(to, metric));
+        if own.len() != other.len() {
+            return None;
+        }
+        let ratios: Vec<_> = own.iter().zip(other).map(|(own, other)| own / other).collect();
+        median(&ratios).filter(|ratio| ratio.is_finite())
+    }
+
+    fn spread(&self, way: &'static str, metric: Metric) -> Option<f64> {
+        let values = self.of(way, metric);
+        let least = values.iter().copied().reduce(f64::min)?;
+        let most = values.iter().copied().reduce(f64::max)?;
+        Some((most - least) / median(values)?)
+    }
+}
+
+fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        even if even % 2 == 0 => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+        _ => Some(sorted[middle]),
+    }
+}
+
+/// Everything that is told.
+pub(crate) struct Report {
+    /// Of the machine and the method.
+    pub(crate) about: Vec<(&'static str, String)>,
+    /// Name and duties of each way.
+    pub(crate) ways: Vec<(&'static str, &'static str)>,
+    /// Those that did not run, and why.
+    pub(crate) missing: Vec<(&'static str, String)>,
+    pub(crate) samples: Samples,
+}
+
+impl Report {
+    /// The same for programs.
+    pub(crate) fn json(&self) -> Value {
+        let samples = &self.samples;
+        let about: BTreeMap<_, _> = self.about.iter().map(|(name, value)| (*name, value)).collect();
+        let row = |way: &'static str, metric: Metric| {
+            let rounds = samples.of(way, metric);
+            let failed = samples.failures.get(&(way, metric));
+            (!rounds.is_empty() || failed.is_some()).then(|| {
+                json!({
+                    "way": way,
+                    "metric": metric,
+                    "rounds": rounds,
+                    "median": samples.median(way, metric),
+                    "spread": samples.spread(way, metric),
+                    "ours_to_this": samples.ratio("ours", way, metric),
+                    "failed": failed,
+                })
+            })
+        };
+        let rows = self.ways.iter().flat_map(|(way, _)| Metric::ALL.map(|metric| row(way, metric)));
+        let rows: Vec<_> = rows.flatten().collect();
+        let ways: Vec<_> =
+            self.ways.iter().map(|(name, duties)| json!({ "name": name, "duties": duties })).collect();
+        let missing: Vec<_> =
+            self.missing.iter().map(|(name, why)| json!({ "name": name, "why": why })).collect();
+        json!({ "about": about, "ways": ways, "rows": rows, "not_run": missing })
+    }
+
+    fn line(&self, metric: Metric, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<37}", metric.title())?;
+        for (way, _) in &self.ways {
+            let number = self.samples.median(way, metric).map_or("-".to_owned(), number);
+            let spread = self.samples.spread(way, metric).filter(|_| self.samples.of(way, metric).len() > 1);
+            let spread = spread.map_or(String::new(), |spread| format!("±{:.0}%", spread * 50.0));
+            write!(f, "{number:>9}{spread:>6}")?;
+        }
+        writeln!(f)
+    }
+
+    /// What ours is to the others, and what it should be.
+    fn verdicts(&self, metric: Metric, f: &mut Formatter<'_>) -> fmt::Result {
+        let others = self.ways.iter().filter(|(way, _)| *way != "ours" && metric.has_ratio());
+        for (way, _) in others {
+            let Some(ratio) = self.samples.ratio("ours", way, metric) else { continue };
+            write!(f, "{:<37}ours / {way:<10}{ratio:>7.2}", metric.title().trim())?;
+            for wanted in metric.wanted() {
+                match wanted {
+                    Wanted::AtLeast(least, to) if to == way => verdict(f, ">=", *least, ratio >= *least)?,
+                    Wanted::AtMost(most, to) if to == way => verdict(f, "<=", *most, ratio <= *most)?,
+                    Wanted::AtLeast(..) | Wanted::AtMost(..) | Wanted::Value(_) => {}
+                }
+            }
+            writeln!(f)?;
+        }
+        for wanted in metric.wanted() {
+            if let (Wanted::Value(most), Some(value)) = (wanted, self.samples.median("ours", metric)) {
+                write!(f, "{:<37}ours             {value:>8.0}", metric.title().trim())?;
+                verdict(f, "<=", *most, value <= *most)?;
+                writeln!(f)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn verdict(f: &mut Formatter<'_>, sign: &str, wanted: f64, met: bool) -> fmt::Result {
+    write!(f, "  wanted {sign} {wanted}: {}", if met { "met" } else { "MISSED" })
+}
+
+fn number(value: f64) -> String {
+    match value.abs() {
+        small if small < 10.0 => format!("{value:.2}"),
+        middle if middle < 100.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+impl Display for Report {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for (name, value) in &self.about {
+            writeln!(f, "{name}: {value}")?;
+        }
+        writeln!(f)?;
+        for (name, duties) in &self.ways {
+            writeln!(f, "{name}: {duties}")?;
+        }
+        write!(f, "\n{:<37}", "median of rounds ± half their spread")?;
+        self.ways.iter().try_for_each(|(name, _)| write!(f, "{name:>9}      "))?;
+        writeln!(f)?;
+        Metric::ALL.iter().try_for_each(|metric| self.line(*metric, f))?;
+        writeln!(f)?;
+        Metric::ALL.iter().try_for_each(|metric| self.verdicts(*metric, f))?;
+        for ((way, metric), (count, why)) in &self.samples.failures {
+            writeln!(f, "! {way}, {}: failed {count} times, first: {}", metric.title().trim(), why.trim())?;
+        }
+        self.missing.iter().try_for_each(|(name, why)| writeln!(f, "NOT RUN {name}: {why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_of_rounds_and_held_against_what_is_wanted() {
+        let mut samples = Samples::default();
+        // The machine was half as fast in the second round, for both.
+        for (direct, ours) in [(100.0, 90.0), (50.0, 45.0), (100.0, 91.0)] {
+            samples.add("direct", Metric::Throughput, direct);
+            samples.add("ours", Metric::Throughput, ours);
+        }
+        samples.add("ours", Metric::IdleTunnels, 40_000.0);
+        assert_eq!(samples.ratio("ours", "direct", Metric::Throughput), Some(0.9));
+        assert_eq!(samples.ratio("ours", "relay", Metric::Throughput), None);
+        let ways = vec![("direct", "none"), ("ours", "all")];
+        let text = Report { about: Vec::new(), ways, missing: Vec::new(), samples }.to_string();
+        assert!(text.contains("0.90  wanted >= 0.8: met"), "{text}");
+        assert!(text.contains("40000  wanted <= 32768: MISSED"), "{text}");
+    }
+}

@@ -1,0 +1,212 @@
+//! The ways to the server: none between, the least that a relay can be, tinyproxy, squid, mitmproxy, ours.
+
+use crate::{
+    Trouble, client,
+    door::CERTIFICATE,
+    origin::{KEY, Origin},
+    process::Process,
+};
+use std::{
+    fs, io,
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// mitmproxy makes its keys first.
+const LONGEST_START: Duration = Duration::from_secs(60);
+
+/// One column.
+#[derive(Debug)]
+pub(crate) struct Way {
+    pub(crate) name: &'static str,
+    /// What it does.
+    pub(crate) duties: &'static str,
+    pub(crate) entry: Entry,
+    /// None where nothing is between.
+    pub(crate) process: Option<Process>,
+    /// The certificate that counts for those who look inside; none for those who do not.
+    pub(crate) ca: Option<PathBuf>,
+    /// Whether it is measured as a tunnel.
+    pub(crate) tunnels: bool,
+}
+
+/// How a connection to the server begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Entry {
+    /// At the server itself.
+    Server,
+    /// At someone who goes there anyway.
+    Relay(SocketAddr),
+    /// With CONNECT.
+    Proxy(SocketAddr),
+}
+
+/// Where programs are; a way without its program is not run.
+#[derive(Debug)]
+pub(crate) struct Programs {
+    pub(crate) tinyproxy: Option<PathBuf>,
+    pub(crate) squid: Option<PathBuf>,
+    pub(crate) mitmdump: Option<PathBuf>,
+}
+
+/// What a way needs to start.
+struct Place<'a> {
+    origin: &'a Origin,
+    folder: PathBuf,
+    listen: SocketAddr,
+}
+
+type Ways = (Vec<Way>, Vec<(&'static str, String)>);
+
+/// Starts all that can be; beside them, why others were not.
+pub(crate) fn start(programs: &Programs, origin: &Origin, folder: &Path) -> Result<Ways, Trouble> {
+    let own = Some(std::env::current_exe()?);
+    let mut ways = vec![Way {
+        name: "direct",
+        duties: "nothing between; client and server share a processor",
+        entry: Entry::Server,
+        process: None,
+        ca: Some(origin.ca.clone()),
+        tunnels: true,
+    }];
+    let mut missing = Vec::new();
+    type Arguments = fn(&Place<'_>) -> io::Result<Vec<String>>;
+    let rows: [(&str, &str, &Option<PathBuf>, Arguments, Option<&str>); 5] = [
+        ("relay", "splice to one place, two threads a connection", &own, relay, None),
+        ("tinyproxy", "CONNECT, no rules", &programs.tinyproxy, tinyproxy, None),
+        ("squid", "CONNECT, one rule, no log, no cache", &programs.squid, squid, None),
+        (
+            "mitmproxy",
+            "TLS ends, credential put in",
+            &programs.mitmdump,
+            mitmproxy,
+            Some("mitmproxy-ca-cert.pem"),
+        ),
+        (
+            "ours",
+            "rules, limits, first message of TLS read, ledger; TLS ends, credential put in",
+            &own,
+            ours,
+            Some(CERTIFICATE),
+        ),
+    ];
+    for (name, duties, program, arguments, ca) in rows {
+        let Some(program) = program else {
+            missing.push((name, "its program was not found".to_owned()));
+            continue;
+        };
+        match begin(name, program, origin, folder, arguments) {
+            Ok((process, place)) => ways.push(Way {
+                name,
+                duties,
+                entry: if name == "relay" { Entry::Relay(place.listen) } else { Entry::Proxy(place.listen) },
+                process: Some(process),
+                ca: ca.map(|ca| place.folder.join(ca)),
+                tunnels: name != "mitmproxy",
+            }),
+            Err(trouble) => missing.push((name, trouble.to_string())),
+        }
+    }
+    Ok((ways, missing))
+}
+
+fn begin<'a>(
+    name: &'static str,
+    program: &Path,
+    origin: &'a Origin,
+    folder: &Path,
+    arguments: fn(&Place<'_>) -> io::Result<Vec<String>>,
+) -> Result<(Process, Place<'a>), Trouble> {
+    let folder = folder.join(name);
+    fs::create_dir_all(&folder).map_err(|source| Trouble::File { path: folder.clone(), source })?;
+    // A port that was free a moment ago.
+    let listen = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+    let place = Place { origin, folder, listen };
+    let mut process = Process::start(program, &arguments(&place)?, &place.folder)?;
+    let deadline = Instant::now() + LONGEST_START;
+    while TcpStream::connect(listen).is_err() {
+        if process.has_ended() || Instant::now() > deadline {
+            let log = fs::read_to_string(place.folder.join("log")).unwrap_or_default();
+            let last = log.lines().rev().take(3).collect::<Vec<_>>().join(" / ");
+            return Err(Trouble::NoListener { name, last });
+        }
+        // Doors tell nobody when they are ready.
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok((process, place))
+}
+
+fn relay(place: &Place<'_>) -> io::Result<Vec<String>> {
+    Ok(vec!["relay".to_owned(), place.listen.to_string(), place.origin.plain.to_string()])
+}
+
+fn ours(place: &Place<'_>) -> io::Result<Vec<String>> {
+    let Place { origin, folder, listen } = place;
+    let path = |path: &Path| path.display().to_string();
+    Ok([
+        "door",
+        "--listen",
+        &listen.to_string(),
+        "--plain",
+        &origin.plain.to_string(),
+        "--secure",
+        &origin.secure.to_string(),
+        "--ca",
+        &path(&origin.ca),
+        "--folder",
+        &path(folder),
+    ]
+    .map(str::to_owned)
+    .to_vec())
+}
+
+fn configured(place: &Place<'_>, text: &str, before: &[&str], after: &str) -> io::Result<Vec<String>> {
+    let path = place.folder.join("config");
+    fs::write(&path, text)?;
+    Ok(before.iter().copied().chain([after, &path.display().to_string()]).map(str::to_owned).collect())
+}
+
+fn tinyproxy(place: &Place<'_>) -> io::Result<Vec<String>> {
+    let port = place.listen.port();
+    let config = format!("Port {port}\nListen 127.0.0.1\nTimeout 600\nMaxClients 4096\nLogLevel Critical\n");
+    configured(place, &config, &["-d"], "-c")
+}
+
+fn squid(place: &Place<'_>) -> io::Result<Vec<String>> {
+    let config = format!(
+        "http_port {}\nhttp_access allow all\ncache deny all\naccess_log none\ncache_log /dev/null\npid_filename none\n\
+         max_filedescriptors 8192\npinger_enable off\nshutdown_lifetime 0 seconds\ncache_mem 8 MB\n",
+        place.listen
+    );
+    configured(place, &config, &["-N", "-C"], "-f")
+}
+
+fn mitmproxy(place: &Place<'_>) -> io::Result<Vec<String>> {
+    let Place { origin, folder, listen } = place;
+    Ok([
+        "-q",
+        "--listen-host",
+        "127.0.0.1",
+        "--listen-port",
+        &listen.port().to_string(),
+        "--set",
+        &format!("confdir={}", folder.display()),
+        "--set",
+        &format!("ssl_verify_upstream_trusted_ca={}", origin.ca.display()),
+        "--set",
+        "flow_detail=0",
+        "--modify-headers",
+        &format!("/~q/authorization/Bearer {KEY}"),
+    ]
+    .map(str::to_owned)
+    .to_vec())
+}
+
+impl Way {
+    /// A connection to the server's plain part.
+    pub(crate) fn open(&self, origin: &Origin) -> io::Result<TcpStream> {
+        client::open(self.entry, origin.plain, &origin.plain.to_string())
+    }
+}
