@@ -45,7 +45,7 @@ fn is_the_same(world: &World, run: &dyn Fn(&[&str], &str) -> Ran) {
     world.clear();
     run(&["--profile", "agent"], "curl -sS --fail-with-body -X DELETE https://api.example/v1/x").badly();
     assert!(world.requests().is_empty());
-    let inwards = "for host in 127.0.0.1 10.0.0.1 169.254.169.254; do curl -sS -m 5 --noproxy '*' http://$host/; done; curl -sS https://any.example/";
+    let inwards = "for host in 127.0.0.1 10.0.0.1 169.254.169.254; do curl -sSf -m 5 --noproxy '*' http://$host/; done; curl -sS https://any.example/";
     let open = run(&["--network", "open"], inwards);
     assert_eq!(open.stdout, "any.example says hello\n", "{open:?}");
     assert_eq!(world.connections().len(), 1);
