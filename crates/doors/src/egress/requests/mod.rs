@@ -31,7 +31,6 @@ use super::{
     rewound::Rewound,
 };
 use crate::{line::Line, relay, upstream::NoAnswer};
-use bytes::Bytes;
 use exchange::{Answer, Asked, Exchange, Under, Upload};
 use granted::{Granted, short};
 use http::{HeaderValue, Request, Response, StatusCode, header::CONNECTION, request::Parts, response};
@@ -233,18 +232,16 @@ impl Conversation {
         let url = exchange::url(&passing.to, passing.secure, passing.granted.target.path());
         let what = format!("{} {url}", short(head.method.as_str(), 32));
         let allowed = match passing.granted.push.take() {
-            None => None,
+            None => push::Allowed::default(),
             Some(push) => match self.read_push(&passing, push, &mut head, &mut body, &url).await {
-                Ok(allowed) => Some(allowed),
+                Ok(allowed) => allowed,
                 Err(answer) => return *answer,
             },
         };
-        let (early, is_whole, note) = match allowed {
-            None => (Bytes::new(), false, String::new()),
-            Some(allowed) => (allowed.early, allowed.is_whole, allowed.changes),
-        };
+        let push::Allowed { early, is_whole, changes, permit } = allowed;
+        let note = changes.first().cloned().unwrap_or_default();
         let exchange = passing.exchange(&self.egress, Asked { method: head.method.as_str(), url, note });
-        if let Err(no_way) = self.begin(&passing, &exchange, &mut head) {
+        if let Err(no_way) = self.begin(&passing, &exchange, &changes, &mut head) {
             relay::read_out(&mut body).await;
             return self.no_way(&what, &exchange, &no_way);
         }
@@ -260,7 +257,7 @@ impl Conversation {
             self.egress.books.learn(&passing.to);
         }
         let body = (!is_whole).then_some(body);
-        let mut request = Request::new(Upload { early, body, exchange: exchange.clone() });
+        let mut request = Request::new(Upload { permit, early, body, exchange: exchange.clone() });
         (*request.method_mut(), *request.uri_mut()) = (head.method, passing.granted.target);
         *request.headers_mut() = head.headers;
         match self.send(&exchange, link, request).await {
@@ -279,21 +276,29 @@ impl Conversation {
         url: &str,
     ) -> Result<push::Allowed, Box<Response<Body>>> {
         let rule = &passing.granted.standing.rule.name;
-        push::read(rule, push, &mut head.headers, body).await.map_err(|refused| {
-            self.egress.books.refused("git push", url, &refused.refusal);
-            let (run, host) = (&self.egress.run, Some(&passing.to.host));
-            Box::new(
-                refused.answer.unwrap_or_else(|| answer::refused("the push", run, host, &refused.refusal)),
-            )
-        })
+        push::read(rule, &self.egress.outside.pushes, push, &mut head.headers, body).await.map_err(
+            |refused| {
+                self.egress.books.refused("git push", url, &refused.refusal);
+                let (run, host) = (&self.egress.run, Some(&passing.to.host));
+                Box::new(
+                    refused
+                        .answer
+                        .unwrap_or_else(|| answer::refused("the push", run, host, &refused.refusal)),
+                )
+            },
+        )
     }
 
-    /// Written down if it has a credential; with the headers that the server gets; counted.
-    fn begin(&self, passing: &Passing, exchange: &Exchange, head: &mut Parts) -> Result<(), NoWay> {
+    /// Written down if it has a credential or changes refs; with the headers that the server gets; counted.
+    fn begin(
+        &self,
+        passing: &Passing,
+        exchange: &Exchange,
+        changes: &[String],
+        head: &mut Parts,
+    ) -> Result<(), NoWay> {
         let Passing { to, secure, granted, upgrade, .. } = passing;
-        if granted.credential.is_some() && exchange.announce().is_err() {
-            return Err(NoWay::Failed(NO_RECORD));
-        }
+        exchange.announce(changes).map_err(|_| NoWay::Failed(NO_RECORD))?;
         head::out(&mut head.headers, to, *secure, granted.looked_at, granted.credential.as_deref());
         upgrade::ask(&mut head.headers, upgrade.as_ref());
         let target = granted.target.path_and_query().map_or(1, |target| target.as_str().len());
@@ -306,6 +311,8 @@ impl Conversation {
             Some(link) => link,
             None => outside::dial(&self.egress, purpose).await?,
         };
+        // It took its time, and the credential is not out yet.
+        exchange.still_stands().map_err(NoWay::Refused)?;
         exchange.is_at(link.address);
         Ok(link)
     }
@@ -328,7 +335,7 @@ impl Conversation {
                 (_, Some(refusal)) => return Err(NoWay::Refused(refusal)),
                 (NoAnswer::NotSent(unsent), None) if again => {
                     (request, again) = (*unsent, false);
-                    link = outside::dial(&self.egress, link.purpose.clone()).await?;
+                    link = self.connect(exchange, link.purpose.clone()).await?;
                 }
                 _ => return Err(NoWay::Failed("the server hung up without an answer")),
             }

@@ -3,6 +3,7 @@
 mod credential;
 mod endings;
 mod framing;
+mod late;
 mod push;
 mod world;
 
