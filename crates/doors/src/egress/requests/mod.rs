@@ -112,7 +112,8 @@ struct Passing {
     secure: bool,
     passage: Passage,
     granted: Granted,
-    upgrade: Option<HeaderValue>,
+    /// The program wants a WebSocket, and may have one.
+    upgrade: bool,
     /// Tells of rules that changed since.
     changed: watch::Receiver<()>,
 }
@@ -218,10 +219,10 @@ impl Conversation {
         })?;
         let granted = granted::grant(&self.egress, &passage, &to, secure, head)
             .map_err(|denied| refused(denied.status, &denied.refusal))?;
-        let upgrade = head::upgrade(&head.headers);
-        if let Some(upgrade) = &upgrade {
+        let upgrade = head::asks_for_websocket(&head.headers);
+        if upgrade {
             let is_proxy = matches!(self.scope, Scope::Proxy);
-            upgrade::check(upgrade, &granted, is_proxy).map_err(forbidden)?;
+            upgrade::check(&granted, is_proxy).map_err(forbidden)?;
         }
         self.egress.begin(&granted.standing).map_err(forbidden)?;
         Ok(Passing { to, secure, passage, granted, upgrade, changed })
@@ -261,7 +262,7 @@ impl Conversation {
         (*request.method_mut(), *request.uri_mut()) = (head.method, passing.granted.target);
         *request.headers_mut() = head.headers;
         match self.send(&exchange, link, request).await {
-            Ok((link, answered)) => self.pass_on(&what, exchange, link, answered, passing.upgrade.is_some()),
+            Ok((link, answered)) => self.pass_on(&what, exchange, link, answered, passing.upgrade),
             Err(no_way) => self.no_way(&what, &exchange, &no_way),
         }
     }
@@ -300,7 +301,9 @@ impl Conversation {
         let Passing { to, secure, granted, upgrade, .. } = passing;
         exchange.announce(changes).map_err(|_| NoWay::Failed(NO_RECORD))?;
         head::out(&mut head.headers, to, *secure, granted.looked_at, granted.credential.as_deref());
-        upgrade::ask(&mut head.headers, upgrade.as_ref());
+        if *upgrade {
+            upgrade::ask(&mut head.headers);
+        }
         let target = granted.target.path_and_query().map_or(1, |target| target.as_str().len());
         exchange.pass(Way::Out, head::size(target, &head.headers)).map_err(NoWay::Refused)
     }
