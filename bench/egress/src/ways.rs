@@ -58,6 +58,9 @@ struct Place<'a> {
     listen: SocketAddr,
 }
 
+/// What a program is started with.
+type Arguments = fn(&Place<'_>) -> io::Result<Vec<String>>;
+type Row<'a> = (&'static str, &'static str, &'a Option<PathBuf>, Arguments, Option<&'static str>);
 type Ways = (Vec<Way>, Vec<(&'static str, String)>);
 
 /// Starts all that can be; beside them, why others were not.
@@ -77,8 +80,7 @@ pub(crate) fn start(
         tunnels: true,
     }];
     let mut missing = Vec::new();
-    type Arguments = fn(&Place<'_>) -> io::Result<Vec<String>>;
-    let rows: [(&str, &str, &Option<PathBuf>, Arguments, Option<&str>); 5] = [
+    let rows: [Row<'_>; 5] = [
         ("relay", "splice to one place, two threads a connection", &own, relay, None),
         ("tinyproxy", "CONNECT, no rules", &programs.tinyproxy, tinyproxy, None),
         ("squid", "CONNECT, one rule, no log, no cache", &programs.squid, squid, None),
@@ -122,7 +124,7 @@ fn begin<'a>(
     program: &Path,
     (origin, processors): (&'a Origin, Processors),
     folder: &Path,
-    arguments: fn(&Place<'_>) -> io::Result<Vec<String>>,
+    arguments: Arguments,
 ) -> Result<(Process, Place<'a>), Trouble> {
     let folder = folder.join(name);
     fs::create_dir_all(&folder).map_err(|source| Trouble::File { path: folder.clone(), source })?;
