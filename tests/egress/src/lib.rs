@@ -42,7 +42,7 @@ use tokio::{
 use web::{Required, Speech, Web};
 
 /// How long a test waits for what should come at once.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The internet, and a machine in it where `airlock` runs; gone with this.
 pub struct World {

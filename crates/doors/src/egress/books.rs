@@ -2,7 +2,7 @@
 
 use super::policy::Refusal;
 use crate::ledger::{self, Ledger};
-use spec::{Denial, Destination, Host};
+use spec::{Denial, Destination, Host, HostPattern};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
@@ -15,8 +15,10 @@ use std::{
 const MOST_DENIALS: usize = 64;
 /// Hosts that are learned.
 const MOST_LEARNED: usize = 1024;
-/// Lines in the ledger of one run. What comes then is counted, and the count is the last line.
-const MOST_LINES: u64 = 100_000;
+/// Lines of one run about what passed. When they are written, nothing passes any more.
+const MOST_LINES: u64 = 1_000_000;
+/// Lines of one run about what was refused. Further ones are counted, and the count is the last line.
+const MOST_REFUSED: u64 = 10_000;
 
 /// One line of the ledger.
 #[derive(Clone, Debug, Default)]
@@ -76,15 +78,29 @@ impl Books {
 
     /// Writes down what passed. An error means that it must not pass.
     pub(crate) fn write(&self, entry: &Entry) -> std::io::Result<()> {
-        if self.lines.fetch_add(1, Ordering::Relaxed) >= MOST_LINES {
-            return Ok(());
-        }
+        self.lines.fetch_add(1, Ordering::Relaxed);
         self.ledger.egress(&self.run, &entry.row())
+    }
+
+    /// Whether there is no room for what would pass.
+    pub(crate) fn is_full(&self) -> bool {
+        self.lines.load(Ordering::Relaxed) >= MOST_LINES
+    }
+
+    /// Writes down that the rules are about to change.
+    pub(crate) fn note_change(
+        &self,
+        verdict: &'static str,
+        host: &HostPattern,
+        rule: &str,
+    ) -> std::io::Result<()> {
+        let (operation, target) = ("rules".to_owned(), host.to_string());
+        self.write(&Entry { operation, target, verdict, rule: rule.to_owned(), ..Entry::default() })
     }
 
     /// Writes down that something was refused.
     pub(crate) fn refused(&self, operation: &str, target: &str, refusal: &Refusal) {
-        self.denied.fetch_add(1, Ordering::Relaxed);
+        let denied = self.denied.fetch_add(1, Ordering::Relaxed);
         let shown: String = target.chars().take(200).collect();
         let entry = Entry {
             operation: operation.to_owned(),
@@ -94,8 +110,10 @@ impl Books {
             detail: refusal.reason.clone(),
             ..Entry::default()
         };
-        // It does not pass either way; a ledger that cannot be written stops what would pass.
-        _ = self.write(&entry);
+        if denied < MOST_REFUSED {
+            // It does not pass either way; a ledger that cannot be written stops what would pass.
+            _ = self.ledger.egress(&self.run, &entry.row());
+        }
         let mut denials = locked(&self.denials);
         let known = denials.iter().any(|denial| denial.target == shown && denial.rule == refusal.rule);
         if !known && denials.len() < MOST_DENIALS {
@@ -140,10 +158,10 @@ impl Books {
 
     /// The last line, if there were more than were written; then everything is on its way to the disk.
     pub(crate) fn close(&self) {
-        let lines = self.lines.load(Ordering::Relaxed);
-        if lines > MOST_LINES {
-            let detail = format!("{} more lines were not written", lines - MOST_LINES);
-            let entry = Entry { verdict: "cut", detail, ..Entry::default() };
+        let denied = self.denied();
+        if denied > MOST_REFUSED {
+            let detail = format!("{} more refusals were not written", denied - MOST_REFUSED);
+            let entry = Entry { verdict: "deny", detail, ..Entry::default() };
             // Nothing passes any more; there is nobody to stop.
             _ = self.ledger.egress(&self.run, &entry.row());
         }

@@ -14,7 +14,7 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt;
-use spec::Destination;
+use spec::{Destination, Host};
 use std::{
     convert::Infallible,
     io,
@@ -175,6 +175,10 @@ async fn connect(
 ) -> Response<Body> {
     let target = request.uri().authority().map(http::uri::Authority::as_str).unwrap_or_default();
     let to: Destination = match target.parse() {
+        // An address may have been made up here for a name.
+        Ok(Destination { host: Host::Address(address), port }) => {
+            Destination { host: egress.host_at(address), port }
+        }
         Ok(to) => to,
         Err(bad) => {
             let refusal = super::Refusal::new("host", bad.to_string(), "nothing");

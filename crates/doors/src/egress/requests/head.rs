@@ -5,8 +5,8 @@ use crate::{egress::credential::Ready, scrub};
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{
-        ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, TE, TRAILER,
-        TRANSFER_ENCODING, UPGRADE, VIA,
+        ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, IF_RANGE,
+        RANGE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
     },
 };
 use spec::Destination;
@@ -87,7 +87,11 @@ pub(super) fn out(
         headers.insert(HOST, host);
     }
     if let Some(credential) = credential {
+        // What comes back is looked through: neither packed, nor in parts between which a key could be cut in two.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        for name in [RANGE, IF_RANGE] {
+            headers.remove(name);
+        }
         credential.put_into(headers);
     }
 }
