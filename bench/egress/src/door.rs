@@ -73,5 +73,11 @@ pub(crate) fn run(order: &Order) -> Result<(), Trouble> {
 }
 
 fn write_key(path: &Path) -> io::Result<()> {
-    OpenOptions::new().write(true).create(true).mode(0o600).open(path)?.write_all(KEY.as_bytes())
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?
+        .write_all(KEY.as_bytes())
 }
