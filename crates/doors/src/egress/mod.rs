@@ -218,7 +218,7 @@ impl Egress {
             let mut current = locked(&self.rules);
             let mut rules = Rules::clone(&current);
             change(&mut rules);
-            if rules.standing.len() > MOST_RULES {
+            if rules.standing.len() > MOST_RULES.max(current.standing.len()) {
                 return Err(NoChange::TooMany);
             }
             *current = Arc::new(rules);
@@ -247,12 +247,16 @@ impl Egress {
         rules.judge_host(host, Instant::now())
     }
 
+    /// Whether some names are treated otherwise than bare addresses.
+    fn has_rules_by_name(&self) -> bool {
+        let rules = locked(&self.rules).clone();
+        let differs = |rule: &EgressRule| rule.mode == EgressMode::Deny || rule.looks_inside();
+        rules.standing.iter().any(|standing| differs(&standing.rule))
+    }
+
     /// One more connection or request by these rules, if limits allow it.
     fn begin(&self, standing: &Standing) -> Result<(), Refusal> {
-        if self.books.is_full() {
-            self.books.note_limit();
-            return Err(Refusal::new("record", "the record of this run is full", "nothing"));
-        }
+        self.books.has_room().inspect_err(|_| self.books.note_limit())?;
         let begun = self.meter.begin().map_err(|spent| ("egress_limits", spent));
         let begun =
             begun.and_then(|()| standing.meter.begin().map_err(|spent| (&*standing.rule.name, spent)));
