@@ -4,6 +4,7 @@ mod credential;
 mod endings;
 mod framing;
 mod push;
+mod tunnels;
 mod world;
 
 use spec::EgressMode;
