@@ -136,9 +136,9 @@ pub(super) fn back(
             "its answer is compressed although asked not to be, and so cannot be searched for the credential",
         );
     }
-    let reflects = |value: &HeaderValue| scrub::is_in(&credential.reflection, value);
+    let reflects = |name: &HeaderName, value| scrub::is_in(&credential.reflection, name, value);
     let reflecting: Vec<HeaderName> =
-        headers.iter().filter(|(_, value)| reflects(value)).map(|(name, _)| name.clone()).collect();
+        headers.iter().filter(|(name, value)| reflects(name, value)).map(|(name, _)| name.clone()).collect();
     for name in reflecting {
         headers.remove(name);
     }
