@@ -173,7 +173,9 @@ async fn connect(
     request: Request<Incoming>,
     slot: &Mutex<Option<Opened>>,
 ) -> Response<Body> {
-    let target = request.uri().authority().map(http::uri::Authority::as_str).unwrap_or_default();
+    // A host and a port alone: what follows `http://HOST:PORT` others read as another kind of request.
+    let named = request.uri().authority().filter(|_| request.uri().scheme().is_none());
+    let target = named.map(http::uri::Authority::as_str).unwrap_or_default();
     let to: Destination = match target.parse() {
         Ok(to) => to,
         Err(bad) => {
