@@ -237,8 +237,8 @@ fn bind(folder: &Path, path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Removes sockets of runs that were killed: a listener dies with its owner, and then nobody answers. One that was made
-/// just now may not listen yet.
+/// Removes sockets and certificates of runs that were killed: a listener dies with its owner, and then nobody answers. One
+/// that was made just now may not listen yet.
 pub(crate) fn sweep(state: &Path) {
     let Ok(folder) = fs::File::open(state.join("doors")) else { return };
     let by_handle = Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&folder).to_string());
@@ -251,15 +251,28 @@ pub(crate) fn sweep(state: &Path) {
                 .and_then(|found| found.modified())
                 .is_ok_and(|made| made.elapsed().is_ok_and(|age| age > SETTLED))
         };
-        let is_dead = || {
-            UnixStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        let is_socket = || entry.file_type().is_ok_and(|kind| kind.is_socket());
+        let extension = path.extension().and_then(OsStr::to_str);
+        let is_left = match extension {
+            Some("sock" | control::EXTENSION) => is_socket() && nobody_answers(&path) == Some(true),
+            // A run that has certificates has a control.
+            Some(crate::egress::CERTIFICATES_OF_A_RUN) => {
+                nobody_answers(&path.with_extension(control::EXTENSION)).unwrap_or(true)
+            }
+            _ => false,
         };
-        let is_ours =
-            [Some(OsStr::new("sock")), Some(OsStr::new(control::EXTENSION))].contains(&path.extension());
-        if is_ours && entry.file_type().is_ok_and(|kind| kind.is_socket()) && is_old() && is_dead() {
+        if is_old() && is_left {
             // What cannot be removed now is found again by the next sweep.
             _ = fs::remove_file(&path);
         }
+    }
+}
+
+/// Whether a socket has outlived its owner; nothing if there is no socket.
+fn nobody_answers(path: &Path) -> Option<bool> {
+    match UnixStream::connect(path).map_err(|error| error.kind()) {
+        Err(io::ErrorKind::NotFound) => None,
+        told => Some(told.is_err_and(|kind| kind == io::ErrorKind::ConnectionRefused)),
     }
 }
 
