@@ -55,6 +55,9 @@ pub(crate) fn listen(
     let listener = TcpListener::from_std(listener)?;
     Ok(tokio::spawn(async move {
         loop {
+            if egress.connections.available_permits() == 0 {
+                egress.books.note_limit();
+            }
             let permit = egress.connections.clone().acquire_owned().await;
             match listener.accept().await {
                 Ok((stream, _)) => {
