@@ -55,6 +55,9 @@ pub(crate) fn listen(
     let listener = TcpListener::from_std(listener)?;
     Ok(tokio::spawn(async move {
         loop {
+            if egress.connections.available_permits() == 0 {
+                egress.books.note_limit();
+            }
             let permit = egress.connections.clone().acquire_owned().await;
             match listener.accept().await {
                 Ok((stream, _)) => {
@@ -173,7 +176,9 @@ async fn connect(
     request: Request<Incoming>,
     slot: &Mutex<Option<Opened>>,
 ) -> Response<Body> {
-    let target = request.uri().authority().map(http::uri::Authority::as_str).unwrap_or_default();
+    // A host and a port alone: what follows `http://HOST:PORT` others read as another kind of request.
+    let named = request.uri().authority().filter(|_| request.uri().scheme().is_none());
+    let target = named.map(http::uri::Authority::as_str).unwrap_or_default();
     let to: Destination = match target.parse() {
         // An address may have been made up here for a name.
         Ok(Destination { host: Host::Address(address), port }) => {
