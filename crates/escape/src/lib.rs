@@ -10,12 +10,15 @@
 //! the trap. An attacker's own word can convict, never acquit. Attacks live in [`attack`] and run inside only.
 
 pub mod attack;
+mod egress;
 mod files;
+mod internet;
 mod kernel;
 mod network;
 mod oracle;
 mod own;
 mod peer;
+mod probe;
 mod resources;
 mod terminal;
 mod world;
@@ -195,7 +198,9 @@ pub const LEFT_OUT: &str = "left out";
 
 /// Every case, in order.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
-    [files::CASES, kernel::CASES, network::CASES, resources::CASES, own::CASES].into_iter().flatten()
+    [files::CASES, kernel::CASES, network::CASES, egress::CASES, resources::CASES, own::CASES, egress::OWN]
+        .into_iter()
+        .flatten()
 }
 
 impl Case {

@@ -73,7 +73,7 @@ fn heard(report: &Report, secret: &str) -> Found {
 }
 
 /// An address of this host that others can reach.
-fn own_address() -> Result<IpAddr, Trouble> {
+pub(crate) fn own_address() -> Result<IpAddr, Trouble> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     // Nothing is sent: this only asks which address would be used.
     let asked = socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).and_then(|()| socket.local_addr());
