@@ -94,11 +94,6 @@ impl Internet {
         egress::Settings { internet, ..egress::Settings::default() }
     }
 
-    /// What answers say.
-    pub(crate) fn secret(&self) -> &str {
-        &self.seen.secret
-    }
-
     /// Whether this arrived anywhere, in whatever is sent, or in a name that was asked for.
     pub(crate) fn heard(&self, text: &str) -> bool {
         let within = |bytes: &Vec<u8>| bytes.windows(text.len().max(1)).any(|part| part == text.as_bytes());
@@ -241,7 +236,7 @@ fn answer(head: &str, secret: &str) -> String {
     let echoed = header(head, "authorization").unwrap_or_default();
     match path.split('/').nth(1).unwrap_or_default() {
         "echo-header" => format!("HTTP/1.1 200 OK\r\nX-Echo: {echoed}\r\nContent-Length: 0\r\n\r\n"),
-        "echo-error" => page(&format!("500 {}", "Broken"), head),
+        "echo-error" => page("500 Broken", head),
         "echo-location" => {
             format!("HTTP/1.1 302 Found\r\nLocation: /?{echoed}\r\nContent-Length: 0\r\n\r\n")
         }

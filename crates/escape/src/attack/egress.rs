@@ -76,6 +76,10 @@ fn speak(to: &str, parts: &str) -> Option<Vec<u8>> {
     }
     // Who is refused may hear so before all is said.
     _ = stream.write_all(last);
+    if !last.ends_with(b"\r\n\r\n") {
+        // Nobody waits for the rest of a request.
+        _ = stream.shutdown(std::net::Shutdown::Write);
+    }
     let mut heard = Vec::new();
     _ = stream.take(1 << 20).read_to_end(&mut heard);
     Some(heard)
