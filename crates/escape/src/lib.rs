@@ -200,7 +200,7 @@ pub const LEFT_OUT: &str = "left out";
 
 /// Every case, in order.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
-    [
+    let groups = [
         files::CASES,
         kernel::CASES,
         network::CASES,
@@ -211,9 +211,18 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
         resources::CASES,
         own::CASES,
         egress::OWN,
-    ]
-    .into_iter()
-    .flatten()
+    ];
+    let mut all: Vec<_> = groups.into_iter().flatten().collect();
+    all.sort_by_key(|case| place(case.id));
+    all.into_iter()
+}
+
+/// Group, number, and what stands behind it.
+fn place(id: &str) -> (&str, u32, &str) {
+    let (group, rest) = id.split_at(1);
+    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+    let (number, behind) = rest.split_at(end);
+    (group, number.parse().unwrap_or(0), behind)
 }
 
 impl Case {
