@@ -3,6 +3,7 @@
 
 use crate::{Trouble, world::World};
 use doors::egress;
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use std::{
     collections::{BTreeMap, VecDeque},
     io::{self, Read, Write},
@@ -36,6 +37,8 @@ struct Seen {
     dialled: Mutex<Vec<SocketAddr>>,
     /// Addresses of this machine, beside its loopback, at which somebody listens.
     own: Mutex<Vec<IpAddr>>,
+    /// Who answers at port 443, if that is somebody else.
+    secured: Mutex<Option<SocketAddr>>,
     /// Connections and datagrams, byte by byte.
     heard: Mutex<Vec<Vec<u8>>>,
 }
@@ -52,6 +55,7 @@ impl Internet {
             asked: Mutex::default(),
             dialled: Mutex::default(),
             own: Mutex::default(),
+            secured: Mutex::default(),
             heard: Mutex::default(),
         });
         let server = serve(&seen, (Ipv4Addr::LOCALHOST, 0).into())?;
@@ -63,6 +67,18 @@ impl Internet {
         let at = serve(&self.seen, at.into())?;
         locked(&self.seen.own).push(at.ip());
         Ok(at.port())
+    }
+
+    /// Has port 443 of every address speak TLS, with this certificate.
+    pub(crate) fn secure(&self, config: Arc<ServerConfig>) -> Result<(), Trouble> {
+        let (listener, seen) = (TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?, self.seen.clone());
+        *locked(&self.seen.secured) = Some(listener.local_addr()?);
+        std::thread::spawn(move || {
+            while let Ok((stream, _)) = listener.accept() {
+                _ = attend_secured(&seen, config.clone(), stream);
+            }
+        });
+        Ok(())
     }
 
     /// The same for datagrams.
@@ -132,7 +148,8 @@ impl Seen {
         locked(&self.dialled).push(address);
         let ip = address.ip().to_canonical();
         let ours = ip.is_loopback() || locked(&self.own).contains(&ip);
-        if ours { address } else { server }
+        let secured = locked(&self.secured).filter(|_| address.port() == 443);
+        if ours { address } else { secured.unwrap_or(server) }
     }
 }
 
@@ -187,6 +204,19 @@ fn attend(seen: &Seen, mut stream: TcpStream) -> Option<()> {
             return Some(());
         }
     }
+}
+
+/// One request in TLS.
+fn attend_secured(seen: &Seen, config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(SILENCE * 5))?;
+    let server = ServerConnection::new(config).map_err(io::Error::other)?;
+    let mut secured = StreamOwned::new(server, stream);
+    let mut bytes = [0; 4096];
+    let count = secured.read(&mut bytes)?;
+    locked(&seen.heard).push(bytes[..count].to_vec());
+    secured.write_all(page("200 OK", &seen.secret).as_bytes())?;
+    secured.conn.send_close_notify();
+    secured.flush()
 }
 
 /// The heads of all whole requests, and how many bytes follow.

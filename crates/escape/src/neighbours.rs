@@ -98,7 +98,7 @@ fn flood(ground: &Ground<'_>) -> Outcome {
         let (_, answered) = worked(ground, work(PER_MINUTE + REQUESTS))?;
         return Ok(Found::when(answered < PER_MINUTE + REQUESTS, "its share is spent"));
     }
-    let held = ground.hold(ground.attack("flood", [FLOODED]))?;
+    let held = ground.hold(ground.attack("flood-door", [FLOODED]))?;
     let (slowest, answered) = worked(ground, work(REQUESTS))?;
     held.finish()?;
     Ok(Found::when(answered < REQUESTS, &format!("only {answered} of {REQUESTS} requests were answered"))

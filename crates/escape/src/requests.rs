@@ -10,8 +10,13 @@ use crate::{
     world::{Door, Ground, each, mount},
 };
 use doors::{egress as doors_egress, secrets::KeySource};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::{
+    ServerConfig,
+    pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
+};
 use spec::{EgressMode, EgressRule, RunRequest};
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{fs, os::unix::fs::PermissionsExt, sync::Arc};
 
 const fn door(id: &'static str, title: &'static str, run: fn(&Ground<'_>) -> Outcome) -> Case {
     case(id, title, run, Control::Given, NO_DOOR)
@@ -40,6 +45,7 @@ pub(crate) const CREDENTIALS: &[Case] = &[
     ),
     nothing("D74", "signatures for other services and regions", "this build signs no requests"),
     door("D75", "the key of the door's own authority", authority),
+    door("D75d", "a server behind the door whose certificate is by nobody who is trusted", stranger),
 ];
 
 fn inspect(host: &str, allow: &[&str], credential: bool) -> Result<EgressRule, Trouble> {
@@ -351,4 +357,38 @@ fn authority(ground: &Ground<'_>) -> Outcome {
         .or(|| Found::when(first == second, "two runs have the same authority"))
         .or(|| Found::when(kept, "its key lies in the state folder"))
         .or(|| Found::when(left, "its certificate outlives the run")))
+}
+
+/// How to be the server of a name, by an authority that nobody knows; the authority.
+fn strangers(name: &str) -> Result<(Arc<ServerConfig>, String), Box<dyn std::error::Error>> {
+    let (key, authority_key) = (KeyPair::generate()?, KeyPair::generate()?);
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let pem = params.self_signed(&authority_key)?.pem();
+    let leaf = CertificateParams::new([name.to_owned()])?;
+    let leaf = leaf.signed_by(&key, &Issuer::new(params, authority_key))?;
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let config = config.with_no_client_auth().with_single_cert(vec![leaf.der().clone()], key)?;
+    Ok((Arc::new(config), pem))
+}
+
+/// The control trusts that authority.
+fn stranger(ground: &Ground<'_>) -> Outcome {
+    const MARK: &str = "said-secretly";
+    let internet = Internet::new(ground.world)?;
+    let (config, pem) = strangers(ALLOWED).map_err(|error| Trouble::Broken(error.to_string()))?;
+    internet.secure(config)?;
+    let file = ground.world.fresh("authority").join("authority.pem");
+    fs::write(&file, pem)?;
+    let mut settings = internet.settings();
+    settings.ca = ground.is_control().then_some(file);
+    ground.open_door(Door { rules: vec![inspect(ALLOWED, &[], false)?], settings, ..Door::default() });
+    let report = ground.run(ground.attack("speak-secretly", [ALLOWED, MARK]))?.finished()?;
+    if !internet.dialled().iter().any(|address| address.port() == 443) {
+        let heard = report.value("hears").unwrap_or_default();
+        return Err(Trouble::Broken(format!("the door does not go there: {heard}")));
+    }
+    Ok(Found::when(internet.heard(MARK), "the request was sent to whoever that is"))
 }

@@ -1,10 +1,15 @@
 //! Attacks on the egress door and on what leads to it.
 
 use super::{call, claim, hold, say, tell};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket},
     os::unix::net::UnixStream,
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -39,9 +44,13 @@ pub(super) fn attack(name: &str, arguments: &[&str]) -> Option<()> {
             grant_oneself(host, socket);
             speak_all(all);
         }
-        ("flood", [count]) => flood(count.parse().ok()?),
+        ("flood-door", [count]) => flood(count.parse().ok()?),
         ("time", [count, host]) => time(count.parse().ok()?, host),
         ("find-key", [wanted]) => find_key(wanted),
+        ("speak-secretly", [host, text]) => {
+            let told = speak_secretly(host, text).map_err(|error| error.to_string());
+            say(&format!("hears {}", told.unwrap_or_else(|error| error).replace(['\r', '\n'], " ")));
+        }
         _ => return None,
     }
     Some(())
@@ -252,4 +261,30 @@ fn find_key(wanted: &str) {
     let certificates = std::fs::read_to_string("/airlock/certificates.pem").unwrap_or_default();
     let own = certificates.rsplit("-----BEGIN CERTIFICATE-----").next().unwrap_or_default();
     say(&format!("certificate {}", own.split_whitespace().collect::<String>()));
+}
+
+/// In TLS that the door ends, trusting whom programs here are told to trust.
+fn speak_secretly(host: &str, text: &str) -> Result<String, Box<dyn std::error::Error>> {
+    let mut roots = RootCertStore::empty();
+    let known = CertificateDer::pem_file_iter("/airlock/certificates.pem")?;
+    roots.add_parsable_certificates(known.flatten());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    let client = ClientConnection::new(Arc::new(config), ServerName::try_from(host.to_owned())?)?;
+    let mut stream = TcpStream::connect(DOOR)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("CONNECT {host}:443 HTTP/1.1\r\nHost: {host}:443\r\n\r\n").as_bytes())?;
+    let mut answer = [0; 4096];
+    let count = stream.read(&mut answer)?;
+    if !answer[..count].starts_with(b"HTTP/1.1 200") {
+        return Ok(String::from_utf8_lossy(&answer[..count]).into_owned());
+    }
+    let mut secured = StreamOwned::new(client, stream);
+    let request = format!("GET /{text} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    secured.write_all(request.as_bytes())?;
+    let mut heard = Vec::new();
+    // Ended without a word, what was heard was heard.
+    _ = secured.read_to_end(&mut heard);
+    Ok(String::from_utf8_lossy(&heard).into_owned())
 }
