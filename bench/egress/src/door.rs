@@ -60,6 +60,7 @@ pub(crate) fn run(order: &Order) -> Result<(), Trouble> {
     let settings = Settings {
         credentials: BTreeMap::from([("key".to_owned(), credential)]),
         ca: Some(order.ca.clone()),
+        ..Settings::default()
     };
     let ledger = Arc::new(Ledger::open(&order.folder.join("ledger"), "bench", Durability::Process)?);
     let grant = EgressGrant { rules, ..EgressGrant::default() };

@@ -45,7 +45,7 @@ pub(crate) struct Opened {
 /// What a destination is opened as.
 enum Opening {
     /// Bytes, to a connection that stands.
-    Tunnel(Tunnel, TcpStream),
+    Tunnel(Box<Tunnel>, TcpStream),
     /// Requests without encryption, each judged by itself.
     Plain,
     /// TLS that ends here, and requests in it.
@@ -72,7 +72,7 @@ pub(crate) async fn open(egress: &Arc<Egress>, operation: &str, to: Destination)
         (true, _) => Opening::Inspect,
         (false, _) => {
             egress.begin(passage.first()).map_err(refused)?;
-            let mut tunnel = Tunnel::new(egress.clone(), to.clone(), passage);
+            let mut tunnel = Box::new(Tunnel::new(egress.clone(), to.clone(), passage));
             match tunnel.dial().await {
                 Ok(server) => Opening::Tunnel(tunnel, server),
                 Err(NoWay::Refused(refusal)) => {

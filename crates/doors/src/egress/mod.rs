@@ -16,6 +16,7 @@ mod dial;
 mod front;
 pub mod git;
 pub mod hello;
+mod internet;
 mod limits;
 pub mod names;
 mod policy;
@@ -27,6 +28,7 @@ mod tunnel;
 
 pub use books::Learned;
 pub use credential::{Credential, Inject};
+pub use internet::Internet;
 
 use crate::{OpenError, ledger::Ledger, line::Crowd, secrets::Secrets};
 use authority::Authority;
@@ -64,6 +66,8 @@ pub struct Settings {
     pub credentials: BTreeMap<String, Credential>,
     /// Certificates that count for servers behind rules that look inside, instead of the system's.
     pub ca: Option<PathBuf>,
+    /// Where names lead, and where addresses lie.
+    pub internet: Internet,
 }
 
 /// The egress door of one run.
@@ -137,7 +141,7 @@ impl Egress {
             changed: watch::Sender::new(()),
             meter: Meter::new(&grant.limits),
             books: Books::new(ledger, run.to_owned()),
-            dialler: Dialler::new(),
+            dialler: Dialler::new(settings.internet.clone()),
             names: Names::default(),
             authority,
             credentials,
