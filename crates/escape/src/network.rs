@@ -73,7 +73,7 @@ fn heard(report: &Report, secret: &str) -> Found {
 }
 
 /// An address of this host that others can reach.
-fn own_address() -> Result<IpAddr, Trouble> {
+pub(crate) fn own_address() -> Result<IpAddr, Trouble> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     // Nothing is sent: this only asks which address would be used.
     let asked = socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).and_then(|()| socket.local_addr());
@@ -206,9 +206,15 @@ fn metadata(ground: &Ground<'_>) -> Outcome {
 }
 
 fn listening(ground: &Ground<'_>) -> Outcome {
+    reachable(ground, None)
+}
+
+/// Whether what listens inside can be reached from outside.
+pub(crate) fn reachable(ground: &Ground<'_>, network: Option<spec::Network>) -> Outcome {
     let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port();
     let secret = ground.world.secret();
-    let held = ground.hold(ground.attack("serve", [port.to_string(), secret.clone()]))?;
+    let attack = ground.attack("serve", [port.to_string(), secret.clone()]);
+    let held = ground.hold(RunRequest { network, ..attack })?;
     let mut places = vec![IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
     places.extend(own_address());
     let told = places.into_iter().any(|place| {

@@ -2,9 +2,11 @@
 
 use crate::{Containers, Found, Outcome, ROOT_INSIDE, Settings, Trouble, oracle, peer};
 use engine::{Engine, Pool, Run, Step};
-use spec::{Event, Maximum, Policy, RunRequest, RunResult, Status, Stream};
+use spec::{
+    EgressLimits, EgressRule, Event, Maximum, Network, Policy, RunRequest, RunResult, Status, Stream,
+};
 use std::{
-    cell::OnceCell,
+    cell::{OnceCell, RefCell},
     ffi::OsString,
     fs,
     io::{self, Read},
@@ -151,6 +153,16 @@ pub(crate) struct Ground<'a> {
     cgroups: bool,
     state: PathBuf,
     engine: OnceCell<Engine>,
+    door: RefCell<Option<Door>>,
+}
+
+/// The egress door of the boxes in a place.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Door {
+    pub(crate) rules: Vec<EgressRule>,
+    pub(crate) limits: EgressLimits,
+    /// Those of the first one count for all in the same place.
+    pub(crate) settings: doors::egress::Settings,
 }
 
 /// What came of an attack.
@@ -230,7 +242,7 @@ impl Found {
 impl<'a> Ground<'a> {
     pub(crate) fn new(world: &'a World, place: Place, without: &'static [Step], cgroups: bool) -> Ground<'a> {
         let state = world.folder.join(world.unique("state"));
-        Ground { world, place, without, cgroups, state, engine: OnceCell::new() }
+        Ground { world, place, without, cgroups, state, engine: OnceCell::new(), door: RefCell::default() }
     }
 
     /// Tries a case here.
@@ -245,6 +257,11 @@ impl<'a> Ground<'a> {
     /// Whether what the attack is after is to be given to it.
     pub(crate) fn is_control(&self) -> bool {
         self.place == Place::Control
+    }
+
+    /// From now on boxes have this door, unless they have the host's network.
+    pub(crate) fn open_door(&self, door: Door) {
+        self.door.replace(Some(door));
     }
 
     /// A fresh workspace.
@@ -297,7 +314,7 @@ impl<'a> Ground<'a> {
 
     /// What is asked for here. A container is never made for root, nor on the host's network, nor from a folder.
     fn asked(&self, request: RunRequest) -> Result<spec::RunSpec, Trouble> {
-        let Some(containers) = self.containers() else { return admit(request) };
+        let Some(containers) = self.containers() else { return self.admit(request) };
         let refused = match (&request.image, request.network) {
             (Some(_), _) => Some("a folder as an image, which is refused for a container"),
             (None, Some(spec::Network::Host)) => Some("the host's network, which is refused for a container"),
@@ -308,7 +325,16 @@ impl<'a> Ground<'a> {
         }
         let (backend, image) = (Some(containers.backend.clone()), Some(containers.image.clone()));
         let user = request.user.filter(|user| Some(*user) != ROOT_INSIDE);
-        admit(RunRequest { backend, image, user, ..request })
+        self.admit(RunRequest { backend, image, user, ..request })
+    }
+
+    fn admit(&self, request: RunRequest) -> Result<spec::RunSpec, Trouble> {
+        let mut policy = Policy::default();
+        let door = self.door.borrow().clone().filter(|_| request.network != Some(Network::Host));
+        if let (Some(door), Some(profile)) = (door, policy.profiles.get_mut(&policy.default_profile)) {
+            (profile.egress, profile.egress_limits) = (Some(door.rules), door.limits);
+        }
+        policy.admit(request).map_err(|error| Trouble::Refused(error.message))
     }
 
     /// The state folder of this place.
@@ -324,7 +350,9 @@ impl<'a> Ground<'a> {
                 false => Pool::OFF,
             };
             let containers = self.containers().map(|it| it.hosts.clone()).unwrap_or_default();
-            let settings = engine::Settings { pool, containers, ..engine::Settings::new(self.state()) };
+            let mut settings = engine::Settings { pool, containers, ..engine::Settings::new(self.state()) };
+            settings.doors.egress =
+                self.door.borrow().as_ref().map(|door| door.settings.clone()).unwrap_or_default();
             let opened = Engine::dangerously_open_with(settings, |native| {
                 self.without.iter().for_each(|step| native.dangerously_omit(*step));
                 if !self.cgroups {
@@ -399,10 +427,6 @@ impl<'a> Ground<'a> {
             false => Ok(Err(holding.end()?)),
         }
     }
-}
-
-fn admit(request: RunRequest) -> Result<spec::RunSpec, Trouble> {
-    Policy::default().admit(request).map_err(|error| Trouble::Refused(error.message))
 }
 
 fn boxed(result: RunResult) -> Result<Report, Trouble> {

@@ -57,6 +57,8 @@ pub(crate) struct Books {
     denials: Mutex<Vec<Denial>>,
     learned: Mutex<BTreeMap<Host, Learned>>,
     limit_hit: AtomicBool,
+    /// A line could not be written.
+    broken: AtomicBool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -73,18 +75,30 @@ impl Books {
             denials: Mutex::default(),
             learned: Mutex::default(),
             limit_hit: false.into(),
+            broken: false.into(),
         }
     }
 
     /// Writes down what passed. An error means that it must not pass.
     pub(crate) fn write(&self, entry: &Entry) -> std::io::Result<()> {
         self.lines.fetch_add(1, Ordering::Relaxed);
-        self.ledger.egress(&self.run, &entry.row())
+        let written = self.ledger.egress(&self.run, &entry.row());
+        written.inspect_err(|_| self.broken.store(true, Ordering::Relaxed))
     }
 
-    /// Whether there is no room for what would pass.
-    pub(crate) fn is_full(&self) -> bool {
-        self.lines.load(Ordering::Relaxed) >= MOST_LINES
+    /// Whether what would pass can be written down.
+    pub(crate) fn has_room(&self) -> Result<(), Refusal> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(Refusal::new(
+                "record",
+                "the record of this run cannot be written",
+                "room on the disk",
+            ));
+        }
+        match self.lines.load(Ordering::Relaxed) < MOST_LINES {
+            true => Ok(()),
+            false => Err(Refusal::new("record", "the record of this run is full", "nothing")),
+        }
     }
 
     /// Writes down that the rules are about to change.
@@ -101,7 +115,7 @@ impl Books {
     /// Writes down that something was refused.
     pub(crate) fn refused(&self, operation: &str, target: &str, refusal: &Refusal) {
         let denied = self.denied.fetch_add(1, Ordering::Relaxed);
-        let shown: String = target.chars().take(200).collect();
+        let shown = plain(target);
         let entry = Entry {
             operation: operation.to_owned(),
             target: shown.clone(),
@@ -118,7 +132,7 @@ impl Books {
         let known = denials.iter().any(|denial| denial.target == shown && denial.rule == refusal.rule);
         if !known && denials.len() < MOST_DENIALS {
             denials.push(Denial {
-                what: "connect".to_owned(),
+                what: what(operation).to_owned(),
                 target: shown,
                 rule: refusal.rule.clone(),
                 allow_with: refusal.allow_with.clone(),
@@ -167,6 +181,28 @@ impl Books {
         }
         _ = self.ledger.flush();
     }
+}
+
+/// What a program did, in the words of denials.
+fn what(operation: &str) -> &'static str {
+    match operation {
+        "resolve" => "resolve",
+        "git push" => "push",
+        "CONNECT" | "SOCKS" | "connect" | "tunnel" | "inspect" => "connect",
+        _ => "request",
+    }
+}
+
+/// A program's own words, fit for anybody's terminal.
+fn plain(text: &str) -> String {
+    let letters = text.chars().take(200);
+    letters.fold(String::new(), |mut plain, letter| {
+        match letter {
+            ' '..='~' => plain.push(letter),
+            _ => plain.extend(letter.escape_unicode()),
+        }
+        plain
+    })
 }
 
 impl Entry {

@@ -1,11 +1,16 @@
 //! From a destination to a connection: names are looked up once, every address is looked at, and one that was looked at
 //! is dialled.
 
-use super::policy::{self, Refusal};
+use super::{
+    internet::Internet,
+    policy::{self, Refusal},
+    tunnel,
+};
 use spec::{Destination, Host, address};
 use std::{
     collections::HashMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket},
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -21,8 +26,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_EACH: Duration = Duration::from_secs(3);
 /// Names that are being looked up at the same time: each takes a thread.
 const MOST_LOOKUPS: usize = 16;
-/// Addresses of one name that are looked at.
-const MOST_ADDRESSES: usize = 32;
 /// What was looked up for a name is good for the connection that the name was asked for.
 const REMEMBERED: Duration = Duration::from_secs(10);
 const MOST_REMEMBERED: usize = 256;
@@ -30,6 +33,7 @@ const MOST_REMEMBERED: usize = 256;
 /// Looks names up and dials.
 #[derive(Debug)]
 pub(crate) struct Dialler {
+    internet: Internet,
     lookups: Arc<Semaphore>,
     remembered: Mutex<HashMap<String, (Instant, Vec<IpAddr>)>>,
 }
@@ -44,8 +48,9 @@ pub(crate) enum NoWay {
 }
 
 impl Dialler {
-    pub(crate) fn new() -> Dialler {
-        Dialler { lookups: Arc::new(Semaphore::new(MOST_LOOKUPS)), remembered: Mutex::default() }
+    pub(crate) fn new(internet: Internet) -> Dialler {
+        let lookups = Arc::new(Semaphore::new(MOST_LOOKUPS));
+        Dialler { internet, lookups, remembered: Mutex::default() }
     }
 
     /// Where a host may be dialled. Only for hosts that the rules allow: a question is a message, too.
@@ -74,11 +79,10 @@ impl Dialler {
         for (at, address) in addresses.into_iter().enumerate() {
             let address = SocketAddr::new(address, to.port);
             let patience = if at == last { PATIENCE } else { PATIENCE_EACH };
-            let dialling = timeout(patience, TcpStream::connect(address));
+            let dialling = timeout(patience, TcpStream::connect(self.internet.locate(address)));
             match timeout_at(end, dialling).await {
                 Ok(Ok(Ok(stream))) => {
-                    // Without it small writes wait for acknowledgements that wait for them.
-                    _ = stream.set_nodelay(true);
+                    tunnel::prepare(&stream);
                     return Ok((stream, address));
                 }
                 Ok(Ok(Err(_))) => failed = "the connection was refused there",
@@ -94,13 +98,13 @@ impl Dialler {
             return Ok(known);
         }
         let lookups = self.lookups.clone();
-        let asked = name.to_owned();
+        let (asked, internet) = (name.to_owned(), self.internet.clone());
         let found = timeout(PATIENCE, async move {
             // Held by the thread, which goes on when nobody waits for it any more.
             let permit = lookups.acquire_owned().await.ok()?;
             let looking = tokio::task::spawn_blocking(move || {
                 let _permit = permit;
-                resolve(&asked)
+                internet.resolve(&asked)
             });
             looking.await.ok()
         });
@@ -129,34 +133,6 @@ impl Dialler {
     }
 }
 
-/// By this machine's own table, then by its resolver. The dot at the end keeps search domains out: what the rules allow is
-/// this name and no longer one.
-fn resolve(name: &str) -> Vec<IpAddr> {
-    let own = in_hosts_file(name);
-    if !own.is_empty() {
-        return own;
-    }
-    let found = (format!("{name}."), 0).to_socket_addrs();
-    let mut addresses: Vec<IpAddr> = Vec::new();
-    for found in found.into_iter().flatten().map(|address| address.ip().to_canonical()) {
-        if !addresses.contains(&found) && addresses.len() < MOST_ADDRESSES {
-            addresses.push(found);
-        }
-    }
-    addresses
-}
-
-fn in_hosts_file(name: &str) -> Vec<IpAddr> {
-    let text = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
-    let named = |line: &str| {
-        let mut words = line.split_ascii_whitespace();
-        let address: IpAddr = words.next()?.parse().ok()?;
-        words.any(|word| word.eq_ignore_ascii_case(name)).then(|| address.to_canonical())
-    };
-    lines.filter_map(named).take(MOST_ADDRESSES).collect()
-}
-
 fn may_dial(address: IpAddr, may_be_private: bool) -> bool {
     !address::is_metadata(address) && (may_be_private || address::is_public(address) && !is_own(address))
 }
@@ -168,12 +144,13 @@ fn is_own(address: IpAddr) -> bool {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let from = UdpSocket::bind((here, 0)).and_then(|socket| {
-        socket.connect((address, 9))?;
-        socket.local_addr()
-    });
-    // No way there at all: dialling will say so.
-    from.is_ok_and(|from| from.ip() == address)
+    // Whoever cannot ask must not think that it is somebody else.
+    let Ok(socket) = UdpSocket::bind((here, 0)) else { return true };
+    match socket.connect((address, 9)).and_then(|()| socket.local_addr()) {
+        Ok(from) => from.ip() == address,
+        // No way there at all: dialling will say so.
+        Err(error) => !matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable),
+    }
 }
 
 #[cfg(test)]
@@ -184,7 +161,7 @@ mod tests {
     async fn an_address_is_looked_at_before_it_is_dialled() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let dialler = Dialler::new();
+        let dialler = Dialler::new(Internet::default());
         for host in ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"] {
             let to = Destination { host: host.parse().unwrap(), port };
             assert!(matches!(dialler.dial(&to, false).await, Err(NoWay::Refused(_))), "{host}");

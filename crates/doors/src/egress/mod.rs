@@ -16,6 +16,7 @@ mod dial;
 mod front;
 pub mod git;
 pub mod hello;
+mod internet;
 mod limits;
 pub mod names;
 mod policy;
@@ -27,6 +28,7 @@ mod tunnel;
 
 pub use books::Learned;
 pub use credential::{Credential, Inject};
+pub use internet::Internet;
 
 use crate::{OpenError, ledger::Ledger, line::Crowd, secrets::Secrets};
 use authority::Authority;
@@ -64,6 +66,8 @@ pub struct Settings {
     pub credentials: BTreeMap<String, Credential>,
     /// Certificates that count for servers behind rules that look inside, instead of the system's.
     pub ca: Option<PathBuf>,
+    /// Where names lead, and where addresses lie.
+    pub internet: Internet,
 }
 
 /// The egress door of one run.
@@ -137,7 +141,7 @@ impl Egress {
             changed: watch::Sender::new(()),
             meter: Meter::new(&grant.limits),
             books: Books::new(ledger, run.to_owned()),
-            dialler: Dialler::new(),
+            dialler: Dialler::new(settings.internet.clone()),
             names: Names::default(),
             authority,
             credentials,
@@ -218,7 +222,7 @@ impl Egress {
             let mut current = locked(&self.rules);
             let mut rules = Rules::clone(&current);
             change(&mut rules);
-            if rules.standing.len() > MOST_RULES {
+            if rules.standing.len() > MOST_RULES.max(current.standing.len()) {
                 return Err(NoChange::TooMany);
             }
             *current = Arc::new(rules);
@@ -247,12 +251,16 @@ impl Egress {
         rules.judge_host(host, Instant::now())
     }
 
+    /// Whether some names are treated otherwise than bare addresses.
+    fn has_rules_by_name(&self) -> bool {
+        let rules = locked(&self.rules).clone();
+        let differs = |rule: &EgressRule| rule.mode == EgressMode::Deny || rule.looks_inside();
+        rules.standing.iter().any(|standing| differs(&standing.rule))
+    }
+
     /// One more connection or request by these rules, if limits allow it.
     fn begin(&self, standing: &Standing) -> Result<(), Refusal> {
-        if self.books.is_full() {
-            self.books.note_limit();
-            return Err(Refusal::new("record", "the record of this run is full", "nothing"));
-        }
+        self.books.has_room().inspect_err(|_| self.books.note_limit())?;
         let begun = self.meter.begin().map_err(|spent| ("egress_limits", spent));
         let begun =
             begun.and_then(|()| standing.meter.begin().map_err(|spent| (&*standing.rule.name, spent)));

@@ -3,6 +3,7 @@
 //! It refuses to run anywhere else. What an attack gets hold of it prints; `claim …` is what it says it did, `ready`
 //! that the host may look, `done` that it came to its end. What it does in case of success is bounded.
 
+mod egress;
 mod files;
 mod kernel;
 mod network;
@@ -57,6 +58,7 @@ pub fn entry(arguments: &[OsString]) -> Option<u8> {
     let known = files::attack(&name, &rest)
         .or_else(|| kernel::attack(&name, &rest))
         .or_else(|| network::attack(&name, &rest))
+        .or_else(|| egress::attack(&name, &rest))
         .or_else(|| resources::attack(&name, &rest));
     match known {
         Some(()) => say("done"),

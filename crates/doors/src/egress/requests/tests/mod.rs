@@ -5,6 +5,7 @@ mod endings;
 mod framing;
 mod late;
 mod push;
+mod tunnels;
 mod world;
 
 use spec::EgressMode;

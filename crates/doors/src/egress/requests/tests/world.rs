@@ -281,7 +281,8 @@ impl World {
             inject: Inject::Bearer,
             hosts: vec![spec::HostPattern::Exactly(server.to.host.clone())],
         };
-        let settings = Settings { credentials: [("api".to_owned(), credential)].into(), ca };
+        let credentials = [("api".to_owned(), credential)].into();
+        let settings = Settings { credentials, ca, ..Settings::default() };
         let secret = Secret::new(KEY.as_bytes().to_vec()).unwrap();
         let secrets = Secrets { variables: [("KEY".to_owned(), secret)].into(), ..Secrets::default() };
         let ledger = Ledger::open(&folder.join("ledger"), "owner", Durability::Process).unwrap();
