@@ -25,7 +25,7 @@ use super::{
     answer::Body,
     carry,
     dial::NoWay,
-    front::{HEAD_TIME, LARGEST_HEAD, MOST_HEADERS},
+    front::{LARGEST_HEAD, MOST_HEADERS},
     git::Push,
     policy::Passage,
     rewound::Rewound,
@@ -38,7 +38,7 @@ use http_body_util::BodyExt;
 use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use outside::{Kept, Link, Purpose};
-use spec::Destination;
+use spec::{Destination, Host};
 use std::{
     convert::Infallible,
     sync::{
@@ -59,6 +59,10 @@ use upgrade::Upgraded;
 
 /// Until the head of an answer, when no more of the request goes out.
 const FIRST_BYTE: Duration = Duration::from_secs(120);
+
+/// For the next head, and until it begins: to hyper both are one. Programs that keep connections would lose requests to a
+/// shorter one; who is slow on purpose has a connection less for himself.
+const IDLE_TIME: Duration = Duration::from_secs(60);
 
 /// No credential is used that is not written down.
 const NO_RECORD: &str = "its record cannot be written; nothing was sent";
@@ -162,7 +166,7 @@ impl Conversation {
         }
         let aim = match target::aim(&self.scope, &head) {
             Ok(Aim::Door) => return page::answer(&self.egress, &head),
-            Ok(Aim::At(to, secure)) => (to, secure),
+            Ok(Aim::At(to, secure)) => (self.meant(to), secure),
             Err(astray) => {
                 relay::read_out(&mut body).await;
                 return self.astray(&head, &astray);
@@ -175,6 +179,16 @@ impl Conversation {
                 relay::read_out(&mut body).await;
                 *answer
             }
+        }
+    }
+
+    /// At the proxy, an address may have been made up here for a name.
+    fn meant(&self, to: Destination) -> Destination {
+        match (&self.scope, to.host) {
+            (Scope::Proxy, Host::Address(address)) => {
+                Destination { host: self.egress.host_at(address), port: to.port }
+            }
+            (_, host) => Destination { host, port: to.port },
         }
     }
 
@@ -434,7 +448,7 @@ pub(crate) async fn serve<S: Client>(egress: Arc<Egress>, line: Arc<Line>, io: S
     let mut builder = Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
+        .header_read_timeout(IDLE_TIME)
         .max_headers(MOST_HEADERS)
         .max_buf_size(LARGEST_HEAD);
     let mut connection = builder.serve_connection(TokioIo::new(io), service);

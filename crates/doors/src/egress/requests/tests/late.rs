@@ -1,7 +1,9 @@
-//! Rules that fall while a request is on its way, and what is written down of requests that come to nothing.
+//! Rules that fall while a request is on its way, requests that come after a pause, and what is written down of those that
+//! come to nothing.
 
 use super::world::{KEY, Server, World, always, ask, get, head, inspect, ok, rule, status, tell};
 use spec::{EgressRule, HostPattern, Ports};
+use std::time::Duration;
 
 #[tokio::test]
 async fn a_credential_does_not_go_out_by_a_rule_that_fell_while_the_server_was_dialled() {
@@ -45,4 +47,21 @@ async fn what_never_got_as_far_as_a_server_is_written_down_once_as_denied() {
         assert!(lines[before].contains(&format!("\"verdict\":\"{verdict}\"")), "{lines:?}");
     }
     assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_connection_is_kept_for_the_next_request_for_a_while() {
+    let server = Server::tls(always(&ok("hello"))).await;
+    let world = World::new(&server, vec![rule(&server, inspect(&[], false))]).await;
+    let mut client = world.inside(&server).await;
+    for pause in [0, 30] {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(pause)).await;
+        tokio::time::resume();
+        assert_eq!(status(&ask(&mut client, &get(&server, "/")).await), 200, "after {pause} s");
+    }
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(61)).await;
+    tokio::time::resume();
+    assert_eq!(ask(&mut client, &get(&server, "/")).await, "", "but not forever");
 }
