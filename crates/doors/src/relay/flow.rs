@@ -78,7 +78,12 @@ impl Flow {
             Some(reflection) => self.scrub.feed(reflection, data),
             None => data,
         };
-        self.tap.feed(data)
+        let passed = self.tap.feed(data);
+        // The last of it has nothing to wait for, and is looked at like the rest of it.
+        match self.body.is_end_stream() {
+            true => joined(passed, self.unheld()),
+            false => passed,
+        }
     }
 
     /// What the search for the credential held back.
@@ -89,12 +94,7 @@ impl Flow {
     }
 
     fn rest(&mut self, passed: Bytes) -> Bytes {
-        let rest = self.tap.rest();
-        match (passed.is_empty(), rest.is_empty()) {
-            (_, true) => passed,
-            (true, false) => rest,
-            (false, false) => [passed, rest].concat().into(),
-        }
+        joined(passed, self.tap.rest())
     }
 
     /// Whether all of an answer that named its length has come; then it is read to its end.
@@ -155,6 +155,14 @@ impl Flow {
         let seen = self.tap.least_output().max(self.tap.output_bytes().div_ceil(bytes_a_token));
         usage.output += seen.saturating_sub(usage.output_tokens());
         (usage, if said.is_some() { Source::Partial } else { Source::Estimated })
+    }
+}
+
+fn joined(first: Bytes, second: Bytes) -> Bytes {
+    match (first.is_empty(), second.is_empty()) {
+        (_, true) => first,
+        (true, false) => second,
+        (false, false) => [first, second].concat().into(),
     }
 }
 
