@@ -4,9 +4,9 @@
 //! | guard | without it fails |
 //! |---|---|
 //! | `MOST_CONNECTIONS` of a run (`egress/mod.rs`) | `more_connections_than_there_may_be` (its name, the descriptors) |
-//! | `HEAD_TIME` (`front.rs`) | `heads_that_never_end` |
+//! | `HEAD_TIME` (`front.rs`) | `a_head_that_does_not_end_is_let_go` |
 //! | `LARGEST_HEAD` | `heads_that_are_too_large` |
-//! | `MOST_UNDER_WAY` of names (`names.rs`) | `a_flood_of_questions` |
+//! | rules before questions, and what was asked is remembered (`dial.rs`) | `a_flood_of_questions` |
 
 use egress::{RAW, World};
 use serde_json::Value;
@@ -125,13 +125,39 @@ while True:
 }
 
 #[test]
+fn a_head_that_does_not_end_is_let_go() {
+    let world = World::new();
+    let script = format!(
+        r#"{RAW}
+def trickle(words):
+    stream, began = door(), time.time()
+    stream.settimeout(0.5)
+    while time.time() - began < 40:
+        try:
+            stream.sendall(words)
+            words = words[-1:]
+            if not stream.recv(4096):
+                return 'let go'
+        except TimeoutError:
+            pass
+        except OSError:
+            return 'let go'
+    return 'held'
+each(trickle, [b'', b'G', b'GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nX: x', b'CONNECT a.example:443 HTTP/1.1\r\nX: x', b'\x05'])"#
+    );
+    let ran = world.python(&["--allow-host", "a.example", "--timeout", "2m"], &script);
+    assert_eq!(ran.well(), "let go\n".repeat(5), "{ran:?}");
+    assert!(world.connections().is_empty(), "nothing of them arrived");
+}
+
+#[test]
 fn heads_that_are_too_large() {
     let (world, _) = beside(
         "
 def large(number):
     while True:
         stream = door()
-        said(stream.sendall, b'GET http://a.example/ HTTP/1.1\\r\\nHost: a.example\\r\\n' + b'X: ' + b'x' * (8 << 20))
+        said(stream.sendall, b'GET http://a.example/ HTTP/1.1\\r\\nHost: a.example\\r\\n' + b'X: ' + b'x' * (8 << 20) + b'\\r\\n\\r\\n')
         stream.close()
 for number in range(8):
     threading.Thread(target=large, args=[number], daemon=True).start()
