@@ -160,6 +160,9 @@ impl Conversation {
         if head::size(target, &head.headers) > LARGEST_HEAD {
             return too_large();
         }
+        if !head::is_plainly_encoded(&head.headers) {
+            return answer::bad("the body is encoded for the way, and not in chunks alone");
+        }
         let aim = match target::aim(&self.scope, &head) {
             Ok(Aim::Door) => return page::answer(&self.egress, &head),
             Ok(Aim::At(to, secure)) => (to, secure),
