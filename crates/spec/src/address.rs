@@ -107,9 +107,15 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 }
 
 fn is_metadata_v6(address: Ipv6Addr) -> bool {
-    // Amazon, Google; and all of link-local.
-    matches!(address.segments(), [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254] | [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254])
-        || address.is_unicast_link_local()
+    // Amazon (the credentials of pods, too), Oracle, Scaleway, Google; and all of link-local.
+    let known = matches!(
+        address.segments(),
+        [0xfd00, 0xec2, ..]
+            | [0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe]
+            | [0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42]
+            | [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254]
+    );
+    known || address.is_unicast_link_local()
 }
 
 /// How an IPv6 address carries an IPv4 address.
@@ -143,7 +149,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const METADATA: [&str; 26] = [
+    const METADATA: [&str; 29] = [
         "169.254.169.254",
         "169.254.169.254.",
         "169.254.169.254..",
@@ -167,6 +173,9 @@ mod tests {
         "fd00:ec2::254",
         "[fd00:ec2::254].",
         "fd20:ce::254",
+        "fd00:ec2::23",
+        "fd00:c1::a9fe:a9fe",
+        "fd00:42::42",
         "fe80::a9fe:a9fe%eth0",
         "100.100.100.200",
         "168.63.129.16",

@@ -281,11 +281,20 @@ impl FromStr for RefPattern {
 impl Repository {
     /// Whether this is the repository of that path, which has neither a slash at its ends nor `.git`.
     pub fn matches(&self, path: &str) -> bool {
+        self.compares(path, |own, part| own == part)
+    }
+
+    /// The same for servers to which large and small letters are one.
+    pub fn matches_in_any_case(&self, path: &str) -> bool {
+        self.compares(path, str::eq_ignore_ascii_case)
+    }
+
+    fn compares(&self, path: &str, same: impl Fn(&str, &str) -> bool) -> bool {
         let mut parts = path.split('/');
         let all = self
             .path
             .split('/')
-            .all(|own| parts.next().is_some_and(|part| own == "*" && !part.is_empty() || own == part));
+            .all(|own| parts.next().is_some_and(|part| own == "*" && !part.is_empty() || same(own, part)));
         all && parts.next().is_none()
     }
 }

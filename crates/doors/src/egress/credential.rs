@@ -40,6 +40,9 @@ pub enum Inject {
     },
 }
 
+/// A shorter one would be found, and blanked, in answers that have nothing to do with it.
+const SHORTEST: usize = 4;
+
 /// The credentials of one door, ready to be used.
 #[derive(Debug, Default)]
 pub(crate) struct Credentials {
@@ -108,9 +111,24 @@ fn unknown(name: &str) -> SecretsError {
     }
 }
 
+/// Whether it can be sent as it is, and found again in an answer.
+fn check(key: &Secret) -> Result<(), String> {
+    key.check_header().map_err(|bad| bad.to_string())?;
+    let bytes = key.expose();
+    if bytes.len() < SHORTEST {
+        return Err(format!(
+            "it is shorter than {SHORTEST} characters, and would be found in what has nothing to do with it"
+        ));
+    }
+    match bytes.trim_ascii().len() == bytes.len() {
+        true => Ok(()),
+        false => Err("it begins or ends with a space, which is lost on the way".to_owned()),
+    }
+}
+
 impl Ready {
-    fn new(name: &str, credential: &Credential, key: &Secret) -> Result<Ready, crate::BadSecret> {
-        key.check_header()?;
+    fn new(name: &str, credential: &Credential, key: &Secret) -> Result<Ready, String> {
+        check(key)?;
         let mut reflection = Reflection::new(key);
         let (header, value) = match &credential.inject {
             Inject::Bearer => (AUTHORIZATION, Zeroizing::new([b"Bearer ", key.expose()].concat())),
@@ -122,7 +140,8 @@ impl Ready {
                 (AUTHORIZATION, Zeroizing::new([b"Basic ", encoded.as_bytes()].concat()))
             }
         };
-        let mut value = HeaderValue::from_bytes(&value).map_err(|_| crate::BadSecret::NotHeader)?;
+        let mut value =
+            HeaderValue::from_bytes(&value).map_err(|_| crate::BadSecret::NotHeader.to_string())?;
         value.set_sensitive(true);
         Ok(Ready { name: name.to_owned(), header, value, hosts: credential.hosts.clone(), reflection })
     }
@@ -176,6 +195,21 @@ mod tests {
             assert!(!format!("{found:?} {headers:?}").contains("canary"), "it does not print");
             for other in ["x.api.example.com", "example.com", "127.0.0.1"] {
                 assert_eq!(found.get("api", &other.parse().unwrap()).unwrap_err().rule, "credential");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_credential_that_could_not_be_found_again_is_told_before_anything_runs() {
+        let (settings, mut secrets) = settings(Inject::Bearer);
+        for (key, words) in [("abc", "shorter"), (" abcdef", "space"), ("abcdef ", "space"), ("abcd", "")] {
+            secrets.variables.insert("KEY".to_owned(), Secret::new(key.into()).unwrap());
+            let found = Credentials::find(&[rule("api")], &settings, &secrets).await;
+            match found {
+                Ok(_) => assert!(words.is_empty(), "`{key}`"),
+                Err(error) => {
+                    assert!(!words.is_empty() && error.to_string().contains(words), "{error}");
+                }
             }
         }
     }

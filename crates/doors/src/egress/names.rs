@@ -2,7 +2,7 @@
 //! whose. Nothing is asked outside for a name that the rules do not allow.
 
 use super::{
-    Egress,
+    Egress, Way,
     books::Entry,
     dial::NoWay,
     locked,
@@ -54,6 +54,10 @@ impl Names {
     pub(crate) fn name_of(&self, address: Ipv4Addr) -> Option<String> {
         let number = address.to_bits().checked_sub(self.range.get()?.start().to_bits())? as usize;
         locked(&self.known).names.get(number).map(|name| String::from(&**name))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        locked(&self.known).numbers.contains_key(name)
     }
 
     /// The address of a name, and whether it was made up just now; nothing if there are no more.
@@ -178,6 +182,10 @@ impl Egress {
     /// Looks a name up that may be, so that one that does not exist has no address here either.
     async fn look_up(&self, asked: LookUp) -> Vec<u8> {
         let LookUp { question, name, passage } = asked;
+        if let Err(refusal) = self.afford(&name, &passage) {
+            self.books.refused("resolve", &name, &refusal);
+            return question.answer(Code::Refused, None);
+        }
         let found = self.dialler.find(&Host::Name(name.clone()), passage.may_be_private()).await;
         let (code, address) = match found {
             Ok(found) => self.make_up(&name, &passage, &found),
@@ -193,6 +201,15 @@ impl Egress {
             }
         };
         question.answer(code, address)
+    }
+
+    /// A name can carry anything out to whoever answers for it: one that was not asked for yet counts like a request.
+    fn afford(&self, name: &str, passage: &Passage) -> Result<(), Refusal> {
+        if self.names.has(name) {
+            return Ok(());
+        }
+        self.begin(passage.first())?;
+        self.count(passage.first(), Way::Out, name.len())
     }
 
     fn make_up(&self, name: &str, passage: &Passage, found: &[IpAddr]) -> (Code, Option<Ipv4Addr>) {

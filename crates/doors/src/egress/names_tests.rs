@@ -4,7 +4,7 @@ use crate::{
     ledger::{Durability, Ledger},
     secrets::Secrets,
 };
-use spec::{EgressGrant, EgressRule};
+use spec::{EgressGrant, EgressLimits, EgressRule};
 use std::path::PathBuf;
 
 /// A door with these rules, in a folder that is gone afterwards.
@@ -15,9 +15,12 @@ pub(crate) struct Door {
 
 impl Door {
     pub(crate) async fn open(test: &str, rules: Vec<EgressRule>) -> Door {
+        Door::limited(test, EgressGrant { rules, ..EgressGrant::default() }).await
+    }
+
+    async fn limited(test: &str, grant: EgressGrant) -> Door {
         let folder = std::env::temp_dir().join(format!("airlock-egress-{test}-{}", std::process::id()));
         let ledger = Arc::new(Ledger::open(&folder, "run", Durability::Process).unwrap());
-        let grant = EgressGrant { rules, ..EgressGrant::default() };
         let (settings, secrets) = (Settings::default(), Secrets::default());
         Door { egress: Egress::open("run", &grant, &settings, &secrets, ledger).await.unwrap(), folder }
     }
@@ -205,5 +208,54 @@ async fn questions_end_with_their_door() {
         if asked.is_err() || matches!(heard, Ok(Err(_))) {
             break;
         }
+    }
+}
+
+#[tokio::test]
+async fn names_that_are_looked_up_count_until_a_limit_is_spent() {
+    let by_number = EgressLimits { per_minute: Some(2), ..EgressLimits::default() };
+    let by_length = EgressLimits { sent: Some(spec::Size(20)), ..EgressLimits::default() };
+    for (test, limits) in [("per-minute", by_number), ("sent", by_length)] {
+        let rules = vec![EgressRule::from_option("*").unwrap()];
+        let door = Door::limited(test, EgressGrant { rules, limits, ..EgressGrant::default() }).await;
+        for name in ["a1.example", "a2.example", "a3.example"] {
+            door.egress.dialler.remember(name, &[SOMEWHERE]);
+        }
+        let asker = door.asker(RANGE).await;
+        for name in ["a1.example", "a2.example", "a1.example"] {
+            assert_eq!(ask(&asker, name, A).await.0, 0, "{name}");
+        }
+        assert_eq!(ask(&asker, "a3.example", A).await, (5, None), "a third one is too many");
+        assert_eq!(ask(&asker, "a2.example", A).await.0, 0, "and what is known tells nobody anything");
+        let denied = door.denied();
+        assert!(denied.len() == 1 && denied[0].1.contains(&test.replace('-', "_")), "{denied:?}");
+        assert!(door.egress.books.limit_hit());
+    }
+}
+
+#[tokio::test]
+async fn the_proxy_knows_whose_a_made_up_address_is() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = server.local_addr().unwrap().port();
+    let rule =
+        EgressRule { allow_private: true, ..EgressRule::from_option(&format!("a.example:{port}")).unwrap() };
+    let door = Door::open("made-up", vec![rule]).await;
+    door.egress.dialler.remember("a.example", &["127.0.0.1".parse().unwrap()]);
+    let address = ask(&door.asker(RANGE).await, "a.example", A).await.1.unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut client = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    door.egress.serve(listener).unwrap();
+    let request = format!("GET http://{address}:{port}/ HTTP/1.1\r\nHost: {address}:{port}\r\n\r\n");
+    client.write_all(request.as_bytes()).await.unwrap();
+    let mut heard = [0; 64];
+    let mut answer = [0; 64];
+    tokio::select! {
+        accepted = server.accept() => {
+            let length = accepted.unwrap().0.read(&mut heard).await.unwrap();
+            let heard = String::from_utf8_lossy(&heard[..length]);
+            assert!(heard.contains(&format!("host: a.example:{port}\r\n")), "{heard}");
+        }
+        length = client.read(&mut answer) => panic!("{}", String::from_utf8_lossy(&answer[..length.unwrap()])),
     }
 }

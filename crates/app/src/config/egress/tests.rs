@@ -40,12 +40,15 @@ fn a_rule_says_which_host_how_and_how_much() {
     let denied = EgressRule { ports: Ports::Any, ..rule(EgressMode::Deny, &[]) };
     assert_eq!(one("host = \"x.a.com\"\nmode = \"deny\"").unwrap(), denied);
     let text = "host = \"x.a.com\"\nmode = \"inspect\"\nallow = [\"GET /v1/**\", \"POST /v1/x\"]\ncredential = \"c\"\n\
-                allow_upgrade = true\nallow_private = true\nper_minute = 3\nsent = \"1M\"\nreceived = \"2G\"";
+                allow_upgrade = false\nallow_private = true\nper_minute = 3\nsent = \"1M\"\nreceived = \"2G\"";
     let inspect = EgressMode::Inspect {
         allow: ["GET /v1/**", "POST /v1/x"].map(|text| text.parse().unwrap()).to_vec(),
         credential: Some("c".to_owned()),
-        allow_upgrade: true,
+        allow_upgrade: false,
     };
+    let upgrade = EgressMode::Inspect { allow: Vec::new(), credential: None, allow_upgrade: true };
+    let said = "host = \"x.a.com\"\nmode = \"inspect\"\nallow_upgrade = true";
+    assert_eq!(one(said).unwrap(), rule(upgrade, &[443]));
     let limits = EgressLimits { per_minute: Some(3), sent: "1M".parse().ok(), received: "2G".parse().ok() };
     let wanted = EgressRule { allow_private: true, limits, ..rule(inspect, &[443]) };
     assert_eq!(one(text).unwrap(), wanted);
@@ -129,6 +132,11 @@ fn mistakes_in_rules_name_the_key_the_file_and_the_remedy() {
             "host = \"a.com\"\nmode = \"deny\"\nper_minute = 1",
             "per_minute` in `/c.toml` does not go",
             "remove it",
+        ),
+        (
+            "host = \"a.com\"\nmode = \"inspect\"\ncredential = \"c\"\nallow_upgrade = true",
+            "allow_upgrade` in `/c.toml` does not go with `credential`",
+            "remove one of them",
         ),
         ("host = \"a.com\"\nmode = \"git\"", "repos` in `/c.toml` is missing", "write repos ="),
         (

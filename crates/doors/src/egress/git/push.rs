@@ -16,9 +16,9 @@ use spec::Repository;
 use std::collections::BTreeSet;
 
 /// The longest list that is held back.
-const MOST_BYTES: usize = 1 << 20;
+const MOST_BYTES: usize = 256 << 10;
 /// Refs of one push.
-const MOST_COMMANDS: usize = 4096;
+const MOST_COMMANDS: usize = 2048;
 /// Words of ours in one line of a report.
 const MOST_WORDS: usize = 2000;
 
@@ -124,7 +124,7 @@ impl Push {
         while let Some((packet, length)) = pkt::first(&self.held[self.read..])? {
             self.read += length;
             if self.read > MOST_BYTES {
-                return Err("its list of refs is longer than 1 MiB");
+                return Err("its list of refs is longer than 256 KiB");
             }
             let line = match packet {
                 Packet::Flush => return Ok(self.judge()),
@@ -173,7 +173,7 @@ impl Push {
             return Err("the names of objects are not of the form that it says");
         }
         if self.commands.len() == MOST_COMMANDS {
-            return Err("it changes more than 4096 refs");
+            return Err("it changes more than 2048 refs");
         }
         self.commands.push(Command { reference: reference::name(name)?.to_owned(), change });
         Ok(())

@@ -187,13 +187,13 @@ fn lists_are_bounded() {
     };
     let lines: Vec<_> = (0..=MOST_COMMANDS).map(line).collect();
     assert_eq!(agent().feed(&body(&lines[..MOST_COMMANDS])), Decision::Allowed);
-    assert!(reason(agent(), &body(&lines)).contains("more than 4096"));
+    assert!(reason(agent(), &body(&lines)).contains("more than 2048"));
     let mut push = agent();
     let shallow = body(&vec![format!("shallow {OLD}"); 1000]);
     let endless = shallow[..shallow.len() - 4].iter().copied().cycle();
     let pieces = endless.take(2 << 20).collect::<Vec<_>>();
     let last = pieces.chunks(1000).map(|piece| push.feed(piece)).find(|decision| *decision != Decision::More);
-    assert!(matches!(last, Some(Decision::Refused(denied)) if denied.reason.contains("longer than 1 MiB")));
+    assert!(matches!(last, Some(Decision::Refused(denied)) if denied.reason.contains("longer than 256 KiB")));
     assert!(push.held.len() <= MOST_BYTES + 1000);
 }
 

@@ -94,16 +94,29 @@ fn is_plain(part: &str) -> bool {
         && ![".git", UPLOAD, RECEIVE].contains(&part)
 }
 
-/// The repository that is asked for, if it may be asked this. Of several entries the one with the fewest `*` counts.
+/// The repository that is asked for, if it may be asked this. Of several entries the one with the fewest `*` counts. Many
+/// servers do not tell large letters from small ones: a wider entry is not the way around one that is closer but for that.
 /// A push that may begin is then judged ref by ref: see [`Push`](super::Push).
 pub fn decide<'a>(repositories: &'a [Repository], ask: &Ask<'_>) -> Result<&'a Repository, Denied> {
     let path = ask.repository;
     let found = repositories
         .iter()
-        .filter(|repository| repository.matches(path))
+        .filter(|repository| repository.matches_in_any_case(path))
         .min_by_key(|repository| repository.path.split('/').filter(|part| *part == "*").count());
+    // Unless there is an entry for each.
+    let twin = |found: &Repository| {
+        repositories.iter().find(|other| other.path.eq_ignore_ascii_case(&found.path) && other.matches(path))
+    };
+    let found = found.map(|found| twin(found).unwrap_or(found));
     let deny = |reason, allow_with| Err(Denied { reason, allow_with });
     match (found, ask.kind.writes()) {
+        (Some(found), _) if !found.matches(path) => deny(
+            format!(
+                "the repository {path} differs from `{}` of the rule in large and small letters",
+                found.path
+            ),
+            format!("writing it as `{}`", found.path),
+        ),
         (None, false) => deny(
             format!("the rule does not name the repository {path}"),
             format!("an entry {{ repo = \"{path}\" }} in `repos` of the rule"),
@@ -217,8 +230,24 @@ mod tests {
         assert_eq!(no_push.reason, "nothing may be pushed to the repository acme/app-evil");
         assert!(no_push.allow_with.contains("`acme/*`"), "{no_push:?}");
         assert_eq!(denied("acme/sealed", Kind::Fetch).reason, "the repository acme/sealed may not be read");
-        assert!(denied("Acme/app", Kind::Fetch).allow_with.contains("repo = \"Acme/app\""));
+        assert!(denied("Other/app", Kind::Fetch).allow_with.contains("repo = \"Other/app\""));
         assert!(denied("acme/app/x", Kind::Push).allow_with.contains("push"));
+    }
+
+    #[test]
+    fn letters_of_another_size_are_no_way_around_an_entry() {
+        let repositories =
+            [repository("acme/*", true, &["refs/heads/*"]), repository("acme/prod", true, &[])];
+        let decided = |repository| decide(&repositories, &Ask { repository, kind: Kind::Push });
+        assert_eq!(decided("acme/app").unwrap().path, "acme/*");
+        assert_eq!(decided("acme/App").unwrap().path, "acme/*", "no entry is closer");
+        for path in ["acme/prod", "acme/PROD", "Acme/prod", "Acme/app"] {
+            assert!(decided(path).is_err(), "{path}");
+        }
+        assert!(decided("acme/PROD").unwrap_err().allow_with.contains("acme/prod"));
+        let both = [repository("acme/prod", true, &[]), repository("acme/PROD", true, &["refs/heads/*"])];
+        assert!(decide(&both, &Ask { repository: "acme/PROD", kind: Kind::Push }).is_ok());
+        assert!(decide(&both, &Ask { repository: "acme/prod", kind: Kind::Push }).is_err());
     }
 
     proptest! {

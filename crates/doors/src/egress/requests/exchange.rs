@@ -29,7 +29,10 @@ use std::{
     task::{Context, Poll},
     time::{Duration, Instant},
 };
-use tokio::{sync::watch, time::Sleep};
+use tokio::{
+    sync::{OwnedSemaphorePermit, watch},
+    time::Sleep,
+};
 
 /// Between two pieces of an answer.
 const LONGEST_SILENCE: Duration = Duration::from_secs(300);
@@ -98,10 +101,18 @@ impl Exchange {
         &self.under.to.host
     }
 
-    /// Writes down that a credential is about to be used.
-    pub(super) fn announce(&self) -> io::Result<()> {
-        let detail = "the credential is put in".to_owned();
-        self.egress.books.write(&Entry { detail, ..self.entry("allow") })
+    /// Writes down before anything leaves that a credential is about to be used, or what a push changes, ref by ref.
+    pub(super) fn announce(&self, changes: &[String]) -> io::Result<()> {
+        let with_credential = ["the credential is put in".to_owned()];
+        let details = match changes.is_empty() {
+            true if self.under.credential.is_empty() => return Ok(()),
+            true => &with_credential,
+            false => changes,
+        };
+        for detail in details {
+            self.egress.books.write(&Entry { detail: detail.clone(), ..self.entry("allow") })?;
+        }
+        Ok(())
     }
 
     fn entry(&self, verdict: &'static str) -> Entry {
@@ -161,7 +172,7 @@ impl Exchange {
     }
 
     /// Whether the rule still allows it. Rules are looked at anew only when they changed.
-    fn still_stands(&self) -> Result<(), Refusal> {
+    pub(super) fn still_stands(&self) -> Result<(), Refusal> {
         let fell = self.under.standing.until.is_some_and(|until| until <= Instant::now());
         if !fell && !self.under.changed.has_changed().unwrap_or(true) {
             return Ok(());
@@ -186,23 +197,27 @@ impl Drop for Exchange {
             (_, true) => "learn",
             (_, false) => "allow",
         };
-        let detail = match (&stopped, failed) {
-            (Some(refusal), _) => refusal.reason.clone(),
-            (None, Some(failed)) => failed.to_owned(),
-            (None, None) => self.note.clone(),
-        };
+        if let Some(refusal) = &stopped {
+            self.egress.books.refused(&self.operation, &self.target, refusal);
+            // It never got as far as a server: nothing passed that could be told of.
+            if self.address.get().is_none() {
+                return;
+            }
+        }
+        let why = stopped.as_ref().map(|refusal| &*refusal.reason).or(failed);
+        let detail: Vec<&str> =
+            why.into_iter().chain([&*self.note]).filter(|text| !text.is_empty()).collect();
+        let address = self.address.get().map(|address| address.ip().to_string());
         let entry = Entry {
-            address: self.address.get().map(|address| address.ip().to_string()).unwrap_or_default(),
-            detail,
+            // What was counted beforehand did not go anywhere without a connection.
+            sent: if address.is_some() { self.sent() } else { 0 },
+            address: address.unwrap_or_default(),
+            detail: detail.join("; "),
             status: self.status.load(Ordering::Relaxed),
-            sent: self.sent(),
             received: self.received.load(Ordering::Relaxed),
             duration_ms: self.begun.elapsed().as_millis() as u64,
             ..self.entry(verdict)
         };
-        if let Some(refusal) = stopped {
-            self.egress.books.refused(&self.operation, &self.target, &refusal);
-        }
         // It has passed; what cannot be written stops the next one.
         _ = self.egress.books.write(&entry);
     }
@@ -216,6 +231,8 @@ pub(super) fn url(to: &Destination, secure: bool, path: &str) -> String {
 
 /// A request's body on its way out.
 pub(crate) struct Upload {
+    /// As long as there is something early.
+    pub(super) permit: Option<OwnedSemaphorePermit>,
     /// What was read of it before it was allowed.
     pub(super) early: Bytes,
     /// The rest, unless that was all.
@@ -231,7 +248,10 @@ impl Body for Upload {
         let this = self.get_mut();
         loop {
             let data = match (this.early.is_empty(), &mut this.body) {
-                (false, _) => std::mem::take(&mut this.early),
+                (false, _) => {
+                    this.permit = None;
+                    std::mem::take(&mut this.early)
+                }
                 (true, None) => return Poll::Ready(None),
                 (true, Some(body)) => match Pin::new(body).poll_frame(cx) {
                     Poll::Pending => return Poll::Pending,

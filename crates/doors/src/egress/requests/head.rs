@@ -26,6 +26,9 @@ const OVERRIDES: [&str; 6] = [
     "x-original-method",
 ];
 
+/// The one thing that a connection may become.
+pub(super) const WEBSOCKET: &str = "websocket";
+
 /// Takes away what belongs to one connection.
 fn strip(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
@@ -50,16 +53,14 @@ fn is_odd(name: &str) -> bool {
     NAMED.contains(&name) || FAMILIES.iter().any(|family| name.starts_with(family))
 }
 
-/// Whether somebody wants to make something else of the connection, and what.
-pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+/// Whether somebody wants to make a WebSocket of the connection. Who offers anything else (h2c) is content with a plain
+/// answer, and gets that: the offer goes no further.
+pub(super) fn asks_for_websocket(headers: &HeaderMap) -> bool {
     let asks = |value: &HeaderValue| {
-        value.to_str().unwrap_or_default().split(',').any(|name| name.trim().eq_ignore_ascii_case("upgrade"))
+        let named = value.as_bytes().split(|byte| *byte == b',');
+        named.into_iter().any(|name| name.trim_ascii().eq_ignore_ascii_case(WEBSOCKET.as_bytes()))
     };
-    let named = headers.get(UPGRADE).cloned();
-    match headers.get_all(CONNECTION).iter().any(asks) {
-        true => Some(named.unwrap_or(HeaderValue::from_static(""))),
-        false => named,
-    }
+    headers.get_all(UPGRADE).iter().any(asks)
 }
 
 /// Whether the way a body is encoded for this connection is one that goes on as it came: chunks, once, or nothing. Of
@@ -87,7 +88,10 @@ pub(super) fn out(
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     if looked_at {
-        for name in OVERRIDES {
+        // Many servers read both alike.
+        let overrides = |name: &&HeaderName| OVERRIDES.contains(&&*name.as_str().replace('_', "-"));
+        let named: Vec<HeaderName> = headers.keys().filter(overrides).cloned().collect();
+        for name in named {
             headers.remove(name);
         }
     }

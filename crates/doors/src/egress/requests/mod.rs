@@ -25,13 +25,12 @@ use super::{
     answer::Body,
     carry,
     dial::NoWay,
-    front::{HEAD_TIME, LARGEST_HEAD, MOST_HEADERS},
+    front::{LARGEST_HEAD, MOST_HEADERS},
     git::Push,
     policy::Passage,
     rewound::Rewound,
 };
 use crate::{line::Line, relay, upstream::NoAnswer};
-use bytes::Bytes;
 use exchange::{Answer, Asked, Exchange, Under, Upload};
 use granted::{Granted, short};
 use http::{HeaderValue, Request, Response, StatusCode, header::CONNECTION, request::Parts, response};
@@ -39,7 +38,7 @@ use http_body_util::BodyExt;
 use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use outside::{Kept, Link, Purpose};
-use spec::Destination;
+use spec::{Destination, Host};
 use std::{
     convert::Infallible,
     sync::{
@@ -60,6 +59,10 @@ use upgrade::Upgraded;
 
 /// Until the head of an answer, when no more of the request goes out.
 const FIRST_BYTE: Duration = Duration::from_secs(120);
+
+/// For the next head, and until it begins: to hyper both are one. Programs that keep connections would lose requests to a
+/// shorter one; who is slow on purpose has a connection less for himself.
+const IDLE_TIME: Duration = Duration::from_secs(60);
 
 /// No credential is used that is not written down.
 const NO_RECORD: &str = "its record cannot be written; nothing was sent";
@@ -113,7 +116,8 @@ struct Passing {
     secure: bool,
     passage: Passage,
     granted: Granted,
-    upgrade: Option<HeaderValue>,
+    /// The program wants a WebSocket, and may have one.
+    upgrade: bool,
     /// Tells of rules that changed since.
     changed: watch::Receiver<()>,
 }
@@ -165,7 +169,7 @@ impl Conversation {
         }
         let aim = match target::aim(&self.scope, &head) {
             Ok(Aim::Door) => return page::answer(&self.egress, &head),
-            Ok(Aim::At(to, secure)) => (to, secure),
+            Ok(Aim::At(to, secure)) => (self.meant(to), secure),
             Err(astray) => {
                 relay::read_out(&mut body).await;
                 return self.astray(&head, &astray);
@@ -178,6 +182,16 @@ impl Conversation {
                 relay::read_out(&mut body).await;
                 *answer
             }
+        }
+    }
+
+    /// At the proxy, an address may have been made up here for a name.
+    fn meant(&self, to: Destination) -> Destination {
+        match (&self.scope, to.host) {
+            (Scope::Proxy, Host::Address(address)) => {
+                Destination { host: self.egress.host_at(address), port: to.port }
+            }
+            (_, host) => Destination { host, port: to.port },
         }
     }
 
@@ -222,10 +236,10 @@ impl Conversation {
         })?;
         let granted = granted::grant(&self.egress, &passage, &to, secure, head)
             .map_err(|denied| refused(denied.status, &denied.refusal))?;
-        let upgrade = head::upgrade(&head.headers);
-        if let Some(upgrade) = &upgrade {
+        let upgrade = head::asks_for_websocket(&head.headers);
+        if upgrade {
             let is_proxy = matches!(self.scope, Scope::Proxy);
-            upgrade::check(upgrade, &granted, is_proxy).map_err(forbidden)?;
+            upgrade::check(&granted, is_proxy).map_err(forbidden)?;
         }
         self.egress.begin(&granted.standing).map_err(forbidden)?;
         Ok(Passing { to, secure, passage, granted, upgrade, changed })
@@ -236,18 +250,16 @@ impl Conversation {
         let url = exchange::url(&passing.to, passing.secure, passing.granted.target.path());
         let what = format!("{} {url}", short(head.method.as_str(), 32));
         let allowed = match passing.granted.push.take() {
-            None => None,
+            None => push::Allowed::default(),
             Some(push) => match self.read_push(&passing, push, &mut head, &mut body, &url).await {
-                Ok(allowed) => Some(allowed),
+                Ok(allowed) => allowed,
                 Err(answer) => return *answer,
             },
         };
-        let (early, is_whole, note) = match allowed {
-            None => (Bytes::new(), false, String::new()),
-            Some(allowed) => (allowed.early, allowed.is_whole, allowed.changes),
-        };
+        let push::Allowed { early, is_whole, changes, permit } = allowed;
+        let note = changes.first().cloned().unwrap_or_default();
         let exchange = passing.exchange(&self.egress, Asked { method: head.method.as_str(), url, note });
-        if let Err(no_way) = self.begin(&passing, &exchange, &mut head) {
+        if let Err(no_way) = self.begin(&passing, &exchange, &changes, &mut head) {
             relay::read_out(&mut body).await;
             return self.no_way(&what, &exchange, &no_way);
         }
@@ -263,11 +275,11 @@ impl Conversation {
             self.egress.books.learn(&passing.to);
         }
         let body = (!is_whole).then_some(body);
-        let mut request = Request::new(Upload { early, body, exchange: exchange.clone() });
+        let mut request = Request::new(Upload { permit, early, body, exchange: exchange.clone() });
         (*request.method_mut(), *request.uri_mut()) = (head.method, passing.granted.target);
         *request.headers_mut() = head.headers;
         match self.send(&exchange, link, request).await {
-            Ok((link, answered)) => self.pass_on(&what, exchange, link, answered, passing.upgrade.is_some()),
+            Ok((link, answered)) => self.pass_on(&what, exchange, link, answered, passing.upgrade),
             Err(no_way) => self.no_way(&what, &exchange, &no_way),
         }
     }
@@ -282,23 +294,33 @@ impl Conversation {
         url: &str,
     ) -> Result<push::Allowed, Box<Response<Body>>> {
         let rule = &passing.granted.standing.rule.name;
-        push::read(rule, push, &mut head.headers, body).await.map_err(|refused| {
-            self.egress.books.refused("git push", url, &refused.refusal);
-            let (run, host) = (&self.egress.run, Some(&passing.to.host));
-            Box::new(
-                refused.answer.unwrap_or_else(|| answer::refused("the push", run, host, &refused.refusal)),
-            )
-        })
+        push::read(rule, &self.egress.outside.pushes, push, &mut head.headers, body).await.map_err(
+            |refused| {
+                self.egress.books.refused("git push", url, &refused.refusal);
+                let (run, host) = (&self.egress.run, Some(&passing.to.host));
+                Box::new(
+                    refused
+                        .answer
+                        .unwrap_or_else(|| answer::refused("the push", run, host, &refused.refusal)),
+                )
+            },
+        )
     }
 
-    /// Written down if it has a credential; with the headers that the server gets; counted.
-    fn begin(&self, passing: &Passing, exchange: &Exchange, head: &mut Parts) -> Result<(), NoWay> {
+    /// Written down if it has a credential or changes refs; with the headers that the server gets; counted.
+    fn begin(
+        &self,
+        passing: &Passing,
+        exchange: &Exchange,
+        changes: &[String],
+        head: &mut Parts,
+    ) -> Result<(), NoWay> {
         let Passing { to, secure, granted, upgrade, .. } = passing;
-        if granted.credential.is_some() && exchange.announce().is_err() {
-            return Err(NoWay::Failed(NO_RECORD));
-        }
+        exchange.announce(changes).map_err(|_| NoWay::Failed(NO_RECORD))?;
         head::out(&mut head.headers, to, *secure, granted.looked_at, granted.credential.as_deref());
-        upgrade::ask(&mut head.headers, upgrade.as_ref());
+        if *upgrade {
+            upgrade::ask(&mut head.headers);
+        }
         let target = granted.target.path_and_query().map_or(1, |target| target.as_str().len());
         exchange.pass(Way::Out, head::size(target, &head.headers)).map_err(NoWay::Refused)
     }
@@ -309,6 +331,8 @@ impl Conversation {
             Some(link) => link,
             None => outside::dial(&self.egress, purpose).await?,
         };
+        // It took its time, and the credential is not out yet.
+        exchange.still_stands().map_err(NoWay::Refused)?;
         exchange.is_at(link.address);
         Ok(link)
     }
@@ -331,7 +355,7 @@ impl Conversation {
                 (_, Some(refusal)) => return Err(NoWay::Refused(refusal)),
                 (NoAnswer::NotSent(unsent), None) if again => {
                     (request, again) = (*unsent, false);
-                    link = outside::dial(&self.egress, link.purpose.clone()).await?;
+                    link = self.connect(exchange, link.purpose.clone()).await?;
                 }
                 _ => return Err(NoWay::Failed("the server hung up without an answer")),
             }
@@ -427,7 +451,7 @@ pub(crate) async fn serve<S: Client>(egress: Arc<Egress>, line: Arc<Line>, io: S
     let mut builder = Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
+        .header_read_timeout(IDLE_TIME)
         .max_headers(MOST_HEADERS)
         .max_buf_size(LARGEST_HEAD);
     let mut connection = builder.serve_connection(TokioIo::new(io), service);

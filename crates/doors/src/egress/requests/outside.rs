@@ -16,15 +16,19 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
 use tokio_rustls::TlsConnector;
 
 /// For TLS, once the connection stands.
 const TLS_TIME: Duration = Duration::from_secs(10);
 
-/// How servers are verified.
-#[derive(Debug, Default)]
+/// Pushes whose lists of refs are held back at the same time.
+pub(super) const MOST_PUSHES: usize = 8;
+
+/// What the requests of a door share: how servers are verified, and room for what is held back.
+#[derive(Debug)]
 pub(crate) struct Outside {
+    pub(super) pushes: Arc<Semaphore>,
     ca: Option<PathBuf>,
     config: OnceLock<Arc<ClientConfig>>,
 }
@@ -51,7 +55,7 @@ pub(super) struct Kept(Mutex<Option<Link>>);
 
 impl Outside {
     pub(crate) fn new(ca: Option<PathBuf>) -> Outside {
-        Outside { ca, config: OnceLock::new() }
+        Outside { pushes: Arc::new(Semaphore::new(MOST_PUSHES)), ca, config: OnceLock::new() }
     }
 
     fn config(&self) -> Result<Arc<ClientConfig>, tls::TlsError> {

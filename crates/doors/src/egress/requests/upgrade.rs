@@ -1,7 +1,7 @@
 //! Connections that become something else (WebSocket): where a rule allows it, and never with a credential, since nobody
 //! looks at what passes then.
 
-use super::{Client, exchange::Exchange, granted::Granted};
+use super::{Client, exchange::Exchange, granted::Granted, head::WEBSOCKET};
 use crate::{
     egress::{Refusal, Way},
     line::Line,
@@ -42,14 +42,10 @@ impl Slot {
     }
 }
 
-/// Whether a connection may become that.
-pub(super) fn check(upgrade: &HeaderValue, granted: &Granted, is_proxy: bool) -> Result<(), Refusal> {
+/// Whether a connection may become a WebSocket.
+pub(super) fn check(granted: &Granted, is_proxy: bool) -> Result<(), Refusal> {
     let rule = &granted.standing.rule.name;
     let refuse = |reason: &str, allow: &str| Err(Refusal::new(rule, reason, allow));
-    // HTTP by another name, past every look at requests.
-    if !upgrade.as_bytes().eq_ignore_ascii_case(b"websocket") {
-        return refuse("a connection becomes a WebSocket here, or nothing else (no h2c)", "nothing");
-    }
     if !granted.may_upgrade {
         return refuse(
             "the rule does not let a connection become a WebSocket",
@@ -66,11 +62,9 @@ pub(super) fn check(upgrade: &HeaderValue, granted: &Granted, is_proxy: bool) ->
 }
 
 /// Asks the server for it.
-pub(super) fn ask(headers: &mut HeaderMap, upgrade: Option<&HeaderValue>) {
-    if let Some(upgrade) = upgrade {
-        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(UPGRADE, upgrade.clone());
-    }
+pub(super) fn ask(headers: &mut HeaderMap) {
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static(WEBSOCKET));
 }
 
 impl Upgraded {

@@ -169,15 +169,28 @@ async fn a_credential_is_not_read_out_by_trace_nor_carried_into_a_websocket() {
 #[tokio::test]
 async fn a_connection_becomes_a_websocket_where_the_rule_says_so_and_never_http_2() {
     let switch = "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\nhello";
-    let server = Server::tls(always(switch)).await;
-    for (allow_upgrade, to, expected) in
-        [(true, "websocket", 101), (true, "h2c", 403), (false, "websocket", 403)]
-    {
+    let server = Server::tls(says(move |request| {
+        match request.contains("upgrade: ") || !request.starts_with("GET") {
+            true => vec![switch.into()],
+            false => vec![ok("plain").into_bytes()],
+        }
+    }))
+    .await;
+    for (allow_upgrade, to, expected) in [
+        (true, "websocket", 101),
+        (true, "h2c", 200),
+        (false, "h2c", 200),
+        (true, "h2c, WebSocket", 101),
+        (false, "h2c, websocket", 403),
+        (false, "websocket", 403),
+    ] {
         let mode = EgressMode::Inspect { allow: Vec::new(), credential: None, allow_upgrade };
         let world = World::new(&server, vec![rule(&server, mode)]).await;
         let mut client = world.inside(&server).await;
-        let request =
-            format!("GET / HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: {to}\r\n\r\n", server.to);
+        let request = format!(
+            "GET / HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: {to}\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+            server.to
+        );
         tell(&mut client, &request).await;
         let answer = head(&mut client).await;
         assert_eq!(status(&answer), expected, "{answer}");
@@ -194,5 +207,9 @@ async fn a_connection_becomes_a_websocket_where_the_rule_says_so_and_never_http_
             assert!(world.lines().iter().any(|line| line.contains("\"status\":101")));
         }
     }
-    assert_eq!(server.heard().len(), 2);
+    let heard = server.heard().join("");
+    assert_eq!(
+        (server.heard().len(), heard.contains("h2c"), heard.contains("http2-settings")),
+        (6, false, false)
+    );
 }

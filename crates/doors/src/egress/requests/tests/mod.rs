@@ -3,6 +3,7 @@
 mod credential;
 mod endings;
 mod framing;
+mod late;
 mod push;
 mod tunnels;
 mod world;
@@ -92,7 +93,7 @@ async fn headers_that_stand_for_another_method_or_path_do_not_pass_where_these_a
     let server = Server::tls(always(&ok("hello"))).await;
     let world = World::new(&server, vec![rule(&server, inspect(&["GET /**"], false))]).await;
     let request = format!(
-        "GET /a HTTP/1.1\r\nHost: {}\r\nX-HTTP-Method-Override: DELETE\r\nX-Original-URL: /admin\r\nX-Mine: 1\r\n\r\n",
+        "GET /a HTTP/1.1\r\nHost: {}\r\nX-HTTP-Method-Override: DELETE\r\nX-Original-URL: /admin\r\nX_HTTP_Method_Override: DELETE\r\nx_original-url: /admin\r\nX-Mine: 1\r\n\r\n",
         server.to
     );
     assert_eq!(status(&ask(&mut world.inside(&server).await, &request).await), 200);

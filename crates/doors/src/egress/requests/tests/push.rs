@@ -1,6 +1,6 @@
 //! git's own requests, and what a push may change.
 
-use super::world::{KEY, Server, World, always, ask, ok, rule, status};
+use super::world::{KEY, Server, World, always, ask, head, ok, rule, says, status, tell};
 use spec::{EgressMode, EgressRule, Repository};
 
 fn packet(line: &str) -> String {
@@ -77,4 +77,45 @@ async fn only_gits_own_requests_for_named_repositories_pass() {
         assert_eq!(status(&answer), expected, "{path} {answer}");
     }
     assert_eq!(server.heard().len(), 2);
+}
+
+#[tokio::test]
+async fn what_a_push_changes_is_written_down_however_it_ends() {
+    let server =
+        Server::tls(says(|_| vec![b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nx".to_vec()])).await;
+    let world = world(&server).await;
+    let mut client = world.inside(&server).await;
+    tell(&mut client, &push(&server, "refs/heads/agent/x")).await;
+    assert_eq!(status(&head(&mut client).await), 200);
+    let announced = world.lines();
+    assert!(announced.len() == 1 && announced[0].contains("creates refs/heads/agent/x"), "{announced:?}");
+    drop(client);
+    world.close().await;
+    let lines = world.lines();
+    let last = lines.last().unwrap();
+    assert!(last.contains("did not wait") && last.contains("creates refs/heads/agent/x"), "{lines:?}");
+}
+
+#[tokio::test]
+async fn no_more_lists_are_held_back_at_a_time_than_there_is_room_for() {
+    let server = Server::tls(always(&ok("hello"))).await;
+    let world = world(&server).await;
+    let whole = push(&server, "refs/heads/agent/x");
+    let begun = whole.split("0000PACK").next().unwrap();
+    let mut unfinished = Vec::new();
+    for _ in 0..crate::egress::requests::outside::MOST_PUSHES {
+        let mut client = world.inside(&server).await;
+        tell(&mut client, begun).await;
+        unfinished.push(client);
+    }
+    while world.egress.outside.pushes.available_permits() > 0 {
+        tokio::task::yield_now().await;
+    }
+    let mut client = world.inside(&server).await;
+    tell(&mut client, &whole).await;
+    let waiting = tokio::time::timeout(std::time::Duration::from_millis(300), head(&mut client)).await;
+    assert!(waiting.is_err(), "there is no room for it");
+    unfinished.pop();
+    assert_eq!(status(&head(&mut client).await), 200, "now there is");
+    assert_eq!(server.heard().len(), 1);
 }

@@ -49,11 +49,22 @@ pub(super) fn ok(body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
-struct Secured(TcpListener, TlsAcceptor);
+/// A server whose connections are served by hand.
+pub(super) struct Secured(TcpListener, TlsAcceptor);
 
 impl Secured {
     async fn accept(&self) -> Box<dyn Stream> {
-        Box::new(self.1.accept(self.0.accept().await.unwrap().0).await.unwrap())
+        let stream = self.knock().await;
+        self.secure(stream).await.unwrap()
+    }
+
+    /// Somebody has come, and TLS has not begun.
+    pub(super) async fn knock(&self) -> TcpStream {
+        self.0.accept().await.unwrap().0
+    }
+
+    pub(super) async fn secure(&self, stream: TcpStream) -> std::io::Result<Box<dyn Stream>> {
+        Ok(Box::new(self.1.accept(stream).await?))
     }
 }
 
@@ -143,7 +154,7 @@ impl Server {
     }
 
     /// One whose connection is served by whoever asks for it.
-    async fn by_hand() -> (Secured, Server) {
+    pub(super) async fn by_hand() -> (Secured, Server) {
         let (config, ca) = certificate("127.0.0.1");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
