@@ -375,7 +375,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The network that a profile comes to: rules for a door ask for one.
+/// The network that a profile comes to: rules for a door ask for one. Said once, when the operator's words are read.
 pub(super) fn network(network: Network, rules: Option<&Vec<EgressRule>>) -> Network {
     match (network, rules) {
         (Network::None, Some(_)) => Network::Doors,

@@ -21,17 +21,17 @@ pub(super) fn granted(
 ) -> Result<(Grants, Network), SpecError> {
     let grants = grants_of(request, profile, &policy.maximum_budget)?;
     let asks_egress = !request.allow_hosts.is_empty() || request.learn;
-    let by_profile = match (profile.network, &profile.egress) {
-        (Network::None, Some(_)) => Network::Doors,
-        (network, _) => network,
-    };
     let network = match request.network {
         Some(network) => network,
         // Who names hosts means these, and no others.
         None if asks_egress => Network::Doors,
-        None if grants.ports().is_empty() || by_profile == Network::Open => by_profile,
+        None if grants.ports().is_empty() || profile.network == Network::Open => profile.network,
         None => Network::Doors,
     };
+    // Rules of a profile without a network wait for somebody who asks; doors to models do not.
+    let has_egress = profile.egress.is_some()
+        && (profile.network != Network::None || request.network.is_some())
+        || asks_egress;
     let needs_doors =
         |option: &str, hint: &str| Err(invalid(format!("{option} needs the network mode `doors`"), hint));
     match network {
@@ -42,7 +42,7 @@ pub(super) fn granted(
             needs_doors("--learn", "leave --network away: in `open` there is nothing to learn")
         }
         Network::None | Network::Host => Ok((grants, network)),
-        Network::Doors if !asks_egress && profile.egress.is_none() => Ok((grants, network)),
+        Network::Doors if !has_egress => Ok((grants, network)),
         Network::Doors | Network::Open => {
             let egress = Some(egress_of(policy, request, profile, network)?);
             Ok((Grants { egress, ..grants }, network))
