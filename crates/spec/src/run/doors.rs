@@ -32,6 +32,9 @@ pub(super) fn granted(
     let has_egress = profile.egress.is_some()
         && (profile.network != Network::None || request.network.is_some())
         || asks_egress;
+    // There names and neighbours are that network's, which a door would stand before.
+    let has_rules = has_egress && profile.egress.as_ref().is_some_and(|rules| !rules.is_empty());
+    let has_egress = !joins_instead(request, network, asks_egress || has_rules)? && has_egress;
     let needs_doors =
         |option: &str, hint: &str| Err(invalid(format!("{option} needs the network mode `doors`"), hint));
     match network {
@@ -47,6 +50,23 @@ pub(super) fn granted(
             let egress = Some(egress_of(policy, request, profile, network)?);
             Ok((Grants { egress, ..grants }, network))
         }
+    }
+}
+
+/// Whether the run joins a network of a container engine instead of having an egress door. Of a door that lets nothing out
+/// nobody would miss anything; any other must be chosen against the network.
+fn joins_instead(request: &RunRequest, network: Network, lets_out: bool) -> Result<bool, SpecError> {
+    let would_open = match network {
+        Network::None | Network::Host => false,
+        Network::Doors => lets_out,
+        Network::Open => true,
+    };
+    match request.internal_network.is_some() {
+        true if would_open => Err(invalid(
+            "--internal-network and an egress door do not go together",
+            "choose one: leave --internal-network away, or say --network none and name no hosts",
+        )),
+        joins => Ok(joins),
     }
 }
 
@@ -213,6 +233,35 @@ mod tests {
             (network, egress),
             (Network::Doors, Some(EgressGrant::default())),
             "a door that lets nothing out"
+        );
+    }
+
+    #[test]
+    fn an_internal_network_is_joined_instead_of_an_egress_door() {
+        let ask = |change: fn(&mut RunRequest)| {
+            let mut asked = request(change);
+            (asked.backend, asked.image) = (Some("docker".to_owned()), Some("tool".into()));
+            asked.internal_network = Some("services".to_owned());
+            asked.profile.get_or_insert("agent".to_owned());
+            Policy::default().admit(asked)
+        };
+        let spec = ask(|_| {}).unwrap();
+        assert_eq!((spec.grants.egress, spec.sandbox.passing), (None, None), "its rules allow nothing");
+        assert!(ask(|r| r.llm = Some(None)).is_ok());
+        let ways: [fn(&mut RunRequest); 4] = [
+            |r| r.allow_hosts = vec!["a.b".to_owned()],
+            |r| r.learn = true,
+            |r| r.network = Some(Network::Open),
+            |r| r.profile = Some("standard".to_owned()),
+        ];
+        for both in ways {
+            assert!(ask(both).unwrap_err().hint.starts_with("choose one"));
+        }
+        assert!(
+            ask(|r| {
+                (r.profile, r.network) = (Some("standard".to_owned()), Some(Network::None));
+            })
+            .is_ok()
         );
     }
 
