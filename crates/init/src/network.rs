@@ -60,9 +60,9 @@ pub(crate) fn pass(plan: &PassingPlan, doors: &[u16]) -> io::Result<Passing> {
     make_local(libc::AF_INET)?;
     // Without IPv6 there is nothing to reach by it.
     let both = make_local(libc::AF_INET6).is_ok();
-    let redirected = plan.redirect.map(|to| redirect::all(to, plan.names, both).map(|()| to));
+    let redirected = plan.redirect.map(|to| redirect_to(to, plan.names, both).map(|both| (to, both)));
     let passing = match redirected {
-        Some(Ok(to)) => Passing { listeners: listen_on_loopback(to, both)?, ..Passing::default() },
+        Some(Ok((to, both))) => Passing { listeners: listen_on_loopback(to, both)?, ..Passing::default() },
         Some(Err(error)) => Passing {
             listeners: listen_at(&plan.ports, doors, both)?,
             no_redirect: Some(error.raw_os_error().unwrap_or(libc::EIO)),
@@ -71,6 +71,14 @@ pub(crate) fn pass(plan: &PassingPlan, doors: &[u16]) -> io::Result<Passing> {
         None => Passing { listeners: listen_at(&plan.ports, doors, both)?, ..Passing::default() },
     };
     Ok(Passing { names: names(plan.names, both)?, ..passing })
+}
+
+/// Redirects both families, or, where the kernel has no NAT for IPv6, the old one alone; whether it was both.
+fn redirect_to(to: u16, names: u16, both: bool) -> io::Result<bool> {
+    match redirect::all(to, names, both) {
+        Err(_) if both => redirect::all(to, names, false).map(|()| false),
+        done => done.map(|()| both),
+    }
 }
 
 /// The same where the network is somebody else's: only what leads to loopback arrives. From others on it, nothing.
