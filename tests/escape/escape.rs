@@ -80,13 +80,7 @@ fn has_public_address() -> bool {
         socket.connect("192.0.2.1:9")?;
         socket.local_addr()
     });
-    match asked.map(|own| own.ip()) {
-        Ok(std::net::IpAddr::V4(own)) => {
-            let shared = own.octets()[0] == 100 && own.octets()[1] & 0xc0 == 64;
-            !(own.is_private() || own.is_loopback() || own.is_link_local() || own.is_unspecified() || shared)
-        }
-        _ => false,
-    }
+    asked.is_ok_and(|own| spec::address::is_public(own.ip()))
 }
 
 /// The controls that cannot be run, of cases that can.
