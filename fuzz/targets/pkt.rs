@@ -19,7 +19,10 @@ fuzz_target!(|input: &[u8]| {
     let refs = refs(body);
     assert!(!refs.is_empty(), "a probe is not a push");
     for (name, new) in refs {
-        assert!(name.starts_with(b"refs/heads/agent/") && !name.windows(2).any(|two| two == b".."), "{name:?}");
+        assert!(
+            name.starts_with(b"refs/heads/agent/") && !name.windows(2).any(|two| two == b".."),
+            "{name:?}"
+        );
         assert!(new.iter().any(|digit| *digit != b'0'), "nothing is removed");
     }
 });
@@ -34,7 +37,8 @@ fn read(body: &[u8], size: usize) -> (Decision, Option<Vec<u8>>) {
         credential: None,
     };
     let mut push = Push::new(&repository);
-    let decision = body.chunks(size).map(|piece| push.feed(piece)).find(|decision| *decision != Decision::More);
+    let decision =
+        body.chunks(size).map(|piece| push.feed(piece)).find(|decision| *decision != Decision::More);
     let decision = decision.unwrap_or(Decision::More);
     if let Decision::Refused(denied) = &decision {
         let report = push.refusal(denied).unwrap_or_default();

@@ -60,6 +60,7 @@ pub(crate) fn run(order: &Order) -> Result<(), Trouble> {
     let settings = Settings {
         credentials: BTreeMap::from([("key".to_owned(), credential)]),
         ca: Some(order.ca.clone()),
+        ..Settings::default()
     };
     let ledger = Arc::new(Ledger::open(&order.folder.join("ledger"), "bench", Durability::Process)?);
     let grant = EgressGrant { rules, ..EgressGrant::default() };
@@ -73,5 +74,11 @@ pub(crate) fn run(order: &Order) -> Result<(), Trouble> {
 }
 
 fn write_key(path: &Path) -> io::Result<()> {
-    OpenOptions::new().write(true).create(true).mode(0o600).open(path)?.write_all(KEY.as_bytes())
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?
+        .write_all(KEY.as_bytes())
 }

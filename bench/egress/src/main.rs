@@ -1,5 +1,4 @@
-//! What the web costs through a door: ours beside tinyproxy, squid and mitmproxy, and beside nothing at all. Doors have the
-//! first processor for themselves; server and load share the second. Decides nothing.
+//! What the web costs through a door: ours beside tinyproxy, squid and mitmproxy, and beside nothing at all. Decides nothing.
 
 mod client;
 mod door;
@@ -13,6 +12,7 @@ mod ways;
 use clap::{Parser, Subcommand};
 use measure::{Amount, Bench};
 use origin::Origin;
+use process::Processors;
 use report::{Report, Samples};
 use std::{fs, io, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 use ways::Programs;
@@ -103,16 +103,13 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<(), Trouble> {
     process::allow_files()?;
-    process::move_aside()?;
     let folder = Folder::new()?;
-    let origin = Origin::start(&folder.0)?;
     let programs = Programs {
         tinyproxy: options.tinyproxy.clone(),
         squid: options.squid.clone(),
         mitmdump: options.mitmdump.clone(),
     };
     let before = load_average();
-    let (ways, missing) = ways::start(&programs, &origin, &folder.0)?;
     let amount = Amount {
         rounds: options.rounds,
         bytes: options.size << 20,
@@ -120,15 +117,18 @@ fn run(options: &Options) -> Result<(), Trouble> {
         time: Duration::from_millis(options.time),
         idle: options.idle,
     };
-    let mut bench = Bench { origin: &origin, ways: &ways, amount, samples: Samples::default() };
-    bench.run();
-    let report = Report {
-        about: about(options, &before),
-        ways: ways.iter().map(|way| (way.name, way.duties)).collect(),
-        missing,
-        samples: bench.samples,
+    let mut samples = Samples::default();
+    let mut part = |processors, measure: fn(&mut Bench<'_>)| -> Result<_, Trouble> {
+        let origin = Origin::start(&folder.0)?;
+        let (ways, missing) = ways::start(&programs, &origin, &folder.0, processors)?;
+        measure(&mut Bench { origin: &origin, ways: &ways, amount, samples: &mut samples });
+        Ok((ways.iter().map(|way| (way.name, way.duties)).collect(), missing))
     };
-    tell(options, &report)
+    part(Processors::Shared, |bench| bench.sharing())?;
+    // What is started from here on stays off the doors' processor.
+    process::move_aside()?;
+    let (ways, missing) = part(Processors::Apart, |bench| bench.apart())?;
+    tell(options, &Report { about: about(options, &before), ways, missing, samples })
 }
 
 fn tell(options: &Options, report: &Report) -> Result<(), Trouble> {

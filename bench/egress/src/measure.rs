@@ -29,20 +29,30 @@ pub(crate) struct Bench<'a> {
     pub(crate) origin: &'a Origin,
     pub(crate) ways: &'a [Way],
     pub(crate) amount: Amount,
-    pub(crate) samples: Samples,
+    pub(crate) samples: &'a mut Samples,
 }
 
 impl Bench<'_> {
-    /// Everything, in its order.
-    pub(crate) fn run(&mut self) {
+    /// How much passes where doors share the processors with server and load.
+    pub(crate) fn sharing(&mut self) {
+        for round in 0..self.amount.rounds {
+            eprintln!("sharing, round {} of {}", round + 1, self.amount.rounds);
+            let metric = Metric::SharedThroughput;
+            self.in_turns(round, metric, |way| way.tunnels, |bench, way| bench.throughput(way, metric));
+        }
+    }
+
+    /// Everything, where doors have a processor of their own.
+    pub(crate) fn apart(&mut self) {
         // Before any load: what memory was freed by then would hide what tunnels take.
         for way in self.ways.iter().filter(|way| way.tunnels && way.process.is_some()) {
             let measured = self.idle_tunnels(way);
             self.note(way, Metric::IdleTunnels, measured);
         }
         for round in 0..self.amount.rounds {
-            eprintln!("round {} of {}", round + 1, self.amount.rounds);
-            self.in_turns(round, Metric::Throughput, |way| way.tunnels, Bench::throughput);
+            eprintln!("apart, round {} of {}", round + 1, self.amount.rounds);
+            let metric = Metric::Throughput;
+            self.in_turns(round, metric, |way| way.tunnels, |bench, way| bench.throughput(way, metric));
             self.set_up();
             self.in_turns(round, Metric::RequestCost, |way| way.ca.is_some(), Bench::requests);
         }
@@ -72,14 +82,14 @@ impl Bench<'_> {
     }
 
     /// Many bytes by one tunnel.
-    fn throughput(&mut self, way: &Way) -> io::Result<()> {
+    fn throughput(&mut self, way: &Way, metric: Metric) -> io::Result<()> {
         let mut stream = way.open(self.origin)?;
         client::take(&mut stream, 1 << 20)?;
         let before = processor_time(way)?;
         let took = client::take(&mut stream, self.amount.bytes)?;
         let gigabytes = self.amount.bytes as f64 / 1e9;
-        self.samples.add(way.name, Metric::Throughput, gigabytes * 1e3 / took.as_secs_f64());
-        if way.process.is_some() {
+        self.samples.add(way.name, metric, gigabytes * 1e3 / took.as_secs_f64());
+        if way.process.is_some() && metric == Metric::Throughput {
             let processor = processor_time(way)? - before;
             self.samples.add(way.name, Metric::TunnelCost, processor / gigabytes);
         }

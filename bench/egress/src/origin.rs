@@ -41,7 +41,7 @@ impl Origin {
     pub(crate) fn start(folder: &Path) -> Result<Origin, Trouble> {
         let ca = folder.join("origin-ca.pem");
         let config = Arc::new(certificates(&ca)?);
-        let plain = listen(|stream| serve_plain(stream))?;
+        let plain = listen(serve_plain)?;
         let secure = listen(move |stream| serve_secure(stream, config.clone()))?;
         Ok(Origin { plain, secure, ca })
     }

@@ -1,4 +1,4 @@
-//! Doors as processes: started on the first processor, ended with us, and read in /proc: what they cost and hold.
+//! Doors as processes: started where they shall run, ended with us, and read in /proc: what they cost and hold.
 
 use crate::Trouble;
 use rustix::{
@@ -15,17 +15,35 @@ use std::{
 /// Ticks of `utime` and `stime` in a second; Linux tells user space 100 everywhere.
 const TICKS: f64 = 100.0;
 
+/// Where doors run, and where server and load do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Processors {
+    /// Everybody wherever there is room, as in life.
+    Shared,
+    /// Doors alone on the first; what they take is not what others leave them.
+    Apart,
+}
+
 /// One process: each peer is told not to make others.
 #[derive(Debug)]
 pub(crate) struct Process(Child);
 
 impl Process {
-    /// Starts it on the first processor; it ends with us, however we end. What it says is in `log` of its folder.
-    pub(crate) fn start(program: &Path, arguments: &[String], folder: &Path) -> Result<Process, Trouble> {
+    /// Starts it; it ends with us, however we end. What it says is in `log` of its folder.
+    pub(crate) fn start(
+        program: &Path,
+        arguments: &[String],
+        folder: &Path,
+        processors: Processors,
+    ) -> Result<Process, Trouble> {
         let path = folder.join("log");
         let log = || File::create(&path).map_err(|source| Trouble::File { path: path.clone(), source });
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "TERM", "taskset", "--cpu-list", "0"]).arg(program).args(arguments);
+        let list = match processors {
+            Processors::Shared => "0-1",
+            Processors::Apart => "0",
+        };
+        command.args(["--pdeathsig", "TERM", "taskset", "--cpu-list", list]).arg(program).args(arguments);
         command.stdin(Stdio::null()).stdout(log()?).stderr(log()?);
         let failed = |source| Trouble::Start { program: program.display().to_string(), source };
         command.spawn().map(Process).map_err(failed)

@@ -4,7 +4,7 @@ use crate::{
     Trouble, client,
     door::CERTIFICATE,
     origin::{KEY, Origin},
-    process::Process,
+    process::{Process, Processors},
 };
 use std::{
     fs, io,
@@ -58,22 +58,29 @@ struct Place<'a> {
     listen: SocketAddr,
 }
 
+/// What a program is started with.
+type Arguments = fn(&Place<'_>) -> io::Result<Vec<String>>;
+type Row<'a> = (&'static str, &'static str, &'a Option<PathBuf>, Arguments, Option<&'static str>);
 type Ways = (Vec<Way>, Vec<(&'static str, String)>);
 
 /// Starts all that can be; beside them, why others were not.
-pub(crate) fn start(programs: &Programs, origin: &Origin, folder: &Path) -> Result<Ways, Trouble> {
+pub(crate) fn start(
+    programs: &Programs,
+    origin: &Origin,
+    folder: &Path,
+    processors: Processors,
+) -> Result<Ways, Trouble> {
     let own = Some(std::env::current_exe()?);
     let mut ways = vec![Way {
         name: "direct",
-        duties: "nothing between; client and server share a processor",
+        duties: "nothing between",
         entry: Entry::Server,
         process: None,
         ca: Some(origin.ca.clone()),
         tunnels: true,
     }];
     let mut missing = Vec::new();
-    type Arguments = fn(&Place<'_>) -> io::Result<Vec<String>>;
-    let rows: [(&str, &str, &Option<PathBuf>, Arguments, Option<&str>); 5] = [
+    let rows: [Row<'_>; 5] = [
         ("relay", "splice to one place, two threads a connection", &own, relay, None),
         ("tinyproxy", "CONNECT, no rules", &programs.tinyproxy, tinyproxy, None),
         ("squid", "CONNECT, one rule, no log, no cache", &programs.squid, squid, None),
@@ -97,7 +104,7 @@ pub(crate) fn start(programs: &Programs, origin: &Origin, folder: &Path) -> Resu
             missing.push((name, "its program was not found".to_owned()));
             continue;
         };
-        match begin(name, program, origin, folder, arguments) {
+        match begin(name, program, (origin, processors), folder, arguments) {
             Ok((process, place)) => ways.push(Way {
                 name,
                 duties,
@@ -115,16 +122,16 @@ pub(crate) fn start(programs: &Programs, origin: &Origin, folder: &Path) -> Resu
 fn begin<'a>(
     name: &'static str,
     program: &Path,
-    origin: &'a Origin,
+    (origin, processors): (&'a Origin, Processors),
     folder: &Path,
-    arguments: fn(&Place<'_>) -> io::Result<Vec<String>>,
+    arguments: Arguments,
 ) -> Result<(Process, Place<'a>), Trouble> {
     let folder = folder.join(name);
     fs::create_dir_all(&folder).map_err(|source| Trouble::File { path: folder.clone(), source })?;
     // A port that was free a moment ago.
     let listen = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
     let place = Place { origin, folder, listen };
-    let mut process = Process::start(program, &arguments(&place)?, &place.folder)?;
+    let mut process = Process::start(program, &arguments(&place)?, &place.folder, processors)?;
     let deadline = Instant::now() + LONGEST_START;
     while TcpStream::connect(listen).is_err() {
         if process.has_ended() || Instant::now() > deadline {

@@ -22,7 +22,7 @@ fn our_ways_are_measured_and_the_others_are_said_to_be_missing() {
 
     let rows = told["rows"].as_array().unwrap();
     for (way, metrics) in [
-        ("direct", &["throughput", "set_up", "request_rate"][..]),
+        ("direct", &["throughput", "shared_throughput", "set_up", "request_rate"][..]),
         ("relay", &["throughput", "tunnel_cost", "set_up", "idle_tunnels"]),
         ("ours", &["throughput", "tunnel_cost", "set_up", "request_cost", "request_rate", "idle_tunnels"]),
     ] {

@@ -1,19 +1,28 @@
 //! Takes the credential out of what a server sends back, however it is written. Same length, so that no frame has to
 //! change.
 
+mod spellings;
+
 use crate::Secret;
-use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::{Bytes, BytesMut};
-use http::HeaderValue;
-use memchr::{memchr_iter, memmem::Finder};
+use http::{HeaderName, HeaderValue};
+use memchr::{
+    memchr_iter,
+    memmem::{self, Finder},
+};
 use zeroize::Zeroizing;
 
 /// A shorter piece of an encoded credential also stands where it means nothing.
 const SHORTEST_FORM: usize = 8;
 
-/// What must never come back from a server: the credential, and other ways of writing it.
+/// A shorter beginning of a credential is an accident.
+const SHORTEST_BEGINNING: usize = 5;
+
+/// What must never come back from a server: the credential, and other ways of writing it. All of it is printable ASCII,
+/// as headers are.
 pub(crate) struct Reflection {
     needles: Vec<Needle>,
+    longest: usize,
 }
 
 struct Needle {
@@ -24,16 +33,16 @@ struct Needle {
 /// Looks through one answer.
 #[derive(Debug, Default)]
 pub(crate) struct Scrub {
-    /// The end of the last piece, if the credential may begin there.
+    /// The end of the last piece, where a credential may have begun.
     held: BytesMut,
 }
 
 impl Reflection {
     /// Of a credential.
     pub(crate) fn new(key: &Secret) -> Reflection {
-        let mut reflection = Reflection { needles: Vec::new() };
+        let mut reflection = Reflection { needles: Vec::new(), longest: 0 };
         reflection.add(key.expose());
-        for form in forms(key.expose()).iter().filter(|form| form.len() >= SHORTEST_FORM) {
+        for form in spellings::of(key.expose()).iter().filter(|form| form.len() >= SHORTEST_FORM) {
             reflection.add(form);
         }
         reflection
@@ -49,6 +58,7 @@ impl Reflection {
         // One that has another in it is found with that, but would be blanked in part only.
         if !bytes.is_empty() && self.needles.iter().all(|known| known.bytes.expose() != bytes) {
             let finder = Finder::new(bytes).into_owned();
+            self.longest = self.longest.max(bytes.len());
             self.needles.push(Needle { bytes: Secret::again(Zeroizing::new(bytes.to_vec())), finder });
         }
     }
@@ -58,56 +68,9 @@ impl Reflection {
     }
 }
 
-/// Other ways of writing it. Within a longer text, base64 depends on where it begins there.
-fn forms(text: &[u8]) -> Vec<Zeroizing<Vec<u8>>> {
-    let mut forms = vec![json(text), percent(text), base64(text)];
-    for before in 0..3 {
-        let encoded = base64(&Zeroizing::new([&b"..."[..before], text].concat()));
-        // The first characters also carry what stood before, the last what comes behind.
-        let first = [0, 2, 3][before];
-        let last = encoded.len() - usize::from(!(before + text.len()).is_multiple_of(3));
-        forms.push(Zeroizing::new(encoded.get(first..last).unwrap_or_default().to_vec()));
-    }
-    let swap = |byte: &u8| match byte {
-        b'+' => b'-',
-        b'/' => b'_',
-        other => *other,
-    };
-    let swapped = |form: &Zeroizing<Vec<u8>>| Zeroizing::new(form.iter().map(swap).collect());
-    let for_addresses: Vec<_> = forms[2..].iter().map(swapped).collect();
-    forms.extend(for_addresses);
-    forms
-}
-
-fn base64(text: &[u8]) -> Zeroizing<Vec<u8>> {
-    Zeroizing::new(STANDARD_NO_PAD.encode(text).into_bytes())
-}
-
-fn json(text: &[u8]) -> Zeroizing<Vec<u8>> {
-    let mut escaped = Zeroizing::new(Vec::with_capacity(text.len() * 2));
-    for byte in text {
-        if matches!(byte, b'"' | b'\\') {
-            escaped.push(b'\\');
-        }
-        escaped.push(*byte);
-    }
-    escaped
-}
-
-fn percent(text: &[u8]) -> Zeroizing<Vec<u8>> {
-    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    let mut escaped = Zeroizing::new(Vec::with_capacity(text.len() * 3));
-    for byte in text {
-        match byte.is_ascii_alphanumeric() || b"-._~".contains(byte) {
-            true => escaped.push(*byte),
-            false => escaped.extend([b'%', DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]),
-        }
-    }
-    escaped
-}
-
 impl Scrub {
-    /// The next piece without the credential. What may be its beginning waits for the next piece.
+    /// The next piece without the credential. What waits for the piece after it is the same whatever the credential is:
+    /// who could see that it waits for a beginning of it, and not for another text, would guess it letter by letter.
     pub(crate) fn feed(&mut self, reflection: &Reflection, piece: Bytes) -> Bytes {
         let piece = match self.held.is_empty() {
             true => piece,
@@ -117,8 +80,9 @@ impl Scrub {
             }
         };
         let piece = blank(reflection, piece);
-        let beginning = |needle: &Needle| longest_beginning(needle.bytes.expose(), &piece);
-        let waits = reflection.needles.iter().map(beginning).max().unwrap_or(0);
+        let most = reflection.longest.saturating_sub(1);
+        // No credential goes over the end of a line, and events end with one.
+        let waits = piece.iter().rev().take(most).take_while(|byte| matches!(byte, 0x20..=0x7e)).count();
         if waits == 0 {
             return piece;
         }
@@ -127,9 +91,20 @@ impl Scrub {
         passed
     }
 
-    /// What still waited.
-    pub(crate) fn rest(&mut self) -> Bytes {
-        self.held.split().freeze()
+    /// What still waited, when there is no more. It may end within the credential, if the server showed only so many bytes
+    /// of something: the larger part of one is blanked like the whole. Not less, or there would be letters to guess again.
+    pub(crate) fn rest(&mut self, reflection: &Reflection) -> Bytes {
+        let mut held = self.held.split();
+        let beginning = |needle: &Needle| {
+            let found = longest_beginning(needle.bytes.expose(), &held);
+            if found > needle.bytes.expose().len() / 2 { found } else { 0 }
+        };
+        let found = reflection.needles.iter().map(beginning).max().unwrap_or(0);
+        if found >= SHORTEST_BEGINNING {
+            let end = held.len();
+            held[end - found..].fill(b'*');
+        }
+        held.freeze()
     }
 }
 
@@ -141,9 +116,15 @@ pub(crate) fn header(reflection: Option<&Reflection>, value: &HeaderValue) -> Op
     }
 }
 
-/// Whether the credential is in a header's value.
-pub(crate) fn is_in(reflection: &Reflection, value: &HeaderValue) -> bool {
-    reflection.is_in(value.as_bytes())
+/// Whether the credential is in a header, be it in its name.
+pub(crate) fn is_in(reflection: &Reflection, name: &HeaderName, value: &HeaderValue) -> bool {
+    let name = name.as_str().as_bytes();
+    // Names come in small letters, whatever the server wrote.
+    let lower = |needle: &Needle| Zeroizing::new(needle.bytes.expose().to_ascii_lowercase());
+    let has = |needle: &Needle| {
+        needle.bytes.expose().len() <= name.len() && memmem::find(name, &lower(needle)).is_some()
+    };
+    reflection.is_in(value.as_bytes()) || reflection.needles.iter().any(has)
 }
 
 /// The same bytes with the credential blanked out.
@@ -170,7 +151,10 @@ fn longest_beginning(key: &[u8], piece: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+    use base64::{
+        Engine,
+        engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+    };
 
     fn reflection(key: &str) -> Reflection {
         Reflection::new(&Secret::new(key.as_bytes().to_vec()).unwrap())
@@ -185,7 +169,7 @@ mod tests {
                 for piece in [&text[..first], &text[first..second], &text[second..]] {
                     all.extend_from_slice(&scrub.feed(&reflection, Bytes::copy_from_slice(piece.as_bytes())));
                 }
-                all.extend_from_slice(&scrub.rest());
+                all.extend_from_slice(&scrub.rest(&reflection));
                 assert_eq!(std::str::from_utf8(&all).unwrap(), expected, "{first} {second}");
             }
         }
@@ -200,6 +184,16 @@ mod tests {
             key.to_owned(),
             "a\\\"b/c??+ secret>~key".to_owned(),
             "a%22b%2Fc%3F%3F%2B%20secret%3E~key".to_owned(),
+            "a%22b%2fc%3f%3f%2b%20secret%3e~key".to_owned(),
+            "a%22b/c%3F%3F%2B%20secret%3E~key".to_owned(),
+            "a\\\"b\\/c??+ secret>~key".to_owned(),
+            "a\\\"b/c??+ secret\\u003e~key".to_owned(),
+            "a\\u0022b/c??\\u002B secret\\u003E~key".to_owned(),
+            "a\\u0022b\\u002fc??\\u002b secret\\u003e~key".to_owned(),
+            "a&quot;b/c??+ secret&gt;~key".to_owned(),
+            "a&quot;b&#x2F;c??+ secret&gt;~key".to_owned(),
+            key.bytes().map(|byte| format!("{byte:02x}")).collect(),
+            key.bytes().map(|byte| format!("{byte:02X}")).collect(),
             base64("", ""),
             base64("x:", ""),
             base64("user:", ""),
@@ -214,7 +208,7 @@ mod tests {
             for byte in text.bytes() {
                 all.extend_from_slice(&cut.feed(&reflection, Bytes::copy_from_slice(&[byte])));
             }
-            all.extend_from_slice(&cut.rest());
+            all.extend_from_slice(&cut.rest(&reflection));
             assert!(
                 all.windows(6).all(|window| !text
                     .as_bytes()
@@ -227,6 +221,53 @@ mod tests {
         }
         let other = Bytes::from_static(b"nothing of that kind");
         assert_eq!(blank(&reflection, other.clone()), other);
+    }
+
+    /// How long each piece is that comes out for these.
+    fn sizes(reflection: &Reflection, pieces: &[&str]) -> Vec<usize> {
+        let mut scrub = Scrub::default();
+        let feed = |piece: &&str| scrub.feed(reflection, Bytes::copy_from_slice(piece.as_bytes())).len();
+        pieces.iter().map(feed).collect()
+    }
+
+    #[test]
+    fn when_something_comes_tells_nothing_of_the_key() {
+        let key = "canary/0123456789+abcdef";
+        let reflection = reflection(key);
+        for length in 1..key.len() {
+            let wrong = "x".repeat(length);
+            let pieces = |guess: &str| [format!(" {guess}"), "!".repeat(200), format!("{guess}\n")];
+            let shown = |guess: &str| {
+                let pieces = pieces(guess);
+                sizes(&reflection, &pieces.iter().map(String::as_str).collect::<Vec<_>>())
+            };
+            assert_eq!(shown(&key[..length]), shown(&wrong), "{length}");
+        }
+        assert_eq!(sizes(&reflection, &["data: {\"a\": \"canary\"}\n\n"]), [23], "an event does not wait");
+        assert_eq!(sizes(&reflection, &["canary"]), [0], "but what may go on does");
+    }
+
+    #[test]
+    fn an_answer_that_ends_within_the_key_shows_no_more_than_half_of_it() {
+        let (key, text) = ("canary/0123456789+abcdef", "Authorization: Bearer ");
+        let reflection = reflection(key);
+        for length in 0..=key.len() {
+            let mut scrub = Scrub::default();
+            let piece = Bytes::from(format!("{text}{}", &key[..length]));
+            let all = [scrub.feed(&reflection, piece), scrub.rest(&reflection)].concat();
+            let shown = if length > key.len() / 2 { "*".repeat(length) } else { key[..length].to_owned() };
+            assert_eq!(std::str::from_utf8(&all).unwrap(), format!("{text}{shown}"));
+        }
+    }
+
+    #[test]
+    fn a_key_is_found_in_the_name_of_a_header() {
+        let reflection = reflection("Canary-0123456789");
+        let (name, value) = (HeaderName::from_static("x-canary-0123456789"), HeaderValue::from_static("1"));
+        assert!(is_in(&reflection, &name, &value));
+        let value = HeaderValue::from_static("Canary-0123456789");
+        assert!(is_in(&reflection, &HeaderName::from_static("x-key"), &value));
+        assert!(!is_in(&reflection, &HeaderName::from_static("x-canary"), &HeaderValue::from_static("1")));
     }
 
     #[test]

@@ -277,7 +277,7 @@ impl Subject {
     }
 
     fn add(&self, rule: EgressRule, until: Option<Instant>) -> Result<(), ErrorInfo> {
-        let hint = "take some away: airlock grant RUN HOST --revoke";
+        let hint = "take rules away (airlock grant RUN HOST --revoke), or see to the ledger";
         self.door.grant(rule, until).map_err(|error| invalid(error.to_string(), hint))
     }
 
@@ -285,7 +285,9 @@ impl Subject {
         let host: HostPattern = text.parse().map_err(|error: spec::BadHost| {
             invalid(error.to_string(), "name the host as in the rule, without a port")
         })?;
-        match self.door.revoke(&host) {
+        let revoked =
+            self.door.revoke(&host).map_err(|error| invalid(error.to_string(), "see to the ledger"))?;
+        match revoked {
             0 => Err(invalid(format!("no rule is for {host}"), "`airlock grant RUN --list` shows the rules")),
             _ => {
                 self.note(format!("the rules for {host} were taken away while the run went on"));

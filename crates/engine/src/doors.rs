@@ -237,7 +237,7 @@ fn bind(folder: &Path, path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Removes sockets of runs that were killed: a listener dies with its owner, and then nobody answers. One that was made
+/// Removes sockets and certificates of runs that were killed: a listener dies with its owner, and then nobody answers. One that was made
 /// just now may not listen yet.
 pub(crate) fn sweep(state: &Path) {
     let Ok(folder) = fs::File::open(state.join("doors")) else { return };
@@ -251,12 +251,20 @@ pub(crate) fn sweep(state: &Path) {
                 .and_then(|found| found.modified())
                 .is_ok_and(|made| made.elapsed().is_ok_and(|age| age > SETTLED))
         };
-        let is_dead = || {
-            UnixStream::connect(&path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        let is_dead = |socket: &Path| {
+            use io::ErrorKind::{ConnectionRefused, NotFound};
+            UnixStream::connect(socket)
+                .is_err_and(|error| [ConnectionRefused, NotFound].contains(&error.kind()))
         };
-        let is_ours =
-            [Some(OsStr::new("sock")), Some(OsStr::new(control::EXTENSION))].contains(&path.extension());
-        if is_ours && entry.file_type().is_ok_and(|kind| kind.is_socket()) && is_old() && is_dead() {
+        let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
+        let is_socket = || entry.file_type().is_ok_and(|kind| kind.is_socket());
+        // Certificates belong to a run that can be asked to change its rules, as long as it lives.
+        let is_left = match extension {
+            egress::EXTENSION => is_old() && is_dead(&path.with_extension(control::EXTENSION)),
+            "sock" | control::EXTENSION => is_socket() && is_old() && is_dead(&path),
+            _ => false,
+        };
+        if is_left {
             // What cannot be removed now is found again by the next sweep.
             _ = fs::remove_file(&path);
         }
@@ -385,16 +393,20 @@ mod tests {
         let made = |name: &str| bind(&folder, &folder.join(name)).expect("it can be made");
         let (dead, live, fresh) = (made("dead.sock"), made("live.sock"), made("fresh.sock"));
         drop((dead, fresh, made("dead.control"), made("other")));
+        for name in ["dead.pem", "live.pem"] {
+            fs::write(folder.join(name), "").expect("it can be made");
+        }
+        let asked = made("live.control");
         let past = Timespec { tv_sec: 1, tv_nsec: 0 };
-        for name in ["dead.sock", "live.sock", "dead.control", "other"] {
+        for name in ["dead.sock", "live.sock", "dead.control", "other", "dead.pem", "live.pem"] {
             let times = Timestamps { last_access: past, last_modification: past };
             utimensat(CWD, folder.join(name), &times, AtFlags::empty()).expect("it is ours");
         }
         sweep(&state);
         let left = |name: &str| folder.join(name).exists();
-        assert_eq!(["dead.sock", "dead.control"].map(left), [false, false]);
-        assert_eq!(["live.sock", "fresh.sock", "other"].map(left), [true, true, true]);
-        drop(live);
+        assert_eq!(["dead.sock", "dead.control", "dead.pem"].map(left), [false; 3]);
+        assert_eq!(["live.sock", "fresh.sock", "other", "live.pem"].map(left), [true; 4]);
+        drop((live, asked));
         fs::remove_dir_all(state).expect("it is ours");
     }
 }

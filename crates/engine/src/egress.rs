@@ -29,6 +29,8 @@ const SYSTEMS: [&str; 4] = [
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
+/// What such a file is called, behind the run's name.
+pub(crate) const EXTENSION: &str = "pem";
 const LARGEST_BUNDLE: u64 = 4 << 20;
 /// What is not asked of the proxy: this box itself.
 const NOT_PROXIED: &str = "localhost,127.0.0.1,::1,[::1]";
@@ -81,7 +83,7 @@ pub(crate) async fn open(
 
 /// The system's certificates and the door's own, as one file that is mounted into this box and no other.
 fn show_certificates(state: &Path, id: &Id, spec: &mut RunSpec, own: &str) -> Result<PathBuf, ErrorInfo> {
-    let path = state.join("doors").join(format!("{id}.pem"));
+    let path = state.join("doors").join(format!("{id}.{EXTENSION}"));
     write_certificates(&path, own)
         .map_err(|error| internal("cannot write the door's certificate", &error))?;
     let inside = InsidePath::new(Path::new(CERTIFICATES))

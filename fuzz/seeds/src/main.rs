@@ -7,10 +7,10 @@ mod egress;
 use doors::ledger::{Call, Durability, Ledger, Outcome};
 use init::{
     plan::{
-        BoxPlan, Errand, FileId, HostPath, Ids, ImageRoot, Owner, Place, PlaceKind, ProgramPlan, Protected,
-        ProtectedKind, ResourceLimit, StockPlan, TemplatePlan,
+        BoxPlan, Errand, FileId, HostPath, Ids, ImageRoot, Owner, PassingPlan, Place, PlaceKind, ProgramPlan,
+        Protected, ProtectedKind, ResourceLimit, StockPlan, TemplatePlan,
     },
-    protocol::{Brief, Command, Ended, Report, Request},
+    protocol::{Arriving, Brief, Command, Ended, Report, Request},
     step::{Failure, Step, Steps},
     wire::{Wire, encode},
 };
@@ -163,7 +163,15 @@ fn plans() -> io::Result<Vec<Vec<u8>>> {
         of_kind(b'c', &Command::Signal(9)),
         of_kind(b'c', &Command::Destroy),
         of_kind(b'r', &Report::Hello(Steps::ALL)),
-        of_kind(b'r', &Report::Ready { steps: Steps::ALL, ids: IDS, unmapped: vec![0, 2] }),
+        of_kind(
+            b'r',
+            &Report::Ready {
+                steps: Steps::ALL,
+                ids: IDS,
+                unmapped: vec![0, 2],
+                passing: Arriving::default(),
+            },
+        ),
         of_kind(b'r', &Report::Started(Steps::ALL)),
         of_kind(b'r', &Report::Ended(ended)),
         of_kind(b'r', &Report::Failed(failure)),
@@ -212,6 +220,7 @@ fn a_box() -> BoxPlan {
         hostname: c"airlock".to_owned(),
         own_network: true,
         doors: vec![8080, 3128],
+        passing: Some(PassingPlan { ports: vec![80, 443], redirect: Some(3129), names: 53 }),
         terminal: true,
         scratch_bytes: 256 << 20,
         scratch_files: 65536,

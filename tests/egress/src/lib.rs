@@ -13,6 +13,7 @@ mod dns;
 mod git;
 mod packages;
 mod place;
+mod raw;
 mod rewound;
 mod run;
 mod trust;
@@ -22,6 +23,7 @@ pub use dns::{Query, SERVER_V4, SERVER_V6};
 pub use git::Repository;
 pub use inside::{Who, ordinary};
 pub use place::{OWN_V4, OWN_V6};
+pub use raw::RAW;
 pub use run::{Live, Ran};
 pub use web::{BANNER, Connection, DATAGRAM_PORT, ECHO_PORTS, HTTP_PORTS, Request, TLS_PORTS};
 
@@ -42,7 +44,7 @@ use tokio::{
 use web::{Required, Speech, Web};
 
 /// How long a test waits for what should come at once.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The internet, and a machine in it where `airlock` runs; gone with this.
 pub struct World {

@@ -2,6 +2,7 @@
 
 use crate::{Who, World};
 use daemons::{Daemons, Kind};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
     fmt, fs,
@@ -25,7 +26,7 @@ pub struct Ran {
     pub said: String,
 }
 
-/// A run that goes on while the test looks. It is killed with this.
+/// A run that goes on while the test looks. It is ended with this.
 #[derive(Debug)]
 pub struct Live {
     process: Child,
@@ -236,8 +237,10 @@ impl Live {
 
 impl Drop for Live {
     fn drop(&mut self) {
-        // It has ended already, unless the test failed.
-        _ = self.process.kill();
-        _ = self.process.wait();
+        // It has ended already, unless the test failed; then it is asked to, so that it leaves nothing.
+        let asked = Pid::from_child(&self.process);
+        if matches!(self.process.try_wait(), Ok(None)) && kill_process(asked, Signal::TERM).is_ok() {
+            _ = self.process.wait();
+        }
     }
 }

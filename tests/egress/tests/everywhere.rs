@@ -45,10 +45,18 @@ fn is_the_same(world: &World, run: &dyn Fn(&[&str], &str) -> Ran) {
     world.clear();
     run(&["--profile", "agent"], "curl -sS --fail-with-body -X DELETE https://api.example/v1/x").badly();
     assert!(world.requests().is_empty());
-    let inwards = "for host in 127.0.0.1 10.0.0.1 169.254.169.254; do curl -sSf -m 5 --noproxy '*' http://$host/; done; curl -sS https://any.example/";
-    let open = run(&["--network", "open"], inwards);
-    assert_eq!(open.stdout, "any.example says hello\n", "{open:?}");
-    assert_eq!(world.connections().len(), 1);
+    is_open_to_the_public_alone(world, run);
+}
+
+fn is_open_to_the_public_alone(world: &World, run: &dyn Fn(&[&str], &str) -> Ran) {
+    world.clear();
+    let script = "for url in https://any.example/ https://any.example:8443/ http://1.2.3.4:8080/ https://1.2.3.4/ \
+'https://[2606:4700::1111]/' http://10.0.0.1/ http://127.0.0.1/ http://169.254.169.254/ 'http://[::1]/' http://localhost/
+do curl -gsSf -m 5 --noproxy '*' $url; curl -gsSf -m 5 $url; done";
+    let open = run(&["--network", "open"], script);
+    let hosts = ["any.example", "any.example", "1.2.3.4", "1.2.3.4", "[2606:4700::1111]"];
+    assert_eq!(open.stdout, hosts.map(|host| format!("{host} says hello\n").repeat(2)).concat(), "{open:?}");
+    assert_eq!(world.connections().len(), 10, "{:?}", world.connections());
 }
 
 #[test]

@@ -22,10 +22,10 @@ fn a_grant_holds_for_its_time_and_no_longer() {
     let mut run = world.begin(&["--run-id", "mine", "--allow-host", "other.example"], ASK);
     assert_eq!(ask(&mut run), "000 403");
     assert!(world.connections().is_empty() && world.queries().is_empty());
-    granting(&world, &["mine", "a.example", "--for", "2s"]);
+    granting(&world, &["mine", "a.example", "--for", "5s"]);
     let granted = Instant::now();
     assert_eq!(ask(&mut run), "200 200");
-    std::thread::sleep(Duration::from_millis(2100).saturating_sub(granted.elapsed()));
+    std::thread::sleep(Duration::from_millis(5100).saturating_sub(granted.elapsed()));
     assert_eq!(ask(&mut run), "000 403");
     run.end();
 }
@@ -36,7 +36,7 @@ fn what_is_under_way_ends_with_its_grant() {
     let script = "echo ready; read; curl -sS https://a.example/hold";
     let mut run = world.begin(&["--run-id", "mine", "--allow-host", "other.example"], script);
     assert_eq!(run.line(), "ready");
-    granting(&world, &["mine", "a.example", "--for", "2s"]);
+    granting(&world, &["mine", "a.example", "--for", "5s"]);
     run.go_on();
     world.await_request(|request| request.target == "/hold");
     let began = Instant::now();

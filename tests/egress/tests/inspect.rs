@@ -231,14 +231,25 @@ grep -rlas 'PRIVATE KEY' /airlock /etc /workspace /tmp /run /proc/*/environ >&2"
 
 #[test]
 fn real_clients_trust_it_by_the_variables_alone() {
-    let world = with_rule("");
-    let script = "set -e
-python3 -c 'import urllib.request; print(urllib.request.urlopen(\"https://api.example/\").read().decode(), end=\"\")'
-node -e 'require(\"https\").get({host: \"127.0.0.1\", port: 3128, method: \"CONNECT\", path: \"api.example:443\"}).on(\"error\", () => {})' 2>/dev/null || true
-curl -sS https://api.example/; curl -sS --noproxy '*' https://api.example/";
-    let ran = world.run(&[], script);
-    assert_eq!(ran.well(), "api.example says hello\n".repeat(3));
-    assert!(keys(&world).iter().all(|key| *key == real()));
+    let world = World::new();
+    let rule = |host| {
+        format!("[[profile.agent.egress]]\nhost = \"{host}\"\nmode = \"inspect\"\nallow = [\"GET /**\"]\n")
+    };
+    let hosts = ["pypi.org", "files.pythonhosted.org", "registry.npmjs.org", "a.example"];
+    world.configure(&hosts.map(rule).concat());
+    world.python_package("requests", "2.99.0");
+    world.node_package("left-pad", "1.99.0");
+    for command in [
+        "pip install --retries 0 --target lib requests",
+        "npm install --no-fund --no-audit --fetch-retries 0 left-pad",
+        "python3 -c 'import urllib.request; urllib.request.urlopen(\"https://a.example/\")'",
+        "curl -sS -f https://a.example/ && curl -sS -f --noproxy '*' https://a.example/",
+    ] {
+        // Settings that this machine has for npm are not the door's.
+        world.run(&["--profile", "agent", "--env", "NPM_CONFIG_GLOBALCONFIG=/dev/null"], command).well();
+    }
+    let came = |host: &str| world.requests().iter().any(|request| request.host == host && request.tls);
+    assert!(hosts.into_iter().all(came), "{:?}", world.requests());
 }
 
 #[test]

@@ -3,8 +3,13 @@
 
 use egress::{Ran, World};
 
-/// Node brings its own list of authorities and must be told of the system's.
-const NODE_TRUSTS: [&str; 2] = ["--env", "NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt"];
+/// Node brings its own list of authorities and must be told of the system's; this machine may have settings for npm.
+const NODE_TRUSTS: [&str; 4] = [
+    "--env",
+    "NODE_EXTRA_CA_CERTS=/etc/ssl/certs/ca-certificates.crt",
+    "--env",
+    "NPM_CONFIG_GLOBALCONFIG=/dev/null",
+];
 
 /// Runs a command as a user types it.
 fn run(world: &World, options: &[&str], command: &[&str]) -> Ran {

@@ -2,7 +2,7 @@
 
 use super::policy::Refusal;
 use crate::ledger::{self, Ledger};
-use spec::{Denial, Destination, Host};
+use spec::{Denial, Destination, Host, HostPattern};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
@@ -15,8 +15,10 @@ use std::{
 const MOST_DENIALS: usize = 64;
 /// Hosts that are learned.
 const MOST_LEARNED: usize = 1024;
-/// Lines in the ledger of one run. What comes then is counted, and the count is the last line.
-const MOST_LINES: u64 = 100_000;
+/// Lines of one run about what passed. When they are written, nothing passes any more.
+const MOST_LINES: u64 = 1_000_000;
+/// Lines of one run about what was refused. Further ones are counted, and the count is the last line.
+const MOST_REFUSED: u64 = 10_000;
 
 /// One line of the ledger.
 #[derive(Clone, Debug, Default)]
@@ -55,6 +57,8 @@ pub(crate) struct Books {
     denials: Mutex<Vec<Denial>>,
     learned: Mutex<BTreeMap<Host, Learned>>,
     limit_hit: AtomicBool,
+    /// A line could not be written.
+    broken: AtomicBool,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -71,21 +75,47 @@ impl Books {
             denials: Mutex::default(),
             learned: Mutex::default(),
             limit_hit: false.into(),
+            broken: false.into(),
         }
     }
 
     /// Writes down what passed. An error means that it must not pass.
     pub(crate) fn write(&self, entry: &Entry) -> std::io::Result<()> {
-        if self.lines.fetch_add(1, Ordering::Relaxed) >= MOST_LINES {
-            return Ok(());
+        self.lines.fetch_add(1, Ordering::Relaxed);
+        let written = self.ledger.egress(&self.run, &entry.row());
+        written.inspect_err(|_| self.broken.store(true, Ordering::Relaxed))
+    }
+
+    /// Whether what would pass can be written down.
+    pub(crate) fn has_room(&self) -> Result<(), Refusal> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(Refusal::new(
+                "record",
+                "the record of this run cannot be written",
+                "room on the disk",
+            ));
         }
-        self.ledger.egress(&self.run, &entry.row())
+        match self.lines.load(Ordering::Relaxed) < MOST_LINES {
+            true => Ok(()),
+            false => Err(Refusal::new("record", "the record of this run is full", "nothing")),
+        }
+    }
+
+    /// Writes down that the rules are about to change.
+    pub(crate) fn note_change(
+        &self,
+        verdict: &'static str,
+        host: &HostPattern,
+        rule: &str,
+    ) -> std::io::Result<()> {
+        let (operation, target) = ("rules".to_owned(), host.to_string());
+        self.write(&Entry { operation, target, verdict, rule: rule.to_owned(), ..Entry::default() })
     }
 
     /// Writes down that something was refused.
     pub(crate) fn refused(&self, operation: &str, target: &str, refusal: &Refusal) {
-        self.denied.fetch_add(1, Ordering::Relaxed);
-        let shown: String = target.chars().take(200).collect();
+        let denied = self.denied.fetch_add(1, Ordering::Relaxed);
+        let shown = plain(target);
         let entry = Entry {
             operation: operation.to_owned(),
             target: shown.clone(),
@@ -94,13 +124,15 @@ impl Books {
             detail: refusal.reason.clone(),
             ..Entry::default()
         };
-        // It does not pass either way; a ledger that cannot be written stops what would pass.
-        _ = self.write(&entry);
+        if denied < MOST_REFUSED {
+            // It does not pass either way; a ledger that cannot be written stops what would pass.
+            _ = self.ledger.egress(&self.run, &entry.row());
+        }
         let mut denials = locked(&self.denials);
         let known = denials.iter().any(|denial| denial.target == shown && denial.rule == refusal.rule);
         if !known && denials.len() < MOST_DENIALS {
             denials.push(Denial {
-                what: "connect".to_owned(),
+                what: what(operation).to_owned(),
                 target: shown,
                 rule: refusal.rule.clone(),
                 allow_with: refusal.allow_with.clone(),
@@ -140,15 +172,37 @@ impl Books {
 
     /// The last line, if there were more than were written; then everything is on its way to the disk.
     pub(crate) fn close(&self) {
-        let lines = self.lines.load(Ordering::Relaxed);
-        if lines > MOST_LINES {
-            let detail = format!("{} more lines were not written", lines - MOST_LINES);
-            let entry = Entry { verdict: "cut", detail, ..Entry::default() };
+        let denied = self.denied();
+        if denied > MOST_REFUSED {
+            let detail = format!("{} more refusals were not written", denied - MOST_REFUSED);
+            let entry = Entry { verdict: "deny", detail, ..Entry::default() };
             // Nothing passes any more; there is nobody to stop.
             _ = self.ledger.egress(&self.run, &entry.row());
         }
         _ = self.ledger.flush();
     }
+}
+
+/// What a program did, in the words of denials.
+fn what(operation: &str) -> &'static str {
+    match operation {
+        "resolve" => "resolve",
+        "git push" => "push",
+        "CONNECT" | "SOCKS" | "connect" | "tunnel" | "inspect" => "connect",
+        _ => "request",
+    }
+}
+
+/// A program's own words, fit for anybody's terminal.
+fn plain(text: &str) -> String {
+    let letters = text.chars().take(200);
+    letters.fold(String::new(), |mut plain, letter| {
+        match letter {
+            ' '..='~' => plain.push(letter),
+            _ => plain.extend(letter.escape_unicode()),
+        }
+        plain
+    })
 }
 
 impl Entry {

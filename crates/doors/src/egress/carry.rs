@@ -5,14 +5,14 @@ use super::{
     books::Entry,
     dial::NoWay,
     hello::{self, Hello},
-    policy::{Passage, Refusal, Standing},
+    policy::{Passage, Refusal},
     requests::{self, Scope},
     rewound::Rewound,
     tunnel::{self, Stopped},
 };
 use crate::line::Line;
 use bytes::{Bytes, BytesMut};
-use spec::{Destination, Host};
+use spec::{Destination, Host, HostPattern};
 use std::{
     future::Future,
     net::SocketAddr,
@@ -27,7 +27,7 @@ use tokio::{
     net::TcpStream,
     time::timeout,
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 /// What a client has to say whom it wants to talk to.
 const HELLO_TIME: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ pub(crate) struct Opened {
 /// What a destination is opened as.
 enum Opening {
     /// Bytes, to a connection that stands.
-    Tunnel { server: TcpStream, address: SocketAddr, passage: Passage, begun: Instant },
+    Tunnel(Box<Tunnel>, TcpStream),
     /// Requests without encryption, each judged by itself.
     Plain,
     /// TLS that ends here, and requests in it.
@@ -60,7 +60,7 @@ impl Opened {
 }
 
 /// Judges, counts and dials. What does not come about is written down here.
-pub(crate) async fn open(egress: &Egress, operation: &str, to: Destination) -> Result<Opened, NoWay> {
+pub(crate) async fn open(egress: &Arc<Egress>, operation: &str, to: Destination) -> Result<Opened, NoWay> {
     let refused = |refusal: Refusal| {
         egress.books.refused(operation, &to.to_string(), &refusal);
         NoWay::Refused(refusal)
@@ -71,32 +71,19 @@ pub(crate) async fn open(egress: &Egress, operation: &str, to: Destination) -> R
         (_, 80) => Opening::Plain,
         (true, _) => Opening::Inspect,
         (false, _) => {
-            let begun = Instant::now();
             egress.begin(passage.first()).map_err(refused)?;
-            let dialled = egress.dialler.dial(&to, passage.may_be_private()).await;
-            let (server, address) = dialled.map_err(|no_way| match no_way {
-                NoWay::Refused(refusal) => refused(refusal),
-                NoWay::Failed(why) => {
-                    let entry = entry(operation, &to, passage.first(), "failed");
-                    // Nothing passed.
-                    _ = egress.books.write(&Entry { detail: why.to_owned(), ..entry });
-                    NoWay::Failed(why)
+            let mut tunnel = Box::new(Tunnel::new(egress.clone(), to.clone(), passage));
+            match tunnel.dial().await {
+                Ok(server) => Opening::Tunnel(tunnel, server),
+                Err(NoWay::Refused(refusal)) => {
+                    tunnel.ending = Ending::Refused;
+                    return Err(refused(refusal));
                 }
-            })?;
-            Opening::Tunnel { server, address, passage, begun }
+                Err(failed) => return Err(failed),
+            }
         }
     };
     Ok(Opened { to, opening })
-}
-
-pub(crate) fn entry(operation: &str, to: &Destination, standing: &Standing, verdict: &'static str) -> Entry {
-    Entry {
-        operation: operation.to_owned(),
-        target: to.to_string(),
-        verdict,
-        rule: standing.rule.name.clone(),
-        ..Entry::default()
-    }
 }
 
 /// Serves a client at a destination that was opened, until one of them ends it, or the rules do.
@@ -113,11 +100,13 @@ pub(crate) async fn carry(
             let scope = Scope::To { to, secure: false };
             requests::serve(egress, line, Rewound { early, stream: client }, scope).await;
         }
-        Opening::Inspect => inspect(egress, line, Rewound { early, stream: client }, to).await,
-        Opening::Tunnel { server, address, passage, begun } => {
-            let tunnel = Tunnel { egress, to, passage, address, begun };
-            tunnel.run(&line, client, early, server).await;
+        Opening::Inspect => {
+            let client = Rewound { early, stream: client };
+            if let Some(Some(secured)) = line.unless_ended(secure(&egress, client, &to)).await {
+                requests::serve(egress, line, secured, Scope::To { to, secure: true }).await;
+            }
         }
+        Opening::Tunnel(tunnel, server) => tunnel.run(&line, client, early, server).await,
     }
 }
 
@@ -126,7 +115,7 @@ pub(crate) async fn turn_away(mut client: TcpStream) {
     let mut first = BytesMut::new();
     match read_hello(&mut client, &mut first).await {
         // Whether it hears it is its own business.
-        Hello::Tls { .. } => drop(client.write_all(&ACCESS_DENIED).await),
+        Some(Hello::Tls { .. }) => drop(client.write_all(&ACCESS_DENIED).await),
         _ => reset(&client),
     }
 }
@@ -138,33 +127,37 @@ pub(crate) fn reset(stream: &TcpStream) {
 }
 
 /// TLS ends here, with a certificate that only this run's programs trust.
-async fn inspect(egress: Arc<Egress>, line: Arc<Line>, mut client: Rewound, to: Destination) {
+async fn secure(egress: &Arc<Egress>, mut client: Rewound, to: &Destination) -> Option<TlsStream<Rewound>> {
     let mut early = BytesMut::from(&client.early[..]);
-    let found = read_hello(&mut client.stream, &mut early).await;
+    let found = read_hello(&mut client.stream, &mut early).await?;
     client.early = early.freeze();
     // Encrypted or not, the name outside is the one that a certificate is made for.
-    if let Err(refusal) = check_hello(&to.host, &found, true, true) {
-        return refuse_hello(&egress, &to, client.stream, &refusal).await;
+    let checked = check_hello(&to.host, &found, true, true);
+    let config = checked.and_then(|()| {
+        let config = egress.authority.as_ref().and_then(|authority| authority.server(&to.host));
+        config.ok_or_else(|| Refusal::new("inspect", "this run has no certificate for that host", "nothing"))
+    });
+    match config {
+        Ok(config) => timeout(HELLO_TIME, TlsAcceptor::from(config).accept(client)).await.ok()?.ok(),
+        Err(refusal) => {
+            egress.books.refused("inspect", &to.to_string(), &refusal);
+            // Whether it hears it is its own business.
+            _ = client.stream.write_all(&ACCESS_DENIED).await;
+            None
+        }
     }
-    let Some(config) = egress.authority.as_ref().and_then(|authority| authority.server(&to.host)) else {
-        let refusal = Refusal::new("inspect", "this run has no certificate for that host", "nothing");
-        return refuse_hello(&egress, &to, client.stream, &refusal).await;
-    };
-    let accepting = timeout(HELLO_TIME, TlsAcceptor::from(config).accept(client));
-    let Ok(Ok(secured)) =
-        line.unless_ended(accepting).await.unwrap_or(Ok(Err(std::io::ErrorKind::Other.into())))
-    else {
-        return;
-    };
-    requests::serve(egress, line, secured, Scope::To { to, secure: true }).await;
 }
 
 /// How a tunnel ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
+    /// The client went before there was anything to say.
+    Unused,
+    /// There was nobody at the other end.
+    Failed(&'static str),
     Complete,
     Broken,
-    /// The client asked for another server.
+    /// It was refused, and has a line of its own that says why.
     Refused,
     /// A limit was hit.
     Spent,
@@ -177,9 +170,11 @@ enum Ending {
 impl Ending {
     fn name(self) -> &'static str {
         match self {
+            Ending::Unused => "the client did not wait",
+            Ending::Failed(why) => why,
             Ending::Complete => "complete",
             Ending::Broken => "broken off",
-            Ending::Refused => "the server name was refused",
+            Ending::Refused => "refused",
             Ending::Spent => "a limit is spent",
             Ending::Disallowed => "no longer allowed",
             Ending::Ended => "ended with its run",
@@ -187,40 +182,81 @@ impl Ending {
     }
 }
 
-/// A tunnel that stands.
+/// A tunnel, from the moment that it is dialled. It is written down when it goes, whatever ends it.
 struct Tunnel {
     egress: Arc<Egress>,
     to: Destination,
     passage: Passage,
-    address: SocketAddr,
+    address: Option<SocketAddr>,
     begun: Instant,
+    sent: AtomicU64,
+    received: AtomicU64,
+    ending: Ending,
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        let verdict = match self.ending {
+            Ending::Refused => return,
+            Ending::Failed(_) => "failed",
+            _ if self.passage.learned => "learn",
+            _ => "allow",
+        };
+        let entry = Entry {
+            operation: "tunnel".to_owned(),
+            target: self.to.to_string(),
+            verdict,
+            rule: self.passage.first().rule.name.clone(),
+            address: self.address.map(|address| address.ip().to_string()).unwrap_or_default(),
+            detail: self.ending.name().to_owned(),
+            sent: *self.sent.get_mut(),
+            received: *self.received.get_mut(),
+            duration_ms: self.begun.elapsed().as_millis() as u64,
+            ..Entry::default()
+        };
+        // It has passed. After a line that could not be written, nothing passes any more.
+        _ = self.egress.books.write(&entry);
+    }
 }
 
 impl Tunnel {
-    async fn run(self, line: &Arc<Line>, mut client: TcpStream, early: Bytes, mut server: TcpStream) {
-        let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
+    fn new(egress: Arc<Egress>, to: Destination, passage: Passage) -> Tunnel {
+        let (address, begun, ending) = (None, Instant::now(), Ending::Unused);
+        Tunnel { egress, to, passage, address, begun, sent: 0.into(), received: 0.into(), ending }
+    }
+
+    /// The rules may have changed meanwhile.
+    async fn dial(&mut self) -> Result<TcpStream, NoWay> {
+        let dialled = self.egress.dialler.dial(&self.to, self.passage.may_be_private()).await;
+        let (server, address) = dialled.inspect_err(|no_way| {
+            if let NoWay::Failed(why) = no_way {
+                self.ending = Ending::Failed(why);
+            }
+        })?;
+        self.address = Some(address);
+        match self.is_allowed(None) {
+            Some(_) => Ok(server),
+            None => Err(NoWay::Refused(Refusal::new(
+                &self.passage.first().rule.name,
+                "the rules have changed meanwhile",
+                "nothing",
+            ))),
+        }
+    }
+
+    async fn run(mut self, line: &Arc<Line>, mut client: TcpStream, early: Bytes, mut server: TcpStream) {
         let count = |way, bytes: usize| {
-            let total = if way == super::Way::Out { &sent } else { &received };
+            let total = if way == super::Way::Out { &self.sent } else { &self.received };
             total.fetch_add(bytes as u64, Ordering::Relaxed);
             self.egress.count(self.passage.first(), way, bytes).is_ok()
         };
         let serving = self.serve(&mut client, early, &mut server, &count);
         let ending = line.unless_ended(serving).await.unwrap_or(Ending::Ended);
-        if matches!(ending, Ending::Ended | Ending::Disallowed | Ending::Spent) {
+        self.ending = ending;
+        if matches!(ending, Ending::Ended | Ending::Disallowed | Ending::Spent | Ending::Broken) {
             reset(&client);
             reset(&server);
         }
-        let verdict = if self.passage.learned { "learn" } else { "allow" };
-        let entry = Entry {
-            address: self.address.ip().to_string(),
-            detail: ending.name().to_owned(),
-            sent: sent.into_inner(),
-            received: received.into_inner(),
-            duration_ms: self.begun.elapsed().as_millis() as u64,
-            ..entry("tunnel", &self.to, self.passage.first(), verdict)
-        };
-        // It has passed; what cannot be written stops the next one.
-        _ = self.egress.books.write(&entry);
     }
 
     /// How it ended.
@@ -232,71 +268,125 @@ impl Tunnel {
         count: &(impl Fn(super::Way, usize) -> bool + Sync),
     ) -> Ending {
         let mut first = BytesMut::from(&early[..]);
-        let must_be_tls = self.to.port == 443;
-        let (mut one, mut other) = ([0], [0]);
-        // On other ports the server may speak first, and a client may take its time.
-        let client_speaks = match must_be_tls || !first.is_empty() {
-            true => true,
-            false => tokio::select! {
-                _ = client.peek(&mut one) => true,
-                _ = server.peek(&mut other) => false,
-                () = self.no_longer_allowed() => return Ending::Disallowed,
-            },
+        let found = match self.listen(client, &mut first, server).await {
+            Ok(found) => found,
+            Err(ending) => return ending,
         };
-        let found = match client_speaks {
-            true => Some(read_hello(client, &mut first).await),
-            false => None,
-        };
-        if let Some(found) = &found {
-            let rule = &self.passage.first().rule;
-            let checked = check_hello(&self.to.host, found, must_be_tls, rule.allow_hidden_name);
-            if let Err(refusal) = checked.and_then(|()| self.check_other_name(found)) {
-                self.egress.books.refused("tunnel", &self.to.to_string(), &refusal);
-                // Whether it hears it is its own business.
-                _ = client.write_all(&ACCESS_DENIED).await;
-                return Ending::Refused;
-            }
+        if let Some(found) = &found
+            && let Err(refusal) = self.check(found)
+        {
+            self.egress.books.refused("tunnel", &self.to.to_string(), &refusal);
+            // Whether it hears it is its own business.
+            _ = client.write_all(&ACCESS_DENIED).await;
+            return Ending::Refused;
         }
         if self.passage.learned {
             self.egress.books.learn(&self.to);
         }
-        if !first.is_empty()
-            && (!count(super::Way::Out, first.len()) || server.write_all(&first).await.is_err())
-        {
-            return Ending::Spent;
-        }
-        drop(first);
+        let name = match found {
+            Some(Hello::Tls { name, .. }) => name,
+            _ => None,
+        };
+        let relaying = async {
+            if !first.is_empty() {
+                match count(super::Way::Out, first.len()) {
+                    true => server.write_all(&first).await.map_err(|_| Stopped::Broken)?,
+                    false => return Err(Stopped::Spent),
+                }
+            }
+            tunnel::relay(client, server, count).await
+        };
         tokio::select! {
-            relayed = tunnel::relay(client, server, count) => match relayed {
+            biased;
+            () = self.no_longer_allowed(name.as_ref()) => Ending::Disallowed,
+            relayed = relaying => match relayed {
                 Ok(()) => Ending::Complete,
                 Err(Stopped::Broken) => Ending::Broken,
                 Err(Stopped::Spent) => Ending::Spent,
             },
-            () = self.no_longer_allowed() => Ending::Disallowed,
         }
     }
 
-    /// By a bare address, the server's name is what the client says it is: then the rules have a say in that, too.
-    fn check_other_name(&self, found: &Hello) -> Result<(), Refusal> {
+    /// What the client begins with; nothing if the server speaks first, or the client says nothing at all.
+    async fn listen(
+        &self,
+        client: &mut TcpStream,
+        first: &mut BytesMut,
+        server: &mut TcpStream,
+    ) -> Result<Option<Hello>, Ending> {
+        if self.must_be_tls() {
+            return read_hello(client, first).await.map(Some).ok_or(Ending::Unused);
+        }
+        let (mut one, mut other) = ([0], [0]);
+        // The server may speak first, and a client may take its time.
+        let client_speaks = match first.is_empty() {
+            false => true,
+            true => tokio::select! {
+                _ = client.peek(&mut one) => true,
+                _ = server.peek(&mut other) => false,
+                () = self.no_longer_allowed(None) => return Err(Ending::Disallowed),
+            },
+        };
+        match client_speaks {
+            true => Ok(read_hello(client, first).await),
+            false => Ok(None),
+        }
+    }
+
+    /// What goes to the usual port must say whom it is for, unless it may be for anybody.
+    fn must_be_tls(&self) -> bool {
+        self.to.port == 443 && self.passage.first().rule.host != HostPattern::Any
+    }
+
+    /// Whether the client asks for the host that it was let out to.
+    fn check(&self, found: &Hello) -> Result<(), Refusal> {
+        let may_hide = self.passage.first().rule.allow_hidden_name;
+        check_hello(&self.to.host, found, self.must_be_tls(), may_hide)?;
         match (&self.to.host, found) {
-            (Host::Address(_), Hello::Tls { name: Some(name), .. }) if !self.passage.learned => {
-                let named = Destination { host: name.clone(), port: self.to.port };
-                self.egress.judge(&named).map(|_| ())
+            // By a bare address, the server's name is what the client says it is: the rules have a say in that, too.
+            (Host::Address(_), Hello::Tls { name, hidden }) if !self.passage.learned => {
+                match (name, hidden) {
+                    (Some(name), false) => self.judge_name(name),
+                    // Somebody whom the rules treat otherwise could hide there.
+                    _ if self.egress.has_rules_by_name() => Err(Refusal::new(
+                        "server name",
+                        format!("the connection to {} does not say which server it is for", self.to.host),
+                        "nothing",
+                    )),
+                    _ => Ok(()),
+                }
             }
             _ => Ok(()),
         }
     }
 
+    fn judge_name(&self, name: &Host) -> Result<(), Refusal> {
+        let named = Destination { host: name.clone(), port: self.to.port };
+        match self.egress.judge(&named)? {
+            now if now.looks_inside() => Err(Refusal::new(
+                &now.first().rule.name,
+                format!("requests to {name} are looked at, so it must be asked for by its name"),
+                "nothing",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the rules, as they are now, would let this tunnel be made; until when.
+    fn is_allowed(&self, name: Option<&Host>) -> Option<Option<Instant>> {
+        let now = self.egress.judge(&self.to).ok().filter(|now| !now.looks_inside())?;
+        let private = self.passage.may_be_private() && !now.may_be_private();
+        let by_name = matches!(self.to.host, Host::Address(_)) && !self.passage.learned;
+        let other = by_name && name.is_some_and(|name| self.judge_name(name).is_err());
+        (!private && !other).then(|| now.until())
+    }
+
     /// Waits until the rules, as they are then, would not let this tunnel be made.
-    async fn no_longer_allowed(&self) {
+    async fn no_longer_allowed(&self, name: Option<&Host>) {
         let mut changed = self.egress.changed.subscribe();
-        loop {
-            let falls = match self.egress.judge(&self.to) {
-                Ok(now) if !now.looks_inside() => now.until(),
-                _ => return,
-            };
+        while let Some(until) = self.is_allowed(name) {
             let falls = async {
-                match falls {
+                match until {
                     Some(until) => tokio::time::sleep_until(until.into()).await,
                     None => std::future::pending().await,
                 }
@@ -310,22 +400,23 @@ impl Tunnel {
     }
 }
 
-/// Reads until it is clear whom the client wants to talk to, or that it does not say.
-async fn read_hello(client: &mut TcpStream, bytes: &mut BytesMut) -> Hello {
+/// Reads until it is clear whom the client wants to talk to, or that it does not say; nothing if it says nothing at all.
+async fn read_hello(client: &mut TcpStream, bytes: &mut BytesMut) -> Option<Hello> {
     let reading = async {
         loop {
             match hello::read(bytes) {
                 Hello::More if bytes.len() < LONGEST_HELLO => {}
-                Hello::More => return Hello::Bad,
-                found => return found,
+                Hello::More => return Some(Hello::Bad),
+                found => return Some(found),
             }
             match client.read_buf(bytes).await {
-                Ok(0) | Err(_) => return Hello::Bad,
+                Ok(0) | Err(_) if bytes.is_empty() => return None,
+                Ok(0) | Err(_) => return Some(Hello::Bad),
                 Ok(_) => {}
             }
         }
     };
-    timeout(HELLO_TIME, reading).await.unwrap_or(Hello::Bad)
+    timeout(HELLO_TIME, reading).await.unwrap_or(Some(Hello::Bad))
 }
 
 /// Whether a client asks for the host that it was let out to.
@@ -334,7 +425,7 @@ fn check_hello(host: &Host, found: &Hello, must_be_tls: bool, may_hide: bool) ->
     match (found, host) {
         (Hello::Tls { hidden: true, .. }, Host::Name(_)) if !may_hide => refuse(
             format!("the connection hides the server's name (Encrypted Client Hello), which must be {host}"),
-            "a rule with allow_hidden_name = true in the configuration",
+            "a rule with allow_hidden_name = true; or have the browser not hide it (Chromium: --disable-features=EncryptedClientHello)",
         ),
         (Hello::Tls { name: Some(name), .. }, Host::Name(_)) if name != host => {
             refuse(format!("the connection is to {host} and asks for {name}"), "nothing")
@@ -344,19 +435,11 @@ fn check_hello(host: &Host, found: &Hello, must_be_tls: bool, may_hide: bool) ->
         }
         (Hello::Tls { .. }, _) => Ok(()),
         (Hello::Plain, _) if !must_be_tls => Ok(()),
-        (Hello::Plain, _) => {
-            refuse(format!("what was sent to {host} is not TLS"), "a rule that names another port")
-        }
+        (Hello::Plain, _) => refuse(format!("what was sent to {host} is not TLS"), "nothing"),
         (Hello::More | Hello::Bad, _) => {
             refuse(format!("what was sent to {host} is no beginning of TLS"), "nothing")
         }
     }
-}
-
-async fn refuse_hello(egress: &Egress, to: &Destination, mut client: TcpStream, refusal: &Refusal) {
-    egress.books.refused("inspect", &to.to_string(), refusal);
-    // Whether it hears it is its own business.
-    _ = client.write_all(&ACCESS_DENIED).await;
 }
 
 impl Line {

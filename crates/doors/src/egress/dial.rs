@@ -4,10 +4,12 @@
 use super::{
     internet::Internet,
     policy::{self, Refusal},
+    tunnel,
 };
 use spec::{Destination, Host, address};
 use std::{
     collections::HashMap,
+    io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -80,8 +82,7 @@ impl Dialler {
             let dialling = timeout(patience, TcpStream::connect(self.internet.locate(address)));
             match timeout_at(end, dialling).await {
                 Ok(Ok(Ok(stream))) => {
-                    // Without it small writes wait for acknowledgements that wait for them.
-                    _ = stream.set_nodelay(true);
+                    tunnel::prepare(&stream);
                     return Ok((stream, address));
                 }
                 Ok(Ok(Err(_))) => failed = "the connection was refused there",
@@ -143,12 +144,13 @@ fn is_own(address: IpAddr) -> bool {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let from = UdpSocket::bind((here, 0)).and_then(|socket| {
-        socket.connect((address, 9))?;
-        socket.local_addr()
-    });
-    // No way there at all: dialling will say so.
-    from.is_ok_and(|from| from.ip() == address)
+    // Whoever cannot ask must not think that it is somebody else.
+    let Ok(socket) = UdpSocket::bind((here, 0)) else { return true };
+    match socket.connect((address, 9)).and_then(|()| socket.local_addr()) {
+        Ok(from) => from.ip() == address,
+        // No way there at all: dialling will say so.
+        Err(error) => !matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable),
+    }
 }
 
 #[cfg(test)]

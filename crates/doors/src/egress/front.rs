@@ -6,7 +6,7 @@ use super::{
     answer::Body,
     carry::{self, Opened, carry},
     requests::{self, Scope},
-    socks,
+    socks, tunnel,
 };
 use crate::line::Line;
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use http::{Method, Request, Response, StatusCode};
 use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::net::sockopt;
-use spec::Destination;
+use spec::{Destination, Host};
 use std::{
     convert::Infallible,
     io,
@@ -55,6 +55,9 @@ pub(crate) fn listen(
     let listener = TcpListener::from_std(listener)?;
     Ok(tokio::spawn(async move {
         loop {
+            if egress.connections.available_permits() == 0 {
+                egress.books.note_limit();
+            }
             let permit = egress.connections.clone().acquire_owned().await;
             match listener.accept().await {
                 Ok((stream, _)) => {
@@ -73,10 +76,10 @@ pub(crate) fn listen(
 /// One connection, to its end.
 async fn converse(egress: Arc<Egress>, entrance: Entrance, stream: TcpStream) {
     let line = Arc::new(Line::default());
-    // Without it small writes wait for acknowledgements that wait for them.
-    if !line.enter(&egress.crowd) || stream.set_nodelay(true).is_err() {
+    if !line.enter(&egress.crowd) {
         return;
     }
+    tunnel::prepare(&stream);
     // Boxed, so that a connection holds what its present state needs, and no more.
     let begun = match entrance {
         Entrance::Proxy => Box::pin(greet(&egress, &line, stream)).await,
@@ -124,7 +127,7 @@ async fn greet(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Beg
     let peeked = tokio::time::timeout(HEAD_TIME, stream.peek(&mut first));
     match line.unless_ended(peeked).await? {
         Ok(Ok(1)) if first[0] == socks::VERSION => line
-            .unless_ended(tokio::time::timeout(HEAD_TIME * 2, socks::greet(egress, stream)))
+            .unless_ended(tokio::time::timeout(HEAD_TIME * 4, socks::greet(egress, stream)))
             .await?
             .ok()?,
         Ok(Ok(1)) => serve(egress, line, stream).await,
@@ -173,8 +176,14 @@ async fn connect(
     request: Request<Incoming>,
     slot: &Mutex<Option<Opened>>,
 ) -> Response<Body> {
-    let target = request.uri().authority().map(http::uri::Authority::as_str).unwrap_or_default();
+    // A host and a port alone: what follows `http://HOST:PORT` others read as another kind of request.
+    let named = request.uri().authority().filter(|_| request.uri().scheme().is_none());
+    let target = named.map(http::uri::Authority::as_str).unwrap_or_default();
     let to: Destination = match target.parse() {
+        // An address may have been made up here for a name.
+        Ok(Destination { host: Host::Address(address), port }) => {
+            Destination { host: egress.host_at(address), port }
+        }
         Ok(to) => to,
         Err(bad) => {
             let refusal = super::Refusal::new("host", bad.to_string(), "nothing");

@@ -39,7 +39,7 @@ use limits::{Meter, Spent, Way};
 use names::Names;
 use policy::{Passage, Refusal, Rules, Standing};
 use requests::Outside;
-use spec::{Denial, Destination, EgressGrant, EgressRule, Host, HostPattern};
+use spec::{Denial, Destination, EgressGrant, EgressMode, EgressRule, Host, HostPattern};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -193,33 +193,37 @@ impl Egress {
     }
 
     /// Adds a rule, until then if that is said. A rule that denies holds for what is under way, too.
-    pub fn grant(&self, rule: EgressRule, until: Option<Instant>) -> Result<(), TooManyRules> {
+    pub fn grant(&self, rule: EgressRule, until: Option<Instant>) -> Result<(), NoChange> {
+        let verdict = if rule.mode == EgressMode::Deny { "deny" } else { "grant" };
+        self.books.note_change(verdict, &rule.host, &rule.name).map_err(|_| NoChange::Record)?;
         self.change(|rules| {
             let now = Instant::now();
             rules.standing.retain(|standing| standing.until.is_none_or(|until| now < until));
-            rules.standing.push(Standing::new(rule, until));
+            rules.standing.push(Standing::added(rule, until));
         })
     }
 
-    /// Takes away every rule that was added or given for these hosts; how many there were.
-    pub fn revoke(&self, host: &HostPattern) -> usize {
+    /// Takes away every rule for these hosts that lets something pass, and what was denied while the run went on; how many
+    /// there were. What the run began with as denied stays so.
+    pub fn revoke(&self, host: &HostPattern) -> Result<usize, NoChange> {
+        self.books.note_change("revoke", host, "").map_err(|_| NoChange::Record)?;
         let mut count = 0;
-        // Fewer rules are never too many.
-        _ = self.change(|rules| {
+        self.change(|rules| {
             let before = rules.standing.len();
-            rules.standing.retain(|standing| standing.rule.host != *host);
+            let stays = |standing: &Standing| standing.rule.mode == EgressMode::Deny && !standing.is_added;
+            rules.standing.retain(|standing| standing.rule.host != *host || stays(standing));
             count = before - rules.standing.len();
-        });
-        count
+        })?;
+        Ok(count)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Rules)) -> Result<(), TooManyRules> {
+    fn change(&self, change: impl FnOnce(&mut Rules)) -> Result<(), NoChange> {
         {
             let mut current = locked(&self.rules);
             let mut rules = Rules::clone(&current);
             change(&mut rules);
-            if rules.standing.len() > MOST_RULES {
-                return Err(TooManyRules);
+            if rules.standing.len() > MOST_RULES.max(current.standing.len()) {
+                return Err(NoChange::TooMany);
             }
             *current = Arc::new(rules);
         }
@@ -247,8 +251,16 @@ impl Egress {
         rules.judge_host(host, Instant::now())
     }
 
+    /// Whether some names are treated otherwise than bare addresses.
+    fn has_rules_by_name(&self) -> bool {
+        let rules = locked(&self.rules).clone();
+        let differs = |rule: &EgressRule| rule.mode == EgressMode::Deny || rule.looks_inside();
+        rules.standing.iter().any(|standing| differs(&standing.rule))
+    }
+
     /// One more connection or request by these rules, if limits allow it.
     fn begin(&self, standing: &Standing) -> Result<(), Refusal> {
+        self.books.has_room().inspect_err(|_| self.books.note_limit())?;
         let begun = self.meter.begin().map_err(|spent| ("egress_limits", spent));
         let begun =
             begun.and_then(|()| standing.meter.begin().map_err(|spent| (&*standing.rule.name, spent)));
@@ -292,7 +304,13 @@ impl Egress {
     }
 }
 
-/// There are as many rules as there may be.
+/// Why the rules stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there are {MOST_RULES} rules already; take some away")]
-pub struct TooManyRules;
+pub enum NoChange {
+    /// There are as many as there may be.
+    #[error("there are {MOST_RULES} rules already")]
+    TooMany,
+    /// It cannot be written down.
+    #[error("the change cannot be written down")]
+    Record,
+}

@@ -13,6 +13,8 @@ pub(crate) struct Standing {
     pub(crate) rule: EgressRule,
     /// It falls then.
     pub(crate) until: Option<Instant>,
+    /// It came while the run went on.
+    pub(crate) is_added: bool,
     pub(crate) meter: Meter,
 }
 
@@ -47,7 +49,13 @@ pub(crate) struct Passage {
 impl Standing {
     pub(crate) fn new(rule: EgressRule, until: Option<Instant>) -> Arc<Standing> {
         let meter = Meter::new(&rule.limits);
-        Arc::new(Standing { rule, until, meter })
+        Arc::new(Standing { rule, until, is_added: false, meter })
+    }
+
+    /// One that came while the run went on.
+    pub(crate) fn added(rule: EgressRule, until: Option<Instant>) -> Arc<Standing> {
+        let meter = Meter::new(&rule.limits);
+        Arc::new(Standing { rule, until, is_added: true, meter })
     }
 
     fn stands(&self, now: Instant) -> bool {

@@ -2,14 +2,19 @@
 //! thousand idle tunnels cost next to nothing.
 
 use super::limits::Way;
+use rustix::net::sockopt;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 use std::{
     io,
     os::fd::OwnedFd,
-    sync::{Mutex, PoisonError},
+    pin::{Pin, pin},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
-use tokio::{io::Interest, net::TcpStream};
+use tokio::{io::Interest, net::TcpStream, time::timeout};
 
 /// Moved at once.
 const PIECE: usize = 256 << 10;
@@ -17,6 +22,11 @@ const PIECE: usize = 256 << 10;
 const MOST_PIPES: usize = 32;
 /// Without a descriptor for a pipe: long enough not to spin, short enough not to be noticed.
 const BREATH: Duration = Duration::from_millis(20);
+
+/// After so long without a byte, whether there is still somebody is asked.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+/// Of the side that still may speak.
+const LONGEST_SILENCE: Duration = Duration::from_secs(300);
 
 /// Why bytes stopped.
 #[derive(Debug)]
@@ -60,15 +70,56 @@ impl Pipe {
     }
 }
 
+/// How a connection is to behave, whoever made it.
+pub(crate) fn prepare(stream: &TcpStream) {
+    // Where one of them fails, the connection is a little worse and as safe.
+    // Without it small writes wait for acknowledgements that wait for them.
+    _ = stream.set_nodelay(true);
+    // Somebody who is gone without a word is noticed.
+    _ = sockopt::set_socket_keepalive(stream, true);
+    _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE);
+    // An urgent byte would stop the kernel from moving what comes behind it.
+    _ = sockopt::set_socket_oobinline(stream, true);
+}
+
 /// Moves bytes both ways until both sides have ended. `count` is told of bytes before they go on, and says whether they may.
 pub(crate) async fn relay(
     client: &TcpStream,
     server: &TcpStream,
     count: &(impl Fn(Way, usize) -> bool + Sync),
 ) -> Result<(), Stopped> {
-    let out = pump(client, server, |bytes| count(Way::Out, bytes));
-    let back = pump(server, client, |bytes| count(Way::In, bytes));
-    tokio::try_join!(out, back).map(|_| ())
+    let moved = AtomicU64::new(0);
+    let count = |way, bytes| {
+        moved.fetch_add(1, Ordering::Relaxed);
+        count(way, bytes)
+    };
+    let mut out = pin!(pump(client, server, |bytes| count(Way::Out, bytes)));
+    let mut back = pin!(pump(server, client, |bytes| count(Way::In, bytes)));
+    tokio::select! {
+        ended = &mut out => {
+            ended?;
+            unless_silent(back, &moved).await
+        }
+        ended = &mut back => {
+            ended?;
+            unless_silent(out, &moved).await
+        }
+    }
+}
+
+/// When one side has said its last word, the other may go on, but not be silent for ever.
+async fn unless_silent(
+    mut rest: Pin<&mut impl Future<Output = Result<(), Stopped>>>,
+    moved: &AtomicU64,
+) -> Result<(), Stopped> {
+    loop {
+        let before = moved.load(Ordering::Relaxed);
+        match timeout(LONGEST_SILENCE, &mut rest).await {
+            Ok(ended) => return ended,
+            Err(_) if moved.load(Ordering::Relaxed) == before => return Err(Stopped::Broken),
+            Err(_) => {}
+        }
+    }
 }
 
 /// One way, to its end, which is passed on.
@@ -88,7 +139,11 @@ async fn pump(from: &TcpStream, to: &TcpStream, count: impl Fn(usize) -> bool) -
                     _ = rustix::net::shutdown(to, rustix::net::Shutdown::Write);
                     return Ok(());
                 }
-                Ok(bytes) if count(bytes) => drain(&pipe, bytes, to).await.map_err(broken)?,
+                Ok(bytes) if count(bytes) => {
+                    drain(&pipe, bytes, to).await.map_err(broken)?;
+                    // Others want to be served, too, where both sides are always ready.
+                    tokio::task::coop::consume_budget().await;
+                }
                 Ok(_) => return Err(Stopped::Spent),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => return Err(Stopped::Broken),

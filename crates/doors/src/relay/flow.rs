@@ -76,7 +76,8 @@ impl Flow {
     }
 
     fn rest(&mut self) -> Bytes {
-        let held = self.scrub.rest();
+        let held =
+            self.upstream.reflection().map(|reflection| self.scrub.rest(reflection)).unwrap_or_default();
         let passed = if held.is_empty() { held } else { self.tap.feed(held) };
         let rest = self.tap.rest();
         match (passed.is_empty(), rest.is_empty()) {

@@ -337,7 +337,7 @@ impl Answer {
         if !is_last {
             return passed;
         }
-        let rest = self.scrub.rest();
+        let rest = self.scrub.rest(&credential.reflection);
         match (passed.is_empty(), rest.is_empty()) {
             (_, true) => passed,
             (true, false) => rest,

@@ -5,8 +5,8 @@ use crate::{egress::credential::Ready, scrub};
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{
-        ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, TE, TRAILER,
-        TRANSFER_ENCODING, UPGRADE, VIA,
+        ACCEPT_ENCODING, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, FORWARDED, HOST, IF_RANGE,
+        RANGE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
     },
 };
 use spec::Destination;
@@ -87,7 +87,11 @@ pub(super) fn out(
         headers.insert(HOST, host);
     }
     if let Some(credential) = credential {
+        // What comes back is looked through: neither packed, nor in parts between which a key could be cut in two.
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        for name in [RANGE, IF_RANGE] {
+            headers.remove(name);
+        }
         credential.put_into(headers);
     }
 }
@@ -132,9 +136,9 @@ pub(super) fn back(
             "its answer is compressed although asked not to be, and so cannot be searched for the credential",
         );
     }
-    let reflects = |value: &HeaderValue| scrub::is_in(&credential.reflection, value);
+    let reflects = |name: &HeaderName, value| scrub::is_in(&credential.reflection, name, value);
     let reflecting: Vec<HeaderName> =
-        headers.iter().filter(|(_, value)| reflects(value)).map(|(name, _)| name.clone()).collect();
+        headers.iter().filter(|(name, value)| reflects(name, value)).map(|(name, _)| name.clone()).collect();
     for name in reflecting {
         headers.remove(name);
     }

@@ -83,7 +83,7 @@ async fn an_answer_under_way_ends_with_the_rule_that_let_it_pass() {
         tell(&mut client, &get(&server, "/")).await;
         assert_eq!(status(&head(&mut client).await), 200);
         if revokes {
-            world.egress.revoke(&own.host);
+            world.egress.revoke(&own.host).unwrap();
         }
         go_on.send(()).unwrap();
         let mut body = vec![0; 10];
