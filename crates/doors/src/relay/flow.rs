@@ -61,8 +61,14 @@ impl Flow {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
         self.wire.poll_piece(&mut self.body, cx).map(|piece| match piece {
             Piece::Data(data) => Step::Data(self.pass(data)),
-            Piece::End if !self.delimited && !self.tap.is_complete() => Step::Broken,
-            Piece::End => Step::End(self.rest()),
+            Piece::End => {
+                // What waited belongs to what may be whole.
+                let passed = self.unheld();
+                match self.delimited || self.tap.is_complete() {
+                    true => Step::End(self.rest(passed)),
+                    false => Step::Broken,
+                }
+            }
             Piece::Broken => Step::Broken,
         })
     }
@@ -75,10 +81,14 @@ impl Flow {
         self.tap.feed(data)
     }
 
-    fn rest(&mut self) -> Bytes {
-        let held =
-            self.upstream.reflection().map(|reflection| self.scrub.rest(reflection)).unwrap_or_default();
-        let passed = if held.is_empty() { held } else { self.tap.feed(held) };
+    /// What the search for the credential held back.
+    fn unheld(&mut self) -> Bytes {
+        let Some(reflection) = self.upstream.reflection() else { return Bytes::new() };
+        let held = self.scrub.rest(reflection);
+        if held.is_empty() { held } else { self.tap.feed(held) }
+    }
+
+    fn rest(&mut self, passed: Bytes) -> Bytes {
         let rest = self.tap.rest();
         match (passed.is_empty(), rest.is_empty()) {
             (_, true) => passed,
@@ -91,7 +101,8 @@ impl Flow {
     pub(super) fn is_read(&mut self) -> bool {
         let is_read = self.body.is_end_stream();
         if is_read {
-            self.rest();
+            let passed = self.unheld();
+            self.rest(passed);
         }
         is_read
     }
