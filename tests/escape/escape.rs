@@ -20,7 +20,7 @@ use std::{
 };
 
 /// How many cases there are. One that is lost must not go unnoticed.
-const CASES: usize = 100;
+const CASES: usize = 101;
 
 /// Who starts the boxes, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,9 @@ fn not_applicable(setting: Setting) -> Reasons {
     }
     if !(setting.guest && setting.root) {
         all.extend([("X8", "huge pages that are set aside and free")]);
+        if !has_public_address() {
+            all.extend([("X11", "a public address of this machine's own")]);
+        }
     }
     if setting.guest {
         all.extend([("C49", "an address beside loopback")]);
@@ -69,6 +72,15 @@ fn not_applicable(setting: Setting) -> Reasons {
         ]);
     }
     all
+}
+
+/// Whether others would see this machine by an address that is anybody's. Nothing is sent.
+fn has_public_address() -> bool {
+    let asked = std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
+        socket.connect("192.0.2.1:9")?;
+        socket.local_addr()
+    });
+    asked.is_ok_and(|own| spec::address::is_public(own.ip()))
 }
 
 /// The controls that cannot be run, of cases that can.

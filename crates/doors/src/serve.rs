@@ -26,7 +26,7 @@ use tokio::{
 /// Headers of one request.
 const MOST_HEADERS: usize = 100;
 /// All of them together, and what is read at once.
-const LARGEST_HEAD: usize = 64 << 10;
+pub(crate) const LARGEST_HEAD: usize = 64 << 10;
 /// Connections that may wait to be taken. Of a burst beyond that some are not heard, and try again after a whole second.
 const MOST_WAITING: i32 = 4096;
 /// After a failed accept (no descriptors left): long enough not to spin, short enough not to be noticed.
@@ -153,12 +153,7 @@ async fn converse<A: Answers, S: AsyncRead + AsyncWrite + AsFd + Unpin>(answers:
             })
         })
     });
-    let mut builder = Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(head_time)
-        .max_headers(MOST_HEADERS)
-        .max_buf_size(LARGEST_HEAD);
+    let builder = builder(head_time);
     let mut connection = builder.serve_connection(TokioIo::new(stream), service);
     let is_cut = tokio::select! {
         // Whatever ended it: there is nobody to tell.
@@ -171,6 +166,17 @@ async fn converse<A: Answers, S: AsyncRead + AsyncWrite + AsFd + Unpin>(answers:
         let stream = connection.into_parts().io.into_inner();
         _ = rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
     }
+}
+
+/// How requests are read at every door: what their heads may be, and how long they may take.
+pub(crate) fn builder(head_time: Duration) -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(head_time)
+        .max_headers(MOST_HEADERS)
+        .max_buf_size(LARGEST_HEAD);
+    builder
 }
 
 /// hyper looks at the size between two reads, and the last one may have brought more.

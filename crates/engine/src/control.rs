@@ -11,7 +11,7 @@ mod client;
 
 pub use client::{ControlError, ask};
 
-use crate::doors::internal;
+use crate::doors::{Shown, called, internal};
 use doors::egress::{Egress, RuleView};
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
@@ -98,10 +98,17 @@ struct Answer {
     hint: Option<String>,
 }
 
+impl Answer {
+    fn refusing(ErrorInfo { code, message, hint }: ErrorInfo) -> Answer {
+        let code = serde_json::to_value(code).ok().and_then(|code| code.as_str().map(str::to_owned));
+        Answer { code, message: Some(message), hint, ..Answer::default() }
+    }
+}
+
 /// The socket of one run. Dropped, nobody answers there any more.
 #[derive(Debug)]
 pub(crate) struct Control {
-    path: PathBuf,
+    _socket: Shown,
     /// Dropping them ends them.
     tasks: JoinSet<()>,
     changes: Changes,
@@ -124,22 +131,20 @@ pub(crate) fn open(
     within: Vec<Vec<HostPattern>>,
 ) -> Result<Control, ErrorInfo> {
     let folder = state.join("doors");
-    let name = format!("{id}.{EXTENSION}");
+    let name = called(id, EXTENSION);
     let listener = bind(&folder, &name)
         .map_err(|error| internal("cannot make the socket by which a run's rules are changed", &error))?;
     let changes = Changes::default();
     let subject = Arc::new(Subject { door, within, changes: changes.clone() });
     let mut tasks = JoinSet::new();
     tasks.spawn(serve(listener, subject));
-    Ok(Control { path: folder.join(name), tasks, changes })
+    Ok(Control { _socket: Shown(folder.join(name)), tasks, changes })
 }
 
 impl Control {
     /// Ends it; what was changed, in words.
     pub(crate) async fn close(mut self) -> Vec<String> {
         self.tasks.shutdown().await;
-        // Nobody listens there any more; the sweep removes what stays.
-        _ = fs::remove_file(&self.path);
         std::mem::take(&mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -190,9 +195,7 @@ async fn serve(listener: UnixListener, subject: Arc<Subject>) {
 
 /// One line after the other, until whoever asks goes, falls silent or says too much.
 async fn attend(stream: UnixStream, subject: &Subject) {
-    if !stream.peer_cred().is_ok_and(|peer| may_ask(peer.uid())) {
-        return;
-    }
+    let may_ask = stream.peer_cred().is_ok_and(|peer| may_ask(peer.uid()));
     let (reading, mut writing) = stream.into_split();
     let mut reading = BufReader::new(reading);
     loop {
@@ -202,9 +205,11 @@ async fn attend(stream: UnixStream, subject: &Subject) {
             Ok(Ok(count)) if count > 0 && line.ends_with(b"\n") => {}
             _ => return,
         }
-        let Ok(mut answer) = serde_json::to_vec(&subject.answer(&line)) else { return };
+        let answer = if may_ask { subject.answer(&line) } else { Answer::refusing(not_yours()) };
+        let Ok(mut answer) = serde_json::to_vec(&answer) else { return };
         answer.push(b'\n');
-        if !matches!(timeout(PATIENCE, writing.write_all(&answer)).await, Ok(Ok(()))) {
+        let written = timeout(PATIENCE, writing.write_all(&answer)).await;
+        if !may_ask || !matches!(written, Ok(Ok(()))) {
             return;
         }
     }
@@ -213,6 +218,14 @@ async fn attend(stream: UnixStream, subject: &Subject) {
 /// The folder and the socket's mode keep others out already; this holds whatever became of those.
 fn may_ask(user: u32) -> bool {
     user == 0 || user == geteuid().as_raw()
+}
+
+fn not_yours() -> ErrorInfo {
+    ErrorInfo {
+        code: ErrorCode::PolicyDenied,
+        message: "the rules of a run are changed by whoever started it, and by root".to_owned(),
+        hint: Some("ask its owner".to_owned()),
+    }
 }
 
 fn invalid(message: impl Into<String>, hint: &str) -> ErrorInfo {
@@ -227,10 +240,7 @@ impl Subject {
             Ok(()) => {
                 Answer { ok: true, rules: self.door.rules().iter().map(told).collect(), ..Answer::default() }
             }
-            Err(ErrorInfo { code, message, hint }) => {
-                let code = serde_json::to_value(code).ok().and_then(|code| code.as_str().map(str::to_owned));
-                Answer { code, message: Some(message), hint, ..Answer::default() }
-            }
+            Err(refused) => Answer::refusing(refused),
         }
     }
 

@@ -203,11 +203,90 @@ async fn a_run_that_is_not_there_or_has_no_door_is_told_apart() {
     rustix::fs::flock(&record, rustix::fs::FlockOperation::LockExclusive).unwrap();
     assert!(matches!(asked("plain").await.unwrap(), Err(ControlError::NoDoor { .. })));
     // As if its owner had been killed: the socket stays, and nobody listens.
-    running.control.take().unwrap().tasks.shutdown().await;
+    let mut killed = running.control.take().unwrap();
+    killed.tasks.shutdown().await;
+    assert!(state.join("doors/r.control").exists());
     match asked("r").await.unwrap() {
         Err(ControlError::NoSuchRun { others, .. }) => assert!(others.is_empty(), "{others:?}"),
         answer => panic!("{answer:?}"),
     }
     assert!(open(&state, &run(), running.door.clone(), Vec::new()).is_ok(), "its place can be taken");
+    drop(killed);
+    running.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_longest_id_is_answered_for_as_any_other() {
+    let running = Running::new("long", &[]).await;
+    let id = Id::new(&"i".repeat(128)).unwrap();
+    let control = open(&running.state, &id, running.door.clone(), Vec::new()).unwrap();
+    let (state, asked) = (running.state.clone(), id.clone());
+    let rules = tokio::task::spawn_blocking(move || ask(&state, &asked, &grant("a.com", 60))).await.unwrap();
+    assert_eq!(hosts(&rules.unwrap()), ["first.com", "a.com"]);
+    drop(control);
+    let left: Vec<_> = fs::read_dir(running.state.join("doors")).unwrap().collect();
+    assert_eq!(left.len(), 1, "the other run's own: {left:?}");
+    running.end().await;
+}
+
+/// Whoever asks by another's state folder must not be led to a run of his own.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_is_not_led_elsewhere() {
+    let running = Running::new("led", &[]).await;
+    let place = running.state.join("others");
+    let asked = |state: PathBuf| {
+        let led = tokio::task::spawn_blocking(move || ask(&state, &run(), &grant("evil.com", 60)));
+        async move { led.await.unwrap() }
+    };
+    fs::create_dir_all(place.join("by-name/doors")).unwrap();
+    let socket = running.state.join("doors/r.control");
+    std::os::unix::fs::symlink(&socket, place.join("by-name/doors/r.control")).unwrap();
+    fs::create_dir_all(place.join("by-folder")).unwrap();
+    std::os::unix::fs::symlink(running.state.join("doors"), place.join("by-folder/doors")).unwrap();
+    for name in ["by-name", "by-folder"] {
+        assert!(asked(place.join(name)).await.is_err(), "{name}");
+    }
+    if geteuid().is_root() {
+        // Not a link, but the very socket.
+        fs::create_dir_all(place.join("by-link/doors")).unwrap();
+        fs::hard_link(&socket, place.join("by-link/doors/r.control")).unwrap();
+        assert!(asked(place.join("by-link")).await.is_ok(), "the control: all of it is ours");
+        running.door.revoke(&"evil.com".parse().unwrap()).unwrap();
+        for theirs in ["by-link", "by-link/doors"] {
+            std::os::unix::fs::chown(place.join(theirs), Some(65534), None).unwrap();
+        }
+        let refused = asked(place.join("by-link")).await.unwrap_err();
+        assert!(refused.to_string().contains("is not the owner"), "{refused}");
+    }
+    assert_eq!(running.door.rules().len(), 1);
+    running.end().await;
+}
+
+/// The folder and the socket's mode keep everybody else out before that, so they are opened here.
+#[tokio::test(flavor = "multi_thread")]
+async fn somebody_else_is_told_that_the_run_is_not_theirs() {
+    if !geteuid().is_root() {
+        assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "only root can become somebody else");
+        return eprintln!("NOT RUN: only root can become somebody else");
+    }
+    let running = Running::new("other", &[]).await;
+    let folder = running.state.join("doors");
+    for (path, mode) in [(&running.state, 0o755), (&folder, 0o755), (&folder.join("r.control"), 0o666)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let asked = |user: u32| {
+        let script = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('r.control')\n\
+                      s.sendall(b'{\"op\":\"grant\",\"host\":\"a.com\",\"seconds\":9}\\n'); print(s.recv(65536).decode())";
+        let mut command = std::process::Command::new("setpriv");
+        command.args([format!("--reuid={user}"), "--clear-groups".to_owned()]);
+        let command = command.args(["/usr/bin/python3", "-c", script]).current_dir(&folder).output().unwrap();
+        String::from_utf8([command.stdout, command.stderr].concat()).unwrap()
+    };
+    let refused = tokio::task::block_in_place(|| asked(65534));
+    assert!(refused.contains("policy_denied") && refused.contains("whoever started it"), "{refused}");
+    assert_eq!(running.door.rules().len(), 1);
+    let answer = tokio::task::block_in_place(|| asked(0));
+    assert!(answer.starts_with("{\"ok\":true"), "the control: {answer}");
+    assert_eq!(running.door.rules().len(), 2);
     running.end().await;
 }

@@ -10,6 +10,7 @@ use doors::{
     Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, Token, ledger::Ledger, till::Till,
 };
 use sandbox::Passing;
+use sha2::{Digest, Sha256};
 use spec::{
     Access, Budget, EnvName, ErrorCode, ErrorInfo, Id, InsidePath, LimitName, LlmGrant, LlmUsage,
     ModelPattern, Mount, RunResult, RunSpec,
@@ -55,6 +56,30 @@ const SETTLED: Duration = Duration::from_secs(10);
 /// Where the inference door can be had as a socket, inside.
 const INFERENCE_SOCKET: &str = "/airlock/inference.sock";
 
+/// A name that a socket's address has room for, behind a folder's handle.
+const LONGEST_NAME: usize = 64;
+
+/// What a file of a run's doors is called. Long ids become a digest, behind a sign that no id has.
+pub(crate) fn called(id: &Id, extension: &str) -> String {
+    if id.as_str().len() <= LONGEST_NAME {
+        return format!("{id}.{extension}");
+    }
+    let digest = Sha256::digest(id.as_str());
+    let digest: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    format!("+{digest}.{extension}")
+}
+
+/// A file of a run's doors. Dropped, it is gone: whatever of opening them fails later, nothing is left.
+#[derive(Debug)]
+pub(crate) struct Shown(pub(crate) PathBuf);
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        // The sweep removes what stays.
+        _ = fs::remove_file(&self.0);
+    }
+}
+
 /// The doors of one run.
 #[derive(Debug, Default)]
 pub(crate) struct Opened {
@@ -63,7 +88,7 @@ pub(crate) struct Opened {
     /// Its listener comes behind those.
     egress: Option<OpenEgress>,
     /// Where the inference door's socket is, outside.
-    socket: Option<PathBuf>,
+    socket: Option<Shown>,
     /// What is let in and out of the run is written down there.
     ledger: Option<Arc<Ledger>>,
 }
@@ -209,16 +234,17 @@ fn show_socket(
     id: &Id,
     spec: &mut RunSpec,
     session: &Arc<Session>,
-) -> Result<PathBuf, ErrorInfo> {
+) -> Result<Shown, ErrorInfo> {
     let failed = |error: &io::Error| internal("cannot make the inference door's socket", error);
     let folder = engine.state.join("doors");
-    let path = folder.join(format!("{id}.sock"));
+    let path = folder.join(called(id, "sock"));
     let listener = bind(&folder, &path).map_err(|error| failed(&error))?;
+    let shown = Shown(path.clone());
     session.serve(Listener::Unix(listener)).map_err(|error| refused(&error))?;
     let inside = InsidePath::new(Path::new(INFERENCE_SOCKET))
         .map_err(|bad| error_of(ErrorCode::Internal, bad.to_string()))?;
-    spec.sandbox.mounts.push(Mount { host: path.clone(), inside, access: Access::ReadOnly });
-    Ok(path)
+    spec.sandbox.mounts.push(Mount { host: path, inside, access: Access::ReadOnly });
+    Ok(shown)
 }
 
 fn bind(folder: &Path, path: &Path) -> io::Result<UnixListener> {
@@ -313,10 +339,6 @@ impl Opened {
         if let Some(egress) = self.egress {
             egress.close(result).await;
         }
-        if let Some(socket) = self.socket {
-            // Nobody listens there any more; the sweep removes what stays.
-            _ = fs::remove_file(socket);
-        }
     }
 }
 
@@ -385,6 +407,16 @@ pub(crate) fn refused(refused: &OpenError) -> ErrorInfo {
 mod tests {
     use super::*;
     use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+
+    #[test]
+    fn a_long_id_has_a_short_name_of_its_own() {
+        let id = |end: &str| Id::new(&format!("{}{end}", "x".repeat(127))).expect("it is one");
+        let named = [id("a"), id("b")].map(|id| called(&id, "sock"));
+        assert!(named[0] != named[1] && named.iter().all(|name| name.len() == 38), "{named:?}");
+        assert!(Id::new(named[0].trim_end_matches(".sock")).is_err(), "nobody else can have it");
+        let longest = Id::new(&"x".repeat(LONGEST_NAME)).expect("it is one");
+        assert_eq!(called(&longest, "sock"), format!("{longest}.sock"));
+    }
 
     #[test]
     fn the_socket_of_a_killed_run_goes_and_that_of_a_living_one_stays() {

@@ -154,10 +154,19 @@ impl Driver {
             () = until_cancelled(&mut cancelled) => return Err(cancellation()),
         };
         result.notes.extend(notes);
-        let opened = doors::open(&self.engine, &self.id, &mut self.spec).await?;
+        // Of two runs with one id the second is refused, before it touches what the first one's doors have; an id that we
+        // made is nobody else's.
+        let named = self.spec.run_id.is_some().then(|| self.record()).transpose()?;
+        let opened = match doors::open(&self.engine, &self.id, &mut self.spec).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                named.into_iter().for_each(|record| close(record, &mut result.notes));
+                return Err(error);
+            }
+        };
         let berthed = match &origin {
-            Origin::Here | Origin::Stored(_) => self.berthed(result).await,
-            Origin::Engine(facts) => self.contained(facts, result).await,
+            Origin::Here | Origin::Stored(_) => self.berthed(named, result).await,
+            Origin::Engine(facts) => self.contained(named, facts, result).await,
         };
         let Berthed { records, mut sandbox } = match berthed {
             Ok(berthed) => berthed,
@@ -198,12 +207,8 @@ impl Driver {
     }
 
     /// A box for this run, made ahead or now.
-    async fn berthed(&mut self, result: &mut RunResult) -> Result<Berthed, ErrorInfo> {
-        let mut records = Vec::new();
-        // Of two runs with one id the second is refused; an id that we made is nobody else's.
-        if self.spec.run_id.is_some() {
-            records.push(self.record()?);
-        }
+    async fn berthed(&mut self, named: Option<Record>, result: &mut RunResult) -> Result<Berthed, ErrorInfo> {
+        let mut records: Vec<_> = named.into_iter().collect();
         let taken = pool::take(&self.engine, &self.spec.sandbox);
         // What was made ahead has a record of its own.
         if taken.is_none() && records.is_empty() {
@@ -232,11 +237,25 @@ impl Driver {
     }
 
     /// A box that a container engine makes. Its record says where, before there is anything.
-    async fn contained(&mut self, facts: &ImageFacts, result: &mut RunResult) -> Result<Berthed, ErrorInfo> {
+    async fn contained(
+        &mut self,
+        named: Option<Record>,
+        facts: &ImageFacts,
+        result: &mut RunResult,
+    ) -> Result<Berthed, ErrorInfo> {
         let (backend, containers) = (self.spec.sandbox.backend, &self.engine.containers);
-        let (name, socket) = containers.identify(backend).await.map_err(|error| refused(&error, result))?;
+        let record = match named {
+            Some(record) => record,
+            None => self.record()?,
+        };
+        let (name, socket) = match containers.identify(backend).await {
+            Ok(identified) => identified,
+            Err(error) => {
+                close(record, &mut result.notes);
+                return Err(refused(&error, result));
+            }
+        };
         result.backend = name;
-        let record = self.record()?;
         record.note(&socket).map_err(|error| of_record(&self.id, error))?;
         let ids =
             [("io.airlock.task", self.spec.task_id.clone()), ("io.airlock.job", self.spec.job_id.clone())];

@@ -2,7 +2,7 @@
 
 use crate::{
     control::{self, Control},
-    doors::{error_of, internal, refused, set},
+    doors::{Shown, called, error_of, internal, refused, set},
 };
 use doors::egress::{Egress, EgressReport, Settings};
 use doors::{OpenError, ledger::Ledger, secrets::Secrets};
@@ -16,7 +16,7 @@ use std::{
     io::{self, Write},
     net::TcpListener,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
 };
 
@@ -39,7 +39,7 @@ const NOT_PROXIED: &str = "localhost,127.0.0.1,::1,[::1]";
 #[derive(Debug)]
 pub(crate) struct OpenEgress {
     pub(crate) door: Arc<Egress>,
-    certificates: Option<PathBuf>,
+    _certificates: Option<Shown>,
     control: Control,
 }
 
@@ -62,7 +62,7 @@ pub(crate) async fn open(
     for name in ["NO_PROXY", "no_proxy"] {
         variables.push((name, NOT_PROXIED.to_owned()));
     }
-    let certificates = match door.certificate() {
+    let _certificates = match door.certificate() {
         Some(own) => {
             let names = [
                 "SSL_CERT_FILE",
@@ -78,18 +78,19 @@ pub(crate) async fn open(
     };
     set(spec, &variables)?;
     let control = control::open(state, id, door.clone(), grant.within.clone())?;
-    Ok(OpenEgress { door, certificates, control })
+    Ok(OpenEgress { door, _certificates, control })
 }
 
 /// The system's certificates and the door's own, as one file that is mounted into this box and no other.
-fn show_certificates(state: &Path, id: &Id, spec: &mut RunSpec, own: &str) -> Result<PathBuf, ErrorInfo> {
-    let path = state.join("doors").join(format!("{id}.{EXTENSION}"));
+fn show_certificates(state: &Path, id: &Id, spec: &mut RunSpec, own: &str) -> Result<Shown, ErrorInfo> {
+    let path = state.join("doors").join(called(id, EXTENSION));
+    let shown = Shown(path.clone());
     write_certificates(&path, own)
         .map_err(|error| internal("cannot write the door's certificate", &error))?;
     let inside = InsidePath::new(Path::new(CERTIFICATES))
         .map_err(|bad| error_of(ErrorCode::Internal, bad.to_string()))?;
-    spec.sandbox.mounts.push(Mount { host: path.clone(), inside, access: Access::ReadOnly });
-    Ok(path)
+    spec.sandbox.mounts.push(Mount { host: path, inside, access: Access::ReadOnly });
+    Ok(shown)
 }
 
 fn write_certificates(path: &Path, own: &str) -> io::Result<()> {
@@ -131,10 +132,6 @@ impl OpenEgress {
     pub(crate) async fn close(self, result: &mut RunResult) {
         result.notes.extend(self.control.close().await);
         let report = self.door.close().await;
-        if let Some(path) = self.certificates {
-            // The sweep removes what stays.
-            _ = fs::remove_file(path);
-        }
         tell(report, result);
     }
 }

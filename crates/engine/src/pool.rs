@@ -15,7 +15,10 @@ use sandbox::{
     native::{Berth, NativeBox},
 };
 use spec::{Pool, SandboxSpec};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 use tokio::sync::Notify;
 
 /// Kinds of runs that are kept ready at once; the one not asked for the longest makes room.
@@ -33,6 +36,13 @@ fn parks(pool: &Pool, spec: &SandboxSpec) -> bool {
         && spec.doors.is_empty()
         && spec.tty.is_none()
         && spec.limits.open_files >= FEWEST_FILES
+}
+
+/// Whether another run of this kind is to be expected. A file that a door shows inside is called by the run's name: each
+/// such run would be a kind of its own, and drive the others out.
+fn returns(spec: &SandboxSpec, state: &Path) -> bool {
+    let doors = state.join("doors");
+    !spec.mounts.iter().any(|mount| mount.host.starts_with(&doors))
 }
 
 /// How many are kept ready for runs of this kind.
@@ -176,7 +186,7 @@ impl Pools {
 
 /// What is ready for this run, if anything.
 pub(crate) fn take(engine: &Arc<Inner>, spec: &SandboxSpec) -> Option<Taken> {
-    if !engine.pools.is_on() {
+    if !engine.pools.is_on() || !returns(spec, &engine.state) {
         return None;
     }
     let (found, unwanted) = engine.pools.take(spec);

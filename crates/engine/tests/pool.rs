@@ -156,6 +156,30 @@ async fn what_is_parked_stays_within_its_bounds_and_leaves_with_the_engine() {
 }
 
 #[tokio::test]
+async fn runs_that_are_each_a_kind_of_their_own_drive_nothing_out() {
+    let place = Place::new("doors");
+    let engine = place.engine(Pool { parked: 1, berths: 1, ..Pool::OFF });
+    engine.warm(&script("true")).await;
+    let parked = place.records();
+    let mut policy = Policy::default();
+    let profile = policy.profiles.get_mut("restrictive").unwrap();
+    let mode = spec::EgressMode::Inspect { allow: Vec::new(), credential: None, allow_upgrade: false };
+    let rule = spec::EgressRule::from_option("a.example:443").unwrap();
+    profile.network = spec::Network::Doors;
+    profile.egress = Some(vec![spec::EgressRule { mode, ..rule }]);
+    for _ in 0..6 {
+        let command = vec!["test".into(), "-r".into(), "/airlock/certificates.pem".into()];
+        let run = engine.start(policy.admit(RunRequest { command, ..RunRequest::default() }).unwrap());
+        assert_eq!(run.finish().await.status, Status::Succeeded);
+    }
+    // Waits for whatever is still made, so that all that would be driven out is.
+    engine.warm(&script("true")).await;
+    let left = place.records();
+    assert!(parked.len() == 1 && left.contains(&parked[0]), "{parked:?} {left:?}");
+    engine.close().await;
+}
+
+#[tokio::test]
 async fn kinds_that_nobody_asks_for_make_room() {
     let place = Place::new("kinds");
     let engine = place.engine(Pool { parked: 1, berths: 1, ..Pool::OFF });

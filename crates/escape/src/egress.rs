@@ -4,7 +4,7 @@
 use crate::{
     Case, Control, Found, Outcome, POWER, Peer, Trouble, case,
     internet::{ELSEWHERE, Internet},
-    network::own_address,
+    network::{lend, own_address},
     probe::{
         ALLOWED, PROXY, Probe, arrives, every_host, get, itself, judged, open, proxied, rule, said,
         socks_request, ways,
@@ -48,6 +48,7 @@ pub(crate) const OWN: &[Case] = &[
         NO_DOOR,
     ),
     door("X10", "made-up addresses: others' names, other ports, all of them", made_up),
+    door("X11", "past an open door: this machine by a public address of its own", own_public),
 ];
 
 /// What the control is given.
@@ -352,4 +353,32 @@ fn exhausted(ground: &Ground<'_>, internet: &Internet) -> Outcome {
     let probes = [&good[..], std::slice::from_ref(&one_more)].concat();
     said(ground, "ask-then-speak", &["wild.example", TOO_MANY], &probes)?;
     judged(ground, internet, &good, &[one_more])
+}
+
+/// For a machine of its own that has none.
+const LENT: Ipv4Addr = Ipv4Addr::new(93, 184, 216, 200);
+
+/// The control may reach the operator's own network.
+fn own_public(ground: &Ground<'_>) -> Outcome {
+    if let Some(own) = own_address().ok().filter(|own| spec::address::is_public(*own)) {
+        return by_public(ground, own);
+    }
+    if !(ground.world.root && ground.world.settings.dangerously_harm_this_machine) {
+        return Err(Trouble::Missing("a public address of this machine's own".to_owned()));
+    }
+    lend(LENT, "add")?;
+    let found = by_public(ground, LENT.into());
+    lend(LENT, "del")?;
+    found
+}
+
+fn by_public(ground: &Ground<'_>, own: IpAddr) -> Outcome {
+    let internet = Internet::new(ground.world)?;
+    open(ground, &internet, vec![every_host(ground.is_control())]);
+    let port = internet.listen((own, 0))?;
+    internet.resolves("own.example", &[own]);
+    let bad = [proxied("address", &own.to_string(), port), proxied("name", "own.example", port)].concat();
+    let good = ways("allowed", ALLOWED, 80);
+    said(ground, "speak", &[], &[&good[..], &bad].concat())?;
+    judged(ground, &internet, &good, &bad)
 }

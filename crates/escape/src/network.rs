@@ -176,6 +176,15 @@ fn loopback(ground: &Ground<'_>) -> Outcome {
     )
 }
 
+/// Gives this machine an address (`add`), or takes it back (`del`).
+pub(crate) fn lend(address: Ipv4Addr, action: &str) -> Result<(), Trouble> {
+    let done = Command::new("ip").args(["addr", action, &format!("{address}/32"), "dev", "lo"]).status()?;
+    match done.success() {
+        true => Ok(()),
+        false => Err(Trouble::Missing(format!("`ip addr {action}`"))),
+    }
+}
+
 const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 
 /// The control has the host's network, and this machine the address of such a service.
@@ -188,19 +197,14 @@ fn metadata(ground: &Ground<'_>) -> Outcome {
     if !ground.is_control() {
         return Ok(ground.run(ground.attack("connect", services))?.finished()?.claims());
     }
-    let address = |action: &str| {
-        Command::new("ip").args(["addr", action, &format!("{METADATA}/32"), "dev", "lo"]).status()
-    };
-    if !address("add")?.success() {
-        return Err(Trouble::Missing("`ip addr add`".to_owned()));
-    }
+    lend(METADATA, "add")?;
     let listening = listen(ground.world, (METADATA, 0).into());
     let report = listening.and_then(|(port, secret)| {
         let attack = ground.attack("connect", [format!("{METADATA}:{port}")]);
         let report = ground.run(RunRequest { network: Some(spec::Network::Host), ..attack })?;
         Ok((report.finished()?, secret))
     });
-    address("del")?;
+    lend(METADATA, "del")?;
     let (report, secret) = report?;
     Ok(heard(&report, &secret))
 }

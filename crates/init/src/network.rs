@@ -52,7 +52,7 @@ impl Passing {
 
 /// Listeners on the loopback at these ports.
 pub(crate) fn doors(ports: &[u16]) -> io::Result<Vec<TcpListener>> {
-    ports.iter().map(|port| listen(Ipv4Addr::LOCALHOST.into(), *port)).collect()
+    ports.iter().map(|port| listen(Ipv4Addr::LOCALHOST.into(), *port, None)).collect()
 }
 
 /// Has everything that is dialled arrive, in a network over which we have power. Ports of doors stay theirs.
@@ -60,9 +60,9 @@ pub(crate) fn pass(plan: &PassingPlan, doors: &[u16]) -> io::Result<Passing> {
     make_local(libc::AF_INET)?;
     // Without IPv6 there is nothing to reach by it.
     let both = make_local(libc::AF_INET6).is_ok();
-    let redirected = plan.redirect.map(|to| redirect::all(to, plan.names, both).map(|()| to));
+    let redirected = plan.redirect.map(|to| redirect_to(to, plan.names, both).map(|both| (to, both)));
     let passing = match redirected {
-        Some(Ok(to)) => Passing { listeners: listen_on_loopback(to, both)?, ..Passing::default() },
+        Some(Ok((to, both))) => Passing { listeners: listen_on_loopback(to, both)?, ..Passing::default() },
         Some(Err(error)) => Passing {
             listeners: listen_at(&plan.ports, doors, both)?,
             no_redirect: Some(error.raw_os_error().unwrap_or(libc::EIO)),
@@ -73,12 +73,20 @@ pub(crate) fn pass(plan: &PassingPlan, doors: &[u16]) -> io::Result<Passing> {
     Ok(Passing { names: names(plan.names, both)?, ..passing })
 }
 
+/// Redirects both families, or, where the kernel has no NAT for IPv6, the old one alone; whether it was both.
+fn redirect_to(to: u16, names: u16, both: bool) -> io::Result<bool> {
+    match redirect::all(to, names, both) {
+        Err(_) if both => redirect::all(to, names, false).map(|()| false),
+        done => done.map(|()| both),
+    }
+}
+
 /// The same where the network is somebody else's: only what leads to loopback arrives. From others on it, nothing.
 pub(crate) fn pass_within(plan: &PassingPlan, doors: &[u16], others: bool) -> io::Result<Passing> {
-    let listeners = listen_at(&plan.ports, doors, false)?;
-    if others {
-        listeners.iter().try_for_each(|listener| sys::bind_to_device(listener.as_fd(), LOOPBACK))?;
-    }
+    let only_from = others.then_some(LOOPBACK);
+    let ports = plan.ports.iter().filter(|port| !doors.contains(port));
+    let listeners = ports.map(|port| listen(Ipv4Addr::UNSPECIFIED.into(), *port, only_from));
+    let listeners = listeners.collect::<io::Result<_>>()?;
     Ok(Passing { listeners, names: names(plan.names, false)?, no_redirect: None })
 }
 
@@ -114,11 +122,11 @@ fn listen_at(ports: &[u16], doors: &[u16], both: bool) -> io::Result<Vec<TcpList
     let of_old = ports.iter().filter(|port| !doors.contains(port));
     let of_old = of_old.map(|port| (IpAddr::from(Ipv4Addr::UNSPECIFIED), *port));
     let of_new = ports.iter().filter(|_| both).map(|port| (IpAddr::from(Ipv6Addr::UNSPECIFIED), *port));
-    of_old.chain(of_new).map(|(address, port)| listen(address, port)).collect()
+    of_old.chain(of_new).map(|(address, port)| listen(address, port, None)).collect()
 }
 
 fn listen_on_loopback(port: u16, both: bool) -> io::Result<Vec<TcpListener>> {
-    loopbacks(both).map(|address| listen(address, port)).collect()
+    loopbacks(both).map(|address| listen(address, port, None)).collect()
 }
 
 fn loopbacks(both: bool) -> impl Iterator<Item = IpAddr> {
@@ -136,13 +144,17 @@ fn names(port: u16, both: bool) -> io::Result<Vec<UdpSocket>> {
     loopbacks(both).map(bind).collect()
 }
 
-/// Not with the standard library: its listeners on `[::]` are also those of IPv4.
-fn listen(address: IpAddr, port: u16) -> io::Result<TcpListener> {
+/// Not with the standard library: its listeners on `[::]` are also those of IPv4. Whose device counts must be said before it
+/// listens: who came earlier would be let in.
+fn listen(address: IpAddr, port: u16, only_from: Option<u32>) -> io::Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
     if address.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    if let Some(device) = only_from {
+        sys::bind_to_device(socket.as_fd(), device)?;
     }
     rustix::net::bind(&socket, &SocketAddr::new(address, port))?;
     rustix::net::listen(&socket, BACKLOG)?;

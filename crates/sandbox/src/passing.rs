@@ -97,7 +97,7 @@ pub(crate) fn plan(spec: &SandboxSpec, power: Power) -> Result<Option<PassingPla
         return Err(SandboxError::Engine {
             code: ErrorCode::InvalidSpec,
             message: format!("the rules name {} ports; a sandbox can have up to {most}", ports.len()),
-            hint: "name fewer ports, or all of them: --network open, or \"*\" in a rule".to_owned(),
+            hint: "name fewer ports, or all of them: --network open, or ports = \"any\" in a rule".to_owned(),
         });
     }
     let redirect = (power == Power::Ours && *asked == Ports::Any).then_some(PASSING_PORT);

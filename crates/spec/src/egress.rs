@@ -337,10 +337,10 @@ impl EgressGrant {
             return Ports::Any;
         }
         let mut ports = WEB_PORTS.to_vec();
-        for rule in &self.rules {
+        // Who dials what is denied is refused without a listener, too.
+        for rule in self.rules.iter().filter(|rule| rule.mode != EgressMode::Deny) {
             match &rule.ports {
-                Ports::Any if rule.mode != EgressMode::Deny => return Ports::Any,
-                Ports::Any => {}
+                Ports::Any => return Ports::Any,
                 Ports::These(own) => ports.extend(own),
             }
         }
@@ -377,6 +377,17 @@ mod tests {
         for text in ["GET", "get /", "GET  /", "CONNECT /", "GET v1", " /"] {
             assert!(text.parse::<Operation>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn ports_that_are_only_denied_are_not_listened_at() {
+        let denied = EgressRule::from_option("a.com:25").unwrap();
+        let rules = vec![
+            EgressRule { mode: EgressMode::Deny, ..denied },
+            EgressRule::from_option("b.com:22").unwrap(),
+        ];
+        let grant = EgressGrant { rules, ..EgressGrant::default() };
+        assert_eq!(grant.ports(), Ports::These(vec![22, 80, 443]));
     }
 
     #[test]

@@ -147,6 +147,8 @@ pub struct SandboxSpec {
     pub doors: Vec<u16>,
     /// Whether whatever is dialled inside arrives at the host, and names are asked for there; at which ports.
     pub passing: Option<Ports>,
+    /// Whether its doors lead to every public host.
+    pub leads_everywhere: bool,
     /// What it may use.
     pub limits: Limits,
     /// Barriers without which it must not run, beyond those a backend always insists on.
@@ -349,6 +351,7 @@ impl Policy {
                 internal_network: id(&request.internal_network, "--internal-network")?,
                 doors,
                 passing,
+                leads_everywhere: network == Network::Open || request.learn,
                 limits,
                 required: request.require.into_iter().collect(),
                 user: check_user(request.user)?,

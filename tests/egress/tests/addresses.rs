@@ -5,7 +5,8 @@
 //!
 //! | guard | without it fails |
 //! |---|---|
-//! | `is_public` for addresses (`policy.rs`) and for what names lead to (`dial.rs`) | every test here |
+//! | `may_dial`: what a name leads to is public (`dial.rs`) | `a_granted_name_that_leads_inwards_leads_nowhere` and others |
+//! | the same of bare addresses, by the rules (`policy.rs`) | none alone: `may_dial` stands behind it; without both, `no_spelling_…` |
 //! | `is_own` (`dial.rs`) | `a_granted_name_that_leads_inwards_leads_nowhere` (its own addresses) |
 //! | only what was looked at is dialled | `a_name_with_good_and_bad_addresses_is_dialled_at_the_good_ones` |
 //! | one look for decision and dial | `a_name_that_changes_its_mind_is_dialled_where_it_was_looked_at` |

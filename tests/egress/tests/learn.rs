@@ -46,7 +46,9 @@ fn it_is_said_in_words_that_can_be_used_as_they_stand() {
     let output = world.airlock(&["run", "--learn", "--", "bash", "-c", BUILD]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
-    for words in ["--allow-host a.example", "--allow-host b.example:8443", "[[profile.restrictive.egress]]"] {
+    for words in
+        ["--allow-host a.example:443", "--allow-host b.example:8443", "[[profile.restrictive.egress]]"]
+    {
         assert!(said.contains(words), "`{words}`: {said}");
     }
     let rules = said.lines().filter(|line| !line.starts_with("airlock"));

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | refs by pattern (`spec/src/egress.rs`) | `a_list_with_a_ref_that_is_not_allowed_does_not_arrive` |
 //! | the list is whole before anything goes on | the same |
-//! | paths in one spelling | `another_spelling_of_a_service_is_that_service` |
+//! | git's own services alone (`git/route.rs`) | `another_spelling_of_a_service_is_that_service` |
 //! | bodies are streamed | `a_large_pack_passes_in_little_memory` |
 
 use egress::{RAW, Repository, World};

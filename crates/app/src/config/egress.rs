@@ -8,7 +8,8 @@ pub(super) use wider::is_wider;
 use super::{ConfigError, credential, file::Section};
 use doors::egress::Credential;
 use spec::{
-    EgressLimits, EgressMode, EgressRule, Host, HostPattern, Network, Ports, RefPattern, Repository, address,
+    EgressGrant, EgressLimits, EgressMode, EgressRule, Host, HostPattern, Network, Ports, RefPattern,
+    Repository, WEB_PORTS, address,
 };
 use std::{collections::BTreeMap, fmt, str::FromStr};
 use toml::{Table, Value};
@@ -35,7 +36,8 @@ const MOST_RULES: usize = 256;
 /// In one list of one rule.
 const MOST_ENTRIES: usize = 256;
 /// Each has a listener in the box.
-const MOST_PORTS: usize = 32;
+/// With 80 and 443, which every run has, as many as a sandbox can have.
+const MOST_PORTS: usize = 30;
 const LONGEST_REPO: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,9 +115,17 @@ pub(super) fn added(
     let Some(own) = own else { return Ok(base) };
     let mut rules = base.unwrap_or_default();
     rules.extend(own.iter().cloned());
-    match rules.len() > MOST_RULES {
-        true => Err(too_many(section, "egress")),
-        false => Ok(Some(rules)),
+    if rules.len() > MOST_RULES {
+        return Err(too_many(section, "egress"));
+    }
+    // Else every run with the profile would be refused.
+    let grant = EgressGrant { rules, ..EgressGrant::default() };
+    match grant.ports() {
+        Ports::These(ports) if ports.len() > MOST_PORTS + WEB_PORTS.len() => {
+            let hint = "name fewer ports, or all of them: ports = \"any\"";
+            Err(section.error("egress", "has rules for more than 30 ports beside 80 and 443", hint))
+        }
+        Ports::These(_) | Ports::Any => Ok(Some(grant.rules)),
     }
 }
 
@@ -255,7 +265,7 @@ fn ports(table: &Table, mode: Mode, plain: bool, section: &Section<'_>) -> Resul
     if value.as_str() == Some("any") {
         return Ok(Ports::Any);
     }
-    let hint = "write ports = [443, 8443], 32 at most, or \"any\"";
+    let hint = "write ports = [443, 8443], 30 at most, or \"any\"";
     let bad = || section.error("ports", "must be a list of ports from 1 to 65535, or \"any\"", hint);
     let list = value.as_array().filter(|list| (1..=MOST_PORTS).contains(&list.len())).ok_or_else(bad)?;
     let port = |value: &Value| {
@@ -383,7 +393,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The network that a profile comes to: rules for a door ask for one.
+/// The network that a profile comes to: rules for a door ask for one. Said once, when the operator's words are read.
 pub(super) fn network(network: Network, rules: Option<&Vec<EgressRule>>) -> Network {
     match (network, rules) {
         (Network::None, Some(_)) => Network::Doors,

@@ -89,7 +89,7 @@ fn choose(policy: &mut Policy, choice: &str, section: &Section<'_>) -> Result<()
 
 /// The first value in which a profile allows more than another.
 fn wider(profile: &Profile, than: &Profile) -> Option<&'static str> {
-    if rank(network(profile)) > rank(network(than)) {
+    if rank(profile.network) > rank(than.network) {
         return Some("network");
     }
     if profile.env_inherit.iter().any(|name| !than.env_inherit.contains(name)) {
@@ -136,14 +136,13 @@ fn apply(profile: &mut Profile, name: &str, said: Said, section: &Section<'_>) -
         return Err(section.error(key, what, NARROW));
     }
     if let Some(asked) = asked {
-        if rank(asked) > rank(network(profile)) {
-            let (wide, strict) = (asked.name(), network(profile).name());
+        if rank(asked) > rank(profile.network) {
+            let (wide, strict) = (asked.name(), profile.network.name());
             let what = format!("would widen: `{wide}` allows more than the `{strict}` of profile `{name}`");
             return Err(section.error("network", what, NARROW));
         }
+        // Its rules stay: whoever opens a door again, in spite of this, must find what is denied there.
         profile.network = asked;
-        // Otherwise its rules would ask for doors again.
-        profile.egress = profile.egress.take().filter(|_| asked != Network::None);
     }
     let budget = said_or(&budget, &profile.budget);
     if let Some(limit) = doors::more(&budget, &profile.budget) {
@@ -182,11 +181,6 @@ fn everything(limits: &Limits) -> Maximum {
     }
 }
 
-/// The network that a profile comes to: rules for a door ask for one.
-fn network(profile: &Profile) -> Network {
-    egress::network(profile.network, profile.egress.as_ref())
-}
-
 /// How much a network mode allows.
 fn rank(network: Network) -> u8 {
     match network {
@@ -214,7 +208,7 @@ mod tests {
         let mut agent = Policy::default().profile("agent").unwrap().clone();
         agent.limits.memory = "64M".parse().unwrap();
         (agent.limits.cpu_time, agent.limits.cpus) = ("5s".parse().ok(), "1".parse().ok());
-        (agent.network, agent.egress) = (Network::None, None);
+        agent.network = Network::None;
         assert_eq!(policy.profile("agent"), Some(&agent));
     }
 
@@ -361,7 +355,7 @@ mod tests {
         let mut policy = Policy::default();
         let mut out = policy.profile("restrictive").unwrap().clone();
         let rule = spec::EgressRule::from_option("pypi.org").unwrap();
-        out.egress = Some(vec![rule.clone()]);
+        (out.network, out.egress) = (Network::Doors, Some(vec![rule.clone()]));
         policy.profiles.insert("out".into(), out.clone());
         let refused = |policy: &Policy| narrowed(policy, None, "profile = \"out\"").unwrap_err().message;
         assert!(refused(&policy).ends_with("in network"), "{}", refused(&policy));
@@ -376,14 +370,56 @@ mod tests {
         assert!(narrowed(&policy, None, "profile = \"out\"").is_ok());
     }
 
+    /// A profile that may reach `*.example.com`, but not one host of it; and one without rules.
+    fn with_a_denial() -> (Policy, spec::EgressRule) {
+        let denied = spec::EgressRule::from_option("evil.example.com").unwrap();
+        let denied = spec::EgressRule { mode: spec::EgressMode::Deny, ..denied };
+        let mut policy = Policy::default();
+        policy.profiles.insert("small".into(), policy.profile("restrictive").unwrap().clone());
+        let default = policy.profiles.get_mut("restrictive").unwrap();
+        let allowed = spec::EgressRule::from_option("*.example.com").unwrap();
+        (default.network, default.egress) = (Network::Doors, Some(vec![allowed, denied.clone()]));
+        (policy, denied)
+    }
+
+    fn request() -> spec::RunRequest {
+        spec::RunRequest { command: vec!["true".into()], ..Default::default() }
+    }
+
     #[test]
     fn a_project_that_wants_no_network_gets_none_whatever_rules_there_are() {
-        let mut policy = Policy::default();
-        policy.profiles.get_mut("restrictive").unwrap().egress =
-            Some(vec![spec::EgressRule::from_option("pypi.org").unwrap()]);
+        let (policy, _) = with_a_denial();
         let narrow = narrowed(&policy, None, "network = \"none\"").unwrap();
-        let request = spec::RunRequest { command: vec!["true".into()], ..Default::default() };
-        assert_eq!(narrow.admit(request).unwrap().sandbox.network, Network::None);
+        for llm in [None, Some(None)] {
+            let admitted = narrow.admit(spec::RunRequest { llm: llm.clone(), ..request() }).unwrap();
+            assert_eq!(admitted.grants.egress, None, "{llm:?}");
+        }
+        assert_eq!(narrow.admit(request()).unwrap().sandbox.network, Network::None);
         assert!(narrowed(&policy, None, "network = \"doors\"").is_ok(), "that is what it has");
+    }
+
+    #[test]
+    fn a_project_that_wants_no_network_takes_no_denial_away_from_who_opens_it_again() {
+        let (policy, denied) = with_a_denial();
+        let narrow = narrowed(&policy, None, "network = \"none\"").unwrap();
+        let ways = [
+            spec::RunRequest { allow_hosts: vec!["*.example.com".to_owned()], ..request() },
+            spec::RunRequest { network: Some(Network::Open), ..request() },
+            spec::RunRequest { learn: true, ..request() },
+        ];
+        for way in ways {
+            let rules = narrow.admit(way.clone()).unwrap().grants.egress.unwrap().rules;
+            assert!(rules.contains(&denied), "{way:?}");
+        }
+    }
+
+    #[test]
+    fn a_project_cannot_choose_a_profile_that_lacks_a_denial() {
+        let (policy, denied) = with_a_denial();
+        let refused = narrowed(&policy, None, "profile = \"small\"").unwrap_err().message;
+        assert!(refused.ends_with("wider than `restrictive` in egress"), "{refused}");
+        let mut policy = policy;
+        policy.profiles.get_mut("small").unwrap().egress = Some(vec![denied]);
+        assert!(narrowed(&policy, None, "profile = \"small\"").is_ok());
     }
 }

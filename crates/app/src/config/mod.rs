@@ -101,7 +101,9 @@ impl Config {
             KeySource::File(path) => Some(path),
             KeySource::Stored(_) | KeySource::Variable(_) | KeySource::Vault { .. } => None,
         });
-        self.file.iter().chain(master).chain(keys).cloned().collect()
+        // Whoever can change it says whom the egress door believes.
+        let authority = &self.doors.egress.ca;
+        self.file.iter().chain(master).chain(keys).chain(authority).cloned().collect()
     }
 }
 
@@ -287,6 +289,15 @@ mod tests {
         let flags = Flags { state: Some("flag".into()), ..Flags::default() };
         assert_eq!(state(&flags, &around), folder.0.join("here/flag"));
         assert!(state_folder(&Flags::default(), &Surroundings::default()).is_err());
+    }
+
+    #[test]
+    fn no_program_is_shown_what_the_egress_door_believes() {
+        let folder = Folder::new("guarded");
+        let file = folder.0.join("home/.config/airlock/config.toml");
+        fs::write(&file, "[egress]\nca = \"/etc/ours.pem\"\n").unwrap();
+        let config = load(&Flags::default(), &folder.around()).unwrap();
+        assert_eq!(config.guarded(), [file, PathBuf::from("/etc/ours.pem")]);
     }
 
     #[test]

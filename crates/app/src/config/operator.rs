@@ -219,7 +219,7 @@ fn resolve(
         )?,
     };
     Ok(Profile {
-        network: words.network.unwrap_or(base.network),
+        network: egress::network(words.network.unwrap_or(base.network), egress.as_ref()),
         limits: base.limits.with(&words.limits),
         env_inherit: words.inherit.clone().unwrap_or(base.env_inherit),
         extra_mounts: base.extra_mounts,

@@ -8,11 +8,11 @@ use super::{
     requests::{self, Scope},
     socks, tunnel,
 };
-use crate::line::Line;
+use crate::{line::Line, serve};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
-use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
 use rustix::net::sockopt;
 use spec::{Destination, Host};
 use std::{
@@ -26,10 +26,6 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// How long a request's head may take.
 pub(crate) const HEAD_TIME: Duration = Duration::from_secs(10);
-/// Headers of one request.
-pub(crate) const MOST_HEADERS: usize = 100;
-/// All of them together.
-pub(crate) const LARGEST_HEAD: usize = 64 << 10;
 /// Connections that may wait to be taken.
 const MOST_WAITING: i32 = 1024;
 /// After a failed accept: long enough not to spin, short enough not to be noticed.
@@ -130,13 +126,13 @@ async fn greet(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Beg
             .unless_ended(tokio::time::timeout(HEAD_TIME * 4, socks::greet(egress, stream)))
             .await?
             .ok()?,
-        Ok(Ok(1)) => serve(egress, line, stream).await,
+        Ok(Ok(1)) => serve_requests(egress, line, stream).await,
         _ => None,
     }
 }
 
 /// Requests, until one asks for a connection of its own.
-async fn serve(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Begun {
+async fn serve_requests(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Begun {
     let opened: Mutex<Option<Opened>> = Mutex::default();
     let scope = requests::Conversation::new(egress.clone(), line.clone(), Scope::Proxy);
     let service = service_fn(|request: Request<Incoming>| {
@@ -148,13 +144,7 @@ async fn serve(egress: &Arc<Egress>, line: &Arc<Line>, stream: TcpStream) -> Beg
             })
         })
     });
-    let mut builder = Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
-        .max_headers(MOST_HEADERS)
-        .max_buf_size(LARGEST_HEAD);
-    let mut connection = builder.serve_connection(TokioIo::new(stream), service);
+    let mut connection = serve::builder(HEAD_TIME).serve_connection(TokioIo::new(stream), service);
     // Whatever ended it: if a connection was opened it is the client's, else there is nobody to tell.
     let served = line.unless_ended(&mut connection).await;
     let parts = connection.into_parts();

@@ -54,8 +54,10 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Connections of one run at the same time.
+/// Connections of one run at the same time, if there are descriptors for so many.
 const MOST_CONNECTIONS: usize = 2048;
+/// Of the descriptors that this process may have, one run's connections take up to a quarter: each has two ends.
+const SHARE_OF_DESCRIPTORS: u64 = 8;
 /// Rules that are added while a run goes on.
 const MOST_RULES: usize = 1024;
 
@@ -120,6 +122,11 @@ impl fmt::Debug for Egress {
     }
 }
 
+fn most_connections() -> usize {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(most / SHARE_OF_DESCRIPTORS).unwrap_or(MOST_CONNECTIONS).clamp(16, MOST_CONNECTIONS)
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -147,7 +154,7 @@ impl Egress {
             credentials,
             outside: Outside::new(settings.ca.clone()),
             crowd: Arc::default(),
-            connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
+            connections: Arc::new(Semaphore::new(most_connections())),
             listeners: Mutex::default(),
         }))
     }

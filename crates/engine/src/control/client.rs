@@ -1,12 +1,16 @@
 //! Who asks: finds the socket of a run, and says why there is none.
 
 use super::{Answer, Ask, EXTENSION, LONGEST_LINE, PATIENCE, Told, by_handle};
-use crate::record;
+use crate::{doors::called, record};
+use rustix::{
+    fs::{Mode, OFlags},
+    net::sockopt,
+};
 use spec::{ErrorCode, ErrorInfo, Id};
 use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader, Read, Write},
-    os::unix::net::UnixStream,
+    os::unix::{fs::MetadataExt, net::UnixStream},
     path::Path,
 };
 
@@ -64,11 +68,28 @@ pub fn ask(state: &Path, run: &Id, ask: &Ask) -> Result<Vec<Told>, ControlError>
 }
 
 fn connect(state: &Path, run: &Id) -> io::Result<UnixStream> {
-    let folder = File::open(state.join("doors"))?;
-    let stream = UnixStream::connect(by_handle(&folder).join(format!("{run}.{EXTENSION}")))?;
+    let state = File::open(state)?;
+    let folder = open_at(&state, "doors", OFlags::DIRECTORY)?;
+    let socket = open_at(&folder, &called(run, EXTENSION), OFlags::PATH)?;
+    let stream = UnixStream::connect(by_handle(&socket))?;
+    // Root asks for others: what they put there may lead to a run that is not theirs.
+    let (owner, own) = (state.metadata()?.uid(), folder.metadata()?.uid());
+    let answers = sockopt::socket_peercred(&stream)?.uid.as_raw();
+    if (own, answers) != (owner, owner) {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "who answers is not the owner of the state folder",
+        ));
+    }
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     Ok(stream)
+}
+
+/// What is in a folder by this name, and not what it leads to.
+fn open_at(folder: &File, name: &str, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(folder, name, flags, Mode::empty())?.into())
 }
 
 fn exchange(mut stream: UnixStream, ask: &Ask) -> io::Result<Answer> {
@@ -96,7 +117,7 @@ fn absent(state: &Path, run: &Id, error: io::Error) -> ControlError {
     }
 }
 
-/// The runs of which somebody listens.
+/// The runs of which somebody listens, and whose names can be told.
 fn others(state: &Path) -> Vec<String> {
     let Ok(folder) = File::open(state.join("doors")) else { return Vec::new() };
     let place = by_handle(&folder);
@@ -107,6 +128,7 @@ fn others(state: &Path) -> Vec<String> {
     let mut runs: Vec<String> = names
         .filter(|name| is_control(name) && listens(name))
         .map(|name| name[..name.len() - EXTENSION.len() - 1].to_owned())
+        .filter(|name| Id::new(name).is_ok())
         .collect();
     runs.sort();
     runs

@@ -3,7 +3,7 @@
 use super::{Containers, ImageFacts, order::Scratch};
 use crate::{
     native::{Line, Program, SandboxError, explain, plan},
-    passing,
+    passing::{self, Power},
 };
 use init::{plan::Ids, step::Step};
 use spec::{Access, Enforcer, SandboxSpec};
@@ -45,7 +45,15 @@ impl Containers {
                 limits.disk, sizes.workspace, sizes.tmp, sizes.run, sizes.shm
             ),
         ));
-        lines.extend(passing::plan(spec, passing::Power::Others)?.as_ref().map(explain::passing));
+        // As it will be tried; which of the two it is, the network itself says.
+        let ways = match self.enter_networks && spec.internal_network.is_none() {
+            true => &[(Power::Ours, ""), (Power::Others, "if that is not ours to do: ")][..],
+            false => &[(Power::Others, "")],
+        };
+        for (power, when) in ways {
+            let way = passing::plan(spec, *power)?.as_ref().map(explain::passing);
+            lines.extend(way.map(|way| line(way.step, format!("{when}{}", way.detail))));
+        }
         let mounts = spec.mounts.iter().map(|it| (it.host.display().to_string(), &it.inside, it.access));
         let volumes = spec.volumes.iter().map(|it| (format!("volume {}", it.name), &it.inside, it.access));
         lines.extend(mounts.chain(volumes).map(|(what, inside, access)| {

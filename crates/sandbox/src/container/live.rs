@@ -85,6 +85,8 @@ pub(super) struct Started {
     passing: Option<(PassingPlan, Power, Arriving)>,
     /// Scratch space, the terminal, if there is one, and the listeners.
     handles: Vec<OwnedFd>,
+    /// Why its network was not furnished from outside.
+    note: Option<String>,
 }
 
 fn broken(what: &'static str) -> impl Fn(io::Error) -> SandboxError {
@@ -128,7 +130,7 @@ async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, San
         ended = until_ended(order.daemon, id) => return Err(ended),
     };
     let channel = Channel::new(channel).map_err(broken("connect to"))?;
-    let furnished = furnish_network(order, pid, &channel).await?;
+    let (furnished, note) = furnish_network(order, pid, &channel).await?;
     let mut plan = inside_plan(order)?;
     if furnished.is_some() {
         plan.passing = None;
@@ -147,7 +149,8 @@ async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, San
                 }
                 None => plan.passing.map(|plan| (plan, Power::Others, passing)),
             };
-            Ok(Started { id: id.to_owned(), channel, pid, ids, done: steps, workspace, passing, handles })
+            let id = id.to_owned();
+            Ok(Started { id, channel, pid, ids, done: steps, workspace, passing, handles, note })
         }
         Some((Report::Failed(Failure { step: Step::Credentials, detail, .. }), _)) => Err(refused(
             ErrorCode::ImageRefused,
@@ -160,24 +163,30 @@ async fn hear(order: &Order<'_>, berth: &Berth, id: &str) -> Result<Started, San
 }
 
 /// Has everything arrive that is dialled in the container, if its network is its own and we have power over it. Else
-/// its first process does what it can.
+/// its first process does what it can, and a reader of the result learns why.
 async fn furnish_network(
     order: &Order<'_>,
     pid: i32,
     channel: &Channel,
-) -> Result<Option<(PassingPlan, Arriving, Vec<OwnedFd>)>, SandboxError> {
+) -> Result<(Option<(PassingPlan, Arriving, Vec<OwnedFd>)>, Option<String>), SandboxError> {
     let plan = passing::plan(order.spec, Power::Ours)?;
     let Some(passing) = plan.filter(|_| order.enter_network && order.spec.internal_network.is_none()) else {
-        return Ok(None);
+        return Ok((None, None));
     };
-    let Ok(network) = std::fs::File::open(format!("/proc/{pid}/ns/net")) else { return Ok(None) };
+    let Ok(network) = std::fs::File::open(format!("/proc/{pid}/ns/net")) else { return Ok((None, None)) };
     // Whoever called still waits for our word: the number was nobody else's.
     if !channel.is_quiet() {
         return Err(SandboxError::Died);
     }
     let plan = NetworkPlan { passing, doors: order.spec.doors.clone() };
     let furnished = launcher::furnish_network(network.into(), &plan).await;
-    Ok(furnished.ok().map(|(told, handles)| (plan.passing, told, handles)))
+    Ok(match furnished {
+        Ok((told, handles)) => (Some((plan.passing, told, handles)), None),
+        Err(error) => (
+            None,
+            Some(format!("only names lead to the egress door, addresses do not: {}", error.info().message)),
+        ),
+    })
 }
 
 /// A container that ends before it calls says so only to its engine.
@@ -233,7 +242,7 @@ impl Started {
         let received = |(plan, power, told)| passing::received(&spec, plan, power, told, handles);
         let arrived = self.passing.map(received);
         let (passing, reach, of_passing) = passing::parts(arrived);
-        notes.extend(of_passing);
+        notes.extend(self.note.into_iter().chain(of_passing));
         ContainerBox {
             daemon,
             id: self.id,

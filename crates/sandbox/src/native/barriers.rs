@@ -26,7 +26,8 @@ pub(crate) fn standing(
         Barrier::OwnUts => joined(Step::UtsNamespace),
         Barrier::OwnCgroup => joined(Step::CgroupNamespace),
         Barrier::NoNetwork => alone && spec.doors.is_empty() && spec.passing.is_none(),
-        Barrier::DoorsOnly => alone && matches!(spec.network, Network::Doors | Network::Open),
+        // What leads to every public host is a way out, whoever holds it.
+        Barrier::DoorsOnly => alone && spec.network == Network::Doors && !spec.leads_everywhere,
         Barrier::ReadOnlyRoot => done.has(Step::ReadOnlyRoot) && done.has(Step::Proc) && !spec.writable_root,
         Barrier::NoCapabilities => done.has(Step::NoCapabilities),
         Barrier::NoNewPrivileges => done.has(Step::NoNewPrivileges),
@@ -78,7 +79,8 @@ pub(crate) fn insisted(spec: &SandboxSpec) -> Vec<Barrier> {
             all.push(Barrier::OwnNet)
         }
         Network::None => all.extend([Barrier::OwnNet, Barrier::NoNetwork]),
-        Network::Doors | Network::Open => all.extend([Barrier::OwnNet, Barrier::DoorsOnly]),
+        Network::Doors if !spec.leads_everywhere => all.extend([Barrier::OwnNet, Barrier::DoorsOnly]),
+        Network::Doors | Network::Open => all.push(Barrier::OwnNet),
         Network::Host => {}
     }
     all

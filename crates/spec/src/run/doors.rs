@@ -21,17 +21,20 @@ pub(super) fn granted(
 ) -> Result<(Grants, Network), SpecError> {
     let grants = grants_of(request, profile, &policy.maximum_budget)?;
     let asks_egress = !request.allow_hosts.is_empty() || request.learn;
-    let by_profile = match (profile.network, &profile.egress) {
-        (Network::None, Some(_)) => Network::Doors,
-        (network, _) => network,
-    };
     let network = match request.network {
         Some(network) => network,
         // Who names hosts means these, and no others.
         None if asks_egress => Network::Doors,
-        None if grants.ports().is_empty() || by_profile == Network::Open => by_profile,
+        None if grants.ports().is_empty() || profile.network == Network::Open => profile.network,
         None => Network::Doors,
     };
+    // Rules of a profile without a network wait for somebody who asks; doors to models do not.
+    let has_egress = profile.egress.is_some()
+        && (profile.network != Network::None || request.network.is_some())
+        || asks_egress;
+    // There names and neighbours are that network's, which a door would stand before.
+    let has_rules = has_egress && profile.egress.as_ref().is_some_and(|rules| !rules.is_empty());
+    let has_egress = !joins_instead(request, network, asks_egress || has_rules)? && has_egress;
     let needs_doors =
         |option: &str, hint: &str| Err(invalid(format!("{option} needs the network mode `doors`"), hint));
     match network {
@@ -42,11 +45,28 @@ pub(super) fn granted(
             needs_doors("--learn", "leave --network away: in `open` there is nothing to learn")
         }
         Network::None | Network::Host => Ok((grants, network)),
-        Network::Doors if !asks_egress && profile.egress.is_none() => Ok((grants, network)),
+        Network::Doors if !has_egress => Ok((grants, network)),
         Network::Doors | Network::Open => {
             let egress = Some(egress_of(policy, request, profile, network)?);
             Ok((Grants { egress, ..grants }, network))
         }
+    }
+}
+
+/// Whether the run joins a network of a container engine instead of having an egress door. Of a door that lets nothing out
+/// nobody would miss anything; any other must be chosen against the network.
+fn joins_instead(request: &RunRequest, network: Network, lets_out: bool) -> Result<bool, SpecError> {
+    let would_open = match network {
+        Network::None | Network::Host => false,
+        Network::Doors => lets_out,
+        Network::Open => true,
+    };
+    match request.internal_network.is_some() {
+        true if would_open => Err(invalid(
+            "--internal-network and an egress door do not go together",
+            "choose one: leave --internal-network away, or say --network none and name no hosts",
+        )),
+        joins => Ok(joins),
     }
 }
 
@@ -213,6 +233,35 @@ mod tests {
             (network, egress),
             (Network::Doors, Some(EgressGrant::default())),
             "a door that lets nothing out"
+        );
+    }
+
+    #[test]
+    fn an_internal_network_is_joined_instead_of_an_egress_door() {
+        let ask = |change: fn(&mut RunRequest)| {
+            let mut asked = request(change);
+            (asked.backend, asked.image) = (Some("docker".to_owned()), Some("tool".into()));
+            asked.internal_network = Some("services".to_owned());
+            asked.profile.get_or_insert("agent".to_owned());
+            Policy::default().admit(asked)
+        };
+        let spec = ask(|_| {}).unwrap();
+        assert_eq!((spec.grants.egress, spec.sandbox.passing), (None, None), "its rules allow nothing");
+        assert!(ask(|r| r.llm = Some(None)).is_ok());
+        let ways: [fn(&mut RunRequest); 4] = [
+            |r| r.allow_hosts = vec!["a.b".to_owned()],
+            |r| r.learn = true,
+            |r| r.network = Some(Network::Open),
+            |r| r.profile = Some("standard".to_owned()),
+        ];
+        for both in ways {
+            assert!(ask(both).unwrap_err().hint.starts_with("choose one"));
+        }
+        assert!(
+            ask(|r| {
+                (r.profile, r.network) = (Some("standard".to_owned()), Some(Network::None));
+            })
+            .is_ok()
         );
     }
 

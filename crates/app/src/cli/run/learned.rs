@@ -38,8 +38,9 @@ fn key(profile: &str) -> String {
     }
 }
 
+/// What is meant where no port is named.
 fn is_web(rule: &LearnedRule) -> bool {
-    rule.ports.iter().all(|port| WEB_PORTS.contains(port))
+    rule.ports.iter().copied().eq(WEB_PORTS)
 }
 
 fn options(rule: &LearnedRule) -> Vec<String> {
@@ -48,9 +49,11 @@ fn options(rule: &LearnedRule) -> Vec<String> {
         true => format!("--allow-host '{host}'"),
         false => format!("--allow-host {host}"),
     };
-    let (web, others): (Vec<u16>, Vec<u16>) = rule.ports.iter().partition(|port| WEB_PORTS.contains(port));
-    let web = (!web.is_empty()).then(|| option(rule.host.to_string()));
-    web.into_iter().chain(others.iter().map(|port| option(format!("{}:{port}", rule.host)))).collect()
+    // Both of the web are said by naming none.
+    let web = WEB_PORTS.iter().all(|port| rule.ports.contains(port));
+    let others = rule.ports.iter().filter(|port| !(web && WEB_PORTS.contains(port)));
+    let others = others.map(|port| option(format!("{}:{port}", rule.host)));
+    web.then(|| option(rule.host.to_string())).into_iter().chain(others).collect()
 }
 
 #[cfg(test)]
@@ -70,14 +73,19 @@ mod tests {
 
     #[test]
     fn what_was_learned_can_be_used_as_it_stands() {
-        let result =
-            result(&[("pypi.org", &[443]), ("db.example.com", &[443, 5432]), ("[2001:4860::1]", &[22])]);
-        let told = "airlock: note: learned: --allow-host pypi.org --allow-host db.example.com --allow-host \
+        let result = result(&[
+            ("pypi.org", &[443]),
+            ("a.com", &[80, 443]),
+            ("db.example.com", &[80, 443, 5432]),
+            ("[2001:4860::1]", &[22]),
+        ]);
+        let told = "airlock: note: learned: --allow-host pypi.org:443 --allow-host a.com --allow-host db.example.com --allow-host \
                     db.example.com:5432 --allow-host '[2001:4860::1]:22' would have allowed what was used\n\
                     airlock: note: learned: or, in the configuration file:\n";
         assert_eq!(render(&lines(&result)), told);
-        let rules = "[[profile.ci.egress]]\nhost = \"pypi.org\"\nmode = \"tunnel\"\n\
-                     [[profile.ci.egress]]\nhost = \"db.example.com\"\nmode = \"tunnel\"\nports = [443, 5432]\n\
+        let rules = "[[profile.ci.egress]]\nhost = \"pypi.org\"\nmode = \"tunnel\"\nports = [443]\n\
+                     [[profile.ci.egress]]\nhost = \"a.com\"\nmode = \"tunnel\"\n\
+                     [[profile.ci.egress]]\nhost = \"db.example.com\"\nmode = \"tunnel\"\nports = [80, 443, 5432]\n\
                      [[profile.ci.egress]]\nhost = \"[2001:4860::1]\"\nmode = \"tunnel\"\nports = [22]\n";
         assert_eq!(toml(&result), rules);
         assert!(

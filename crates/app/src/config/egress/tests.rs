@@ -78,8 +78,13 @@ fn ports_are_a_list_or_any() {
             "{bad}"
         );
     }
-    let many = format!("{:?}", (1..=33).collect::<Vec<_>>());
-    assert!(ports(&many).unwrap_err().hint.contains("32 at most"));
+    let many = format!("{:?}", (1001..=1030).collect::<Vec<_>>());
+    assert!(ports(&many).is_ok());
+    let other = "[[profile.ci.egress]]\nhost = \"b.com\"\nmode = \"tunnel\"\nports = [22]";
+    let together = one(&format!("host = \"a.com\"\nmode = \"tunnel\"\nports = {many}\n{other}")).unwrap_err();
+    assert!(together.message.contains("more than 30 ports"), "{}", together.message);
+    let many = format!("{:?}", (1..=31).collect::<Vec<_>>());
+    assert!(ports(&many).unwrap_err().hint.contains("30 at most"));
     let encrypted = one("host = \"a.com\"\nmode = \"inspect\"\nports = [80, 443]").unwrap_err();
     assert!(encrypted.hint.contains("allow_plain_http"), "{}", encrypted.hint);
 }

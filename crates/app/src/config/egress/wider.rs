@@ -5,8 +5,10 @@ use spec::{EgressMode, EgressRule, HostPattern, Network, Ports, Profile};
 /// Whether a profile's rules may let something out that those of another do not. When in doubt they may.
 pub(in super::super) fn is_wider(profile: &Profile, than: &Profile) -> bool {
     let (rules, others) = (all_rules(profile), all_rules(than));
-    let allowing = rules.iter().filter(|rule| rule.mode != EgressMode::Deny);
-    allowing.into_iter().any(|rule| !is_no_wider(rule, &rules, &others))
+    let mut allowing = rules.iter().filter(|rule| rule.mode != EgressMode::Deny);
+    // Whoever asks for more hosts, in the command, asks for them within these.
+    let mut narrowing = others.iter().filter(|rule| rule.mode == EgressMode::Deny || rule.looks_inside());
+    narrowing.any(|rule| !among(rule, &rules)) || allowing.any(|rule| !is_no_wider(rule, &rules, &others))
 }
 
 fn all_rules(profile: &Profile) -> Vec<EgressRule> {
@@ -17,7 +19,6 @@ fn all_rules(profile: &Profile) -> Vec<EgressRule> {
 /// Whether a rule lets out nothing that the others would not. Of several rules the closest one counts, so leaving one
 /// away can widen: what the others say of the same hosts must be said here, too, unless it is one plain tunnel.
 fn is_no_wider(rule: &EgressRule, own: &[EgressRule], others: &[EgressRule]) -> bool {
-    let among = |rule: &EgressRule, rules: &[EgressRule]| rules.iter().any(|other| same(rule, other));
     let (denying, allowing): (Vec<_>, Vec<_>) = others
         .iter()
         .filter(|other| overlap(&other.host, &rule.host))
@@ -27,8 +28,9 @@ fn is_no_wider(rule: &EgressRule, own: &[EgressRule], others: &[EgressRule]) -> 
     denied_as_well && (said_as_well || matches!(&allowing[..], [only] if is_part(rule, only)))
 }
 
-fn same(one: &EgressRule, other: &EgressRule) -> bool {
-    EgressRule { name: other.name.clone(), ..one.clone() } == *other
+/// Whatever it is called there.
+fn among(rule: &EgressRule, rules: &[EgressRule]) -> bool {
+    rules.iter().any(|other| EgressRule { name: other.name.clone(), ..rule.clone() } == *other)
 }
 
 fn overlap(one: &HostPattern, other: &HostPattern) -> bool {
@@ -75,11 +77,14 @@ mod tests {
         let doors = |rules: &[(&str, EgressMode)]| profile(Network::Doors, rules);
         let than = doors(&[("*.a.com", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]);
         let fine = [
-            doors(&[]),
-            doors(&[("b.com:443", inspect())]),
-            doors(&[("x.a.com:443", Tunnel), ("evil.a.com", Deny)]),
-            doors(&[("*.a.com", Tunnel), ("evil.a.com", Deny), ("*.b.a.com", Deny)]),
-            Profile { egress: None, ..doors(&[]) },
+            doors(&[("b.com:443", inspect()), ("evil.a.com", Deny)]),
+            doors(&[("x.a.com:443", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]),
+            doors(&[
+                ("*.a.com", Tunnel),
+                ("b.com:443", inspect()),
+                ("evil.a.com", Deny),
+                ("*.b.a.com", Deny),
+            ]),
         ];
         for (number, rules) in fine.iter().enumerate() {
             assert!(!is_wider(rules, &than), "{number}");
@@ -94,11 +99,15 @@ mod tests {
         let doors = |rules: &[(&str, EgressMode)]| profile(Network::Doors, rules);
         let than = doors(&[("*.a.com", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]);
         let wide = [
-            doors(&[("c.com", Tunnel)]),
-            doors(&[("b.com:443", Tunnel)]),
-            doors(&[("*.a.com", Tunnel)]),
-            doors(&[("x.a.com:22", Tunnel), ("evil.a.com", Deny)]),
-            doors(&[("*", Tunnel), ("evil.a.com", Deny)]),
+            doors(&[]),
+            Profile { egress: None, ..doors(&[]) },
+            doors(&[("evil.a.com", Deny)]),
+            doors(&[("b.com:443", inspect())]),
+            doors(&[("c.com", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]),
+            doors(&[("b.com:443", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]),
+            doors(&[("*.a.com", Tunnel), ("b.com:443", inspect())]),
+            doors(&[("x.a.com:22", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]),
+            doors(&[("*", Tunnel), ("b.com:443", inspect()), ("evil.a.com", Deny)]),
         ];
         for (number, rules) in wide.iter().enumerate() {
             assert!(is_wider(rules, &than), "{number}");

@@ -63,6 +63,14 @@ pub(super) fn asks_for_websocket(headers: &HeaderMap) -> bool {
     headers.get_all(UPGRADE).iter().any(asks)
 }
 
+/// Whether the way a body is encoded for this connection is one that goes on as it came: chunks, once, or nothing. Of
+/// anything else a server would get the body and not the word for it.
+pub(super) fn is_plainly_encoded(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let plain = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"chunked");
+    codings.next().is_none_or(plain) && codings.next().is_none()
+}
+
 /// The headers of a request as the server gets them.
 pub(super) fn out(
     headers: &mut HeaderMap,

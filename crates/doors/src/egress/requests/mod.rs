@@ -21,22 +21,21 @@ mod tests;
 pub(crate) use outside::Outside;
 
 use super::{
-    Egress, Refusal, Way, answer,
-    answer::Body,
-    carry,
-    dial::NoWay,
-    front::{LARGEST_HEAD, MOST_HEADERS},
-    git::Push,
-    policy::Passage,
+    Egress, Refusal, Way, answer, answer::Body, carry, dial::NoWay, git::Push, policy::Passage,
     rewound::Rewound,
 };
-use crate::{line::Line, relay, upstream::NoAnswer};
+use crate::{
+    line::Line,
+    relay,
+    serve::{self, LARGEST_HEAD},
+    upstream::NoAnswer,
+};
 use exchange::{Answer, Asked, Exchange, Under, Upload};
 use granted::{Granted, short};
 use http::{HeaderValue, Request, Response, StatusCode, header::CONNECTION, request::Parts, response};
 use http_body_util::BodyExt;
-use hyper::{body::Incoming, server::conn::http1::Builder, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
 use outside::{Kept, Link, Purpose};
 use spec::{Destination, Host};
 use std::{
@@ -163,6 +162,9 @@ impl Conversation {
         let target = head.uri.path_and_query().map_or(0, |target| target.as_str().len());
         if head::size(target, &head.headers) > LARGEST_HEAD {
             return too_large();
+        }
+        if !head::is_plainly_encoded(&head.headers) {
+            return answer::bad("the body is encoded for the way, and not in chunks alone");
         }
         let aim = match target::aim(&self.scope, &head) {
             Ok(Aim::Door) => return page::answer(&self.egress, &head),
@@ -445,13 +447,7 @@ pub(crate) async fn serve<S: Client>(egress: Arc<Egress>, line: Arc<Line>, io: S
         // On its own: what it needs is given back with the head of the answer, not with the connection.
         Box::pin(async move { Ok::<_, Infallible>(conversation.answer(request).await) })
     });
-    let mut builder = Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(IDLE_TIME)
-        .max_headers(MOST_HEADERS)
-        .max_buf_size(LARGEST_HEAD);
-    let mut connection = builder.serve_connection(TokioIo::new(io), service);
+    let mut connection = serve::builder(IDLE_TIME).serve_connection(TokioIo::new(io), service);
     let served = conversation.line.unless_ended(&mut connection).await;
     let parts = connection.into_parts();
     let (io, early) = (parts.io.into_inner(), parts.read_buf);

@@ -24,6 +24,8 @@ async fn one_request_in_is_one_request_out() {
         ("Content-Length : 4", format!("body{smuggled}"), 400),
         ("Transfer-Encoding : chunked", format!("0\r\n\r\n{smuggled}"), 400),
         ("Transfer-Encoding: xchunked", format!("0\r\n\r\n{smuggled}"), 400),
+        ("Transfer-Encoding: chunked, chunked", format!("0\r\n\r\n{smuggled}"), 400),
+        ("Transfer-Encoding: gzip, chunked", format!("0\r\n\r\n{smuggled}"), 400),
         ("Transfer-Encoding: chunked\r\nTransfer-Encoding: x", format!("0\r\n\r\n{smuggled}"), 400),
         ("X: a\r\n b", String::new(), 400),
         ("X: a\r\n\tTransfer-Encoding: chunked", String::new(), 400),
