@@ -250,6 +250,11 @@ fn real_clients_trust_it_by_the_variables_alone() {
     }
     let came = |host: &str| world.requests().iter().any(|request| request.host == host && request.tls);
     assert!(hosts.into_iter().all(came), "{:?}", world.requests());
+    // Whatever npm may be set to believe: Node itself, with the variable and without.
+    let node = "node -e 'require(\"https\").get(\"https://a.example/\", r => process.exit(r.statusCode == 200 ? 0 : 9))'";
+    world.run(&["--profile", "agent"], node).well();
+    let ran = world.run(&["--profile", "agent"], &format!("unset NODE_EXTRA_CA_CERTS SSL_CERT_FILE; {node}"));
+    assert!(ran.badly().contains("certificate"), "{ran:?}");
 }
 
 #[test]
