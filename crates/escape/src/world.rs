@@ -332,6 +332,7 @@ impl<'a> Ground<'a> {
         let mut policy = Policy::default();
         let door = self.door.borrow().clone().filter(|_| request.network != Some(Network::Host));
         if let (Some(door), Some(profile)) = (door, policy.profiles.get_mut(&policy.default_profile)) {
+            profile.network = Network::Doors;
             (profile.egress, profile.egress_limits) = (Some(door.rules), door.limits);
         }
         policy.admit(request).map_err(|error| Trouble::Refused(error.message))

@@ -335,7 +335,12 @@ impl Tunnel {
 
     /// What goes to the usual port must say whom it is for, unless it may be for anybody.
     fn must_be_tls(&self) -> bool {
-        self.to.port == 443 && self.passage.first().rule.host != HostPattern::Any
+        self.to.port == 443 && !self.may_be_anybody()
+    }
+
+    /// Whether the rule is for all hosts.
+    fn may_be_anybody(&self) -> bool {
+        self.passage.first().rule.host == HostPattern::Any
     }
 
     /// Whether the client asks for the host that it was let out to.
@@ -347,8 +352,8 @@ impl Tunnel {
             (Host::Address(_), Hello::Tls { name, hidden }) if !self.passage.learned => {
                 match (name, hidden) {
                     (Some(name), false) => self.judge_name(name),
-                    // Somebody whom the rules treat otherwise could hide there.
-                    _ if self.egress.has_rules_by_name() => Err(Refusal::new(
+                    // Somebody whom the rules treat otherwise could hide there; not if they name this very address.
+                    _ if self.may_be_anybody() && self.egress.has_rules_by_name() => Err(Refusal::new(
                         "server name",
                         format!("the connection to {} does not say which server it is for", self.to.host),
                         "nothing",

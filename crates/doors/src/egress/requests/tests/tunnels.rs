@@ -57,6 +57,9 @@ async fn a_host_that_is_looked_into_cannot_be_had_by_its_bare_address() {
     // By a name that is not looked into it gets as far as the server, whom nobody here trusts.
     let passed = asks_for(tunnel(&world.egress, server.to.port).await, "other.test").await;
     assert!(matches!(passed, rustls::Error::InvalidCertificate(_)), "{passed}");
+    // And without a name, since the rule names this very address.
+    let nameless = asks_for(tunnel(&world.egress, server.to.port).await, "127.0.0.1").await;
+    assert!(matches!(nameless, rustls::Error::InvalidCertificate(_)), "{nameless}");
 }
 
 #[tokio::test]
