@@ -110,7 +110,6 @@ with concurrent.futures.ThreadPoolExecutor(24) as pool:
 
 /// Where what arrives through the door differs from what arrives through squid, and why that is right.
 const DIFFERENT: &[(&str, &str)] = &[
-    ("HTTP/2 in the clear", "nobody looks into HTTP/2 in the clear: refused, where squid drops the wish"),
     ("a body of a GET", "a body is a body, whatever the method; squid wants none there"),
     ("a carriage return alone in a header", "two could see two headers there: refused"),
     ("a folded first header", "folded headers are refused, as RFC 9112 allows"),
