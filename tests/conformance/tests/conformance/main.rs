@@ -12,8 +12,9 @@
 //!
 //! Environment: `AIRLOCK_PROBE` (path of the probe; else beside this binary), `AIRLOCK_EXPECT_CGROUP` (v1, v2 or
 //! none; else found out) and `AIRLOCK_EXPECT_USER_CGROUP` (the same for the run as a user), `AIRLOCK_EXPECT_IDMAP`
-//! (yes or no: whether root's folders can be idmapped; else found out), `AIRLOCK_TEST_USER` (`airlock-test` unless told,
-//! made if absent; `none` for root alone), `AIRLOCK_TEST_FOLDER` (`/var/tmp` unless told).
+//! (yes or no: whether root's folders can be idmapped; else found out), `AIRLOCK_EXPECT_REDIRECT` (yes or no: whether
+//! the kernel has nf_tables; yes unless told), `AIRLOCK_TEST_USER` (`airlock-test` unless told, made if absent; `none` for
+//! root alone), `AIRLOCK_TEST_FOLDER` (`/var/tmp` unless told).
 //! `AIRLOCK_BACKENDS` (of native, docker, podman; all unless told), `AIRLOCK_FULL` (every row of every proof in containers,
 //! too).
 //! An argument runs only the proofs whose name contains it. Needs `sh`, `cat` and `busybox` (static); no python.
