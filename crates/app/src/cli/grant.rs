@@ -23,7 +23,7 @@ Examples:
 
 RUN is what --run-id gave, or `run_id` of its result. It needs an egress door: start it with --allow-host,
 --learn or --profile agent. What `allow_hosts` of the configuration or of airlock.toml excludes cannot be granted.
-The result of the run tells of every change.";
+The result of the run tells of changes (64 at most), the ledger of each.";
 
 /// The options of `airlock grant`.
 #[derive(Args, Debug)]

@@ -1,12 +1,12 @@
 //! What is written down of a door: in the ledger, line by line; and for the result of the run, in short.
 
-use super::policy::Refusal;
+use super::{locked, policy::Refusal};
 use crate::ledger::{self, Ledger};
 use spec::{Denial, Destination, Host, HostPattern};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -59,10 +59,6 @@ pub(crate) struct Books {
     limit_hit: AtomicBool,
     /// A line could not be written.
     broken: AtomicBool,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Books {
