@@ -15,13 +15,28 @@ use std::{
     collections::BTreeMap,
     fmt::Debug,
     net::TcpListener,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::Path,
     pin::Pin,
+    time::UNIX_EPOCH,
 };
 use tokio::sync::mpsc;
 
 /// An answer that takes a while.
 pub type Soon<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What tells the runs of one state folder from all others: ids of runs are unique only within one. The place on disk
+/// alone would not do: once the folder is gone, the next one made may well get its inode. Where the file system does
+/// not know when a folder was made, the place has to.
+fn owner(state: &Path) -> Result<String, SandboxError> {
+    let found = state.metadata().map_err(|source| SandboxError::Look { path: state.to_owned(), source })?;
+    let made = found.created().ok().and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+    let made = made.map_or(0, |since| since.as_nanos());
+    Ok(format!("{:x}-{:x}-{made:x}", found.dev(), found.ino()))
+}
 
 /// A live box, whatever made it. Whoever has one ends it and then releases it.
 pub trait Sandbox: Debug + Send + Sync {
@@ -65,4 +80,24 @@ pub trait Sandbox: Debug + Send + Sync {
     fn holds_workspace(&self) -> bool;
     /// Gives back what the box held outside.
     fn release(self: Box<Self>) -> Soon<'static, Released>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_folder_made_anew_in_the_same_place_is_another_owner() {
+        let folder = std::env::temp_dir().join(format!("airlock-owner-{}", std::process::id()));
+        let made = || {
+            std::fs::create_dir(&folder).unwrap();
+            let found = (owner(&folder).unwrap(), owner(&folder).unwrap());
+            std::fs::remove_dir(&folder).unwrap();
+            found
+        };
+        let (first, again) = made();
+        assert_eq!(first, again);
+        // Most file systems give the inode just freed to the next.
+        assert_ne!(first, made().0);
+    }
 }

@@ -4,8 +4,9 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
+    time::UNIX_EPOCH,
 };
 
 /// Numbers of all processes.
@@ -94,6 +95,14 @@ pub fn cgroups_naming(text: &str) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+/// How the cgroups and containers of a state folder's runs are marked: by its place on disk and when it was made.
+pub fn owner(state: &Path) -> String {
+    let found = fs::metadata(state).expect("a state folder");
+    let made = found.created().expect("tests lie where folders know their age");
+    let made = made.duration_since(UNIX_EPOCH).expect("it is not that old").as_nanos();
+    format!("{:x}-{:x}-{made:x}", found.dev(), found.ino())
 }
 
 /// Lines of the host's mount table that name this path.

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use std::{
     fs,
     io::{BufRead, BufReader},
-    os::unix::fs::MetadataExt,
     path::Path,
     process::{Child, Command, Stdio},
     sync::OnceLock,
@@ -42,8 +41,7 @@ fn run(bench: &Bench, kind: Kind, options: &[&str], script: &str) -> Outcome {
 
 /// The containers that this state folder owns.
 fn owned(bench: &Bench, kind: Kind) -> Vec<String> {
-    let state = fs::metadata(&bench.state).expect("a state folder");
-    engines().labelled(kind, &format!("{OWNER}={:x}-{:x}", state.dev(), state.ino()))
+    engines().labelled(kind, &format!("{OWNER}={}", host::owner(&bench.state)))
 }
 
 /// What lies in the state folder for containers, but for what all of them share.

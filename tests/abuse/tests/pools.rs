@@ -8,7 +8,6 @@ use engine::{Engine, Pool, Settings};
 use spec::{Policy, RunRequest, RunSpec, Status};
 use std::{
     collections::BTreeSet,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -39,8 +38,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// What the names of an engine's cgroups have in them.
 fn mark(state: &Path) -> String {
-    let state = std::fs::metadata(state).expect("a state folder");
-    format!("airlock-{:x}-{:x}-", state.dev(), state.ino())
+    format!("airlock-{}-", host::owner(state))
 }
 
 fn kill(pid: i32) {

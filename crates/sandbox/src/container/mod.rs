@@ -33,7 +33,7 @@ use spec::{Backend, Digest, ErrorCode, Id, ImageConfig, ImageRef, SandboxSpec, U
 use std::{
     collections::BTreeMap,
     fmt::Display,
-    os::{fd::AsFd, unix::fs::MetadataExt},
+    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
@@ -137,12 +137,6 @@ impl Containers {
         }
     }
 
-    fn owner(&self) -> Result<String, SandboxError> {
-        let look = |source| SandboxError::Look { path: self.state.clone(), source };
-        let state = std::fs::metadata(&self.state).map_err(look)?;
-        Ok(format!("{:x}-{:x}", state.dev(), state.ino()))
-    }
-
     /// Makes a box. Whatever fails, nothing is left of it but what the run's record tells the sweep of.
     pub async fn create(
         &self,
@@ -152,7 +146,7 @@ impl Containers {
         ids: [(&'static str, Option<Id>); 2],
     ) -> Result<ContainerBox, SandboxError> {
         let daemon = self.daemon(spec.backend).await?;
-        let mut labels = vec![(RUN, name.to_string()), (OWNER, self.owner()?)];
+        let mut labels = vec![(RUN, name.to_string()), (OWNER, crate::owner(&self.state)?)];
         labels.extend(ids.into_iter().filter_map(|(label, id)| Some((label, id?.to_string()))));
         check(&daemon, spec, image).await?;
         let protection = spec.workspace.as_deref().map(|path| self.protect(path, spec)).transpose()?;
@@ -189,7 +183,7 @@ impl Containers {
             .map_err(|source| SandboxError::Look { path: self.state.join(berth::FOLDER), source })?;
         let order = Order {
             daemon,
-            name: &format!("airlock-{}-{name}", self.owner()?),
+            name: &format!("airlock-{}-{name}", crate::owner(&self.state)?),
             spec,
             image,
             user,
@@ -219,7 +213,7 @@ impl Containers {
     /// The runs of this state folder that the engine at a socket still has containers of, each with their ids.
     pub async fn left_over(&self, socket: &Path) -> Result<BTreeMap<String, Vec<String>>, SandboxError> {
         let daemon = Daemon::open(socket).await?;
-        let filters = json!({ "label": [format!("{OWNER}={}", self.owner()?)] }).to_string();
+        let filters = json!({ "label": [format!("{OWNER}={}", crate::owner(&self.state)?)] }).to_string();
         let path = format!("/containers/json?all=true&filters={}", escaped(&filters));
         let list = daemon.api.get(&path).await.map_err(of_api("list containers"))?;
         let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();

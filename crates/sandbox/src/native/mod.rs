@@ -143,10 +143,7 @@ impl Native {
 
     /// The cgroups of this host, for the runs of our state folder.
     fn own_cgroups(&self) -> Result<cgroup::Host, SandboxError> {
-        // Ids of runs are unique only within one state folder, which is told by its place on disk.
-        let look = |source| SandboxError::Look { path: self.state.clone(), source };
-        let state = std::fs::metadata(&self.state).map_err(look)?;
-        Ok(self.cgroups.clone().owned_by(&format!("{:x}-{:x}", state.dev(), state.ino())))
+        Ok(self.cgroups.clone().owned_by(&crate::owner(&self.state)?))
     }
 
     /// Removes the cgroups that the dead owner of a run left.
