@@ -111,9 +111,19 @@ fn rules_are_added_behind_those_of_the_base() {
     assert_eq!(policy.profile("shut").unwrap().egress, None, "no network means no door");
 }
 
+/// Each of these rules is refused: what is said of it begins so, and the remedy does.
+fn refused(cases: &[(&str, &str, &str)]) {
+    for (keys, what, hint) in cases {
+        let error = one(keys).expect_err(keys);
+        let start = format!("`profile.ci.egress[1].{what}");
+        assert!(error.message.starts_with(&start), "{}", error.message);
+        assert!(error.hint.starts_with(hint) && !error.message.contains('\n'), "{keys}: {}", error.hint);
+    }
+}
+
 #[test]
 fn mistakes_in_rules_name_the_key_the_file_and_the_remedy() {
-    let cases = [
+    refused(&[
         ("mode = \"tunnel\"", "host` in `/c.toml` is missing", "write host ="),
         ("host = \"a.com\"", "mode` in `/c.toml` is missing", "write host ="),
         (
@@ -143,6 +153,27 @@ fn mistakes_in_rules_name_the_key_the_file_and_the_remedy() {
             "allow_upgrade` in `/c.toml` does not go with `credential`",
             "remove one of them",
         ),
+        (
+            "host = \"a.com\"\nmode = \"inspect\"\nallow = [\"/v1\"]",
+            "allow` in `/c.toml` has a bad value",
+            "such as",
+        ),
+        (
+            "host = \"169.254.169.254\"\nmode = \"tunnel\"\nallow_private = true",
+            "host` in `/c.toml` is a metadata service",
+            "remove the rule",
+        ),
+        (
+            "host = \"10.1\"\nmode = \"tunnel\"",
+            "host` in `/c.toml` is a private address",
+            "say allow_private = true",
+        ),
+    ]);
+}
+
+#[test]
+fn mistakes_in_repositories_name_the_key_the_file_and_the_remedy() {
+    refused(&[
         ("host = \"a.com\"\nmode = \"git\"", "repos` in `/c.toml` is missing", "write repos ="),
         (
             "host = \"a.com\"\nmode = \"git\"\nrepos = [{ repo = \"a/b.git\" }]",
@@ -169,11 +200,12 @@ fn mistakes_in_rules_name_the_key_the_file_and_the_remedy() {
             "repos[1].push` in `/c.toml` has a bad value",
             "such as",
         ),
-        (
-            "host = \"a.com\"\nmode = \"inspect\"\nallow = [\"/v1\"]",
-            "allow` in `/c.toml` has a bad value",
-            "such as",
-        ),
+    ]);
+}
+
+#[test]
+fn a_credential_goes_only_where_it_may_be_sent() {
+    refused(&[
         (
             "host = \"x.a.com\"\nmode = \"inspect\"\ncredential = \"d\"",
             "credential` in `/c.toml` names a credential that does not exist: `d`",
@@ -194,23 +226,7 @@ fn mistakes_in_rules_name_the_key_the_file_and_the_remedy() {
             "credential` in `/c.toml` names `c`, which",
             "add the host",
         ),
-        (
-            "host = \"169.254.169.254\"\nmode = \"tunnel\"\nallow_private = true",
-            "host` in `/c.toml` is a metadata service",
-            "remove the rule",
-        ),
-        (
-            "host = \"10.1\"\nmode = \"tunnel\"",
-            "host` in `/c.toml` is a private address",
-            "say allow_private = true",
-        ),
-    ];
-    for (keys, what, hint) in cases {
-        let error = one(keys).expect_err(keys);
-        let start = format!("`profile.ci.egress[1].{what}");
-        assert!(error.message.starts_with(&start), "{}", error.message);
-        assert!(error.hint.starts_with(hint) && !error.message.contains('\n'), "{keys}: {}", error.hint);
-    }
+    ]);
 }
 
 #[test]
