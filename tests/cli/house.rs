@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
-const MAY_USE: [(&str, &[&str]); 12] = [
+const MAY_USE: [(&str, &[&str]); 13] = [
     (
         "airlock",
         &[
@@ -23,9 +23,10 @@ const MAY_USE: [(&str, &[&str]); 12] = [
         ],
     ),
     ("airlock-bench", &["airlock-engine", "airlock-spec"]),
-    // A program of its own that measures ours from outside.
-    ("airlock-bench-doors", &["airlock-provider"]),
-    ("airlock-bench-egress", &["airlock-doors", "airlock-spec"]),
+    // Programs of their own that measure ours from outside, and what they share.
+    ("airlock-bench-doors", &["airlock-bench-peers", "airlock-provider"]),
+    ("airlock-bench-egress", &["airlock-bench-peers", "airlock-doors", "airlock-spec"]),
+    ("airlock-bench-peers", &[]),
     ("airlock-escape", &["airlock-doors", "airlock-engine", "airlock-spec"]),
     (
         "airlock-engine",

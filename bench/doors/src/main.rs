@@ -3,29 +3,24 @@
 
 mod client;
 mod measure;
-mod process;
 mod report;
 mod ways;
 
 use clap::Parser;
 use measure::{Amount, Bench};
+use peers::{Folder, Samples};
 use provider::{Provider, Script, Settings};
-use report::{Report, Samples};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::{fs, io, path::PathBuf, process::ExitCode, time::Duration};
+use report::Report;
+use std::{io, path::PathBuf, process::ExitCode, time::Duration};
 use ways::Programs;
 
 /// What kept a way, or all, from being measured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Trouble {
-    #[error("cannot start {program}: {source}")]
-    Start { program: String, source: io::Error },
-    #[error("cannot use {}: {source}", path.display())]
-    File { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Peer(#[from] peers::Trouble),
     #[error("cannot find a free port: {0}")]
     Address(io::Error),
-    #[error("{name} does not listen; its last words: {last}")]
-    NoListener { name: &'static str, last: String },
     #[error("no session was given: {answer}")]
     NoSession { answer: String },
     #[error("cannot set up this process: {0}")]
@@ -73,12 +68,12 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), Trouble> {
-    allow_files()?;
-    process::move_aside()?;
+    peers::allow_files()?;
+    peers::move_aside()?;
     let script = Script { tokens: measure::FRAMES as u64, reply_bytes: Some(600), ..Script::default() };
     let keys = vec![ways::KEY.to_owned()];
     let provider = Provider::start(Settings { keys, script, lean: true, ..Settings::default() });
-    let folder = Folder::new()?;
+    let folder = Folder::new("doors")?;
     let programs = Programs {
         nginx: options.nginx.clone(),
         litellm: options.litellm.clone(),
@@ -90,71 +85,15 @@ fn run(options: &Options) -> Result<(), Trouble> {
     missing.extend(silent);
     let amount =
         Amount { rounds: options.rounds, time: Duration::from_millis(options.time), pairs: options.pairs };
-    let before = load_average();
+    let before = peers::load_average();
     let mut bench =
         Bench { runtime: &runtime, provider: &provider, ways: &ways, amount, samples: Samples::default() };
     bench.run();
     let report = Report {
-        about: about(options, &before),
+        about: peers::about(options.rounds, &before, "only ratios of CPU time say something"),
         ways: ways.iter().map(|way| (way.name, way.duties)).collect(),
         missing,
         samples: bench.samples,
     };
-    tell(options, &report)
-}
-
-fn tell(options: &Options, report: &Report) -> Result<(), Trouble> {
-    let write = |path: &PathBuf, text: String| {
-        fs::write(path, text).map_err(|source| Trouble::File { path: path.clone(), source })
-    };
-    print!("{report}");
-    if let Some(path) = &options.text {
-        write(path, report.to_string())?;
-    }
-    if let Some(path) = &options.json {
-        write(path, format!("{:#}\n", report.json()))?;
-    }
-    Ok(())
-}
-
-fn about(options: &Options, before: &str) -> Vec<(&'static str, String)> {
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let build = if cfg!(debug_assertions) { "DEBUG: its numbers mean nothing" } else { "release" };
-    let busy = before.parse().is_ok_and(|load: f64| load > 0.5);
-    let busy = if busy { "; THE MACHINE WAS BUSY: only ratios of CPU time say something" } else { "" };
-    vec![
-        ("kernel", kernel.trim().to_owned()),
-        ("load before and after", format!("{before}, {}{busy}", load_average())),
-        ("rounds", options.rounds.to_string()),
-        ("build", build.to_owned()),
-    ]
-}
-
-fn load_average() -> String {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().next().unwrap_or("?").to_owned()
-}
-
-/// A thousand streams are three thousand descriptors, half of them ours.
-fn allow_files() -> io::Result<()> {
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum.map(|most| most.min(16_384)), maximum })?)
-}
-
-/// For configurations, logs and states; gone afterwards.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Folder, Trouble> {
-        let path = std::env::temp_dir().join(format!("airlock-bench-doors-{}", std::process::id()));
-        fs::create_dir_all(&path).map_err(|source| Trouble::File { path: path.clone(), source })?;
-        Ok(Folder(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // What a gateway still holds there is not worth an error.
-        _ = fs::remove_dir_all(&self.0);
-    }
+    Ok(peers::tell(&report, &report.json(), options.text.as_ref(), options.json.as_ref())?)
 }

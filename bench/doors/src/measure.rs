@@ -2,12 +2,13 @@
 
 use crate::{
     client::{Connection, Reply, body},
-    process,
-    report::{Metric, Samples},
+    report::Metric,
     ways::Way,
 };
+use peers::Samples;
 use provider::Provider;
 use std::{
+    fs,
     future::Future,
     io,
     sync::Arc,
@@ -39,7 +40,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) provider: &'a Provider,
     pub(crate) ways: &'a [Way],
     pub(crate) amount: Amount,
-    pub(crate) samples: Samples,
+    pub(crate) samples: Samples<Metric>,
 }
 
 /// A load that ran.
@@ -267,11 +268,23 @@ async fn all<T>(tasks: Vec<JoinHandle<io::Result<T>>>) -> io::Result<Vec<T>> {
     Ok(results)
 }
 
+/// In microseconds; where nothing is between, of our provider's thread.
 fn processor_time(way: &Way) -> io::Result<f64> {
-    match &way.gateway {
+    let seconds = match &way.gateway {
         Some(gateway) => gateway.processor_time(),
-        None => process::provider_time(),
+        None => provider_time(),
+    };
+    Ok(seconds? * 1e6)
+}
+
+fn provider_time() -> io::Result<f64> {
+    for entry in fs::read_dir("/proc/self/task")? {
+        let path = entry?.path();
+        if fs::read_to_string(path.join("comm"))?.trim() == provider::THREAD {
+            return peers::processor_time_at(&path.join("stat"));
+        }
     }
+    Err(io::Error::other("the provider's thread is not there"))
 }
 
 /// By nearest rank.

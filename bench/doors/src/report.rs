@@ -1,5 +1,6 @@
 //! Samples become medians, ratios and remarks: a table for people, JSON for programs. Nothing here decides a test.
 
+use peers::Samples;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{
@@ -100,78 +101,23 @@ impl Metric {
     }
 }
 
-/// What was measured: one number a round.
-#[derive(Debug, Default)]
-pub(crate) struct Samples {
-    values: BTreeMap<(&'static str, Metric), Vec<f64>>,
-    failures: BTreeMap<(&'static str, Metric), (usize, String)>,
-}
-
-impl Samples {
-    pub(crate) fn add(&mut self, way: &'static str, metric: Metric, value: f64) {
-        self.values.entry((way, metric)).or_default().push(value);
+/// Why a number does not count.
+fn void(samples: &Samples<Metric>, way: &'static str, metric: Metric) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if let Some((count, why)) = samples.failed(way, metric) {
+        reasons.push(format!("failed {count} times, first: {why}"));
     }
-
-    /// Only the first one's words are kept.
-    pub(crate) fn fail(&mut self, way: &'static str, metric: Metric, why: &str) {
-        self.failures.entry((way, metric)).or_insert_with(|| (0, why.to_owned())).0 += 1;
+    let spread = samples.spread(way, metric).filter(|spread| metric.is_primary() && *spread > LARGEST_SPREAD);
+    if let Some(spread) = spread {
+        reasons.push(format!("rounds differ by {:.0} %", spread * 100.0));
     }
-
-    fn of(&self, way: &'static str, metric: Metric) -> &[f64] {
-        self.values.get(&(way, metric)).map_or(&[], Vec::as_slice)
+    let is_rate = matches!(metric, Metric::UnaryRate | Metric::StreamRate) && way != "direct";
+    let part = samples.ratio(way, "direct", metric).filter(|part| is_rate && *part > NEAR_THE_CEILING);
+    if let Some(part) = part {
+        let part = part * 100.0;
+        reasons.push(format!("{part:.0} % of what provider and load do alone: it shows these"));
     }
-
-    fn median(&self, way: &'static str, metric: Metric) -> Option<f64> {
-        median(self.of(way, metric))
-    }
-
-    /// Round by round, then the median: what changes from round to round is in both.
-    fn ratio(&self, way: &'static str, to: &'static str, metric: Metric) -> Option<f64> {
-        let (own, other) = (self.of(way, metric), self.of(to, metric));
-        if own.len() != other.len() {
-            return None;
-        }
-        let ratios: Vec<_> = own.iter().zip(other).map(|(own, other)| own / other).collect();
-        median(&ratios).filter(|ratio| ratio.is_finite())
-    }
-
-    fn spread(&self, way: &'static str, metric: Metric) -> Option<f64> {
-        let values = self.of(way, metric);
-        let (least, most) =
-            (values.iter().copied().reduce(f64::min)?, values.iter().copied().reduce(f64::max)?);
-        Some((most - least) / median(values)?)
-    }
-
-    /// Why a number does not count.
-    fn void(&self, way: &'static str, metric: Metric) -> Vec<String> {
-        let mut reasons = Vec::new();
-        if let Some((count, why)) = self.failures.get(&(way, metric)) {
-            reasons.push(format!("failed {count} times, first: {why}"));
-        }
-        let spread =
-            self.spread(way, metric).filter(|spread| metric.is_primary() && *spread > LARGEST_SPREAD);
-        if let Some(spread) = spread {
-            reasons.push(format!("rounds differ by {:.0} %", spread * 100.0));
-        }
-        let is_rate = matches!(metric, Metric::UnaryRate | Metric::StreamRate) && way != "direct";
-        let part = self.ratio(way, "direct", metric).filter(|part| is_rate && *part > NEAR_THE_CEILING);
-        if let Some(part) = part {
-            let part = part * 100.0;
-            reasons.push(format!("{part:.0} % of what provider and load do alone: it shows these"));
-        }
-        reasons
-    }
-}
-
-fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        even if even % 2 == 0 => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
-        _ => Some(sorted[middle]),
-    }
+    reasons
 }
 
 /// Everything that is told.
@@ -182,7 +128,7 @@ pub(crate) struct Report {
     pub(crate) ways: Vec<(&'static str, &'static str)>,
     /// Those that did not run, and why.
     pub(crate) missing: Vec<(&'static str, String)>,
-    pub(crate) samples: Samples,
+    pub(crate) samples: Samples<Metric>,
 }
 
 impl Report {
@@ -195,7 +141,7 @@ impl Report {
         let about: BTreeMap<_, _> = self.about.iter().map(|(name, value)| (*name, value)).collect();
         let rows = self.ways.iter().flat_map(|(way, _)| Metric::ALL.map(|metric| (*way, metric)));
         let rows = rows.filter(|(way, metric)| {
-            !self.samples.of(way, *metric).is_empty() || self.samples.failures.contains_key(&(*way, *metric))
+            !self.samples.of(way, *metric).is_empty() || self.samples.failed(way, *metric).is_some()
         });
         let rows: Vec<_> = rows.map(|(way, metric)| self.json_row(way, metric)).collect();
         let ways: Vec<_> =
@@ -216,7 +162,7 @@ impl Report {
             "spread": samples.spread(way, metric),
             "to_nginx": ratio("nginx"),
             "to_nginx_log": ratio("nginx-log"),
-            "void": samples.void(way, metric),
+            "void": void(samples, way, metric),
         })
     }
 
@@ -224,7 +170,7 @@ impl Report {
         write!(f, "{:<40}", metric.title())?;
         for (way, _) in &self.ways {
             let number = self.samples.median(way, metric).map_or("-".to_owned(), number);
-            let mark = if self.samples.void(way, metric).is_empty() { ' ' } else { '!' };
+            let mark = if void(&self.samples, way, metric).is_empty() { ' ' } else { '!' };
             write!(f, "{number:>11}{mark}")?;
         }
         let ratio = |to| self.samples.ratio("ours", to, metric).filter(|_| metric.has_ratio());
@@ -260,7 +206,7 @@ impl Display for Report {
         Metric::ALL.iter().try_for_each(|metric| self.line(*metric, f))?;
         for (way, _) in &self.ways {
             for metric in Metric::ALL {
-                for reason in self.samples.void(way, metric) {
+                for reason in void(&self.samples, way, metric) {
                     writeln!(f, "! {way}, {}: {reason}", metric.title().trim())?;
                 }
             }
@@ -273,7 +219,7 @@ impl Display for Report {
 mod tests {
     use super::*;
 
-    fn samples(ours: &[f64], nginx: &[f64]) -> Samples {
+    fn samples(ours: &[f64], nginx: &[f64]) -> Samples<Metric> {
         let mut samples = Samples::default();
         ours.iter().for_each(|value| samples.add("ours", Metric::Unary, *value));
         nginx.iter().for_each(|value| samples.add("nginx", Metric::Unary, *value));
@@ -281,20 +227,12 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_of_rounds_not_of_medians() {
-        // The machine was half as fast in the second round, for both.
-        let samples = samples(&[40.0, 80.0, 42.0], &[40.0, 80.0, 40.0]);
-        assert_eq!(samples.ratio("ours", "nginx", Metric::Unary), Some(1.0));
-        assert_eq!(samples.median("ours", Metric::Unary), Some(42.0));
-    }
-
-    #[test]
     fn rounds_that_differ_and_rounds_that_failed_do_not_count() {
         let mut samples = samples(&[40.0, 41.0], &[40.0, 60.0]);
-        assert!(samples.void("ours", Metric::Unary).is_empty());
-        assert_eq!(samples.void("nginx", Metric::Unary), ["rounds differ by 40 %"]);
+        assert!(void(&samples, "ours", Metric::Unary).is_empty());
+        assert_eq!(void(&samples, "nginx", Metric::Unary), ["rounds differ by 40 %"]);
         samples.fail("ours", Metric::Unary, "gone");
-        assert_eq!(samples.void("ours", Metric::Unary), ["failed 1 times, first: gone"]);
+        assert_eq!(void(&samples, "ours", Metric::Unary), ["failed 1 times, first: gone"]);
         assert_eq!(samples.ratio("ours", "nginx", Metric::Large), None);
     }
 
@@ -304,8 +242,8 @@ mod tests {
         for (way, rate) in [("direct", 100.0), ("ours", 90.0), ("nginx", 70.0)] {
             samples.add(way, Metric::UnaryRate, rate);
         }
-        assert!(samples.void("ours", Metric::UnaryRate)[0].starts_with("90 % of"));
-        assert!(samples.void("nginx", Metric::UnaryRate).is_empty());
-        assert!(samples.void("ours", Metric::Unary).is_empty(), "its CPU time is its own all the same");
+        assert!(void(&samples, "ours", Metric::UnaryRate)[0].starts_with("90 % of"));
+        assert!(void(&samples, "nginx", Metric::UnaryRate).is_empty());
+        assert!(void(&samples, "ours", Metric::Unary).is_empty(), "its CPU time is its own all the same");
     }
 }

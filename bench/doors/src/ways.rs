@@ -4,17 +4,15 @@
 use crate::{
     Trouble,
     client::{Connection, Target, body},
-    process::Gateway,
 };
+use peers::{Process, Processors};
 use std::{
     fs,
     io::{Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    process::Stdio,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::runtime::Runtime;
 
@@ -33,7 +31,7 @@ pub(crate) struct Way {
     /// How many streams it is asked for at once: one that falls behind would spoil what comes after.
     pub(crate) most_streams: usize,
     /// None where nothing is between.
-    pub(crate) gateway: Option<Gateway>,
+    pub(crate) gateway: Option<Process>,
 }
 
 /// Where programs are; a way without its program is not run.
@@ -54,12 +52,12 @@ struct Place<'a> {
 impl Place<'_> {
     fn write(&self, name: &str, text: &str) -> Result<String, Trouble> {
         let path = self.folder.join(name);
-        fs::write(&path, text).map_err(|source| Trouble::File { path: path.clone(), source })?;
+        fs::write(&path, text).map_err(|source| peers::Trouble::File { path: path.clone(), source })?;
         Ok(path.display().to_string())
     }
 }
 
-type Start = fn(&Place<'_>, &str) -> Result<(Gateway, String), Trouble>;
+type Start = fn(&Place<'_>, &Path) -> Result<(Process, String), Trouble>;
 
 /// Starts all that can be; beside them, why others were not.
 pub(crate) fn start(
@@ -96,13 +94,13 @@ fn begin(
     provider: SocketAddr,
     folder: &Path,
     start: Start,
-) -> Result<(Gateway, Target), Trouble> {
+) -> Result<(Process, Target), Trouble> {
     let folder = folder.join(name);
-    fs::create_dir_all(&folder).map_err(|source| Trouble::File { path: folder.clone(), source })?;
+    fs::create_dir_all(&folder).map_err(|source| peers::Trouble::File { path: folder.clone(), source })?;
     let address = free_address()?;
     let place = Place { provider, folder: &folder, listen: address };
-    let (mut gateway, token) = start(&place, &program.display().to_string())?;
-    await_listener(name, address, &mut gateway, &folder)?;
+    let (mut gateway, token) = start(&place, program)?;
+    peers::await_listener(name, address, &mut gateway, &folder, LONGEST_START)?;
     // Ours gives tokens out only when it runs.
     let token = if token.is_empty() { session(&folder.join("admin.sock"))? } else { token };
     Ok((gateway, Target { address, token }))
@@ -129,50 +127,26 @@ fn free_address() -> Result<SocketAddr, Trouble> {
     listener.local_addr().map_err(Trouble::Address)
 }
 
-fn await_listener(
-    name: &'static str,
-    address: SocketAddr,
-    gateway: &mut Gateway,
-    folder: &Path,
-) -> Result<(), Trouble> {
-    let deadline = Instant::now() + LONGEST_START;
-    while TcpStream::connect(address).is_err() {
-        if gateway.has_ended() || Instant::now() > deadline {
-            let log = fs::read_to_string(folder.join("log")).unwrap_or_default();
-            let last = log.lines().rev().take(3).collect::<Vec<_>>().join(" / ");
-            return Err(Trouble::NoListener { name, last });
-        }
-        // Gateways tell nobody when they are ready.
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
-}
-
 fn run(
     place: &Place<'_>,
-    program: &str,
+    program: &Path,
     arguments: &[String],
     environment: &[(&str, &str)],
-) -> Result<Gateway, Trouble> {
-    let path = place.folder.join("log");
-    let log = || fs::File::create(&path).map_err(|source| Trouble::File { path: path.clone(), source });
-    let (output, errors) = (log()?, log()?);
-    Gateway::start(program, arguments, |command| {
-        command.envs(environment.iter().copied()).stdin(Stdio::null()).stdout(output).stderr(errors);
-    })
+) -> Result<Process, Trouble> {
+    Ok(Process::start(program, arguments, environment, place.folder, Processors::Apart)?)
 }
 
-fn nginx(place: &Place<'_>, program: &str) -> Result<(Gateway, String), Trouble> {
+fn nginx(place: &Place<'_>, program: &Path) -> Result<(Process, String), Trouble> {
     nginx_as(place, program, "access_log off;")
 }
 
-fn nginx_with_log(place: &Place<'_>, program: &str) -> Result<(Gateway, String), Trouble> {
+fn nginx_with_log(place: &Place<'_>, program: &Path) -> Result<(Process, String), Trouble> {
     let format = r#"log_format json escape=json '{"time":"$time_iso8601","request":"$request","status":$status,"sent":$bytes_sent,"seconds":$request_time,"upstream":"$upstream_addr"}';"#;
     let log = place.folder.join("access");
     nginx_as(place, program, &format!("{format} access_log {} json;", log.display()))
 }
 
-fn nginx_as(place: &Place<'_>, program: &str, log: &str) -> Result<(Gateway, String), Trouble> {
+fn nginx_as(place: &Place<'_>, program: &Path, log: &str) -> Result<(Process, String), Trouble> {
     let (folder, provider, listen) = (place.folder.display(), place.provider, place.listen);
     let user = if rustix::process::geteuid().is_root() { "user root;" } else { "" };
     let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
@@ -194,7 +168,7 @@ proxy_set_header Connection \"\"; proxy_set_header Authorization \"Bearer {KEY}\
     Ok((run(place, program, &arguments, &[])?, "anybody".to_owned()))
 }
 
-fn litellm(place: &Place<'_>, program: &str) -> Result<(Gateway, String), Trouble> {
+fn litellm(place: &Place<'_>, program: &Path) -> Result<(Process, String), Trouble> {
     let (provider, port) = (place.provider, place.listen.port().to_string());
     let config = format!(
         "model_list:\n  - model_name: \"*\"\n    litellm_params:\n      model: \"openai/*\"\n      \
@@ -209,7 +183,7 @@ fn litellm(place: &Place<'_>, program: &str) -> Result<(Gateway, String), Troubl
 }
 
 /// Everything is on: session token, prices, metering, ledger.
-fn ours(place: &Place<'_>, program: &str) -> Result<(Gateway, String), Trouble> {
+fn ours(place: &Place<'_>, program: &Path) -> Result<(Process, String), Trouble> {
     let provider = place.provider;
     let config = format!(
         "[provider.mock]\ndialect = \"openai\"\nbase = \"http://{provider}\"\nkey = {{ env = \"MOCK_KEY\" }}\n\
@@ -248,7 +222,7 @@ fn session(socket: &Path) -> Result<String, Trouble> {
         stream.read_to_string(&mut answer)?;
         Ok(answer)
     };
-    let answer = ask().map_err(|source| Trouble::File { path: socket.to_owned(), source })?;
+    let answer = ask().map_err(|source| peers::Trouble::File { path: socket.to_owned(), source })?;
     let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     let told: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
     told["token"].as_str().map(str::to_owned).ok_or(Trouble::NoSession { answer })

@@ -4,7 +4,6 @@ mod client;
 mod door;
 mod measure;
 mod origin;
-mod process;
 mod relay;
 mod report;
 mod ways;
@@ -12,20 +11,16 @@ mod ways;
 use clap::{Parser, Subcommand};
 use measure::{Amount, Bench};
 use origin::Origin;
-use process::Processors;
-use report::{Report, Samples};
-use std::{fs, io, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use peers::{Folder, Processors, Samples};
+use report::Report;
+use std::{io, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 use ways::Programs;
 
 /// What kept a way, or all, from being measured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Trouble {
-    #[error("cannot start {program}: {source}")]
-    Start { program: String, source: io::Error },
-    #[error("cannot use {}: {source}", path.display())]
-    File { path: PathBuf, source: io::Error },
-    #[error("{name} does not listen; its last words: {last}")]
-    NoListener { name: &'static str, last: String },
+    #[error(transparent)]
+    Peer(#[from] peers::Trouble),
     #[error("cannot make certificates: {0}")]
     Certificates(#[from] rcgen::Error),
     #[error("cannot set up TLS: {0}")]
@@ -102,14 +97,14 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), Trouble> {
-    process::allow_files()?;
-    let folder = Folder::new()?;
+    peers::allow_files()?;
+    let folder = Folder::new("egress")?;
     let programs = Programs {
         tinyproxy: options.tinyproxy.clone(),
         squid: options.squid.clone(),
         mitmdump: options.mitmdump.clone(),
     };
-    let before = load_average();
+    let before = peers::load_average();
     let amount = Amount {
         rounds: options.rounds,
         bytes: options.size << 20,
@@ -126,57 +121,9 @@ fn run(options: &Options) -> Result<(), Trouble> {
     };
     part(Processors::Shared, |bench| bench.sharing())?;
     // What is started from here on stays off the doors' processor.
-    process::move_aside()?;
+    peers::move_aside()?;
     let (ways, missing) = part(Processors::Apart, |bench| bench.apart())?;
-    tell(options, &Report { about: about(options, &before), ways, missing, samples })
-}
-
-fn tell(options: &Options, report: &Report) -> Result<(), Trouble> {
-    let write = |path: &PathBuf, text: String| {
-        fs::write(path, text).map_err(|source| Trouble::File { path: path.clone(), source })
-    };
-    print!("{report}");
-    if let Some(path) = &options.text {
-        write(path, report.to_string())?;
-    }
-    if let Some(path) = &options.json {
-        write(path, format!("{:#}\n", report.json()))?;
-    }
-    Ok(())
-}
-
-fn about(options: &Options, before: &str) -> Vec<(&'static str, String)> {
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let build = if cfg!(debug_assertions) { "DEBUG: its numbers mean nothing" } else { "release" };
-    let busy = before.parse().is_ok_and(|load: f64| load > 0.5);
-    let busy = if busy { "; THE MACHINE WAS BUSY: only ratios say something" } else { "" };
-    vec![
-        ("kernel", kernel.trim().to_owned()),
-        ("load before and after", format!("{before}, {}{busy}", load_average())),
-        ("rounds", options.rounds.to_string()),
-        ("build", build.to_owned()),
-    ]
-}
-
-fn load_average() -> String {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().next().unwrap_or("?").to_owned()
-}
-
-/// For configurations, logs and certificates; gone afterwards.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Folder, Trouble> {
-        let path = std::env::temp_dir().join(format!("airlock-bench-egress-{}", std::process::id()));
-        fs::create_dir_all(&path).map_err(|source| Trouble::File { path: path.clone(), source })?;
-        Ok(Folder(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // What a door still holds there is not worth an error.
-        _ = fs::remove_dir_all(&self.0);
-    }
+    let about = peers::about(options.rounds, &before, "only ratios say something");
+    let report = Report { about, ways, missing, samples };
+    Ok(peers::tell(&report, &report.json(), options.text.as_ref(), options.json.as_ref())?)
 }

@@ -3,9 +3,10 @@
 use crate::{
     client::{self, Secure},
     origin::Origin,
-    report::{Metric, Samples},
+    report::Metric,
     ways::Way,
 };
+use peers::Samples;
 use std::{
     io, thread,
     time::{Duration, Instant},
@@ -29,7 +30,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) origin: &'a Origin,
     pub(crate) ways: &'a [Way],
     pub(crate) amount: Amount,
-    pub(crate) samples: &'a mut Samples,
+    pub(crate) samples: &'a mut Samples<Metric>,
 }
 
 impl Bench<'_> {

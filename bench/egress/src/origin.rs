@@ -120,7 +120,7 @@ fn certificates(ca: &Path) -> Result<ServerConfig, Trouble> {
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate()?;
     let pem = params.self_signed(&key)?.pem();
-    fs::write(ca, pem).map_err(|source| Trouble::File { path: ca.to_owned(), source })?;
+    fs::write(ca, pem).map_err(|source| peers::Trouble::File { path: ca.to_owned(), source })?;
     let issuer = Issuer::new(params, key);
     let key = KeyPair::generate()?;
     let leaf = CertificateParams::new(vec![NAME.to_owned()])?.signed_by(&key, &issuer)?;

@@ -1,5 +1,6 @@
 //! Samples become medians, ratios and remarks: a table for people, JSON for programs. Nothing here decides a test.
 
+use peers::Samples;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::{
@@ -80,60 +81,6 @@ impl Metric {
     }
 }
 
-/// What was measured: one number a round.
-#[derive(Debug, Default)]
-pub(crate) struct Samples {
-    values: BTreeMap<(&'static str, Metric), Vec<f64>>,
-    failures: BTreeMap<(&'static str, Metric), (usize, String)>,
-}
-
-impl Samples {
-    pub(crate) fn add(&mut self, way: &'static str, metric: Metric, value: f64) {
-        self.values.entry((way, metric)).or_default().push(value);
-    }
-
-    /// Only the first one's words are kept.
-    pub(crate) fn fail(&mut self, way: &'static str, metric: Metric, why: &str) {
-        self.failures.entry((way, metric)).or_insert_with(|| (0, why.to_owned())).0 += 1;
-    }
-
-    fn of(&self, way: &'static str, metric: Metric) -> &[f64] {
-        self.values.get(&(way, metric)).map_or(&[], Vec::as_slice)
-    }
-
-    fn median(&self, way: &'static str, metric: Metric) -> Option<f64> {
-        median(self.of(way, metric))
-    }
-
-    /// Round by round, then the median: what changes from round to round is in both.
-    fn ratio(&self, way: &'static str, to: &'static str, metric: Metric) -> Option<f64> {
-        let (own, other) = (self.of(way, metric), self.of(to, metric));
-        if own.len() != other.len() {
-            return None;
-        }
-        let ratios: Vec<_> = own.iter().zip(other).map(|(own, other)| own / other).collect();
-        median(&ratios).filter(|ratio| ratio.is_finite())
-    }
-
-    fn spread(&self, way: &'static str, metric: Metric) -> Option<f64> {
-        let values = self.of(way, metric);
-        let least = values.iter().copied().reduce(f64::min)?;
-        let most = values.iter().copied().reduce(f64::max)?;
-        Some((most - least) / median(values)?)
-    }
-}
-
-fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        even if even % 2 == 0 => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
-        _ => Some(sorted[middle]),
-    }
-}
-
 /// Everything that is told.
 pub(crate) struct Report {
     /// Of the machine and the method.
@@ -142,7 +89,7 @@ pub(crate) struct Report {
     pub(crate) ways: Vec<(&'static str, &'static str)>,
     /// Those that did not run, and why.
     pub(crate) missing: Vec<(&'static str, String)>,
-    pub(crate) samples: Samples,
+    pub(crate) samples: Samples<Metric>,
 }
 
 impl Report {
@@ -152,7 +99,7 @@ impl Report {
         let about: BTreeMap<_, _> = self.about.iter().map(|(name, value)| (*name, value)).collect();
         let row = |way: &'static str, metric: Metric| {
             let rounds = samples.of(way, metric);
-            let failed = samples.failures.get(&(way, metric));
+            let failed = samples.failed(way, metric);
             (!rounds.is_empty() || failed.is_some()).then(|| {
                 json!({
                     "way": way,
@@ -238,7 +185,7 @@ impl Display for Report {
         Metric::ALL.iter().try_for_each(|metric| self.line(*metric, f))?;
         writeln!(f)?;
         Metric::ALL.iter().try_for_each(|metric| self.verdicts(*metric, f))?;
-        for ((way, metric), (count, why)) in &self.samples.failures {
+        for (way, metric, count, why) in self.samples.failures() {
             writeln!(f, "! {way}, {}: failed {count} times, first: {}", metric.title().trim(), why.trim())?;
         }
         self.missing.iter().try_for_each(|(name, why)| writeln!(f, "NOT RUN {name}: {why}"))

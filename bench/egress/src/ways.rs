@@ -4,14 +4,13 @@ use crate::{
     Trouble, client,
     door::CERTIFICATE,
     origin::{KEY, Origin},
-    process::{Process, Processors},
 };
+use peers::{Process, Processors};
 use std::{
     fs, io,
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// mitmproxy makes its keys first.
@@ -127,21 +126,12 @@ fn begin<'a>(
     arguments: Arguments,
 ) -> Result<(Process, Place<'a>), Trouble> {
     let folder = folder.join(name);
-    fs::create_dir_all(&folder).map_err(|source| Trouble::File { path: folder.clone(), source })?;
+    fs::create_dir_all(&folder).map_err(|source| peers::Trouble::File { path: folder.clone(), source })?;
     // A port that was free a moment ago.
     let listen = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
     let place = Place { origin, folder, listen };
-    let mut process = Process::start(program, &arguments(&place)?, &place.folder, processors)?;
-    let deadline = Instant::now() + LONGEST_START;
-    while TcpStream::connect(listen).is_err() {
-        if process.has_ended() || Instant::now() > deadline {
-            let log = fs::read_to_string(place.folder.join("log")).unwrap_or_default();
-            let last = log.lines().rev().take(3).collect::<Vec<_>>().join(" / ");
-            return Err(Trouble::NoListener { name, last });
-        }
-        // Doors tell nobody when they are ready.
-        thread::sleep(Duration::from_millis(50));
-    }
+    let mut process = Process::start(program, &arguments(&place)?, &[], &place.folder, processors)?;
+    peers::await_listener(name, listen, &mut process, &place.folder, LONGEST_START)?;
     Ok((process, place))
 }
 

@@ -1,0 +1,157 @@
+//! Servers as processes: started where they shall run, ended with us, and read in /proc: what they cost and hold.
+
+use crate::Trouble;
+use rustix::{
+    process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit},
+    thread::{CpuSet, sched_setaffinity},
+};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Ticks of `utime` and `stime` in a second; Linux tells user space 100 everywhere.
+const TICKS: f64 = 100.0;
+
+/// Where servers run, and where load does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Processors {
+    /// Everybody wherever there is room, as in life.
+    Shared,
+    /// Servers alone on the first; what they take is not what others leave them.
+    Apart,
+}
+
+/// A process, with all that it starts.
+#[derive(Debug)]
+pub struct Process(Child);
+
+impl Process {
+    /// Starts it; it ends with us, however we end. What it says is in `log` of its folder.
+    pub fn start(
+        program: &Path,
+        arguments: &[String],
+        environment: &[(&str, &str)],
+        folder: &Path,
+        processors: Processors,
+    ) -> Result<Process, Trouble> {
+        let path = folder.join("log");
+        let log = || File::create(&path).map_err(|source| Trouble::File { path: path.clone(), source });
+        let list = match processors {
+            Processors::Shared => "0-1",
+            Processors::Apart => "0",
+        };
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM", "taskset", "--cpu-list", list]).arg(program).args(arguments);
+        command.envs(environment.iter().copied()).stdin(Stdio::null()).stdout(log()?).stderr(log()?);
+        let failed = |source| Trouble::Start { program: program.display().to_string(), source };
+        command.spawn().map(Process).map_err(failed)
+    }
+
+    /// Processor time of the whole tree so far, in seconds. Those that ended and were waited for are in it.
+    pub fn processor_time(&self) -> io::Result<f64> {
+        let ticks: u64 = tree(self.0.id())?.iter().map(|stat| stat.ticks).sum();
+        Ok(ticks as f64 / TICKS)
+    }
+
+    /// Its share of memory, in KiB: PSS of the whole tree.
+    pub fn memory(&self) -> io::Result<f64> {
+        let mut sum = 0.0;
+        for stat in tree(self.0.id())? {
+            let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", stat.pid))?;
+            let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+            let number = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+            sum += number.ok_or_else(|| io::Error::other("smaps_rollup has no Pss"))?;
+        }
+        Ok(sum)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Not the last signal at once: its children would stay.
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            _ = kill_process(pid, Signal::TERM);
+        }
+        _ = self.0.wait();
+    }
+}
+
+/// Waits until somebody listens there; what the process said last if it ends or takes too long.
+pub fn await_listener(
+    name: &'static str,
+    address: SocketAddr,
+    process: &mut Process,
+    folder: &Path,
+    longest: Duration,
+) -> Result<(), Trouble> {
+    let deadline = Instant::now() + longest;
+    while TcpStream::connect(address).is_err() {
+        if !matches!(process.0.try_wait(), Ok(None)) || Instant::now() > deadline {
+            let log = fs::read_to_string(folder.join("log")).unwrap_or_default();
+            let last = log.lines().rev().take(3).collect::<Vec<_>>().join(" / ");
+            return Err(Trouble::NoListener { name, last });
+        }
+        // Servers tell nobody when they are ready.
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+struct Stat {
+    pid: u32,
+    parent: u32,
+    ticks: u64,
+}
+
+/// A process and its descendants.
+fn tree(root: u32) -> io::Result<Vec<Stat>> {
+    let names = fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let all = names.filter_map(|name| name.parse::<u32>().ok());
+    // One that ends meanwhile is nobody's.
+    let all = all.filter_map(|pid| stat(pid, Path::new(&format!("/proc/{pid}/stat"))));
+    let mut all: BTreeMap<_, _> = all.map(|stat| (stat.pid, stat)).collect();
+    let mut found: Vec<Stat> = Vec::from_iter(all.remove(&root));
+    let mut next = 0;
+    while let Some(parent) = found.get(next).map(|stat| stat.pid) {
+        let children: Vec<_> =
+            all.values().filter(|stat| stat.parent == parent).map(|stat| stat.pid).collect();
+        found.extend(children.iter().filter_map(|pid| all.remove(pid)));
+        next += 1;
+    }
+    Ok(found)
+}
+
+fn stat(pid: u32, path: &Path) -> Option<Stat> {
+    let text = fs::read_to_string(path).ok()?;
+    // The name may have spaces and parentheses; numbers follow behind the last of these.
+    let fields: Vec<_> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    // utime, stime, cutime, cstime.
+    let ticks = (11..=14).map(number).sum::<Option<u64>>()?;
+    Some(Stat { pid, parent: u32::try_from(number(1)?).ok()?, ticks })
+}
+
+/// Processor time so far of whatever this `stat` of /proc is about, in seconds.
+pub fn processor_time_at(path: &Path) -> io::Result<f64> {
+    stat(0, path).map(|stat| stat.ticks as f64 / TICKS).ok_or_else(|| io::Error::other("no stat"))
+}
+
+/// Keeps us, and the threads that we start from now on, off the servers' processor.
+pub fn move_aside() -> io::Result<()> {
+    let mut second = CpuSet::new();
+    second.set(1);
+    Ok(sched_setaffinity(None, &second)?)
+}
+
+/// A thousand connections through a server are up to four thousand descriptors, half of them ours.
+pub fn allow_files() -> io::Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum.map(|most| most.min(16_384)), maximum })?)
+}
