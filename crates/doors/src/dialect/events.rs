@@ -82,15 +82,23 @@ impl Events {
         let end = memchr2(b'\n', b'\r', bytes);
         let data = &bytes[..end.unwrap_or(bytes.len())];
         reader.feed(data, meter);
-        self.look_for_last(data, meter);
-        end.map_or(bytes.len(), |end| end + self.end_of_line(bytes[end]))
+        self.look_for_last(data);
+        let Some(end) = end else { return bytes.len() };
+        self.end(meter);
+        end + self.end_of_line(bytes[end])
     }
 
-    fn look_for_last(&mut self, data: &[u8], meter: &mut Meter) {
+    fn look_for_last(&mut self, data: &[u8]) {
         let Some(missing) = LAST.get(self.last..).filter(|missing| !missing.is_empty()) else { return };
         let length = data.len().min(missing.len());
         self.last = if data[..length] == missing[..length] { self.last + length } else { OTHER };
+    }
+
+    /// The end of a line of data, or of the stream: what stood behind `[DONE]` was read before it counts, however the
+    /// line was cut.
+    pub(super) fn end(&mut self, meter: &mut Meter) {
         if self.last == LAST.len() {
+            self.last = OTHER;
             meter.end_of_chat();
         }
     }

@@ -75,6 +75,7 @@ impl Tap {
     /// What was held back, at the end of the stream.
     pub fn rest(&mut self) -> Bytes {
         self.reader.end(&mut self.meter);
+        self.events.end(&mut self.meter);
         let rest = self.strip.as_mut().map(Strip::rest).unwrap_or_default();
         self.note(rest)
     }

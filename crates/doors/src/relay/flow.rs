@@ -64,8 +64,9 @@ impl Flow {
             Piece::End => {
                 // What waited belongs to what may be whole.
                 let passed = self.unheld();
+                let rest = self.rest(passed);
                 match self.delimited || self.tap.is_complete() {
-                    true => Step::End(self.rest(passed)),
+                    true => Step::End(rest),
                     false => Step::Broken,
                 }
             }

@@ -181,6 +181,20 @@ fn framing() -> Vec<Shape> {
             2,
         ),
         raw(
+            "usage behind the end, in its line",
+            &format!("data: {HEL}\n\ndata: [DONE]{USAGE}\n\n"),
+            said,
+            well,
+            2,
+        ),
+        raw(
+            "no line feed at the end",
+            &format!("data: {HEL}\n\ndata: {USAGE}\n\ndata: [DONE]"),
+            said,
+            well,
+            2,
+        ),
+        raw(
             "comments and other fields",
             &format!(
                 ": ping\n\nevent: x\nid: 1\ndata: {HEL}\nretry: 5\n\n:\ndata: {USAGE}\n\ndata: [DONE]\n\n"
