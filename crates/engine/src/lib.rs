@@ -27,22 +27,26 @@ mod doctor;
 mod doors;
 mod driver;
 mod egress;
+mod feed;
 pub mod files;
 mod guard;
 mod origin;
 mod pool;
 mod record;
+mod session;
 mod terminal;
 pub mod usage;
 
 pub use crate::doors::DoorSettings;
 pub use doctor::{Check, CheckState};
+pub use feed::{Feed, Piece};
 pub use record::{Swept, fresh_id, now};
 pub use sandbox::{
     FIRST_PROCESS,
     container::Hosts,
     native::{HeadStart, Native, Step},
 };
+pub use session::{Exec, ExecResult, Session, SessionEnd, SessionState, SessionStatus};
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};
 

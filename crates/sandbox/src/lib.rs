@@ -4,11 +4,13 @@
 pub mod container;
 pub mod native;
 mod passing;
+mod process;
 
 /// The static program that boxes start with, for images that want it as their first process.
 pub use init::LAUNCHER as FIRST_PROCESS;
 pub use native::{Ended, Program, Progress, Released, SandboxError, Told, cgroup::Counters};
 pub use passing::{MeantFor, Passing};
+pub use process::Process;
 
 use spec::{Barrier, Enforcer};
 use std::{
@@ -66,6 +68,19 @@ pub trait Sandbox: Debug + Send + Sync {
         program: &'a Program,
         streams: [OwnedFd; 3],
     ) -> Soon<'a, Result<(), SandboxError>>;
+    /// Starts a further program, which the box outlives; only in a box whose spec says that it stays.
+    fn start<'a>(
+        &'a mut self,
+        program: &'a Program,
+        streams: [OwnedFd; 3],
+    ) -> Soon<'a, Result<Process, SandboxError>>;
+    /// Opens another terminal in a box that stays: our end of it. Whoever is started with its other end on all three
+    /// streams gets it as the controlling one.
+    fn open_terminal(&mut self) -> Soon<'_, Result<OwnedFd, SandboxError>>;
+    /// Stops every process of the box where it is.
+    fn freeze(&mut self) -> Soon<'_, Result<(), SandboxError>>;
+    /// Lets them go on.
+    fn thaw(&mut self) -> Soon<'_, Result<(), SandboxError>>;
     /// What the program is denied, once it has started; nothing where that cannot be known.
     fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>>;
     /// Waits for the end of the program or of the box.

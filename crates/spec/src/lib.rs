@@ -22,6 +22,7 @@ mod quantity;
 mod request_path;
 mod result;
 mod run;
+mod session;
 
 pub use barrier::Barrier;
 pub use contract::{Contract, Json};
@@ -52,4 +53,7 @@ pub use result::{
 pub use run::{
     Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest,
     RunSpec, SandboxSpec, SpecError, TerminalSize, User, Volume, WORKSPACE,
+};
+pub use session::{
+    DEFAULT_IDLE, DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, SessionRequest, SessionSpec,
 };

@@ -159,6 +159,8 @@ pub struct SandboxSpec {
     pub named_user: Option<String>,
     /// Its terminal, if it has one, and how large that is at first.
     pub tty: Option<TerminalSize>,
+    /// Whether it outlives its programs, of which each has its own terminal, if any.
+    pub stays: bool,
 }
 
 impl SandboxSpec {
@@ -357,6 +359,7 @@ impl Policy {
                 user: check_user(request.user)?,
                 named_user: None,
                 tty: request.tty,
+                stays: false,
             },
         })
     }

@@ -9,7 +9,7 @@ use super::{
     refused,
 };
 use crate::{
-    Sandbox, Soon,
+    Process, Sandbox, Soon,
     native::{
         CUT_SHORT, Ended, Missing, Program, Progress, Released, SandboxError, Starter, barriers,
         cgroup::{Counters, Watched},
@@ -446,6 +446,26 @@ impl Sandbox for ContainerBox {
 
     fn take_denials(&mut self) -> Option<mpsc::Receiver<Told>> {
         self.denials.take()
+    }
+
+    fn start<'a>(
+        &'a mut self,
+        _program: &'a Program,
+        _streams: [OwnedFd; 3],
+    ) -> Soon<'a, Result<Process, SandboxError>> {
+        Box::pin(async { Err(SandboxError::Died) })
+    }
+
+    fn open_terminal(&mut self) -> Soon<'_, Result<OwnedFd, SandboxError>> {
+        Box::pin(async { Err(SandboxError::Died) })
+    }
+
+    fn freeze(&mut self) -> Soon<'_, Result<(), SandboxError>> {
+        Box::pin(async { Err(SandboxError::Died) })
+    }
+
+    fn thaw(&mut self) -> Soon<'_, Result<(), SandboxError>> {
+        Box::pin(async { Err(SandboxError::Died) })
     }
 
     fn progress(&mut self) -> Soon<'_, Progress> {

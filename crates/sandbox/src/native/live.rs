@@ -9,7 +9,7 @@ use super::{
     protect::Protection,
 };
 use crate::{
-    Sandbox, Soon,
+    Process, Sandbox, Soon,
     passing::{Passing, Reach},
 };
 use init::{
@@ -159,6 +159,26 @@ impl Sandbox for NativeBox {
         streams: [OwnedFd; 3],
     ) -> Soon<'a, Result<(), SandboxError>> {
         Box::pin(self.run(program, streams))
+    }
+
+    fn start<'a>(
+        &'a mut self,
+        _program: &'a Program,
+        _streams: [OwnedFd; 3],
+    ) -> Soon<'a, Result<Process, SandboxError>> {
+        Box::pin(async { Err(SandboxError::Died) })
+    }
+
+    fn open_terminal(&mut self) -> Soon<'_, Result<OwnedFd, SandboxError>> {
+        Box::pin(async { Err(SandboxError::Died) })
+    }
+
+    fn freeze(&mut self) -> Soon<'_, Result<(), SandboxError>> {
+        Box::pin(async { Err(SandboxError::Died) })
+    }
+
+    fn thaw(&mut self) -> Soon<'_, Result<(), SandboxError>> {
+        Box::pin(async { Err(SandboxError::Died) })
     }
 
     fn progress(&mut self) -> Soon<'_, Progress> {

@@ -1,0 +1,71 @@
+//! Who is asking: known by a key before anything of the request is looked at.
+
+use crate::{Gateway, Problem};
+use axum::extract::FromRequestParts;
+use http::{StatusCode, request::Parts};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What a key may do.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Scope {
+    /// Everything, and everybody's; keys, too.
+    Admin,
+    /// Runs.
+    Runs,
+    /// Sandboxes: sessions, their files and programs.
+    Sandboxes,
+    /// Artifacts.
+    Artifacts,
+    /// Images.
+    Images,
+    /// What was used.
+    Usage,
+}
+
+/// Whoever holds the key of this request.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// The key's identifier, which owns what it makes.
+    pub key: String,
+    /// What it may do.
+    pub scopes: Vec<Scope>,
+}
+
+impl Caller {
+    /// Refuses whoever lacks this scope.
+    pub(crate) fn require(&self, scope: Scope) -> Result<(), Problem> {
+        match self.is_admin() || self.scopes.contains(&scope) {
+            true => Ok(()),
+            false => Err(Problem::new(
+                StatusCode::FORBIDDEN,
+                "forbidden",
+                "this key may not do that",
+                Some(format!("ask for a key with the scope {scope:?}")),
+            )),
+        }
+    }
+
+    pub(crate) fn is_admin(&self) -> bool {
+        self.scopes.contains(&Scope::Admin)
+    }
+
+    /// Whether it may see what belongs to `owner`.
+    pub(crate) fn sees(&self, owner: &str) -> bool {
+        self.is_admin() || self.key == owner
+    }
+}
+
+/// Put there by the layer that looks at keys; without it nobody gets in.
+impl FromRequestParts<Gateway> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Gateway) -> Result<Caller, Problem> {
+        parts
+            .extensions
+            .get::<Caller>()
+            .cloned()
+            .ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", "a key is needed", None))
+    }
+}

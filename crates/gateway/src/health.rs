@@ -1,0 +1,8 @@
+//! Routes of health.
+
+use crate::Gateway;
+use utoipa_axum::router::OpenApiRouter;
+
+pub(crate) fn routes() -> OpenApiRouter<Gateway> {
+    OpenApiRouter::new()
+}

@@ -1,0 +1,85 @@
+//! Refusals as problem documents (RFC 9457). The code is one of the contract's; nothing of this machine is in the words.
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderValue, StatusCode, header::CONTENT_TYPE};
+use serde::Serialize;
+use spec::{ErrorCode, ErrorInfo, SpecError};
+use utoipa::ToSchema;
+
+/// Why a request was not carried out.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Problem {
+    /// What kind it is: a name of the documentation.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The status of the answer.
+    status: u16,
+    /// What happened, on one line.
+    title: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
+    /// The code of the contract.
+    code: String,
+}
+
+/// What a handler answers.
+pub(crate) type Answer<T> = Result<T, Problem>;
+
+impl Problem {
+    /// A problem with a code of the contract or of HTTP.
+    pub fn new(status: StatusCode, code: &str, title: impl Into<String>, detail: Option<String>) -> Problem {
+        let kind = format!("urn:airlock:{code}");
+        Problem { kind, status: status.as_u16(), title: title.into(), detail, code: code.to_owned() }
+    }
+
+    /// There is no such thing, or it is somebody else's: nobody learns which.
+    pub(crate) fn not_found(what: &str) -> Problem {
+        Problem::new(StatusCode::NOT_FOUND, "not_found", format!("there is no such {what}"), None)
+    }
+
+    /// It cannot be done as things are.
+    pub(crate) fn conflict(title: impl Into<String>, detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::CONFLICT, "conflict", title, Some(detail.into()))
+    }
+
+    /// The request itself is wrong.
+    pub(crate) fn invalid(title: impl Into<String>, detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::BAD_REQUEST, "invalid_spec", title, Some(detail.into()))
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+}
+
+impl From<SpecError> for Problem {
+    fn from(error: SpecError) -> Problem {
+        Problem::from(ErrorInfo { code: error.code, message: error.message, hint: Some(error.hint) })
+    }
+}
+
+impl From<ErrorInfo> for Problem {
+    fn from(error: ErrorInfo) -> Problem {
+        let status = match error.code {
+            ErrorCode::InvalidSpec | ErrorCode::ImageMissing => StatusCode::BAD_REQUEST,
+            ErrorCode::ImageRefused | ErrorCode::PolicyDenied => StatusCode::FORBIDDEN,
+            ErrorCode::BarrierMissing | ErrorCode::BackendUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let code = serde_json::to_value(error.code);
+        let code = code.ok().and_then(|code| code.as_str().map(str::to_owned));
+        Problem::new(status, code.as_deref().unwrap_or("internal"), error.message, error.hint)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), Json(self)).into_response();
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        response
+    }
+}
