@@ -323,6 +323,11 @@ impl Engine {
         &self.inner.swept_at_opening
     }
 
+    /// Where the images of this machine lie.
+    pub fn images_folder(&self) -> PathBuf {
+        self.inner.state.join("images")
+    }
+
     /// The artifacts kept on this machine.
     pub fn artifacts(&self) -> &store::Artifacts {
         &self.inner.artifacts
