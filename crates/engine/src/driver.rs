@@ -401,7 +401,8 @@ impl Driver {
         let held = stderr.is_none().then(|| inside[0].try_clone()).transpose().map_err(failed)?;
         let mut env = environment(&self.id, &self.spec);
         env.extend(secrets);
-        let program = Program { argv: self.spec.command.clone(), env };
+        let (argv, terminal) = (self.spec.command.clone(), self.spec.sandbox.tty.is_some());
+        let program = Program { argv, env, terminal, ..Program::default() };
         sandbox.exec(&program, inside).await?;
         // Nothing has been sent yet, so there is room, and a reader who does not read cannot hold the clock up.
         _ = self.events.try_send(Event::Started { barriers: sandbox.barriers() });

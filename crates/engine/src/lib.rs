@@ -291,7 +291,8 @@ impl Engine {
         let mut spec = spec.clone();
         let (origin, _) = origin::find(&self.inner, &mut spec).await?;
         let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
-        let program = Program { argv: spec.command.clone(), env: driver::environment(&id, &spec) };
+        let (argv, env) = (spec.command.clone(), driver::environment(&id, &spec));
+        let program = Program { argv, env, terminal: spec.sandbox.tty.is_some(), ..Program::default() };
         let lines = match &origin {
             origin::Origin::Engine(facts) => {
                 self.inner.containers.explain(&spec.sandbox, facts, &program).await
