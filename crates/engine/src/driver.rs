@@ -10,7 +10,8 @@
 use crate::{
     Inner,
     capture::Capture,
-    contract, denials,
+    contract,
+    denials::{self, LONGEST_LAST_WORD},
     doors::Opened,
     files::{self, Bounds, Collected},
     making::{
@@ -194,7 +195,8 @@ impl Driver {
         let held = stderr.is_none().then(|| inside[0].try_clone()).transpose().map_err(failed)?;
         let mut env = environment(&self.making.id, &self.making.spec);
         env.extend(secrets);
-        let program = Program { argv: self.making.spec.command.clone(), env };
+        let (argv, terminal) = (self.making.spec.command.clone(), self.making.spec.sandbox.tty.is_some());
+        let program = Program { argv, env, terminal, ..Program::default() };
         sandbox.exec(&program, inside).await?;
         // Nothing has been sent yet, so there is room, and a reader who does not read cannot hold the clock up.
         _ = self.events.try_send(Event::Started { barriers: sandbox.barriers() });
@@ -206,7 +208,12 @@ impl Driver {
         };
         let stdout = read(Stream::Stdout, stdout);
         let stderr = stderr.map(|pipe| read(Stream::Stderr, pipe));
-        let denials = denials::collect(sandbox.take_denials(), self.events.clone(), has_ended.clone());
+        let denials = denials::collect(
+            sandbox.take_denials(),
+            self.events.clone(),
+            has_ended.clone(),
+            LONGEST_LAST_WORD,
+        );
         Ok(Outputs { ended, stdout, stderr, _inside: held, denials: tokio::spawn(denials) })
     }
 

@@ -113,10 +113,12 @@ pub struct EngineError {
     pub source: Option<std::io::Error>,
 }
 
-/// Carries out runs. Cheap to clone; the last clone ends its launchers.
+/// Carries out runs. Cheap to clone; the last clone ends its launchers and its sessions.
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,
+    /// Told when it closes, and gone with the last clone: no session outlives that.
+    closing: Arc<watch::Sender<bool>>,
 }
 
 #[derive(Debug)]
@@ -225,6 +227,7 @@ impl Engine {
                 doors,
                 guarded,
             }),
+            closing: Arc::default(),
         })
     }
 
@@ -271,9 +274,10 @@ impl Engine {
         }
     }
 
-    /// Ends what was made ahead and waits for the clean-up behind finished runs. An engine that is merely dropped
+    /// Ends sessions and what was made ahead, and waits for the clean-up behind finished runs. An engine that is merely dropped
     /// leaves that to the next sweep.
     pub async fn close(self) {
+        self.closing.send_replace(true);
         pool::close(&self.inner).await;
         loop {
             let mut behind =
@@ -291,7 +295,8 @@ impl Engine {
         let mut spec = spec.clone();
         let (origin, _) = origin::find(&self.inner, &mut spec).await?;
         let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
-        let program = Program { argv: spec.command.clone(), env: making::environment(&id, &spec) };
+        let (argv, env) = (spec.command.clone(), making::environment(&id, &spec));
+        let program = Program { argv, env, terminal: spec.sandbox.tty.is_some(), ..Program::default() };
         let lines = match &origin {
             origin::Origin::Engine(facts) => {
                 self.inner.containers.explain(&spec.sandbox, facts, &program).await
