@@ -79,6 +79,8 @@ pub struct BoxPlan {
     pub passing: Option<PassingPlan>,
     /// Whether the box has a terminal of its own.
     pub terminal: bool,
+    /// Whether it outlives its programs, of which each may get a terminal.
+    pub stays: bool,
     /// Bytes that may be written to scratch space.
     pub scratch_bytes: u64,
     /// Files and folders that may be made there.
@@ -239,7 +241,7 @@ pub struct ProgramPlan {
     pub writable: Vec<CString>,
     /// How many CPUs it is told of, if there is a limit.
     pub cpus: Option<u32>,
-    /// Whether its standard streams are the box's terminal, which becomes its controlling one.
+    /// Whether its standard streams are a terminal, which becomes its controlling one.
     pub terminal: bool,
 }
 
@@ -298,6 +300,7 @@ wire_struct!(BoxPlan {
     doors,
     passing,
     terminal,
+    stays,
     scratch_bytes,
     scratch_files,
     copies,
@@ -402,12 +405,14 @@ pub(crate) mod tests {
 
     fn a_box() -> impl Strategy<Value = BoxPlan> {
         let network = (vec(any::<u16>(), 0..4), option::of(passing()));
-        let numbers = (any::<([bool; 4], u64, u64)>(), network);
+        let numbers = (any::<([bool; 5], u64, u64)>(), network);
         let paths =
             (texts(), option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
         (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
-            let (([any_outer_id, ahead, own_network, terminal], scratch_bytes, scratch_files), network) =
-                numbers;
+            let (
+                ([any_outer_id, ahead, own_network, terminal, stays], scratch_bytes, scratch_files),
+                network,
+            ) = numbers;
             let (doors, passing) = network;
             let (copies, workspace, protected, workspace_directories, mounts) = paths;
             BoxPlan {
@@ -420,6 +425,7 @@ pub(crate) mod tests {
                 doors,
                 passing,
                 terminal,
+                stays,
                 scratch_bytes,
                 scratch_files,
                 copies,

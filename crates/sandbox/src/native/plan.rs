@@ -102,6 +102,7 @@ pub(super) fn of_box(
         doors: spec.doors.clone(),
         passing: passing::plan(spec, Power::Ours)?,
         terminal: spec.tty.is_some(),
+        stays: spec.stays,
         scratch_bytes: spec.limits.disk.0,
         scratch_files: (spec.limits.disk.0 / BYTES_PER_FILE).max(1024),
         copies: copies(spec)?.iter().map(c_string).collect::<Result<_, _>>()?,
@@ -264,11 +265,11 @@ pub(crate) fn of_program(
         ids,
         errand: program.map(errand).transpose()?,
         last: true,
-        directory: c_string(&spec.directory)?,
+        directory: c_string(program.and_then(|it| it.directory.as_ref()).unwrap_or(&spec.directory))?,
         rlimits: rlimits(&spec.limits, enforcers),
         writable: writable.map(c_string).collect::<Result<_, _>>()?,
         cpus: cpus(&spec.limits),
-        terminal: spec.tty.is_some(),
+        terminal: program.is_some_and(|program| program.terminal),
     })
 }
 
@@ -335,6 +336,19 @@ fn processes(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> u
     match enforcers.get("pids") {
         Some(Enforcer::CgroupV1 | Enforcer::CgroupV2) => u64::from(limits.pids) + 1,
         Some(Enforcer::Rlimit | Enforcer::Nothing) | None => limits.pids.into(),
+    }
+}
+
+/// In a box that stays, programs are started beside others of the same user. What those could look into on its way to
+/// exec still has handles on the host.
+pub(super) fn check_stays(spec: &SandboxSpec, can_be_looked_into: bool) -> Result<(), SandboxError> {
+    match spec.stays && can_be_looked_into {
+        true => Err(Missing::new(
+            "own_user",
+            "fs.suid_dumpable is 1, so that programs could look into the next one while it is being started; set it to 0 or 2",
+        )
+        .into()),
+        false => Ok(()),
     }
 }
 
