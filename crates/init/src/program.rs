@@ -130,7 +130,7 @@ pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Er
     launch.step(Step::NoNewPrivileges, |_| Ok(rustix::thread::set_no_new_privs(true)?))?;
     launch.step(Step::Descriptors, |it| arrange_descriptors(it))?;
     if launch.landlock > 0 {
-        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable))?;
+        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable, plan.fellows))?;
     }
     // That of open files only after the last is opened: the launcher's own are open here, and count.
     launch.step(Step::ResourceLimits, |_| limit_resources(plan, |it| it != libc::RLIMIT_NOFILE))?;

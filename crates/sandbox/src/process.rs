@@ -151,3 +151,41 @@ pub(crate) async fn open_terminal(of: &Channel) -> Result<OwnedFd, SandboxError>
         Some(_) | None => Err(SandboxError::Died),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use init::plan::{Fellows, Ids};
+
+    fn plan(steps: Steps) -> ProgramPlan {
+        ProgramPlan {
+            steps,
+            ids: Ids { uid: 1000, gid: 1000, outer_uid: 1, outer_gid: 1, drop_groups: true },
+            errand: None,
+            last: false,
+            directory: c"/".to_owned(),
+            rlimits: Vec::new(),
+            writable: Vec::new(),
+            fellows: Fellows::Reached,
+            cpus: None,
+            terminal: false,
+        }
+    }
+
+    #[test]
+    fn a_program_that_left_a_step_out_is_not_started() {
+        let due = Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces);
+        let due: Vec<_> = due.filter(|step| ![Step::Affinity, Step::Exec].contains(step)).collect();
+        let mut taken = Steps::default();
+        due.iter().for_each(|step| taken.add(*step));
+        assert!(complete(taken, &plan(Steps::ALL)).is_ok());
+        for step in due.into_iter().filter(|step| *step != Step::PathRules || init::landlock_version() > 0) {
+            let error = complete(taken.without(step), &plan(Steps::ALL)).unwrap_err();
+            assert!(error.to_string().contains(step.name()), "{error}");
+            // A control that leaves it out on purpose wants to see the program.
+            assert!(complete(taken.without(step), &plan(Steps::ALL.without(step))).is_ok());
+        }
+        let with_cpus = ProgramPlan { cpus: Some(1), ..plan(Steps::ALL) };
+        assert!(complete(taken, &with_cpus).is_err());
+    }
+}

@@ -5,7 +5,7 @@ use crate::passing::{self, Power};
 use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
 use init::{
     plan::{
-        BoxPlan, Errand, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit,
+        BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit,
         StockPlan,
     },
     step::Steps,
@@ -259,7 +259,7 @@ pub(crate) fn of_program(
     // Of containers it is scratch space, too.
     let run = (spec.backend != Backend::Native).then(|| PathBuf::from("/run"));
     let writable = writable.into_iter().chain(rw.map(|mount| mount.inside.as_path().to_owned()));
-    let writable = writable.chain(volumes).chain(run).chain(copies(spec)?);
+    let writable: Vec<_> = writable.chain(volumes).chain(run).chain(copies(spec)?).collect();
     Ok(ProgramPlan {
         steps,
         ids,
@@ -267,10 +267,26 @@ pub(crate) fn of_program(
         last: true,
         directory: c_string(program.and_then(|it| it.directory.as_ref()).unwrap_or(&spec.directory))?,
         rlimits: rlimits(&spec.limits, enforcers),
-        writable: writable.map(c_string).collect::<Result<_, _>>()?,
+        writable: topmost(&writable).into_iter().map(c_string).collect::<Result<_, _>>()?,
+        fellows: fellows(spec),
         cpus: cpus(&spec.limits),
         terminal: program.is_some_and(|program| program.terminal),
     })
+}
+
+/// Those that lie in no other. What lies in one that may be written is allowed with it, and could have been replaced
+/// by a link before the next program of the box is started.
+fn topmost(paths: &[PathBuf]) -> Vec<&PathBuf> {
+    let inner = |path: &PathBuf| paths.iter().any(|other| path != other && path.starts_with(other));
+    paths.iter().filter(|path| !inner(path)).collect()
+}
+
+fn fellows(spec: &SandboxSpec) -> Fellows {
+    match (spec.stays, spec.network) {
+        (false, _) => Fellows::None,
+        (true, Network::Host) => Fellows::Signalled,
+        (true, Network::None | Network::Doors | Network::Open) => Fellows::Reached,
+    }
 }
 
 /// Of as many as can be counted: the step would fail on others.
