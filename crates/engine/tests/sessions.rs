@@ -289,8 +289,13 @@ async fn cpu_time_of_the_whole_box_ends_the_session_and_says_so() {
 async fn more_programs_than_may_be_are_refused_and_old_ones_forgotten() {
     let place = Place::new("many");
     let session = place.open().await;
+    let sleeper = ExecRequest {
+        command: ["sleep", "1000"].map(Into::into).into(),
+        background: true,
+        ..ExecRequest::default()
+    };
     for _ in 0..32 {
-        session.exec(ExecRequest { background: true, ..shell("sleep 1000") }).await.unwrap();
+        session.exec(sleeper.clone()).await.unwrap();
     }
     assert_eq!(session.exec(shell("true")).await.unwrap_err().code, ErrorCode::QuotaExceeded);
     session.execs()[31].stop(Duration::ZERO).await;
