@@ -400,19 +400,28 @@ async fn files_put_from_outside_belong_to_the_program() {
 }
 
 #[tokio::test]
-async fn a_session_that_nobody_waits_for_and_one_of_a_dropped_engine_leave_nothing() {
-    let place = Place::new("dropped");
+async fn a_session_that_nobody_waits_for_leaves_nothing() {
+    let place = Place::new("unwanted");
     let opening = place.engine.open_session(spec(|_| {}));
     assert!(tokio::time::timeout(Duration::from_millis(1), opening).await.is_err(), "it was dropped in time");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn sessions_end_with_the_last_clone_of_their_engine() {
+    let place = Place::new("dropped");
     let session = place.open().await;
+    let exec = session.exec(shell("sleep 1000")).await.unwrap();
     let Place { state, engine } = place;
+    let clone = engine.clone();
     drop(engine);
+    assert_eq!(session.exec(shell("true")).await.unwrap().wait().await.exit_code, Some(0));
+    drop(clone);
     let ended = tokio::time::timeout(Duration::from_secs(10), session.ended()).await.unwrap();
     assert_eq!(ended.ended, Some(SessionEnd::Asked));
-    drop(session);
-    let engine = Engine::open(Settings::new(&state)).unwrap();
-    let place = Place { state, engine };
-    place.close().await;
+    assert_eq!(exec.result().unwrap().status, Status::Cancelled);
+    assert_eq!(fs::read_dir(state.join("runs")).unwrap().count(), 0);
+    fs::remove_dir_all(&state).unwrap();
 }
 
 #[tokio::test]
