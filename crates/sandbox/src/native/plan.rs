@@ -36,12 +36,16 @@ pub enum Starter {
 }
 
 /// What to run in a box.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Program {
     /// Exact arguments, never empty.
     pub argv: Vec<OsString>,
     /// Exact environment.
     pub env: BTreeMap<OsString, OsString>,
+    /// Where it starts, if not where the spec says.
+    pub directory: Option<PathBuf>,
+    /// Whether its standard streams are a terminal, which becomes its controlling one.
+    pub terminal: bool,
 }
 
 /// Who a program is, and how it comes to own what it writes on the host.
