@@ -78,11 +78,7 @@ struct Since {
     responses(
         (status = 200, content_type = "text/event-stream", body = String),
         (status = 204, description = "The last event was seen already"),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn events(

@@ -77,14 +77,8 @@ fn names(headers: &HeaderMap, header: impl http::header::AsHeaderName, wanted: &
             content((ExecState = "application/json"), (String = "text/event-stream"))),
         (status = 201, body = ExecState, description = "It runs in the background", headers(("Location" = String))),
         (status = 202, body = ExecState, description = "It runs", headers(("Location" = String))),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "The sandbox is paused"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
-        (status = 429, body = Problem, content_type = "application/problem+json"),
-        (status = 503, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn start(
@@ -119,10 +113,7 @@ async fn start(
     get, path = "/v1/sandboxes/{id}/exec", tag = "programs", params(("id" = String, Path)),
     responses(
         (status = 200, body = ExecList),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn list(
@@ -140,10 +131,7 @@ async fn list(
     params(("id" = String, Path), ("exec" = String, Path)),
     responses(
         (status = 200, body = ExecState),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn show(
@@ -173,11 +161,7 @@ struct Ending {
     params(("id" = String, Path), ("exec" = String, Path), Ending),
     responses(
         (status = 200, body = ExecState),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn stop(

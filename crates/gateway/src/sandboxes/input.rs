@@ -44,12 +44,8 @@ struct Typed {
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses(
         (status = 200, body = Typed),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "It does not read, or not any more"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn stdin(
@@ -100,12 +96,8 @@ struct Signalled {
     params(("id" = String, Path), ("exec" = String, Path)), request_body = Signalled,
     responses(
         (status = 204, description = "It was sent"),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "It has ended"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn signal(
@@ -127,12 +119,8 @@ async fn signal(
     params(("id" = String, Path), ("exec" = String, Path)), request_body = Size,
     responses(
         (status = 204, description = "It has that size"),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "It has ended, or has no terminal"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn resize(

@@ -35,7 +35,7 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 }
 
 /// The key of idempotency, and a digest of what is asked by it.
-fn replay(headers: &HeaderMap, what: &str, body: &[u8]) -> Answer<Option<(String, String)>> {
+fn replay(headers: &HeaderMap, what: &str, body: &[u8]) -> Answer<Option<(String, Vec<u8>)>> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     let key = key.to_str().ok().filter(|key| (1..=LONGEST_KEY).contains(&key.len()));
     let Some(key) = key else {
@@ -43,7 +43,7 @@ fn replay(headers: &HeaderMap, what: &str, body: &[u8]) -> Answer<Option<(String
         return Err(Problem::invalid("this Idempotency-Key cannot be used", hint));
     };
     let digest = Sha256::new().chain_update(what).chain_update([0]).chain_update(body).finalize();
-    Ok(Some((key.to_owned(), format!("{digest:x}"))))
+    Ok(Some((key.to_owned(), digest.to_vec())))
 }
 
 fn created(entry: &Entry) -> Response {
@@ -58,12 +58,8 @@ fn created(entry: &Entry) -> Response {
     request_body(content = Stay, description = "The options of a run without a command, and how long it stays"),
     responses(
         (status = 201, body = SandboxState, headers(("Location" = String))),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json", description = "The Idempotency-Key was used for another request"),
-        (status = 429, body = Problem, content_type = "application/problem+json"),
-        (status = 503, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn create(
@@ -111,9 +107,7 @@ struct Wanted {
     get, path = "/v1/sandboxes", tag = "sandboxes", params(Wanted),
     responses(
         (status = 200, body = SandboxList),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn list(
@@ -131,9 +125,7 @@ async fn list(
     get, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path)),
     responses(
         (status = 200, body = SandboxState),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn show(
@@ -150,9 +142,7 @@ async fn show(
     responses(
         (status = 200, body = SandboxState, description = "It is gone"),
         (status = 202, body = SandboxState, description = "It is being ended, and that takes unusually long"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn destroy(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
@@ -171,12 +161,9 @@ async fn destroy(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<
     post, path = "/v1/sandboxes/{id}/pause", tag = "sandboxes", params(("id" = String, Path)),
     responses(
         (status = 200, body = SandboxState),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "It is paused already"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
         (status = 503, body = Problem, content_type = "application/problem+json", description = "This host cannot freeze it"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn pause(
@@ -197,12 +184,8 @@ async fn pause(
     post, path = "/v1/sandboxes/{id}/resume", tag = "sandboxes", params(("id" = String, Path)),
     responses(
         (status = 200, body = SandboxState),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "It is not paused"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
-        (status = 503, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn resume(
@@ -228,14 +211,8 @@ async fn resume(
     request_body(content = Option<Stay>, description = "What shall be other than in the first"),
     responses(
         (status = 201, body = SandboxState, headers(("Location" = String))),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
         (status = 422, body = Problem, content_type = "application/problem+json", description = "The Idempotency-Key was used for another request"),
-        (status = 429, body = Problem, content_type = "application/problem+json"),
-        (status = 503, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn fork(

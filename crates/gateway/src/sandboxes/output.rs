@@ -57,11 +57,7 @@ struct Part {
         (status = 200, content_type = "application/octet-stream", body = Vec<u8>, headers(
             ("Airlock-Exec" = String), ("Airlock-Offset" = u64), ("Airlock-Next-Offset" = u64),
             ("Airlock-Total" = u64), ("Airlock-Complete" = bool))),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn output(
@@ -145,11 +141,7 @@ struct Logged {
         (status = 200, content_type = "application/octet-stream", body = Vec<u8>, headers(
             ("Airlock-Exec" = String), ("Airlock-Offset" = u64), ("Airlock-Next-Offset" = u64),
             ("Airlock-Total" = u64), ("Airlock-Complete" = bool))),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn logs(

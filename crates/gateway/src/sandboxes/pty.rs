@@ -64,13 +64,8 @@ struct View {
     ),
     responses(
         (status = 101, description = "A WebSocket"),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "The program has no terminal, or the sandbox is paused"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
-        (status = 503, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn pty(

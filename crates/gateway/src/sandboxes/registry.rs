@@ -27,7 +27,7 @@ pub(crate) struct Sandboxes {
 struct Known {
     all: BTreeMap<String, Arc<Entry>>,
     /// Being made: nobody makes a second one by the same key.
-    under_way: HashMap<Replay, (String, Outcome)>,
+    under_way: HashMap<Replay, (Vec<u8>, Outcome)>,
     /// How many are being made, with or without a key.
     making: usize,
 }
@@ -46,10 +46,8 @@ pub(super) struct Entry {
     labels: Labels,
     /// What it was made from, for those that are made like it.
     pub(super) request: SessionRequest,
-    /// What may be put into its workspace.
-    pub(super) disk_bytes: u64,
     /// By which key it was made, and what was asked then.
-    replay: Option<(Replay, String)>,
+    replay: Option<(Replay, Vec<u8>)>,
     held: Mutex<Held>,
 }
 
@@ -68,7 +66,7 @@ pub(super) struct Opening {
     /// The session whose workspace is copied.
     pub(super) fork_of: Option<Session>,
     /// The key of idempotency, and a digest of what is asked by it.
-    pub(super) replay: Option<(String, String)>,
+    pub(super) replay: Option<(String, Vec<u8>)>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -123,7 +121,7 @@ impl Known {
     }
 
     /// The sandbox that this key made already, or is making.
-    fn replayed(&self, replay: &Replay, digest: &str) -> Option<Answer<Outcome>> {
+    fn replayed(&self, replay: &Replay, digest: &[u8]) -> Option<Answer<Outcome>> {
         let (asked, outcome) = match self.under_way.get(replay) {
             Some((asked, outcome)) => (asked, outcome.clone()),
             None => {
@@ -140,7 +138,7 @@ impl Known {
     }
 }
 
-fn same(asked: &str, digest: &str) -> Answer<()> {
+fn same(asked: &[u8], digest: &[u8]) -> Answer<()> {
     let hint = "an Idempotency-Key stands for one request; choose another".to_owned();
     let title = "this Idempotency-Key was used for another request";
     match asked == digest {
@@ -224,10 +222,9 @@ impl Gateway {
         self,
         opening: Opening,
         spec: spec::SessionSpec,
-        replay: Option<(Replay, String)>,
+        replay: Option<(Replay, Vec<u8>)>,
         tell: watch::Sender<Option<Answer<Arc<Entry>>>>,
     ) {
-        let disk_bytes = spec.run.sandbox.limits.disk.0;
         let made = match &opening.fork_of {
             Some(of) => self.engine().fork_session(of, spec).await,
             None => self.engine().open_session(spec).await,
@@ -243,7 +240,6 @@ impl Gateway {
                 owner: opening.owner,
                 labels: opening.labels,
                 request: opening.request,
-                disk_bytes,
                 replay,
                 held: Mutex::new(Held::Live(session.clone())),
             });

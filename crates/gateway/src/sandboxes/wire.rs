@@ -3,10 +3,10 @@
 use super::cursor::index;
 use crate::{Problem, problem::Answer};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use engine::{Exec, SessionEnd, SessionState, SessionStatus};
+use engine::{Exec, ExecResult, SessionEnd, SessionState, SessionStatus};
 use serde::{Deserialize, Serialize};
-use spec::{Barrier, ErrorInfo, Status, Stream, TerminalSize, Timestamp, Usage};
-use std::{collections::BTreeMap, ffi::OsString, os::unix::ffi::OsStringExt, time::Duration};
+use spec::{Barrier, Denial, ErrorInfo, LimitName, Status, Stream, TerminalSize, Timestamp, Usage};
+use std::{collections::{BTreeMap, BTreeSet}, ffi::OsString, os::unix::ffi::OsStringExt, time::Duration};
 use utoipa::ToSchema;
 
 /// Labels of one sandbox, and how long their names and values may be.
@@ -17,7 +17,7 @@ const MOST_STDIN: usize = 1 << 20;
 const MOST_WORDS: usize = 4096;
 
 /// A span of time: seconds, or text such as `30s`, `1m30s`, `2h`.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Span {
     /// Seconds.
@@ -64,8 +64,10 @@ pub(super) fn check_labels(labels: &Labels) -> Answer<()> {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Stay {
     /// It ends when nobody has used it for so long (15 minutes unless said).
+    #[schema(value_type = Option<String>)]
     pub(super) idle_timeout: Option<Span>,
     /// It ends after so long in any case (an hour unless said, seven days at most).
+    #[schema(value_type = Option<String>)]
     pub(super) lifetime: Option<Span>,
     /// Words of your own about it.
     pub(super) labels: Labels,
@@ -88,7 +90,7 @@ pub(crate) enum SandboxStatus {
 pub(crate) struct SandboxState {
     sandbox_id: String,
     pub(super) status: SandboxStatus,
-    /// Why it ended: `asked`, `idle`, `lifetime` or `lost`.
+    /// Why it ended: `asked`, `idle`, `lifetime`, `limit` or `lost`.
     reason: Option<&'static str>,
     labels: Labels,
     #[schema(value_type = String)]
@@ -107,6 +109,11 @@ pub(crate) struct SandboxState {
     barriers: Vec<Barrier>,
     #[schema(value_type = Object)]
     usage: Usage,
+    #[schema(value_type = Vec<String>)]
+    limits_hit: BTreeSet<LimitName>,
+    /// What its doors refused; each program has a list of its own.
+    #[schema(value_type = Vec<Object>)]
+    denials: Vec<Denial>,
     notes: Vec<String>,
 }
 
@@ -129,6 +136,8 @@ impl SandboxState {
             profile: state.profile,
             barriers: state.barriers,
             usage: state.usage,
+            limits_hit: state.limits_hit,
+            denials: state.denials,
             notes: state.notes,
         }
     }
@@ -139,6 +148,7 @@ fn reason(end: SessionEnd) -> &'static str {
         SessionEnd::Asked => "asked",
         SessionEnd::Idle => "idle",
         SessionEnd::Lifetime => "lifetime",
+        SessionEnd::Limit => "limit",
         SessionEnd::Lost => "lost",
     }
 }
@@ -149,6 +159,7 @@ pub(super) fn gone(state: &SessionState) -> Problem {
         Some(SessionEnd::Asked) => "it was ended by request",
         Some(SessionEnd::Idle) => "nobody used it for its `idle_timeout`",
         Some(SessionEnd::Lifetime) => "its `lifetime` was over",
+        Some(SessionEnd::Limit) => "a limit of the whole sandbox was spent",
         Some(SessionEnd::Lost) | None => "its box died",
     };
     let hint = "make another with `POST /v1/sandboxes`".to_owned();
@@ -199,6 +210,7 @@ pub(crate) struct ExecAsked {
     /// Gives it a terminal.
     tty: Option<Size>,
     /// Its time on the clock: never more than the sandbox allows.
+    #[schema(value_type = Option<String>)]
     timeout: Option<Span>,
     /// Runs as long as the sandbox does; the answer is there at once.
     background: bool,
@@ -304,6 +316,11 @@ pub(crate) struct ExecState {
     ended_at: Option<Timestamp>,
     duration_ms: Option<u64>,
     cpu_ms: Option<u64>,
+    #[schema(value_type = Vec<String>)]
+    limits_hit: BTreeSet<LimitName>,
+    #[schema(value_type = Vec<Object>)]
+    denials: Vec<Denial>,
+    notes: Vec<String>,
     /// How much it has written in all.
     offsets: Offsets,
     #[serde(flatten)]
@@ -328,12 +345,27 @@ pub(crate) struct Output {
 
 impl Output {
     fn of(exec: &Exec) -> Output {
-        let [stdout, stderr] =
-            [Stream::Stdout, Stream::Stderr].map(|stream| exec.output().read(stream, 0, usize::MAX));
-        let truncated = Shortened { stdout: stdout.from > 0, stderr: stderr.from > 0 };
-        let (stdout, stdout_base64) = text_or_base64(stdout.bytes);
-        let (stderr, stderr_base64) = text_or_base64(stderr.bytes);
+        let [(stdout_from, stdout), (stderr_from, stderr)] =
+            [Stream::Stdout, Stream::Stderr].map(|stream| kept(exec, stream));
+        let truncated = Shortened { stdout: stdout_from > 0, stderr: stderr_from > 0 };
+        let (stdout, stdout_base64) = text_or_base64(stdout);
+        let (stderr, stderr_base64) = text_or_base64(stderr);
         Output { stdout, stdout_base64, stderr, stderr_base64, truncated }
+    }
+}
+
+/// All that is kept of a stream, and where it begins. A piece has a bound; what is forgotten between two begins it anew.
+fn kept(exec: &Exec, stream: Stream) -> (u64, Vec<u8>) {
+    let (mut from, mut bytes) = (0, Vec::new());
+    loop {
+        let piece = exec.output().read(stream, from + bytes.len() as u64, usize::MAX);
+        if piece.from > from + bytes.len() as u64 {
+            (from, bytes) = (piece.from, Vec::new());
+        }
+        if piece.bytes.is_empty() {
+            return (from, bytes);
+        }
+        bytes.extend(piece.bytes);
     }
 }
 
@@ -350,21 +382,44 @@ impl ExecState {
     pub(super) fn brief(exec: &Exec) -> ExecState {
         let (request, result) = (exec.request(), exec.result());
         let words = request.command.iter().map(|word| word.to_string_lossy().into_owned());
-        ExecState {
+        let state = ExecState {
             exec_id: exec.id().to_owned(),
             command: words.collect(),
-            status: result.as_ref().map_or(Status::Running, |result| result.status),
-            exit_code: result.as_ref().and_then(|result| result.exit_code),
-            signal: result.as_ref().and_then(|result| result.signal),
+            status: Status::Running,
+            exit_code: None,
+            signal: None,
+            error: None,
             background: request.background,
             tty: request.tty.is_some(),
             started_at: exec.started_at(),
-            ended_at: result.as_ref().map(|result| result.ended_at),
-            duration_ms: result.as_ref().map(|result| result.duration_ms),
-            cpu_ms: result.as_ref().map(|result| result.cpu_ms),
-            error: result.and_then(|result| result.error),
+            ended_at: None,
+            duration_ms: None,
+            cpu_ms: None,
+            limits_hit: BTreeSet::new(),
+            denials: Vec::new(),
+            notes: Vec::new(),
             offsets: exec.output().lengths().into(),
             output: None,
+        };
+        match result {
+            Some(result) => state.ended(result),
+            None => state,
+        }
+    }
+
+    fn ended(self, result: ExecResult) -> ExecState {
+        ExecState {
+            status: result.status,
+            exit_code: result.exit_code,
+            signal: result.signal,
+            error: result.error,
+            ended_at: Some(result.ended_at),
+            duration_ms: Some(result.duration_ms),
+            cpu_ms: Some(result.cpu_ms),
+            limits_hit: result.limits_hit,
+            denials: result.denials,
+            notes: result.notes,
+            ..self
         }
     }
 

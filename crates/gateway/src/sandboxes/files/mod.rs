@@ -10,13 +10,13 @@ pub(super) use path::decoded;
 
 use super::wire::name_or_base64;
 use crate::{Caller, Gateway, Problem, problem::Answer};
-use axum::routing::MethodRouter;
-use engine::tree::{Facts, Kind, Listed, Tree};
+use axum::routing::get;
+use engine::tree::{Entry, EntryKind, Tree, TreeError};
 use http::{StatusCode, Uri};
 use path::Place;
 use serde::Serialize;
 use spec::Timestamp;
-use std::{ffi::OsString, io};
+use std::{io, sync::Arc};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -31,69 +31,58 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
         paths.insert(DESCRIBED.to_owned(), item);
     }
     // The same folder, written with a slash at its end.
-    router.route("/v1/sandboxes/{id}/files/", MethodRouter::new().get(read::get).head(read::get))
+    router.route("/v1/sandboxes/{id}/files/", get(read::get))
 }
 
 /// The workspace of a live sandbox, and the place in it that the address names.
-fn found(gateway: &Gateway, caller: &Caller, uri: &Uri) -> Answer<(Tree, Place)> {
+fn found(gateway: &Gateway, caller: &Caller, uri: &Uri) -> Answer<(Arc<Tree>, Place)> {
     let place = path::place(uri.path())?;
     let session = gateway.session(caller, &place.sandbox)?;
-    Ok((session.tree()?, place))
+    let (workspace, owner) = session.workspace()?;
+    let most = session.spec().run.sandbox.limits.disk.0;
+    Ok((Arc::new(Tree::new(workspace, owner, most)), place))
 }
 
 /// Has something done where waiting for a disk disturbs nobody.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> Answer<T> {
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T, TreeError> + Send + 'static) -> Answer<T> {
     match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(|error| refused(&error)),
-        Err(_) => Err(refused(&io::Error::other("panicked"))),
+        Ok(done) => done.map_err(refused),
+        Err(_) => Err(failed()),
     }
+}
+
+fn failed() -> Problem {
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the workspace cannot be used", None)
 }
 
 /// Why a file cannot be had, or put there.
-fn refused(error: &io::Error) -> Problem {
-    use io::ErrorKind as Is;
-    let with = |status, code: &str, title: &str, hint: &str| {
-        Problem::new(status, code, title, Some(hint.to_owned()))
-    };
-    match error.kind() {
-        Is::NotFound => Problem::not_found("file or folder"),
-        Is::FilesystemLoop | Is::CrossesDevices => Problem::conflict(
-            "a symbolic link is in the way",
-            "links are never followed; name what it points at, or remove it",
-        ),
-        Is::NotADirectory => Problem::conflict("a file is in the way", "only folders lead further"),
-        Is::IsADirectory => Problem::conflict("a folder has that name", "remove it first, or choose another name"),
-        Is::AlreadyExists => Problem::conflict("something has that name already", "choose another name"),
-        Is::DirectoryNotEmpty => Problem::conflict("the folder is not empty", "remove it with `?recursive=true`"),
-        Is::InvalidInput | Is::InvalidFilename => {
-            Problem::invalid("this path cannot be used", "name a file below the workspace")
+fn refused(error: TreeError) -> Problem {
+    use TreeError as Is;
+    let (status, code, hint) = match &error {
+        Is::Path { .. } => (StatusCode::BAD_REQUEST, "invalid_spec", "name something below the workspace"),
+        Is::Missing { .. } => (StatusCode::NOT_FOUND, "not_found", "look at what is there with `GET …/files`"),
+        Is::Kind { .. } => (StatusCode::CONFLICT, "conflict", "only files and folders are opened; anything can be removed"),
+        Is::Link { .. } => (StatusCode::CONFLICT, "conflict", "name what it points at, or remove it"),
+        Is::Exists { .. } => (StatusCode::CONFLICT, "conflict", "choose another name"),
+        Is::NotEmpty { .. } => (StatusCode::CONFLICT, "conflict", "remove it with `?recursive=true`"),
+        Is::TooLarge { .. } => {
+            (StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", "make a sandbox with more `disk`")
         }
-        Is::Unsupported => Problem::conflict(
-            "this is neither a file nor a folder",
-            "links, devices, sockets and FIFOs are not opened; they can be removed",
-        ),
-        Is::PermissionDenied | Is::ReadOnlyFilesystem => {
-            with(StatusCode::FORBIDDEN, "policy_denied", "this may not be touched", "choose another name")
-        }
-        Is::StorageFull | Is::QuotaExceeded => with(
+        Is::Full { .. } => (
             StatusCode::INSUFFICIENT_STORAGE,
             "quota_exceeded",
-            "the workspace is full",
             "remove something, or make a sandbox with more `disk`",
         ),
-        Is::FileTooLarge => with(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "quota_exceeded",
-            "the file is larger than the workspace may be",
-            "make a sandbox with more `disk`",
-        ),
-        _ => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the workspace cannot be used", None),
-    }
-}
-
-/// A version of a file: another one for every change that the file system tells apart.
-fn tag(facts: &Facts) -> String {
-    format!("\"{:x}-{:x}-{:x}\"", facts.inode, facts.modified_ns, facts.size_bytes)
+        Is::TooMany { .. } => (StatusCode::CONFLICT, "quota_exceeded", "ask again, or for what lies deeper"),
+        Is::Other { source, .. } => match source.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                (StatusCode::FORBIDDEN, "policy_denied", "it may not be touched")
+            }
+            io::ErrorKind::InvalidFilename => (StatusCode::BAD_REQUEST, "invalid_spec", "choose another name"),
+            _ => return failed(),
+        },
+    };
+    Problem::new(status, code, error.to_string(), Some(hint.to_owned()))
 }
 
 /// A name in a workspace.
@@ -104,30 +93,34 @@ struct FileFacts {
     /// Where `name` does not show it exactly: the bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     name_base64: Option<String>,
-    /// `file`, `folder`, `link` or `other`.
+    /// `file`, `folder`, `link` or `special`.
     kind: &'static str,
     size_bytes: u64,
     /// As `chmod` takes it.
     mode: String,
     #[schema(value_type = String)]
     modified_at: Timestamp,
+    /// Where a link points; nobody follows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
 }
 
-impl FileFacts {
-    fn new(name: OsString, facts: &Facts) -> FileFacts {
-        let (name, name_base64) = name_or_base64(name);
+impl From<Entry> for FileFacts {
+    fn from(entry: Entry) -> FileFacts {
+        let (name, name_base64) = name_or_base64(entry.name);
         FileFacts {
             name,
             name_base64,
-            kind: match facts.kind {
-                Kind::File => "file",
-                Kind::Folder => "folder",
-                Kind::Link => "link",
-                Kind::Other => "other",
+            kind: match entry.kind {
+                EntryKind::File => "file",
+                EntryKind::Folder => "folder",
+                EntryKind::Link => "link",
+                EntryKind::Special => "special",
             },
-            size_bytes: facts.size_bytes,
-            mode: format!("{:04o}", facts.mode),
-            modified_at: Timestamp(facts.modified_ns / 1_000_000),
+            size_bytes: entry.size_bytes,
+            mode: format!("{:04o}", entry.mode),
+            modified_at: entry.modified_at,
+            target: entry.target.map(|target| target.to_string_lossy().into_owned()),
         }
     }
 }
@@ -136,14 +129,6 @@ impl FileFacts {
 #[derive(Debug, Serialize, ToSchema)]
 struct FolderListing {
     files: Vec<FileFacts>,
-    /// There are more than are listed here.
+    /// There are more than are listed here: ask again with `after` set to the last name.
     truncated: bool,
-}
-
-impl From<Listed> for FolderListing {
-    fn from(listed: Listed) -> FolderListing {
-        let files = listed.entries.into_iter();
-        let files = files.map(|(path, facts)| FileFacts::new(path.into_os_string(), &facts)).collect();
-        FolderListing { files, truncated: listed.more }
-    }
 }

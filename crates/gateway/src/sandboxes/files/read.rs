@@ -1,6 +1,9 @@
 //! Files out: whole or in part, and what lies in a folder.
 
-use super::{FolderListing, aside, found, path, range::{self, Wanted}, refused, tag};
+use super::{
+    FolderListing, aside, failed, found, path,
+    range::{self, Wanted},
+};
 use crate::{
     Caller, Gateway, Problem,
     problem::Answer,
@@ -13,7 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use engine::tree::{Bounds, Facts, Opened};
+use engine::tree::{Entry, EntryKind, MOST_LISTED, Tree, TreeError};
 use http::{
     HeaderMap, Method, StatusCode, Uri,
     header::{
@@ -23,9 +26,11 @@ use http::{
 };
 use serde::Deserialize;
 use std::{
+    ffi::OsStr,
     fs::File,
     io::{self, Read},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
+    path::{Path, PathBuf},
 };
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -33,8 +38,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 /// What is read at a time. With those on their way a download takes a few of them, however large the file is.
 const CHUNK: u64 = 512 << 10;
 const ROOM: usize = 2;
-/// What one listing names.
-const MOST_LISTED: usize = 10_000;
+/// How deep a listing with what lies in folders goes.
 const DEEPEST: usize = 32;
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
@@ -46,9 +50,17 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Listing {
-    /// With what lies in its folders.
+    /// With what lies in its folders, 32 deep.
     #[serde(default)]
     recursive: bool,
+    /// Only names behind this one; not with `recursive`.
+    after: Option<String>,
+}
+
+/// What was found there.
+enum Opened {
+    File(File, Entry),
+    Folder(FolderListing),
 }
 
 /// Reads a file, whole or in part (`Range`, `If-Range`); or lists a folder, up to 10,000 names.
@@ -66,13 +78,8 @@ pub(super) struct Listing {
             content((Vec<u8> = "application/octet-stream"), (FolderListing = "application/json"))),
         (status = 206, content_type = "application/octet-stream", body = Vec<u8>),
         (status = 304, description = "It is the version that is known already"),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "A link is in the way, or it is no file"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
-        (status = 416, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn get(
@@ -84,27 +91,56 @@ pub(super) async fn get(
     Asked(listing): Asked<Listing>,
 ) -> Answer<Response> {
     let (tree, place) = found(&gateway, &caller, &uri)?;
-    let (name, wants_folder) = (place.path.clone(), place.folder);
-    let opened = aside(move || match tree.open(&place.path)? {
-        Opened::File(file, facts) => Ok(Ok((file, facts))),
-        Opened::Folder(folder) => {
-            let bounds = Bounds { entries: MOST_LISTED, depth: if listing.recursive { DEEPEST } else { 1 } };
-            folder.list(bounds).map(Err)
-        }
-    });
-    match opened.await? {
-        Err(listed) => Ok(Json(FolderListing::from(listed)).into_response()),
-        Ok(_) if wants_folder => Err(refused(&io::ErrorKind::NotADirectory.into())),
-        Ok((file, facts)) => {
-            let name = name.file_name().unwrap_or_default();
-            let mut response = contents(file, &facts, &headers, &method)?;
-            let shown = format!("attachment; filename*=UTF-8''{}", path::encoded(name));
-            if let Ok(shown) = shown.parse() {
-                response.headers_mut().insert(CONTENT_DISPOSITION, shown);
-            }
-            Ok(response)
-        }
+    if listing.recursive && listing.after.is_some() {
+        return Err(Problem::invalid("`recursive` and `after` exclude each other", "give one of them"));
     }
+    match aside(move || open(&tree, &place.path, place.folder, &listing)).await? {
+        Opened::Folder(listing) => Ok(Json(listing).into_response()),
+        Opened::File(file, entry) => contents(file, &entry, &headers, &method),
+    }
+}
+
+fn open(tree: &Tree, path: &Path, folder: bool, listing: &Listing) -> Result<Opened, TreeError> {
+    if !folder && tree.stat(path)?.kind != EntryKind::Folder {
+        return tree.open(path).map(|(file, entry)| Opened::File(file, entry));
+    }
+    let listed = match listing.recursive {
+        true => below(tree, path)?,
+        false => {
+            let listed = tree.list(path, listing.after.as_deref().map(OsStr::new), MOST_LISTED)?;
+            FolderListing { files: listed.entries.into_iter().map(Into::into).collect(), truncated: listed.more }
+        }
+    };
+    Ok(Opened::Folder(listed))
+}
+
+/// What lies in a folder and in those below it, each folder before what is in it.
+fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
+    let (mut files, mut truncated) = (Vec::new(), false);
+    let mut waiting = vec![(PathBuf::new(), 1)];
+    while let Some((folder, depth)) = waiting.pop() {
+        let room = MOST_LISTED - files.len();
+        let listed = match tree.list(&top.join(&folder), None, room.max(1)) {
+            // It went meanwhile, or became something else.
+            Err(TreeError::Missing { .. } | TreeError::Kind { .. } | TreeError::Link { .. }) if depth > 1 => continue,
+            listed => listed?,
+        };
+        truncated |= listed.more;
+        let mut folders = Vec::new();
+        for entry in listed.entries {
+            if files.len() == MOST_LISTED {
+                return Ok(FolderListing { files, truncated: true });
+            }
+            let name = folder.join(&entry.name);
+            if entry.kind == EntryKind::Folder {
+                truncated |= depth == DEEPEST;
+                folders.push((name.clone(), depth + 1));
+            }
+            files.push(Entry { name: name.into_os_string(), ..entry }.into());
+        }
+        waiting.extend(folders.into_iter().rev().filter(|(_, depth)| *depth <= DEEPEST));
+    }
+    Ok(FolderListing { files, truncated })
 }
 
 /// Lists the workspace itself.
@@ -112,11 +148,7 @@ pub(super) async fn get(
     get, path = "/v1/sandboxes/{id}/files", tag = "files", params(("id" = String, Path), Listing),
     responses(
         (status = 200, body = FolderListing),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn workspace(
@@ -130,8 +162,15 @@ async fn workspace(
     get(gateway, caller, method, uri, headers, listing).await
 }
 
-fn contents(file: File, facts: &Facts, headers: &HeaderMap, method: &Method) -> Answer<Response> {
-    let (tag, size) = (tag(facts), facts.size_bytes);
+/// A version of a file: another one for every change that the file system tells apart.
+fn tag(file: &File) -> io::Result<(String, u64)> {
+    let facts = file.metadata()?;
+    let (inode, seconds, nanoseconds, size) = (facts.ino(), facts.mtime(), facts.mtime_nsec(), facts.size());
+    Ok((format!("\"{inode:x}-{seconds:x}.{nanoseconds:x}-{size:x}\""), size))
+}
+
+fn contents(file: File, entry: &Entry, headers: &HeaderMap, method: &Method) -> Answer<Response> {
+    let (tag, size) = tag(&file).map_err(|_| failed())?;
     let (status, from, count) = match range::wanted(headers, &tag, size) {
         Wanted::Whole => (StatusCode::OK, 0, size),
         Wanted::Part(from, count) => (StatusCode::PARTIAL_CONTENT, from, count),
@@ -148,6 +187,7 @@ fn contents(file: File, facts: &Facts, headers: &HeaderMap, method: &Method) -> 
         (X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
         (ACCEPT_RANGES, "bytes".to_owned()),
         (CACHE_CONTROL, "no-cache".to_owned()),
+        (CONTENT_DISPOSITION, format!("attachment; filename*=UTF-8''{}", path::encoded(&entry.name))),
         (CONTENT_LENGTH, count.to_string()),
         (ETAG, tag),
     ];

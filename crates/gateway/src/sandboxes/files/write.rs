@@ -1,6 +1,6 @@
 //! Files in: put as a stream, all of it or nothing; folders made; both removed.
 
-use super::{FileFacts, aside, found, refused, tag};
+use super::{FileFacts, aside, failed, found, refused};
 use crate::{
     Caller, Gateway, Problem,
     problem::Answer,
@@ -13,18 +13,14 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use engine::tree::{Draft, Tree};
+use engine::tree::{EntryKind, Tree, TreeError, Upload};
 use http::{
     HeaderMap, StatusCode, Uri,
-    header::{CONTENT_LENGTH, CONTENT_RANGE, ETAG},
+    header::{CONTENT_LENGTH, CONTENT_RANGE},
 };
 use http_body_util::BodyExt;
 use serde::Deserialize;
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::task::JoinHandle;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -33,8 +29,6 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 const BATCH: usize = 512 << 10;
 /// A sender who sends nothing for so long is gone.
 const SILENCE: Duration = Duration::from_secs(60);
-/// Names that one request removes.
-const MOST_REMOVED: usize = 1_000_000;
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new().routes(routes!(put, make, remove))
@@ -45,7 +39,7 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct Putting {
-    /// Who may do what, as `chmod` takes it: 644 unless said, 755 for a folder.
+    /// Who may do what with the file, as `chmod` takes it: 644 unless said.
     mode: Option<String>,
     /// Makes the folders above it.
     #[serde(default)]
@@ -73,15 +67,9 @@ impl Putting {
     responses(
         (status = 200, body = FileFacts, description = "It replaced what was there"),
         (status = 201, body = FileFacts),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
-        (status = 408, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "A link, folder or device is in the way"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
-        (status = 413, body = Problem, content_type = "application/problem+json"),
         (status = 507, body = Problem, content_type = "application/problem+json", description = "The workspace is full"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn put(
@@ -102,75 +90,70 @@ async fn put(
     if place.folder {
         return Err(Problem::invalid("a file's name ends with no slash", "add `?directory=true` for a folder"));
     }
-    let most = gateway.entry(&caller, &place.sandbox)?.disk_bytes;
     let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|length| length > most) {
-        return Err(refused(&io::ErrorKind::FileTooLarge.into()));
-    }
     let mode = putting.mode(0o644)?;
-    to_the_end(async move { file(tree, place.path, putting.mkdir, mode, body, most).await }).await
+    to_the_end(async move { file(tree, place.path, putting.mkdir, mode, body, length).await }).await
 }
 
-async fn file(tree: Tree, path: PathBuf, mkdir: bool, mode: u32, body: Body, most: u64) -> Answer<Response> {
-    let name = path.file_name().unwrap_or_default().to_owned();
-    let draft = aside(move || tree.draft(&path, mkdir)).await?;
-    let mut upload = Upload { draft: Some(draft), writing: None };
-    let received = upload.receive(body, most).await;
-    let Some(draft) = upload.idle().await?.draft.take() else {
-        return Err(refused(&io::ErrorKind::Other.into()));
-    };
-    if let Err(problem) = received {
-        aside(move || Ok(draft.discard())).await?;
-        return Err(problem);
-    }
-    let (facts, replaced) = aside(move || draft.publish(mode)).await?;
-    let status = if replaced { StatusCode::OK } else { StatusCode::CREATED };
-    Ok((status, [(ETAG, tag(&facts))], Json(FileFacts::new(name, &facts))).into_response())
+async fn file(
+    tree: Arc<Tree>,
+    path: PathBuf,
+    mkdir: bool,
+    mode: u32,
+    body: Body,
+    length: Option<u64>,
+) -> Answer<Response> {
+    let (upload, replaces) = aside(move || {
+        let replaces = tree.stat(&path).is_ok();
+        let mut upload = tree.put(&path, mkdir)?;
+        upload.expect(length.unwrap_or(0))?;
+        upload.set_mode(mode);
+        Ok((upload, replaces))
+    })
+    .await?;
+    let upload = Receiving { upload: Some(upload), writing: None }.receive(body).await?;
+    let entry = aside(move || upload.publish()).await?;
+    let status = if replaces { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, Json(FileFacts::from(entry))).into_response())
 }
 
-/// A file on its way in: one batch is written while the next one is gathered.
-struct Upload {
-    draft: Option<Draft>,
-    writing: Option<JoinHandle<(Draft, io::Result<()>)>>,
+/// A file on its way in: one batch is written while the next one is gathered. Dropped, nothing came of it.
+struct Receiving {
+    upload: Option<Upload>,
+    writing: Option<JoinHandle<Result<Upload, TreeError>>>,
 }
 
-impl Upload {
-    async fn receive(&mut self, mut body: Body, most: u64) -> Answer<()> {
-        let (mut batch, mut gathered, mut total) = (Vec::new(), 0, 0);
-        while let Some(frame) = arriving(&mut body).await? {
-            total += frame.len() as u64;
-            gathered += frame.len();
-            if total > most {
-                return Err(refused(&io::ErrorKind::FileTooLarge.into()));
-            }
-            batch.push(frame);
+impl Receiving {
+    async fn receive(mut self, mut body: Body) -> Answer<Upload> {
+        let (mut batch, mut gathered) = (Vec::new(), 0);
+        while let Some(bytes) = arriving(&mut body).await? {
+            gathered += bytes.len();
+            batch.push(bytes);
             if gathered >= BATCH {
                 self.write(std::mem::take(&mut batch)).await?;
                 gathered = 0;
             }
         }
         self.write(batch).await?;
-        self.idle().await.map(drop)
+        self.written().await
     }
 
     async fn write(&mut self, batch: Vec<Bytes>) -> Answer<()> {
-        let draft = self.idle().await?.draft.take();
-        let Some(mut draft) = draft else { return Err(refused(&io::ErrorKind::Other.into())) };
+        let mut upload = self.written().await?;
         self.writing = Some(tokio::task::spawn_blocking(move || {
-            let written = batch.iter().try_for_each(|bytes| draft.file().write_all(bytes));
-            (draft, written)
+            batch.iter().try_for_each(|bytes| upload.write(bytes))?;
+            Ok(upload)
         }));
         Ok(())
     }
 
     /// Waits for the batch that is being written.
-    async fn idle(&mut self) -> Answer<&mut Upload> {
-        if let Some(writing) = self.writing.take() {
-            let (draft, written) = writing.await.map_err(|_| refused(&io::ErrorKind::Other.into()))?;
-            self.draft = Some(draft);
-            written.map_err(|error| refused(&error))?;
+    async fn written(&mut self) -> Answer<Upload> {
+        match (self.writing.take(), self.upload.take()) {
+            (Some(writing), _) => writing.await.map_err(|_| failed())?.map_err(refused),
+            (None, Some(upload)) => Ok(upload),
+            (None, None) => Err(failed()),
         }
-        Ok(self)
     }
 }
 
@@ -194,12 +177,22 @@ async fn arriving(body: &mut Body) -> Answer<Option<Bytes>> {
     }
 }
 
-async fn folder(tree: Tree, path: PathBuf, putting: &Putting) -> Answer<Response> {
-    let (mode, mkdir) = (putting.mode(0o755)?, putting.mkdir);
-    let name = path.file_name().unwrap_or_default().to_owned();
-    let (facts, made) = aside(move || tree.make_folder(&path, mkdir, mode)).await?;
+/// One that is there already is as good.
+async fn folder(tree: Arc<Tree>, path: PathBuf, putting: &Putting) -> Answer<Response> {
+    if putting.mode.is_some() {
+        return Err(Problem::invalid("a folder is made with mode 755", "leave `mode` out"));
+    }
+    let mkdir = putting.mkdir;
+    let (entry, made) = aside(move || {
+        let was = tree.stat(&path).is_ok_and(|entry| entry.kind == EntryKind::Folder);
+        if !was {
+            tree.make_folder(&path, mkdir)?;
+        }
+        Ok((tree.stat(&path)?, !was))
+    })
+    .await?;
     let status = if made { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Json(FileFacts::new(name, &facts))).into_response())
+    Ok((status, Json(FileFacts::from(entry))).into_response())
 }
 
 /// Makes a folder, and with `mkdir=true` those above it.
@@ -209,13 +202,8 @@ async fn folder(tree: Tree, path: PathBuf, putting: &Putting) -> Answer<Response
     responses(
         (status = 200, body = FileFacts, description = "It was there already"),
         (status = 201, body = FileFacts),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "Something else has that name"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
-        (status = 507, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn make(
@@ -244,12 +232,8 @@ struct Removing {
     params(("id" = String, Path), ("path" = String, Path, description = "Relative to /workspace"), Removing),
     responses(
         (status = 204, description = "It is gone"),
-        (status = 400, body = Problem, content_type = "application/problem+json"),
-        (status = 401, body = Problem, content_type = "application/problem+json"),
-        (status = 403, body = Problem, content_type = "application/problem+json"),
-        (status = 404, body = Problem, content_type = "application/problem+json"),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "The folder is not empty"),
-        (status = 410, body = Problem, content_type = "application/problem+json"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
 async fn remove(
@@ -259,7 +243,6 @@ async fn remove(
     Asked(removing): Asked<Removing>,
 ) -> Answer<StatusCode> {
     let (tree, place) = found(&gateway, &caller, &uri)?;
-    let most = if removing.recursive { MOST_REMOVED } else { 0 };
-    to_the_end(async move { aside(move || tree.remove(&place.path, most)).await }).await?;
+    aside(move || tree.remove(&place.path, removing.recursive)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
