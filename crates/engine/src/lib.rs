@@ -37,6 +37,7 @@ mod record;
 mod session;
 mod streams;
 mod terminal;
+pub mod tree;
 pub mod usage;
 mod verdict;
 

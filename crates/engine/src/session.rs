@@ -18,6 +18,7 @@ use crate::{
     Engine,
     making::{Making, internal},
     record,
+    tree::Tree,
 };
 use actor::Order;
 use spec::{
@@ -219,6 +220,12 @@ impl Session {
         let workspace = book.workspace.as_ref().ok_or_else(|| gone("the session has ended"))?;
         let handle = workspace.try_clone();
         Ok((handle.map_err(|error| internal(error.to_string()))?, self.shared.owner))
+    }
+
+    /// The files of its workspace; refused once the box is gone. A file gets no more bytes than its disk may have.
+    pub fn tree(&self) -> Result<Tree, ErrorInfo> {
+        let (workspace, owner) = self.workspace()?;
+        Ok(Tree::new(workspace, owner, self.shared.spec.run.sandbox.limits.disk.0))
     }
 
     /// Stops everything in it where it is. The clocks of its programs stop, too; its own go on.
