@@ -39,8 +39,7 @@ impl Engine {
                 }
             }
         });
-        let copy = Unwanted(forking);
-        copy.wait().await
+        forking.await.unwrap_or_else(|error| Err(internal(error.to_string())))
     }
 }
 

@@ -230,6 +230,8 @@ async fn fork(
     request.lifetime = span(stay.lifetime.as_ref(), "lifetime")?.or(request.lifetime);
     // They lie in the workspace that is copied, as they are by now.
     request.run.inputs.clear();
+    // A folder of the host's stays where it is: the copy is the sandbox's own.
+    request.run.workspace = None;
     request.run.run_id = None;
     let replay = replay(&headers, &format!("fork {id}"), &body)?;
     let opening =

@@ -38,9 +38,7 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 fn found(gateway: &Gateway, caller: &Caller, uri: &Uri) -> Answer<(Arc<Tree>, Place)> {
     let place = path::place(uri.path())?;
     let session = gateway.session(caller, &place.sandbox)?;
-    let (workspace, owner) = session.workspace()?;
-    let most = session.spec().run.sandbox.limits.disk.0;
-    Ok((Arc::new(Tree::new(workspace, owner, most)), place))
+    Ok((Arc::new(session.tree()?), place))
 }
 
 /// Has something done where waiting for a disk disturbs nobody.
