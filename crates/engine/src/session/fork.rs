@@ -7,6 +7,7 @@ use crate::{
     tree::{Copied, CopyBounds},
 };
 use spec::{ErrorCode, ErrorInfo, SessionSpec};
+use tokio::sync::oneshot;
 
 /// Names that a copy has at most.
 const MOST_ENTRIES: usize = 1_000_000;
@@ -26,20 +27,31 @@ impl Engine {
         of.touch();
         of.workspace()?;
         let (engine, of) = (self.clone(), of.clone());
-        // In a task of its own: whoever does not wait must not leave the original stopped, nor half a copy.
-        let forking = tokio::spawn(async move {
-            let copy = engine.open_session(spec).await?;
-            // Not beyond this point: the copy's task ends with the engine.
+        let (ready, copy) = oneshot::channel();
+        // In a task of its own: whoever does not wait must not leave the original stopped, nor a copy that nobody knows.
+        tokio::spawn(async move {
+            let opened = engine.open_session(spec).await;
+            // The copy ends with the engine, so this task must not hold it.
             drop(engine);
-            match fill(&of, &copy).await {
-                Ok(()) => Ok(copy),
-                Err(error) => {
-                    copy.end().await;
-                    Err(error)
+            let filled = match opened {
+                Ok(copy) => {
+                    fill(&of, &copy).await.map_err(|error| (Some(copy.clone()), error)).map(|()| copy)
                 }
+                Err(error) => Err((None, error)),
+            };
+            let unwanted = match filled {
+                Ok(copy) => ready.send(Ok(copy)).err().and_then(Result::ok),
+                Err((copy, error)) => {
+                    // Nobody may be there to hear it.
+                    _ = ready.send(Err(error));
+                    copy
+                }
+            };
+            if let Some(copy) = unwanted {
+                copy.end().await;
             }
         });
-        forking.await.unwrap_or_else(|error| Err(internal(error.to_string())))
+        copy.await.unwrap_or_else(|_| Err(internal("the task of the copy failed".to_owned())))
     }
 }
 
