@@ -1,6 +1,6 @@
 //! Bodies: JSON and questions in, with problems as answers to bad ones; streams of bytes out.
 
-use crate::{Gateway, Problem, problem::Answer};
+use crate::{Gateway, Problem, problem::Answer, wire::Raw};
 use axum::{
     body::{Body, Bytes},
     extract::{FromRequestParts, Query},
@@ -15,12 +15,12 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Reads a JSON body, whatever type it is said to have; an empty one is an empty object.
-pub(crate) fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Answer<T> {
-    let bytes = if bytes.trim_ascii().is_empty() { b"{}" } else { bytes };
-    serde_json::from_slice(bytes).map_err(|error| {
-        Problem::invalid("the body is not what this route takes", format!("as JSON it fails: {error}"))
-    })
+/// Reads a JSON body; none at all is an empty object.
+pub(crate) fn parsed<T: DeserializeOwned>(body: &Raw) -> Answer<T> {
+    match body.0.trim_ascii().is_empty() {
+        true => Raw(Bytes::from_static(b"{}")).json(),
+        false => body.json(),
+    }
 }
 
 /// What stands behind the question mark.

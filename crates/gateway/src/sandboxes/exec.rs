@@ -5,10 +5,9 @@ use super::{
     events,
     wire::{ExecAsked, ExecList, ExecState, Order},
 };
-use crate::{Caller, Gateway, Problem, problem::Answer};
+use crate::{Caller, Gateway, Problem, problem::Answer, wire::Raw};
 use axum::{
     Json,
-    body::Bytes,
     extract::{Path, State},
     response::{IntoResponse, Response},
 };
@@ -86,7 +85,7 @@ async fn start(
     caller: Caller,
     Path(id): Path<String>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Raw,
 ) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
     let asked: ExecAsked = parsed(&body)?;

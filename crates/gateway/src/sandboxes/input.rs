@@ -4,10 +4,10 @@ use super::{
     body::{Asked, parsed},
     wire::{SignalName, Size},
 };
-use crate::{Caller, Gateway, Problem, problem::Answer};
+use crate::{Caller, Gateway, Problem, problem::Answer, wire::Raw};
 use axum::{
     Json,
-    body::{Body, Bytes},
+    body::Body,
     extract::{Path, State},
 };
 use engine::Exec;
@@ -104,7 +104,7 @@ async fn signal(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((id, exec)): Path<(String, String)>,
-    body: Bytes,
+    body: Raw,
 ) -> Answer<StatusCode> {
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
     let number = parsed::<Signalled>(&body)?.signal.number()?;
@@ -127,7 +127,7 @@ async fn resize(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((id, exec)): Path<(String, String)>,
-    body: Bytes,
+    body: Raw,
 ) -> Answer<StatusCode> {
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
     let size = parsed::<Size>(&body)?.checked()?;

@@ -3,12 +3,16 @@
 use super::{
     body::{Asked, parsed, to_the_end},
     registry::{Entry, Opening},
-    wire::{SandboxList, SandboxState, SandboxStatus, Stay, check_labels, span},
+    wire::{SandboxList, SandboxOrder, SandboxState, SandboxStatus, Stay, check_labels, span},
 };
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
+use crate::{
+    Caller, Gateway, Problem, Scope,
+    problem::Answer,
+    runs::host,
+    wire::{Raw, RunOrder, unreadable},
+};
 use axum::{
     Json,
-    body::Bytes,
     extract::{Path, State},
     response::{IntoResponse, Response},
 };
@@ -55,7 +59,7 @@ fn created(entry: &Entry) -> Response {
 #[utoipa::path(
     post, path = "/v1/sandboxes", tag = "sandboxes",
     params(("Idempotency-Key" = Option<String>, Header, description = "Makes one sandbox however often it is sent")),
-    request_body(content = Stay, description = "The options of a run without a command, and how long it stays"),
+    request_body(content = SandboxOrder),
     responses(
         (status = 201, body = SandboxState, headers(("Location" = String))),
         (status = 422, body = Problem, content_type = "application/problem+json", description = "The Idempotency-Key was used for another request"),
@@ -66,31 +70,30 @@ async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
     headers: HeaderMap,
-    body: Bytes,
+    body: Raw,
 ) -> Answer<Response> {
     caller.require(Scope::Sandboxes)?;
     let (stay, run) = split(&body)?;
     check_labels(&stay.labels)?;
     let request = SessionRequest {
-        run,
+        run: host::admit(&gateway, &caller, run)?,
         idle: span(stay.idle_timeout.as_ref(), "idle_timeout")?,
         lifetime: span(stay.lifetime.as_ref(), "lifetime")?,
     };
-    let replay = replay(&headers, "create", &body)?;
+    let replay = replay(&headers, "create", &body.0)?;
     let opening = Opening { owner: caller.key, labels: stay.labels, request, fork_of: None, replay };
     Ok(created(&*gateway.open(opening).await?))
 }
 
 /// The options of a sandbox are those of a run and three more.
-fn split(body: &[u8]) -> Answer<(Stay, RunRequest)> {
+fn split(body: &Raw) -> Answer<(Stay, RunRequest)> {
     let mut options: serde_json::Map<String, serde_json::Value> = parsed(body)?;
     let own = ["idle_timeout", "lifetime", "labels"];
     let stay = own.iter().filter_map(|name| options.remove_entry(*name)).collect();
-    let stay = serde_json::from_value(serde_json::Value::Object(stay)).map_err(|error| {
-        Problem::invalid("`idle_timeout`, `lifetime` or `labels` cannot be read", error.to_string())
-    })?;
-    let _ = options;
-    Ok((stay, RunRequest::default()))
+    let bad = |error: serde_json::Error| unreadable(&error.to_string());
+    let stay = serde_json::from_value(serde_json::Value::Object(stay)).map_err(bad)?;
+    let order: RunOrder = serde_json::from_value(serde_json::Value::Object(options)).map_err(bad)?;
+    Ok((stay, order.into_request()?.0))
 }
 
 /// Which are wanted.
@@ -220,7 +223,7 @@ async fn fork(
     caller: Caller,
     Path(id): Path<String>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Raw,
 ) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
     let stay: Stay = parsed(&body)?;
@@ -230,10 +233,11 @@ async fn fork(
     request.lifetime = span(stay.lifetime.as_ref(), "lifetime")?.or(request.lifetime);
     // They lie in the workspace that is copied, as they are by now.
     request.run.inputs.clear();
+    request.run.inputs_given.clear();
     // A folder of the host's stays where it is: the copy is the sandbox's own.
     request.run.workspace = None;
     request.run.run_id = None;
-    let replay = replay(&headers, &format!("fork {id}"), &body)?;
+    let replay = replay(&headers, &format!("fork {id}"), &body.0)?;
     let opening =
         Opening { owner: caller.key, labels: stay.labels, request, fork_of: Some(session), replay };
     Ok(created(&*gateway.open(opening).await?))

@@ -244,16 +244,18 @@ impl Gateway {
                 held: Mutex::new(Held::Live(session.clone())),
             });
             known.all.insert(entry.id.clone(), entry.clone());
-            tokio::spawn(remember(entry.clone(), session));
+            self.metrics().sandboxes.inc();
+            tokio::spawn(self.clone().remember(entry.clone(), session));
             entry
         });
         drop(known);
         tell.send_replace(Some(outcome));
     }
-}
 
-/// Waits for its end; then only how it ended is kept.
-async fn remember(entry: Arc<Entry>, session: Session) {
-    let state = session.ended().await;
-    *locked(&entry.held) = Held::Ended(Box::new(state));
+    /// Waits for its end; then only how it ended is kept.
+    async fn remember(self, entry: Arc<Entry>, session: Session) {
+        let state = session.ended().await;
+        *locked(&entry.held) = Held::Ended(Box::new(state));
+        self.metrics().sandboxes.dec();
+    }
 }

@@ -1,13 +1,19 @@
 //! What requests and answers about sandboxes look like as JSON.
 
 use super::cursor::index;
-use crate::{Problem, problem::Answer};
-use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use crate::{
+    Problem,
+    problem::Answer,
+    wire::{Quantity, RunOrder, decoded, encoded},
+};
 use engine::{Exec, ExecResult, SessionEnd, SessionState, SessionStatus};
 use serde::{Deserialize, Serialize};
 use spec::{Barrier, Denial, ErrorInfo, LimitName, Status, Stream, TerminalSize, Timestamp, Usage};
 use std::{collections::{BTreeMap, BTreeSet}, ffi::OsString, os::unix::ffi::OsStringExt, time::Duration};
-use utoipa::ToSchema;
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{RefOr, Schema},
+};
 
 /// Labels of one sandbox, and how long their names and values may be.
 const MOST_LABELS: usize = 16;
@@ -16,33 +22,9 @@ const LONGEST_LABEL: usize = 256;
 const MOST_STDIN: usize = 1 << 20;
 const MOST_WORDS: usize = 4096;
 
-/// A span of time: seconds, or text such as `30s`, `1m30s`, `2h`.
-#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-#[serde(untagged)]
-pub(crate) enum Span {
-    /// Seconds.
-    Seconds(f64),
-    /// Text such as `1m30s`.
-    Text(String),
-}
-
-impl Span {
-    pub(super) fn duration(&self, name: &str) -> Answer<Duration> {
-        let bad = |why: String| Problem::invalid(format!("`{name}` is no time"), why);
-        match self {
-            Span::Seconds(seconds) => {
-                Duration::try_from_secs_f64(*seconds).map_err(|error| bad(error.to_string()))
-            }
-            Span::Text(text) => {
-                text.parse::<spec::Time>().map(|time| time.0).map_err(|error| bad(error.to_string()))
-            }
-        }
-    }
-}
-
 /// A time that may be missing.
-pub(super) fn span(given: Option<&Span>, name: &str) -> Answer<Option<Duration>> {
-    given.map(|span| span.duration(name)).transpose()
+pub(super) fn span(given: Option<&Quantity>, name: &str) -> Answer<Option<Duration>> {
+    Ok(given.map(|span| span.parse::<spec::Time>(name)).transpose()?.map(|time| time.0))
 }
 
 /// Words of the caller's own about a sandbox.
@@ -64,13 +46,37 @@ pub(super) fn check_labels(labels: &Labels) -> Answer<()> {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Stay {
     /// It ends when nobody has used it for so long (15 minutes unless said).
-    #[schema(value_type = Option<String>)]
-    pub(super) idle_timeout: Option<Span>,
+    pub(super) idle_timeout: Option<Quantity>,
     /// It ends after so long in any case (an hour unless said, seven days at most).
-    #[schema(value_type = Option<String>)]
-    pub(super) lifetime: Option<Span>,
+    pub(super) lifetime: Option<Quantity>,
     /// Words of your own about it.
     pub(super) labels: Labels,
+}
+
+/// The options of a sandbox: those of a run that are not about one program, and how long it stays.
+pub(crate) struct SandboxOrder;
+
+/// What of a run is about its program.
+const OF_A_PROGRAM: [&str; 6] = ["command", "entrypoint", "stdin", "stdin_base64", "artifacts", "contract"];
+
+impl PartialSchema for SandboxOrder {
+    fn schema() -> RefOr<Schema> {
+        let (run, stay) = (RunOrder::schema(), Stay::schema());
+        let (RefOr::T(Schema::Object(mut run)), RefOr::T(Schema::Object(stay))) = (run, stay) else {
+            return Stay::schema();
+        };
+        run.properties.retain(|name, _| !OF_A_PROGRAM.contains(&name.as_str()));
+        run.properties.extend(stay.properties);
+        run.description = Some("The options of a run without a command, and how long it stays.".to_owned());
+        RefOr::T(Schema::Object(run))
+    }
+}
+
+impl ToSchema for SandboxOrder {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        RunOrder::schemas(schemas);
+        Stay::schemas(schemas);
+    }
 }
 
 /// How a sandbox is.
@@ -210,8 +216,7 @@ pub(crate) struct ExecAsked {
     /// Gives it a terminal.
     tty: Option<Size>,
     /// Its time on the clock: never more than the sandbox allows.
-    #[schema(value_type = Option<String>)]
-    timeout: Option<Span>,
+    timeout: Option<Quantity>,
     /// Runs as long as the sandbox does; the answer is there at once.
     background: bool,
 }
@@ -262,8 +267,7 @@ fn typed(text: Option<String>, base64: Option<String>) -> Answer<Option<Vec<u8>>
         }
         (Some(text), None) => Some(text.into_bytes()),
         (None, Some(base64)) => {
-            let decoded = BASE64.decode(base64);
-            Some(decoded.map_err(|error| Problem::invalid("`stdin_base64` is no base64", error.to_string()))?)
+            Some(decoded(&base64, "stdin_base64")?)
         }
         (None, None) => None,
     };
@@ -373,7 +377,7 @@ fn kept(exec: &Exec, stream: Stream) -> (u64, Vec<u8>) {
 pub(super) fn text_or_base64(bytes: Vec<u8>) -> (Option<String>, Option<String>) {
     match String::from_utf8(bytes) {
         Ok(text) => (Some(text), None),
-        Err(other) => (None, Some(BASE64.encode(other.as_bytes()))),
+        Err(other) => (None, Some(encoded(other.as_bytes()))),
     }
 }
 
@@ -510,6 +514,6 @@ impl SignalName {
 pub(super) fn name_or_base64(name: OsString) -> (String, Option<String>) {
     let shown = name.to_string_lossy().into_owned();
     let bytes = name.into_vec();
-    let whole = (shown.as_bytes() != bytes).then(|| BASE64.encode(bytes));
+    let whole = (shown.as_bytes() != bytes).then(|| encoded(&bytes));
     (shown, whole)
 }
