@@ -137,6 +137,27 @@ async fn a_terminal_has_a_size_that_changes_and_takes_keys() {
 }
 
 #[tokio::test]
+async fn a_program_is_told_when_its_terminal_changes_its_size() {
+    let place = Place::new("resized");
+    let session = place.open().await;
+    let script = "import os, signal, sys\n\
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])\n\
+        print('up', flush=True)\n\
+        signal.sigwait([signal.SIGWINCH])\n\
+        print('told', *os.get_terminal_size(), flush=True)";
+    let request = ExecRequest {
+        command: ["python3", "-c", script].map(Into::into).into(),
+        tty: Some(TerminalSize { rows: 11, columns: 33 }),
+        ..ExecRequest::default()
+    };
+    let exec = session.exec(request).await.unwrap();
+    says(&exec, "up").await;
+    exec.resize(TerminalSize { rows: 22, columns: 44 }).unwrap();
+    says(&exec, "told 44 22").await;
+    place.close().await;
+}
+
+#[tokio::test]
 async fn a_kill_works_within_a_second_whatever_the_program_does() {
     let place = Place::new("kill");
     let session = place.open().await;
