@@ -17,6 +17,7 @@ use crate::{
     pool::{self, Made, Taken},
     record::{self, Record},
     terminal::{self, Terminal},
+    workspaces::{self, Hold},
 };
 use ::doors::secrets::Secrets;
 use sandbox::{Ended, Program, Progress, Sandbox, SandboxError, container::ImageFacts};
@@ -124,7 +125,14 @@ impl Driver {
     pub(crate) async fn drive(mut self, input: io::Result<Option<OwnedFd>>) -> RunResult {
         let mut result = blank(&self.id, &self.spec);
         let started = Instant::now();
-        if let Err(refused) = self.run(input, &mut result).await {
+        let mut layer = None;
+        let ran = self.run(input, &mut layer, &mut result).await;
+        if let Some(layer) = layer {
+            let (changes, notes) = workspaces::live::settle(layer, ran.is_ok()).await;
+            result.workspace = changes;
+            result.notes.extend(notes);
+        }
+        if let Err(refused) = ran {
             result.status = match refused.code {
                 ErrorCode::Cancelled => Status::Cancelled,
                 _ => Status::NotStarted,
@@ -141,6 +149,7 @@ impl Driver {
     async fn run(
         &mut self,
         input: io::Result<Option<OwnedFd>>,
+        layer: &mut Option<Hold>,
         result: &mut RunResult,
     ) -> Result<(), ErrorInfo> {
         result.exit_status = 125;
@@ -157,7 +166,7 @@ impl Driver {
         // Of two runs with one id the second is refused, before it touches what the first one's doors have; an id that we
         // made is nobody else's.
         let named = self.spec.run_id.is_some().then(|| self.record()).transpose()?;
-        let opened = match doors::open(&self.engine, &self.id, &mut self.spec).await {
+        let opened = match self.lay_and_open(layer).await {
             Ok(opened) => opened,
             Err(error) => {
                 named.into_iter().for_each(|record| close(record, &mut result.notes));
@@ -185,6 +194,13 @@ impl Driver {
             false => result.notes.extend(leave(sandbox, records).await),
         }
         ran
+    }
+
+    /// A layer for a workspace that is copied on writing, and the doors.
+    async fn lay_and_open(&mut self, layer: &mut Option<Hold>) -> Result<Opened, ErrorInfo> {
+        let state = &self.engine.state;
+        *layer = workspaces::live::prepare(state, &self.id, &mut self.spec, &self.cancelled).await?;
+        doors::open(&self.engine, &self.id, &mut self.spec).await
     }
 
     /// What nobody waits for is cleared away behind the result. A name that the caller chose is his again with it.

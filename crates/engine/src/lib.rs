@@ -36,6 +36,7 @@ mod record;
 mod session;
 mod terminal;
 pub mod usage;
+pub mod workspaces;
 
 pub use crate::doors::DoorSettings;
 pub use doctor::{Check, CheckState};
@@ -304,7 +305,11 @@ impl Engine {
             step: "secret".to_owned(),
             detail: format!("`{name}` as {}, for the program to read", variable.as_os_str().display()),
         });
-        Ok(lines.chain(secrets).collect())
+        let layer = spec.sandbox.copy_on_write.then(|| PlanLine {
+            step: "copy on write".to_owned(),
+            detail: "the program gets a copy of the workspace's folder, which stays as it is".to_owned(),
+        });
+        Ok(lines.chain(layer).chain(secrets).collect())
     }
 
     /// What this host can enforce. Makes a real sandbox to know.
@@ -323,6 +328,11 @@ impl Engine {
         &self.inner.swept_at_opening
     }
 
+    /// The folder that everything is kept in.
+    pub fn state(&self) -> &Path {
+        &self.inner.state
+    }
+
     /// The artifacts kept on this machine.
     pub fn artifacts(&self) -> &store::Artifacts {
         &self.inner.artifacts
@@ -338,6 +348,7 @@ fn sweep(
 ) -> Swept {
     let mut swept = records.sweep(native, containers);
     swept.problems.extend(artifacts.sweep());
+    swept.problems.extend(workspaces::sweep(state));
     doors::sweep(state);
     swept
 }

@@ -119,6 +119,9 @@ pub(crate) struct Options {
     /// Your folder to show at /workspace, read-write [default: a fresh one, gone afterwards]
     #[arg(long, value_name = "DIR", help_heading = FILES)]
     workspace: Option<PathBuf>,
+    /// Leave that folder as it is, and keep what the program changes for `airlock workspace`
+    #[arg(long, requires = "workspace", help_heading = FILES)]
+    copy_on_write: bool,
     /// Show a file or folder of yours inside, read-only unless :rw; repeatable
     #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES)]
     mount: Vec<OsString>,
@@ -229,6 +232,7 @@ impl Options {
             entrypoint: self.entrypoint,
             writable_root: self.writable_root,
             workspace: self.workspace.map(|path| folder.join(path)),
+            copy_on_write: self.copy_on_write,
             mounts: self.mount.into_iter().map(|text| absolute_mount(folder, text)).collect(),
             volumes: self.volume,
             caller_env: surroundings.variables.clone(),
