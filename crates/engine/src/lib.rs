@@ -329,8 +329,13 @@ impl Engine {
     }
 
     /// The folder that everything is kept in.
-    pub fn state(&self) -> &Path {
+    pub fn state_folder(&self) -> &Path {
         &self.inner.state
+    }
+
+    /// Where the images of this machine lie.
+    pub fn images_folder(&self) -> PathBuf {
+        self.inner.state.join("images")
     }
 
     /// The artifacts kept on this machine.

@@ -461,7 +461,12 @@ pub fn commit(state: &Path, id: &Id, options: CommitOptions) -> Result<Committed
     }
     let mut now = base.clone();
     let mut outcome = commit.apply(&changes, &mut now);
-    base::write(&opened.layer, &now).map_err(failed("write down what was taken over"))?;
+    let written = failed("write down what was taken over");
+    if !outcome.applied.is_empty() {
+        // Once, not for each file: only now may the layer forget them.
+        rustix::fs::syncfs(&folder).map_err(|source| written(source.into()))?;
+    }
+    base::write(&opened.layer, &now).map_err(written)?;
     outcome.left.extend(unknown);
     outcome.left.sort_by(|one, other| one.path.cmp(&other.path));
     drop(opened);

@@ -13,6 +13,7 @@ mod runs;
 mod sandboxes;
 mod usage;
 mod wire;
+mod workspaces;
 
 pub use caller::{Caller, Scope};
 pub use problem::Problem;
@@ -64,6 +65,7 @@ fn routes() -> OpenApiRouter<Gateway> {
         .merge(health::routes())
         .merge(runs::routes())
         .merge(sandboxes::routes())
+        .merge(workspaces::routes())
         .merge(artifacts::routes())
         .merge(images::routes())
         .merge(usage::routes())

@@ -82,7 +82,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     let _within = runtime.enter();
     // Opening sweeps: a box whose engine was killed does not keep its workspace.
     let engine = open_engine(&config, None)?;
-    let (state, json) = (engine.state(), options.json);
+    let (state, json) = (engine.state_folder(), options.json);
     match options.action {
         Action::List => {
             let layers = workspaces::list(state).map_err(failure)?;

@@ -219,8 +219,7 @@ impl<'a> Commit<'a> {
             return Err(busy());
         }
         self.give(&draft)?;
-        rustix::fs::fchmod(&draft, Mode::from_raw_mode(change.mode & 0o777))?;
-        draft.sync_data()
+        Ok(rustix::fs::fchmod(&draft, Mode::from_raw_mode(change.mode & 0o777))?)
     }
 
     fn put_link(&self, above: &OwnedFd, name: &OsStr, change: &Change) -> io::Result<()> {

@@ -462,7 +462,7 @@ fn act(top: &Path, deed: &Deed) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn after_a_commit_the_folder_is_what_the_program_saw(
