@@ -13,11 +13,12 @@ use std::path::Path;
 
 const EXAMPLES: &str = "\
 Examples:
-  airlock run --workspace . --copy-on-write --run-id try -- make
+  airlock run --workspace . --copy-on-write --run-id try -- touch made
   airlock workspace list
   airlock workspace diff try
   airlock workspace commit try
-  airlock workspace discard try
+  airlock run --workspace . --copy-on-write --run-id other -- rm made
+  airlock workspace discard other
 
 In `diff`: + added, - removed, ~ changed, ! of another kind now, m other permissions.
 A commit is refused, and nothing done, if a change has no place in the folder or the folder has changed there, too.
