@@ -469,6 +469,7 @@ pub fn commit(state: &Path, id: &Id, options: CommitOptions) -> Result<Committed
     base::write(&opened.layer, &now).map_err(written)?;
     outcome.left.extend(unknown);
     outcome.left.sort_by(|one, other| one.path.cmp(&other.path));
+    outcome.left.dedup_by(|later, earlier| later.path == earlier.path);
     drop(opened);
     let clean = outcome.left.is_empty() && !options.keep;
     let discarded = clean && discard(state, id).is_ok();

@@ -1,7 +1,7 @@
 //! What a layer is based on: a copy of the folder by handles, and a list of what was copied, by which it is seen later
 //! what the program changed and whether the folder itself has changed meanwhile.
 
-use super::tree::{self, Kind, MOST_DEPTH, MOST_ENTRIES, Version};
+use super::tree::{self, Kind, MOST_DEPTH, MOST_ENTRIES, MOST_NAME_BYTES, Version};
 use rustix::{
     fs::{AtFlags, Dir, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, Uid},
     io::Errno,
@@ -21,6 +21,8 @@ use std::{
 
 /// Bytes that are copied at most.
 pub(super) const MOST_BYTES: u64 = 16 << 30;
+/// Bytes that are copied before somebody looks again whether it is still wanted.
+const PIECE: u64 = 64 << 20;
 /// How often a file may change while it is copied.
 const TRIES: usize = 3;
 
@@ -94,7 +96,7 @@ pub(super) fn copy(
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Base, NotCopied> {
     let root = rustix::process::geteuid().is_root();
-    let mut copying = Copying { base: Base::new(), bytes: 0, root, is_cancelled };
+    let mut copying = Copying { base: Base::new(), bytes: 0, name_bytes: 0, root, is_cancelled };
     copying.all(from, to)?;
     Ok(copying.base)
 }
@@ -102,6 +104,7 @@ pub(super) fn copy(
 struct Copying<'a> {
     base: Base,
     bytes: u64,
+    name_bytes: usize,
     /// Then everybody's files stay theirs: the program may read no more than it could in the folder itself.
     root: bool,
     is_cancelled: &'a dyn Fn() -> bool,
@@ -147,8 +150,8 @@ impl Copying<'_> {
     }
 
     fn count(&self, path: &Path, depth: usize) -> Result<(), NotCopied> {
-        let too_much = if self.base.len() >= MOST_ENTRIES {
-            format!("it has more than {MOST_ENTRIES} files and folders")
+        let too_much = if self.base.len() >= MOST_ENTRIES || self.name_bytes > MOST_NAME_BYTES {
+            format!("it has more than {MOST_ENTRIES} files and folders, or their names are too long together")
         } else if self.bytes > MOST_BYTES {
             format!("it is larger than {} GiB", MOST_BYTES >> 30)
         } else if depth > MOST_DEPTH {
@@ -191,6 +194,7 @@ impl Copying<'_> {
             copied => (seen.kind, copied?),
         };
         let target = seen.target.unwrap_or_default();
+        self.name_bytes += path.as_os_str().len() + target.len();
         self.base.insert(path.to_owned(), Entry { kind, mode: seen.mode, target, base, copy });
         Ok(below)
     }
@@ -246,7 +250,12 @@ impl Copying<'_> {
                 return Ok((Version::of(&before), Version::default()));
             }
             rewind(&source, &copy)?;
-            io::copy(&mut (&source).take(before.st_size as u64), &mut copy)?;
+            let mut left = before.st_size as u64;
+            while left > 0 && !(self.is_cancelled)() {
+                let copied = io::copy(&mut (&source).take(left.min(PIECE)), &mut copy)?;
+                // It was cut short: seen below by its version.
+                left = if copied == 0 { 0 } else { left - copied };
+            }
             if Version::of(&rustix::fs::fstat(&source)?) == Version::of(&before) {
                 let made = self.finish(&copy, &before)?;
                 return Ok((Version::of(&before), made));

@@ -109,7 +109,7 @@ impl Sides<'_> {
     }
 
     fn removed(&self, path: &Path, was: &Entry, walked: &Walked) -> Option<(What, Seen)> {
-        let unknown = walked.unknown.keys().any(|unknown| path.starts_with(unknown));
+        let unknown = path.ancestors().any(|above| walked.unknown.contains_key(above));
         // What was never shown cannot have been removed.
         let shown = was.kind != Kind::Other;
         let target = Some(was.target.clone()).filter(|_| was.kind == Kind::Link);

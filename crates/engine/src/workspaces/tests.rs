@@ -331,6 +331,20 @@ fn a_tree_of_ten_thousand_folders_is_named_not_taken_over_and_removed() {
 }
 
 #[test]
+fn names_without_end_are_a_bound_that_is_named() {
+    let mut place = Place::new(|_| {});
+    let target = "x/".repeat(2000);
+    for number in 0..=tree::MOST_NAME_BYTES / target.len() + 1 {
+        symlink(&target, place.inside(&number.to_string())).unwrap();
+    }
+    let against = place.against();
+    assert_eq!(against.len(), 1, "{against:?}");
+    assert!(against[0].starts_with(": there are more than"), "{against:?}");
+    place.end();
+    discard(&place.state(), &id()).unwrap();
+}
+
+#[test]
 fn hard_links_become_files_of_their_own() {
     let place = Place::new(|_| {});
     fs::write(place.inside("one"), "same").unwrap();

@@ -21,6 +21,8 @@ use std::{
 pub(super) const MOST_DEPTH: usize = 128;
 /// Entries of one tree.
 pub(super) const MOST_ENTRIES: usize = 200_000;
+/// Bytes of all names and targets of one tree, each with the path to it: they are held in memory.
+pub(super) const MOST_NAME_BYTES: usize = 64 << 20;
 /// Bytes of one path: what every call to the kernel takes.
 const MOST_PATH: usize = 4000;
 /// How often the kernel may say that a rename elsewhere disturbed the lookup.
@@ -66,6 +68,7 @@ pub(super) struct Walked {
     pub(super) entries: BTreeMap<PathBuf, Seen>,
     /// Folders whose contents are unknown, with the reason.
     pub(super) unknown: BTreeMap<PathBuf, String>,
+    name_bytes: usize,
 }
 
 impl Version {
@@ -158,8 +161,8 @@ pub(super) fn walk(top: impl AsFd) -> io::Result<Walked> {
                 continue;
             }
         };
-        if walked.entries.len() == MOST_ENTRIES {
-            let reason = format!("there are more than {MOST_ENTRIES} entries");
+        if walked.entries.len() == MOST_ENTRIES || walked.name_bytes > MOST_NAME_BYTES {
+            let reason = format!("there are more than {MOST_ENTRIES} names, or they are too long together");
             walked.unknown.insert(PathBuf::new(), reason);
             break;
         }
@@ -192,6 +195,7 @@ fn visit(walked: &mut Walked, level: &Level, name: &OsStr, deep: bool) -> Option
         }
     };
     let is_folder = seen.kind == Kind::Folder;
+    walked.name_bytes += path.as_os_str().len() + seen.target.as_ref().map_or(0, |target| target.len());
     walked.entries.insert(path.clone(), seen);
     match below {
         Some(below) => match below.and_then(|below| Ok(Dir::new(below)?)) {
