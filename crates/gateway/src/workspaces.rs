@@ -285,3 +285,6 @@ fn refused(error: LayerError) -> Problem {
 fn internal(message: String) -> Problem {
     Problem::from(ErrorInfo { code: ErrorCode::Internal, message, hint: None })
 }
+
+#[cfg(test)]
+mod tests;
