@@ -34,6 +34,10 @@ fn every_command_explains_itself() {
     for word in ["set", "list", "rm"] {
         same(help(&["secrets", word, "--help"]), written(&format!("help/secrets-{word}.txt")));
     }
+    same(help(&["workspace", "--help"]), written("help/workspace.txt"));
+    for word in ["list", "diff", "commit", "discard"] {
+        same(help(&["workspace", word, "--help"]), written(&format!("help/workspace-{word}.txt")));
+    }
     same(help(&["proxy", "--help"]), written("help/proxy.txt"));
     same(help(&["serve", "--help"]), written("help/serve.txt"));
     same(help(&["key", "--help"]), written("help/key.txt"));

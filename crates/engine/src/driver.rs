@@ -67,7 +67,9 @@ impl Driver {
     pub(crate) async fn drive(mut self, input: io::Result<Option<OwnedFd>>) -> RunResult {
         let mut result = blank(&self.making.id, &self.making.spec);
         let started = Instant::now();
-        if let Err(refused) = self.run(input, &mut result).await {
+        let ran = self.run(input, &mut result).await;
+        self.making.settle_workspace(ran.is_ok(), &mut result).await;
+        if let Err(refused) = ran {
             result.status = match refused.code {
                 ErrorCode::Cancelled => Status::Cancelled,
                 _ => Status::NotStarted,

@@ -40,6 +40,7 @@ mod terminal;
 pub mod tree;
 pub mod usage;
 mod verdict;
+pub mod workspaces;
 
 pub use crate::doors::DoorSettings;
 pub use doctor::{Check, CheckState};
@@ -246,7 +247,13 @@ impl Engine {
         };
         let blank = driver::blank(&id, &spec);
         let task = driver::Driver {
-            making: making::Making { engine: self.inner.clone(), id: id.clone(), spec, cancelled },
+            making: making::Making {
+                engine: self.inner.clone(),
+                id: id.clone(),
+                spec,
+                cancelled,
+                layer: None,
+            },
             events: sender,
             doors: Some(doors_out),
             terminal: terminal_out,
@@ -310,7 +317,11 @@ impl Engine {
             step: "secret".to_owned(),
             detail: format!("`{name}` as {}, for the program to read", variable.as_os_str().display()),
         });
-        Ok(lines.chain(secrets).collect())
+        let layer = spec.sandbox.copy_on_write.then(|| PlanLine {
+            step: "copy on write".to_owned(),
+            detail: "the program gets a copy of the workspace's folder, which stays as it is".to_owned(),
+        });
+        Ok(lines.chain(layer).chain(secrets).collect())
     }
 
     /// What this host can enforce. Makes a real sandbox to know.
@@ -327,6 +338,11 @@ impl Engine {
     /// What was removed when this engine was opened.
     pub fn swept_at_opening(&self) -> &Swept {
         &self.inner.swept_at_opening
+    }
+
+    /// The folder that everything is kept in.
+    pub fn state_folder(&self) -> &Path {
+        &self.inner.state
     }
 
     /// Where the images of this machine lie.
@@ -349,6 +365,7 @@ fn sweep(
 ) -> Swept {
     let mut swept = records.sweep(native, containers);
     swept.problems.extend(artifacts.sweep());
+    swept.problems.extend(workspaces::sweep(state));
     doors::sweep(state);
     swept
 }

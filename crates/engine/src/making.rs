@@ -8,6 +8,7 @@ use crate::{
     origin::{self, Origin},
     pool::{self, Made, Taken},
     record::Record,
+    workspaces::{self, Hold},
 };
 use ::doors::secrets::Secrets;
 use sandbox::{Sandbox, SandboxError, container::ImageFacts};
@@ -40,6 +41,8 @@ pub(crate) struct Making {
     pub(crate) id: Id,
     pub(crate) spec: RunSpec,
     pub(crate) cancelled: watch::Receiver<bool>,
+    /// What holds the changes of a workspace that is copied on writing, from the standing of the box on.
+    pub(crate) layer: Option<Hold>,
 }
 
 /// A box that stands, with everything that is held for it.
@@ -71,7 +74,7 @@ impl Making {
         // Of two runs with one id the second is refused, before it touches what the first one's doors have; an id that we
         // made is nobody else's.
         let named = self.spec.run_id.is_some().then(|| self.record()).transpose()?;
-        let opened = match doors::open(&self.engine, &self.id, &mut self.spec).await {
+        let opened = match self.lay_and_open().await {
             Ok(opened) => opened,
             Err(error) => {
                 named.into_iter().for_each(|record| close(record, &mut result.notes));
@@ -88,6 +91,22 @@ impl Making {
                 opened.close(result).await;
                 Err(error)
             }
+        }
+    }
+
+    /// A layer for a workspace that is copied on writing, and the doors.
+    async fn lay_and_open(&mut self) -> Result<Opened, ErrorInfo> {
+        let state = &self.engine.state;
+        self.layer = workspaces::live::prepare(state, &self.id, &mut self.spec, &self.cancelled).await?;
+        doors::open(&self.engine, &self.id, &mut self.spec).await
+    }
+
+    /// Once the box is gone: says what was changed in a workspace that is copied on writing.
+    pub(crate) async fn settle_workspace(&mut self, ran: bool, result: &mut RunResult) {
+        if let Some(layer) = self.layer.take() {
+            let (changes, notes) = workspaces::live::settle(layer, ran).await;
+            result.workspace = changes;
+            result.notes.extend(notes);
         }
     }
 

@@ -18,6 +18,7 @@ mod server;
 mod stream;
 mod usage;
 mod wire;
+mod workspaces;
 
 pub use caller::{Caller, Scope};
 pub use keys::{Key, KeyError, Keys, Token};
@@ -229,6 +230,7 @@ fn routes() -> OpenApiRouter<Gateway> {
         .merge(openapi::routes())
         .merge(runs::routes())
         .merge(sandboxes::routes())
+        .merge(workspaces::routes())
         .merge(artifacts::routes())
         .merge(images::routes())
         .merge(usage::routes())

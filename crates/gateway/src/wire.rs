@@ -178,6 +178,8 @@ pub(crate) struct RunOrder {
     output: Option<Quantity>,
     /// A folder of the server's, below one that the operator shares.
     workspace: Option<String>,
+    /// Leaves the folder as it is, and keeps changes apart: see `/v1/workspaces`.
+    copy_on_write: bool,
     /// `HOST:INSIDE[:ro|rw]`, below folders that the operator shares.
     mounts: Vec<String>,
     /// `NAME:INSIDE[:ro|rw]`. Only for an admin.
@@ -211,6 +213,7 @@ impl RunOrder {
         let (limits, stdin) = (self.limits()?, self.stdin()?);
         let (inputs, inputs_given) = sorted(self.inputs)?;
         let request = RunRequest {
+            copy_on_write: self.copy_on_write,
             command: self.command.into_iter().map(OsString::from).collect(),
             profile: self.profile,
             backend: self.backend,

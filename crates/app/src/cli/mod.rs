@@ -18,6 +18,7 @@ mod secrets;
 mod serve;
 mod sweep;
 mod usage;
+mod workspace;
 
 pub(crate) use serve::Place;
 
@@ -77,6 +78,8 @@ enum Command {
     Sweep(sweep::Options),
     /// List, fetch or remove what runs have kept
     Artifact(artifact::Options),
+    /// Show, take over or drop what programs changed in workspaces that are copied on writing
+    Workspace(workspace::Options),
     /// Show what models were used for, and what it cost
     Usage(usage::Options),
     /// Load, pull, list, check or build the images that runs start from
@@ -105,6 +108,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
+            Command::Workspace(options) => workspace::execute(options, &global, &surroundings),
             Command::Usage(options) => usage::execute(&options, &global, &surroundings),
             Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Secrets(options) => secrets::execute(options, &global, &surroundings),

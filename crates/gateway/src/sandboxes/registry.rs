@@ -187,7 +187,8 @@ impl Gateway {
 
     /// Makes a sandbox, whether or not somebody still waits for it. By the same key only one is ever made.
     pub(super) async fn open(&self, opening: Opening) -> Answer<Arc<Entry>> {
-        let spec = self.policy().admit_session(opening.request.clone())?;
+        let mut spec = self.policy().admit_session(opening.request.clone())?;
+        spec.run.owner = Some(opening.owner.clone());
         let mut outcome = self.begin(opening, spec)?;
         let done = outcome.wait_for(Option::is_some).await;
         let done = done.ok().and_then(|done| done.clone());
@@ -195,8 +196,7 @@ impl Gateway {
     }
 
     fn begin(&self, opening: Opening, spec: spec::SessionSpec) -> Answer<Outcome> {
-        let replay =
-            opening.replay.clone().map(|(key, digest)| ((opening.owner.clone(), key), digest));
+        let replay = opening.replay.clone().map(|(key, digest)| ((opening.owner.clone(), key), digest));
         let mut known = self.known();
         known.forget();
         if let Some(outcome) = replay.as_ref().and_then(|(replay, digest)| known.replayed(replay, digest)) {
