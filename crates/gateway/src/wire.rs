@@ -60,7 +60,11 @@ fn is_bound(error: &axum::Error) -> bool {
 impl Raw {
     /// As JSON.
     pub(crate) fn json<T: DeserializeOwned>(&self) -> Answer<T> {
-        serde_json::from_slice(&self.0).map_err(|error| unreadable(&error.to_string()))
+        // A list would be taken for the fields in their order.
+        match self.0.trim_ascii_start().first() {
+            Some(b'{') => serde_json::from_slice(&self.0).map_err(|error| unreadable(&error.to_string())),
+            _ => Err(unreadable("it is not an object")),
+        }
     }
 }
 
