@@ -12,7 +12,8 @@ use crate::{
     capture::Capture,
     contract, denials,
     doors::{self, Opened},
-    files::{self, Bounds, Collected},
+    files::{self, Bounds},
+    keep::Keeper,
     origin::{self, Origin},
     pool::{self, Made, Taken},
     record::{self, Record},
@@ -21,8 +22,8 @@ use crate::{
 use ::doors::secrets::Secrets;
 use sandbox::{Ended, Program, Progress, Sandbox, SandboxError, container::ImageFacts};
 use spec::{
-    ArtifactRef, Backend, Enforcer, EnvName, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits,
-    RunResult, RunSpec, Status, Stream, Truncated, Usage, WorkspacePath,
+    Backend, Enforcer, EnvName, ErrorCode, ErrorInfo, Event, Id, InputSource, LimitName, Limits, RunResult,
+    RunSpec, Status, Stream, Truncated, Usage,
 };
 use std::{
     collections::BTreeMap,
@@ -342,12 +343,12 @@ impl Driver {
         let broken =
             |error: io::Error| internal(format!("cannot put the inputs into the workspace: {error}"));
         let workspace = sandbox.workspace().try_clone_to_owned().map_err(broken)?;
-        let (engine, inputs) = (self.engine.clone(), self.spec.inputs.clone());
+        let (keeper, inputs) = (Keeper::new(&self.engine, &self.id, &self.spec), self.spec.inputs.clone());
         let (owner, limit) = (sandbox.owner_inside(), self.spec.sandbox.limits.disk.0);
         let (mut cancelled, seen) = (self.cancelled.clone(), self.cancelled.clone());
         let put = move || {
             inputs.iter().try_for_each(|(name, source)| {
-                let mut file = UntilCancelled { file: open_input(&engine, source)?, cancelled: &seen };
+                let mut file = UntilCancelled { source: open_input(&keeper, source)?, cancelled: &seen };
                 files::put_input(workspace.as_fd(), name, &mut file, owner, limit)
                     .map_err(|error| of_input(&error))
             })
@@ -503,9 +504,12 @@ impl Driver {
         }
         let kept = match sandbox.workspace().try_clone_to_owned() {
             Ok(workspace) => {
-                let (engine, id) = (self.engine.clone(), self.id.clone());
-                let (wanted, bounds) = (self.spec.artifacts.clone(), self.bounds());
-                tokio::task::spawn_blocking(move || collect(&engine, &id, &workspace, &wanted, bounds))
+                let (keeper, wanted, bounds) = (
+                    Keeper::new(&self.engine, &self.id, &self.spec),
+                    self.spec.artifacts.clone(),
+                    self.bounds(),
+                );
+                tokio::task::spawn_blocking(move || keeper.collect(&workspace, &wanted, bounds))
                     .await
                     .map_err(io::Error::from)
             }
@@ -533,21 +537,6 @@ impl Driver {
             None => Bounds { total_bytes: bounds.total_bytes.min(sandbox.limits.disk.0), ..bounds },
         }
     }
-}
-
-fn collect(
-    engine: &Inner,
-    id: &Id,
-    workspace: &OwnedFd,
-    wanted: &[WorkspacePath],
-    bounds: Bounds,
-) -> (Vec<ArtifactRef>, Collected) {
-    let mut kept = Vec::new();
-    let collected = files::collect(workspace.as_fd(), wanted, bounds, &mut |mut found| {
-        let put = engine.artifacts.put(&found.name, Some(id), &mut found.contents, bounds.file_bytes);
-        put.map(|artifact| kept.push(artifact)).map_err(|error| error.to_string())
-    });
-    (kept, collected)
 }
 
 impl Outputs {
@@ -598,9 +587,9 @@ async fn read_output(
     }
 }
 
-/// A file that cannot be read any more once the run is cancelled.
+/// A source that cannot be read any more once the run is cancelled.
 struct UntilCancelled<'a> {
-    file: File,
+    source: Box<dyn io::Read>,
     cancelled: &'a watch::Receiver<bool>,
 }
 
@@ -608,7 +597,7 @@ impl io::Read for UntilCancelled<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match *self.cancelled.borrow() {
             true => Err(io::Error::other("cancelled")),
-            false => self.file.read(buffer),
+            false => self.source.read(buffer),
         }
     }
 }
@@ -779,17 +768,10 @@ pub(crate) fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {
     Ok(end)
 }
 
-fn open_input(engine: &Inner, source: &InputSource) -> Result<File, ErrorInfo> {
+fn open_input(keeper: &Keeper, source: &InputSource) -> Result<Box<dyn io::Read>, ErrorInfo> {
     match source {
-        InputSource::File(path) => open_file(path),
-        InputSource::Artifact { name, version } => {
-            let opened = engine.artifacts.open_version(name, *version);
-            opened.map(|(file, _)| file).map_err(|error| ErrorInfo {
-                code: ErrorCode::InvalidSpec,
-                message: error.to_string(),
-                hint: Some("`airlock artifact list` shows what is kept".to_owned()),
-            })
-        }
+        InputSource::File(path) => Ok(Box::new(open_file(path)?)),
+        InputSource::Artifact { name, version } => Ok(Box::new(keeper.open(name, *version)?)),
     }
 }
 

@@ -1,17 +1,19 @@
-//! What must last: artifacts in a folder, and in a database the images that may be used and what models were used for.
+//! What must last: artifacts in a folder or a bucket, and in a database the images that may be used and what models
+//! were used for.
 //!
-//! Everything is reached by handle (`openat2`, beneath, no symbolic links): a path string is never
+//! Every file is reached by handle (`openat2`, beneath, no symbolic links): a path string is never
 //! resolved twice.
 
-mod about;
 mod allowed_images;
 mod artifacts;
 mod beneath;
 mod database;
-mod draft;
 mod names;
 pub mod usage;
 
 pub use allowed_images::{AllowedImages, AllowedImagesError, NewEntry, TrailLine};
-pub use artifacts::{Artifacts, Kept, Listing, StoreError};
+pub use artifacts::{
+    ArtifactSettings, Artifacts, Kept, Limits, Lineage, Listing, New, Owner, Part, Place, Putting, Reading,
+    Remote, Retention, StoreError, Wanted,
+};
 pub use database::DatabaseError;
