@@ -771,6 +771,7 @@ pub(crate) fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {
 fn open_input(keeper: &Keeper, source: &InputSource) -> Result<Box<dyn io::Read>, ErrorInfo> {
     match source {
         InputSource::File(path) => Ok(Box::new(open_file(path)?)),
+        InputSource::Given(bytes) => Ok(Box::new(io::Cursor::new(bytes.clone()))),
         InputSource::Artifact { name, version } => Ok(Box::new(keeper.open(name, *version)?)),
     }
 }
@@ -793,7 +794,7 @@ fn open_file(path: &Path) -> Result<File, ErrorInfo> {
 pub(crate) fn look_at_inputs(spec: &RunSpec) -> Result<(), ErrorInfo> {
     spec.inputs.iter().try_for_each(|(_, source)| match source {
         InputSource::File(path) => open_file(path).map(drop),
-        InputSource::Artifact { .. } => Ok(()),
+        InputSource::Artifact { .. } | InputSource::Given(_) => Ok(()),
     })
 }
 

@@ -1,5 +1,5 @@
-//! What must last: artifacts in a folder or a bucket, and in a database the images that may be used and what models
-//! were used for.
+//! What must last: artifacts in a folder or a bucket, and in a database the images that may be used, what models
+//! were used for, and a gateway's keys and runs.
 //!
 //! Every file is reached by handle (`openat2`, beneath, no symbolic links): a path string is never
 //! resolved twice.
@@ -9,6 +9,7 @@ mod artifacts;
 mod beneath;
 mod database;
 mod names;
+pub mod served;
 pub mod usage;
 
 pub use allowed_images::{AllowedImages, AllowedImagesError, NewEntry, TrailLine};
