@@ -54,9 +54,11 @@ impl Moto {
 
     fn ask(&self, what: &str, body: &[u8]) -> String {
         let mut connection = TcpStream::connect(self.0).expect("the server listens");
-        let length = body.len();
-        write!(connection, "{what} HTTP/1.0\r\nhost: {}\r\ncontent-length: {length}\r\n\r\n", self.0)
-            .expect("it reads");
+        // It wants to be told who is asking, and does not check it.
+        let who = "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
+        let (host, length) = (self.0, body.len());
+        let head = format!("host: {host}\r\nauthorization: {who}\r\ncontent-length: {length}\r\n\r\n");
+        write!(connection, "{what} HTTP/1.0\r\n{head}").expect("it reads");
         connection.write_all(body).expect("it reads");
         let mut answer = String::new();
         connection.read_to_string(&mut answer).expect("it answers");

@@ -8,7 +8,7 @@ use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt, path::Path};
 /// A name has at most 4000 bytes, of which JSON makes at most six characters each; a command less than 64 KiB.
 pub(crate) const LONGEST: u64 = 512 << 10;
 
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct About {
     name: Name,
     pub(crate) size_bytes: u64,
@@ -24,7 +24,7 @@ pub(crate) struct About {
 }
 
 /// JSON knows only text, file names are bytes.
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(untagged)]
 enum Name {
     Text(String),

@@ -139,14 +139,12 @@ impl Putting {
             let (name, expected) = (self.new.name.clone(), expected.to_owned());
             return Err(StoreError::Mismatch { name, expected, found: sha256 });
         }
-        let about =
-            || About::new(&self.new, Content { size_bytes: self.size_bytes, sha256: sha256.clone() }, now());
-        let (beside, shown) = (about(), about());
-        let version = self.publish(beside).await.map_err(|source| self.failed(source))?;
+        let about = About::new(&self.new, Content { size_bytes: self.size_bytes, sha256 }, now());
+        let version = self.publish(about.clone()).await.map_err(|source| self.failed(source))?;
         // It is kept: the room stays taken.
         self.taken = 0;
         let spot = Spot { version, ..self.spot.clone() };
-        let kept = shown.kept(&spot).map_err(|source| self.failed(source))?;
+        let kept = about.kept(&spot).map_err(|source| self.failed(source))?;
         self.artifacts.clone().retain(spot).await;
         Ok(kept)
     }
