@@ -22,6 +22,8 @@ fn every_command_explains_itself() {
     same(help(&["usage", "--help"]), written("help/usage.txt"));
     same(help(&["artifact", "--help"]), written("help/artifact.txt"));
     same(help(&["artifact", "list", "--help"]), written("help/artifact-list.txt"));
+    same(help(&["artifact", "show", "--help"]), written("help/artifact-show.txt"));
+    same(help(&["artifact", "put", "--help"]), written("help/artifact-put.txt"));
     same(help(&["artifact", "get", "--help"]), written("help/artifact-get.txt"));
     same(help(&["artifact", "rm", "--help"]), written("help/artifact-rm.txt"));
     same(help(&["image", "--help"]), written("help/image.txt"));

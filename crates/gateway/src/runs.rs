@@ -101,7 +101,8 @@ async fn create(
     let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
     let request = host::admit(&gateway, &caller, request)?;
     let mut spec = gateway.policy().admit(request)?;
-    spec.owner = Some(caller.key.clone());
+    // Whose artifacts and workspaces it reads and keeps.
+    spec.owner = Some(caller.owner()?);
     let live = match take(&gateway, &caller, &spec, promise)? {
         Taken::New(live) => {
             start(&gateway, &live, spec, stdin);

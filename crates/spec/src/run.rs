@@ -94,6 +94,8 @@ pub struct RunSpec {
     pub task_id: Option<Id>,
     /// The caller's job.
     pub job_id: Option<Id>,
+    /// The key that asks, which owns what the run keeps; none for whoever is at the machine itself. A front fills it in.
+    pub owner: Option<Id>,
     /// Exact argument list; empty only where an image may say what to run.
     pub command: Vec<OsString>,
     /// What runs before the command instead of what the image says; empty for nothing.
@@ -112,8 +114,6 @@ pub struct RunSpec {
     pub artifacts: Vec<WorkspacePath>,
     /// What is granted beyond the box.
     pub grants: Grants,
-    /// Whoever it is carried out for, where there are several: what it leaves is theirs. A front fills it in.
-    pub owner: Option<String>,
     /// The box.
     pub sandbox: SandboxSpec,
 }

@@ -17,7 +17,7 @@ pub(crate) async fn prepare(
         return Ok(None);
     }
     let (state, id, mut sandbox) = (state.to_owned(), id.clone(), spec.sandbox.clone());
-    let (owner, cancelled) = (spec.owner.clone(), cancelled.clone());
+    let (owner, cancelled) = (spec.owner.as_ref().map(ToString::to_string), cancelled.clone());
     let make = move || {
         let is_cancelled = || *cancelled.borrow();
         lay(&state, &id, &mut sandbox, owner, &is_cancelled).map(|hold| (hold, sandbox.workspace))

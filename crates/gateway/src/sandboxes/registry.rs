@@ -188,7 +188,8 @@ impl Gateway {
     /// Makes a sandbox, whether or not somebody still waits for it. By the same key only one is ever made.
     pub(super) async fn open(&self, opening: Opening) -> Answer<Arc<Entry>> {
         let mut spec = self.policy().admit_session(opening.request.clone())?;
-        spec.run.owner = Some(opening.owner.clone());
+        // Whose artifacts and workspaces it reads and keeps.
+        spec.run.owner = Some(crate::caller::owner_of(&opening.owner)?);
         let mut outcome = self.begin(opening, spec)?;
         let done = outcome.wait_for(Option::is_some).await;
         let done = done.ok().and_then(|done| done.clone());
