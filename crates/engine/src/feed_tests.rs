@@ -1,3 +1,5 @@
+//! Whatever is written in whatever pieces comes out again, within the bound.
+
 use super::*;
 use proptest::prelude::*;
 use std::time::Duration;

@@ -21,6 +21,7 @@ use crate::{
     tree::Tree,
 };
 use actor::Order;
+use sandbox::Counters;
 use spec::{
     Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName, SessionSpec, Timestamp,
     Usage,
@@ -117,6 +118,9 @@ struct Book {
     /// The oldest first.
     execs: Vec<Exec>,
     started: u64,
+    /// What programs that have ended used: all that is known where nothing counts for the whole box.
+    ended_cpu_us: u64,
+    largest_bytes: u64,
     used: Instant,
     workspace: Option<OwnedFd>,
 }
@@ -152,6 +156,16 @@ impl Book {
     fn is_at_work(&self) -> bool {
         self.state.status == SessionStatus::Ready
             && self.execs.iter().any(|exec| !exec.request().background && exec.result().is_none())
+    }
+
+    /// Takes over what the box has used so far.
+    fn tally(&mut self, counters: &Counters) {
+        let usage = &mut self.state.usage;
+        let cpu = counters.cpu.unwrap_or(Duration::from_micros(self.ended_cpu_us));
+        usage.cpu_ms = usage.cpu_ms.max(cpu.as_millis() as u64);
+        usage.memory_peak_bytes =
+            counters.memory_peak.unwrap_or(self.largest_bytes).max(usage.memory_peak_bytes);
+        usage.pids_peak = counters.pids_peak.or(usage.pids_peak);
     }
 
     fn running(&self) -> usize {

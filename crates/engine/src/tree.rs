@@ -85,7 +85,7 @@ pub enum TreeError {
     Path { path: String, why: &'static str },
     #[error("there is no `{path}`")]
     Missing { path: String },
-    #[error("`{path}` is {what}, not {wanted}")]
+    #[error("`{path}` is {what}, where {wanted} is needed")]
     Kind { path: String, what: &'static str, wanted: &'static str },
     #[error("`{path}` leads through a symbolic link, which nobody follows")]
     Link { path: String },
@@ -118,7 +118,7 @@ impl TreeError {
             Some(Errno::NOSPC | Errno::DQUOT) => TreeError::Full { path: shown },
             Some(Errno::NOTDIR) => TreeError::Kind {
                 path: shown,
-                what: "not a folder, or leads through none",
+                what: "no folder, or leads through something that is none",
                 wanted: "a folder",
             },
             _ => TreeError::Other { path: shown, source },

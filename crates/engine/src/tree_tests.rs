@@ -1,1 +1,296 @@
+//! Files in friendly and hostile workspaces, seen from outside.
+
 use super::*;
+use rustix::fs::RenameFlags;
+use std::{
+    fs,
+    io::Read,
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt, symlink},
+        net::UnixListener,
+    },
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+/// A workspace, and beside it something that nobody may touch.
+struct Place {
+    root: PathBuf,
+    tree: Tree,
+}
+
+const SECRET: &str = "nobody's business";
+
+impl Place {
+    fn new() -> Place {
+        Place::below(std::env::temp_dir())
+    }
+
+    fn below(folder: PathBuf) -> Place {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let root = folder.join(format!("airlock-tree-{}-{count}", std::process::id()));
+        fs::create_dir_all(root.join("work")).unwrap();
+        fs::create_dir_all(root.join("outside/folder")).unwrap();
+        fs::write(root.join("outside/secret"), SECRET).unwrap();
+        fs::write(root.join("outside/folder/secret"), SECRET).unwrap();
+        let tree = Tree::new(handle(&root.join("work")), None, 1000);
+        Place { root, tree }
+    }
+
+    fn at(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.root.join("work").join(path)
+    }
+
+    fn write(&self, path: &str, content: &str) {
+        fs::create_dir_all(self.at(path).parent().unwrap()).unwrap();
+        fs::write(self.at(path), content).unwrap();
+    }
+
+    fn read(&self, path: &str) -> Answer<String> {
+        let (file, entry) = self.tree.open(path.as_ref())?;
+        let mut text = String::new();
+        file.take(entry.size_bytes).read_to_string(&mut text).unwrap();
+        Ok(text)
+    }
+
+    fn put(&self, path: &str, content: &str, parents: bool) -> Answer<Entry> {
+        let mut upload = self.tree.put(path.as_ref(), parents)?;
+        content.as_bytes().chunks(7).try_for_each(|chunk| upload.write(chunk))?;
+        upload.publish()
+    }
+
+    fn names(&self, path: &str) -> Vec<OsString> {
+        let listing = self.tree.list(path.as_ref(), None, 100).unwrap();
+        listing.entries.into_iter().map(|entry| entry.name).collect()
+    }
+
+    fn outside_is_whole(&self) {
+        for secret in ["outside/secret", "outside/folder/secret"] {
+            assert_eq!(fs::read_to_string(self.root.join(secret)).unwrap(), SECRET);
+        }
+        assert_eq!(fs::read_dir(self.root.join("outside")).unwrap().count(), 2);
+        assert_eq!(fs::read_dir(self.root.join("outside/folder")).unwrap().count(), 1);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Deeper than the library can.
+        let removed = std::process::Command::new("rm").arg("-rf").arg(&self.root).status();
+        assert!(removed.is_ok_and(|status| status.success()));
+    }
+}
+
+fn handle(path: &Path) -> OwnedFd {
+    rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap()
+}
+
+fn bounds() -> CopyBounds {
+    CopyBounds { entries: 1000, bytes: 10_000, depth: 8, told: 4 }
+}
+
+#[test]
+fn files_are_written_whole_read_listed_and_removed() {
+    let place = Place::new();
+    let entry = place.put("a/b/file", "contents of it", true).unwrap();
+    assert_eq!((entry.kind, entry.size_bytes, entry.mode), (EntryKind::File, 14, 0o644));
+    assert_eq!(place.read("a/b/file").unwrap(), "contents of it");
+    assert_eq!(place.read("/workspace/a/b/file").unwrap(), "contents of it");
+    place.put("a/b/file", "anew", false).unwrap();
+    assert_eq!(place.read("a/b/file").unwrap(), "anew");
+    assert!(matches!(place.put("no/such/file", "", false), Err(TreeError::Missing { .. })));
+    assert!(matches!(place.put("a/b", "", false), Err(TreeError::Kind { what: "a folder", .. })));
+    assert!(matches!(place.read("a"), Err(TreeError::Kind { what: "a folder", .. })));
+    assert!(matches!(place.read("none"), Err(TreeError::Missing { .. })));
+    place.tree.make_folder("c".as_ref(), false).unwrap();
+    assert!(matches!(place.tree.make_folder("c".as_ref(), false), Err(TreeError::Exists { .. })));
+    place.tree.make_folder("c/d/e".as_ref(), true).unwrap();
+    place.tree.make_folder("c/d/e".as_ref(), true).unwrap();
+    assert_eq!(place.names(""), ["a", "c"]);
+    assert_eq!(place.tree.stat("".as_ref()).unwrap().kind, EntryKind::Folder);
+    assert!(matches!(place.tree.remove("c".as_ref(), false), Err(TreeError::NotEmpty { .. })));
+    place.tree.remove("c".as_ref(), true).unwrap();
+    place.tree.remove("a/b/file".as_ref(), false).unwrap();
+    place.tree.remove("a/b".as_ref(), false).unwrap();
+    assert_eq!(place.names(""), ["a"]);
+    for whole in ["", ".", "/workspace"] {
+        assert!(matches!(place.tree.remove(whole.as_ref(), true), Err(TreeError::Path { .. })));
+    }
+}
+
+#[test]
+fn nobody_sees_half_a_file_and_nothing_stays_of_one() {
+    let place = Place::new();
+    place.write("file", "old");
+    let mut upload = place.tree.put("file".as_ref(), false).unwrap();
+    upload.write(b"half").unwrap();
+    assert_eq!(place.read("file").unwrap(), "old");
+    drop(upload);
+    let long = "x".repeat(1001);
+    assert!(matches!(place.put("file", &long, false), Err(TreeError::TooLarge { limit_bytes: 1000, .. })));
+    assert_eq!((place.read("file").unwrap(), place.names("")), ("old".to_owned(), vec!["file".into()]));
+    place.put("file", &long[..1000], false).unwrap();
+}
+
+#[test]
+fn paths_lead_nowhere_else() {
+    let place = Place::new();
+    for path in ["../outside/secret", "/etc/passwd", "a/../../outside/secret", "a\0b", "/workspace/../etc"] {
+        assert!(matches!(place.read(path), Err(TreeError::Path { .. })), "{path:?}");
+        assert!(matches!(place.put(path, "x", true), Err(TreeError::Path { .. })), "{path:?}");
+        assert!(matches!(place.tree.remove(path.as_ref(), true), Err(TreeError::Path { .. })), "{path:?}");
+    }
+    place.outside_is_whole();
+}
+
+#[test]
+fn links_are_seen_and_removed_and_never_followed() {
+    let place = Place::new();
+    symlink(place.root.join("outside"), place.at("folder")).unwrap();
+    symlink("../outside/secret", place.at("file")).unwrap();
+    symlink("/proc/self/root", place.at("root")).unwrap();
+    for path in ["folder/secret", "file", "root/etc/passwd"] {
+        assert!(matches!(place.read(path), Err(TreeError::Link { .. })), "{path}: {:?}", place.read(path));
+    }
+    let refused = place.put("folder/new", "x", true);
+    assert!(matches!(refused, Err(TreeError::Link { .. } | TreeError::Kind { .. })), "{refused:?}");
+    assert!(place.put("file", "x", true).is_err());
+    assert!(place.tree.list("folder".as_ref(), None, 10).is_err());
+    assert!(place.tree.make_folder("folder/new".as_ref(), true).is_err());
+    let seen = place.tree.stat("file".as_ref()).unwrap();
+    assert_eq!((seen.kind, seen.target), (EntryKind::Link, Some("../outside/secret".into())));
+    assert!(place.tree.remove("folder/secret".as_ref(), true).is_err());
+    for link in ["folder", "file", "root"] {
+        place.tree.remove(link.as_ref(), true).unwrap();
+    }
+    assert!(place.names("").is_empty());
+    place.outside_is_whole();
+}
+
+#[test]
+fn special_files_are_neither_opened_nor_waited_for() {
+    let place = Place::new();
+    rustix::fs::mknodat(rustix::fs::CWD, place.at("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let _socket = UnixListener::bind(place.at("socket")).unwrap();
+    for (name, what) in [("fifo", "a FIFO"), ("socket", "a socket")] {
+        assert!(matches!(place.read(name), Err(TreeError::Kind { what: found, .. }) if found == what));
+        assert!(
+            matches!(place.put(name, "x", false), Err(TreeError::Kind { what: found, .. }) if found == what)
+        );
+        assert_eq!(place.tree.stat(name.as_ref()).unwrap().kind, EntryKind::Special);
+        place.tree.remove(name.as_ref(), false).unwrap();
+    }
+    assert!(place.names("").is_empty());
+}
+
+#[test]
+fn names_of_any_bytes_are_listed_in_order_and_page_by_page() {
+    let place = Place::new();
+    let names: [&[u8]; 5] = [b"\x01", b"a\nb", b"b", b"\xff\xfe", "ü".as_bytes()];
+    for name in names {
+        fs::write(place.at(OsStr::from_bytes(name)), "x").unwrap();
+    }
+    let mut sorted: Vec<_> = names.map(|name| OsStr::from_bytes(name).to_owned()).into();
+    sorted.sort();
+    assert_eq!(place.names(""), sorted);
+    let first = place.tree.list("".as_ref(), None, 3).unwrap();
+    let last = &first.entries[2].name;
+    let second = place.tree.list("".as_ref(), Some(last), 3).unwrap();
+    assert_eq!((first.entries.len(), first.more, second.entries.len(), second.more), (3, true, 2, false));
+    assert_eq!(second.entries[0].name, sorted[3]);
+    for name in &sorted {
+        assert_eq!(place.tree.open(name.as_ref()).unwrap().1.size_bytes, 1);
+        place.tree.remove(name.as_ref(), false).unwrap();
+    }
+}
+
+#[test]
+fn a_folder_ten_thousand_deep_is_removed_with_few_handles() {
+    // In memory, as workspaces are: on a disk it takes half a minute to make.
+    let place = Place::below("/dev/shm".into());
+    fs::create_dir(place.at("top")).unwrap();
+    let mut folder = handle(&place.at("top"));
+    for _ in 0..10_000 {
+        rustix::fs::mkdirat(&folder, "d", Mode::RWXU).unwrap();
+        rustix::fs::symlinkat(place.root.join("outside"), &folder, "link").unwrap();
+        folder = files::open(&folder, "d", OFlags::PATH | OFlags::DIRECTORY).unwrap();
+    }
+    assert!(place.tree.list("top".as_ref(), None, 10).is_ok());
+    place.tree.remove("top".as_ref(), true).unwrap();
+    assert!(place.names("").is_empty());
+    place.outside_is_whole();
+}
+
+#[test]
+fn a_folder_that_turns_into_a_link_all_the_time_leads_nobody_out() {
+    let place = Place::new();
+    symlink(place.root.join("outside/folder"), place.at("link")).unwrap();
+    let stop = AtomicBool::new(false);
+    let work = handle(&place.root.join("work"));
+    let mut reached = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                _ = rustix::fs::renameat_with(&work, "folder", &work, "link", RenameFlags::EXCHANGE);
+            }
+        });
+        for _ in 0..300 {
+            fs::create_dir_all(place.at("folder")).ok();
+            // Whatever is answered: nothing that lies outside, and nothing is put or removed there.
+            for name in ["folder", "link"] {
+                assert!(place.read(&format!("{name}/secret")).is_err());
+                reached += usize::from(place.put(&format!("{name}/new"), "x", false).is_ok());
+                _ = place.tree.remove(format!("{name}/secret").as_ref(), true);
+                _ = place.tree.remove(format!("{name}/new").as_ref(), true);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(reached > 0, "the real folder was written to");
+    for name in ["folder", "link"] {
+        _ = place.tree.remove(name.as_ref(), true);
+    }
+    assert!(place.names("").is_empty());
+    place.outside_is_whole();
+}
+
+#[test]
+fn a_copy_has_files_and_links_and_tells_what_it_has_not() {
+    let (from, to) = (Place::new(), Place::new());
+    from.write("a/file", "text");
+    fs::set_permissions(from.at("a/file"), fs::Permissions::from_mode(0o6755)).unwrap();
+    symlink(from.root.join("outside/secret"), from.at("a/link")).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, from.at("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    fs::File::create(from.at("huge")).unwrap().set_len(1 << 40).unwrap();
+    from.write("1/2/3/4/5/6/7/8/9/file", "deep");
+    to.write("a/file", "in the way");
+    let copied = from.tree.copy_into(&to.tree, bounds()).unwrap();
+    assert_eq!(to.read("a/file").unwrap(), "text");
+    assert_eq!(fs::metadata(to.at("a/file")).unwrap().mode() & 0o7777, 0o755);
+    assert_eq!(fs::read_link(to.at("a/link")).unwrap(), from.root.join("outside/secret"));
+    let modified = |place: &Place| fs::metadata(place.at("a/file")).unwrap().modified().unwrap();
+    assert_eq!(modified(&from), modified(&to));
+    let mut left_out = copied.left_out.clone();
+    left_out.sort();
+    let told = [
+        "`1/2/3/4/5/6/7/8`: lies deeper than 8 folders",
+        "`fifo`: is a FIFO",
+        "`huge`: has 1099511627776 bytes",
+    ];
+    assert_eq!(left_out.len(), told.len(), "{left_out:?}");
+    assert!(left_out.iter().zip(told).all(|(left_out, told)| left_out.starts_with(told)), "{left_out:?}");
+    assert_eq!(copied.bytes, 4);
+    from.outside_is_whole();
+}
+
+#[test]
+fn a_copy_is_bounded_and_says_so() {
+    let (from, to) = (Place::new(), Place::new());
+    for number in 0..20 {
+        from.write(&format!("{number}"), "0123456789");
+    }
+    let copied = from.tree.copy_into(&to.tree, CopyBounds { entries: 5, ..bounds() }).unwrap();
+    assert_eq!((copied.entries, to.names("").len(), copied.left_out.len()), (5, 5, 1));
+    let copied = from.tree.copy_into(&to.tree, CopyBounds { bytes: 100, ..bounds() }).unwrap();
+    assert_eq!((copied.bytes, copied.left_out.len(), copied.more_left_out), (100, 4, 6));
+}

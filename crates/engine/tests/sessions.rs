@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
-use engine::{Engine, Exec, Session, SessionEnd, SessionStatus, Settings};
+use engine::{Engine, Exec, Pool, Session, SessionEnd, SessionStatus, Settings};
 use spec::{
     ErrorCode, ExecRequest, LimitName, Policy, RunRequest, SessionRequest, SessionSpec, Status, Stream,
     TerminalSize,
@@ -133,6 +133,27 @@ async fn a_terminal_has_a_size_that_changes_and_takes_keys() {
     exec.write(b"keys\n").await.unwrap();
     assert_eq!(exec.wait().await.exit_code, Some(0));
     assert!(text(&exec, Stream::Stdout).contains("got keys xterm"), "{}", text(&exec, Stream::Stdout));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_program_is_told_when_its_terminal_changes_its_size() {
+    let place = Place::new("resized");
+    let session = place.open().await;
+    let script = "import os, signal, sys\n\
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])\n\
+        print('up', flush=True)\n\
+        signal.sigwait([signal.SIGWINCH])\n\
+        print('told', *os.get_terminal_size(), flush=True)";
+    let request = ExecRequest {
+        command: ["python3", "-c", script].map(Into::into).into(),
+        tty: Some(TerminalSize { rows: 11, columns: 33 }),
+        ..ExecRequest::default()
+    };
+    let exec = session.exec(request).await.unwrap();
+    says(&exec, "up").await;
+    exec.resize(TerminalSize { rows: 22, columns: 44 }).unwrap();
+    says(&exec, "told 44 22").await;
     place.close().await;
 }
 
@@ -289,8 +310,13 @@ async fn cpu_time_of_the_whole_box_ends_the_session_and_says_so() {
 async fn more_programs_than_may_be_are_refused_and_old_ones_forgotten() {
     let place = Place::new("many");
     let session = place.open().await;
+    let sleeper = ExecRequest {
+        command: ["sleep", "1000"].map(Into::into).into(),
+        background: true,
+        ..ExecRequest::default()
+    };
     for _ in 0..32 {
-        session.exec(ExecRequest { background: true, ..shell("sleep 1000") }).await.unwrap();
+        session.exec(sleeper.clone()).await.unwrap();
     }
     assert_eq!(session.exec(shell("true")).await.unwrap_err().code, ErrorCode::QuotaExceeded);
     session.execs()[31].stop(Duration::ZERO).await;
@@ -337,21 +363,75 @@ async fn what_a_program_is_denied_stands_in_its_own_record() {
 }
 
 #[tokio::test]
-async fn a_box_that_dies_by_itself_is_lost() {
-    let place = Place::new("lost");
-    let spec = spec(|request| {
-        request.run.limits.memory = "64M".parse().ok();
-    });
+async fn memory_that_runs_out_ends_the_program_and_not_the_session() {
+    let place = Place::new("memory");
+    let spec = spec(|request| request.run.limits.memory = "64M".parse().ok());
     let session = place.engine.open_session(spec).await.unwrap();
-    let script = "x=x; while :; do x=$x$x; done";
-    let exec = session.exec(shell(script)).await.unwrap();
-    let result = exec.wait().await;
-    // Where memory is held, its end is known; the session goes on.
-    if result.status == Status::OomKilled {
-        assert!(result.limits_hit.contains(&LimitName::Memory));
-        assert_eq!(session.exec(shell("true")).await.unwrap().wait().await.exit_code, Some(0));
-    } else {
-        assert!(matches!(result.status, Status::Failed | Status::Lost), "{result:?}");
+    let result = session.exec(shell("x=x; while :; do x=$x$x; done")).await.unwrap().wait().await;
+    match result.status {
+        Status::OomKilled => assert!(result.limits_hit.contains(&LimitName::Memory)),
+        // Where only each process has a limit, the program is told and gives up.
+        status => assert_eq!((status, result.limits_hit.is_empty()), (Status::Failed, true), "{result:?}"),
+    }
+    assert_eq!(session.exec(shell("true")).await.unwrap().wait().await.exit_code, Some(0));
+    place.close().await;
+}
+
+/// The first process of the box in which a program with this command line runs, as the host numbers it.
+fn first_process_of(command: &str) -> Option<u32> {
+    let processes = || {
+        let entries = fs::read_dir("/proc").unwrap().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+    };
+    let room = |pid| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let is_it =
+        |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|found| found == command.as_bytes());
+    let program = processes().find(is_it)?;
+    let is_first = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let numbers = status.lines().find(|line| line.starts_with("NSpid:")).unwrap_or_default();
+        room(*pid) == room(program) && numbers.split_whitespace().last() == Some("1")
+    };
+    processes().find(is_first)
+}
+
+#[tokio::test]
+async fn a_session_whose_box_dies_is_lost_and_so_are_its_programs() {
+    let place = Place::new("lost");
+    let session = place.open().await;
+    let exec = session.exec(shell("echo up; exec sleep 7654.321")).await.unwrap();
+    says(&exec, "up").await;
+    let first = loop {
+        match first_process_of("sleep\x007654.321\0") {
+            Some(first) => break first,
+            // It has said so just before it became that program.
+            None => tokio::task::yield_now().await,
+        }
+    };
+    let killed = std::process::Command::new("kill").args(["-KILL", &first.to_string()]).status().unwrap();
+    assert!(killed.success());
+    let ended = tokio::time::timeout(Duration::from_secs(10), session.ended()).await.unwrap();
+    assert_eq!(ended.ended, Some(SessionEnd::Lost));
+    // The kernel kills it with its box; whoever saw that tells it.
+    let result = exec.result().unwrap();
+    assert!(result.status == Status::Lost || result.signal == Some(9), "{result:?}");
+    assert_eq!(session.exec(shell("true")).await.unwrap_err().code, ErrorCode::Conflict);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn an_engine_with_a_pool_has_sessions_as_well() {
+    let mut place = Place::new("pool");
+    let pool = Pool { parked: 2, berths: 2, ..Pool::OFF };
+    place.engine = Engine::open(Settings { pool, ..Settings::new(&place.state) }).unwrap();
+    for _ in 0..3 {
+        let session = place.open().await;
+        let exec = session.exec(shell("echo here")).await.unwrap();
+        assert_eq!(
+            (exec.wait().await.exit_code, text(&exec, Stream::Stdout)),
+            (Some(0), "here\n".to_owned())
+        );
+        session.end().await;
     }
     place.close().await;
 }
@@ -395,19 +475,28 @@ async fn files_put_from_outside_belong_to_the_program() {
 }
 
 #[tokio::test]
-async fn a_session_that_nobody_waits_for_and_one_of_a_dropped_engine_leave_nothing() {
-    let place = Place::new("dropped");
+async fn a_session_that_nobody_waits_for_leaves_nothing() {
+    let place = Place::new("unwanted");
     let opening = place.engine.open_session(spec(|_| {}));
     assert!(tokio::time::timeout(Duration::from_millis(1), opening).await.is_err(), "it was dropped in time");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn sessions_end_with_the_last_clone_of_their_engine() {
+    let place = Place::new("dropped");
     let session = place.open().await;
+    let exec = session.exec(shell("sleep 1000")).await.unwrap();
     let Place { state, engine } = place;
+    let clone = engine.clone();
     drop(engine);
+    assert_eq!(session.exec(shell("true")).await.unwrap().wait().await.exit_code, Some(0));
+    drop(clone);
     let ended = tokio::time::timeout(Duration::from_secs(10), session.ended()).await.unwrap();
     assert_eq!(ended.ended, Some(SessionEnd::Asked));
-    drop(session);
-    let engine = Engine::open(Settings::new(&state)).unwrap();
-    let place = Place { state, engine };
-    place.close().await;
+    assert_eq!(exec.result().unwrap().status, Status::Cancelled);
+    assert_eq!(fs::read_dir(state.join("runs")).unwrap().count(), 0);
+    fs::remove_dir_all(&state).unwrap();
 }
 
 #[tokio::test]

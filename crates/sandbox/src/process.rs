@@ -20,7 +20,7 @@ use std::{
 use tokio::sync::mpsc;
 
 /// How long a program may take to start: what runs in its box already could hold its process up.
-const LONGEST_START: Duration = Duration::from_secs(10);
+const LONGEST_START: Duration = Duration::from_secs(5);
 
 /// A program under way. Dropped, it is killed with its process group; the box goes on.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ mod egress;
 use doors::ledger::{Call, Durability, Ledger, Outcome};
 use init::{
     plan::{
-        BoxPlan, Errand, FileId, HostPath, Ids, ImageRoot, Owner, PassingPlan, Place, PlaceKind, ProgramPlan,
-        Protected, ProtectedKind, ResourceLimit, StockPlan, TemplatePlan,
+        BoxPlan, Errand, Fellows, FileId, HostPath, Ids, ImageRoot, Owner, PassingPlan, Place, PlaceKind,
+        ProgramPlan, Protected, ProtectedKind, ResourceLimit, StockPlan, TemplatePlan,
     },
     protocol::{Arriving, Brief, Command, Ended, Report, Request},
     step::{Failure, Step, Steps},
@@ -159,7 +159,9 @@ fn plans() -> io::Result<Vec<Vec<u8>>> {
         of_kind(b'q', &Request::Lane),
         of_kind(b'q', &Request::Stock(stock)),
         of_kind(b'c', &Command::Exec(plan.clone())),
-        of_kind(b'c', &Command::Prepare(plan)),
+        of_kind(b'c', &Command::Prepare(plan.clone())),
+        of_kind(b'c', &Command::Start(plan)),
+        of_kind(b'c', &Command::Terminal),
         of_kind(b'c', &Command::Signal(9)),
         of_kind(b'c', &Command::Destroy),
         of_kind(b'r', &Report::Hello(Steps::ALL)),
@@ -173,6 +175,7 @@ fn plans() -> io::Result<Vec<Vec<u8>>> {
             },
         ),
         of_kind(b'r', &Report::Started(Steps::ALL)),
+        of_kind(b'r', &Report::Terminal),
         of_kind(b'r', &Report::Ended(ended)),
         of_kind(b'r', &Report::Failed(failure)),
         of_kind(b'r', &Report::Gone(ended)),
@@ -222,6 +225,7 @@ fn a_box() -> BoxPlan {
         doors: vec![8080, 3128],
         passing: Some(PassingPlan { ports: vec![80, 443], redirect: Some(3129), names: 53 }),
         terminal: true,
+        stays: true,
         scratch_bytes: 256 << 20,
         scratch_files: 65536,
         copies: vec![c"/usr".to_owned()],
@@ -250,6 +254,7 @@ fn program() -> ProgramPlan {
         directory: c"/workspace".to_owned(),
         rlimits: vec![ResourceLimit { resource: 7, soft: 128, hard: 128 }],
         writable: strings(&[c"/tmp", c"/workspace"]),
+        fellows: Fellows::Reached,
         cpus: Some(2),
         terminal: true,
     }

@@ -151,7 +151,15 @@ impl Actor {
             notes: result.notes.clone(),
         };
         let workspace = sandbox.workspace().try_clone_to_owned().ok();
-        let book = Book { state, execs: Vec::new(), started: 0, used: born, workspace };
+        let book = Book {
+            state,
+            execs: Vec::new(),
+            started: 0,
+            ended_cpu_us: 0,
+            largest_bytes: 0,
+            used: born,
+            workspace,
+        };
         let shared = Shared {
             id: making.id.clone(),
             spec,
@@ -186,7 +194,7 @@ impl Actor {
             tokio::select! {
                 why = asked(&mut ending) => return why,
                 () = closes(closing) => return SessionEnd::Asked,
-                Some(order) = self.orders.recv() => self.obey(order).await,
+                Some(order) = self.orders.recv() => self.obey(order, closing).await,
                 _ = self.sandbox.progress() => return SessionEnd::Lost,
                 () = tokio::time::sleep_until(due.into()) => {
                     if let Some(why) = self.overdue() {
@@ -226,13 +234,14 @@ impl Actor {
     }
 
     /// Whoever asked may be gone: then nobody hears the answer.
-    async fn obey(&mut self, order: Order) {
+    async fn obey(&mut self, order: Order, closing: &mut watch::Receiver<bool>) {
         match order {
             Order::Start(request, answer) => {
                 let mut ending = self.ending.clone();
                 let started = tokio::select! {
                     started = self.start(*request) => started,
                     _ = asked(&mut ending) => Err(super::gone("the session ends")),
+                    () = closes(closing) => Err(super::gone("the engine closes")),
                 };
                 _ = answer.send(started);
             }
@@ -353,7 +362,7 @@ impl Actor {
     /// Writes down what the box has used so far.
     fn count(&self) {
         let counters = self.sandbox.counters();
-        tally(&counters, &mut self.shared.book().state.usage);
+        self.shared.book().tally(&counters);
     }
 
     /// The box first: what is then read, counted and released cannot change any more.
@@ -373,8 +382,16 @@ impl Actor {
         let native = self.making.spec.sandbox.backend == Backend::Native;
         // A container's counters go with it.
         let before = (!native).then(|| self.sandbox.counters());
-        if self.sandbox.end().await.is_none() {
-            self.result.notes.push("the kernel has not ended every process of the sandbox yet".to_owned());
+        match self.sandbox.end().await {
+            Some(gone) => {
+                let mut book = self.shared.book();
+                book.ended_cpu_us += gone.cpu_us;
+                book.largest_bytes = book.largest_bytes.max(gone.peak_bytes);
+            }
+            None => {
+                let note = "the kernel has not ended every process of the sandbox yet";
+                self.result.notes.push(note.to_owned());
+            }
         }
         let last_words = async { while self.programs.join_next().await.is_some() {} };
         if tokio::time::timeout(LONGEST_LAST_WORD, last_words).await.is_err() {
@@ -388,8 +405,13 @@ impl Actor {
             (LimitName::Disk, self.sandbox.scratch_is_full()),
         ];
         self.result.limits_hit.extend(hits.into_iter().filter(|(_, hit)| *hit).map(|(name, _)| name));
-        tally(&counters, &mut self.result.usage);
-        self.shared.book().workspace = None;
+        let usage = {
+            let mut book = self.shared.book();
+            book.tally(&counters);
+            book.workspace = None;
+            book.state.usage.clone()
+        };
+        self.result.usage = usage;
         self.give_back(why).await;
     }
 
@@ -427,11 +449,4 @@ struct Connected {
     streams: Streams,
     input: Option<tokio::net::unix::pipe::Sender>,
     window: Option<terminal::Window>,
-}
-
-fn tally(counters: &Counters, usage: &mut Usage) {
-    let cpu_ms = counters.cpu.map_or(usage.cpu_ms, |cpu| cpu.as_millis() as u64);
-    usage.cpu_ms = cpu_ms.max(usage.cpu_ms);
-    usage.memory_peak_bytes = counters.memory_peak.unwrap_or(usage.memory_peak_bytes);
-    usage.pids_peak = counters.pids_peak.or(usage.pids_peak);
 }

@@ -409,7 +409,12 @@ impl Attending {
             denials: denials.list,
             notes: denials.note.into_iter().collect(),
         };
-        self.session.book().used = Instant::now();
+        {
+            let mut book = self.session.book();
+            book.used = Instant::now();
+            book.ended_cpu_us += ending.cpu_us;
+            book.largest_bytes = book.largest_bytes.max(ending.peak_bytes);
+        }
         common.window.lock().unwrap_or_else(PoisonError::into_inner).take();
         common.done.send_replace(Some(result));
         self.exec.close_input();

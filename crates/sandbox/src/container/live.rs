@@ -45,7 +45,7 @@ use std::{
 use tokio::sync::mpsc;
 
 /// How long a container may take to end before its engine is told to kill it.
-const LONGEST_END: Duration = Duration::from_secs(2);
+pub(super) const LONGEST_END: Duration = Duration::from_secs(2);
 /// What the program of a container does last; its namespaces and its user are the engine's work.
 pub(super) const LAST_STEPS: Steps = Steps::ALL.without(Step::EnterUserNamespace);
 
@@ -391,13 +391,14 @@ impl ContainerBox {
         if self.frozen == frozen {
             return Ok(());
         }
-        let (verb, what) = if frozen { ("pause", "freeze the sandbox") } else { ("unpause", "let it go on") };
+        let verb = if frozen { "pause" } else { "unpause" };
         let path = format!("/containers/{}/{verb}", escaped(&self.id));
         // Even if nobody waits for the answer: what may be frozen is let go before its end.
         self.frozen = true;
-        let answer = self.daemon.api.post(&path, None).await.map_err(of_api(what));
+        let answer = self.daemon.api.post(&path, None).await;
         self.frozen = frozen == answer.is_ok();
-        answer.map(drop)
+        let remedy = "Docker, root's Podman and the native backend can; a user's Podman needs cgroup v2";
+        answer.map(drop).map_err(|error| SandboxError::CannotFreeze { why: error.to_string(), remedy })
     }
 
     fn check_awake(&self) -> Result<(), SandboxError> {

@@ -26,7 +26,7 @@ use crate::native::{SandboxError, plan, protect::Protection};
 use api::{ApiError, escaped};
 use berth::Berth;
 use hosts::Daemon;
-use live::Started;
+use live::{LONGEST_END, Started};
 use order::Order;
 use serde_json::{Value, json};
 use spec::{Backend, Digest, ErrorCode, Id, ImageConfig, ImageRef, SandboxSpec, User};
@@ -228,6 +228,11 @@ impl Containers {
     /// Removes a container by its id, running or not.
     pub async fn remove(&self, socket: &Path, id: &str) -> Result<(), SandboxError> {
         let daemon = Daemon::open(socket).await?;
+        let path = |what| format!("/containers/{}/{what}", escaped(id));
+        // One that is frozen goes on, sees that nobody is there, and ends; no engine likes to remove it before.
+        if daemon.api.post(&path("unpause"), None).await.is_ok() {
+            _ = tokio::time::timeout(LONGEST_END, daemon.api.post(&path("wait"), None)).await;
+        }
         remove(&daemon, id).await.map_err(of_api("remove a container"))
     }
 

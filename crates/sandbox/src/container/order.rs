@@ -208,7 +208,9 @@ impl Order<'_> {
         let limits = &self.spec.limits;
         let exact = |name: &str, value: u64| json!({ "Name": name, "Soft": value, "Hard": value });
         let size = i64::try_from(limits.file_size.0).map_or(i64::MAX as u64, |size| size as u64);
-        let files = exact("nofile", limits.open_files.max(FEWEST_FILES).into());
+        // It has a few for each program; those lower the limit for themselves.
+        let programs = if self.spec.stays { 4 * init::protocol::MOST_PROGRAMS as u32 } else { 0 };
+        let files = exact("nofile", limits.open_files.max(FEWEST_FILES + programs).into());
         // Not a limit of ours: engines ask for more by themselves than a host without privileges can give.
         let processes = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum;
         let processes = exact("nproc", processes.map_or(MOST_PROCESSES, |most| most.min(MOST_PROCESSES)));

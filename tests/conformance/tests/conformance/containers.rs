@@ -4,7 +4,7 @@
 use crate::{
     denials, machine, network, processes, programs,
     runner::Proof,
-    syscalls, terminal,
+    staying, syscalls, terminal,
     world::{Mode, World},
 };
 
@@ -41,6 +41,7 @@ pub(crate) fn applicable<'a>(all: &[Proof], chosen: &[&'a Proof], world: &World)
     let mut elsewhere = Vec::new();
     if podman && !full {
         elsewhere.extend([denials::proofs(), programs::proofs(), syscalls::proofs(), terminal::proofs()]);
+        elsewhere.push(staying::by_first_process());
     }
     if world.mode == Mode::User && !full {
         elsewhere.extend([machine::proofs(), network::proofs(), processes::proofs()]);

@@ -77,6 +77,17 @@ pub(crate) async fn made(world: &World, id: &Id, spec: &RunSpec, lacking: Lackin
     }
 }
 
+/// Two boxes of one maker.
+pub(crate) async fn made_together(world: &World, ids: [&Id; 2], spec: &RunSpec) -> [Box<dyn Sandbox>; 2] {
+    if world.maker.is_some() {
+        let [first, second] = ids.map(|id| made(world, id, spec, Lacking::Nothing));
+        return [first.await, second.await];
+    }
+    let native = Native::new(world.fresh_folder("state"));
+    let create = async |id| native.create(id, &spec.sandbox, None).await.expect("a box");
+    [Box::new(create(ids[0]).await), Box::new(create(ids[1]).await)]
+}
+
 /// What a later engine on that state folder does about such a box.
 pub(crate) async fn sweep(world: &World, id: &Id) {
     let state = world.folder.join(format!("state-of-{id}"));
