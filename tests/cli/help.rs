@@ -35,6 +35,11 @@ fn every_command_explains_itself() {
         same(help(&["secrets", word, "--help"]), written(&format!("help/secrets-{word}.txt")));
     }
     same(help(&["proxy", "--help"]), written("help/proxy.txt"));
+    same(help(&["serve", "--help"]), written("help/serve.txt"));
+    same(help(&["key", "--help"]), written("help/key.txt"));
+    for word in ["create", "list", "revoke"] {
+        same(help(&["key", word, "--help"]), written(&format!("help/key-{word}.txt")));
+    }
     same(help(&["escape-test", "--help"]), written("help/escape-test.txt"));
 }
 

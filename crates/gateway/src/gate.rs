@@ -35,7 +35,7 @@ impl Connection {
         self.addresses.map(|(local, _)| local)
     }
 
-    fn from_this_machine(self) -> bool {
+    fn is_of_this_machine(self) -> bool {
         self.addresses.is_none_or(|(_, peer)| peer.ip().is_loopback())
     }
 }
@@ -61,7 +61,7 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
     if !gateway.quiet() {
         let key = caller.as_ref().map_or("-", |caller| caller.key.as_str());
         let (status, took) = (response.status().as_u16(), begun.elapsed().as_secs_f64() * 1000.0);
-        eprintln!("{} {method} {route} {status} {took:.1}ms {key}", engine::now());
+        crate::say(format_args!("{} {method} {route} {status} {took:.1}ms {key}", engine::now()));
     }
     response
 }
@@ -88,7 +88,7 @@ fn admit(gateway: &Gateway, request: &Request, route: &str) -> Result<Option<Cal
             None => Err(unauthorized("this key is not known, has expired or was revoked")),
         },
         None if OPEN.contains(&route) => Ok(None),
-        None if OPEN_HERE.contains(&route) && connection.from_this_machine() => Ok(None),
+        None if OPEN_HERE.contains(&route) && connection.is_of_this_machine() => Ok(None),
         None => Err(unauthorized("a key is needed")),
     }
 }

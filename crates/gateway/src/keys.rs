@@ -309,7 +309,7 @@ async fn revoke(
 impl From<DatabaseError> for Problem {
     fn from(error: DatabaseError) -> Problem {
         // Where it lies is nobody's business; the operator reads it on stderr.
-        eprintln!("airlock: {error}");
+        crate::say(format_args!("airlock: {error}"));
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", "the database cannot be used", None)
     }
 }

@@ -27,7 +27,7 @@ pub use server::{Listener, Tls, TlsError};
 
 use engine::Engine;
 use spec::Policy;
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
 use store::{DatabaseError, served::Served};
 use tokio::sync::watch;
 use utoipa_axum::router::OpenApiRouter;
@@ -214,6 +214,11 @@ impl Gateway {
     pub(crate) fn runs(&self) -> &runs::live::Runs {
         &self.0.runs
     }
+}
+
+/// A line on stderr. Where that is gone there is nobody left to tell, and no reason to stop.
+fn say(line: std::fmt::Arguments<'_>) {
+    _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Every route, with its description.

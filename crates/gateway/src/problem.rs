@@ -29,7 +29,8 @@ pub struct Problem {
     code: String,
     /// The path of what it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
-    instance: Option<String>,
+    #[schema(value_type = Option<String>)]
+    instance: Option<Box<str>>,
 }
 
 /// What a handler answers.
@@ -71,7 +72,7 @@ impl Problem {
 
     /// The same about this thing.
     pub(crate) fn about(self, instance: String) -> Problem {
-        Problem { instance: Some(instance), ..self }
+        Problem { instance: Some(instance.into()), ..self }
     }
 
     pub(crate) fn status(&self) -> StatusCode {

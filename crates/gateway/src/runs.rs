@@ -108,7 +108,7 @@ async fn create(
         }
         Taken::Before(id) => match gateway.runs().find(&id) {
             Some(live) => live,
-            None => return kept(&gateway, &caller, &id),
+            None => return kept(&gateway, &caller, &id).map_err(forgotten),
         },
     };
     match is_async(&headers) {
@@ -120,6 +120,19 @@ async fn create(
                 None => Ok(json(StatusCode::OK, ended.whole.clone())),
             }
         }
+    }
+}
+
+/// Its run was one too many to be remembered, but it is not run again.
+fn forgotten(problem: Problem) -> Problem {
+    match problem.status() {
+        StatusCode::NOT_FOUND => Problem::new(
+            StatusCode::GONE,
+            "lost",
+            "the run of this Idempotency-Key is forgotten",
+            Some("use a new key to run it again".to_owned()),
+        ),
+        _ => problem,
     }
 }
 

@@ -99,7 +99,7 @@ pub(crate) async fn serve(
         let accepted = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                eprintln!("airlock: cannot accept a connection: {error}");
+                crate::say(format_args!("airlock: cannot accept a connection: {error}"));
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }

@@ -115,7 +115,7 @@ async fn usage(
     match summed {
         Ok(Ok(sums)) => Ok(Json(sums)),
         Ok(Err(error)) => {
-            eprintln!("airlock: {error}");
+            crate::say(format_args!("airlock: {error}"));
             Err(unavailable())
         }
         Err(_) => Err(unavailable()),

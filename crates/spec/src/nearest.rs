@@ -40,4 +40,13 @@ mod tests {
         assert_eq!(nearest("colour", &KEYS), None);
         assert_eq!(nearest(&"x".repeat(1000), &KEYS), None);
     }
+
+    #[test]
+    fn distances_are_those_of_the_textbook() {
+        for (from, to, steps) in
+            [("kitten", "sitting", 3), ("", "abc", 3), ("same", "same", 0), ("ab", "ba", 2)]
+        {
+            assert_eq!(distance(from, to), steps, "{from} {to}");
+        }
+    }
 }

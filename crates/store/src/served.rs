@@ -56,6 +56,8 @@ pub enum Accepted {
     OtherRequest,
     /// There is a run of that name.
     NameTaken,
+    /// There is no room for a new one.
+    Full,
 }
 
 /// A run, as it is kept.
@@ -129,13 +131,16 @@ impl Served {
         self.keys.write(|transaction| Ok(transaction.execute(revoke, params![number(at_ms), id])? == 1))
     }
 
-    /// Writes a run down before it starts, unless it was promised before or its name is taken.
-    pub fn accept(&self, run: &NewRun<'_>) -> Result<Accepted, DatabaseError> {
+    /// Writes a run down before it starts, unless it was promised before, its name is taken or there is no room.
+    pub fn accept(&self, run: &NewRun<'_>, room: bool) -> Result<Accepted, DatabaseError> {
         self.runs.write(|transaction| {
             if let Some((name, body)) = run.promise
                 && let Some(before) = promised(transaction, run, name, body)?
             {
                 return Ok(before);
+            }
+            if !room {
+                return Ok(Accepted::Full);
             }
             let mut add = transaction.prepare_cached(
                 "INSERT OR IGNORE INTO gateway_run (id, owner, task, job, status, is_final, accepted_ms)

@@ -58,20 +58,26 @@ fn the_same_promise_is_one_run_and_another_request_is_refused() {
     let folder = folder();
     let served = Served::open(&folder.0).unwrap();
     let promised = |id, body, at_ms| NewRun { promise: Some(("k", [body; 32])), at_ms, ..run(id, "a") };
-    assert_eq!(served.accept(&promised("r1", 1, 0)).unwrap(), Accepted::New);
-    assert_eq!(served.accept(&promised("r2", 1, 1)).unwrap(), Accepted::Before("r1".into()));
-    assert_eq!(served.accept(&promised("r3", 2, 1)).unwrap(), Accepted::OtherRequest);
+    assert_eq!(served.accept(&promised("r1", 1, 0), true).unwrap(), Accepted::New);
+    assert_eq!(served.accept(&promised("r2", 1, 1), true).unwrap(), Accepted::Before("r1".into()));
+    assert_eq!(served.accept(&promised("r3", 2, 1), true).unwrap(), Accepted::OtherRequest);
+    assert_eq!(served.accept(&promised("r2", 1, 1), false).unwrap(), Accepted::Before("r1".into()));
+    assert_eq!(served.accept(&run("r6", "a"), false).unwrap(), Accepted::Full);
     let others = NewRun { owner: "b", ..promised("r4", 2, 1) };
-    assert_eq!(served.accept(&others).unwrap(), Accepted::New, "another's keys are his own");
-    assert_eq!(served.accept(&promised("r5", 2, PROMISED_MS + 1)).unwrap(), Accepted::New, "a day is over");
-    assert_eq!(served.accept(&run("r1", "b")).unwrap(), Accepted::NameTaken);
+    assert_eq!(served.accept(&others, true).unwrap(), Accepted::New, "another's keys are his own");
+    assert_eq!(
+        served.accept(&promised("r5", 2, PROMISED_MS + 1), true).unwrap(),
+        Accepted::New,
+        "a day is over"
+    );
+    assert_eq!(served.accept(&run("r1", "b"), true).unwrap(), Accepted::NameTaken);
 }
 
 #[test]
 fn a_run_has_one_end() {
     let folder = folder();
     let served = Served::open(&folder.0).unwrap();
-    served.accept(&run("r", "a")).unwrap();
+    served.accept(&run("r", "a"), true).unwrap();
     assert_eq!(served.unfinished().unwrap().len(), 1);
     served.finish("r", "succeeded", "{}").unwrap();
     served.finish("r", "lost", "{\"late\":1}").unwrap();
@@ -87,7 +93,7 @@ fn runs_are_listed_newest_first_by_owner_status_and_task_from_a_cursor_on() {
     for (id, owner, task) in
         [("1", "a", None), ("2", "b", Some("t")), ("3", "a", Some("t")), ("4", "a", None)]
     {
-        served.accept(&NewRun { task, ..run(id, owner) }).unwrap();
+        served.accept(&NewRun { task, ..run(id, owner) }, true).unwrap();
     }
     served.finish("3", "failed", "{}").unwrap();
     let all = RunFilter { limit: 50, ..RunFilter::default() };
@@ -104,7 +110,7 @@ fn what_is_too_old_or_too_much_is_forgotten_but_nothing_that_goes_on() {
     let folder = folder();
     let served = Served::open(&folder.0).unwrap();
     for (id, at_ms) in [("1", 10), ("2", 10), ("3", 2000), ("4", 2000), ("5", 2000)] {
-        served.accept(&NewRun { at_ms, ..run(id, "a") }).unwrap();
+        served.accept(&NewRun { at_ms, ..run(id, "a") }, true).unwrap();
     }
     for id in ["2", "3", "4", "5"] {
         served.finish(id, "succeeded", "{}").unwrap();

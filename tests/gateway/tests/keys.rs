@@ -113,6 +113,20 @@ fn what_reaches_past_the_box_is_only_for_an_admin() {
         let answer = run(&server, &key, body);
         assert_eq!((answer.status, &answer.json()["code"]), (403, &json!("policy_denied")));
     }
+    for body in [
+        json!({ "command": ["true"], "artifacts": ["x"] }),
+        json!({ "command": ["true"], "inputs": [{ "name": "x", "artifact": "y" }] }),
+    ] {
+        let answer = run(&server, &key, body);
+        assert_eq!(
+            (answer.status, &answer.json()["code"]),
+            (403, &json!("forbidden")),
+            "artifacts have their scope"
+        );
+    }
+    let kept = server.key(&["runs", "artifacts"]);
+    let order = json!({ "command": ["sh", "-c", "echo x > out"], "artifacts": ["out"] });
+    assert_eq!(run(&server, &kept, order).json()["artifacts"][0]["name"], "out", "the positive control");
     let admins = run(&server, &server.admin, json!({ "command": ["true"], "network": "host" }));
     assert_eq!(admins.status, 200, "the positive control: {}", admins.text());
 }

@@ -23,7 +23,7 @@ fn lives(word: &str) -> bool {
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         line.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes())
     };
-    fs::read_dir("/proc").unwrap().flatten().any(found)
+    fs::read_dir("/proc").expect("processes").flatten().any(found)
 }
 
 #[test]

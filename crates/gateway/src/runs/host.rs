@@ -1,7 +1,7 @@
 //! What a request may name of this machine. Folders only beneath those that the operator shares; what leads out of the box
 //! past its doors, and what is stored here for others, only for an admin.
 
-use crate::{Caller, Gateway, Problem, problem::Answer};
+use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
 use http::StatusCode;
 use spec::{Network, RunRequest};
 use std::{
@@ -21,6 +21,10 @@ pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest)
     ];
     if let Some((what, _)) = admins.into_iter().find(|(_, asked)| *asked && !caller.is_admin()) {
         return Err(denied(format!("`{what}` is only for an admin"), "leave it away, or use an admin's key"));
+    }
+    // They are named by everybody, and whoever reads or adds one says so.
+    if !request.inputs.is_empty() || !request.artifacts.is_empty() {
+        caller.require(Scope::Artifacts)?;
     }
     if let Some(image) = request.image.as_mut().filter(|image| is_folder(image)) {
         *image = shared(gateway, image)?;

@@ -95,11 +95,9 @@ impl Runs {
         let mut lists = self.lists();
         let own = lists.live.values().filter(|live| live.owner == run.owner).count();
         let bounds = gateway.bounds();
-        let full = own >= bounds.runs_per_key || lists.live.len() >= bounds.runs;
-        if full && run.promise.is_none() {
-            return Err(too_many());
-        }
-        match gateway.served().accept(run)? {
+        let room = own < bounds.runs_per_key && lists.live.len() < bounds.runs;
+        match gateway.served().accept(run, room)? {
+            Accepted::Full => return Err(too_many()),
             Accepted::Before(id) => return Ok(Taken::Before(id)),
             Accepted::OtherRequest => {
                 return Err(Problem::new(
@@ -164,7 +162,7 @@ fn prune(gateway: &Gateway) {
     let age = u64::try_from(bounds.keep_for.as_millis()).unwrap_or(u64::MAX);
     // What cannot be forgotten now is forgotten next time.
     if let Err(error) = gateway.served().prune(now, now.saturating_sub(age), bounds.keep_runs) {
-        eprintln!("airlock: {error}");
+        crate::say(format_args!("airlock: {error}"));
     }
 }
 
@@ -250,7 +248,7 @@ pub(crate) fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
     let (whole, kept) = texts(result);
     if let Err(error) = gateway.served().finish(live.id.as_str(), status.name(), &kept) {
         // The next start of the server will find it without an end, and say `lost`.
-        eprintln!("airlock: {error}");
+        crate::say(format_args!("airlock: {error}"));
     }
     let ended = Arc::new(Ended { whole: whole.into(), kept: kept.into(), problem });
     live.feed.end();
