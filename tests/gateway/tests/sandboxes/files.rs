@@ -5,7 +5,11 @@ use serde_json::{Value, json};
 
 fn names(listing: &Value) -> Vec<String> {
     let files = listing["files"].as_array().expect("a list");
-    files.iter().map(|file| file["name"].as_str().expect("a name").to_owned()).filter(|name| !name.starts_with('.')).collect()
+    files
+        .iter()
+        .map(|file| file["name"].as_str().expect("a name").to_owned())
+        .filter(|name| !name.starts_with('.'))
+        .collect()
 }
 
 pub(crate) fn a_file_comes_back_as_it_was_put(place: &Place) {
@@ -19,7 +23,10 @@ pub(crate) fn a_file_comes_back_as_it_was_put(place: &Place) {
     let head = ["content-type", "x-content-type-options", "accept-ranges"].map(|name| got.header(name));
     assert_eq!(head, [Some("application/octet-stream"), Some("nosniff"), Some("bytes")]);
     assert!(got.header("content-disposition").is_some_and(|shown| shown.starts_with("attachment")));
-    assert_eq!(sandbox.said("wc -c < deep/er/data.bin; ls -l deep/er | grep -c rwxr-x---").trim(), "3000000\n1");
+    assert_eq!(
+        sandbox.said("wc -c < deep/er/data.bin; ls -l deep/er | grep -c rwxr-x---").trim(),
+        "3000000\n1"
+    );
     assert_eq!(sandbox.said("echo more >> deep/er/data.bin; echo ok"), "ok\n", "it is the program's own");
     assert_eq!(sandbox.put("deep/er/data.bin", b"new").status, 200, "replaced");
     assert_eq!(sandbox.said("cat deep/er/data.bin"), "new");
@@ -49,9 +56,16 @@ pub(crate) fn parts_of_a_file_are_had_by_range(place: &Place) {
     let head = place.server.client.open(&request).head().expect("an answer");
     assert!(head.0 == 200 && head.1.contains(&("content-length".to_owned(), "10".to_owned())), "{head:?}");
     sandbox.said("echo other > ten");
-    assert_eq!(ask("GET", &[("range", "bytes=0-1"), ("if-range", &tag)]).text(), "other\n", "another version");
+    assert_eq!(
+        ask("GET", &[("range", "bytes=0-1"), ("if-range", &tag)]).text(),
+        "other\n",
+        "another version"
+    );
     let ranged = [("content-range", "bytes 0-1/2")];
-    assert_eq!(place.server.ask(&place.key, "PUT", &sandbox.path("/files/ten"), &ranged, &json!(1)).status, 400);
+    assert_eq!(
+        place.server.ask(&place.key, "PUT", &sandbox.path("/files/ten"), &ranged, &json!(1)).status,
+        400
+    );
 }
 
 pub(crate) fn a_folder_of_a_thousand_is_listed(place: &Place) {
@@ -65,7 +79,9 @@ pub(crate) fn a_folder_of_a_thousand_is_listed(place: &Place) {
     assert_eq!((&last["kind"], &last["target"]), (&json!("link"), &json!("/etc")));
     assert_eq!(names(&sandbox.get("/files/many?after=0997").json()), ["0998", "0999", "sub", "zlink"]);
     let below = names(&sandbox.get("/files?recursive=true").json());
-    assert!(below.contains(&"many/sub/x".to_owned()) && !below.iter().any(|name| name.starts_with("many/zlink/")));
+    assert!(
+        below.contains(&"many/sub/x".to_owned()) && !below.iter().any(|name| name.starts_with("many/zlink/"))
+    );
     assert_eq!(sandbox.get("/files/many/0001/").status, 409, "a file is no folder");
 }
 
@@ -99,9 +115,9 @@ pub(crate) fn an_upload_that_is_cut_leaves_nothing(place: &Place) {
     }
     // One that is whole is there only behind those that were cut.
     assert_eq!(sandbox.put("last", b"").status, 201);
-    place.server.until("nothing but what was there", || {
-        sandbox.said(everything) == format!("{before}./last\n")
-    });
+    place
+        .server
+        .until("nothing but what was there", || sandbox.said(everything) == format!("{before}./last\n"));
     assert_eq!(sandbox.said("cat kept"), "before");
 }
 

@@ -37,7 +37,20 @@ pub(crate) fn links_and_special_files_are_not_opened(place: &Place) {
 pub(crate) fn names_that_point_elsewhere_are_refused(place: &Place) {
     let sandbox = place.sandbox(json!({}));
     assert_eq!(sandbox.put("a", b"own").status, 201);
-    for name in ["..", "../x", "a/../a", "%2e%2e/x", "a%2f..", "./a", "/etc/passwd", "%2fetc%2fpasswd", "a//b", "a%00b", "%", "%zz"] {
+    for name in [
+        "..",
+        "../x",
+        "a/../a",
+        "%2e%2e/x",
+        "a%2f..",
+        "./a",
+        "/etc/passwd",
+        "%2fetc%2fpasswd",
+        "a//b",
+        "a%00b",
+        "%",
+        "%zz",
+    ] {
         for method in ["GET", "PUT", "POST", "DELETE"] {
             let answer = sandbox.send(method, &format!("/files/{name}"), b"");
             assert_eq!(answer.status, 400, "{method} {name}: {}", answer.text());
@@ -79,7 +92,8 @@ pub(crate) fn swapped_folders_never_lead_outside(place: &Place) {
     // Both sides of the race were met: else this showed nothing.
     assert!(inside > 0 && refused > 0, "{inside} inside, {refused} refused");
     sandbox.delete(&format!("/exec/{exec}"));
-    let mut left: Vec<_> = fs::read_dir(&outside.0).expect("a folder").flatten().map(|entry| entry.file_name()).collect();
+    let mut left: Vec<_> =
+        fs::read_dir(&outside.0).expect("a folder").flatten().map(|entry| entry.file_name()).collect();
     left.sort();
     assert_eq!(left, ["x", "y"], "nothing was made or removed there");
     for name in ["x", "y"] {

@@ -34,7 +34,8 @@ pub(crate) fn a_key_makes_one_sandbox(place: &Place) {
         place.server.ask(&place.key, "POST", "/v1/sandboxes", &key, options)
     };
     let options = place.options(json!({ "labels": { "n": "1" } }));
-    let request = place.server.request(&place.key, "POST", "/v1/sandboxes", &[("idempotency-key", "one")], &options);
+    let request =
+        place.server.request(&place.key, "POST", "/v1/sandboxes", &[("idempotency-key", "one")], &options);
     // A client who never sees the answer, and five who ask at once.
     drop(place.server.client.open(&request));
     let answers: Vec<_> = thread::scope(|scope| {
@@ -42,8 +43,12 @@ pub(crate) fn a_key_makes_one_sandbox(place: &Place) {
         asked.into_iter().map(|asked| asked.join().expect("an answer")).collect()
     });
     let ids: Vec<_> = answers.iter().map(|answer| answer.json()["sandbox_id"].clone()).collect();
-    assert!(answers.iter().all(|answer| answer.status == 201) && ids.iter().all(|id| *id == ids[0]), "{ids:?}");
-    let count = || place.ask("GET", "/v1/sandboxes", &Value::Null).json()["sandboxes"].as_array().map_or(0, Vec::len);
+    assert!(
+        answers.iter().all(|answer| answer.status == 201) && ids.iter().all(|id| *id == ids[0]),
+        "{ids:?}"
+    );
+    let count =
+        || place.ask("GET", "/v1/sandboxes", &Value::Null).json()["sandboxes"].as_array().map_or(0, Vec::len);
     assert_eq!(count(), 1);
     assert_eq!(make("one", &place.options(json!({}))).status, 422, "the key stands for another request");
     assert_eq!(make("two", &options).status, 201);
@@ -57,11 +62,27 @@ pub(crate) fn another_key_sees_nothing(place: &Place) {
     let (stranger, runner) = (place.server.key(&["sandboxes"]), place.server.key(&["runs"]));
     let one = format!("/exec/{exec}");
     let paths = [
-        ("GET", ""), ("DELETE", ""), ("GET", "/exec"), ("POST", "/exec"), ("GET", &one), ("DELETE", &one),
-        ("GET", &format!("{one}/events")), ("GET", &format!("{one}/output")), ("POST", &format!("{one}/stdin")),
-        ("POST", &format!("{one}/signal")), ("POST", &format!("{one}/resize")), ("GET", "/logs"),
-        ("GET", "/files"), ("GET", "/files/x"), ("PUT", "/files/x"), ("DELETE", "/files/x"), ("POST", "/files/y"),
-        ("POST", "/pause"), ("POST", "/resume"), ("POST", "/fork"), ("GET", "/pty"),
+        ("GET", ""),
+        ("DELETE", ""),
+        ("GET", "/exec"),
+        ("POST", "/exec"),
+        ("GET", &one),
+        ("DELETE", &one),
+        ("GET", &format!("{one}/events")),
+        ("GET", &format!("{one}/output")),
+        ("POST", &format!("{one}/stdin")),
+        ("POST", &format!("{one}/signal")),
+        ("POST", &format!("{one}/resize")),
+        ("GET", "/logs"),
+        ("GET", "/files"),
+        ("GET", "/files/x"),
+        ("PUT", "/files/x"),
+        ("DELETE", "/files/x"),
+        ("POST", "/files/y"),
+        ("POST", "/pause"),
+        ("POST", "/resume"),
+        ("POST", "/fork"),
+        ("GET", "/pty"),
     ];
     for (method, path) in paths {
         let with = |key: &str| place.server.ask(key, method, &sandbox.path(path), &[], &Value::Null);

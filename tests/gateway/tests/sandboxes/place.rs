@@ -54,7 +54,9 @@ impl Place {
         let mut command = Command::new("setpriv");
         let (user, group) = (format!("--reuid={}", own.0.as_raw()), format!("--regid={}", own.1.as_raw()));
         command.args([&user, &group, "--clear-groups", "--"]).arg(made.get_program());
-        let theirs = |word: &std::ffi::OsStr| if word == cli::airlock() { copy.clone().into() } else { word.to_owned() };
+        let theirs = |word: &std::ffi::OsStr| {
+            if word == cli::airlock() { copy.clone().into() } else { word.to_owned() }
+        };
         command.args(made.get_args().map(theirs)).current_dir(&folder.0).env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());

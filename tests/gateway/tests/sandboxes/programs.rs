@@ -19,12 +19,18 @@ pub(crate) fn what_a_program_does_is_answered(place: &Place) {
         "directory": "/tmp",
     });
     let result = sandbox.post("/exec", &asked).json();
-    let told = json!([result["status"], result["exit_code"], result["stdout"], result["stderr"], result["offsets"]]);
+    let told =
+        json!([result["status"], result["exit_code"], result["stdout"], result["stderr"], result["offsets"]]);
     assert_eq!(told, json!(["failed", 3, "/tmp\ngreen\n", "wrong\n", { "stdout": 11, "stderr": 6 }]));
     assert_eq!(sandbox.said("echo kept > note; cat note"), "kept\n");
     assert_eq!(sandbox.said("cat note"), "kept\n", "the workspace outlives a program");
     let missing = sandbox.post("/exec", &json!({ "command": ["/no/such/program"] }));
-    assert_eq!((missing.status, &missing.json()["status"]), (200, &json!("not_started")), "{}", missing.text());
+    assert_eq!(
+        (missing.status, &missing.json()["status"]),
+        (200, &json!("not_started")),
+        "{}",
+        missing.text()
+    );
     let late = sandbox.post("/exec", &json!({ "command": ["sleep", "60"], "timeout": "0.3s" }));
     assert_eq!(late.status, 400, "a time is written as on the command line: {}", late.text());
     let late = sandbox.post("/exec", &json!({ "command": ["sleep", "60"], "timeout": "300ms" }));
@@ -35,7 +41,8 @@ pub(crate) fn a_program_reads_what_is_typed(place: &Place) {
     let sandbox = place.sandbox(json!({}));
     let text = sandbox.post("/exec", &json!({ "command": ["cat"], "stdin": "typed\n" })).json();
     assert_eq!(text["stdout"], "typed\n");
-    let bytes = sandbox.post("/exec", &json!({ "command": ["od", "-An", "-tx1"], "stdin_base64": "AP8=" })).json();
+    let bytes =
+        sandbox.post("/exec", &json!({ "command": ["od", "-An", "-tx1"], "stdin_base64": "AP8=" })).json();
     assert_eq!(bytes["stdout"].as_str().map(str::trim), Some("00 ff"));
     let exec = sandbox.start(&json!({ "command": ["cat"], "open_stdin": true }));
     assert_eq!(sandbox.send("POST", &format!("/exec/{exec}/stdin"), b"one ").json(), json!({ "written": 4 }));
@@ -54,7 +61,8 @@ pub(crate) fn output_that_is_no_text_comes_as_base64(place: &Place) {
 
 pub(crate) fn a_program_outlives_whoever_asked_for_it(place: &Place) {
     let sandbox = place.sandbox(json!({}));
-    let asked = json!({ "command": ["sh", "-c", "echo ready; while [ ! -e go ]; do sleep 0.1; done; echo done"] });
+    let asked =
+        json!({ "command": ["sh", "-c", "echo ready; while [ ! -e go ]; do sleep 0.1; done; echo done"] });
     let request = place.server.request(&place.key, "POST", &sandbox.path("/exec"), &[], &asked);
     let connection = place.server.client.open(&request);
     let running = || sandbox.get("/exec").json()["execs"].as_array().map_or(0, Vec::len);
@@ -75,7 +83,12 @@ pub(crate) fn background_programs_are_listed_and_signalled(place: &Place) {
     sandbox.until_said(&exec, "ready");
     sandbox.said("true");
     let listed = sandbox.get("/exec").json();
-    let brief: Vec<_> = listed["execs"].as_array().expect("a list").iter().map(|one| (&one["background"], &one["status"])).collect();
+    let brief: Vec<_> = listed["execs"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| (&one["background"], &one["status"]))
+        .collect();
     assert_eq!(brief, [(&json!(true), &json!("running")), (&json!(false), &json!("succeeded"))]);
     assert_eq!(sandbox.post(&format!("/exec/{exec}/signal"), &json!({ "signal": "SIGUSR1" })).status, 204);
     sandbox.until_said(&exec, "heard");
