@@ -7,6 +7,7 @@
 //! ```
 
 mod client;
+pub mod socket;
 
 pub use client::{Answer, Client, Stream};
 
@@ -108,7 +109,13 @@ impl Server {
 
     /// On a folder that may have been used before; then the admin's key is known.
     pub fn on(folder: Folder, configuration: &str, options: &[&str], admin: Option<String>) -> Server {
-        let mut child = serve(&folder, configuration, options).spawn().expect("airlock starts");
+        let command = serve(&folder, configuration, options);
+        Server::started(command, folder, admin)
+    }
+
+    /// By a command like [`serve`]'s on this folder.
+    pub fn started(mut command: Command, folder: Folder, admin: Option<String>) -> Server {
+        let mut child = command.spawn().expect("airlock starts");
         let mut line = String::new();
         let stdout = child.stdout.as_mut().expect("its output is ours");
         BufReader::new(stdout).read_line(&mut line).expect("it says where it listens");

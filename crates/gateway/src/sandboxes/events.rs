@@ -12,7 +12,7 @@ use axum::{
     extract::{Path, State},
     response::{IntoResponse, Response},
 };
-use engine::Exec;
+use engine::{Exec, Session};
 use http::{
     HeaderMap, StatusCode,
     header::{CACHE_CONTROL, CONTENT_TYPE},
@@ -88,7 +88,7 @@ async fn events(
     Asked(since): Asked<Since>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    let (_, exec) = gateway.exec(&caller, &id, &exec)?;
+    let (session, exec) = gateway.exec(&caller, &id, &exec)?;
     let at = match headers.get("last-event-id") {
         None => [since.stdout.unwrap_or(0), since.stderr.unwrap_or(0)],
         Some(last) => match last.to_str().ok().and_then(place) {
@@ -100,7 +100,7 @@ async fn events(
             }
         },
     };
-    Ok(stream(exec, at))
+    Ok(stream(session, exec, at))
 }
 
 /// Reads an identifier: how far the reader is, and whether he has seen all.
@@ -114,11 +114,11 @@ fn place(identifier: &str) -> Option<([u64; 2], bool)> {
     }
 }
 
-/// The events of a program from a place on.
-pub(super) fn stream(exec: Exec, at: [u64; 2]) -> Response {
+/// The events of a program from a place on. Whoever listens uses the sandbox.
+pub(super) fn stream(session: Session, exec: Exec, at: [u64; 2]) -> Response {
     let (outgoing, body) = Chunks::body(ROOM, None);
     tokio::spawn(async move {
-        let mut teller = Teller { at, held: Default::default(), outgoing };
+        let mut teller = Teller { session, at, held: Default::default(), outgoing };
         // An error means that nobody listens any more.
         let _ = teller.tell(&exec).await;
     });
@@ -128,6 +128,7 @@ pub(super) fn stream(exec: Exec, at: [u64; 2]) -> Response {
 
 /// Tells one reader.
 struct Teller {
+    session: Session,
     /// How much of each stream was told.
     at: [u64; 2],
     /// The beginning of a character whose rest is not written yet.
@@ -202,6 +203,7 @@ impl Teller {
     }
 
     async fn put(&self, bytes: Bytes) -> Result<(), Gone> {
+        self.session.touch();
         self.outgoing.send(Ok(bytes)).await.map_err(|_| Gone)
     }
 }

@@ -90,9 +90,9 @@ async fn start(
     let session = gateway.session(&caller, &id)?;
     let asked: ExecAsked = parsed(&body)?;
     let background = asked.background();
-    let exec = begin(session, asked.order()?).await?;
+    let exec = begin(session.clone(), asked.order()?).await?;
     if names(&headers, ACCEPT, "text/event-stream") {
-        return Ok(events::stream(exec, [0, 0]));
+        return Ok(events::stream(session, exec, [0, 0]));
     }
     let early = match (background, names(&headers, "prefer", "respond-async")) {
         (true, _) => Some(StatusCode::CREATED),

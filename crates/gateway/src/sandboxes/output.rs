@@ -24,6 +24,7 @@ const MOST: u64 = 16 << 20;
 const LONGEST_WAIT: f64 = 60.0;
 /// What is handed on at a time while a program is followed.
 const CHUNK: usize = 128 << 10;
+const TOUCH: Duration = Duration::from_secs(5);
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new().routes(routes!(output)).routes(routes!(logs))
@@ -164,7 +165,7 @@ async fn logs(
         true if logged.limit.is_some() => {
             Err(Problem::invalid("`limit` and `follow` exclude each other", "give one of them"))
         }
-        true => Ok(followed(&exec, part)),
+        true => Ok(followed(session, &exec, part)),
     }
 }
 
@@ -176,7 +177,7 @@ fn chosen(session: &Session, named: Option<&str>) -> Answer<Exec> {
     found.ok_or_else(|| Problem::not_found("program"))
 }
 
-fn followed(exec: &Exec, part: Part) -> Response {
+fn followed(session: Session, exec: &Exec, part: Part) -> Response {
     let stream: Stream = part.stream.into();
     let total = exec.output().lengths()[index(stream)];
     // What is forgotten already is told by the offset at which this begins.
@@ -184,15 +185,18 @@ fn followed(exec: &Exec, part: Part) -> Response {
     let mut at = [0, 0];
     at[index(stream)] = from;
     let (outgoing, body) = Chunks::body(4, None);
-    tokio::spawn(follow(Cursor::new(exec.output(), at, &[stream], CHUNK), outgoing));
+    tokio::spawn(follow(session, Cursor::new(exec.output(), at, &[stream], CHUNK), outgoing));
     (place(exec, from, from, total, false), body).into_response()
 }
 
-async fn follow(mut cursor: Cursor, outgoing: Outgoing) {
+async fn follow(session: Session, mut cursor: Cursor, outgoing: Outgoing) {
     loop {
+        // Whoever listens uses the sandbox, even if there is nothing to hear.
+        session.touch();
         let next = tokio::select! {
             next = cursor.next() => next,
             () = outgoing.closed() => return,
+            () = tokio::time::sleep(TOUCH) => continue,
         };
         let chunk = match next {
             Next::Piece(_, _, bytes) => Ok(bytes.into()),

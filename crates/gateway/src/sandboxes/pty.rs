@@ -132,7 +132,9 @@ fn order(view: &View) -> Answer<Order> {
         true => vec!["/bin/sh".into()],
         false => view.command.clone(),
     };
-    let request = ExecRequest { command, stdin: true, tty: Some(size.checked()?), ..ExecRequest::default() };
+    // It lives as long as its sandbox; what keeps that from being idle is somebody who looks, not a forgotten shell.
+    let (tty, background) = (Some(size.checked()?), true);
+    let request = ExecRequest { command, stdin: true, tty, background, ..ExecRequest::default() };
     Ok(Order { request, typed: Vec::new(), stays_open: true })
 }
 
@@ -225,9 +227,9 @@ impl Viewer {
     async fn hear(&mut self, (permit, message): Heard) -> Result<(), Closed> {
         let message = message.and_then(Result::ok).ok_or(Closed)?;
         self.heard = Instant::now();
+        self.session.touch();
         match message {
             Message::Binary(bytes) => {
-                self.session.touch();
                 // Without a permit the program reads no more; its end is about to be told.
                 if let Ok(permit) = permit {
                     permit.send(bytes);
@@ -244,7 +246,6 @@ impl Viewer {
     }
 
     fn control(&self, text: &str) -> Answer<()> {
-        self.session.touch();
         let said: Said = serde_json::from_str(text).map_err(|error| {
             Problem::invalid("this text frame is none that is known here", error.to_string())
         })?;

@@ -1,0 +1,84 @@
+//! A shell at a terminal, over a WebSocket.
+
+use crate::{Place, Sandbox};
+use gateway_tests::socket::{Frame, Socket};
+use serde_json::{Value, json};
+
+fn open(sandbox: &Sandbox<'_>, query: &str) -> (Socket, Value) {
+    let bearer = format!("Bearer {}", sandbox.place.key);
+    let path = sandbox.path(&format!("/pty?{query}"));
+    let socket = Socket::open(&sandbox.place.server.client, &path, &[("authorization", &bearer)]);
+    let mut socket = socket.expect("a WebSocket");
+    match socket.frame() {
+        Some(Frame::Text(told)) => (socket, told["started"].clone()),
+        other => panic!("it says first what it shows: {other:?}"),
+    }
+}
+
+pub(crate) fn a_shell_sees_its_terminal(place: &Place) {
+    let sandbox = place.sandbox(json!({}));
+    let (mut socket, _) = open(&sandbox, "command=/bin/sh&rows=30&columns=90");
+    socket.keys(b"stty size\n");
+    socket.until("30 90");
+    socket.keys(b"trap 'echo changed' WINCH; echo set\n");
+    socket.until("set\r\n");
+    socket.say(&json!({ "resize": { "rows": 40, "columns": 100 } }));
+    socket.keys(b"stty size\n");
+    let shown = socket.until("40 100");
+    if !shown.contains("changed") {
+        socket.until("changed");
+    }
+    socket.keys(b"echo wait; sleep 1000\n");
+    socket.until("wait\r\n");
+    socket.keys(b"\x03");
+    socket.keys(b"echo in$((1 + 1))ed\n");
+    socket.until("in2ed");
+    socket.say(&json!({ "what": 1 }));
+    assert!(matches!(socket.frame(), Some(Frame::Text(told)) if told["error"]["code"] == "invalid_spec"));
+    socket.keys(b"exit 7\n");
+    let exited = loop {
+        match socket.frame() {
+            Some(Frame::Text(told)) => break told,
+            Some(Frame::Bytes(_)) => {}
+            other => panic!("it says how it ended: {other:?}"),
+        }
+    };
+    assert_eq!(exited["exited"]["exit_code"], 7, "{exited}");
+    assert_eq!(socket.frame(), Some(Frame::Close));
+}
+
+pub(crate) fn two_viewers_see_the_same_and_one_comes_back(place: &Place) {
+    let sandbox = place.sandbox(json!({}));
+    let (mut first, started) = open(&sandbox, "command=/bin/sh");
+    let exec = started["exec_id"].as_str().expect("an identifier").to_owned();
+    let (mut second, _) = open(&sandbox, &format!("exec={exec}"));
+    first.keys(b"echo from-$((2 + 3))\n");
+    first.until("from-5");
+    second.until("from-5");
+    drop(first);
+    second.keys(b"echo still-$((4 + 4))\n");
+    second.until("still-8");
+    let total: usize = {
+        let all = sandbox.get(&format!("/exec/{exec}/output"));
+        all.header("airlock-total").expect("its length").parse().expect("a number")
+    };
+    let (mut again, started) = open(&sandbox, &format!("exec={exec}&offset={total}"));
+    assert_eq!(started["offset"], total);
+    again.keys(b"echo again-$((5 + 5))\n");
+    let shown = again.until("again-10");
+    assert!(!shown.contains("still-8"), "what was seen is not shown twice: {shown}");
+    let other = sandbox.start(&json!({ "command": ["sleep", "1000"] }));
+    let bearer = format!("Bearer {}", place.key);
+    let refused = |path: String, key: &str| {
+        Socket::open(&place.server.client, &sandbox.path(&path), &[("authorization", key)]).err()
+    };
+    assert_eq!(refused(format!("/pty?exec={other}"), &bearer), Some(409), "it has no terminal");
+    assert_eq!(refused("/pty?exec=nobody".to_owned(), &bearer), Some(404));
+    let strangers = format!("Bearer {}", place.server.key(&["sandboxes"]));
+    assert_eq!(refused(format!("/pty?exec={exec}"), &strangers), Some(404), "somebody else's");
+    let (killing, started) = open(&sandbox, "command=/bin/sh&kill=true");
+    drop(killing);
+    let killed = started["exec_id"].as_str().expect("an identifier");
+    assert_ne!(sandbox.result(killed)["status"], "succeeded", "it ended with its socket");
+    assert_eq!(sandbox.get(&format!("/exec/{exec}")).json()["status"], "running", "the other one goes on");
+}
