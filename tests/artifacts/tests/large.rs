@@ -12,10 +12,13 @@ const MOST: u64 = 64 << 10;
 
 /// In KiB, since the last time this was called.
 fn peak() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    fs::write("/proc/self/clear_refs", "5").unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
+    let status = fs::read_to_string("/proc/self/status").expect("what the kernel says of this process");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .expect("what the kernel says of this process");
+    fs::write("/proc/self/clear_refs", "5").expect("what the kernel says of this process");
+    line.trim().trim_end_matches(" kB").parse().expect("what the kernel says of this process")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

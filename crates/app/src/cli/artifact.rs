@@ -27,7 +27,7 @@ Examples:
   airlock artifact show out.txt
   airlock artifact get out.txt
   airlock artifact get out.txt@1 --output first.txt
-  airlock artifact put report.pdf --name reports/today.pdf
+  airlock artifact put first.txt --name copies/first.txt
   airlock artifact rm out.txt@1";
 
 /// What is read of a file at a time.
