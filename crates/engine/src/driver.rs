@@ -8,7 +8,6 @@
 //! ```
 
 use crate::{
-    Inner,
     capture::Capture,
     contract,
     denials::{self, LONGEST_LAST_WORD},
@@ -37,7 +36,7 @@ use std::{
     ffi::OsString,
     io,
     net::TcpListener,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 use tokio::{

@@ -130,7 +130,7 @@ struct CommittedWorkspace {
     responses((status = 200, body = WorkspaceList), (status = "default", body = Problem)))]
 async fn list_workspaces(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<WorkspaceList>> {
     caller.require(Scope::Sandboxes)?;
-    let found = off_the_loop(&gateway, |state| layers::list(state)).await?;
+    let found = off_the_loop(&gateway, layers::list).await?;
     let seen = found.into_iter().filter(|layer| sees(&caller, layer));
     let shown = |layer: layers::Layer| Workspace {
         id: layer.id.to_string(),

@@ -225,10 +225,19 @@ async fn send(file: File, mut at: u64, count: u64, outgoing: Outgoing) {
         let read = tokio::task::spawn_blocking(move || (chunk(&file, at, length), file)).await;
         let Ok((read, again)) = read else { return };
         file = again;
-        // A file that has become shorter ends early, and the reader sees it by the length that was told.
-        let over = !matches!(&read, Ok(bytes) if !bytes.is_empty());
-        at += read.as_ref().map_or(0, |bytes| bytes.len() as u64);
-        if over && read.is_ok() || outgoing.send(read).await.is_err() || over {
+        let sent = match read {
+            // A file that has become shorter ends early, and the reader sees it by the length that was told.
+            Ok(bytes) if bytes.is_empty() => return,
+            Ok(bytes) => {
+                at += bytes.len() as u64;
+                outgoing.send(Ok(bytes)).await
+            }
+            Err(error) => {
+                _ = outgoing.send(Err(error)).await;
+                return;
+            }
+        };
+        if sent.is_err() {
             return;
         }
     }
