@@ -14,7 +14,7 @@ fn names(listing: &Value) -> Vec<String> {
 
 pub(crate) fn a_file_comes_back_as_it_was_put(place: &Place) {
     let sandbox = place.sandbox(json!({}));
-    let bytes: Vec<u8> = (0..3_000_000_u32).map(|number| (number * 2_654_435_761 >> 13) as u8).collect();
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let put = sandbox.put("deep/er/data.bin?mkdir=true&mode=750", &bytes);
     assert_eq!(put.status, 201, "{}", put.text());
     assert_eq!((&put.json()["size_bytes"], &put.json()["mode"]), (&json!(3_000_000), &json!("0750")));

@@ -1,6 +1,9 @@
 //! A shell at a terminal, over a WebSocket.
 
-use crate::{Place, Sandbox};
+use crate::{
+    Place, Sandbox,
+    place::{alive, own_seconds},
+};
 use gateway_tests::socket::{Frame, Socket};
 use serde_json::{Value, json};
 
@@ -28,8 +31,9 @@ pub(crate) fn a_shell_sees_its_terminal(place: &Place) {
     if !shown.contains("changed") {
         socket.until("changed");
     }
-    socket.keys(b"echo wait; sleep 1000\n");
-    socket.until("wait\r\n");
+    let seconds = own_seconds();
+    socket.keys(format!("sleep {seconds}\n").as_bytes());
+    place.server.until("the sleeper", || !alive(&seconds).is_empty());
     socket.keys(b"\x03");
     socket.keys(b"echo in$((1 + 1))ed\n");
     socket.until("in2ed");
@@ -39,7 +43,7 @@ pub(crate) fn a_shell_sees_its_terminal(place: &Place) {
     let exited = loop {
         match socket.frame() {
             Some(Frame::Text(told)) => break told,
-            Some(Frame::Bytes(_)) => {}
+            Some(Frame::Bytes(_) | Frame::Ping) => {}
             other => panic!("it says how it ended: {other:?}"),
         }
     };
