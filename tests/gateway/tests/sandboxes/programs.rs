@@ -25,7 +25,12 @@ pub(crate) fn what_a_program_does_is_answered(place: &Place) {
     assert_eq!(sandbox.said("echo kept > note; cat note"), "kept\n");
     assert_eq!(sandbox.said("cat note"), "kept\n", "the workspace outlives a program");
     let missing = sandbox.post("/exec", &json!({ "command": ["/no/such/program"] }));
-    assert_eq!((missing.status, &missing.json()["code"]), (422, &json!("start_failed")), "{}", missing.text());
+    assert_eq!(
+        (missing.status, &missing.json()["code"]),
+        (422, &json!("start_failed")),
+        "{}",
+        missing.text()
+    );
     let late = sandbox.post("/exec", &json!({ "command": ["sleep", "60"], "timeout": "0.3s" }));
     assert_eq!(late.status, 400, "a time is written as on the command line: {}", late.text());
     let late = sandbox.post("/exec", &json!({ "command": ["sleep", "60"], "timeout": "300ms" }));
