@@ -2,6 +2,10 @@
 
 use crate::{Client, Stream};
 use serde_json::Value;
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One WebSocket.
 #[derive(Debug)]
@@ -15,6 +19,7 @@ pub struct Socket {
 pub enum Frame {
     Text(Value),
     Bytes(Vec<u8>),
+    Ping,
     Close,
 }
 
@@ -74,7 +79,7 @@ impl Socket {
                 8 => Some(Frame::Close),
                 9 => {
                     self.send(10, &bytes);
-                    continue;
+                    Some(Frame::Ping)
                 }
                 _ => continue,
             };
@@ -103,11 +108,13 @@ impl Socket {
 
     /// Reads until this text was shown; all that was shown.
     pub fn until(&mut self, wanted: &str) -> String {
-        let mut shown = Vec::new();
+        let (mut shown, end) = (Vec::new(), Instant::now() + PATIENCE);
         while !String::from_utf8_lossy(&shown).contains(wanted) {
-            match self.frame() {
+            // Pings go on for ever.
+            let late = Instant::now() > end;
+            match self.frame().filter(|_| !late) {
                 Some(Frame::Bytes(bytes)) => shown.extend(bytes),
-                Some(Frame::Text(_)) => {}
+                Some(Frame::Text(_) | Frame::Ping) => {}
                 end => panic!("`{wanted}` was not shown before {end:?}: {}", String::from_utf8_lossy(&shown)),
             }
         }

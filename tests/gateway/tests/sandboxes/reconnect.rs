@@ -39,7 +39,7 @@ fn events(text: &[u8]) -> Vec<(String, String, Value)> {
 pub(crate) fn events_go_on_where_a_cut_connection_ended(place: &Place) {
     let sandbox = place.sandbox(json!({ "output": "4M" }));
     let exec = sandbox.start(&json!({ "command": ["sh", "-c", WRITER] }));
-    let (mut got, mut last, mut cuts, mut chance) = (Vec::new(), String::new(), 0, Chance(7));
+    let (mut got, mut last, mut cuts, mut chance) = (Vec::<u8>::new(), String::new(), 0, Chance(7));
     let ended = loop {
         let resume = [("last-event-id", last.as_str())];
         let headers = if last.is_empty() { &[][..] } else { &resume[..] };
@@ -89,7 +89,7 @@ pub(crate) fn events_go_on_where_a_cut_connection_ended(place: &Place) {
 pub(crate) fn pieces_by_offset_make_the_whole(place: &Place) {
     let sandbox = place.sandbox(json!({ "output": "4M" }));
     let exec = sandbox.start(&json!({ "command": ["sh", "-c", WRITER] }));
-    let (mut got, mut chance) = (Vec::new(), Chance(11));
+    let (mut got, mut chance) = (Vec::<u8>::new(), Chance(11));
     loop {
         let limit = 1 + chance.below(200_000);
         let path = format!("/exec/{exec}/output?stream=stdout&offset={}&limit={limit}&wait=20", got.len());
