@@ -8,7 +8,7 @@ use std::{
 
 /// How a run stands or ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum Status {
     Queued,
@@ -24,7 +24,7 @@ pub enum Status {
 
 /// The kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum ErrorCode {
     InvalidSpec,
@@ -46,7 +46,7 @@ pub enum ErrorCode {
 
 /// An error as a caller sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ErrorInfo {
     /// Its kind.
     pub code: ErrorCode,
@@ -108,7 +108,7 @@ pub struct LlmUsage {
 
 /// Something the program tried and was refused. Each is listed once, however often it was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Denial {
     /// `connect`, `write`, or the name of a system call.
     pub what: String,
@@ -122,7 +122,7 @@ pub struct Denial {
 
 /// A kept file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct ArtifactRef {
     pub name: String,

@@ -112,6 +112,12 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     Ok(0)
 }
 
+/// Keeps a file of this machine at a server.
+pub(super) async fn upload(client: &crate::remote::Client, name: &str, path: &Path) -> Result<(), Failure> {
+    let _ = (client, name, path);
+    Err(Failure::not_built("large --input", "x"))
+}
+
 /// `NAME[@VERSION]`; an `@` that no number follows belongs to the name.
 fn which_of(text: &Path) -> Result<Which, Failure> {
     let (name, version) = match text.to_str().and_then(|text| text.rsplit_once('@')) {

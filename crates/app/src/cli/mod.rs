@@ -14,6 +14,7 @@ mod proxy;
 mod run;
 mod screen;
 mod secrets;
+mod server;
 mod sweep;
 mod usage;
 
@@ -57,8 +58,18 @@ struct Global {
     /// Folder for run records and artifacts [default: ~/.local/state/airlock]
     #[arg(long, global = true, value_name = "DIR", help_heading = "Everywhere")]
     state: Option<PathBuf>,
-    #[arg(long, global = true, value_name = "URL", hide = true)]
+    /// Act on this server instead of this machine: http://HOST:PORT, https://HOST or unix:/PATH [env: AIRLOCK_URL]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Everywhere")]
     server: Option<OsString>,
+    /// File with the key for the server, where AIRLOCK_KEY does not have it [env: AIRLOCK_KEY_FILE]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
+    key_file: Option<PathBuf>,
+    /// File with a certificate to believe the server by, beside those of this machine [env: AIRLOCK_CA]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
+    server_ca: Option<PathBuf>,
+    /// Which command this is.
+    #[arg(skip)]
+    command: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -91,19 +102,45 @@ enum Command {
 pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
     match Cli::try_parse_from(&arguments) {
         Err(error) => mistake::report(&error, &arguments),
-        Ok(Cli { global, command }) => match command {
-            Command::Run(options) => run::execute(*options, &global, &surroundings),
-            Command::Grant(options) => grant::execute(&options, &global, &surroundings),
-            Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
-            Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
-            Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
-            Command::Usage(options) => usage::execute(&options, &global, &surroundings),
-            Command::Image(options) => image::execute(options, &global, &surroundings),
-            Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
-            Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
-            Command::Bench(options) => bench::execute(options, &global, &surroundings),
-            Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
-        },
+        Ok(Cli { global, command }) => {
+            let global = Global { command: command.name().to_owned(), ..global };
+            execute(command, &global, &surroundings)
+        }
+    }
+}
+
+fn execute(command: Command, global: &Global, surroundings: &Surroundings) -> u8 {
+    match command {
+        Command::Run(options) => run::execute(*options, global, surroundings),
+        Command::Grant(options) => grant::execute(&options, global, surroundings),
+        Command::Doctor(options) => doctor::execute(&options, global, surroundings),
+        Command::Sweep(options) => sweep::execute(&options, global, surroundings),
+        Command::Artifact(options) => artifact::execute(options, global, surroundings),
+        Command::Usage(options) => usage::execute(&options, global, surroundings),
+        Command::Image(options) => image::execute(options, global, surroundings),
+        Command::Secrets(options) => secrets::execute(options, global, surroundings),
+        Command::Proxy(options) => proxy::execute(&options, global, surroundings),
+        Command::Bench(options) => bench::execute(options, global, surroundings),
+        Command::EscapeTest(options) => escape_test::execute(&options, global, surroundings),
+    }
+}
+
+impl Command {
+    /// As it is written.
+    fn name(&self) -> &'static str {
+        match self {
+            Command::Run(_) => "run",
+            Command::Grant(_) => "grant",
+            Command::Doctor(_) => "doctor",
+            Command::Sweep(_) => "sweep",
+            Command::Artifact(_) => "artifact",
+            Command::Usage(_) => "usage",
+            Command::Image(_) => "image",
+            Command::Secrets(_) => "secrets",
+            Command::Proxy(_) => "proxy",
+            Command::Bench(_) => "bench",
+            Command::EscapeTest(_) => "escape-test",
+        }
     }
 }
 
@@ -113,15 +150,6 @@ impl Global {
         self.refuse_server(surroundings)?;
         let flags = config::Flags { config: self.config.clone(), state: self.state.clone() };
         Ok(config::load(&flags, surroundings)?)
-    }
-
-    /// Acting on this machine when another one was meant would be a surprise.
-    fn refuse_server(&self, surroundings: &Surroundings) -> Result<(), Failure> {
-        match (&self.server, surroundings.variable("AIRLOCK_URL")) {
-            (Some(_), _) => Err(Failure::not_built("--server", "leave it away to act on this machine")),
-            (None, Some(_)) => Err(Failure::not_built("AIRLOCK_URL", "unset it to act on this machine")),
-            (None, None) => Ok(()),
-        }
     }
 }
 
@@ -238,16 +266,5 @@ mod tests {
         assert!(text.contains(char::is_control) && !shown.contains(char::is_control), "{shown:?}");
         assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), hostile);
         assert!(matches!(without_controls("{\"a\":\"ä\"}"), Cow::Borrowed(_)));
-    }
-
-    #[test]
-    fn a_server_is_refused_however_it_is_named() {
-        let plain = Surroundings::default();
-        assert!(Global::default().refuse_server(&plain).is_ok());
-        let flag = Global { server: Some("http://x".into()), ..Global::default() };
-        assert_eq!(flag.refuse_server(&plain).unwrap_err().message, "`--server` is not part of this build");
-        let variable = Surroundings { variables: [("AIRLOCK_URL".into(), "x".into())].into(), ..plain };
-        let refused = Global::default().refuse_server(&variable).unwrap_err();
-        assert_eq!(refused.message, "`AIRLOCK_URL` is not part of this build");
     }
 }

@@ -3,13 +3,16 @@
 mod learned;
 mod live;
 mod options;
+mod order;
 mod refusal;
+mod remote;
 mod report;
 mod signals;
 mod terminal;
 
 pub(super) use options::Options;
 pub(super) use refusal::{Identity, print_refusal};
+pub(super) use remote::Output;
 pub(super) use signals::Signals;
 
 use super::{
@@ -37,6 +40,9 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
 
 fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     options.refuse_impossible()?;
+    if let Some(client) = global.server(surroundings)? {
+        return remote::attempt(options, client, surroundings);
+    }
     // The slowest thing to come begins first, beside all that follows.
     let begun = (!options.explain).then(engine::HeadStart::give);
     let mut config = global.configure(surroundings)?;
