@@ -600,7 +600,7 @@ async fn read_output(
 
 /// A file that cannot be read any more once the run is cancelled.
 struct UntilCancelled<'a> {
-    file: File,
+    file: Box<dyn io::Read>,
     cancelled: &'a watch::Receiver<bool>,
 }
 
@@ -779,12 +779,13 @@ pub(crate) fn nonblocking(end: OwnedFd) -> io::Result<OwnedFd> {
     Ok(end)
 }
 
-fn open_input(engine: &Inner, source: &InputSource) -> Result<File, ErrorInfo> {
+fn open_input(engine: &Inner, source: &InputSource) -> Result<Box<dyn io::Read>, ErrorInfo> {
     match source {
-        InputSource::File(path) => open_file(path),
+        InputSource::File(path) => Ok(Box::new(open_file(path)?)),
+        InputSource::Given(bytes) => Ok(Box::new(io::Cursor::new(bytes.clone()))),
         InputSource::Artifact { name, version } => {
             let opened = engine.artifacts.open_version(name, *version);
-            opened.map(|(file, _)| file).map_err(|error| ErrorInfo {
+            opened.map(|(file, _)| Box::new(file) as Box<dyn io::Read>).map_err(|error| ErrorInfo {
                 code: ErrorCode::InvalidSpec,
                 message: error.to_string(),
                 hint: Some("`airlock artifact list` shows what is kept".to_owned()),
@@ -811,7 +812,7 @@ fn open_file(path: &Path) -> Result<File, ErrorInfo> {
 pub(crate) fn look_at_inputs(spec: &RunSpec) -> Result<(), ErrorInfo> {
     spec.inputs.iter().try_for_each(|(_, source)| match source {
         InputSource::File(path) => open_file(path).map(drop),
-        InputSource::Artifact { .. } => Ok(()),
+        InputSource::Artifact { .. } | InputSource::Given(_) => Ok(()),
     })
 }
 

@@ -8,15 +8,19 @@ mod doctor;
 mod escape_test;
 mod grant;
 mod image;
+mod key;
 mod message;
 mod mistake;
 mod proxy;
 mod run;
 mod screen;
 mod secrets;
+mod serve;
 mod server;
 mod sweep;
 mod usage;
+
+pub(crate) use serve::Place;
 
 use crate::config::{self, Config, Surroundings};
 use clap::{Args, Parser, Subcommand};
@@ -69,7 +73,7 @@ struct Global {
     server_ca: Option<PathBuf>,
     /// Which command this is.
     #[arg(skip)]
-    command: String,
+    command: &'static str,
 }
 
 #[derive(Debug, Subcommand)]
@@ -90,6 +94,10 @@ enum Command {
     Image(image::Options),
     /// Keep, list or remove secrets: keys of providers, and what runs are let have
     Secrets(secrets::Options),
+    /// Serve runs over HTTP, to whoever has a key
+    Serve(serve::Options),
+    /// Make, list or revoke the keys of a server
+    Key(key::Options),
     /// Serve the doors to models by themselves, to whoever has a session's token
     Proxy(proxy::Options),
     /// Measure what a run costs here, beside other sandboxes
@@ -100,47 +108,23 @@ enum Command {
 
 /// Everything but `main` itself: from arguments and surroundings to the exit status.
 pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
-    match Cli::try_parse_from(&arguments) {
+    match Cli::try_parse_from(&arguments).map(Cli::named) {
         Err(error) => mistake::report(&error, &arguments),
-        Ok(Cli { global, command }) => {
-            let global = Global { command: command.name().to_owned(), ..global };
-            execute(command, &global, &surroundings)
-        }
-    }
-}
-
-fn execute(command: Command, global: &Global, surroundings: &Surroundings) -> u8 {
-    match command {
-        Command::Run(options) => run::execute(*options, global, surroundings),
-        Command::Grant(options) => grant::execute(&options, global, surroundings),
-        Command::Doctor(options) => doctor::execute(&options, global, surroundings),
-        Command::Sweep(options) => sweep::execute(&options, global, surroundings),
-        Command::Artifact(options) => artifact::execute(options, global, surroundings),
-        Command::Usage(options) => usage::execute(&options, global, surroundings),
-        Command::Image(options) => image::execute(options, global, surroundings),
-        Command::Secrets(options) => secrets::execute(options, global, surroundings),
-        Command::Proxy(options) => proxy::execute(&options, global, surroundings),
-        Command::Bench(options) => bench::execute(options, global, surroundings),
-        Command::EscapeTest(options) => escape_test::execute(&options, global, surroundings),
-    }
-}
-
-impl Command {
-    /// As it is written.
-    fn name(&self) -> &'static str {
-        match self {
-            Command::Run(_) => "run",
-            Command::Grant(_) => "grant",
-            Command::Doctor(_) => "doctor",
-            Command::Sweep(_) => "sweep",
-            Command::Artifact(_) => "artifact",
-            Command::Usage(_) => "usage",
-            Command::Image(_) => "image",
-            Command::Secrets(_) => "secrets",
-            Command::Proxy(_) => "proxy",
-            Command::Bench(_) => "bench",
-            Command::EscapeTest(_) => "escape-test",
-        }
+        Ok(Cli { global, command }) => match command {
+            Command::Run(options) => run::execute(*options, &global, &surroundings),
+            Command::Grant(options) => grant::execute(&options, &global, &surroundings),
+            Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
+            Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
+            Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
+            Command::Usage(options) => usage::execute(&options, &global, &surroundings),
+            Command::Image(options) => image::execute(options, &global, &surroundings),
+            Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
+            Command::Serve(options) => serve::execute(&options, &global, &surroundings),
+            Command::Key(options) => key::execute(&options, &global, &surroundings),
+            Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
+            Command::Bench(options) => bench::execute(options, &global, &surroundings),
+            Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
+        },
     }
 }
 

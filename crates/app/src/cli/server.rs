@@ -1,7 +1,7 @@
 //! Which server a command is meant for, and who asks there: flags over environment. A key is never an argument, where
 //! every process of the machine could read it.
 
-use super::{Global, message::Failure};
+use super::{Cli, Command, Global, message::Failure};
 use crate::{
     config::Surroundings,
     remote::{Address, Client, Problem, RemoteError},
@@ -26,6 +26,28 @@ const KEY_FILE: &str = "AIRLOCK_KEY_FILE";
 const CA: &str = "AIRLOCK_CA";
 const ALLOW_PLAIN: &str = "AIRLOCK_ALLOW_PLAIN_HTTP";
 const LARGEST_KEY_FILE: u64 = 64 << 10;
+
+impl Cli {
+    /// The same, with every part knowing which command it is.
+    pub(super) fn named(self) -> Cli {
+        let command = match &self.command {
+            Command::Run(_) => "run",
+            Command::Grant(_) => "grant",
+            Command::Doctor(_) => "doctor",
+            Command::Sweep(_) => "sweep",
+            Command::Artifact(_) => "artifact",
+            Command::Usage(_) => "usage",
+            Command::Image(_) => "image",
+            Command::Secrets(_) => "secrets",
+            Command::Serve(_) => "serve",
+            Command::Key(_) => "key",
+            Command::Proxy(_) => "proxy",
+            Command::Bench(_) => "bench",
+            Command::EscapeTest(_) => "escape-test",
+        };
+        Cli { global: Global { command, ..self.global }, ..self }
+    }
+}
 
 impl Global {
     /// The server that is to be asked; none if this machine is meant.
@@ -55,8 +77,7 @@ impl Global {
 
     /// Acting on this machine when another one was meant would be a surprise.
     pub(super) fn refuse_server(&self, surroundings: &Surroundings) -> Result<(), Failure> {
-        let what = if self.command.is_empty() { "this command" } else { &self.command };
-        let message = format!("`{what}` acts on this machine, and cannot be asked of a server");
+        let message = format!("`{}` acts on this machine, and cannot be asked of a server", self.command);
         match (&self.server, surroundings.variable(URL)) {
             (Some(_), _) => Err(Failure::invalid(message, "leave --server away to act on this machine")),
             (None, Some(_)) => Err(Failure::invalid(message, format!("unset {URL} to act on this machine"))),
@@ -178,7 +199,7 @@ mod tests {
     }
 
     fn named(url: &str) -> Global {
-        Global { server: Some(url.into()), command: "doctor".into(), ..Global::default() }
+        Global { server: Some(url.into()), command: "doctor", ..Global::default() }
     }
 
     #[test]

@@ -115,6 +115,7 @@ pub(super) fn body(request: RunRequest, goods: &Goods) -> Result<Value, Failure>
         budget: Budget { money, tokens, call: _, requests: _, concurrent: _ },
         secrets,
         inputs: _,
+        inputs_given: _,
         artifacts,
         allow_protected,
         require,
