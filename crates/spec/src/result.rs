@@ -70,6 +70,7 @@ pub enum ErrorCode {
     BudgetExceeded,
     QuotaExceeded,
     ContractViolated,
+    Conflict,
     Lost,
     Internal,
 }
