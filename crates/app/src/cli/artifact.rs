@@ -1,12 +1,16 @@
 //! `airlock artifact`: lists, fetches and removes what runs have kept.
 
+mod remote;
+
+pub(super) use remote::{Out, pour};
+
 use super::{
     Global, conclude,
     message::{self, Failure, Line, printable},
     open_engine, print, print_json,
     screen::{Level, Screen},
 };
-use crate::config::Surroundings;
+use crate::{config::Surroundings, remote::Client};
 use clap::{Args, Subcommand};
 use engine::Engine;
 use spec::{ErrorCode, WorkspacePath};
@@ -64,7 +68,7 @@ struct Which {
 }
 
 /// One kept version, as it is shown.
-#[derive(Debug, serde::Serialize)]
+#[derive(Debug, serde::Deserialize, serde::Serialize)]
 struct Row {
     name: String,
     version: u64,
@@ -81,6 +85,9 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
 }
 
 fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    if let Some(client) = global.server(surroundings)? {
+        return super::runtime()?.block_on(at_server(options, &client));
+    }
     let config = global.configure(surroundings)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
@@ -113,9 +120,45 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
 }
 
 /// Keeps a file of this machine at a server.
-pub(super) async fn upload(client: &crate::remote::Client, name: &str, path: &Path) -> Result<(), Failure> {
-    let _ = (client, name, path);
-    Err(Failure::not_built("large --input", "x"))
+pub(super) async fn upload(client: &Client, name: &str, path: &Path) -> Result<(), Failure> {
+    let failed = |error: io::Error| {
+        let message = format!("cannot read `{}`: {error}", path.display());
+        Failure::invalid(message, "name a file of this machine")
+    };
+    let file = File::open(path).map_err(failed)?;
+    let length = file.metadata().map_err(failed)?.len();
+    remote::put(client, name.as_bytes(), file, Some(length), None).await.map(drop)
+}
+
+/// The same through a server.
+async fn at_server(options: Options, client: &Client) -> Result<u8, Failure> {
+    match options.action {
+        Action::List => {
+            let (rows, notes) = remote::list(client, None).await?;
+            match options.json {
+                true => print_json(&serde_json::json!({ "artifacts": rows, "notes": notes }))?,
+                false => {
+                    let rows = rows.into_iter().map(|row| serde_json::from_value(row));
+                    let rows: Vec<Row> = rows
+                        .collect::<Result<_, _>>()
+                        .map_err(|error| client.foreign(format!("its list cannot be read: {error}")))?;
+                    print(&text(&rows))?;
+                    message::say(&notes.into_iter().map(Line::Note).collect::<Vec<_>>());
+                }
+            }
+        }
+        Action::Get { which, output } => {
+            remote::get(client, &which_of(&which)?, output.as_deref(), options.json).await?;
+        }
+        Action::Rm { which } => {
+            let removed = remote::remove(client, &which_of(&which)?).await?;
+            match options.json {
+                true => print_json(&serde_json::json!({ "removed": removed }))?,
+                false => print(&format!("{removed} removed\n"))?,
+            }
+        }
+    }
+    Ok(0)
 }
 
 /// `NAME[@VERSION]`; an `@` that no number follows belongs to the name.

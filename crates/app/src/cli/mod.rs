@@ -13,6 +13,7 @@ mod message;
 mod mistake;
 mod proxy;
 mod run;
+mod sandbox;
 mod screen;
 mod secrets;
 mod serve;
@@ -96,6 +97,8 @@ enum Command {
     Secrets(secrets::Options),
     /// Serve runs over HTTP, to whoever has a key
     Serve(serve::Options),
+    /// Make sandboxes that stay, in a server, and run programs in them
+    Sandbox(sandbox::Options),
     /// Make, list or revoke the keys of a server
     Key(key::Options),
     /// Serve the doors to models by themselves, to whoever has a session's token
@@ -120,6 +123,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
             Command::Serve(options) => serve::execute(&options, &global, &surroundings),
+            Command::Sandbox(options) => sandbox::execute(options, &global, &surroundings),
             Command::Key(options) => key::execute(&options, &global, &surroundings),
             Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),

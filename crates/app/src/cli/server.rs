@@ -40,6 +40,7 @@ impl Cli {
             Command::Image(_) => "image",
             Command::Secrets(_) => "secrets",
             Command::Serve(_) => "serve",
+            Command::Sandbox(_) => "sandbox",
             Command::Key(_) => "key",
             Command::Proxy(_) => "proxy",
             Command::Bench(_) => "bench",

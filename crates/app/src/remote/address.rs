@@ -58,7 +58,7 @@ impl Address {
     }
 
     /// What requests say in `Host`.
-    pub(super) fn authority(&self) -> &str {
+    pub(crate) fn authority(&self) -> &str {
         match self {
             Address::Plain(host) | Address::Encrypted(host) => &host.authority,
             Address::Unix(_) => "localhost",

@@ -60,16 +60,19 @@ impl<A: Fn(Option<&str>) -> Ask + Send + Sync + 'static> Follow<A> {
         client: &Client,
         to: &mpsc::Sender<Result<Event, RemoteError>>,
     ) -> Result<(), RemoteError> {
-        let (mut place, mut pauses) = (None, VecDeque::from(PAUSES));
+        let (mut place, mut pauses, mut known) = (None, VecDeque::from(PAUSES), false);
         loop {
             let before = place.clone();
             match self.once(client, &mut place, to).await {
                 Ok(true) => return Ok(()),
                 Err(error) if !error.may_pass() => return Err(error),
+                // Nobody is there to begin with.
+                Err(error @ RemoteError::Unreachable { .. }) if !known => return Err(error),
                 ended => {
                     if place != before {
                         pauses = PAUSES.into();
                     }
+                    known = true;
                     let Some(pause) = pauses.pop_front() else { return ended.map(drop) };
                     tokio::time::sleep(Duration::from_millis(pause)).await;
                 }

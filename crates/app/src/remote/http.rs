@@ -8,14 +8,24 @@ use http::{
     header::{AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT},
 };
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
-use hyper::{body::Incoming, client::conn::http1};
+use hyper::{
+    body::{Frame, Incoming, SizeHint},
+    client::conn::http1,
+};
 use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, pki_types::ServerName};
 use serde::{Deserialize, de::DeserializeOwned};
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream, lookup_host},
+    sync::mpsc,
 };
 use tokio_rustls::TlsConnector;
 
@@ -154,6 +164,54 @@ pub(crate) fn query(pairs: &[(&str, Option<String>)]) -> String {
     }
 }
 
+/// What is read of a file at a time.
+const PIECE: usize = 256 << 10;
+
+/// A body that is read while it is sent, by a thread of its own, at the pace of the server.
+pub(crate) fn upload(
+    mut from: impl io::Read + Send + 'static,
+    length: Option<u64>,
+) -> UnsyncBoxBody<Bytes, io::Error> {
+    let (sender, pieces) = mpsc::channel(2);
+    tokio::task::spawn_blocking(move || {
+        let mut buffer = vec![0; PIECE];
+        loop {
+            let piece = match from.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(count) => Ok(Bytes::copy_from_slice(&buffer[..count])),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => Err(error),
+            };
+            let failed = piece.is_err();
+            if sender.blocking_send(piece).is_err() || failed {
+                return;
+            }
+        }
+    });
+    Pieces { pieces, length }.boxed_unsync()
+}
+
+struct Pieces {
+    pieces: mpsc::Receiver<io::Result<Bytes>>,
+    length: Option<u64>,
+}
+
+impl hyper::body::Body for Pieces {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        self.pieces.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
 /// A connection, however it is made.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
@@ -260,15 +318,6 @@ async fn reach(host: &super::address::Host) -> io::Result<TcpStream> {
 }
 
 impl Answer {
-    pub(crate) fn status(&self) -> StatusCode {
-        self.response.status()
-    }
-
-    /// A header, if it is text.
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.response.headers().get(name)?.to_str().ok()
-    }
-
     /// The next piece of the body; none at its end.
     pub(crate) async fn piece(&mut self) -> Result<Option<Bytes>, RemoteError> {
         loop {

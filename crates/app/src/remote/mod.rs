@@ -12,5 +12,5 @@ pub(crate) use self::{
     address::Address,
     events::Event,
     follow::{Follow, Followed},
-    http::{Answer, Ask, Client, Problem, RemoteError, query, segment},
+    http::{Answer, Ask, Client, Problem, RemoteError, Stream, query, segment, upload},
 };

@@ -238,7 +238,6 @@ async fn fork(
     request.run.workspace = None;
     request.run.run_id = None;
     let replay = replay(&headers, &format!("fork {id}"), &body.0)?;
-    let opening =
-        Opening { owner: caller.key, labels: stay.labels, request, fork_of: Some(session), replay };
+    let opening = Opening { owner: caller.key, labels: stay.labels, request, fork_of: Some(session), replay };
     Ok(created(&*gateway.open(opening).await?))
 }

@@ -101,7 +101,13 @@ async fn longer(exec: &Exec, stream: Stream, than: u64) {
     }
 }
 
-fn place(exec: &Exec, from: u64, next: u64, total: u64, complete: bool) -> impl axum::response::IntoResponseParts {
+fn place(
+    exec: &Exec,
+    from: u64,
+    next: u64,
+    total: u64,
+    complete: bool,
+) -> impl axum::response::IntoResponseParts {
     [
         (CONTENT_TYPE.as_str(), "application/octet-stream".to_owned()),
         ("x-content-type-options", "nosniff".to_owned()),

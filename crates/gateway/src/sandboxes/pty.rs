@@ -77,14 +77,17 @@ async fn pty(
 ) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
     let view = view(uri.query().unwrap_or_default())?;
-    let upgrade = upgrade
-        .map_err(|error| Problem::invalid("this route speaks WebSocket only", error.body_text()))?;
+    let upgrade =
+        upgrade.map_err(|error| Problem::invalid("this route speaks WebSocket only", error.body_text()))?;
     let exec = match &view.exec {
         Some(exec) => session.find_exec(exec).ok_or_else(|| Problem::not_found("program"))?,
         None => exec::begin(session.clone(), order(&view)?).await?,
     };
     if exec.request().tty.is_none() {
-        return Err(Problem::conflict("this program has no terminal", "start it with `tty`, or with `command`"));
+        return Err(Problem::conflict(
+            "this program has no terminal",
+            "start it with `tty`, or with `command`",
+        ));
     }
     let upgrade = upgrade.max_message_size(LARGEST_MESSAGE).max_frame_size(LARGEST_MESSAGE);
     Ok(upgrade.on_upgrade(move |socket| async move {
@@ -96,11 +99,13 @@ async fn pty(
 }
 
 fn view(query: &str) -> Answer<View> {
-    let bad = |name: &str| Problem::invalid(format!("`{name}` is not what this route takes"), "see /openapi.json");
+    let bad =
+        |name: &str| Problem::invalid(format!("`{name}` is not what this route takes"), "see /openapi.json");
     let mut view = View::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = decoded(&value.replace('+', " ")).filter(|value| !value.contains(&0)).ok_or_else(|| bad(name))?;
+        let value =
+            decoded(&value.replace('+', " ")).filter(|value| !value.contains(&0)).ok_or_else(|| bad(name))?;
         let text = String::from_utf8(value.clone()).map_err(|_| bad(name));
         match name {
             "command" => view.command.push(OsString::from_vec(value)),
@@ -143,10 +148,16 @@ enum Said {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Told<'a> {
-    Started { exec_id: &'a str, offset: u64 },
+    Started {
+        exec_id: &'a str,
+        offset: u64,
+    },
     /// Where the next binary frame begins.
     Offset(u64),
-    Gap { from: u64, to: u64 },
+    Gap {
+        from: u64,
+        to: u64,
+    },
     Exited(Box<ExecState>),
     Error(Problem),
 }

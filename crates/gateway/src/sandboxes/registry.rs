@@ -195,8 +195,7 @@ impl Gateway {
     }
 
     fn begin(&self, opening: Opening, spec: spec::SessionSpec) -> Answer<Outcome> {
-        let replay =
-            opening.replay.clone().map(|(key, digest)| ((opening.owner.clone(), key), digest));
+        let replay = opening.replay.clone().map(|(key, digest)| ((opening.owner.clone(), key), digest));
         let mut known = self.known();
         known.forget();
         if let Some(outcome) = replay.as_ref().and_then(|(replay, digest)| known.replayed(replay, digest)) {

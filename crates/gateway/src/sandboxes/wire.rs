@@ -9,7 +9,12 @@ use crate::{
 use engine::{Exec, ExecResult, SessionEnd, SessionState, SessionStatus};
 use serde::{Deserialize, Serialize};
 use spec::{Barrier, Denial, ErrorInfo, LimitName, Status, Stream, TerminalSize, Timestamp, Usage};
-use std::{collections::{BTreeMap, BTreeSet}, ffi::OsString, os::unix::ffi::OsStringExt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
+    os::unix::ffi::OsStringExt,
+    time::Duration,
+};
 use utoipa::{
     PartialSchema, ToSchema,
     openapi::{RefOr, Schema},
@@ -36,7 +41,9 @@ pub(super) fn check_labels(labels: &Labels) -> Answer<()> {
         false => Ok(()),
         true => Err(Problem::invalid(
             "these labels are too many or too long",
-            format!("a sandbox has up to {MOST_LABELS}, with names and values of up to {LONGEST_LABEL} bytes"),
+            format!(
+                "a sandbox has up to {MOST_LABELS}, with names and values of up to {LONGEST_LABEL} bytes"
+            ),
         )),
     }
 }
@@ -263,12 +270,13 @@ impl ExecAsked {
 fn typed(text: Option<String>, base64: Option<String>) -> Answer<Option<Vec<u8>>> {
     let typed = match (text, base64) {
         (Some(_), Some(_)) => {
-            return Err(Problem::invalid("`stdin` and `stdin_base64` exclude each other", "give one of them"));
+            return Err(Problem::invalid(
+                "`stdin` and `stdin_base64` exclude each other",
+                "give one of them",
+            ));
         }
         (Some(text), None) => Some(text.into_bytes()),
-        (None, Some(base64)) => {
-            Some(decoded(&base64, "stdin_base64")?)
-        }
+        (None, Some(base64)) => Some(decoded(&base64, "stdin_base64")?),
         (None, None) => None,
     };
     match typed.as_ref().is_some_and(|typed| typed.len() > MOST_STDIN) {
@@ -506,7 +514,9 @@ impl SignalName {
                 SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
             }
         };
-        found.ok_or_else(|| Problem::invalid("there is no such signal", "give a name such as TERM, or 1 to 64"))
+        found.ok_or_else(|| {
+            Problem::invalid("there is no such signal", "give a name such as TERM, or 1 to 64")
+        })
     }
 }
 

@@ -8,11 +8,13 @@ mod refusal;
 mod remote;
 mod report;
 mod signals;
-mod terminal;
+pub(super) mod terminal;
 
+pub(super) use live::{Delivery, Piece, Show, delivered, leave_at_once, open_outlet};
 pub(super) use options::Options;
+pub(super) use order::words;
 pub(super) use refusal::{Identity, print_refusal};
-pub(super) use remote::Output;
+pub(super) use remote::{Output, standing_order};
 pub(super) use signals::Signals;
 
 use super::{
@@ -20,7 +22,7 @@ use super::{
     message::{self, Failure, Line},
 };
 use crate::config::{self, Surroundings};
-use live::{Delivery, Ending, Show};
+use live::Ending;
 use spec::{RunSpec, Status};
 
 /// What a shell reports of a program that wrote where nobody reads.

@@ -167,7 +167,7 @@ pub(crate) struct Options {
     pub(super) tty: bool,
     /// Print one JSON result instead of the program's own output
     #[arg(long, help_heading = OUTPUT)]
-    pub(super) json: bool,
+    pub(in crate::cli) json: bool,
     /// What stdout must be: raw (anything), or exactly one JSON object: task or envelope [default: raw]
     #[arg(long, value_name = "NAME", help_heading = OUTPUT)]
     contract: Option<Contract>,

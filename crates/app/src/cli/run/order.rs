@@ -217,7 +217,7 @@ fn pairs<'a>(
     all.map(|(name, value)| Ok((word(name, option)?, word(value, option)?.into()))).collect()
 }
 
-fn words(all: &[OsString], option: &str) -> Result<Vec<String>, Failure> {
+pub(in crate::cli) fn words(all: &[OsString], option: &str) -> Result<Vec<String>, Failure> {
     all.iter().map(|text| word(text, option)).collect()
 }
 

@@ -15,7 +15,7 @@ use crate::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderName, Method, header::ACCEPT};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use spec::{ArtifactRef, Denial, ErrorCode, ErrorInfo, LearnedRule, RunResult, Status, Stream, Timestamp};
 use std::{io, time::Duration};
 use tokio::sync::mpsc;
@@ -60,6 +60,28 @@ pub(super) fn attempt(options: Options, client: Client, surroundings: &Surroundi
     });
     runtime.shutdown_background();
     status
+}
+
+/// The options of a run without a command, for a sandbox that stays.
+pub(in crate::cli) fn standing_order(
+    options: Options,
+    surroundings: &Surroundings,
+) -> Result<Map<String, Value>, Failure> {
+    options.refuse_at_a_server()?;
+    let request = options.into_request(surroundings)?;
+    if !request.command.is_empty() || request.stdin {
+        let hint = "make the sandbox first, then `airlock sandbox exec ID -- COMMAND`";
+        return Err(Failure::invalid("a sandbox is made without a command", hint));
+    }
+    let goods = Goods::gather(&request)?;
+    if let Some((name, _)) = goods.large.first() {
+        let message = format!("the input `{}` is too large to go along", name.escape_debug());
+        return Err(Failure::invalid(message, "make the sandbox first, then `airlock sandbox put ID FILE`"));
+    }
+    match order::body(request, &goods)? {
+        Value::Object(order) => Ok(order),
+        _ => Ok(Map::new()),
+    }
 }
 
 /// Inputs that were too large for the request: artifacts of the server for as long as the run takes.
@@ -133,7 +155,7 @@ impl Asked {
 
     /// The result, whole.
     async fn result(&self) -> Result<String, RemoteError> {
-        let mut pauses = PAUSES.iter();
+        let (mut pauses, mut known) = (PAUSES.iter(), false);
         loop {
             let answer = match self.client.ask(self.ask().patience(ONE_WAIT)).await {
                 Ok(answer) => answer.text().await,
@@ -146,12 +168,15 @@ impl Asked {
                     let text = self.client.ask(Ask::get(self.path())).await?.text().await?;
                     return self.text(&text);
                 }
+                // Nobody is there to begin with.
+                Err(error @ RemoteError::Unreachable { .. }) if !known => return Err(error),
                 Err(RemoteError::Silent { .. }) => {}
                 Err(error) => match (error.may_pass(), pauses.next()) {
                     (true, Some(pause)) => tokio::time::sleep(Duration::from_millis(*pause)).await,
                     _ => return Err(error),
                 },
             }
+            known = true;
         }
     }
 

@@ -58,8 +58,12 @@ fn refused(error: TreeError) -> Problem {
     use TreeError as Is;
     let (status, code, hint) = match &error {
         Is::Path { .. } => (StatusCode::BAD_REQUEST, "invalid_spec", "name something below the workspace"),
-        Is::Missing { .. } => (StatusCode::NOT_FOUND, "not_found", "look at what is there with `GET …/files`"),
-        Is::Kind { .. } => (StatusCode::CONFLICT, "conflict", "only files and folders are opened; anything can be removed"),
+        Is::Missing { .. } => {
+            (StatusCode::NOT_FOUND, "not_found", "look at what is there with `GET …/files`")
+        }
+        Is::Kind { .. } => {
+            (StatusCode::CONFLICT, "conflict", "only files and folders are opened; anything can be removed")
+        }
         Is::Link { .. } => (StatusCode::CONFLICT, "conflict", "name what it points at, or remove it"),
         Is::Exists { .. } => (StatusCode::CONFLICT, "conflict", "choose another name"),
         Is::NotEmpty { .. } => (StatusCode::CONFLICT, "conflict", "remove it with `?recursive=true`"),
@@ -76,7 +80,9 @@ fn refused(error: TreeError) -> Problem {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 (StatusCode::FORBIDDEN, "policy_denied", "it may not be touched")
             }
-            io::ErrorKind::InvalidFilename => (StatusCode::BAD_REQUEST, "invalid_spec", "choose another name"),
+            io::ErrorKind::InvalidFilename => {
+                (StatusCode::BAD_REQUEST, "invalid_spec", "choose another name")
+            }
             _ => return failed(),
         },
     };

@@ -75,7 +75,9 @@ fn name(text: &str) -> Answer<OsString> {
 pub(super) fn encoded(path: &OsStr) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let bytes = path.as_bytes().iter();
-    bytes.map(|&byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+    bytes
+        .map(|&byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }
 
 #[cfg(test)]
@@ -106,8 +108,23 @@ mod tests {
         let long = format!("/{}", "a".repeat(256));
         let deep = "/a".repeat(65);
         for path in [
-            "/..", "/a/../b", "/%2e%2e/b", "/.%2e", "/.", "/a//b", "//etc/passwd", "/a%2fb", "/%2Fetc", "/a%00",
-            "/a%", "/a%4", "/a%zz", "/a%+1", "/a//", &long, &deep,
+            "/..",
+            "/a/../b",
+            "/%2e%2e/b",
+            "/.%2e",
+            "/.",
+            "/a//b",
+            "//etc/passwd",
+            "/a%2fb",
+            "/%2Fetc",
+            "/a%00",
+            "/a%",
+            "/a%4",
+            "/a%zz",
+            "/a%+1",
+            "/a//",
+            &long,
+            &deep,
         ] {
             assert_eq!(at(path), None, "{path}");
         }

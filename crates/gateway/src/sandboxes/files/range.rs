@@ -77,7 +77,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_understood_means_the_whole_file() {
-        for range in ["bytes=9-0", "bytes=a-b", "lines=1-2", "bytes=0-1,4-5", "bytes=-", "bytes=+1-2", "bytes"] {
+        for range in
+            ["bytes=9-0", "bytes=a-b", "lines=1-2", "bytes=0-1,4-5", "bytes=-", "bytes=+1-2", "bytes"]
+        {
             assert_eq!(asked(&[("range", range)]), Wanted::Whole, "{range}");
         }
     }

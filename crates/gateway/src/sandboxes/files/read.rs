@@ -108,7 +108,10 @@ fn open(tree: &Tree, path: &Path, folder: bool, listing: &Listing) -> Result<Ope
         true => below(tree, path)?,
         false => {
             let listed = tree.list(path, listing.after.as_deref().map(OsStr::new), MOST_LISTED)?;
-            FolderListing { files: listed.entries.into_iter().map(Into::into).collect(), truncated: listed.more }
+            FolderListing {
+                files: listed.entries.into_iter().map(Into::into).collect(),
+                truncated: listed.more,
+            }
         }
     };
     Ok(Opened::Folder(listed))
@@ -122,7 +125,9 @@ fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
         let room = MOST_LISTED - files.len();
         let listed = match tree.list(&top.join(&folder), None, room.max(1)) {
             // It went meanwhile, or became something else.
-            Err(TreeError::Missing { .. } | TreeError::Kind { .. } | TreeError::Link { .. }) if depth > 1 => continue,
+            Err(TreeError::Missing { .. } | TreeError::Kind { .. } | TreeError::Link { .. }) if depth > 1 => {
+                continue;
+            }
             listed => listed?,
         };
         truncated |= listed.more;

@@ -88,7 +88,10 @@ async fn put(
         return folder(tree, place.path, &putting).await;
     }
     if place.folder {
-        return Err(Problem::invalid("a file's name ends with no slash", "add `?directory=true` for a folder"));
+        return Err(Problem::invalid(
+            "a file's name ends with no slash",
+            "add `?directory=true` for a folder",
+        ));
     }
     let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     let mode = putting.mode(0o644)?;
@@ -164,7 +167,10 @@ async fn arriving(body: &mut Body) -> Answer<Option<Bytes>> {
             Ok(None) => return Ok(None),
             Ok(Some(Ok(frame))) => frame,
             Ok(Some(Err(_))) => {
-                return Err(Problem::invalid("the body ended before its end", "nothing was put there; send it again"));
+                return Err(Problem::invalid(
+                    "the body ended before its end",
+                    "nothing was put there; send it again",
+                ));
             }
             Err(_) => {
                 let title = format!("nothing more came for {} seconds", SILENCE.as_secs());
