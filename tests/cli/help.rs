@@ -34,6 +34,10 @@ fn every_command_explains_itself() {
     for word in ["set", "list", "rm"] {
         same(help(&["secrets", word, "--help"]), written(&format!("help/secrets-{word}.txt")));
     }
+    same(help(&["sandbox", "--help"]), written("help/sandbox.txt"));
+    for word in ["create", "exec", "put", "get"] {
+        same(help(&["sandbox", word, "-h"]), written(&format!("help/sandbox-{word}.txt")));
+    }
     same(help(&["proxy", "--help"]), written("help/proxy.txt"));
     same(help(&["escape-test", "--help"]), written("help/escape-test.txt"));
 }

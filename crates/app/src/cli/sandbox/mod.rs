@@ -51,7 +51,7 @@ pub(super) struct Options {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Make a sandbox, and print its identifier
-    #[command(override_usage = "airlock sandbox create [OPTIONS]", after_help = CREATE_EXAMPLES, after_long_help = CREATE_EXAMPLES)]
+    #[command(override_usage = "airlock sandbox create [OPTIONS]", after_help = CREATE_EXAMPLES, after_long_help = CREATE_EXAMPLES, mut_args = without_a_command)]
     Create(Box<Create>),
     /// List sandboxes
     List {
@@ -94,6 +94,15 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// Hides what is about a command: a sandbox is made without one.
+fn without_a_command(argument: clap::Arg) -> clap::Arg {
+    let hidden = ["command", "entrypoint", "stdin", "tty", "explain", "contract", "run_id", "artifact"];
+    match hidden.contains(&argument.get_id().as_str()) {
+        true => argument.hide(true),
+        false => argument,
+    }
 }
 
 /// What is asked of one sandbox.
