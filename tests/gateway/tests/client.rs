@@ -75,7 +75,8 @@ fn a_run_is_the_same_here_and_at_a_server() {
         let ask = |mut command: Command, more: &[&str]| {
             output(command.env("PASSED", "passed on").arg("run").args(more).args(words))
         };
-        let (here, there) = (ask(airlock(&folder), &[]), ask(remote(&folder, &url(&server), &server.admin), &[]));
+        let (here, there) =
+            (ask(airlock(&folder), &[]), ask(remote(&folder, &url(&server), &server.admin), &[]));
         assert_eq!(here.status.code(), there.status.code(), "{words:?}: {}", said(&there));
         if !words.contains(&"/dev/urandom") {
             assert_eq!(here.stdout, there.stdout, "{words:?}");
@@ -83,7 +84,8 @@ fn a_run_is_the_same_here_and_at_a_server() {
             assert_eq!(said(&here), said(&there), "{words:?}");
         }
         let json = &["--json"];
-        let (here, there) = (ask(airlock(&folder), json), ask(remote(&folder, &url(&server), &server.admin), json));
+        let (here, there) =
+            (ask(airlock(&folder), json), ask(remote(&folder, &url(&server), &server.admin), json));
         assert_eq!(here.status.code(), there.status.code(), "{words:?}");
         let (mut here, mut there) = (settled(&here.stdout), settled(&there.stdout));
         if words.contains(&"/dev/urandom") {
@@ -197,14 +199,20 @@ fn what_stands_in_the_way_is_said_in_the_commands_own_words() {
     assert!(wrong.starts_with("airlock: error: this key is not known"), "{wrong}");
     let begun = Instant::now();
     let nobody = run(&mut remote(&folder, "http://127.0.0.1:1", &server.admin), &["run", "--", "true"]);
-    assert!(nobody.starts_with("airlock: error: cannot reach the server at http://127.0.0.1:1: "), "{nobody}");
+    assert!(
+        nobody.starts_with("airlock: error: cannot reach the server at http://127.0.0.1:1: "),
+        "{nobody}"
+    );
     assert!(begun.elapsed() < Duration::from_secs(5), "nobody is waited for who was never there");
     for (words, start) in [
         (&["secrets", "list"][..], "`secrets` acts on this machine"),
         (&["sweep"], "`sweep` acts on this machine"),
         (&["run", "--explain", "--", "true"], "--explain cannot be asked of a server"),
         (&["run", "--tty", "--", "true"], "--tty cannot be asked of a server"),
-        (&["run", "--workspace", ".", "--", "true"], "with a server, --workspace names a folder of the server"),
+        (
+            &["run", "--workspace", ".", "--", "true"],
+            "with a server, --workspace names a folder of the server",
+        ),
         (&["run", "--workspace", "/root", "--", "true"], ""),
         (&["sandbox", "exec", "nobody", "--", "true"], "there is no such sandbox"),
     ] {
@@ -252,7 +260,8 @@ fn a_server_with_tls_is_believed_by_the_certificate_that_was_named_and_by_no_oth
 fn keys_of_a_server_are_made_listed_and_revoked_through_it() {
     let (server, folder) = (Server::new(), Folder::new());
     let ask = |key: &str, words: &[&str]| output(remote(&folder, &url(&server), key).args(words));
-    let made = ask(&server.admin, &["key", "create", "--name", "ci", "--scope", "runs", "--expires-in", "1h"]);
+    let made =
+        ask(&server.admin, &["key", "create", "--name", "ci", "--scope", "runs", "--expires-in", "1h"]);
     let key = String::from_utf8(made.stdout).unwrap().trim().to_owned();
     assert_eq!(ask(&key, &["run", "--", "echo", "hi"]).stdout, b"hi\n");
     assert!(said(&ask(&key, &["key", "list"])).contains("this key may not do that"));

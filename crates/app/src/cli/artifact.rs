@@ -138,7 +138,7 @@ async fn at_server(options: Options, client: &Client) -> Result<u8, Failure> {
             match options.json {
                 true => print_json(&serde_json::json!({ "artifacts": rows, "notes": notes }))?,
                 false => {
-                    let rows = rows.into_iter().map(|row| serde_json::from_value(row));
+                    let rows = rows.into_iter().map(serde_json::from_value);
                     let rows: Vec<Row> = rows
                         .collect::<Result<_, _>>()
                         .map_err(|error| client.foreign(format!("its list cannot be read: {error}")))?;
