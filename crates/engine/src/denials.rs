@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, watch};
 
 /// How long a watcher may take for its last words once the box is gone. Only one that looks at a file system which
 /// does not answer takes longer.
-const LONGEST_LAST_WORD: Duration = Duration::from_secs(1);
+pub(crate) const LONGEST_LAST_WORD: Duration = Duration::from_secs(1);
 
 /// What a program was denied.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,7 @@ pub(crate) async fn collect(
     told: Option<mpsc::Receiver<Told>>,
     events: mpsc::Sender<Event>,
     mut ended: watch::Receiver<bool>,
+    last_word: Duration,
 ) -> Collected {
     let mut collected = Collected::default();
     let Some(mut told) = told else {
@@ -33,7 +34,7 @@ pub(crate) async fn collect(
         let next = tokio::select! {
             biased;
             next = told.recv() => next,
-            () = overdue(&mut ended) => {
+            () = overdue(&mut ended, last_word) => {
                 collected.note = Some("what the program was denied last may be missing".to_owned());
                 return collected;
             }
@@ -58,10 +59,10 @@ pub(crate) async fn collect(
     }
 }
 
-async fn overdue(ended: &mut watch::Receiver<bool>) {
+async fn overdue(ended: &mut watch::Receiver<bool>, last_word: Duration) {
     // Without the driver there is nobody to wait for us.
     _ = ended.wait_for(|ended| *ended).await;
-    tokio::time::sleep(LONGEST_LAST_WORD).await;
+    tokio::time::sleep(last_word).await;
 }
 
 #[cfg(test)]
@@ -81,7 +82,7 @@ mod tests {
             tell.try_send(word).unwrap();
         }
         drop(tell);
-        let collected = collect(Some(told), events, ended).await;
+        let collected = collect(Some(told), events, ended, LONGEST_LAST_WORD).await;
         assert_eq!(collected.list, [denial("/a"), denial("/b")]);
         assert!(collected.note.is_some_and(|note| note.contains("64")));
         for expected in [denial("/a"), denial("/b")] {
@@ -95,7 +96,7 @@ mod tests {
         let (_driver, ended) = watch::channel(false);
         tell.try_send(Told::Unanswered).unwrap();
         drop(tell);
-        let collected = collect(Some(told), events, ended).await;
+        let collected = collect(Some(told), events, ended, LONGEST_LAST_WORD).await;
         assert!(collected.note.is_some_and(|note| note.contains("failed")));
     }
 
@@ -105,7 +106,7 @@ mod tests {
         let (driver, ended) = watch::channel(false);
         tell.try_send(Told::Denied(denial("/a"))).unwrap();
         driver.send_replace(true);
-        let collected = collect(Some(told), events, ended).await;
+        let collected = collect(Some(told), events, ended, LONGEST_LAST_WORD).await;
         assert_eq!((collected.list.len(), collected.note.is_some()), (1, true));
         drop(tell);
     }

@@ -153,7 +153,7 @@ pub fn put_input(
 }
 
 /// The folder that is to hold the last name of `path`, and that name.
-fn make_parents(
+pub(crate) fn make_parents(
     workspace: BorrowedFd<'_>,
     path: &Path,
     owner: Option<(u32, u32)>,
@@ -165,7 +165,7 @@ fn make_parents(
     Ok((folder, path.file_name().unwrap_or_default().to_owned()))
 }
 
-fn make_folder(parent: &OwnedFd, name: &OsStr, owner: Option<(u32, u32)>) -> io::Result<OwnedFd> {
+pub(crate) fn make_folder(parent: &OwnedFd, name: &OsStr, owner: Option<(u32, u32)>) -> io::Result<OwnedFd> {
     match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
         Err(Errno::EXIST) => return open(parent, name, OFlags::PATH | OFlags::DIRECTORY),
         made => made?,
@@ -179,7 +179,7 @@ fn make_folder(parent: &OwnedFd, name: &OsStr, owner: Option<(u32, u32)>) -> io:
     Ok(folder)
 }
 
-fn in_the_way(folder: &OwnedFd, name: &OsStr) -> io::Result<Option<&'static str>> {
+pub(crate) fn in_the_way(folder: &OwnedFd, name: &OsStr) -> io::Result<Option<&'static str>> {
     match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT) => Ok(None),
         Err(source) => Err(source.into()),
@@ -189,13 +189,14 @@ fn in_the_way(folder: &OwnedFd, name: &OsStr) -> io::Result<Option<&'static str>
 }
 
 /// An input in the making. It has no name where the file system can do that: then a crash leaves nothing.
-struct Draft {
-    file: File,
+#[derive(Debug)]
+pub(crate) struct Draft {
+    pub(crate) file: File,
     name: Option<String>,
 }
 
 impl Draft {
-    fn new(folder: &OwnedFd) -> io::Result<Draft> {
+    pub(crate) fn new(folder: &OwnedFd) -> io::Result<Draft> {
         match open(folder, ".", OFlags::WRONLY | OFlags::TMPFILE) {
             Ok(file) => Ok(Draft { file: File::from(file), name: None }),
             Err(_) => {
@@ -207,7 +208,7 @@ impl Draft {
     }
 
     /// Makes it visible. Replaces the name itself, never what a link of that name points at.
-    fn publish(&self, folder: &OwnedFd, last: &OsStr) -> io::Result<()> {
+    pub(crate) fn publish(&self, folder: &OwnedFd, last: &OsStr) -> io::Result<()> {
         let file = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let link = |name: &OsStr| rustix::fs::linkat(CWD, &file, folder, name, AtFlags::SYMLINK_FOLLOW);
         let (name, linked) = match &self.name {
@@ -225,8 +226,8 @@ impl Draft {
         Ok(moved?)
     }
 
-    fn discard(self, folder: &OwnedFd) {
-        if let Some(name) = self.name {
+    pub(crate) fn discard(&self, folder: &OwnedFd) {
+        if let Some(name) = &self.name {
             let _ = rustix::fs::unlinkat(folder, name, AtFlags::empty());
         }
     }
@@ -269,12 +270,12 @@ fn copy(
     }
 }
 
-fn finish(file: &File, owner: Option<(u32, u32)>) -> io::Result<()> {
+pub(crate) fn finish(file: &File, owner: Option<(u32, u32)>) -> io::Result<()> {
     rustix::fs::fchmod(file, Mode::from_raw_mode(0o644))?;
     give(file, owner)
 }
 
-fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> io::Result<()> {
+pub(crate) fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> io::Result<()> {
     let Some((user, group)) = owner else { return Ok(()) };
     Ok(rustix::fs::fchown(file, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?)
 }
@@ -455,7 +456,7 @@ impl Collecting<'_> {
 }
 
 /// Opens the regular file that was seen at this place, or says why not; also its size.
-fn open_seen(parent: BorrowedFd<'_>, path: &Path, seen: &Stat) -> Result<(File, u64), String> {
+pub(crate) fn open_seen(parent: BorrowedFd<'_>, path: &Path, seen: &Stat) -> Result<(File, u64), String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::from(open(parent, path, flags).map_err(|source| why_not(&source))?);
     let opened = rustix::fs::fstat(&file).map_err(|source| why_not(&source.into()))?;
@@ -473,7 +474,7 @@ fn open_to_read(handle: &OwnedFd) -> Result<Dir, String> {
 }
 
 /// Opens beneath `folder`, through no symbolic link; a new file is nobody else's to read yet.
-fn open(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> io::Result<OwnedFd> {
+pub(crate) fn open(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
     let makes = flags.contains(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
     let mode = if makes { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
@@ -488,7 +489,7 @@ fn open(folder: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> io::Result<
     Err(Errno::AGAIN.into())
 }
 
-fn why_not(source: &io::Error) -> String {
+pub(crate) fn why_not(source: &io::Error) -> String {
     match Errno::from_io_error(source) {
         Some(Errno::NOENT) => "was not there".to_owned(),
         Some(Errno::LOOP) => "leads through a symbolic link".to_owned(),
@@ -497,11 +498,11 @@ fn why_not(source: &io::Error) -> String {
     }
 }
 
-fn kind(found: &Stat) -> FileType {
+pub(crate) fn kind(found: &Stat) -> FileType {
     FileType::from_raw_mode(found.st_mode)
 }
 
-fn called(kind: FileType) -> &'static str {
+pub(crate) fn called(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "a file",
         FileType::Directory => "a folder",
@@ -513,7 +514,7 @@ fn called(kind: FileType) -> &'static str {
     }
 }
 
-fn shown(name: &Path) -> String {
+pub(crate) fn shown(name: &Path) -> String {
     name.to_string_lossy().escape_debug().to_string()
 }
 

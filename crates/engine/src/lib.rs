@@ -30,12 +30,16 @@ mod egress;
 mod feed;
 pub mod files;
 mod guard;
+mod making;
 mod origin;
 mod pool;
 mod record;
 mod session;
+mod streams;
 mod terminal;
+pub mod tree;
 pub mod usage;
+mod verdict;
 
 pub use crate::doors::DoorSettings;
 pub use doctor::{Check, CheckState};
@@ -90,8 +94,8 @@ impl Settings {
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
     pub fn look(&self, spec: &RunSpec) -> Result<(), ErrorInfo> {
         guard::check(&self.state, &self.guarded, &spec.sandbox)?;
-        driver::look_at_inputs(spec)?;
-        driver::injected(&self.doors.secrets, spec)?;
+        making::look_at_inputs(spec)?;
+        making::injected(&self.doors.secrets, spec)?;
         origin::look(&self.state, spec)?;
         sandbox::native::look(&spec.sandbox).map_err(|error| error.info())
     }
@@ -110,10 +114,12 @@ pub struct EngineError {
     pub source: Option<std::io::Error>,
 }
 
-/// Carries out runs. Cheap to clone; the last clone ends its launchers.
+/// Carries out runs. Cheap to clone; the last clone ends its launchers and its sessions.
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,
+    /// Told when it closes, and gone with the last clone: no session outlives that.
+    closing: Arc<watch::Sender<bool>>,
 }
 
 #[derive(Debug)]
@@ -222,6 +228,7 @@ impl Engine {
                 doors,
                 guarded,
             }),
+            closing: Arc::default(),
         })
     }
 
@@ -232,18 +239,15 @@ impl Engine {
         let (cancel, cancelled) = watch::channel(false);
         let (doors_out, doors) = oneshot::channel();
         let (terminal_out, terminal) = spec.sandbox.tty.map(|_| oneshot::channel()).unzip();
-        let (stdin, input) = match spec.stdin.then(driver::input_pipe).transpose() {
+        let (stdin, input) = match spec.stdin.then(streams::input_pipe).transpose() {
             Ok(ends) => ends.map_or((None, Ok(None)), |(ours, theirs)| (Some(ours), Ok(Some(theirs)))),
             // The driver says so in the result.
             Err(error) => (None, Err(error)),
         };
         let blank = driver::blank(&id, &spec);
         let task = driver::Driver {
-            engine: self.inner.clone(),
-            id: id.clone(),
-            spec,
+            making: making::Making { engine: self.inner.clone(), id: id.clone(), spec, cancelled },
             events: sender,
-            cancelled,
             doors: Some(doors_out),
             terminal: terminal_out,
         };
@@ -271,9 +275,10 @@ impl Engine {
         }
     }
 
-    /// Ends what was made ahead and waits for the clean-up behind finished runs. An engine that is merely dropped
+    /// Ends sessions and what was made ahead, and waits for the clean-up behind finished runs. An engine that is merely dropped
     /// leaves that to the next sweep.
     pub async fn close(self) {
+        self.closing.send_replace(true);
         pool::close(&self.inner).await;
         loop {
             let mut behind =
@@ -291,7 +296,8 @@ impl Engine {
         let mut spec = spec.clone();
         let (origin, _) = origin::find(&self.inner, &mut spec).await?;
         let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
-        let program = Program { argv: spec.command.clone(), env: driver::environment(&id, &spec) };
+        let (argv, env) = (spec.command.clone(), making::environment(&id, &spec));
+        let program = Program { argv, env, terminal: spec.sandbox.tty.is_some(), ..Program::default() };
         let lines = match &origin {
             origin::Origin::Engine(facts) => {
                 self.inner.containers.explain(&spec.sandbox, facts, &program).await

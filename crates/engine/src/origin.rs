@@ -77,7 +77,7 @@ pub(crate) fn look(state: &Path, spec: &RunSpec) -> Result<(), ErrorInfo> {
 async fn stored(engine: &Inner, name: &ImageRef) -> Result<Stored, ErrorInfo> {
     let (folder, name) = (engine.state.join("images"), name.clone());
     let looked = tokio::task::spawn_blocking(move || image::Images::open(folder)?.get(&name)).await;
-    looked.map_err(|error| crate::driver::internal(error.to_string()))?.map_err(|error| ErrorInfo {
+    looked.map_err(|error| crate::making::internal(error.to_string()))?.map_err(|error| ErrorInfo {
         code: match error {
             ImageError::NotFound { .. } => ErrorCode::ImageMissing,
             _ => ErrorCode::ImageRefused,
@@ -113,7 +113,7 @@ async fn admit(
         })?;
         list.check(&policy, &facts, ImageUse::Run).map_err(ErrorInfo::from)
     };
-    tokio::task::spawn_blocking(check).await.map_err(|error| crate::driver::internal(error.to_string()))?
+    tokio::task::spawn_blocking(check).await.map_err(|error| crate::making::internal(error.to_string()))?
 }
 
 /// Who an image says that its program is.

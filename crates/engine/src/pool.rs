@@ -7,7 +7,7 @@
 //! ```
 
 use crate::{
-    Inner, driver,
+    Inner, making,
     record::{self, Record},
 };
 use sandbox::{
@@ -31,6 +31,7 @@ const FEWEST_FILES: u32 = 16;
 /// Whether runs of this kind can have a whole sandbox made ahead.
 fn parks(pool: &Pool, spec: &SandboxSpec) -> bool {
     pool.parked > 0
+        && !spec.stays
         && spec.workspace.is_none()
         && spec.mounts.is_empty()
         && spec.doors.is_empty()
@@ -201,7 +202,7 @@ pub(crate) fn restock(engine: &Arc<Inner>, sandbox: Box<dyn Sandbox>, records: V
     let after = engine.clone();
     engine.behind(async move {
         // What could not be removed is left for the sweep.
-        driver::leave(sandbox, records).await;
+        making::leave(sandbox, records).await;
         if after.pools.begin_filling() {
             fill(after).await;
         }
@@ -220,7 +221,7 @@ pub(crate) async fn fill(engine: Arc<Inner>) {
     while let Some(spec) = engine.pools.lacking() {
         // Where a file system does not answer, the other kinds and the end of the engine must not wait for it. The
         // record of what was begun stays, for the sweep.
-        let made = tokio::time::timeout(driver::LONGEST_START, make(&engine, &spec)).await;
+        let made = tokio::time::timeout(making::LONGEST_START, make(&engine, &spec)).await;
         let made = made.unwrap_or(Err(SandboxError::Died));
         if let Some(late) = engine.pools.keep(&spec, made) {
             give_back(late).await;

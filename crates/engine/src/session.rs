@@ -1,15 +1,51 @@
 //! A session: a box that outlives its programs, with a task that owns it.
+//!
+//! ```text
+//! open ─ box, doors, inputs ─ ready ◀─▶ paused ─┬─ asked ────┐
+//!                               │               ├─ idle      │
+//!                          programs, each       ├─ lifetime  ├─ box ended ─ programs told ─ doors closed ─ released
+//!                          with its own task    ├─ CPU time  │
+//!                                               └─ lost ─────┘
+//! ```
 
-use crate::{Engine, feed::Feed};
-use spec::{
-    Barrier, ErrorCode, ErrorInfo, ExecRequest, Id, SessionSpec, Status, TerminalSize, Timestamp, Usage,
+mod actor;
+mod exec;
+mod fork;
+
+pub use exec::{Exec, ExecResult};
+
+use crate::{
+    Engine,
+    making::{Making, internal},
+    record,
+    tree::Tree,
 };
-use std::{os::fd::OwnedFd, time::Duration};
+use actor::Order;
+use spec::{
+    Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName, SessionSpec, Timestamp,
+    Usage,
+};
+use std::{
+    collections::BTreeSet,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Programs under way at once.
+const MOST_RUNNING: usize = 32;
+/// Programs that have ended and are still known; the oldest are forgotten.
+const MOST_ENDED: usize = 64;
+/// Who wait for the session's task.
+const MOST_WAITING: usize = 64;
 
 /// A session. Cheap to clone; all clones are the same. Its box ends when it is ended, when its time is up, or with
 /// the engine; not with the last clone.
 #[derive(Clone, Debug)]
-pub struct Session {}
+pub struct Session {
+    shared: Arc<Shared>,
+}
 
 /// How a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +67,8 @@ pub enum SessionEnd {
     Idle,
     /// Its lifetime was over.
     Lifetime,
+    /// A limit of the whole box was spent: `limits_hit` says which.
+    Limit,
     /// The box died by itself.
     Lost,
 }
@@ -50,156 +88,192 @@ pub struct SessionState {
     pub backend: String,
     pub profile: String,
     pub barriers: Vec<Barrier>,
+    /// As of the last look; what passed its doors is counted at the end.
     pub usage: Usage,
+    pub limits_hit: BTreeSet<LimitName>,
+    /// What its doors refused, at the end. Each program has a list of its own.
+    pub denials: Vec<Denial>,
+    pub learned: Vec<LearnedRule>,
     pub notes: Vec<String>,
 }
 
-/// A program of a session, under way or ended. Cheap to clone; all clones are the same program.
-#[derive(Clone, Debug)]
-pub struct Exec {}
-
-/// What came of a program of a session.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the names are those of a run's result")]
-pub struct ExecResult {
-    pub status: Status,
-    pub exit_code: Option<i32>,
-    pub signal: Option<i32>,
-    pub error: Option<ErrorInfo>,
-    pub ended_at: Timestamp,
-    pub duration_ms: u64,
-    pub cpu_ms: u64,
+/// What all clones have in common with the task.
+#[derive(Debug)]
+struct Shared {
+    id: Id,
+    spec: SessionSpec,
+    orders: mpsc::Sender<Order>,
+    status: watch::Sender<SessionStatus>,
+    /// Why it is to end, as soon as that is decided.
+    ending: watch::Sender<Option<SessionEnd>>,
+    owner: Option<(u32, u32)>,
+    book: Mutex<Book>,
 }
 
-fn not_built() -> ErrorInfo {
-    ErrorInfo { code: ErrorCode::Internal, message: "sessions are not built yet".to_owned(), hint: None }
+/// What changes.
+#[derive(Debug)]
+struct Book {
+    state: SessionState,
+    /// The oldest first.
+    execs: Vec<Exec>,
+    started: u64,
+    used: Instant,
+    workspace: Option<OwnedFd>,
 }
 
 impl Engine {
-    /// Makes a session's box, and waits until it stands.
+    /// Makes a session's box, and waits until it stands. Whoever does not wait for it has none.
     pub async fn open_session(&self, spec: SessionSpec) -> Result<Session, ErrorInfo> {
-        let _ = spec;
-        Err(not_built())
+        if *self.closing.borrow() {
+            return Err(gone("the engine closes"));
+        }
+        let id = spec.run.run_id.clone().unwrap_or_else(record::fresh_id);
+        let (cancel, cancelled) = watch::channel(false);
+        let making = Making { engine: self.inner.clone(), id, spec: spec.run.clone(), cancelled };
+        let (ready, session) = oneshot::channel();
+        // The task does not hold the engine's own clone: it ends with the last of them.
+        self.inner.behind(actor::live(making, spec, cancel, self.closing.subscribe(), ready));
+        session.await.unwrap_or_else(|_| Err(internal("the session's task failed".to_owned())))
+    }
+}
+
+impl Shared {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a session like this one, with a copy of its workspace.
-    pub async fn fork_session(&self, of: &Session, spec: SessionSpec) -> Result<Session, ErrorInfo> {
-        let _ = (of, spec);
-        Err(not_built())
+    fn is_paused(&self) -> bool {
+        *self.status.borrow() == SessionStatus::Paused
+    }
+}
+
+impl Book {
+    /// A program in the background does not keep a session from being idle, nor does one that is paused.
+    fn is_at_work(&self) -> bool {
+        self.state.status == SessionStatus::Ready
+            && self.execs.iter().any(|exec| !exec.request().background && exec.result().is_none())
+    }
+
+    fn running(&self) -> usize {
+        self.execs.iter().filter(|exec| exec.result().is_none()).count()
+    }
+
+    fn add(&mut self, exec: Exec) {
+        self.execs.push(exec);
+        let mut over = (self.execs.len() - self.running()).saturating_sub(MOST_ENDED);
+        self.execs.retain(|exec| {
+            let forget = over > 0 && exec.result().is_some();
+            over -= usize::from(forget);
+            !forget
+        });
     }
 }
 
 impl Session {
     /// Its identifier.
     pub fn id(&self) -> &Id {
-        unimplemented!()
+        &self.shared.id
+    }
+
+    /// What it was made from.
+    pub fn spec(&self) -> &SessionSpec {
+        &self.shared.spec
     }
 
     /// How it is now.
     pub fn state(&self) -> SessionState {
-        unimplemented!()
+        let book = self.shared.book();
+        let used = if book.is_at_work() { Duration::ZERO } else { book.used.elapsed() };
+        let left = self.shared.spec.idle.saturating_sub(used).as_millis() as u64;
+        let idle_until = match book.state.ended_at {
+            Some(ended) => ended,
+            None => Timestamp(record::now().0 + left).min(book.state.expires_at),
+        };
+        SessionState { idle_until, ..book.state.clone() }
     }
 
     /// Somebody uses it: the idle time begins anew.
-    pub fn touch(&self) {}
+    pub fn touch(&self) {
+        self.shared.book().used = Instant::now();
+    }
 
     /// Starts a program, and waits until it runs.
     pub async fn exec(&self, request: ExecRequest) -> Result<Exec, ErrorInfo> {
-        let _ = request;
-        Err(not_built())
+        let request = request.checked().map_err(ErrorInfo::from)?;
+        self.touch();
+        self.ask(|answer| Order::Start(Box::new(request), answer)).await
     }
 
     /// Its programs, the oldest first: those that run, and the newest of those that have ended.
     pub fn execs(&self) -> Vec<Exec> {
-        Vec::new()
+        self.shared.book().execs.clone()
     }
 
     /// One of them.
     pub fn find_exec(&self, id: &str) -> Option<Exec> {
-        let _ = id;
-        None
+        self.shared.book().execs.iter().find(|exec| exec.id() == id).cloned()
     }
 
     /// Its workspace, as a handle of the host's, and who owns what is put there; refused once the box is gone.
     pub fn workspace(&self) -> Result<(OwnedFd, Option<(u32, u32)>), ErrorInfo> {
-        Err(not_built())
+        let book = self.shared.book();
+        let workspace = book.workspace.as_ref().ok_or_else(|| gone("the session has ended"))?;
+        let handle = workspace.try_clone();
+        Ok((handle.map_err(|error| internal(error.to_string()))?, self.shared.owner))
     }
 
-    /// Stops everything in it where it is.
+    /// The files of its workspace; refused once the box is gone. A file gets no more bytes than its disk may have.
+    pub fn tree(&self) -> Result<Tree, ErrorInfo> {
+        let (workspace, owner) = self.workspace()?;
+        Ok(Tree::new(workspace, owner, self.shared.spec.run.sandbox.limits.disk.0))
+    }
+
+    /// Stops everything in it where it is. The clocks of its programs stop, too; its own go on.
     pub async fn pause(&self) -> Result<(), ErrorInfo> {
-        Err(not_built())
+        self.touch();
+        self.ask(Order::Pause).await
     }
 
     /// Lets it go on.
     pub async fn resume(&self) -> Result<(), ErrorInfo> {
-        Err(not_built())
+        self.touch();
+        self.ask(Order::Resume).await
     }
 
     /// Ends it, and waits until nothing is left of it.
     pub async fn end(&self) -> SessionState {
-        self.state()
+        self.shared.ending.send_if_modified(|ending| {
+            let first = ending.is_none();
+            *ending = ending.or(Some(SessionEnd::Asked));
+            first
+        });
+        self.ended().await
     }
 
     /// Waits for its end, whatever brings it about.
     pub async fn ended(&self) -> SessionState {
+        let mut status = self.shared.status.subscribe();
+        // Its sender lives as long as this does.
+        _ = status.wait_for(|status| *status == SessionStatus::Ended).await;
         self.state()
+    }
+
+    async fn ask<T>(
+        &self,
+        order: impl FnOnce(oneshot::Sender<Result<T, ErrorInfo>>) -> Order,
+    ) -> Result<T, ErrorInfo> {
+        let (answer, answered) = oneshot::channel();
+        let sent = self.shared.orders.send(order(answer)).await;
+        let ended = || gone("the session has ended");
+        sent.map_err(|_| ended())?;
+        answered.await.unwrap_or_else(|_| Err(ended()))
     }
 }
 
-impl Exec {
-    /// Its identifier, unique within its session.
-    pub fn id(&self) -> &str {
-        ""
-    }
+fn gone(message: &str) -> ErrorInfo {
+    conflict(message, "open another session")
+}
 
-    /// What was asked for.
-    pub fn request(&self) -> &ExecRequest {
-        unimplemented!()
-    }
-
-    /// When it was started.
-    pub fn started_at(&self) -> Timestamp {
-        Timestamp::default()
-    }
-
-    /// What it writes. A terminal writes to standard output only.
-    pub fn output(&self) -> &Feed {
-        unimplemented!()
-    }
-
-    /// What came of it, once it has ended and its output is complete.
-    pub fn result(&self) -> Option<ExecResult> {
-        None
-    }
-
-    /// Waits for its end.
-    pub async fn wait(&self) -> ExecResult {
-        unimplemented!()
-    }
-
-    /// Types something; waits while the program does not read. An error once it cannot any more.
-    pub async fn write(&self, bytes: &[u8]) -> std::io::Result<()> {
-        let _ = bytes;
-        Ok(())
-    }
-
-    /// Nothing more will be typed.
-    pub fn close_input(&self) {}
-
-    /// Changes the size of its terminal.
-    pub fn resize(&self, size: TerminalSize) -> std::io::Result<()> {
-        let _ = size;
-        Ok(())
-    }
-
-    /// Sends a signal to its process group.
-    pub fn signal(&self, number: i32) {
-        let _ = number;
-    }
-
-    /// Ends it: SIGTERM, after `grace` SIGKILL. Waits until it is gone.
-    pub async fn stop(&self, grace: Duration) -> ExecResult {
-        let _ = grace;
-        unimplemented!()
-    }
+fn conflict(message: &str, hint: &str) -> ErrorInfo {
+    ErrorInfo { code: ErrorCode::Conflict, message: message.to_owned(), hint: Some(hint.to_owned()) }
 }

@@ -1,6 +1,6 @@
 //! Our end of a run's terminal: what is typed there, what is shown, and how large it is.
 
-use crate::driver::nonblocking;
+use crate::streams::nonblocking;
 use rustix::{
     pty::{OpenptFlags, ioctl_tiocgptpeer},
     termios::{Winsize, tcsetwinsize},

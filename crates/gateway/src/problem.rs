@@ -68,6 +68,8 @@ impl From<ErrorInfo> for Problem {
             ErrorCode::InvalidSpec | ErrorCode::ImageMissing => StatusCode::BAD_REQUEST,
             ErrorCode::ImageRefused | ErrorCode::PolicyDenied => StatusCode::FORBIDDEN,
             ErrorCode::BarrierMissing | ErrorCode::BackendUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorCode::Conflict => StatusCode::CONFLICT,
+            ErrorCode::QuotaExceeded => StatusCode::TOO_MANY_REQUESTS,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let code = serde_json::to_value(error.code);

@@ -5,15 +5,18 @@
 //! by the same last steps as in a box of our own. Then it reaps, and ends with the connection.
 
 use crate::{
+    further::Further,
     keeper,
     network::{self, Passing},
     notify,
     plan::{FileId, Ids, InsidePlan, Owner, ProgramPlan, Shown},
     program::{self, Filters, Launch, Start},
     protocol::{self, Brief, Command, Ended, Report},
+    standby,
     step::{Failure, Step, Steps},
-    sys::{self, ChildStack},
+    sys::{self, ChildStack, Forked},
     template::failure,
+    terminal,
 };
 use rustix::{
     event::{PollFd, PollFlags},
@@ -87,6 +90,7 @@ fn begin(socket: &OsStr) -> io::Result<First> {
         landlock: sys::landlock_version(),
         stack: ChildStack::new(),
         program: None,
+        further: Vec::new(),
         used: Ended { status: 0, cpu_us: 0, peak_bytes: 0, alone: false },
     })
 }
@@ -146,7 +150,7 @@ fn look(plan: &InsidePlan) -> Result<Found, Failure> {
         done.add(Step::Passing);
     }
     let scratch = SCRATCH.into_iter().map(open_scratch).collect::<Result<_, _>>()?;
-    let terminal = if plan.terminal { Some(terminal()) } else { None };
+    let terminal = plan.terminal.then(open_terminal);
     let terminal = terminal.transpose().map_err(failure(Step::Terminal, "/dev/ptmx"))?;
     Ok(Found { done, ids, workspace, scratch, terminal, doors, passing: passing.unwrap_or_default() })
 }
@@ -237,11 +241,9 @@ pub(crate) fn only_loopback() -> io::Result<bool> {
 }
 
 /// From the container's own file system of terminals.
-fn terminal() -> io::Result<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let ours = rustix::fs::openat(CWD, c"/dev/ptmx", flags, Mode::empty())?;
-    rustix::pty::unlockpt(&ours)?;
-    Ok(ours)
+fn open_terminal() -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    terminal::open(rustix::fs::openat(CWD, c"/dev/pts", flags, Mode::empty())?)
 }
 
 /// We read our signals from a handle; the program gets its own as usual.
@@ -258,6 +260,8 @@ struct First {
     landlock: u32,
     stack: ChildStack,
     program: Option<(i32, OwnedFd)>,
+    /// Programs that it outlives.
+    further: Vec<Further>,
     /// By all that was reaped so far.
     used: Ended,
 }
@@ -265,12 +269,11 @@ struct First {
 impl First {
     fn serve(&mut self) -> ! {
         loop {
-            let mut ready = [&self.channel, &self.signals].map(|fd| PollFd::new(fd, PollFlags::IN));
-            match rustix::event::poll(&mut ready, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(_) => sys::exit(125),
+            let (commanded, signalled, spoken) = self.wait();
+            for pid in spoken {
+                // A channel that has said its last word closes here.
+                self.further.iter_mut().find(|it| it.pid == pid).and_then(Further::obey);
             }
-            let [commanded, signalled] = ready.map(|fd| !fd.revents().is_empty());
             if signalled && self.on_signals() {
                 sys::exit(128 + libc::SIGTERM)
             }
@@ -279,6 +282,21 @@ impl First {
                 sys::exit(0)
             }
         }
+    }
+
+    /// Until there is something to do: whether by command, by signal, and for which further programs.
+    fn wait(&self) -> (bool, bool, Vec<i32>) {
+        let channels = self.further.iter().filter_map(|it| Some((it.pid, it.channel.as_ref()?)));
+        let (pids, channels): (Vec<_>, Vec<_>) = channels.unzip();
+        let all = [&self.channel, &self.signals].into_iter().chain(channels);
+        let mut ready: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        match rustix::event::poll(&mut ready, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => sys::exit(125),
+        }
+        let has = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let spoken = pids.into_iter().zip(&ready[2..]).filter(|(_, fd)| has(fd)).map(|(pid, _)| pid);
+        (has(&ready[0]), has(&ready[1]), spoken.collect())
     }
 
     fn on_command(&mut self) -> io::Result<()> {
@@ -291,6 +309,14 @@ impl First {
                 }
                 Err(failed) => protocol::send(&self.channel, &Report::Failed(failed), &[]),
             },
+            Some((Command::Start(plan), files)) => {
+                self.on_start(&plan, files);
+                Ok(())
+            }
+            Some((Command::Terminal, files)) => {
+                files.iter().for_each(|answer| terminal::answer(answer, open_terminal()));
+                Ok(())
+            }
             Some((Command::Signal(number), _)) => {
                 if let (Some((_, pidfd)), Some(signal)) = (&self.program, Signal::from_named_raw(number)) {
                     // Already ended is as good.
@@ -336,6 +362,48 @@ impl First {
         Ok((done, listener))
     }
 
+    /// What fails is said where the engine waits for the process.
+    fn on_start(&mut self, plan: &Brief, mut files: Vec<OwnedFd>) {
+        // Behind the file of a large plan.
+        let (Some(standby), Some(channel)) = (files.pop(), files.pop()) else { return };
+        match self.start(plan, files, &standby) {
+            Ok((pid, pidfd)) => self.further.push(Further { pid, pidfd, channel: Some(channel) }),
+            // An engine that no longer listens has hung up on the program, too.
+            Err(failed) => _ = protocol::send(&standby, &Report::Failed(failed), &[]),
+        }
+    }
+
+    /// A process that gives everything up and stands by for a further program.
+    fn start(
+        &self,
+        plan: &Brief,
+        mut files: Vec<OwnedFd>,
+        standby: &OwnedFd,
+    ) -> Result<(i32, OwnedFd), Failure> {
+        let at = |what: &str| failure(Step::JoinNamespaces, what);
+        let plan: ProgramPlan = plan.read(&mut files).map_err(at("plan"))?;
+        Further::check_room(&self.further)?;
+        match sys::fork_into(0, None).map_err(at("fork"))? {
+            Forked::Parent { pid, pidfd } => Ok((pid, pidfd)),
+            Forked::Child => {
+                sys::unblock_signals();
+                let launch = Launch {
+                    namespaces: &[],
+                    user_namespace: -1,
+                    filters: &self.filters,
+                    listener: None,
+                    landlock: self.landlock,
+                    start: None,
+                    plan: &plan,
+                    done: Steps::default(),
+                    failed: None,
+                    reached_exec: false,
+                };
+                standby::live(launch, standby)
+            }
+        }
+    }
+
     /// Reaps; whether we were asked to end: by the container engine, for the program may not.
     fn on_signals(&mut self) -> bool {
         let mut asked = false;
@@ -351,6 +419,10 @@ impl First {
         while let Ok(Some((pid, reaped))) = sys::reap(-1, wait) {
             self.used.cpu_us += reaped.cpu_us;
             self.used.peak_bytes = self.used.peak_bytes.max(reaped.peak_bytes);
+            if let Some(place) = self.further.iter().position(|further| further.pid == pid) {
+                self.further.swap_remove(place).tell_end(reaped);
+                continue;
+            }
             if self.program.take_if(|(program, _)| *program == pid).is_some() {
                 sys::kill_all();
                 self.reap(true);

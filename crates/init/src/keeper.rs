@@ -88,11 +88,13 @@ pub(crate) struct Birth<'a> {
     pub(crate) masks: &'a [(&'static CStr, Mask)],
 }
 
-/// What the keeper hands out with its report: its namespaces and the program's user namespace, unless made ahead, to
-/// the launcher, the rest to the engine.
+/// What the keeper hands out with its report: its namespaces and the program's user namespace, unless made ahead, and
+/// its terminals to the launcher, the rest to the engine.
 struct Furnished {
     namespaces: Vec<OwnedFd>,
     user_namespace: Option<OwnedFd>,
+    /// Where the launcher opens further terminals.
+    terminals: Option<OwnedFd>,
     workspace: OwnedFd,
     terminal: Option<OwnedFd>,
     doors: Vec<TcpListener>,
@@ -118,6 +120,7 @@ pub(crate) fn live(birth: &Birth<'_>) -> ! {
 fn hand_out(birth: &Birth<'_>, furnished: &Furnished) -> io::Result<()> {
     let mut handles: Vec<_> = furnished.namespaces.iter().map(AsFd::as_fd).collect();
     handles.extend(furnished.user_namespace.iter().map(AsFd::as_fd));
+    handles.extend(furnished.terminals.iter().map(AsFd::as_fd));
     handles.push(furnished.workspace.as_fd());
     handles.extend(furnished.terminal.iter().map(AsFd::as_fd));
     handles.extend(furnished.doors.iter().map(AsFd::as_fd));
@@ -175,16 +178,30 @@ fn furnish(birth: &Birth<'_>) -> Result<Furnished, Failure> {
         done.add(Step::Passing);
     }
     let passing = passing.unwrap_or_default();
-    let terminal = plan.terminal.then(|| terminal::open(plan.ids)).transpose();
-    let terminal = terminal.map_err(failure(Step::Terminal, "/dev/pts"))?;
-    if terminal.is_some() {
+    let at_terminal = || failure(Step::Terminal, "/dev/pts");
+    let terminals = (plan.terminal || plan.stays).then(|| terminal::mount(plan.ids));
+    let terminals = terminals.transpose().map_err(at_terminal())?;
+    let terminal = terminals.as_ref().filter(|_| plan.terminal).map(terminal::open);
+    let terminal = terminal.transpose().map_err(at_terminal())?;
+    if terminals.is_some() {
         done.add(Step::Terminal);
     }
+    let terminals = terminals.filter(|_| plan.stays);
     let namespaces = open_namespaces(birth).map_err(failure(Step::JoinNamespaces, "/proc/self/ns"))?;
     // The last maps are written. From now on a program can be about.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| failure(Step::MakeUserNamespace, "dumpable")(error.into()))?;
-    Ok(Furnished { namespaces, user_namespace, workspace, terminal, doors, passing, unmapped, done })
+    Ok(Furnished {
+        namespaces,
+        user_namespace,
+        terminals,
+        workspace,
+        terminal,
+        doors,
+        passing,
+        unmapped,
+        done,
+    })
 }
 
 /// The namespaces that the launcher asked the kernel for when it cloned us.

@@ -5,6 +5,7 @@
 
 use crate::{
     container,
+    further::Further,
     keeper::{self, Birth, Mask},
     notify,
     plan::{BoxPlan, Ids, ProgramPlan, StockPlan, TemplatePlan},
@@ -15,7 +16,7 @@ use crate::{
     steward::{self, Namespaces, Steward},
     sys::{self, ChildStack, Forked, Reaped},
     template::{self, failure},
-    wire_struct,
+    terminal, wire_struct,
 };
 use rustix::{
     event::epoll::{self, EventData, EventFlags},
@@ -154,6 +155,11 @@ struct Held {
     user_namespace: Option<OwnedFd>,
     cgroup: Option<OwnedFd>,
     programs: Vec<Child>,
+    /// Programs that it outlives.
+    further: Vec<Further>,
+    /// Where it has its terminals, if it stays.
+    terminals: Option<OwnedFd>,
+    stays: bool,
     /// The kernel's list of the keeper's children, where it has one.
     children: Option<File>,
     /// Made ahead of its program.
@@ -190,6 +196,9 @@ impl HandedOver {
             user_namespace,
             cgroup: next(),
             programs: vec![program],
+            further: Vec::new(),
+            terminals: None,
+            stays: false,
             ahead: true,
         })
     }
@@ -207,6 +216,8 @@ enum About {
     /// A lane, by its pid, has something to hand over.
     Lane(i32),
     Channel(u32),
+    /// The own channel of a further program, by its pid.
+    Program(u32, i32),
     Ready(u32),
     Process(u32, i32),
 }
@@ -218,6 +229,7 @@ impl About {
             About::Steward => (0, 1, 0),
             About::Lane(pid) => (0, 2, pid as u32),
             About::Channel(number) => (1, number, 0),
+            About::Program(number, pid) => (1, number, pid as u32),
             About::Ready(number) => (2, number, 0),
             About::Process(number, pid) => (3, number, pid as u32),
         };
@@ -231,7 +243,8 @@ impl About {
             0 if number == 0 => About::Control,
             0 if number == 1 => About::Steward,
             0 => About::Lane(bits as u32 as i32),
-            1 => About::Channel(number),
+            1 if bits as u32 == 0 => About::Channel(number),
+            1 => About::Program(number, bits as u32 as i32),
             2 => About::Ready(number),
             _ => About::Process(number, bits as u32 as i32),
         }
@@ -302,6 +315,7 @@ impl Launcher {
                     About::Steward => self.on_steward(),
                     About::Lane(pid) => self.on_hand_over(pid),
                     About::Channel(number) => self.on_channel(number),
+                    About::Program(number, pid) => self.on_program(number, pid),
                     About::Ready(number) => self.on_ready(number),
                     About::Process(number, pid) => self.on_end(number, pid),
                 }
@@ -494,6 +508,8 @@ impl Launcher {
         match protocol::receive::<Command>(&held.channel) {
             Ok(Some((Command::Exec(plan), files))) => self.on_exec(number, &plan, files),
             Ok(Some((Command::Prepare(plan), files))) => self.on_prepare(number, &plan, files),
+            Ok(Some((Command::Start(plan), files))) => self.on_start(number, &plan, files),
+            Ok(Some((Command::Terminal, files))) => held.on_terminal(files),
             Ok(Some((Command::Signal(signal), _))) => held.signal(signal),
             Ok(Some((Command::Destroy | Command::Furnish(_), _)) | None) | Err(_) => self.destroy(number),
         }
@@ -507,6 +523,7 @@ impl Launcher {
         for program in &held.programs {
             _ = rustix::process::pidfd_send_signal(&program.pidfd, Signal::KILL);
         }
+        held.further.iter().for_each(Further::kill);
     }
 
     fn on_ready(&mut self, number: u32) {
@@ -526,6 +543,7 @@ impl Launcher {
             if held.user_namespace.is_none() {
                 held.user_namespace = handles.next();
             }
+            held.terminals = if held.stays { handles.next() } else { None };
         }
         let handles: Vec<_> = handles.collect();
         let handles: Vec<_> = handles.iter().map(AsFd::as_fd).collect();
@@ -606,6 +624,50 @@ impl Launcher {
         self.hand_over(number);
     }
 
+    /// A further program: a process that stands by for it, and its own channel. What fails here is said where the
+    /// engine waits for that process.
+    fn on_start(&mut self, number: u32, plan: &Brief, mut files: Vec<OwnedFd>) {
+        // Behind the file of a large plan.
+        let (Some(standby), Some(channel)) = (files.pop(), files.pop()) else { return };
+        if let Err(failed) = self.start(number, plan, files, channel, &standby) {
+            // An engine that no longer listens has hung up on the program, too.
+            _ = protocol::send(&standby, &Report::Failed(failed), &[]);
+        }
+    }
+
+    fn start(
+        &mut self,
+        number: u32,
+        plan: &Brief,
+        mut files: Vec<OwnedFd>,
+        channel: OwnedFd,
+        standby: &OwnedFd,
+    ) -> Result<(), Failure> {
+        let at = |what: &str| failure(Step::JoinNamespaces, what);
+        let wrong = |what: &str| at(what)(io::Error::from_raw_os_error(libc::EINVAL));
+        let plan: ProgramPlan = plan.read(&mut files).map_err(at("plan"))?;
+        let held = self.boxes.get(&number).filter(|held| held.stays).ok_or_else(|| wrong("box"))?;
+        Further::check_room(&held.further)?;
+        let Child { pid, pidfd, .. } = self.stand_by(number, &plan, standby).map_err(at("fork"))?;
+        let further = Further { pid, pidfd, channel: Some(channel) };
+        let watched = further.channel.iter().try_for_each(|it| self.watch(it, About::Program(number, pid)));
+        if watched.is_err() {
+            further.kill();
+        }
+        if let Some(held) = self.boxes.get_mut(&number) {
+            held.further.push(further);
+        }
+        watched.map_err(at("epoll"))
+    }
+
+    fn on_program(&mut self, number: u32, pid: i32) {
+        let further = self.boxes.get_mut(&number).map(|held| &mut held.further).into_iter().flatten();
+        let over = further.into_iter().find(|it| it.pid == pid).and_then(Further::obey);
+        if let Some(channel) = over {
+            self.unwatch(&channel);
+        }
+    }
+
     /// A lane that has given birth to all of a box leaves it to the launcher, which inherits its children, and ends:
     /// one process less for as long as the box is parked.
     fn hand_over(&mut self, number: u32) {
@@ -657,7 +719,13 @@ impl Launcher {
         let wrong = || io::Error::from_raw_os_error(libc::EINVAL);
         let plan: ProgramPlan = plan.read(&mut files)?;
         let [channel] = <[OwnedFd; 1]>::try_from(files).map_err(|_| wrong())?;
-        let held = self.boxes.get(&number).ok_or_else(wrong)?;
+        self.stand_by(number, &plan, &channel)
+    }
+
+    /// A process that gives everything up and stands by on this socket.
+    fn stand_by(&mut self, number: u32, plan: &ProgramPlan, channel: &OwnedFd) -> io::Result<Child> {
+        let missing = || io::Error::from_raw_os_error(libc::ESRCH);
+        let held = self.boxes.get(&number).ok_or_else(missing)?;
         let (joined, user_namespace) = (held.joined(), held.users()?);
         let cgroup = held.cgroup.as_ref().map(AsFd::as_fd);
         self.spaces.enter(held)?;
@@ -670,17 +738,22 @@ impl Launcher {
                     listener: None,
                     landlock: self.landlock,
                     start: None,
-                    plan: &plan,
+                    plan,
                     done: Steps::default(),
                     failed: None,
                     reached_exec: false,
                 };
-                standby::live(launch, &channel)
+                standby::live(launch, channel)
             }
             Forked::Parent { pid, pidfd } => {
                 self.spaces.go_home();
-                self.watch(&pidfd, About::Process(number, pid))?;
-                Ok(Child { pid, pidfd, last: plan.last })
+                let watched = self.watch(&pidfd, About::Process(number, pid));
+                if watched.is_err() {
+                    // Nobody would learn of its end.
+                    _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
+                    _ = sys::reap(pid, true);
+                }
+                watched.map(|()| Child { pid, pidfd, last: plan.last })
             }
         }
     }
@@ -705,12 +778,21 @@ impl Launcher {
         if let Some(place) = held.programs.iter().position(|program| program.pid == pid) {
             let program = held.programs.swap_remove(place);
             _ = epoll::delete(&self.events, &program.pidfd);
-            let alone = held.programs.is_empty() && held.is_empty();
+            let alone = held.programs.is_empty() && held.further.is_empty() && held.is_empty();
             let told = protocol::send(&held.channel, &Report::Ended(Ended { alone, ..reaped.into() }), &[]);
             if told.is_err() || program.last {
                 self.destroy(number);
             }
+        } else if let Some(place) = held.further.iter().position(|further| further.pid == pid) {
+            let further = held.further.swap_remove(place);
+            further.tell_end(reaped);
+            self.unwatch_further(&further);
         }
+    }
+
+    fn unwatch_further(&self, further: &Further) {
+        self.unwatch(&further.pidfd);
+        further.channel.iter().for_each(|channel| self.unwatch(channel));
     }
 
     fn on_gone(&mut self, number: u32, reaped: Reaped) {
@@ -724,6 +806,10 @@ impl Launcher {
             self.unwatch(&program.pidfd);
             // Killed with its namespace: there and waiting to be reaped.
             _ = sys::reap(program.pid, true);
+        }
+        for further in &held.further {
+            self.unwatch_further(further);
+            _ = sys::reap(further.pid, true);
         }
         // The engine may have hung up already: that is how it asks for this.
         _ = protocol::send(&held.channel, &Report::Gone(Ended { alone: true, ..reaped.into() }), &[]);
@@ -770,9 +856,21 @@ impl Held {
         };
         let known = |step: &Step| namespaces.iter().any(|(known, _)| known == step);
         let spaces = keeper::namespaces(plan).map(|(step, _)| step).filter(|step| !known(step)).collect();
-        let (ready, programs) = (Some(ready), Vec::new());
-        let (children, ahead) = (children(keeper.pid), plan.ahead);
-        Held { channel, keeper, ready, spaces, namespaces, user_namespace, cgroup, programs, children, ahead }
+        Held {
+            children: children(keeper.pid),
+            channel,
+            keeper,
+            ready: Some(ready),
+            spaces,
+            namespaces,
+            user_namespace,
+            cgroup,
+            programs: Vec::new(),
+            further: Vec::new(),
+            terminals: None,
+            stays: plan.stays,
+            ahead: plan.ahead,
+        }
     }
 
     /// Whether nobody but the keeper is left. Whoever lost his parent there has become its child before that parent
@@ -793,6 +891,13 @@ impl Held {
         ready
             .map(|users| program::raw(users.as_fd()))
             .ok_or_else(|| io::Error::from_raw_os_error(libc::EAGAIN))
+    }
+
+    fn on_terminal(&self, files: Vec<OwnedFd>) {
+        let Some(answer) = files.into_iter().next() else { return };
+        let none = || io::Error::from_raw_os_error(libc::ENOTTY);
+        let opened = self.terminals.as_ref().ok_or_else(none).and_then(terminal::open);
+        terminal::answer(&answer, opened);
     }
 
     fn signal(&self, number: i32) {

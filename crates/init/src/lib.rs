@@ -18,6 +18,7 @@ mod affinity;
 mod container;
 pub mod entry;
 pub mod filter;
+mod further;
 pub mod inside;
 mod keeper;
 pub mod launcher;

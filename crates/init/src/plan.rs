@@ -79,6 +79,8 @@ pub struct BoxPlan {
     pub passing: Option<PassingPlan>,
     /// Whether the box has a terminal of its own.
     pub terminal: bool,
+    /// Whether it outlives its programs, of which each may get a terminal.
+    pub stays: bool,
     /// Bytes that may be written to scratch space.
     pub scratch_bytes: u64,
     /// Files and folders that may be made there.
@@ -237,10 +239,23 @@ pub struct ProgramPlan {
     pub rlimits: Vec<ResourceLimit>,
     /// Directories below which Landlock allows everything.
     pub writable: Vec<CString>,
+    /// Whom else in its box Landlock lets it reach.
+    pub fellows: Fellows,
     /// How many CPUs it is told of, if there is a limit.
     pub cpus: Option<u32>,
-    /// Whether its standard streams are the box's terminal, which becomes its controlling one.
+    /// Whether its standard streams are a terminal, which becomes its controlling one.
     pub terminal: bool,
+}
+
+/// Other programs of the same box, as far as a program may reach them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fellows {
+    /// There are none.
+    None,
+    /// By signals. The box is on the host's network, whose abstract sockets stay out of reach.
+    Signalled,
+    /// By signals and by abstract sockets.
+    Reached,
 }
 
 /// What a process is to run.
@@ -298,6 +313,7 @@ wire_struct!(BoxPlan {
     doors,
     passing,
     terminal,
+    stays,
     scratch_bytes,
     scratch_files,
     copies,
@@ -329,7 +345,8 @@ wire_struct!(Owner { uid, gid });
 wire_struct!(Protected { path, kind });
 wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
 wire_struct!(Ids { uid, gid, outer_uid, outer_gid, drop_groups });
-wire_struct!(ProgramPlan { steps, ids, errand, last, directory, rlimits, writable, cpus, terminal });
+wire_struct!(ProgramPlan { steps, ids, errand, last, directory, rlimits, writable, fellows, cpus, terminal });
+wire_enum!(Fellows { None = 0, Signalled = 1, Reached = 2 });
 wire_struct!(Errand { argv, env, candidates });
 wire_struct!(StockPlan { depth, ids, outer_count, first_turn });
 wire_struct!(ResourceLimit { resource, soft, hard });
@@ -402,12 +419,14 @@ pub(crate) mod tests {
 
     fn a_box() -> impl Strategy<Value = BoxPlan> {
         let network = (vec(any::<u16>(), 0..4), option::of(passing()));
-        let numbers = (any::<([bool; 4], u64, u64)>(), network);
+        let numbers = (any::<([bool; 5], u64, u64)>(), network);
         let paths =
             (texts(), option::of(host_path()), vec(protected(), 0..4), texts(), vec(host_path(), 0..3));
         (steps(), ids(), text(), numbers, paths).prop_map(|(steps, ids, hostname, numbers, paths)| {
-            let (([any_outer_id, ahead, own_network, terminal], scratch_bytes, scratch_files), network) =
-                numbers;
+            let (
+                ([any_outer_id, ahead, own_network, terminal, stays], scratch_bytes, scratch_files),
+                network,
+            ) = numbers;
             let (doors, passing) = network;
             let (copies, workspace, protected, workspace_directories, mounts) = paths;
             BoxPlan {
@@ -420,6 +439,7 @@ pub(crate) mod tests {
                 doors,
                 passing,
                 terminal,
+                stays,
                 scratch_bytes,
                 scratch_files,
                 copies,
@@ -434,6 +454,7 @@ pub(crate) mod tests {
     fn program() -> impl Strategy<Value = ProgramPlan> {
         let limit = any::<(u32, u64, u64)>();
         let limit = limit.prop_map(|(resource, soft, hard)| ResourceLimit { resource, soft, hard });
+        let fellows = proptest::sample::select(vec![Fellows::None, Fellows::Signalled, Fellows::Reached]);
         let errand = (texts(), texts(), texts());
         let errand = errand.prop_map(|(argv, env, candidates)| Errand { argv, env, candidates });
         (
@@ -444,19 +465,22 @@ pub(crate) mod tests {
             text(),
             vec(limit, 0..4),
             texts(),
-            (option::of(any::<u32>()), any::<bool>()),
+            (fellows, option::of(any::<u32>()), any::<bool>()),
         )
             .prop_map(
-                |(steps, ids, errand, last, directory, rlimits, writable, (cpus, terminal))| ProgramPlan {
-                    steps,
-                    ids,
-                    errand,
-                    last,
-                    directory,
-                    rlimits,
-                    writable,
-                    cpus,
-                    terminal,
+                |(steps, ids, errand, last, directory, rlimits, writable, (fellows, cpus, terminal))| {
+                    ProgramPlan {
+                        steps,
+                        ids,
+                        errand,
+                        last,
+                        directory,
+                        rlimits,
+                        writable,
+                        fellows,
+                        cpus,
+                        terminal,
+                    }
                 },
             )
     }

@@ -11,12 +11,13 @@ use crate::{
     sys::{self, Pointers},
 };
 use rustix::{
+    fs::{CWD, Mode, OFlags, ResolveFlags},
     io::Errno,
     process::{Signal, set_parent_process_death_signal},
     thread::{CapabilitySet, CapabilitySets, ThreadNameSpaceType, move_into_thread_name_spaces},
 };
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString},
     io,
     os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd},
 };
@@ -129,7 +130,7 @@ pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Er
     launch.step(Step::NoNewPrivileges, |_| Ok(rustix::thread::set_no_new_privs(true)?))?;
     launch.step(Step::Descriptors, |it| arrange_descriptors(it))?;
     if launch.landlock > 0 {
-        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable))?;
+        launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable, plan.fellows))?;
     }
     // That of open files only after the last is opened: the launcher's own are open here, and count.
     launch.step(Step::ResourceLimits, |_| limit_resources(plan, |it| it != libc::RLIMIT_NOFILE))?;
@@ -166,7 +167,16 @@ fn join(launch: &Launch<'_>) -> io::Result<()> {
     for namespace in launch.namespaces {
         move_into_thread_name_spaces(sys::borrow(*namespace), ThreadNameSpaceType::empty())?;
     }
-    Ok(rustix::process::chdir(launch.plan.directory.as_c_str())?)
+    enter_directory(&launch.plan.directory)
+}
+
+/// Links may lead there, for images have such, but none through a descriptor of ours: a program that was in the box
+/// before us could have planted one, and we have handles open on what lies outside.
+fn enter_directory(path: &CStr) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_MAGICLINKS;
+    let directory = rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)?;
+    Ok(rustix::process::fchdir(directory)?)
 }
 
 fn enter_user_namespace(namespace: RawFd) -> io::Result<()> {
@@ -224,17 +234,19 @@ fn arrange_descriptors(launch: &Launch<'_>) -> io::Result<()> {
     // A session of its own: no controlling terminal to type into, but the box's own.
     rustix::process::setsid()?;
     if let Some(start) = &launch.start {
-        start.put_streams()?;
-        if launch.plan.terminal {
-            rustix::process::ioctl_tiocsctty(sys::borrow(start.streams[0]))?;
-        }
+        start.take_streams(launch.plan.terminal)?;
     }
     sys::close_on_exec_from(3)
 }
 
 impl Start<'_> {
-    pub(crate) fn put_streams(&self) -> io::Result<()> {
-        (0..).zip(self.streams).try_for_each(|(place, stream)| sys::put_stream(stream, place))
+    /// Puts the streams in their places. A terminal among them becomes the controlling one.
+    pub(crate) fn take_streams(&self, terminal: bool) -> io::Result<()> {
+        (0..).zip(self.streams).try_for_each(|(place, stream)| sys::put_stream(stream, place))?;
+        match terminal {
+            true => Ok(rustix::process::ioctl_tiocsctty(sys::borrow(self.streams[0]))?),
+            false => Ok(()),
+        }
     }
 
     /// Tries the candidates in order. A file that is there but cannot run is the better answer than one that is not.

@@ -9,6 +9,9 @@
 //! channel   engine → launcher   Exec + 0, 1, 2                launcher → engine   Ready + workspace[, terminal], doors…, passing…
 //! (one a box)                   Prepare + standby                                 Started + pidfd[, listener]
 //!                               Signal, Destroy                                   Ended, Failed, Gone
+//!                               Start + program, standby
+//!                               Terminal + answer                                 Terminal + our end of it, or Failed, on answer
+//! program   engine → launcher   Signal, or its end: kill      launcher → engine   Ended
 //! standby   engine → process    Exec + 0, 1, 2                process → engine    Started[ + listener]
 //!                                                                                 Failed, or its end: exec
 //! ```
@@ -38,6 +41,8 @@ use std::{
 
 /// Descriptors in one message.
 const MOST_DESCRIPTORS: usize = 96;
+/// Further programs of one box that are under way at once.
+pub const MOST_PROGRAMS: usize = 64;
 /// Ports at which what is dialled inside may arrive, beside a redirect: with two listeners each they fit a message.
 pub const MOST_PORTS: usize = 32;
 /// Bytes in one message.
@@ -82,7 +87,12 @@ pub enum Command {
     Exec(Brief),
     /// Make a process that has given everything up and stands by for its errand: its socket.
     Prepare(Brief),
-    /// Send a signal to the program.
+    /// Make such a process for a further program, which the box outlives: the program's own channel, then the socket
+    /// on which the process stands by.
+    Start(Brief),
+    /// Open another terminal, and answer on the socket that comes along.
+    Terminal,
+    /// Send a signal to the program; on a further program's own channel to its process group.
     Signal(i32),
     /// End the box with everything in it.
     Destroy,
@@ -142,6 +152,8 @@ pub enum Report {
     },
     /// The program runs, and its pidfd comes along; or it stands by. Then the listener of its filter, if it has one.
     Started(Steps),
+    /// A terminal is open, and our end of it comes along.
+    Terminal,
     /// The network is furnished; the handles are counted.
     Passing(Arriving),
     /// The program has ended.
@@ -230,6 +242,11 @@ impl Wire for Command {
                 out.push(b'P');
                 plan.put(out);
             }
+            Command::Start(plan) => {
+                out.push(b'N');
+                plan.put(out);
+            }
+            Command::Terminal => out.push(b'T'),
             Command::Signal(number) => {
                 out.push(b'S');
                 number.put(out);
@@ -242,6 +259,8 @@ impl Wire for Command {
             b'F' => Brief::get(input).map(Command::Furnish),
             b'X' => Brief::get(input).map(Command::Exec),
             b'P' => Brief::get(input).map(Command::Prepare),
+            b'N' => Brief::get(input).map(Command::Start),
+            b'T' => Ok(Command::Terminal),
             b'S' => i32::get(input).map(Command::Signal),
             b'D' => Ok(Command::Destroy),
             _ => Err(Malformed),
@@ -267,6 +286,7 @@ impl Wire for Report {
                 out.push(b'P');
                 steps.put(out);
             }
+            Report::Terminal => out.push(b'T'),
             Report::Passing(arriving) => {
                 out.push(b'A');
                 arriving.put(out);
@@ -297,6 +317,7 @@ impl Wire for Report {
                 passing: Wire::get(input)?,
             }),
             b'P' => Steps::get(input).map(Report::Started),
+            b'T' => Ok(Report::Terminal),
             b'A' => Arriving::get(input).map(Report::Passing),
             b'E' => Ended::get(input).map(Report::Ended),
             b'F' => {

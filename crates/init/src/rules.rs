@@ -1,7 +1,10 @@
 //! Landlock: a second wall behind the mounts, held by another part of the kernel.
 //! Allocates nothing: it runs in the child of a vfork.
 
-use crate::sys::{self, Handled};
+use crate::{
+    plan::Fellows,
+    sys::{self, Handled},
+};
 use rustix::fs::{CWD, Mode, OFlags};
 use std::{
     ffi::{CStr, CString},
@@ -17,15 +20,22 @@ const REFER: u64 = 1 << 13;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
 /// Abstract sockets and signals of other domains.
-const SCOPES: u64 = 0b11;
+const SOCKETS: u64 = 1;
+const SIGNALS: u64 = 1 << 1;
 
 /// What one version of the kernel's Landlock can hold.
-fn handled(version: u32) -> (Handled, usize) {
+fn handled(version: u32, fellows: Fellows) -> (Handled, usize) {
     let files = FIRST_VERSION
         | if version >= 2 { REFER } else { 0 }
         | if version >= 3 { TRUNCATE } else { 0 }
         | if version >= 5 { IOCTL_DEV } else { 0 };
-    let scoped = if version >= 6 { SCOPES } else { 0 };
+    // Every program has a domain of its own. Where it has fellows, namespaces keep it from all others.
+    let scoped = match fellows {
+        _ if version < 6 => 0,
+        Fellows::None => SOCKETS | SIGNALS,
+        Fellows::Signalled => SOCKETS,
+        Fellows::Reached => 0,
+    };
     // Older kernels refuse a struct that is longer than theirs.
     let size = match version {
         0..=3 => 8,
@@ -36,8 +46,8 @@ fn handled(version: u32) -> (Handled, usize) {
 }
 
 /// Reads everywhere, writes below `writable` and to the devices of the box, nothing else.
-pub(crate) fn restrict(version: u32, writable: &[CString]) -> io::Result<()> {
-    let (handled, size) = handled(version);
+pub(crate) fn restrict(version: u32, writable: &[CString], fellows: Fellows) -> io::Result<()> {
+    let (handled, size) = handled(version, fellows);
     let all = handled.files;
     let ruleset = sys::landlock_ruleset(&handled, size)?;
     allow(&ruleset, c"/", EXECUTE | READ_FILE | READ_DIR)?;

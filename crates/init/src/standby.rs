@@ -1,5 +1,6 @@
 //! A program's process, made ahead of its program: everything is given up already, what to run is told later.
-//! It has memory of its own, unlike the child of a vfork, and nothing else runs in its box until it execs.
+//! It has memory of its own, unlike the child of a vfork: what runs in its box already may stop or kill it, and nobody
+//! but its own program waits for it then.
 
 use crate::{
     keeper,
@@ -45,9 +46,12 @@ fn run_when_told(launch: &mut Launch<'_>, channel: &OwnedFd) -> Failure {
     match told {
         Ok((errand, [input, output, error])) => {
             let start = Start::new(&errand, [input.as_fd(), output.as_fd(), error.as_fd()]);
-            let error = start.put_streams().err().unwrap_or_else(|| start.exec(exact));
+            let (step, error) = match start.take_streams(launch.plan.terminal) {
+                Ok(()) => (Step::Exec, start.exec(exact)),
+                Err(error) => (Step::Descriptors, error),
+            };
             let detail = errand.argv.first().map(|name| name.to_string_lossy().into_owned());
-            Failure { step: Step::Exec, errno: errno(&error), detail: detail.unwrap_or_default() }
+            Failure { step, errno: errno(&error), detail: detail.unwrap_or_default() }
         }
         Err(error) => {
             Failure { step: Step::Descriptors, errno: errno(&error), detail: "its errand".to_owned() }

@@ -1,15 +1,25 @@
-//! A terminal for the box: a pseudo-terminal file system of its own, and one terminal in it.
+//! Terminals for the box: a pseudo-terminal file system of its own, and terminals in it.
 //! The host's terminal is never inside, so nothing in the box can type into it or change it.
 
-use crate::{plan::Ids, template};
+use crate::{
+    plan::Ids,
+    protocol::{self, Report},
+    step::Step,
+    template::{self, failure},
+};
 use rustix::fs::{CWD, Mode, OFlags};
-use std::{ffi::CString, io, os::fd::OwnedFd};
+use std::{
+    ffi::CString,
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
 
 /// Terminals in one box: its own, and some for programs that make more. The kernel has a few thousand for all.
 const MOST: u32 = 16;
 
-/// Mounts the file system at `/dev/pts` and opens a terminal there; its other end is the program's.
-pub(crate) fn open(ids: Ids) -> io::Result<OwnedFd> {
+/// Mounts the file system at `/dev/pts`; a handle of it, through the place where it is mounted, so that programs find
+/// their terminals by name.
+pub(crate) fn mount(ids: Ids) -> io::Result<OwnedFd> {
     let [most, uid, gid] =
         [MOST, ids.outer_uid, ids.outer_gid].map(|number| CString::new(number.to_string()));
     let (most, uid, gid) = (most?, uid?, gid?);
@@ -17,9 +27,23 @@ pub(crate) fn open(ids: Ids) -> io::Result<OwnedFd> {
         [(c"ptmxmode", c"0666"), (c"mode", c"0600"), (c"max", &most), (c"uid", &uid), (c"gid", &gid)];
     let space = template::make_with_devices(c"devpts", &options)?;
     template::attach(&space, &CWD, c"/dev/pts")?;
-    // Through the place where it is mounted, so that programs find their terminal by its name.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(rustix::fs::openat(CWD, c"/dev/pts", flags, Mode::empty())?)
+}
+
+/// Opens a terminal there; its other end is the program's.
+pub(crate) fn open(space: impl AsFd) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let ours = rustix::fs::openat(CWD, c"/dev/pts/ptmx", flags, Mode::empty())?;
+    let ours = rustix::fs::openat(space, c"ptmx", flags, Mode::empty())?;
     rustix::pty::unlockpt(&ours)?;
     Ok(ours)
+}
+
+/// Hands one out to whoever asked, or says why not.
+pub(crate) fn answer(to: &OwnedFd, opened: io::Result<OwnedFd>) {
+    // Nobody to tell means that nobody waits.
+    _ = match opened {
+        Ok(terminal) => protocol::send(to, &Report::Terminal, &[terminal.as_fd()]),
+        Err(error) => protocol::send(to, &Report::Failed(failure(Step::Terminal, "ptmx")(error)), &[]),
+    };
 }

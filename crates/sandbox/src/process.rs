@@ -1,20 +1,39 @@
 //! A further program of a box that outlives it: it has a channel of its own to whoever started it.
+//!
+//! ```text
+//! start ─▶ a process that has given everything up stands by, and says by which steps
+//!      ─▶ every step that the box promises is among them ─▶ its errand ─▶ exec ─▶ Process
+//! ```
 
-use crate::native::{Ended, Told, launcher::Channel};
-use init::protocol::{Command, Report};
+use crate::native::{Ended, Missing, Program, SandboxError, Told, launcher::Channel, send_off};
+use init::{
+    plan::ProgramPlan,
+    protocol::{self, Command, Report},
+    step::{Failure, Step, Steps},
+};
+use rustix::io::Errno;
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
 use tokio::sync::mpsc;
+
+/// How long a program may take to start: what runs in its box already could hold its process up.
+const LONGEST_START: Duration = Duration::from_secs(10);
 
 /// A program under way. Dropped, it is killed with its process group; the box goes on.
 #[derive(Debug)]
 pub struct Process {
     channel: Channel,
+    steps: Steps,
     denials: Option<mpsc::Receiver<Told>>,
 }
 
 impl Process {
-    #[allow(dead_code, reason = "for the backends")]
-    pub(crate) fn new(channel: Channel, denials: Option<mpsc::Receiver<Told>>) -> Process {
-        Process { channel, denials }
+    /// The steps that it took before its first line ran.
+    pub fn steps(&self) -> Steps {
+        self.steps
     }
 
     /// What it is denied; nothing where that cannot be known.
@@ -37,5 +56,136 @@ impl Process {
     pub fn signal(&self, number: i32) {
         // A launcher that is gone took the program with it.
         _ = self.channel.order(Command::Signal(number));
+    }
+}
+
+/// A process that has given everything up and stands by. Dropped, it ends.
+pub(crate) struct StandBy {
+    channel: Channel,
+    standby: Channel,
+    /// What it has given up.
+    pub(crate) steps: Steps,
+    /// Of its filter.
+    pub(crate) listener: Option<OwnedFd>,
+}
+
+fn failed(source: io::Error) -> SandboxError {
+    SandboxError::Launcher { what: "ask", source }
+}
+
+fn late<T>(_: T) -> SandboxError {
+    failed(io::ErrorKind::TimedOut.into())
+}
+
+impl StandBy {
+    /// Has one made by whoever is at the other end of a box's channel.
+    pub(crate) async fn ask(of: &Channel, plan: &ProgramPlan) -> Result<StandBy, SandboxError> {
+        let (ours, theirs) = protocol::pair().map_err(failed)?;
+        let (standby, its) = protocol::pair().map_err(failed)?;
+        of.order_by_plan(Command::Start, plan, &[theirs.as_fd(), its.as_fd()]).map_err(failed)?;
+        drop((theirs, its));
+        let (channel, standby) =
+            (Channel::new(ours).map_err(failed)?, Channel::new(standby).map_err(failed)?);
+        let report = tokio::time::timeout(LONGEST_START, standby.report()).await.map_err(late)?;
+        match report.map_err(failed)? {
+            Some((Report::Started(steps), handles)) => {
+                complete(steps, plan)?;
+                Ok(StandBy { channel, standby, steps, listener: handles.into_iter().next() })
+            }
+            Some((Report::Failed(failure), _)) => Err(SandboxError::of_start(failure)),
+            Some(_) | None => Err(SandboxError::Died),
+        }
+    }
+
+    /// Sends it on its errand.
+    pub(crate) async fn run(
+        self,
+        program: &Program,
+        streams: [OwnedFd; 3],
+        denials: Option<mpsc::Receiver<Told>>,
+    ) -> Result<Process, SandboxError> {
+        let StandBy { channel, standby, steps, .. } = self;
+        let sent = send_off(standby, program, streams);
+        tokio::time::timeout(LONGEST_START, sent).await.map_err(late)??;
+        Ok(Process { channel, steps, denials })
+    }
+}
+
+/// Whether a process took every step that its plan names. The box has said what stands in it, and no further program
+/// may make that untrue.
+fn complete(taken: Steps, plan: &ProgramPlan) -> Result<(), SandboxError> {
+    let landlock = init::landlock_version() > 0;
+    let due = |step: &Step| match step {
+        Step::PathRules => landlock,
+        Step::Affinity => plan.cpus.is_some(),
+        Step::Exec => false,
+        step => *step >= Step::JoinNamespaces,
+    };
+    let mut due = Step::ALL.into_iter().filter(|step| plan.steps.has(*step)).filter(due);
+    match due.find(|step| !taken.has(*step)) {
+        None => Ok(()),
+        Some(step) => Err(Missing::new(step.name(), "a further program did not take this step").into()),
+    }
+}
+
+impl SandboxError {
+    fn of_start(failure: Failure) -> SandboxError {
+        let full = failure.step == Step::JoinNamespaces && failure.errno == Errno::USERS.raw_os_error();
+        match full {
+            true => SandboxError::TooManyPrograms { most: protocol::MOST_PROGRAMS },
+            false => SandboxError::Step(failure),
+        }
+    }
+}
+
+/// Opens a terminal in the box at the other end of a channel.
+pub(crate) async fn open_terminal(of: &Channel) -> Result<OwnedFd, SandboxError> {
+    let (ours, theirs) = protocol::pair().map_err(failed)?;
+    of.send(&Command::Terminal, &[theirs.as_fd()]).map_err(failed)?;
+    drop(theirs);
+    let answer = Channel::new(ours).map_err(failed)?;
+    let report = tokio::time::timeout(LONGEST_START, answer.report()).await.map_err(late)?;
+    match report.map_err(failed)? {
+        Some((Report::Terminal, handles)) => handles.into_iter().next().ok_or(SandboxError::Died),
+        Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
+        Some(_) | None => Err(SandboxError::Died),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use init::plan::{Fellows, Ids};
+
+    fn plan(steps: Steps) -> ProgramPlan {
+        ProgramPlan {
+            steps,
+            ids: Ids { uid: 1000, gid: 1000, outer_uid: 1, outer_gid: 1, drop_groups: true },
+            errand: None,
+            last: false,
+            directory: c"/".to_owned(),
+            rlimits: Vec::new(),
+            writable: Vec::new(),
+            fellows: Fellows::Reached,
+            cpus: None,
+            terminal: false,
+        }
+    }
+
+    #[test]
+    fn a_program_that_left_a_step_out_is_not_started() {
+        let due = Step::ALL.into_iter().filter(|step| *step >= Step::JoinNamespaces);
+        let due: Vec<_> = due.filter(|step| ![Step::Affinity, Step::Exec].contains(step)).collect();
+        let mut taken = Steps::default();
+        due.iter().for_each(|step| taken.add(*step));
+        assert!(complete(taken, &plan(Steps::ALL)).is_ok());
+        for step in due.into_iter().filter(|step| *step != Step::PathRules || init::landlock_version() > 0) {
+            let error = complete(taken.without(step), &plan(Steps::ALL)).unwrap_err();
+            assert!(error.to_string().contains(step.name()), "{error}");
+            // A control that leaves it out on purpose wants to see the program.
+            assert!(complete(taken.without(step), &plan(Steps::ALL.without(step))).is_ok());
+        }
+        let with_cpus = ProgramPlan { cpus: Some(1), ..plan(Steps::ALL) };
+        assert!(complete(taken, &with_cpus).is_err());
     }
 }

@@ -65,6 +65,15 @@ impl WorkspacePath {
     }
 }
 
+/// A folder inside, absolute; a relative one lies below `/workspace`. Nothing is mounted there, so it may be anybody's.
+pub(crate) fn folder_inside(path: &Path) -> Result<PathBuf, BadPath> {
+    let bad = |why| BadPath { given: path.display().to_string(), why };
+    match path.is_absolute() {
+        true => normal(path, true).map_err(bad),
+        false => Ok(Path::new(crate::WORKSPACE).join(normal(path, false).map_err(bad)?)),
+    }
+}
+
 fn normal(path: &Path, absolute: bool) -> Result<PathBuf, &'static str> {
     use std::os::unix::ffi::OsStrExt;
     if path.is_absolute() != absolute {

@@ -40,6 +40,7 @@ pub enum ErrorCode {
     BudgetExceeded,
     QuotaExceeded,
     ContractViolated,
+    Conflict,
     Lost,
     Internal,
 }

@@ -317,7 +317,7 @@ impl Policy {
         let doors = doors::ports(&[grants.ports(), request.doors.clone()].concat(), network)?;
         let passing = grants.egress.as_ref().map(|egress| egress.ports());
         let limits = self.limits_of(&request, profile)?;
-        let env = environment(&request.env, &request.caller_env, profile)?;
+        let env = environment(&request.env, &request.caller_env, &profile.env_inherit)?;
         let secrets = doors::secrets(&request.secrets, &env, &name, profile)?;
         let id = |text: &Option<String>, option| {
             let checked = text.as_deref().map(Id::new).transpose();
@@ -446,7 +446,7 @@ fn check_containers_only(request: &RunRequest, backend: Backend, root: &Root) ->
     }
 }
 
-fn check_command(command: Vec<OsString>, of_image: bool) -> Result<Vec<OsString>, SpecError> {
+pub(crate) fn check_command(command: Vec<OsString>, of_image: bool) -> Result<Vec<OsString>, SpecError> {
     let usage = "put the command after `--`: airlock run -- python3 -c 'print(1)'";
     if command.first().map_or(!of_image, |program| program.is_empty()) {
         return Err(invalid("there is no command to run", usage));
@@ -557,13 +557,13 @@ fn artifact(text: &[u8]) -> Option<InputSource> {
     Some(InputSource::Artifact { name, version })
 }
 
-fn environment(
+pub(crate) fn environment(
     asked: &[(OsString, OsString)],
     caller: &BTreeMap<OsString, OsString>,
-    profile: &Profile,
+    inherit: &[String],
 ) -> Result<BTreeMap<EnvName, OsString>, SpecError> {
     let mut env = BTreeMap::new();
-    let inherited = profile.env_inherit.iter().map(OsString::from);
+    let inherited = inherit.iter().map(OsString::from);
     for (name, value) in
         inherited.filter_map(|name| caller.get(&name).map(|value| (name.clone(), value.clone())))
     {

@@ -20,10 +20,11 @@ use crate::{
         taken_down, why_missing,
     },
     passing::{self, Passing, Power, Reach},
+    process::{self, StandBy},
 };
 use init::{
     inside::{NAMESPACES, SCRATCH},
-    plan::{Ids, InsidePlan, NetworkPlan, Owner, PassingPlan},
+    plan::{Ids, InsidePlan, NetworkPlan, Owner, PassingPlan, ProgramPlan},
     protocol::{Arriving, Command, Report},
     step::{Failure, Step, Steps},
 };
@@ -69,6 +70,8 @@ pub struct ContainerBox {
     protection: Option<Protection>,
     berth: Berth,
     notes: Vec<String>,
+    /// Every process of it is stopped where it is.
+    frozen: bool,
     /// Its first process is known to be gone, and the container with it.
     removed: bool,
 }
@@ -260,6 +263,7 @@ impl Started {
             protection,
             berth,
             notes,
+            frozen: false,
             removed: false,
             spec,
         }
@@ -267,9 +271,14 @@ impl Started {
 }
 
 impl ContainerBox {
-    /// Before anything runs: everything required will stand once the last steps are taken.
+    /// Before anything runs: everything required will stand once the last steps are taken. In one that stays they are
+    /// taken by a process that runs nothing, so that it is known before the first program.
     pub(super) async fn checked(mut self) -> Result<ContainerBox, SandboxError> {
-        match self.check_required() {
+        let checked = match self.check_required() {
+            Ok(()) if self.spec.stays => self.rehearse().await,
+            checked => checked,
+        };
+        match checked {
             Ok(()) => Ok(self),
             Err(error) => {
                 self.end_all().await;
@@ -315,32 +324,55 @@ impl ContainerBox {
         }
     }
 
-    async fn run(&mut self, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
-        let failed = broken("ask");
-        let mut plan = plan::of_program(Some(program), &self.spec, LAST_STEPS, self.ids, &self.enforcers())?;
+    async fn rehearse(&mut self) -> Result<(), SandboxError> {
+        let plan = self.plan(None)?;
+        self.done = self.done.and(StandBy::ask(&self.channel, &plan).await?.steps);
+        Ok(())
+    }
+
+    fn plan(&self, program: Option<&Program>) -> Result<ProgramPlan, SandboxError> {
+        let mut plan = plan::of_program(program, &self.spec, LAST_STEPS, self.ids, &self.enforcers())?;
         if !self.done.has(Step::EnterUserNamespace) {
             // Counted for the user on the whole host: others run as the same one.
             plan.rlimits.retain(|limit| limit.resource != plan::PROCESSES);
         }
+        Ok(plan)
+    }
+
+    async fn run_further(
+        &mut self,
+        program: &Program,
+        streams: [OwnedFd; 3],
+    ) -> Result<Process, SandboxError> {
+        self.check_awake()?;
+        let plan = ProgramPlan { errand: None, ..self.plan(Some(program))? };
+        let mut ready = StandBy::ask(&self.channel, &plan).await?;
+        let denials = self.watch(ready.listener.take()).map_err(broken("watch"))?;
+        ready.run(program, streams, denials).await
+    }
+
+    async fn run(&mut self, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
+        let failed = broken("ask");
+        let plan = self.plan(Some(program))?;
         let handles = streams.each_ref().map(AsFd::as_fd);
         self.channel.order_by_plan(Command::Exec, &plan, &handles).map_err(&failed)?;
         match self.channel.report().await.map_err(&failed)? {
             Some((Report::Started(steps), handles)) => {
                 self.done = self.done.and(steps);
-                self.watch(handles.into_iter().next()).map_err(failed)
+                self.denials = self.watch(handles.into_iter().next()).map_err(failed)?;
+                Ok(())
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
         }
     }
 
-    fn watch(&mut self, listener: Option<OwnedFd>) -> io::Result<()> {
+    fn watch(&self, listener: Option<OwnedFd>) -> io::Result<Option<mpsc::Receiver<Told>>> {
         let binds = self.protection.as_ref().map_or(&[][..], Protection::binds);
         let root = rustix::process::geteuid().is_root();
         let ids = root.then_some((self.ids.uid, self.ids.gid));
         let rules = || Rules::new(&self.spec, binds, ids, self.reach.clone());
-        self.denials = listener.map(|listener| denials::watch(listener, rules())).transpose()?;
-        Ok(())
+        listener.map(|listener| denials::watch(listener, rules())).transpose()
     }
 
     async fn await_end(&mut self) -> Progress {
@@ -355,9 +387,28 @@ impl ContainerBox {
         }
     }
 
+    async fn set_frozen(&mut self, frozen: bool) -> Result<(), SandboxError> {
+        if self.frozen == frozen {
+            return Ok(());
+        }
+        let (verb, what) = if frozen { ("pause", "freeze the sandbox") } else { ("unpause", "let it go on") };
+        let path = format!("/containers/{}/{verb}", escaped(&self.id));
+        // Even if nobody waits for the answer: what may be frozen is let go before its end.
+        self.frozen = true;
+        let answer = self.daemon.api.post(&path, None).await.map_err(of_api(what));
+        self.frozen = frozen == answer.is_ok();
+        answer.map(drop)
+    }
+
+    fn check_awake(&self) -> Result<(), SandboxError> {
+        if self.frozen { Err(SandboxError::Frozen) } else { Ok(()) }
+    }
+
     /// The first process ends on our word; whether or not it does, the engine removes the container, and only then
     /// is it gone for certain.
     async fn end_all(&mut self) -> Option<Ended> {
+        // An engine that will not let it go on is told to remove it below.
+        _ = tokio::time::timeout(LONGEST_END, self.set_frozen(false)).await;
         _ = self.channel.order(Command::Destroy);
         let mut last = Ended { status: 9, cpu_us: 0, peak_bytes: 0, alone: true };
         let gone = async {
@@ -450,22 +501,25 @@ impl Sandbox for ContainerBox {
 
     fn start<'a>(
         &'a mut self,
-        _program: &'a Program,
-        _streams: [OwnedFd; 3],
+        program: &'a Program,
+        streams: [OwnedFd; 3],
     ) -> Soon<'a, Result<Process, SandboxError>> {
-        Box::pin(async { Err(SandboxError::Died) })
+        Box::pin(self.run_further(program, streams))
     }
 
     fn open_terminal(&mut self) -> Soon<'_, Result<OwnedFd, SandboxError>> {
-        Box::pin(async { Err(SandboxError::Died) })
+        Box::pin(async {
+            self.check_awake()?;
+            process::open_terminal(&self.channel).await
+        })
     }
 
     fn freeze(&mut self) -> Soon<'_, Result<(), SandboxError>> {
-        Box::pin(async { Err(SandboxError::Died) })
+        Box::pin(self.set_frozen(true))
     }
 
     fn thaw(&mut self) -> Soon<'_, Result<(), SandboxError>> {
-        Box::pin(async { Err(SandboxError::Died) })
+        Box::pin(self.set_frozen(false))
     }
 
     fn progress(&mut self) -> Soon<'_, Progress> {

@@ -98,6 +98,23 @@ pub enum SandboxError {
         #[source]
         source: io::Error,
     },
+    /// Nothing runs in a frozen box.
+    #[error("the sandbox is frozen")]
+    Frozen,
+    /// No cgroup for it.
+    #[error("cannot freeze the sandbox: {why}")]
+    CannotFreeze {
+        /// Why not.
+        why: String,
+        /// What would help.
+        remedy: &'static str,
+    },
+    /// A box has as many programs under way as it may.
+    #[error("the sandbox has {most} programs under way, as many as it may")]
+    TooManyPrograms {
+        /// How many that is.
+        most: usize,
+    },
     /// A step of containment failed; no line of the program ran.
     #[error("the step `{}` failed at {}: {}", .0.step.name(), .0.detail, io::Error::from_raw_os_error(.0.errno))]
     Step(Failure),
@@ -149,6 +166,8 @@ impl SandboxError {
     fn code(&self) -> ErrorCode {
         match self {
             SandboxError::Missing(_) => ErrorCode::BarrierMissing,
+            SandboxError::CannotFreeze { .. } => ErrorCode::BackendUnavailable,
+            SandboxError::Frozen => ErrorCode::InvalidSpec,
             SandboxError::Look { .. }
             | SandboxError::Name { .. }
             | SandboxError::Nul
@@ -161,7 +180,10 @@ impl SandboxError {
                 ErrorCode::BackendUnavailable
             }
             SandboxError::Launcher { .. } => ErrorCode::BackendUnavailable,
-            SandboxError::Cgroup(_) | SandboxError::Step(_) | SandboxError::Died => ErrorCode::StartFailed,
+            SandboxError::Cgroup(_)
+            | SandboxError::TooManyPrograms { .. }
+            | SandboxError::Step(_)
+            | SandboxError::Died => ErrorCode::StartFailed,
         }
     }
 
@@ -191,6 +213,9 @@ impl SandboxError {
             SandboxError::Launcher { .. } | SandboxError::Died => {
                 "`airlock doctor` tries one out and says more"
             }
+            SandboxError::Frozen => "let it go on first",
+            SandboxError::CannotFreeze { remedy, .. } => remedy,
+            SandboxError::TooManyPrograms { .. } => "wait until one has ended, or end one",
             SandboxError::Step(failure) => return step_hint(failure),
         };
         text.to_owned()
@@ -205,6 +230,7 @@ fn step_hint(failure: &Failure) -> String {
         Step::Passing => "look whether the kernel lets a sandbox have routes and listeners of its own; a proxy door alone needs none",
         Step::Workspace => "check what lies at this place in the workspace",
         Step::JoinNamespaces if failure.errno == NOT_FOUND => "the folder to start in does not exist inside: look at the image's WORKDIR",
+        Step::Terminal => "close a terminal first: a sandbox may have a few at once",
         Step::Exec => {
             "inside, PATH is /usr/local/bin:/usr/bin:/bin of the host (or of --image); paths of your home are not there"
         }

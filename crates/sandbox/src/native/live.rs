@@ -11,6 +11,7 @@ use super::{
 use crate::{
     Process, Sandbox, Soon,
     passing::{Passing, Reach},
+    process::{self, StandBy},
 };
 use init::{
     plan::Ids,
@@ -38,6 +39,8 @@ pub struct NativeBox {
     pub(super) standby: Option<Channel>,
     /// Its program has ended.
     pub(super) ending: bool,
+    /// Every process of it is stopped where it is.
+    pub(super) frozen: bool,
     /// Nothing is left that could run in it, by the launcher's word.
     pub(super) empty: bool,
     /// Keeps the launcher, or the lane that is this box's alone, alive.
@@ -163,22 +166,25 @@ impl Sandbox for NativeBox {
 
     fn start<'a>(
         &'a mut self,
-        _program: &'a Program,
-        _streams: [OwnedFd; 3],
+        program: &'a Program,
+        streams: [OwnedFd; 3],
     ) -> Soon<'a, Result<Process, SandboxError>> {
-        Box::pin(async { Err(SandboxError::Died) })
+        Box::pin(self.run_further(program, streams))
     }
 
     fn open_terminal(&mut self) -> Soon<'_, Result<OwnedFd, SandboxError>> {
-        Box::pin(async { Err(SandboxError::Died) })
+        Box::pin(async {
+            self.check_awake()?;
+            process::open_terminal(&self.channel).await
+        })
     }
 
     fn freeze(&mut self) -> Soon<'_, Result<(), SandboxError>> {
-        Box::pin(async { Err(SandboxError::Died) })
+        Box::pin(self.set_frozen(true))
     }
 
     fn thaw(&mut self) -> Soon<'_, Result<(), SandboxError>> {
-        Box::pin(async { Err(SandboxError::Died) })
+        Box::pin(self.set_frozen(false))
     }
 
     fn progress(&mut self) -> Soon<'_, Progress> {
@@ -243,7 +249,8 @@ impl NativeBox {
             Some((Report::Started(steps), handles)) => {
                 self.done = self.done.and(steps);
                 self.standby = Some(standby);
-                self.watch(handles.into_iter().next()).map_err(failed)
+                self.denials = self.watch(handles.into_iter().next()).map_err(failed)?;
+                Ok(())
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
@@ -268,19 +275,79 @@ impl NativeBox {
             Some((Report::Started(steps), handles)) => {
                 self.done = self.done.and(steps);
                 // The program's pidfd, then the listener.
-                self.watch(handles.into_iter().nth(1)).map_err(failed)
+                self.denials = self.watch(handles.into_iter().nth(1)).map_err(failed)?;
+                Ok(())
             }
             Some((Report::Failed(failure), _)) => Err(SandboxError::Step(failure)),
             Some(_) | None => Err(SandboxError::Died),
         }
     }
 
-    fn watch(&mut self, listener: Option<OwnedFd>) -> std::io::Result<()> {
+    /// With a process that gives everything up and runs nothing: what will stand between programs and the host is
+    /// known before the first of them.
+    pub(super) async fn rehearsed(mut self) -> Result<NativeBox, SandboxError> {
+        match self.rehearse().await {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.end_all().await;
+                // What could not be given back, the sweep finds by the run's record.
+                Box::new(self).release().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn rehearse(&mut self) -> Result<(), SandboxError> {
+        let plan = plan::of_program(None, &self.spec, self.steps, self.ids, &self.enforcers())?;
+        self.done = self.done.and(StandBy::ask(&self.channel, &plan).await?.steps);
+        Ok(())
+    }
+
+    /// Runs a further program with these standard streams.
+    async fn run_further(
+        &mut self,
+        program: &Program,
+        streams: [OwnedFd; 3],
+    ) -> Result<Process, SandboxError> {
+        self.check_awake()?;
+        let mut plan = plan::of_program(Some(program), &self.spec, self.steps, self.ids, &self.enforcers())?;
+        plan.errand = None;
+        let mut ready = StandBy::ask(&self.channel, &plan).await?;
+        let watched = self.watch(ready.listener.take());
+        let denials = watched.map_err(|source| SandboxError::Launcher { what: "watch", source })?;
+        ready.run(program, streams, denials).await
+    }
+
+    fn check_awake(&self) -> Result<(), SandboxError> {
+        if self.frozen { Err(SandboxError::Frozen) } else { Ok(()) }
+    }
+
+    async fn set_frozen(&mut self, frozen: bool) -> Result<(), SandboxError> {
+        if self.frozen == frozen {
+            return Ok(());
+        }
+        let cannot = |why: String, remedy| SandboxError::CannotFreeze { why, remedy };
+        let group = self.held.group.as_ref().map(Group::freezer);
+        let freezer = match group {
+            Some(Ok(freezer)) => freezer.clone(),
+            Some(Err((why, remedy))) => return Err(cannot(why.to_owned(), remedy)),
+            None => return Err(cannot("it has no cgroup".to_owned(), "let it have one")),
+        };
+        // Even if nobody waits for the answer: what may be frozen is let go before its end.
+        self.frozen = true;
+        let set = move || if frozen { freezer.freeze() } else { freezer.thaw() };
+        let done = tokio::task::spawn_blocking(set).await.unwrap_or_else(|error| Err(error.into()));
+        let stuck = "something in it cannot be stopped just now: try again";
+        // What could not be stopped as a whole goes on as a whole.
+        self.frozen = frozen == done.is_ok();
+        done.map_err(|error| cannot(error.to_string(), stuck))
+    }
+
+    fn watch(&self, listener: Option<OwnedFd>) -> std::io::Result<Option<mpsc::Receiver<Told>>> {
         let binds = self.held.protection.as_ref().map_or(&[][..], Protection::binds);
         let ids = (self.starter != Starter::User).then_some((self.ids.outer_uid, self.ids.outer_gid));
         let rules = || Rules::new(&self.spec, binds, ids, self.reach.clone());
-        self.denials = listener.map(|listener| denials::watch(listener, rules())).transpose()?;
-        Ok(())
+        listener.map(|listener| denials::watch(listener, rules())).transpose()
     }
 
     /// Waits for the end of the program or of the box.
@@ -305,6 +372,8 @@ impl NativeBox {
 
     /// Ends every process in the box and waits until they are gone; `None` if the kernel would not.
     async fn end_all(&mut self) -> Option<Ended> {
+        // What is frozen does not hear, and with version 1 of cgroups it cannot die.
+        _ = self.set_frozen(false).await;
         // With the program ends its box. Another order would only be in the way of the last word from there.
         if !self.ending {
             _ = self.channel.order(Command::Destroy);
@@ -344,7 +413,11 @@ impl NativeBox {
 }
 
 /// Sends the process that stands by on its errand. Its end of the socket closes when it becomes the program.
-async fn send_off(standby: Channel, program: &Program, streams: [OwnedFd; 3]) -> Result<(), SandboxError> {
+pub(crate) async fn send_off(
+    standby: Channel,
+    program: &Program,
+    streams: [OwnedFd; 3],
+) -> Result<(), SandboxError> {
     let failed = |source| SandboxError::Launcher { what: "send off", source };
     let handles = streams.each_ref().map(AsFd::as_fd);
     standby.order_by_plan(Command::Exec, &plan::errand(program)?, &handles).map_err(failed)?;

@@ -22,7 +22,7 @@ pub use denials::{MOST_DENIALS, Told};
 pub use error::{Missing, SandboxError};
 pub use explain::Line;
 pub use init::{protocol::Ended, step::Step};
-pub(crate) use live::{CUT_SHORT, taken_down, why_missing};
+pub(crate) use live::{CUT_SHORT, send_off, taken_down, why_missing};
 pub use live::{NativeBox, Progress, Released};
 pub use plan::{Program, Starter};
 
@@ -146,6 +146,13 @@ impl Native {
         Ok(self.cgroups.clone().owned_by(&crate::owner(&self.state)?))
     }
 
+    fn group(&self, name: &Id, spec: &SandboxSpec) -> Result<Group, SandboxError> {
+        let host = self.own_cgroups()?;
+        let made =
+            if spec.stays { host.make_to_stay(name, &spec.limits) } else { host.make(name, &spec.limits) };
+        Ok(made?)
+    }
+
     /// Removes the cgroups that the dead owner of a run left.
     pub fn remove_leftovers(&self, run: &Id) -> Result<(), SandboxError> {
         Ok(self.own_cgroups()?.remove(run)?)
@@ -173,7 +180,7 @@ impl Native {
         let mut held = Held::default();
         let made = async {
             if self.limits_in_cgroups {
-                held.group = Some(self.own_cgroups()?.make(name, &spec.limits)?);
+                held.group = Some(self.group(name, spec)?);
             }
             let launcher = self.launcher_for(&template, spec, name).await?;
             held.lane = self.lane(&launcher, &held).await?;
@@ -197,6 +204,7 @@ impl Native {
     ) -> Result<NativeBox, SandboxError> {
         let mut held = berth.map_or_else(Held::default, |Berth(held)| held);
         match self.furnish(name, spec, &mut held).await {
+            Ok(made) if spec.stays => NativeBox { held, ..made }.rehearsed().await,
             Ok(made) => Ok(NativeBox { held, ..made }),
             Err(error) => {
                 // What could not be given back, the sweep finds by the run's record.
@@ -240,12 +248,13 @@ impl Native {
         held: &mut Held,
     ) -> Result<NativeBox, SandboxError> {
         plan::check_starter(self.starter, rustix::process::geteuid().as_raw())?;
+        plan::check_stays(spec, probe::processes_can_be_looked_into())?;
         let template = self.template(spec)?;
         if let Some(workspace) = &spec.workspace {
             held.protection = Some(self.protect(workspace, spec)?);
         }
         if self.limits_in_cgroups && held.group.is_none() {
-            held.group = Some(self.own_cgroups()?.make(name, &spec.limits)?);
+            held.group = Some(self.group(name, spec)?);
         }
         match self.ask_willing(name, spec, &template, held).await {
             Err(SandboxError::Launcher { .. } | SandboxError::Died) => {
@@ -445,6 +454,7 @@ impl Native {
             standby: None,
             ending: false,
             empty: false,
+            frozen: false,
             done: made.launcher.steps.and(made.steps),
             launcher: made.launcher,
             spec: spec.clone(),

@@ -5,7 +5,7 @@ use crate::passing::{self, Power};
 use super::{Missing, SandboxError, c_string, machine, probe::SpareIds, protect};
 use init::{
     plan::{
-        BoxPlan, Errand, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit,
+        BoxPlan, Errand, Fellows, HostPath, Ids, Owner, ProgramPlan, Protected, ProtectedKind, ResourceLimit,
         StockPlan,
     },
     step::Steps,
@@ -36,12 +36,16 @@ pub enum Starter {
 }
 
 /// What to run in a box.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Program {
     /// Exact arguments, never empty.
     pub argv: Vec<OsString>,
     /// Exact environment.
     pub env: BTreeMap<OsString, OsString>,
+    /// Where it starts, if not where the spec says.
+    pub directory: Option<PathBuf>,
+    /// Whether its standard streams are a terminal, which becomes its controlling one.
+    pub terminal: bool,
 }
 
 /// Who a program is, and how it comes to own what it writes on the host.
@@ -98,6 +102,7 @@ pub(super) fn of_box(
         doors: spec.doors.clone(),
         passing: passing::plan(spec, Power::Ours)?,
         terminal: spec.tty.is_some(),
+        stays: spec.stays,
         scratch_bytes: spec.limits.disk.0,
         scratch_files: (spec.limits.disk.0 / BYTES_PER_FILE).max(1024),
         copies: copies(spec)?.iter().map(c_string).collect::<Result<_, _>>()?,
@@ -254,18 +259,34 @@ pub(crate) fn of_program(
     // Of containers it is scratch space, too.
     let run = (spec.backend != Backend::Native).then(|| PathBuf::from("/run"));
     let writable = writable.into_iter().chain(rw.map(|mount| mount.inside.as_path().to_owned()));
-    let writable = writable.chain(volumes).chain(run).chain(copies(spec)?);
+    let writable: Vec<_> = writable.chain(volumes).chain(run).chain(copies(spec)?).collect();
     Ok(ProgramPlan {
         steps,
         ids,
         errand: program.map(errand).transpose()?,
         last: true,
-        directory: c_string(&spec.directory)?,
+        directory: c_string(program.and_then(|it| it.directory.as_ref()).unwrap_or(&spec.directory))?,
         rlimits: rlimits(&spec.limits, enforcers),
-        writable: writable.map(c_string).collect::<Result<_, _>>()?,
+        writable: topmost(&writable).into_iter().map(c_string).collect::<Result<_, _>>()?,
+        fellows: fellows(spec),
         cpus: cpus(&spec.limits),
-        terminal: spec.tty.is_some(),
+        terminal: program.is_some_and(|program| program.terminal),
     })
+}
+
+/// Those that lie in no other. What lies in one that may be written is allowed with it, and could have been replaced
+/// by a link before the next program of the box is started.
+fn topmost(paths: &[PathBuf]) -> Vec<&PathBuf> {
+    let inner = |path: &PathBuf| paths.iter().any(|other| path != other && path.starts_with(other));
+    paths.iter().filter(|path| !inner(path)).collect()
+}
+
+fn fellows(spec: &SandboxSpec) -> Fellows {
+    match (spec.stays, spec.network) {
+        (false, _) => Fellows::None,
+        (true, Network::Host) => Fellows::Signalled,
+        (true, Network::None | Network::Doors | Network::Open) => Fellows::Reached,
+    }
 }
 
 /// Of as many as can be counted: the step would fail on others.
@@ -331,6 +352,19 @@ fn processes(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> u
     match enforcers.get("pids") {
         Some(Enforcer::CgroupV1 | Enforcer::CgroupV2) => u64::from(limits.pids) + 1,
         Some(Enforcer::Rlimit | Enforcer::Nothing) | None => limits.pids.into(),
+    }
+}
+
+/// In a box that stays, programs are started beside others of the same user. What those could look into on its way to
+/// exec still has handles on the host.
+pub(super) fn check_stays(spec: &SandboxSpec, can_be_looked_into: bool) -> Result<(), SandboxError> {
+    match spec.stays && can_be_looked_into {
+        true => Err(Missing::new(
+            "own_user",
+            "fs.suid_dumpable is 1, so that programs could look into the next one while it is being started; set it to 0 or 2",
+        )
+        .into()),
+        false => Ok(()),
     }
 }
 

@@ -121,7 +121,7 @@ pub(super) fn plan(
         // cost more than all its mounts.
         places.list.extend(machine::places(&spec.limits)?);
     }
-    if spec.tty.is_some() {
+    if spec.tty.is_some() || spec.stays {
         terminal(&mut places)?;
     }
     names(&mut places, spec)?;

@@ -32,6 +32,7 @@ mod passing;
 mod processes;
 mod programs;
 mod runner;
+mod staying;
 mod syscalls;
 mod terminal;
 mod workspaces;
@@ -40,7 +41,7 @@ mod world;
 use runner::Proof;
 
 /// How many proofs there are as root and as an ordinary user. A proof that is lost must not go unnoticed.
-const PROOFS: usize = 140;
+const PROOFS: usize = 158;
 
 fn all() -> Vec<Proof> {
     [
@@ -58,6 +59,7 @@ fn all() -> Vec<Proof> {
         network::proofs(),
         passing::proofs(),
         denials::proofs(),
+        staying::proofs(),
     ]
     .concat()
 }

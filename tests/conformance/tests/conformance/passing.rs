@@ -46,7 +46,7 @@ fn open(request: RunRequest) -> RunRequest {
 
 /// What its maker is to leave out, or away.
 #[derive(Clone, Copy)]
-enum Lacking {
+pub(crate) enum Lacking {
     Nothing,
     Steps(&'static [Step]),
     /// Power over a network that a container engine has made.
@@ -59,16 +59,40 @@ fn run(world: &World, request: RunRequest) -> Seen {
 
 fn run_lacking(world: &World, request: RunRequest, lacking: Lacking) -> Seen {
     world.runtime.block_on(async {
-        let steps = if let Lacking::Steps(steps) = lacking { steps } else { &[] };
-        let spec = admit(if steps.is_empty() { request } else { native(request) });
-        let state = world.fresh_folder("state");
+        let lacks_steps = matches!(lacking, Lacking::Steps([_, ..]));
+        let spec = admit(if lacks_steps { native(request) } else { request });
         let id = Id::new(&world.unique("passing")).expect("an id");
-        let sandbox = match world.maker.as_ref().filter(|_| steps.is_empty()) {
-            Some(maker) => contained(maker, state, &id, &spec, lacking).await,
-            None => in_our_own(world, state, &id, &spec, steps).await,
-        };
-        observe(sandbox, &spec).await
+        observe(made(world, &id, &spec, lacking).await, &spec).await
     })
+}
+
+/// A box without an engine, with a state folder of its own.
+pub(crate) async fn made(world: &World, id: &Id, spec: &RunSpec, lacking: Lacking) -> Box<dyn Sandbox> {
+    let steps = if let Lacking::Steps(steps) = lacking { steps } else { &[] };
+    let state = world.folder.join(format!("state-of-{id}"));
+    fs::create_dir(&state).expect("a folder");
+    match world.maker.as_ref().filter(|_| steps.is_empty()) {
+        Some(maker) => contained(maker, state, id, spec, lacking).await,
+        None => in_our_own(world, state, id, spec, steps).await,
+    }
+}
+
+/// What a later engine on that state folder does about such a box.
+pub(crate) async fn sweep(world: &World, id: &Id) {
+    let state = world.folder.join(format!("state-of-{id}"));
+    match &world.maker {
+        None => Native::new(state).remove_leftovers(id).expect("nothing left"),
+        Some(maker) => {
+            let hosts = vec![maker.host.clone()];
+            let containers = Containers::new(state, Hosts { docker: hosts.clone(), podman: hosts });
+            let socket = maker.host.strip_prefix("unix://").expect("a socket");
+            let left = containers.left_over(socket.as_ref()).await.expect("a list");
+            for container in left.values().flatten() {
+                containers.remove(socket.as_ref(), container).await.expect("it goes");
+            }
+            containers.remove_leftovers(id).expect("its folder goes");
+        }
+    }
 }
 
 async fn in_our_own(
@@ -112,7 +136,7 @@ async fn observe(mut sandbox: Box<dyn Sandbox>, spec: &RunSpec) -> Seen {
     let (mut output, theirs) = std::io::pipe().expect("a pipe");
     let null = || OwnedFd::from(fs::File::options().read(true).write(true).open("/dev/null").expect("null"));
     let path = [("PATH".into(), spec::DEFAULT_PATH.into())];
-    let program = Program { argv: spec.command.clone(), env: path.into() };
+    let program = Program { argv: spec.command.clone(), env: path.into(), ..Program::default() };
     sandbox.exec(&program, [null(), theirs.into(), null()]).await.expect("a program");
     // Nothing is told where there is no filter.
     let told = sandbox.take_denials();

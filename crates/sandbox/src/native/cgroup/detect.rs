@@ -1,7 +1,9 @@
 //! What this host offers: which controller is where, and if not, why not and what would help.
 //! Looks only; nothing is made or moved here.
 
-use super::{Controller, Host, Missing, PREFIX, Subtree, tree::Tree, tree::Trees, tree::above_leaf, v2};
+use super::{
+    Controller, Host, Missing, PREFIX, Subtree, Version, tree::Tree, tree::Trees, tree::above_leaf, v2,
+};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use std::{collections::BTreeMap, path::Path};
 
@@ -12,7 +14,8 @@ const BE_ROOT: &str =
 
 /// Judges each tree and keeps those that are of use.
 pub(super) fn judge(trees: &Trees) -> Host {
-    let mut host = Host { v1: Vec::new(), v2: None, missing: BTreeMap::new(), prefix: PREFIX.to_owned() };
+    let (missing, freezer) = (BTreeMap::new(), freezer(trees));
+    let mut host = Host { v1: Vec::new(), v2: None, missing, freezer, prefix: PREFIX.to_owned() };
     for tree in &trees.v1 {
         judge_v1(tree, &mut host);
     }
@@ -27,6 +30,33 @@ pub(super) fn judge(trees: &Trees) -> Host {
         }
     }
     host
+}
+
+/// Where whole boxes can be frozen: in any tree of version 2, even one without controllers, or in the tree of version 1
+/// that is there for it.
+fn freezer(trees: &Trees) -> Result<(Version, Subtree), Missing> {
+    let subtree = |top: &Path, own: &Path| Subtree {
+        top: top.to_owned(),
+        own: own.to_owned(),
+        controllers: Vec::new(),
+    };
+    let second = trees.v2.as_ref().map(|tree| {
+        let own = above_leaf(&tree.own, v2::LEAF);
+        closed(&own).map_or_else(|| Ok((Version::V2, subtree(&tree.top, &own))), Err)
+    });
+    let first = trees.v1.iter().find(|tree| tree.controllers.iter().any(|has| has == "freezer"));
+    let first = first.map(|tree| match writable(&tree.own, true) {
+        true => Ok((Version::V1, subtree(&tree.top, &tree.own))),
+        false => Err(Missing { why: not_ours(&tree.own), remedy: BE_ROOT }),
+    });
+    match (second, first) {
+        (Some(Ok(found)), _) | (_, Some(Ok(found))) => Ok(found),
+        (Some(Err(missing)), _) | (None, Some(Err(missing))) => Err(missing),
+        (None, None) => {
+            let why = "no mounted cgroup tree that reaches us can freeze".to_owned();
+            Err(Missing { why, remedy: MOUNT })
+        }
+    }
 }
 
 fn judge_v1(tree: &Tree, host: &mut Host) {

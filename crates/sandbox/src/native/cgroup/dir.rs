@@ -13,7 +13,7 @@ use std::{
 };
 
 /// How long killing or removing may take: a process in the kernel dies when it comes out of it.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// The largest page any Linux uses; the kernel rounds memory limits down to whole pages.
 const LARGEST_PAGE: u64 = 64 << 10;
 /// Deeper or wider trees than these are not ours.
@@ -63,7 +63,7 @@ impl Counts {
     }
 }
 
-fn value(text: &str, name: &str) -> Option<u64> {
+pub(super) fn value(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
@@ -193,7 +193,7 @@ pub(super) fn gone(error: &io::Error) -> bool {
 }
 
 /// Tries again while the answer is "busy", in growing steps. There is no event for the end of a v1 cgroup.
-fn patiently(until: Instant, mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+pub(super) fn patiently(until: Instant, mut attempt: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let mut pause = Duration::from_micros(100);
     loop {
         match attempt() {

@@ -1,6 +1,6 @@
 //! The cgroups of one run: what was put up, what it counts, how it ends.
 
-use super::{CgroupError, Controller, Subtree, dir, dir::Counts, v1, v2};
+use super::{CgroupError, Controller, Freezer, Subtree, dir, dir::Counts, freezer, v1, v2};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use spec::{Enforcer, Id, Limits};
 use std::{
@@ -56,6 +56,8 @@ pub struct Group {
     held: BTreeMap<Controller, Enforcer>,
     shortfalls: BTreeMap<Controller, String>,
     limits: Limits,
+    /// Where it is frozen, or why not and what would help.
+    pub(super) freezer: Result<Freezer, (String, &'static str)>,
 }
 
 /// How a box gets into its cgroups. Both can be needed: a host may have some controllers here, some there.
@@ -91,7 +93,8 @@ impl Group {
         shortfalls: BTreeMap<Controller, String>,
     ) -> Group {
         let (name, prefix, limits) = (name.clone(), prefix.to_owned(), limits.clone());
-        Group { name, prefix, members: Vec::new(), held: BTreeMap::new(), shortfalls, limits }
+        let freezer = Err(("it was not made for that".to_owned(), "make it to stay"));
+        Group { name, prefix, members: Vec::new(), held: BTreeMap::new(), shortfalls, limits, freezer }
     }
 
     /// Makes the directory in one tree. `None` when the tree refuses, which is then a shortfall.
@@ -196,15 +199,26 @@ impl Group {
         counters
     }
 
+    /// Where it is frozen, or why it cannot be and what would help.
+    pub fn freezer(&self) -> Result<&Freezer, (&str, &'static str)> {
+        self.freezer.as_ref().map_err(|(why, remedy)| (why.as_str(), *remedy))
+    }
+
     /// Kills everything in it, and comes back when it is empty.
     pub fn kill(&self) -> io::Result<()> {
+        self.thaw();
         self.members.iter().try_for_each(|member| dir::kill(&member.at))
     }
 
     /// Kills everything in it and removes it. Tries every tree, then reports what is left; may be repeated.
     pub fn remove(&self) -> Result<(), CgroupError> {
+        self.thaw();
         let attempts = self.members.iter().rev().map(|member| (member.at.clone(), dir::remove(&member.at)));
         removed(&self.name, attempts.collect())
+    }
+
+    fn thaw(&self) {
+        freezer::thaw_before_killing(self.freezer.iter().map(|freezer| freezer.at.as_path()));
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod detect;
 mod dir;
+mod freezer;
 mod group;
 mod tree;
 mod v1;
@@ -16,6 +17,7 @@ mod watched;
 #[cfg(test)]
 mod tests;
 
+pub use freezer::Freezer;
 pub use group::{Counters, Group, Placement};
 pub use watched::Watched;
 
@@ -103,6 +105,8 @@ pub struct Host {
     v1: Vec<Subtree>,
     v2: Option<Subtree>,
     missing: BTreeMap<Controller, Missing>,
+    /// Where whole boxes can be frozen.
+    freezer: Result<(Version, Subtree), Missing>,
     /// What the names of our cgroups begin with.
     prefix: String,
 }
@@ -201,12 +205,44 @@ impl Host {
     /// Makes the cgroups of one run and writes its limits. What cannot be had is no error: the group says
     /// what really holds. On v2 outside of the real root the first call moves this process into a leaf.
     pub fn make(&self, name: &Id, limits: &Limits) -> Result<Group, CgroupError> {
-        let known = self.missing.iter().map(|(controller, missing)| (*controller, missing.why.clone()));
-        let mut group = Group::new(name, &self.prefix, limits, known.collect());
+        let mut group = self.group(name, limits);
         match self.make_in(&mut group, limits) {
             Ok(()) => Ok(group),
             Err(error) => group.remove().and(Err(error)),
         }
+    }
+
+    /// The same for a box that stays: it can be frozen, where this host has a freezer for us.
+    pub fn make_to_stay(&self, name: &Id, limits: &Limits) -> Result<Group, CgroupError> {
+        let mut group = self.group(name, limits);
+        match self.make_in(&mut group, limits).and_then(|()| self.add_freezer(&mut group)) {
+            Ok(()) => Ok(group),
+            Err(error) => group.remove().and(Err(error)),
+        }
+    }
+
+    fn group(&self, name: &Id, limits: &Limits) -> Group {
+        let known = self.missing.iter().map(|(controller, missing)| (*controller, missing.why.clone()));
+        Group::new(name, &self.prefix, limits, known.collect())
+    }
+
+    fn add_freezer(&self, group: &mut Group) -> Result<(), CgroupError> {
+        let (version, tree) = match &self.freezer {
+            Ok(found) => found,
+            Err(missing) => {
+                group.freezer = Err((missing.why.clone(), missing.remedy));
+                return Ok(());
+            }
+        };
+        let known = group.members.iter().find(|member| member.version == Version::V2);
+        let at = match known.filter(|_| *version == Version::V2).map(|member| member.at.clone()) {
+            Some(at) => Some(at),
+            None => group.join(tree, *version)?,
+        };
+        if let Some(at) = at {
+            group.freezer = Ok(Freezer { at, version: *version });
+        }
+        Ok(())
     }
 
     fn make_in(&self, group: &mut Group, limits: &Limits) -> Result<(), CgroupError> {
@@ -249,6 +285,7 @@ impl Host {
     /// below another cgroup than ours is only removed when empty: the same name there may be another's run.
     pub fn remove(&self, name: &Id) -> Result<(), CgroupError> {
         let near: Vec<_> = self.trees().map(|tree| tree.group(&self.prefix, name)).collect();
+        freezer::thaw_before_killing(near.iter().map(PathBuf::as_path));
         let mut done: Vec<_> = near.iter().map(|at| (at.clone(), dir::remove(at))).collect();
         let far = self.groups().into_iter().filter(|(found, at)| found == name && !near.contains(at));
         done.extend(dir::remove_empty(far.map(|(_, at)| at).collect()));
@@ -256,7 +293,9 @@ impl Host {
     }
 
     fn trees(&self) -> impl Iterator<Item = &Subtree> {
-        self.v1.iter().chain(&self.v2)
+        let freezer = self.freezer.iter().map(|(_, tree)| tree);
+        let known = |tree: &&Subtree| self.v2.as_ref().is_some_and(|v2| v2.own == tree.own);
+        self.v1.iter().chain(&self.v2).chain(freezer.filter(move |tree| !known(tree)))
     }
 
     fn groups(&self) -> Vec<(Id, PathBuf)> {

@@ -191,6 +191,97 @@ fn a_forgotten_group_is_found_and_removed_by_its_name() {
     assert!(!host.leftovers().contains(&name));
 }
 
+/// The same host with the freezer of this version alone.
+fn with_freezer(version: Version) -> Host {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let other = |line: &&str| version == Version::V2 || !line.contains(" - cgroup2 ");
+    let mounts: Vec<_> = mounts.lines().filter(other).collect();
+    let host = Host::read_from(&fs::read("/proc/self/cgroup").unwrap(), mounts.join("\n").as_bytes());
+    assert_eq!(host.freezer.as_ref().map(|(found, _)| *found), Ok(version));
+    host
+}
+
+/// The versions whose freezer this host has for us.
+fn freezers(claim: &str) -> Vec<Version> {
+    let Some(_) = host_with_cgroups(claim) else { return Vec::new() };
+    let has_first = fs::exists("/sys/fs/cgroup/freezer").unwrap();
+    [Version::V2].into_iter().chain(has_first.then_some(Version::V1)).collect()
+}
+
+#[test]
+fn a_frozen_tenant_waits_until_it_is_let_go() {
+    for version in freezers("freeze") {
+        let group = with_freezer(version).make_to_stay(&unique("freeze"), &limits()).unwrap();
+        let mut child = shell(&group, "while read line; do echo $line; done");
+        let freezer = group.freezer().unwrap();
+        freezer.freeze().unwrap();
+        child.stdin.as_mut().unwrap().write_all(b"said\n").unwrap();
+        let mut output = child.stdout.take().unwrap();
+        let readable = |output: &process::ChildStdout, wait: i64| {
+            let mut ready = [rustix::event::PollFd::new(output, rustix::event::PollFlags::IN)];
+            let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: wait };
+            rustix::event::poll(&mut ready, Some(&wait)).unwrap() == 1
+        };
+        // Nothing happens, and there is no event for that.
+        assert!(!readable(&output, 100_000_000), "{version:?}");
+        freezer.thaw().unwrap();
+        let mut said = [0; 5];
+        output.read_exact(&mut said).unwrap();
+        assert_eq!(&said, b"said\n");
+        group.remove().unwrap();
+        assert!(killed(child));
+    }
+}
+
+/// With version 1 it could not even die.
+#[test]
+fn a_frozen_group_is_removed_and_swept_like_any_other() {
+    for version in freezers("freeze") {
+        let host = with_freezer(version);
+        let frozen = |name: &Id| {
+            let group = host.make_to_stay(name, &limits()).unwrap();
+            let child = tenant(&group);
+            group.freezer().unwrap().freeze().unwrap();
+            (group, child)
+        };
+        let (group, child) = frozen(&unique("frozen"));
+        group.remove().unwrap();
+        assert!(killed(child));
+        let name = unique("frozen");
+        let (_, child) = frozen(&name);
+        assert!(host.leftovers().contains(&name));
+        with_freezer(version).remove(&name).unwrap();
+        assert!(killed(child));
+        assert!(!host.leftovers().contains(&name));
+    }
+}
+
+#[test]
+fn only_a_group_that_stays_has_a_place_in_a_freezer() {
+    let Some(host) = host_with_cgroups("freeze") else { return };
+    let (stays, passes) = (unique("stays"), unique("passes"));
+    let (stays, passes) =
+        (host.make_to_stay(&stays, &limits()).unwrap(), host.make(&passes, &limits()).unwrap());
+    assert!(stays.freezer().is_ok() && passes.freezer().is_err());
+    assert!(passes.members.iter().all(|member| !member.at.join("freezer.state").exists()));
+    stays.remove().unwrap();
+    passes.remove().unwrap();
+}
+
+#[test]
+fn where_nothing_is_ours_to_write_in_freezing_is_refused_with_a_remedy() {
+    let drawn = Drawn::with(&[
+        ("cgroup.type", "domain threaded\n"),
+        ("cgroup.procs", ""),
+        ("cgroup.subtree_control", ""),
+    ]);
+    let group = drawn.host().make_to_stay(&unique("refused"), &limits()).unwrap();
+    let (why, remedy) = group.freezer().unwrap_err();
+    assert!(why.contains("domain threaded") && remedy.contains("Delegate=yes"), "{why}; {remedy}");
+    let none = Host::read_from(b"", b"").make_to_stay(&unique("none"), &limits()).unwrap();
+    assert!(none.freezer().unwrap_err().0.contains("no mounted cgroup tree"));
+}
+
 #[test]
 fn a_name_is_never_used_twice_and_the_first_owner_keeps_it() {
     let Some(host) = host_with_cgroups("exists") else { return };

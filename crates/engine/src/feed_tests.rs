@@ -1,0 +1,97 @@
+use super::*;
+use proptest::prelude::*;
+use std::time::Duration;
+
+/// Bytes that tell where they belong.
+fn pattern(from: u64, count: usize) -> Vec<u8> {
+    (from..from + count as u64).map(|at| (at % 251) as u8).collect()
+}
+
+fn read_all(feed: &Feed, stream: Stream, mut from: u64, step: usize) -> (u64, Vec<u8>) {
+    let first = feed.read(stream, from, 0).from;
+    let mut all = Vec::new();
+    from = first;
+    loop {
+        let piece = feed.read(stream, from, step);
+        if piece.bytes.is_empty() {
+            return (first, all);
+        }
+        assert_eq!(piece.from, from, "nothing is skipped while nobody writes");
+        from += piece.bytes.len() as u64;
+        all.extend(piece.bytes);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn whatever_the_pieces_no_byte_is_lost_doubled_or_moved_within_the_bound(
+        most in prop_oneof![1u64..2000, 60_000u64..200_000],
+        pieces in prop::collection::vec(prop_oneof![0usize..40, 1000usize..90_000], 0..12),
+        step in prop_oneof![1usize..10, 1000usize..100_000],
+        spills: bool,
+    ) {
+        let folder = std::env::temp_dir();
+        let feed = if spills { Feed::in_folder(most, &folder) } else { Feed::new(most) };
+        let mut total = 0;
+        for count in pieces {
+            feed.append(Stream::Stdout, &pattern(total, count));
+            total += count as u64;
+            let kept = total.min(most);
+            let step = step.max(kept as usize / 40);
+            let (first, bytes) = read_all(&feed, Stream::Stdout, 0, step);
+            prop_assert_eq!(first, total - kept);
+            prop_assert!(bytes == pattern(first, kept as usize));
+            let middle = total - kept / 2;
+            prop_assert!(feed.read(Stream::Stdout, middle, usize::MAX).bytes == pattern(middle, (total - middle) as usize));
+        }
+        prop_assert_eq!(feed.lengths(), [total, 0]);
+        prop_assert_eq!(feed.read(Stream::Stdout, u64::MAX, 10), Piece { from: total, bytes: vec![] });
+        prop_assert_eq!(feed.read(Stream::Stderr, 0, 10), Piece::default());
+    }
+}
+
+#[test]
+fn memory_stays_flat_and_the_file_has_no_name() {
+    let folder = std::env::temp_dir().join(format!("airlock-feed-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let feed = Feed::in_folder(1 << 20, &folder);
+    for _ in 0..200 {
+        feed.append(Stream::Stderr, &[b'x'; 64 << 10]);
+    }
+    let kept = feed.stream(Stream::Stderr);
+    assert_eq!((kept.memory.capacity(), kept.file.as_ref().unwrap().metadata().unwrap().len()), (0, 1 << 20));
+    drop(kept);
+    assert_eq!(feed.lengths(), [0, 200 * (64 << 10)]);
+    assert_eq!(feed.oldest(), [0, 200 * (64 << 10) - (1 << 20)]);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    std::fs::remove_dir(&folder).unwrap();
+}
+
+#[test]
+fn where_no_file_can_be_had_the_newest_is_kept_and_the_gap_is_seen() {
+    let feed = Feed::in_folder(1 << 20, Path::new("/nowhere at all"));
+    feed.append(Stream::Stdout, &pattern(0, 100_000));
+    feed.append(Stream::Stdout, &pattern(100_000, 10));
+    let piece = feed.read(Stream::Stdout, 0, usize::MAX);
+    assert_eq!(piece.from, 100_010 - SMALL);
+    assert!(piece.bytes == pattern(piece.from, SMALL as usize));
+}
+
+#[tokio::test]
+async fn a_reader_waits_for_more_and_for_the_end() {
+    let feed = Feed::new(100);
+    let reader = feed.clone();
+    let waiting = tokio::spawn(async move {
+        let first = reader.grown([0, 0]).await;
+        (first, reader.grown([3, 0]).await, reader.grown([3, 1]).await)
+    });
+    tokio::task::yield_now().await;
+    feed.append(Stream::Stdout, b"abc");
+    tokio::task::yield_now().await;
+    feed.append(Stream::Stderr, b"!");
+    feed.end();
+    let seen = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap();
+    assert_eq!(seen, (true, true, false));
+    assert!(feed.grown([0, 0]).await, "what is there can still be read after the end");
+}

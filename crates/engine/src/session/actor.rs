@@ -1,0 +1,437 @@
+//! The task of a session: it owns the box. Whoever wants something of the box asks here.
+
+use super::{
+    Book, Exec, MOST_RUNNING, MOST_WAITING, Session, SessionEnd, SessionState, SessionStatus, Shared,
+    conflict,
+    exec::{self, Beginning},
+};
+use crate::{
+    doors::Opened,
+    driver::blank,
+    making::{LONGEST_START, Making, Standing, environment, injected, internal, leave},
+    origin::Origin,
+    pool,
+    record::{self, Record},
+    streams::{Streams, connect_pipes, input_pipe},
+    terminal,
+    verdict::{cpu_left, first_look},
+};
+use sandbox::{Counters, Program, Sandbox};
+use spec::{Backend, ErrorCode, ErrorInfo, ExecRequest, LimitName, RunResult, SessionSpec, Timestamp, Usage};
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinSet,
+};
+
+/// How long programs may take to have their last word written down once the box is gone.
+const LONGEST_LAST_WORD: Duration = Duration::from_secs(5);
+/// How long a paused box is let go, so that a program in it can die.
+const LONGEST_RELEASE: Duration = Duration::from_millis(800);
+/// What a terminal is taken for, unless the caller says.
+const TERMINAL: &str = "xterm-256color";
+
+type Answer<T> = oneshot::Sender<Result<T, ErrorInfo>>;
+
+/// What is asked of the task.
+#[derive(Debug)]
+pub(super) enum Order {
+    Start(Box<ExecRequest>, Answer<Exec>),
+    Pause(Answer<()>),
+    Resume(Answer<()>),
+    /// What the whole box has used.
+    Count(oneshot::Sender<Counters>),
+    /// A program of a paused box is to die: nothing dies while it is stopped.
+    Release(Exec),
+    /// A program has ended.
+    Ended,
+}
+
+/// The task.
+pub(super) struct Actor {
+    shared: Arc<Shared>,
+    making: Making,
+    origin: Origin,
+    opened: Opened,
+    records: Vec<Record>,
+    sandbox: Box<dyn Sandbox>,
+    orders: mpsc::Receiver<Order>,
+    ending: watch::Receiver<Option<SessionEnd>>,
+    programs: JoinSet<()>,
+    born: Instant,
+    next_look: Instant,
+    result: RunResult,
+}
+
+/// From nothing to nothing. An engine that closes, or a caller who is gone before it stands, ends it.
+pub(super) async fn live(
+    mut making: Making,
+    spec: SessionSpec,
+    cancel: watch::Sender<bool>,
+    mut closing: watch::Receiver<bool>,
+    mut ready: oneshot::Sender<Result<Session, ErrorInfo>>,
+) {
+    let mut result = blank(&making.id, &making.spec);
+    let stood = {
+        let standing = stand(&mut making, &mut result);
+        tokio::pin!(standing);
+        tokio::select! {
+            stood = &mut standing => stood,
+            () = closes(&mut closing) => { cancel.send_replace(true); standing.await }
+            () = ready.closed() => { cancel.send_replace(true); standing.await }
+        }
+    };
+    let mut actor = match stood {
+        Ok(standing) => Actor::new(making, spec, standing, result),
+        // Nobody may be there to hear it.
+        Err(error) => return drop(ready.send(Err(error))),
+    };
+    let session = Session { shared: actor.shared.clone() };
+    let why = match ready.send(Ok(session)) {
+        Ok(()) => actor.attend(&mut closing).await,
+        Err(_) => SessionEnd::Asked,
+    };
+    actor.finish(why).await;
+}
+
+async fn stand(making: &mut Making, result: &mut RunResult) -> Result<Standing, ErrorInfo> {
+    let mut standing = making.stand(result).await?;
+    match making.furnish(&mut *standing.sandbox, &standing.opened, result).await {
+        // Listeners that are not ours: nobody serves there.
+        Ok(_) => Ok(standing),
+        Err(error) => {
+            standing.sandbox.end().await;
+            standing.opened.close(result).await;
+            result.notes.extend(standing.sandbox.give_workspace_back().await);
+            leave(standing.sandbox, standing.records).await;
+            Err(error)
+        }
+    }
+}
+
+async fn closes(closing: &mut watch::Receiver<bool>) {
+    // An error is the end of the last clone of the engine.
+    _ = closing.wait_for(|closing| *closing).await;
+}
+
+/// Waits until somebody wants the session to end.
+async fn asked(ending: &mut watch::Receiver<Option<SessionEnd>>) -> SessionEnd {
+    let why = ending.wait_for(|ending| ending.is_some()).await.map(|why| *why);
+    // Its sender lives as long as the session.
+    why.ok().flatten().unwrap_or(SessionEnd::Asked)
+}
+
+impl Actor {
+    fn new(making: Making, spec: SessionSpec, standing: Standing, mut result: RunResult) -> Actor {
+        let Standing { origin, opened, records, sandbox } = standing;
+        result.notes.extend(making.told_secrets());
+        let (orders, received) = mpsc::channel(MOST_WAITING);
+        let (ending, is_ending) = watch::channel(None);
+        let (now, born) = (record::now(), Instant::now());
+        let state = SessionState {
+            status: SessionStatus::Ready,
+            ended: None,
+            created_at: now,
+            ended_at: None,
+            expires_at: Timestamp(now.0 + spec.lifetime.as_millis() as u64),
+            idle_until: now,
+            backend: result.backend.to_owned(),
+            profile: result.profile.clone(),
+            barriers: sandbox.barriers(),
+            usage: Usage::default(),
+            limits_hit: BTreeSet::new(),
+            denials: Vec::new(),
+            learned: Vec::new(),
+            notes: result.notes.clone(),
+        };
+        let workspace = sandbox.workspace().try_clone_to_owned().ok();
+        let book = Book { state, execs: Vec::new(), started: 0, used: born, workspace };
+        let shared = Shared {
+            id: making.id.clone(),
+            spec,
+            orders,
+            status: watch::Sender::new(SessionStatus::Ready),
+            ending,
+            owner: sandbox.owner_inside(),
+            book: Mutex::new(book),
+        };
+        Actor {
+            next_look: born + first_look(&making.spec.sandbox.limits),
+            shared: Arc::new(shared),
+            making,
+            origin,
+            opened,
+            records,
+            sandbox,
+            orders: received,
+            ending: is_ending,
+            programs: JoinSet::new(),
+            born,
+            result,
+        }
+    }
+
+    /// Does what it is asked, until something ends the session.
+    async fn attend(&mut self, closing: &mut watch::Receiver<bool>) -> SessionEnd {
+        let mut ending = self.ending.clone();
+        loop {
+            while self.programs.try_join_next().is_some() {}
+            let due = self.due();
+            tokio::select! {
+                why = asked(&mut ending) => return why,
+                () = closes(closing) => return SessionEnd::Asked,
+                Some(order) = self.orders.recv() => self.obey(order).await,
+                _ = self.sandbox.progress() => return SessionEnd::Lost,
+                () = tokio::time::sleep_until(due.into()) => {
+                    if let Some(why) = self.overdue() {
+                        return why;
+                    }
+                }
+            }
+        }
+    }
+
+    /// When to look next.
+    fn due(&self) -> Instant {
+        let (spec, book) = (&self.shared.spec, self.shared.book());
+        let lifetime = self.born + spec.lifetime;
+        let due = lifetime.min(self.next_look);
+        // Whoever is at work says when he has finished.
+        if book.is_at_work() { due } else { due.min(book.used + spec.idle) }
+    }
+
+    fn overdue(&mut self) -> Option<SessionEnd> {
+        let (spec, now) = (&self.shared.spec, Instant::now());
+        if now >= self.born + spec.lifetime {
+            return Some(SessionEnd::Lifetime);
+        }
+        if now >= self.next_look {
+            self.count();
+            match cpu_left(&*self.sandbox, &self.making.spec.sandbox.limits) {
+                Some(left) => self.next_look = now + left,
+                None => {
+                    self.result.limits_hit.insert(LimitName::CpuTime);
+                    return Some(SessionEnd::Limit);
+                }
+            }
+        }
+        let book = self.shared.book();
+        (!book.is_at_work() && now >= book.used + spec.idle).then_some(SessionEnd::Idle)
+    }
+
+    /// Whoever asked may be gone: then nobody hears the answer.
+    async fn obey(&mut self, order: Order) {
+        match order {
+            Order::Start(request, answer) => {
+                let mut ending = self.ending.clone();
+                let started = tokio::select! {
+                    started = self.start(*request) => started,
+                    _ = asked(&mut ending) => Err(super::gone("the session ends")),
+                };
+                _ = answer.send(started);
+            }
+            Order::Pause(answer) => _ = answer.send(self.pause().await),
+            Order::Resume(answer) => _ = answer.send(self.resume().await),
+            Order::Count(answer) => _ = answer.send(self.sandbox.counters()),
+            Order::Release(exec) => self.release(exec).await,
+            Order::Ended => self.count(),
+        }
+    }
+
+    fn set(&self, status: SessionStatus) {
+        self.shared.book().state.status = status;
+        self.shared.status.send_replace(status);
+    }
+
+    async fn pause(&mut self) -> Result<(), ErrorInfo> {
+        if self.shared.is_paused() {
+            return Err(conflict("the session is paused", "resume it"));
+        }
+        self.sandbox.freeze().await.map_err(|error| error.info())?;
+        self.set(SessionStatus::Paused);
+        Ok(())
+    }
+
+    async fn resume(&mut self) -> Result<(), ErrorInfo> {
+        if !self.shared.is_paused() {
+            return Err(conflict("the session is not paused", "there is nothing to resume"));
+        }
+        self.sandbox.thaw().await.map_err(|error| error.info())?;
+        self.set(SessionStatus::Ready);
+        Ok(())
+    }
+
+    /// Lets a paused box go for as long as it takes a program to die of the signal that waits for it.
+    async fn release(&mut self, exec: Exec) {
+        if !self.shared.is_paused() || self.sandbox.thaw().await.is_err() {
+            return;
+        }
+        _ = tokio::time::timeout(LONGEST_RELEASE, exec.wait()).await;
+        if let Err(error) = self.sandbox.freeze().await {
+            let note = format!("it goes on, because it could not be stopped again: {}", error.info().message);
+            self.shared.book().state.notes.push(note);
+            self.set(SessionStatus::Ready);
+        }
+    }
+
+    async fn start(&mut self, request: ExecRequest) -> Result<Exec, ErrorInfo> {
+        if self.shared.is_paused() {
+            return Err(conflict("the session is paused", "resume it first"));
+        }
+        if self.shared.book().running() >= MOST_RUNNING {
+            return Err(ErrorInfo {
+                code: ErrorCode::QuotaExceeded,
+                message: format!("{MOST_RUNNING} programs are under way in this session, and no more can be"),
+                hint: Some("wait for one of them, or end one".to_owned()),
+            });
+        }
+        let broken = |error: io::Error| internal(format!("cannot connect the program: {error}"));
+        let mut connected = self.connect(&request).await?;
+        let inside = connected.streams.inside;
+        let held = request.tty.map(|_| inside[0].try_clone()).transpose().map_err(broken)?;
+        let program = self.program(&request)?;
+        let before = self.sandbox.counters().oom_kills;
+        let started = tokio::time::timeout(LONGEST_START, self.sandbox.start(&program, inside)).await;
+        let late = |_| Err(internal("the program was not started in time".to_owned()));
+        let process = started.map(|done| done.map_err(|error| error.info())).unwrap_or_else(late)?;
+        let id = {
+            let mut book = self.shared.book();
+            book.state.barriers = self.sandbox.barriers();
+            book.started += 1;
+            book.started.to_string()
+        };
+        let beginning = Beginning {
+            id,
+            request,
+            process,
+            stdout: connected.streams.stdout,
+            stderr: connected.streams.stderr.take(),
+            held,
+            input: connected.input,
+            window: connected.window,
+            oom_kills: before,
+        };
+        let (exec, attending) = exec::begin(&self.shared, &self.making.engine.state, beginning);
+        self.programs.spawn(attending);
+        self.shared.book().add(exec.clone());
+        Ok(exec)
+    }
+
+    fn program(&self, request: &ExecRequest) -> Result<Program, ErrorInfo> {
+        let mut env = environment(&self.making.id, &self.making.spec);
+        if request.tty.is_some() {
+            env.entry("TERM".into()).or_insert_with(|| TERMINAL.into());
+        }
+        env.extend(request.env.iter().cloned());
+        env.extend(injected(&self.making.engine.doors.secrets, &self.making.spec)?);
+        let (directory, terminal) = (request.directory.clone(), request.tty.is_some());
+        Ok(Program { argv: request.command.clone(), env, directory, terminal })
+    }
+
+    async fn connect(&mut self, request: &ExecRequest) -> Result<Connected, ErrorInfo> {
+        let broken = |error: io::Error| internal(format!("cannot connect the program: {error}"));
+        let Some(size) = request.tty else {
+            let (input, theirs) = request.stdin.then(input_pipe).transpose().map_err(broken)?.unzip();
+            let streams = connect_pipes(theirs).map_err(broken)?;
+            return Ok(Connected { streams, input, window: None });
+        };
+        let ours = self.sandbox.open_terminal().await.map_err(|error| error.info())?;
+        let parts = terminal::take_apart(ours, size).map_err(broken)?;
+        let inside: io::Result<[OwnedFd; 3]> =
+            (|| Ok([parts.inside.try_clone()?, parts.inside.try_clone()?, parts.inside]))();
+        let streams = Streams { inside: inside.map_err(broken)?, stdout: parts.shown, stderr: None };
+        let (input, window) = (Some(parts.terminal.input), Some(parts.terminal.window));
+        Ok(Connected { streams, input, window })
+    }
+
+    /// Writes down what the box has used so far.
+    fn count(&self) {
+        let counters = self.sandbox.counters();
+        tally(&counters, &mut self.shared.book().state.usage);
+    }
+
+    /// The box first: what is then read, counted and released cannot change any more.
+    async fn finish(mut self, why: SessionEnd) {
+        self.shared.ending.send_if_modified(|ending| {
+            let first = ending.is_none();
+            *ending = ending.or(Some(why));
+            first
+        });
+        // Nobody is started any more, and nobody waits for an answer in vain.
+        self.orders.close();
+        while self.orders.try_recv().is_ok() {}
+        if self.shared.is_paused() {
+            // What stays stopped is ended all the same, as far as the kernel lets us.
+            _ = self.sandbox.thaw().await;
+        }
+        let native = self.making.spec.sandbox.backend == Backend::Native;
+        // A container's counters go with it.
+        let before = (!native).then(|| self.sandbox.counters());
+        if self.sandbox.end().await.is_none() {
+            self.result.notes.push("the kernel has not ended every process of the sandbox yet".to_owned());
+        }
+        let last_words = async { while self.programs.join_next().await.is_some() {} };
+        if tokio::time::timeout(LONGEST_LAST_WORD, last_words).await.is_err() {
+            self.programs.shutdown().await;
+            self.shared.book().execs.iter().for_each(Exec::give_up);
+        }
+        let counters = before.unwrap_or_else(|| self.sandbox.counters());
+        let hits = [
+            (LimitName::Memory, counters.oom_kills.is_some_and(|kills| kills > 0)),
+            (LimitName::Pids, counters.pids_refused.is_some_and(|times| times > 0)),
+            (LimitName::Disk, self.sandbox.scratch_is_full()),
+        ];
+        self.result.limits_hit.extend(hits.into_iter().filter(|(_, hit)| *hit).map(|(name, _)| name));
+        tally(&counters, &mut self.result.usage);
+        self.shared.book().workspace = None;
+        self.give_back(why).await;
+    }
+
+    /// As at the end of a run: doors, workspace, box, record.
+    async fn give_back(mut self, why: SessionEnd) {
+        self.opened.close(&mut self.result).await;
+        self.result.notes.extend(self.sandbox.give_workspace_back().await);
+        self.result.notes.extend(leave(self.sandbox, self.records).await);
+        drop(self.origin);
+        pool::refill(&self.making.engine);
+        let mut book = self.shared.book();
+        let noted = std::mem::take(&mut book.state.notes);
+        let result = self.result;
+        let (more, known): (Vec<_>, Vec<_>) =
+            noted.into_iter().partition(|note| !result.notes.contains(note));
+        drop(known);
+        book.state = SessionState {
+            status: SessionStatus::Ended,
+            ended: Some(why),
+            ended_at: Some(record::now()),
+            usage: result.usage,
+            limits_hit: result.limits_hit,
+            denials: result.denials,
+            learned: result.learned,
+            notes: result.notes.into_iter().chain(more).collect(),
+            ..book.state.clone()
+        };
+        drop(book);
+        self.shared.status.send_replace(SessionStatus::Ended);
+    }
+}
+
+/// The streams of a program that is about to start, and our ends of them.
+struct Connected {
+    streams: Streams,
+    input: Option<tokio::net::unix::pipe::Sender>,
+    window: Option<terminal::Window>,
+}
+
+fn tally(counters: &Counters, usage: &mut Usage) {
+    let cpu_ms = counters.cpu.map_or(usage.cpu_ms, |cpu| cpu.as_millis() as u64);
+    usage.cpu_ms = cpu_ms.max(usage.cpu_ms);
+    usage.memory_peak_bytes = counters.memory_peak.unwrap_or(usage.memory_peak_bytes);
+    usage.pids_peak = counters.pids_peak.or(usage.pids_peak);
+}

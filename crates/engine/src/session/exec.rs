@@ -1,0 +1,448 @@
+//! A program of a session, and the task that attends it: what it writes is read for ever into its feed, whoever looks.
+//!
+//! It has ended when its first process has, and what was written by then is in the feed; the feed ends there, too. What
+//! somebody who was left behind writes to the same pipe later is read and thrown away: a full pipe would stop him, a closed
+//! one kill him. Whoever wants his output starts him as a program of its own.
+
+use super::{SessionEnd, SessionStatus, Shared, actor::Order};
+use crate::{
+    denials,
+    driver::blank,
+    feed::Feed,
+    record,
+    streams::Reading,
+    terminal::Window,
+    verdict::{Ending, GRACE, SIGKILL, SIGTERM, Stopped, judge},
+};
+use sandbox::{Ended, Process};
+use spec::{
+    Denial, ErrorInfo, ExecRequest, LimitName, Limits, Status, Stream, TerminalSize, Time, Timestamp,
+    Truncated,
+};
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::OwnedFd,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use tokio::{
+    io::AsyncWriteExt,
+    net::unix::pipe,
+    sync::{mpsc, oneshot, watch},
+};
+
+/// What is kept of each stream, if the session's own limit is less.
+const FEWEST_KEPT: u64 = 4 << 20;
+/// Signals that wait to be sent; who sends more at once sends some in vain. Ends never do.
+const MOST_SIGNALS: usize = 64;
+/// How long a watcher may take for its last words. One that goes on watching those who were left behind has none.
+const LONGEST_LAST_WORD: Duration = Duration::from_millis(100);
+/// How long the kernel may take to end a program for good.
+const LONGEST_DEATH: Duration = Duration::from_secs(5);
+/// How long the session's task may take to answer.
+const LONGEST_ANSWER: Duration = Duration::from_secs(1);
+
+const SIGCONT: i32 = 18;
+
+/// A program of a session, under way or ended. Cheap to clone; all clones are the same program.
+#[derive(Clone, Debug)]
+pub struct Exec {
+    shared: Arc<Common>,
+}
+
+/// What came of a program of a session.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the names are those of a run's result")]
+pub struct ExecResult {
+    pub status: Status,
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    pub error: Option<ErrorInfo>,
+    pub ended_at: Timestamp,
+    pub duration_ms: u64,
+    pub cpu_ms: u64,
+    /// Whether the feed has forgotten something of a stream.
+    pub truncated: Truncated,
+    pub limits_hit: BTreeSet<LimitName>,
+    pub denials: Vec<Denial>,
+    pub notes: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Common {
+    id: String,
+    request: ExecRequest,
+    started_at: Timestamp,
+    feed: Feed,
+    done: watch::Sender<Option<ExecResult>>,
+    /// That it shall end, and how long it has to do so by itself: the shortest time that anybody gave.
+    stop: watch::Sender<Option<Duration>>,
+    signals: mpsc::Sender<i32>,
+    input: tokio::sync::Mutex<Option<pipe::Sender>>,
+    input_is_over: watch::Sender<bool>,
+    window: Mutex<Option<Window>>,
+}
+
+impl Exec {
+    /// Its identifier, unique within its session.
+    pub fn id(&self) -> &str {
+        &self.shared.id
+    }
+
+    /// What was asked for.
+    pub fn request(&self) -> &ExecRequest {
+        &self.shared.request
+    }
+
+    /// When it was started.
+    pub fn started_at(&self) -> Timestamp {
+        self.shared.started_at
+    }
+
+    /// What it writes. A terminal writes to standard output only.
+    pub fn output(&self) -> &Feed {
+        &self.shared.feed
+    }
+
+    /// What came of it, once it has ended and its output is complete.
+    pub fn result(&self) -> Option<ExecResult> {
+        self.shared.done.borrow().clone()
+    }
+
+    /// Waits for its end.
+    pub async fn wait(&self) -> ExecResult {
+        let mut done = self.shared.done.subscribe();
+        let ended = done.wait_for(Option::is_some).await.ok().and_then(|done| done.clone());
+        // Its sender lives as long as this does.
+        ended.unwrap_or_else(|| unseen(self.shared.started_at))
+    }
+
+    /// Types something; waits while the program does not read. An error once it cannot any more.
+    pub async fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        let over = || io::Error::new(io::ErrorKind::BrokenPipe, "the program reads nothing any more");
+        let mut done = self.shared.done.subscribe();
+        let mut input = self.shared.input.lock().await;
+        if *self.shared.input_is_over.borrow() {
+            return Err(over());
+        }
+        let keys = input.as_mut().ok_or_else(over)?;
+        let written = tokio::select! {
+            written = keys.write_all(bytes) => written,
+            _ = done.wait_for(Option::is_some) => Err(over()),
+        };
+        // Somebody may have ended the input while we wrote.
+        if written.is_err() || *self.shared.input_is_over.borrow() {
+            *input = None;
+        }
+        written
+    }
+
+    /// Nothing more will be typed. What is being typed arrives first.
+    pub fn close_input(&self) {
+        self.shared.input_is_over.send_replace(true);
+        if let Ok(mut input) = self.shared.input.try_lock() {
+            *input = None;
+        }
+    }
+
+    /// Changes the size of its terminal.
+    pub fn resize(&self, size: TerminalSize) -> io::Result<()> {
+        let window = self.shared.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let none = || io::Error::new(io::ErrorKind::Unsupported, "the program has no terminal");
+        window.as_ref().ok_or_else(none)?.resize(size)
+    }
+
+    /// Sends a signal to its process group; SIGKILL is the same as to stop it without grace.
+    pub fn signal(&self, number: i32) {
+        match number {
+            SIGKILL => self.ask_to_stop(Duration::ZERO),
+            // One that has ended hears nothing.
+            _ => _ = self.shared.signals.try_send(number),
+        }
+    }
+
+    /// Ends it: SIGTERM, after `grace` SIGKILL. Waits until it is gone.
+    pub async fn stop(&self, grace: Duration) -> ExecResult {
+        self.ask_to_stop(grace);
+        self.wait().await
+    }
+
+    /// For one whose task is no more.
+    pub(super) fn give_up(&self) {
+        let common = &self.shared;
+        common.feed.end();
+        common.done.send_if_modified(|done| {
+            let unknown = done.is_none();
+            done.get_or_insert_with(|| unseen(record::now()));
+            unknown
+        });
+    }
+
+    fn ask_to_stop(&self, grace: Duration) {
+        self.shared.stop.send_modify(|stop| *stop = Some(stop.map_or(grace, |before| before.min(grace))));
+    }
+}
+
+/// What a program begins with.
+pub(super) struct Beginning {
+    pub(super) id: String,
+    pub(super) request: ExecRequest,
+    pub(super) process: Process,
+    pub(super) stdout: pipe::Receiver,
+    pub(super) stderr: Option<pipe::Receiver>,
+    /// The program's end of its terminal: held open, so that what it shows ends with the program and not before.
+    pub(super) held: Option<OwnedFd>,
+    pub(super) input: Option<pipe::Sender>,
+    pub(super) window: Option<Window>,
+    /// Processes of the box killed for memory before it began.
+    pub(super) oom_kills: Option<u64>,
+}
+
+/// A program that runs, and the task that attends it.
+pub(super) fn begin(
+    session: &Arc<Shared>,
+    state: &Path,
+    beginning: Beginning,
+) -> (Exec, impl Future<Output = ()> + Send + use<>) {
+    let Beginning { id, request, mut process, stdout, stderr, held, input, window, oom_kills } = beginning;
+    let limits = &session.spec.run.sandbox.limits;
+    let (signals, to_send) = mpsc::channel(MOST_SIGNALS);
+    let common = Common {
+        id,
+        started_at: record::now(),
+        feed: Feed::in_folder(limits.output.0.max(FEWEST_KEPT), state),
+        done: watch::Sender::default(),
+        stop: watch::Sender::default(),
+        signals,
+        input: tokio::sync::Mutex::new(input),
+        input_is_over: watch::Sender::new(!request.stdin),
+        window: Mutex::new(window),
+        request,
+    };
+    let wall_time = common.request.timeout.map_or(limits.wall_time.0, |time| time.min(limits.wall_time.0));
+    let limits = Limits { wall_time: Time(wall_time), ..limits.clone() };
+    let exec = Exec { shared: Arc::new(common) };
+    let (ended, has_ended) = watch::channel(false);
+    let streams = [(Stream::Stdout, Some(stdout)), (Stream::Stderr, stderr)];
+    let reads = streams.into_iter().filter_map(|(stream, pipe)| {
+        let reading = Reading::new(pipe?, has_ended.clone());
+        let (read, is_read) = oneshot::channel();
+        let is_pipe = held.is_none();
+        let session = session.status.subscribe();
+        tokio::spawn(read_into(exec.output().clone(), stream, reading, read, is_pipe.then_some(session)));
+        Some(is_read)
+    });
+    let reads = reads.collect();
+    // Nobody waits for them one by one.
+    let (events, _) = mpsc::channel(1);
+    let denials = denials::collect(process.take_denials(), events, has_ended, LONGEST_LAST_WORD);
+    let attending = Attending {
+        exec: exec.clone(),
+        session: session.clone(),
+        process,
+        signals: to_send,
+        limits,
+        oom_kills,
+        ended,
+        reads,
+        denials: tokio::spawn(denials),
+        _held: held,
+        began: Instant::now(),
+    };
+    (exec, attending.attend())
+}
+
+/// Reads to the end of the program; then for whoever was left behind, as long as the session lives.
+async fn read_into(
+    feed: Feed,
+    stream: Stream,
+    mut reading: Reading,
+    read: oneshot::Sender<()>,
+    session: Option<watch::Receiver<SessionStatus>>,
+) {
+    let mut buffer = vec![0; 64 << 10];
+    while let count @ 1.. = reading.next(&mut buffer).await {
+        feed.append(stream, &buffer[..count]);
+    }
+    drop((buffer, feed));
+    // The task that waits for it may be gone.
+    _ = read.send(());
+    if let Some(mut session) = session {
+        tokio::select! {
+            () = reading.drain() => {}
+            _ = session.wait_for(|status| *status == SessionStatus::Ended) => {}
+        }
+    }
+}
+
+struct Attending {
+    exec: Exec,
+    session: Arc<Shared>,
+    process: Process,
+    signals: mpsc::Receiver<i32>,
+    limits: Limits,
+    oom_kills: Option<u64>,
+    ended: watch::Sender<bool>,
+    reads: Vec<oneshot::Receiver<()>>,
+    denials: tokio::task::JoinHandle<denials::Collected>,
+    _held: Option<OwnedFd>,
+    began: Instant,
+}
+
+impl Attending {
+    async fn attend(mut self) {
+        let ending = match self.watch().await {
+            Ok(ended) => self.told(ended, None),
+            Err(stopped) => {
+                let ended = self.stop(stopped).await;
+                self.told(ended, Some(stopped))
+            }
+        };
+        self.conclude(ending).await;
+    }
+
+    /// Waits for the end of the program, or for a reason to bring it about. While the session is paused, its clock stops.
+    async fn watch(&mut self) -> Result<Option<Ended>, Stopped> {
+        let mut status = self.session.status.subscribe();
+        let mut stop = self.exec.shared.stop.subscribe();
+        let mut left = (!self.exec.request().background).then_some(self.limits.wall_time.0);
+        loop {
+            let paused = *status.borrow_and_update() == SessionStatus::Paused;
+            let since = Instant::now();
+            tokio::select! {
+                ended = self.process.ended() => return Ok(ended),
+                Ok(_) = stop.wait_for(Option::is_some) => return Err(Stopped::Cancelled),
+                () = tokio::time::sleep(left.unwrap_or_default()), if left.is_some() && !paused => {
+                    return Err(Stopped::WallTime);
+                }
+                Some(number) = self.signals.recv() => self.process.signal(number),
+                Ok(()) = status.changed() => {}
+            }
+            left = left.map(|left| if paused { left } else { left.saturating_sub(since.elapsed()) });
+        }
+    }
+
+    /// Asks it to end, and sees to it. In a paused session it could not do so by itself.
+    async fn stop(&mut self, stopped: Stopped) -> Option<Ended> {
+        if !self.session.is_paused() {
+            self.process.signal(SIGTERM);
+            // Whoever was stopped hears it only then.
+            self.process.signal(SIGCONT);
+            let mut stop = self.exec.shared.stop.subscribe();
+            let own = (stopped == Stopped::WallTime).then_some(GRACE);
+            tokio::select! {
+                biased;
+                ended = self.process.ended() => return ended,
+                () = out_of_patience(&mut stop, own) => {}
+            }
+        }
+        self.process.signal(SIGKILL);
+        if self.session.is_paused() {
+            // With the session's end it ends as well.
+            _ = self.session.orders.send(Order::Release(self.exec.clone())).await;
+        }
+        tokio::time::timeout(LONGEST_DEATH, self.process.ended()).await.ok().flatten()
+    }
+
+    /// What is known of the end. Whoever ends with his session is told what that ended by.
+    fn told(&self, ended: Option<Ended>, stopped: Option<Stopped>) -> Ending {
+        let session = *self.session.ending.borrow();
+        let by_session = session.and_then(|why| match why {
+            SessionEnd::Asked | SessionEnd::Idle | SessionEnd::Lifetime => Some(Stopped::Cancelled),
+            SessionEnd::Limit => Some(Stopped::CpuTime),
+            SessionEnd::Lost => None,
+        });
+        let killed = ended.is_none_or(|ended| ended.status & 0x7f == SIGKILL);
+        let stopped = stopped.or(by_session.filter(|_| killed));
+        let Some(Ended { status, cpu_us, peak_bytes, alone }) = ended else {
+            return Ending { stopped, ..Ending::default() };
+        };
+        Ending { status: Some(status), stopped, cpu_us, peak_bytes, alone }
+    }
+
+    /// Whether memory ran out while it ran: then a kill that nobody asked for was the kernel's.
+    async fn ran_out_of_memory(&self, ending: &Ending) -> bool {
+        if ending.stopped.is_some() || ending.status.is_none_or(|status| status & 0x7f != SIGKILL) {
+            return false;
+        }
+        let (answer, counted) = oneshot::channel();
+        let asked = async {
+            self.session.orders.send(Order::Count(answer)).await.ok()?;
+            counted.await.ok()
+        };
+        let counters = tokio::time::timeout(LONGEST_ANSWER, asked).await.ok().flatten();
+        counters.is_some_and(|counters| counters.oom_kills > self.oom_kills)
+    }
+
+    /// The output first: whoever has the result has all of it.
+    async fn conclude(self, ending: Ending) {
+        let oom = self.ran_out_of_memory(&ending).await;
+        self.ended.send_replace(true);
+        for read in self.reads {
+            // A reader that is gone has read all that it will.
+            _ = read.await;
+        }
+        let common = &self.exec.shared;
+        common.feed.end();
+        let denials = self.denials.await.unwrap_or_default();
+        let mut result = blank(&self.session.id, &self.session.spec.run);
+        let [stdout, stderr] = common.feed.oldest().map(|oldest| oldest > 0);
+        if stdout || stderr {
+            result.limits_hit.insert(LimitName::Output);
+        }
+        if oom {
+            result.limits_hit.insert(LimitName::Memory);
+        }
+        judge(&ending, oom, &self.limits, &mut result);
+        let result = ExecResult {
+            status: result.status,
+            exit_code: result.exit_code,
+            signal: result.signal,
+            error: result.error,
+            ended_at: record::now(),
+            duration_ms: self.began.elapsed().as_millis() as u64,
+            cpu_ms: ending.cpu_us / 1000,
+            truncated: Truncated { stdout, stderr },
+            limits_hit: result.limits_hit,
+            denials: denials.list,
+            notes: denials.note.into_iter().collect(),
+        };
+        self.session.book().used = Instant::now();
+        common.window.lock().unwrap_or_else(PoisonError::into_inner).take();
+        common.done.send_replace(Some(result));
+        self.exec.close_input();
+        // The session may be over.
+        _ = self.session.orders.try_send(Order::Ended);
+    }
+}
+
+/// Until the shortest time is over that anybody gives it.
+async fn out_of_patience(stop: &mut watch::Receiver<Option<Duration>>, own: Option<Duration>) {
+    let began = Instant::now();
+    loop {
+        let grace = stop.borrow_and_update().into_iter().chain(own).min().unwrap_or_default();
+        tokio::select! {
+            () = tokio::time::sleep_until((began + grace).into()) => return,
+            Ok(()) = stop.changed() => {}
+        }
+    }
+}
+
+/// The result of a program whose task failed.
+fn unseen(at: Timestamp) -> ExecResult {
+    ExecResult {
+        status: Status::Lost,
+        exit_code: None,
+        signal: None,
+        error: Some(crate::making::internal("the program's task failed".to_owned())),
+        ended_at: at,
+        duration_ms: 0,
+        cpu_ms: 0,
+        truncated: Truncated::default(),
+        limits_hit: BTreeSet::new(),
+        denials: Vec::new(),
+        notes: Vec::new(),
+    }
+}

@@ -1,0 +1,236 @@
+//! Copies one workspace into another, by handles on both sides: links as links, special files not at all.
+
+use super::open_here;
+use crate::files::{self, called, kind};
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid},
+    io::Errno,
+};
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
+};
+
+/// How much is copied at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyBounds {
+    /// Names, of whatever kind.
+    pub entries: usize,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Folders within folders.
+    pub depth: usize,
+    /// What was left out and is told by name.
+    pub told: usize,
+}
+
+/// What came of copying.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Names, of whatever kind.
+    pub entries: usize,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// What was left out, and why.
+    pub left_out: Vec<String>,
+    /// How much more was left out than is told.
+    pub more_left_out: usize,
+}
+
+/// A folder that is being copied.
+struct Level {
+    from: OwnedFd,
+    names: Dir,
+    to: OwnedFd,
+    seen: Stat,
+    path: PathBuf,
+}
+
+struct Copying {
+    bounds: CopyBounds,
+    owner: Option<(u32, u32)>,
+    copied: Copied,
+}
+
+/// An error is one of the copy; what of the original cannot be read is left out and told.
+pub(super) fn copy(
+    from: &OwnedFd,
+    to: &OwnedFd,
+    owner: Option<(u32, u32)>,
+    bounds: CopyBounds,
+) -> io::Result<Copied> {
+    let mut copying = Copying { bounds, owner, copied: Copied::default() };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let (from, to) = (open_here(from, ".".as_ref(), flags)?, open_here(to, ".".as_ref(), flags)?);
+    let mut levels = vec![Level::new(from, to, PathBuf::new())?];
+    while let Some(level) = levels.last_mut() {
+        let Some(entry) = level.names.read() else {
+            let level = levels.pop();
+            // The workspace itself is as its box made it.
+            if let Some(level) = level.filter(|level| !level.path.as_os_str().is_empty()) {
+                copying.finish(&level.to, &level.seen)?;
+            }
+            continue;
+        };
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes()).to_owned();
+        if name == "." || name == ".." {
+            continue;
+        }
+        if copying.copied.entries >= bounds.entries {
+            let why = format!("{} entries are copied, and no more", bounds.entries);
+            copying.leave_out(&level.path.join(&name), &why);
+            return Ok(copying.copied);
+        }
+        let depth = levels.len();
+        let Some(level) = levels.last_mut() else { break };
+        if let Some(next) = copying.one(level, &name, depth)? {
+            levels.push(next);
+        }
+    }
+    Ok(copying.copied)
+}
+
+impl Level {
+    fn new(from: OwnedFd, to: OwnedFd, path: PathBuf) -> io::Result<Level> {
+        let (seen, names) = (rustix::fs::fstat(&from)?, Dir::read_from(&from)?);
+        Ok(Level { from, names, to, seen, path })
+    }
+}
+
+impl Copying {
+    fn leave_out(&mut self, path: &Path, why: &str) {
+        match self.copied.left_out.len() < self.bounds.told {
+            true => self.copied.left_out.push(format!("`{}`: {why}", files::shown(path))),
+            false => self.copied.more_left_out += 1,
+        }
+    }
+
+    /// Copies one entry; gives back the folder if it is one.
+    fn one(&mut self, level: &Level, name: &OsString, depth: usize) -> io::Result<Option<Level>> {
+        let path = level.path.join(name);
+        self.copied.entries += 1;
+        let looked = open_here(&level.from, name, OFlags::PATH)
+            .and_then(|handle| Ok((rustix::fs::fstat(&handle)?, handle)));
+        let (seen, handle) = match looked {
+            Ok(found) => found,
+            Err(error) => {
+                let why = match Errno::from_io_error(&error) {
+                    Some(Errno::XDEV) => "is mounted there".to_owned(),
+                    _ => files::why_not(&error),
+                };
+                self.leave_out(&path, &why);
+                return Ok(None);
+            }
+        };
+        match kind(&seen) {
+            FileType::RegularFile => self.file(level, name, &seen, &path).map(|()| None),
+            FileType::Symlink => self.link(level, name, &handle).map(|()| None),
+            FileType::Directory if depth >= self.bounds.depth => {
+                self.leave_out(&path, &format!("lies deeper than {} folders", self.bounds.depth));
+                Ok(None)
+            }
+            FileType::Directory => self.folder(level, name, path),
+            other => {
+                self.leave_out(&path, &format!("is {}", called(other)));
+                Ok(None)
+            }
+        }
+    }
+
+    fn folder(&mut self, level: &Level, name: &OsStr, path: PathBuf) -> io::Result<Option<Level>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let from = match open_here(&level.from, name, flags) {
+            Ok(from) => from,
+            Err(error) => {
+                self.leave_out(&path, &files::why_not(&error));
+                return Ok(None);
+            }
+        };
+        match rustix::fs::mkdirat(&level.to, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Level::new(from, open_here(&level.to, name, flags)?, path).map(Some)
+    }
+
+    fn file(&mut self, level: &Level, name: &OsStr, seen: &Stat, path: &Path) -> io::Result<()> {
+        let (from, size) = match files::open_seen(level.from.as_fd(), Path::new(name), seen) {
+            Ok(opened) => opened,
+            Err(why) => {
+                self.leave_out(path, &why);
+                return Ok(());
+            }
+        };
+        let fits = self.copied.bytes.checked_add(size).is_some_and(|sum| sum <= self.bounds.bytes);
+        if !fits {
+            let why = format!("has {size} bytes, and no more than {} are copied", self.bounds.bytes);
+            self.leave_out(path, &why);
+            return Ok(());
+        }
+        let to = File::from(self.anew(level, name)?);
+        self.copied.bytes += fill(&from, &to, size)?;
+        self.finish(&to, seen)
+    }
+
+    /// A new file of this name, whatever had it.
+    fn anew(&self, level: &Level, name: &OsStr) -> io::Result<OwnedFd> {
+        let make = || files::open(&level.to, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL);
+        match make() {
+            Err(taken) if taken.kind() == io::ErrorKind::AlreadyExists => {
+                rustix::fs::unlinkat(&level.to, name, AtFlags::empty())?;
+                make()
+            }
+            made => made,
+        }
+    }
+
+    fn link(&self, level: &Level, name: &OsStr, handle: &OwnedFd) -> io::Result<()> {
+        let target = rustix::fs::readlinkat(handle, "", Vec::new())?;
+        let make = || rustix::fs::symlinkat(&target, &level.to, name);
+        match make() {
+            Err(Errno::EXIST) => {
+                rustix::fs::unlinkat(&level.to, name, AtFlags::empty())?;
+                make()?;
+            }
+            made => made?,
+        }
+        let Some((user, group)) = self.owner else { return Ok(()) };
+        let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
+        Ok(rustix::fs::chownat(&level.to, name, user, group, AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    /// Permissions without set-id bits, owner, times.
+    fn finish(&self, file: impl AsFd, seen: &Stat) -> io::Result<()> {
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(seen.st_mode & 0o777))?;
+        let time = |seconds, nanoseconds: i64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+        let times = Timestamps {
+            last_access: time(seen.st_atime, seen.st_atime_nsec as i64),
+            last_modification: time(seen.st_mtime, seen.st_mtime_nsec as i64),
+        };
+        rustix::fs::futimens(&file, &times)?;
+        files::give(file, self.owner)
+    }
+}
+
+/// No more than the size that was seen, even if it grows. Shared where the file system can do that.
+fn fill(from: &File, to: &File, size: u64) -> io::Result<u64> {
+    let mut done = 0;
+    while done < size {
+        let most = usize::try_from(size - done).unwrap_or(usize::MAX).min(1 << 30);
+        match rustix::fs::copy_file_range(from, None, to, None, most) {
+            Ok(0) => break,
+            Ok(count) => done += count as u64,
+            Err(Errno::INTR) => {}
+            Err(_) if done == 0 => return io::copy(&mut io::Read::take(from, size), &mut { to }),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(done)
+}

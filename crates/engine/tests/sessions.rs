@@ -1,0 +1,423 @@
+//! Sessions in real boxes: what their programs say, how they end, and that nothing is left.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
+
+use engine::{Engine, Exec, Session, SessionEnd, SessionStatus, Settings};
+use spec::{
+    ErrorCode, ExecRequest, LimitName, Policy, RunRequest, SessionRequest, SessionSpec, Status, Stream,
+    TerminalSize,
+};
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+/// A state folder of a test's own, and an engine there.
+struct Place {
+    state: PathBuf,
+    engine: Engine,
+}
+
+impl Place {
+    fn new(name: &str) -> Place {
+        let state = std::env::temp_dir().join(format!("airlock-sessions-{name}-{}", std::process::id()));
+        Place { engine: Engine::open(Settings::new(&state)).unwrap(), state }
+    }
+
+    async fn open(&self) -> Session {
+        self.engine.open_session(spec(|_| {})).await.unwrap()
+    }
+
+    /// Ends everything, and looks that no record is left.
+    async fn close(self) {
+        self.engine.close().await;
+        assert_eq!(fs::read_dir(self.state.join("runs")).unwrap().count(), 0, "no record is left");
+        fs::remove_dir_all(&self.state).unwrap();
+    }
+}
+
+fn spec(change: impl FnOnce(&mut SessionRequest)) -> SessionSpec {
+    let mut request = SessionRequest::default();
+    change(&mut request);
+    Policy::default().admit_session(request).unwrap()
+}
+
+fn shell(script: &str) -> ExecRequest {
+    ExecRequest { command: ["sh", "-c", script].map(Into::into).into(), ..ExecRequest::default() }
+}
+
+fn text(exec: &Exec, stream: Stream) -> String {
+    String::from_utf8(exec.output().read(stream, 0, 1 << 20).bytes).unwrap()
+}
+
+/// Waits until a program has written this.
+async fn says(exec: &Exec, word: &str) {
+    let waiting = async {
+        while !text(exec, Stream::Stdout).contains(word) {
+            assert!(exec.output().grown(exec.output().lengths()).await, "it ended without `{word}`");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap();
+}
+
+#[tokio::test]
+async fn programs_share_a_box_and_each_has_its_own_result() {
+    let place = Place::new("share");
+    let session = place.open().await;
+    let exec = session.exec(shell("echo out; echo err >&2; echo kept > file; exit 3")).await.unwrap();
+    let result = exec.wait().await;
+    assert_eq!((result.status, result.exit_code), (Status::Failed, Some(3)));
+    assert_eq!([Stream::Stdout, Stream::Stderr].map(|stream| text(&exec, stream)), ["out\n", "err\n"]);
+    let request = ExecRequest {
+        directory: Some("/tmp".into()),
+        env: vec![("COLOUR".into(), "green".into())],
+        ..shell("pwd; echo $COLOUR; cat /workspace/file")
+    };
+    let exec = session.exec(request).await.unwrap();
+    assert_eq!(exec.wait().await.exit_code, Some(0));
+    assert_eq!(text(&exec, Stream::Stdout), "/tmp\ngreen\nkept\n");
+    assert_eq!(session.execs().len(), 2);
+    assert!(session.find_exec(exec.id()).is_some() && session.find_exec("nobody").is_none());
+    assert!(!session.state().barriers.is_empty());
+    let ended = session.end().await;
+    assert_eq!((ended.status, ended.ended), (SessionStatus::Ended, Some(SessionEnd::Asked)));
+    assert_eq!(session.exec(shell("true")).await.unwrap_err().code, ErrorCode::Conflict);
+    assert!(session.workspace().is_err());
+    place.close().await;
+}
+
+#[tokio::test]
+async fn what_is_typed_arrives_and_its_end_as_well() {
+    let place = Place::new("typed");
+    let session = place.open().await;
+    let request = ExecRequest { stdin: true, ..shell("wc -c; echo done") };
+    let exec = session.exec(request).await.unwrap();
+    // More than a pipe holds: it waits for the program.
+    for _ in 0..100 {
+        exec.write(&[b'x'; 10_000]).await.unwrap();
+    }
+    exec.close_input();
+    assert_eq!(exec.wait().await.exit_code, Some(0));
+    assert_eq!(text(&exec, Stream::Stdout), "1000000\ndone\n");
+    assert!(exec.write(b"late").await.is_err());
+    // Whoever has no standard input reads its end at once.
+    let exec = session.exec(shell("cat; echo empty")).await.unwrap();
+    assert_eq!(exec.wait().await.exit_code, Some(0));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_writer_does_not_wait_for_a_program_that_is_gone() {
+    let place = Place::new("writer");
+    let session = place.open().await;
+    let exec = session.exec(ExecRequest { stdin: true, ..shell("sleep 100") }).await.unwrap();
+    let writer = exec.clone();
+    let writing = tokio::spawn(async move { writer.write(&vec![0; 1 << 20]).await });
+    exec.stop(Duration::ZERO).await;
+    assert!(tokio::time::timeout(Duration::from_secs(5), writing).await.unwrap().unwrap().is_err());
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_terminal_has_a_size_that_changes_and_takes_keys() {
+    let place = Place::new("terminal");
+    let session = place.open().await;
+    let size = TerminalSize { rows: 11, columns: 33 };
+    let script = "stty size; read line; stty size; read line; echo got $line $TERM";
+    let exec = session.exec(ExecRequest { tty: Some(size), ..shell(script) }).await.unwrap();
+    says(&exec, "11 33").await;
+    exec.resize(TerminalSize { rows: 22, columns: 44 }).unwrap();
+    exec.write(b"\n").await.unwrap();
+    says(&exec, "22 44").await;
+    exec.write(b"keys\n").await.unwrap();
+    assert_eq!(exec.wait().await.exit_code, Some(0));
+    assert!(text(&exec, Stream::Stdout).contains("got keys xterm"), "{}", text(&exec, Stream::Stdout));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_kill_works_within_a_second_whatever_the_program_does() {
+    let place = Place::new("kill");
+    let session = place.open().await;
+    for script in [
+        "trap '' TERM; echo up; while :; do sleep 1; done",
+        "echo up; kill -STOP $$; sleep 100",
+        "sleep 1000 & echo up; wait",
+        "echo up; while :; do :; done",
+    ] {
+        let exec = session.exec(shell(script)).await.unwrap();
+        says(&exec, "up").await;
+        let asked = Instant::now();
+        let result = exec.stop(Duration::from_millis(200)).await;
+        assert!(asked.elapsed() < Duration::from_secs(1), "{script}: {:?}", asked.elapsed());
+        assert_eq!(result.status, Status::Cancelled, "{script}");
+    }
+    // The others do not notice, and whoever ends by himself in time does.
+    let other = session.exec(shell("echo up; read never < /dev/zero; sleep 100")).await.unwrap();
+    let polite =
+        session.exec(shell("trap 'echo bye; exit 7' TERM; echo up; sleep 100 & wait")).await.unwrap();
+    says(&polite, "up").await;
+    let result = polite.stop(Duration::from_secs(10)).await;
+    assert_eq!((result.exit_code, text(&polite, Stream::Stdout)), (Some(7), "up\nbye\n".to_owned()));
+    assert!(other.result().is_none());
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_kill_works_in_a_paused_session_which_stays_paused() {
+    let place = Place::new("paused");
+    let session = place.open().await;
+    let victim = session.exec(shell("echo up; sleep 1000")).await.unwrap();
+    let clock = session.exec(shell("while :; do echo tick; sleep 0.02; done")).await.unwrap();
+    says(&victim, "up").await;
+    says(&clock, "tick").await;
+    if let Err(error) = session.pause().await {
+        assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "nothing can be paused here: {error:?}");
+        eprintln!("NOT TESTED: nothing can be paused here: {}", error.message);
+        return place.close().await;
+    }
+    assert_eq!(session.state().status, SessionStatus::Paused);
+    assert_eq!(session.exec(shell("true")).await.unwrap_err().code, ErrorCode::Conflict);
+    assert_eq!(session.pause().await.unwrap_err().code, ErrorCode::Conflict);
+    let asked = Instant::now();
+    victim.stop(Duration::from_secs(30)).await;
+    assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+    assert_eq!(session.state().status, SessionStatus::Paused);
+    let settled = session.exec(shell("true")).await.unwrap_err();
+    assert_eq!(settled.code, ErrorCode::Conflict, "the task has stopped the box again");
+    let before = clock.output().lengths();
+    let grown = tokio::time::timeout(Duration::from_millis(300), clock.output().grown(before)).await;
+    assert!(grown.is_err(), "nothing ticks");
+    session.resume().await.unwrap();
+    assert!(clock.output().grown(clock.output().lengths()).await, "it ticks again");
+    assert_eq!(session.resume().await.unwrap_err().code, ErrorCode::Conflict);
+    session.pause().await.unwrap();
+    session.end().await;
+    assert_eq!(clock.wait().await.status, Status::Cancelled);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_program_has_its_own_time_unless_it_runs_in_the_background() {
+    let place = Place::new("time");
+    let spec = spec(|request| request.run.limits.wall_time = "1s".parse().ok());
+    let session = place.engine.open_session(spec).await.unwrap();
+    let background = session.exec(ExecRequest { background: true, ..shell("sleep 1000") }).await.unwrap();
+    let timeout = Some(Duration::from_millis(200));
+    let short = session.exec(ExecRequest { timeout, ..shell("sleep 1000") }).await.unwrap();
+    let long = session.exec(shell("sleep 1000")).await.unwrap();
+    let result = short.wait().await;
+    assert_eq!((result.status, result.error.unwrap().code), (Status::TimedOut, ErrorCode::Timeout));
+    assert_eq!(result.limits_hit.into_iter().collect::<Vec<_>>(), [LimitName::WallTime]);
+    assert!(result.duration_ms < 1000);
+    assert_eq!(long.wait().await.status, Status::TimedOut);
+    assert!(background.result().is_none());
+    session.end().await;
+    assert_eq!(background.wait().await.status, Status::Cancelled);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn whoever_is_left_behind_keeps_nobody_waiting_and_lives_on() {
+    let place = Place::new("behind");
+    let session = place.open().await;
+    let script = "(while :; do echo more; echo tick >> ticks; sleep 0.02; done) & echo first";
+    let exec = session.exec(shell(script)).await.unwrap();
+    let result = tokio::time::timeout(Duration::from_secs(10), exec.wait()).await.unwrap();
+    assert_eq!(result.exit_code, Some(0));
+    let length = exec.output().lengths();
+    assert!(!exec.output().grown(length).await, "the feed has ended");
+    let script = "old=$(wc -l < ticks); while test $(wc -l < ticks) -le $((old + 5)); do sleep 0.02; done";
+    assert_eq!(session.exec(shell(script)).await.unwrap().wait().await.exit_code, Some(0));
+    assert_eq!(exec.output().lengths(), length);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_flood_is_read_to_its_end_and_the_newest_is_kept() {
+    let place = Place::new("flood");
+    let session = place.open().await;
+    let exec = session.exec(shell("head -c 30000000 /dev/zero | tr '\\0' x; echo end")).await.unwrap();
+    let result = exec.wait().await;
+    assert_eq!((result.exit_code, result.truncated.stdout), (Some(0), true));
+    assert!(result.limits_hit.contains(&LimitName::Output));
+    assert_eq!(exec.output().lengths(), [30_000_004, 0]);
+    assert_eq!(exec.output().read(Stream::Stdout, 30_000_000, 10).bytes, b"end\n");
+    assert_eq!(exec.output().read(Stream::Stdout, 0, 1).from, 30_000_004 - (4 << 20));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_session_ends_when_nobody_uses_it_and_when_it_is_too_old() {
+    let place = Place::new("idle");
+    let idle = spec(|request| request.idle = Some(Duration::from_millis(300)));
+    let session = place.engine.open_session(idle.clone()).await.unwrap();
+    let busy = place.engine.open_session(idle).await.unwrap();
+    let exec = busy.exec(shell("sleep 1")).await.unwrap();
+    session.exec(ExecRequest { background: true, ..shell("sleep 1000") }).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(5), session.ended()).await.unwrap();
+    assert_eq!(ended.ended, Some(SessionEnd::Idle));
+    assert!(exec.result().is_none(), "one that works is not idle");
+    assert_eq!(exec.wait().await.exit_code, Some(0));
+    assert_eq!(busy.ended().await.ended, Some(SessionEnd::Idle));
+    let old = spec(|request| request.lifetime = Some(Duration::from_millis(300)));
+    let session = place.engine.open_session(old).await.unwrap();
+    let exec = session.exec(shell("sleep 1000")).await.unwrap();
+    assert_eq!(session.ended().await.ended, Some(SessionEnd::Lifetime));
+    assert_eq!(exec.result().unwrap().status, Status::Cancelled);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn cpu_time_of_the_whole_box_ends_the_session_and_says_so() {
+    let place = Place::new("cpu");
+    let spec = spec(|request| request.run.limits.cpu_time = "1s".parse().ok());
+    let session = place.engine.open_session(spec).await.unwrap();
+    let exec = session.exec(shell("while :; do :; done")).await.unwrap();
+    let result = exec.wait().await;
+    assert!(result.limits_hit.contains(&LimitName::CpuTime), "{result:?}");
+    // Where nothing counts for the whole box, each process has its own limit, and the session goes on.
+    if let Some(why) = session.state().ended {
+        assert_eq!(why, SessionEnd::Limit);
+        assert!(session.state().limits_hit.contains(&LimitName::CpuTime));
+    }
+    place.close().await;
+}
+
+#[tokio::test]
+async fn more_programs_than_may_be_are_refused_and_old_ones_forgotten() {
+    let place = Place::new("many");
+    let session = place.open().await;
+    for _ in 0..32 {
+        session.exec(ExecRequest { background: true, ..shell("sleep 1000") }).await.unwrap();
+    }
+    assert_eq!(session.exec(shell("true")).await.unwrap_err().code, ErrorCode::QuotaExceeded);
+    session.execs()[31].stop(Duration::ZERO).await;
+    for _ in 0..70 {
+        session
+            .exec(ExecRequest { command: vec!["true".into()], ..ExecRequest::default() })
+            .await
+            .unwrap()
+            .wait()
+            .await;
+    }
+    let (running, ended): (Vec<_>, Vec<_>) =
+        session.execs().into_iter().partition(|exec| exec.result().is_none());
+    assert_eq!(running.len(), 31);
+    assert!((64..=65).contains(&ended.len()), "{}", ended.len());
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_program_that_cannot_start_is_told_and_the_session_goes_on() {
+    let place = Place::new("cannot");
+    let session = place.open().await;
+    let absent = ExecRequest { command: vec!["no-such-program".into()], ..ExecRequest::default() };
+    assert_eq!(session.exec(absent).await.unwrap_err().code, ErrorCode::StartFailed);
+    let nowhere = ExecRequest { directory: Some("/no/such/folder".into()), ..shell("true") };
+    assert_eq!(session.exec(nowhere).await.unwrap_err().code, ErrorCode::StartFailed);
+    assert_eq!(session.exec(ExecRequest::default()).await.unwrap_err().code, ErrorCode::InvalidSpec);
+    assert_eq!(session.exec(shell("true")).await.unwrap().wait().await.exit_code, Some(0));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn what_a_program_is_denied_stands_in_its_own_record() {
+    let place = Place::new("denied");
+    let session = place.open().await;
+    let denied = session.exec(shell("echo x > /usr/x")).await.unwrap();
+    let fine = session.exec(shell("echo x > x")).await.unwrap();
+    let (denied, fine) = (denied.wait().await, fine.wait().await);
+    assert_eq!((fine.exit_code, fine.denials), (Some(0), vec![]));
+    if denied.notes.is_empty() {
+        assert_eq!(denied.denials.iter().map(|denial| &*denial.target).collect::<Vec<_>>(), ["/usr/x"]);
+    }
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_box_that_dies_by_itself_is_lost() {
+    let place = Place::new("lost");
+    let spec = spec(|request| {
+        request.run.limits.memory = "64M".parse().ok();
+    });
+    let session = place.engine.open_session(spec).await.unwrap();
+    let script = "x=x; while :; do x=$x$x; done";
+    let exec = session.exec(shell(script)).await.unwrap();
+    let result = exec.wait().await;
+    // Where memory is held, its end is known; the session goes on.
+    if result.status == Status::OomKilled {
+        assert!(result.limits_hit.contains(&LimitName::Memory));
+        assert_eq!(session.exec(shell("true")).await.unwrap().wait().await.exit_code, Some(0));
+    } else {
+        assert!(matches!(result.status, Status::Failed | Status::Lost), "{result:?}");
+    }
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_fork_has_the_files_and_goes_its_own_way() {
+    let place = Place::new("fork");
+    let session = place.open().await;
+    let script =
+        "mkdir -p a/b && echo one > a/b/file && chmod 750 a/b/file && ln -s /etc/passwd link && mkfifo fifo";
+    assert_eq!(session.exec(shell(script)).await.unwrap().wait().await.exit_code, Some(0));
+    let clock = session.exec(shell("while :; do echo tick; sleep 0.02; done")).await.unwrap();
+    let copy = place.engine.fork_session(&session, session.spec().clone()).await.unwrap();
+    assert!(clock.output().grown(clock.output().lengths()).await, "the original goes on");
+    let script = "stat -c '%a %U' a/b/file; cat a/b/file; readlink link; test -e fifo || echo none; echo two > a/b/file";
+    let exec = copy.exec(shell(script)).await.unwrap();
+    assert_eq!(exec.wait().await.exit_code, Some(0), "{}", text(&exec, Stream::Stderr));
+    let shown = text(&exec, Stream::Stdout);
+    assert!(shown.starts_with("750 ") && shown.ends_with("\none\n/etc/passwd\nnone\n"), "{shown}");
+    assert!(copy.state().notes.iter().any(|note| note.contains("fifo")), "{:?}", copy.state().notes);
+    let exec = session.exec(shell("cat a/b/file")).await.unwrap();
+    exec.wait().await;
+    assert_eq!(text(&exec, Stream::Stdout), "one\n");
+    assert_ne!(copy.id(), session.id());
+    place.close().await;
+}
+
+#[tokio::test]
+async fn files_put_from_outside_belong_to_the_program() {
+    let place = Place::new("files");
+    let session = place.open().await;
+    let put = session.tree().unwrap();
+    let mut upload = put.put("deep/er/file".as_ref(), true).unwrap();
+    upload.write(b"hello").unwrap();
+    upload.publish().unwrap();
+    let exec =
+        session.exec(shell("cat deep/er/file && echo ' there' >> deep/er/file && rm -r deep")).await.unwrap();
+    assert_eq!(exec.wait().await.exit_code, Some(0), "{}", text(&exec, Stream::Stderr));
+    assert_eq!(text(&exec, Stream::Stdout), "hello");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_session_that_nobody_waits_for_and_one_of_a_dropped_engine_leave_nothing() {
+    let place = Place::new("dropped");
+    let opening = place.engine.open_session(spec(|_| {}));
+    assert!(tokio::time::timeout(Duration::from_millis(1), opening).await.is_err(), "it was dropped in time");
+    let session = place.open().await;
+    let Place { state, engine } = place;
+    drop(engine);
+    let ended = tokio::time::timeout(Duration::from_secs(10), session.ended()).await.unwrap();
+    assert_eq!(ended.ended, Some(SessionEnd::Asked));
+    drop(session);
+    let engine = Engine::open(Settings::new(&state)).unwrap();
+    let place = Place { state, engine };
+    place.close().await;
+}
+
+#[tokio::test]
+async fn two_sessions_of_one_name_cannot_be() {
+    let place = Place::new("name");
+    let named =
+        spec(|request| request.run = RunRequest { run_id: Some("mine".to_owned()), ..RunRequest::default() });
+    let session = place.engine.open_session(named.clone()).await.unwrap();
+    assert!(place.engine.open_session(named.clone()).await.is_err());
+    session.end().await;
+    place.engine.open_session(named).await.unwrap();
+    place.close().await;
+}
