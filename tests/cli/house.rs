@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
-const MAY_USE: [(&str, &[&str]); 14] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     (
         "airlock",
         &[
@@ -17,11 +17,13 @@ const MAY_USE: [(&str, &[&str]); 14] = [
             "airlock-doors",
             "airlock-escape",
             "airlock-engine",
+            "airlock-gateway",
             "airlock-image",
             "airlock-store",
             "airlock-spec",
         ],
     ),
+    ("airlock-gateway", &["airlock-engine", "airlock-store", "airlock-spec"]),
     ("airlock-bench", &["airlock-engine", "airlock-spec"]),
     // Programs of their own that measure ours from outside, and what they share.
     ("airlock-bench-doors", &["airlock-bench-peers", "airlock-provider"]),

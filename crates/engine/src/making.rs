@@ -222,7 +222,7 @@ impl Making {
 
 /// A file that cannot be read any more once the run is cancelled.
 struct UntilCancelled<'a> {
-    file: File,
+    file: Box<dyn io::Read>,
     cancelled: &'a watch::Receiver<bool>,
 }
 
@@ -280,12 +280,13 @@ pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsStrin
     env
 }
 
-fn open_input(engine: &Inner, source: &InputSource) -> Result<File, ErrorInfo> {
+fn open_input(engine: &Inner, source: &InputSource) -> Result<Box<dyn io::Read>, ErrorInfo> {
     match source {
-        InputSource::File(path) => open_file(path),
+        InputSource::File(path) => Ok(Box::new(open_file(path)?)),
+        InputSource::Given(bytes) => Ok(Box::new(io::Cursor::new(bytes.clone()))),
         InputSource::Artifact { name, version } => {
             let opened = engine.artifacts.open_version(name, *version);
-            opened.map(|(file, _)| file).map_err(|error| ErrorInfo {
+            opened.map(|(file, _)| Box::new(file) as Box<dyn io::Read>).map_err(|error| ErrorInfo {
                 code: ErrorCode::InvalidSpec,
                 message: error.to_string(),
                 hint: Some("`airlock artifact list` shows what is kept".to_owned()),
@@ -312,7 +313,7 @@ fn open_file(path: &Path) -> Result<File, ErrorInfo> {
 pub(crate) fn look_at_inputs(spec: &RunSpec) -> Result<(), ErrorInfo> {
     spec.inputs.iter().try_for_each(|(_, source)| match source {
         InputSource::File(path) => open_file(path).map(drop),
-        InputSource::Artifact { .. } => Ok(()),
+        InputSource::Artifact { .. } | InputSource::Given(_) => Ok(()),
     })
 }
 

@@ -4,6 +4,7 @@ use crate::{Gateway, Problem};
 use axum::extract::FromRequestParts;
 use http::{StatusCode, request::Parts};
 use serde::{Deserialize, Serialize};
+use std::str::FromStr;
 use utoipa::ToSchema;
 
 /// What a key may do.
@@ -24,6 +25,34 @@ pub enum Scope {
     Usage,
 }
 
+impl Scope {
+    /// All of them.
+    pub const ALL: [Scope; 6] =
+        [Scope::Admin, Scope::Runs, Scope::Sandboxes, Scope::Artifacts, Scope::Images, Scope::Usage];
+
+    /// The public name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Scope::Admin => "admin",
+            Scope::Runs => "runs",
+            Scope::Sandboxes => "sandboxes",
+            Scope::Artifacts => "artifacts",
+            Scope::Images => "images",
+            Scope::Usage => "usage",
+        }
+    }
+}
+
+impl FromStr for Scope {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Scope, String> {
+        let names = Scope::ALL.map(Scope::name).join(", ");
+        let found = Scope::ALL.into_iter().find(|scope| scope.name() == text);
+        found.ok_or_else(|| format!("no scope is called `{}`; there are {names}", text.escape_debug()))
+    }
+}
+
 /// Whoever holds the key of this request.
 #[derive(Clone, Debug)]
 pub struct Caller {
@@ -42,7 +71,7 @@ impl Caller {
                 StatusCode::FORBIDDEN,
                 "forbidden",
                 "this key may not do that",
-                Some(format!("ask for a key with the scope {scope:?}")),
+                Some(format!("ask for a key with the scope `{}`", scope.name())),
             )),
         }
     }

@@ -1,8 +1,351 @@
-//! Routes of keys.
+//! Keys: made, listed, revoked, and recognised. A token is `alk_<id>_<64 digits>`; only its hash is kept, found by the id
+//! and compared in the same time whatever differs. The database is asked each time: what is revoked there is revoked.
 
-use crate::Gateway;
-use utoipa_axum::router::OpenApiRouter;
+use crate::{Caller, Gateway, Problem, Scope, problem::Answer, wire};
+use axum::{
+    Json,
+    extract::{Path as InPath, State},
+};
+use http::StatusCode;
+use ring::rand::{SecureRandom, SystemRandom};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use spec::{Time, Timestamp};
+use std::{fmt, path::Path, sync::Arc, time::Duration};
+use store::{
+    DatabaseError,
+    served::{KeyRow, Served},
+};
+use subtle::ConstantTimeEq;
+use utoipa::ToSchema;
+use utoipa_axum::{router::OpenApiRouter, routes};
+use zeroize::Zeroizing;
+
+const BEGINNING: &str = "alk_";
+const ID_BYTES: usize = 8;
+const SECRET_BYTES: usize = 32;
+const LONGEST_NAME: usize = 100;
+/// Bound on the table that every listing reads whole.
+const MOST_KEYS: usize = 10_000;
+
+/// The keys of a state folder.
+#[derive(Clone, Debug)]
+pub struct Keys(Arc<Served>);
+
+/// A key's token, shown once.
+#[derive(Clone)]
+pub struct Token(Zeroizing<String>);
+
+/// What is known of a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Key {
+    /// Its identifier, which the token begins with.
+    pub id: String,
+    /// What it is for.
+    pub name: String,
+    /// What it may do.
+    pub scopes: Vec<Scope>,
+    /// When it was made.
+    pub created_at: String,
+    /// When it stops being good.
+    pub expires_at: Option<String>,
+    /// When it was taken back.
+    pub revoked_at: Option<String>,
+}
+
+/// Why there is no key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The database.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    /// What was asked for.
+    #[error("{0}")]
+    Wrong(&'static str),
+}
+
+impl KeyError {
+    /// What to do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            KeyError::Database(error) => error.hint(),
+            KeyError::Wrong(_) => {
+                "give a name of 1 to 100 characters, at least one scope, and a time such as 24h"
+            }
+        }
+    }
+}
+
+impl Token {
+    fn fresh() -> Result<Token, KeyError> {
+        let (id, secret) = (random::<ID_BYTES>()?, random::<SECRET_BYTES>()?);
+        Ok(Token(Zeroizing::new(format!("{BEGINNING}{}_{}", *id, *secret))))
+    }
+
+    /// A token that is written like one.
+    pub fn parse(text: &str) -> Option<Token> {
+        let (id, secret) = text.strip_prefix(BEGINNING)?.split_once('_')?;
+        let digits = |text: &str, bytes| {
+            text.len() == 2 * bytes && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        (digits(id, ID_BYTES) && digits(secret, SECRET_BYTES)).then(|| Token(Zeroizing::new(text.to_owned())))
+    }
+
+    /// The token itself, to be handed out.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    fn id(&self) -> &str {
+        &self.0[BEGINNING.len()..BEGINNING.len() + 2 * ID_BYTES]
+    }
+
+    fn hash(&self) -> [u8; 32] {
+        Sha256::digest(self.0.as_bytes()).into()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Token(..)")
+    }
+}
+
+fn random<const BYTES: usize>() -> Result<Zeroizing<String>, KeyError> {
+    let mut bytes = Zeroizing::new([0; BYTES]);
+    let filled = SystemRandom::new().fill(&mut *bytes);
+    filled.map_err(|_| KeyError::Wrong("the machine gives no random bytes"))?;
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    Ok(Zeroizing::new(digits.filter_map(|half| char::from_digit(u32::from(half), 16)).collect()))
+}
+
+impl Keys {
+    /// Those of a state folder.
+    pub fn open(state: &Path) -> Result<Keys, DatabaseError> {
+        Ok(Keys(Arc::new(Served::open(state)?)))
+    }
+
+    pub(crate) fn of(served: Arc<Served>) -> Keys {
+        Keys(served)
+    }
+
+    /// Makes one. Its token is nowhere else.
+    pub fn create(
+        &self,
+        name: &str,
+        scopes: &[Scope],
+        expires_in: Option<Duration>,
+    ) -> Result<(Key, Token), KeyError> {
+        let token = Token::fresh()?;
+        let key = self.insert(&token, name, scopes, expires_in)?;
+        Ok((key, token))
+    }
+
+    /// Lets this token be an admin's, if it is not yet. One that was revoked stays so.
+    pub fn adopt_admin(&self, token: &Token) -> Result<(), KeyError> {
+        match self.recognise(token.expose())? {
+            Some(caller) if caller.is_admin() => Ok(()),
+            Some(_) => Err(KeyError::Wrong("this key is known, and not an admin's")),
+            None if self.0.key(token.id())?.is_some() => Err(KeyError::Wrong(
+                "this key was revoked, has expired, or is not the one of that identifier",
+            )),
+            None => self.insert(token, "admin", &[Scope::Admin], None).map(drop),
+        }
+    }
+
+    fn insert(
+        &self,
+        token: &Token,
+        name: &str,
+        scopes: &[Scope],
+        expires_in: Option<Duration>,
+    ) -> Result<Key, KeyError> {
+        let length = name.chars().count();
+        if !(1..=LONGEST_NAME).contains(&length) || name.chars().any(char::is_control) {
+            return Err(KeyError::Wrong("this is no name for a key"));
+        }
+        if scopes.is_empty() {
+            return Err(KeyError::Wrong("a key without a scope may do nothing"));
+        }
+        if self.0.keys()?.len() >= MOST_KEYS {
+            return Err(KeyError::Wrong("there are 10000 keys, and no room for more"));
+        }
+        let now = engine::now().0;
+        let names: std::collections::BTreeSet<_> = scopes.iter().map(|scope| scope.name()).collect();
+        let row = KeyRow {
+            id: token.id().to_owned(),
+            name: name.to_owned(),
+            hash: token.hash(),
+            scopes: names.into_iter().collect::<Vec<_>>().join(" "),
+            created_ms: now,
+            expires_ms: expires_in.map(|time| now.saturating_add(millis(time))),
+            revoked_ms: None,
+        };
+        match self.0.add_key(&row)? {
+            true => Ok(known(&row)),
+            false => Err(KeyError::Wrong("there is a key of that identifier")),
+        }
+    }
+
+    /// All that were ever made, the oldest first.
+    pub fn list(&self) -> Result<Vec<Key>, DatabaseError> {
+        Ok(self.0.keys()?.iter().map(known).collect())
+    }
+
+    /// Takes one back, at once. False if there is none.
+    pub fn revoke(&self, id: &str) -> Result<bool, DatabaseError> {
+        self.0.revoke_key(id, engine::now().0)
+    }
+
+    /// Whether anybody could administer this gateway.
+    pub fn has_admin(&self) -> Result<bool, DatabaseError> {
+        Ok(self.0.keys()?.iter().any(|key| good(key) && scopes(&key.scopes).contains(&Scope::Admin)))
+    }
+
+    /// Who holds this token, if it is good.
+    pub(crate) fn recognise(&self, token: &str) -> Result<Option<Caller>, DatabaseError> {
+        let Some(token) = Token::parse(token) else { return Ok(None) };
+        let found = self.0.key(token.id())?;
+        let kept = found.as_ref().map_or([0; 32], |key| key.hash);
+        let same = bool::from(kept.ct_eq(&token.hash()));
+        Ok(found
+            .filter(|key| same && good(key))
+            .map(|key| Caller { key: key.id, scopes: scopes(&key.scopes) }))
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn good(key: &KeyRow) -> bool {
+    key.revoked_ms.is_none() && key.expires_ms.is_none_or(|end| engine::now().0 < end)
+}
+
+/// A word that a later Airlock wrote there grants nothing.
+fn scopes(words: &str) -> Vec<Scope> {
+    words.split(' ').filter_map(|word| word.parse().ok()).collect()
+}
+
+fn known(row: &KeyRow) -> Key {
+    let time = |ms: u64| Timestamp(ms).to_string();
+    Key {
+        id: row.id.clone(),
+        name: row.name.clone(),
+        scopes: scopes(&row.scopes),
+        created_at: time(row.created_ms),
+        expires_at: row.expires_ms.map(time),
+        revoked_at: row.revoked_ms.map(time),
+    }
+}
+
+/// A key that is asked for.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct NewKey {
+    /// What it is for.
+    name: String,
+    /// What it may do.
+    scopes: Vec<Scope>,
+    /// How long it is good, such as `"24h"`, or seconds; for ever if left away.
+    expires_in: Option<wire::Quantity>,
+}
+
+/// A key with its token, which is shown this once.
+#[derive(Debug, Serialize, ToSchema)]
+struct MadeKey {
+    #[serde(flatten)]
+    key: Key,
+    /// What to present as `Authorization: Bearer`.
+    token: String,
+}
+
+/// All keys.
+#[derive(Debug, Serialize, ToSchema)]
+struct KeyList {
+    keys: Vec<Key>,
+}
+
+/// Make a key
+#[utoipa::path(post, path = "/v1/keys", tag = "keys", request_body = NewKey, responses(
+    (status = 201, description = "Made; the token is shown this once", body = MadeKey),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn create(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    wire::Body(order): wire::Body<NewKey>,
+) -> Answer<(StatusCode, Json<MadeKey>)> {
+    caller.require(Scope::Admin)?;
+    let expires_in = order.expires_in.map(|time| time.parse::<Time>("expires_in")).transpose()?;
+    let (key, token) = gateway.keys().create(&order.name, &order.scopes, expires_in.map(|time| time.0))?;
+    Ok((StatusCode::CREATED, Json(MadeKey { key, token: token.expose().to_owned() })))
+}
+
+/// List keys
+#[utoipa::path(get, path = "/v1/keys", tag = "keys", responses(
+    (status = 200, description = "All that were ever made, the oldest first", body = KeyList),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn list(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<KeyList>> {
+    caller.require(Scope::Admin)?;
+    Ok(Json(KeyList { keys: gateway.keys().list()? }))
+}
+
+/// Revoke a key
+#[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", params(("id" = String, Path,)), responses(
+    (status = 204, description = "It is good for nothing any more"),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn revoke(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    InPath(id): InPath<String>,
+) -> Answer<StatusCode> {
+    caller.require(Scope::Admin)?;
+    match gateway.keys().revoke(&id)? {
+        true => Ok(StatusCode::NO_CONTENT),
+        false => Err(Problem::not_found("key")),
+    }
+}
+
+impl From<DatabaseError> for Problem {
+    fn from(error: DatabaseError) -> Problem {
+        // Where it lies is nobody's business; the operator reads it on stderr.
+        eprintln!("airlock: {error}");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", "the database cannot be used", None)
+    }
+}
+
+impl From<KeyError> for Problem {
+    fn from(error: KeyError) -> Problem {
+        match error {
+            KeyError::Database(error) => error.into(),
+            wrong @ KeyError::Wrong(_) => Problem::invalid(wrong.to_string(), wrong.hint()),
+        }
+    }
+}
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new()
+    OpenApiRouter::new().routes(routes!(create, list)).routes(routes!(revoke))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_long_random_and_does_not_print() {
+        let (one, two) = (Token::fresh().unwrap(), Token::fresh().unwrap());
+        assert_ne!(one.expose(), two.expose());
+        assert_eq!(one.expose().len(), 4 + 16 + 1 + 64);
+        assert_eq!(Token::parse(one.expose()).unwrap().hash(), one.hash());
+        assert_eq!(format!("{one:?}"), "Token(..)");
+    }
+
+    #[test]
+    fn what_is_not_written_like_a_token_is_none() {
+        let good = format!("alk_{}_{}", "0".repeat(16), "a".repeat(64));
+        assert!(Token::parse(&good).is_some(), "the positive control");
+        for text in ["", "alk_", &good[4..], &good[..84], &good.to_uppercase(), &format!("{good}0")] {
+            assert!(Token::parse(text).is_none(), "{text}");
+        }
+    }
 }

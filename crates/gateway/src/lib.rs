@@ -1,25 +1,35 @@
 //! The engine served over HTTP: runs, sessions with their files and terminals, artifacts, keys.
 //!
-//! A request is known by its key before anything is read of it ([`caller`]); then one file a kind of thing maps HTTP to
+//! A request is known by its key before anything is read of it ([`gate`]); then one file a kind of thing maps HTTP to
 //! the engine's words and back. Nothing here knows how a box is made or what a rule means.
 
 mod artifacts;
 mod caller;
+mod gate;
 mod health;
 mod images;
 mod keys;
+mod metrics;
+mod openapi;
 mod problem;
 mod runs;
 mod sandboxes;
+mod server;
+mod stream;
 mod usage;
 mod wire;
 
 pub use caller::{Caller, Scope};
+pub use keys::{Key, KeyError, Keys, Token};
+pub use openapi::document as openapi;
 pub use problem::Problem;
+pub use server::{Listener, Tls, TlsError};
 
 use engine::Engine;
 use spec::Policy;
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc, time::Duration};
+use store::{DatabaseError, served::Served};
+use tokio::sync::watch;
 use utoipa_axum::router::OpenApiRouter;
 
 /// What a gateway is given; it reads neither environment nor home.
@@ -29,6 +39,52 @@ pub struct Settings {
     pub engine: Engine,
     /// What requests are measured against.
     pub policy: Policy,
+    /// The state folder, with the database. Whoever opens a gateway there owns it.
+    pub state: PathBuf,
+    /// Names beside our own under which we may be addressed, with a port or for every port.
+    pub hosts: Vec<String>,
+    /// Folders of this machine that requests may name, with everything beneath them.
+    pub folders: Vec<PathBuf>,
+    /// How much of everything.
+    pub bounds: Bounds,
+    /// No line for each request on stderr.
+    pub quiet: bool,
+}
+
+/// How much of everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Connections at once.
+    pub connections: usize,
+    /// Bytes of a body that is JSON.
+    pub body: usize,
+    /// How long the headers of a request may take, and how long a connection may be idle.
+    pub header_time: Duration,
+    /// Runs at once, of one key.
+    pub runs_per_key: usize,
+    /// Runs at once, of all.
+    pub runs: usize,
+    /// How many runs are remembered.
+    pub keep_runs: u32,
+    /// How long they are.
+    pub keep_for: Duration,
+    /// How long what goes on may take when the server ends.
+    pub grace: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds {
+            connections: 1024,
+            body: 10 << 20,
+            header_time: Duration::from_secs(30),
+            runs_per_key: 256,
+            runs: 512,
+            keep_runs: 10_000,
+            keep_for: Duration::from_secs(7 * 24 * 3600),
+            grace: Duration::from_secs(5),
+        }
+    }
 }
 
 /// A gateway. Cheap to clone; all clones are the same.
@@ -39,14 +95,79 @@ pub struct Gateway(Arc<Inner>);
 struct Inner {
     engine: Engine,
     policy: Policy,
+    state: PathBuf,
+    hosts: Vec<String>,
+    folders: Vec<PathBuf>,
+    bounds: Bounds,
+    quiet: bool,
+    served: Arc<Served>,
+    keys: Keys,
+    metrics: metrics::Metrics,
+    readiness: health::Readiness,
+    runs: runs::live::Runs,
     sandboxes: sandboxes::Sandboxes,
 }
 
 impl Gateway {
-    /// A gateway to an engine.
-    pub fn new(settings: Settings) -> Gateway {
-        let Settings { engine, policy } = settings;
-        Gateway(Arc::new(Inner { engine, policy, sandboxes: sandboxes::Sandboxes::default() }))
+    /// A gateway to an engine. Runs that a server before left without an end are `lost` from now on.
+    pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
+        let Settings { engine, policy, state, hosts, folders, bounds, quiet } = settings;
+        let served = Arc::new(Served::open(&state)?);
+        let gateway = Gateway(Arc::new(Inner {
+            engine,
+            policy,
+            state,
+            hosts,
+            folders,
+            bounds,
+            quiet,
+            keys: Keys::of(served.clone()),
+            served,
+            metrics: metrics::Metrics::new(),
+            readiness: health::Readiness::default(),
+            runs: runs::live::Runs::default(),
+            sandboxes: sandboxes::Sandboxes::default(),
+        }));
+        runs::live::settle(&gateway)?;
+        Ok(gateway)
+    }
+
+    /// Serves until it is told to stop; then ends connections and runs, those that go on after a grace by cancelling them.
+    pub async fn serve(&self, listener: Listener, tls: Option<Tls>, stop: watch::Receiver<bool>) {
+        let (gateway, mut told) = (self.clone(), stop.clone());
+        let ending = tokio::spawn(async move {
+            if told.wait_for(|stop| *stop).await.is_ok() {
+                gateway.end_runs().await;
+            }
+        });
+        // Answers of runs that were cancelled still go out.
+        let grace = self.bounds().grace + Duration::from_secs(2);
+        server::serve(self, listener, tls, stop, grace).await;
+        _ = ending.await;
+    }
+
+    async fn end_runs(&self) {
+        let patience = tokio::time::Instant::now() + self.bounds().grace;
+        while self.runs().count() > 0 && tokio::time::Instant::now() < patience {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.runs().cancel_all();
+        let patience = tokio::time::Instant::now() + Duration::from_secs(3);
+        while self.runs().count() > 0 && tokio::time::Instant::now() < patience {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Makes what the commonest runs need, ahead of them.
+    pub async fn warm(&self) {
+        if let Ok(spec) = self.policy().admit(health::trial()) {
+            self.engine().warm(&spec).await;
+        }
+    }
+
+    /// Its keys.
+    pub fn keys(&self) -> &Keys {
+        &self.0.keys
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -56,16 +177,72 @@ impl Gateway {
     pub(crate) fn policy(&self) -> &Policy {
         &self.0.policy
     }
+
+    pub(crate) fn state(&self) -> &std::path::Path {
+        &self.0.state
+    }
+
+    pub(crate) fn hosts(&self) -> &[String] {
+        &self.0.hosts
+    }
+
+    pub(crate) fn folders(&self) -> &[PathBuf] {
+        &self.0.folders
+    }
+
+    pub(crate) fn bounds(&self) -> &Bounds {
+        &self.0.bounds
+    }
+
+    pub(crate) fn quiet(&self) -> bool {
+        self.0.quiet
+    }
+
+    pub(crate) fn served(&self) -> &Served {
+        &self.0.served
+    }
+
+    pub(crate) fn metrics(&self) -> &metrics::Metrics {
+        &self.0.metrics
+    }
+
+    pub(crate) fn readiness(&self) -> &health::Readiness {
+        &self.0.readiness
+    }
+
+    pub(crate) fn runs(&self) -> &runs::live::Runs {
+        &self.0.runs
+    }
 }
 
 /// Every route, with its description.
 fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new()
+    OpenApiRouter::with_openapi(openapi::frame())
         .merge(health::routes())
+        .merge(metrics::routes())
+        .merge(openapi::routes())
         .merge(runs::routes())
         .merge(sandboxes::routes())
         .merge(artifacts::routes())
         .merge(images::routes())
         .merge(usage::routes())
         .merge(keys::routes())
+}
+
+/// The routes behind the gate.
+fn router(gateway: &Gateway) -> axum::Router {
+    let (router, _) = routes().split_for_parts();
+    router
+        .fallback(async || Problem::not_found("route"))
+        .method_not_allowed_fallback(async || {
+            let hint = Some("see /openapi.json".to_owned());
+            Problem::new(
+                http::StatusCode::METHOD_NOT_ALLOWED,
+                "invalid_spec",
+                "this route has no such method",
+                hint,
+            )
+        })
+        .layer(axum::middleware::from_fn_with_state(gateway.clone(), gate::pass))
+        .with_state(gateway.clone())
 }

@@ -4,7 +4,10 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
-use http::{HeaderValue, StatusCode, header::CONTENT_TYPE};
+use http::{
+    HeaderValue, StatusCode,
+    header::{CONTENT_TYPE, RETRY_AFTER},
+};
 use serde::Serialize;
 use spec::{ErrorCode, ErrorInfo, SpecError};
 use utoipa::ToSchema;
@@ -24,6 +27,9 @@ pub struct Problem {
     detail: Option<String>,
     /// The code of the contract.
     code: String,
+    /// The path of what it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instance: Option<String>,
 }
 
 /// What a handler answers.
@@ -33,7 +39,14 @@ impl Problem {
     /// A problem with a code of the contract or of HTTP.
     pub fn new(status: StatusCode, code: &str, title: impl Into<String>, detail: Option<String>) -> Problem {
         let kind = format!("urn:airlock:{code}");
-        Problem { kind, status: status.as_u16(), title: title.into(), detail, code: code.to_owned() }
+        Problem {
+            kind,
+            status: status.as_u16(),
+            title: title.into(),
+            detail,
+            code: code.to_owned(),
+            instance: None,
+        }
     }
 
     /// There is no such thing, or it is somebody else's: nobody learns which.
@@ -49,6 +62,16 @@ impl Problem {
     /// The request itself is wrong.
     pub(crate) fn invalid(title: impl Into<String>, detail: impl Into<String>) -> Problem {
         Problem::new(StatusCode::BAD_REQUEST, "invalid_spec", title, Some(detail.into()))
+    }
+
+    /// The same with another status.
+    pub(crate) fn with_status(self, status: StatusCode) -> Problem {
+        Problem { status: status.as_u16(), ..self }
+    }
+
+    /// The same about this thing.
+    pub(crate) fn about(self, instance: String) -> Problem {
+        Problem { instance: Some(instance), ..self }
     }
 
     pub(crate) fn status(&self) -> StatusCode {
@@ -80,7 +103,12 @@ impl From<ErrorInfo> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
+        let passing =
+            matches!(self.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
         let mut response = (self.status(), Json(self)).into_response();
+        if passing {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         response
     }

@@ -1,8 +1,264 @@
-//! Routes of runs.
+//! Runs: asked for, waited for or not, followed, cancelled, found again.
 
-use crate::Gateway;
-use utoipa_axum::router::OpenApiRouter;
+mod events;
+mod host;
+pub(crate) mod live;
+
+use crate::{
+    Caller, Gateway, Problem, Scope,
+    problem::Answer,
+    wire::{Raw, RunOrder},
+};
+use axum::{
+    Json,
+    extract::{Path, Query, State},
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use live::{Live, Taken};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use spec::{RunSpec, Status, Timestamp};
+use std::{sync::Arc, time::Duration};
+use store::served::{NewRun, RunFilter, RunRow};
+use tokio::io::AsyncWriteExt;
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+const LONGEST_PROMISE: usize = 255;
+const USUALLY_LISTED: u32 = 50;
+/// How long whoever cancels waits for the end.
+const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
+
+/// A run that has not ended, or in a list.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RunState {
+    run_id: String,
+    task_id: Option<String>,
+    job_id: Option<String>,
+    /// `running`, or how it ended.
+    status: String,
+    accepted_at: String,
+}
+
+/// Runs, the newest first.
+#[derive(Debug, Serialize, ToSchema)]
+struct RunList {
+    runs: Vec<RunState>,
+    /// Give it as `before` to read on; null at the end.
+    before: Option<i64>,
+}
+
+/// Which runs.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// Only those of this status.
+    status: Option<String>,
+    /// Only those of this task.
+    task_id: Option<String>,
+    /// At most so many: 1 to 200, 50 unless said.
+    limit: Option<u32>,
+    /// Only older ones than this cursor.
+    before: Option<i64>,
+}
+
+impl RunState {
+    fn of(row: &RunRow) -> RunState {
+        RunState {
+            run_id: row.id.clone(),
+            task_id: row.task.clone(),
+            job_id: row.job.clone(),
+            status: row.status.clone(),
+            accepted_at: Timestamp(row.accepted_ms).to_string(),
+        }
+    }
+}
+
+/// Run a command in a fresh sandbox
+///
+/// Waits for the result, unless `Prefer: respond-async` is sent. A client that hangs up does not end the run: give a
+/// `run_id` to find it again. The same `Idempotency-Key` with the same body is the same run for a day.
+#[utoipa::path(post, path = "/v1/runs", tag = "runs", request_body = RunOrder,
+    params(("Prefer" = Option<String>, Header, description = "`respond-async`: do not wait"),
+           ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters")),
+    responses(
+    (status = 200, description = "It ran; the result says how it ended", body = Object),
+    (status = 202, description = "It goes on", body = RunState),
+    (status = 422, description = "The Idempotency-Key stands for another body", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many are under way", body = Problem, content_type = "application/problem+json"),
+    (status = "default", description = "It could not start", body = Problem, content_type = "application/problem+json")))]
+async fn create(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    headers: HeaderMap,
+    raw: Raw,
+) -> Answer<Response> {
+    caller.require(Scope::Runs)?;
+    let promise = promise(&headers)?.map(|name| (name, Sha256::digest(&raw.0).into()));
+    let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
+    let request = host::admit(&gateway, &caller, request)?;
+    let spec = gateway.policy().admit(request)?;
+    let live = match take(&gateway, &caller, &spec, promise)? {
+        Taken::New(live) => {
+            start(&gateway, &live, spec, stdin);
+            live
+        }
+        Taken::Before(id) => match gateway.runs().find(&id) {
+            Some(live) => live,
+            None => return kept(&gateway, &caller, &id),
+        },
+    };
+    match is_async(&headers) {
+        true => accepted(&gateway, &live),
+        false => {
+            let ended = live.ended().await?;
+            match &ended.problem {
+                Some(problem) => Err(problem.clone()),
+                None => Ok(json(StatusCode::OK, ended.whole.clone())),
+            }
+        }
+    }
+}
+
+fn take(
+    gateway: &Gateway,
+    caller: &Caller,
+    spec: &RunSpec,
+    promise: Option<(&str, [u8; 32])>,
+) -> Answer<Taken> {
+    let id = spec.run_id.clone().unwrap_or_else(engine::fresh_id);
+    let new = NewRun {
+        id: id.as_str(),
+        owner: &caller.key,
+        task: spec.task_id.as_ref().map(|task| task.as_str()),
+        job: spec.job_id.as_ref().map(|job| job.as_str()),
+        at_ms: engine::now().0,
+        promise,
+    };
+    gateway.runs().take(gateway, &id, &new)
+}
+
+fn start(gateway: &Gateway, live: &Arc<Live>, mut spec: RunSpec, stdin: Option<Vec<u8>>) {
+    spec.run_id = Some(live.id.clone());
+    let mut run = gateway.engine().start(spec);
+    if let (Some(mut pipe), Some(bytes)) = (run.take_stdin(), stdin) {
+        // A program need not read all of it.
+        tokio::spawn(async move { _ = pipe.write_all(&bytes).await });
+    }
+    tokio::spawn(live::carry_out(gateway.clone(), live.clone(), run));
+}
+
+/// `Prefer: respond-async`, among other wishes or alone.
+fn is_async(headers: &HeaderMap) -> bool {
+    let wishes = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
+    wishes.flat_map(|value| value.split(',')).any(|wish| wish.trim().eq_ignore_ascii_case("respond-async"))
+}
+
+fn promise(headers: &HeaderMap) -> Answer<Option<&str>> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    match value.to_str().ok().map(str::trim) {
+        Some(name) if (1..=LONGEST_PROMISE).contains(&name.len()) => Ok(Some(name)),
+        _ => Err(Problem::invalid("this is no Idempotency-Key", "send 1 to 255 visible characters")),
+    }
+}
+
+/// Where to find it.
+fn accepted(gateway: &Gateway, live: &Live) -> Answer<Response> {
+    let row = gateway.served().run(live.id.as_str())?.ok_or_else(|| Problem::not_found("run"))?;
+    let mut response = (StatusCode::ACCEPTED, Json(RunState::of(&row))).into_response();
+    if let Ok(place) = HeaderValue::try_from(format!("/v1/runs/{}", live.id)) {
+        response.headers_mut().insert(header::LOCATION, place);
+    }
+    response.headers_mut().insert("preference-applied", HeaderValue::from_static("respond-async"));
+    Ok(response)
+}
+
+fn json(status: StatusCode, text: impl Into<Bytes>) -> Response {
+    let body = axum::body::Body::from(text.into());
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// The row of a run that the caller may see; somebody else's is as if there were none.
+fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
+    caller.require(Scope::Runs)?;
+    let found = gateway.served().run(id)?.filter(|row| caller.sees(&row.owner));
+    found.ok_or_else(|| Problem::not_found("run"))
+}
+
+/// What the database has of it.
+fn kept(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
+    let row = row(gateway, caller, id)?;
+    Ok(match row.result {
+        Some(result) => json(StatusCode::OK, result),
+        None => Json(RunState::of(&row)).into_response(),
+    })
+}
+
+/// One run: its result, or how far it is
+#[utoipa::path(get, path = "/v1/runs/{id}", tag = "runs", params(("id" = String, Path,)), responses(
+    (status = 200, description = "The result once it has ended, with at most 64 KiB of each stream; else its state", body = Object),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn get(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
+    kept(&gateway, &caller, &id)
+}
+
+/// Runs, the newest first
+#[utoipa::path(get, path = "/v1/runs", tag = "runs", params(Which), responses(
+    (status = 200, description = "One page of them", body = RunList),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn list(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+) -> Answer<Json<RunList>> {
+    caller.require(Scope::Runs)?;
+    let Query(which) = which.map_err(|error| {
+        Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "see /openapi.json")
+    })?;
+    let known = |name: &String| Status::ALL.iter().any(|status| status.name() == name);
+    if which.status.as_ref().is_some_and(|status| !known(status)) {
+        let names = Status::ALL.map(Status::name).join(", ");
+        return Err(Problem::invalid("there is no such status", format!("there are {names}")));
+    }
+    let limit = which.limit.unwrap_or(USUALLY_LISTED);
+    if !(1..=store::served::MOST_LISTED).contains(&limit) {
+        return Err(Problem::invalid("`limit` is out of range", "give 1 to 200"));
+    }
+    let filter = RunFilter {
+        owner: (!caller.is_admin()).then(|| caller.key.clone()),
+        status: which.status,
+        task: which.task_id,
+        before: which.before,
+        limit,
+    };
+    let rows = gateway.served().list(&filter)?;
+    let before = rows.last().filter(|_| rows.len() == limit as usize).map(|row| row.n);
+    Ok(Json(RunList { runs: rows.iter().map(RunState::of).collect(), before }))
+}
+
+/// Cancel a run
+///
+/// The whole tree of its processes is gone when this answers 200 with the result.
+#[utoipa::path(delete, path = "/v1/runs/{id}", tag = "runs", params(("id" = String, Path,)), responses(
+    (status = 200, description = "It has ended; the result", body = Object),
+    (status = 202, description = "It is still ending", body = RunState),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn cancel(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
+    let row = row(&gateway, &caller, &id)?;
+    let Some(live) = gateway.runs().find(&id) else { return kept(&gateway, &caller, &id) };
+    live.cancel();
+    match tokio::time::timeout(CANCELLED_WITHIN, live.ended()).await {
+        Ok(ended) => Ok(json(StatusCode::OK, ended?.kept.clone())),
+        Err(_) => Ok((StatusCode::ACCEPTED, Json(RunState::of(&row))).into_response()),
+    }
+}
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new()
+        .routes(routes!(create, list))
+        .routes(routes!(get, cancel))
+        .routes(routes!(events::events))
 }

@@ -1,1 +1,394 @@
 //! What requests and answers look like as JSON. Only here are names of fields; everything behind is the engine's.
+
+use crate::{Gateway, Problem, problem::Answer};
+use axum::{
+    body,
+    extract::{FromRequest, Request},
+};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use http::{StatusCode, header::CONTENT_LENGTH};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use spec::{Barrier, Budget, Contract, Maximum, Money, Network, RunRequest, User};
+use std::{
+    collections::BTreeMap, ffi::OsString, fmt::Display, path::PathBuf, str::FromStr, sync::Arc,
+    time::Duration,
+};
+use utoipa::ToSchema;
+
+/// How long a body may take to arrive.
+const LONGEST_ARRIVAL: Duration = Duration::from_secs(60);
+
+/// The bytes of a body, within the bound for JSON.
+pub(crate) struct Raw(pub(crate) Bytes);
+
+/// A body as JSON, whatever content type it says it has.
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl FromRequest<Gateway> for Raw {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, gateway: &Gateway) -> Answer<Raw> {
+        let most = gateway.bounds().body;
+        let too_large = || {
+            let hint = format!("send at most {most} bytes; keep large files as artifacts");
+            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", "the body is too large", Some(hint))
+        };
+        let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        if length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| length > most) {
+            return Err(too_large());
+        }
+        let read = body::to_bytes(request.into_body(), most);
+        match tokio::time::timeout(LONGEST_ARRIVAL, read).await {
+            Ok(Ok(bytes)) => Ok(Raw(bytes)),
+            Ok(Err(error)) if is_bound(&error) => Err(too_large()),
+            Ok(Err(_)) => Err(Problem::invalid("the body broke off", "send all of it")),
+            Err(_) => Err(Problem::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "timeout",
+                "the body did not arrive in time",
+                Some(format!("send it within {} seconds", LONGEST_ARRIVAL.as_secs())),
+            )),
+        }
+    }
+}
+
+fn is_bound(error: &axum::Error) -> bool {
+    std::error::Error::source(error).is_some_and(|cause| cause.is::<http_body_util::LengthLimitError>())
+}
+
+impl Raw {
+    /// As JSON.
+    pub(crate) fn json<T: DeserializeOwned>(&self) -> Answer<T> {
+        serde_json::from_slice(&self.0).map_err(|error| unreadable(&error.to_string()))
+    }
+}
+
+/// What serde says, with the field that was most likely meant.
+fn unreadable(said: &str) -> Problem {
+    let mut quoted = said.split('`').skip(1).step_by(2);
+    match (said.starts_with("unknown field "), quoted.next()) {
+        (true, Some(unknown)) => {
+            let known: Vec<_> = quoted.collect();
+            let hint = match spec::nearest(unknown, &known) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("the fields are {}", known.join(", ")),
+            };
+            let shown: String = unknown.chars().take(64).collect();
+            Problem::invalid(format!("`{}` is not a known field", shown.escape_debug()), hint)
+        }
+        _ => {
+            let shown: String = said.chars().take(300).collect();
+            Problem::invalid(
+                format!("the body cannot be read: {}", shown.escape_debug()),
+                "send one JSON object as in /openapi.json",
+            )
+        }
+    }
+}
+
+impl<T: DeserializeOwned> FromRequest<Gateway> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, gateway: &Gateway) -> Answer<Body<T>> {
+        Raw::from_request(request, gateway).await?.json().map(Body)
+    }
+}
+
+/// A size, time or number, as on the command line or as a bare number.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Quantity {
+    Text(String),
+    Number(f64),
+}
+
+impl Quantity {
+    /// What it means as a value of this field.
+    pub(crate) fn parse<T: FromStr<Err: Display>>(&self, field: &str) -> Answer<T> {
+        let text = match self {
+            Quantity::Text(text) => text.clone(),
+            Quantity::Number(number) => number.to_string(),
+        };
+        word(&text, field)
+    }
+}
+
+/// What a word means as a value of this field.
+pub(crate) fn word<T: FromStr<Err: Display>>(text: &str, field: &str) -> Answer<T> {
+    text.parse().map_err(|error: T::Err| {
+        Problem::invalid(format!("`{field}` has a bad value: {error}"), "write it as on the command line")
+    })
+}
+
+/// `true`, or the name of a provider.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(untagged)]
+enum Llm {
+    Open(bool),
+    Provider(String),
+}
+
+/// A file to put into the workspace before the run.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Input {
+    /// Where, below `/workspace`.
+    name: String,
+    /// A kept artifact, `NAME` or `NAME@VERSION`.
+    artifact: Option<String>,
+    /// What is in it.
+    text: Option<String>,
+    /// The same for what is not text.
+    base64: Option<String>,
+}
+
+/// A run: the options of `airlock run`. Sizes and times are texts such as `"512M"` and `"30s"`, or numbers of bytes and seconds.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct RunOrder {
+    /// Exact argument list; no shell.
+    command: Vec<String>,
+    profile: Option<String>,
+    /// `native`, `docker`, `podman` or `container`.
+    backend: Option<String>,
+    /// An image, or a folder below one that the operator shares.
+    image: Option<String>,
+    entrypoint: Option<String>,
+    writable_root: bool,
+    /// `none`, `doors`, `open`; `host` only for an admin.
+    network: Option<String>,
+    /// Only for an admin.
+    internal_network: Option<String>,
+    /// `UID[:GID]`.
+    user: Option<String>,
+    env: BTreeMap<String, String>,
+    /// Stored secrets, each with the variable that it becomes. Only for an admin.
+    secrets: BTreeMap<String, String>,
+    /// Barriers without which it must not run.
+    require: Vec<String>,
+    timeout: Option<Quantity>,
+    memory: Option<Quantity>,
+    cpus: Option<Quantity>,
+    cpu_time: Option<Quantity>,
+    pids: Option<u32>,
+    file_size: Option<Quantity>,
+    open_files: Option<u32>,
+    disk: Option<Quantity>,
+    output: Option<Quantity>,
+    /// A folder of the server's, below one that the operator shares.
+    workspace: Option<String>,
+    /// `HOST:INSIDE[:ro|rw]`, below folders that the operator shares.
+    mounts: Vec<String>,
+    /// `NAME:INSIDE[:ro|rw]`. Only for an admin.
+    volumes: Vec<String>,
+    inputs: Vec<Input>,
+    /// What to keep of `/workspace`.
+    artifacts: Vec<String>,
+    allow_protected: Vec<String>,
+    /// Opens the LLM door: `true`, or the name of a provider.
+    llm: Option<Llm>,
+    inference: bool,
+    allow_models: Vec<String>,
+    budget_usd: Option<Quantity>,
+    budget_tokens: Option<u64>,
+    allow_hosts: Vec<String>,
+    learn: bool,
+    /// What the program reads on standard input.
+    stdin: Option<String>,
+    /// The same for what is not text.
+    stdin_base64: Option<String>,
+    contract: Option<String>,
+    /// Chosen by the caller, so that a run can be found by it whatever becomes of the connection.
+    run_id: Option<String>,
+    task_id: Option<String>,
+    job_id: Option<String>,
+}
+
+impl RunOrder {
+    /// As the rest of Airlock knows it, with what is written to its standard input. Host paths have not been looked at.
+    pub(crate) fn into_request(self) -> Answer<(RunRequest, Option<Vec<u8>>)> {
+        let (limits, stdin) = (self.limits()?, self.stdin()?);
+        let (inputs, inputs_given) = sorted(self.inputs)?;
+        let request = RunRequest {
+            command: self.command.into_iter().map(OsString::from).collect(),
+            profile: self.profile,
+            backend: self.backend,
+            image: self.image.map(PathBuf::from),
+            entrypoint: self.entrypoint.map(OsString::from),
+            writable_root: self.writable_root,
+            workspace: self.workspace.map(PathBuf::from),
+            mounts: texts(self.mounts),
+            volumes: texts(self.volumes),
+            env: self.env.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+            // What the server finds around itself is not the caller's.
+            caller_env: BTreeMap::new(),
+            limits,
+            network: self.network.map(|text| word::<Network>(&text, "network")).transpose()?,
+            internal_network: self.internal_network,
+            doors: Vec::new(),
+            llm: match self.llm {
+                None | Some(Llm::Open(false)) => None,
+                Some(Llm::Open(true)) => Some(None),
+                Some(Llm::Provider(name)) => Some(Some(name)),
+            },
+            inference: self.inference,
+            allow_hosts: self.allow_hosts,
+            learn: self.learn,
+            allow_models: self.allow_models,
+            budget: Budget {
+                money: self.budget_usd.map(|money| money.parse::<Money>("budget_usd")).transpose()?,
+                tokens: self.budget_tokens,
+                ..Budget::default()
+            },
+            secrets: self
+                .secrets
+                .into_iter()
+                .map(|(name, variable)| format!("{name}={variable}").into())
+                .collect(),
+            inputs,
+            inputs_given,
+            artifacts: self.artifacts.into_iter().map(PathBuf::from).collect(),
+            allow_protected: self.allow_protected.into_iter().map(PathBuf::from).collect(),
+            require: self
+                .require
+                .iter()
+                .map(|name| word::<Barrier>(name, "require"))
+                .collect::<Result<_, _>>()?,
+            user: self.user.map(|text| word::<User>(&text, "user")).transpose()?,
+            stdin: stdin.is_some(),
+            tty: None,
+            contract: self
+                .contract
+                .map(|text| word::<Contract>(&text, "contract"))
+                .transpose()?
+                .unwrap_or_default(),
+            run_id: self.run_id,
+            task_id: self.task_id,
+            job_id: self.job_id,
+        };
+        Ok((request, stdin))
+    }
+
+    fn limits(&self) -> Answer<Maximum> {
+        fn of<T: FromStr<Err: Display>>(value: &Option<Quantity>, field: &str) -> Answer<Option<T>> {
+            value.as_ref().map(|value| value.parse(field)).transpose()
+        }
+        Ok(Maximum {
+            memory: of(&self.memory, "memory")?,
+            cpu_time: of(&self.cpu_time, "cpu_time")?,
+            cpus: of(&self.cpus, "cpus")?,
+            wall_time: of(&self.timeout, "timeout")?,
+            pids: self.pids,
+            file_size: of(&self.file_size, "file_size")?,
+            open_files: self.open_files,
+            disk: of(&self.disk, "disk")?,
+            output: of(&self.output, "output")?,
+        })
+    }
+
+    fn stdin(&self) -> Answer<Option<Vec<u8>>> {
+        match (&self.stdin, &self.stdin_base64) {
+            (Some(_), Some(_)) => Err(Problem::invalid(
+                "`stdin` and `stdin_base64` exclude each other",
+                "leave one of them away",
+            )),
+            (Some(text), None) => Ok(Some(text.clone().into_bytes())),
+            (None, Some(text)) => decoded(text, "stdin_base64").map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+fn texts(list: Vec<String>) -> Vec<OsString> {
+    list.into_iter().map(OsString::from).collect()
+}
+
+pub(crate) fn decoded(text: &str, field: &str) -> Answer<Vec<u8>> {
+    STANDARD.decode(text).map_err(|_| {
+        Problem::invalid(format!("`{field}` is not base64"), "use the standard alphabet, with padding")
+    })
+}
+
+pub(crate) fn encoded(bytes: &[u8]) -> String {
+    STANDARD.encode(bytes)
+}
+
+type Given = (PathBuf, Arc<[u8]>);
+
+/// Kept artifacts by their names, and what came along.
+fn sorted(inputs: Vec<Input>) -> Answer<(Vec<OsString>, Vec<Given>)> {
+    let (mut kept, mut given) = (Vec::new(), Vec::new());
+    for Input { name, artifact, text, base64 } in inputs {
+        match (artifact, text, base64) {
+            (Some(artifact), None, None) => kept.push(format!("{name}=artifact:{artifact}").into()),
+            (None, Some(text), None) => given.push((name.into(), Arc::from(text.into_bytes()))),
+            (None, None, Some(text)) => {
+                given.push((name.into(), Arc::from(decoded(&text, "inputs.base64")?)))
+            }
+            _ => {
+                return Err(Problem::invalid(
+                    format!("the input `{}` must have one source", name.escape_debug()),
+                    "give `artifact`, `text` or `base64`",
+                ));
+            }
+        }
+    }
+    // A name with `=` in it would end earlier than it does.
+    match kept.iter().any(|text: &OsString| text.to_string_lossy().split("=artifact:").count() > 2) {
+        true => Err(Problem::invalid("an input's name cannot contain `=artifact:`", "choose another name")),
+        false => Ok((kept, given)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(text: &str) -> Answer<RunRequest> {
+        Ok(Raw(Bytes::from(text.to_owned())).json::<RunOrder>()?.into_request()?.0)
+    }
+
+    fn said(text: &str) -> String {
+        let problem = serde_json::to_value(order(text).unwrap_err()).unwrap();
+        format!("{}; {}", problem["title"].as_str().unwrap(), problem["detail"].as_str().unwrap())
+    }
+
+    #[test]
+    fn a_field_that_is_not_known_is_named_with_the_nearest_one() {
+        assert_eq!(said(r#"{"memroy":1}"#), "`memroy` is not a known field; did you mean `memory`?");
+        assert!(
+            said(r#"{"colour":1}"#).starts_with("`colour` is not a known field; the fields are command,")
+        );
+        assert!(said("[]").starts_with("the body cannot be read: "));
+        assert!(said("").starts_with("the body cannot be read: "));
+        assert!(said(r#"{"command":["a"],"command":["b"]}"#).contains("duplicate field"));
+    }
+
+    #[test]
+    fn quantities_are_texts_or_numbers() {
+        let asked =
+            order(r#"{"timeout":"2s","memory":1048576,"cpus":1.5,"budget_usd":0.5,"llm":"p"}"#).unwrap();
+        assert_eq!(asked.limits.wall_time, "2s".parse().ok());
+        assert_eq!(asked.limits.memory, "1M".parse().ok());
+        assert_eq!(asked.limits.cpus, "1.5".parse().ok());
+        assert_eq!(asked.budget.money, Some(Money(500_000_000)));
+        assert_eq!(asked.llm, Some(Some("p".to_owned())));
+        assert!(said(r#"{"memory":"lots"}"#).starts_with("`memory` has a bad value: `lots` is not a size"));
+        assert!(said(r#"{"network":"wide"}"#).starts_with("`network` has a bad value"));
+    }
+
+    #[test]
+    fn an_input_has_one_source() {
+        let inputs = r#"{"inputs":[{"name":"a","text":"x"},{"name":"b","base64":"AP8="},{"name":"c","artifact":"d@2"}]}"#;
+        let asked = order(inputs).unwrap();
+        assert_eq!(asked.inputs, ["c=artifact:d@2"]);
+        let given: Vec<_> =
+            asked.inputs_given.iter().map(|(name, bytes)| (name.as_path(), &bytes[..])).collect();
+        assert_eq!(given, [("a".as_ref(), &b"x"[..]), ("b".as_ref(), &b"\0\xff"[..])]);
+        assert!(said(r#"{"inputs":[{"name":"a"}]}"#).starts_with("the input `a` must have one source"));
+        assert!(said(r#"{"inputs":[{"name":"a","text":"","artifact":"b"}]}"#).contains("one source"));
+        assert!(said(r#"{"inputs":[{"name":"x=artifact:y","artifact":"b"}]}"#).contains("cannot contain"));
+        assert!(said(r#"{"stdin":"a","stdin_base64":"YQ=="}"#).contains("exclude each other"));
+    }
+}

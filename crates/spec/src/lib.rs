@@ -15,6 +15,7 @@ mod image_pattern;
 mod image_policy;
 mod limits;
 mod money;
+mod nearest;
 mod paths;
 mod policy;
 mod pool;
@@ -41,6 +42,7 @@ pub use image_policy::{
 };
 pub use limits::{LimitName, Limits, Maximum};
 pub use money::{BadMoney, Money};
+pub use nearest::nearest;
 pub use paths::{BadPath, InsidePath, WorkspacePath};
 pub use policy::{ExtraMounts, Policy, Profile};
 pub use pool::Pool;

@@ -22,6 +22,36 @@ pub enum Status {
     Lost,
 }
 
+impl Status {
+    /// All of them.
+    pub const ALL: [Status; 9] = [
+        Status::Queued,
+        Status::Running,
+        Status::Succeeded,
+        Status::Failed,
+        Status::TimedOut,
+        Status::OomKilled,
+        Status::Cancelled,
+        Status::NotStarted,
+        Status::Lost,
+    ];
+
+    /// The public name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Status::Queued => "queued",
+            Status::Running => "running",
+            Status::Succeeded => "succeeded",
+            Status::Failed => "failed",
+            Status::TimedOut => "timed_out",
+            Status::OomKilled => "oom_killed",
+            Status::Cancelled => "cancelled",
+            Status::NotStarted => "not_started",
+            Status::Lost => "lost",
+        }
+    }
+}
+
 /// The kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]

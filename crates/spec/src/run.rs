@@ -13,6 +13,7 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
 };
 
 /// The working directory inside.
@@ -65,6 +66,8 @@ pub struct RunRequest {
     pub secrets: Vec<OsString>,
     /// `NAME=FILE` or `NAME=artifact:NAME[@VERSION]`
     pub inputs: Vec<OsString>,
+    /// Inputs that came with the request, by their names in the workspace.
+    pub inputs_given: Vec<(PathBuf, Arc<[u8]>)>,
     pub artifacts: Vec<PathBuf>,
     /// Protected names of the workspace that may be written after all.
     pub allow_protected: Vec<PathBuf>,
@@ -244,6 +247,7 @@ pub enum Network {
 pub enum InputSource {
     File(PathBuf),
     Artifact { name: WorkspacePath, version: Option<u64> },
+    Given(Arc<[u8]>),
 }
 
 /// How large a terminal is, in characters.
@@ -323,6 +327,7 @@ impl Policy {
             let checked = text.as_deref().map(Id::new).transpose();
             checked.map_err(|bad| invalid(bad, format!("give {option} another value")))
         };
+        let inputs = inputs(&request)?;
         Ok(RunSpec {
             run_id: id(&request.run_id, "--run-id")?,
             task_id: id(&request.task_id, "--task-id")?,
@@ -333,7 +338,7 @@ impl Policy {
             images: self.images.clone(),
             stdin: request.stdin && request.tty.is_none(),
             contract: check_contract(request.contract, request.tty)?,
-            inputs: request.inputs.iter().map(|text| input(text)).collect::<Result<_, _>>()?,
+            inputs,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
             grants: Grants { secrets, ..grants },
             sandbox: SandboxSpec {
@@ -529,6 +534,14 @@ fn mount(text: &OsStr) -> Result<Mount, SpecError> {
     let inside = InsidePath::new(Path::new(OsStr::from_bytes(inside)))
         .map_err(|why| invalid(why, "give --mount a place of its own inside, such as HOST:/data"))?;
     Ok(Mount { host: PathBuf::from(OsStr::from_bytes(host)), inside, access })
+}
+
+fn inputs(request: &RunRequest) -> Result<Vec<(WorkspacePath, InputSource)>, SpecError> {
+    let given = request.inputs_given.iter().map(|(name, bytes)| {
+        let name = WorkspacePath::new(name).map_err(|why| invalid(why, "give the input another name"))?;
+        Ok((name, InputSource::Given(bytes.clone())))
+    });
+    request.inputs.iter().map(|text| input(text)).chain(given).collect()
 }
 
 /// `NAME=FILE` or `NAME=artifact:NAME[@VERSION]`.

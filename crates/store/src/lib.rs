@@ -1,4 +1,5 @@
-//! What must last: artifacts in a folder, and in a database the images that may be used and what models were used for.
+//! What must last: artifacts in a folder, and in a database the images that may be used, what models
+//! were used for, and a gateway's keys and runs.
 //!
 //! Everything is reached by handle (`openat2`, beneath, no symbolic links): a path string is never
 //! resolved twice.
@@ -10,6 +11,7 @@ mod beneath;
 mod database;
 mod draft;
 mod names;
+pub mod served;
 pub mod usage;
 
 pub use allowed_images::{AllowedImages, AllowedImagesError, NewEntry, TrailLine};

@@ -8,14 +8,18 @@ mod doctor;
 mod escape_test;
 mod grant;
 mod image;
+mod key;
 mod message;
 mod mistake;
 mod proxy;
 mod run;
 mod screen;
 mod secrets;
+mod serve;
 mod sweep;
 mod usage;
+
+pub(crate) use serve::Place;
 
 use crate::config::{self, Config, Surroundings};
 use clap::{Args, Parser, Subcommand};
@@ -79,6 +83,10 @@ enum Command {
     Image(image::Options),
     /// Keep, list or remove secrets: keys of providers, and what runs are let have
     Secrets(secrets::Options),
+    /// Serve runs over HTTP, to whoever has a key
+    Serve(serve::Options),
+    /// Make, list or revoke the keys of a server
+    Key(key::Options),
     /// Serve the doors to models by themselves, to whoever has a session's token
     Proxy(proxy::Options),
     /// Measure what a run costs here, beside other sandboxes
@@ -100,6 +108,8 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Usage(options) => usage::execute(&options, &global, &surroundings),
             Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
+            Command::Serve(options) => serve::execute(&options, &global, &surroundings),
+            Command::Key(options) => key::execute(&options, &global, &surroundings),
             Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),
             Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),

@@ -13,8 +13,9 @@ mod operator;
 mod prices;
 mod provider;
 mod secrets;
+mod serve;
 
-pub(crate) use self::doors::Doors;
+pub(crate) use self::{doors::Doors, serve::Serve};
 
 use ::doors::{
     BadSecret, Secret,
@@ -59,6 +60,8 @@ pub(crate) struct Config {
     pub(crate) policy: Policy,
     /// What a long-lived engine makes ahead of runs; a lone run makes nothing.
     pub(crate) pool: Pool,
+    /// What a server is told.
+    pub(crate) serve: Serve,
     /// The folder for run records and artifacts; absolute.
     pub(crate) state: PathBuf,
     /// Where Docker may listen, best first.
@@ -164,11 +167,11 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
         Some((path, text)) => (Some(path.clone()), operator::read(&file::parse(&text, &path)?, &path)?),
         None => (None, operator::Said::default()),
     };
-    let operator::Said { policy, pool, doors, secrets } = said;
+    let operator::Said { policy, pool, serve, doors, secrets } = said;
     let (docker, podman) = (around.docker(), around.podman());
     let state = state_folder(flags, around)?;
     let secrets = secrets::assemble(secrets, doors.keys(), &state, around)?;
-    Ok(Config { policy, pool, state, docker, podman, doors, secrets, file })
+    Ok(Config { policy, pool, serve, state, docker, podman, doors, secrets, file })
 }
 
 /// Applies `airlock.toml` of the current folder, if there is one, to the profile this run will use.

@@ -5,7 +5,8 @@ use super::{
     doors::Doors,
     egress,
     file::{LIMITS, Section},
-    images, provider, secrets,
+    images, provider, secrets, serve,
+    serve::Serve,
 };
 use spec::{
     Budget, EgressLimits, EgressRule, EnvName, Id, Maximum, ModelPattern, Network, Policy, Pool, Profile,
@@ -21,6 +22,7 @@ const DEEPEST: usize = 16;
 pub(super) struct Said {
     pub(super) policy: Policy,
     pub(super) pool: Pool,
+    pub(super) serve: Serve,
     pub(super) doors: Doors,
     pub(super) secrets: secrets::Said,
 }
@@ -28,7 +30,7 @@ pub(super) struct Said {
 impl Default for Said {
     fn default() -> Self {
         let (policy, doors) = (Policy::default(), Doors::default());
-        Said { policy, pool: Pool::OFF, doors, secrets: secrets::Said::default() }
+        Said { policy, pool: Pool::OFF, serve: Serve::default(), doors, secrets: secrets::Said::default() }
     }
 }
 
@@ -49,7 +51,7 @@ struct OfProfile {
 /// What is built in with what the file says.
 pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
-    let Said { mut policy, pool: mut ahead, mut doors, mut secrets } = Said::default();
+    let Said { mut policy, pool: mut ahead, serve: mut served, mut doors, mut secrets } = Said::default();
     let mut said = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {
@@ -60,6 +62,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
             }
             "maximum" => maximum(&mut policy, top.table(key, value)?, path)?,
             "pool" => ahead = pool(top.table(key, value)?, path)?,
+            "serve" => served = serve::read(top.table(key, value)?, path)?,
             "images" => policy.images = images::read(top.table(key, value)?, path)?,
             "secrets" => secrets.read(top.table(key, value)?, path)?,
             "vault" => secrets.read_vault(top.table(key, value)?, path)?,
@@ -74,11 +77,14 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
         policy.profiles.insert(name.clone(), resolved);
     }
     doors.check(path)?;
-    Ok(Said { policy, pool: ahead, doors, secrets })
+    Ok(Said { policy, pool: ahead, serve: served, doors, secrets })
 }
 
 fn known() -> Vec<&'static str> {
-    ["profile", "maximum", "pool", "images", "secrets", "vault"].into_iter().chain(doors::TABLES).collect()
+    ["profile", "maximum", "pool", "serve", "images", "secrets", "vault"]
+        .into_iter()
+        .chain(doors::TABLES)
+        .collect()
 }
 
 /// What servers make ahead of runs.

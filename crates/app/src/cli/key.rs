@@ -1,0 +1,102 @@
+//! `airlock key`: makes, lists and revokes the keys of `airlock serve`, in its state folder, whether it runs or not.
+
+use super::{Global, conclude, message::printable, print, print_json, serve::of_key};
+use crate::config::Surroundings;
+use clap::{Args, Subcommand};
+use gateway::{Key, Keys, Scope};
+use serde_json::json;
+use spec::Time;
+
+use super::message::Failure;
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock key create --name ci --scope runs --scope artifacts --expires-in 720h
+  airlock key list
+  airlock key revoke 0123456789abcdef
+
+A server that is running sees it at once.";
+
+/// The options of `airlock key`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    #[command(subcommand)]
+    action: Action,
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make a key, and print its token this once
+    Create {
+        /// What it is for
+        #[arg(long, value_name = "NAME")]
+        name: String,
+        /// What it may do: admin, runs, sandboxes, artifacts, images, usage; repeatable
+        #[arg(long, value_name = "SCOPE", required = true)]
+        scope: Vec<Scope>,
+        /// How long it is good, such as 720h [default: until it is revoked]
+        #[arg(long, value_name = "TIME")]
+        expires_in: Option<Time>,
+    },
+    /// Show all keys
+    List,
+    /// Take a key back, at once
+    Revoke {
+        /// Its identifier
+        #[arg(value_name = "ID")]
+        id: String,
+    },
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    conclude(attempt(options, global, surroundings), options.json)
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let config = global.configure(surroundings)?;
+    let keys = Keys::open(&config.state).map_err(|error| of_key(&error.into()))?;
+    match &options.action {
+        Action::Create { name, scope, expires_in } => {
+            let made = keys.create(name, scope, expires_in.map(|time| time.0));
+            let (key, token) = made.map_err(|error| of_key(&error))?;
+            match options.json {
+                true => print_json(
+                    &json!({ "id": key.id, "token": token.expose(), "expires_at": key.expires_at }),
+                )?,
+                false => print(&format!("{}\n", token.expose()))?,
+            }
+        }
+        Action::List => {
+            let all = keys.list().map_err(|error| of_key(&error.into()))?;
+            match options.json {
+                true => print_json(&json!({ "keys": all }))?,
+                false => print(&all.iter().map(line).collect::<String>())?,
+            }
+        }
+        Action::Revoke { id } => {
+            if !keys.revoke(id).map_err(|error| of_key(&error.into()))? {
+                let message = format!("there is no key `{}`", printable(id));
+                return Err(Failure::invalid(message, "`airlock key list` shows them"));
+            }
+            if options.json {
+                print_json(&json!({ "revoked": id }))?;
+            }
+        }
+    }
+    Ok(0)
+}
+
+fn line(key: &Key) -> String {
+    let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
+    let state = match (&key.revoked_at, &key.expires_at) {
+        (Some(when), _) => format!("revoked {when}"),
+        (None, Some(when)) => format!("until {when}"),
+        (None, None) => "until revoked".to_owned(),
+    };
+    format!("{}  {:<20}  {:<24}  {state}\n", key.id, printable(&key.name), scopes.join(","))
+}

@@ -1,0 +1,352 @@
+//! `airlock serve`: the engine over HTTP, for whoever has a key.
+
+use super::{
+    Global, conclude,
+    message::{self, Failure, Line},
+    print, print_json,
+};
+use crate::config::{Config, Surroundings};
+use clap::Args;
+use gateway::{Gateway, Listener, Tls, Token};
+use serde::Serialize;
+use spec::{ErrorCode, Pool};
+use std::{
+    fs, io,
+    net::SocketAddr,
+    os::unix::fs::{FileTypeExt, PermissionsExt},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+use tokio::{
+    net::{TcpListener, UnixListener},
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+mod admin_key;
+mod lock;
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock serve
+  airlock serve --listen 127.0.0.1:0 --json
+  airlock serve --listen unix:/run/airlock.sock --admin-key-file ~/.airlock-admin
+  airlock serve --listen 0.0.0.0:7443 --tls-cert chain.pem --tls-key key.pem
+  airlock serve --print-openapi > openapi.json
+
+The first start makes an admin's key and prints it, once:
+  curl -H \"Authorization: Bearer $KEY\" localhost:7070/v1/runs -d '{\"command\": [\"echo\", \"hello\"]}'
+
+It runs until SIGTERM or Ctrl-C, lets runs go on for a moment, then cancels them.
+Exit status: 0, or 125 if it could not start.";
+
+/// The options of `airlock serve`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// Where to listen: an address, or unix:PATH [default: 127.0.0.1:7070]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<Place>,
+    /// The admin's key; made and written there (mode 0600) if the file does not exist
+    #[arg(long, value_name = "FILE")]
+    admin_key_file: Option<PathBuf>,
+    /// Certificates to present, PEM: our own first
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The key of the certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Listen without TLS on an address that other machines reach: keys and output then travel unencrypted
+    #[arg(long)]
+    plain_http: bool,
+    /// How many sandboxes of each kind to keep ready; 0 for none [default: 4]
+    #[arg(long, value_name = "NUMBER")]
+    pool: Option<usize>,
+    /// Do not write a line for each request on stderr
+    #[arg(long)]
+    quiet: bool,
+    /// Print one JSON object when it is ready
+    #[arg(long)]
+    json: bool,
+    /// Print the description of the API, and exit
+    #[arg(long)]
+    print_openapi: bool,
+}
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Place, String> {
+        match (text.strip_prefix("unix:"), text.parse()) {
+            (Some(""), _) => Err("`unix:` needs a path".to_owned()),
+            (Some(path), _) => Ok(Place::Unix(PathBuf::from(path))),
+            (None, Ok(address)) => Ok(Place::Tcp(address)),
+            (None, Err(_)) => {
+                Err("write an address such as 127.0.0.1:7070 or [::1]:0, or unix:PATH".to_owned())
+            }
+        }
+    }
+}
+
+/// What is told once it is ready.
+#[derive(Debug, Serialize)]
+struct Ready {
+    listen: String,
+    /// Only if it was made now, and is in no file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    admin_key: Option<String>,
+    pid: u32,
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    conclude(attempt(options, global, surroundings), options.json)
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    if options.print_openapi {
+        print(gateway::openapi())?;
+        return Ok(0);
+    }
+    super::leave_no_dump()?;
+    let begun = engine::HeadStart::give();
+    let config = global.configure(surroundings)?;
+    let usual = || Place::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070)));
+    let place = options.listen.clone().or(config.serve.listen.clone()).unwrap_or_else(usual);
+    options.check(&place)?;
+    let tls = match (&options.tls_cert, &options.tls_key) {
+        (Some(certificate), Some(key)) => Some(tls(surroundings, certificate, key)?),
+        _ => None,
+    };
+    let lock = lock::Lock::take(&config.state)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime =
+        runtime.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))?;
+    runtime.block_on(async {
+        let mut settings = super::settings(&config);
+        settings.pool = options.pool(&config);
+        settings.guarded.extend(options.tls_key.iter().map(|key| surroundings.current_folder.join(key)));
+        settings
+            .guarded
+            .extend(options.admin_key_file.iter().map(|file| surroundings.current_folder.join(file)));
+        let engine = engine::Engine::open_after(begun, settings)?;
+        let gateway = open(&config, engine.clone(), options.quiet)?;
+        let admin_key = admin(options, &gateway, surroundings)?;
+        serve(&gateway, &place, tls, &lock, options.json, admin_key).await?;
+        engine.close().await;
+        Ok(0)
+    })
+}
+
+fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway, Failure> {
+    let crate::config::Serve { hosts, folders, bounds, .. } = config.serve.clone();
+    let (policy, state) = (config.policy.clone(), config.state.clone());
+    let settings = gateway::Settings { engine, policy, state, hosts, folders, bounds, quiet };
+    Gateway::new(settings).map_err(|error| Failure {
+        code: ErrorCode::StartFailed,
+        message: error.to_string(),
+        hint: error.hint().to_owned(),
+    })
+}
+
+/// A key that nobody has seen yet, if one had to be made.
+fn admin(
+    options: &Options,
+    gateway: &Gateway,
+    surroundings: &Surroundings,
+) -> Result<Option<Token>, Failure> {
+    let keys = gateway.keys();
+    if let Some(file) = &options.admin_key_file {
+        admin_key::read_or_make(&surroundings.current_folder.join(file), keys)?;
+        return Ok(None);
+    }
+    match keys.has_admin().map_err(|error| of_key(&error.into()))? {
+        true => Ok(None),
+        false => {
+            let made = keys.create("admin", &[gateway::Scope::Admin], None);
+            made.map(|(_, token)| Some(token)).map_err(|error| of_key(&error))
+        }
+    }
+}
+
+pub(super) fn of_key(error: &gateway::KeyError) -> Failure {
+    Failure { code: ErrorCode::StartFailed, message: error.to_string(), hint: error.hint().to_owned() }
+}
+
+fn tls(surroundings: &Surroundings, certificate: &Path, key: &Path) -> Result<Tls, Failure> {
+    let folder = &surroundings.current_folder;
+    Tls::from_files(&folder.join(certificate), &folder.join(key)).map_err(|error| Failure {
+        code: ErrorCode::StartFailed,
+        message: error.to_string(),
+        hint: "give a chain of certificates and the key of its first, both as PEM".to_owned(),
+    })
+}
+
+/// Serves until it is told to stop.
+async fn serve(
+    gateway: &Gateway,
+    place: &Place,
+    tls: Option<Tls>,
+    lock: &lock::Lock,
+    json: bool,
+    admin_key: Option<Token>,
+) -> Result<(), Failure> {
+    let on =
+        |kind| signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")));
+    let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    let (listener, address) = listen(place, tls.is_some())?;
+    lock.say(&address);
+    let admin_key = admin_key.map(|token| token.expose().to_owned());
+    Ready { listen: address, admin_key, pid: std::process::id() }.tell(json)?;
+    let (stop, stopped) = watch::channel(false);
+    let warming = {
+        let gateway = gateway.clone();
+        tokio::spawn(async move { gateway.warm().await })
+    };
+    let served = gateway.serve(listener, tls, stopped);
+    tokio::pin!(served);
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        () = &mut served => {}
+    }
+    stop.send_replace(true);
+    served.await;
+    // What is half made is ended with the engine.
+    _ = warming.await;
+    if let Place::Unix(path) = place {
+        _ = fs::remove_file(path);
+    }
+    Ok(())
+}
+
+fn listen(place: &Place, encrypted: bool) -> Result<(Listener, String), Failure> {
+    let listening = || match place {
+        Place::Tcp(address) => {
+            let listener = std::net::TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            let scheme = if encrypted { "https" } else { "http" };
+            let address = format!("{scheme}://{}", listener.local_addr()?);
+            Ok((Listener::Tcp(TcpListener::from_std(listener)?), address))
+        }
+        Place::Unix(path) => {
+            remove_dead(path)?;
+            let listener = UnixListener::bind(path)?;
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+            Ok((Listener::Unix(listener), format!("unix:{}", path.display())))
+        }
+    };
+    listening().map_err(|error: io::Error| Failure {
+        code: ErrorCode::StartFailed,
+        message: format!("cannot listen on `{place}`: {error}"),
+        hint: "choose another place with --listen; port 0 takes a free one".to_owned(),
+    })
+}
+
+/// A socket at which nobody listens any more is in the way.
+fn remove_dead(path: &Path) -> io::Result<()> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    match is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+        true => fs::remove_file(path),
+        false => Ok(()),
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Tcp(address) => address.fmt(out),
+            Place::Unix(path) => write!(out, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl Options {
+    /// Other machines could read keys and what programs print.
+    fn check(&self, place: &Place) -> Result<(), Failure> {
+        match place {
+            Place::Tcp(address)
+                if !address.ip().is_loopback() && self.tls_cert.is_none() && !self.plain_http =>
+            {
+                Err(Failure::invalid(
+                    format!(
+                        "`{address}` can be reached by other machines, and keys would travel unencrypted"
+                    ),
+                    "give --tls-cert and --tls-key, listen on 127.0.0.1 behind a TLS server, or say --plain-http",
+                ))
+            }
+            Place::Tcp(_) => Ok(()),
+            Place::Unix(_) if self.tls_cert.is_some() => Err(Failure::invalid(
+                "TLS on a unix socket protects nothing",
+                "leave --tls-cert and --tls-key away",
+            )),
+            Place::Unix(_) => Ok(()),
+        }
+    }
+
+    fn pool(&self, config: &Config) -> Pool {
+        let said = match config.pool == Pool::OFF {
+            true => Pool { parked: 4, berths: 4, ..Pool::OFF },
+            false => config.pool,
+        };
+        match self.pool {
+            Some(0) => Pool::OFF,
+            Some(parked) => Pool { parked, ..said },
+            None => said,
+        }
+    }
+}
+
+impl Ready {
+    fn tell(&self, json: bool) -> Result<(), Failure> {
+        if json {
+            return print_json(self);
+        }
+        print(&format!("listen     {}\n", self.listen))?;
+        if let Some(key) = &self.admin_key {
+            print(&format!("admin key  {key}\n"))?;
+            message::say(&[Line::Note("this key is shown once, and only its hash is kept".to_owned())]);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Words {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn checked(words: &[&str]) -> Result<(), String> {
+        let line = Words::try_parse_from([&["serve"], words].concat()).map_err(|error| error.to_string())?;
+        let place = line.options.listen.clone().expect("the test gives one");
+        line.options.check(&place).map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn other_machines_are_let_in_with_tls_or_by_a_word_that_says_what_it_does() {
+        assert_eq!(checked(&["--listen", "[::1]:0"]), Ok(()));
+        assert_eq!(checked(&["--listen", "unix:/x"]), Ok(()));
+        for address in ["0.0.0.0:1", "10.0.0.1:1", "[::]:1", "[::ffff:127.0.0.1]:1", "169.254.1.1:1"] {
+            let refused = checked(&["--listen", address]).unwrap_err();
+            assert!(refused.contains("can be reached by other machines"), "{refused}");
+            assert_eq!(checked(&["--listen", address, "--plain-http"]), Ok(()));
+            assert_eq!(checked(&["--listen", address, "--tls-cert", "c", "--tls-key", "k"]), Ok(()));
+        }
+        assert!(checked(&["--listen", "0.0.0.0:1", "--tls-cert", "c"]).unwrap_err().contains("--tls-key"));
+        assert!(checked(&["--listen", "unix:/x", "--tls-cert", "c", "--tls-key", "k"]).is_err());
+        assert!(checked(&["--listen", "localhost:1"]).unwrap_err().contains("write an address"));
+    }
+}

@@ -1,0 +1,101 @@
+//! `[serve]`: where `airlock serve` listens, what of this machine requests may name, and how much of everything.
+
+use super::{ConfigError, file::Section};
+use crate::cli::Place;
+use gateway::Bounds;
+use spec::{Size, Time};
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+/// What the file says of the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Serve {
+    /// Where to listen.
+    pub(crate) listen: Option<Place>,
+    /// Names under which it may be addressed, beside its own.
+    pub(crate) hosts: Vec<String>,
+    /// Folders that requests may name.
+    pub(crate) folders: Vec<PathBuf>,
+    /// How much of everything.
+    pub(crate) bounds: Bounds,
+}
+
+const KEYS: [&str; 11] = [
+    "listen",
+    "hosts",
+    "folders",
+    "connections",
+    "body",
+    "header_time",
+    "runs_per_key",
+    "runs",
+    "keep_runs",
+    "keep_for",
+    "grace",
+];
+
+/// Reads the table.
+pub(super) fn read(table: &Table, path: &Path) -> Result<Serve, ConfigError> {
+    let section = Section { path, name: "serve" };
+    let mut serve = Serve::default();
+    for (key, value) in table {
+        let bounds = &mut serve.bounds;
+        match key.as_str() {
+            "listen" => serve.listen = Some(section.quantity(key, value)?),
+            "hosts" => serve.hosts = section.texts(key, value)?.into_iter().map(str::to_owned).collect(),
+            "folders" => serve.folders = folders(&section, key, value)?,
+            "connections" => bounds.connections = section.count(key, value)? as usize,
+            "body" => bounds.body = section.quantity::<Size>(key, value)?.0 as usize,
+            "header_time" => bounds.header_time = section.quantity::<Time>(key, value)?.0,
+            "runs_per_key" => bounds.runs_per_key = section.count(key, value)? as usize,
+            "runs" => bounds.runs = section.count(key, value)? as usize,
+            "keep_runs" => bounds.keep_runs = section.count(key, value)?,
+            "keep_for" => bounds.keep_for = section.quantity::<Time>(key, value)?.0,
+            "grace" => bounds.grace = section.quantity::<Time>(key, value)?.0,
+            other => return Err(section.unknown(other, &KEYS)),
+        }
+    }
+    Ok(serve)
+}
+
+fn folders(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<PathBuf>, ConfigError> {
+    let folders: Vec<_> = section.texts(key, value)?.into_iter().map(PathBuf::from).collect();
+    match folders.iter().all(|folder| folder.is_absolute()) {
+        true => Ok(folders),
+        false => Err(section.error(key, "must be absolute paths", "begin each with /")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Serve, ConfigError> {
+        super::read(&text.parse().unwrap(), Path::new("/c.toml"))
+    }
+
+    #[test]
+    fn every_key_reaches_its_field_and_a_mistake_is_named() {
+        let said = read(
+            "listen = \"127.0.0.1:1\"\nhosts = [\"a\"]\nfolders = [\"/srv\"]\nconnections = 2\nbody = \"1M\"\n\
+             header_time = \"3s\"\nruns_per_key = 4\nruns = 5\nkeep_runs = 6\nkeep_for = \"7s\"\ngrace = \"8s\"",
+        );
+        let seconds = std::time::Duration::from_secs;
+        let bounds = Bounds {
+            connections: 2,
+            body: 1 << 20,
+            header_time: seconds(3),
+            runs_per_key: 4,
+            runs: 5,
+            keep_runs: 6,
+            keep_for: seconds(7),
+            grace: seconds(8),
+        };
+        let listen = "127.0.0.1:1".parse().ok();
+        let wanted = Serve { listen, hosts: vec!["a".into()], folders: vec!["/srv".into()], bounds };
+        assert_eq!(said, Ok(wanted));
+        assert_eq!(read("folder = [\"/x\"]").unwrap_err().hint, "did you mean `folders`?");
+        assert!(read("folders = [\"x\"]").unwrap_err().message.contains("must be absolute paths"));
+        assert!(read("listen = \"here\"").unwrap_err().message.contains("`serve.listen`"));
+    }
+}

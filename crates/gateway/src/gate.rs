@@ -1,0 +1,229 @@
+//! What every request passes before anything of it is carried out: is it meant for us (a page in a browser may have been
+//! lent our address by DNS), does it come from a page of somebody else's, and who is asking. And what is told of it
+//! afterwards: one line, and numbers.
+
+use crate::{Caller, Gateway, Problem};
+use axum::{
+    body::Body,
+    extract::{MatchedPath, Request, State},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use http::{
+    HeaderMap, HeaderValue, StatusCode, Uri,
+    header::{AUTHORIZATION, HOST, ORIGIN, WWW_AUTHENTICATE},
+};
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
+/// Asked before anybody can have a key.
+const OPEN: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
+/// Asked by machines of the same host, too.
+const OPEN_HERE: [&str; 1] = ["/metrics"];
+const UNMATCHED: &str = "unmatched";
+
+/// How a connection came; none for a unix socket, which no browser reaches.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Connection {
+    pub(crate) addresses: Option<(SocketAddr, SocketAddr)>,
+}
+
+impl Connection {
+    fn local(self) -> Option<SocketAddr> {
+        self.addresses.map(|(local, _)| local)
+    }
+
+    fn from_this_machine(self) -> bool {
+        self.addresses.is_none_or(|(_, peer)| peer.ip().is_loopback())
+    }
+}
+
+/// Lets a request in, or says why not; then tells of it.
+pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
+    let begun = Instant::now();
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let route = route.as_ref().map_or(UNMATCHED, MatchedPath::as_str);
+    let admitted = admit(&gateway, &request, route);
+    let caller = admitted.as_ref().ok().cloned().flatten();
+    let response = match admitted {
+        Ok(caller) => {
+            if let Some(caller) = caller {
+                request.extensions_mut().insert(caller);
+            }
+            next.run(request).await
+        }
+        Err(problem) => refused(problem),
+    };
+    gateway.metrics().request(&method, route, response.status());
+    if !gateway.quiet() {
+        let key = caller.as_ref().map_or("-", |caller| caller.key.as_str());
+        let (status, took) = (response.status().as_u16(), begun.elapsed().as_secs_f64() * 1000.0);
+        eprintln!("{} {method} {route} {status} {took:.1}ms {key}", engine::now());
+    }
+    response
+}
+
+fn refused(problem: Problem) -> Response<Body> {
+    let unauthorized = problem.status() == StatusCode::UNAUTHORIZED;
+    let mut response = problem.into_response();
+    if unauthorized {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
+}
+
+/// Who is asking; nobody where anybody may.
+fn admit(gateway: &Gateway, request: &Request, route: &str) -> Result<Option<Caller>, Problem> {
+    let connection = request.extensions().get::<Connection>().copied();
+    let connection = connection.unwrap_or(Connection { addresses: None });
+    let names = Names { local: connection.local(), more: gateway.hosts() };
+    names.check(request.headers(), request.uri())?;
+    let token = request.headers().get(AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
+    match token {
+        Some(token) => match gateway.keys().recognise(token)? {
+            Some(caller) => Ok(Some(caller)),
+            None => Err(unauthorized("this key is not known, has expired or was revoked")),
+        },
+        None if OPEN.contains(&route) => Ok(None),
+        None if OPEN_HERE.contains(&route) && connection.from_this_machine() => Ok(None),
+        None => Err(unauthorized("a key is needed")),
+    }
+}
+
+fn unauthorized(what: &str) -> Problem {
+    let hint =
+        "send `Authorization: Bearer TOKEN`; an admin makes keys at /v1/keys or with `airlock key create`";
+    Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", what, Some(hint.to_owned()))
+}
+
+/// What stands behind `Bearer `.
+fn bearer(value: &[u8]) -> Option<&str> {
+    let (word, rest) = value.split_at_checked(7)?;
+    let token = word.eq_ignore_ascii_case(b"bearer ").then(|| rest.trim_ascii())?;
+    std::str::from_utf8(token).ok()
+}
+
+/// The names under which we may be addressed.
+struct Names<'a> {
+    /// Where this connection ends; none for a unix socket.
+    local: Option<SocketAddr>,
+    /// Further ones, with a port or for every port.
+    more: &'a [String],
+}
+
+impl Names<'_> {
+    fn check(&self, headers: &HeaderMap, uri: &Uri) -> Result<(), Problem> {
+        let told = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
+        let written = uri.authority().map(|authority| authority.as_str());
+        let mut hosts: Vec<_> = told.chain(written).collect();
+        hosts.dedup();
+        let meant = match hosts.as_slice() {
+            [one] => self.local.is_none() || self.ours(one),
+            _ => false,
+        };
+        if !meant {
+            return Err(forbidden(
+                "this server is not called that",
+                "address it as localhost or by its address and port, or add the name to `hosts` under [serve]",
+            ));
+        }
+        for origin in headers.get_all(ORIGIN) {
+            let origin = origin.to_str().unwrap_or_default();
+            let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+            if !authority.is_some_and(|authority| self.ours(authority)) {
+                return Err(forbidden("pages of other origins may not call this server", PAGES));
+            }
+        }
+        // What a browser says of a request that a page of somebody else's made.
+        let sites = headers.get_all("sec-fetch-site");
+        match sites.iter().all(|site| matches!(site.as_bytes(), b"same-origin" | b"none")) {
+            true => Ok(()),
+            false => Err(forbidden("pages of other sites may not call this server", PAGES)),
+        }
+    }
+
+    /// Whether that is us. An address cannot be lent to another page; a name can.
+    fn ours(&self, authority: &str) -> bool {
+        let (host, port) = split(authority);
+        let named = self.more.iter().any(|name| {
+            let (known, its_port) = split(name);
+            known.eq_ignore_ascii_case(host) && its_port.is_none_or(|its| port == Some(its))
+        });
+        let Some(local) = self.local else { return named };
+        let default = matches!(local.port(), 80 | 443) && port.is_none();
+        let here = host.eq_ignore_ascii_case("localhost")
+            || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|ip| {
+                let ip = ip.to_canonical();
+                ip.is_loopback() || ip == local.ip().to_canonical()
+            });
+        named || (here && (default || port == Some(local.port())))
+    }
+}
+
+const PAGES: &str = "call it from a program, or add the page's host to `hosts` under [serve]";
+
+fn forbidden(what: &str, hint: &str) -> Problem {
+    Problem::new(StatusCode::FORBIDDEN, "forbidden", what, Some(hint.to_owned()))
+}
+
+/// Host and port; a port that is none makes a host that nobody has.
+fn split(authority: &str) -> (&str, Option<u16>) {
+    match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => match port.parse() {
+            Ok(port) => (host, Some(port)),
+            Err(_) => ("", None),
+        },
+        _ => (authority, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(headers: &[(&'static str, &str)], uri: &str) -> bool {
+        let more = ["box.example".to_owned(), "other.example:8443".to_owned()];
+        let names = Names { local: Some("127.0.0.1:7070".parse().unwrap()), more: &more };
+        let headers: HeaderMap =
+            headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+        names.check(&headers, &uri.parse().unwrap()).is_ok()
+    }
+
+    #[test]
+    fn only_our_own_names_with_our_port_are_ours() {
+        for host in ["localhost:7070", "LOCALHOST:7070", "127.0.0.1:7070", "[::1]:7070", "127.9.9.9:7070"] {
+            assert!(check(&[("host", host)], "/"), "{host}");
+        }
+        for host in ["box.example", "box.example:1", "other.example:8443"] {
+            assert!(check(&[("host", host)], "/"), "{host}");
+        }
+        let strangers = ["evil.example:7070", "localhost", "localhost:80", "127.0.0.1", "10.0.0.1:7070", ""];
+        for host in strangers.into_iter().chain(["localhost:7070.evil", "other.example:1", "localhost:x"]) {
+            assert!(!check(&[("host", host)], "/"), "{host}");
+        }
+        assert!(!check(&[], "/"), "somebody must be meant");
+        assert!(!check(&[("host", "localhost:7070")], "http://evil.example/"));
+        assert!(check(&[("host", "localhost:7070")], "http://localhost:7070/"));
+    }
+
+    #[test]
+    fn pages_of_others_are_refused_and_our_own_are_not() {
+        let with = |name, value| check(&[("host", "localhost:7070"), (name, value)], "/");
+        assert!(with("origin", "http://localhost:7070") && with("origin", "https://box.example"));
+        for origin in ["null", "http://localhost:3000", "http://evil.example", "file://", "localhost:7070"] {
+            assert!(!with("origin", origin), "{origin}");
+        }
+        assert!(with("sec-fetch-site", "same-origin") && with("sec-fetch-site", "none"));
+        assert!(!with("sec-fetch-site", "cross-site") && !with("sec-fetch-site", "same-site"));
+    }
+
+    #[test]
+    fn a_bearer_is_found_in_any_case() {
+        assert_eq!(bearer(b"bEaReR  x "), Some("x"));
+        assert_eq!(bearer(b"Basic x"), None);
+        assert_eq!(bearer(b"Bear"), None);
+    }
+}

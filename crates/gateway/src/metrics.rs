@@ -1,0 +1,98 @@
+//! Numbers for Prometheus. Labels come from us alone: a client can choose neither a route's template nor a status.
+
+use crate::{Gateway, Problem};
+use axum::{
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use http::{Method, StatusCode, header::CONTENT_TYPE};
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+use std::time::Duration;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct Asked {
+    method: &'static str,
+    route: String,
+    status: u16,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct Ended {
+    status: &'static str,
+}
+
+/// What is counted.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: Family<Asked, Counter>,
+    runs: Family<Ended, Counter>,
+    run_seconds: Histogram,
+    output: Counter,
+    /// Runs under way.
+    pub(crate) running: Gauge,
+    /// Sessions under way.
+    pub(crate) sandboxes: Gauge,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Metrics {
+        let mut registry = Registry::with_prefix("airlock");
+        let requests = Family::default();
+        registry.register("requests", "Requests by route and status", requests.clone());
+        let runs = Family::default();
+        registry.register("runs", "Runs by how they ended", runs.clone());
+        let run_seconds = Histogram::new(exponential_buckets(0.001, 2.0, 18));
+        let help = "How long runs took";
+        registry.register_with_unit("run_duration", help, Unit::Seconds, run_seconds.clone());
+        let output = Counter::default();
+        registry.register_with_unit("run_output", "What runs wrote", Unit::Bytes, output.clone());
+        let (running, sandboxes) = (Gauge::default(), Gauge::default());
+        registry.register("runs_now", "Runs under way", running.clone());
+        registry.register("sandboxes_now", "Sessions under way", sandboxes.clone());
+        Metrics { registry, requests, runs, run_seconds, output, running, sandboxes }
+    }
+
+    pub(crate) fn request(&self, method: &Method, route: &str, status: StatusCode) {
+        let known = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+        let method = known.into_iter().find(|known| *known == method.as_str()).unwrap_or("other");
+        let asked = Asked { method, route: route.to_owned(), status: status.as_u16() };
+        self.requests.get_or_create(&asked).inc();
+    }
+
+    pub(crate) fn run(&self, status: &'static str, took: Duration, output: u64) {
+        self.runs.get_or_create(&Ended { status }).inc();
+        self.run_seconds.observe(took.as_secs_f64());
+        self.output.inc_by(output);
+    }
+}
+
+/// Metrics for Prometheus
+#[utoipa::path(get, path = "/metrics", tag = "health", responses(
+    (status = 200, description = "In OpenMetrics' text format; asked from this machine, no key is needed", body = String,
+     content_type = "application/openmetrics-text"),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn metrics(State(gateway): State<Gateway>) -> Response {
+    let mut text = String::new();
+    match encode(&mut text, &gateway.metrics().registry) {
+        Ok(()) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(CONTENT_TYPE, kind)], text).into_response()
+        }
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+pub(crate) fn routes() -> OpenApiRouter<Gateway> {
+    OpenApiRouter::new().routes(routes!(metrics))
+}

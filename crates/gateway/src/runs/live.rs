@@ -1,0 +1,358 @@
+//! Runs under way, and those that just ended. Each has one task that takes its output and writes down its end; whoever
+//! asked may be gone by then.
+//!
+//! ```text
+//! accepted in the database ─ live ─ ended in the database ─ recent ─ only in the database
+//! ```
+
+use crate::{Gateway, Problem, problem::Answer};
+use bytes::Bytes;
+use engine::{Feed, Run};
+use http::StatusCode;
+use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use store::served::{Accepted, NewRun};
+use tokio::sync::watch;
+
+/// What is kept of each stream for whoever reads events.
+const FEED_BYTES: u64 = 1 << 20;
+/// What is kept of each stream in the database.
+const KEPT_BYTES: usize = 64 << 10;
+/// A whole result in the database.
+const LARGEST_KEPT: usize = 1 << 20;
+/// Runs that ended are kept at hand for readers that come again: so many, so large together, so long.
+const MOST_RECENT: usize = 1024;
+const RECENT_BYTES: u64 = 32 << 20;
+const RECENT_TIME: Duration = Duration::from_secs(300);
+/// Runs between two looks for what is too old.
+const PRUNED_EVERY: u64 = 256;
+
+/// The runs of this gateway.
+#[derive(Debug, Default)]
+pub(crate) struct Runs {
+    lists: Mutex<Lists>,
+}
+
+#[derive(Debug, Default)]
+struct Lists {
+    live: HashMap<String, Arc<Live>>,
+    recent: VecDeque<(Instant, Arc<Live>)>,
+    recent_bytes: u64,
+    accepted: u64,
+}
+
+/// A run under way, or just ended.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) id: Id,
+    pub(crate) owner: String,
+    pub(crate) feed: Feed,
+    progress: watch::Sender<Progress>,
+    cancelled: watch::Sender<bool>,
+}
+
+/// How far a run has come.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) started: Option<Vec<Barrier>>,
+    pub(crate) denied: Vec<Denial>,
+    pub(crate) ended: Option<Arc<Ended>>,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// The result with all of its output.
+    pub(crate) whole: Bytes,
+    /// The same as the database has it.
+    pub(crate) kept: Bytes,
+    /// What to answer instead, if it could not start.
+    pub(crate) problem: Option<Problem>,
+}
+
+/// What became of a request for a run.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    /// It is to be started now.
+    New(Arc<Live>),
+    /// It was asked for before, under this name.
+    Before(String),
+}
+
+impl Runs {
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a run down and lists it, within bounds.
+    pub(crate) fn take(&self, gateway: &Gateway, id: &Id, run: &NewRun<'_>) -> Answer<Taken> {
+        // Held while it is written: nobody learns of a run that cannot be found here yet.
+        let mut lists = self.lists();
+        let own = lists.live.values().filter(|live| live.owner == run.owner).count();
+        let bounds = gateway.bounds();
+        let full = own >= bounds.runs_per_key || lists.live.len() >= bounds.runs;
+        if full && run.promise.is_none() {
+            return Err(too_many());
+        }
+        match gateway.served().accept(run)? {
+            Accepted::Before(id) => return Ok(Taken::Before(id)),
+            Accepted::OtherRequest => {
+                return Err(Problem::new(
+                    StatusCode::UNPROCESSABLE_ENTITY,
+                    "invalid_spec",
+                    "this Idempotency-Key was used with another body",
+                    Some("use a new key for a new request".to_owned()),
+                ));
+            }
+            Accepted::NameTaken => {
+                let title = format!("there is a run called `{id}`");
+                return Err(Problem::conflict(title, "choose another run_id, or leave it away"));
+            }
+            Accepted::New => {}
+        }
+        let live = Arc::new(Live::new(id.clone(), run.owner));
+        lists.live.insert(id.to_string(), live.clone());
+        lists.accepted += 1;
+        if lists.accepted % PRUNED_EVERY == 1 {
+            prune(gateway);
+        }
+        Ok(Taken::New(live))
+    }
+
+    /// The run of that name, if it is under way or has just ended.
+    pub(crate) fn find(&self, id: &str) -> Option<Arc<Live>> {
+        let lists = self.lists();
+        let recent = || lists.recent.iter().rev().map(|(_, live)| live).find(|live| live.id.as_str() == id);
+        lists.live.get(id).or_else(recent).cloned()
+    }
+
+    /// Moves a run from those under way to those that ended.
+    fn retire(&self, live: &Arc<Live>, bytes: u64) {
+        let mut lists = self.lists();
+        lists.live.remove(live.id.as_str());
+        lists.recent.push_back((Instant::now(), live.clone()));
+        lists.recent_bytes += bytes;
+        while let Some((when, oldest)) = lists.recent.front() {
+            let over = lists.recent.len() > MOST_RECENT || lists.recent_bytes > RECENT_BYTES;
+            if !over && when.elapsed() < RECENT_TIME {
+                break;
+            }
+            let size = oldest.size();
+            lists.recent_bytes = lists.recent_bytes.saturating_sub(size);
+            lists.recent.pop_front();
+        }
+    }
+
+    /// Cancels all of them.
+    pub(crate) fn cancel_all(&self) {
+        self.lists().live.values().for_each(|live| live.cancel());
+    }
+
+    /// How many are under way.
+    pub(crate) fn count(&self) -> usize {
+        self.lists().live.len()
+    }
+}
+
+fn prune(gateway: &Gateway) {
+    let (now, bounds) = (engine::now().0, gateway.bounds());
+    let age = u64::try_from(bounds.keep_for.as_millis()).unwrap_or(u64::MAX);
+    // What cannot be forgotten now is forgotten next time.
+    if let Err(error) = gateway.served().prune(now, now.saturating_sub(age), bounds.keep_runs) {
+        eprintln!("airlock: {error}");
+    }
+}
+
+fn too_many() -> Problem {
+    Problem::new(
+        StatusCode::TOO_MANY_REQUESTS,
+        "quota_exceeded",
+        "too many runs are under way",
+        Some("wait until one has ended, or raise `runs_per_key` and `runs` under [serve]".to_owned()),
+    )
+}
+
+impl Live {
+    fn new(id: Id, owner: &str) -> Live {
+        let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
+        Live { id, owner: owner.to_owned(), feed: Feed::new(FEED_BYTES), progress, cancelled }
+    }
+
+    /// Asks for its end.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.send_replace(true);
+    }
+
+    /// How far it has come, and what comes.
+    pub(crate) fn progress(&self) -> watch::Receiver<Progress> {
+        self.progress.subscribe()
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn ended(&self) -> Answer<Arc<Ended>> {
+        let mut progress = self.progress();
+        let ended = progress.wait_for(|progress| progress.ended.is_some()).await;
+        let ended = ended.ok().and_then(|progress| progress.ended.clone());
+        ended.ok_or_else(|| {
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the run broke off", None)
+        })
+    }
+
+    fn size(&self) -> u64 {
+        let whole = self.progress.borrow().ended.as_ref().map_or(0, |ended| ended.whole.len() as u64);
+        self.feed.lengths().iter().map(|length| (*length).min(FEED_BYTES)).sum::<u64>() + whole
+    }
+}
+
+/// Carries a run through to its end, whoever waits for it.
+pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
+    gateway.metrics().running.inc();
+    let mut cancelled = live.cancelled.subscribe();
+    let mut asked = false;
+    loop {
+        tokio::select! {
+            event = run.next_event() => match event {
+                Some(event) => note(&live, event),
+                None => break,
+            },
+            _ = cancelled.wait_for(|cancelled| *cancelled), if !asked => {
+                asked = true;
+                run.cancel();
+            }
+        }
+    }
+    let result = run.finish().await;
+    let took = Duration::from_millis(result.duration_ms);
+    gateway.metrics().running.dec();
+    gateway.metrics().run(result.status.name(), took, live.feed.lengths().iter().sum());
+    conclude(&gateway, &live, result);
+}
+
+fn note(live: &Live, event: Event) {
+    match event {
+        Event::Started { barriers } => {
+            live.progress.send_modify(|progress| progress.started = Some(barriers))
+        }
+        Event::Output { stream, data } => live.feed.append(stream, &data),
+        Event::Denied(denial) => live.progress.send_modify(|progress| progress.denied.push(denial)),
+    }
+}
+
+/// Writes the end down, then tells of it: what was told is never taken back.
+pub(crate) fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
+    let status = result.status;
+    let problem = problem_of(&result);
+    let (whole, kept) = texts(result);
+    if let Err(error) = gateway.served().finish(live.id.as_str(), status.name(), &kept) {
+        // The next start of the server will find it without an end, and say `lost`.
+        eprintln!("airlock: {error}");
+    }
+    let ended = Arc::new(Ended { whole: whole.into(), kept: kept.into(), problem });
+    live.feed.end();
+    live.progress.send_modify(|progress| progress.ended = Some(ended));
+    gateway.runs().retire(live, live.size());
+}
+
+/// A run that could not start; a command that cannot be executed is a result like any other.
+fn problem_of(result: &RunResult) -> Option<Problem> {
+    let never = result.status == Status::NotStarted && !matches!(result.exit_status, 126 | 127);
+    let error = result.error.clone().filter(|_| never)?;
+    Some(Problem::from(error).about(format!("/v1/runs/{}", result.run_id)))
+}
+
+/// The result as it is answered, and as it is kept.
+fn texts(result: RunResult) -> (String, String) {
+    let whole = text(&result);
+    let fits = result.stdout.len() <= KEPT_BYTES && result.stderr.len() <= KEPT_BYTES;
+    if fits && whole.len() <= LARGEST_KEPT {
+        let kept = whole.clone();
+        return (whole, kept);
+    }
+    let mut less = result;
+    less.truncated.stdout |= less.stdout.len() > KEPT_BYTES;
+    less.truncated.stderr |= less.stderr.len() > KEPT_BYTES;
+    less.stdout = head(less.stdout);
+    less.stderr = head(less.stderr);
+    if text(&less).len() > LARGEST_KEPT {
+        (less.output, less.denials) = (None, Vec::new());
+        less.notes = vec!["the result was too large to be kept whole".to_owned()];
+        less.artifacts.truncate(1000);
+    }
+    (whole, text(&less))
+}
+
+/// The beginning; a character is not cut in two.
+fn head(mut bytes: Vec<u8>) -> Vec<u8> {
+    let is_text = std::str::from_utf8(&bytes).is_ok();
+    bytes.truncate(KEPT_BYTES);
+    if let (true, Err(error)) = (is_text, std::str::from_utf8(&bytes)) {
+        let end = error.valid_up_to();
+        bytes.truncate(end);
+    }
+    bytes
+}
+
+fn text(result: &RunResult) -> String {
+    // Nothing in it can fail to be JSON.
+    serde_json::to_string(result).unwrap_or_default()
+}
+
+/// Gives every run that a server before us left without an end its end.
+pub(crate) fn settle(gateway: &Gateway) -> Result<usize, store::DatabaseError> {
+    let unfinished = gateway.served().unfinished()?;
+    for row in &unfinished {
+        // Identifiers were checked when they came.
+        let Ok(id) = Id::new(&row.id) else { continue };
+        let mut result = RunResult::blank(id, String::new(), spec::Timestamp(row.accepted_ms));
+        result.status = Status::Lost;
+        result.task_id = row.task.as_deref().and_then(|task| Id::new(task).ok());
+        result.job_id = row.job.as_deref().and_then(|job| Id::new(job).ok());
+        result.ended_at = engine::now();
+        result.error = Some(ErrorInfo {
+            code: ErrorCode::Lost,
+            message: "the server ended before the run did".to_owned(),
+            hint: Some("start it again".to_owned()),
+        });
+        gateway.served().finish(&row.id, Status::Lost.name(), &text(&result))?;
+    }
+    prune(gateway);
+    Ok(unfinished.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result(stdout: Vec<u8>) -> RunResult {
+        let mut result = RunResult::blank(Id::new("r").unwrap(), "p".into(), engine::now());
+        (result.status, result.stdout) = (Status::Succeeded, stdout);
+        result
+    }
+
+    #[test]
+    fn a_small_result_is_kept_whole_and_a_large_one_says_what_is_missing() {
+        let (whole, kept) = texts(result(b"hello".to_vec()));
+        assert_eq!(whole, kept);
+        let (whole, kept) = texts(result("ä".repeat(KEPT_BYTES).into_bytes()));
+        assert!(whole.len() > 2 * KEPT_BYTES && kept.len() < KEPT_BYTES + 4096);
+        let kept: serde_json::Value = serde_json::from_str(&kept).unwrap();
+        assert_eq!(kept["truncated"]["stdout"], true);
+        assert_eq!(kept["stdout"].as_str().unwrap().len(), KEPT_BYTES);
+    }
+
+    #[test]
+    fn only_a_run_that_could_not_start_is_a_problem() {
+        let error = ErrorInfo { code: ErrorCode::StartFailed, message: "m".into(), hint: None };
+        let with = |status, exit_status, error: Option<&ErrorInfo>| {
+            let blank = result(Vec::new());
+            problem_of(&RunResult { status, exit_status, error: error.cloned(), ..blank }).is_some()
+        };
+        assert!(with(Status::NotStarted, 125, Some(&error)));
+        assert!(!with(Status::NotStarted, 127, Some(&error)), "the command was not found, inside");
+        assert!(!with(Status::TimedOut, 124, Some(&error)) && !with(Status::Succeeded, 0, None));
+    }
+}

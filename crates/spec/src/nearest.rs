@@ -1,0 +1,43 @@
+//! What somebody who mistyped a name most likely meant.
+
+/// The known key that is most likely meant, if one is near enough.
+pub fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+    let near = known.iter().map(|candidate| (distance(key, candidate), *candidate)).min()?;
+    (near.0 <= 1 + near.1.len() / 4).then_some(near.1)
+}
+
+/// Insertions, removals and replacements that turn one text into the other.
+fn distance(from: &str, to: &str) -> usize {
+    // Keys are short; a long one is near to nothing and need not cost anything.
+    if from.len() > 64 {
+        return usize::MAX;
+    }
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (line, character) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = line + 1;
+        for column in 0..to.len() {
+            let replaced = diagonal + usize::from(character != to[column]);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEYS: [&str; 4] = ["memory", "pids", "wall_time", "output"];
+
+    #[test]
+    fn the_nearest_key_is_suggested_only_when_it_is_near() {
+        assert_eq!(nearest("memroy", &KEYS), Some("memory"));
+        assert_eq!(nearest("pid", &KEYS), Some("pids"));
+        assert_eq!(nearest("wall-time", &KEYS), Some("wall_time"));
+        assert_eq!(nearest("colour", &KEYS), None);
+        assert_eq!(nearest(&"x".repeat(1000), &KEYS), None);
+    }
+}

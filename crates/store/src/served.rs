@@ -1,0 +1,274 @@
+//! What a gateway keeps: keys, of which only hashes are known, and the runs that it accepted, each with exactly one final
+//! state. Two connections, so that whoever looks at a key never waits for a run that is written down.
+
+use crate::database::{Database, DatabaseError};
+use rusqlite::{OptionalExtension, Row, Transaction, params};
+use std::path::Path;
+
+/// How long an idempotency key is kept.
+const PROMISED_MS: u64 = 24 * 3_600_000;
+/// How many runs are read in one go, at most.
+pub const MOST_LISTED: u32 = 200;
+
+/// The tables of a gateway in the database of a state folder.
+#[derive(Debug)]
+pub struct Served {
+    keys: Database,
+    runs: Database,
+}
+
+/// A key, as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct KeyRow {
+    pub id: String,
+    pub name: String,
+    /// SHA-256 of the token.
+    pub hash: [u8; 32],
+    /// Names, with spaces between.
+    pub scopes: String,
+    pub created_ms: u64,
+    pub expires_ms: Option<u64>,
+    pub revoked_ms: Option<u64>,
+}
+
+/// A run that is about to be accepted.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct NewRun<'a> {
+    pub id: &'a str,
+    pub owner: &'a str,
+    pub task: Option<&'a str>,
+    pub job: Option<&'a str>,
+    pub at_ms: u64,
+    /// An idempotency key with the hash of the request that it stands for.
+    pub promise: Option<(&'a str, [u8; 32])>,
+}
+
+/// What became of a request to accept a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Accepted {
+    /// It may start.
+    New,
+    /// The same request came before: this is its run.
+    Before(String),
+    /// Its idempotency key stands for another request.
+    OtherRequest,
+    /// There is a run of that name.
+    NameTaken,
+}
+
+/// A run, as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct RunRow {
+    pub n: i64,
+    pub id: String,
+    pub owner: String,
+    pub task: Option<String>,
+    pub job: Option<String>,
+    pub status: String,
+    pub accepted_ms: u64,
+    /// JSON, once it is final.
+    pub result: Option<String>,
+}
+
+/// Which runs, newest first.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct RunFilter {
+    pub owner: Option<String>,
+    pub status: Option<String>,
+    pub task: Option<String>,
+    /// Only those that came before this one.
+    pub before: Option<i64>,
+    pub limit: u32,
+}
+
+impl Served {
+    /// Opens the tables of a state folder; makes them if they are absent.
+    pub fn open(state: &Path) -> Result<Served, DatabaseError> {
+        let (keys, runs) = (Database::open(state)?, Database::open(state)?);
+        // A commit then costs microseconds, outlasts us, and may be missing after a power cut, as the run is.
+        runs.read(|connection| connection.pragma_update(None, "synchronous", "normal"))?;
+        Ok(Served { keys, runs })
+    }
+
+    /// Adds a key. False if its identifier is taken.
+    pub fn add_key(&self, key: &KeyRow) -> Result<bool, DatabaseError> {
+        let add = "INSERT OR IGNORE INTO gateway_key VALUES (?, ?, ?, ?, ?, ?, ?)";
+        self.keys.write(|transaction| {
+            let (expires, revoked) = (key.expires_ms.map(number), key.revoked_ms.map(number));
+            let created = number(key.created_ms);
+            let row = params![key.id, key.name, &key.hash[..], key.scopes, created, expires, revoked];
+            Ok(transaction.execute(add, row)? == 1)
+        })
+    }
+
+    /// The key of that identifier, revoked or not.
+    pub fn key(&self, id: &str) -> Result<Option<KeyRow>, DatabaseError> {
+        self.keys.read(|connection| {
+            connection
+                .prepare_cached("SELECT * FROM gateway_key WHERE id = ?")?
+                .query_row([id], key_row)
+                .optional()
+        })
+    }
+
+    /// All keys, the oldest first.
+    pub fn keys(&self) -> Result<Vec<KeyRow>, DatabaseError> {
+        self.keys.read(|connection| {
+            let mut rows = connection.prepare("SELECT * FROM gateway_key ORDER BY created_ms, id")?;
+            rows.query_map([], key_row)?.collect()
+        })
+    }
+
+    /// Revokes a key, from now on and for ever. False if there is none.
+    pub fn revoke_key(&self, id: &str, at_ms: u64) -> Result<bool, DatabaseError> {
+        let revoke = "UPDATE gateway_key SET revoked_ms = coalesce(revoked_ms, ?) WHERE id = ?";
+        self.keys.write(|transaction| Ok(transaction.execute(revoke, params![number(at_ms), id])? == 1))
+    }
+
+    /// Writes a run down before it starts, unless it was promised before or its name is taken.
+    pub fn accept(&self, run: &NewRun<'_>) -> Result<Accepted, DatabaseError> {
+        self.runs.write(|transaction| {
+            if let Some((name, body)) = run.promise
+                && let Some(before) = promised(transaction, run, name, body)?
+            {
+                return Ok(before);
+            }
+            let mut add = transaction.prepare_cached(
+                "INSERT OR IGNORE INTO gateway_run (id, owner, task, job, status, is_final, accepted_ms)
+                 VALUES (?, ?, ?, ?, 'running', 0, ?)",
+            )?;
+            if add.execute(params![run.id, run.owner, run.task, run.job, number(run.at_ms)])? == 0 {
+                return Ok(Accepted::NameTaken);
+            }
+            if let Some((name, body)) = run.promise {
+                let promise = "INSERT OR REPLACE INTO gateway_promise VALUES (?, ?, ?, ?, ?)";
+                transaction
+                    .execute(promise, params![run.owner, name, &body[..], run.id, number(run.at_ms)])?;
+            }
+            Ok(Accepted::New)
+        })
+    }
+
+    /// Writes down how a run ended. What is final stays as it is.
+    pub fn finish(&self, id: &str, status: &str, result: &str) -> Result<(), DatabaseError> {
+        self.runs.write(|transaction| {
+            transaction
+                .prepare_cached(
+                    "UPDATE gateway_run SET status = ?2, result = ?3, is_final = 1 WHERE id = ?1 AND is_final = 0",
+                )?
+                .execute([id, status, result])?;
+            Ok(())
+        })
+    }
+
+    /// The run of that identifier.
+    pub fn run(&self, id: &str) -> Result<Option<RunRow>, DatabaseError> {
+        self.runs.read(|connection| {
+            connection
+                .prepare_cached(&format!("SELECT {RUN} FROM gateway_run WHERE id = ?"))?
+                .query_row([id], run_row)
+                .optional()
+        })
+    }
+
+    /// Runs, the newest first, without what came of them.
+    pub fn list(&self, filter: &RunFilter) -> Result<Vec<RunRow>, DatabaseError> {
+        self.keys.read(|connection| {
+            let mut rows = connection.prepare_cached(
+                "SELECT n, id, owner, task, job, status, accepted_ms, NULL AS result FROM gateway_run
+                 WHERE (?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR status = ?2) AND (?3 IS NULL OR task = ?3)
+                   AND (?4 IS NULL OR n < ?4) ORDER BY n DESC LIMIT ?5",
+            )?;
+            let RunFilter { owner, status, task, before, limit } = filter;
+            rows.query_map(params![owner, status, task, before, (*limit).min(MOST_LISTED)], run_row)?.collect()
+        })
+    }
+
+    /// Every run that has no end yet. Whoever asks owns the state folder, so that nobody else can be at work on one.
+    pub fn unfinished(&self) -> Result<Vec<RunRow>, DatabaseError> {
+        self.runs.read(|connection| {
+            let mut rows = connection
+                .prepare(&format!("SELECT {RUN} FROM gateway_run WHERE is_final = 0 ORDER BY n"))?;
+            rows.query_map([], run_row)?.collect()
+        })
+    }
+
+    /// Forgets what is too old or too much; what goes on stays. How many runs are gone.
+    pub fn prune(&self, now_ms: u64, oldest_ms: u64, most: u32) -> Result<usize, DatabaseError> {
+        self.runs.write(|transaction| {
+            transaction.execute(
+                "DELETE FROM gateway_promise WHERE at_ms < ?",
+                [number(now_ms.saturating_sub(PROMISED_MS))],
+            )?;
+            transaction.execute(
+                "DELETE FROM gateway_run WHERE is_final = 1 AND (accepted_ms < ?1
+                 OR n <= (SELECT n FROM gateway_run ORDER BY n DESC LIMIT 1 OFFSET ?2))",
+                params![number(oldest_ms), most],
+            )
+        })
+    }
+}
+
+const RUN: &str = "n, id, owner, task, job, status, accepted_ms, result";
+
+/// What an idempotency key stands for, if it is known and still holds.
+fn promised(
+    transaction: &Transaction<'_>,
+    run: &NewRun<'_>,
+    name: &str,
+    body: [u8; 32],
+) -> rusqlite::Result<Option<Accepted>> {
+    let find = "SELECT body, run FROM gateway_promise WHERE owner = ? AND name = ? AND at_ms >= ?";
+    let since = number(run.at_ms.saturating_sub(PROMISED_MS));
+    let found: Option<(Vec<u8>, String)> = transaction
+        .query_row(find, params![run.owner, name, since], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    Ok(found.map(|(before, run)| match before == body {
+        true => Accepted::Before(run),
+        false => Accepted::OtherRequest,
+    }))
+}
+
+fn key_row(row: &Row<'_>) -> rusqlite::Result<KeyRow> {
+    let hash: Vec<u8> = row.get("hash")?;
+    Ok(KeyRow {
+        id: row.get("id")?,
+        name: row.get("name")?,
+        // A hash that is none fits no token.
+        hash: hash.try_into().unwrap_or_default(),
+        scopes: row.get("scopes")?,
+        created_ms: back(row.get("created_ms")?),
+        expires_ms: row.get::<_, Option<i64>>("expires_ms")?.map(back),
+        revoked_ms: row.get::<_, Option<i64>>("revoked_ms")?.map(back),
+    })
+}
+
+fn run_row(row: &Row<'_>) -> rusqlite::Result<RunRow> {
+    Ok(RunRow {
+        n: row.get("n")?,
+        id: row.get("id")?,
+        owner: row.get("owner")?,
+        task: row.get("task")?,
+        job: row.get("job")?,
+        status: row.get("status")?,
+        accepted_ms: back(row.get("accepted_ms")?),
+        result: row.get("result")?,
+    })
+}
+
+/// SQLite counts to 2^63.
+fn number(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn back(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or_default()
+}
+
+#[cfg(test)]
+#[path = "served_tests.rs"]
+mod tests;

@@ -1,0 +1,114 @@
+//! Claims about what a gateway keeps.
+
+use super::*;
+use std::{
+    fs,
+    os::unix::fs::DirBuilderExt,
+    path::PathBuf,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn folder() -> Folder {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("airlock-served-{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(name);
+    fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
+    Folder(path)
+}
+
+fn run<'a>(id: &'a str, owner: &'a str) -> NewRun<'a> {
+    NewRun { id, owner, task: None, job: None, at_ms: 1000, promise: None }
+}
+
+fn ids(served: &Served, filter: &RunFilter) -> Vec<String> {
+    served.list(filter).unwrap().into_iter().map(|run| run.id).collect()
+}
+
+#[test]
+fn a_key_is_found_until_the_end_and_says_when_it_was_revoked() {
+    let folder = folder();
+    let served = Served::open(&folder.0).unwrap();
+    let key = KeyRow {
+        id: "a".into(),
+        name: "ci".into(),
+        hash: [7; 32],
+        scopes: "runs usage".into(),
+        created_ms: 5,
+        expires_ms: Some(9),
+        revoked_ms: None,
+    };
+    assert!(served.add_key(&key).unwrap() && !served.add_key(&key).unwrap(), "an identifier serves once");
+    assert_eq!(served.key("a").unwrap(), Some(key.clone()));
+    // Another process revokes it; no cache stands between.
+    assert!(Served::open(&folder.0).unwrap().revoke_key("a", 7).unwrap());
+    assert!(served.revoke_key("a", 8).unwrap() && !served.revoke_key("b", 8).unwrap());
+    assert_eq!(served.keys().unwrap(), [KeyRow { revoked_ms: Some(7), ..key }]);
+}
+
+#[test]
+fn the_same_promise_is_one_run_and_another_request_is_refused() {
+    let folder = folder();
+    let served = Served::open(&folder.0).unwrap();
+    let promised = |id, body, at_ms| NewRun { promise: Some(("k", [body; 32])), at_ms, ..run(id, "a") };
+    assert_eq!(served.accept(&promised("r1", 1, 0)).unwrap(), Accepted::New);
+    assert_eq!(served.accept(&promised("r2", 1, 1)).unwrap(), Accepted::Before("r1".into()));
+    assert_eq!(served.accept(&promised("r3", 2, 1)).unwrap(), Accepted::OtherRequest);
+    let others = NewRun { owner: "b", ..promised("r4", 2, 1) };
+    assert_eq!(served.accept(&others).unwrap(), Accepted::New, "another's keys are his own");
+    assert_eq!(served.accept(&promised("r5", 2, PROMISED_MS + 1)).unwrap(), Accepted::New, "a day is over");
+    assert_eq!(served.accept(&run("r1", "b")).unwrap(), Accepted::NameTaken);
+}
+
+#[test]
+fn a_run_has_one_end() {
+    let folder = folder();
+    let served = Served::open(&folder.0).unwrap();
+    served.accept(&run("r", "a")).unwrap();
+    assert_eq!(served.unfinished().unwrap().len(), 1);
+    served.finish("r", "succeeded", "{}").unwrap();
+    served.finish("r", "lost", "{\"late\":1}").unwrap();
+    let found = served.run("r").unwrap().unwrap();
+    assert_eq!((found.status.as_str(), found.result.as_deref()), ("succeeded", Some("{}")));
+    assert!(served.unfinished().unwrap().is_empty());
+}
+
+#[test]
+fn runs_are_listed_newest_first_by_owner_status_and_task_from_a_cursor_on() {
+    let folder = folder();
+    let served = Served::open(&folder.0).unwrap();
+    for (id, owner, task) in
+        [("1", "a", None), ("2", "b", Some("t")), ("3", "a", Some("t")), ("4", "a", None)]
+    {
+        served.accept(&NewRun { task, ..run(id, owner) }).unwrap();
+    }
+    served.finish("3", "failed", "{}").unwrap();
+    let all = RunFilter { limit: 50, ..RunFilter::default() };
+    assert_eq!(ids(&served, &all), ["4", "3", "2", "1"]);
+    assert_eq!(ids(&served, &RunFilter { owner: Some("a".into()), ..all.clone() }), ["4", "3", "1"]);
+    assert_eq!(ids(&served, &RunFilter { task: Some("t".into()), ..all.clone() }), ["3", "2"]);
+    assert_eq!(ids(&served, &RunFilter { status: Some("failed".into()), ..all.clone() }), ["3"]);
+    let first = served.list(&RunFilter { limit: 2, ..all.clone() }).unwrap();
+    assert_eq!(ids(&served, &RunFilter { before: Some(first[1].n), ..all }), ["2", "1"]);
+}
+
+#[test]
+fn what_is_too_old_or_too_much_is_forgotten_but_nothing_that_goes_on() {
+    let folder = folder();
+    let served = Served::open(&folder.0).unwrap();
+    for (id, at_ms) in [("1", 10), ("2", 10), ("3", 2000), ("4", 2000), ("5", 2000)] {
+        served.accept(&NewRun { at_ms, ..run(id, "a") }).unwrap();
+    }
+    for id in ["2", "3", "4", "5"] {
+        served.finish(id, "succeeded", "{}").unwrap();
+    }
+    assert_eq!(served.prune(2000, 1000, 2).unwrap(), 2, "one is too old, one too many");
+    assert_eq!(ids(&served, &RunFilter { limit: 9, ..RunFilter::default() }), ["5", "4", "1"]);
+}

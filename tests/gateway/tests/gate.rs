@@ -1,0 +1,134 @@
+//! Who may call at all: names, pages of others, and how much of everything.
+
+use gateway_tests::{Client, Server};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+fn port(server: &Server) -> u16 {
+    match &server.client {
+        Client::Tcp(address) => address.port(),
+        Client::Unix(_) => panic!("a port"),
+    }
+}
+
+#[test]
+fn a_name_that_is_not_ours_is_refused_before_any_key_is_looked_at() {
+    let server = Server::with("[serve]\nhosts = [\"box.example\"]\n", &[]);
+    let port = port(&server);
+    let status =
+        |host: &str| server.ask(&server.admin, "GET", "/v1/runs", &[("host", host)], &json!(null)).status;
+    for ours in [format!("localhost:{port}"), format!("127.0.0.1:{port}"), "box.example".into()] {
+        assert_eq!(status(&ours), 200, "{ours}");
+    }
+    for other in [format!("evil.example:{port}"), "localhost".into(), "127.0.0.1:1".into()] {
+        assert_eq!(status(&other), 403, "{other}");
+    }
+    let open = server.ask("", "GET", "/healthz", &[("host", "evil.example")], &json!(null));
+    assert_eq!(open.status, 403, "not even that it lives");
+}
+
+#[test]
+fn pages_of_others_are_refused_handshakes_of_websockets_too() {
+    let server = Server::new();
+    let ours = format!("http://localhost:{}", port(&server));
+    let ask =
+        |headers: &[(&str, &str)]| server.ask(&server.admin, "GET", "/v1/runs", headers, &json!(null)).status;
+    assert_eq!(ask(&[("origin", &ours)]), 200);
+    assert_eq!(ask(&[("sec-fetch-site", "same-origin")]), 200);
+    for origin in ["http://evil.example", "null", "http://localhost:3000"] {
+        assert_eq!(ask(&[("origin", origin)]), 403, "{origin}");
+    }
+    assert_eq!(ask(&[("sec-fetch-site", "cross-site")]), 403);
+    let handshake = |origin| {
+        let headers = [
+            ("origin", origin),
+            ("connection", "upgrade"),
+            ("upgrade", "websocket"),
+            ("sec-websocket-version", "13"),
+            ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ];
+        server.ask(&server.admin, "GET", "/v1/sandboxes/none/pty", &headers, &json!(null)).status
+    };
+    assert_eq!((handshake("http://evil.example"), handshake(&ours)), (403, 404));
+}
+
+#[test]
+fn a_body_that_is_too_large_is_refused_with_and_without_a_length() {
+    let server = Server::with("[serve]\nbody = \"64K\"\n", &[]);
+    let order = |size: usize| json!({ "command": ["true"], "stdin": "x".repeat(size) });
+    assert_eq!(server.post("/v1/runs", &order(60 << 10)).status, 200);
+    let large = server.post("/v1/runs", &order(64 << 10));
+    assert_eq!((large.status, &large.json()["code"]), (413, &json!("quota_exceeded")));
+    let head = format!(
+        "POST /v1/runs HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ntransfer-encoding: chunked\r\n\r\n",
+        server.client.host(),
+        server.admin
+    );
+    let mut stream = server.client.open(head.as_bytes());
+    for _ in 0..80 {
+        stream.send(format!("400\r\n{}\r\n", " ".repeat(1024)).as_bytes());
+    }
+    assert_eq!(stream.answer().status, 413);
+}
+
+#[test]
+fn headers_are_bounded_in_number_and_size() {
+    let server = Server::new();
+    let ask = |count: usize, size: usize| {
+        let value = "x".repeat(size);
+        let names: Vec<_> = (0..count).map(|number| format!("x-{number}")).collect();
+        let headers: Vec<_> = names.iter().map(|name| (name.as_str(), value.as_str())).collect();
+        server.ask("", "GET", "/healthz", &headers, &json!(null)).status
+    };
+    assert_eq!((ask(50, 10), ask(1, 16 << 10)), (200, 200));
+    assert_eq!((ask(200, 10), ask(1, 64 << 10)), (431, 431));
+}
+
+#[test]
+fn headers_that_do_not_come_in_time_close_the_connection() {
+    let server = Server::with("[serve]\nheader_time = \"300ms\"\n", &[]);
+    let begun = Instant::now();
+    let mut slow = server.client.open(b"GET /healthz HTTP/1.1\r\nhost: ");
+    assert_eq!(slow.answer().status, 0, "nobody answers half a request");
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    let mut idle = server.client.open(&server.request("", "GET", "/healthz", &[], &json!(null)));
+    assert_eq!(idle.answer().status, 200);
+    assert!(!idle.read(), "an idle connection is closed, too");
+}
+
+#[test]
+fn connections_are_kept_and_bounded() {
+    let server = Server::with("[serve]\nconnections = 2\n", &[]);
+    let ask = server.request("", "GET", "/healthz", &[], &json!(null));
+    let (mut one, mut two) = (server.client.open(&ask), server.client.open(&ask));
+    assert_eq!((one.answer().status, two.answer().status), (200, 200));
+    let full = server.client.open(&ask).answer();
+    assert!(full.status == 503 || full.status == 0, "{full:?}");
+    one.send(&ask);
+    assert_eq!(one.answer().status, 200, "a kept connection serves again");
+    drop(one);
+    server.until("room", || server.client.open(&ask).answer().status == 200);
+}
+
+#[test]
+fn what_is_not_a_request_is_refused() {
+    let server = Server::new();
+    for body in ["", "[]", "{", "{\"command\": \"true\"}", "{\"command\": []}", "null", "{\"command\": [1]}"]
+    {
+        let bytes = format!(
+            "POST /v1/runs HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n{body}",
+            server.client.host(),
+            server.admin,
+            body.len()
+        );
+        let answer = server.client.open(bytes.as_bytes()).answer();
+        assert_eq!((answer.status, &answer.json()["code"]), (400, &json!("invalid_spec")), "{body}");
+        assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+    }
+    let typo = server.post("/v1/runs", &json!({ "command": ["true"], "memroy": "1G" })).json();
+    assert_eq!(
+        (&typo["title"], &typo["detail"]),
+        (&json!("`memroy` is not a known field"), &json!("did you mean `memory`?"))
+    );
+    assert_eq!(server.ask(&server.admin, "PUT", "/v1/runs", &[], &json!({})).status, 405);
+}
