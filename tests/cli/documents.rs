@@ -5,6 +5,7 @@
 //! ```text  or  ```json        directly after it: what it prints; `…` stands for anything
 //! <!-- given: COMMANDS -->    before a block: done first, not worth a reader's time
 //! <!-- file: NAME -->         before a block: written to that file for the blocks that follow
+//! <!-- server: OPTIONS -->    before a block that shows `airlock serve`: it is started on a free port with these options; $URL and $KEY say where and how
 //! <!-- not run: REASON -->    before a block: not run
 //! ````
 //!
@@ -12,8 +13,15 @@
 //! lines of cargo and `./test` are what runs us, and left out.
 
 use airlock_cli_tests::{World, cargo, repository, same};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 use snapbox::str;
-use std::{fs, path::Path};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Stdio},
+};
 
 #[derive(Debug, Default, PartialEq)]
 struct Block {
@@ -69,16 +77,52 @@ fn script(text: &str) -> String {
     text.lines().map(ours).collect()
 }
 
+/// A server that a document shows; it ends with the document.
+struct Served {
+    child: Child,
+    told: Value,
+}
+
+impl Served {
+    fn start(world: &World, options: &str) -> Served {
+        let words: Vec<_> = options.split_whitespace().collect();
+        let mut command =
+            world.command(&[&["serve", "--json", "--quiet", "--listen", "127.0.0.1:0"], &words[..]].concat());
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("airlock starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("it is ours"))
+            .read_line(&mut line)
+            .expect("it says where it listens");
+        Served { child, told: serde_json::from_str(&line).expect("it says so in JSON") }
+    }
+
+    fn variables(&self) -> String {
+        format!("URL={} KEY={}; ", self.told["listen"], self.told["admin_key"])
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // In order: it removes what it made.
+        _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        _ = self.child.wait();
+    }
+}
+
 /// Runs the blocks of a document; returns how many.
 fn follow(path: &Path) -> usize {
     let text = fs::read_to_string(path).expect("a document can be read");
-    let (world, blocks, mut count) = (World::new(), blocks(&text), 0);
+    let (world, blocks, mut count, mut server) = (World::new(), blocks(&text), 0, None);
     for (number, block) in blocks.iter().enumerate() {
         let place = format!("{}:{}", path.display(), block.line);
         let given = match block.mark.as_ref().map(|(word, rest)| (word.as_str(), rest)) {
             Some(("not run", _)) => continue,
             Some(("file", name)) => {
                 world.write(name, &block.text);
+                continue;
+            }
+            Some(("server", options)) => {
+                server = Some(Served::start(&world, options));
                 continue;
             }
             Some(("given", commands)) => commands,
@@ -90,7 +134,8 @@ fn follow(path: &Path) -> usize {
         }
         count += 1;
         // What is given may print, too; that is not what the block prints.
-        let output = world.shell(&format!("{{ : ; {given}\n}} >&2\n{}", script(&block.text)));
+        let served = server.as_ref().map(Served::variables).unwrap_or_default();
+        let output = world.shell(&format!("{{ : ; {served}{given}\n}} >&2\n{}", script(&block.text)));
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{place}: {}\n{told}", output.status);
         let shown =

@@ -250,8 +250,8 @@ impl Tree {
         }
         let draft = Draft::new(&folder).map_err(failed)?;
         let (owner, limit_bytes) = (self.owner, self.limit_bytes);
-        let path = path.to_owned();
-        Ok(Upload { folder, name, draft, path, owner, limit_bytes, size_bytes: 0, published: false })
+        let (path, mode) = (path.to_owned(), 0o644);
+        Ok(Upload { folder, name, draft, path, owner, mode, limit_bytes, size_bytes: 0, published: false })
     }
 
     /// Removes a file, a link or an empty folder; a folder with all that is in it if asked.
@@ -279,25 +279,36 @@ pub struct Upload {
     draft: Draft,
     path: PathBuf,
     owner: Option<(u32, u32)>,
+    mode: u32,
     limit_bytes: u64,
     size_bytes: u64,
     published: bool,
 }
 
 impl Upload {
+    /// Who may do what with it, without set-id bits; 644 unless said.
+    pub fn set_mode(&mut self, mode: u32) {
+        self.mode = mode & 0o777;
+    }
+
+    /// Refuses what would be too large before a byte of it is there.
+    pub fn expect(&self, size_bytes: u64) -> Answer<()> {
+        let (path, limit_bytes) = (files::shown(&self.path), self.limit_bytes);
+        if size_bytes > limit_bytes { Err(TreeError::TooLarge { path, limit_bytes }) } else { Ok(()) }
+    }
+
     /// Adds bytes to it.
     pub fn write(&mut self, bytes: &[u8]) -> Answer<()> {
         self.size_bytes += bytes.len() as u64;
-        if self.size_bytes > self.limit_bytes {
-            let (path, limit_bytes) = (files::shown(&self.path), self.limit_bytes);
-            return Err(TreeError::TooLarge { path, limit_bytes });
-        }
+        self.expect(self.size_bytes)?;
         (&self.draft.file).write_all(bytes).map_err(|error| TreeError::of(&self.path, error))
     }
 
     /// Gives it its name, in place of what had it.
     pub fn publish(mut self) -> Answer<Entry> {
+        let mode = Mode::from_raw_mode(self.mode);
         let done = files::finish(&self.draft.file, self.owner)
+            .and_then(|()| Ok(rustix::fs::fchmod(&self.draft.file, mode)?))
             .and_then(|()| self.draft.publish(&self.folder, &self.name))
             .and_then(|()| entry(&self.draft.file, &self.name));
         self.published = done.is_ok();

@@ -105,6 +105,7 @@ struct Inner {
     metrics: metrics::Metrics,
     readiness: health::Readiness,
     runs: runs::live::Runs,
+    #[allow(dead_code, reason = "their routes use them")]
     sandboxes: sandboxes::Sandboxes,
 }
 

@@ -1,7 +1,7 @@
 //! Runs: asked for, waited for or not, followed, cancelled, found again.
 
 mod events;
-mod host;
+pub(crate) mod host;
 pub(crate) mod live;
 
 use crate::{

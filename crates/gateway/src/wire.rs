@@ -65,7 +65,7 @@ impl Raw {
 }
 
 /// What serde says, with the field that was most likely meant.
-fn unreadable(said: &str) -> Problem {
+pub(crate) fn unreadable(said: &str) -> Problem {
     let mut quoted = said.split('`').skip(1).step_by(2);
     match (said.starts_with("unknown field "), quoted.next()) {
         (true, Some(unknown)) => {

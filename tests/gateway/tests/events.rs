@@ -83,7 +83,7 @@ fn a_reader_who_is_cut_off_anywhere_reads_on_with_nothing_lost_or_doubled() {
     let mut random = 12345_u32;
     for _ in 0..200 {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let events = read(&server, "r", last.as_deref(), 100 + (random >> 22) as usize);
+        let events = read(&server, "r", last.as_deref(), 100 + (random >> 20) as usize);
         last = events.last().map(|(id, _, _)| id.clone()).or(last);
         all.extend(events);
         if all.last().is_some_and(|(_, kind, _)| kind == "finished") {

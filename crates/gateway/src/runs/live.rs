@@ -12,21 +12,22 @@ use http::StatusCode;
 use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
 use std::{
     collections::{HashMap, VecDeque},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use store::served::{Accepted, NewRun};
 use tokio::sync::watch;
 
-/// What is kept of each stream for whoever reads events.
-const FEED_BYTES: u64 = 1 << 20;
+/// What is kept of each stream for whoever reads events; beyond a little of it on the disk.
+const FEED_BYTES: u64 = 4 << 20;
 /// What is kept of each stream in the database.
 const KEPT_BYTES: usize = 64 << 10;
 /// A whole result in the database.
 const LARGEST_KEPT: usize = 1 << 20;
 /// Runs that ended are kept at hand for readers that come again: so many, so large together, so long.
 const MOST_RECENT: usize = 1024;
-const RECENT_BYTES: u64 = 32 << 20;
+const RECENT_BYTES: u64 = 64 << 20;
 const RECENT_TIME: Duration = Duration::from_secs(300);
 /// Runs between two looks for what is too old.
 const PRUNED_EVERY: u64 = 256;
@@ -114,7 +115,7 @@ impl Runs {
             }
             Accepted::New => {}
         }
-        let live = Arc::new(Live::new(id.clone(), run.owner));
+        let live = Arc::new(Live::new(id.clone(), run.owner, gateway.state()));
         lists.live.insert(id.to_string(), live.clone());
         lists.accepted += 1;
         if lists.accepted % PRUNED_EVERY == 1 {
@@ -177,9 +178,9 @@ fn too_many() -> Problem {
 }
 
 impl Live {
-    fn new(id: Id, owner: &str) -> Live {
+    fn new(id: Id, owner: &str, state: &Path) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
-        Live { id, owner: owner.to_owned(), feed: Feed::new(FEED_BYTES), progress, cancelled }
+        Live { id, owner: owner.to_owned(), feed: Feed::in_folder(FEED_BYTES, state), progress, cancelled }
     }
 
     /// Asks for its end.

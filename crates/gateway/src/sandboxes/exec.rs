@@ -1,0 +1,181 @@
+//! Programs of a sandbox: start, list, show, end. A program does not end with whoever asked for it.
+
+use super::{
+    body::{Asked, parsed, to_the_end},
+    events,
+    wire::{ExecAsked, ExecList, ExecState, Order},
+};
+use crate::{Caller, Gateway, Problem, problem::Answer, wire::Raw};
+use axum::{
+    Json,
+    extract::{Path, State},
+    response::{IntoResponse, Response},
+};
+use engine::{Exec, Session, SessionStatus};
+use http::{
+    HeaderMap, StatusCode,
+    header::{ACCEPT, LOCATION},
+};
+use serde::Deserialize;
+use std::time::Duration;
+use utoipa::IntoParams;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// What a program has to end by itself before it is killed, unless said: with it, an end takes less than a second.
+const GRACE: Duration = Duration::from_millis(300);
+const LONGEST_GRACE: Duration = Duration::from_secs(60);
+
+pub(super) fn routes() -> OpenApiRouter<Gateway> {
+    OpenApiRouter::new().routes(routes!(start, list)).routes(routes!(show, stop))
+}
+
+/// Starts a program, and types what was given with it behind the caller's back.
+pub(super) async fn begin(session: Session, order: Order) -> Answer<Exec> {
+    if session.state().status == SessionStatus::Paused {
+        return Err(paused());
+    }
+    to_the_end(async move {
+        let Order { request, typed, stays_open } = order;
+        let has_input = request.stdin;
+        let exec = session.exec(request).await?;
+        if has_input {
+            let exec = exec.clone();
+            tokio::spawn(async move {
+                // A program that does not read to the end has no use for the rest.
+                let written = exec.write(&typed).await;
+                if !stays_open || written.is_err() {
+                    exec.close_input();
+                }
+            });
+        }
+        Ok(exec)
+    })
+    .await
+}
+
+fn paused() -> Problem {
+    Problem::conflict("this sandbox is paused", "let it go on with `…/resume` first")
+}
+
+fn names(headers: &HeaderMap, header: impl http::header::AsHeaderName, wanted: &str) -> bool {
+    let values = headers.get_all(header).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split([',', ';'])).any(|word| word.trim().eq_ignore_ascii_case(wanted))
+}
+
+/// Starts a program. Waits for its end; or streams what it writes with `Accept: text/event-stream`; or answers at once
+/// with `Prefer: respond-async` or `background`.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{id}/exec", tag = "programs",
+    params(
+        ("id" = String, Path),
+        ("Prefer" = Option<String>, Header, description = "`respond-async`: answer as soon as it runs"),
+    ),
+    request_body = ExecAsked,
+    responses(
+        (status = 200, description = "It has ended; or a stream of the events `started`, `output`, `gap`, `exited`",
+            content((ExecState = "application/json"), (String = "text/event-stream"))),
+        (status = 201, body = ExecState, description = "It runs in the background", headers(("Location" = String))),
+        (status = 202, body = ExecState, description = "It runs", headers(("Location" = String))),
+        (status = 409, body = Problem, content_type = "application/problem+json", description = "The sandbox is paused"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn start(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Raw,
+) -> Answer<Response> {
+    let session = gateway.session(&caller, &id)?;
+    let asked: ExecAsked = parsed(&body)?;
+    let background = asked.background();
+    let exec = begin(session, asked.order()?).await?;
+    if names(&headers, ACCEPT, "text/event-stream") {
+        return Ok(events::stream(exec, [0, 0]));
+    }
+    let early = match (background, names(&headers, "prefer", "respond-async")) {
+        (true, _) => Some(StatusCode::CREATED),
+        (false, true) => Some(StatusCode::ACCEPTED),
+        (false, false) => None,
+    };
+    if let Some(status) = early {
+        let location = format!("/v1/sandboxes/{id}/exec/{}", exec.id());
+        return Ok((status, [(LOCATION, location)], Json(ExecState::brief(&exec))).into_response());
+    }
+    exec.wait().await;
+    Ok(Json(ExecState::whole(&exec)).into_response())
+}
+
+/// Lists the programs of a sandbox, the oldest first: those that run, and the newest of those that have ended.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{id}/exec", tag = "programs", params(("id" = String, Path)),
+    responses(
+        (status = 200, body = ExecList),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn list(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Json<ExecList>> {
+    let session = gateway.session(&caller, &id)?;
+    Ok(Json(ExecList { execs: session.execs().iter().map(ExecState::brief).collect() }))
+}
+
+/// Shows a program; once it has ended, with what it wrote.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{id}/exec/{exec}", tag = "programs",
+    params(("id" = String, Path), ("exec" = String, Path)),
+    responses(
+        (status = 200, body = ExecState),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn show(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path((id, exec)): Path<(String, String)>,
+) -> Answer<Json<ExecState>> {
+    let (_, exec) = gateway.exec(&caller, &id, &exec)?;
+    Ok(Json(match exec.result() {
+        Some(_) => ExecState::whole(&exec),
+        None => ExecState::brief(&exec),
+    }))
+}
+
+/// How it is to be ended.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct Ending {
+    /// Seconds between SIGTERM and SIGKILL; 0.3 unless said, 60 at most.
+    grace: Option<f64>,
+}
+
+/// Ends a program: SIGTERM, then SIGKILL. Waits until it is gone, and answers with what came of it.
+#[utoipa::path(
+    delete, path = "/v1/sandboxes/{id}/exec/{exec}", tag = "programs",
+    params(("id" = String, Path), ("exec" = String, Path), Ending),
+    responses(
+        (status = 200, body = ExecState),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn stop(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path((id, exec)): Path<(String, String)>,
+    Asked(ending): Asked<Ending>,
+) -> Answer<Json<ExecState>> {
+    let (_, exec) = gateway.exec(&caller, &id, &exec)?;
+    let grace = match ending.grace.map(Duration::try_from_secs_f64) {
+        None => GRACE,
+        Some(Ok(grace)) if grace <= LONGEST_GRACE => grace,
+        Some(_) => return Err(Problem::invalid("`grace` is no time that is waited", "give 0 to 60 seconds")),
+    };
+    let stopped = exec.clone();
+    to_the_end(async move { Ok(stopped.stop(grace).await) }).await?;
+    Ok(Json(ExecState::whole(&exec)))
+}

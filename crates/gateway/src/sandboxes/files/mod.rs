@@ -1,0 +1,132 @@
+//! Files of a sandbox's workspace: read, listed, put and removed by handle, beneath it and through no symbolic link.
+//! Contents are streams: what is read or written at a time is bounded, and disks are not waited for on the event loop.
+
+mod path;
+mod range;
+mod read;
+mod write;
+
+pub(super) use path::decoded;
+
+use super::wire::name_or_base64;
+use crate::{Caller, Gateway, Problem, problem::Answer};
+use axum::routing::get;
+use engine::tree::{Entry, EntryKind, Tree, TreeError};
+use http::{StatusCode, Uri};
+use path::Place;
+use serde::Serialize;
+use spec::Timestamp;
+use std::{io, sync::Arc};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+
+/// How an address of a file is routed, and how it is described.
+const ROUTED: &str = "/v1/sandboxes/{id}/files/{*path}";
+const DESCRIBED: &str = "/v1/sandboxes/{id}/files/{path}";
+
+pub(super) fn routes() -> OpenApiRouter<Gateway> {
+    let mut router = OpenApiRouter::new().merge(read::routes()).merge(write::routes());
+    let paths = &mut router.get_openapi_mut().paths.paths;
+    if let Some(item) = paths.remove(ROUTED) {
+        paths.insert(DESCRIBED.to_owned(), item);
+    }
+    // The same folder, written with a slash at its end.
+    router.route("/v1/sandboxes/{id}/files/", get(read::get))
+}
+
+/// The workspace of a live sandbox, and the place in it that the address names.
+fn found(gateway: &Gateway, caller: &Caller, uri: &Uri) -> Answer<(Arc<Tree>, Place)> {
+    let place = path::place(uri.path())?;
+    let session = gateway.session(caller, &place.sandbox)?;
+    Ok((Arc::new(session.tree()?), place))
+}
+
+/// Has something done where waiting for a disk disturbs nobody.
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T, TreeError> + Send + 'static) -> Answer<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(refused),
+        Err(_) => Err(failed()),
+    }
+}
+
+fn failed() -> Problem {
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the workspace cannot be used", None)
+}
+
+/// Why a file cannot be had, or put there.
+fn refused(error: TreeError) -> Problem {
+    use TreeError as Is;
+    let (status, code, hint) = match &error {
+        Is::Path { .. } => (StatusCode::BAD_REQUEST, "invalid_spec", "name something below the workspace"),
+        Is::Missing { .. } => (StatusCode::NOT_FOUND, "not_found", "look at what is there with `GET …/files`"),
+        Is::Kind { .. } => (StatusCode::CONFLICT, "conflict", "only files and folders are opened; anything can be removed"),
+        Is::Link { .. } => (StatusCode::CONFLICT, "conflict", "name what it points at, or remove it"),
+        Is::Exists { .. } => (StatusCode::CONFLICT, "conflict", "choose another name"),
+        Is::NotEmpty { .. } => (StatusCode::CONFLICT, "conflict", "remove it with `?recursive=true`"),
+        Is::TooLarge { .. } => {
+            (StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", "make a sandbox with more `disk`")
+        }
+        Is::Full { .. } => (
+            StatusCode::INSUFFICIENT_STORAGE,
+            "quota_exceeded",
+            "remove something, or make a sandbox with more `disk`",
+        ),
+        Is::TooMany { .. } => (StatusCode::CONFLICT, "quota_exceeded", "ask again, or for what lies deeper"),
+        Is::Other { source, .. } => match source.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                (StatusCode::FORBIDDEN, "policy_denied", "it may not be touched")
+            }
+            io::ErrorKind::InvalidFilename => (StatusCode::BAD_REQUEST, "invalid_spec", "choose another name"),
+            _ => return failed(),
+        },
+    };
+    Problem::new(status, code, error.to_string(), Some(hint.to_owned()))
+}
+
+/// A name in a workspace.
+#[derive(Debug, Serialize, ToSchema)]
+struct FileFacts {
+    /// Relative to the folder that was asked for.
+    name: String,
+    /// Where `name` does not show it exactly: the bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_base64: Option<String>,
+    /// `file`, `folder`, `link` or `special`.
+    kind: &'static str,
+    size_bytes: u64,
+    /// As `chmod` takes it.
+    mode: String,
+    #[schema(value_type = String)]
+    modified_at: Timestamp,
+    /// Where a link points; nobody follows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
+}
+
+impl From<Entry> for FileFacts {
+    fn from(entry: Entry) -> FileFacts {
+        let (name, name_base64) = name_or_base64(entry.name);
+        FileFacts {
+            name,
+            name_base64,
+            kind: match entry.kind {
+                EntryKind::File => "file",
+                EntryKind::Folder => "folder",
+                EntryKind::Link => "link",
+                EntryKind::Special => "special",
+            },
+            size_bytes: entry.size_bytes,
+            mode: format!("{:04o}", entry.mode),
+            modified_at: entry.modified_at,
+            target: entry.target.map(|target| target.to_string_lossy().into_owned()),
+        }
+    }
+}
+
+/// What lies in a folder, by name.
+#[derive(Debug, Serialize, ToSchema)]
+struct FolderListing {
+    files: Vec<FileFacts>,
+    /// There are more than are listed here: ask again with `after` set to the last name.
+    truncated: bool,
+}

@@ -1,0 +1,250 @@
+//! Files out: whole or in part, and what lies in a folder.
+
+use super::{
+    FolderListing, aside, failed, found, path,
+    range::{self, Wanted},
+};
+use crate::{
+    Caller, Gateway, Problem,
+    problem::Answer,
+    sandboxes::body::{Asked, Chunks, Outgoing},
+};
+use axum::{
+    Json,
+    body::Body,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use engine::tree::{Entry, EntryKind, MOST_LISTED, Tree, TreeError};
+use http::{
+    HeaderMap, Method, StatusCode, Uri,
+    header::{
+        ACCEPT_RANGES, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
+        X_CONTENT_TYPE_OPTIONS,
+    },
+};
+use serde::Deserialize;
+use std::{
+    ffi::OsStr,
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::{FileExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+use utoipa::IntoParams;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// What is read at a time. With those on their way a download takes a few of them, however large the file is.
+const CHUNK: u64 = 512 << 10;
+const ROOM: usize = 2;
+/// How deep a listing with what lies in folders goes.
+const DEEPEST: usize = 32;
+
+pub(super) fn routes() -> OpenApiRouter<Gateway> {
+    OpenApiRouter::new().routes(routes!(get)).routes(routes!(workspace))
+}
+
+/// How a folder is listed.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Listing {
+    /// With what lies in its folders, 32 deep.
+    #[serde(default)]
+    recursive: bool,
+    /// Only names behind this one; not with `recursive`.
+    after: Option<String>,
+}
+
+/// What was found there.
+enum Opened {
+    File(File, Entry),
+    Folder(FolderListing),
+}
+
+/// Reads a file, whole or in part (`Range`, `If-Range`); or lists a folder, up to 10,000 names.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{id}/files/{*path}", tag = "files",
+    params(
+        ("id" = String, Path),
+        ("path" = String, Path, description = "Relative to /workspace; slashes stand for themselves"),
+        Listing,
+        ("Range" = Option<String>, Header), ("If-Range" = Option<String>, Header),
+        ("If-None-Match" = Option<String>, Header),
+    ),
+    responses(
+        (status = 200, description = "The file; or, of a folder, what lies in it",
+            content((Vec<u8> = "application/octet-stream"), (FolderListing = "application/json"))),
+        (status = 206, content_type = "application/octet-stream", body = Vec<u8>),
+        (status = 304, description = "It is the version that is known already"),
+        (status = 409, body = Problem, content_type = "application/problem+json", description = "A link is in the way, or it is no file"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn get(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    Asked(listing): Asked<Listing>,
+) -> Answer<Response> {
+    let (tree, place) = found(&gateway, &caller, &uri)?;
+    if listing.recursive && listing.after.is_some() {
+        return Err(Problem::invalid("`recursive` and `after` exclude each other", "give one of them"));
+    }
+    match aside(move || open(&tree, &place.path, place.folder, &listing)).await? {
+        Opened::Folder(listing) => Ok(Json(listing).into_response()),
+        Opened::File(file, entry) => contents(file, &entry, &headers, &method),
+    }
+}
+
+fn open(tree: &Tree, path: &Path, folder: bool, listing: &Listing) -> Result<Opened, TreeError> {
+    if !folder && tree.stat(path)?.kind != EntryKind::Folder {
+        return tree.open(path).map(|(file, entry)| Opened::File(file, entry));
+    }
+    let listed = match listing.recursive {
+        true => below(tree, path)?,
+        false => {
+            let listed = tree.list(path, listing.after.as_deref().map(OsStr::new), MOST_LISTED)?;
+            FolderListing { files: listed.entries.into_iter().map(Into::into).collect(), truncated: listed.more }
+        }
+    };
+    Ok(Opened::Folder(listed))
+}
+
+/// What lies in a folder and in those below it, each folder before what is in it.
+fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
+    let (mut files, mut truncated) = (Vec::new(), false);
+    let mut waiting = vec![(PathBuf::new(), 1)];
+    while let Some((folder, depth)) = waiting.pop() {
+        let room = MOST_LISTED - files.len();
+        let listed = match tree.list(&top.join(&folder), None, room.max(1)) {
+            // It went meanwhile, or became something else.
+            Err(TreeError::Missing { .. } | TreeError::Kind { .. } | TreeError::Link { .. }) if depth > 1 => continue,
+            listed => listed?,
+        };
+        truncated |= listed.more;
+        let mut folders = Vec::new();
+        for entry in listed.entries {
+            if files.len() == MOST_LISTED {
+                return Ok(FolderListing { files, truncated: true });
+            }
+            let name = folder.join(&entry.name);
+            if entry.kind == EntryKind::Folder {
+                truncated |= depth == DEEPEST;
+                folders.push((name.clone(), depth + 1));
+            }
+            files.push(Entry { name: name.into_os_string(), ..entry }.into());
+        }
+        waiting.extend(folders.into_iter().rev().filter(|(_, depth)| *depth <= DEEPEST));
+    }
+    Ok(FolderListing { files, truncated })
+}
+
+/// Lists the workspace itself.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{id}/files", tag = "files", params(("id" = String, Path), Listing),
+    responses(
+        (status = 200, body = FolderListing),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn workspace(
+    gateway: State<Gateway>,
+    caller: Caller,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    listing: Asked<Listing>,
+) -> Answer<Response> {
+    get(gateway, caller, method, uri, headers, listing).await
+}
+
+/// A version of a file: another one for every change that the file system tells apart.
+fn tag(file: &File) -> io::Result<(String, u64)> {
+    let facts = file.metadata()?;
+    let (inode, seconds, nanoseconds, size) = (facts.ino(), facts.mtime(), facts.mtime_nsec(), facts.size());
+    Ok((format!("\"{inode:x}-{seconds:x}.{nanoseconds:x}-{size:x}\""), size))
+}
+
+fn contents(file: File, entry: &Entry, headers: &HeaderMap, method: &Method) -> Answer<Response> {
+    let (tag, size) = tag(&file).map_err(|_| failed())?;
+    let (status, from, count) = match range::wanted(headers, &tag, size) {
+        Wanted::Whole => (StatusCode::OK, 0, size),
+        Wanted::Part(from, count) => (StatusCode::PARTIAL_CONTENT, from, count),
+        Wanted::Known => return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response()),
+        Wanted::Nowhere => return Ok(nowhere(size)),
+    };
+    let body = match method == Method::HEAD {
+        true => Body::empty(),
+        false => sent(file, from, count),
+    };
+    // What a program wrote is never shown as a page of ours.
+    let head = [
+        (CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
+        (ACCEPT_RANGES, "bytes".to_owned()),
+        (CACHE_CONTROL, "no-cache".to_owned()),
+        (CONTENT_DISPOSITION, format!("attachment; filename*=UTF-8''{}", path::encoded(&entry.name))),
+        (CONTENT_LENGTH, count.to_string()),
+        (ETAG, tag),
+    ];
+    let mut response = (status, head, body).into_response();
+    if status == StatusCode::PARTIAL_CONTENT
+        && let Ok(place) = format!("bytes {from}-{}/{size}", from + count - 1).parse()
+    {
+        response.headers_mut().insert(CONTENT_RANGE, place);
+    }
+    Ok(response)
+}
+
+fn nowhere(size: u64) -> Response {
+    let title = format!("the file has {size} bytes, and none of those that were asked for");
+    let problem = Problem::new(StatusCode::RANGE_NOT_SATISFIABLE, "invalid_spec", title, None);
+    ([(CONTENT_RANGE, format!("bytes */{size}"))], problem).into_response()
+}
+
+fn sent(file: File, from: u64, count: u64) -> Body {
+    let (outgoing, body) = Chunks::body(ROOM, Some(count));
+    tokio::spawn(send(file, from, count, outgoing));
+    body
+}
+
+/// Reads ahead of whoever takes it, a chunk at a time: a slow reader holds no thread.
+async fn send(file: File, mut at: u64, count: u64, outgoing: Outgoing) {
+    let (end, mut file) = (at + count, file);
+    while at < end {
+        let length = CHUNK.min(end - at);
+        let read = tokio::task::spawn_blocking(move || (chunk(&file, at, length), file)).await;
+        let Ok((read, again)) = read else { return };
+        file = again;
+        // A file that has become shorter ends early, and the reader sees it by the length that was told.
+        let over = !matches!(&read, Ok(bytes) if !bytes.is_empty());
+        at += read.as_ref().map_or(0, |bytes| bytes.len() as u64);
+        if over && read.is_ok() || outgoing.send(read).await.is_err() || over {
+            return;
+        }
+    }
+}
+
+fn chunk(file: &File, at: u64, length: u64) -> io::Result<Bytes> {
+    let mut bytes = Vec::with_capacity(length as usize);
+    At { file, at }.take(length).read_to_end(&mut bytes)?;
+    Ok(bytes.into())
+}
+
+/// A file read from a place on, whatever others do with its handle.
+struct At<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(buffer, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}

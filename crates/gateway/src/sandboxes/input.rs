@@ -1,0 +1,148 @@
+//! What is done to a running program: typing, signals, another size of its terminal.
+
+use super::{
+    body::{Asked, parsed},
+    wire::{SignalName, Size},
+};
+use crate::{Caller, Gateway, Problem, problem::Answer, wire::Raw};
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, State},
+};
+use engine::Exec;
+use http::StatusCode;
+use http_body_util::BodyExt;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+pub(super) fn routes() -> OpenApiRouter<Gateway> {
+    OpenApiRouter::new().routes(routes!(stdin)).routes(routes!(signal)).routes(routes!(resize))
+}
+
+/// What comes behind the body.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct Typing {
+    /// Nothing more will be typed.
+    #[serde(default)]
+    close: bool,
+}
+
+/// How much was typed.
+#[derive(Debug, Serialize, ToSchema)]
+struct Typed {
+    written: u64,
+}
+
+/// Types the body, at the pace at which the program reads. Requests at the same time are mixed as they come.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{id}/exec/{exec}/stdin", tag = "programs",
+    params(("id" = String, Path), ("exec" = String, Path), Typing),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    responses(
+        (status = 200, body = Typed),
+        (status = 409, body = Problem, content_type = "application/problem+json", description = "It does not read, or not any more"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn stdin(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path((id, exec)): Path<(String, String)>,
+    Asked(typing): Asked<Typing>,
+    body: Body,
+) -> Answer<Json<Typed>> {
+    let (_, exec) = gateway.exec(&caller, &id, &exec)?;
+    if !exec.request().stdin && exec.request().tty.is_none() {
+        return Err(Problem::conflict("this program has no standard input", "start it with `open_stdin`"));
+    }
+    let written = copy(&exec, body).await?;
+    if typing.close {
+        exec.close_input();
+    }
+    Ok(Json(Typed { written }))
+}
+
+async fn copy(exec: &Exec, mut body: Body) -> Answer<u64> {
+    let mut written = 0;
+    while let Some(frame) = body.frame().await {
+        let Ok(bytes) = frame.map_err(|_| cut(written))?.into_data() else { continue };
+        exec.write(&bytes).await.map_err(|_| {
+            let title = format!("the program does not read any more; {written} bytes were typed");
+            Problem::conflict(title, "look at what came of it with `GET …/exec/{exec}`")
+        })?;
+        written += bytes.len() as u64;
+    }
+    Ok(written)
+}
+
+fn cut(written: u64) -> Problem {
+    Problem::invalid("the body ended before its end", format!("{written} bytes were typed"))
+}
+
+/// A signal.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Signalled {
+    signal: SignalName,
+}
+
+/// Sends a signal to a program and what it started.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{id}/exec/{exec}/signal", tag = "programs",
+    params(("id" = String, Path), ("exec" = String, Path)), request_body = Signalled,
+    responses(
+        (status = 204, description = "It was sent"),
+        (status = 409, body = Problem, content_type = "application/problem+json", description = "It has ended"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn signal(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path((id, exec)): Path<(String, String)>,
+    body: Raw,
+) -> Answer<StatusCode> {
+    let (_, exec) = gateway.exec(&caller, &id, &exec)?;
+    let number = parsed::<Signalled>(&body)?.signal.number()?;
+    still_runs(&exec)?;
+    exec.signal(number);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Changes the size of a program's terminal.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{id}/exec/{exec}/resize", tag = "programs",
+    params(("id" = String, Path), ("exec" = String, Path)), request_body = Size,
+    responses(
+        (status = 204, description = "It has that size"),
+        (status = 409, body = Problem, content_type = "application/problem+json", description = "It has ended, or has no terminal"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn resize(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path((id, exec)): Path<(String, String)>,
+    body: Raw,
+) -> Answer<StatusCode> {
+    let (_, exec) = gateway.exec(&caller, &id, &exec)?;
+    let size = parsed::<Size>(&body)?.checked()?;
+    if exec.request().tty.is_none() {
+        return Err(Problem::conflict("this program has no terminal", "start it with `tty`"));
+    }
+    still_runs(&exec)?;
+    exec.resize(size).map_err(|_| ended())?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn still_runs(exec: &Exec) -> Answer<()> {
+    exec.result().map_or(Ok(()), |_| Err(ended()))
+}
+
+fn ended() -> Problem {
+    Problem::conflict("this program has ended", "look at what came of it with `GET …/exec/{exec}`")
+}

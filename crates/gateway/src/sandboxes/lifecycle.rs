@@ -1,0 +1,244 @@
+//! Sandboxes as a whole: make, list, show, pause, resume, fork, end.
+
+use super::{
+    body::{Asked, parsed, to_the_end},
+    registry::{Entry, Opening},
+    wire::{SandboxList, SandboxOrder, SandboxState, SandboxStatus, Stay, check_labels, span},
+};
+use crate::{
+    Caller, Gateway, Problem, Scope,
+    problem::Answer,
+    runs::host,
+    wire::{Raw, RunOrder, unreadable},
+};
+use axum::{
+    Json,
+    extract::{Path, State},
+    response::{IntoResponse, Response},
+};
+use engine::SessionStatus;
+use http::{HeaderMap, StatusCode, header::LOCATION};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use spec::{RunRequest, SessionRequest};
+use std::time::Duration;
+use utoipa::IntoParams;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// How long the end of a sandbox is waited for. It takes far less; this is for a machine that hangs.
+const LONGEST_END: Duration = Duration::from_secs(10);
+const LONGEST_KEY: usize = 255;
+
+pub(super) fn routes() -> OpenApiRouter<Gateway> {
+    OpenApiRouter::new()
+        .routes(routes!(create, list))
+        .routes(routes!(show, destroy))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
+        .routes(routes!(fork))
+}
+
+/// The key of idempotency, and a digest of what is asked by it.
+fn replay(headers: &HeaderMap, what: &str, body: &[u8]) -> Answer<Option<(String, Vec<u8>)>> {
+    let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
+    let key = key.to_str().ok().filter(|key| (1..=LONGEST_KEY).contains(&key.len()));
+    let Some(key) = key else {
+        let hint = format!("give 1 to {LONGEST_KEY} printable characters");
+        return Err(Problem::invalid("this Idempotency-Key cannot be used", hint));
+    };
+    let digest = Sha256::new().chain_update(what).chain_update([0]).chain_update(body).finalize();
+    Ok(Some((key.to_owned(), digest.to_vec())))
+}
+
+fn created(entry: &Entry) -> Response {
+    let location = format!("/v1/sandboxes/{}", entry.id);
+    (StatusCode::CREATED, [(LOCATION, location)], Json(entry.view())).into_response()
+}
+
+/// Makes a sandbox: a box that stays, in which programs can be started until it is ended.
+#[utoipa::path(
+    post, path = "/v1/sandboxes", tag = "sandboxes",
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes one sandbox however often it is sent")),
+    request_body(content = SandboxOrder),
+    responses(
+        (status = 201, body = SandboxState, headers(("Location" = String))),
+        (status = 422, body = Problem, content_type = "application/problem+json", description = "The Idempotency-Key was used for another request"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn create(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Raw,
+) -> Answer<Response> {
+    caller.require(Scope::Sandboxes)?;
+    let (stay, run) = split(&body)?;
+    check_labels(&stay.labels)?;
+    let request = SessionRequest {
+        run: host::admit(&gateway, &caller, run)?,
+        idle: span(stay.idle_timeout.as_ref(), "idle_timeout")?,
+        lifetime: span(stay.lifetime.as_ref(), "lifetime")?,
+    };
+    let replay = replay(&headers, "create", &body.0)?;
+    let opening = Opening { owner: caller.key, labels: stay.labels, request, fork_of: None, replay };
+    Ok(created(&*gateway.open(opening).await?))
+}
+
+/// The options of a sandbox are those of a run and three more.
+fn split(body: &Raw) -> Answer<(Stay, RunRequest)> {
+    let mut options: serde_json::Map<String, serde_json::Value> = parsed(body)?;
+    let own = ["idle_timeout", "lifetime", "labels"];
+    let stay = own.iter().filter_map(|name| options.remove_entry(*name)).collect();
+    let bad = |error: serde_json::Error| unreadable(&error.to_string());
+    let stay = serde_json::from_value(serde_json::Value::Object(stay)).map_err(bad)?;
+    let order: RunOrder = serde_json::from_value(serde_json::Value::Object(options)).map_err(bad)?;
+    Ok((stay, order.into_request()?.0))
+}
+
+/// Which are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    /// Only those that are so.
+    status: Option<SandboxStatus>,
+}
+
+/// Lists sandboxes, the oldest first; ended ones for a while, too.
+#[utoipa::path(
+    get, path = "/v1/sandboxes", tag = "sandboxes", params(Wanted),
+    responses(
+        (status = 200, body = SandboxList),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn list(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Asked(wanted): Asked<Wanted>,
+) -> Answer<Json<SandboxList>> {
+    let views = gateway.entries(&caller)?.into_iter().map(|entry| entry.view());
+    let sandboxes = views.filter(|view| wanted.status.is_none_or(|status| status == view.status)).collect();
+    Ok(Json(SandboxList { sandboxes }))
+}
+
+/// Shows a sandbox. Looking does not count as using it.
+#[utoipa::path(
+    get, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path)),
+    responses(
+        (status = 200, body = SandboxState),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn show(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Json<SandboxState>> {
+    Ok(Json(gateway.entry(&caller, &id)?.view()))
+}
+
+/// Ends a sandbox with everything in it, and waits until it is gone.
+#[utoipa::path(
+    delete, path = "/v1/sandboxes/{id}", tag = "sandboxes", params(("id" = String, Path)),
+    responses(
+        (status = 200, body = SandboxState, description = "It is gone"),
+        (status = 202, body = SandboxState, description = "It is being ended, and that takes unusually long"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn destroy(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
+    let entry = gateway.entry(&caller, &id)?;
+    let Ok(session) = entry.session() else { return Ok(Json(entry.view()).into_response()) };
+    let end = tokio::spawn(async move { session.end().await });
+    let status = match tokio::time::timeout(LONGEST_END, end).await {
+        Ok(_) => StatusCode::OK,
+        Err(_) => StatusCode::ACCEPTED,
+    };
+    Ok((status, Json(entry.view())).into_response())
+}
+
+/// Stops everything in a sandbox where it is. It keeps its memory and uses no CPU.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{id}/pause", tag = "sandboxes", params(("id" = String, Path)),
+    responses(
+        (status = 200, body = SandboxState),
+        (status = 409, body = Problem, content_type = "application/problem+json", description = "It is paused already"),
+        (status = 503, body = Problem, content_type = "application/problem+json", description = "This host cannot freeze it"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn pause(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Json<SandboxState>> {
+    let session = gateway.session(&caller, &id)?;
+    if session.state().status == SessionStatus::Paused {
+        return Err(Problem::conflict("this sandbox is paused already", "let it go on with `…/resume`"));
+    }
+    to_the_end(async move { Ok(session.pause().await?) }).await?;
+    Ok(Json(gateway.entry(&caller, &id)?.view()))
+}
+
+/// Lets a paused sandbox go on.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{id}/resume", tag = "sandboxes", params(("id" = String, Path)),
+    responses(
+        (status = 200, body = SandboxState),
+        (status = 409, body = Problem, content_type = "application/problem+json", description = "It is not paused"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn resume(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Json<SandboxState>> {
+    let session = gateway.session(&caller, &id)?;
+    if session.state().status != SessionStatus::Paused {
+        return Err(Problem::conflict("this sandbox is not paused", "only a paused one can go on"));
+    }
+    to_the_end(async move { Ok(session.resume().await?) }).await?;
+    Ok(Json(gateway.entry(&caller, &id)?.view()))
+}
+
+/// Makes a sandbox like this one, with a copy of its workspace. Programs are not copied.
+#[utoipa::path(
+    post, path = "/v1/sandboxes/{id}/fork", tag = "sandboxes",
+    params(
+        ("id" = String, Path),
+        ("Idempotency-Key" = Option<String>, Header, description = "Makes one sandbox however often it is sent"),
+    ),
+    request_body(content = Option<Stay>, description = "What shall be other than in the first"),
+    responses(
+        (status = 201, body = SandboxState, headers(("Location" = String))),
+        (status = 422, body = Problem, content_type = "application/problem+json", description = "The Idempotency-Key was used for another request"),
+        (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
+    )
+)]
+async fn fork(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Raw,
+) -> Answer<Response> {
+    let session = gateway.session(&caller, &id)?;
+    let stay: Stay = parsed(&body)?;
+    check_labels(&stay.labels)?;
+    let mut request = gateway.entry(&caller, &id)?.request.clone();
+    request.idle = span(stay.idle_timeout.as_ref(), "idle_timeout")?.or(request.idle);
+    request.lifetime = span(stay.lifetime.as_ref(), "lifetime")?.or(request.lifetime);
+    // They lie in the workspace that is copied, as they are by now.
+    request.run.inputs.clear();
+    request.run.inputs_given.clear();
+    // A folder of the host's stays where it is: the copy is the sandbox's own.
+    request.run.workspace = None;
+    request.run.run_id = None;
+    let replay = replay(&headers, &format!("fork {id}"), &body.0)?;
+    let opening =
+        Opening { owner: caller.key, labels: stay.labels, request, fork_of: Some(session), replay };
+    Ok(created(&*gateway.open(opening).await?))
+}

@@ -1,0 +1,32 @@
+//! Sandboxes: sessions, their programs, files and terminals.
+//!
+//! `registry` knows which there are and whose they are; every route finds its sandbox there first. `lifecycle` makes
+//! and ends them; `exec`, `input`, `output`, `events` and `pty` are about programs, `files` about the workspace.
+
+mod body;
+mod cursor;
+mod events;
+mod exec;
+mod files;
+mod input;
+mod lifecycle;
+mod output;
+mod pty;
+mod registry;
+mod wire;
+
+pub(crate) use registry::Sandboxes;
+
+use crate::Gateway;
+use utoipa_axum::router::OpenApiRouter;
+
+pub(crate) fn routes() -> OpenApiRouter<Gateway> {
+    OpenApiRouter::new()
+        .merge(lifecycle::routes())
+        .merge(exec::routes())
+        .merge(input::routes())
+        .merge(output::routes())
+        .merge(events::routes())
+        .merge(pty::routes())
+        .merge(files::routes())
+}

@@ -1,0 +1,261 @@
+//! Which sandboxes there are, and whose. Those that ended are remembered for a while, without what they held.
+
+use super::wire::{self, Labels, SandboxState};
+use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
+use engine::{Exec, Session, SessionState};
+use http::StatusCode;
+use spec::SessionRequest;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::watch;
+
+/// Sandboxes that live at a time.
+const MOST_LIVE: usize = 4096;
+/// Ended ones that are remembered, and for how long.
+const MOST_ENDED: usize = 1024;
+const REMEMBERED_MS: u64 = 3_600_000;
+
+/// The sessions of this gateway.
+#[derive(Debug, Default)]
+pub(crate) struct Sandboxes {
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    all: BTreeMap<String, Arc<Entry>>,
+    /// Being made: nobody makes a second one by the same key.
+    under_way: HashMap<Replay, (Vec<u8>, Outcome)>,
+    /// How many are being made, with or without a key.
+    making: usize,
+}
+
+/// What came of making one, for all who asked by the same key.
+type Outcome = watch::Receiver<Option<Answer<Arc<Entry>>>>;
+
+/// Whose key of idempotency, and which.
+pub(super) type Replay = (String, String);
+
+/// One sandbox.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) id: String,
+    owner: String,
+    labels: Labels,
+    /// What it was made from, for those that are made like it.
+    pub(super) request: SessionRequest,
+    /// By which key it was made, and what was asked then.
+    replay: Option<(Replay, Vec<u8>)>,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+enum Held {
+    Live(Session),
+    Ended(Box<SessionState>),
+}
+
+/// What is to be made, and for whom.
+#[derive(Debug)]
+pub(super) struct Opening {
+    pub(super) owner: String,
+    pub(super) labels: Labels,
+    pub(super) request: SessionRequest,
+    /// The session whose workspace is copied.
+    pub(super) fork_of: Option<Session>,
+    /// The key of idempotency, and a digest of what is asked by it.
+    pub(super) replay: Option<(String, Vec<u8>)>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Entry {
+    pub(super) fn state(&self) -> SessionState {
+        match &*locked(&self.held) {
+            Held::Live(session) => session.state(),
+            Held::Ended(state) => (**state).clone(),
+        }
+    }
+
+    pub(super) fn view(&self) -> SandboxState {
+        SandboxState::new(&self.id, &self.labels, self.state())
+    }
+
+    /// The session, unless it is gone.
+    pub(super) fn session(&self) -> Answer<Session> {
+        let session = match &*locked(&self.held) {
+            Held::Live(session) => session.clone(),
+            Held::Ended(state) => return Err(wire::gone(state)),
+        };
+        let state = session.state();
+        match state.ended {
+            Some(_) => Err(wire::gone(&state)),
+            None => Ok(session),
+        }
+    }
+
+    fn ended_at(&self) -> Option<u64> {
+        match &*locked(&self.held) {
+            Held::Live(_) => None,
+            Held::Ended(state) => state.ended_at.map(|at| at.0),
+        }
+    }
+}
+
+impl Known {
+    /// Forgets ended ones that are too old or too many.
+    fn forget(&mut self) {
+        let now = engine::now().0;
+        self.all.retain(|_, entry| entry.ended_at().is_none_or(|at| at + REMEMBERED_MS > now));
+        let ended = |(id, entry): (&String, &Arc<Entry>)| entry.ended_at().map(|at| (at, id.clone()));
+        let mut ended: Vec<(u64, String)> = self.all.iter().filter_map(ended).collect();
+        ended.sort();
+        let extra = ended.len().saturating_sub(MOST_ENDED);
+        for (_, id) in ended.drain(..extra) {
+            self.all.remove(&id);
+        }
+    }
+
+    /// The sandbox that this key made already, or is making.
+    fn replayed(&self, replay: &Replay, digest: &[u8]) -> Option<Answer<Outcome>> {
+        let (asked, outcome) = match self.under_way.get(replay) {
+            Some((asked, outcome)) => (asked, outcome.clone()),
+            None => {
+                let made = |entry: &Arc<Entry>| {
+                    let (by, asked) = entry.replay.as_ref()?;
+                    (by == replay).then(|| (asked.clone(), entry.clone()))
+                };
+                let (asked, entry) = self.all.values().find_map(made)?;
+                let outcome = watch::channel(Some(Ok(entry))).1;
+                return Some(same(&asked, digest).map(|()| outcome));
+            }
+        };
+        Some(same(asked, digest).map(|()| outcome))
+    }
+}
+
+fn same(asked: &[u8], digest: &[u8]) -> Answer<()> {
+    let hint = "an Idempotency-Key stands for one request; choose another".to_owned();
+    let title = "this Idempotency-Key was used for another request";
+    match asked == digest {
+        true => Ok(()),
+        false => Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_spec", title, Some(hint))),
+    }
+}
+
+impl Gateway {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        locked(&self.0.sandboxes.known)
+    }
+
+    /// The sandbox of this name, dead or alive, if the caller may know of it.
+    pub(super) fn entry(&self, caller: &Caller, id: &str) -> Answer<Arc<Entry>> {
+        caller.require(Scope::Sandboxes)?;
+        let entry = self.known().all.get(id).cloned();
+        entry.filter(|entry| caller.sees(&entry.owner)).ok_or_else(|| Problem::not_found("sandbox"))
+    }
+
+    /// The live session of this name. Using it keeps it from being idle.
+    pub(super) fn session(&self, caller: &Caller, id: &str) -> Answer<Session> {
+        let session = self.entry(caller, id)?.session()?;
+        session.touch();
+        Ok(session)
+    }
+
+    /// A program of a live session.
+    pub(super) fn exec(&self, caller: &Caller, id: &str, exec: &str) -> Answer<(Session, Exec)> {
+        let session = self.session(caller, id)?;
+        let exec = session.find_exec(exec).ok_or_else(|| Problem::not_found("program"))?;
+        Ok((session, exec))
+    }
+
+    /// All that the caller may know of, the oldest first.
+    pub(super) fn entries(&self, caller: &Caller) -> Answer<Vec<Arc<Entry>>> {
+        caller.require(Scope::Sandboxes)?;
+        let mut known = self.known();
+        known.forget();
+        let mut entries: Vec<_> =
+            known.all.values().filter(|entry| caller.sees(&entry.owner)).cloned().collect();
+        drop(known);
+        entries.sort_by_cached_key(|entry| (entry.state().created_at.0, entry.id.clone()));
+        Ok(entries)
+    }
+
+    /// Makes a sandbox, whether or not somebody still waits for it. By the same key only one is ever made.
+    pub(super) async fn open(&self, opening: Opening) -> Answer<Arc<Entry>> {
+        let spec = self.policy().admit_session(opening.request.clone())?;
+        let mut outcome = self.begin(opening, spec)?;
+        let done = outcome.wait_for(Option::is_some).await;
+        let done = done.ok().and_then(|done| done.clone());
+        done.unwrap_or_else(|| Err(Problem::conflict("the sandbox was not made", "ask for it again")))
+    }
+
+    fn begin(&self, opening: Opening, spec: spec::SessionSpec) -> Answer<Outcome> {
+        let replay =
+            opening.replay.clone().map(|(key, digest)| ((opening.owner.clone(), key), digest));
+        let mut known = self.known();
+        known.forget();
+        if let Some(outcome) = replay.as_ref().and_then(|(replay, digest)| known.replayed(replay, digest)) {
+            return outcome;
+        }
+        let live = known.all.values().filter(|entry| entry.ended_at().is_none()).count();
+        if live + known.making >= MOST_LIVE {
+            let hint = "end some of them with `DELETE /v1/sandboxes/{id}`".to_owned();
+            let title = format!("{MOST_LIVE} sandboxes live here, and no more");
+            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint)));
+        }
+        let (tell, outcome) = watch::channel(None);
+        known.making += 1;
+        if let Some((replay, digest)) = &replay {
+            known.under_way.insert(replay.clone(), (digest.clone(), outcome.clone()));
+        }
+        drop(known);
+        tokio::spawn(self.clone().make(opening, spec, replay, tell));
+        Ok(outcome)
+    }
+
+    async fn make(
+        self,
+        opening: Opening,
+        spec: spec::SessionSpec,
+        replay: Option<(Replay, Vec<u8>)>,
+        tell: watch::Sender<Option<Answer<Arc<Entry>>>>,
+    ) {
+        let made = match &opening.fork_of {
+            Some(of) => self.engine().fork_session(of, spec).await,
+            None => self.engine().open_session(spec).await,
+        };
+        let mut known = self.known();
+        known.making -= 1;
+        if let Some((replay, _)) = &replay {
+            known.under_way.remove(replay);
+        }
+        let outcome = made.map_err(Problem::from).map(|session| {
+            let entry = Arc::new(Entry {
+                id: session.id().to_string(),
+                owner: opening.owner,
+                labels: opening.labels,
+                request: opening.request,
+                replay,
+                held: Mutex::new(Held::Live(session.clone())),
+            });
+            known.all.insert(entry.id.clone(), entry.clone());
+            self.metrics().sandboxes.inc();
+            tokio::spawn(self.clone().remember(entry.clone(), session));
+            entry
+        });
+        drop(known);
+        tell.send_replace(Some(outcome));
+    }
+
+    /// Waits for its end; then only how it ended is kept.
+    async fn remember(self, entry: Arc<Entry>, session: Session) {
+        let state = session.ended().await;
+        *locked(&entry.held) = Held::Ended(Box::new(state));
+        self.metrics().sandboxes.dec();
+    }
+}

@@ -1,0 +1,519 @@
+//! What requests and answers about sandboxes look like as JSON.
+
+use super::cursor::index;
+use crate::{
+    Problem,
+    problem::Answer,
+    wire::{Quantity, RunOrder, decoded, encoded},
+};
+use engine::{Exec, ExecResult, SessionEnd, SessionState, SessionStatus};
+use serde::{Deserialize, Serialize};
+use spec::{Barrier, Denial, ErrorInfo, LimitName, Status, Stream, TerminalSize, Timestamp, Usage};
+use std::{collections::{BTreeMap, BTreeSet}, ffi::OsString, os::unix::ffi::OsStringExt, time::Duration};
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{RefOr, Schema},
+};
+
+/// Labels of one sandbox, and how long their names and values may be.
+const MOST_LABELS: usize = 16;
+const LONGEST_LABEL: usize = 256;
+/// What may be typed with the request itself; more goes by the route of its own.
+const MOST_STDIN: usize = 1 << 20;
+const MOST_WORDS: usize = 4096;
+
+/// A time that may be missing.
+pub(super) fn span(given: Option<&Quantity>, name: &str) -> Answer<Option<Duration>> {
+    Ok(given.map(|span| span.parse::<spec::Time>(name)).transpose()?.map(|time| time.0))
+}
+
+/// Words of the caller's own about a sandbox.
+pub(super) type Labels = BTreeMap<String, String>;
+
+pub(super) fn check_labels(labels: &Labels) -> Answer<()> {
+    let too_long = |text: &String| text.len() > LONGEST_LABEL;
+    match labels.len() > MOST_LABELS || labels.iter().any(|(name, value)| too_long(name) || too_long(value)) {
+        false => Ok(()),
+        true => Err(Problem::invalid(
+            "these labels are too many or too long",
+            format!("a sandbox has up to {MOST_LABELS}, with names and values of up to {LONGEST_LABEL} bytes"),
+        )),
+    }
+}
+
+/// What a sandbox has beyond the options of a run.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Stay {
+    /// It ends when nobody has used it for so long (15 minutes unless said).
+    pub(super) idle_timeout: Option<Quantity>,
+    /// It ends after so long in any case (an hour unless said, seven days at most).
+    pub(super) lifetime: Option<Quantity>,
+    /// Words of your own about it.
+    pub(super) labels: Labels,
+}
+
+/// The options of a sandbox: those of a run that are not about one program, and how long it stays.
+pub(crate) struct SandboxOrder;
+
+/// What of a run is about its program.
+const OF_A_PROGRAM: [&str; 6] = ["command", "entrypoint", "stdin", "stdin_base64", "artifacts", "contract"];
+
+impl PartialSchema for SandboxOrder {
+    fn schema() -> RefOr<Schema> {
+        let (run, stay) = (RunOrder::schema(), Stay::schema());
+        let (RefOr::T(Schema::Object(mut run)), RefOr::T(Schema::Object(stay))) = (run, stay) else {
+            return Stay::schema();
+        };
+        run.properties.retain(|name, _| !OF_A_PROGRAM.contains(&name.as_str()));
+        run.properties.extend(stay.properties);
+        run.description = Some("The options of a run without a command, and how long it stays.".to_owned());
+        RefOr::T(Schema::Object(run))
+    }
+}
+
+impl ToSchema for SandboxOrder {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        RunOrder::schemas(schemas);
+        Stay::schemas(schemas);
+    }
+}
+
+/// How a sandbox is.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SandboxStatus {
+    /// Programs can be started.
+    Ready,
+    /// All its processes are stopped where they are.
+    Paused,
+    /// It is gone; `reason` says why.
+    Ended,
+}
+
+/// A sandbox.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SandboxState {
+    sandbox_id: String,
+    pub(super) status: SandboxStatus,
+    /// Why it ended: `asked`, `idle`, `lifetime`, `limit` or `lost`.
+    reason: Option<&'static str>,
+    labels: Labels,
+    #[schema(value_type = String)]
+    created_at: Timestamp,
+    #[schema(value_type = Option<String>)]
+    ended_at: Option<Timestamp>,
+    /// When it ends at the latest.
+    #[schema(value_type = String)]
+    expires_at: Timestamp,
+    /// When it ends if nobody uses it meanwhile.
+    #[schema(value_type = String)]
+    idle_until: Timestamp,
+    backend: String,
+    profile: String,
+    #[schema(value_type = Vec<String>)]
+    barriers: Vec<Barrier>,
+    #[schema(value_type = Object)]
+    usage: Usage,
+    #[schema(value_type = Vec<String>)]
+    limits_hit: BTreeSet<LimitName>,
+    /// What its doors refused; each program has a list of its own.
+    #[schema(value_type = Vec<Object>)]
+    denials: Vec<Denial>,
+    notes: Vec<String>,
+}
+
+impl SandboxState {
+    pub(super) fn new(sandbox_id: &str, labels: &Labels, state: SessionState) -> SandboxState {
+        SandboxState {
+            sandbox_id: sandbox_id.to_owned(),
+            status: match state.status {
+                SessionStatus::Ready => SandboxStatus::Ready,
+                SessionStatus::Paused => SandboxStatus::Paused,
+                SessionStatus::Ended => SandboxStatus::Ended,
+            },
+            reason: state.ended.map(reason),
+            labels: labels.clone(),
+            created_at: state.created_at,
+            ended_at: state.ended_at,
+            expires_at: state.expires_at,
+            idle_until: state.idle_until,
+            backend: state.backend,
+            profile: state.profile,
+            barriers: state.barriers,
+            usage: state.usage,
+            limits_hit: state.limits_hit,
+            denials: state.denials,
+            notes: state.notes,
+        }
+    }
+}
+
+fn reason(end: SessionEnd) -> &'static str {
+    match end {
+        SessionEnd::Asked => "asked",
+        SessionEnd::Idle => "idle",
+        SessionEnd::Lifetime => "lifetime",
+        SessionEnd::Limit => "limit",
+        SessionEnd::Lost => "lost",
+    }
+}
+
+/// Why there is nothing to be had of a sandbox any more.
+pub(super) fn gone(state: &SessionState) -> Problem {
+    let why = match state.ended {
+        Some(SessionEnd::Asked) => "it was ended by request",
+        Some(SessionEnd::Idle) => "nobody used it for its `idle_timeout`",
+        Some(SessionEnd::Lifetime) => "its `lifetime` was over",
+        Some(SessionEnd::Limit) => "a limit of the whole sandbox was spent",
+        Some(SessionEnd::Lost) | None => "its box died",
+    };
+    let hint = "make another with `POST /v1/sandboxes`".to_owned();
+    Problem::new(http::StatusCode::GONE, "gone", format!("this sandbox is gone: {why}"), Some(hint))
+}
+
+/// The sandboxes of a key.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SandboxList {
+    pub(super) sandboxes: Vec<SandboxState>,
+}
+
+/// The size of a terminal, in characters.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Size {
+    /// Lines.
+    pub(super) rows: u16,
+    /// Characters in a line.
+    pub(super) columns: u16,
+}
+
+impl Size {
+    pub(super) fn checked(self) -> Answer<TerminalSize> {
+        match (1..=4096).contains(&self.rows) && (1..=4096).contains(&self.columns) {
+            true => Ok(TerminalSize { rows: self.rows, columns: self.columns }),
+            false => Err(Problem::invalid("no terminal has that size", "give 1 to 4096 rows and columns")),
+        }
+    }
+}
+
+/// A program to be run in a sandbox.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ExecAsked {
+    /// Exact arguments; no shell is put before them.
+    command: Vec<String>,
+    /// Variables beyond those of the sandbox.
+    env: BTreeMap<String, String>,
+    /// Where it starts, inside.
+    directory: Option<String>,
+    /// What it reads, as text.
+    stdin: Option<String>,
+    /// What it reads, as base64.
+    stdin_base64: Option<String>,
+    /// Leaves its standard input open for `…/stdin`.
+    open_stdin: bool,
+    /// Gives it a terminal.
+    tty: Option<Size>,
+    /// Its time on the clock: never more than the sandbox allows.
+    timeout: Option<Quantity>,
+    /// Runs as long as the sandbox does; the answer is there at once.
+    background: bool,
+}
+
+/// A program to be run, and what is typed at its start.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) request: spec::ExecRequest,
+    pub(super) typed: Vec<u8>,
+    /// Whether more will be typed.
+    pub(super) stays_open: bool,
+}
+
+impl ExecAsked {
+    pub(super) fn background(&self) -> bool {
+        self.background
+    }
+
+    pub(super) fn order(self) -> Answer<Order> {
+        let words = self.command.len() + self.env.len();
+        if self.command.is_empty() || words > MOST_WORDS {
+            let hint = format!("name a program, with up to {MOST_WORDS} arguments and variables");
+            return Err(Problem::invalid("`command` is empty or too long", hint));
+        }
+        let typed = typed(self.stdin, self.stdin_base64)?;
+        let stdin = self.open_stdin || typed.is_some();
+        let request = spec::ExecRequest {
+            command: self.command.into_iter().map(OsString::from).collect(),
+            env: self.env.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+            directory: self.directory.map(Into::into),
+            stdin,
+            tty: self.tty.map(Size::checked).transpose()?,
+            timeout: span(self.timeout.as_ref(), "timeout")?,
+            background: self.background,
+        };
+        let has_nul = |text: &OsString| text.as_encoded_bytes().contains(&0);
+        if request.command.iter().chain(request.env.iter().flat_map(|(n, v)| [n, v])).any(has_nul) {
+            return Err(Problem::invalid("a NUL cannot be passed to a program", "leave it out"));
+        }
+        Ok(Order { request, typed: typed.unwrap_or_default(), stays_open: self.open_stdin })
+    }
+}
+
+fn typed(text: Option<String>, base64: Option<String>) -> Answer<Option<Vec<u8>>> {
+    let typed = match (text, base64) {
+        (Some(_), Some(_)) => {
+            return Err(Problem::invalid("`stdin` and `stdin_base64` exclude each other", "give one of them"));
+        }
+        (Some(text), None) => Some(text.into_bytes()),
+        (None, Some(base64)) => {
+            Some(decoded(&base64, "stdin_base64")?)
+        }
+        (None, None) => None,
+    };
+    match typed.as_ref().is_some_and(|typed| typed.len() > MOST_STDIN) {
+        true => Err(Problem::invalid(
+            format!("`stdin` is longer than {MOST_STDIN} bytes"),
+            "set `open_stdin` and send it to `…/exec/{exec}/stdin`",
+        )),
+        false => Ok(typed),
+    }
+}
+
+/// How much a program has written so far, or where a reader is.
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+pub(crate) struct Offsets {
+    stdout: u64,
+    stderr: u64,
+}
+
+impl From<[u64; 2]> for Offsets {
+    fn from([stdout, stderr]: [u64; 2]) -> Offsets {
+        Offsets { stdout, stderr }
+    }
+}
+
+/// Which streams were longer than what was kept: then their beginning is missing.
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+pub(crate) struct Shortened {
+    stdout: bool,
+    stderr: bool,
+}
+
+/// A program of a sandbox, and what came of it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ExecState {
+    exec_id: String,
+    command: Vec<String>,
+    /// As of a run: `running`, then `succeeded`, `failed`, `timed_out`, `oom_killed`, `cancelled`, `not_started`, `lost`.
+    #[schema(value_type = String)]
+    status: Status,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    #[schema(value_type = Option<Object>)]
+    error: Option<ErrorInfo>,
+    background: bool,
+    tty: bool,
+    #[schema(value_type = String)]
+    started_at: Timestamp,
+    #[schema(value_type = Option<String>)]
+    ended_at: Option<Timestamp>,
+    duration_ms: Option<u64>,
+    cpu_ms: Option<u64>,
+    #[schema(value_type = Vec<String>)]
+    limits_hit: BTreeSet<LimitName>,
+    #[schema(value_type = Vec<Object>)]
+    denials: Vec<Denial>,
+    notes: Vec<String>,
+    /// How much it has written in all.
+    offsets: Offsets,
+    #[serde(flatten)]
+    output: Option<Output>,
+}
+
+/// What a program wrote, as far as it is kept.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(crate) struct Output {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stdout: Option<String>,
+    /// Instead of `stdout` where that is no UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stdout_base64: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stderr: Option<String>,
+    /// Instead of `stderr` where that is no UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stderr_base64: Option<String>,
+    truncated: Shortened,
+}
+
+impl Output {
+    fn of(exec: &Exec) -> Output {
+        let [(stdout_from, stdout), (stderr_from, stderr)] =
+            [Stream::Stdout, Stream::Stderr].map(|stream| kept(exec, stream));
+        let truncated = Shortened { stdout: stdout_from > 0, stderr: stderr_from > 0 };
+        let (stdout, stdout_base64) = text_or_base64(stdout);
+        let (stderr, stderr_base64) = text_or_base64(stderr);
+        Output { stdout, stdout_base64, stderr, stderr_base64, truncated }
+    }
+}
+
+/// All that is kept of a stream, and where it begins. A piece has a bound; what is forgotten between two begins it anew.
+fn kept(exec: &Exec, stream: Stream) -> (u64, Vec<u8>) {
+    let (mut from, mut bytes) = (0, Vec::new());
+    loop {
+        let piece = exec.output().read(stream, from + bytes.len() as u64, usize::MAX);
+        if piece.from > from + bytes.len() as u64 {
+            (from, bytes) = (piece.from, Vec::new());
+        }
+        if piece.bytes.is_empty() {
+            return (from, bytes);
+        }
+        bytes.extend(piece.bytes);
+    }
+}
+
+/// Text if it is UTF-8, else base64.
+pub(super) fn text_or_base64(bytes: Vec<u8>) -> (Option<String>, Option<String>) {
+    match String::from_utf8(bytes) {
+        Ok(text) => (Some(text), None),
+        Err(other) => (None, Some(encoded(other.as_bytes()))),
+    }
+}
+
+impl ExecState {
+    /// How a program is, without what it wrote.
+    pub(super) fn brief(exec: &Exec) -> ExecState {
+        let (request, result) = (exec.request(), exec.result());
+        let words = request.command.iter().map(|word| word.to_string_lossy().into_owned());
+        let state = ExecState {
+            exec_id: exec.id().to_owned(),
+            command: words.collect(),
+            status: Status::Running,
+            exit_code: None,
+            signal: None,
+            error: None,
+            background: request.background,
+            tty: request.tty.is_some(),
+            started_at: exec.started_at(),
+            ended_at: None,
+            duration_ms: None,
+            cpu_ms: None,
+            limits_hit: BTreeSet::new(),
+            denials: Vec::new(),
+            notes: Vec::new(),
+            offsets: exec.output().lengths().into(),
+            output: None,
+        };
+        match result {
+            Some(result) => state.ended(result),
+            None => state,
+        }
+    }
+
+    fn ended(self, result: ExecResult) -> ExecState {
+        ExecState {
+            status: result.status,
+            exit_code: result.exit_code,
+            signal: result.signal,
+            error: result.error,
+            ended_at: Some(result.ended_at),
+            duration_ms: Some(result.duration_ms),
+            cpu_ms: Some(result.cpu_ms),
+            limits_hit: result.limits_hit,
+            denials: result.denials,
+            notes: result.notes,
+            ..self
+        }
+    }
+
+    /// The same with all that is kept of what it wrote.
+    pub(super) fn whole(exec: &Exec) -> ExecState {
+        ExecState { output: Some(Output::of(exec)), ..ExecState::brief(exec) }
+    }
+}
+
+/// The programs of a sandbox, the oldest first.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ExecList {
+    pub(super) execs: Vec<ExecState>,
+}
+
+/// One of the streams.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StreamName {
+    /// Standard output, and all that a terminal shows.
+    #[default]
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+impl From<StreamName> for Stream {
+    fn from(name: StreamName) -> Stream {
+        match name {
+            StreamName::Stdout => Stream::Stdout,
+            StreamName::Stderr => Stream::Stderr,
+        }
+    }
+}
+
+impl From<Stream> for StreamName {
+    fn from(stream: Stream) -> StreamName {
+        [StreamName::Stdout, StreamName::Stderr][index(stream)]
+    }
+}
+
+/// A signal, by name or number.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum SignalName {
+    /// 1 to 64.
+    Number(i32),
+    /// `TERM`, with or without `SIG`.
+    Name(String),
+}
+
+/// Those that one sends by name.
+const SIGNALS: [(&str, i32); 17] = [
+    ("HUP", 1),
+    ("INT", 2),
+    ("QUIT", 3),
+    ("ABRT", 6),
+    ("KILL", 9),
+    ("USR1", 10),
+    ("SEGV", 11),
+    ("USR2", 12),
+    ("PIPE", 13),
+    ("ALRM", 14),
+    ("TERM", 15),
+    ("CHLD", 17),
+    ("CONT", 18),
+    ("STOP", 19),
+    ("TSTP", 20),
+    ("TTIN", 21),
+    ("WINCH", 28),
+];
+
+impl SignalName {
+    pub(super) fn number(&self) -> Answer<i32> {
+        let found = match self {
+            SignalName::Number(number) => (1..=64).contains(number).then_some(*number),
+            SignalName::Name(name) => {
+                let name = name.to_ascii_uppercase();
+                let name = name.strip_prefix("SIG").unwrap_or(&name);
+                SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
+            }
+        };
+        found.ok_or_else(|| Problem::invalid("there is no such signal", "give a name such as TERM, or 1 to 64"))
+    }
+}
+
+/// A path inside as words: what is no UTF-8 is shown with marks, and whole in `…_base64`.
+pub(super) fn name_or_base64(name: OsString) -> (String, Option<String>) {
+    let shown = name.to_string_lossy().into_owned();
+    let bytes = name.into_vec();
+    let whole = (shown.as_bytes() != bytes).then(|| encoded(&bytes));
+    (shown, whole)
+}
