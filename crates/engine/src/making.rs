@@ -5,6 +5,7 @@ use crate::{
     Inner,
     doors::{self, Opened},
     files,
+    keep::Keeper,
     origin::{self, Origin},
     pool::{self, Made, Taken},
     record::Record,
@@ -203,12 +204,12 @@ impl Making {
         let broken =
             |error: io::Error| internal(format!("cannot put the inputs into the workspace: {error}"));
         let workspace = sandbox.workspace().try_clone_to_owned().map_err(broken)?;
-        let (engine, inputs) = (self.engine.clone(), self.spec.inputs.clone());
+        let (keeper, inputs) = (Keeper::new(&self.engine, &self.id, &self.spec), self.spec.inputs.clone());
         let (owner, limit) = (sandbox.owner_inside(), self.spec.sandbox.limits.disk.0);
         let (mut cancelled, seen) = (self.cancelled.clone(), self.cancelled.clone());
         let put = move || {
             inputs.iter().try_for_each(|(name, source)| {
-                let mut file = UntilCancelled { file: open_input(&engine, source)?, cancelled: &seen };
+                let mut file = UntilCancelled { file: open_input(&keeper, source)?, cancelled: &seen };
                 files::put_input(workspace.as_fd(), name, &mut file, owner, limit)
                     .map_err(|error| of_input(&error))
             })
@@ -280,18 +281,11 @@ pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsStrin
     env
 }
 
-fn open_input(engine: &Inner, source: &InputSource) -> Result<Box<dyn io::Read>, ErrorInfo> {
+fn open_input(keeper: &Keeper, source: &InputSource) -> Result<Box<dyn io::Read>, ErrorInfo> {
     match source {
         InputSource::File(path) => Ok(Box::new(open_file(path)?)),
         InputSource::Given(bytes) => Ok(Box::new(io::Cursor::new(bytes.clone()))),
-        InputSource::Artifact { name, version } => {
-            let opened = engine.artifacts.open_version(name, *version);
-            opened.map(|(file, _)| Box::new(file) as Box<dyn io::Read>).map_err(|error| ErrorInfo {
-                code: ErrorCode::InvalidSpec,
-                message: error.to_string(),
-                hint: Some("`airlock artifact list` shows what is kept".to_owned()),
-            })
-        }
+        InputSource::Artifact { name, version } => Ok(Box::new(keeper.open(name, *version)?)),
     }
 }
 

@@ -80,6 +80,18 @@ impl Caller {
         self.scopes.contains(&Scope::Admin)
     }
 
+    /// As the owner of what it makes. Without an owner it would be the machine's own, so there is always one.
+    pub(crate) fn owner(&self) -> Result<spec::Id, Problem> {
+        spec::Id::new(&self.key).map_err(|_| {
+            Problem::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "internal",
+                "the key has no usable identifier",
+                None,
+            )
+        })
+    }
+
     /// Whether it may see what belongs to `owner`.
     pub(crate) fn sees(&self, owner: &str) -> bool {
         self.is_admin() || self.key == owner

@@ -92,6 +92,8 @@ pub struct RunSpec {
     pub task_id: Option<Id>,
     /// The caller's job.
     pub job_id: Option<Id>,
+    /// The key that asks, which owns what the run keeps; none for whoever is at the machine itself.
+    pub owner: Option<Id>,
     /// Exact argument list; empty only where an image may say what to run.
     pub command: Vec<OsString>,
     /// What runs before the command instead of what the image says; empty for nothing.
@@ -332,6 +334,7 @@ impl Policy {
             run_id: id(&request.run_id, "--run-id")?,
             task_id: id(&request.task_id, "--task-id")?,
             job_id: id(&request.job_id, "--job-id")?,
+            owner: None,
             command: check_command(request.command, matches!(root, Root::Image(_)))?,
             entrypoint: request.entrypoint,
             user_of_image: request.user.is_none(),

@@ -138,15 +138,16 @@ impl Global {
 /// Opens the engine on the configured state folder.
 fn open_engine(config: &Config, begun: Option<engine::HeadStart>) -> Result<engine::Engine, Failure> {
     Ok(match begun {
-        Some(begun) => engine::Engine::open_after(begun, settings(config))?,
-        None => engine::Engine::open(settings(config))?,
+        Some(begun) => engine::Engine::open_after(begun, settings(config)?)?,
+        None => engine::Engine::open(settings(config)?)?,
     })
 }
 
-fn settings(config: &Config) -> engine::Settings {
+fn settings(config: &Config) -> Result<engine::Settings, Failure> {
     let containers = engine::Hosts { docker: config.docker.clone(), podman: config.podman.clone() };
     let (doors, guarded) = (door_settings(config), config.guarded());
-    engine::Settings { containers, doors, guarded, ..engine::Settings::new(&config.state) }
+    let artifacts = config.artifacts.assembled(&config.state, &config.secrets)?;
+    Ok(engine::Settings { artifacts, containers, doors, guarded, ..engine::Settings::new(&config.state) })
 }
 
 fn door_settings(config: &Config) -> engine::DoorSettings {
