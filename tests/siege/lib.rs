@@ -4,7 +4,7 @@
 
 use gateway_tests::{Answer, Server};
 use serde_json::Value;
-use std::{fs, io::Write, net::TcpStream};
+use std::{fs, io::Write, net::TcpStream, time::Duration};
 
 /// Asks a server that may die meanwhile; nothing unless the answer came whole.
 pub fn attempt(
@@ -31,24 +31,24 @@ pub fn upload(server: &Server, key: &str, path: &str, bytes: &[u8]) -> Option<An
     (answer.status != 0).then_some(answer)
 }
 
-/// Asks, and hangs up without waiting for the answer.
-pub fn ask_and_leave(server: &Server, request: &[u8]) {
+/// Asks, and hangs up so soon without waiting for the answer.
+pub fn ask_and_leave(server: &Server, request: &[u8], milliseconds: u64) {
     let gateway_tests::Client::Tcp(address) = &server.client else { panic!("it listens on TCP") };
     let mut stream = TcpStream::connect(address).expect("the server listens");
     stream.write_all(request).expect("it takes the request");
+    std::thread::sleep(Duration::from_millis(milliseconds));
 }
 
-/// The share of memory of a process and all below it, in KiB.
-pub fn memory_kib(pid: u32) -> u64 {
-    let below = abuse::host::descendants(pid as i32);
-    let all = below.into_iter().chain([pid as i32]);
+/// The share of memory of all that lives below us, in KiB: of a server with its launchers and boxes, which are nobody's
+/// children, once orphans are ours.
+pub fn memory_kib() -> u64 {
     let pss = |pid: i32| {
         // One that has ended meanwhile holds nothing.
         let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
         line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
     };
-    all.map(pss).sum()
+    abuse::orphans::below_us().into_iter().map(pss).sum()
 }
 
 /// Descriptors and threads of a process.

@@ -56,7 +56,7 @@ struct Options {
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     idle: usize,
     /// Sandboxes that the library keeps ready: as many as the server does
-    #[arg(long, value_name = "NUMBER", default_value_t = 8)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 4)]
     parked: usize,
     /// Write everything as JSON
     #[arg(long, value_name = "FILE")]
@@ -91,6 +91,7 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<(), Trouble> {
     peers::allow_files()?;
+    peers::adopt_orphans()?;
     let folder = Folder::new("gateway")?;
     let before = peers::load_average();
     let amount = Amount {

@@ -193,14 +193,22 @@ fn g107_a_sandbox_asked_for_twice_with_one_promise_is_one() {
         asking.into_iter().map(|one| one.join().expect("an answer").json()["sandbox_id"].to_string()).collect()
     });
     assert_eq!((told.len(), ids(&server, &key).len()), (1, 1), "{told:?}");
-    // An answer that is lost.
+    // An answer that is lost: nobody reads it.
     let lost = [("idempotency-key", "lost")];
-    let request = server.request(&key, "POST", "/v1/sandboxes", &lost, &json!({}));
-    siege::ask_and_leave(&server, &request);
+    let unread = server.client.open(&server.request(&key, "POST", "/v1/sandboxes", &lost, &json!({})));
     server.until("the second sandbox", || ids(&server, &key).len() == 2);
+    drop(unread);
     let again = server.ask(&key, "POST", "/v1/sandboxes", &lost, &json!({}));
     let id = again.json()["sandbox_id"].as_str().expect("an id").to_owned();
     assert!(ids(&server, &key).contains(&id) && ids(&server, &key).len() == 2, "{}", again.text());
+    // Whoever hangs up in the middle and asks again has one, too, whether the first was heard or not.
+    for (number, wait_ms) in [0, 1, 3, 9, 27].into_iter().enumerate() {
+        let name = format!("hung up {number}");
+        let promise = [("idempotency-key", name.as_str())];
+        siege::ask_and_leave(&server, &server.request(&key, "POST", "/v1/sandboxes", &promise, &json!({})), wait_ms);
+        let again = server.ask(&key, "POST", "/v1/sandboxes", &promise, &json!({}));
+        assert_eq!((again.status, ids(&server, &key).len()), (201, 3 + number), "{}", again.text());
+    }
     // Another request under that name, and the same name of another key.
     let other = server.ask(&key, "POST", "/v1/sandboxes", &lost, &json!({ "labels": { "a": "b" } }));
     assert_eq!(other.status, 422, "{}", other.text());
