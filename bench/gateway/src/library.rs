@@ -48,7 +48,11 @@ pub(crate) struct Library {
 impl Library {
     pub(crate) fn start(folder: &Path, parked: usize) -> io::Result<Library> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["library", "--state"]).arg(folder.join("library")).arg("--parked").arg(parked.to_string());
+        command
+            .args(["library", "--state"])
+            .arg(folder.join("library"))
+            .arg("--parked")
+            .arg(parked.to_string());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let missing = || io::Error::other("no pipe");
         let (to, from) = (child.stdin.take(), BufReader::new(child.stdout.take().ok_or_else(missing)?));

@@ -103,7 +103,8 @@ fn run(options: &Options) -> Result<(), Trouble> {
         idle: options.idle,
         parked: options.parked,
     };
-    let mut bench = Bench { airlock: &options.airlock, folder: &folder.0, amount, samples: Samples::default() };
+    let mut bench =
+        Bench { airlock: &options.airlock, folder: &folder.0, amount, samples: Samples::default() };
     bench.starts()?;
     bench.idle_sessions()?;
     bench.runs()?;

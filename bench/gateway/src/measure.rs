@@ -260,7 +260,9 @@ fn once(client: &mut Client) -> io::Result<f64> {
     let answer = client.ask("POST", "/v1/runs", RUN)?;
     let seconds = begun.elapsed().as_secs_f64();
     let succeeded = answer.windows(SUCCEEDED.len()).any(|part| part == SUCCEEDED.as_bytes());
-    succeeded.then_some(seconds).ok_or_else(|| io::Error::other(String::from_utf8_lossy(&answer).into_owned()))
+    succeeded
+        .then_some(seconds)
+        .ok_or_else(|| io::Error::other(String::from_utf8_lossy(&answer).into_owned()))
 }
 
 const SUCCEEDED: &str = r#""status":"succeeded""#;

@@ -15,7 +15,10 @@ pub(crate) const NGINX: &str = "nginx";
 
 /// Each way, and what it is.
 const WAYS: [(&str, &str); 4] = [
-    (OURS, "`airlock serve`: a key is checked, every run is in the database before it starts; files of a session"),
+    (
+        OURS,
+        "`airlock serve`: a key is checked, every run is in the database before it starts; files of a session",
+    ),
     (ARTIFACTS, "`airlock serve`: files as artifacts, hashed and kept as versions"),
     (LIBRARY, "the engine in a process of its own, with the same pool"),
     (NGINX, "PUT by its dav module into a folder, GET by sendfile; no key, no hash"),
@@ -153,7 +156,9 @@ impl Report {
             Wanted::AtMost(factor, to, more) => {
                 let (own, ratio) = (samples.median(way, metric)?, samples.ratio(way, to, metric)?);
                 let most = factor * samples.median(to, metric)? + more;
-                let words = format!("{way} / {to} {ratio:.2}; {own:.2}  wanted <= {most:.2} ({factor} x {to} + {more})");
+                let words = format!(
+                    "{way} / {to} {ratio:.2}; {own:.2}  wanted <= {most:.2} ({factor} x {to} + {more})"
+                );
                 Some((words, own <= most))
             }
             Wanted::Value(most) => {

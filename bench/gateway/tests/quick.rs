@@ -7,7 +7,11 @@ use std::{fs, path::Path, process::Command};
 fn our_ways_and_the_library_are_measured_and_nginx_is_said_to_be_missing() {
     let bench = Path::new(env!("CARGO_BIN_EXE_airlock-bench-gateway"));
     let airlock = bench.with_file_name("airlock");
-    assert!(airlock.is_file(), "prerequisite: no `{}`; run `cargo build -p airlock` first", airlock.display());
+    assert!(
+        airlock.is_file(),
+        "prerequisite: no `{}`; run `cargo build -p airlock` first",
+        airlock.display()
+    );
     let folder = std::env::temp_dir().join(format!("airlock-bench-gateway-test-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join("results.json");
@@ -25,7 +29,10 @@ fn our_ways_and_the_library_are_measured_and_nginx_is_said_to_be_missing() {
 
     let rows = told["rows"].as_array().unwrap();
     for (way, metrics) in [
-        ("ours", &["run", "rate", "idle_pss", "upload", "upload_peak", "download", "first_ready", "ready"][..]),
+        (
+            "ours",
+            &["run", "rate", "idle_pss", "upload", "upload_peak", "download", "first_ready", "ready"][..],
+        ),
         ("artifacts", &["upload", "upload_peak", "download"]),
         ("library", &["run", "rate"]),
     ] {

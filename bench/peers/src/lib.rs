@@ -5,7 +5,8 @@ mod process;
 mod samples;
 
 pub use process::{
-    Process, Processors, adopt_orphans, allow_files, await_listener, memory_below_us, move_aside, processor_time_at,
+    Process, Processors, adopt_orphans, allow_files, await_listener, memory_below_us, move_aside,
+    processor_time_at,
 };
 pub use samples::Samples;
 

@@ -37,13 +37,17 @@ fn g98_pages_of_others_reach_nothing_whatever_name_they_borrow() {
     let port = own.rsplit_once(':').expect("a port").1;
     let terminal = format!("/v1/sandboxes/{}/pty", sandbox(&server, &server.admin));
     let run = json!({ "command": ["true"] });
-    let foreign = [format!("evil.example:{port}"), "evil.example".into(), format!("127.0.0.1.evil.example:{port}")];
+    let foreign =
+        [format!("evil.example:{port}"), "evil.example".into(), format!("127.0.0.1.evil.example:{port}")];
     for host in &foreign {
         let headers = [("host", host.as_str())];
         assert_eq!(status(&server, "POST", "/v1/runs", &headers, &run), 403, "a name lent by DNS: {host}");
         assert_eq!(status(&server, "GET", "/healthz", &headers, &Value::Null), 403, "{host}");
     }
-    let origins = foreign.iter().map(|host| format!("http://{host}")).chain(["null".into(), "http://localhost:1".into()]);
+    let origins = foreign
+        .iter()
+        .map(|host| format!("http://{host}"))
+        .chain(["null".into(), "http://localhost:1".into()]);
     for origin in origins {
         let headers = [("origin", origin.as_str())];
         assert_eq!(status(&server, "POST", "/v1/runs", &headers, &run), 403, "a page of {origin}");
@@ -65,7 +69,8 @@ fn routes(server: &Server, names: &[(&str, &str, &str)]) -> Vec<(String, String,
     let mut found = Vec::new();
     for (path, item) in description["paths"].as_object().expect("paths") {
         let Some((_, own, id)) = names.iter().find(|(start, _, _)| path.starts_with(start)) else { continue };
-        let filled = path.replace(own, id).replace("{exec}", "1").replace("{path}", "name").replace("{version}", "1");
+        let filled =
+            path.replace(own, id).replace("{exec}", "1").replace("{path}", "name").replace("{version}", "1");
         assert!(!filled.contains('{'), "{path} names something that this test does not know");
         for method in item.as_object().expect("methods").keys() {
             let body = if method == "post" { json!({ "command": ["true"] }) } else { Value::Null };
@@ -96,8 +101,13 @@ fn g99_what_belongs_to_another_key_is_as_if_it_were_not_there() {
         ("/v1/artifacts/{name}", "{name}", "mine"),
     ];
     let all = routes(&server, &names);
-    let prefixes: BTreeSet<_> = all.iter().map(|(_, path, _)| path.split('/').nth(2).expect("a kind").to_owned()).collect();
-    assert_eq!(prefixes, ["artifacts", "runs", "sandboxes"].map(str::to_owned).into(), "the test sees the routes");
+    let prefixes: BTreeSet<_> =
+        all.iter().map(|(_, path, _)| path.split('/').nth(2).expect("a kind").to_owned()).collect();
+    assert_eq!(
+        prefixes,
+        ["artifacts", "runs", "sandboxes"].map(str::to_owned).into(),
+        "the test sees the routes"
+    );
     for (method, path, body) in &all {
         let path = path.replace("/exec/1", &format!("/exec/{exec_id}"));
         // A name that is free is free for everybody.
@@ -111,10 +121,15 @@ fn g99_what_belongs_to_another_key_is_as_if_it_were_not_there() {
         let own = server.request(&owner, method, &path, &headers, body);
         let endless = path.ends_with("/events") || path.ends_with("/pty") || method == "DELETE";
         let own = if endless { None } else { server.client.open(&own).head() };
-        assert!(own.as_ref().is_none_or(|(status, _)| *status != 404), "{method} {path} by its owner: {own:?}");
+        assert!(
+            own.as_ref().is_none_or(|(status, _)| *status != 404),
+            "{method} {path} by its owner: {own:?}"
+        );
     }
     // Nothing of it came to harm, and lists show it to its owner alone.
-    for (path, id) in [("/v1/sandboxes", &box_id), ("/v1/runs", &run_id), ("/v1/artifacts", &"mine".to_owned())] {
+    for (path, id) in
+        [("/v1/sandboxes", &box_id), ("/v1/runs", &run_id), ("/v1/artifacts", &"mine".to_owned())]
+    {
         let shown = |key: &str| server.ask(key, "GET", path, &[], &Value::Null).text().contains(id.as_str());
         assert_eq!((shown(&owner), shown(&other)), (true, false), "{path}");
     }
@@ -127,7 +142,8 @@ fn g100_nobody_gets_more_of_the_host_than_the_operator_gives() {
     let outside = Folder::new();
     fs::write(outside.at("secret"), "secret").expect("a file");
     std::os::unix::fs::symlink(&outside.0, shared.at("link")).expect("a link");
-    let configuration = format!("[serve]\nfolders = [\"{}\"]\n[maximum]\nmemory = \"1G\"\npids = 64\n", shared.0.display());
+    let configuration =
+        format!("[serve]\nfolders = [\"{}\"]\n[maximum]\nmemory = \"1G\"\npids = 64\n", shared.0.display());
     let server = Server::with(&configuration, &[]);
     let key = server.key(&["runs", "sandboxes"]);
     let (inside, out) = (shared.0.display(), outside.0.display());
@@ -157,7 +173,12 @@ fn g100_nobody_gets_more_of_the_host_than_the_operator_gives() {
                 order["command"] = json!(["true"]);
             }
             let answer = server.ask(&key, "POST", path, &[], &order);
-            assert!([400, 403].contains(&answer.status), "{path} {order}: {} {}", answer.status, answer.text());
+            assert!(
+                [400, 403].contains(&answer.status),
+                "{path} {order}: {} {}",
+                answer.status,
+                answer.text()
+            );
             assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{order}");
         }
     }
@@ -190,7 +211,10 @@ fn g107_a_sandbox_asked_for_twice_with_one_promise_is_one() {
     // Many at once.
     let told: BTreeSet<_> = std::thread::scope(|scope| {
         let asking: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
-        asking.into_iter().map(|one| one.join().expect("an answer").json()["sandbox_id"].to_string()).collect()
+        asking
+            .into_iter()
+            .map(|one| one.join().expect("an answer").json()["sandbox_id"].to_string())
+            .collect()
     });
     assert_eq!((told.len(), ids(&server, &key).len()), (1, 1), "{told:?}");
     // An answer that is lost: nobody reads it.
@@ -205,7 +229,11 @@ fn g107_a_sandbox_asked_for_twice_with_one_promise_is_one() {
     for (number, wait_ms) in [0, 1, 3, 9, 27].into_iter().enumerate() {
         let name = format!("hung up {number}");
         let promise = [("idempotency-key", name.as_str())];
-        siege::ask_and_leave(&server, &server.request(&key, "POST", "/v1/sandboxes", &promise, &json!({})), wait_ms);
+        siege::ask_and_leave(
+            &server,
+            &server.request(&key, "POST", "/v1/sandboxes", &promise, &json!({})),
+            wait_ms,
+        );
         let again = server.ask(&key, "POST", "/v1/sandboxes", &promise, &json!({}));
         assert_eq!((again.status, ids(&server, &key).len()), (201, 3 + number), "{}", again.text());
     }

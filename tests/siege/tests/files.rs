@@ -37,7 +37,8 @@ impl Scene {
             fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("its rights");
         }
         fs::write(folder.at("outside/name"), CANARY).expect("the canary");
-        fs::set_permissions(folder.at("outside/name"), fs::Permissions::from_mode(0o666)).expect("its rights");
+        fs::set_permissions(folder.at("outside/name"), fs::Permissions::from_mode(0o666))
+            .expect("its rights");
         let server = Server::with(&format!("[serve]\nfolders = [\"{}\"]\n", workspace.display()), &[]);
         let made = server.post("/v1/sandboxes", &json!({ "workspace": workspace }));
         assert_eq!(made.status, 201, "{}", made.text());
@@ -65,7 +66,11 @@ impl Scene {
     fn assert_untouched(&self) {
         let canary = fs::read_to_string(self.folder.at("outside/name"));
         assert_eq!(canary.expect("the canary lives"), CANARY);
-        assert_eq!(fs::read_dir(self.folder.at("outside")).expect("its folder").count(), 1, "nothing came beside it");
+        assert_eq!(
+            fs::read_dir(self.folder.at("outside")).expect("its folder").count(),
+            1,
+            "nothing came beside it"
+        );
     }
 
     fn workspace(&self) -> PathBuf {
@@ -132,7 +137,9 @@ fn race(scene: &Scene, careless: &Path, path: &str) {
         }
         led_out += u32::from(fs::read_to_string(careless).is_ok_and(|text| text == CANARY));
     }
-    println!("{path}: a careless reader got out {led_out} times; the API answered {stayed} times, refused {refused} times");
+    println!(
+        "{path}: a careless reader got out {led_out} times; the API answered {stayed} times, refused {refused} times"
+    );
     assert!(led_out > 0, "the control: names were swapped, and following them leads out");
     assert!(stayed > 0 && refused > 0, "both were met: {stayed} and {refused}");
 }
@@ -142,7 +149,10 @@ fn a2_a_file_swapped_for_a_link_during_the_open_is_never_followed() {
     let scene = Scene::new();
     let canary = scene.folder.at("outside/name");
     scene.exec(
-        &format!("import os; os.symlink('{}', 'link'); open('name', 'w').write('{HARMLESS}')", canary.display()),
+        &format!(
+            "import os; os.symlink('{}', 'link'); open('name', 'w').write('{HARMLESS}')",
+            canary.display()
+        ),
         false,
     );
     scene.exec(&swapper("name", "link"), true);

@@ -140,7 +140,12 @@ impl Storm {
         for (name, length) in &told.artifacts {
             let path = format!("/v1/artifacts/{name}");
             let answer = server.ask(&self.key, "GET", &path, &[], &Value::Null);
-            assert_eq!((answer.status, answer.body.len()), (200, *length), "{name} was kept: {}", answer.text());
+            assert_eq!(
+                (answer.status, answer.body.len()),
+                (200, *length),
+                "{name} was kept: {}",
+                answer.text()
+            );
             self.count("artifact kept");
         }
         self.check_list(server);
@@ -233,7 +238,8 @@ impl Storm {
         let is_kept = |path: &PathBuf| path.components().nth(2).is_some() && path.starts_with("artifacts");
         let is_draft = |path: &PathBuf| path.starts_with("artifacts/.drafts");
         let left = host::listing(&state).into_iter().filter(|path| is_draft(path) || !is_kept(path));
-        let left: BTreeSet<_> = left.filter(|path| !path.to_string_lossy().starts_with("artifacts/@")).collect();
+        let left: BTreeSet<_> =
+            left.filter(|path| !path.to_string_lossy().starts_with("artifacts/@")).collect();
         let always = ["airlock.db", "artifacts", "artifacts/.drafts", "runs", "serve.lock", "stubs"];
         assert_eq!(left, always.map(PathBuf::from).into());
     }
@@ -265,7 +271,13 @@ impl Work<'_> {
         }
     }
 
-    fn ask(self, method: &str, path: &str, headers: &[(&str, &str)], body: &Value) -> Option<gateway_tests::Answer> {
+    fn ask(
+        self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> Option<gateway_tests::Answer> {
         attempt(self.server, self.key, method, path, headers, body)
     }
 
@@ -281,7 +293,8 @@ impl Work<'_> {
             told.runs.push(asked.clone());
             told.runs.len() - 1
         };
-        let mut headers: Vec<_> = asked.promise.iter().map(|promise| ("idempotency-key", promise.as_str())).collect();
+        let mut headers: Vec<_> =
+            asked.promise.iter().map(|promise| ("idempotency-key", promise.as_str())).collect();
         if is_async {
             headers.push(("prefer", "respond-async"));
         }
@@ -310,7 +323,8 @@ impl Work<'_> {
         assert_eq!(made.status, 201, "{}", made.text());
         let id = made.json()["sandbox_id"].as_str().expect("an id").to_owned();
         self.told.lock().expect("nobody panicked").sandboxes.push(id.clone());
-        let order = json!({ "command": ["sh", "-c", "(setsid sleep 1000 &); sleep 1000"], "background": true });
+        let order =
+            json!({ "command": ["sh", "-c", "(setsid sleep 1000 &); sleep 1000"], "background": true });
         self.ask("POST", &format!("/v1/sandboxes/{id}/exec"), &[], &order)?;
         upload(self.server, self.key, &format!("/v1/sandboxes/{id}/files/large"), &vec![b'x'; 4 << 20])?;
         self.ask("POST", &format!("/v1/sandboxes/{id}/exec"), &[], &json!({ "command": ["true"] }))?;

@@ -102,7 +102,8 @@ fn session(server: &Server) {
     let made = server.post("/v1/sandboxes", &json!({}));
     assert_eq!(made.status, 201, "{}", made.text());
     let place = format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("an id"));
-    let put = siege::upload(server, &server.admin, &format!("{place}/files/name"), b"hello").expect("an answer");
+    let put =
+        siege::upload(server, &server.admin, &format!("{place}/files/name"), b"hello").expect("an answer");
     assert_eq!(put.status, 201, "{}", put.text());
     let told = server.post(&format!("{place}/exec"), &json!({ "command": ["cat", "name"] }));
     assert_eq!(told.json()["stdout"], "hello", "{}", told.text());
