@@ -19,6 +19,8 @@ const LEFT_OUT: [(&str, &str); 2] = [
     ("/events$", "a stream that ends when its run does; read in tests/gateway"),
     ("/pty$", "a WebSocket; spoken in tests/gateway"),
 ];
+/// The one that is left out by its whole name: it finds the key that it asks with in the list, and revokes that.
+const REVOKES: &str = "DELETE /v1/keys/{id}";
 /// Checks that are not made, and why.
 const UNCHECKED: [(&str, &str); 2] = [
     (
@@ -73,6 +75,7 @@ fn every_answer_is_one_that_the_description_has() {
     command.arg("--header").arg(format!("Authorization: Bearer {}", server.admin));
     command.arg("--exclude-checks").arg(UNCHECKED.map(|(check, _)| check).join(","));
     command.arg("--exclude-path-regex").arg(LEFT_OUT.map(|(path, _)| path).join("|"));
+    command.args(["--exclude-name", REVOKES]);
     match full() {
         true => command.args(["--phases", "coverage,fuzzing,stateful", "--max-examples", "200"]),
         false => command.args(["--phases", "coverage,fuzzing", "--max-examples", "6"]),
@@ -82,5 +85,5 @@ fn every_answer_is_one_that_the_description_has() {
     println!("{told}");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     assert!(told.contains("passed"), "it asked for something");
-    assert_eq!(server.get("/readyz").status, 200, "the server lives");
+    assert_eq!(server.get("/v1/keys").status, 200, "the server lives, and the key was good to the end");
 }
