@@ -83,7 +83,7 @@ fn serve(server: &Server, served: &AtomicU64, until: u64) {
                         return;
                     }
                     one(server, number);
-                    if number % A_SESSION_EVERY == 0 {
+                    if number.is_multiple_of(A_SESSION_EVERY) {
                         session(server);
                     }
                 }
