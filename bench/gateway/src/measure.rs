@@ -165,34 +165,28 @@ impl Bench<'_> {
     /// A large file there and back, by each way in turn; what could not be had.
     pub(crate) fn files(&mut self, nginx: Option<&PathBuf>) -> Result<Vec<(&'static str, String)>, Trouble> {
         let server = self.serve("files")?;
-        let (mut ways, mut missing) = (Vec::new(), Vec::new());
+        let started = match nginx {
+            Some(program) => {
+                Nginx::start(program, &self.folder.join("nginx")).map_err(|trouble| trouble.to_string())
+            }
+            None => Err("not told where it is".to_owned()),
+        };
+        let mut ways = Vec::new();
         let order = r#"{"disk":"3G","file_size":"2G","lifetime":"1h"}"#;
         match server.client().and_then(|mut client| server.session(&mut client, order)) {
             Ok(id) => ways.push(Way::new(OURS, &server, &format!("/v1/sandboxes/{id}/files/large"))),
             Err(error) => self.samples.fail(OURS, Metric::Upload, &error.to_string()),
         }
         ways.push(Way::new(ARTIFACTS, &server, "/v1/artifacts/large"));
-        let nginx = match nginx.map(|program| Nginx::start(program, &self.folder.join("nginx"))) {
-            Some(Ok(nginx)) => Some(nginx),
-            Some(Err(trouble)) => {
-                missing.push((NGINX, trouble.to_string()));
-                None
-            }
-            None => {
-                missing.push((NGINX, "not told where it is".to_owned()));
-                None
-            }
-        };
-        if let Some(nginx) = &nginx {
-            ways.push(Way::of_nginx(nginx));
-        }
+        ways.extend(started.iter().map(Way::of_nginx));
         for round in 0..self.amount.rounds {
             eprintln!("files, round {} of {}", round + 1, self.amount.rounds);
             for index in 0..ways.len() {
                 self.there_and_back(&ways[(index + round) % ways.len()]);
             }
         }
-        Ok(missing)
+        drop(ways);
+        Ok(started.err().map(|why| (NGINX, why)).into_iter().collect())
     }
 
     fn there_and_back(&mut self, way: &Way<'_>) {
