@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
-const MAY_USE: [(&str, &[&str]); 14] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     (
         "airlock",
         &[
@@ -28,6 +28,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     // Programs of their own that measure ours from outside, and what they share.
     ("airlock-bench-doors", &["airlock-bench-peers", "airlock-provider"]),
     ("airlock-bench-egress", &["airlock-bench-peers", "airlock-doors", "airlock-spec"]),
+    ("airlock-bench-gateway", &["airlock-bench-peers", "airlock-engine", "airlock-spec"]),
     ("airlock-bench-peers", &[]),
     ("airlock-escape", &["airlock-doors", "airlock-engine", "airlock-spec"]),
     (

@@ -44,9 +44,9 @@ type Reasons = BTreeMap<&'static str, &'static str>;
 /// The cases that cannot be tried, and the beginning of why.
 fn not_applicable(setting: Setting) -> Reasons {
     let mut all = Reasons::from([
-        ("A1", "this build has no file API"),
-        ("A2", "this build has no file API"),
-        ("A3", "this build has no file API"),
+        ("A1", "the file API is the gateway's"),
+        ("A2", "the file API is the gateway's"),
+        ("A3", "the file API is the gateway's"),
         ("A11", "a file system that folds case"),
         ("D73", "there are no placeholders"),
         ("D74", "this build signs no requests"),

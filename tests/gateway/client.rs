@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use std::{
-    io::{ErrorKind, Read, Write},
+    io::{self, ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
     os::unix::net::UnixStream,
     path::PathBuf,
@@ -64,21 +64,26 @@ impl Client {
 
     /// Sends these bytes.
     pub fn open(&self, bytes: &[u8]) -> Stream {
+        self.try_open(bytes).expect("the server listens")
+    }
+
+    /// Sends these bytes to a server that may be dead.
+    pub fn try_open(&self, bytes: &[u8]) -> io::Result<Stream> {
         let mut connection: Box<dyn Connection> = match self {
             Client::Tcp(address) => {
-                let stream = TcpStream::connect(address).expect("the server listens");
-                stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+                let stream = TcpStream::connect(address)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
                 Box::new(stream)
             }
             Client::Unix(path) => {
-                let stream = UnixStream::connect(path).expect("the server listens");
-                stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+                let stream = UnixStream::connect(path)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
                 Box::new(stream)
             }
         };
         // A server that refuses early may not read all of it.
         _ = connection.write_all(bytes);
-        Stream { connection, rest: Vec::new() }
+        Ok(Stream { connection, rest: Vec::new() })
     }
 }
 

@@ -4,7 +4,10 @@
 mod process;
 mod samples;
 
-pub use process::{Process, Processors, allow_files, await_listener, move_aside, processor_time_at};
+pub use process::{
+    Process, Processors, adopt_orphans, allow_files, await_listener, memory_below_us, move_aside,
+    processor_time_at,
+};
 pub use samples::Samples;
 
 use std::{fmt::Display, fs, io, path::PathBuf};

@@ -62,14 +62,20 @@ impl Process {
 
     /// Its share of memory, in KiB: PSS of the whole tree.
     pub fn memory(&self) -> io::Result<f64> {
-        let mut sum = 0.0;
-        for stat in tree(self.0.id())? {
-            let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", stat.pid))?;
-            let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
-            let number = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
-            sum += number.ok_or_else(|| io::Error::other("smaps_rollup has no Pss"))?;
-        }
-        Ok(sum)
+        let tree = tree(self.0.id())?;
+        tree.iter().map(|stat| kib(stat.pid, "smaps_rollup", "Pss:")).sum()
+    }
+
+    /// From now on the kernel counts anew how much memory it had at most; what it has right now, in KiB. Of the process
+    /// itself, without what it starts.
+    pub fn forget_peak(&self) -> io::Result<f64> {
+        fs::write(format!("/proc/{}/clear_refs", self.0.id()), "5")?;
+        kib(self.0.id(), "status", "VmRSS:")
+    }
+
+    /// The most that the process itself had since, in KiB.
+    pub fn peak(&self) -> io::Result<f64> {
+        kib(self.0.id(), "status", "VmHWM:")
     }
 }
 
@@ -104,6 +110,14 @@ pub fn await_listener(
     Ok(())
 }
 
+/// A number of KiB in a file of /proc.
+fn kib(pid: u32, file: &str, name: &str) -> io::Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/{file}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.ok_or_else(|| io::Error::other(format!("{file} has no {name}")))
+}
+
 struct Stat {
     pid: u32,
     parent: u32,
@@ -136,6 +150,17 @@ fn stat(pid: u32, path: &Path) -> Option<Stat> {
     // utime, stime, cutime, cstime.
     let ticks = (11..=14).map(number).sum::<Option<u64>>()?;
     Some(Stat { pid, parent: u32::try_from(number(1)?).ok()?, ticks })
+}
+
+/// Whatever is orphaned below us stays below us: some servers' helpers are nobody's children.
+pub fn adopt_orphans() -> io::Result<()> {
+    Ok(rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?)
+}
+
+/// The share of memory of all that lives below us, in KiB: PSS. Those that have ended hold nothing.
+pub fn memory_below_us() -> io::Result<f64> {
+    let below = tree(std::process::id())?;
+    Ok(below.iter().skip(1).filter_map(|stat| kib(stat.pid, "smaps_rollup", "Pss:").ok()).sum())
 }
 
 /// Processor time so far of whatever this `stat` of /proc is about, in seconds.

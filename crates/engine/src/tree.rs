@@ -173,7 +173,8 @@ impl Tree {
         let handle = open(&self.workspace, &clean, OFlags::PATH).map_err(failed)?;
         let seen = rustix::fs::fstat(&handle).map_err(|error| failed(error.into()))?;
         self.expect(path, &seen, FileType::RegularFile)?;
-        let replaced = |why| failed(io::Error::other(why));
+        // Like a path that changes while it is followed: whoever asks again may have more luck.
+        let replaced = |why| failed(io::Error::new(io::ErrorKind::WouldBlock, why));
         let (file, _) = files::open_seen(self.workspace.as_fd(), &clean, &seen).map_err(replaced)?;
         let entry = entry(&handle, clean.file_name().unwrap_or_default()).map_err(failed)?;
         Ok((file, entry))

@@ -14,7 +14,8 @@ use std::{
     process::Command,
 };
 
-const FILE_API: &str = "this build has no file API";
+/// It is the gateway's: a server is attacked there from inside and asked from outside.
+const FILE_API: &str = "the file API is the gateway's; tests/siege tries it";
 const NO_UPLOADS: Peer = Peer::Nothing("it puts no files in and takes none out");
 
 pub(crate) const CASES: &[Case] = &[

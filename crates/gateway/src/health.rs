@@ -54,7 +54,8 @@ async fn try_one(gateway: &Gateway) -> Answer<()> {
 
 /// Whether the server lives
 #[utoipa::path(get, path = "/healthz", tag = "health", security(()), responses(
-    (status = 200, description = "It does", body = String, content_type = "text/plain")))]
+    (status = 200, description = "It does", body = String, content_type = "text/plain"),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn healthz() -> &'static str {
     "ok\n"
 }
@@ -62,7 +63,8 @@ async fn healthz() -> &'static str {
 /// Whether a sandbox can be had: one is made, at most every five seconds
 #[utoipa::path(get, path = "/readyz", tag = "health", security(()), responses(
     (status = 200, description = "It can", body = String, content_type = "text/plain"),
-    (status = 503, description = "It cannot, and why", body = Problem, content_type = "application/problem+json")))]
+    (status = 503, description = "It cannot, and why", body = Problem, content_type = "application/problem+json"),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn readyz(State(gateway): State<Gateway>) -> Answer<&'static str> {
     gateway.readiness().look(&gateway).await.map(|()| "ready\n")
 }

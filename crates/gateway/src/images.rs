@@ -4,7 +4,7 @@ use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
 use axum::{
     Json,
     body::Body,
-    extract::{Path, Query, State},
+    extract::{Path, Query, State, rejection::QueryRejection},
 };
 use http::StatusCode;
 use http_body_util::BodyExt;
@@ -19,12 +19,22 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 /// What an archive may have.
 const MOST_ARCHIVE_BYTES: usize = 16 << 30;
 
+/// How an address of an image is routed, and how it is described.
+const ROUTED: &str = "/v1/images/{*name}";
+const DESCRIBED: &str = "/v1/images/{name}";
+
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
     // An archive is as large as it is: it is read as it comes, within the limits of images.
     let load = OpenApiRouter::new()
         .routes(routes!(list_images, load_image))
         .layer(axum::extract::DefaultBodyLimit::max(MOST_ARCHIVE_BYTES));
-    load.routes(routes!(show_image, remove_image))
+    let mut all = load.routes(routes!(show_image, remove_image));
+    // A name may have slashes, which a description has no word for.
+    let paths = &mut all.get_openapi_mut().paths.paths;
+    if let Some(item) = paths.remove(ROUTED) {
+        paths.insert(DESCRIBED.to_owned(), item);
+    }
+    all
 }
 
 /// One name of an image.
@@ -111,7 +121,7 @@ struct LoadQuery {
 
 /// Show the images of this machine.
 #[utoipa::path(get, path = "/v1/images", tag = "images",
-    responses((status = 200, body = ImageList), (status = "default", body = Problem)))]
+    responses((status = 200, body = ImageList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn list_images(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<ImageList>> {
     caller.require(Scope::Images)?;
     let listing = off_the_loop(&gateway, |images| images.list()).await?;
@@ -121,14 +131,17 @@ async fn list_images(State(gateway): State<Gateway>, caller: Caller) -> Answer<J
 /// Load an image from an archive, as `docker save` writes it or in OCI's layout, plain or compressed by gzip or zstd.
 #[utoipa::path(post, path = "/v1/images", tag = "images", params(LoadQuery),
     request_body(content_type = "application/octet-stream"),
-    responses((status = 201, body = LoadedImage), (status = "default", body = Problem)))]
+    responses((status = 201, body = LoadedImage), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn load_image(
     State(gateway): State<Gateway>,
     caller: Caller,
-    Query(query): Query<LoadQuery>,
+    query: Result<Query<LoadQuery>, QueryRejection>,
     body: Body,
 ) -> Answer<(StatusCode, Json<LoadedImage>)> {
     caller.require(Scope::Admin)?;
+    let Query(query) = query.map_err(|error| {
+        Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "only `name` is known")
+    })?;
     let name = query.name.as_deref().map(reference).transpose()?;
     let broken = |error: std::io::Error| internal(format!("cannot take the archive: {error}"));
     let (into, archive) = pipe::pipe().map_err(broken)?;
@@ -154,7 +167,7 @@ async fn load_image(
 /// Show one image.
 #[utoipa::path(get, path = "/v1/images/{*name}", tag = "images",
     params(("name" = String, Path, description = "NAME, NAME:TAG or NAME@sha256:DIGEST")),
-    responses((status = 200, body = ShownImage), (status = "default", body = Problem)))]
+    responses((status = 200, body = ShownImage), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn show_image(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -180,7 +193,7 @@ async fn show_image(
 /// Take a name away, and the image with its last one.
 #[utoipa::path(delete, path = "/v1/images/{*name}", tag = "images",
     params(("name" = String, Path, description = "NAME, NAME:TAG or NAME@sha256:DIGEST")),
-    responses((status = 200, body = RemovedImage), (status = "default", body = Problem)))]
+    responses((status = 200, body = RemovedImage), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn remove_image(
     State(gateway): State<Gateway>,
     caller: Caller,

@@ -78,7 +78,7 @@ impl Metrics {
 }
 
 /// Metrics for Prometheus
-#[utoipa::path(get, path = "/metrics", tag = "health", responses(
+#[utoipa::path(get, path = "/metrics", tag = "health", security((), ("key" = [])), responses(
     (status = 200, description = "In OpenMetrics' text format; asked from this machine, no key is needed", body = String,
      content_type = "application/openmetrics-text"),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]

@@ -41,7 +41,8 @@ pub fn document() -> &'static str {
 
 /// This document
 #[utoipa::path(get, path = "/openapi.json", tag = "health", security(()), responses(
-    (status = 200, description = "OpenAPI 3.1", body = Object)))]
+    (status = 200, description = "OpenAPI 3.1", body = Object),
+    (status = "default", description = "Refused", body = crate::Problem, content_type = "application/problem+json")))]
 async fn openapi() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], document())
 }

@@ -108,6 +108,9 @@ async fn usage(
     let Query(question) = question.map_err(|error| {
         Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "see /openapi.json")
     })?;
+    if question.since_ms.is_some_and(|since| i64::try_from(since).is_err()) {
+        return Err(Problem::invalid("`since_ms` is no moment", "give milliseconds since 1970"));
+    }
     allow(&gateway, &caller, question.run.as_deref())?;
     let (state, by) = (gateway.state().to_owned(), question.by.unwrap_or(Column::Run));
     let filter = Filter { run: question.run, since_ms: question.since_ms };

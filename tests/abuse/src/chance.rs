@@ -16,6 +16,11 @@ impl Chance {
         Chance(seed)
     }
 
+    /// From a number that another stream gave.
+    pub fn of(seed: u64) -> Chance {
+        Chance(seed)
+    }
+
     /// The next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

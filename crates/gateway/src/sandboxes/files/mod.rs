@@ -72,6 +72,10 @@ fn refused(error: TreeError) -> Problem {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 (StatusCode::FORBIDDEN, "policy_denied", "it may not be touched")
             }
+            // A program inside moves names on the way faster than they can be followed.
+            io::ErrorKind::WouldBlock => {
+                (StatusCode::CONFLICT, "conflict", "its path keeps changing; ask again")
+            }
             io::ErrorKind::InvalidFilename => {
                 (StatusCode::BAD_REQUEST, "invalid_spec", "choose another name")
             }

@@ -1,0 +1,115 @@
+//! What runs, sessions and files cost over HTTP: `airlock serve` beside the library, and beside nginx. Decides nothing.
+
+mod client;
+mod library;
+mod measure;
+mod report;
+mod server;
+
+use clap::{Parser, Subcommand};
+use measure::{Amount, Bench};
+use peers::{Folder, Samples};
+use report::Report;
+use std::{io, path::PathBuf, process::ExitCode, time::Duration};
+
+/// What kept a way, or all, from being measured.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Trouble {
+    #[error(transparent)]
+    Peer(#[from] peers::Trouble),
+    #[error("`airlock serve` is not ready; it says: {0}")]
+    NotReady(String),
+    #[error("cannot use the library: {0}")]
+    Library(String),
+    #[error("cannot set up this process: {0}")]
+    Here(#[from] io::Error),
+}
+
+/// Measures what runs, sessions and files cost over HTTP. `bench/gateway/run` installs the peer and calls this.
+#[derive(Parser)]
+#[command(name = "airlock-bench-gateway", args_conflicts_with_subcommands = true)]
+struct Options {
+    #[command(subcommand)]
+    part: Option<Part>,
+    /// The program that serves
+    #[arg(long, value_name = "FILE", default_value = "target/release/airlock")]
+    airlock: PathBuf,
+    /// nginx
+    #[arg(long, value_name = "FILE")]
+    nginx: Option<PathBuf>,
+    /// Rounds, of which the median is told
+    #[arg(long, value_name = "NUMBER", default_value_t = 5)]
+    rounds: usize,
+    /// Runs of each way in each round, one after the other
+    #[arg(long, value_name = "NUMBER", default_value_t = 200)]
+    runs: usize,
+    /// Clients at once
+    #[arg(long, value_name = "NUMBER", default_value_t = 100)]
+    clients: usize,
+    /// Milliseconds with all clients in each round
+    #[arg(long, value_name = "MS", default_value_t = 3000)]
+    time: u64,
+    /// MiB of the file that goes there and back in each round
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    size: u64,
+    /// Sessions that are open and idle
+    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+    idle: usize,
+    /// Sandboxes that the library keeps ready: as many as the server does
+    #[arg(long, value_name = "NUMBER", default_value_t = 4)]
+    parked: usize,
+    /// Write everything as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the table, too
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+}
+
+/// What this program starts itself as.
+#[derive(Subcommand)]
+enum Part {
+    /// The library, by orders on standard input
+    #[command(hide = true)]
+    Library(library::Order),
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let done = match &options.part {
+        Some(Part::Library(order)) => library::run(order),
+        None => run(&options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(trouble) => {
+            eprintln!("error: {trouble}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<(), Trouble> {
+    peers::allow_files()?;
+    peers::adopt_orphans()?;
+    let folder = Folder::new("gateway")?;
+    let before = peers::load_average();
+    let amount = Amount {
+        rounds: options.rounds,
+        runs: options.runs,
+        clients: options.clients,
+        time: Duration::from_millis(options.time),
+        bytes: options.size << 20,
+        idle: options.idle,
+        parked: options.parked,
+    };
+    let mut bench =
+        Bench { airlock: &options.airlock, folder: &folder.0, amount, samples: Samples::default() };
+    bench.starts()?;
+    bench.idle_sessions()?;
+    bench.runs()?;
+    let missing = bench.files(options.nginx.as_ref())?;
+    let about = peers::about(options.rounds, &before, "only ratios say something");
+    let report = Report { about, missing, samples: bench.samples };
+    Ok(peers::tell(&report, &report.json(), options.text.as_ref(), options.json.as_ref())?)
+}
