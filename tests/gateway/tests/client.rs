@@ -118,15 +118,19 @@ fn more_than_is_kept_arrives_whole_and_in_order_however_slowly_it_is_read() {
 /// Passes connections on to a server, each for so many bytes of its answers; the first ones are cut.
 fn cutter(server: &Server, cuts: usize, after: usize) -> (String, Arc<AtomicUsize>) {
     let Client::Tcp(address) = server.client else { panic!("a port") };
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("it has one"));
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
     thread::spawn(move || {
         for incoming in listener.incoming() {
-            let (mut incoming, mut outgoing) = (incoming.unwrap(), TcpStream::connect(address).unwrap());
+            let (mut incoming, mut outgoing) =
+                (incoming.expect("it is dialled"), TcpStream::connect(address).expect("the server listens"));
             let number = counted.fetch_add(1, Ordering::Relaxed);
-            let (mut asked, mut asks) = (incoming.try_clone().unwrap(), outgoing.try_clone().unwrap());
+            let (mut asked, mut asks) = (
+                incoming.try_clone().expect("there is a descriptor left"),
+                outgoing.try_clone().expect("there is a descriptor left"),
+            );
             thread::spawn(move || {
                 // Named as the server is, or it would not answer.
                 let mut buffer = [0; 64 << 10];
