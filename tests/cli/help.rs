@@ -22,6 +22,8 @@ fn every_command_explains_itself() {
     same(help(&["usage", "--help"]), written("help/usage.txt"));
     same(help(&["artifact", "--help"]), written("help/artifact.txt"));
     same(help(&["artifact", "list", "--help"]), written("help/artifact-list.txt"));
+    same(help(&["artifact", "show", "--help"]), written("help/artifact-show.txt"));
+    same(help(&["artifact", "put", "--help"]), written("help/artifact-put.txt"));
     same(help(&["artifact", "get", "--help"]), written("help/artifact-get.txt"));
     same(help(&["artifact", "rm", "--help"]), written("help/artifact-rm.txt"));
     same(help(&["image", "--help"]), written("help/image.txt"));
@@ -33,6 +35,10 @@ fn every_command_explains_itself() {
     same(help(&["secrets", "--help"]), written("help/secrets.txt"));
     for word in ["set", "list", "rm"] {
         same(help(&["secrets", word, "--help"]), written(&format!("help/secrets-{word}.txt")));
+    }
+    same(help(&["workspace", "--help"]), written("help/workspace.txt"));
+    for word in ["list", "diff", "commit", "discard"] {
+        same(help(&["workspace", word, "--help"]), written(&format!("help/workspace-{word}.txt")));
     }
     same(help(&["proxy", "--help"]), written("help/proxy.txt"));
     same(help(&["serve", "--help"]), written("help/serve.txt"));

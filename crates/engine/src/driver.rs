@@ -8,12 +8,12 @@
 //! ```
 
 use crate::{
-    Inner,
     capture::Capture,
     contract,
     denials::{self, LONGEST_LAST_WORD},
     doors::Opened,
-    files::{self, Bounds, Collected},
+    files::{self, Bounds},
+    keep::Keeper,
     making::{
         LONGEST_START, Making, Standing, cancellation, close, environment, injected, internal, leave,
         refused, until_cancelled,
@@ -29,14 +29,14 @@ use crate::{
 };
 use sandbox::{Program, Sandbox, SandboxError};
 use spec::{
-    ArtifactRef, Backend, Enforcer, ErrorCode, ErrorInfo, Event, Id, LimitName, RunResult, RunSpec, Status,
-    Stream, Truncated, Usage, WorkspacePath,
+    Backend, Enforcer, ErrorCode, ErrorInfo, Event, Id, LimitName, RunResult, RunSpec, Status, Stream,
+    Truncated, Usage,
 };
 use std::{
     ffi::OsString,
     io,
     net::TcpListener,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -67,7 +67,9 @@ impl Driver {
     pub(crate) async fn drive(mut self, input: io::Result<Option<OwnedFd>>) -> RunResult {
         let mut result = blank(&self.making.id, &self.making.spec);
         let started = Instant::now();
-        if let Err(refused) = self.run(input, &mut result).await {
+        let ran = self.run(input, &mut result).await;
+        self.making.settle_workspace(ran.is_ok(), &mut result).await;
+        if let Err(refused) = ran {
             result.status = match refused.code {
                 ErrorCode::Cancelled => Status::Cancelled,
                 _ => Status::NotStarted,
@@ -304,9 +306,10 @@ impl Driver {
         }
         let kept = match sandbox.workspace().try_clone_to_owned() {
             Ok(workspace) => {
-                let (engine, id) = (self.making.engine.clone(), self.making.id.clone());
-                let (wanted, bounds) = (self.making.spec.artifacts.clone(), self.bounds());
-                tokio::task::spawn_blocking(move || collect(&engine, &id, &workspace, &wanted, bounds))
+                let Making { engine, id, spec, .. } = &self.making;
+                let keeper = Keeper::new(engine, id, spec);
+                let (wanted, bounds) = (spec.artifacts.clone(), self.bounds());
+                tokio::task::spawn_blocking(move || keeper.collect(&workspace, &wanted, bounds))
                     .await
                     .map_err(io::Error::from)
             }
@@ -334,21 +337,6 @@ impl Driver {
             None => Bounds { total_bytes: bounds.total_bytes.min(sandbox.limits.disk.0), ..bounds },
         }
     }
-}
-
-fn collect(
-    engine: &Inner,
-    id: &Id,
-    workspace: &OwnedFd,
-    wanted: &[WorkspacePath],
-    bounds: Bounds,
-) -> (Vec<ArtifactRef>, Collected) {
-    let mut kept = Vec::new();
-    let collected = files::collect(workspace.as_fd(), wanted, bounds, &mut |mut found| {
-        let put = engine.artifacts.put(&found.name, Some(id), &mut found.contents, bounds.file_bytes);
-        put.map(|artifact| kept.push(artifact)).map_err(|error| error.to_string())
-    });
-    (kept, collected)
 }
 
 impl Outputs {

@@ -30,6 +30,7 @@ mod egress;
 mod feed;
 pub mod files;
 mod guard;
+mod keep;
 mod making;
 mod origin;
 mod pool;
@@ -40,6 +41,7 @@ mod terminal;
 pub mod tree;
 pub mod usage;
 mod verdict;
+pub mod workspaces;
 
 pub use crate::doors::DoorSettings;
 pub use doctor::{Check, CheckState};
@@ -73,6 +75,8 @@ use tokio::{
 pub struct Settings {
     /// The folder for run records and artifacts. Made if absent, mode 0700.
     pub state: PathBuf,
+    /// Where artifacts are kept, how many, and for how long.
+    pub artifacts: store::ArtifactSettings,
     /// What is made ahead of runs.
     pub pool: Pool,
     /// Where container engines may listen.
@@ -88,7 +92,15 @@ impl Settings {
     pub fn new(state: impl Into<PathBuf>) -> Settings {
         let state = state.into();
         let doors = DoorSettings::new(&state);
-        Settings { state, pool: Pool::OFF, containers: Hosts::default(), doors, guarded: Vec::new() }
+        let artifacts = store::ArtifactSettings::folder(state.join("artifacts"));
+        Settings {
+            state,
+            artifacts,
+            pool: Pool::OFF,
+            containers: Hosts::default(),
+            doors,
+            guarded: Vec::new(),
+        }
     }
 
     /// Looks at what a run names on this host, before an engine makes its state folder for it.
@@ -201,7 +213,7 @@ impl Engine {
     }
 
     fn with(settings: Settings, mut native: Native) -> Result<Engine, EngineError> {
-        let Settings { state, pool, containers, doors, guarded } = settings;
+        let Settings { state, artifacts, pool, containers, doors, guarded } = settings;
         native.keep_namespaces_ahead(pool::namespaces(&pool));
         native.hide(guarded.iter().cloned());
         let failed = |source| EngineError {
@@ -210,8 +222,7 @@ impl Engine {
             source: Some(source),
         };
         let records = Records::open(state.clone()).map_err(failed)?;
-        let artifacts = store::Artifacts::open(state.join("artifacts"))
-            .map_err(|error| failed(std::io::Error::other(error.to_string())))?;
+        let artifacts = store::Artifacts::open(artifacts).map_err(of_artifacts)?;
         let containers = Containers::new(state.clone(), containers);
         let swept_at_opening = sweep(&state, &native, &containers, &records, &artifacts);
         let (pools, behind) = (pool::Pools::new(pool), std::sync::Mutex::default());
@@ -246,7 +257,13 @@ impl Engine {
         };
         let blank = driver::blank(&id, &spec);
         let task = driver::Driver {
-            making: making::Making { engine: self.inner.clone(), id: id.clone(), spec, cancelled },
+            making: making::Making {
+                engine: self.inner.clone(),
+                id: id.clone(),
+                spec,
+                cancelled,
+                layer: None,
+            },
             events: sender,
             doors: Some(doors_out),
             terminal: terminal_out,
@@ -310,7 +327,11 @@ impl Engine {
             step: "secret".to_owned(),
             detail: format!("`{name}` as {}, for the program to read", variable.as_os_str().display()),
         });
-        Ok(lines.chain(secrets).collect())
+        let layer = spec.sandbox.copy_on_write.then(|| PlanLine {
+            step: "copy on write".to_owned(),
+            detail: "the program gets a copy of the workspace's folder, which stays as it is".to_owned(),
+        });
+        Ok(lines.chain(layer).chain(secrets).collect())
     }
 
     /// What this host can enforce. Makes a real sandbox to know.
@@ -329,10 +350,26 @@ impl Engine {
         &self.inner.swept_at_opening
     }
 
+    /// The folder that everything is kept in.
+    pub fn state_folder(&self) -> &Path {
+        &self.inner.state
+    }
+
+    /// Where the images of this machine lie.
+    pub fn images_folder(&self) -> PathBuf {
+        self.inner.state.join("images")
+    }
+
     /// The artifacts kept on this machine.
     pub fn artifacts(&self) -> &store::Artifacts {
         &self.inner.artifacts
     }
+}
+
+fn of_artifacts(error: store::StoreError) -> EngineError {
+    let hint = "look at [artifacts] in the configuration, and at --state DIR".to_owned();
+    let source = std::error::Error::source(&error).map(|cause| std::io::Error::other(cause.to_string()));
+    EngineError { message: error.to_string(), hint, source }
 }
 
 fn sweep(
@@ -344,6 +381,7 @@ fn sweep(
 ) -> Swept {
     let mut swept = records.sweep(native, containers);
     swept.problems.extend(artifacts.sweep());
+    swept.problems.extend(workspaces::sweep(state));
     doors::sweep(state);
     swept
 }

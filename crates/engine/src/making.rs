@@ -5,9 +5,11 @@ use crate::{
     Inner,
     doors::{self, Opened},
     files,
+    keep::Keeper,
     origin::{self, Origin},
     pool::{self, Made, Taken},
     record::Record,
+    workspaces::{self, Hold},
 };
 use ::doors::secrets::Secrets;
 use sandbox::{Sandbox, SandboxError, container::ImageFacts};
@@ -40,6 +42,8 @@ pub(crate) struct Making {
     pub(crate) id: Id,
     pub(crate) spec: RunSpec,
     pub(crate) cancelled: watch::Receiver<bool>,
+    /// What holds the changes of a workspace that is copied on writing, from the standing of the box on.
+    pub(crate) layer: Option<Hold>,
 }
 
 /// A box that stands, with everything that is held for it.
@@ -71,7 +75,7 @@ impl Making {
         // Of two runs with one id the second is refused, before it touches what the first one's doors have; an id that we
         // made is nobody else's.
         let named = self.spec.run_id.is_some().then(|| self.record()).transpose()?;
-        let opened = match doors::open(&self.engine, &self.id, &mut self.spec).await {
+        let opened = match self.lay_and_open().await {
             Ok(opened) => opened,
             Err(error) => {
                 named.into_iter().for_each(|record| close(record, &mut result.notes));
@@ -88,6 +92,22 @@ impl Making {
                 opened.close(result).await;
                 Err(error)
             }
+        }
+    }
+
+    /// A layer for a workspace that is copied on writing, and the doors.
+    async fn lay_and_open(&mut self) -> Result<Opened, ErrorInfo> {
+        let state = &self.engine.state;
+        self.layer = workspaces::live::prepare(state, &self.id, &mut self.spec, &self.cancelled).await?;
+        doors::open(&self.engine, &self.id, &mut self.spec).await
+    }
+
+    /// Once the box is gone: says what was changed in a workspace that is copied on writing.
+    pub(crate) async fn settle_workspace(&mut self, ran: bool, result: &mut RunResult) {
+        if let Some(layer) = self.layer.take() {
+            let (changes, notes) = workspaces::live::settle(layer, ran).await;
+            result.workspace = changes;
+            result.notes.extend(notes);
         }
     }
 
@@ -203,12 +223,12 @@ impl Making {
         let broken =
             |error: io::Error| internal(format!("cannot put the inputs into the workspace: {error}"));
         let workspace = sandbox.workspace().try_clone_to_owned().map_err(broken)?;
-        let (engine, inputs) = (self.engine.clone(), self.spec.inputs.clone());
+        let (keeper, inputs) = (Keeper::new(&self.engine, &self.id, &self.spec), self.spec.inputs.clone());
         let (owner, limit) = (sandbox.owner_inside(), self.spec.sandbox.limits.disk.0);
         let (mut cancelled, seen) = (self.cancelled.clone(), self.cancelled.clone());
         let put = move || {
             inputs.iter().try_for_each(|(name, source)| {
-                let mut file = UntilCancelled { file: open_input(&engine, source)?, cancelled: &seen };
+                let mut file = UntilCancelled { source: open_input(&keeper, source)?, cancelled: &seen };
                 files::put_input(workspace.as_fd(), name, &mut file, owner, limit)
                     .map_err(|error| of_input(&error))
             })
@@ -220,9 +240,9 @@ impl Making {
     }
 }
 
-/// A file that cannot be read any more once the run is cancelled.
+/// A source that cannot be read any more once the run is cancelled.
 struct UntilCancelled<'a> {
-    file: Box<dyn io::Read>,
+    source: Box<dyn io::Read>,
     cancelled: &'a watch::Receiver<bool>,
 }
 
@@ -230,7 +250,7 @@ impl io::Read for UntilCancelled<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match *self.cancelled.borrow() {
             true => Err(io::Error::other("cancelled")),
-            false => self.file.read(buffer),
+            false => self.source.read(buffer),
         }
     }
 }
@@ -280,18 +300,11 @@ pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsStrin
     env
 }
 
-fn open_input(engine: &Inner, source: &InputSource) -> Result<Box<dyn io::Read>, ErrorInfo> {
+fn open_input(keeper: &Keeper, source: &InputSource) -> Result<Box<dyn io::Read>, ErrorInfo> {
     match source {
         InputSource::File(path) => Ok(Box::new(open_file(path)?)),
         InputSource::Given(bytes) => Ok(Box::new(io::Cursor::new(bytes.clone()))),
-        InputSource::Artifact { name, version } => {
-            let opened = engine.artifacts.open_version(name, *version);
-            opened.map(|(file, _)| Box::new(file) as Box<dyn io::Read>).map_err(|error| ErrorInfo {
-                code: ErrorCode::InvalidSpec,
-                message: error.to_string(),
-                hint: Some("`airlock artifact list` shows what is kept".to_owned()),
-            })
-        }
+        InputSource::Artifact { name, version } => Ok(Box::new(keeper.open(name, *version)?)),
     }
 }
 

@@ -24,7 +24,7 @@ use actor::Order;
 use sandbox::Counters;
 use spec::{
     Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName, SessionSpec, Timestamp,
-    Usage,
+    Usage, WorkspaceChanges,
 };
 use std::{
     collections::BTreeSet,
@@ -95,6 +95,8 @@ pub struct SessionState {
     /// What its doors refused, at the end. Each program has a list of its own.
     pub denials: Vec<Denial>,
     pub learned: Vec<LearnedRule>,
+    /// What was changed in a workspace that is copied on writing, once it has ended.
+    pub workspace: Option<WorkspaceChanges>,
     pub notes: Vec<String>,
 }
 
@@ -133,7 +135,8 @@ impl Engine {
         }
         let id = spec.run.run_id.clone().unwrap_or_else(record::fresh_id);
         let (cancel, cancelled) = watch::channel(false);
-        let making = Making { engine: self.inner.clone(), id, spec: spec.run.clone(), cancelled };
+        let making =
+            Making { engine: self.inner.clone(), id, spec: spec.run.clone(), cancelled, layer: None };
         let (ready, session) = oneshot::channel();
         // The task does not hold the engine's own clone: it ends with the last of them.
         self.inner.behind(actor::live(making, spec, cancel, self.closing.subscribe(), ready));

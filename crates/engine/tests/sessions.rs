@@ -293,15 +293,25 @@ async fn a_session_ends_when_nobody_uses_it_and_when_it_is_too_old() {
 #[tokio::test]
 async fn cpu_time_of_the_whole_box_ends_the_session_and_says_so() {
     let place = Place::new("cpu");
-    let spec = spec(|request| request.run.limits.cpu_time = "1s".parse().ok());
+    let spec = spec(|request| request.run.limits.cpu_time = "2s".parse().ok());
     let session = place.engine.open_session(spec).await.unwrap();
-    let exec = session.exec(shell("while :; do :; done")).await.unwrap();
-    let result = exec.wait().await;
-    assert!(result.limits_hit.contains(&LimitName::CpuTime), "{result:?}");
-    // Where nothing counts for the whole box, each process has its own limit, and the session goes on.
-    if let Some(why) = session.state().ended {
-        assert_eq!(why, SessionEnd::Limit);
-        assert!(session.state().limits_hit.contains(&LimitName::CpuTime));
+    let mut execs = Vec::new();
+    // Together they spend it before any of them has.
+    for _ in 0..4 {
+        execs.push(session.exec(shell("while :; do :; done")).await.unwrap());
+    }
+    for exec in execs {
+        assert!(exec.wait().await.limits_hit.contains(&LimitName::CpuTime));
+    }
+    match tokio::time::timeout(Duration::from_secs(2), session.ended()).await {
+        Ok(ended) => {
+            assert_eq!(ended.ended, Some(SessionEnd::Limit));
+            assert!(ended.limits_hit.contains(&LimitName::CpuTime));
+        }
+        Err(_) => {
+            assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "nothing counts for the whole box here");
+            eprintln!("NOT TESTED: nothing counts for the whole box here, so each process has its own limit");
+        }
     }
     place.close().await;
 }

@@ -1,8 +1,373 @@
-//! Routes of artifacts.
+//! Routes of artifacts: streams in and out of the store, under names of the caller's own.
+//!
+//! A name may have slashes, as they are or as `%2F`; `/versions` behind a name lists its versions, so that a name which
+//! itself ends so must write its last slash as `%2F`. An operator says with `owner` whose name is meant; `local` is
+//! whoever is at the machine itself.
 
-use crate::Gateway;
+mod body;
+mod headers;
+
+use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
+use axum::{
+    Json,
+    body::Body,
+    extract::{Query, State, rejection::QueryRejection},
+    response::{IntoResponse, Response},
+    routing,
+};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use serde::{Deserialize, Serialize};
+use spec::{Id, WorkspacePath};
+use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::Path};
+use store::{Kept, Lineage, Listing, New, Owner, StoreError, Wanted};
+use utoipa::{IntoParams, OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 
+const PREFIX: &str = "/v1/artifacts/";
+const VERSIONS: &str = "/versions";
+/// What a page has unless it says otherwise, and at most.
+const PAGE: usize = 100;
+const LONGEST_PAGE: usize = 1000;
+
+/// The catch-all of the router is no path of OpenAPI; these are.
+#[derive(OpenApi)]
+#[openapi(paths(list, put, fetch, versions, remove))]
+struct Described;
+
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new()
+    let one = routing::get(fetch_or_versions).put(put).delete(remove);
+    OpenApiRouter::with_openapi(Described::openapi())
+        .route("/v1/artifacts", routing::get(list))
+        .route("/v1/artifacts/{*name}", one)
+}
+
+/// One version.
+#[derive(Debug, Serialize, ToSchema)]
+struct Artifact {
+    /// Its name.
+    name: String,
+    /// Counts from 1.
+    version: u64,
+    /// The key that owns it, or `local`.
+    owner: String,
+    size_bytes: u64,
+    sha256: String,
+    content_type: String,
+    /// When it was kept, in UTC.
+    kept_at: String,
+    /// The run that made it.
+    run_id: Option<String>,
+    /// The session that it was made in.
+    session_id: Option<String>,
+    /// What was run; cut where it is long.
+    command: Option<Vec<String>>,
+    /// A digest of what the run was allowed to do.
+    policy_hash: Option<String>,
+}
+
+/// A page of versions.
+#[derive(Debug, Serialize, ToSchema)]
+struct Artifacts {
+    /// Sorted by name, then version.
+    artifacts: Vec<Artifact>,
+    /// What to give as `after` for the next page; none on the last.
+    next: Option<String>,
+    /// How many versions could not be read.
+    unreadable: usize,
+}
+
+/// What was removed.
+#[derive(Debug, Serialize, ToSchema)]
+struct Removed {
+    /// How many versions.
+    removed: usize,
+}
+
+/// Which versions are listed.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Which {
+    /// Exactly this name.
+    name: Option<String>,
+    /// Names that begin so.
+    prefix: Option<String>,
+    /// What this run made.
+    run_id: Option<String>,
+    /// So many at most, up to 1000.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<usize>,
+    /// What an earlier page gave as `next`.
+    after: Option<String>,
+    /// Whose; an operator sees everybody's unless it says.
+    owner: Option<String>,
+}
+
+/// Which version is meant.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Version {
+    /// The newest unless it says; of what is removed all.
+    #[param(minimum = 1)]
+    version: Option<u64>,
+    /// Whose, for an operator; its own unless it says.
+    owner: Option<String>,
+}
+
+type Asked<T> = Result<Query<T>, QueryRejection>;
+
+/// List artifacts
+#[utoipa::path(get, path = "/v1/artifacts", tag = "artifacts", params(Which),
+    responses((status = 200, body = Artifacts), (status = "4XX", body = Problem, content_type = "application/problem+json")))]
+async fn list(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    which: Asked<Which>,
+) -> Answer<Json<Artifacts>> {
+    caller.require(Scope::Artifacts)?;
+    let which = query(which)?;
+    let owner = match (&which.owner, caller.is_admin()) {
+        (None, true) => None,
+        (owner, _) => Some(owner_of(&caller, owner.as_deref())?),
+    };
+    let most = which.limit.unwrap_or(PAGE);
+    if !(1..=LONGEST_PAGE).contains(&most) {
+        return Err(Problem::invalid("`limit` is out of range", "give 1 to 1000"));
+    }
+    let fits = |name: &WorkspacePath| {
+        let name = name.as_path().to_string_lossy();
+        which.name.as_deref().is_none_or(|exact| name == exact)
+            && which.prefix.as_deref().is_none_or(|prefix| name.starts_with(prefix))
+    };
+    let (run_id, after) = (which.run_id.as_deref(), which.after.as_deref());
+    let wanted = Wanted { owner: owner.as_ref(), name: &fits, run_id, after, most };
+    Ok(Json(page(gateway.engine().artifacts().list(wanted).await)))
+}
+
+/// Keep the body as the next version of a name
+#[utoipa::path(put, path = "/v1/artifacts/{name}", tag = "artifacts",
+    params(("name" = String, Path, description = "may have slashes, or `%2F`"), Version,
+        ("X-Checksum-Sha256" = Option<String>, Header, description = "in hexadecimal; something else is not kept"),
+        ("Repr-Digest" = Option<String>, Header, description = "the same as `sha-256=:BASE64:` (RFC 9530)")),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    responses((status = 201, body = Artifact), (status = "4XX", body = Problem, content_type = "application/problem+json")))]
+async fn put(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    uri: Uri,
+    asked: Asked<Version>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer<Response> {
+    caller.require(Scope::Artifacts)?;
+    let asked = query(asked)?;
+    if asked.version.is_some() {
+        return Err(Problem::invalid(
+            "a version cannot be chosen",
+            "leave `version` away: the next one is taken",
+        ));
+    }
+    let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(raw_name(&uri)?)?);
+    let expected = headers::expected_digest(&headers)?;
+    let new = New {
+        owner,
+        name,
+        content_type: headers::content_type(&headers)?,
+        lineage: Lineage::default(),
+        limit_bytes: u64::MAX,
+    };
+    let announced = headers::length(&headers);
+    let putting = gateway.engine().artifacts().begin(new).await.map_err(problem)?;
+    let kept = body::receive(putting, body, announced, expected.as_deref()).await?;
+    let location = format!("{}?version={}", uri.path(), kept.version);
+    let mut response = (StatusCode::CREATED, Json(artifact(kept))).into_response();
+    if let Ok(location) = HeaderValue::from_str(&location) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    Ok(response)
+}
+
+/// The router cannot tell a name from what stands behind one.
+async fn fetch_or_versions(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    uri: Uri,
+    asked: Asked<Version>,
+    headers: HeaderMap,
+) -> Answer<Response> {
+    match raw_name(&uri)?.strip_suffix(VERSIONS) {
+        Some(name) => Ok(versions(gateway, caller, name, asked).await?.into_response()),
+        None => fetch(gateway, caller, uri, asked, headers).await,
+    }
+}
+
+/// Fetch a version, or a part of it
+#[utoipa::path(get, path = "/v1/artifacts/{name}", tag = "artifacts",
+    params(("name" = String, Path, description = "may have slashes, or `%2F`"), Version,
+        ("Range" = Option<String>, Header, description = "one range of bytes")),
+    responses(
+        (status = 200, description = "all of it", body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = 206, description = "the part", body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = 304, description = "the caller has it already"),
+        (status = "4XX", body = Problem, content_type = "application/problem+json")))]
+async fn fetch(
+    gateway: Gateway,
+    caller: Caller,
+    uri: Uri,
+    asked: Asked<Version>,
+    headers: HeaderMap,
+) -> Answer<Response> {
+    caller.require(Scope::Artifacts)?;
+    let asked = query(asked)?;
+    let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(raw_name(&uri)?)?);
+    let opened = gateway.engine().artifacts().open_version(&owner, &name, asked.version).await;
+    let reading = opened.map_err(problem)?;
+    let etag = headers::etag(reading.kept());
+    if headers::has(&headers, header::IF_NONE_MATCH, &etag) {
+        return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response());
+    }
+    let size_bytes = reading.kept().size_bytes;
+    let (status, reading) = match headers::part(&headers, &etag) {
+        None => (StatusCode::OK, reading),
+        Some(part) => match reading.only(part) {
+            Ok(part) => (StatusCode::PARTIAL_CONTENT, part),
+            Err(error) => {
+                let unsatisfied = [(header::CONTENT_RANGE, format!("bytes */{size_bytes}"))];
+                return Ok((unsatisfied, problem(error)).into_response());
+            }
+        },
+    };
+    let mut response = status.into_response();
+    headers::describe(response.headers_mut(), &reading, status == StatusCode::PARTIAL_CONTENT);
+    *response.body_mut() = body::send(reading);
+    Ok(response)
+}
+
+/// List the versions of a name
+#[utoipa::path(get, path = "/v1/artifacts/{name}/versions", tag = "artifacts",
+    params(("name" = String, Path, description = "may have slashes, or `%2F`"), ("owner" = Option<String>, Query)),
+    responses((status = 200, body = Artifacts), (status = "4XX", body = Problem, content_type = "application/problem+json")))]
+async fn versions(
+    gateway: Gateway,
+    caller: Caller,
+    name: &str,
+    asked: Asked<Version>,
+) -> Answer<Json<Artifacts>> {
+    caller.require(Scope::Artifacts)?;
+    let asked = query(asked)?;
+    let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(name)?);
+    let same = |found: &WorkspacePath| *found == name;
+    let listing =
+        gateway.engine().artifacts().list(Wanted { name: &same, ..Wanted::all(Some(&owner)) }).await;
+    match listing.kept.is_empty() && listing.problems.is_empty() {
+        true => Err(Problem::not_found("artifact")),
+        false => Ok(Json(page(listing))),
+    }
+}
+
+/// Remove a version, or all of a name
+#[utoipa::path(delete, path = "/v1/artifacts/{name}", tag = "artifacts",
+    params(("name" = String, Path, description = "may have slashes, or `%2F`"), Version),
+    responses((status = 200, body = Removed), (status = "4XX", body = Problem, content_type = "application/problem+json")))]
+async fn remove(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    uri: Uri,
+    asked: Asked<Version>,
+) -> Answer<Json<Removed>> {
+    caller.require(Scope::Artifacts)?;
+    let asked = query(asked)?;
+    let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(raw_name(&uri)?)?);
+    let removed = gateway.engine().artifacts().remove(&owner, &name, asked.version).await;
+    Ok(Json(Removed { removed: removed.map_err(problem)? }))
+}
+
+fn query<T>(asked: Asked<T>) -> Answer<T> {
+    asked
+        .map(|Query(asked)| asked)
+        .map_err(|bad| Problem::invalid("the query is not understood", bad.body_text()))
+}
+
+/// As it was sent: only so can a slash of the name be told from one of ours.
+fn raw_name(uri: &Uri) -> Answer<&str> {
+    uri.path().strip_prefix(PREFIX).ok_or_else(|| Problem::not_found("artifact"))
+}
+
+fn name_of(raw: &str) -> Answer<WorkspacePath> {
+    let bad = |why: String| Problem::invalid("the name cannot be used", why);
+    let bytes =
+        headers::percent_decoded(raw).ok_or_else(|| bad("its percent-encoding is broken".to_owned()))?;
+    WorkspacePath::new(Path::new(&OsString::from_vec(bytes))).map_err(|why| bad(why.why.to_owned()))
+}
+
+/// Somebody else's are not there.
+fn owner_of(caller: &Caller, asked: Option<&str>) -> Answer<Owner> {
+    let name = asked.unwrap_or(&caller.key);
+    if !caller.sees(name) {
+        return Err(Problem::not_found("artifact"));
+    }
+    let local = Owner::local();
+    match Id::new(name) {
+        // Only by asking for it: no key is called so.
+        Ok(id) if id.as_str() != local.as_str() => Ok(Owner::key(&id)),
+        Ok(_) if caller.is_admin() && asked.is_some() => Ok(local),
+        _ => Err(Problem::not_found("artifact")),
+    }
+}
+
+fn artifact(kept: Kept) -> Artifact {
+    let Lineage { run_id, session_id, command, policy_hash } = kept.lineage;
+    Artifact {
+        name: kept.name.as_path().to_string_lossy().into_owned(),
+        version: kept.version,
+        owner: kept.owner.as_str().to_owned(),
+        size_bytes: kept.size_bytes,
+        sha256: kept.sha256,
+        content_type: kept.content_type,
+        kept_at: kept.kept_at.to_string(),
+        run_id,
+        session_id,
+        command,
+        policy_hash,
+    }
+}
+
+fn page(listing: Listing) -> Artifacts {
+    let artifacts = listing.kept.into_iter().map(artifact).collect();
+    Artifacts { artifacts, next: listing.next, unreadable: listing.problems.len() }
+}
+
+/// Causes stay here: they name places of this machine.
+fn problem(error: StoreError) -> Problem {
+    let title = error.to_string();
+    match error {
+        StoreError::Missing { .. } => Problem::not_found("artifact"),
+        StoreError::TooLarge { .. } => {
+            let hint = "send less, or ask the operator for a higher `max_bytes`";
+            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", title, Some(hint.to_owned()))
+        }
+        StoreError::Quota { .. } => {
+            let hint = "remove what is not needed, or ask the operator for more";
+            Problem::new(StatusCode::FORBIDDEN, "quota_exceeded", title, Some(hint.to_owned()))
+        }
+        StoreError::Mismatch { .. } => Problem::invalid(title, "send it again"),
+        StoreError::ContentType { .. } => Problem::invalid(title, "such as text/plain"),
+        StoreError::Range { .. } => Problem::new(
+            StatusCode::RANGE_NOT_SATISFIABLE,
+            "invalid_spec",
+            title,
+            Some("ask for less".to_owned()),
+        ),
+        StoreError::Damaged { .. } => {
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "damaged", title, Some("make it anew".to_owned()))
+        }
+        StoreError::Folder { .. }
+        | StoreError::Bucket { .. }
+        | StoreError::Keep { .. }
+        | StoreError::Access { .. } => {
+            let hint = "try again; the operator's log has the cause";
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", title, Some(hint.to_owned()))
+        }
+    }
 }

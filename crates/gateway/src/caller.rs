@@ -80,10 +80,24 @@ impl Caller {
         self.scopes.contains(&Scope::Admin)
     }
 
+    /// As the owner of what it makes.
+    pub(crate) fn owner(&self) -> Result<spec::Id, Problem> {
+        owner_of(&self.key)
+    }
+
     /// Whether it may see what belongs to `owner`.
     pub(crate) fn sees(&self, owner: &str) -> bool {
         self.is_admin() || self.key == owner
     }
+}
+
+/// A key as the owner of what it makes. Without an owner it would be the machine's own, so there is always one.
+pub(crate) fn owner_of(key: &str) -> Result<spec::Id, Problem> {
+    let unusable = |_| {
+        let title = "the key has no usable identifier";
+        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", title, None)
+    };
+    spec::Id::new(key).map_err(unusable)
 }
 
 /// Put there by the layer that looks at keys; without it nobody gets in.

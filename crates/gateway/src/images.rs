@@ -1,8 +1,255 @@
-//! Routes of images.
+//! Images of this machine: seen with the scope of images, changed by an admin, for they are everybody's.
 
-use crate::Gateway;
-use utoipa_axum::router::OpenApiRouter;
+use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, Query, State},
+};
+use http::StatusCode;
+use http_body_util::BodyExt;
+use image::{ImageError, Images, Limits, Listed, Source};
+use serde::{Deserialize, Serialize};
+use spec::{ErrorCode, ErrorInfo, ImageRef};
+use std::{error::Error, fs::File};
+use tokio::{io::AsyncWriteExt, net::unix::pipe};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// What an archive may have.
+const MOST_ARCHIVE_BYTES: usize = 16 << 30;
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new()
+    // An archive is as large as it is: it is read as it comes, within the limits of images.
+    let load = OpenApiRouter::new()
+        .routes(routes!(list_images, load_image))
+        .layer(axum::extract::DefaultBodyLimit::max(MOST_ARCHIVE_BYTES));
+    load.routes(routes!(show_image, remove_image))
+}
+
+/// One name of an image.
+#[derive(Debug, Serialize, ToSchema)]
+struct ListedImage {
+    /// What it is called.
+    name: String,
+    /// The digest of its manifest where one is known, else of its configuration.
+    digest: String,
+    /// The digest of its configuration.
+    id: String,
+    /// What its files take.
+    size_bytes: u64,
+    /// Which machines it is for.
+    platform: String,
+    /// When it was made, in its own words.
+    created: Option<String>,
+}
+
+/// All images.
+#[derive(Debug, Serialize, ToSchema)]
+struct ImageList {
+    /// In the order of their names.
+    images: Vec<ListedImage>,
+}
+
+/// What an image says of itself, and what became of it here.
+#[derive(Debug, Serialize, ToSchema)]
+struct ShownImage {
+    /// Its names.
+    names: Vec<String>,
+    /// The digest of its manifest where one is known, else of its configuration.
+    digest: String,
+    /// The digest of its configuration.
+    id: String,
+    /// Which machines it is for.
+    platform: String,
+    /// When it was made, in its own words.
+    created: Option<String>,
+    /// What its files take.
+    size_bytes: u64,
+    /// How many there are.
+    files: u64,
+    /// Devices and pipes that were left out.
+    left_out: u64,
+    /// Its configuration: user, variables, entrypoint, labels.
+    #[schema(value_type = Object)]
+    config: serde_json::Value,
+}
+
+/// What a load came to.
+#[derive(Debug, Serialize, ToSchema)]
+struct LoadedImage {
+    /// Its names.
+    names: Vec<String>,
+    /// The digest of its manifest where one is known, else of its configuration.
+    digest: String,
+    /// The digest of its configuration.
+    id: String,
+    /// What its files take.
+    size_bytes: u64,
+    /// Whether it was not there before.
+    fresh: bool,
+}
+
+/// What a removal did.
+#[derive(Debug, Serialize, ToSchema)]
+struct RemovedImage {
+    /// Names that are gone.
+    names: Vec<String>,
+    /// Images that are gone, since no name is left.
+    images: Vec<String>,
+    /// What that freed.
+    freed_bytes: u64,
+}
+
+/// How to call what is loaded.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct LoadQuery {
+    /// What to call it; without this, what it calls itself.
+    name: Option<String>,
+}
+
+/// Show the images of this machine.
+#[utoipa::path(get, path = "/v1/images", tag = "images",
+    responses((status = 200, body = ImageList), (status = "default", body = Problem)))]
+async fn list_images(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<ImageList>> {
+    caller.require(Scope::Images)?;
+    let listing = off_the_loop(&gateway, |images| images.list()).await?;
+    Ok(Json(ImageList { images: listing.images.into_iter().map(listed).collect() }))
+}
+
+/// Load an image from an archive, as `docker save` writes it or in OCI's layout, plain or compressed by gzip or zstd.
+#[utoipa::path(post, path = "/v1/images", tag = "images", params(LoadQuery),
+    request_body(content_type = "application/octet-stream"),
+    responses((status = 201, body = LoadedImage), (status = "default", body = Problem)))]
+async fn load_image(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Query(query): Query<LoadQuery>,
+    body: Body,
+) -> Answer<(StatusCode, Json<LoadedImage>)> {
+    caller.require(Scope::Admin)?;
+    let name = query.name.as_deref().map(reference).transpose()?;
+    let broken = |error: std::io::Error| internal(format!("cannot take the archive: {error}"));
+    let (into, archive) = pipe::pipe().map_err(broken)?;
+    let archive = File::from(archive.into_blocking_fd().map_err(broken)?);
+    let load = off_the_loop(&gateway, move |images| {
+        images.load(Source::File(archive), name, &Limits::default(), &mut |_| {})
+    });
+    let (loaded, passed) = tokio::join!(load, pass(body, into));
+    // Whoever refuses an archive stops reading it: that is the better answer.
+    let loaded = loaded?;
+    passed?;
+    let image = &loaded.image;
+    let answer = LoadedImage {
+        names: image.names().iter().map(ImageRef::familiar).collect(),
+        digest: image.digest().to_string(),
+        id: image.id().to_string(),
+        size_bytes: image.size_bytes(),
+        fresh: loaded.fresh,
+    };
+    Ok((StatusCode::CREATED, Json(answer)))
+}
+
+/// Show one image.
+#[utoipa::path(get, path = "/v1/images/{*name}", tag = "images",
+    params(("name" = String, Path, description = "NAME, NAME:TAG or NAME@sha256:DIGEST")),
+    responses((status = 200, body = ShownImage), (status = "default", body = Problem)))]
+async fn show_image(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Answer<Json<ShownImage>> {
+    caller.require(Scope::Images)?;
+    let name = reference(&name)?;
+    let image = off_the_loop(&gateway, move |images| images.get(&name)).await?;
+    let config = serde_json::to_value(image.config());
+    Ok(Json(ShownImage {
+        names: image.names().iter().map(ImageRef::familiar).collect(),
+        digest: image.digest().to_string(),
+        id: image.id().to_string(),
+        platform: image.platform().to_string(),
+        created: image.created().map(str::to_owned),
+        size_bytes: image.size_bytes(),
+        files: image.files(),
+        left_out: image.left_out(),
+        config: config.map_err(|error| internal(error.to_string()))?,
+    }))
+}
+
+/// Take a name away, and the image with its last one.
+#[utoipa::path(delete, path = "/v1/images/{*name}", tag = "images",
+    params(("name" = String, Path, description = "NAME, NAME:TAG or NAME@sha256:DIGEST")),
+    responses((status = 200, body = RemovedImage), (status = "default", body = Problem)))]
+async fn remove_image(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(name): Path<String>,
+) -> Answer<Json<RemovedImage>> {
+    caller.require(Scope::Admin)?;
+    let name = reference(&name)?;
+    let removed = off_the_loop(&gateway, move |images| images.remove(&name)).await?;
+    Ok(Json(RemovedImage {
+        names: removed.names.iter().map(ImageRef::familiar).collect(),
+        images: removed.images.iter().map(ToString::to_string).collect(),
+        freed_bytes: removed.freed_bytes,
+    }))
+}
+
+/// Passes the archive on as it comes; the end of the pipe tells the reader that it is whole. Cut short, the reader
+/// finds out by the archive itself, of which every digest is checked.
+async fn pass(mut body: Body, mut into: pipe::Sender) -> Answer<()> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| Problem::invalid("the archive was cut short", "send all of it"))?;
+        let Ok(piece) = frame.into_data() else { continue };
+        if into.write_all(&piece).await.is_err() {
+            // What stands behind the end of an archive is read and forgotten.
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+async fn off_the_loop<T: Send + 'static>(
+    gateway: &Gateway,
+    work: impl FnOnce(&Images) -> Result<T, ImageError> + Send + 'static,
+) -> Answer<T> {
+    let folder = gateway.engine().images_folder();
+    let work = move || Images::open(folder).and_then(|images| work(&images));
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| internal(error.to_string()))?.map_err(refused)
+}
+
+fn listed(listed: Listed) -> ListedImage {
+    ListedImage {
+        name: listed.name.familiar(),
+        digest: listed.digest.to_string(),
+        id: listed.id.to_string(),
+        size_bytes: listed.size_bytes,
+        platform: listed.platform.to_string(),
+        created: listed.created,
+    }
+}
+
+fn reference(text: &str) -> Answer<ImageRef> {
+    let hint = "write NAME, NAME:TAG or NAME@sha256:DIGEST; GET /v1/images shows those there are";
+    text.parse().map_err(|bad: spec::BadImageRef| Problem::invalid(bad.to_string(), hint))
+}
+
+fn refused(error: ImageError) -> Problem {
+    match &error {
+        ImageError::NotFound { .. } => Problem::not_found("image"),
+        ImageError::InUse(_) => Problem::conflict(error.to_string(), error.hint()),
+        // Its causes name places of this machine.
+        ImageError::Store { .. } | ImageError::Write { .. } => internal(error.to_string()),
+        _ => {
+            let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+            let (message, hint) = (format!("{error}{cause}"), Some(error.hint()));
+            Problem::from(ErrorInfo { code: ErrorCode::ImageRefused, message, hint })
+        }
+    }
+}
+
+fn internal(message: String) -> Problem {
+    Problem::from(ErrorInfo { code: ErrorCode::Internal, message, hint: None })
 }

@@ -18,6 +18,7 @@ mod server;
 mod stream;
 mod usage;
 mod wire;
+mod workspaces;
 
 pub use caller::{Caller, Scope};
 pub use keys::{Key, KeyError, Keys, Token};
@@ -31,6 +32,9 @@ use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
 use store::{DatabaseError, served::Served};
 use tokio::sync::watch;
 use utoipa_axum::router::OpenApiRouter;
+
+/// How often what may not stay is looked for.
+const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
 
 /// What a gateway is given; it reads neither environment nor home.
 #[derive(Debug)]
@@ -105,7 +109,6 @@ struct Inner {
     metrics: metrics::Metrics,
     readiness: health::Readiness,
     runs: runs::live::Runs,
-    #[allow(dead_code, reason = "their routes use them")]
     sandboxes: sandboxes::Sandboxes,
 }
 
@@ -138,13 +141,26 @@ impl Gateway {
         let (gateway, mut told) = (self.clone(), stop.clone());
         let ending = tokio::spawn(async move {
             if told.wait_for(|stop| *stop).await.is_ok() {
-                gateway.end_runs().await;
+                // A sandbox has no end of its own that could be waited for.
+                tokio::join!(gateway.end_runs(), gateway.end_sandboxes());
             }
         });
+        let tidying = tokio::spawn(self.clone().tidy());
         // Answers of runs that were cancelled still go out.
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
         _ = ending.await;
+        tidying.abort();
+    }
+
+    /// Every now and then: what artifacts may not stay. Those who put some do that, too, but they may be gone.
+    async fn tidy(self) {
+        loop {
+            tokio::time::sleep(BETWEEN_TIDYINGS).await;
+            for problem in self.engine().artifacts().tidy().await.1 {
+                say(format_args!("{problem}"));
+            }
+        }
     }
 
     async fn end_runs(&self) {
@@ -229,6 +245,7 @@ fn routes() -> OpenApiRouter<Gateway> {
         .merge(openapi::routes())
         .merge(runs::routes())
         .merge(sandboxes::routes())
+        .merge(workspaces::routes())
         .merge(artifacts::routes())
         .merge(images::routes())
         .merge(usage::routes())

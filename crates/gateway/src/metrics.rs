@@ -42,7 +42,6 @@ pub(crate) struct Metrics {
     /// Runs under way.
     pub(crate) running: Gauge,
     /// Sessions under way.
-    #[allow(dead_code, reason = "their routes count them")]
     pub(crate) sandboxes: Gauge,
 }
 

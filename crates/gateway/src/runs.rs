@@ -100,7 +100,9 @@ async fn create(
     let promise = promise(&headers)?.map(|name| (name, Sha256::digest(&raw.0).into()));
     let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
     let request = host::admit(&gateway, &caller, request)?;
-    let spec = gateway.policy().admit(request)?;
+    let mut spec = gateway.policy().admit(request)?;
+    // Whose artifacts and workspaces it reads and keeps.
+    spec.owner = Some(caller.owner()?);
     let live = match take(&gateway, &caller, &spec, promise)? {
         Taken::New(live) => {
             start(&gateway, &live, spec, stdin);

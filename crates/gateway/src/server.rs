@@ -27,7 +27,7 @@ const LONGEST_HANDSHAKE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
 const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\
-connection: close\r\ncontent-length: 148\r\n\r\n{\"type\":\"urn:airlock:quota_exceeded\",\"status\":503,\"title\":\"too many \
+connection: close\r\ncontent-length: 149\r\n\r\n{\"type\":\"urn:airlock:quota_exceeded\",\"status\":503,\"title\":\"too many \
 connections are open\",\"detail\":\"close one, or try later\",\"code\":\"quota_exceeded\"}";
 
 /// Where connections come from.

@@ -60,7 +60,11 @@ fn is_bound(error: &axum::Error) -> bool {
 impl Raw {
     /// As JSON.
     pub(crate) fn json<T: DeserializeOwned>(&self) -> Answer<T> {
-        serde_json::from_slice(&self.0).map_err(|error| unreadable(&error.to_string()))
+        // A list would be taken for the fields in their order.
+        match self.0.trim_ascii_start().first() {
+            Some(b'{') => serde_json::from_slice(&self.0).map_err(|error| unreadable(&error.to_string())),
+            _ => Err(unreadable("it is not an object")),
+        }
     }
 }
 
@@ -178,6 +182,8 @@ pub(crate) struct RunOrder {
     output: Option<Quantity>,
     /// A folder of the server's, below one that the operator shares.
     workspace: Option<String>,
+    /// Leaves the folder as it is, and keeps changes apart: see `/v1/workspaces`.
+    copy_on_write: bool,
     /// `HOST:INSIDE[:ro|rw]`, below folders that the operator shares.
     mounts: Vec<String>,
     /// `NAME:INSIDE[:ro|rw]`. Only for an admin.
@@ -211,6 +217,7 @@ impl RunOrder {
         let (limits, stdin) = (self.limits()?, self.stdin()?);
         let (inputs, inputs_given) = sorted(self.inputs)?;
         let request = RunRequest {
+            copy_on_write: self.copy_on_write,
             command: self.command.into_iter().map(OsString::from).collect(),
             profile: self.profile,
             backend: self.backend,

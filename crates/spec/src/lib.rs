@@ -48,9 +48,11 @@ pub use policy::{ExtraMounts, Policy, Profile};
 pub use pool::Pool;
 pub use quantity::{BadQuantity, Cpus, Size, Time};
 pub use request_path::{BadRequestPath, PathPattern, RequestPath};
+#[cfg(feature = "serde")]
+pub use result::base64;
 pub use result::{
     ArtifactRef, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo, Event, LearnedRule, LlmUsage,
-    RunResult, Status, Stream, Timestamp, Truncated, Usage,
+    RunResult, Status, Stream, Timestamp, Truncated, Usage, WorkspaceChanges,
 };
 pub use run::{
     Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest,

@@ -250,6 +250,22 @@ pub struct RunResult {
     pub notes: Vec<String>,
     /// The rules that were missing, if the run was to find that out.
     pub learned: Vec<LearnedRule>,
+    /// What the program changed in a workspace that is copied on writing, if it was one and there is anything.
+    pub workspace: Option<WorkspaceChanges>,
+}
+
+/// Changes that are kept apart from the folder that they are based on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct WorkspaceChanges {
+    /// By which they can be looked at, committed or discarded.
+    pub id: Id,
+    /// New names.
+    pub added: u64,
+    /// Names with other contents, permissions, or of another kind.
+    pub changed: u64,
+    /// Names that are gone.
+    pub removed: u64,
 }
 
 impl RunResult {
@@ -281,6 +297,7 @@ impl RunResult {
             enforced_by: BTreeMap::new(),
             notes: Vec::new(),
             learned: Vec::new(),
+            workspace: None,
         }
     }
 }
@@ -305,6 +322,9 @@ fn civil(days: i64) -> (i64, i64, i64) {
     let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
+
+#[cfg(feature = "serde")]
+pub use wire::base64;
 
 #[cfg(feature = "serde")]
 mod wire {
@@ -358,6 +378,9 @@ mod wire {
             map.serialize_entry("enforced_by", &self.enforced_by)?;
             map.serialize_entry("notes", &self.notes)?;
             map.serialize_entry("learned", &self.learned)?;
+            if let Some(workspace) = &self.workspace {
+                map.serialize_entry("workspace", workspace)?;
+            }
             map.end()
         }
     }
@@ -370,7 +393,8 @@ mod wire {
         }
     }
 
-    pub(super) fn base64(bytes: &[u8]) -> String {
+    /// As RFC 4648 has it, with padding.
+    pub fn base64(bytes: &[u8]) -> String {
         const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
         for chunk in bytes.chunks(3) {

@@ -37,6 +37,8 @@ pub struct RunRequest {
     /// Lets the program change the root: its own copy of it, gone afterwards.
     pub writable_root: bool,
     pub workspace: Option<PathBuf>,
+    /// Leaves the workspace's folder as it is: what the program changes is kept apart.
+    pub copy_on_write: bool,
     /// `HOST:INSIDE[:ro|rw]`
     pub mounts: Vec<OsString>,
     /// `NAME:INSIDE[:ro|rw]`, volumes of a container engine.
@@ -92,6 +94,8 @@ pub struct RunSpec {
     pub task_id: Option<Id>,
     /// The caller's job.
     pub job_id: Option<Id>,
+    /// The key that asks, which owns what the run keeps; none for whoever is at the machine itself. A front fills it in.
+    pub owner: Option<Id>,
     /// Exact argument list; empty only where an image may say what to run.
     pub command: Vec<OsString>,
     /// What runs before the command instead of what the image says; empty for nothing.
@@ -128,6 +132,8 @@ pub struct SandboxSpec {
     pub writable_root: bool,
     /// Host directory at `/workspace`; a fresh one if none.
     pub workspace: Option<PathBuf>,
+    /// Whether that folder stays as it is, and what the program changes is kept apart.
+    pub copy_on_write: bool,
     /// Names in a mounted workspace whose protection is lifted.
     pub allow_protected: Vec<WorkspacePath>,
     /// Further mounts.
@@ -341,11 +347,13 @@ impl Policy {
             inputs,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
             grants: Grants { secrets, ..grants },
+            owner: None,
             sandbox: SandboxSpec {
                 profile: name,
                 backend,
                 root,
                 writable_root: request.writable_root,
+                copy_on_write: check_copy_on_write(request.copy_on_write, request.workspace.is_some())?,
                 workspace: request.workspace,
                 allow_protected: workspace_paths(&request.allow_protected, "--allow-protected")?,
                 volumes: check_volumes(&request.volumes, &mounts)?,
@@ -468,6 +476,19 @@ pub(crate) fn check_command(command: Vec<OsString>, of_image: bool) -> Result<Ve
         ));
     }
     Ok(command)
+}
+
+/// A fresh workspace has nothing to keep as it is.
+fn check_copy_on_write(wanted: bool, has_folder: bool) -> Result<bool, SpecError> {
+    match wanted && !has_folder {
+        true => Err(SpecError {
+            code: ErrorCode::InvalidSpec,
+            message: "--copy-on-write needs a folder that is to stay as it is".to_owned(),
+            hint: "add --workspace DIR, or leave --copy-on-write away: a fresh workspace changes nothing of yours"
+                .to_owned(),
+        }),
+        false => Ok(wanted),
+    }
 }
 
 fn workspace_paths(paths: &[PathBuf], option: &str) -> Result<Vec<WorkspacePath>, SpecError> {

@@ -1,13 +1,15 @@
 //! TLS, with a certificate of a test's own authority, as curl sees it.
 
 use gateway_tests::{Folder, Server, refusal, serve};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use serde_json::json;
 use std::{fs, process::Command};
 
 /// Writes an authority and a certificate of it for `localhost`.
 fn certificate(folder: &Folder) {
     let mut authority = CertificateParams::new(Vec::new()).expect("a certificate");
+    // Two of the same name would be one to whoever looks for the issuer.
+    authority.distinguished_name.push(DnType::CommonName, "authority of a test");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().expect("a certificate");
     fs::write(folder.at("ca.pem"), authority.self_signed(&key).expect("a certificate").pem())

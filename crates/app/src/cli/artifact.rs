@@ -1,4 +1,4 @@
-//! `airlock artifact`: lists, fetches and removes what runs have kept.
+//! `airlock artifact`: lists, fetches, keeps and removes artifacts, and says where they come from.
 
 use super::{
     Global, conclude,
@@ -7,22 +7,31 @@ use super::{
     screen::{Level, Screen},
 };
 use crate::config::Surroundings;
+use bytes::Bytes;
 use clap::{Args, Subcommand};
 use engine::Engine;
 use spec::{ErrorCode, WorkspacePath};
 use std::{
+    error::Error,
     fs::{File, OpenOptions},
     io::{self, IsTerminal, Read, Write},
     path::{Path, PathBuf},
 };
+use store::{Kept, Lineage, New, Owner, Reading, StoreError, Wanted};
 
 const EXAMPLES: &str = "\
 Examples:
   airlock run --artifact out.txt -- sh -c 'date > out.txt'
   airlock artifact list
+  airlock artifact list --name '*.txt' --json
+  airlock artifact show out.txt
   airlock artifact get out.txt
   airlock artifact get out.txt@1 --output first.txt
+  airlock artifact put first.txt --name copies/first.txt
   airlock artifact rm out.txt@1";
+
+/// What is read of a file at a time.
+const PIECE: usize = 256 << 10;
 
 /// The options of `airlock artifact`.
 #[derive(Args, Debug)]
@@ -38,7 +47,20 @@ pub(super) struct Options {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// List every version of everything kept
-    List,
+    List {
+        /// Only these names; `*` stands for any characters
+        #[arg(long, value_name = "GLOB")]
+        name: Option<String>,
+        /// Only what this run made
+        #[arg(long, value_name = "ID")]
+        run: Option<String>,
+    },
+    /// Say where an artifact comes from
+    Show {
+        /// The newest version, unless @VERSION says another
+        #[arg(value_name = "NAME[@VERSION]")]
+        which: PathBuf,
+    },
     /// Write an artifact to standard output, or to a new file
     Get {
         /// The newest version, unless @VERSION says another
@@ -47,6 +69,17 @@ enum Action {
         /// The file to make; one that exists is not overwritten
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
+    },
+    /// Keep a file as the next version of an artifact
+    Put {
+        /// The file; `-` is standard input, which needs --name
+        file: PathBuf,
+        /// What to call it [default: the name of the file]
+        #[arg(long, value_name = "NAME")]
+        name: Option<PathBuf>,
+        /// What its bytes are [default: guessed from the name]
+        #[arg(long, value_name = "TYPE")]
+        content_type: Option<String>,
     },
     /// Remove an artifact: all versions, unless @VERSION names one
     Rm {
@@ -70,8 +103,10 @@ struct Row {
     version: u64,
     size_bytes: u64,
     sha256: String,
+    content_type: String,
     kept_at: String,
-    run_id: Option<String>,
+    #[serde(flatten)]
+    lineage: Lineage,
 }
 
 /// Carries out the command.
@@ -85,25 +120,32 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     let runtime = super::runtime()?;
     let _within = runtime.enter();
     let open = || open_engine(&config, None);
+    let json = options.json;
     match options.action {
-        Action::List => {
-            let (rows, notes) = kept::list(&open()?);
-            match options.json {
-                true => print_json(&serde_json::json!({ "artifacts": rows, "notes": notes }))?,
-                false => {
-                    print(&text(&rows))?;
-                    message::say(&notes.into_iter().map(Line::Note).collect::<Vec<_>>());
-                }
-            }
+        Action::List { name, run } => {
+            let engine = open()?;
+            runtime.block_on(list(&engine, name.as_deref(), run.as_deref(), json))?;
+        }
+        Action::Show { which } => {
+            let (which, engine) = (which_of(&which)?, open()?);
+            let reading = runtime.block_on(opened(&engine, &which))?;
+            show(row(reading.kept().clone()), json)?;
         }
         Action::Get { which, output } => {
-            let which = which_of(&which)?;
-            get(&open()?, &which, output.as_deref(), options.json)?;
+            let (which, engine) = (which_of(&which)?, open()?);
+            runtime.block_on(get(&engine, &which, output.as_deref(), json))?;
+        }
+        Action::Put { file, name, content_type } => {
+            let (new, source) = source_of(&file, name.as_deref(), content_type)?;
+            let engine = open()?;
+            show_kept(row(runtime.block_on(put(&engine, new, source))?), json)?;
         }
         Action::Rm { which } => {
-            let which = which_of(&which)?;
-            let removed = kept::remove(&open()?, &which)?;
-            match options.json {
+            let (which, engine) = (which_of(&which)?, open()?);
+            let owner = Owner::local();
+            let removing = engine.artifacts().remove(&owner, &which.name, which.version);
+            let removed = runtime.block_on(removing).map_err(failure)?;
+            match json {
                 true => print_json(&serde_json::json!({ "removed": removed }))?,
                 false => print(&format!("{removed} removed\n"))?,
             }
@@ -126,23 +168,54 @@ fn which_of(text: &Path) -> Result<Which, Failure> {
     Ok(Which { name, version })
 }
 
+/// This machine's own; those of keys are for whoever has the key.
+async fn list(engine: &Engine, glob: Option<&str>, run_id: Option<&str>, json: bool) -> Result<(), Failure> {
+    let pattern = glob.map(|glob| glob.parse::<spec::ModelPattern>()).transpose();
+    let pattern =
+        pattern.map_err(|_| Failure::invalid("--name is no pattern", "write a name, or '*.txt'"))?;
+    let fits = |name: &WorkspacePath| {
+        pattern.as_ref().is_none_or(|pattern| pattern.matches(&name.as_path().to_string_lossy()))
+    };
+    let owner = Owner::local();
+    let wanted = Wanted { name: &fits, run_id, ..Wanted::all(Some(&owner)) };
+    let listing = engine.artifacts().list(wanted).await;
+    let mut notes = listing.problems;
+    if listing.cut {
+        notes.push("there is more than this list shows".to_owned());
+    }
+    let rows: Vec<_> = listing.kept.into_iter().map(row).collect();
+    match json {
+        true => print_json(&serde_json::json!({ "artifacts": rows, "notes": notes })),
+        false => {
+            print(&text(&rows))?;
+            message::say(&notes.into_iter().map(Line::Note).collect::<Vec<_>>());
+            Ok(())
+        }
+    }
+}
+
+async fn opened(engine: &Engine, which: &Which) -> Result<Reading, Failure> {
+    engine.artifacts().open_version(&Owner::local(), &which.name, which.version).await.map_err(failure)
+}
+
 /// Copies the bytes to a new file, or to standard output, which then carries nothing else.
-fn get(engine: &Engine, which: &Which, output: Option<&Path>, json: bool) -> Result<(), Failure> {
-    let mut from = kept::open(engine, which)?;
+async fn get(engine: &Engine, which: &Which, output: Option<&Path>, json: bool) -> Result<(), Failure> {
+    let mut from = opened(engine, which).await?;
     let Some(path) = output else {
         if json {
             return Err(Failure::invalid("--json needs a file for the bytes", "add --output FILE"));
         }
-        return match write_out(&mut from) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed(which, &error)),
-            Ok(()) | Err(_) => Ok(()),
-        };
+        return write_out(&mut from, which).await;
     };
     let mut to = OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| {
         let message = format!("cannot make `{}`: {error}", path.display());
         Failure { code: ErrorCode::InvalidSpec, message, hint: "give --output a new file".to_owned() }
     })?;
-    let size = io::copy(&mut from, &mut to).map_err(|error| failed(which, &error))?;
+    let mut size = 0;
+    while let Some(bytes) = from.next().await.map_err(failure)? {
+        to.write_all(&bytes).map_err(|error| failed(which, &error))?;
+        size += bytes.len();
+    }
     match json {
         true => print_json(&serde_json::json!({ "name": which.name.as_path(), "size_bytes": size })),
         false => {
@@ -154,25 +227,134 @@ fn get(engine: &Engine, which: &Which, output: Option<&Path>, json: bool) -> Res
 }
 
 /// Unchanged, but for a terminal: a kept file is as hostile as the output of the run that left it.
-fn write_out(from: &mut File) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    if !stdout.is_terminal() {
-        return io::copy(from, &mut stdout).map(drop);
-    }
-    let mut screen = Screen::new(Level::Lines);
-    let mut buffer = vec![0; 64 << 10];
-    loop {
-        match from.read(&mut buffer)? {
-            0 => break,
-            count => stdout.write_all(&screen.show(&buffer[..count]))?,
+async fn write_out(from: &mut Reading, which: &Which) -> Result<(), Failure> {
+    let mut screen = io::stdout().is_terminal().then(|| Screen::new(Level::Lines));
+    let write = |bytes: &[u8]| {
+        let mut stdout = io::stdout().lock();
+        match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(failed(which, &error)),
+            Err(_) => Ok(false),
+            Ok(()) => Ok(true),
+        }
+    };
+    while let Some(bytes) = from.next().await.map_err(failure)? {
+        let goes_on = match &mut screen {
+            Some(screen) => write(&screen.show(&bytes))?,
+            None => write(&bytes)?,
+        };
+        if !goes_on {
+            return Ok(());
         }
     }
-    stdout.write_all(&screen.finish())?;
-    stdout.flush()
+    if let Some(screen) = &mut screen {
+        write(&screen.finish())?;
+    }
+    Ok(())
+}
+
+fn source_of(
+    file: &Path,
+    name: Option<&Path>,
+    content_type: Option<String>,
+) -> Result<(New, Box<dyn Read>), Failure> {
+    let stdin = file == Path::new("-");
+    let named = name.or_else(|| file.file_name().filter(|_| !stdin).map(Path::new));
+    let named = named.ok_or_else(|| Failure::invalid("what is kept needs a name", "add --name NAME"))?;
+    let bad =
+        |bad: spec::BadPath| Failure::invalid(bad.to_string(), "give --name a relative name without `..`");
+    let new = New { content_type, ..New::local(WorkspacePath::new(named).map_err(bad)?) };
+    if stdin {
+        return Ok((new, Box::new(io::stdin())));
+    }
+    let opened = File::open(file).map_err(|error| {
+        Failure::invalid(
+            format!("cannot read `{}`: {error}", file.display()),
+            "name a file that you may read",
+        )
+    })?;
+    Ok((new, Box::new(opened)))
+}
+
+async fn put(engine: &Engine, new: New, mut source: Box<dyn Read>) -> Result<Kept, Failure> {
+    let mut putting = engine.artifacts().begin(new).await.map_err(failure)?;
+    let mut buffer = vec![0; PIECE];
+    loop {
+        let count = match source.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(again) if again.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                return Err(Failure::invalid(
+                    format!("the file cannot be read: {error}"),
+                    "name another file",
+                ));
+            }
+        };
+        putting.write(Bytes::copy_from_slice(&buffer[..count])).await.map_err(failure)?;
+    }
+    putting.finish(None).await.map_err(failure)
+}
+
+fn show_kept(row: Row, json: bool) -> Result<(), Failure> {
+    match json {
+        true => print_json(&row),
+        false => {
+            print(&format!("{}@{}  {}  {}\n", printable(&row.name), row.version, row.size_bytes, row.sha256))
+        }
+    }
+}
+
+/// Everything that is known of one version, a line each.
+fn show(row: Row, json: bool) -> Result<(), Failure> {
+    if json {
+        return print_json(&row);
+    }
+    let command = row.lineage.command.as_ref().map(|words| words.join(" "));
+    let lines = [
+        ("name", Some(row.name)),
+        ("version", Some(row.version.to_string())),
+        ("size", Some(format!("{} bytes", row.size_bytes))),
+        ("sha256", Some(row.sha256)),
+        ("content type", Some(row.content_type)),
+        ("kept at", Some(row.kept_at)),
+        ("run", row.lineage.run_id),
+        ("session", row.lineage.session_id),
+        ("command", command),
+        ("policy hash", row.lineage.policy_hash),
+    ];
+    let line = |(name, value): (&str, Option<String>)| Some(format!("{name:<12}  {}\n", printable(&value?)));
+    print(&lines.into_iter().filter_map(line).collect::<String>())
 }
 
 fn failed(which: &Which, error: &io::Error) -> Failure {
     Failure::internal(format!("cannot copy `{}`: {error}", which.name.as_path().display()))
+}
+
+fn row(kept: Kept) -> Row {
+    Row {
+        name: kept.name.as_path().display().to_string(),
+        version: kept.version,
+        size_bytes: kept.size_bytes,
+        sha256: kept.sha256,
+        content_type: kept.content_type,
+        kept_at: kept.kept_at.to_string(),
+        lineage: kept.lineage,
+    }
+}
+
+fn failure(error: StoreError) -> Failure {
+    let message = match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    };
+    let (code, hint) = match error {
+        StoreError::Quota { .. } | StoreError::TooLarge { .. } => {
+            (ErrorCode::QuotaExceeded, "remove what is not needed, or raise the limits in [artifacts]")
+        }
+        StoreError::ContentType { .. } => (ErrorCode::InvalidSpec, "write a type such as text/plain"),
+        _ => (ErrorCode::InvalidSpec, "`airlock artifact list` shows what is kept"),
+    };
+    Failure { code, message, hint: hint.to_owned() }
 }
 
 /// Name and version, size, when, and by which run.
@@ -181,58 +363,11 @@ fn text(rows: &[Row]) -> String {
     let width = rows.iter().map(|row| name(row).chars().count()).max().unwrap_or(0);
     let size = rows.iter().map(|row| row.size_bytes.to_string().len()).max().unwrap_or(0);
     let line = |row: &Row| {
-        let run = printable(row.run_id.as_deref().unwrap_or_default());
+        let run = printable(row.lineage.run_id.as_deref().unwrap_or_default());
         let text = format!("{:<width$}  {:>size$}  {}  {run}", name(row), row.size_bytes, row.kept_at);
         format!("{}\n", text.trim_end())
     };
     rows.iter().map(line).collect()
-}
-
-/// The few words this command needs of the store.
-mod kept {
-    use super::{Engine, ErrorCode, Failure, File, Row, Which};
-    use std::error::Error;
-    use store::{Kept, StoreError};
-
-    /// What is kept, and what a reader should know about the list.
-    pub(super) fn list(engine: &Engine) -> (Vec<Row>, Vec<String>) {
-        let listing = engine.artifacts().list();
-        let mut notes = listing.problems;
-        if listing.cut {
-            notes.push("there is more than this list shows".to_owned());
-        }
-        (listing.kept.into_iter().map(row).collect(), notes)
-    }
-
-    pub(super) fn open(engine: &Engine, which: &Which) -> Result<File, Failure> {
-        let (bytes, _) = engine.artifacts().open_version(&which.name, which.version).map_err(failure)?;
-        Ok(bytes)
-    }
-
-    /// The number of versions removed.
-    pub(super) fn remove(engine: &Engine, which: &Which) -> Result<usize, Failure> {
-        engine.artifacts().remove(&which.name, which.version).map_err(failure)
-    }
-
-    fn row(kept: Kept) -> Row {
-        Row {
-            name: kept.name.as_path().display().to_string(),
-            version: kept.version,
-            size_bytes: kept.size_bytes,
-            sha256: kept.sha256,
-            kept_at: kept.kept_at.to_string(),
-            run_id: kept.run_id,
-        }
-    }
-
-    fn failure(error: StoreError) -> Failure {
-        let message = match error.source() {
-            Some(cause) => format!("{error}: {cause}"),
-            None => error.to_string(),
-        };
-        let hint = "`airlock artifact list` shows what is kept".to_owned();
-        Failure { code: ErrorCode::InvalidSpec, message, hint }
-    }
 }
 
 #[cfg(test)]
@@ -257,7 +392,8 @@ mod tests {
             size_bytes,
             sha256: "ab".into(),
             kept_at: "T".into(),
-            run_id: run.map(str::to_owned),
+            content_type: "t/t".into(),
+            lineage: Lineage { run_id: run.map(str::to_owned), ..Lineage::default() },
         };
         let rows = [row("a", 1, 5, None), row("long", 12, 100, Some("r"))];
         assert_eq!(text(&rows), "a@1        5  T\nlong@12  100  T  r\n");

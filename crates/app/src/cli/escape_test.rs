@@ -108,7 +108,7 @@ fn containers(
         let message = format!("`{}` makes no containers", backend.escape_debug());
         return Err(Failure::invalid(message, "--backend is docker, podman or container here"));
     }
-    let hosts = super::settings(&global.configure(surroundings)?).containers;
+    let hosts = super::settings(&global.configure(surroundings)?)?.containers;
     Ok(Some(Containers { backend: backend.clone(), image: image.clone(), hosts }))
 }
 

@@ -18,6 +18,7 @@ mod secrets;
 mod serve;
 mod sweep;
 mod usage;
+mod workspace;
 
 pub(crate) use serve::Place;
 
@@ -77,6 +78,8 @@ enum Command {
     Sweep(sweep::Options),
     /// List, fetch or remove what runs have kept
     Artifact(artifact::Options),
+    /// Show, take over or drop what programs changed in workspaces that are copied on writing
+    Workspace(workspace::Options),
     /// Show what models were used for, and what it cost
     Usage(usage::Options),
     /// Load, pull, list, check or build the images that runs start from
@@ -105,6 +108,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
+            Command::Workspace(options) => workspace::execute(options, &global, &surroundings),
             Command::Usage(options) => usage::execute(&options, &global, &surroundings),
             Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
@@ -138,15 +142,16 @@ impl Global {
 /// Opens the engine on the configured state folder.
 fn open_engine(config: &Config, begun: Option<engine::HeadStart>) -> Result<engine::Engine, Failure> {
     Ok(match begun {
-        Some(begun) => engine::Engine::open_after(begun, settings(config))?,
-        None => engine::Engine::open(settings(config))?,
+        Some(begun) => engine::Engine::open_after(begun, settings(config)?)?,
+        None => engine::Engine::open(settings(config)?)?,
     })
 }
 
-fn settings(config: &Config) -> engine::Settings {
+fn settings(config: &Config) -> Result<engine::Settings, Failure> {
     let containers = engine::Hosts { docker: config.docker.clone(), podman: config.podman.clone() };
     let (doors, guarded) = (door_settings(config), config.guarded());
-    engine::Settings { containers, doors, guarded, ..engine::Settings::new(&config.state) }
+    let artifacts = config.artifacts.assembled(&config.state, &config.secrets)?;
+    Ok(engine::Settings { artifacts, containers, doors, guarded, ..engine::Settings::new(&config.state) })
 }
 
 fn door_settings(config: &Config) -> engine::DoorSettings {

@@ -130,7 +130,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let runtime =
         runtime.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))?;
     runtime.block_on(async {
-        let mut settings = super::settings(&config);
+        let mut settings = super::settings(&config)?;
         settings.pool = options.pool(&config);
         settings.guarded.extend(options.tls_key.iter().map(|key| surroundings.current_folder.join(key)));
         settings

@@ -39,6 +39,8 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let engine = open_engine(&config, None)?;
     let mut swept = engine.swept_at_opening().clone();
     swept.problems.extend(images(&config));
+    // What is not to be kept any longer, too; a run has no use for looking at every artifact.
+    swept.problems.extend(runtime.block_on(engine.artifacts().tidy()).1);
     let swept = &swept;
     match options.json {
         true => print_json(swept)?,

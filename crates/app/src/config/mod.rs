@@ -3,6 +3,7 @@
 //! Two kinds of file. The operator's may say everything. `airlock.toml` in the current folder may come from a
 //! hostile clone, so it can only narrow.
 
+mod artifacts;
 mod credential;
 mod doors;
 mod egress;
@@ -15,7 +16,7 @@ mod provider;
 mod secrets;
 mod serve;
 
-pub(crate) use self::{doors::Doors, serve::Serve};
+pub(crate) use self::{artifacts::Artifacts, doors::Doors, serve::Serve};
 
 use ::doors::{
     BadSecret, Secret,
@@ -70,6 +71,8 @@ pub(crate) struct Config {
     pub(crate) podman: Vec<String>,
     /// What doors are opened with.
     pub(crate) doors: Doors,
+    /// Where artifacts are kept, how many, and for how long.
+    pub(crate) artifacts: Artifacts,
     /// Finds credentials.
     pub(crate) secrets: Secrets,
     /// The operator's file, if there was one.
@@ -100,7 +103,7 @@ impl Config {
             MasterKey::Given(_) | MasterKey::Keyring | MasterKey::Beside => None,
         };
         let token = self.secrets.vault.as_ref().map(|vault| &vault.token);
-        let keys = self.doors.keys().chain(token).filter_map(|key| match key {
+        let keys = self.doors.keys().chain(self.artifacts.keys()).chain(token).filter_map(|key| match key {
             KeySource::File(path) => Some(path),
             KeySource::Stored(_) | KeySource::Variable(_) | KeySource::Vault { .. } => None,
         });
@@ -167,11 +170,11 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
         Some((path, text)) => (Some(path.clone()), operator::read(&file::parse(&text, &path)?, &path)?),
         None => (None, operator::Said::default()),
     };
-    let operator::Said { policy, pool, serve, doors, secrets } = said;
+    let operator::Said { policy, pool, serve, doors, secrets, artifacts } = said;
     let (docker, podman) = (around.docker(), around.podman());
     let state = state_folder(flags, around)?;
-    let secrets = secrets::assemble(secrets, doors.keys(), &state, around)?;
-    Ok(Config { policy, pool, serve, state, docker, podman, doors, secrets, file })
+    let secrets = secrets::assemble(secrets, doors.keys().chain(artifacts.keys()), &state, around)?;
+    Ok(Config { policy, pool, serve, state, docker, podman, doors, artifacts, secrets, file })
 }
 
 /// Applies `airlock.toml` of the current folder, if there is one, to the profile this run will use.

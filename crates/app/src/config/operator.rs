@@ -1,7 +1,9 @@
 //! The operator's file: profiles of one's own, what no run may exceed, and what doors are opened with.
 
 use super::{
-    ConfigError, doors,
+    ConfigError, artifacts,
+    artifacts::Artifacts,
+    doors,
     doors::Doors,
     egress,
     file::{LIMITS, Section},
@@ -25,12 +27,14 @@ pub(super) struct Said {
     pub(super) serve: Serve,
     pub(super) doors: Doors,
     pub(super) secrets: secrets::Said,
+    pub(super) artifacts: Artifacts,
 }
 
 impl Default for Said {
     fn default() -> Self {
         let (policy, doors) = (Policy::default(), Doors::default());
-        Said { policy, pool: Pool::OFF, serve: Serve::default(), doors, secrets: secrets::Said::default() }
+        let (secrets, artifacts) = (secrets::Said::default(), Artifacts::default());
+        Said { policy, pool: Pool::OFF, serve: Serve::default(), doors, secrets, artifacts }
     }
 }
 
@@ -51,7 +55,8 @@ struct OfProfile {
 /// What is built in with what the file says.
 pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
-    let Said { mut policy, pool: mut ahead, serve: mut served, mut doors, mut secrets } = Said::default();
+    let Said { mut policy, pool: mut ahead, serve: mut served, mut doors, mut secrets, artifacts: mut kept } =
+        Said::default();
     let mut said = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {
@@ -62,6 +67,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
             }
             "maximum" => maximum(&mut policy, top.table(key, value)?, path)?,
             "pool" => ahead = pool(top.table(key, value)?, path)?,
+            "artifacts" => kept = artifacts::read(top.table(key, value)?, path)?,
             "serve" => served = serve::read(top.table(key, value)?, path)?,
             "images" => policy.images = images::read(top.table(key, value)?, path)?,
             "secrets" => secrets.read(top.table(key, value)?, path)?,
@@ -77,11 +83,11 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
         policy.profiles.insert(name.clone(), resolved);
     }
     doors.check(path)?;
-    Ok(Said { policy, pool: ahead, serve: served, doors, secrets })
+    Ok(Said { policy, pool: ahead, serve: served, doors, secrets, artifacts: kept })
 }
 
 fn known() -> Vec<&'static str> {
-    ["profile", "maximum", "pool", "serve", "images", "secrets", "vault"]
+    ["profile", "maximum", "pool", "serve", "artifacts", "images", "secrets", "vault"]
         .into_iter()
         .chain(doors::TABLES)
         .collect()

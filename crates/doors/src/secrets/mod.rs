@@ -82,7 +82,14 @@ pub struct Secrets {
 impl Secrets {
     /// The credential, read now, and fit to be sent in a header.
     pub async fn find(&self, source: &KeySource) -> Result<Secret, SecretsError> {
-        let found = match source {
+        let found = self.read(source).await?;
+        check_header(&found, source)?;
+        Ok(found)
+    }
+
+    /// The credential, read now, whatever it is for: it may have several lines.
+    pub async fn read(&self, source: &KeySource) -> Result<Secret, SecretsError> {
+        match source {
             KeySource::Vault { path, field } => {
                 let vault = self.vault.as_ref().ok_or_else(|| {
                     SecretsError::new(
@@ -92,12 +99,10 @@ impl Secrets {
                 })?;
                 let token = self.local(&vault.token)?;
                 check_header(&token, &vault.token)?;
-                vault.fetch(&token, path, field).await?
+                vault.fetch(&token, path, field).await
             }
-            source => self.local(source)?,
-        };
-        check_header(&found, source)?;
-        Ok(found)
+            source => self.local(source),
+        }
     }
 
     /// What lies on this machine.

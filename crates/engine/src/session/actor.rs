@@ -89,8 +89,11 @@ pub(super) async fn live(
     };
     let mut actor = match stood {
         Ok(standing) => Actor::new(making, spec, standing, result),
-        // Nobody may be there to hear it.
-        Err(error) => return drop(ready.send(Err(error))),
+        Err(error) => {
+            making.settle_workspace(false, &mut result).await;
+            // Nobody may be there to hear it.
+            return drop(ready.send(Err(error)));
+        }
     };
     let session = Session { shared: actor.shared.clone() };
     let why = match ready.send(Ok(session)) {
@@ -148,6 +151,7 @@ impl Actor {
             limits_hit: BTreeSet::new(),
             denials: Vec::new(),
             learned: Vec::new(),
+            workspace: None,
             notes: result.notes.clone(),
         };
         let workspace = sandbox.workspace().try_clone_to_owned().ok();
@@ -420,6 +424,7 @@ impl Actor {
         self.opened.close(&mut self.result).await;
         self.result.notes.extend(self.sandbox.give_workspace_back().await);
         self.result.notes.extend(leave(self.sandbox, self.records).await);
+        self.making.settle_workspace(true, &mut self.result).await;
         drop(self.origin);
         pool::refill(&self.making.engine);
         let mut book = self.shared.book();
@@ -436,6 +441,7 @@ impl Actor {
             limits_hit: result.limits_hit,
             denials: result.denials,
             learned: result.learned,
+            workspace: result.workspace,
             notes: result.notes.into_iter().chain(more).collect(),
             ..book.state.clone()
         };

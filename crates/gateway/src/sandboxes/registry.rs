@@ -9,10 +9,12 @@ use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinSet};
 
 /// Sandboxes that live at a time.
 const MOST_LIVE: usize = 4096;
+/// The same, of one key.
+const MOST_OF_ONE: usize = 2048;
 /// Ended ones that are remembered, and for how long.
 const MOST_ENDED: usize = 1024;
 const REMEMBERED_MS: u64 = 3_600_000;
@@ -185,9 +187,19 @@ impl Gateway {
         Ok(entries)
     }
 
+    /// Ends all of them, and waits until nothing is left of them.
+    pub(crate) async fn end_sandboxes(&self) {
+        let entries: Vec<_> = self.known().all.values().cloned().collect();
+        let ending = entries.into_iter().filter_map(|entry| entry.session().ok());
+        let mut ending: JoinSet<_> = ending.map(|session| async move { session.end().await }).collect();
+        while ending.join_next().await.is_some() {}
+    }
+
     /// Makes a sandbox, whether or not somebody still waits for it. By the same key only one is ever made.
     pub(super) async fn open(&self, opening: Opening) -> Answer<Arc<Entry>> {
-        let spec = self.policy().admit_session(opening.request.clone())?;
+        let mut spec = self.policy().admit_session(opening.request.clone())?;
+        // Whose artifacts and workspaces it reads and keeps.
+        spec.run.owner = Some(crate::caller::owner_of(&opening.owner)?);
         let mut outcome = self.begin(opening, spec)?;
         let done = outcome.wait_for(Option::is_some).await;
         let done = done.ok().and_then(|done| done.clone());
@@ -201,10 +213,11 @@ impl Gateway {
         if let Some(outcome) = replay.as_ref().and_then(|(replay, digest)| known.replayed(replay, digest)) {
             return outcome;
         }
-        let live = known.all.values().filter(|entry| entry.ended_at().is_none()).count();
-        if live + known.making >= MOST_LIVE {
+        let live = || known.all.values().filter(|entry| entry.ended_at().is_none());
+        let own = live().filter(|entry| entry.owner == opening.owner).count();
+        if live().count() + known.making >= MOST_LIVE || own >= MOST_OF_ONE {
             let hint = "end some of them with `DELETE /v1/sandboxes/{id}`".to_owned();
-            let title = format!("{MOST_LIVE} sandboxes live here, and no more");
+            let title = format!("{MOST_LIVE} sandboxes can live here, {MOST_OF_ONE} of one key, and no more");
             return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint)));
         }
         let (tell, outcome) = watch::channel(None);

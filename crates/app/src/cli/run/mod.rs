@@ -50,7 +50,7 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
     if !spec.grants.ports().is_empty() || !spec.grants.secrets.is_empty() {
         super::leave_no_dump()?;
     }
-    super::settings(&config).look(&spec)?;
+    super::settings(&config)?.look(&spec)?;
     let runtime = super::runtime()?;
     let status = runtime.block_on(async {
         // Before the engine: from here on a signal is an orderly end.

@@ -119,6 +119,9 @@ pub(crate) struct Options {
     /// Your folder to show at /workspace, read-write [default: a fresh one, gone afterwards]
     #[arg(long, value_name = "DIR", help_heading = FILES)]
     workspace: Option<PathBuf>,
+    /// Leave that folder as it is, and keep what the program changes for `airlock workspace`
+    #[arg(long, requires = "workspace", help_heading = FILES)]
+    copy_on_write: bool,
     /// Show a file or folder of yours inside, read-only unless :rw; repeatable
     #[arg(long, value_name = "HOST:INSIDE[:ro|rw]", help_heading = FILES)]
     mount: Vec<OsString>,
@@ -229,6 +232,7 @@ impl Options {
             entrypoint: self.entrypoint,
             writable_root: self.writable_root,
             workspace: self.workspace.map(|path| folder.join(path)),
+            copy_on_write: self.copy_on_write,
             mounts: self.mount.into_iter().map(|text| absolute_mount(folder, text)).collect(),
             volumes: self.volume,
             caller_env: surroundings.variables.clone(),
@@ -401,7 +405,7 @@ mod tests {
         let asked = request(&[
             "--profile", "agent", "--backend", "native", "--image", "./root", "--entrypoint", "e", "--writable-root",
             "--volume", "v:/v", "--internal-network", "i", "--llm=p", "--inference", "--allow-model", "m*",
-            "--allow-host", "a.com", "--allow-host", "*.b.com:22", "--learn", "--budget-usd", "0.5", "--budget-tokens", "9", "--workspace", "w", "--secret", "s=S",
+            "--allow-host", "a.com", "--allow-host", "*.b.com:22", "--learn", "--copy-on-write", "--budget-usd", "0.5", "--budget-tokens", "9", "--workspace", "w", "--secret", "s=S",
             "--mount", "data:/data:rw", "--mount", "/abs:/x", "--env", "A=b=c", "--env-from", "TOKEN",
             "--timeout", "2s", "--memory", "1G", "--cpus", "1.5", "--cpu-time", "1m", "--pids", "9",
             "--file-size", "1M", "--open-files", "8", "--disk", "2M", "--output", "3M", "--network", "none",
@@ -417,6 +421,7 @@ mod tests {
             entrypoint: Some("e".into()),
             writable_root: true,
             workspace: Some("/here/w".into()),
+            copy_on_write: true,
             mounts: vec!["/here/data:/data:rw".into(), "/abs:/x".into()],
             env: vec![("TOKEN".into(), "t".into()), ("A".into(), "b=c".into())],
             volumes: vec!["v:/v".into()],

@@ -133,6 +133,7 @@ mod tests {
             enforced_by: Default::default(),
             notes: Vec::new(),
             learned: Vec::new(),
+            workspace: None,
         }
     }
 

@@ -20,16 +20,8 @@ use std::{io, sync::Arc};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 
-/// How an address of a file is routed, and how it is described.
-const ROUTED: &str = "/v1/sandboxes/{id}/files/{*path}";
-const DESCRIBED: &str = "/v1/sandboxes/{id}/files/{path}";
-
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
-    let mut router = OpenApiRouter::new().merge(read::routes()).merge(write::routes());
-    let paths = &mut router.get_openapi_mut().paths.paths;
-    if let Some(item) = paths.remove(ROUTED) {
-        paths.insert(DESCRIBED.to_owned(), item);
-    }
+    let router = OpenApiRouter::new().merge(read::routes()).merge(write::routes());
     // The same folder, written with a slash at its end.
     router.route("/v1/sandboxes/{id}/files/", get(read::get))
 }

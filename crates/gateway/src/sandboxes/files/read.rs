@@ -225,10 +225,12 @@ async fn send(file: File, mut at: u64, count: u64, outgoing: Outgoing) {
         let read = tokio::task::spawn_blocking(move || (chunk(&file, at, length), file)).await;
         let Ok((read, again)) = read else { return };
         file = again;
+        let sent = match read {
+            at += read.as_ref().map_or(0, |bytes| bytes.len() as u64);
         // A file that has become shorter ends early, and the reader sees it by the length that was told.
-        let over = !matches!(&read, Ok(bytes) if !bytes.is_empty());
-        at += read.as_ref().map_or(0, |bytes| bytes.len() as u64);
-        if over && read.is_ok() || outgoing.send(read).await.is_err() || over {
+        let shorter = read.as_ref().is_ok_and(|bytes| bytes.is_empty());
+        let failed = read.is_err();
+        if shorter || outgoing.send(read).await.is_err() || failed {
             return;
         }
     }

@@ -81,6 +81,11 @@ pub(super) fn stub(name: &str) -> Option<Stub> {
     }
 }
 
+/// Whether something empty of this name may stand for an absent one while a box is there.
+pub fn may_stand_in(name: &Path) -> bool {
+    name.to_str().is_some_and(|name| stub(name).is_some())
+}
+
 /// Below `.git`: the name within it.
 pub(super) fn within_git(name: &str) -> Option<&str> {
     Path::new(name).strip_prefix(GIT).ok().and_then(Path::to_str).filter(|rest| !rest.is_empty())

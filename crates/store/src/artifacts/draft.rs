@@ -14,7 +14,10 @@ use std::{
     fs::File,
     io,
     os::fd::OwnedFd,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -23,21 +26,25 @@ pub(crate) const ABOUT: &str = "about.json";
 /// A sweep can take a folder that is not locked yet; it cannot do so forever.
 const TRIES: usize = 100;
 
-pub(crate) struct Draft<'a> {
-    drafts: &'a OwnedFd,
+#[derive(Debug)]
+pub(crate) struct Draft {
+    drafts: Arc<OwnedFd>,
     name: String,
     pub(crate) folder: OwnedFd,
     /// Holds the lock.
     pub(crate) bytes: File,
+    published: bool,
 }
 
-impl<'a> Draft<'a> {
-    pub(crate) fn new(drafts: &'a OwnedFd) -> io::Result<Self> {
+impl Draft {
+    pub(crate) fn new(drafts: &Arc<OwnedFd>) -> io::Result<Self> {
         for _ in 0..TRIES {
             let name = unique();
             rustix::fs::mkdirat(drafts, &name, Mode::RWXU)?;
             match lock_new(drafts, &name) {
-                Ok(Some((folder, bytes))) => return Ok(Draft { drafts, name, folder, bytes }),
+                Ok(Some((folder, bytes))) => {
+                    return Ok(Draft { drafts: drafts.clone(), name, folder, bytes, published: false });
+                }
                 Ok(None) => {}
                 Err(source) if source.kind() == io::ErrorKind::NotFound => {}
                 Err(source) => return Err(source),
@@ -47,14 +54,20 @@ impl<'a> Draft<'a> {
     }
 
     /// Makes it visible as `version`, all at once and never over another.
-    pub(crate) fn publish(&self, folder: &OwnedFd, version: u64) -> rustix::io::Result<()> {
-        move_new(self.drafts, &self.name, folder, &version.to_string())
+    pub(crate) fn publish(&mut self, folder: &OwnedFd, version: u64) -> rustix::io::Result<()> {
+        move_new(&self.drafts, &self.name, folder, &version.to_string())?;
+        self.published = true;
+        Ok(())
     }
+}
 
-    /// Best effort: what stays is the sweep's.
-    pub(crate) fn discard(self) {
-        let _ =
-            empty(&self.folder).and_then(|()| beneath::remove(self.drafts, &self.name, AtFlags::REMOVEDIR));
+/// Whoever stops writing in the middle leaves nothing. Best effort: what stays is the sweep's.
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.published {
+            _ = empty(&self.folder)
+                .and_then(|()| beneath::remove(&self.drafts, &self.name, AtFlags::REMOVEDIR));
+        }
     }
 }
 

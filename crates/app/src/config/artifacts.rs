@@ -1,0 +1,277 @@
+//! `[artifacts]`: where artifacts are kept, how many, for how long, and where the keys of a bucket come from.
+
+use super::{ConfigError, file::Section, provider};
+use ::doors::{
+    Secret,
+    secrets::{KeySource, Secrets},
+};
+use spec::{Size, Time};
+use std::path::Path;
+use store::{ArtifactSettings, Limits, Place, Remote, Retention};
+use toml::{Table, Value};
+
+const KEYS: [&str; 14] = [
+    "store",
+    "bucket",
+    "prefix",
+    "endpoint",
+    "region",
+    "allow_http",
+    "key",
+    "secret",
+    "max_bytes",
+    "max_names",
+    "max_versions",
+    "max_total",
+    "keep_versions",
+    "keep_for",
+];
+/// What only a bucket has.
+const OF_BUCKET: [&str; 7] = ["bucket", "prefix", "endpoint", "region", "allow_http", "key", "secret"];
+
+/// What the file says of artifacts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Artifacts {
+    store: Store,
+    limits: Limits,
+    retention: Retention,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Store {
+    #[default]
+    Files,
+    Memory,
+    S3(Bucket),
+    Gcs(Bucket),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Bucket {
+    name: String,
+    prefix: String,
+    endpoint: Option<String>,
+    region: Option<String>,
+    allow_http: bool,
+    key: Option<KeySource>,
+    secret: Option<KeySource>,
+}
+
+#[derive(Clone, Copy)]
+enum Word {
+    Files,
+    Memory,
+    S3,
+    Gcs,
+}
+
+impl Artifacts {
+    /// Where the keys of the bucket come from.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &KeySource> {
+        let bucket = match &self.store {
+            Store::Files | Store::Memory => None,
+            Store::S3(bucket) | Store::Gcs(bucket) => Some(bucket),
+        };
+        bucket.into_iter().flat_map(|bucket| bucket.key.iter().chain(&bucket.secret))
+    }
+
+    /// With the keys looked up, for an engine.
+    pub(crate) fn assembled(&self, state: &Path, secrets: &Secrets) -> Result<ArtifactSettings, ConfigError> {
+        let place = match &self.store {
+            Store::Files => Place::Folder(state.join("artifacts")),
+            Store::Memory => Place::Memory,
+            Store::S3(bucket) => Place::S3(remote(bucket, secrets)?),
+            Store::Gcs(bucket) => Place::Gcs(remote(bucket, secrets)?),
+        };
+        Ok(ArtifactSettings { place, limits: self.limits, retention: self.retention })
+    }
+}
+
+fn remote(bucket: &Bucket, secrets: &Secrets) -> Result<Remote, ConfigError> {
+    Ok(Remote {
+        bucket: bucket.name.clone(),
+        prefix: bucket.prefix.clone(),
+        endpoint: bucket.endpoint.clone(),
+        region: bucket.region.clone().unwrap_or_else(|| "us-east-1".to_owned()),
+        allow_http: bucket.allow_http,
+        key: found(bucket.key.as_ref(), secrets)?,
+        secret: found(bucket.secret.as_ref(), secrets)?,
+    })
+}
+
+/// Looked up on a thread of its own: the caller's may already be that of an event loop, and a Vault is asked over the network.
+fn found(source: Option<&KeySource>, secrets: &Secrets) -> Result<String, ConfigError> {
+    let Some(source) = source else { return Ok(String::new()) };
+    let broken = |why: String| {
+        ConfigError::new(format!("the key of the artifact store cannot be had: {why}"), "try again")
+    };
+    let look = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let found = runtime.map_err(|error| broken(error.to_string()))?.block_on(secrets.read(source));
+        found.map_err(|error| ConfigError::new(format!("for [artifacts]: {}", error.message), error.hint))
+    };
+    let found: Secret = std::thread::scope(|scope| scope.spawn(look).join())
+        .unwrap_or_else(|_| Err(broken("looking for it failed".to_owned())))?;
+    String::from_utf8(found.expose().to_vec()).map_err(|_| broken("it is no text".to_owned()))
+}
+
+/// All of `[artifacts]`.
+pub(super) fn read(table: &Table, path: &Path) -> Result<Artifacts, ConfigError> {
+    let section = Section { path, name: "artifacts" };
+    let words = [("files", Word::Files), ("memory", Word::Memory), ("s3", Word::S3), ("gcs", Word::Gcs)];
+    let word = table.get("store").map_or(Ok(Word::Files), |value| section.word("store", value, &words))?;
+    let mut said = Artifacts::default();
+    let mut bucket = Bucket::default();
+    for (key, value) in table {
+        match key.as_str() {
+            "store" => {}
+            "max_bytes" => said.limits.bytes = section.quantity::<Size>(key, value)?.0,
+            "max_total" => said.limits.total_bytes = section.quantity::<Size>(key, value)?.0,
+            "max_names" => said.limits.names = section.number(key, value)?,
+            "max_versions" => said.limits.versions = positive(&section, key, value)?,
+            "keep_versions" => said.retention.keep_versions = Some(positive(&section, key, value)?),
+            "keep_for" => said.retention.keep_for = Some(section.quantity::<Time>(key, value)?.0),
+            key if OF_BUCKET.contains(&key) => of_bucket(&mut bucket, &section, key, value)?,
+            other => return Err(section.unknown(other, &KEYS)),
+        }
+    }
+    said.store = match word {
+        Word::Files | Word::Memory => {
+            if let Some(key) = OF_BUCKET.iter().find(|key| table.contains_key(**key)) {
+                return Err(section.error(
+                    key,
+                    "belongs to a bucket",
+                    "add store = \"s3\" or \"gcs\", or remove it",
+                ));
+            }
+            if matches!(word, Word::Files) { Store::Files } else { Store::Memory }
+        }
+        Word::S3 => {
+            let hint = "write bucket = \"…\", key = { secret = \"…\" } and secret = { secret = \"…\" }";
+            section.needs(table, &["bucket", "key", "secret"], hint)?;
+            Store::S3(bucket)
+        }
+        Word::Gcs => {
+            section.needs(
+                table,
+                &["bucket", "key"],
+                "write bucket = \"…\" and key = { file = \"/….json\" }",
+            )?;
+            if let Some(key) = ["secret", "region"].iter().find(|key| table.contains_key(**key)) {
+                return Err(section.error(key, "belongs to S3", "remove it: the service account says it"));
+            }
+            Store::Gcs(bucket)
+        }
+    };
+    Ok(said)
+}
+
+fn of_bucket(
+    bucket: &mut Bucket,
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+) -> Result<(), ConfigError> {
+    match key {
+        "bucket" => bucket.name = bucket_name(section, key, value)?,
+        "prefix" => bucket.prefix = prefix(section, key, value)?,
+        "endpoint" => bucket.endpoint = Some(endpoint(section, key, value)?),
+        "region" => bucket.region = Some(section.text(key, value)?.to_owned()),
+        "allow_http" => bucket.allow_http = section.flag(key, value)?,
+        "key" => bucket.key = Some(provider::key(section, key, value)?),
+        _ => bucket.secret = Some(provider::key(section, key, value)?),
+    }
+    Ok(())
+}
+
+fn positive(section: &Section<'_>, key: &str, value: &Value) -> Result<u64, ConfigError> {
+    match section.number(key, value)? {
+        0 => Err(section.error(key, "cannot be 0", "write 1 or more")),
+        number => Ok(number),
+    }
+}
+
+fn bucket_name(section: &Section<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
+    let name = section.text(key, value)?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    match (3..=222).contains(&name.len()) && name.bytes().all(plain) {
+        true => Ok(name.to_owned()),
+        false => Err(section.error(key, "is no name of a bucket", "use 3 to 222 of A-Z a-z 0-9 . - _")),
+    }
+}
+
+fn prefix(section: &Section<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
+    let text = section.text(key, value)?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    let part = |part: &str| !part.is_empty() && !part.starts_with('.') && part.bytes().all(plain);
+    match text.len() <= 200 && text.split('/').all(part) {
+        true => Ok(text.to_owned()),
+        false => {
+            Err(section.error(key, "is no prefix", "such as airlock/production, without a slash at its ends"))
+        }
+    }
+}
+
+fn endpoint(section: &Section<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
+    let text = section.text(key, value)?;
+    provider::server_address(text).map_err(|(what, hint)| section.error(key, what, hint))?;
+    Ok(text.trim_end_matches('/').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> Result<Artifacts, ConfigError> {
+        let table: Table = text.parse().unwrap();
+        read(&table, Path::new("/c.toml"))
+    }
+
+    const S3: &str = "store = \"s3\"\nbucket = \"box\"\nkey = { env = \"K\" }\nsecret = { secret = \"s\" }\n";
+
+    #[test]
+    fn a_bucket_with_its_keys_limits_and_retention() {
+        let more = "prefix = \"a/b\"\nendpoint = \"http://127.0.0.1:9000\"\nallow_http = true\nregion = \"eu-1\"\n\
+                    max_bytes = \"1G\"\nmax_names = 5\nmax_versions = 6\nmax_total = \"2G\"\nkeep_versions = 3\n\
+                    keep_for = \"2h\"\n";
+        let said = said(&format!("{S3}{more}")).unwrap();
+        let Store::S3(bucket) = &said.store else { panic!("{said:?}") };
+        assert_eq!((bucket.name.as_str(), bucket.prefix.as_str(), bucket.allow_http), ("box", "a/b", true));
+        assert_eq!(said.limits, Limits { bytes: 1 << 30, names: 5, versions: 6, total_bytes: 2 << 30 });
+        let keep_for = Some(std::time::Duration::from_secs(7200));
+        assert_eq!(said.retention, Retention { keep_versions: Some(3), keep_for });
+        assert_eq!(said.keys().count(), 2);
+    }
+
+    #[test]
+    fn nothing_said_is_a_folder_of_the_state() {
+        let said = said("").unwrap();
+        assert!(matches!(said.store, Store::Files));
+        assert_eq!((said.limits, said.retention), (Limits::default(), Retention::default()));
+    }
+
+    #[test]
+    fn mistakes_name_the_key_and_the_remedy() {
+        for (text, start) in [
+            ("stor = 1", "`artifacts.stor` in `/c.toml` is not a known key"),
+            ("store = \"ftp\"", "`artifacts.store` in `/c.toml`"),
+            ("bucket = \"x\"", "`artifacts.bucket` in `/c.toml`"),
+            ("store = \"s3\"\nbucket = \"abc\"", "`artifacts.key` in `/c.toml`"),
+            (
+                "store = \"gcs\"\nbucket = \"abc\"\nkey = { env = \"K\" }\nregion = \"x\"",
+                "`artifacts.region`",
+            ),
+            ("keep_versions = 0", "`artifacts.keep_versions` in `/c.toml` cannot be 0"),
+            (&S3.replace("\"box\"", "\"a/../b\""), "`artifacts.bucket` in `/c.toml` is no name"),
+            (&format!("{S3}prefix = \"../x\""), "`artifacts.prefix` in `/c.toml` is no prefix"),
+            (&format!("{S3}endpoint = \"nonsense\""), "`artifacts.endpoint` in `/c.toml`"),
+            (
+                "store = \"s3\"\nbucket = \"abc\"\nkey = \"AKIA\"",
+                "`artifacts.key` in `/c.toml` must say where",
+            ),
+        ] {
+            let error = said(text).expect_err(text);
+            assert!(error.message.starts_with(start) && !error.hint.is_empty(), "{}", error.message);
+        }
+    }
+}

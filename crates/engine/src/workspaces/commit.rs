@@ -1,0 +1,276 @@
+//! Takes the changes of a layer over into its folder.
+//!
+//! ```text
+//! compare ─ refuse, or: what goes (deepest first) ─ what comes (outermost first) ─ permissions of folders ─ new base
+//! ```
+//!
+//! Both sides are only reached beneath their tops and through no link. Each file is written beside its place and moved
+//! there, so that at no time half a file is seen; whatever stops us, the same commit can be asked for again.
+
+use super::{
+    base::{Base, Entry},
+    diff::{Change, Sides, What},
+    tree::{self, Kind, Version},
+};
+use rustix::{
+    fs::{AtFlags, Gid, Mode, OFlags, Uid},
+    io::Errno,
+};
+use spec::Id;
+use std::{
+    ffi::OsStr,
+    fs::File,
+    io::{self, Read},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+/// A change that was not taken over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Relative to the workspace.
+    pub path: PathBuf,
+    /// Why.
+    pub reason: String,
+    /// Whether force would have taken it over.
+    pub conflict: bool,
+}
+
+/// What came of taking over.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Applied {
+    pub(super) applied: Vec<Change>,
+    pub(super) left: Vec<Left>,
+}
+
+/// One commit under way.
+pub(super) struct Commit<'a> {
+    pub(super) sides: Sides<'a>,
+    pub(super) folder: BorrowedFd<'a>,
+    /// The folder's own, for what is made in it; nobody where we could not give anything away.
+    pub(super) owner: Option<(u32, u32)>,
+    pub(super) force: bool,
+    /// Where files are made before they have their place. Nobody else commits this layer meanwhile, so what has this
+    /// name was left by a commit that was killed.
+    pub(super) draft: String,
+}
+
+impl<'a> Commit<'a> {
+    pub(super) fn draft_name(id: &Id) -> String {
+        format!(".airlock-commit-{id}")
+    }
+
+    /// What stands against taking changes over, before anything is done.
+    pub(super) fn obstacles(&self, changes: &[Change]) -> Vec<Left> {
+        changes.iter().filter_map(|change| self.obstacle(change)).collect()
+    }
+
+    fn obstacle(&self, change: &Change) -> Option<Left> {
+        let left =
+            |reason: &String, conflict| Left { path: change.path.clone(), reason: reason.clone(), conflict };
+        match (&change.left_out, &change.conflict) {
+            (Some(reason), _) => Some(left(reason, false)),
+            (None, Some(reason)) if !self.force => Some(left(reason, true)),
+            (None, _) => None,
+        }
+    }
+
+    /// Takes over what can be, and brings `base` up to it.
+    pub(super) fn apply(&self, changes: &[Change], base: &mut Base) -> Applied {
+        let mut outcome = Applied { left: self.obstacles(changes), ..Applied::default() };
+        let wanted: Vec<_> = changes.iter().filter(|change| self.obstacle(change).is_none()).collect();
+        let mut failed = |change: &Change, source: io::Error| {
+            let reason = source.to_string();
+            outcome.left.push(Left { path: change.path.clone(), reason, conflict: false });
+        };
+        let mut done = Vec::new();
+        let goes = |change: &&&Change| matches!(change.what, What::Removed | What::Replaced);
+        for change in wanted.iter().filter(goes).rev() {
+            match self.take_away(change) {
+                Ok(()) if change.what == What::Removed => done.push((*change, None)),
+                Ok(()) => {}
+                Err(source) => failed(change, source),
+            }
+        }
+        for change in wanted.iter().filter(|change| change.what != What::Removed) {
+            match self.put(change) {
+                Ok(entry) => done.push((*change, Some(entry))),
+                Err(source) => failed(change, source),
+            }
+        }
+        // Last, and deepest first: a folder may be closed to ourselves.
+        for (change, entry) in done.iter().rev() {
+            if change.kind == Kind::Folder
+                && entry.is_some()
+                && let Err(source) = self.close_folder(change)
+            {
+                failed(change, source);
+            }
+        }
+        for (change, entry) in done {
+            match entry {
+                Some(entry) => base.insert(change.path.clone(), entry),
+                None => base.remove(&change.path),
+            };
+            outcome.applied.push(change.clone());
+        }
+        outcome.applied.sort_by(|one, other| one.path.cmp(&other.path));
+        outcome
+    }
+
+    /// Looks once more, as late as can be: a conflict may have come up since.
+    fn still_fits(&self, change: &Change) -> io::Result<()> {
+        match self.sides.conflict(change) {
+            Some(reason) if !self.force => Err(io::Error::other(reason)),
+            _ => Ok(()),
+        }
+    }
+
+    fn take_away(&self, change: &Change) -> io::Result<()> {
+        let now = match tree::look(self.folder, &change.path)? {
+            None => return Ok(()),
+            Some(now) => now,
+        };
+        if change.what == What::Replaced {
+            // Something that is no folder is replaced at one blow by what comes; one that came already stays.
+            let at_once = now.kind != Kind::Folder && change.kind != Kind::Folder;
+            if at_once || now.kind == change.kind {
+                return Ok(());
+            }
+        }
+        // Its contents went first: only whether it is empty is left to say, and the kernel says it.
+        if now.kind != Kind::Folder {
+            self.still_fits(change)?;
+        }
+        let (above, name) = tree::parent(self.folder, &change.path)?;
+        let how = if now.kind == Kind::Folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        match rustix::fs::unlinkat(above, name, how) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {
+                Err(io::Error::other("it holds something that the program has not seen"))
+            }
+            Err(source) => Err(source.into()),
+        }
+    }
+
+    /// Puts one entry in its place; gives what the base is from now on.
+    fn put(&self, change: &Change) -> io::Result<Entry> {
+        let now = tree::look(self.folder, &change.path)?;
+        if !self.sides.is_done(self.folder, change, now.as_ref()) {
+            self.still_fits(change)?;
+            let (above, name) = tree::parent(self.folder, &change.path)?;
+            match (change.kind, change.what) {
+                (Kind::File, What::Mode) => self.set_mode(&above, name, change.mode)?,
+                (Kind::File, _) => return self.put_file(&above, name, change),
+                (Kind::Link, _) => self.put_link(&above, name, change)?,
+                (Kind::Folder, _) => self.make_folder(&above, name)?,
+                (Kind::Other, _) => return Err(Errno::INVAL.into()),
+            }
+        }
+        let copy = tree::look(self.sides.layer, &change.path)?.map(|seen| seen.version);
+        self.entry(change, copy.unwrap_or_default())
+    }
+
+    fn entry(&self, change: &Change, copy: Version) -> io::Result<Entry> {
+        let now = tree::look(self.folder, &change.path)?.ok_or(Errno::NOENT)?;
+        let target = change.target.clone().unwrap_or_default();
+        Ok(Entry { kind: change.kind, mode: change.mode, target, base: now.version, copy })
+    }
+
+    fn set_mode(&self, above: &OwnedFd, name: &OsStr, mode: u32) -> io::Result<()> {
+        let file = tree::open(above, name, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        if tree::kind(&rustix::fs::fstat(&file)?) != Kind::File {
+            return Err(Errno::AGAIN.into());
+        }
+        Ok(rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o777))?)
+    }
+
+    fn put_file(&self, above: &OwnedFd, name: &OsStr, change: &Change) -> io::Result<Entry> {
+        let source = tree::open(self.sides.layer, &change.path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        let source = File::from(source);
+        let before = rustix::fs::fstat(&source)?;
+        if tree::kind(&before) != Kind::File || before.st_size as u64 != change.size_bytes {
+            return Err(busy());
+        }
+        self.clear_draft(above)?;
+        let draft = tree::open(above, &self.draft, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+        let written = self.write(&source, draft, change).and_then(|()| {
+            let after = Version::of(&rustix::fs::fstat(&source)?);
+            if after != Version::of(&before) {
+                return Err(busy());
+            }
+            self.still_fits(change)?;
+            rustix::fs::renameat(above, &self.draft, above, name)?;
+            Ok(after)
+        });
+        match written {
+            Ok(copy) => self.entry(change, copy),
+            Err(error) => {
+                self.clear_draft(above)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn write(&self, source: &File, draft: OwnedFd, change: &Change) -> io::Result<()> {
+        let mut draft = File::from(draft);
+        let copied = io::copy(&mut source.take(change.size_bytes), &mut draft)?;
+        if copied != change.size_bytes {
+            return Err(busy());
+        }
+        self.give(&draft)?;
+        Ok(rustix::fs::fchmod(&draft, Mode::from_raw_mode(change.mode & 0o777))?)
+    }
+
+    fn put_link(&self, above: &OwnedFd, name: &OsStr, change: &Change) -> io::Result<()> {
+        let target = change.target.as_deref().unwrap_or_default();
+        self.clear_draft(above)?;
+        rustix::fs::symlinkat(target, above, &self.draft)?;
+        let moved = match self.owner {
+            Some((user, group)) => {
+                let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
+                rustix::fs::chownat(above, &self.draft, user, group, AtFlags::SYMLINK_NOFOLLOW)
+            }
+            None => Ok(()),
+        };
+        let moved = moved.and_then(|()| rustix::fs::renameat(above, &self.draft, above, name));
+        if moved.is_err() {
+            self.clear_draft(above)?;
+        }
+        Ok(moved?)
+    }
+
+    fn make_folder(&self, above: &OwnedFd, name: &OsStr) -> io::Result<()> {
+        match rustix::fs::mkdirat(above, name, Mode::RWXU) {
+            Err(Errno::EXIST) => return Ok(()),
+            made => made?,
+        }
+        let made = tree::open(above, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        // Somebody may have put another there meanwhile: only one of ours is given away.
+        match rustix::fs::fstat(&made)?.st_uid == rustix::process::geteuid().as_raw() {
+            true => self.give(&made),
+            false => Ok(()),
+        }
+    }
+
+    fn close_folder(&self, change: &Change) -> io::Result<()> {
+        let folder = tree::open(self.folder, &change.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        Ok(rustix::fs::fchmod(folder, Mode::from_raw_mode(change.mode & 0o777))?)
+    }
+
+    fn give(&self, made: impl AsFd) -> io::Result<()> {
+        let Some((user, group)) = self.owner else { return Ok(()) };
+        Ok(rustix::fs::fchown(made, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?)
+    }
+
+    fn clear_draft(&self, above: &OwnedFd) -> io::Result<()> {
+        match rustix::fs::unlinkat(above, Path::new(&self.draft), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(source) => Err(source.into()),
+        }
+    }
+}
+
+fn busy() -> io::Error {
+    io::Error::other("it is being written: pause or end what writes it, then commit again")
+}

@@ -1,0 +1,497 @@
+//! Layers of friendly and hostile trees: what is told of them, what is taken over, and what never is.
+
+use super::*;
+use proptest::prelude::*;
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, PermissionsExt, symlink},
+        net::UnixListener,
+    },
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// A folder, a state folder, and a layer between them.
+struct Place {
+    root: PathBuf,
+    hold: Option<Hold>,
+}
+
+impl Place {
+    fn new(fill: impl FnOnce(&Path)) -> Place {
+        Place::allowing(&[], fill)
+    }
+
+    fn allowing(allowed: &[&str], fill: impl FnOnce(&Path)) -> Place {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        // In memory where that can be had: thousands of folders take a busy disk half a minute.
+        let memory = Path::new("/dev/shm");
+        let top = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let root = top.join(format!("airlock-layers-{}-{count}", std::process::id()));
+        fs::create_dir_all(root.join("folder")).unwrap();
+        fs::create_dir_all(root.join("state")).unwrap();
+        fill(&root.join("folder"));
+        let mut place = Place { root, hold: None };
+        let allowed: Vec<_> =
+            allowed.iter().map(|name| WorkspacePath::new(Path::new(name)).unwrap()).collect();
+        place.hold = Some(place.make(&allowed).unwrap());
+        place
+    }
+
+    fn make(&self, allowed: &[WorkspacePath]) -> Result<Hold, LayerError> {
+        make(&self.state(), &id(), &self.root.join("folder"), allowed, Some("key".to_owned()), &|| false)
+    }
+
+    fn state(&self) -> PathBuf {
+        self.root.join("state")
+    }
+
+    fn folder(&self, path: &str) -> PathBuf {
+        self.root.join("folder").join(path)
+    }
+
+    /// What the program sees.
+    fn inside(&self, path: &str) -> PathBuf {
+        self.state().join("workspaces/layer/tree").join(path)
+    }
+
+    /// The box is gone.
+    fn end(&mut self) {
+        self.hold = None;
+    }
+
+    fn changes(&self) -> Vec<String> {
+        let told = |change: &Change| format!("{:?} {}", change.what, shown(&change.path));
+        diff(&self.state(), &id()).unwrap().changes.iter().map(told).collect()
+    }
+
+    fn commit(&self, options: CommitOptions) -> Result<Committed, LayerError> {
+        commit(&self.state(), &id(), options)
+    }
+
+    /// What stands against a commit, as `path: reason`.
+    fn against(&self) -> Vec<String> {
+        match self.commit(CommitOptions::default()) {
+            Err(LayerError::Refused { left }) => {
+                left.iter().map(|left| format!("{}: {}", shown(&left.path), left.reason)).collect()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.hold = None;
+        let parent = fs::File::open(self.root.parent().unwrap()).unwrap();
+        let _ = tree::remove(&parent, self.root.file_name().unwrap());
+    }
+}
+
+fn id() -> Id {
+    Id::new("layer").unwrap()
+}
+
+const PARTIAL: CommitOptions = CommitOptions { force: false, partial: true, keep: false };
+const FORCE: CommitOptions = CommitOptions { force: true, partial: false, keep: false };
+
+/// Everything in a tree: kind, permissions, contents or target.
+fn contents(top: &Path) -> BTreeMap<PathBuf, (Kind, u32, Vec<u8>)> {
+    let handle = fs::File::open(top).unwrap();
+    let walked = tree::walk(&handle).unwrap();
+    let content = |(path, seen): (PathBuf, tree::Seen)| {
+        let bytes = match seen.kind {
+            Kind::File => fs::read(top.join(&path)).unwrap(),
+            Kind::Link => seen.target.unwrap().as_bytes().to_vec(),
+            Kind::Folder | Kind::Other => Vec::new(),
+        };
+        let mode = if seen.kind == Kind::Link { 0 } else { seen.mode };
+        (path, (seen.kind, mode, bytes))
+    };
+    walked.entries.into_iter().map(content).collect()
+}
+
+#[test]
+fn every_kind_of_change_is_told_and_taken_over() {
+    let mut place = Place::new(|folder| {
+        fs::create_dir_all(folder.join("gone/below")).unwrap();
+        fs::create_dir(folder.join("was-folder")).unwrap();
+        for file in ["same", "changed", "mode", "was-file", "gone/below/x", "was-folder/y"] {
+            fs::write(folder.join(file), file).unwrap();
+        }
+        symlink("same", folder.join("link")).unwrap();
+    });
+    assert_eq!(place.changes(), Vec::<String>::new());
+    let at = |path: &str| place.inside(path);
+    fs::write(at("changed"), "other--").unwrap();
+    // Written again as it was: no change.
+    fs::write(at("same"), "same").unwrap();
+    fs::set_permissions(at("mode"), fs::Permissions::from_mode(0o4755)).unwrap();
+    fs::remove_dir_all(at("gone")).unwrap();
+    fs::remove_file(at("was-file")).unwrap();
+    fs::create_dir(at("was-file")).unwrap();
+    fs::write(at("was-file/in"), "in").unwrap();
+    fs::remove_dir_all(at("was-folder")).unwrap();
+    fs::write(at("was-folder"), "now a file").unwrap();
+    fs::remove_file(at("link")).unwrap();
+    symlink("was-file/in", at("link")).unwrap();
+    fs::write(place.inside(".").join(OsStr::from_bytes(b"new\n\xff")), "n").unwrap();
+    let expected = [
+        "Changed changed",
+        "Removed gone",
+        "Removed gone/below",
+        "Removed gone/below/x",
+        "Changed link",
+        "Mode mode",
+        "Added new\\n\u{fffd}",
+        "Replaced was-file",
+        "Added was-file/in",
+        "Replaced was-folder",
+        "Removed was-folder/y",
+    ];
+    assert_eq!(place.changes(), expected);
+    let wanted: BTreeMap<_, _> = contents(&place.inside(".")).into_iter().collect();
+    place.end();
+    let committed = place.commit(CommitOptions::default()).unwrap();
+    assert_eq!((committed.applied.len(), committed.left, committed.discarded), (11, vec![], true));
+    assert_eq!(contents(&place.folder(".")), wanted);
+    // The bit that lends power stayed behind.
+    assert_eq!(fs::metadata(place.folder("mode")).unwrap().mode() & 0o7777, 0o755);
+    assert!(matches!(find(&place.state(), &id()), Err(LayerError::Absent { .. })));
+}
+
+#[test]
+fn what_has_no_place_in_a_folder_is_named_and_left_out() {
+    let place = Place::new(|_| {});
+    rustix::fs::mknodat(CWD, place.inside("pipe"), rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let _listener = UnixListener::bind(place.inside("socket")).unwrap();
+    fs::create_dir(place.inside("d")).unwrap();
+    for (name, target) in [
+        ("absolute", "/etc/passwd"),
+        ("above", "../x"),
+        ("d/above", "../../x"),
+        // Harmless to read, but `d/up` may be a link to the top.
+        ("behind", "d/up/../.."),
+    ] {
+        symlink(target, place.inside(name)).unwrap();
+    }
+    for (name, target) in [("d/up", "../"), ("beside", "d/nowhere"), ("d/beside", "../beside")] {
+        symlink(target, place.inside(name)).unwrap();
+    }
+    fs::write(place.inside("good"), "good").unwrap();
+    let named: Vec<_> =
+        place.against().iter().map(|line| line.split(':').next().unwrap().to_owned()).collect();
+    assert_eq!(named, ["above", "absolute", "behind", "d/above", "pipe", "socket"]);
+    assert_eq!(contents(&place.folder(".")).len(), 0, "a refused commit did something");
+    let committed = place.commit(PARTIAL).unwrap();
+    assert_eq!((committed.applied.len(), committed.left.len(), committed.discarded), (5, 6, false));
+    let there: Vec<_> = contents(&place.folder(".")).into_keys().collect();
+    assert_eq!(there, ["beside", "d", "d/beside", "d/up", "good"].map(PathBuf::from));
+}
+
+#[test]
+fn what_is_protected_in_a_workspace_is_not_taken_over_unless_allowed() {
+    let fill = |folder: &Path| {
+        fs::create_dir_all(folder.join(".git/hooks")).unwrap();
+        fs::write(folder.join(".git/HEAD"), "ref").unwrap();
+    };
+    let change = |place: &Place| {
+        fs::write(place.inside(".git/hooks/post-checkout"), "evil").unwrap();
+        fs::write(place.inside(".git/index"), "index").unwrap();
+        fs::write(place.inside(".envrc"), "evil").unwrap();
+        // As the protection leaves it while a box stands.
+        fs::create_dir(place.inside(".vscode")).unwrap();
+        fs::create_dir(place.inside(".home")).unwrap();
+    };
+    let place = Place::new(fill);
+    change(&place);
+    let against = place.against();
+    assert_eq!(against.len(), 2, "{against:?}");
+    assert!(against[0].starts_with(".envrc: `.envrc` is protected"), "{against:?}");
+    assert!(against[1].starts_with(".git/hooks/post-checkout: `.git/hooks` is protected"), "{against:?}");
+    place.commit(PARTIAL).unwrap();
+    assert!(place.folder(".git/index").exists() && !place.folder(".envrc").exists());
+    assert!(!place.folder(".git/hooks/post-checkout").exists());
+    let allowed = Place::allowing(&[".git", ".envrc"], fill);
+    change(&allowed);
+    assert_eq!(allowed.commit(CommitOptions::default()).unwrap().applied.len(), 3);
+    assert!(allowed.folder(".git/hooks/post-checkout").exists());
+}
+
+#[test]
+fn a_repository_cannot_be_brought_in_whole() {
+    let place = Place::new(|_| {});
+    fs::create_dir_all(place.inside(".git/hooks")).unwrap();
+    fs::write(place.inside(".git/config"), "[core]\nfsmonitor = evil").unwrap();
+    fs::write(place.inside(".git/index"), "index").unwrap();
+    assert_eq!(place.against().len(), 3);
+    place.commit(PARTIAL).unwrap();
+    assert!(!place.folder(".git").exists());
+}
+
+#[test]
+fn what_changed_in_the_folder_meanwhile_is_a_conflict_unless_forced() {
+    let mut place = Place::new(|folder| {
+        fs::create_dir(folder.join("d")).unwrap();
+        for file in ["edited", "removed", "d/x", "calm"] {
+            fs::write(folder.join(file), file).unwrap();
+        }
+    });
+    for file in ["edited", "removed", "appeared", "calm"] {
+        fs::write(place.inside(file), "of the program").unwrap();
+    }
+    fs::remove_dir_all(place.inside("d")).unwrap();
+    fs::write(place.folder("edited"), "of the user!!").unwrap();
+    fs::remove_file(place.folder("removed")).unwrap();
+    fs::write(place.folder("appeared"), "of the user").unwrap();
+    fs::write(place.folder("d/unseen"), "of the user").unwrap();
+    assert_eq!(
+        place.against(),
+        [
+            "appeared: it appeared in the folder meanwhile",
+            "d: it holds `unseen`, which the program has not seen",
+            "edited: it was changed in the folder meanwhile",
+            "removed: it was removed from the folder meanwhile",
+        ]
+    );
+    assert_eq!(fs::read(place.folder("calm")).unwrap(), b"calm");
+    place.end();
+    let forced = place.commit(FORCE).unwrap();
+    // Even force removes nothing that the program has not seen.
+    assert_eq!(fs::read(place.folder("d/unseen")).unwrap(), b"of the user");
+    assert_eq!(forced.left.iter().map(|left| shown(&left.path)).collect::<Vec<_>>(), ["d"]);
+    for file in ["edited", "removed", "appeared", "calm"] {
+        assert_eq!(fs::read(place.folder(file)).unwrap(), b"of the program", "{file}");
+    }
+}
+
+#[test]
+fn a_link_in_the_folder_leads_no_commit_elsewhere() {
+    let place = Place::new(|folder| {
+        fs::create_dir(folder.join("d")).unwrap();
+        fs::write(folder.join("d/x"), "x").unwrap();
+        fs::write(folder.join("f"), "f").unwrap();
+    });
+    fs::create_dir(place.root.join("outside")).unwrap();
+    fs::write(place.root.join("outside/x"), "theirs").unwrap();
+    fs::write(place.inside("d/x"), "evil").unwrap();
+    fs::write(place.inside("d/new"), "evil").unwrap();
+    fs::write(place.inside("f"), "evil").unwrap();
+    fs::remove_dir_all(place.folder("d")).unwrap();
+    symlink(place.root.join("outside"), place.folder("d")).unwrap();
+    fs::remove_file(place.folder("f")).unwrap();
+    symlink(place.root.join("outside/x"), place.folder("f")).unwrap();
+    assert_eq!(place.against().len(), 2, "{:?}", place.against());
+    let forced = place.commit(CommitOptions { force: true, partial: true, keep: true }).unwrap();
+    assert_eq!(fs::read(place.root.join("outside/x")).unwrap(), b"theirs");
+    assert!(!place.root.join("outside/new").exists());
+    // The link itself was replaced by the file, which is what force means.
+    assert_eq!(fs::read(place.folder("f")).unwrap(), b"evil");
+    assert!(fs::symlink_metadata(place.folder("f")).unwrap().is_file());
+    assert_eq!(forced.left.len(), 2, "{:?}", forced.left);
+}
+
+#[test]
+fn a_folder_that_was_replaced_is_not_committed_to() {
+    let place = Place::new(|_| {});
+    fs::write(place.inside("x"), "x").unwrap();
+    let (folder, aside) = (place.root.join("folder"), place.root.join("aside"));
+    fs::rename(&folder, &aside).unwrap();
+    symlink(&aside, &folder).unwrap();
+    let refused = place.commit(FORCE);
+    assert!(matches!(refused, Err(LayerError::Elsewhere { .. })), "{refused:?}");
+    fs::remove_file(&folder).unwrap();
+    fs::create_dir(&folder).unwrap();
+    assert!(matches!(place.commit(FORCE), Err(LayerError::Elsewhere { .. })));
+    fs::remove_dir(&folder).unwrap();
+    fs::rename(&aside, &folder).unwrap();
+    assert_eq!(place.commit(CommitOptions::default()).unwrap().applied.len(), 1);
+}
+
+#[test]
+fn a_tree_of_ten_thousand_folders_is_named_not_taken_over_and_removed() {
+    let mut place = Place::new(|_| {});
+    let mut at = tree::open(fs::File::open(place.inside(".")).unwrap(), ".", FOLDER).unwrap();
+    for _ in 0..10_000 {
+        rustix::fs::mkdirat(&at, "d", Mode::RWXU).unwrap();
+        at = tree::open(&at, "d", FOLDER).unwrap();
+    }
+    drop(at);
+    let found = diff(&place.state(), &id()).unwrap();
+    assert_eq!((found.changes.len(), found.unknown.len()), (tree::MOST_DEPTH, 1));
+    let against = place.against();
+    assert_eq!(against.len(), 1);
+    assert!(against[0].contains("deeper than 128 folders"), "{against:?}");
+    place.end();
+    discard(&place.state(), &id()).unwrap();
+    assert_eq!(fs::read_dir(place.state().join("workspaces")).unwrap().count(), 0);
+}
+
+#[test]
+fn names_without_end_are_a_bound_that_is_named() {
+    let mut place = Place::new(|_| {});
+    let target = "x/".repeat(2000);
+    for number in 0..=tree::MOST_NAME_BYTES / target.len() + 1 {
+        symlink(&target, place.inside(&number.to_string())).unwrap();
+    }
+    let against = place.against();
+    assert_eq!(against.len(), 1, "{against:?}");
+    assert!(against[0].starts_with(": there are more than"), "{against:?}");
+    place.end();
+    discard(&place.state(), &id()).unwrap();
+}
+
+#[test]
+fn hard_links_become_files_of_their_own() {
+    let place = Place::new(|_| {});
+    fs::write(place.inside("one"), "same").unwrap();
+    fs::hard_link(place.inside("one"), place.inside("two")).unwrap();
+    place.commit(PARTIAL).unwrap();
+    let [one, two] = ["one", "two"].map(|name| fs::metadata(place.folder(name)).unwrap());
+    assert!(one.ino() != two.ino() && one.nlink() == 1);
+}
+
+#[test]
+fn a_commit_that_was_killed_can_be_asked_for_again() {
+    let mut place = Place::new(|folder| {
+        fs::write(folder.join("a"), "a").unwrap();
+        fs::write(folder.join("gone"), "gone").unwrap();
+    });
+    fs::write(place.inside("a"), "changed").unwrap();
+    fs::write(place.inside("new"), "new").unwrap();
+    fs::remove_file(place.inside("gone")).unwrap();
+    // As far as it came: one file in its place, one gone, a draft, and the base not yet brought up to it.
+    fs::write(place.folder("a"), "changed").unwrap();
+    fs::remove_file(place.folder("gone")).unwrap();
+    fs::write(place.folder(".airlock-commit-layer"), "half").unwrap();
+    place.end();
+    let again = place.commit(CommitOptions::default()).unwrap();
+    assert_eq!((again.applied.len(), again.discarded), (3, true));
+    let there: Vec<_> = contents(&place.folder(".")).into_keys().collect();
+    assert_eq!(there, ["a", "new"].map(PathBuf::from));
+}
+
+#[test]
+fn a_session_commits_again_and_again() {
+    let place = Place::new(|folder| fs::write(folder.join("a"), "a").unwrap());
+    for text in ["first", "second", "third"] {
+        fs::write(place.inside("a"), text).unwrap();
+        fs::write(place.inside(text), text).unwrap();
+        let committed = place.commit(CommitOptions::default()).unwrap();
+        assert_eq!((committed.applied.len(), committed.discarded), (2, false));
+        assert_eq!(place.changes(), Vec::<String>::new());
+        assert_eq!(fs::read(place.folder("a")).unwrap(), text.as_bytes());
+    }
+}
+
+#[test]
+fn a_layer_in_use_is_not_discarded_and_a_name_is_taken_once() {
+    let mut place = Place::new(|_| {});
+    assert!(find(&place.state(), &id()).unwrap().in_use);
+    assert!(matches!(discard(&place.state(), &id()), Err(LayerError::InUse { .. })));
+    assert!(matches!(place.make(&[]), Err(LayerError::Taken { .. })));
+    place.end();
+    let listed = list(&place.state()).unwrap();
+    assert_eq!(listed.len(), 1);
+    assert!(!listed[0].in_use && listed[0].owner.as_deref() == Some("key"));
+    discard(&place.state(), &id()).unwrap();
+    assert!(list(&place.state()).unwrap().is_empty());
+}
+
+#[test]
+fn a_sweep_removes_what_is_half_made_and_leaves_layers_alone() {
+    let mut place = Place::new(|folder| fs::write(folder.join("a"), "a").unwrap());
+    place.end();
+    let layers = place.state().join("workspaces");
+    for half in [".new-dead", ".gone-dead", ".new-alive"] {
+        fs::create_dir_all(layers.join(half).join("tree/below")).unwrap();
+    }
+    let alive = fs::File::open(layers.join(".new-alive")).unwrap();
+    rustix::fs::flock(&alive, FlockOperation::LockShared).unwrap();
+    assert_eq!(sweep(&place.state()), Vec::<String>::new());
+    let mut left: Vec<_> = fs::read_dir(&layers).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, [".new-alive", "layer"]);
+}
+
+#[test]
+fn making_one_ends_when_nobody_waits_for_it() {
+    let mut place = Place::new(|folder| fs::write(folder.join("a"), "a").unwrap());
+    place.end();
+    let other = Id::new("other").unwrap();
+    let made = make(&place.state(), &other, &place.root.join("folder"), &[], None, &|| true);
+    assert!(matches!(made, Err(LayerError::Cancelled)), "{made:?}");
+    assert_eq!(fs::read_dir(place.state().join("workspaces")).unwrap().count(), 1);
+}
+
+/// What a program may do to a name.
+#[derive(Clone, Debug)]
+enum Deed {
+    Write(String, Vec<u8>),
+    Folder(String),
+    Link(String, String),
+    Remove(String),
+    Mode(String, u32),
+    Move(String, String),
+}
+
+fn name() -> impl Strategy<Value = String> {
+    // Few names, so that deeds meet.
+    prop::collection::vec(prop::sample::select(vec!["a", "b", "c"]), 1..4).prop_map(|parts| parts.join("/"))
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    let bytes = prop::collection::vec(any::<u8>(), 0..4);
+    prop_oneof![
+        (name(), bytes).prop_map(|(path, bytes)| Deed::Write(path, bytes)),
+        name().prop_map(Deed::Folder),
+        (name(), prop::sample::select(vec!["a", "b/c", "./x"]))
+            .prop_map(|(path, target)| Deed::Link(path, target.to_owned())),
+        name().prop_map(Deed::Remove),
+        (name(), prop::sample::select(vec![0o600, 0o755, 0o644, 0o700]))
+            .prop_map(|(path, mode)| Deed::Mode(path, mode)),
+        (name(), name()).prop_map(|(from, to)| Deed::Move(from, to)),
+    ]
+}
+
+/// Does it if it can be done.
+fn act(top: &Path, deed: &Deed) {
+    let removed = |path: &Path| match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        _ => fs::remove_file(path),
+    };
+    let _ = match deed {
+        Deed::Write(path, bytes) => fs::write(top.join(path), bytes),
+        Deed::Folder(path) => fs::create_dir_all(top.join(path)),
+        Deed::Link(path, target) => symlink(target, top.join(path)),
+        Deed::Remove(path) => removed(&top.join(path)),
+        Deed::Mode(path, mode) => match fs::symlink_metadata(top.join(path)) {
+            Ok(found) if !found.is_symlink() => {
+                fs::set_permissions(top.join(path), fs::Permissions::from_mode(*mode | 0o600))
+            }
+            _ => Ok(()),
+        },
+        Deed::Move(from, to) => fs::rename(top.join(from), top.join(to)),
+    };
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn after_a_commit_the_folder_is_what_the_program_saw(
+        before in prop::collection::vec(deed(), 0..12),
+        after in prop::collection::vec(deed(), 0..12),
+    ) {
+        let mut place = Place::new(|folder| before.iter().for_each(|deed| act(folder, deed)));
+        after.iter().for_each(|deed| act(&place.inside("."), deed));
+        let wanted = contents(&place.inside("."));
+        place.end();
+        let committed = place.commit(CommitOptions::default()).unwrap();
+        prop_assert!(committed.discarded && committed.left.is_empty(), "{:?}", committed);
+        prop_assert_eq!(contents(&place.folder(".")), wanted);
+    }
+}

@@ -1,0 +1,290 @@
+//! Workspaces that are copied on writing: what programs changed in them, taken over or dropped. Each belongs to the key
+//! that its run or session was made with.
+
+use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
+use axum::{
+    Json,
+    extract::{Path, State},
+};
+use bytes::Bytes;
+use engine::workspaces::{self as layers, CommitOptions, LayerError, Left};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use spec::{ErrorCode, ErrorInfo, Id};
+use std::path::{Path as FilePath, PathBuf};
+use utoipa::ToSchema;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// What stands against a commit is told of so many names; all of them are in the diff.
+const MOST_TOLD: usize = 20;
+
+pub(crate) fn routes() -> OpenApiRouter<Gateway> {
+    OpenApiRouter::new()
+        .routes(routes!(list_workspaces))
+        .routes(routes!(diff_workspace))
+        .routes(routes!(commit_workspace))
+        .routes(routes!(discard_workspace))
+}
+
+/// A workspace whose changes are kept.
+#[derive(Debug, Serialize, ToSchema)]
+struct Workspace {
+    /// The run or session it was made for.
+    id: String,
+    /// The folder it is based on.
+    folder: String,
+    /// When it was made.
+    made_at: String,
+    /// Whether a sandbox uses it.
+    in_use: bool,
+}
+
+/// All workspaces that the key may see.
+#[derive(Debug, Serialize, ToSchema)]
+struct WorkspaceList {
+    /// The oldest first.
+    workspaces: Vec<Workspace>,
+}
+
+/// One change of a program's.
+#[derive(Debug, Serialize, ToSchema)]
+struct WorkspaceChange {
+    /// Its name, if that is text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<String>,
+    /// Its name in base64, if it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_base64: Option<String>,
+    /// `added`, `changed`, `removed`, `replaced` (by something of another kind) or `mode`.
+    change: String,
+    /// `file`, `folder`, `link` or `other`.
+    kind: String,
+    /// Its permissions, in octal.
+    mode: String,
+    /// The size of a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size_bytes: Option<u64>,
+    /// Where a link points, if that is text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
+    /// Where a link points in base64, if it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_base64: Option<String>,
+    /// Why it is never taken over.
+    left_out: Option<String>,
+    /// Why it is taken over only by force.
+    conflict: Option<String>,
+}
+
+/// A name that was not taken over, or not looked into.
+#[derive(Debug, Serialize, ToSchema)]
+struct LeftOut {
+    /// Its name, if that is text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<String>,
+    /// Its name in base64, if it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_base64: Option<String>,
+    /// Why.
+    reason: String,
+    /// Whether force would take it over.
+    conflict: bool,
+}
+
+/// What a program changed.
+#[derive(Debug, Serialize, ToSchema)]
+struct WorkspaceDiff {
+    /// Sorted by name.
+    changes: Vec<WorkspaceChange>,
+    /// Folders whose contents are not known.
+    not_looked_into: Vec<LeftOut>,
+    /// Whether the folder itself was there to be compared; without it conflicts are not known.
+    compared: bool,
+}
+
+/// How changes are taken over.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+struct CommitWorkspace {
+    /// Also where the folder has changed meanwhile.
+    force: bool,
+    /// What can be, although not everything can.
+    partial: bool,
+    /// The workspace stays, although all of it was taken over.
+    keep: bool,
+}
+
+/// What was taken over.
+#[derive(Debug, Serialize, ToSchema)]
+struct CommittedWorkspace {
+    /// Sorted by name.
+    applied: Vec<WorkspaceChange>,
+    /// What was not, and why.
+    left_out: Vec<LeftOut>,
+    /// Whether the workspace is gone: nothing was left in it, and nobody used it.
+    discarded: bool,
+}
+
+/// Show the workspaces whose changes are kept.
+#[utoipa::path(get, path = "/v1/workspaces", tag = "workspaces",
+    responses((status = 200, body = WorkspaceList), (status = "default", body = Problem)))]
+async fn list_workspaces(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<WorkspaceList>> {
+    caller.require(Scope::Sandboxes)?;
+    let found = off_the_loop(&gateway, layers::list).await?;
+    let seen = found.into_iter().filter(|layer| sees(&caller, layer));
+    let shown = |layer: layers::Layer| Workspace {
+        id: layer.id.to_string(),
+        folder: layer.folder.to_string_lossy().into_owned(),
+        made_at: layer.made_at.to_string(),
+        in_use: layer.in_use,
+    };
+    Ok(Json(WorkspaceList { workspaces: seen.map(shown).collect() }))
+}
+
+/// Show what the program changed.
+#[utoipa::path(get, path = "/v1/workspaces/{id}/diff", tag = "workspaces",
+    params(("id" = String, Path, description = "its run or session")),
+    responses((status = 200, body = WorkspaceDiff), (status = "default", body = Problem)))]
+async fn diff_workspace(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<Json<WorkspaceDiff>> {
+    let id = known(&gateway, &caller, &id).await?;
+    let diff = off_the_loop(&gateway, move |state| layers::diff(state, &id)).await?;
+    let unknown = diff.unknown.into_iter();
+    let unknown = unknown.map(|(path, reason)| left_out(Left { path, reason, conflict: false }));
+    Ok(Json(WorkspaceDiff {
+        not_looked_into: unknown.collect(),
+        changes: diff.changes.into_iter().map(change).collect(),
+        compared: diff.compared,
+    }))
+}
+
+/// Take the changes over into the folder, then drop the workspace.
+#[utoipa::path(post, path = "/v1/workspaces/{id}/commit", tag = "workspaces",
+    params(("id" = String, Path, description = "its run or session")),
+    request_body(content = CommitWorkspace, content_type = "application/json"),
+    responses((status = 200, body = CommittedWorkspace), (status = "default", body = Problem)))]
+async fn commit_workspace(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Answer<Json<CommittedWorkspace>> {
+    let id = known(&gateway, &caller, &id).await?;
+    let CommitWorkspace { force, partial, keep } = match body.is_empty() {
+        true => CommitWorkspace::default(),
+        false => serde_json::from_slice(&body)
+            .map_err(|bad| Problem::invalid(bad.to_string(), "send force, partial and keep, or nothing"))?,
+    };
+    let options = CommitOptions { force, partial, keep };
+    let committed = off_the_loop(&gateway, move |state| layers::commit(state, &id, options)).await?;
+    Ok(Json(CommittedWorkspace {
+        applied: committed.applied.into_iter().map(change).collect(),
+        left_out: committed.left.into_iter().map(left_out).collect(),
+        discarded: committed.discarded,
+    }))
+}
+
+/// Drop the changes.
+#[utoipa::path(delete, path = "/v1/workspaces/{id}", tag = "workspaces",
+    params(("id" = String, Path, description = "its run or session")),
+    responses((status = 204), (status = "default", body = Problem)))]
+async fn discard_workspace(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Answer<StatusCode> {
+    let id = known(&gateway, &caller, &id).await?;
+    off_the_loop(&gateway, move |state| layers::discard(state, &id)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The identifier of a workspace that the caller may see.
+async fn known(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Id> {
+    caller.require(Scope::Sandboxes)?;
+    let id = Id::new(id).map_err(|_| Problem::not_found("workspace"))?;
+    let layer = off_the_loop(gateway, move |state| layers::find(state, &id)).await?;
+    match sees(caller, &layer) {
+        true => Ok(layer.id),
+        false => Err(Problem::not_found("workspace")),
+    }
+}
+
+/// One that was made on this machine's own command line is the admin's.
+fn sees(caller: &Caller, layer: &layers::Layer) -> bool {
+    layer.owner.as_deref().map_or(caller.is_admin(), |owner| caller.sees(owner))
+}
+
+async fn off_the_loop<T: Send + 'static>(
+    gateway: &Gateway,
+    work: impl FnOnce(&FilePath) -> Result<T, LayerError> + Send + 'static,
+) -> Answer<T> {
+    let state: PathBuf = gateway.engine().state_folder().to_owned();
+    let done = tokio::task::spawn_blocking(move || work(&state)).await;
+    done.map_err(|error| internal(error.to_string()))?.map_err(refused)
+}
+
+fn change(change: layers::Change) -> WorkspaceChange {
+    let (path, path_base64) = text_or_base64(change.path.as_os_str().as_encoded_bytes());
+    let target = change.target.as_ref().map(|target| text_or_base64(target.as_encoded_bytes()));
+    let (target, target_base64) = target.unwrap_or_default();
+    WorkspaceChange {
+        path,
+        path_base64,
+        change: word(&change.what),
+        kind: word(&change.kind),
+        mode: format!("{:03o}", change.mode),
+        size_bytes: (change.kind == layers::Kind::File).then_some(change.size_bytes),
+        target,
+        target_base64,
+        left_out: change.left_out,
+        conflict: change.conflict,
+    }
+}
+
+fn left_out(left: Left) -> LeftOut {
+    let (path, path_base64) = text_or_base64(left.path.as_os_str().as_encoded_bytes());
+    LeftOut { path, path_base64, reason: left.reason, conflict: left.conflict }
+}
+
+fn text_or_base64(bytes: &[u8]) -> (Option<String>, Option<String>) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => (Some(text.to_owned()), None),
+        Err(_) => (None, Some(spec::base64(bytes))),
+    }
+}
+
+fn word(value: &impl Serialize) -> String {
+    let value = serde_json::to_value(value).ok();
+    value.and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+fn refused(error: LayerError) -> Problem {
+    let info = error.info();
+    match error {
+        LayerError::Absent { .. } => Problem::not_found("workspace"),
+        LayerError::InUse { .. } | LayerError::Taken { .. } | LayerError::Elsewhere { .. } => {
+            Problem::conflict(error.to_string(), info.hint.unwrap_or_default())
+        }
+        LayerError::Refused { left } => {
+            let told = left.iter().take(MOST_TOLD);
+            let told: Vec<_> = told
+                .map(|left| format!("`{}`: {}", left.path.to_string_lossy().escape_debug(), left.reason))
+                .collect();
+            let advice = "`partial` takes over the rest, `force` also what conflicts";
+            Problem::conflict(info.message, format!("{}; {advice}", told.join("; ")))
+        }
+        LayerError::TooMuch { .. } | LayerError::Cancelled => Problem::from(info),
+        // Its causes name places of this machine.
+        LayerError::Io { .. } => internal(error.to_string()),
+    }
+}
+
+fn internal(message: String) -> Problem {
+    Problem::from(ErrorInfo { code: ErrorCode::Internal, message, hint: None })
+}
+
+#[cfg(test)]
+mod tests;

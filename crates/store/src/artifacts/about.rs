@@ -1,0 +1,96 @@
+//! What is written beside the bytes of a version: a small JSON file.
+
+use super::kept::{self, Kept, Lineage, New, Spot};
+use crate::names;
+use spec::{Timestamp, WorkspacePath};
+use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt, path::Path};
+
+/// A name has at most 4000 bytes, of which JSON makes at most six characters each; a command less than 64 KiB.
+pub(crate) const LONGEST: u64 = 512 << 10;
+
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub(crate) struct About {
+    name: Name,
+    pub(crate) size_bytes: u64,
+    pub(crate) sha256: String,
+    kept_at_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_type: Option<String>,
+    #[serde(flatten)]
+    lineage: Lineage,
+    /// Where the bytes are, in a bucket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes: Option<String>,
+}
+
+/// JSON knows only text, file names are bytes.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(untagged)]
+enum Name {
+    Text(String),
+    Bytes { percent_encoded: String },
+}
+
+/// What is known of the bytes themselves.
+#[derive(Clone, Debug)]
+pub(crate) struct Content {
+    pub(crate) size_bytes: u64,
+    pub(crate) sha256: String,
+}
+
+impl About {
+    pub(crate) fn new(new: &New, content: Content, now: Timestamp) -> Self {
+        let bytes = kept::bytes_of(&new.name);
+        let name = match std::str::from_utf8(bytes) {
+            Ok(text) => Name::Text(text.to_owned()),
+            Err(_) => Name::Bytes { percent_encoded: names::percent_encoded(bytes) },
+        };
+        About {
+            name,
+            size_bytes: content.size_bytes,
+            sha256: content.sha256,
+            kept_at_ms: now.0,
+            content_type: new.content_type.clone(),
+            lineage: new.lineage.clone().bounded(),
+            bytes: None,
+        }
+    }
+
+    pub(crate) fn read(text: &[u8]) -> io::Result<About> {
+        Ok(serde_json::from_slice(text)?)
+    }
+
+    pub(crate) fn written(&self) -> io::Result<Vec<u8>> {
+        Ok(serde_json::to_vec(self)?)
+    }
+
+    /// What it says of the version at this spot, unless it was written for another.
+    pub(crate) fn kept(self, spot: &Spot) -> io::Result<Kept> {
+        let name = self.name().ok_or_else(|| io::Error::other("what is written beside it has no name"))?;
+        if names::folder_name(kept::bytes_of(&name)) != spot.entry {
+            return Err(io::Error::other("it was kept under another name"));
+        }
+        let guessed = || kept::guessed(name.as_path()).to_owned();
+        let content_type =
+            self.content_type.filter(|text| kept::is_content_type(text)).unwrap_or_else(guessed);
+        Ok(Kept {
+            owner: spot.owner.clone(),
+            version: spot.version,
+            size_bytes: self.size_bytes,
+            sha256: self.sha256,
+            content_type,
+            kept_at: Timestamp(self.kept_at_ms),
+            lineage: self.lineage,
+            name,
+        })
+    }
+
+    /// The name it was kept under, unless the file says something that is no name.
+    fn name(&self) -> Option<WorkspacePath> {
+        let bytes = match &self.name {
+            Name::Text(text) => text.clone().into_bytes(),
+            Name::Bytes { percent_encoded } => names::percent_decoded(percent_encoded)?,
+        };
+        WorkspacePath::new(Path::new(OsStr::from_bytes(&bytes))).ok()
+    }
+}

@@ -1,0 +1,330 @@
+//! Artifacts in a bucket of S3 or GCS, or in memory, through `object_store`.
+//!
+//! ```text
+//! PREFIX/[@OWNER/]NAME/bytes/UNIQUE           written first, under a name that nobody else ever has
+//! PREFIX/[@OWNER/]NAME/VERSION/about.json     made only if absent; says which bytes are its own
+//! ```
+//! A version is there when its `about.json` is, and that comes in one piece, after the bytes: no reader sees half of
+//! one. Two writers cannot make the same `about.json`, and whoever loses takes the next number: no two share one. What
+//! a writer leaves that died in between is bytes that no `about.json` names; the sweep takes them after a day, which
+//! is longer than a writer may take. Parts of an upload that was never completed are invisible here: the bucket's own
+//! rule for incomplete uploads removes them.
+
+use super::{
+    about::{self, About},
+    kept::{Owner, Spot, version_number},
+};
+use bytes::Bytes;
+use object_store::{
+    Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, buffered::BufWriter, path::Path,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    ops::Range,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+use tokio::io::AsyncWriteExt;
+
+/// S3 takes 10,000 parts of at least 5 MiB; this many bytes wait in memory for each of the parts on their way.
+const PART: usize = 8 << 20;
+const PARTS_ON_THEIR_WAY: usize = 2;
+/// Bytes that nobody names are left alone for so long.
+pub(crate) const ABANDONED: Duration = Duration::from_secs(24 * 3600);
+/// Each lost race means that another writer won one.
+const TRIES: usize = 1000;
+const BYTES: &str = "bytes";
+const ABOUT: &str = "about.json";
+
+/// Artifacts in a bucket.
+#[derive(Clone, Debug)]
+pub(crate) struct Bucket {
+    store: Arc<dyn ObjectStore>,
+    prefix: Path,
+}
+
+/// Bytes on their way into a bucket.
+#[derive(Debug)]
+pub(crate) struct Upload {
+    writer: Option<BufWriter>,
+    unique: String,
+}
+
+/// What one key is.
+enum Key {
+    About(Spot),
+    Bytes { owner: Owner, entry: String, unique: String },
+}
+
+impl Bucket {
+    pub(crate) fn new(store: Arc<dyn ObjectStore>, prefix: &str) -> io::Result<Bucket> {
+        let prefix = Path::parse(prefix).map_err(io::Error::other)?;
+        Ok(Bucket { store, prefix })
+    }
+
+    pub(crate) fn begin(&self, owner: &Owner, entry: &str) -> io::Result<Upload> {
+        let unique = unique()?;
+        let writer =
+            BufWriter::with_capacity(self.store.clone(), self.bytes_at(owner, entry, &unique)?, PART);
+        Ok(Upload { writer: Some(writer.with_max_concurrency(PARTS_ON_THEIR_WAY)), unique })
+    }
+
+    /// Makes what was uploaded the next version of its name.
+    pub(crate) async fn publish(
+        &self,
+        upload: Upload,
+        owner: &Owner,
+        entry: &str,
+        mut about: About,
+    ) -> io::Result<u64> {
+        let unique = upload.finish().await?;
+        about.bytes = Some(unique.clone());
+        let claimed = self.claim(owner, entry, &about).await;
+        if claimed.is_err() {
+            // Best effort: what stays is the sweep's.
+            _ = self.store.delete(&self.bytes_at(owner, entry, &unique)?).await;
+        }
+        claimed
+    }
+
+    async fn claim(&self, owner: &Owner, entry: &str, about: &About) -> io::Result<u64> {
+        let text = Bytes::from(about.written()?);
+        let mut next = self.versions(owner, entry).await?.into_iter().max().unwrap_or(0);
+        for _ in 0..TRIES {
+            next = next.saturating_add(1);
+            let spot = Spot { owner: owner.clone(), entry: entry.to_owned(), version: next };
+            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+            match self.store.put_opts(&self.about_at(&spot)?, text.clone().into(), options).await {
+                Ok(_) => return Ok(next),
+                Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
+                    // Our own, when only the answer to an earlier try was lost.
+                    let there = self.about(&spot).await;
+                    if there.is_ok_and(|there| there.bytes == about.bytes) {
+                        return Ok(next);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(io::Error::other("too many others keep artifacts of this name"))
+    }
+
+    /// The versions of one name.
+    pub(crate) async fn versions(&self, owner: &Owner, entry: &str) -> io::Result<Vec<u64>> {
+        let mut versions = Vec::new();
+        let below = self.at(&[&owner.place(), entry])?;
+        self.walk(&below, &mut |key, _| {
+            if let Key::About(spot) = key {
+                versions.push(spot.version);
+            }
+            true
+        })
+        .await?;
+        Ok(versions)
+    }
+
+    /// Calls `each` with every version there is until it says that it is enough; all together weigh as much as is given back.
+    pub(crate) async fn spots(
+        &self,
+        owner: Option<&Owner>,
+        each: &mut (dyn FnMut(Spot) -> bool + Send),
+    ) -> io::Result<u64> {
+        let below = self.at(&[&owner.map(Owner::place).unwrap_or_default()])?;
+        let mut weight = 0_u64;
+        self.walk(&below, &mut |key, meta| match key {
+            Key::About(spot) if owner.is_none_or(|owner| spot.owner == *owner) => each(spot),
+            Key::About(_) => true,
+            Key::Bytes { .. } => {
+                weight = weight.saturating_add(meta.size);
+                true
+            }
+        })
+        .await?;
+        Ok(weight)
+    }
+
+    /// What is written of a version. A document of others may be longer than ours ever are, and is not read then.
+    pub(crate) async fn about(&self, spot: &Spot) -> io::Result<About> {
+        let found = self.store.get(&self.about_at(spot)?).await?;
+        if found.meta.size > about::LONGEST {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "what is written beside it is too long"));
+        }
+        let text = found.bytes().await?;
+        About::read(&text).map_err(|bad| io::Error::new(io::ErrorKind::InvalidData, bad))
+    }
+
+    /// Where the bytes of a version are; that all of them are there.
+    pub(crate) async fn find(&self, spot: &Spot, about: &About) -> io::Result<Path> {
+        let damaged = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+        let unique = about.bytes.as_deref().filter(|unique| is_unique(unique));
+        let unique = unique.ok_or_else(|| damaged("it does not say where its bytes are".to_owned()))?;
+        let place = self.bytes_at(&spot.owner, &spot.entry, unique)?;
+        let length = match self.store.head(&place).await {
+            Err(Error::NotFound { .. }) => return Err(damaged("its bytes are gone".to_owned())),
+            found => found?.size,
+        };
+        match length == about.size_bytes {
+            true => Ok(place),
+            false => Err(damaged(format!("{length} bytes are there, {} were kept", about.size_bytes))),
+        }
+    }
+
+    pub(crate) async fn read(&self, place: &Path, range: Range<u64>) -> io::Result<Bytes> {
+        Ok(self.store.get_range(place, range).await?)
+    }
+
+    /// Removes one version: first out of sight, then its bytes.
+    pub(crate) async fn remove(&self, spot: &Spot) -> io::Result<()> {
+        let about = self.about(spot).await;
+        if about.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return about.map(drop);
+        }
+        self.store.delete(&self.about_at(spot)?).await?;
+        let unique = about.ok().and_then(|about| about.bytes).filter(|unique| is_unique(unique));
+        if let Some(unique) = unique {
+            match self.store.delete(&self.bytes_at(&spot.owner, &spot.entry, &unique)?).await {
+                Ok(()) | Err(Error::NotFound { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes bytes that nobody names and that have been there for at least so long; says how many.
+    pub(crate) async fn sweep(&self, abandoned: Duration) -> io::Result<usize> {
+        let mut bytes: BTreeMap<(Owner, String), Vec<(String, SystemTime)>> = BTreeMap::new();
+        let mut abouts: BTreeMap<(Owner, String), Vec<Spot>> = BTreeMap::new();
+        self.walk(&self.at(&[])?, &mut |key, meta| {
+            match key {
+                Key::About(spot) => {
+                    abouts.entry((spot.owner.clone(), spot.entry.clone())).or_default().push(spot)
+                }
+                Key::Bytes { owner, entry, unique } => {
+                    bytes.entry((owner, entry)).or_default().push((unique, meta.last_modified.into()));
+                }
+            }
+            true
+        })
+        .await?;
+        let mut removed = 0;
+        for ((owner, entry), found) in bytes {
+            let spots = abouts.remove(&(owner.clone(), entry.clone())).unwrap_or_default();
+            // As many as are named: looking which ones would cost a request for each.
+            if found.len() > spots.len() {
+                removed += self.sweep_name(&owner, &entry, found, &spots, abandoned).await?;
+            }
+        }
+        Ok(removed)
+    }
+
+    async fn sweep_name(
+        &self,
+        owner: &Owner,
+        entry: &str,
+        found: Vec<(String, SystemTime)>,
+        spots: &[Spot],
+        abandoned: Duration,
+    ) -> io::Result<usize> {
+        let mut named = BTreeSet::new();
+        for spot in spots {
+            // One that cannot be read may name any of them.
+            named.insert(self.about(spot).await?.bytes.unwrap_or_default());
+        }
+        let mut removed = 0;
+        for (unique, since) in found {
+            let old = SystemTime::now().duration_since(since).is_ok_and(|age| age >= abandoned);
+            if old && !named.contains(&unique) {
+                self.store.delete(&self.bytes_at(owner, entry, &unique)?).await?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    async fn walk(
+        &self,
+        below: &Path,
+        each: &mut (dyn FnMut(Key, &ObjectMeta) -> bool + Send),
+    ) -> io::Result<()> {
+        let mut all = self.store.list(Some(below));
+        while let Some(found) = std::future::poll_fn(|context| all.as_mut().poll_next(context)).await {
+            let meta = found?;
+            // Whatever else lies in the bucket is not ours.
+            let Some(key) = self.key(&meta.location) else { continue };
+            if !each(key, &meta) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn key(&self, location: &Path) -> Option<Key> {
+        let parts: Vec<_> =
+            location.prefix_match(&self.prefix)?.map(|part| part.as_ref().to_owned()).collect();
+        let (owner, rest) = match parts.split_first() {
+            Some((first, rest)) if first.starts_with('@') => (Owner::of_place(first)?, rest),
+            _ => (Owner::local(), &parts[..]),
+        };
+        match rest {
+            [entry, middle, unique] if middle == BYTES => {
+                Some(Key::Bytes { owner, entry: entry.clone(), unique: unique.clone() })
+            }
+            [entry, version, last] if last == ABOUT => {
+                Some(Key::About(Spot { owner, entry: entry.clone(), version: version_number(version)? }))
+            }
+            _ => None,
+        }
+    }
+
+    fn bytes_at(&self, owner: &Owner, entry: &str, unique: &str) -> io::Result<Path> {
+        self.at(&[&owner.place(), entry, BYTES, unique])
+    }
+
+    fn about_at(&self, spot: &Spot) -> io::Result<Path> {
+        self.at(&[&spot.owner.place(), &spot.entry, &spot.version.to_string(), ABOUT])
+    }
+
+    fn at(&self, parts: &[&str]) -> io::Result<Path> {
+        let all = [self.prefix.as_ref()].into_iter().chain(parts.iter().copied());
+        let all: Vec<_> = all.filter(|part| !part.is_empty()).collect();
+        Path::parse(all.join("/")).map_err(io::Error::other)
+    }
+}
+
+impl Upload {
+    pub(crate) async fn write(&mut self, bytes: Bytes) -> io::Result<()> {
+        match &mut self.writer {
+            Some(writer) => Ok(writer.put(bytes).await?),
+            None => Err(io::Error::other("it has ended")),
+        }
+    }
+
+    async fn finish(mut self) -> io::Result<String> {
+        if let Some(writer) = &mut self.writer {
+            writer.shutdown().await?;
+        }
+        self.writer = None;
+        Ok(self.unique.clone())
+    }
+}
+
+/// Whoever stops writing in the middle has the parts removed that are there already. Best effort: what stays is the
+/// bucket's own rule's.
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if let (Some(mut writer), Ok(runtime)) = (self.writer.take(), tokio::runtime::Handle::try_current()) {
+            runtime.spawn(async move { writer.abort().await });
+        }
+    }
+}
+
+fn unique() -> io::Result<String> {
+    let mut chance = [0; 16];
+    rustix::rand::getrandom(&mut chance, rustix::rand::GetRandomFlags::empty())?;
+    Ok(crate::names::hexadecimal(&chance))
+}
+
+fn is_unique(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}

@@ -1,0 +1,165 @@
+//! Listing: by place first, which is cheap; what is written beside a version is read for those that are shown.
+
+use super::{Artifacts, Kept, Owner, kept::Spot, off_the_loop, place::Shelf};
+use crate::names;
+use spec::WorkspacePath;
+use std::{collections::VecDeque, ffi::OsStr, fmt, io, os::unix::ffi::OsStrExt, path::Path};
+use tokio::task::JoinHandle;
+
+/// What one listing looks at.
+const LONGEST_LISTING: usize = 100_000;
+/// What one listing complains about at most.
+const MOST_PROBLEMS: usize = 1000;
+/// So many versions are looked at at a time: each may be a request.
+const AT_A_TIME: usize = 16;
+
+/// What a listing shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// Sorted by owner, name and version.
+    pub kept: Vec<Kept>,
+    /// Entries that could not be read, and why.
+    pub problems: Vec<String>,
+    /// There is more than one listing looks at.
+    pub cut: bool,
+    /// Where the next page begins, if there is one.
+    pub next: Option<String>,
+}
+
+/// What is to be listed.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// Whose; everybody's if none.
+    pub owner: Option<&'a Owner>,
+    /// Which names.
+    pub name: &'a (dyn Fn(&WorkspacePath) -> bool + Sync),
+    /// Only what this run made.
+    pub run_id: Option<&'a str>,
+    /// What an earlier page said comes next.
+    pub after: Option<&'a str>,
+    /// So many at most.
+    pub most: usize,
+}
+
+impl fmt::Debug for Wanted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Wanted {{ owner: {:?}, most: {}, .. }}", self.owner, self.most)
+    }
+}
+
+impl Wanted<'_> {
+    /// Everything of one owner, or of all.
+    pub fn all(owner: Option<&Owner>) -> Wanted<'_> {
+        Wanted { owner, name: &|_| true, run_id: None, after: None, most: LONGEST_LISTING }
+    }
+
+    /// Names that can be told from their place are; long ones only by what is written.
+    fn may_be(&self, spot: &Spot) -> bool {
+        let name = names::percent_decoded(&spot.entry).filter(|_| !spot.entry.starts_with('~'));
+        let name = name.and_then(|bytes| WorkspacePath::new(Path::new(OsStr::from_bytes(&bytes))).ok());
+        name.is_none_or(|name| (self.name)(&name))
+    }
+
+    fn is(&self, kept: &Kept) -> bool {
+        let run = self.run_id.is_none_or(|run| kept.lineage.run_id.as_deref() == Some(run));
+        run && (self.name)(&kept.name)
+    }
+}
+
+impl Artifacts {
+    /// What is kept.
+    pub async fn list(&self, wanted: Wanted<'_>) -> Listing {
+        let mut listing = Listing::default();
+        match self.spots(wanted.owner, &mut listing.problems).await {
+            Ok((mut spots, _)) => {
+                listing.cut = spots.len() >= LONGEST_LISTING;
+                let after = wanted.after.and_then(Spot::of_cursor);
+                spots.retain(|spot| after.as_ref().is_none_or(|after| spot > after) && wanted.may_be(spot));
+                spots.sort();
+                self.fill(&mut listing, spots, wanted).await;
+            }
+            Err(source) => listing.complain(format!("the artifacts cannot be listed: {source}")),
+        }
+        listing.kept.sort_by(|one, other| {
+            (&one.owner, &one.name, one.version).cmp(&(&other.owner, &other.name, other.version))
+        });
+        listing
+    }
+
+    /// Looks at a few at a time, in order, until there are enough.
+    async fn fill(&self, listing: &mut Listing, spots: Vec<Spot>, wanted: Wanted<'_>) {
+        let mut asked: VecDeque<(Spot, JoinHandle<io::Result<Kept>>)> = VecDeque::new();
+        let mut last = None;
+        let mut spots = spots.into_iter();
+        loop {
+            asked.extend(spots.by_ref().take(AT_A_TIME - asked.len()).map(|spot| {
+                let (artifacts, at) = (self.clone(), spot.clone());
+                (spot, tokio::spawn(async move { artifacts.about(&at).await?.kept(&at) }))
+            }));
+            let Some((spot, asking)) = asked.pop_front() else { return };
+            if listing.kept.len() >= wanted.most {
+                listing.next = last;
+                return;
+            }
+            match asking.await.unwrap_or_else(|error| Err(error.into())) {
+                Ok(kept) if wanted.is(&kept) => {
+                    last = Some(spot.cursor());
+                    listing.kept.push(kept);
+                }
+                Ok(_) => {}
+                // Removed meanwhile.
+                Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => {
+                    let entry = spot.entry.escape_debug().to_string();
+                    listing.complain(format!("`{entry}`, version {}: {source}", spot.version));
+                }
+            }
+        }
+    }
+
+    /// The places of all versions, and what they weigh together.
+    pub(super) async fn spots(
+        &self,
+        owner: Option<&Owner>,
+        problems: &mut Vec<String>,
+    ) -> io::Result<(Vec<Spot>, u64)> {
+        let mut spots = Vec::new();
+        match &self.0.shelf {
+            Shelf::Folder(folder) => {
+                let (folder, owner) = (folder.clone(), owner.cloned());
+                let walked = off_the_loop(move || {
+                    let mut found = (Vec::new(), Vec::new());
+                    folder.walk(owner.as_ref(), &mut |entry| {
+                        match entry {
+                            Ok(spot) => found.0.push(spot),
+                            Err(problem) if found.1.len() < MOST_PROBLEMS => found.1.push(problem),
+                            Err(_) => {}
+                        }
+                        found.0.len() < LONGEST_LISTING
+                    })?;
+                    let weight = found.0.iter().map(|spot| folder.weight(spot)).sum();
+                    Ok((found, weight))
+                });
+                let ((spots, found), weight) = walked.await?;
+                problems.extend(found);
+                Ok((spots, weight))
+            }
+            Shelf::Bucket(bucket) => {
+                let mut each = |spot| {
+                    spots.push(spot);
+                    spots.len() < LONGEST_LISTING
+                };
+                let weight = bucket.spots(owner, &mut each).await?;
+                Ok((spots, weight))
+            }
+        }
+    }
+}
+
+impl Listing {
+    fn complain(&mut self, problem: String) {
+        if self.problems.len() < MOST_PROBLEMS {
+            self.problems.push(problem);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Keeping: bytes come in pieces, are counted and digested on their way, and become a version at the end or never.
+
+use super::{
+    Artifacts, Kept, New, StoreError,
+    about::{About, Content},
+    bucket::{ABANDONED, Upload},
+    draft::Draft,
+    kept::{self, Spot},
+    now, off_the_loop,
+    place::Shelf,
+};
+use crate::names;
+use bytes::{Bytes, BytesMut};
+use sha2::{Digest, Sha256};
+use std::{
+    io::{self, Write},
+    time::{Duration, Instant},
+};
+
+/// Small pieces are gathered to so much before they are written.
+const GATHERED: usize = 256 << 10;
+/// A writer that takes longer would race with the sweep.
+const LONGEST: Duration = Duration::from_secs(12 * 3600);
+const _: () = assert!(LONGEST.as_secs() < ABANDONED.as_secs());
+
+/// A version in the making. Dropped before its end, it leaves nothing.
+#[derive(Debug)]
+pub struct Putting {
+    artifacts: Artifacts,
+    new: New,
+    spot: Spot,
+    began: Instant,
+    gathered: BytesMut,
+    digest: Sha256,
+    size_bytes: u64,
+    /// What was taken of the room in all.
+    taken: u64,
+    sink: Option<Sink>,
+}
+
+#[derive(Debug)]
+enum Sink {
+    Draft(Draft),
+    Upload(Box<Upload>),
+}
+
+impl Artifacts {
+    /// Begins to keep something as the next version of its name.
+    pub async fn begin(&self, mut new: New) -> Result<Putting, StoreError> {
+        let failed = |source| StoreError::Keep { name: new.name.clone(), source };
+        if new.content_type.as_deref().is_some_and(|text| !kept::is_content_type(text)) {
+            return Err(StoreError::ContentType { name: new.name });
+        }
+        let spot = Spot::new(&new.owner, &new.name, 0);
+        self.check_counts(&new, &spot).await?;
+        let sink = match &self.0.shelf {
+            Shelf::Folder(folder) => {
+                let folder = folder.clone();
+                Sink::Draft(off_the_loop(move || folder.draft()).await.map_err(failed)?)
+            }
+            Shelf::Bucket(bucket) => {
+                Sink::Upload(Box::new(bucket.begin(&spot.owner, &spot.entry).map_err(failed)?))
+            }
+        };
+        new.limit_bytes = new.limit_bytes.min(self.0.limits.bytes);
+        Ok(Putting {
+            artifacts: self.clone(),
+            new,
+            spot,
+            began: Instant::now(),
+            gathered: BytesMut::new(),
+            digest: Sha256::new(),
+            size_bytes: 0,
+            taken: 0,
+            sink: Some(sink),
+        })
+    }
+
+    /// Names and versions; bytes are counted as they come.
+    async fn check_counts(&self, new: &New, spot: &Spot) -> Result<(), StoreError> {
+        let failed = |source| StoreError::Keep { name: new.name.clone(), source };
+        let quota = |what, limit| Err(StoreError::Quota { name: new.name.clone(), what, limit });
+        let limits = self.0.limits;
+        let weight = self.weigh().await.map_err(failed)?;
+        let versions = self.versions(spot).await.map_err(failed)?.len() as u64;
+        if versions == 0 && weight.names >= limits.names {
+            return quota("names", limits.names);
+        }
+        // Retention makes room behind each new one.
+        let removed = self.0.retention.keep_versions.is_some_and(|kept| kept <= limits.versions);
+        if versions >= limits.versions && !removed {
+            return quota("versions of this name", limits.versions);
+        }
+        Ok(())
+    }
+}
+
+impl Artifacts {
+    /// The new version is there whatever comes of the old ones; the next sweep tries again.
+    async fn retain(&self, spot: Spot) {
+        if self.0.retention == super::Retention::default() {
+            return;
+        }
+        if let Ok(versions) = self.versions(&spot).await {
+            let spots: Vec<_> =
+                versions.into_iter().map(|version| Spot { version, ..spot.clone() }).collect();
+            _ = self.expire(&spots).await;
+        }
+    }
+}
+
+impl Putting {
+    /// The next bytes.
+    pub async fn write(&mut self, mut bytes: Bytes) -> Result<(), StoreError> {
+        if bytes.len() as u64 > self.new.limit_bytes.saturating_sub(self.size_bytes) {
+            self.sink = None;
+            return Err(StoreError::TooLarge {
+                name: self.new.name.clone(),
+                limit_bytes: self.new.limit_bytes,
+            });
+        }
+        self.take_room(bytes.len() as u64)?;
+        self.size_bytes += bytes.len() as u64;
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(GATHERED - self.gathered.len()));
+            self.gathered.extend_from_slice(&piece);
+            if self.gathered.len() == GATHERED {
+                self.flush().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes it a version, if its digest is the one that was expected.
+    pub async fn finish(mut self, expected: Option<&str>) -> Result<Kept, StoreError> {
+        self.flush().await?;
+        let sha256 = names::hexadecimal(&std::mem::take(&mut self.digest).finalize());
+        if let Some(expected) = expected.filter(|expected| !expected.eq_ignore_ascii_case(&sha256)) {
+            let (name, expected) = (self.new.name.clone(), expected.to_owned());
+            return Err(StoreError::Mismatch { name, expected, found: sha256 });
+        }
+        let about = About::new(&self.new, Content { size_bytes: self.size_bytes, sha256 }, now());
+        let version = self.publish(about.clone()).await.map_err(|source| self.failed(source))?;
+        // It is kept: the room stays taken.
+        self.taken = 0;
+        let spot = Spot { version, ..self.spot.clone() };
+        let kept = about.kept(&spot).map_err(|source| self.failed(source))?;
+        self.artifacts.clone().retain(spot).await;
+        Ok(kept)
+    }
+
+    async fn publish(&mut self, about: About) -> io::Result<u64> {
+        let (owner, entry) = (self.spot.owner.clone(), self.spot.entry.clone());
+        match (self.sink.take(), &self.artifacts.0.shelf) {
+            (Some(Sink::Draft(draft)), Shelf::Folder(folder)) => {
+                let folder = folder.clone();
+                off_the_loop(move || folder.publish(draft, &owner, &entry, &about)).await
+            }
+            (Some(Sink::Upload(upload)), Shelf::Bucket(bucket)) => {
+                bucket.publish(*upload, &owner, &entry, about).await
+            }
+            _ => Err(io::Error::other("it has ended")),
+        }
+    }
+
+    fn take_room(&mut self, bytes: u64) -> Result<(), StoreError> {
+        if !self.artifacts.take_room(bytes) {
+            self.sink = None;
+            let limit = self.artifacts.0.limits.total_bytes;
+            return Err(StoreError::Quota { name: self.new.name.clone(), what: "bytes in all", limit });
+        }
+        self.taken += bytes;
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), StoreError> {
+        if self.began.elapsed() > LONGEST {
+            self.sink = None;
+            return Err(
+                self.failed(io::Error::new(io::ErrorKind::TimedOut, "it took longer than twelve hours"))
+            );
+        }
+        let bytes = self.gathered.split().freeze();
+        let digest = std::mem::take(&mut self.digest);
+        let written = match self.sink.take() {
+            Some(Sink::Draft(draft)) => {
+                off_the_loop(move || {
+                    (&draft.bytes).write_all(&bytes)?;
+                    Ok((Sink::Draft(draft), digest.chain_update(&bytes)))
+                })
+                .await
+            }
+            Some(Sink::Upload(mut upload)) => {
+                let digest = digest.chain_update(&bytes);
+                upload.write(bytes).await.map(|()| (Sink::Upload(upload), digest))
+            }
+            None => Err(io::Error::other("it has ended")),
+        };
+        let (sink, digest) = written.map_err(|source| self.failed(source))?;
+        (self.sink, self.digest) = (Some(sink), digest);
+        Ok(())
+    }
+
+    fn failed(&self, source: io::Error) -> StoreError {
+        StoreError::Keep { name: self.new.name.clone(), source }
+    }
+}
+
+/// What was not kept takes no room.
+impl Drop for Putting {
+    fn drop(&mut self) {
+        self.artifacts.weighs_less(self.taken);
+    }
+}

@@ -1,0 +1,186 @@
+//! Reading: in pieces, whole or a part. Whoever reads all of it learns at the end whether it is what was kept.
+
+use super::{Artifacts, Kept, Owner, StoreError, bucket::Bucket, kept::Spot, off_the_loop, place::Shelf};
+use crate::names;
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+use spec::WorkspacePath;
+use std::{fs::File, io, ops::Range, os::unix::fs::FileExt, sync::Arc};
+
+/// What is read at a time: of a file, and of a bucket, where each piece is a request.
+const PIECE: u64 = 256 << 10;
+const REMOTE_PIECE: u64 = 4 << 20;
+
+/// Which part is wanted, as HTTP asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// From here, to there (included) or to the end.
+    From(u64, Option<u64>),
+    /// So many bytes at the end.
+    Last(u64),
+}
+
+impl Part {
+    /// Which bytes these are of so many; none if there are no such.
+    pub fn of(self, size: u64) -> Option<Range<u64>> {
+        let range = match self {
+            Part::From(from, to) => from..to.map_or(size, |to| to.saturating_add(1)).min(size),
+            Part::Last(count) => size.saturating_sub(count)..size,
+        };
+        (range.start < range.end).then_some(range)
+    }
+}
+
+/// A version that is being read.
+#[derive(Debug)]
+pub struct Reading {
+    kept: Kept,
+    source: Source,
+    left: Range<u64>,
+    /// Of everything so far, when everything is read.
+    digest: Option<Sha256>,
+}
+
+#[derive(Debug)]
+enum Source {
+    File(Arc<File>),
+    Object(Bucket, object_store::path::Path),
+}
+
+impl Artifacts {
+    /// Opens one version, the newest if none is named.
+    pub async fn open_version(
+        &self,
+        owner: &Owner,
+        name: &WorkspacePath,
+        version: Option<u64>,
+    ) -> Result<Reading, StoreError> {
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => StoreError::Missing { name: name.clone(), version },
+            _ => StoreError::Access { what: "read", name: name.clone(), source },
+        };
+        let mut spot = Spot::new(owner, name, version.unwrap_or(0));
+        if version.is_none() {
+            let newest = self.versions(&spot).await.map_err(failed)?.pop();
+            spot.version = newest.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        }
+        let opened = self.open_spot(&spot).await.map_err(|source| match source.kind() {
+            io::ErrorKind::InvalidData | io::ErrorKind::Other => {
+                StoreError::Damaged { name: name.clone(), version: spot.version, why: source.to_string() }
+            }
+            _ => failed(source),
+        });
+        let (kept, source) = opened?;
+        let left = 0..kept.size_bytes;
+        Ok(Reading { kept, source, left, digest: Some(Sha256::new()) })
+    }
+
+    async fn open_spot(&self, spot: &Spot) -> io::Result<(Kept, Source)> {
+        match &self.0.shelf {
+            Shelf::Folder(folder) => {
+                let (folder, at) = (folder.clone(), spot.clone());
+                let (file, about) = off_the_loop(move || folder.look(&at)).await?;
+                Ok((about.kept(spot)?, Source::File(Arc::new(file))))
+            }
+            Shelf::Bucket(bucket) => {
+                let about = unreachable_is_not_damaged(bucket.about(spot).await)?;
+                let place = unreachable_is_not_damaged(bucket.find(spot, &about).await)?;
+                Ok((about.kept(spot)?, Source::Object(bucket.clone(), place)))
+            }
+        }
+    }
+}
+
+/// What a server answers is no statement about what is kept.
+fn unreachable_is_not_damaged<T>(outcome: io::Result<T>) -> io::Result<T> {
+    outcome.map_err(|error| match error.kind() {
+        io::ErrorKind::Other => io::Error::new(io::ErrorKind::NotConnected, error),
+        _ => error,
+    })
+}
+
+impl Reading {
+    /// What is known of it.
+    pub fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    /// Only a part of it, then; what comes cannot be checked against the whole.
+    pub fn only(mut self, part: Part) -> Result<Reading, StoreError> {
+        let size_bytes = self.kept.size_bytes;
+        let range = part.of(size_bytes);
+        self.left = range.ok_or_else(|| StoreError::Range { name: self.kept.name.clone(), size_bytes })?;
+        self.digest = self.digest.filter(|_| self.left == (0..size_bytes));
+        Ok(self)
+    }
+
+    /// What is still to come.
+    pub fn left(&self) -> Range<u64> {
+        self.left.clone()
+    }
+
+    /// The next bytes; none at the end.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, StoreError> {
+        if self.left.is_empty() {
+            return self.check().map(|()| None);
+        }
+        let bytes = match &self.source {
+            Source::File(file) => {
+                let (file, range) = (file.clone(), piece(&self.left, PIECE));
+                let digest = self.digest.take();
+                off_the_loop(move || read_piece(&file, range, digest)).await.map(|(bytes, digest)| {
+                    self.digest = digest;
+                    bytes
+                })
+            }
+            Source::Object(bucket, place) => {
+                let bytes = bucket.read(place, piece(&self.left, REMOTE_PIECE)).await;
+                if let (Some(digest), Ok(bytes)) = (&mut self.digest, &bytes) {
+                    digest.update(bytes);
+                }
+                bytes
+            }
+        };
+        let (what, name) = ("read", self.kept.name.clone());
+        let bytes = bytes.map_err(|source| StoreError::Access { what, name, source })?;
+        if bytes.is_empty() {
+            return Err(self.damaged("it ends too early"));
+        }
+        self.left.start += bytes.len() as u64;
+        // Before the last bytes are given away, not after them.
+        if self.left.is_empty() {
+            self.check()?;
+        }
+        Ok(Some(bytes))
+    }
+
+    fn check(&mut self) -> Result<(), StoreError> {
+        let Some(digest) = self.digest.take() else { return Ok(()) };
+        match names::hexadecimal(&digest.finalize()) == self.kept.sha256 {
+            true => Ok(()),
+            false => Err(self.damaged("its bytes are not those that were kept")),
+        }
+    }
+
+    fn damaged(&self, why: &str) -> StoreError {
+        let (name, version) = (self.kept.name.clone(), self.kept.version);
+        StoreError::Damaged { name, version, why: why.to_owned() }
+    }
+}
+
+fn piece(left: &Range<u64>, most: u64) -> Range<u64> {
+    left.start..left.end.min(left.start.saturating_add(most))
+}
+
+fn read_piece(file: &File, range: Range<u64>, digest: Option<Sha256>) -> io::Result<(Bytes, Option<Sha256>)> {
+    let mut buffer = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
+    let count = loop {
+        match file.read_at(&mut buffer, range.start) {
+            Err(again) if again.kind() == io::ErrorKind::Interrupted => {}
+            read => break read?,
+        }
+    };
+    buffer.truncate(count);
+    let digest = digest.map(|digest| digest.chain_update(&buffer));
+    Ok((buffer.into(), digest))
+}
