@@ -226,11 +226,18 @@ async fn send(file: File, mut at: u64, count: u64, outgoing: Outgoing) {
         let Ok((read, again)) = read else { return };
         file = again;
         let sent = match read {
-            at += read.as_ref().map_or(0, |bytes| bytes.len() as u64);
-        // A file that has become shorter ends early, and the reader sees it by the length that was told.
-        let shorter = read.as_ref().is_ok_and(|bytes| bytes.is_empty());
-        let failed = read.is_err();
-        if shorter || outgoing.send(read).await.is_err() || failed {
+            // A file that has become shorter ends early, and the reader sees it by the length that was told.
+            Ok(bytes) if bytes.is_empty() => return,
+            Ok(bytes) => {
+                at += bytes.len() as u64;
+                outgoing.send(Ok(bytes)).await
+            }
+            Err(error) => {
+                _ = outgoing.send(Err(error)).await;
+                return;
+            }
+        };
+        if sent.is_err() {
             return;
         }
     }
