@@ -40,6 +40,10 @@ fn every_command_explains_itself() {
     for word in ["list", "diff", "commit", "discard"] {
         same(help(&["workspace", word, "--help"]), written(&format!("help/workspace-{word}.txt")));
     }
+    same(help(&["sandbox", "--help"]), written("help/sandbox.txt"));
+    for word in ["create", "exec", "put", "get"] {
+        same(help(&["sandbox", word, "-h"]), written(&format!("help/sandbox-{word}.txt")));
+    }
     same(help(&["proxy", "--help"]), written("help/proxy.txt"));
     same(help(&["serve", "--help"]), written("help/serve.txt"));
     same(help(&["key", "--help"]), written("help/key.txt"));

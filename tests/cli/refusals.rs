@@ -351,10 +351,10 @@ airlock: hint: the backends are native, docker, podman, container (whichever the
 "#]],
     );
     refused_at_once(
-        &["--server", "http://127.0.0.1:7070", "run", "--", "true"],
+        &["--server", "http://127.0.0.1:7070", "sweep"],
         str![[r#"
-airlock: error: `--server` is not part of this build
-airlock: hint: leave it away to act on this machine
+airlock: error: `sweep` acts on this machine, and cannot be asked of a server
+airlock: hint: leave --server away to act on this machine
 
 "#]],
     );

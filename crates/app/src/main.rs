@@ -2,6 +2,7 @@
 
 mod cli;
 mod config;
+mod remote;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::process::ExitCode;

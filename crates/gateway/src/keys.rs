@@ -37,7 +37,7 @@ pub struct Keys(Arc<Served>);
 pub struct Token(Zeroizing<String>);
 
 /// What is known of a key.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 pub struct Key {
     /// Its identifier, which the token begins with.
     pub id: String,

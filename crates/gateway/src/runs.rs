@@ -1,6 +1,7 @@
 //! Runs: asked for, waited for or not, followed, cancelled, found again.
 
 mod events;
+mod hold;
 pub(crate) mod host;
 pub(crate) mod live;
 
@@ -85,7 +86,8 @@ impl RunState {
     params(("Prefer" = Option<String>, Header, description = "`respond-async`: do not wait"),
            ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters")),
     responses(
-    (status = 200, description = "It ran; the result says how it ended", body = Object),
+    (status = 200, description = "It ran; the result says how it ended. With `Accept: text/event-stream` its events as they come, as of /v1/runs/{id}/events; while they are not read the program waits",
+        content((Object = "application/json"), (String = "text/event-stream"))),
     (status = 202, description = "It goes on", body = RunState),
     (status = 422, description = "The Idempotency-Key stands for another body", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many are under way", body = Problem, content_type = "application/problem+json"),
@@ -105,14 +107,23 @@ async fn create(
     spec.owner = Some(caller.owner()?);
     let live = match take(&gateway, &caller, &spec, promise)? {
         Taken::New(live) => {
+            // Before it can write anything.
+            let hold = follows(&headers).then(|| hold::Hold::take(&live, [0, 0]));
             start(&gateway, &live, spec, stdin);
-            live
+            match hold {
+                Some(hold) => return Ok(events::held(live, hold)),
+                None => live,
+            }
         }
         Taken::Before(id) => match gateway.runs().find(&id) {
             Some(live) => live,
             None => return kept(&gateway, &caller, &id).map_err(forgotten),
         },
     };
+    if follows(&headers) {
+        let hold = hold::Hold::take(&live, [0, 0]);
+        return Ok(events::held(live, hold));
+    }
     match is_async(&headers) {
         true => accepted(&gateway, &live),
         false => {
@@ -164,6 +175,13 @@ fn start(gateway: &Gateway, live: &Arc<Live>, mut spec: RunSpec, stdin: Option<V
         tokio::spawn(async move { _ = pipe.write_all(&bytes).await });
     }
     tokio::spawn(live::carry_out(gateway.clone(), live.clone(), run));
+}
+
+/// `Accept: text/event-stream`: whoever asks wants to see it go on.
+fn follows(headers: &HeaderMap) -> bool {
+    let kinds = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let mut kinds = kinds.flat_map(|value| value.split(',')).filter_map(|kind| kind.split(';').next());
+    kinds.any(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"))
 }
 
 /// `Prefer: respond-async`, among other wishes or alone.

@@ -104,7 +104,7 @@ impl Maximum {
 
 /// A limit that was reached, as listed in `limits_hit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[allow(missing_docs, reason = "the names are those of `Limits`")]
 pub enum LimitName {
     Memory,

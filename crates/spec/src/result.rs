@@ -8,7 +8,7 @@ use std::{
 
 /// How a run stands or ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum Status {
     Queued,
@@ -54,7 +54,7 @@ impl Status {
 
 /// The kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub enum ErrorCode {
     InvalidSpec,
@@ -77,7 +77,7 @@ pub enum ErrorCode {
 
 /// An error as a caller sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ErrorInfo {
     /// Its kind.
     pub code: ErrorCode,
@@ -139,7 +139,7 @@ pub struct LlmUsage {
 
 /// Something the program tried and was refused. Each is listed once, however often it was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Denial {
     /// `connect`, `write`, or the name of a system call.
     pub what: String,
@@ -153,7 +153,7 @@ pub struct Denial {
 
 /// A kept file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[allow(missing_docs, reason = "the names are those of the contract")]
 pub struct ArtifactRef {
     pub name: String,

@@ -1,12 +1,16 @@
 //! `airlock artifact`: lists, fetches, keeps and removes artifacts, and says where they come from.
 
+mod remote;
+
+pub(super) use remote::{Out, pour};
+
 use super::{
     Global, conclude,
     message::{self, Failure, Line, printable},
     open_engine, print, print_json,
     screen::{Level, Screen},
 };
-use crate::config::Surroundings;
+use crate::{config::Surroundings, remote::Client};
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use engine::Engine;
@@ -15,6 +19,7 @@ use std::{
     error::Error,
     fs::{File, OpenOptions},
     io::{self, IsTerminal, Read, Write},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 use store::{Kept, Lineage, New, Owner, Reading, StoreError, Wanted};
@@ -97,7 +102,7 @@ struct Which {
 }
 
 /// One kept version, as it is shown.
-#[derive(Debug, serde::Serialize)]
+#[derive(Debug, serde::Deserialize, serde::Serialize)]
 struct Row {
     name: String,
     version: u64,
@@ -116,6 +121,9 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
 }
 
 fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    if let Some(client) = global.server(surroundings)? {
+        return super::runtime()?.block_on(at_server(options, &client));
+    }
     let config = global.configure(surroundings)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
@@ -144,11 +152,45 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
             let (which, engine) = (which_of(&which)?, open()?);
             let owner = Owner::local();
             let removing = engine.artifacts().remove(&owner, &which.name, which.version);
-            let removed = runtime.block_on(removing).map_err(failure)?;
-            match json {
-                true => print_json(&serde_json::json!({ "removed": removed }))?,
-                false => print(&format!("{removed} removed\n"))?,
-            }
+            show_removed(runtime.block_on(removing).map_err(failure)? as u64, json)?;
+        }
+    }
+    Ok(0)
+}
+
+/// Keeps a file of this machine at a server.
+pub(super) async fn upload(client: &Client, name: &str, path: &Path) -> Result<(), Failure> {
+    let failed = |error: io::Error| {
+        let message = format!("cannot read `{}`: {error}", path.display());
+        Failure::invalid(message, "name a file of this machine")
+    };
+    let file = File::open(path).map_err(failed)?;
+    let length = file.metadata().map_err(failed)?.len();
+    remote::put(client, name.as_bytes(), file, Some(length), None).await.map(drop)
+}
+
+/// The same through a server.
+async fn at_server(options: Options, client: &Client) -> Result<u8, Failure> {
+    let json = options.json;
+    match options.action {
+        Action::List { name, run } => {
+            let pattern = pattern(name.as_deref())?;
+            let (mut rows, notes) = remote::list(client, None, run.as_deref()).await?;
+            rows.retain(|row: &Row| pattern.as_ref().is_none_or(|pattern| pattern.matches(&row.name)));
+            show_list(&rows, notes, json)?;
+        }
+        Action::Show { which } => show(remote::one(client, &which_of(&which)?).await?, json)?,
+        Action::Put { file, name, content_type } => {
+            let (new, source) = source_of(&file, name.as_deref(), content_type)?;
+            let name = new.name.as_path().as_os_str().as_bytes().to_owned();
+            let kept = remote::put(client, &name, source, None, new.content_type.as_deref()).await?;
+            show_kept(kept, json)?;
+        }
+        Action::Get { which, output } => {
+            remote::get(client, &which_of(&which)?, output.as_deref(), json).await?;
+        }
+        Action::Rm { which } => {
+            show_removed(remote::remove(client, &which_of(&which)?).await?, json)?;
         }
     }
     Ok(0)
@@ -170,9 +212,7 @@ fn which_of(text: &Path) -> Result<Which, Failure> {
 
 /// This machine's own; those of keys are for whoever has the key.
 async fn list(engine: &Engine, glob: Option<&str>, run_id: Option<&str>, json: bool) -> Result<(), Failure> {
-    let pattern = glob.map(|glob| glob.parse::<spec::ModelPattern>()).transpose();
-    let pattern =
-        pattern.map_err(|_| Failure::invalid("--name is no pattern", "write a name, or '*.txt'"))?;
+    let pattern = pattern(glob)?;
     let fits = |name: &WorkspacePath| {
         pattern.as_ref().is_none_or(|pattern| pattern.matches(&name.as_path().to_string_lossy()))
     };
@@ -184,13 +224,27 @@ async fn list(engine: &Engine, glob: Option<&str>, run_id: Option<&str>, json: b
         notes.push("there is more than this list shows".to_owned());
     }
     let rows: Vec<_> = listing.kept.into_iter().map(row).collect();
+    show_list(&rows, notes, json)
+}
+
+fn pattern(glob: Option<&str>) -> Result<Option<spec::ModelPattern>, Failure> {
+    let pattern = glob.map(|glob| glob.parse::<spec::ModelPattern>()).transpose();
+    pattern.map_err(|_| Failure::invalid("--name is no pattern", "write a name, or '*.txt'"))
+}
+
+fn show_list(rows: &[Row], notes: Vec<String>, json: bool) -> Result<(), Failure> {
+    if json {
+        return print_json(&serde_json::json!({ "artifacts": rows, "notes": notes }));
+    }
+    print(&text(rows))?;
+    message::say(&notes.into_iter().map(Line::Note).collect::<Vec<_>>());
+    Ok(())
+}
+
+fn show_removed(removed: u64, json: bool) -> Result<(), Failure> {
     match json {
-        true => print_json(&serde_json::json!({ "artifacts": rows, "notes": notes })),
-        false => {
-            print(&text(&rows))?;
-            message::say(&notes.into_iter().map(Line::Note).collect::<Vec<_>>());
-            Ok(())
-        }
+        true => print_json(&serde_json::json!({ "removed": removed })),
+        false => print(&format!("{removed} removed\n")),
     }
 }
 
@@ -256,7 +310,7 @@ fn source_of(
     file: &Path,
     name: Option<&Path>,
     content_type: Option<String>,
-) -> Result<(New, Box<dyn Read>), Failure> {
+) -> Result<(New, Box<dyn Read + Send>), Failure> {
     let stdin = file == Path::new("-");
     let named = name.or_else(|| file.file_name().filter(|_| !stdin).map(Path::new));
     let named = named.ok_or_else(|| Failure::invalid("what is kept needs a name", "add --name NAME"))?;
@@ -275,7 +329,7 @@ fn source_of(
     Ok((new, Box::new(opened)))
 }
 
-async fn put(engine: &Engine, new: New, mut source: Box<dyn Read>) -> Result<Kept, Failure> {
+async fn put(engine: &Engine, new: New, mut source: Box<dyn Read + Send>) -> Result<Kept, Failure> {
     let mut putting = engine.artifacts().begin(new).await.map_err(failure)?;
     let mut buffer = vec![0; PIECE];
     loop {

@@ -1,9 +1,14 @@
 //! `airlock key`: makes, lists and revokes the keys of `airlock serve`, in its state folder, whether it runs or not.
 
 use super::{Global, conclude, message::printable, print, print_json, serve::of_key};
-use crate::config::Surroundings;
+use crate::{
+    config::Surroundings,
+    remote::{Ask, Client, segment},
+};
 use clap::{Args, Subcommand};
 use gateway::{Key, Keys, Scope};
+use http::Method;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use spec::Time;
 
@@ -58,6 +63,9 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 }
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    if let Some(client) = global.server(surroundings)? {
+        return super::runtime()?.block_on(at_server(options, &client));
+    }
     let config = global.configure(surroundings)?;
     let keys = Keys::open(&config.state).map_err(|error| of_key(&error.into()))?;
     match &options.action {
@@ -89,6 +97,48 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         }
     }
     Ok(0)
+}
+
+/// The same through a server, by a key of an admin's.
+async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
+    match &options.action {
+        Action::Create { name, scope, expires_in } => {
+            let order = json!({ "name": name, "scopes": scope, "expires_in": expires_in.map(|time| time.to_string()) });
+            let made: Made = client.json(Ask::new(Method::POST, "/v1/keys").json(&order)).await?;
+            match options.json {
+                true => print_json(&made)?,
+                false => print(&format!("{}\n", printable(&made.token)))?,
+            }
+        }
+        Action::List => {
+            let All { keys } = client.json(Ask::get("/v1/keys")).await?;
+            match options.json {
+                true => print_json(&json!({ "keys": keys }))?,
+                false => print(&keys.iter().map(line).collect::<String>())?,
+            }
+        }
+        Action::Revoke { id } => {
+            let path = format!("/v1/keys/{}", segment(id.as_bytes()).replace('/', "%2F"));
+            client.ask(Ask::new(Method::DELETE, path)).await?;
+            if options.json {
+                print_json(&json!({ "revoked": id }))?;
+            }
+        }
+    }
+    Ok(0)
+}
+
+/// A key that a server made.
+#[derive(Deserialize, Serialize)]
+struct Made {
+    id: String,
+    token: String,
+    expires_at: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct All {
+    keys: Vec<Key>,
 }
 
 fn line(key: &Key) -> String {

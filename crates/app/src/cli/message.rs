@@ -26,12 +26,6 @@ impl Failure {
         Failure { code: ErrorCode::InvalidSpec, message: message.into(), hint: hint.into() }
     }
 
-    /// Something the contract knows and this build does not: refused, never ignored.
-    pub(super) fn not_built(what: &str, hint: impl Into<String>) -> Self {
-        let message = format!("`{what}` is not part of this build");
-        Failure { code: ErrorCode::BackendUnavailable, message, hint: hint.into() }
-    }
-
     pub(super) fn internal(message: impl Into<String>) -> Self {
         let hint = "`airlock doctor` shows what this host gives".to_owned();
         Failure { code: ErrorCode::Internal, message: message.into(), hint }

@@ -46,7 +46,9 @@ enum Wanted {
 fn wanted(arguments: &[OsString]) -> Wanted {
     let ours: Vec<&OsStr> =
         arguments.iter().skip(1).map(OsString::as_os_str).take_while(|text| *text != "--").collect();
-    let takes_value = |text: &OsStr| text == "--config" || text == "--state" || text == "--server";
+    let takes_value = |text: &OsStr| {
+        ["--config", "--state", "--server", "--key-file", "--server-ca"].iter().any(|option| text == *option)
+    };
     let mut words = ours.iter();
     let command = loop {
         match words.next() {

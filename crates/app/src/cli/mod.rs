@@ -13,9 +13,11 @@ mod message;
 mod mistake;
 mod proxy;
 mod run;
+mod sandbox;
 mod screen;
 mod secrets;
 mod serve;
+mod server;
 mod sweep;
 mod usage;
 mod workspace;
@@ -62,8 +64,18 @@ struct Global {
     /// Folder for run records and artifacts [default: ~/.local/state/airlock]
     #[arg(long, global = true, value_name = "DIR", help_heading = "Everywhere")]
     state: Option<PathBuf>,
-    #[arg(long, global = true, value_name = "URL", hide = true)]
+    /// Act on this server instead of this machine: http://HOST:PORT, https://HOST or unix:/PATH [env: AIRLOCK_URL]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Everywhere")]
     server: Option<OsString>,
+    /// File with the key for the server, where AIRLOCK_KEY does not have it [env: AIRLOCK_KEY_FILE]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
+    key_file: Option<PathBuf>,
+    /// File with a certificate to believe the server by, beside those of this machine [env: AIRLOCK_CA]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Everywhere")]
+    server_ca: Option<PathBuf>,
+    /// Which command this is.
+    #[arg(skip)]
+    command: &'static str,
 }
 
 #[derive(Debug, Subcommand)]
@@ -88,6 +100,8 @@ enum Command {
     Secrets(secrets::Options),
     /// Serve runs over HTTP, to whoever has a key
     Serve(serve::Options),
+    /// Make sandboxes that stay, in a server, and run programs in them
+    Sandbox(sandbox::Options),
     /// Make, list or revoke the keys of a server
     Key(key::Options),
     /// Serve the doors to models by themselves, to whoever has a session's token
@@ -100,7 +114,7 @@ enum Command {
 
 /// Everything but `main` itself: from arguments and surroundings to the exit status.
 pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
-    match Cli::try_parse_from(&arguments) {
+    match Cli::try_parse_from(&arguments).map(Cli::named) {
         Err(error) => mistake::report(&error, &arguments),
         Ok(Cli { global, command }) => match command {
             Command::Run(options) => run::execute(*options, &global, &surroundings),
@@ -113,6 +127,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
             Command::Serve(options) => serve::execute(&options, &global, &surroundings),
+            Command::Sandbox(options) => sandbox::execute(options, &global, &surroundings),
             Command::Key(options) => key::execute(&options, &global, &surroundings),
             Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),
@@ -127,15 +142,6 @@ impl Global {
         self.refuse_server(surroundings)?;
         let flags = config::Flags { config: self.config.clone(), state: self.state.clone() };
         Ok(config::load(&flags, surroundings)?)
-    }
-
-    /// Acting on this machine when another one was meant would be a surprise.
-    fn refuse_server(&self, surroundings: &Surroundings) -> Result<(), Failure> {
-        match (&self.server, surroundings.variable("AIRLOCK_URL")) {
-            (Some(_), _) => Err(Failure::not_built("--server", "leave it away to act on this machine")),
-            (None, Some(_)) => Err(Failure::not_built("AIRLOCK_URL", "unset it to act on this machine")),
-            (None, None) => Ok(()),
-        }
     }
 }
 
@@ -253,16 +259,5 @@ mod tests {
         assert!(text.contains(char::is_control) && !shown.contains(char::is_control), "{shown:?}");
         assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), hostile);
         assert!(matches!(without_controls("{\"a\":\"ä\"}"), Cow::Borrowed(_)));
-    }
-
-    #[test]
-    fn a_server_is_refused_however_it_is_named() {
-        let plain = Surroundings::default();
-        assert!(Global::default().refuse_server(&plain).is_ok());
-        let flag = Global { server: Some("http://x".into()), ..Global::default() };
-        assert_eq!(flag.refuse_server(&plain).unwrap_err().message, "`--server` is not part of this build");
-        let variable = Surroundings { variables: [("AIRLOCK_URL".into(), "x".into())].into(), ..plain };
-        let refused = Global::default().refuse_server(&variable).unwrap_err();
-        assert_eq!(refused.message, "`AIRLOCK_URL` is not part of this build");
     }
 }

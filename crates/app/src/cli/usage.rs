@@ -5,9 +5,13 @@ use super::{
     message::{self, Failure, Line, printable},
     print, print_json,
 };
-use crate::config::Surroundings;
+use crate::{
+    config::Surroundings,
+    remote::{Ask, Client, query},
+};
 use clap::{Args, ValueEnum};
 use engine::usage::{Books, By, Filter, Problem, Total, UsageError};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use spec::{ErrorCode, Money, Timestamp};
 
@@ -86,6 +90,9 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 }
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    if let Some(client) = global.server(surroundings)? {
+        return super::runtime()?.block_on(at_server(options, &client));
+    }
     let config = global.configure(surroundings)?;
     let books = Books::open(&config.state)?;
     if options.verify {
@@ -94,15 +101,75 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let problems = books.refresh()?;
     let filter = Filter { run: options.run.clone(), since_ms: options.since };
     let totals = books.totals(options.by.by(), &filter)?;
+    show(options, &totals, &problems)?;
+    Ok(tell(&problems, options.json))
+}
+
+fn show(options: &Options, totals: &[Total], problems: &[Problem]) -> Result<(), Failure> {
     match (options.json, options.csv) {
-        (true, _) => print_json(&object(options.by, &totals, &problems))?,
-        (false, true) => print(&csv(options.by, &totals))?,
+        (true, _) => print_json(&object(options.by, totals, problems)),
+        (false, true) => print(&csv(options.by, totals)),
         (false, false) if totals.is_empty() => {
             message::say(&[Line::Note("no model was used".to_owned())]);
+            Ok(())
         }
-        (false, false) => print(&text(options.by, &totals))?,
+        (false, false) => print(&text(options.by, totals)),
     }
-    Ok(tell(&problems, options.json))
+}
+
+/// The same by the books of a server.
+async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
+    if options.verify {
+        let hint = "run it on the server's machine, without --server";
+        return Err(Failure::invalid(
+            "--verify reads the ledger's own files, and cannot be asked of a server",
+            hint,
+        ));
+    }
+    let asked = [
+        ("by", Some(options.by.name().to_owned())),
+        ("run", options.run.clone()),
+        ("since_ms", options.since.map(|since| since.to_string())),
+    ];
+    let Told { rows } = client.json(Ask::get(format!("/v1/usage{}", query(&asked)))).await?;
+    let totals: Vec<_> = rows.into_iter().map(Row::total).collect();
+    show(options, &totals, &[])?;
+    Ok(0)
+}
+
+#[derive(Deserialize)]
+struct Told {
+    rows: Vec<Row>,
+}
+
+/// A sum, as a server tells it.
+#[derive(Deserialize)]
+struct Row {
+    key: String,
+    calls: u64,
+    input_tokens: u64,
+    cached_tokens: u64,
+    output_tokens: u64,
+    cost_nano_usd: u64,
+    overrun_nano_usd: u64,
+    unsettled_calls: u64,
+    unsettled_nano_usd: u64,
+}
+
+impl Row {
+    fn total(self) -> Total {
+        Total {
+            key: self.key,
+            calls: self.calls,
+            input_tokens: self.input_tokens,
+            output_tokens: self.output_tokens,
+            cached_tokens: self.cached_tokens,
+            money: self.cost_nano_usd,
+            overrun: self.overrun_nano_usd,
+            unsettled: self.unsettled_calls,
+            unsettled_money: self.unsettled_nano_usd,
+        }
+    }
 }
 
 fn verify(books: &Books, json: bool) -> Result<u8, Failure> {

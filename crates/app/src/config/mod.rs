@@ -33,14 +33,18 @@ use std::{
 
 /// The variable that holds the master key of the encrypted store.
 const MASTER_KEY: &str = "AIRLOCK_MASTER_KEY";
+/// The variable that holds the key for a server.
+const SERVER_KEY: &str = "AIRLOCK_KEY";
 
 /// What the process finds around itself. The only place that looks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Surroundings {
-    /// The environment, without the master key: no option, profile or recipe can pass that on.
+    /// The environment, without these two keys: no option, profile or recipe can pass them on.
     pub(crate) variables: BTreeMap<OsString, OsString>,
     /// The master key of the encrypted store, if the environment had it.
     pub(crate) master_key: Option<Result<Secret, BadSecret>>,
+    /// The key for a server, if the environment had it.
+    pub(crate) server_key: Option<Result<Secret, BadSecret>>,
     /// Where relative paths begin.
     pub(crate) current_folder: PathBuf,
     /// Whether the system's own folders are ours.
@@ -118,9 +122,11 @@ impl Surroundings {
     pub(crate) fn of_process() -> Self {
         let mut variables: BTreeMap<_, _> = std::env::vars_os().collect();
         let master_key = variables.remove(OsStr::new(MASTER_KEY));
+        let server_key = variables.remove(OsStr::new(SERVER_KEY)).filter(|key| !key.is_empty());
         Surroundings {
             variables,
             master_key: master_key.map(|text| Secret::new(text.into_vec())),
+            server_key: server_key.map(|text| Secret::new(text.into_vec())),
             // Without one, relative paths are refused by whoever opens them.
             current_folder: std::env::current_dir().unwrap_or_default(),
             root: geteuid().is_root(),

@@ -1,7 +1,7 @@
 //! What happens in a run, as server-sent events. The id of an event says how much was seen with it, so that a reader who
 //! comes again gets exactly the rest: `STARTED.DENIALS.STDOUT.STDERR`, the last two in bytes.
 
-use super::{live::Live, row};
+use super::{hold::Hold, live::Live, row};
 use crate::{Caller, Gateway, Problem, problem::Answer, stream, wire};
 use axum::{
     extract::{Path, State},
@@ -74,20 +74,35 @@ pub(crate) async fn events(
     };
     let (sender, body) = stream::body();
     match gateway.runs().find(&id) {
-        Some(live) => drop(tokio::spawn(follow(live, seen, sender))),
+        Some(live) => {
+            let hold = Hold::again(&live, seen.streams);
+            drop(tokio::spawn(follow(live, seen, hold, sender)));
+        }
         // It may have ended since, and is then asked for again.
         None => {
             let result = row.result.or(gateway.served().run(&id)?.and_then(|row| row.result));
             drop(tokio::spawn(replay(result.unwrap_or_default(), seen, sender)));
         }
     }
+    Ok(answer(body))
+}
+
+fn answer(body: axum::body::Body) -> Response {
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-    Ok((headers, body).into_response())
+    (headers, body).into_response()
+}
+
+/// The events of a run as the answer to whoever asked for it: he misses nothing.
+pub(super) fn held(live: Arc<Live>, hold: Hold) -> Response {
+    let (sender, body) = stream::body();
+    drop(tokio::spawn(follow(live, Seen::default(), Some(hold), sender)));
+    answer(body)
 }
 
 /// Where events go.
 struct Reader {
     seen: Seen,
+    hold: Option<Hold>,
     to: mpsc::Sender<Bytes>,
 }
 
@@ -108,7 +123,11 @@ impl Reader {
             Ok(text) => data["text"] = text.into(),
             Err(_) => data["base64"] = wire::encoded(bytes).into(),
         }
-        self.send("output", &data).await
+        self.send("output", &data).await?;
+        if let Some(hold) = &self.hold {
+            hold.read(self.seen.streams);
+        }
+        Ok(())
     }
 
     async fn finish(&self, result: &[u8]) -> Result<(), Gone> {
@@ -126,9 +145,9 @@ fn place(stream: Stream) -> (usize, &'static str) {
     }
 }
 
-async fn follow(live: Arc<Live>, seen: Seen, to: mpsc::Sender<Bytes>) {
+async fn follow(live: Arc<Live>, seen: Seen, hold: Option<Hold>, to: mpsc::Sender<Bytes>) {
     // Whoever hung up is told nothing more.
-    _ = until_ended(&live, Reader { seen, to }).await;
+    _ = until_ended(&live, Reader { seen, hold, to }).await;
 }
 
 async fn until_ended(live: &Live, mut reader: Reader) -> Result<(), Gone> {
@@ -183,7 +202,7 @@ async fn pass_on(live: &Live, reader: &mut Reader, stream: Stream, ended: bool) 
 
 /// The same of a run that only the database knows.
 async fn replay(result: String, seen: Seen, to: mpsc::Sender<Bytes>) {
-    _ = all(&result, Reader { seen, to }).await;
+    _ = all(&result, Reader { seen, hold: None, to }).await;
 }
 
 async fn all(result: &str, mut reader: Reader) -> Result<(), Gone> {

@@ -5,6 +5,7 @@
 //! accepted in the database ─ live ─ ended in the database ─ recent ─ only in the database
 //! ```
 
+use super::hold::Held;
 use crate::{Gateway, Problem, problem::Answer};
 use bytes::Bytes;
 use engine::{Feed, Run};
@@ -54,6 +55,7 @@ pub(crate) struct Live {
     pub(crate) feed: Feed,
     progress: watch::Sender<Progress>,
     cancelled: watch::Sender<bool>,
+    pub(super) held: Held,
 }
 
 /// How far a run has come.
@@ -176,9 +178,23 @@ fn too_many() -> Problem {
 }
 
 impl Live {
-    fn new(id: Id, owner: &str, state: &Path) -> Live {
+    pub(super) fn new(id: Id, owner: &str, state: &Path) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
-        Live { id, owner: owner.to_owned(), feed: Feed::in_folder(FEED_BYTES, state), progress, cancelled }
+        Live {
+            id,
+            owner: owner.to_owned(),
+            feed: Feed::in_folder(FEED_BYTES, state),
+            progress,
+            cancelled,
+            held: Held::default(),
+        }
+    }
+
+    /// Waits until whoever must not miss anything has room for more; once it is to end, nobody does.
+    async fn room(&self) {
+        if !*self.cancelled.borrow() {
+            self.held.room(self.feed.lengths(), FEED_BYTES / 2).await;
+        }
     }
 
     /// Asks for its end.
@@ -214,7 +230,7 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     let mut asked = false;
     loop {
         tokio::select! {
-            event = run.next_event() => match event {
+            event = async { live.room().await; run.next_event().await } => match event {
                 Some(event) => note(&live, event),
                 None => break,
             },

@@ -1,6 +1,6 @@
 //! `airlock image inspect`: what an image says of itself, and what became of it here.
 
-use super::shared;
+use super::{remote, shared};
 use crate::{
     cli::{
         Global, conclude,
@@ -36,6 +36,9 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let name = shared::reference(&options.name)?;
+    if let Some(client) = global.server(surroundings)? {
+        return crate::cli::runtime()?.block_on(remote::inspect(&client, &options.name, options.json));
+    }
     let image = shared::open(global, surroundings)?.get(&name)?;
     match options.json {
         true => print_json(&object(&image))?,

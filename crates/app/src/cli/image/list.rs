@@ -1,6 +1,6 @@
 //! `airlock image list`: the images of this machine.
 
-use super::shared;
+use super::{remote, shared};
 use crate::{
     cli::{
         Global, conclude,
@@ -32,6 +32,9 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 }
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    if let Some(client) = global.server(surroundings)? {
+        return crate::cli::runtime()?.block_on(remote::list(&client, options.json));
+    }
     let listing = shared::open(global, surroundings)?.list()?;
     match options.json {
         true => {
@@ -39,7 +42,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             print_json(&serde_json::json!({ "images": images, "notes": listing.problems }))?;
         }
         false => {
-            print(&table(&listing.images))?;
+            print(&table(listing.images.iter().map(row).collect()))?;
             message::say(&listing.problems.into_iter().map(Line::Note).collect::<Vec<_>>());
         }
     }
@@ -54,9 +57,9 @@ fn object(listed: &Listed) -> serde_json::Value {
 }
 
 /// Aligned columns; what an image says of itself is a stranger's word.
-fn table(images: &[Listed]) -> String {
+pub(super) fn table(images: Vec<[String; 5]>) -> String {
     let titles = ["NAME", "DIGEST", "SIZE", "PLATFORM", "CREATED"].map(str::to_owned);
-    let rows: Vec<_> = std::iter::once(titles).chain(images.iter().map(row)).collect();
+    let rows: Vec<_> = std::iter::once(titles).chain(images).collect();
     let widths: [usize; 5] =
         std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
     let line = |row: &[String; 5]| {
@@ -68,11 +71,17 @@ fn table(images: &[Listed]) -> String {
 
 fn row(listed: &Listed) -> [String; 5] {
     let created = listed.created.as_deref().unwrap_or_default();
+    let (name, platform) = (listed.name.familiar(), listed.platform.to_string());
+    cells(&name, listed.digest.hex(), listed.size_bytes, &platform, created)
+}
+
+/// What is shown of one.
+pub(super) fn cells(name: &str, digest: &str, size: u64, platform: &str, created: &str) -> [String; 5] {
     [
-        listed.name.familiar(),
-        listed.digest.hex().chars().take(12).collect(),
-        shared::size(listed.size_bytes),
-        printable(&listed.platform.to_string()),
+        printable(name),
+        printable(&digest.chars().take(12).collect::<String>()),
+        shared::size(size),
+        printable(platform),
         // To the second.
         printable(&created.chars().take(19).collect::<String>()),
     ]
@@ -94,7 +103,7 @@ mod tests {
             platform: Platform { os: "linux".into(), architecture: "a\x1b[2J".into(), variant: "v8".into() },
             created: Some("2026-01-02T03:04:05.678Z".into()),
         };
-        let shown = table(&[listed]);
+        let shown = table(vec![row(&listed)]);
         let expected = "\
 NAME     DIGEST        SIZE     PLATFORM             CREATED
 agent:1  0123456789ab  2.0 KiB  linux/a\\u{1b}[2J/v8  2026-01-02T03:04:05

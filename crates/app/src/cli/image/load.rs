@@ -1,6 +1,6 @@
 //! `airlock image load`: an archive or an OCI layout becomes an image of this machine.
 
-use super::shared;
+use super::{remote, shared};
 use crate::{
     cli::{
         Global, conclude,
@@ -49,6 +49,14 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let name = options.name.as_deref().map(shared::reference).transpose()?;
+    if let Some(client) = global.server(surroundings)? {
+        return crate::cli::runtime()?.block_on(remote::load(
+            &client,
+            &options.source,
+            options.name.as_deref(),
+            options.json,
+        ));
+    }
     let images = shared::open(global, surroundings)?;
     let problems: Vec<_> = images.sweep().into_iter().map(Line::Note).collect();
     message::say(&problems);

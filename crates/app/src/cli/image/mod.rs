@@ -13,6 +13,7 @@ mod load;
 mod progress;
 mod pull;
 mod recipe;
+mod remote;
 mod rm;
 mod shared;
 

@@ -1,6 +1,6 @@
 //! `airlock image rm`: takes names away, and images with their last name.
 
-use super::shared;
+use super::{remote, shared};
 use crate::{
     cli::{
         Global, conclude,
@@ -38,6 +38,9 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let names = options.names.iter().map(|name| shared::reference(name)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(client) = global.server(surroundings)? {
+        return crate::cli::runtime()?.block_on(remote::remove(&client, &options.names, options.json));
+    }
     let images = shared::open(global, surroundings)?;
     let mut all = Removed::default();
     for name in &names {

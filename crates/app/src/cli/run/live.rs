@@ -38,7 +38,7 @@ pub(super) struct Ending {
 
 /// What became of the output.
 #[derive(Debug)]
-pub(super) enum Delivery {
+pub(in crate::cli) enum Delivery {
     Complete,
     /// The other end of our stdout or stderr was closed.
     NobodyReads,
@@ -47,7 +47,7 @@ pub(super) enum Delivery {
 
 /// Where a run's output goes as it comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Show {
+pub(in crate::cli) enum Show {
     /// Nowhere: it is in the result.
     Nothing,
     /// To our own streams.
@@ -56,9 +56,11 @@ pub(super) enum Show {
     Terminal,
 }
 
-type Piece = (Stream, Vec<u8>);
+/// A piece of output on its way.
+pub(in crate::cli) type Piece = (Stream, Vec<u8>);
 
-enum Step {
+/// What came of waiting for the next event.
+pub(in crate::cli) enum Step {
     More,
     OutletClosed,
     Over,
@@ -107,7 +109,7 @@ pub(super) async fn follow(mut run: Run, mut signals: Signals, show: Show) -> En
 }
 
 /// The box dies with us: its launcher sees our end of the socket close.
-fn leave_at_once() -> ! {
+pub(in crate::cli) fn leave_at_once() -> ! {
     terminal::give_back();
     terminal::end_colours();
     std::process::exit(INTERRUPTED)
@@ -133,9 +135,9 @@ async fn next(run: &mut Run, outlet: Option<&mpsc::Sender<Piece>>) -> Step {
     }
 }
 
-type Writer = JoinHandle<io::Result<()>>;
+pub(in crate::cli) type Writer = JoinHandle<io::Result<()>>;
 
-fn open_outlet(show: Show) -> Option<(mpsc::Sender<Piece>, Writer)> {
+pub(in crate::cli) fn open_outlet(show: Show) -> Option<(mpsc::Sender<Piece>, Writer)> {
     let level = match show {
         Show::Nothing => return None,
         Show::Streams => Level::Lines,
@@ -205,7 +207,7 @@ async fn write_through(sink: &mut (impl AsyncWrite + Unpin), data: &[u8]) -> io:
     sink.flush().await
 }
 
-async fn delivered(writer: Option<Writer>) -> Delivery {
+pub(in crate::cli) async fn delivered(writer: Option<Writer>) -> Delivery {
     let Some(writer) = writer else { return Delivery::Complete };
     match writer.await {
         Ok(Ok(())) => Delivery::Complete,

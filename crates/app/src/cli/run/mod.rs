@@ -3,13 +3,18 @@
 mod learned;
 mod live;
 mod options;
+mod order;
 mod refusal;
+mod remote;
 mod report;
 mod signals;
-mod terminal;
+pub(super) mod terminal;
 
+pub(super) use live::{Delivery, Piece, Show, delivered, leave_at_once, open_outlet};
 pub(super) use options::Options;
+pub(super) use order::words;
 pub(super) use refusal::{Identity, print_refusal};
+pub(super) use remote::{Output, standing_order};
 pub(super) use signals::Signals;
 
 use super::{
@@ -17,7 +22,7 @@ use super::{
     message::{self, Failure, Line},
 };
 use crate::config::{self, Surroundings};
-use live::{Delivery, Ending, Show};
+use live::Ending;
 use spec::{RunSpec, Status};
 
 /// What a shell reports of a program that wrote where nobody reads.
@@ -37,6 +42,9 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
 
 fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     options.refuse_impossible()?;
+    if let Some(client) = global.server(surroundings)? {
+        return remote::attempt(options, client, surroundings);
+    }
     // The slowest thing to come begins first, beside all that follows.
     let begun = (!options.explain).then(engine::HeadStart::give);
     let mut config = global.configure(surroundings)?;

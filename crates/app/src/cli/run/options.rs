@@ -170,7 +170,7 @@ pub(crate) struct Options {
     pub(super) tty: bool,
     /// Print one JSON result instead of the program's own output
     #[arg(long, help_heading = OUTPUT)]
-    pub(super) json: bool,
+    pub(in crate::cli) json: bool,
     /// What stdout must be: raw (anything), or exactly one JSON object: task or envelope [default: raw]
     #[arg(long, value_name = "NAME", help_heading = OUTPUT)]
     contract: Option<Contract>,
@@ -201,6 +201,30 @@ impl Options {
                 "leave one of them away: with --json the output is in the result, and nobody types",
             )),
             false => Ok(()),
+        }
+    }
+
+    /// Refuses what a server cannot do, and folders that are not written as the server's.
+    pub(super) fn refuse_at_a_server(&self) -> Result<(), Failure> {
+        let refused = |what: &str, hint: &str| {
+            Err(Failure::invalid(format!("{what} cannot be asked of a server"), hint))
+        };
+        if self.explain {
+            return refused("--explain", "leave --server away: it shows what would be done on this machine");
+        }
+        if self.tty {
+            return refused("--tty", "use `airlock sandbox create`, then `airlock sandbox exec --tty`");
+        }
+        let begins = |text: &OsStr, with: u8| text.as_bytes().first() == Some(&with);
+        let folder = self.workspace.as_ref().filter(|path| path.is_relative()).map(|_| "--workspace");
+        let image = self.image.as_ref().filter(|path| begins(path.as_os_str(), b'.')).map(|_| "--image");
+        let mount = self.mount.iter().find(|text| !begins(text, b'/')).map(|_| "--mount");
+        match folder.or(image).or(mount) {
+            None => Ok(()),
+            Some(option) => Err(Failure::invalid(
+                format!("with a server, {option} names a folder of the server's machine"),
+                "write it from the root on; for files of this machine there is --input NAME=FILE",
+            )),
         }
     }
 

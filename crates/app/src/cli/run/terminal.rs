@@ -44,9 +44,8 @@ pub(super) fn equip(
     surroundings: &Surroundings,
     only_planned: bool,
 ) -> Result<(), Failure> {
-    if !only_planned && !io::stdin().is_terminal() {
-        let hint = "start it in a terminal, or leave --tty away (--stdin passes standard input through)";
-        return Err(Failure::invalid("--tty needs a terminal on standard input", hint));
+    if !only_planned {
+        must_be_there()?;
     }
     request.tty = Some(size().unwrap_or(USUAL));
     if !request.env.iter().any(|(name, _)| name == "TERM") {
@@ -56,6 +55,20 @@ pub(super) fn equip(
     Ok(())
 }
 
+fn must_be_there() -> Result<(), Failure> {
+    let hint = "start it in a terminal, or leave --tty away (--stdin passes standard input through)";
+    match io::stdin().is_terminal() {
+        true => Ok(()),
+        false => Err(Failure::invalid("--tty needs a terminal on standard input", hint)),
+    }
+}
+
+/// The caller's terminal, for a program elsewhere: how large it is, and of what kind.
+pub(in crate::cli) fn ours(surroundings: &Surroundings) -> Result<(TerminalSize, OsString), Failure> {
+    must_be_there()?;
+    Ok((size().unwrap_or(USUAL), kind(surroundings.variables.get(OsStr::new("TERM")))))
+}
+
 /// What kind of terminal programs find: the caller's, if it is a plain name.
 fn kind(ours: Option<&OsString>) -> OsString {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._+-".contains(byte);
@@ -63,17 +76,17 @@ fn kind(ours: Option<&OsString>) -> OsString {
     ours.filter(fits).cloned().unwrap_or_else(|| NO_TERMINAL.into())
 }
 
-fn size() -> Option<TerminalSize> {
+pub(in crate::cli) fn size() -> Option<TerminalSize> {
     let size = tcgetwinsize(io::stdin()).ok()?;
     (size.ws_row > 0 && size.ws_col > 0).then_some(TerminalSize { rows: size.ws_row, columns: size.ws_col })
 }
 
 /// The terminal is ours until this is dropped.
-pub(super) struct Taken(());
+pub(in crate::cli) struct Taken(());
 
 impl Taken {
     /// From now on keys are bytes and nothing else.
-    pub(super) fn take() -> Result<Taken, Failure> {
+    pub(in crate::cli) fn take() -> Result<Taken, Failure> {
         let failed = |error: io::Error| Failure::internal(format!("cannot take the terminal over: {error}"));
         let before = tcgetattr(io::stdin()).map_err(|error| failed(error.into()))?;
         *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Saved { before, undo: Vec::new() });
@@ -181,13 +194,24 @@ async fn feed(mut inside: pipe::Sender) {
 }
 
 async fn keep_size(window: Window) -> io::Result<()> {
+    watch_size(move |size| {
+        // The box may have ended.
+        _ = window.resize(size);
+        true
+    })
+    .await
+}
+
+/// Tells how large our window is, now and whenever it changes, for as long as that is wanted.
+pub(in crate::cli) async fn watch_size(mut tell: impl FnMut(TerminalSize) -> bool) -> io::Result<()> {
     let mut changed = signal(SignalKind::window_change())?;
     let mut continued = signal(SignalKind::from_raw(rustix::process::Signal::CONT.as_raw()))?;
     let mut stopped = signals::unless_ignored(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()))?;
     loop {
-        if let Some(size) = size() {
-            // The box may have ended.
-            _ = window.resize(size);
+        if let Some(size) = size()
+            && !tell(size)
+        {
+            return Ok(());
         }
         tokio::select! {
             _ = changed.recv() => {}

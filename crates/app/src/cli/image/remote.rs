@@ -1,0 +1,150 @@
+//! Images of a server: listed, loaded, shown, removed. Its answers are the objects that `--json` prints.
+
+use super::{list, shared};
+use crate::{
+    cli::{
+        message::{self, Failure, printable},
+        print, print_json,
+    },
+    remote::{Ask, Client, query, segment, upload},
+};
+use http::Method;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::Path,
+    time::Duration,
+};
+
+/// How long a server may take to unpack an image.
+const LONGEST_LOAD: Duration = Duration::from_secs(3600);
+
+#[derive(Deserialize)]
+struct All {
+    images: Vec<Value>,
+}
+
+/// Lists them.
+pub(super) async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
+    let All { images } = client.json(Ask::get("/v1/images")).await?;
+    match json {
+        true => print_json(&json!({ "images": images, "notes": [] }))?,
+        false => print(&list::table(images.iter().map(row).collect()))?,
+    }
+    Ok(0)
+}
+
+fn row(image: &Value) -> [String; 5] {
+    let text = |name: &str| image[name].as_str().unwrap_or_default();
+    let digest = text("digest").trim_start_matches("sha256:");
+    let size = image["size_bytes"].as_u64().unwrap_or_default();
+    list::cells(text("name"), digest, size, text("platform"), text("created"))
+}
+
+#[derive(Deserialize)]
+struct Loaded {
+    names: Vec<String>,
+    size_bytes: u64,
+    fresh: bool,
+}
+
+/// Sends an archive.
+pub(super) async fn load(
+    client: &Client,
+    source: &Path,
+    name: Option<&str>,
+    json: bool,
+) -> Result<u8, Failure> {
+    let (from, length) = archive(source)?;
+    let path = format!("/v1/images{}", query(&[("name", name.map(str::to_owned))]));
+    let ask = Ask::new(Method::POST, path).body(upload(from, length)).patience(LONGEST_LOAD);
+    let told: Value = client.json(ask).await?;
+    if json {
+        print_json(&told)?;
+        return Ok(0);
+    }
+    let loaded = Loaded::deserialize(&told).map_err(|error| client.foreign(error.to_string()))?;
+    let word = if loaded.fresh { "loaded" } else { "was there already:" };
+    let text = format!("{word} {} ({})", loaded.names.join(", "), shared::size(loaded.size_bytes));
+    print(&format!("{}\n", message::printable(&text)))?;
+    Ok(0)
+}
+
+fn archive(source: &Path) -> Result<(Box<dyn Read + Send>, Option<u64>), Failure> {
+    if source.as_os_str() == "-" {
+        return Ok((Box::new(io::stdin()), None));
+    }
+    let hint = "give an archive; a layout in a folder becomes one with `tar -C DIR -c .`";
+    let failed = |why: String| Failure::invalid(format!("cannot send `{}`: {why}", source.display()), hint);
+    let file = File::open(source).map_err(|error| failed(error.to_string()))?;
+    let about = file.metadata().map_err(|error| failed(error.to_string()))?;
+    match about.is_dir() {
+        true => Err(failed("it is a folder".to_owned())),
+        false => Ok((Box::new(file), about.is_file().then_some(about.len()))),
+    }
+}
+
+/// Shows one.
+pub(super) async fn inspect(client: &Client, name: &str, json: bool) -> Result<u8, Failure> {
+    let image: Value = client.json(Ask::get(path(name)?)).await?;
+    match json {
+        true => print_json(&image)?,
+        false => print(&lines(&image))?,
+    }
+    Ok(0)
+}
+
+/// What it says of itself, a line each.
+fn lines(image: &Value) -> String {
+    let Some(facts) = image.as_object() else { return String::new() };
+    let config = image["config"].as_object().into_iter().flatten();
+    let shown = facts.iter().filter(|(name, _)| *name != "config").chain(config);
+    let line = |(name, value): (&String, &Value)| {
+        let text = match value {
+            Value::Null => return None,
+            Value::String(text) => text.clone(),
+            Value::Array(list) if list.is_empty() => return None,
+            other => other.to_string(),
+        };
+        (!text.is_empty()).then(|| format!("{:<12}  {}\n", printable(name), printable(&text)))
+    };
+    shown.filter_map(line).collect()
+}
+
+/// Removes names.
+pub(super) async fn remove(client: &Client, names: &[String], json: bool) -> Result<u8, Failure> {
+    let (mut gone, mut images, mut freed) = (Vec::new(), Vec::new(), 0);
+    for name in names {
+        let removed: Removed = client.json(Ask::new(Method::DELETE, path(name)?)).await?;
+        if !json {
+            let what = match removed.images.is_empty() {
+                true => "the image has other names".to_owned(),
+                false => format!("{} freed", shared::size(removed.freed_bytes)),
+            };
+            let text = removed.names.iter().map(|name| format!("removed {} ({what})\n", printable(name)));
+            print(&text.collect::<String>())?;
+        }
+        gone.extend(removed.names);
+        images.extend(removed.images);
+        freed += removed.freed_bytes;
+    }
+    if json {
+        print_json(&json!({ "names": gone, "images": images, "freed_bytes": freed }))?;
+    }
+    Ok(0)
+}
+
+#[derive(Deserialize)]
+struct Removed {
+    names: Vec<String>,
+    images: Vec<String>,
+    freed_bytes: u64,
+}
+
+fn path(name: &str) -> Result<String, Failure> {
+    // Checked here as well: what is no name is no part of an address either.
+    shared::reference(name)?;
+    Ok(format!("/v1/images/{}", segment(name.as_bytes())))
+}

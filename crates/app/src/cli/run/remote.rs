@@ -1,0 +1,492 @@
+//! `airlock run` at a server: the same options, the same bytes, the same status. The run is the server's; we ask for it,
+//! pass its output on as it comes, and cancel it when we are told to.
+
+use super::{
+    Options, Signals, conclude, learned,
+    live::{self, Delivery, Ending, Show, Step},
+    order::{self, Goods},
+    report,
+};
+use crate::{
+    cli::message::{self, Failure, Line},
+    config::Surroundings,
+    remote::{Ask, Client, Event, Follow, Followed, RemoteError, segment},
+};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use http::{HeaderName, Method, header::ACCEPT};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use spec::{ArtifactRef, Denial, ErrorCode, ErrorInfo, LearnedRule, RunResult, Status, Stream, Timestamp};
+use std::{io, time::Duration};
+use tokio::sync::mpsc;
+
+/// How long one question for a result waits; then it is asked again, so that a dead connection is noticed.
+const ONE_WAIT: Duration = Duration::from_secs(120);
+/// Between tries when the connection broke.
+const PAUSES: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
+const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+const PROMISE: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Carries out the command at a server.
+pub(super) fn attempt(options: Options, client: Client, surroundings: &Surroundings) -> Result<u8, Failure> {
+    options.refuse_at_a_server()?;
+    if surroundings.current_folder.join("airlock.toml").exists() {
+        let note =
+            "`airlock.toml` of this folder narrows runs of this machine; the server has rules of its own";
+        message::say(&[Line::Note(note.to_owned())]);
+    }
+    let (json, learns) = (options.json, options.learn);
+    let mut request = options.into_request(surroundings)?;
+    let id = request.run_id.get_or_insert_with(|| engine::fresh_id().to_string()).clone();
+    let goods = Goods::gather(&request)?;
+    let runtime = crate::cli::runtime()?;
+    let status = runtime.block_on(async {
+        let signals =
+            Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
+        let uploads = Uploads::send(&client, &id, goods).await?;
+        let outcome = match order::body(request, &uploads.goods) {
+            Ok(order) => {
+                let asked =
+                    Asked { client: client.clone(), id, order, promise: engine::fresh_id().to_string() };
+                match json {
+                    true => asked.print_result(signals).await,
+                    false => asked.show(signals, learns).await,
+                }
+            }
+            Err(refused) => Err(refused),
+        };
+        uploads.remove(&client).await;
+        outcome
+    });
+    runtime.shutdown_background();
+    status
+}
+
+/// The options of a run without a command, for a sandbox that stays.
+pub(in crate::cli) fn standing_order(
+    options: Options,
+    surroundings: &Surroundings,
+) -> Result<Map<String, Value>, Failure> {
+    options.refuse_at_a_server()?;
+    let request = options.into_request(surroundings)?;
+    if !request.command.is_empty() || request.stdin {
+        let hint = "make the sandbox first, then `airlock sandbox exec ID -- COMMAND`";
+        return Err(Failure::invalid("a sandbox is made without a command", hint));
+    }
+    let goods = Goods::gather(&request)?;
+    if let Some((name, _)) = goods.large.first() {
+        let message = format!("the input `{}` is too large to go along", name.escape_debug());
+        return Err(Failure::invalid(message, "make the sandbox first, then `airlock sandbox put ID FILE`"));
+    }
+    match order::body(request, &goods)? {
+        Value::Object(order) => Ok(order),
+        _ => Ok(Map::new()),
+    }
+}
+
+/// Inputs that were too large for the request: artifacts of the server for as long as the run takes.
+struct Uploads {
+    goods: Goods,
+    names: Vec<String>,
+}
+
+impl Uploads {
+    async fn send(client: &Client, id: &str, mut goods: Goods) -> Result<Uploads, Failure> {
+        let mut names = Vec::new();
+        for (number, (name, path)) in std::mem::take(&mut goods.large).into_iter().enumerate() {
+            let kept = format!("airlock-inputs/{id}/{number}");
+            crate::cli::artifact::upload(client, &kept, &path).await?;
+            goods.kept.push((name, kept.clone()));
+            names.push(kept);
+        }
+        Ok(Uploads { goods, names })
+    }
+
+    async fn remove(&self, client: &Client) {
+        for name in &self.names {
+            let ask = Ask::new(Method::DELETE, format!("/v1/artifacts/{}", segment(name.as_bytes())));
+            if let Err(error) = client.ask(ask).await {
+                message::say(&[Line::Note(format!("the server keeps the artifact `{name}`: {error}"))]);
+            }
+        }
+    }
+}
+
+/// A run that is asked for. Asked again under the same promise it is the same run.
+#[derive(Clone)]
+struct Asked {
+    client: Client,
+    id: String,
+    order: Value,
+    promise: String,
+}
+
+impl Asked {
+    fn path(&self) -> String {
+        format!("/v1/runs/{}", segment(self.id.as_bytes()))
+    }
+
+    fn ask(&self) -> Ask {
+        Ask::new(Method::POST, "/v1/runs").json(&self.order).header(PROMISE, &self.promise)
+    }
+
+    /// Waits for the result, and prints it as it came.
+    async fn print_result(self, mut signals: Signals) -> Result<u8, Failure> {
+        let mut cancelled = false;
+        let waiting = self.result();
+        tokio::pin!(waiting);
+        let text = loop {
+            tokio::select! {
+                text = &mut waiting => break text?,
+                () = signals.next() => match cancelled {
+                    true => live::leave_at_once(),
+                    false => {
+                        cancelled = true;
+                        self.cancel();
+                    }
+                },
+            }
+        };
+        let result = self.read(&text)?;
+        crate::cli::print(&format!("{}\n", crate::cli::without_controls(&text)))?;
+        message::say(&report::refusal(&result));
+        Ok(result.exit_status)
+    }
+
+    /// The result, whole.
+    async fn result(&self) -> Result<String, RemoteError> {
+        let (mut pauses, mut known) = (PAUSES.iter(), false);
+        loop {
+            let answer = match self.client.ask(self.ask().patience(ONE_WAIT)).await {
+                Ok(answer) => answer.text().await,
+                Err(error) => Err(error),
+            };
+            match answer {
+                Ok(text) => return self.text(&text),
+                // It could not start; what is known of it is a result like any other.
+                Err(RemoteError::Refused(problem)) if problem.instance.as_ref() == Some(&self.path()) => {
+                    let text = self.client.ask(Ask::get(self.path())).await?.text().await?;
+                    return self.text(&text);
+                }
+                // Nobody is there to begin with.
+                Err(error @ RemoteError::Unreachable { .. }) if !known => return Err(error),
+                Err(RemoteError::Silent { .. }) => {}
+                Err(error) => match (error.may_pass(), pauses.next()) {
+                    (true, Some(pause)) => tokio::time::sleep(Duration::from_millis(*pause)).await,
+                    _ => return Err(error),
+                },
+            }
+            known = true;
+        }
+    }
+
+    fn text(&self, bytes: &[u8]) -> Result<String, RemoteError> {
+        let text = String::from_utf8(bytes.to_vec());
+        text.map_err(|_| self.client.foreign("its result is not UTF-8"))
+    }
+
+    fn read(&self, text: &str) -> Result<RunResult, RemoteError> {
+        let told: Told = serde_json::from_str(text)
+            .map_err(|error| self.client.foreign(format!("its result cannot be read: {error}")))?;
+        Ok(told.result())
+    }
+
+    /// Asks for the end of the run; that it ended is seen where it is followed.
+    fn cancel(&self) {
+        let (client, path) = (self.client.clone(), self.path());
+        tokio::spawn(async move {
+            for pause in PAUSES {
+                match client.ask(Ask::new(Method::DELETE, path.clone())).await {
+                    Err(error) if error.may_pass() => tokio::time::sleep(Duration::from_millis(pause)).await,
+                    _ => return,
+                }
+            }
+        });
+    }
+
+    fn follow(&self) -> Followed {
+        let asked = self.clone();
+        // Until the run is known to the server it is asked for; from then on only its events are.
+        let ask = move |last: Option<&str>| match last {
+            None => asked.ask().header(ACCEPT, "text/event-stream"),
+            Some(last) => Ask::get(format!("{}/events", asked.path())).header(LAST_EVENT, last),
+        };
+        Follow { ask, last: "finished" }.begin(&self.client)
+    }
+
+    /// Passes the output on as it comes, and says what is left to say.
+    async fn show(self, mut signals: Signals, learns: bool) -> Result<u8, Failure> {
+        let (mut outlet, writer) = live::open_outlet(Show::Streams).unzip();
+        let mut shown =
+            Shown { followed: self.follow(), asked: self, at: [0; 2], lost: 0, last: None, result: None };
+        let mut cancelled = false;
+        loop {
+            tokio::select! {
+                step = shown.next(outlet.as_ref()) => match step? {
+                    Step::More => {}
+                    Step::OutletClosed => {
+                        outlet = None;
+                        shown.asked.cancel();
+                    }
+                    Step::Over => break,
+                },
+                () = signals.next() => match cancelled {
+                    true => live::leave_at_once(),
+                    false => {
+                        cancelled = true;
+                        shown.asked.cancel();
+                    }
+                },
+            }
+        }
+        drop(outlet);
+        let delivery = tokio::select! {
+            delivery = live::delivered(writer) => delivery,
+            () = signals.next() => live::leave_at_once(),
+        };
+        shown.finish(delivery, learns)
+    }
+}
+
+/// How much was shown, and what came of it.
+struct Shown {
+    asked: Asked,
+    followed: Followed,
+    /// How much of each stream has come.
+    at: [u64; 2],
+    /// How much of them never came.
+    lost: u64,
+    /// The last byte on standard error.
+    last: Option<u8>,
+    result: Option<RunResult>,
+}
+
+impl Shown {
+    /// One event, taken only when there is room for it. Nothing is lost if this is dropped while waiting.
+    async fn next(&mut self, outlet: Option<&mpsc::Sender<live::Piece>>) -> Result<Step, Failure> {
+        let room = match outlet {
+            None => None,
+            Some(outlet) => match outlet.reserve().await {
+                Ok(room) => Some(room),
+                Err(_) => return Ok(Step::OutletClosed),
+            },
+        };
+        let event = match self.followed.next().await {
+            Some(Ok(event)) => event,
+            Some(Err(error)) => return Err(self.lost_sight(error)),
+            None => return Ok(Step::Over),
+        };
+        match event.name.as_str() {
+            "output" => {
+                let (stream, bytes) = self.output(&event)?;
+                if let (Some(room), false) = (room, bytes.is_empty()) {
+                    room.send((stream, bytes));
+                }
+            }
+            "finished" => {
+                self.result = Some(self.asked.read(&event.data)?);
+                return Ok(Step::Over);
+            }
+            // `started` and `denied` are in the result; what a later server tells beyond that is not ours to show.
+            _ => {}
+        }
+        Ok(Step::More)
+    }
+
+    /// What of an output is new.
+    fn output(&mut self, event: &Event) -> Result<(Stream, Vec<u8>), Failure> {
+        let piece = Output::read(&event.data).map_err(|cause| self.asked.client.foreign(cause))?;
+        let (index, stream) = match piece.stream {
+            StreamName::Stdout => (0, Stream::Stdout),
+            StreamName::Stderr => (1, Stream::Stderr),
+        };
+        let (bytes, lost) = piece.beyond(&mut self.at[index]);
+        self.lost += lost;
+        if index == 1 {
+            self.last = bytes.last().copied().or(self.last);
+        }
+        Ok((stream, bytes))
+    }
+
+    /// The server may be gone for good or not; the run may go on there.
+    fn lost_sight(&self, error: RemoteError) -> Failure {
+        let known = self.at != [0; 2];
+        let failure = Failure::from(error);
+        match failure.code {
+            ErrorCode::Lost | ErrorCode::BackendUnavailable if known => Failure {
+                hint: format!("the run {} may go on there; GET {} tells", self.asked.id, self.asked.path()),
+                ..failure
+            },
+            _ => failure,
+        }
+    }
+
+    fn finish(self, delivery: Delivery, learns: bool) -> Result<u8, Failure> {
+        let mut result = self.result.ok_or_else(|| self.asked.client.foreign("it told no end of the run"))?;
+        // Only whether its line was ended matters below.
+        result.stderr = self.last.into_iter().collect();
+        let delivery = match (delivery, self.lost) {
+            (Delivery::Complete, 1..) => {
+                Delivery::Failed(io::Error::other(format!("{} bytes were lost on the way", self.lost)))
+            }
+            (delivery, _) => delivery,
+        };
+        let ending = Ending { result, delivery };
+        let status = conclude(&ending, &ending.result.stderr, learns);
+        if learns {
+            message::say_plainly(&learned::toml(&ending.result));
+        }
+        Ok(status)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum StreamName {
+    Stdout,
+    Stderr,
+}
+
+/// A piece of output, as servers tell it.
+#[derive(Debug, Deserialize)]
+pub(in crate::cli) struct Output {
+    stream: StreamName,
+    offset: u64,
+    text: Option<String>,
+    base64: Option<String>,
+    #[serde(skip)]
+    bytes: Vec<u8>,
+}
+
+impl Output {
+    pub(in crate::cli) fn read(data: &str) -> Result<Output, String> {
+        let mut piece: Output =
+            serde_json::from_str(data).map_err(|error| format!("its output cannot be read: {error}"))?;
+        piece.bytes = match (piece.text.take(), piece.base64.take()) {
+            (Some(text), None) => text.into_bytes(),
+            (None, Some(text)) => STANDARD.decode(text).map_err(|_| "its output is no base64".to_owned())?,
+            _ => return Err("its output has no bytes".to_owned()),
+        };
+        Ok(piece)
+    }
+
+    pub(in crate::cli) fn stream(&self) -> Stream {
+        match self.stream {
+            StreamName::Stdout => Stream::Stdout,
+            StreamName::Stderr => Stream::Stderr,
+        }
+    }
+
+    /// What of it lies behind what is known, and how much was skipped before it.
+    pub(in crate::cli) fn beyond(self, at: &mut u64) -> (Vec<u8>, u64) {
+        let lost = self.offset.saturating_sub(*at);
+        let known = usize::try_from(at.saturating_sub(self.offset)).unwrap_or(usize::MAX);
+        let new = self.bytes.get(known..).unwrap_or_default().to_vec();
+        *at = (*at).max(self.offset.saturating_add(self.bytes.len() as u64));
+        (new, lost)
+    }
+}
+
+/// Of a result what there is to say about it.
+#[derive(Debug, Deserialize)]
+struct Told {
+    status: Status,
+    signal: Option<i32>,
+    exit_status: u8,
+    error: Option<ErrorInfo>,
+    #[serde(default)]
+    limits_hit: Vec<Value>,
+    #[serde(default)]
+    denials: Vec<Denial>,
+    #[serde(default)]
+    artifacts: Vec<ArtifactRef>,
+    #[serde(default)]
+    profile: String,
+    #[serde(default)]
+    notes: Vec<String>,
+    #[serde(default)]
+    learned: Vec<Rule>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Rule {
+    host: String,
+    ports: Vec<u16>,
+    uses: u64,
+}
+
+impl Told {
+    fn result(self) -> RunResult {
+        let rule = |rule: Rule| {
+            let host = rule.host.parse().ok()?;
+            Some(LearnedRule { host, ports: rule.ports.into_iter().collect(), uses: rule.uses })
+        };
+        // Its identifier is not looked at here; the server's is in the text.
+        let blank = RunResult::blank(engine::fresh_id(), self.profile, Timestamp(0));
+        RunResult {
+            status: self.status,
+            signal: self.signal,
+            exit_status: self.exit_status,
+            error: self.error,
+            // One that a later server knows has no words here.
+            limits_hit: self
+                .limits_hit
+                .into_iter()
+                .filter_map(|name| serde_json::from_value(name).ok())
+                .collect(),
+            denials: self.denials,
+            artifacts: self.artifacts,
+            notes: self.notes,
+            learned: self.learned.into_iter().filter_map(rule).collect(),
+            ..blank
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spec::Id;
+
+    #[test]
+    fn a_result_says_the_same_after_its_way_through_json() {
+        let before = RunResult {
+            status: Status::Failed,
+            signal: Some(11),
+            exit_status: 139,
+            error: Some(ErrorInfo {
+                code: ErrorCode::OomKilled,
+                message: "m".into(),
+                hint: Some("h".into()),
+            }),
+            limits_hit: [spec::LimitName::Pids, spec::LimitName::Egress].into(),
+            denials: vec![Denial {
+                what: "a".into(),
+                target: "b".into(),
+                rule: "c".into(),
+                allow_with: "d".into(),
+            }],
+            artifacts: vec![ArtifactRef { name: "n".into(), version: 2, size_bytes: 3, sha256: "s".into() }],
+            notes: vec!["weak".into()],
+            learned: vec![LearnedRule { host: "a.com".parse().unwrap(), ports: [443].into(), uses: 2 }],
+            ..RunResult::blank(Id::new("r").unwrap(), "ci".into(), Timestamp(0))
+        };
+        let text = serde_json::to_string(&before).unwrap();
+        let after = serde_json::from_str::<Told>(&text).unwrap().result();
+        assert_eq!(RunResult { run_id: before.run_id.clone(), ..after }, before);
+    }
+
+    #[test]
+    fn a_piece_is_shown_once_and_what_is_missing_is_counted() {
+        let mut at = 0;
+        let mut take = |text: &str| Output::read(text).unwrap().beyond(&mut at);
+        assert_eq!(take(r#"{"stream":"stdout","offset":0,"text":"abc"}"#), (b"abc".to_vec(), 0));
+        assert_eq!(take(r#"{"stream":"stdout","offset":1,"text":"bcd"}"#), (b"d".to_vec(), 0));
+        assert_eq!(take(r#"{"stream":"stdout","offset":0,"text":"a"}"#), (Vec::new(), 0));
+        assert_eq!(take(r#"{"stream":"stdout","offset":10,"base64":"/w=="}"#), (vec![0xff], 6));
+        assert_eq!(at, 11);
+        for bad in ["", "{}", r#"{"stream":"stdout","offset":0}"#, r#"{"stream":"x","offset":0,"text":""}"#] {
+            assert!(Output::read(bad).is_err(), "{bad}");
+        }
+    }
+}

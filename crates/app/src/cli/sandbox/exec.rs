@@ -1,0 +1,309 @@
+//! `airlock sandbox exec`: a program in a sandbox that stays. It is started, then followed by its identifier, so that a
+//! broken connection loses nothing.
+
+use super::{path, pty};
+use crate::{
+    cli::{
+        REFUSED,
+        message::{self, Failure, Line},
+        print_json,
+        run::{self, Delivery, Show, Signals},
+    },
+    config::Surroundings,
+    remote::{Ask, Client, Follow, RemoteError, query, segment, upload},
+};
+use clap::Args;
+use http::{HeaderName, Method};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use spec::{ErrorInfo, Status, Stream, Time};
+use std::{ffi::OsString, io, time::Duration};
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock sandbox exec $id -- python3 -c 'print(1)'
+  airlock sandbox exec --tty $id -- bash
+  tar -c src | airlock sandbox exec --stdin $id -- tar -x
+  airlock sandbox exec --detach $id -- python3 -m http.server
+
+The exit status is the program's; 124 at --timeout, 125 if it could not be started, 128+N for signal N, 130 with Ctrl-C.";
+
+const BROKEN_PIPE: u8 = 128 + 13;
+const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+const PREFER: HeaderName = HeaderName::from_static("prefer");
+/// A program may read as slowly as it likes.
+const LONGEST_TYPING: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// A program to run.
+#[derive(Args, Debug)]
+#[command(override_usage = "airlock sandbox exec [OPTIONS] ID -- COMMAND [ARG]...", after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// The sandbox
+    id: String,
+    /// Set a variable; repeatable
+    #[arg(long, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// Where it starts, inside
+    #[arg(long, value_name = "DIR")]
+    directory: Option<String>,
+    /// Its time on the clock
+    #[arg(long, value_name = "TIME")]
+    timeout: Option<Time>,
+    /// Pass standard input through; otherwise it is empty
+    #[arg(long)]
+    stdin: bool,
+    /// Give the program a terminal, shown in yours; every key goes inside, Ctrl-C too
+    #[arg(short, long, conflicts_with_all = ["json", "stdin", "detach"])]
+    tty: bool,
+    /// Leave it running in the background, and print its identifier
+    #[arg(long, conflicts_with = "stdin")]
+    detach: bool,
+    /// Print one JSON object instead of the program's own output
+    #[arg(long)]
+    pub(super) json: bool,
+    /// The command and its arguments, passed on exactly as they are
+    #[arg(last = true, value_name = "COMMAND", required = true)]
+    command: Vec<OsString>,
+}
+
+impl Options {
+    fn order(&self) -> Result<Map<String, Value>, Failure> {
+        let env = self.env.iter().map(|text| match text.split_once('=') {
+            Some((name, value)) => Ok((name.to_owned(), Value::from(value))),
+            None => {
+                let message = format!("`{}` is not a variable with its value", text.escape_debug());
+                Err(Failure::invalid(message, "write --env NAME=VALUE"))
+            }
+        });
+        let order = json!({
+            "command": run::words(&self.command, "the command")?,
+            "env": env.collect::<Result<Map<_, _>, _>>()?,
+            "directory": self.directory,
+            "timeout": self.timeout.map(|time| time.to_string()),
+            "open_stdin": self.stdin,
+            "background": self.detach,
+        });
+        match order {
+            Value::Object(order) => Ok(order.into_iter().filter(|(_, value)| !value.is_null()).collect()),
+            _ => Ok(Map::new()),
+        }
+    }
+}
+
+/// A program, and what came of it.
+#[derive(Debug, Deserialize)]
+pub(super) struct State {
+    pub(super) exec_id: String,
+    status: Status,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    error: Option<ErrorInfo>,
+}
+
+impl State {
+    /// What a shell would report.
+    pub(super) fn exit_status(&self) -> u8 {
+        let by_signal = self.signal.map(|signal| 128u8.wrapping_add(signal as u8));
+        match self.status {
+            Status::TimedOut => 124,
+            Status::Cancelled => 130,
+            Status::OomKilled => 137,
+            Status::Succeeded | Status::Failed => {
+                self.exit_code.and_then(|code| u8::try_from(code & 255).ok()).or(by_signal).unwrap_or(REFUSED)
+            }
+            Status::NotStarted => REFUSED,
+            Status::Queued | Status::Running | Status::Lost => REFUSED,
+        }
+    }
+
+    /// What is left to say about it.
+    pub(super) fn lines(&self) -> Vec<Line> {
+        match (&self.error, self.signal) {
+            (Some(error), _) => {
+                vec![Line::Error(error.message.clone()), Line::Hint(error.hint.clone().unwrap_or_default())]
+            }
+            (None, Some(signal)) => vec![Line::Note(format!("the program was killed by signal {signal}"))],
+            (None, None) => Vec::new(),
+        }
+    }
+}
+
+/// A program that was started.
+pub(super) struct Started {
+    pub(super) client: Client,
+    pub(super) sandbox: String,
+    pub(super) exec: String,
+}
+
+impl Started {
+    pub(super) fn path(&self) -> String {
+        format!("{}/exec/{}", path(&self.sandbox), segment(self.exec.as_bytes()))
+    }
+
+    pub(super) fn broken(&self, cause: &str) -> RemoteError {
+        RemoteError::Broken { address: self.client.address.clone(), cause: cause.to_owned() }
+    }
+
+    /// Ends it, whoever waits for that.
+    pub(super) fn cancel(&self) {
+        let (client, path) = (self.client.clone(), self.path());
+        tokio::spawn(async move { client.ask(Ask::new(Method::DELETE, path)).await.map(drop) });
+    }
+}
+
+/// Carries out the command.
+pub(super) async fn execute(
+    options: Options,
+    client: Client,
+    surroundings: &Surroundings,
+) -> Result<u8, Failure> {
+    let mut order = options.order()?;
+    if options.tty {
+        return pty::execute(&options.id, order, client, surroundings).await;
+    }
+    let signals = Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
+    order.retain(|_, value| *value != json!(false));
+    let state = start(&client, &options.id, order).await?;
+    if options.detach {
+        return detached(&state, options.json);
+    }
+    let started = Started { client, sandbox: options.id, exec: state.exec_id };
+    if options.stdin {
+        feed(&started);
+    }
+    match options.json {
+        true => started.print_result(signals).await,
+        false => started.show(signals).await,
+    }
+}
+
+/// Starts a program; it does not end with us.
+pub(super) async fn start(client: &Client, id: &str, order: Map<String, Value>) -> Result<State, Failure> {
+    let ask = Ask::new(Method::POST, format!("{}/exec", path(id))).json(&order.into());
+    Ok(client.json(ask.header(PREFER, "respond-async")).await?)
+}
+
+fn detached(state: &State, json: bool) -> Result<u8, Failure> {
+    match json {
+        true => print_json(&json!({ "exec_id": state.exec_id }))?,
+        false => crate::cli::print(&format!("{}\n", message::printable(&state.exec_id)))?,
+    }
+    Ok(0)
+}
+
+/// Types our standard input there, to its end.
+fn feed(started: &Started) {
+    let path = format!("{}/stdin{}", started.path(), query(&[("close", Some("true".to_owned()))]));
+    let (client, body) = (started.client.clone(), upload(io::stdin(), None));
+    tokio::spawn(async move {
+        // A program that does not read to the end has no use for the rest.
+        client.ask(Ask::new(Method::POST, path).body(body).patience(LONGEST_TYPING)).await.map(drop)
+    });
+}
+
+impl Started {
+    fn follow(&self) -> crate::remote::Followed {
+        let path = format!("{}/events", self.path());
+        let ask = move |last: Option<&str>| match last {
+            None => Ask::get(path.clone()),
+            Some(last) => Ask::get(path.clone()).header(LAST_EVENT, last),
+        };
+        Follow { ask, last: "exited" }.begin(&self.client)
+    }
+
+    async fn print_result(self, mut signals: Signals) -> Result<u8, Failure> {
+        let (mut followed, mut cancelled) = (self.follow(), false);
+        loop {
+            tokio::select! {
+                event = followed.next() => match event {
+                    Some(Ok(event)) if event.name == "exited" => break,
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return Err(error.into()),
+                    None => break,
+                },
+                () = signals.next() => match cancelled {
+                    true => run::leave_at_once(),
+                    false => { cancelled = true; self.cancel(); }
+                },
+            }
+        }
+        let whole: Value = self.client.json(Ask::get(self.path())).await?;
+        let state = State::deserialize(&whole).map_err(|error| self.client.foreign(error.to_string()))?;
+        print_json(&whole)?;
+        Ok(state.exit_status())
+    }
+
+    async fn show(self, mut signals: Signals) -> Result<u8, Failure> {
+        let (mut outlet, writer) = run::open_outlet(Show::Streams).unzip();
+        let (mut followed, mut cancelled, mut at, mut lost) = (self.follow(), false, [0u64; 2], 0);
+        let state = loop {
+            let event = tokio::select! {
+                event = followed.next() => event,
+                () = signals.next() => match cancelled {
+                    true => run::leave_at_once(),
+                    false => { cancelled = true; self.cancel(); continue; }
+                },
+            };
+            let event = match event {
+                Some(Ok(event)) => event,
+                Some(Err(error)) => return Err(error.into()),
+                None => return Err(self.client.foreign("it told no end of the program").into()),
+            };
+            match event.name.as_str() {
+                "exited" => break serde_json::from_str::<State>(&event.data),
+                "output" => {
+                    let piece = run::Output::read(&event.data).map_err(|cause| self.client.foreign(cause))?;
+                    let stream = piece.stream();
+                    let index = usize::from(stream == Stream::Stderr);
+                    let (bytes, skipped) = piece.beyond(&mut at[index]);
+                    lost += skipped;
+                    if let Some(to) = &outlet
+                        && to.send((stream, bytes)).await.is_err()
+                    {
+                        outlet = None;
+                        self.cancel();
+                    }
+                }
+                _ => {}
+            }
+        };
+        let state = state.map_err(|error| self.client.foreign(error.to_string()))?;
+        drop(outlet);
+        let delivery = tokio::select! {
+            delivery = run::delivered(writer) => delivery,
+            () = signals.next() => run::leave_at_once(),
+        };
+        message::say(&state.lines());
+        Ok(match (delivery, lost) {
+            (Delivery::Complete, 0) => state.exit_status(),
+            (Delivery::NobodyReads, _) => BROKEN_PIPE,
+            (Delivery::Failed(error), _) => failed(&format!("cannot pass on the program's output: {error}")),
+            (Delivery::Complete, lost) => failed(&format!("{lost} bytes of output were lost on the way")),
+        })
+    }
+}
+
+fn failed(what: &str) -> u8 {
+    message::say(&[Line::Error(what.to_owned())]);
+    REFUSED
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_is_what_a_shell_would_say() {
+        let of = |text: &str| {
+            let state = format!(r#"{{"exec_id":"e","error":null,{text}}}"#);
+            serde_json::from_str::<State>(&state).unwrap().exit_status()
+        };
+        assert_eq!(of(r#""status":"succeeded","exit_code":0,"signal":null"#), 0);
+        assert_eq!(of(r#""status":"failed","exit_code":3,"signal":null"#), 3);
+        assert_eq!(of(r#""status":"failed","exit_code":null,"signal":9"#), 137);
+        assert_eq!(of(r#""status":"timed_out","exit_code":null,"signal":9"#), 124);
+        assert_eq!(of(r#""status":"cancelled","exit_code":null,"signal":15"#), 130);
+        assert_eq!(of(r#""status":"not_started","exit_code":null,"signal":null"#), 125);
+        assert_eq!(of(r#""status":"lost","exit_code":null,"signal":null"#), 125);
+    }
+}

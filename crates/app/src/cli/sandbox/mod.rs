@@ -1,0 +1,306 @@
+//! `airlock sandbox`: sandboxes that stay, in a server: make, list, run programs in them, move files, end them.
+
+mod exec;
+mod files;
+mod pty;
+
+use super::{
+    Global, conclude,
+    message::{Failure, printable},
+    print, print_json, run,
+};
+use crate::{
+    config::Surroundings,
+    remote::{Ask, Client, query, segment},
+};
+use clap::{Args, Subcommand};
+use http::Method;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use spec::Time;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  export AIRLOCK_URL=http://localhost:7070 AIRLOCK_KEY_FILE=~/.airlock-admin
+  id=$(airlock sandbox create --profile standard --lifetime 2h)
+  airlock sandbox put $id main.py
+  airlock sandbox exec $id -- python3 main.py
+  airlock sandbox exec --tty $id -- bash
+  airlock sandbox get $id result.txt
+  airlock sandbox rm $id
+
+Sandboxes live in a server, started with `airlock serve`.";
+
+const CREATE_EXAMPLES: &str = "\
+Examples:
+  airlock sandbox create
+  airlock sandbox create --memory 1G --idle-timeout 1h --lifetime 8h --label team=blue
+  airlock sandbox create --workspace /srv/project
+
+It prints the sandbox's identifier. Of the options of `run`, those about the command itself have no meaning here.";
+
+/// The options of `airlock sandbox`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make a sandbox, and print its identifier
+    #[command(override_usage = "airlock sandbox create [OPTIONS]", after_help = CREATE_EXAMPLES, after_long_help = CREATE_EXAMPLES, mut_args = without_a_command)]
+    Create(Box<Create>),
+    /// List sandboxes
+    List {
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run a program in a sandbox; its output and exit status are ours
+    Exec(exec::Options),
+    /// Show what the newest program of a sandbox wrote, or another's
+    Logs {
+        /// The sandbox
+        id: String,
+        /// Which program [default: the newest]
+        #[arg(long, value_name = "ID")]
+        exec: Option<String>,
+        /// Which stream: stdout or stderr
+        #[arg(long, value_name = "NAME", default_value = "stdout")]
+        stream: String,
+        /// Go on until the program ends
+        #[arg(long)]
+        follow: bool,
+    },
+    /// Put a file into a sandbox's workspace
+    Put(files::Put),
+    /// Fetch a file of a sandbox's workspace
+    Get(files::Get),
+    /// Stop everything in a sandbox where it is
+    Pause(One),
+    /// Let a paused sandbox go on
+    Resume(One),
+    /// Make a sandbox like this one, with a copy of its workspace, and print its identifier
+    Fork(One),
+    /// End sandboxes with everything in them
+    Rm {
+        /// The sandboxes
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Hides what is about a command: a sandbox is made without one.
+fn without_a_command(argument: clap::Arg) -> clap::Arg {
+    let hidden = ["command", "entrypoint", "stdin", "tty", "explain", "contract", "run_id", "artifact"];
+    match hidden.contains(&argument.get_id().as_str()) {
+        true => argument.hide(true),
+        false => argument,
+    }
+}
+
+/// What is asked of one sandbox.
+#[derive(Args, Debug)]
+struct One {
+    /// The sandbox
+    id: String,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A sandbox that is asked for.
+#[derive(Args, Debug)]
+struct Create {
+    #[command(flatten)]
+    run: run::Options,
+    /// End it when nobody has used it for so long [default: 15m]
+    #[arg(long, value_name = "TIME", help_heading = "The sandbox")]
+    idle_timeout: Option<Time>,
+    /// End it after so long in any case [default: 1h]
+    #[arg(long, value_name = "TIME", help_heading = "The sandbox")]
+    lifetime: Option<Time>,
+    /// A word of your own about it; repeatable
+    #[arg(long, value_name = "NAME=VALUE", help_heading = "The sandbox")]
+    label: Vec<String>,
+}
+
+impl Action {
+    fn json(&self) -> bool {
+        match self {
+            Action::Create(create) => create.run.json,
+            Action::List { json } | Action::Rm { json, .. } => *json,
+            Action::Exec(options) => options.json,
+            Action::Pause(one) | Action::Resume(one) | Action::Fork(one) => one.json,
+            Action::Logs { .. } | Action::Put(_) | Action::Get(_) => false,
+        }
+    }
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    let json = options.action.json();
+    conclude(attempt(options, global, surroundings), json)
+}
+
+fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let client = global.needs_server(surroundings)?;
+    let runtime = super::runtime()?;
+    let status = runtime.block_on(carry_out(options.action, client, surroundings));
+    // A read of standard input may still be waiting; it must not hold us.
+    runtime.shutdown_background();
+    status
+}
+
+async fn carry_out(action: Action, client: Client, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let json = action.json();
+    match action {
+        Action::Create(create) => {
+            let order = order(*create, surroundings)?;
+            shown(client.json(Ask::new(Method::POST, "/v1/sandboxes").json(&order)).await?, json)
+        }
+        Action::List { .. } => list(&client, json).await,
+        Action::Exec(options) => exec::execute(options, client, surroundings).await,
+        Action::Logs { id, exec, stream, follow } => {
+            let asked =
+                [("exec", exec), ("stream", Some(stream)), ("follow", follow.then(|| "true".to_owned()))];
+            let answer = client.ask(Ask::get(format!("{}/logs{}", path(&id), query(&asked)))).await?;
+            super::artifact::pour(answer, &mut super::artifact::Out::stdout()).await?;
+            Ok(0)
+        }
+        Action::Put(options) => files::put(&options, &client).await,
+        Action::Get(options) => files::get(&options, &client).await,
+        Action::Pause(one) => change(&client, &one, "pause").await,
+        Action::Resume(one) => change(&client, &one, "resume").await,
+        Action::Fork(one) => {
+            let ask = Ask::new(Method::POST, format!("{}/fork", path(&one.id))).json(&json!({}));
+            shown(client.json(ask).await?, json)
+        }
+        Action::Rm { ids, .. } => remove(&client, &ids, json).await,
+    }
+}
+
+/// The address of a sandbox.
+fn path(id: &str) -> String {
+    format!("/v1/sandboxes/{}", segment(id.as_bytes()).replace('/', "%2F"))
+}
+
+/// The options of a run without a command, and how long it stays.
+fn order(create: Create, surroundings: &Surroundings) -> Result<Value, Failure> {
+    let mut order = run::standing_order(create.run, surroundings)?;
+    let time = |time: Option<Time>| time.map_or(Value::Null, |time| time.to_string().into());
+    let own = [("idle_timeout", time(create.idle_timeout)), ("lifetime", time(create.lifetime))];
+    order.extend(
+        own.into_iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.to_owned(), value)),
+    );
+    let labels = create.label.iter().map(|text| match text.split_once('=') {
+        Some((name, value)) => Ok((name.to_owned(), Value::from(value))),
+        None => {
+            let message = format!("`{}` is not a label with its value", text.escape_debug());
+            Err(Failure::invalid(message, "write --label NAME=VALUE"))
+        }
+    });
+    let labels = labels.collect::<Result<Map<_, _>, _>>()?;
+    if !labels.is_empty() {
+        order.insert("labels".to_owned(), labels.into());
+    }
+    Ok(order.into())
+}
+
+/// A new sandbox: its identifier, or all about it.
+fn shown(sandbox: Value, json: bool) -> Result<u8, Failure> {
+    match json {
+        true => print_json(&sandbox)?,
+        false => print(&format!("{}\n", printable(sandbox["sandbox_id"].as_str().unwrap_or_default())))?,
+    }
+    Ok(0)
+}
+
+#[derive(Deserialize)]
+struct All {
+    sandboxes: Vec<Value>,
+}
+
+async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
+    let All { sandboxes } = client.json(Ask::get("/v1/sandboxes")).await?;
+    match json {
+        true => print_json(&json!({ "sandboxes": sandboxes }))?,
+        false => print(&sandboxes.iter().map(line).collect::<String>())?,
+    }
+    Ok(0)
+}
+
+/// Identifier, how it is, until when, and its labels.
+fn line(sandbox: &Value) -> String {
+    let text = |name: &str| printable(sandbox[name].as_str().unwrap_or_default());
+    let labels = sandbox["labels"].as_object().into_iter().flatten();
+    let labels: Vec<_> = labels
+        .map(|(name, value)| printable(&format!("{name}={}", value.as_str().unwrap_or_default())))
+        .collect();
+    let state = match sandbox["reason"].as_str() {
+        Some(reason) => format!("{} ({})", text("status"), printable(reason)),
+        None => text("status"),
+    };
+    let line =
+        format!("{}  {state:<16}  until {}  {}", text("sandbox_id"), text("expires_at"), labels.join(" "));
+    format!("{}\n", line.trim_end())
+}
+
+async fn change(client: &Client, one: &One, what: &str) -> Result<u8, Failure> {
+    let sandbox: Value = client.json(Ask::new(Method::POST, format!("{}/{what}", path(&one.id)))).await?;
+    if one.json {
+        print_json(&sandbox)?;
+    }
+    Ok(0)
+}
+
+async fn remove(client: &Client, ids: &[String], json: bool) -> Result<u8, Failure> {
+    let mut ended = Vec::new();
+    for id in ids {
+        ended.push(client.json::<Value>(Ask::new(Method::DELETE, path(id))).await?);
+    }
+    if json {
+        print_json(&json!({ "sandboxes": ended }))?;
+    }
+    Ok(0)
+}
+
+/// A path below the workspace as it stands in an address.
+fn file_path(id: &str, name: &std::path::Path) -> Result<String, Failure> {
+    let hint = "name a file below /workspace, such as src/main.py";
+    let inside = name.strip_prefix("/workspace").unwrap_or(name);
+    let name = spec::WorkspacePath::new(inside).map_err(|bad| Failure::invalid(bad.to_string(), hint))?;
+    let bytes = std::os::unix::ffi::OsStrExt::as_bytes(name.as_path().as_os_str());
+    Ok(format!("{}/files/{}", path(id), segment(bytes)))
+}
+
+/// What a file is called that nobody named.
+fn own_name(file: &std::path::Path) -> Option<PathBuf> {
+    file.file_name().map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sandbox_is_one_line_that_steers_no_terminal() {
+        let sandbox = json!({ "sandbox_id": "01J", "status": "ended", "reason": "idle", "expires_at": "T",
+            "labels": { "a": "b\u{1b}[2J" } });
+        assert_eq!(line(&sandbox), "01J  ended (idle)      until T  a=b\\u{1b}[2J\n");
+    }
+
+    #[test]
+    fn a_file_stays_below_the_workspace() {
+        let of = |name: &str| file_path("a/b", std::path::Path::new(name));
+        assert_eq!(of("/workspace/x y").unwrap(), "/v1/sandboxes/a%2Fb/files/x%20y");
+        assert_eq!(of("src/main.py").unwrap(), "/v1/sandboxes/a%2Fb/files/src/main.py");
+        assert!(of("../x").is_err() && of("/etc/passwd").is_err());
+    }
+}

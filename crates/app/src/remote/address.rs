@@ -1,0 +1,180 @@
+//! Where a server listens: `http://HOST:PORT`, `https://HOST[:PORT]` or `unix:PATH`.
+
+use http::Uri;
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// In the open.
+    Plain(Host),
+    /// With TLS.
+    Encrypted(Host),
+    /// A socket of this machine.
+    Unix(PathBuf),
+}
+
+/// A name or address, and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// As it was written; an IPv6 address without its brackets.
+    pub(crate) name: String,
+    pub(crate) port: u16,
+    /// What requests say in `Host`.
+    authority: String,
+}
+
+impl Address {
+    /// Reads what a user wrote. The error says what is wrong with it.
+    pub(crate) fn parse(text: &str) -> Result<Address, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            return match path.starts_with('/') {
+                true => Ok(Address::Unix(path.into())),
+                false => Err("the path of a unix socket begins with a slash".to_owned()),
+            };
+        }
+        let uri: Uri = text.parse().map_err(|_| "it is no URL".to_owned())?;
+        if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+            return Err("it has a path, and a server has none".to_owned());
+        }
+        match uri.scheme_str() {
+            Some("http") => Ok(Address::Plain(Host::of(&uri, 80)?)),
+            Some("https") => Ok(Address::Encrypted(Host::of(&uri, 443)?)),
+            _ => Err("it begins with none of http://, https://, unix:".to_owned()),
+        }
+    }
+
+    /// Whether what is sent there can be read by nobody on the way.
+    pub(crate) fn is_private(&self) -> bool {
+        match self {
+            Address::Plain(host) => host.is_here(),
+            Address::Encrypted(_) | Address::Unix(_) => true,
+        }
+    }
+
+    /// What requests say in `Host`.
+    pub(crate) fn authority(&self) -> &str {
+        match self {
+            Address::Plain(host) | Address::Encrypted(host) => &host.authority,
+            Address::Unix(_) => "localhost",
+        }
+    }
+}
+
+impl Host {
+    fn of(uri: &Uri, default: u16) -> Result<Host, String> {
+        let authority = uri.authority().ok_or("it names no host")?;
+        if authority.as_str().contains('@') {
+            // It would be in the list of processes.
+            return Err("a name or key has no place in it".to_owned());
+        }
+        let port = match authority.as_str().rsplit_once(':') {
+            Some((_, digits)) if !digits.ends_with(']') => digits.parse().map_err(|_| "its port is none")?,
+            _ => default,
+        };
+        let name = authority.host().trim_matches(['[', ']']).to_owned();
+        match name.is_empty() || port == 0 {
+            true => Err("it names no host, or no port".to_owned()),
+            false => Ok(Host { name, port, authority: format!("{}:{port}", authority.host()) }),
+        }
+    }
+
+    /// Whether it is this machine, so that no network is between. `localhost` is only dialled at such addresses.
+    pub(super) fn is_here(&self) -> bool {
+        self.is_localhost() || self.name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    }
+
+    fn is_localhost(&self) -> bool {
+        self.name.eq_ignore_ascii_case("localhost")
+    }
+
+    /// Whether an address that its name was resolved to may be dialled.
+    pub(super) fn may_be(&self, address: &SocketAddr) -> bool {
+        !self.is_localhost() || address.ip().is_loopback()
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Plain(host) => write!(out, "http://{}", host.authority),
+            Address::Encrypted(host) => write!(out, "https://{}", host.authority),
+            Address::Unix(path) => write!(out, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(text: &str) -> String {
+        Address::parse(text).map_or_else(|why| format!("refused: {why}"), |address| address.to_string())
+    }
+
+    #[test]
+    fn three_kinds_of_address_are_known() {
+        assert_eq!(shown("http://localhost:7070"), "http://localhost:7070");
+        assert_eq!(shown("http://localhost:7070/"), "http://localhost:7070");
+        assert_eq!(shown("https://box.example"), "https://box.example:443");
+        assert_eq!(shown("http://[::1]:7070"), "http://[::1]:7070");
+        assert_eq!(shown("unix:/run/airlock.sock"), "unix:/run/airlock.sock");
+        assert_eq!(shown("unix:///run/airlock.sock"), "unix:/run/airlock.sock");
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        for text in [
+            "",
+            "localhost:7070",
+            "ftp://a",
+            "http://",
+            "http://a/b",
+            "http://a?b",
+            "http://key@a",
+            "http://a:0",
+            "http://a:99999",
+            "http://a:x",
+            "unix:",
+            "unix:here",
+            "http://a b",
+            "/run/airlock.sock",
+        ] {
+            assert!(shown(text).starts_with("refused: "), "{text}: {}", shown(text));
+        }
+    }
+
+    #[test]
+    fn only_this_machine_is_private_without_tls() {
+        for (text, private) in [
+            ("http://localhost:1", true),
+            ("http://LOCALHOST:1", true),
+            ("http://127.8.9.1:1", true),
+            ("http://[::1]:1", true),
+            ("unix:/x", true),
+            ("https://box.example", true),
+            ("http://box.example:1", false),
+            ("http://10.0.0.1:1", false),
+            ("http://localhost.evil.example:1", false),
+            ("http://127.0.0.1.evil.example:1", false),
+        ] {
+            assert_eq!(Address::parse(text).unwrap().is_private(), private, "{text}");
+        }
+    }
+
+    #[test]
+    fn localhost_is_dialled_here_or_nowhere() {
+        let host = |text: &str| match Address::parse(text).unwrap() {
+            Address::Plain(host) => host,
+            other => panic!("{other}"),
+        };
+        let (here, there) = ("127.0.0.1:1".parse().unwrap(), "10.0.0.1:1".parse().unwrap());
+        assert!(host("http://localhost:1").may_be(&here) && !host("http://localhost:1").may_be(&there));
+        assert!(host("http://box.example:1").may_be(&there), "the positive control");
+    }
+}
