@@ -23,7 +23,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
             "airlock-spec",
         ],
     ),
-    ("airlock-gateway", &["airlock-engine", "airlock-store", "airlock-spec"]),
+    ("airlock-gateway", &["airlock-engine", "airlock-image", "airlock-store", "airlock-spec"]),
     ("airlock-bench", &["airlock-engine", "airlock-spec"]),
     // Programs of their own that measure ours from outside, and what they share.
     ("airlock-bench-doors", &["airlock-bench-peers", "airlock-provider"]),
