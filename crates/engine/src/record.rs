@@ -20,7 +20,7 @@ use std::{
 };
 
 /// How long a container engine may take to give up what a dead run left.
-const LONGEST_SWEEP: Duration = Duration::from_secs(5);
+const LONGEST_SWEEP: Duration = Duration::from_secs(10);
 /// The longest path.
 const LONGEST_NOTE: usize = 4096;
 const NO_LINKS: i32 = rustix::fs::OFlags::NOFOLLOW.bits() as i32;

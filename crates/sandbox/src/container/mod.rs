@@ -229,8 +229,9 @@ impl Containers {
     pub async fn remove(&self, socket: &Path, id: &str) -> Result<(), SandboxError> {
         let daemon = Daemon::open(socket).await?;
         let path = |what| format!("/containers/{}/{what}", escaped(id));
+        let told = daemon.api.get(&path("json")).await.unwrap_or_default();
         // One that is frozen goes on, sees that nobody is there, and ends; no engine likes to remove it before.
-        if daemon.api.post(&path("unpause"), None).await.is_ok() {
+        if told["State"]["Paused"] == true && daemon.api.post(&path("unpause"), None).await.is_ok() {
             _ = tokio::time::timeout(LONGEST_END, daemon.api.post(&path("wait"), None)).await;
         }
         remove(&daemon, id).await.map_err(of_api("remove a container"))
@@ -242,8 +243,17 @@ impl Containers {
     }
 }
 
-/// Gone already is as good.
+/// Gone already is as good. An engine that is still busy with its end may refuse at first.
 async fn remove(daemon: &Daemon, id: &str) -> Result<(), ApiError> {
+    if remove_at_once(daemon, id).await.is_ok() {
+        return Ok(());
+    }
+    let wait = format!("/containers/{}/wait", escaped(id));
+    _ = tokio::time::timeout(LONGEST_END, daemon.api.post(&wait, None)).await;
+    remove_at_once(daemon, id).await
+}
+
+async fn remove_at_once(daemon: &Daemon, id: &str) -> Result<(), ApiError> {
     let path = format!("/containers/{}?force=true&v=true", escaped(id));
     match tokio::time::timeout(LONGEST_REMOVAL, daemon.api.delete(&path)).await {
         Ok(Err(error)) if !error.is_missing() => Err(error),
