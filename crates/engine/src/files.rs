@@ -3,6 +3,7 @@
 //! What lies in a workspace may be hostile, and a mounted one may change while we look: everything
 //! goes by handle, beneath the workspace and through no symbolic link; only regular files are read.
 
+use crate::Rights;
 use rustix::{
     fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid},
     io::Errno,
@@ -53,6 +54,14 @@ pub enum InputError {
         name: WorkspacePath,
         /// What it may have.
         limit_bytes: u64,
+    },
+    /// It may not be written.
+    #[error("the input `{}` cannot be put into the workspace: {why}", shown(name.as_path()))]
+    Protected {
+        /// Its name inside.
+        name: WorkspacePath,
+        /// Why not.
+        why: String,
     },
     /// Something else has that name.
     #[error("the input `{}` cannot replace what is there: it is {what}", shown(name.as_path()))]
@@ -135,7 +144,11 @@ pub fn put_input(
     source: &mut dyn Read,
     owner: Option<(u32, u32)>,
     limit_bytes: u64,
+    rights: &Rights,
 ) -> Result<(), InputError> {
+    if let Some(why) = rights.protects(workspace, name.as_path()) {
+        return Err(InputError::Protected { name: name.clone(), why });
+    }
     let failed = |source| InputError::Write { name: name.clone(), source };
     let (folder, last) = make_parents(workspace, name.as_path(), owner).map_err(failed)?;
     if let Some(what) = in_the_way(&folder, &last).map_err(failed)? {

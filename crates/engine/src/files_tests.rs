@@ -38,7 +38,7 @@ impl Place {
     }
 
     fn put(&self, path: &str, content: &str) -> Result<(), InputError> {
-        put_input(self.workspace.as_fd(), &name(path), &mut content.as_bytes(), None, 100)
+        put_input(self.workspace.as_fd(), &name(path), &mut content.as_bytes(), None, 100, &Rights::default())
     }
 
     fn collect(&self, wanted: &[&str], bounds: Bounds) -> (BTreeMap<PathBuf, String>, Collected) {
@@ -94,7 +94,7 @@ fn an_input_has_no_name_before_it_is_whole_so_that_a_crash_leaves_nothing() {
     let place = Place::new();
     for there in [None, Some("in"), Some("in")] {
         let mut source = Watching { place: &place, left: 3, seen: Vec::new() };
-        put_input(place.workspace.as_fd(), &name("in"), &mut source, None, 100).unwrap();
+        put_input(place.workspace.as_fd(), &name("in"), &mut source, None, 100, &Rights::default()).unwrap();
         assert_eq!(source.seen, there.map(OsString::from).into_iter().collect::<Vec<_>>());
         assert_eq!(fs::read_to_string(place.at("in")).unwrap(), "xxx");
         assert_eq!(fs::read_dir(place.at("")).unwrap().count(), 1);
@@ -123,7 +123,8 @@ fn an_input_and_the_folders_made_for_it_get_their_owner() {
     let place = Place::new();
     fs::create_dir(place.at("there")).unwrap();
     let path = name("there/made/file");
-    put_input(place.workspace.as_fd(), &path, &mut &b"x"[..], Some((1234, 2345)), 10).unwrap();
+    put_input(place.workspace.as_fd(), &path, &mut &b"x"[..], Some((1234, 2345)), 10, &Rights::default())
+        .unwrap();
     let owner = |path| fs::metadata(place.at(path)).map(|found| (found.uid(), found.gid())).unwrap();
     assert_eq!(owner("there/made/file"), (1234, 2345));
     assert_eq!(owner("there/made"), (1234, 2345));

@@ -15,7 +15,7 @@ mod fork;
 pub use exec::{Exec, ExecResult};
 
 use crate::{
-    Engine,
+    Engine, Rights,
     making::{Making, internal},
     record,
     tree::Tree,
@@ -242,7 +242,8 @@ impl Session {
     /// The files of its workspace; refused once the box is gone. A file gets no more bytes than its disk may have.
     pub fn tree(&self) -> Result<Tree, ErrorInfo> {
         let (workspace, owner) = self.workspace()?;
-        Ok(Tree::new(workspace, owner, self.shared.spec.run.sandbox.limits.disk.0))
+        let sandbox = &self.shared.spec.run.sandbox;
+        Ok(Tree::new(workspace, owner, sandbox.limits.disk.0).with(Rights::of(sandbox)))
     }
 
     /// Stops everything in it where it is. The clocks of its programs stop, too; its own go on.

@@ -9,7 +9,10 @@ mod remove;
 
 pub use copy::{Copied, CopyBounds};
 
-use crate::files::{self, Draft, called, kind};
+use crate::{
+    Rights,
+    files::{self, Draft, called, kind},
+};
 use rustix::{
     fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat},
     io::Errno,
@@ -38,6 +41,7 @@ pub struct Tree {
     workspace: OwnedFd,
     owner: Option<(u32, u32)>,
     limit_bytes: u64,
+    rights: Rights,
 }
 
 /// What a name stands for.
@@ -99,6 +103,8 @@ pub enum TreeError {
     Full { path: String },
     #[error("there is more in `{path}` than the {limit} entries that are looked at")]
     TooMany { path: String, limit: usize },
+    #[error("`{path}` may not be changed: {why}")]
+    Protected { path: String, why: String },
     #[error("`{path}` cannot be used")]
     Other {
         path: String,
@@ -154,7 +160,19 @@ fn open(folder: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
 impl Tree {
     /// The workspace behind a handle; what is put there gets this owner, and a file no more than so many bytes.
     pub fn new(workspace: OwnedFd, owner: Option<(u32, u32)>, limit_bytes: u64) -> Tree {
-        Tree { workspace, owner, limit_bytes }
+        Tree { workspace, owner, limit_bytes, rights: Rights::default() }
+    }
+
+    /// The same, with no more rights than these.
+    pub fn with(self, rights: Rights) -> Tree {
+        Tree { rights, ..self }
+    }
+
+    fn may_change(&self, path: &Path) -> Answer<()> {
+        match self.rights.protects(self.workspace.as_fd(), &inside(path)?) {
+            Some(why) => Err(TreeError::Protected { path: files::shown(path), why }),
+            None => Ok(()),
+        }
     }
 
     /// What a name stands for; a link is not followed.
@@ -221,6 +239,7 @@ impl Tree {
 
     /// Makes a folder, with those above it if asked.
     pub fn make_folder(&self, path: &Path, parents: bool) -> Answer<()> {
+        self.may_change(path)?;
         let (parent, name) = below(path)?;
         let failed = |error: io::Error| TreeError::of(path, error);
         let folder = self.parent(&parent, &name, parents).map_err(failed)?;
@@ -243,6 +262,7 @@ impl Tree {
 
     /// Begins to write a file. Nobody sees it before it is whole.
     pub fn put(&self, path: &Path, parents: bool) -> Answer<Upload> {
+        self.may_change(path)?;
         let (parent, name) = below(path)?;
         let failed = |error: io::Error| TreeError::of(path, error);
         let folder = self.parent(&parent, &name, parents).map_err(failed)?;
@@ -257,6 +277,7 @@ impl Tree {
 
     /// Removes a file, a link or an empty folder; a folder with all that is in it if asked.
     pub fn remove(&self, path: &Path, recursive: bool) -> Answer<()> {
+        self.may_change(path)?;
         let (parent, name) = below(path)?;
         let failed = |error: io::Error| TreeError::of(path, error);
         let folder = open(&self.workspace, &parent, OFlags::PATH | OFlags::DIRECTORY).map_err(failed)?;

@@ -294,3 +294,54 @@ fn a_copy_is_bounded_and_says_so() {
     let copied = from.tree.copy_into(&to.tree, CopyBounds { bytes: 100, ..bounds() }).unwrap();
     assert_eq!((copied.bytes, copied.left_out.len(), copied.more_left_out), (100, 4, 6));
 }
+
+#[test]
+fn protected_names_of_a_mounted_workspace_are_changed_by_nobody_unless_allowed() {
+    let place = Place::new();
+    place.write(".git/hooks/pre-commit", "old");
+    place.write(".git/index", "old");
+    place.write(".vscode/tasks.json", "old");
+    let rights = |allowed: &[&str]| {
+        let request = spec::RunRequest {
+            command: vec!["true".into()],
+            workspace: Some(place.root.join("work")),
+            allow_protected: allowed.iter().map(PathBuf::from).collect(),
+            ..spec::RunRequest::default()
+        };
+        Rights::of(&spec::Policy::default().admit(request).unwrap().sandbox)
+    };
+    let tree = |rights| Tree::new(handle(&place.root.join("work")), None, 1000).with(rights);
+    let put = |tree: &Tree, path: &str| tree.put(path.as_ref(), true).and_then(Upload::publish).map(drop);
+    let guarded = tree(rights(&[]));
+    let all =
+        [".git", ".git/hooks", ".git/hooks/x", ".git/config", ".vscode/y/z", ".bashrc", ".home/x", ".home"];
+    for path in all {
+        let refusals = [
+            put(&guarded, path),
+            guarded.make_folder(path.as_ref(), true),
+            guarded.remove(path.as_ref(), true),
+            guarded.remove(path.as_ref(), false),
+        ];
+        for refused in refusals {
+            assert!(matches!(refused, Err(TreeError::Protected { .. })), "{path}: {refused:?}");
+        }
+    }
+    assert_eq!(place.read(".git/hooks/pre-commit").unwrap(), "old");
+    // Others can be, also beside them.
+    for path in [".git/index", ".git/objects/x", "HEAD", ".gitignore", "a/.git/hooks/x"] {
+        put(&guarded, path).unwrap();
+        guarded.remove(path.as_ref(), false).unwrap();
+    }
+    let lifted = tree(rights(&[".git/hooks", ".bashrc"]));
+    put(&lifted, ".git/hooks/x").unwrap();
+    put(&lifted, ".bashrc").unwrap();
+    assert!(put(&lifted, ".git/config").is_err());
+    lifted.remove(".git/hooks".as_ref(), true).unwrap();
+    // Without a repository nobody makes one.
+    fs::remove_dir_all(place.at(".git")).unwrap();
+    for path in [".git/objects/x", "HEAD"] {
+        assert!(matches!(put(&guarded, path), Err(TreeError::Protected { .. })), "{path}");
+    }
+    put(&tree(rights(&[".git"])), ".git/objects/x").unwrap();
+    put(&tree(Rights::default()), ".vscode/x").unwrap();
+}
