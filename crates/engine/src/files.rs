@@ -150,17 +150,18 @@ pub fn put_input(
         return Err(InputError::Protected { name: name.clone(), why });
     }
     let failed = |source| InputError::Write { name: name.clone(), source };
-    let (folder, last) = make_parents(workspace, name.as_path(), owner).map_err(failed)?;
-    if let Some(what) = in_the_way(&folder, &last).map_err(failed)? {
+    let (folder, last) = rights.act(|| make_parents(workspace, name.as_path(), owner)).map_err(failed)?;
+    if let Some(what) = rights.act(|| in_the_way(&folder, &last)).map_err(failed)? {
         return Err(InputError::InTheWay { name: name.clone(), what });
     }
-    let draft = Draft::new(&folder).map_err(failed)?;
+    let draft = rights.act(|| Draft::new(&folder)).map_err(failed)?;
     let put = copy(name, source, &draft.file, limit_bytes).and_then(|()| {
-        let finished = finish(&draft.file, owner).and_then(|()| draft.publish(&folder, &last));
-        finished.map_err(failed)
+        let publish = || finish(&draft.file, owner).and_then(|()| draft.publish(&folder, &last));
+        rights.act(publish).map_err(failed)
     });
     if put.is_err() {
-        draft.discard(&folder);
+        // The error before it is the one to tell.
+        _ = rights.act(|| Ok(draft.discard(&folder)));
     }
     put
 }

@@ -225,7 +225,7 @@ impl Making {
         let workspace = sandbox.workspace().try_clone_to_owned().map_err(broken)?;
         let (keeper, inputs) = (Keeper::new(&self.engine, &self.id, &self.spec), self.spec.inputs.clone());
         let (owner, limit) = (sandbox.owner_inside(), self.spec.sandbox.limits.disk.0);
-        let rights = Rights::of(&self.spec.sandbox);
+        let rights = Rights::of(&self.spec.sandbox, workspace.as_fd()).map_err(broken)?;
         let (mut cancelled, seen) = (self.cancelled.clone(), self.cancelled.clone());
         let put = move || {
             inputs.iter().try_for_each(|(name, source)| {

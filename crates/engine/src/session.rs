@@ -28,7 +28,7 @@ use spec::{
 };
 use std::{
     collections::BTreeSet,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -243,7 +243,8 @@ impl Session {
     pub fn tree(&self) -> Result<Tree, ErrorInfo> {
         let (workspace, owner) = self.workspace()?;
         let sandbox = &self.shared.spec.run.sandbox;
-        Ok(Tree::new(workspace, owner, sandbox.limits.disk.0).with(Rights::of(sandbox)))
+        let rights = Rights::of(sandbox, workspace.as_fd()).map_err(|error| internal(error.to_string()))?;
+        Ok(Tree::new(workspace, owner, sandbox.limits.disk.0).with(rights))
     }
 
     /// Stops everything in it where it is. The clocks of its programs stop, too; its own go on.
