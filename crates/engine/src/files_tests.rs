@@ -370,3 +370,18 @@ fn files_and_folders_swapped_for_links_meanwhile_never_lead_out() {
     assert!(read > 0, "the control: what is inside was read now and then");
     assert_eq!(fs::read_dir(place.root.join("outside")).unwrap().count(), 1, "nothing was put outside");
 }
+
+#[test]
+fn only_a_folder_that_is_new_and_ours_is_given_away() {
+    let place = Place::new();
+    fs::create_dir(place.at("new")).unwrap();
+    place.write("used/file", "x");
+    let is_new =
+        |path| is_new(&open(&place.workspace, path, OFlags::RDONLY | OFlags::DIRECTORY).unwrap()).unwrap();
+    assert!(is_new("new"));
+    assert!(!is_new("used"), "somebody has put another folder there");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(place.at("new"), Some(4242), None).unwrap();
+        assert!(!is_new("new"), "it is somebody else's");
+    }
+}

@@ -199,7 +199,10 @@ impl Tree {
             let seen = rustix::fs::fstat(&handle).map_err(|error| failed(error.into()))?;
             self.expect(path, &seen, FileType::RegularFile)?;
             // Like a path that changes while it is followed: whoever asks again may have more luck.
-            let replaced = |why| failed(io::Error::new(io::ErrorKind::WouldBlock, why));
+            let replaced = |error: io::Error| match error.kind() {
+                io::ErrorKind::PermissionDenied => failed(error),
+                _ => failed(io::Error::new(io::ErrorKind::WouldBlock, files::why_not(&error))),
+            };
             let (file, _) = files::open_seen(self.workspace.as_fd(), &clean, &seen).map_err(replaced)?;
             let entry = entry(&handle, clean.file_name().unwrap_or_default()).map_err(failed)?;
             Ok((file, entry))

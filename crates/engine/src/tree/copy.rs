@@ -170,8 +170,8 @@ impl Copying<'_> {
     }
 
     fn file(&mut self, level: &Level, name: &OsStr, seen: &Stat, path: &Path) -> io::Result<()> {
-        let open = || Ok(files::open_seen(level.from.as_fd(), Path::new(name), seen));
-        let opened = self.rights.act(open).unwrap_or_else(|error| Err(error.to_string()));
+        let open = || files::open_seen(level.from.as_fd(), Path::new(name), seen);
+        let opened = self.rights.act(open).map_err(|error| files::why_not(&error));
         let (from, size) = match opened {
             Ok(opened) => opened,
             Err(why) => {
