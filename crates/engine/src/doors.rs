@@ -5,6 +5,7 @@
 use crate::{
     Inner, control,
     egress::{self, OpenEgress},
+    guard,
 };
 use doors::{
     Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, Token, ledger::Ledger, till::Till,
@@ -243,6 +244,7 @@ fn show_socket(
     session.serve(Listener::Unix(listener)).map_err(|error| refused(&error))?;
     let inside = InsidePath::new(Path::new(INFERENCE_SOCKET))
         .map_err(|bad| error_of(ErrorCode::Internal, bad.to_string()))?;
+    guard::add_own(&mut spec.sandbox, &path).map_err(|error| failed(&error))?;
     spec.sandbox.mounts.push(Mount { host: path, inside, access: Access::ReadOnly });
     Ok(shown)
 }

@@ -308,10 +308,10 @@ impl Driver {
             Ok(workspace) => {
                 let Making { engine, id, spec, .. } = &self.making;
                 let keeper = Keeper::new(engine, id, spec);
-                let (wanted, bounds) = (spec.artifacts.clone(), self.bounds());
-                tokio::task::spawn_blocking(move || keeper.collect(&workspace, &wanted, bounds))
+                let (wanted, bounds, sandbox) = (spec.artifacts.clone(), self.bounds(), spec.sandbox.clone());
+                tokio::task::spawn_blocking(move || keeper.collect(&workspace, &wanted, bounds, &sandbox))
                     .await
-                    .map_err(io::Error::from)
+                    .unwrap_or_else(|error| Err(error.into()))
             }
             Err(error) => Err(error),
         };

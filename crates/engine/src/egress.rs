@@ -3,6 +3,7 @@
 use crate::{
     control::{self, Control},
     doors::{Shown, called, error_of, internal, refused, set},
+    guard,
 };
 use doors::egress::{Egress, EgressReport, Settings};
 use doors::{OpenError, ledger::Ledger, secrets::Secrets};
@@ -89,6 +90,8 @@ fn show_certificates(state: &Path, id: &Id, spec: &mut RunSpec, own: &str) -> Re
         .map_err(|error| internal("cannot write the door's certificate", &error))?;
     let inside = InsidePath::new(Path::new(CERTIFICATES))
         .map_err(|bad| error_of(ErrorCode::Internal, bad.to_string()))?;
+    guard::add_own(&mut spec.sandbox, &path)
+        .map_err(|error| internal("cannot look at the door's certificate", &error))?;
     spec.sandbox.mounts.push(Mount { host: path, inside, access: Access::ReadOnly });
     Ok(shown)
 }

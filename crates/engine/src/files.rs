@@ -3,6 +3,7 @@
 //! What lies in a workspace may be hostile, and a mounted one may change while we look: everything
 //! goes by handle, beneath the workspace and through no symbolic link; only regular files are read.
 
+use crate::Rights;
 use rustix::{
     fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid},
     io::Errno,
@@ -53,6 +54,14 @@ pub enum InputError {
         name: WorkspacePath,
         /// What it may have.
         limit_bytes: u64,
+    },
+    /// It may not be written.
+    #[error("the input `{}` cannot be put into the workspace: {why}", shown(name.as_path()))]
+    Protected {
+        /// Its name inside.
+        name: WorkspacePath,
+        /// Why not.
+        why: String,
     },
     /// Something else has that name.
     #[error("the input `{}` cannot replace what is there: it is {what}", shown(name.as_path()))]
@@ -135,19 +144,24 @@ pub fn put_input(
     source: &mut dyn Read,
     owner: Option<(u32, u32)>,
     limit_bytes: u64,
+    rights: &Rights,
 ) -> Result<(), InputError> {
+    if let Some(why) = rights.protects(workspace, name.as_path()) {
+        return Err(InputError::Protected { name: name.clone(), why });
+    }
     let failed = |source| InputError::Write { name: name.clone(), source };
-    let (folder, last) = make_parents(workspace, name.as_path(), owner).map_err(failed)?;
-    if let Some(what) = in_the_way(&folder, &last).map_err(failed)? {
+    let (folder, last) = rights.act(|| make_parents(workspace, name.as_path(), owner)).map_err(failed)?;
+    if let Some(what) = rights.act(|| in_the_way(&folder, &last)).map_err(failed)? {
         return Err(InputError::InTheWay { name: name.clone(), what });
     }
-    let draft = Draft::new(&folder).map_err(failed)?;
+    let draft = rights.act(|| Draft::new(&folder)).map_err(failed)?;
     let put = copy(name, source, &draft.file, limit_bytes).and_then(|()| {
-        let finished = finish(&draft.file, owner).and_then(|()| draft.publish(&folder, &last));
-        finished.map_err(failed)
+        let publish = || finish(&draft.file, owner).and_then(|()| draft.publish(&folder, &last));
+        rights.act(publish).map_err(failed)
     });
     if put.is_err() {
-        draft.discard(&folder);
+        // The error before it is the one to tell.
+        _ = rights.act(|| Ok(draft.discard(&folder)));
     }
     put
 }
@@ -171,12 +185,26 @@ pub(crate) fn make_folder(parent: &OwnedFd, name: &OsStr, owner: Option<(u32, u3
         made => made?,
     }
     let folder = open(parent, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
-    // Somebody may have put another folder there meanwhile: only one of ours is given away.
-    if rustix::fs::fstat(&folder)?.st_uid == rustix::process::geteuid().as_raw() {
+    // Somebody may have put another folder there meanwhile: only a new one of ours is given away.
+    if is_new(&folder)? {
         rustix::fs::fchmod(&folder, Mode::from_raw_mode(0o755))?;
         give(&folder, owner)?;
     }
     Ok(folder)
+}
+
+/// Whether a folder is ours and nothing is in it: whoever had it put in place of the one that was made gets nothing.
+pub(crate) fn is_new(folder: &OwnedFd) -> io::Result<bool> {
+    let ours = rustix::fs::fstat(folder)?.st_uid == rustix::process::geteuid().as_raw();
+    Ok(ours && is_empty(folder)?)
+}
+
+/// Whether nothing is in a folder.
+pub(crate) fn is_empty(folder: &OwnedFd) -> io::Result<bool> {
+    let mut names = Dir::read_from(folder)?;
+    Ok(names.try_fold(true, |empty, entry| {
+        entry.map(|entry| empty && matches!(entry.file_name().to_bytes(), b"." | b".."))
+    })?)
 }
 
 pub(crate) fn in_the_way(folder: &OwnedFd, name: &OsStr) -> io::Result<Option<&'static str>> {
@@ -420,7 +448,7 @@ impl Collecting<'_> {
             self.full = true;
             return Err(format!("{} files are kept, and no more", self.bounds.files));
         }
-        let (file, size_bytes) = open_seen(parent, path, seen)?;
+        let (file, size_bytes) = open_seen(parent, path, seen).map_err(|source| why_not(&source))?;
         if let Some(reason) = self.too_large(size_bytes) {
             return Err(reason);
         }
@@ -456,14 +484,14 @@ impl Collecting<'_> {
 }
 
 /// Opens the regular file that was seen at this place, or says why not; also its size.
-pub(crate) fn open_seen(parent: BorrowedFd<'_>, path: &Path, seen: &Stat) -> Result<(File, u64), String> {
+pub(crate) fn open_seen(parent: BorrowedFd<'_>, path: &Path, seen: &Stat) -> io::Result<(File, u64)> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = File::from(open(parent, path, flags).map_err(|source| why_not(&source))?);
-    let opened = rustix::fs::fstat(&file).map_err(|source| why_not(&source.into()))?;
+    let file = File::from(open(parent, path, flags)?);
+    let opened = rustix::fs::fstat(&file)?;
     let same = (opened.st_dev, opened.st_ino) == (seen.st_dev, seen.st_ino);
     match same && kind(&opened) == FileType::RegularFile {
         true => Ok((file, u64::try_from(opened.st_size).unwrap_or(u64::MAX))),
-        false => Err("was replaced while it was being opened".to_owned()),
+        false => Err(io::Error::new(io::ErrorKind::WouldBlock, "was replaced while it was being opened")),
     }
 }
 
@@ -494,7 +522,8 @@ pub(crate) fn why_not(source: &io::Error) -> String {
         Some(Errno::NOENT) => "was not there".to_owned(),
         Some(Errno::LOOP) => "leads through a symbolic link".to_owned(),
         Some(Errno::NOTDIR) => "is not a folder, or leads through something that is none".to_owned(),
-        _ => format!("cannot be read: {source}"),
+        None => source.to_string(),
+        Some(_) => format!("cannot be read: {source}"),
     }
 }
 

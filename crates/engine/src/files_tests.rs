@@ -38,7 +38,7 @@ impl Place {
     }
 
     fn put(&self, path: &str, content: &str) -> Result<(), InputError> {
-        put_input(self.workspace.as_fd(), &name(path), &mut content.as_bytes(), None, 100)
+        put_input(self.workspace.as_fd(), &name(path), &mut content.as_bytes(), None, 100, &Rights::default())
     }
 
     fn collect(&self, wanted: &[&str], bounds: Bounds) -> (BTreeMap<PathBuf, String>, Collected) {
@@ -94,7 +94,7 @@ fn an_input_has_no_name_before_it_is_whole_so_that_a_crash_leaves_nothing() {
     let place = Place::new();
     for there in [None, Some("in"), Some("in")] {
         let mut source = Watching { place: &place, left: 3, seen: Vec::new() };
-        put_input(place.workspace.as_fd(), &name("in"), &mut source, None, 100).unwrap();
+        put_input(place.workspace.as_fd(), &name("in"), &mut source, None, 100, &Rights::default()).unwrap();
         assert_eq!(source.seen, there.map(OsString::from).into_iter().collect::<Vec<_>>());
         assert_eq!(fs::read_to_string(place.at("in")).unwrap(), "xxx");
         assert_eq!(fs::read_dir(place.at("")).unwrap().count(), 1);
@@ -123,7 +123,8 @@ fn an_input_and_the_folders_made_for_it_get_their_owner() {
     let place = Place::new();
     fs::create_dir(place.at("there")).unwrap();
     let path = name("there/made/file");
-    put_input(place.workspace.as_fd(), &path, &mut &b"x"[..], Some((1234, 2345)), 10).unwrap();
+    put_input(place.workspace.as_fd(), &path, &mut &b"x"[..], Some((1234, 2345)), 10, &Rights::default())
+        .unwrap();
     let owner = |path| fs::metadata(place.at(path)).map(|found| (found.uid(), found.gid())).unwrap();
     assert_eq!(owner("there/made/file"), (1234, 2345));
     assert_eq!(owner("there/made"), (1234, 2345));
@@ -368,4 +369,19 @@ fn files_and_folders_swapped_for_links_meanwhile_never_lead_out() {
     });
     assert!(read > 0, "the control: what is inside was read now and then");
     assert_eq!(fs::read_dir(place.root.join("outside")).unwrap().count(), 1, "nothing was put outside");
+}
+
+#[test]
+fn only_a_folder_that_is_new_and_ours_is_given_away() {
+    let place = Place::new();
+    fs::create_dir(place.at("new")).unwrap();
+    place.write("used/file", "x");
+    let is_new =
+        |path| is_new(&open(&place.workspace, path, OFlags::RDONLY | OFlags::DIRECTORY).unwrap()).unwrap();
+    assert!(is_new("new"));
+    assert!(!is_new("used"), "somebody has put another folder there");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(place.at("new"), Some(4242), None).unwrap();
+        assert!(!is_new("new"), "it is somebody else's");
+    }
 }

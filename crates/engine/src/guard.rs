@@ -2,9 +2,9 @@
 //! it or lie in it, nor hold the operator's file or a file with a key. Only what the caller asked for is looked at: roots
 //! of stored images and sockets of doors lie in the state folder, and are shown on purpose.
 
-use spec::{ErrorCode, ErrorInfo, Root, SandboxSpec};
+use spec::{ErrorCode, ErrorInfo, FileId, Root, SandboxSpec};
 use std::{
-    fs,
+    fs, io,
     os::unix::fs::MetadataExt,
     path::{Component, Path, PathBuf},
 };
@@ -16,6 +16,9 @@ pub(crate) fn check(state: &Path, files: &[PathBuf], spec: &SandboxSpec) -> Resu
         // Whoever mounts it says why it cannot be had.
         let Ok(real) = fs::canonicalize(path) else { return Ok(()) };
         let refused = |what: &str, guarded: &Path| Err(refusal(option, path, what, guarded));
+        if !is_exact(spec, path, &real) {
+            return Err(replaced(option, path));
+        }
         // An unpacked image is no secret, and read-only as a root: `image check` looks at it so.
         let images = fs::canonicalize(state.join("images"));
         let is_image = option == "--image" && images.is_ok_and(|images| real.starts_with(images));
@@ -30,6 +33,29 @@ pub(crate) fn check(state: &Path, files: &[PathBuf], spec: &SandboxSpec) -> Resu
             None => Ok(()),
         }
     })
+}
+
+/// Whether a path that was admitted for somebody else leads, through no link, to what it led to then.
+fn is_exact(spec: &SandboxSpec, path: &Path, real: &Path) -> bool {
+    let same = || identity(real).is_some_and(|(device, inode)| spec.admits(path, FileId { device, inode }));
+    spec.exact.is_none() || (path == real && same())
+}
+
+fn replaced(option: &str, path: &Path) -> ErrorInfo {
+    ErrorInfo {
+        code: ErrorCode::PolicyDenied,
+        message: format!("{option} `{}` is no longer what it was when it was admitted", path.display()),
+        hint: Some("ask again once nobody moves or replaces anything on the way to it".to_owned()),
+    }
+}
+
+/// Lets a spec show what Airlock itself has put there.
+pub(crate) fn add_own(spec: &mut SandboxSpec, path: &Path) -> io::Result<()> {
+    if spec.exact.is_some() {
+        let found = fs::metadata(path)?;
+        spec.add_own(path, FileId { device: found.dev(), inode: found.ino() });
+    }
+    Ok(())
 }
 
 /// What a caller wants to be seen inside, with the option that says so.
@@ -83,5 +109,44 @@ fn refusal(option: &str, path: &Path, what: &str, guarded: &Path) -> ErrorInfo {
         code: ErrorCode::PolicyDenied,
         message: format!("{option} `{}` {what} `{}`", path.display(), guarded.display()),
         hint: Some(format!("give {option} another folder, or keep Airlock's own apart (--state, --config)")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_is_no_longer_what_was_admitted_is_refused() {
+        let top = std::env::temp_dir().join(format!("airlock-exact-{}", std::process::id()));
+        let (folder, other) = (top.join("folder"), top.join("other"));
+        [&folder, &other].iter().for_each(|path| fs::create_dir_all(path).unwrap());
+        let found = fs::metadata(&folder).unwrap();
+        let admitted = FileId { device: found.dev(), inode: found.ino() };
+        let look = |change: &dyn Fn(&mut spec::RunRequest)| {
+            let exact = Some([(folder.clone(), admitted)].into());
+            let mut request =
+                spec::RunRequest { command: vec!["true".into()], exact, ..spec::RunRequest::default() };
+            change(&mut request);
+            check(&top.join("state"), &[], &spec::Policy::default().admit(request).unwrap().sandbox)
+        };
+        let workspace = |request: &mut spec::RunRequest| request.workspace = Some(folder.clone());
+        let mount = |request: &mut spec::RunRequest| {
+            request.mounts = vec![format!("{}:/m", folder.display()).into()];
+        };
+        let image = |request: &mut spec::RunRequest| request.image = Some(folder.clone());
+        let ways: [&dyn Fn(&mut spec::RunRequest); 3] = [&workspace, &mount, &image];
+        ways.iter().for_each(|way| look(way).unwrap());
+        let unknown = look(&|request| request.workspace = Some(other.clone()));
+        assert_eq!(unknown.unwrap_err().code, ErrorCode::PolicyDenied, "nobody looked at it");
+        fs::rename(&folder, top.join("moved")).unwrap();
+        symlink(&other, &folder).unwrap();
+        ways.iter().for_each(|way| assert_eq!(look(way).unwrap_err().code, ErrorCode::PolicyDenied));
+        // The very same folder, but over a link.
+        fs::remove_file(&folder).unwrap();
+        symlink(top.join("moved"), &folder).unwrap();
+        ways.iter().for_each(|way| assert_eq!(look(way).unwrap_err().code, ErrorCode::PolicyDenied));
+        fs::remove_dir_all(top).unwrap();
     }
 }

@@ -3,12 +3,12 @@
 //! Files of a workspace are read by whoever may block; the store is asked through the event loop, which runs meanwhile.
 
 use crate::{
-    Inner,
-    files::{self, Bounds, Collected, Found},
+    Inner, Rights,
+    files::{Bounds, Collected, Found},
 };
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
-use spec::{ArtifactRef, ErrorCode, ErrorInfo, Id, RunSpec, WorkspacePath};
+use spec::{ArtifactRef, ErrorCode, ErrorInfo, Id, RunSpec, SandboxSpec, WorkspacePath};
 use std::{
     error::Error,
     fmt::Write,
@@ -49,13 +49,15 @@ impl Keeper {
         workspace: &OwnedFd,
         wanted: &[WorkspacePath],
         bounds: Bounds,
-    ) -> (Vec<ArtifactRef>, Collected) {
+        spec: &SandboxSpec,
+    ) -> io::Result<(Vec<ArtifactRef>, Collected)> {
         let mut kept = Vec::new();
-        let collected = files::collect(workspace.as_fd(), wanted, bounds, &mut |found| {
+        let rights = Rights::of(spec, workspace.as_fd())?;
+        let collected = rights.collect(workspace.as_fd(), wanted, bounds, &mut |found| {
             kept.push(self.keep(found, bounds.file_bytes)?);
             Ok(())
-        });
-        (kept, collected)
+        })?;
+        Ok((kept, collected))
     }
 
     fn keep(&self, mut found: Found, limit_bytes: u64) -> Result<ArtifactRef, String> {

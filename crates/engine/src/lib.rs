@@ -35,6 +35,7 @@ mod making;
 mod origin;
 mod pool;
 mod record;
+mod rights;
 mod session;
 mod streams;
 mod terminal;
@@ -47,6 +48,7 @@ pub use crate::doors::DoorSettings;
 pub use doctor::{Check, CheckState};
 pub use feed::{Feed, Piece};
 pub use record::{Swept, fresh_id, now};
+pub use rights::Rights;
 pub use sandbox::{
     FIRST_PROCESS,
     container::Hosts,

@@ -2,7 +2,7 @@
 //! take the same way.
 
 use crate::{
-    Inner,
+    Inner, Rights,
     doors::{self, Opened},
     files,
     keep::Keeper,
@@ -225,11 +225,12 @@ impl Making {
         let workspace = sandbox.workspace().try_clone_to_owned().map_err(broken)?;
         let (keeper, inputs) = (Keeper::new(&self.engine, &self.id, &self.spec), self.spec.inputs.clone());
         let (owner, limit) = (sandbox.owner_inside(), self.spec.sandbox.limits.disk.0);
+        let rights = Rights::of(&self.spec.sandbox, workspace.as_fd()).map_err(broken)?;
         let (mut cancelled, seen) = (self.cancelled.clone(), self.cancelled.clone());
         let put = move || {
             inputs.iter().try_for_each(|(name, source)| {
                 let mut file = UntilCancelled { source: open_input(&keeper, source)?, cancelled: &seen };
-                files::put_input(workspace.as_fd(), name, &mut file, owner, limit)
+                files::put_input(workspace.as_fd(), name, &mut file, owner, limit, &rights)
                     .map_err(|error| of_input(&error))
             })
         };
@@ -310,8 +311,13 @@ fn open_input(keeper: &Keeper, source: &InputSource) -> Result<Box<dyn io::Read>
 
 fn of_input(error: &files::InputError) -> ErrorInfo {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    let hint = "check the file, its name inside, and --disk".to_owned();
-    ErrorInfo { code: ErrorCode::InvalidSpec, message: format!("{error}{cause}"), hint: Some(hint) }
+    let (code, hint) = match error {
+        files::InputError::Protected { .. } => {
+            (ErrorCode::PolicyDenied, "give it another name inside, or --allow-protected NAME")
+        }
+        _ => (ErrorCode::InvalidSpec, "check the file, its name inside, and --disk"),
+    };
+    ErrorInfo { code, message: format!("{error}{cause}"), hint: Some(hint.to_owned()) }
 }
 
 fn open_file(path: &Path) -> Result<File, ErrorInfo> {

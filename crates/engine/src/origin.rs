@@ -45,6 +45,9 @@ pub(crate) async fn find(engine: &Inner, spec: &mut RunSpec) -> Result<(Origin, 
             admit(engine, spec, Some(&name), Some(digest), labels).await?;
             let named = stored.user().map_or(Named::Nobody, Named::Number);
             let notes = obey(spec, stored.config(), named)?;
+            crate::guard::add_own(&mut spec.sandbox, stored.root()).map_err(|error| {
+                crate::making::internal(format!("the image cannot be looked at: {error}"))
+            })?;
             spec.sandbox.root = Root::Folder(stored.root().to_owned());
             Ok((Origin::Stored(Box::new(stored)), notes))
         }

@@ -15,7 +15,7 @@ mod fork;
 pub use exec::{Exec, ExecResult};
 
 use crate::{
-    Engine,
+    Engine, Rights,
     making::{Making, internal},
     record,
     tree::Tree,
@@ -28,7 +28,7 @@ use spec::{
 };
 use std::{
     collections::BTreeSet,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -242,7 +242,9 @@ impl Session {
     /// The files of its workspace; refused once the box is gone. A file gets no more bytes than its disk may have.
     pub fn tree(&self) -> Result<Tree, ErrorInfo> {
         let (workspace, owner) = self.workspace()?;
-        Ok(Tree::new(workspace, owner, self.shared.spec.run.sandbox.limits.disk.0))
+        let sandbox = &self.shared.spec.run.sandbox;
+        let rights = Rights::of(sandbox, workspace.as_fd()).map_err(|error| internal(error.to_string()))?;
+        Ok(Tree::new(workspace, owner, sandbox.limits.disk.0).with(rights))
     }
 
     /// Stops everything in it where it is. The clocks of its programs stop, too; its own go on.

@@ -9,7 +9,10 @@ mod remove;
 
 pub use copy::{Copied, CopyBounds};
 
-use crate::files::{self, Draft, called, kind};
+use crate::{
+    Rights,
+    files::{self, Draft, called, kind},
+};
 use rustix::{
     fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat},
     io::Errno,
@@ -38,6 +41,7 @@ pub struct Tree {
     workspace: OwnedFd,
     owner: Option<(u32, u32)>,
     limit_bytes: u64,
+    rights: Rights,
 }
 
 /// What a name stands for.
@@ -99,6 +103,8 @@ pub enum TreeError {
     Full { path: String },
     #[error("there is more in `{path}` than the {limit} entries that are looked at")]
     TooMany { path: String, limit: usize },
+    #[error("`{path}` may not be changed: {why}")]
+    Protected { path: String, why: String },
     #[error("`{path}` cannot be used")]
     Other {
         path: String,
@@ -154,30 +160,53 @@ fn open(folder: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
 impl Tree {
     /// The workspace behind a handle; what is put there gets this owner, and a file no more than so many bytes.
     pub fn new(workspace: OwnedFd, owner: Option<(u32, u32)>, limit_bytes: u64) -> Tree {
-        Tree { workspace, owner, limit_bytes }
+        Tree { workspace, owner, limit_bytes, rights: Rights::default() }
+    }
+
+    /// The same, with no more rights than these.
+    pub fn with(self, rights: Rights) -> Tree {
+        Tree { rights, ..self }
+    }
+
+    fn act<T: Send>(&self, path: &Path, work: impl FnOnce() -> Answer<T> + Send) -> Answer<T> {
+        self.rights.act(|| Ok(work())).unwrap_or_else(|error| Err(TreeError::of(path, error)))
+    }
+
+    fn may_change(&self, path: &Path) -> Answer<()> {
+        match self.rights.protects(self.workspace.as_fd(), &inside(path)?) {
+            Some(why) => Err(TreeError::Protected { path: files::shown(path), why }),
+            None => Ok(()),
+        }
     }
 
     /// What a name stands for; a link is not followed.
     pub fn stat(&self, path: &Path) -> Answer<Entry> {
-        let clean = inside(path)?;
-        let name = clean.file_name().unwrap_or_default();
-        let handle = open(&self.workspace, &clean, OFlags::PATH);
-        handle.and_then(|handle| entry(&handle, name)).map_err(|error| TreeError::of(path, error))
+        self.act(path, || {
+            let clean = inside(path)?;
+            let name = clean.file_name().unwrap_or_default();
+            let handle = open(&self.workspace, &clean, OFlags::PATH);
+            handle.and_then(|handle| entry(&handle, name)).map_err(|error| TreeError::of(path, error))
+        })
     }
 
     /// Opens a regular file for reading.
     pub fn open(&self, path: &Path) -> Answer<(File, Entry)> {
-        let clean = inside(path)?;
-        let failed = |error| TreeError::of(path, error);
-        // Decided on a handle that opens nothing: a FIFO would wait, a device could do anything.
-        let handle = open(&self.workspace, &clean, OFlags::PATH).map_err(failed)?;
-        let seen = rustix::fs::fstat(&handle).map_err(|error| failed(error.into()))?;
-        self.expect(path, &seen, FileType::RegularFile)?;
-        // Like a path that changes while it is followed: whoever asks again may have more luck.
-        let replaced = |why| failed(io::Error::new(io::ErrorKind::WouldBlock, why));
-        let (file, _) = files::open_seen(self.workspace.as_fd(), &clean, &seen).map_err(replaced)?;
-        let entry = entry(&handle, clean.file_name().unwrap_or_default()).map_err(failed)?;
-        Ok((file, entry))
+        self.act(path, || {
+            let clean = inside(path)?;
+            let failed = |error| TreeError::of(path, error);
+            // Decided on a handle that opens nothing: a FIFO would wait, a device could do anything.
+            let handle = open(&self.workspace, &clean, OFlags::PATH).map_err(failed)?;
+            let seen = rustix::fs::fstat(&handle).map_err(|error| failed(error.into()))?;
+            self.expect(path, &seen, FileType::RegularFile)?;
+            // Like a path that changes while it is followed: whoever asks again may have more luck.
+            let replaced = |error: io::Error| match error.kind() {
+                io::ErrorKind::PermissionDenied => failed(error),
+                _ => failed(io::Error::new(io::ErrorKind::WouldBlock, files::why_not(&error))),
+            };
+            let (file, _) = files::open_seen(self.workspace.as_fd(), &clean, &seen).map_err(replaced)?;
+            let entry = entry(&handle, clean.file_name().unwrap_or_default()).map_err(failed)?;
+            Ok((file, entry))
+        })
     }
 
     fn expect(&self, path: &Path, seen: &Stat, wanted: FileType) -> Answer<()> {
@@ -193,42 +222,47 @@ impl Tree {
 
     /// Entries of a folder, those behind `after`: the first `most` of them by name.
     pub fn list(&self, path: &Path, after: Option<&OsStr>, most: usize) -> Answer<Listing> {
-        let clean = inside(path)?;
-        let failed = |error: io::Error| TreeError::of(path, error);
-        let folder = open(&self.workspace, &clean, OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
-        let most = most.clamp(1, MOST_LISTED);
-        let (mut names, mut more) = (BTreeSet::new(), false);
-        for (count, found) in Dir::read_from(&folder).map_err(|error| failed(error.into()))?.enumerate() {
-            let found = found.map_err(|error| failed(error.into()))?;
-            let name = OsStr::from_bytes(found.file_name().to_bytes());
-            if count >= MOST_READ {
-                return Err(TreeError::TooMany { path: files::shown(path), limit: MOST_READ });
+        self.act(path, || {
+            let clean = inside(path)?;
+            let failed = |error: io::Error| TreeError::of(path, error);
+            let folder = open(&self.workspace, &clean, OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
+            let most = most.clamp(1, MOST_LISTED);
+            let (mut names, mut more) = (BTreeSet::new(), false);
+            for (count, found) in Dir::read_from(&folder).map_err(|error| failed(error.into()))?.enumerate() {
+                let found = found.map_err(|error| failed(error.into()))?;
+                let name = OsStr::from_bytes(found.file_name().to_bytes());
+                if count >= MOST_READ {
+                    return Err(TreeError::TooMany { path: files::shown(path), limit: MOST_READ });
+                }
+                if [".", ".."].iter().any(|dots| name == *dots) || after.is_some_and(|after| name <= after) {
+                    continue;
+                }
+                names.insert(name.to_owned());
+                more |= names.len() > most && names.pop_last().is_some();
             }
-            if [".", ".."].iter().any(|dots| name == *dots) || after.is_some_and(|after| name <= after) {
-                continue;
-            }
-            names.insert(name.to_owned());
-            more |= names.len() > most && names.pop_last().is_some();
-        }
-        let look = |name: OsString| match open(&folder, Path::new(&name), OFlags::PATH) {
-            // It went meanwhile.
-            Err(gone) if gone.kind() == io::ErrorKind::NotFound => None,
-            found => Some(found.and_then(|handle| entry(&handle, &name))),
-        };
-        let entries = names.into_iter().filter_map(look).collect::<io::Result<_>>().map_err(failed)?;
-        Ok(Listing { entries, more })
+            let look = |name: OsString| match open(&folder, Path::new(&name), OFlags::PATH) {
+                // It went meanwhile.
+                Err(gone) if gone.kind() == io::ErrorKind::NotFound => None,
+                found => Some(found.and_then(|handle| entry(&handle, &name))),
+            };
+            let entries = names.into_iter().filter_map(look).collect::<io::Result<_>>().map_err(failed)?;
+            Ok(Listing { entries, more })
+        })
     }
 
     /// Makes a folder, with those above it if asked.
     pub fn make_folder(&self, path: &Path, parents: bool) -> Answer<()> {
-        let (parent, name) = below(path)?;
-        let failed = |error: io::Error| TreeError::of(path, error);
-        let folder = self.parent(&parent, &name, parents).map_err(failed)?;
-        // One that is there is as good, if the caller did not insist.
-        if !parents && rustix::fs::statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
-            return Err(TreeError::Exists { path: files::shown(path) });
-        }
-        files::make_folder(&folder, &name, self.owner).map(drop).map_err(failed)
+        self.act(path, || {
+            self.may_change(path)?;
+            let (parent, name) = below(path)?;
+            let failed = |error: io::Error| TreeError::of(path, error);
+            let folder = self.parent(&parent, &name, parents).map_err(failed)?;
+            // One that is there is as good, if the caller did not insist.
+            if !parents && rustix::fs::statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+                return Err(TreeError::Exists { path: files::shown(path) });
+            }
+            files::make_folder(&folder, &name, self.owner).map(drop).map_err(failed)
+        })
     }
 
     fn parent(&self, parent: &Path, name: &OsStr, make: bool) -> io::Result<OwnedFd> {
@@ -243,32 +277,49 @@ impl Tree {
 
     /// Begins to write a file. Nobody sees it before it is whole.
     pub fn put(&self, path: &Path, parents: bool) -> Answer<Upload> {
-        let (parent, name) = below(path)?;
-        let failed = |error: io::Error| TreeError::of(path, error);
-        let folder = self.parent(&parent, &name, parents).map_err(failed)?;
-        if let Some(what) = files::in_the_way(&folder, &name).map_err(failed)? {
-            return Err(TreeError::Kind { path: files::shown(path), what, wanted: "a file" });
-        }
-        let draft = Draft::new(&folder).map_err(failed)?;
-        let (owner, limit_bytes) = (self.owner, self.limit_bytes);
-        let (path, mode) = (path.to_owned(), 0o644);
-        Ok(Upload { folder, name, draft, path, owner, mode, limit_bytes, size_bytes: 0, published: false })
+        self.act(path, || {
+            self.may_change(path)?;
+            let (parent, name) = below(path)?;
+            let failed = |error: io::Error| TreeError::of(path, error);
+            let folder = self.parent(&parent, &name, parents).map_err(failed)?;
+            if let Some(what) = files::in_the_way(&folder, &name).map_err(failed)? {
+                return Err(TreeError::Kind { path: files::shown(path), what, wanted: "a file" });
+            }
+            let draft = Draft::new(&folder).map_err(failed)?;
+            let (owner, limit_bytes) = (self.owner, self.limit_bytes);
+            let (path, mode) = (path.to_owned(), 0o644);
+            Ok(Upload {
+                folder,
+                name,
+                draft,
+                path,
+                owner,
+                mode,
+                limit_bytes,
+                size_bytes: 0,
+                published: false,
+                rights: self.rights.clone(),
+            })
+        })
     }
 
     /// Removes a file, a link or an empty folder; a folder with all that is in it if asked.
     pub fn remove(&self, path: &Path, recursive: bool) -> Answer<()> {
-        let (parent, name) = below(path)?;
-        let failed = |error: io::Error| TreeError::of(path, error);
-        let folder = open(&self.workspace, &parent, OFlags::PATH | OFlags::DIRECTORY).map_err(failed)?;
-        remove::remove(&folder, &name, recursive).map_err(|error| match error {
-            remove::Failed::TooMany(limit) => TreeError::TooMany { path: files::shown(path), limit },
-            remove::Failed::Io(error) => failed(error),
+        self.act(path, || {
+            self.may_change(path)?;
+            let (parent, name) = below(path)?;
+            let failed = |error: io::Error| TreeError::of(path, error);
+            let folder = open(&self.workspace, &parent, OFlags::PATH | OFlags::DIRECTORY).map_err(failed)?;
+            remove::remove(&folder, &name, recursive).map_err(|error| match error {
+                remove::Failed::TooMany(limit) => TreeError::TooMany { path: files::shown(path), limit },
+                remove::Failed::Io(error) => failed(error),
+            })
         })
     }
 
     /// Copies everything into another workspace.
     pub fn copy_into(&self, other: &Tree, bounds: CopyBounds) -> io::Result<Copied> {
-        copy::copy(&self.workspace, &other.workspace, other.owner, bounds)
+        copy::copy(&self.workspace, &self.rights, &other.workspace, other.owner, bounds)
     }
 }
 
@@ -284,6 +335,7 @@ pub struct Upload {
     limit_bytes: u64,
     size_bytes: u64,
     published: bool,
+    rights: Rights,
 }
 
 impl Upload {
@@ -308,10 +360,12 @@ impl Upload {
     /// Gives it its name, in place of what had it.
     pub fn publish(mut self) -> Answer<Entry> {
         let mode = Mode::from_raw_mode(self.mode);
-        let done = files::finish(&self.draft.file, self.owner)
-            .and_then(|()| Ok(rustix::fs::fchmod(&self.draft.file, mode)?))
-            .and_then(|()| self.draft.publish(&self.folder, &self.name))
-            .and_then(|()| entry(&self.draft.file, &self.name));
+        let done = self.rights.act(|| {
+            files::finish(&self.draft.file, self.owner)?;
+            rustix::fs::fchmod(&self.draft.file, mode)?;
+            self.draft.publish(&self.folder, &self.name)?;
+            entry(&self.draft.file, &self.name)
+        });
         self.published = done.is_ok();
         done.map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::ISDIR) => {
@@ -325,7 +379,8 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         if !self.published {
-            self.draft.discard(&self.folder);
+            // Nobody is left to be told.
+            _ = self.rights.act(|| Ok(self.draft.discard(&self.folder)));
         }
     }
 }

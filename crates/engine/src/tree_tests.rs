@@ -294,3 +294,127 @@ fn a_copy_is_bounded_and_says_so() {
     let copied = from.tree.copy_into(&to.tree, CopyBounds { bytes: 100, ..bounds() }).unwrap();
     assert_eq!((copied.bytes, copied.left_out.len(), copied.more_left_out), (100, 4, 6));
 }
+
+#[test]
+fn protected_names_of_a_mounted_workspace_are_changed_by_nobody_unless_allowed() {
+    let place = Place::new();
+    place.write(".git/hooks/pre-commit", "old");
+    place.write(".git/index", "old");
+    place.write(".vscode/tasks.json", "old");
+    let rights = |allowed: &[&str]| {
+        let request = spec::RunRequest {
+            command: vec!["true".into()],
+            workspace: Some(place.root.join("work")),
+            allow_protected: allowed.iter().map(PathBuf::from).collect(),
+            ..spec::RunRequest::default()
+        };
+        let spec = spec::Policy::default().admit(request).unwrap().sandbox;
+        Rights::of(&spec, handle(&place.root.join("work")).as_fd()).unwrap()
+    };
+    let tree = |rights| Tree::new(handle(&place.root.join("work")), None, 1000).with(rights);
+    let put = |tree: &Tree, path: &str| tree.put(path.as_ref(), true).and_then(Upload::publish).map(drop);
+    let guarded = tree(rights(&[]));
+    let all =
+        [".git", ".git/hooks", ".git/hooks/x", ".git/config", ".vscode/y/z", ".bashrc", ".home/x", ".home"];
+    for path in all {
+        let refusals = [
+            put(&guarded, path),
+            guarded.make_folder(path.as_ref(), true),
+            guarded.remove(path.as_ref(), true),
+            guarded.remove(path.as_ref(), false),
+        ];
+        for refused in refusals {
+            assert!(matches!(refused, Err(TreeError::Protected { .. })), "{path}: {refused:?}");
+        }
+    }
+    assert_eq!(place.read(".git/hooks/pre-commit").unwrap(), "old");
+    // Others can be, also beside them.
+    for path in [".git/index", ".git/objects/x", "HEAD", ".gitignore", "a/.git/hooks/x"] {
+        put(&guarded, path).unwrap();
+        guarded.remove(path.as_ref(), false).unwrap();
+    }
+    let lifted = tree(rights(&[".git/hooks", ".bashrc"]));
+    put(&lifted, ".git/hooks/x").unwrap();
+    put(&lifted, ".bashrc").unwrap();
+    assert!(put(&lifted, ".git/config").is_err());
+    lifted.remove(".git/hooks".as_ref(), true).unwrap();
+    // Without a repository nobody makes one.
+    fs::remove_dir_all(place.at(".git")).unwrap();
+    for path in [".git/objects/x", "HEAD"] {
+        assert!(matches!(put(&guarded, path), Err(TreeError::Protected { .. })), "{path}");
+    }
+    put(&tree(rights(&[".git"])), ".git/objects/x").unwrap();
+    put(&tree(Rights::default()), ".vscode/x").unwrap();
+}
+
+#[test]
+fn in_a_users_folder_root_does_what_the_user_may_and_no_more() {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "only root acts for others");
+        println!("NOT TESTED: only root acts for others");
+        return;
+    }
+    let place = Place::new();
+    let work = place.root.join("work");
+    place.write("secret", SECRET);
+    place.write("rootdir/run.sh", "good");
+    place.write("own/file", "mine");
+    fs::set_permissions(place.at("secret"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::set_permissions(place.at("rootdir/run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    for path in [&work, &place.at("own"), &place.at("own/file")] {
+        std::os::unix::fs::chown(path, Some(4242), Some(4243)).unwrap();
+    }
+    let request = spec::RunRequest {
+        command: vec!["true".into()],
+        workspace: Some(work.clone()),
+        ..spec::RunRequest::default()
+    };
+    let spec = spec::Policy::default().admit(request).unwrap().sandbox;
+    let rights = Rights::of(&spec, handle(&work).as_fd()).unwrap();
+    let tree = Tree::new(handle(&work), Some((4242, 4243)), 1000).with(rights.clone());
+    let put = |path: &str| tree.put(path.as_ref(), true).and_then(Upload::publish).map(drop);
+    let denied = |answer: Answer<()>| match answer {
+        Err(TreeError::Other { source, .. }) => assert_eq!(source.kind(), io::ErrorKind::PermissionDenied),
+        other => panic!("{other:?}"),
+    };
+    denied(tree.open("secret".as_ref()).map(drop));
+    denied(put("rootdir/run.sh"));
+    denied(put("rootdir/new/file"));
+    denied(tree.make_folder("rootdir/folder".as_ref(), false));
+    denied(tree.remove("rootdir/run.sh".as_ref(), false));
+    denied(tree.remove("rootdir".as_ref(), true));
+    assert_eq!(fs::read_to_string(place.at("rootdir/run.sh")).unwrap(), "good");
+    // What the user may do is done, and is his.
+    assert_eq!(tree.open("rootdir/run.sh".as_ref()).unwrap().1.size_bytes, 4);
+    put("own/new/file").unwrap();
+    for path in ["own/new", "own/new/file"] {
+        let found = fs::metadata(place.at(path)).unwrap();
+        assert_eq!((found.uid(), found.gid()), (4242, 4243), "{path}");
+    }
+    assert_eq!(fs::metadata(place.at("own/new/file")).unwrap().mode() & 0o777, 0o644);
+    tree.remove("own/new".as_ref(), true).unwrap();
+    let name = |path: &str| WorkspacePath::new(Path::new(path)).unwrap();
+    let input = |path: &str| {
+        let owner = Some((4242, 4243));
+        files::put_input(handle(&work).as_fd(), &name(path), &mut &b"in"[..], owner, 10, &rights)
+    };
+    assert!(input("rootdir/run.sh").is_err() && input("rootdir/in").is_err());
+    input("own/in").unwrap();
+    // Artifacts.
+    let mut kept = Vec::new();
+    let wanted = ["secret", "own/file"].map(name);
+    let collected = rights.collect(handle(&work).as_fd(), &wanted, files::Bounds::default(), &mut |found| {
+        kept.push(found.name.as_path().to_owned());
+        Ok(())
+    });
+    assert_eq!(kept, [PathBuf::from("own/file")]);
+    assert_eq!(collected.unwrap().skipped[0].name, "secret");
+    // A copy for another box.
+    let copy = Place::new();
+    let copied = tree.copy_into(&copy.tree, bounds()).unwrap();
+    assert!(copied.left_out.iter().any(|left_out| left_out.starts_with("`secret`")), "{copied:?}");
+    assert!(copy.read("secret").is_err());
+    assert_eq!(copy.read("own/file").unwrap(), "mine");
+    // This thread is root as before.
+    assert_eq!(fs::read_to_string(place.at("secret")).unwrap(), SECRET);
+}

@@ -27,7 +27,7 @@ use rustix::{
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
-use spec::{ErrorCode, ErrorInfo, Id, SandboxSpec, Timestamp, WorkspacePath};
+use spec::{ErrorCode, ErrorInfo, FileId, Id, SandboxSpec, Timestamp, WorkspacePath};
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
@@ -73,6 +73,12 @@ pub enum LayerError {
         #[source]
         source: Option<io::Error>,
     },
+    /// The folder is not what it was when it was admitted.
+    #[error("`{}` is no longer what it was when it was admitted", shown(folder))]
+    Replaced {
+        /// Which.
+        folder: PathBuf,
+    },
     /// Something stands against taking all of it over; nothing was done.
     #[error("{} of the changes cannot be taken over as they are", left.len())]
     Refused {
@@ -117,6 +123,9 @@ impl LayerError {
             LayerError::InUse { .. } => (ErrorCode::InvalidSpec, "end its run or session first, or wait"),
             LayerError::Elsewhere { .. } => {
                 (ErrorCode::InvalidSpec, "put the folder back in its place, or discard the workspace")
+            }
+            LayerError::Replaced { .. } => {
+                (ErrorCode::PolicyDenied, "ask again once nobody moves or replaces anything on the way to it")
             }
             LayerError::Refused { .. } => {
                 (ErrorCode::PolicyDenied, "--partial takes over the rest; --force also what conflicts")
@@ -235,8 +244,10 @@ pub fn lay(
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Option<Hold>, LayerError> {
     let Some(folder) = spec.workspace.clone().filter(|_| spec.copy_on_write) else { return Ok(None) };
-    let hold = make(state, id, &folder, &spec.allow_protected, owner, is_cancelled)?;
-    spec.workspace = Some(hold.tree());
+    let hold = make(state, id, spec, &folder, owner, is_cancelled)?;
+    let tree = hold.tree();
+    crate::guard::add_own(spec, &tree).map_err(failed("look at the workspace"))?;
+    spec.workspace = Some(tree);
     Ok(Some(hold))
 }
 
@@ -244,22 +255,25 @@ pub fn lay(
 fn make(
     state: &Path,
     id: &Id,
-    folder: &Path,
-    allowed: &[WorkspacePath],
+    spec: &SandboxSpec,
+    asked: &Path,
     owner: Option<String>,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Hold, LayerError> {
     let elsewhere =
-        |source: io::Error| LayerError::Elsewhere { folder: folder.to_owned(), source: Some(source) };
-    let folder = std::fs::canonicalize(folder).map_err(elsewhere)?;
+        |source: io::Error| LayerError::Elsewhere { folder: asked.to_owned(), source: Some(source) };
+    let folder = std::fs::canonicalize(asked).map_err(elsewhere)?;
     let from = rustix::fs::open(&folder, FOLDER, Mode::empty()).map_err(|source| elsewhere(source.into()))?;
     let found = rustix::fs::fstat(&from).map_err(|source| elsewhere(source.into()))?;
+    if !spec.admits(asked, FileId { device: found.st_dev, inode: found.st_ino }) {
+        return Err(LayerError::Replaced { folder: asked.to_owned() });
+    }
     let about = About {
         folder: folder.clone().into(),
         device: found.st_dev,
         inode: found.st_ino,
         made_at: crate::now().0,
-        allowed: allowed.iter().map(|name| name.as_path().to_owned()).collect(),
+        allowed: spec.allow_protected.iter().map(|name| name.as_path().to_owned()).collect(),
         owner,
     };
     let layers = open_layers(state, true)?;

@@ -101,7 +101,7 @@ struct Inner {
     policy: Policy,
     state: PathBuf,
     hosts: Vec<String>,
-    folders: Vec<PathBuf>,
+    folders: Vec<runs::host::Folder>,
     bounds: Bounds,
     quiet: bool,
     served: Arc<Served>,
@@ -122,7 +122,7 @@ impl Gateway {
             policy,
             state,
             hosts,
-            folders,
+            folders: folders.into_iter().map(runs::host::Folder::new).collect(),
             bounds,
             quiet,
             keys: Keys::of(served.clone()),
@@ -203,7 +203,7 @@ impl Gateway {
         &self.0.hosts
     }
 
-    pub(crate) fn folders(&self) -> &[PathBuf] {
+    pub(crate) fn folders(&self) -> &[runs::host::Folder] {
         &self.0.folders
     }
 

@@ -218,6 +218,7 @@ impl RunOrder {
         let (inputs, inputs_given) = sorted(self.inputs)?;
         let request = RunRequest {
             copy_on_write: self.copy_on_write,
+            exact: None,
             command: self.command.into_iter().map(OsString::from).collect(),
             profile: self.profile,
             backend: self.backend,

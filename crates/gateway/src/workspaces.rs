@@ -276,7 +276,9 @@ fn refused(error: LayerError) -> Problem {
             let advice = "`partial` takes over the rest, `force` also what conflicts";
             Problem::conflict(info.message, format!("{}; {advice}", told.join("; ")))
         }
-        LayerError::TooMuch { .. } | LayerError::Cancelled => Problem::from(info),
+        LayerError::TooMuch { .. } | LayerError::Replaced { .. } | LayerError::Cancelled => {
+            Problem::from(info)
+        }
         // Its causes name places of this machine.
         LayerError::Io { .. } => internal(error.to_string()),
     }

@@ -51,6 +51,19 @@ pub fn landlock_version() -> u32 {
     sys::landlock_version()
 }
 
+/// Leaves this thread, for good, with the rights that a user has in files, and none of root's. Other threads keep theirs.
+pub fn act_in_files_as(uid: u32, gid: u32) -> std::io::Result<()> {
+    use rustix::thread::CapabilitySet as Set;
+    sys::leave_groups()?;
+    sys::set_file_ids(uid, gid)?;
+    // The kernel takes these with the ids, unless the process was told to keep them.
+    let over_files = Set::CHOWN | Set::DAC_OVERRIDE | Set::DAC_READ_SEARCH | Set::FOWNER;
+    match rustix::thread::capabilities(None)?.effective.intersects(over_files) {
+        true => Err(std::io::Error::from_raw_os_error(libc::EPERM)),
+        false => Ok(()),
+    }
+}
+
 /// The first process of a container: for a backend of ours (`--box SOCKET`), or by its own orders.
 pub fn first(arguments: std::env::ArgsOs) -> i32 {
     let mut ahead: Vec<_> = std::env::args_os().skip(1).take(3).collect();

@@ -517,6 +517,13 @@ pub(crate) fn set_file_ids(uid: u32, gid: u32) -> io::Result<()> {
     }
 }
 
+/// Takes all further groups from this thread, and from no other.
+pub(crate) fn leave_groups() -> io::Result<()> {
+    // SAFETY: of a list without entries nothing is read.
+    check(unsafe { libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) })?;
+    Ok(())
+}
+
 /// Runs a program in place of this one. Returns only an error.
 pub(crate) fn exec(path: &CStr, argv: &Pointers, env: &Pointers) -> io::Error {
     // SAFETY: both lists end with null and their strings live at least as long as the lists.

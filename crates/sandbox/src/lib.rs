@@ -8,6 +8,7 @@ mod process;
 
 /// The static program that boxes start with, for images that want it as their first process.
 pub use init::LAUNCHER as FIRST_PROCESS;
+pub use init::act_in_files_as;
 pub use native::{Ended, Program, Progress, Released, SandboxError, Told, cgroup::Counters};
 pub use passing::{MeantFor, Passing};
 pub use process::Process;

@@ -7,6 +7,7 @@ pub mod address;
 mod barrier;
 mod contract;
 mod egress;
+mod exact;
 mod grant;
 mod host;
 mod id;
@@ -31,6 +32,7 @@ pub use egress::{
     BadRule, EGRESS_PORT, EgressGrant, EgressLimits, EgressMode, EgressRule, NAMES_PORT, Operation,
     PASSING_PORT, Ports, RefPattern, Repository, WEB_PORTS, host_and_ports,
 };
+pub use exact::{Exact, FileId};
 pub use grant::{BadModelPattern, Budget, Grants, INFERENCE_PORT, LLM_PORT, LlmGrant, ModelPattern};
 pub use host::{BadHost, Destination, Host, HostPattern};
 pub use id::{BadId, Id};

@@ -3,8 +3,8 @@
 mod doors;
 
 use crate::{
-    Barrier, Budget, Contract, ErrorCode, ErrorInfo, ExtraMounts, Grants, Id, ImagePolicy, ImageRef,
-    InsidePath, Limits, Maximum, Policy, Ports, Profile, WorkspacePath,
+    Barrier, Budget, Contract, ErrorCode, ErrorInfo, Exact, ExtraMounts, FileId, Grants, Id, ImagePolicy,
+    ImageRef, InsidePath, Limits, Maximum, Policy, Ports, Profile, WorkspacePath,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,6 +41,8 @@ pub struct RunRequest {
     pub copy_on_write: bool,
     /// `HOST:INSIDE[:ro|rw]`
     pub mounts: Vec<OsString>,
+    /// What the host paths above must turn out to be, where somebody else than the asker has looked at them.
+    pub exact: Option<Exact>,
     /// `NAME:INSIDE[:ro|rw]`, volumes of a container engine.
     pub volumes: Vec<OsString>,
     pub env: Vec<(OsString, OsString)>,
@@ -138,6 +140,8 @@ pub struct SandboxSpec {
     pub allow_protected: Vec<WorkspacePath>,
     /// Further mounts.
     pub mounts: Vec<Mount>,
+    /// What its host paths must turn out to be, whenever one is looked up; none where the asker may name any.
+    pub exact: Option<Exact>,
     /// Volumes of a container engine.
     pub volumes: Vec<Volume>,
     /// Where the program starts.
@@ -176,6 +180,18 @@ impl SandboxSpec {
     /// The box itself, whatever variables its program gets: what can be made ahead of a run.
     pub fn kind(&self) -> SandboxSpec {
         SandboxSpec { env: BTreeMap::new(), image_env: BTreeMap::new(), ..self.clone() }
+    }
+
+    /// Whether what was found at one of its host paths may be shown: always, or if it is what was admitted there.
+    pub fn admits(&self, path: &Path, found: FileId) -> bool {
+        self.exact.as_ref().is_none_or(|exact| exact.get(path) == Some(&found))
+    }
+
+    /// A host path of Airlock's own joins those that were asked for.
+    pub fn add_own(&mut self, path: &Path, found: FileId) {
+        if let Some(exact) = &mut self.exact {
+            exact.insert(path.to_owned(), found);
+        }
     }
 }
 
@@ -358,6 +374,7 @@ impl Policy {
                 allow_protected: workspace_paths(&request.allow_protected, "--allow-protected")?,
                 volumes: check_volumes(&request.volumes, &mounts)?,
                 mounts,
+                exact: request.exact,
                 directory: PathBuf::from(WORKSPACE),
                 image_env: BTreeMap::new(),
                 extra_mounts: profile.extra_mounts,

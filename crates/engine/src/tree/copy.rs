@@ -1,7 +1,10 @@
 //! Copies one workspace into another, by handles on both sides: links as links, special files not at all.
 
 use super::open_here;
-use crate::files::{self, called, kind};
+use crate::{
+    Rights,
+    files::{self, called, kind},
+};
 use rustix::{
     fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid},
     io::Errno,
@@ -52,8 +55,10 @@ struct Level {
     path: PathBuf,
 }
 
-struct Copying {
+struct Copying<'a> {
     bounds: CopyBounds,
+    /// Those in the original.
+    rights: &'a Rights,
     owner: Option<(u32, u32)>,
     copied: Copied,
 }
@@ -61,13 +66,15 @@ struct Copying {
 /// An error is one of the copy; what of the original cannot be read is left out and told.
 pub(super) fn copy(
     from: &OwnedFd,
+    rights: &Rights,
     to: &OwnedFd,
     owner: Option<(u32, u32)>,
     bounds: CopyBounds,
 ) -> io::Result<Copied> {
-    let mut copying = Copying { bounds, owner, copied: Copied::default() };
+    let mut copying = Copying { bounds, rights, owner, copied: Copied::default() };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    let (from, to) = (open_here(from, ".".as_ref(), flags)?, open_here(to, ".".as_ref(), flags)?);
+    let from = rights.act(|| open_here(from, ".".as_ref(), flags))?;
+    let to = open_here(to, ".".as_ref(), flags)?;
     let mut levels = vec![Level::new(from, to, PathBuf::new())?];
     while let Some(level) = levels.last_mut() {
         let Some(entry) = level.names.read() else {
@@ -104,7 +111,7 @@ impl Level {
     }
 }
 
-impl Copying {
+impl Copying<'_> {
     fn leave_out(&mut self, path: &Path, why: &str) {
         match self.copied.left_out.len() < self.bounds.told {
             true => self.copied.left_out.push(format!("`{}`: {why}", files::shown(path))),
@@ -116,7 +123,9 @@ impl Copying {
     fn one(&mut self, level: &Level, name: &OsString, depth: usize) -> io::Result<Option<Level>> {
         let path = level.path.join(name);
         self.copied.entries += 1;
-        let looked = open_here(&level.from, name, OFlags::PATH)
+        let looked = self
+            .rights
+            .act(|| open_here(&level.from, name, OFlags::PATH))
             .and_then(|handle| Ok((rustix::fs::fstat(&handle)?, handle)));
         let (seen, handle) = match looked {
             Ok(found) => found,
@@ -146,7 +155,7 @@ impl Copying {
 
     fn folder(&mut self, level: &Level, name: &OsStr, path: PathBuf) -> io::Result<Option<Level>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let from = match open_here(&level.from, name, flags) {
+        let from = match self.rights.act(|| open_here(&level.from, name, flags)) {
             Ok(from) => from,
             Err(error) => {
                 self.leave_out(&path, &files::why_not(&error));
@@ -161,7 +170,9 @@ impl Copying {
     }
 
     fn file(&mut self, level: &Level, name: &OsStr, seen: &Stat, path: &Path) -> io::Result<()> {
-        let (from, size) = match files::open_seen(level.from.as_fd(), Path::new(name), seen) {
+        let open = || files::open_seen(level.from.as_fd(), Path::new(name), seen);
+        let opened = self.rights.act(open).map_err(|error| files::why_not(&error));
+        let (from, size) = match opened {
             Ok(opened) => opened,
             Err(why) => {
                 self.leave_out(path, &why);

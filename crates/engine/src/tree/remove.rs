@@ -1,6 +1,7 @@
 //! Removes a folder with all that is in it, however deep, by handle and with few of them.
 
 use super::open_here;
+use crate::files::is_empty;
 use rustix::{
     fs::{AtFlags, Dir, OFlags},
     io::Errno,
@@ -149,11 +150,4 @@ impl Emptying {
         }
         Ok(())
     }
-}
-
-fn is_empty(folder: &OwnedFd) -> io::Result<bool> {
-    let mut names = Dir::read_from(folder)?;
-    Ok(names.try_fold(true, |empty, entry| {
-        entry.map(|entry| empty && matches!(entry.file_name().to_bytes(), b"." | b".."))
-    })?)
 }

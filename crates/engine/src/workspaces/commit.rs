@@ -101,8 +101,8 @@ impl<'a> Commit<'a> {
         // Last, and deepest first: a folder may be closed to ourselves.
         for (change, entry) in done.iter().rev() {
             if change.kind == Kind::Folder
-                && entry.is_some()
-                && let Err(source) = self.close_folder(change)
+                && let Some(entry) = entry
+                && let Err(source) = self.close_folder(change, &entry.base)
             {
                 failed(change, source);
             }
@@ -246,15 +246,19 @@ impl<'a> Commit<'a> {
             made => made?,
         }
         let made = tree::open(above, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        // Somebody may have put another there meanwhile: only one of ours is given away.
-        match rustix::fs::fstat(&made)?.st_uid == rustix::process::geteuid().as_raw() {
+        // Somebody may have put another there meanwhile: only a new one of ours is given away.
+        match crate::files::is_new(&made)? {
             true => self.give(&made),
             false => Ok(()),
         }
     }
 
-    fn close_folder(&self, change: &Change) -> io::Result<()> {
+    /// The folder that was made or found, and no other that has come in its place.
+    fn close_folder(&self, change: &Change, known: &Version) -> io::Result<()> {
         let folder = tree::open(self.folder, &change.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        if Version::of(&rustix::fs::fstat(&folder)?).inode != known.inode {
+            return Err(io::Error::other("it was replaced meanwhile"));
+        }
         Ok(rustix::fs::fchmod(folder, Mode::from_raw_mode(change.mode & 0o777))?)
     }
 

@@ -181,16 +181,8 @@ impl Sides<'_> {
     /// What may not be written in a mounted workspace may not be taken over either.
     fn protected(&self, path: &Path, what: What) -> Option<String> {
         let has_repository = self.base.get(Path::new(".git")).is_some_and(|git| git.kind == Kind::Folder);
-        let applies = |name: &&protect::Protected| name.name != "HEAD" || !has_repository;
-        let touches = |name: &Path| {
-            // A folder above is touched when it comes or goes, not when its permissions change.
-            path.starts_with(name) || name.starts_with(path) && what != What::Mode
-        };
-        let mut names = protect::PROTECTED.iter().filter(applies);
-        let hit = names.find(|protected| {
-            let name = Path::new(protected.name);
-            !self.is_lifted(name) && touches(name)
-        })?;
+        // A folder above is touched when it comes or goes, not when its permissions change.
+        let hit = protect::touched(path, self.allowed, has_repository, what != What::Mode)?;
         Some(format!("`{}` is protected: {}", hit.name, hit.reason))
     }
 

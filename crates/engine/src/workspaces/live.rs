@@ -20,12 +20,12 @@ pub(crate) async fn prepare(
     let (owner, cancelled) = (spec.owner.as_ref().map(ToString::to_string), cancelled.clone());
     let make = move || {
         let is_cancelled = || *cancelled.borrow();
-        lay(&state, &id, &mut sandbox, owner, &is_cancelled).map(|hold| (hold, sandbox.workspace))
+        lay(&state, &id, &mut sandbox, owner, &is_cancelled).map(|hold| (hold, sandbox))
     };
     let made = tokio::task::spawn_blocking(make).await;
     let made = made.map_err(|error| internal(format!("cannot make the workspace: {error}")))?;
-    let (hold, workspace) = made.map_err(|error: LayerError| error.info())?;
-    spec.sandbox.workspace = workspace;
+    let (hold, sandbox) = made.map_err(|error: LayerError| error.info())?;
+    spec.sandbox = sandbox;
     Ok(hold)
 }
 

@@ -42,7 +42,19 @@ impl Place {
     }
 
     fn make(&self, allowed: &[WorkspacePath]) -> Result<Hold, LayerError> {
-        make(&self.state(), &id(), &self.root.join("folder"), allowed, Some("key".to_owned()), &|| false)
+        let spec = self.spec(allowed);
+        make(&self.state(), &id(), &spec, &self.root.join("folder"), Some("key".to_owned()), &|| false)
+    }
+
+    fn spec(&self, allowed: &[WorkspacePath]) -> SandboxSpec {
+        let request = spec::RunRequest {
+            command: vec!["true".into()],
+            workspace: Some(self.root.join("folder")),
+            copy_on_write: true,
+            allow_protected: allowed.iter().map(|name| name.as_path().to_owned()).collect(),
+            ..spec::RunRequest::default()
+        };
+        spec::Policy::default().admit(request).unwrap().sandbox
     }
 
     fn state(&self) -> PathBuf {
@@ -422,7 +434,7 @@ fn making_one_ends_when_nobody_waits_for_it() {
     let mut place = Place::new(|folder| fs::write(folder.join("a"), "a").unwrap());
     place.end();
     let other = Id::new("other").unwrap();
-    let made = make(&place.state(), &other, &place.root.join("folder"), &[], None, &|| true);
+    let made = make(&place.state(), &other, &place.spec(&[]), &place.root.join("folder"), None, &|| true);
     assert!(matches!(made, Err(LayerError::Cancelled)), "{made:?}");
     assert_eq!(fs::read_dir(place.state().join("workspaces")).unwrap().count(), 1);
 }
@@ -494,4 +506,27 @@ proptest! {
         prop_assert!(committed.discarded && committed.left.is_empty(), "{:?}", committed);
         prop_assert_eq!(contents(&place.folder(".")), wanted);
     }
+}
+
+#[test]
+fn a_folder_that_is_no_longer_the_one_that_was_admitted_is_not_copied() {
+    let place = Place::new(|folder| fs::write(folder.join("file"), "x").unwrap());
+    let (folder, moved) = (place.root.join("folder"), place.root.join("moved"));
+    let found = fs::metadata(&folder).unwrap();
+    let admitted = FileId { device: found.dev(), inode: found.ino() };
+    let lay = |name: &str| {
+        let mut spec = place.spec(&[]);
+        spec.exact = Some([(folder.clone(), admitted)].into());
+        lay(&place.state(), &Id::new(name).unwrap(), &mut spec, None, &|| false).map(|hold| (hold, spec))
+    };
+    let (hold, spec) = lay("same").unwrap();
+    let tree = fs::metadata(spec.workspace.as_ref().unwrap()).unwrap();
+    let tree = FileId { device: tree.dev(), inode: tree.ino() };
+    assert!(spec.admits(spec.workspace.as_ref().unwrap(), tree), "the layer itself may be shown");
+    drop(hold);
+    fs::rename(&folder, &moved).unwrap();
+    symlink("/usr", &folder).unwrap();
+    let refused = lay("other").unwrap_err();
+    assert!(matches!(refused, LayerError::Replaced { .. }), "{refused}");
+    assert_eq!(refused.info().code, ErrorCode::PolicyDenied);
 }

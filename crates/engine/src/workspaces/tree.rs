@@ -45,7 +45,7 @@ pub enum Kind {
 /// By what it is seen that a file was touched.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub(super) struct Version {
-    inode: u64,
+    pub(super) inode: u64,
     pub(super) size: u64,
     modified: (i64, i64),
     pub(super) changed: (i64, i64),

@@ -3,13 +3,20 @@
 
 use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
 use http::StatusCode;
-use spec::{Network, RunRequest};
+use rustix::{
+    fs::{CWD, Mode, OFlags, ResolveFlags},
+    io::Errno,
+};
+use spec::{Exact, FileId, Network, RunRequest};
 use std::{
     ffi::{OsStr, OsString},
     fs,
     os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
+
+/// How often the kernel may say that a rename elsewhere disturbed the lookup.
+const DISTURBED: usize = 64;
 
 /// The request with its folders as they really are; refused if it names what it may not.
 pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest) -> Answer<RunRequest> {
@@ -26,15 +33,18 @@ pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest)
     if !request.inputs.is_empty() || !request.artifacts.is_empty() {
         caller.require(Scope::Artifacts)?;
     }
+    let mut exact = Exact::new();
     if let Some(image) = request.image.as_mut().filter(|image| is_folder(image)) {
-        *image = shared(gateway, image)?;
+        *image = shared(gateway, image, &mut exact)?;
     }
     if let Some(workspace) = &mut request.workspace {
-        *workspace = shared(gateway, workspace)?;
+        *workspace = shared(gateway, workspace, &mut exact)?;
     }
     for mount in &mut request.mounts {
-        *mount = mounted(gateway, mount)?;
+        *mount = mounted(gateway, mount, &mut exact)?;
     }
+    // A program in one of these folders may turn a path elsewhere at any time: what was looked at here counts.
+    request.exact = (!exact.is_empty()).then_some(exact);
     Ok(request)
 }
 
@@ -42,32 +52,74 @@ fn is_folder(image: &Path) -> bool {
     image.as_os_str().as_bytes().starts_with(b"/") || image.as_os_str().as_bytes().starts_with(b".")
 }
 
-/// `HOST:INSIDE[:ro|rw]` with the host's part as it really is. What is no mount is refused by whoever reads it next.
-fn mounted(gateway: &Gateway, text: &OsStr) -> Answer<OsString> {
+/// `HOST:INSIDE[:ro|rw]` with the host's part as it really is.
+fn mounted(gateway: &Gateway, text: &OsStr, exact: &mut Exact) -> Answer<OsString> {
     let bytes = text.as_bytes();
     let body = bytes.strip_suffix(b":rw").or_else(|| bytes.strip_suffix(b":ro")).unwrap_or(bytes);
+    // What is no mount is refused by whoever reads it next.
     let Some(colon) = body.iter().rposition(|byte| *byte == b':') else { return Ok(text.to_owned()) };
-    let mut real = shared(gateway, Path::new(OsStr::from_bytes(&bytes[..colon])))?.into_os_string();
+    let host = Path::new(OsStr::from_bytes(&bytes[..colon]));
+    let mut real = shared(gateway, host, exact)?.into_os_string();
     real.push(OsStr::from_bytes(&bytes[colon..]));
     Ok(real)
 }
 
-/// A path beneath a folder that the operator shares, as it really is. Whether there is such a path elsewhere is not told.
-pub(crate) fn shared(gateway: &Gateway, path: &Path) -> Answer<PathBuf> {
-    let real = path.is_absolute().then(|| fs::canonicalize(path).ok()).flatten();
-    let beneath = |real: &PathBuf| {
-        gateway
-            .folders()
-            .iter()
-            .filter_map(|folder| fs::canonicalize(folder).ok())
-            .any(|folder| real.starts_with(folder))
-    };
-    real.filter(beneath).ok_or_else(|| {
+/// A path beneath a folder that the operator shares, with what it stands for. Whether there is such a path elsewhere is
+/// not told.
+fn shared(gateway: &Gateway, path: &Path, exact: &mut Exact) -> Answer<PathBuf> {
+    let found = gateway.folders().iter().find_map(|folder| folder.find(path));
+    let (real, id) = found.ok_or_else(|| {
         denied(
             format!("`{}` is not in a folder that this server shares", path.to_string_lossy().escape_debug()),
-            "the operator names them as `folders` under [serve]; else send files as inputs",
+            "the operator names them as `folders` under [serve], and no link below one is followed; \
+             else send files as inputs",
         )
-    })
+    })?;
+    // Named twice, it must be one and the same.
+    match *exact.entry(real.clone()).or_insert(id) == id {
+        true => Ok(real),
+        false => Err(denied(
+            format!("`{}` is being replaced", path.to_string_lossy().escape_debug()),
+            "ask again once nobody moves anything there",
+        )),
+    }
+}
+
+/// A folder that the operator shares.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    /// As it is written in the settings.
+    named: PathBuf,
+    /// As it was when the server started: what changes on the way to it later is not followed.
+    real: PathBuf,
+}
+
+impl Folder {
+    pub(crate) fn new(named: PathBuf) -> Folder {
+        let real = fs::canonicalize(&named).unwrap_or_else(|_| named.clone());
+        Folder { named, real }
+    }
+
+    /// What lies at a path beneath it, if no link leads there.
+    fn find(&self, path: &Path) -> Option<(PathBuf, FileId)> {
+        let rest = path.strip_prefix(&self.named).or_else(|_| path.strip_prefix(&self.real)).ok()?;
+        if !rest.components().all(|part| matches!(part, Component::Normal(_))) {
+            return None;
+        }
+        let real = self.real.components().chain(rest.components()).collect::<PathBuf>();
+        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        for _ in 0..DISTURBED {
+            match rustix::fs::openat2(CWD, &real, flags, Mode::empty(), resolve) {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                opened => {
+                    let found = rustix::fs::fstat(opened.ok()?).ok()?;
+                    return Some((real, FileId { device: found.st_dev, inode: found.st_ino }));
+                }
+            }
+        }
+        None
+    }
 }
 
 fn denied(what: String, hint: &str) -> Problem {

@@ -204,9 +204,7 @@ impl Containers {
     }
 
     fn protect(&self, workspace: &Path, spec: &SandboxSpec) -> Result<Protection, SandboxError> {
-        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-        let folder = rustix::fs::open(workspace, flags, rustix::fs::Mode::empty())
-            .map_err(|error| SandboxError::Look { path: workspace.to_owned(), source: error.into() })?;
+        let folder = plan::open_workspace(spec, workspace)?;
         Ok(Protection::put_up(&self.state, folder.as_fd(), &spec.allow_protected)?)
     }
 

@@ -36,6 +36,12 @@ pub enum SandboxError {
         #[source]
         source: io::Error,
     },
+    /// A host path that leads elsewhere than when it was admitted.
+    #[error("`{}` is no longer what it was when it was admitted", path.display())]
+    Replaced {
+        /// The path.
+        path: PathBuf,
+    },
     /// A path that is no text where text is needed.
     #[error("the mount point `{}` is not valid UTF-8", path.display())]
     Name {
@@ -166,6 +172,7 @@ impl SandboxError {
     fn code(&self) -> ErrorCode {
         match self {
             SandboxError::Missing(_) => ErrorCode::BarrierMissing,
+            SandboxError::Replaced { .. } => ErrorCode::PolicyDenied,
             SandboxError::CannotFreeze { .. } => ErrorCode::BackendUnavailable,
             SandboxError::Frozen => ErrorCode::InvalidSpec,
             SandboxError::Look { .. }
@@ -199,6 +206,9 @@ impl SandboxError {
                 "name a folder; a single file goes in with --mount or --input"
             }
             SandboxError::Look { .. } => "check that the path exists and that you may read it",
+            SandboxError::Replaced { .. } => {
+                "ask again once nobody moves or replaces anything on the way to it"
+            }
             SandboxError::Name { .. } | SandboxError::Nul => "choose another path",
             SandboxError::FileInWorkspace { .. } => "use --input to put a single file into the workspace",
             SandboxError::Image { hint, .. } | SandboxError::Engine { hint, .. } => hint,

@@ -320,7 +320,7 @@ impl Native {
         match self.ask(spec, who, launcher, held).await {
             Err(SandboxError::RootsWorkspace { path }) => {
                 // The next honest way: be the owner, if that is not the host's root.
-                let owner = owner_of(&path)?;
+                let owner = owner_of(spec, &path)?;
                 if owner.uid == 0 {
                     return Err(SandboxError::RootsWorkspace { path });
                 }
@@ -350,9 +350,7 @@ impl Native {
     }
 
     fn protect(&self, workspace: &Path, spec: &SandboxSpec) -> Result<Protection, SandboxError> {
-        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-        let folder = rustix::fs::open(workspace, flags, rustix::fs::Mode::empty())
-            .map_err(|error| SandboxError::Look { path: workspace.to_owned(), source: error.into() })?;
+        let folder = plan::open_workspace(spec, workspace)?;
         Ok(Protection::put_up(&self.state, folder.as_fd(), &spec.allow_protected)?)
     }
 
@@ -534,9 +532,10 @@ fn placement(held: &Held) -> Result<Placement, SandboxError> {
     Ok(placement.map_err(|source| SandboxError::Launcher { what: "place", source })?.unwrap_or_default())
 }
 
-fn owner_of(path: &Path) -> Result<Owner, SandboxError> {
+fn owner_of(spec: &SandboxSpec, path: &Path) -> Result<Owner, SandboxError> {
     let found =
         std::fs::metadata(path).map_err(|source| SandboxError::Look { path: path.to_owned(), source })?;
+    plan::check_exact(spec, path, (found.dev(), found.ino()))?;
     Ok(Owner { uid: found.uid(), gid: found.gid() })
 }
 

@@ -10,12 +10,16 @@ use init::{
     },
     step::Steps,
 };
-use spec::{Access, Backend, Enforcer, ErrorCode, Id, Limits, Mount, Network, Root, SandboxSpec};
+use rustix::fs::{Mode, OFlags};
+use spec::{Access, Backend, Enforcer, ErrorCode, FileId, Id, Limits, Mount, Network, Root, SandboxSpec};
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{CString, OsStr, OsString},
     fs,
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    os::{
+        fd::OwnedFd,
+        unix::{ffi::OsStrExt, fs::MetadataExt},
+    },
     path::{Path, PathBuf},
 };
 
@@ -142,9 +146,10 @@ pub(crate) fn host_paths(
     idmaps: bool,
 ) -> Result<(Option<HostPath>, Vec<HostPath>), SandboxError> {
     let place = Path::new(spec::WORKSPACE);
-    let workspace = spec.workspace.as_deref().map(|path| host_path(path, place, Access::ReadWrite, idmaps));
+    let workspace = spec.workspace.as_deref();
+    let workspace = workspace.map(|path| host_path(spec, path, place, Access::ReadWrite, idmaps));
     let workspace = workspace.transpose()?;
-    let mount = |mount: &Mount| host_path(&mount.host, mount.inside.as_path(), mount.access, idmaps);
+    let mount = |mount: &Mount| host_path(spec, &mount.host, mount.inside.as_path(), mount.access, idmaps);
     let mut mounts: Vec<_> = spec.mounts.iter().map(mount).collect::<Result<_, _>>()?;
     mounts.sort_by(|a, b| a.inside.cmp(&b.inside));
     if let Some(workspace) = &workspace {
@@ -184,10 +189,17 @@ fn protected(bind: &protect::Bind) -> Result<Protected, SandboxError> {
 }
 
 /// Only what may be written is idmapped: reading stays with the rights that anybody has.
-fn host_path(host: &Path, inside: &Path, access: Access, mapping: bool) -> Result<HostPath, SandboxError> {
+fn host_path(
+    spec: &SandboxSpec,
+    host: &Path,
+    inside: &Path,
+    access: Access,
+    mapping: bool,
+) -> Result<HostPath, SandboxError> {
     let look = |source| SandboxError::Look { path: host.to_owned(), source };
     let real = fs::canonicalize(host).map_err(look)?;
     let found = fs::metadata(&real).map_err(look)?;
+    check_exact(spec, host, (found.dev(), found.ino()))?;
     if inside == Path::new(spec::WORKSPACE) && !found.is_dir() {
         return Err(look(std::io::Error::from_raw_os_error(20)));
     }
@@ -201,6 +213,28 @@ fn host_path(host: &Path, inside: &Path, access: Access, mapping: bool) -> Resul
         writable,
         owner: (mapping && writable).then_some(owner),
     })
+}
+
+/// Refuses what is no longer what was admitted at this path.
+pub(crate) fn check_exact(
+    spec: &SandboxSpec,
+    path: &Path,
+    (device, inode): (u64, u64),
+) -> Result<(), SandboxError> {
+    match spec.admits(path, FileId { device, inode }) {
+        true => Ok(()),
+        false => Err(SandboxError::Replaced { path: path.to_owned() }),
+    }
+}
+
+/// A mounted workspace, opened: the one that was admitted.
+pub(crate) fn open_workspace(spec: &SandboxSpec, path: &Path) -> Result<OwnedFd, SandboxError> {
+    let look = |error: rustix::io::Errno| SandboxError::Look { path: path.to_owned(), source: error.into() };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(path, flags, Mode::empty()).map_err(look)?;
+    let found = rustix::fs::fstat(&folder).map_err(look)?;
+    check_exact(spec, path, (found.st_dev, found.st_ino))?;
+    Ok(folder)
 }
 
 /// The home folder, the folder for artifacts, and the folders at which something is mounted in a fresh workspace; parents first.
@@ -377,5 +411,57 @@ pub(super) fn check_starter(starter: Starter, effective_uid: u32) -> Result<(), 
         )
         .into()),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spec::{ErrorCode, Policy, RunRequest};
+    use std::os::unix::fs::symlink;
+
+    /// Every place of this crate that looks a host path up.
+    fn lookups(spec: &SandboxSpec) -> Vec<Result<(), SandboxError>> {
+        let mut done = vec![host_paths(spec, true).map(drop)];
+        if let Some(workspace) = &spec.workspace {
+            done.push(open_workspace(spec, workspace).map(drop));
+            done.push(super::super::owner_of(spec, workspace).map(drop));
+        }
+        if matches!(spec.root, Root::Folder(_)) {
+            done.push(super::super::root::plan(spec, Steps::ALL, &[]).map(drop));
+        }
+        done
+    }
+
+    #[test]
+    fn a_path_that_leads_elsewhere_than_when_it_was_admitted_is_refused_wherever_it_is_looked_up() {
+        let top = std::env::temp_dir().join(format!("airlock-plan-{}", std::process::id()));
+        let (folder, other) = (top.join("folder"), top.join("other"));
+        [&folder, &other].iter().for_each(|path| fs::create_dir_all(path).unwrap());
+        let found = fs::metadata(&folder).unwrap();
+        let id = FileId { device: found.dev(), inode: found.ino() };
+        let spec = |change: &dyn Fn(&mut RunRequest)| {
+            let exact = Some([(folder.clone(), id)].into());
+            let mut request = RunRequest { command: vec!["true".into()], exact, ..RunRequest::default() };
+            change(&mut request);
+            Policy::default().admit(request).unwrap().sandbox
+        };
+        let specs = [
+            spec(&|request| request.workspace = Some(folder.clone())),
+            spec(&|request| request.mounts = vec![format!("{}:/m:rw", folder.display()).into()]),
+            spec(&|request| request.image = Some(folder.clone())),
+        ];
+        let all = || specs.iter().flat_map(lookups).collect::<Vec<_>>();
+        all().into_iter().for_each(|found| found.unwrap());
+        fs::rename(&folder, top.join("moved")).unwrap();
+        symlink(&other, &folder).unwrap();
+        let refused: Vec<_> = all().into_iter().filter_map(Result::err).collect();
+        // The image alone has no path of its own among the first.
+        assert_eq!(refused.len(), 5, "{refused:?}");
+        for error in refused {
+            assert!(matches!(error, SandboxError::Replaced { .. }), "{error:?}");
+            assert_eq!(error.info().code, ErrorCode::PolicyDenied);
+        }
+        fs::remove_dir_all(top).unwrap();
     }
 }

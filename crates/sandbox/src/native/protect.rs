@@ -24,7 +24,7 @@ mod beneath;
 mod names;
 mod record;
 
-pub use names::{PROTECTED, Protected, may_stand_in};
+pub use names::{PROTECTED, Protected, held, may_stand_in, touched};
 
 use names::{GIT, HEAD, HOME, Stub};
 use record::{Record, Records};

@@ -100,9 +100,11 @@ pub(super) fn plan(
             None
         }
         Root::Folder(folder) => {
-            let folder = image_folder(folder)?;
-            check_mount_points(&folder, spec)?;
-            Some(image_root(&folder)?)
+            let real = image_folder(folder)?;
+            check_mount_points(&real, spec)?;
+            let root = image_root(&real)?;
+            super::plan::check_exact(spec, folder, (root.id.device, root.id.inode))?;
+            Some(root)
         }
         Root::Image(name) => return Err(not_here(name)),
     };

@@ -249,6 +249,7 @@ impl Options {
         Ok(RunRequest {
             env: environment(&self.env_from, &self.env, surroundings)?,
             limits: self.limits(),
+            exact: None,
             command: self.command,
             profile: self.profile,
             backend: self.backend,
@@ -438,6 +439,7 @@ mod tests {
             "--", "echo", "--json", "-x",
         ]).unwrap();
         let wanted = RunRequest {
+            exact: None,
             command: vec!["echo".into(), "--json".into(), "-x".into()],
             profile: Some("agent".into()),
             backend: Some("native".into()),

@@ -101,6 +101,7 @@ pub(super) fn body(request: RunRequest, goods: &Goods) -> Result<Value, Failure>
         workspace,
         copy_on_write,
         mounts,
+        exact: _,
         volumes,
         env,
         caller_env: _,

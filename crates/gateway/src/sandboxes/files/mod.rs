@@ -68,6 +68,9 @@ fn refused(error: TreeError) -> Problem {
             "remove something, or make a sandbox with more `disk`",
         ),
         Is::TooMany { .. } => (StatusCode::CONFLICT, "quota_exceeded", "ask again, or for what lies deeper"),
+        Is::Protected { .. } => {
+            (StatusCode::FORBIDDEN, "policy_denied", "make a sandbox with `allow_protected` for this name")
+        }
         Is::Other { source, .. } => match source.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 (StatusCode::FORBIDDEN, "policy_denied", "it may not be touched")

@@ -4,6 +4,7 @@
 //! enters the folder, opens it, or asks git for its state. What runs only when the user runs the
 //! project itself (makefiles, package scripts, `.npmrc`) is not here: that is as good as its sources.
 
+use spec::WorkspacePath;
 use std::path::Path;
 
 /// What stands in for a name that is absent while a run goes on.
@@ -72,6 +73,36 @@ pub const PROTECTED: &[Protected] = &[
     folder(".zshenv", "run by every zsh"),
     folder(".zlogin", "run by a login zsh"),
 ];
+
+/// What `.git` is where there is no repository yet.
+const REPOSITORY: Protected =
+    folder(GIT, "makes a repository of the workspace, whose hooks and config git obeys");
+/// Never lifted: in the box something is mounted there.
+const OF_PROGRAM: Protected = folder(HOME, "the program's home is mounted there");
+
+/// The protected name that a change at `path` touches: one that lies at it or above it, and where `down` is set also one
+/// below it. Names compare by their bytes, as in most file systems.
+pub fn touched(
+    path: &Path,
+    allowed: &[WorkspacePath],
+    has_repository: bool,
+    down: bool,
+) -> Option<&'static Protected> {
+    let lifted = |name: &Path| allowed.iter().any(|allowed| name.starts_with(allowed.as_path()));
+    let applies = |protected: &&Protected| match protected.name {
+        GIT | HEAD => !has_repository,
+        _ => true,
+    };
+    let touches = |name: &Path| path.starts_with(name) || down && name.starts_with(path);
+    let mut all = PROTECTED.iter().chain([&REPOSITORY]).filter(applies);
+    all.find(|protected| !lifted(Path::new(protected.name)) && touches(Path::new(protected.name)))
+}
+
+/// The same for whoever changes a mounted workspace from outside while a box is there.
+pub fn held(path: &Path, allowed: &[WorkspacePath], has_repository: bool) -> Option<&'static Protected> {
+    let of_program = path.starts_with(HOME).then_some(&OF_PROGRAM);
+    of_program.or_else(|| touched(path, allowed, has_repository, true))
+}
 
 /// The stand-in for a name that may have one; nothing for any other name.
 pub(super) fn stub(name: &str) -> Option<Stub> {

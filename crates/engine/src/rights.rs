@@ -1,0 +1,97 @@
+//! What may be done from outside in a workspace that is a folder of the host's: what its program may do there, and no more.
+//! Names that are protected from the program are protected from whoever sends files, and where the engine is root, it acts
+//! there with the rights of the folder's owner: a file that he may not read is read for nobody.
+
+use crate::files::{self, Bounds, Collected, Found};
+use rustix::fs::{Dir, OFlags};
+use sandbox::native::protect;
+use spec::{SandboxSpec, WorkspacePath};
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    path::Path,
+    sync::mpsc,
+    thread,
+};
+
+/// What holds in a workspace; nothing in one of the box's own.
+#[derive(Clone, Debug, Default)]
+pub struct Rights {
+    /// Of a folder of the host's: protected names that may be written after all.
+    mounted: Option<Vec<WorkspacePath>>,
+    /// Whose rights in files count there, if not our own.
+    user: Option<(u32, u32)>,
+}
+
+impl Rights {
+    /// Those in the workspace of a box.
+    pub(crate) fn of(spec: &SandboxSpec, workspace: BorrowedFd<'_>) -> io::Result<Rights> {
+        if spec.workspace.is_none() {
+            return Ok(Rights::default());
+        }
+        let found = rustix::fs::fstat(workspace)?;
+        let others = rustix::process::geteuid().is_root() && found.st_uid != 0;
+        let user = others.then_some((found.st_uid, found.st_gid));
+        Ok(Rights { mounted: Some(spec.allow_protected.clone()), user })
+    }
+
+    /// Does something with these rights. In a thread of its own: what that gives up need not be got back.
+    pub(crate) fn act<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        let Some((uid, gid)) = self.user else { return work() };
+        let work = move || {
+            sandbox::act_in_files_as(uid, gid)?;
+            work()
+        };
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().spawn_scoped(scope, work)?;
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread failed")))
+        })
+    }
+
+    /// Collects files with these rights; they are kept with our own.
+    pub(crate) fn collect(
+        &self,
+        workspace: BorrowedFd<'_>,
+        wanted: &[WorkspacePath],
+        bounds: Bounds,
+        keep: &mut dyn FnMut(Found) -> Result<(), String>,
+    ) -> io::Result<Collected> {
+        if self.user.is_none() {
+            return Ok(files::collect(workspace, wanted, bounds, keep));
+        }
+        let (found, all) = mpsc::sync_channel(0);
+        let (answer, answers) = mpsc::channel();
+        let gone = || "nobody keeps it".to_owned();
+        let collect = move || {
+            Ok(files::collect(workspace, wanted, bounds, &mut |one| {
+                found.send(one).map_err(|_| gone())?;
+                answers.recv().unwrap_or_else(|_| Err(gone()))
+            }))
+        };
+        thread::scope(|scope| {
+            let collecting = scope.spawn(|| self.act(collect));
+            for one in all {
+                // Whoever collects waits for it, or has failed and is told of below.
+                _ = answer.send(keep(one));
+            }
+            collecting.join().unwrap_or_else(|_| Err(io::Error::other("a thread failed")))
+        })
+    }
+
+    /// Why what lies at a path must stay as it is, if it must.
+    pub(crate) fn protects(&self, workspace: BorrowedFd<'_>, path: &Path) -> Option<String> {
+        let allowed = self.mounted.as_ref()?;
+        let held = protect::held(path, allowed, has_repository(workspace))?;
+        Some(format!("`{}` is protected: {}", held.name, held.reason))
+    }
+}
+
+/// Whether there is a folder `.git` with something in it. One that cannot be looked at is none: then all of it is protected.
+fn has_repository(workspace: BorrowedFd<'_>) -> bool {
+    let listed = || -> io::Result<bool> {
+        let folder = files::open(workspace.as_fd(), ".git", OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let names = Dir::new(folder)?.take(3).collect::<Result<Vec<_>, _>>()?;
+        Ok(names.iter().any(|entry| !matches!(entry.file_name().to_bytes(), b"." | b"..")))
+    };
+    listed().unwrap_or(false)
+}
