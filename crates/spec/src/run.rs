@@ -70,6 +70,9 @@ pub struct RunRequest {
     pub inputs: Vec<OsString>,
     /// Inputs that came with the request, by their names in the workspace.
     pub inputs_given: Vec<(PathBuf, Arc<[u8]>)>,
+    /// Inputs that are kept artifacts: the name in the workspace, the artifact's, and its version. Never read from one
+    /// text, in which a name could end where its writer wants.
+    pub inputs_kept: Vec<(PathBuf, PathBuf, Option<u64>)>,
     pub artifacts: Vec<PathBuf>,
     /// Protected names of the workspace that may be written after all.
     pub allow_protected: Vec<PathBuf>,
@@ -558,11 +561,15 @@ fn mount(text: &OsStr) -> Result<Mount, SpecError> {
 }
 
 fn inputs(request: &RunRequest) -> Result<Vec<(WorkspacePath, InputSource)>, SpecError> {
-    let given = request.inputs_given.iter().map(|(name, bytes)| {
-        let name = WorkspacePath::new(name).map_err(|why| invalid(why, "give the input another name"))?;
-        Ok((name, InputSource::Given(bytes.clone())))
+    let path = |name: &Path| {
+        WorkspacePath::new(name).map_err(|why| invalid(why, "give the input another name"))
+    };
+    let given = request.inputs_given.iter();
+    let given = given.map(|(name, bytes)| Ok((path(name)?, InputSource::Given(bytes.clone()))));
+    let kept = request.inputs_kept.iter().map(|(name, artifact, version)| {
+        Ok((path(name)?, InputSource::Artifact { name: path(artifact)?, version: *version }))
     });
-    request.inputs.iter().map(|text| input(text)).chain(given).collect()
+    request.inputs.iter().map(|text| input(text)).chain(given).chain(kept).collect()
 }
 
 /// `NAME=FILE` or `NAME=artifact:NAME[@VERSION]`.

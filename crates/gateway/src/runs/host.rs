@@ -22,8 +22,12 @@ pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest)
     if let Some((what, _)) = admins.into_iter().find(|(_, asked)| *asked && !caller.is_admin()) {
         return Err(denied(format!("`{what}` is only for an admin"), "leave it away, or use an admin's key"));
     }
+    // As a text an input may be a file of this machine: over HTTP there is none, whoever wrote it.
+    if !request.inputs.is_empty() {
+        return Err(denied("files of this machine are no inputs".to_owned(), "send `text`, `base64` or `artifact`"));
+    }
     // They are named by everybody, and whoever reads or adds one says so.
-    if !request.inputs.is_empty() || !request.artifacts.is_empty() {
+    if !request.inputs_kept.is_empty() || !request.artifacts.is_empty() {
         caller.require(Scope::Artifacts)?;
     }
     if let Some(image) = request.image.as_mut().filter(|image| is_folder(image)) {

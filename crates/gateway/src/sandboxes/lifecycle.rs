@@ -234,6 +234,7 @@ async fn fork(
     // They lie in the workspace that is copied, as they are by now.
     request.run.inputs.clear();
     request.run.inputs_given.clear();
+    request.run.inputs_kept.clear();
     // A folder of the host's stays where it is: the copy is the sandbox's own.
     request.run.workspace = None;
     request.run.run_id = None;
