@@ -1,6 +1,7 @@
 //! One server, many who do not trust each other: what a key may name, and that it learns nothing of the others.
 
 use gateway_tests::{Answer, Server};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs;
 
@@ -36,4 +37,35 @@ fn no_name_of_an_input_leads_to_a_file_of_the_host() {
     let files = format!("/v1/sandboxes/{}/files/y", made["sandbox_id"].as_str().unwrap());
     let file = server.ask(&key, "GET", &files, &[], &Value::Null);
     assert!(!file.text().contains("only the host's"), "{}", file.text());
+}
+
+#[test]
+fn a_promise_is_kept_with_the_run_of_whoever_was_promised_it_and_no_other() {
+    let server = Server::new();
+    let other = server.key(&["admin"]);
+    let order = json!({ "command": ["echo", "first"], "run_id": "x" });
+    let ask = |server: &Server| server.ask(&other, "POST", "/v1/runs", &[("idempotency-key", "k")], &order);
+    assert_eq!(ask(&server).json()["stdout"], "first\n");
+    assert_eq!(ask(&server).json()["stdout"], "first\n", "the positive control");
+    server.post("/v1/runs", &json!({ "command": ["true"] }));
+    // It forgets all but the newest run when it starts.
+    let server = server.restart(Signal::TERM, "[serve]\nkeep_runs = 1\n");
+    let theirs = server.post("/v1/runs", &json!({ "command": ["echo", "somebody else's"], "run_id": "x" }));
+    assert_eq!(theirs.status, 200, "{}", theirs.text());
+    let again = ask(&server);
+    assert_eq!((again.status, &again.json()["code"]), (410, &json!("lost")), "{}", again.text());
+}
+
+#[test]
+fn a_run_that_could_not_start_is_the_same_problem_after_a_restart() {
+    let server = Server::new();
+    let order = json!({ "command": ["true"], "image": "no/such:image" });
+    let ask = |server: &Server| {
+        let answer = server.ask(&server.admin, "POST", "/v1/runs", &[("idempotency-key", "k")], &order);
+        (answer.status, answer.header("content-type").map(str::to_owned), answer.json())
+    };
+    let first = ask(&server);
+    assert_eq!((first.0, &first.2["code"]), (400, &json!("image_missing")));
+    let server = server.restart(Signal::TERM, "");
+    assert_eq!(ask(&server), first);
 }

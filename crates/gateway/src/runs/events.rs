@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http::{HeaderMap, header};
 use serde_json::{Value, json};
 use spec::Stream;
+use store::served::RunRow;
 use std::{str::FromStr, sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
@@ -65,7 +66,12 @@ pub(crate) async fn events(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    let row = row(&gateway, &caller, &id)?;
+    of(&gateway, row(&gateway, &caller, &id)?, &headers)
+}
+
+/// The events of a run that the caller may see, behind the last one that he saw.
+pub(super) fn of(gateway: &Gateway, row: RunRow, headers: &HeaderMap) -> Answer<Response> {
+    let id = row.id;
     let seen = match headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default()) {
         None | Some("") => Seen::default(),
         Some(id) => id.parse().map_err(|()| {
