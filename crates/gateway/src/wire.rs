@@ -153,6 +153,7 @@ struct Input {
 pub(crate) struct RunOrder {
     /// Exact argument list; no shell.
     command: Vec<String>,
+    /// One that shows folders of the server's machine only for an admin, unless the operator lists it.
     profile: Option<String>,
     /// `native`, `docker`, `podman` or `container`.
     backend: Option<String>,
@@ -191,6 +192,7 @@ pub(crate) struct RunOrder {
     inputs: Vec<Input>,
     /// What to keep of `/workspace`.
     artifacts: Vec<String>,
+    /// Only for an admin.
     allow_protected: Vec<String>,
     /// Opens the LLM door: `true`, or the name of a provider.
     llm: Option<Llm>,
@@ -205,7 +207,7 @@ pub(crate) struct RunOrder {
     /// The same for what is not text.
     stdin_base64: Option<String>,
     contract: Option<String>,
-    /// Chosen by the caller, so that a run can be found by it whatever becomes of the connection.
+    /// Only for an admin: names of runs are everybody's. Others find theirs by `task_id` or an `Idempotency-Key`.
     run_id: Option<String>,
     task_id: Option<String>,
     job_id: Option<String>,

@@ -69,3 +69,37 @@ fn a_run_that_could_not_start_is_the_same_problem_after_a_restart() {
     let server = server.restart(Signal::TERM, "");
     assert_eq!(ask(&server), first);
 }
+
+#[test]
+fn nobody_but_an_admin_chooses_a_name_and_so_nobody_learns_who_has_one() {
+    let server = Server::new();
+    let key = server.key(&["runs", "sandboxes"]);
+    assert_eq!(server.post("/v1/runs", &json!({ "command": ["true"], "run_id": "taken" })).status, 200);
+    let choose = |id: &str| run(&server, &key, json!({ "command": ["true"], "run_id": id }));
+    let (taken, free) = (choose("taken"), choose("free"));
+    assert_eq!((taken.status, taken.text()), (403, free.text()));
+    for by in [&key, &server.admin] {
+        let order = |id: Value| server.ask(by, "POST", "/v1/sandboxes", &[], &json!({ "run_id": id }));
+        assert_eq!(order("taken".into()).status, 400, "a sandbox has no chosen name at all");
+        assert_eq!(order(Value::Null).status, 201, "the positive control");
+    }
+}
+
+#[test]
+fn a_profile_that_shows_the_host_is_for_those_to_whom_the_operator_gives_it() {
+    let order = |profile: &str| json!({ "command": ["ls", "/var/lib"], "profile": profile });
+    let server = Server::new();
+    let key = server.key(&["runs", "sandboxes"]);
+    for fine in ["restrictive", "standard", "agent"] {
+        assert_eq!(run(&server, &key, order(fine)).status, 200, "{fine}");
+    }
+    let refused = run(&server, &key, order("permissive"));
+    assert_eq!((refused.status, &refused.json()["code"]), (403, &json!("policy_denied")));
+    let order_box = json!({ "profile": "permissive" });
+    assert_eq!(server.ask(&key, "POST", "/v1/sandboxes", &[], &order_box).status, 403);
+    assert_eq!(server.post("/v1/runs", &order("permissive")).json()["exit_code"], 0, "an admin may");
+    let server = Server::with("[serve]\nprofiles = [\"permissive\"]\n", &[]);
+    let key = server.key(&["runs"]);
+    assert_eq!(run(&server, &key, order("permissive")).json()["exit_code"], 0, "it is listed");
+    assert_eq!(run(&server, &key, order("standard")).status, 403, "and no other is");
+}

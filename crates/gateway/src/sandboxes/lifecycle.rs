@@ -93,7 +93,11 @@ fn split(body: &Raw) -> Answer<(Stay, RunRequest)> {
     let bad = |error: serde_json::Error| unreadable(&error.to_string());
     let stay = serde_json::from_value(serde_json::Value::Object(stay)).map_err(bad)?;
     let order: RunOrder = serde_json::from_value(serde_json::Value::Object(options)).map_err(bad)?;
-    Ok((stay, order.into_request()?.0))
+    let run = order.into_request()?.0;
+    match run.run_id {
+        None => Ok((stay, run)),
+        Some(_) => Err(Problem::invalid("`run_id` is not of a sandbox", "leave it away; `labels` are words of your own")),
+    }
 }
 
 /// Which are wanted.

@@ -64,7 +64,8 @@ pub(crate) struct Stay {
 pub(crate) struct SandboxOrder;
 
 /// What of a run is about its program.
-const OF_A_PROGRAM: [&str; 6] = ["command", "entrypoint", "stdin", "stdin_base64", "artifacts", "contract"];
+const OF_A_PROGRAM: [&str; 7] =
+    ["command", "entrypoint", "stdin", "stdin_base64", "artifacts", "contract", "run_id"];
 
 impl PartialSchema for SandboxOrder {
     fn schema() -> RefOr<Schema> {
