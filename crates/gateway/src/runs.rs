@@ -7,12 +7,13 @@ pub(crate) mod live;
 
 use crate::{
     Caller, Gateway, Problem, Scope,
+    path::Path,
     problem::Answer,
     wire::{Raw, RunOrder},
 };
 use axum::{
     Json,
-    extract::{Path, Query, State},
+    extract::{Query, State},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -106,6 +107,7 @@ async fn create(
     let mut spec = gateway.policy().admit(request)?;
     // Whose artifacts and workspaces it reads and keeps.
     spec.owner = Some(caller.owner()?);
+    spec.keep = caller.require(Scope::Artifacts).is_ok();
     let live = match take(&gateway, &caller, &spec, promise)? {
         Taken::New(live) => {
             // Before it can write anything.

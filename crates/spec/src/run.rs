@@ -115,6 +115,8 @@ pub struct RunSpec {
     pub inputs: Vec<(WorkspacePath, InputSource)>,
     /// Files to keep after the run.
     pub artifacts: Vec<WorkspacePath>,
+    /// Whether anything is kept at all. A front says no for whoever may not keep artifacts.
+    pub keep: bool,
     /// What is granted beyond the box.
     pub grants: Grants,
     /// The box.
@@ -349,6 +351,7 @@ impl Policy {
             contract: check_contract(request.contract, request.tty)?,
             inputs,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
+            keep: true,
             grants: Grants { secrets, ..grants },
             owner: None,
             sandbox: SandboxSpec {

@@ -103,3 +103,17 @@ fn a_profile_that_shows_the_host_is_for_those_to_whom_the_operator_gives_it() {
     assert_eq!(run(&server, &key, order("permissive")).json()["exit_code"], 0, "it is listed");
     assert_eq!(run(&server, &key, order("standard")).status, 403, "and no other is");
 }
+
+#[test]
+fn whoever_may_not_keep_artifacts_keeps_none_by_another_way() {
+    let server = Server::new();
+    let order =
+        json!({ "command": ["sh", "-c", "mkdir -p .artifacts; echo x > .artifacts/out; echo $? >&2"] });
+    let count = || server.get("/v1/artifacts").json()["artifacts"].as_array().unwrap().len();
+    let made = run(&server, &server.key(&["runs"]), order.clone()).json();
+    assert_eq!((&made["exit_code"], &made["artifacts"], count()), (&json!(0), &json!([]), 0), "{made}");
+    let note = "no artifact was kept: whoever asked for this run may not keep any";
+    assert!(made["notes"].as_array().unwrap().contains(&json!(note)), "{made}");
+    let made = run(&server, &server.key(&["runs", "artifacts"]), order).json();
+    assert_eq!((&made["artifacts"][0]["name"], count()), (&json!("out"), 1), "the positive control");
+}
