@@ -11,6 +11,7 @@ mod images;
 mod keys;
 mod metrics;
 mod openapi;
+mod path;
 mod problem;
 mod runs;
 mod sandboxes;

@@ -2,9 +2,9 @@
 //! comes again gets exactly the rest: `STARTED.DENIALS.STDOUT.STDERR`, the last two in bytes.
 
 use super::{hold::Hold, live::Live, row};
-use crate::{Caller, Gateway, Problem, problem::Answer, stream, wire};
+use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, stream, wire};
 use axum::{
-    extract::{Path, State},
+    extract::State,
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;

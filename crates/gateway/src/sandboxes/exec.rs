@@ -5,10 +5,10 @@ use super::{
     events,
     wire::{ExecAsked, ExecList, ExecState, Order},
 };
-use crate::{Caller, Gateway, Problem, problem::Answer, wire::Raw};
+use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, wire::Raw};
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::State,
     response::{IntoResponse, Response},
 };
 use engine::{Exec, Session, SessionStatus};

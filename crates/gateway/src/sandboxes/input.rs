@@ -4,11 +4,11 @@ use super::{
     body::{Asked, parsed},
     wire::{SignalName, Size},
 };
-use crate::{Caller, Gateway, Problem, problem::Answer, wire::Raw};
+use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, wire::Raw};
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State},
+    extract::State,
 };
 use engine::Exec;
 use http::StatusCode;

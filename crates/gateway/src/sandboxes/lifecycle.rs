@@ -7,13 +7,14 @@ use super::{
 };
 use crate::{
     Caller, Gateway, Problem, Scope,
+    path::Path,
     problem::Answer,
     runs::host,
     wire::{Raw, RunOrder, unreadable},
 };
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::State,
     response::{IntoResponse, Response},
 };
 use engine::SessionStatus;
