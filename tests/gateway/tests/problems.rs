@@ -35,7 +35,13 @@ fn every_route_answers_a_bad_path_query_and_method_with_a_problem() {
             let ask = |path: &str| server.ask(&server.admin, method, path, &[], &json!({}));
             if path.contains('{') {
                 for bad in ["%ff", "%00", "..%2f..", &"x".repeat(3000)] {
-                    is_problem(&ask(&filled(path, bad)), &format!("{method} {path} with {bad:.9}"));
+                    let answer = ask(&filled(path, bad));
+                    // Artifacts are named by bytes.
+                    let is_name = method == "PUT" && path.starts_with("/v1/artifacts/") && bad == "%ff";
+                    match is_name {
+                        true => assert_eq!(answer.status, 201, "{}", answer.text()),
+                        false => is_problem(&answer, &format!("{method} {path} with {bad:.9}")),
+                    }
                 }
             }
         }
