@@ -24,8 +24,9 @@ const ROUTED: &str = "/v1/images/{*name}";
 const DESCRIBED: &str = "/v1/images/{name}";
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    let mut all =
-        OpenApiRouter::new().routes(routes!(list_images, load_image)).routes(routes!(show_image, remove_image));
+    let mut all = OpenApiRouter::new()
+        .routes(routes!(list_images, load_image))
+        .routes(routes!(show_image, remove_image));
     // A name may have slashes, which a description has no word for.
     let paths = &mut all.get_openapi_mut().paths.paths;
     if let Some(item) = paths.remove(ROUTED) {

@@ -2,10 +2,7 @@
 //! and compared in the same time whatever differs. The database is asked each time: what is revoked there is revoked.
 
 use crate::{Caller, Gateway, Problem, Scope, path::Path as InPath, problem::Answer, wire};
-use axum::{
-    Json,
-    extract::State,
-};
+use axum::{Json, extract::State};
 use http::StatusCode;
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};

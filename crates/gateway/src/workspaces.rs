@@ -2,10 +2,7 @@
 //! that its run or session was made with.
 
 use crate::{Caller, Gateway, Problem, Scope, path::Path, problem::Answer, wire::Raw};
-use axum::{
-    Json,
-    extract::State,
-};
+use axum::{Json, extract::State};
 use engine::workspaces::{self as layers, CommitOptions, LayerError, Left};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};

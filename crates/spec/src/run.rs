@@ -564,9 +564,8 @@ fn mount(text: &OsStr) -> Result<Mount, SpecError> {
 }
 
 fn inputs(request: &RunRequest) -> Result<Vec<(WorkspacePath, InputSource)>, SpecError> {
-    let path = |name: &Path| {
-        WorkspacePath::new(name).map_err(|why| invalid(why, "give the input another name"))
-    };
+    let path =
+        |name: &Path| WorkspacePath::new(name).map_err(|why| invalid(why, "give the input another name"));
     let given = request.inputs_given.iter();
     let given = given.map(|(name, bytes)| Ok((path(name)?, InputSource::Given(bytes.clone()))));
     let kept = request.inputs_kept.iter().map(|(name, artifact, version)| {

@@ -91,8 +91,7 @@ fn what_belongs_to_another_key_is_not_there() {
     let ask = |key: &str, method: &str, path: &str| server.ask(key, method, path, &[], &json!(null));
     for path in [format!("/v1/runs/{id}"), format!("/v1/runs/{id}/events"), format!("/v1/usage?run={id}")] {
         let path = path.as_str();
-        let (other, absent) =
-            (ask(&theirs, "GET", path), ask(&theirs, "GET", &path.replace(id, "absent")));
+        let (other, absent) = (ask(&theirs, "GET", path), ask(&theirs, "GET", &path.replace(id, "absent")));
         assert_eq!((other.status, other.text()), (404, absent.text()), "{path}");
         assert_eq!(ask(&mine, "GET", path).status, 200, "{path}: the positive control");
         assert_eq!(ask(&server.admin, "GET", path).status, 200, "{path}: an admin sees all");

@@ -98,8 +98,7 @@ mod tests {
             grace: seconds(8),
         };
         let listen = "127.0.0.1:1".parse().ok();
-        let (hosts, folders, profiles) =
-            (vec!["a".into()], vec!["/srv".into()], Some(vec!["agent".into()]));
+        let (hosts, folders, profiles) = (vec!["a".into()], vec!["/srv".into()], Some(vec!["agent".into()]));
         let wanted = Serve { listen, hosts, folders, profiles, bounds };
         assert_eq!(said, Ok(wanted));
         assert_eq!(read("folder = [\"/x\"]").unwrap_err().hint, "did you mean `folders`?");

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use http::{HeaderMap, header};
 use serde_json::{Value, json};
 use spec::Stream;
-use store::served::RunRow;
 use std::{str::FromStr, sync::Arc, time::Duration};
+use store::served::RunRow;
 use tokio::sync::mpsc;
 
 /// Silence is broken so often, for whatever stands between.

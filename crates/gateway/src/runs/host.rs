@@ -28,7 +28,10 @@ pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest)
     check_profile(gateway, caller, &request)?;
     // As a text an input may be a file of this machine: over HTTP there is none, whoever wrote it.
     if !request.inputs.is_empty() {
-        return Err(denied("files of this machine are no inputs".to_owned(), "send `text`, `base64` or `artifact`"));
+        return Err(denied(
+            "files of this machine are no inputs".to_owned(),
+            "send `text`, `base64` or `artifact`",
+        ));
     }
     // They are named by everybody, and whoever reads or adds one says so.
     if !request.inputs_kept.is_empty() || !request.artifacts.is_empty() {

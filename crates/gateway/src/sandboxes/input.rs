@@ -5,11 +5,7 @@ use super::{
     wire::{SignalName, Size},
 };
 use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, wire::Raw};
-use axum::{
-    Json,
-    body::Body,
-    extract::State,
-};
+use axum::{Json, body::Body, extract::State};
 use engine::Exec;
 use http::StatusCode;
 use http_body_util::BodyExt;

@@ -97,7 +97,10 @@ fn split(body: &Raw) -> Answer<(Stay, RunRequest)> {
     let run = order.into_request()?.0;
     match run.run_id {
         None => Ok((stay, run)),
-        Some(_) => Err(Problem::invalid("`run_id` is not of a sandbox", "leave it away; `labels` are words of your own")),
+        Some(_) => Err(Problem::invalid(
+            "`run_id` is not of a sandbox",
+            "leave it away; `labels` are words of your own",
+        )),
     }
 }
 

@@ -329,10 +329,9 @@ impl Shown {
         let known = self.at != [0; 2];
         let failure = Failure::from(error);
         match failure.code {
-            ErrorCode::Lost | ErrorCode::BackendUnavailable if known => Failure {
-                hint: "the run may go on there; GET /v1/runs tells".to_owned(),
-                ..failure
-            },
+            ErrorCode::Lost | ErrorCode::BackendUnavailable if known => {
+                Failure { hint: "the run may go on there; GET /v1/runs tells".to_owned(), ..failure }
+            }
             _ => failure,
         }
     }
