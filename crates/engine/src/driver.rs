@@ -304,6 +304,10 @@ impl Driver {
         if fresh && self.making.spec.artifacts.is_empty() && files::artifacts_are_empty(sandbox.workspace()) {
             return;
         }
+        if !self.making.spec.keep {
+            let note = "no artifact was kept: whoever asked for this run may not keep any";
+            return result.notes.push(note.to_owned());
+        }
         let kept = match sandbox.workspace().try_clone_to_owned() {
             Ok(workspace) => {
                 let Making { engine, id, spec, .. } = &self.making;

@@ -350,7 +350,11 @@ async fn a_program_that_cannot_start_is_told_and_the_session_goes_on() {
     let place = Place::new("cannot");
     let session = place.open().await;
     let absent = ExecRequest { command: vec!["no-such-program".into()], ..ExecRequest::default() };
-    assert_eq!(session.exec(absent).await.unwrap_err().code, ErrorCode::StartFailed);
+    let never = session.exec(absent).await.unwrap().wait().await;
+    assert_eq!((never.status, never.exit_status), (Status::NotStarted, 127));
+    assert_eq!(never.error.unwrap().message, "there is no command `no-such-program` inside");
+    let folder = ExecRequest { command: vec!["/usr".into()], ..ExecRequest::default() };
+    assert_eq!(session.exec(folder).await.unwrap().wait().await.exit_status, 126);
     let nowhere = ExecRequest { directory: Some("/no/such/folder".into()), ..shell("true") };
     assert_eq!(session.exec(nowhere).await.unwrap_err().code, ErrorCode::StartFailed);
     assert_eq!(session.exec(ExecRequest::default()).await.unwrap_err().code, ErrorCode::InvalidSpec);

@@ -20,8 +20,6 @@ use std::{
 
 /// Asked before anybody can have a key.
 const OPEN: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
-/// Asked by machines of the same host, too.
-const OPEN_HERE: [&str; 1] = ["/metrics"];
 const UNMATCHED: &str = "unmatched";
 
 /// How a connection came; none for a unix socket, which no browser reaches.
@@ -33,10 +31,6 @@ pub(crate) struct Connection {
 impl Connection {
     fn local(self) -> Option<SocketAddr> {
         self.addresses.map(|(local, _)| local)
-    }
-
-    fn is_of_this_machine(self) -> bool {
-        self.addresses.is_none_or(|(_, peer)| peer.ip().is_loopback())
     }
 }
 
@@ -88,7 +82,6 @@ fn admit(gateway: &Gateway, request: &Request, route: &str) -> Result<Option<Cal
             None => Err(unauthorized("this key is not known, has expired or was revoked")),
         },
         None if OPEN.contains(&route) => Ok(None),
-        None if OPEN_HERE.contains(&route) && connection.is_of_this_machine() => Ok(None),
         None => Err(unauthorized("a key is needed")),
     }
 }

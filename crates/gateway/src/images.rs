@@ -1,12 +1,12 @@
 //! Images of this machine: seen with the scope of images, changed by an admin, for they are everybody's.
 
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
+use crate::{Caller, Gateway, Problem, Scope, path::Path, problem::Answer};
 use axum::{
     Json,
     body::Body,
-    extract::{Path, Query, State, rejection::QueryRejection},
+    extract::{Query, State, rejection::QueryRejection},
 };
-use http::StatusCode;
+use http::{HeaderMap, StatusCode, header::CONTENT_LENGTH};
 use http_body_util::BodyExt;
 use image::{ImageError, Images, Limits, Listed, Source};
 use serde::{Deserialize, Serialize};
@@ -17,18 +17,16 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// What an archive may have.
-const MOST_ARCHIVE_BYTES: usize = 16 << 30;
+const MOST_ARCHIVE_BYTES: u64 = 16 << 30;
 
 /// How an address of an image is routed, and how it is described.
 const ROUTED: &str = "/v1/images/{*name}";
 const DESCRIBED: &str = "/v1/images/{name}";
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    // An archive is as large as it is: it is read as it comes, within the limits of images.
-    let load = OpenApiRouter::new()
+    let mut all = OpenApiRouter::new()
         .routes(routes!(list_images, load_image))
-        .layer(axum::extract::DefaultBodyLimit::max(MOST_ARCHIVE_BYTES));
-    let mut all = load.routes(routes!(show_image, remove_image));
+        .routes(routes!(show_image, remove_image));
     // A name may have slashes, which a description has no word for.
     let paths = &mut all.get_openapi_mut().paths.paths;
     if let Some(item) = paths.remove(ROUTED) {
@@ -136,9 +134,14 @@ async fn load_image(
     State(gateway): State<Gateway>,
     caller: Caller,
     query: Result<Query<LoadQuery>, QueryRejection>,
+    headers: HeaderMap,
     body: Body,
 ) -> Answer<(StatusCode, Json<LoadedImage>)> {
     caller.require(Scope::Admin)?;
+    let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > MOST_ARCHIVE_BYTES) {
+        return Err(too_large());
+    }
     let Query(query) = query.map_err(|error| {
         Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "only `name` is known")
     })?;
@@ -149,10 +152,12 @@ async fn load_image(
     let load = off_the_loop(&gateway, move |images| {
         images.load(Source::File(archive), name, &Limits::default(), &mut |_| {})
     });
-    let (loaded, passed) = tokio::join!(load, pass(body, into));
-    // Whoever refuses an archive stops reading it: that is the better answer.
-    let loaded = loaded?;
-    passed?;
+    let (loaded, passed) = tokio::join!(load, pass(body, into, MOST_ARCHIVE_BYTES));
+    // Whoever refuses an archive stops reading it: that is the better answer, unless it was we who cut it off.
+    let loaded = match passed {
+        Err(problem) if problem.status() == StatusCode::PAYLOAD_TOO_LARGE => return Err(problem),
+        passed => loaded.and_then(|loaded| passed.map(|()| loaded))?,
+    };
     let image = &loaded.image;
     let answer = LoadedImage {
         names: image.names().iter().map(ImageRef::familiar).collect(),
@@ -211,16 +216,22 @@ async fn remove_image(
 
 /// Passes the archive on as it comes; the end of the pipe tells the reader that it is whole. Cut short, the reader
 /// finds out by the archive itself, of which every digest is checked.
-async fn pass(mut body: Body, mut into: pipe::Sender) -> Answer<()> {
+async fn pass(mut body: Body, mut into: pipe::Sender, mut left: u64) -> Answer<()> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| Problem::invalid("the archive was cut short", "send all of it"))?;
         let Ok(piece) = frame.into_data() else { continue };
+        left = left.checked_sub(piece.len() as u64).ok_or_else(too_large)?;
         if into.write_all(&piece).await.is_err() {
             // What stands behind the end of an archive is read and forgotten.
             return Ok(());
         }
     }
     Ok(())
+}
+
+fn too_large() -> Problem {
+    let hint = format!("an archive has at most {MOST_ARCHIVE_BYTES} bytes");
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", "the archive is too large", Some(hint))
 }
 
 async fn off_the_loop<T: Send + 'static>(
@@ -265,4 +276,19 @@ fn refused(error: ImageError) -> Problem {
 
 fn internal(message: String) -> Problem {
     Problem::from(ErrorInfo { code: ErrorCode::Internal, message, hint: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_archive_is_counted_as_it_passes() {
+        for (most, fits) in [(6, true), (5, false)] {
+            let (into, from) = pipe::pipe().unwrap();
+            let passed = pass(Body::from("abcdef"), into, most).await;
+            assert_eq!(passed.err().map(|problem| problem.status().as_u16()), (!fits).then_some(413));
+            drop(from);
+        }
+    }
 }

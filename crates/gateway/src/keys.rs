@@ -1,11 +1,8 @@
 //! Keys: made, listed, revoked, and recognised. A token is `alk_<id>_<64 digits>`; only its hash is kept, found by the id
 //! and compared in the same time whatever differs. The database is asked each time: what is revoked there is revoked.
 
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer, wire};
-use axum::{
-    Json,
-    extract::{Path as InPath, State},
-};
+use crate::{Caller, Gateway, Problem, Scope, path::Path as InPath, problem::Answer, wire};
+use axum::{Json, extract::State};
 use http::StatusCode;
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};

@@ -11,6 +11,7 @@ mod images;
 mod keys;
 mod metrics;
 mod openapi;
+mod path;
 mod problem;
 mod runs;
 mod sandboxes;
@@ -49,6 +50,8 @@ pub struct Settings {
     pub hosts: Vec<String>,
     /// Folders of this machine that requests may name, with everything beneath them.
     pub folders: Vec<PathBuf>,
+    /// Profiles that every key may use; unless said, those that show nothing of this machine.
+    pub profiles: Option<Vec<String>>,
     /// How much of everything.
     pub bounds: Bounds,
     /// No line for each request on stderr.
@@ -102,6 +105,7 @@ struct Inner {
     state: PathBuf,
     hosts: Vec<String>,
     folders: Vec<runs::host::Folder>,
+    profiles: Option<Vec<String>>,
     bounds: Bounds,
     quiet: bool,
     served: Arc<Served>,
@@ -115,7 +119,7 @@ struct Inner {
 impl Gateway {
     /// A gateway to an engine. Runs that a server before left without an end are `lost` from now on.
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
-        let Settings { engine, policy, state, hosts, folders, bounds, quiet } = settings;
+        let Settings { engine, policy, state, hosts, folders, profiles, bounds, quiet } = settings;
         let served = Arc::new(Served::open(&state)?);
         let gateway = Gateway(Arc::new(Inner {
             engine,
@@ -123,6 +127,7 @@ impl Gateway {
             state,
             hosts,
             folders: folders.into_iter().map(runs::host::Folder::new).collect(),
+            profiles,
             bounds,
             quiet,
             keys: Keys::of(served.clone()),
@@ -205,6 +210,10 @@ impl Gateway {
 
     pub(crate) fn folders(&self) -> &[runs::host::Folder] {
         &self.0.folders
+    }
+
+    pub(crate) fn profiles(&self) -> Option<&[String]> {
+        self.0.profiles.as_deref()
     }
 
     pub(crate) fn bounds(&self) -> &Bounds {

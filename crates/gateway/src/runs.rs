@@ -7,12 +7,13 @@ pub(crate) mod live;
 
 use crate::{
     Caller, Gateway, Problem, Scope,
+    path::Path,
     problem::Answer,
     wire::{Raw, RunOrder},
 };
 use axum::{
     Json,
-    extract::{Path, Query, State},
+    extract::{Query, State},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -80,8 +81,9 @@ impl RunState {
 
 /// Run a command in a fresh sandbox
 ///
-/// Waits for the result, unless `Prefer: respond-async` is sent. A client that hangs up does not end the run: give a
-/// `run_id` to find it again. The same `Idempotency-Key` with the same body is the same run for a day.
+/// Waits for the result, unless `Prefer: respond-async` is sent. A client that hangs up does not end the run: with
+/// an `Idempotency-Key` the same body is the same run for a day, and with `Accept: text/event-stream` its events go on
+/// behind `Last-Event-ID`.
 #[utoipa::path(post, path = "/v1/runs", tag = "runs", request_body = RunOrder,
     params(("Prefer" = Option<String>, Header, description = "`respond-async`: do not wait"),
            ("Idempotency-Key" = Option<String>, Header, description = "1 to 255 visible characters")),
@@ -105,6 +107,7 @@ async fn create(
     let mut spec = gateway.policy().admit(request)?;
     // Whose artifacts and workspaces it reads and keeps.
     spec.owner = Some(caller.owner()?);
+    spec.keep = caller.require(Scope::Artifacts).is_ok();
     let live = match take(&gateway, &caller, &spec, promise)? {
         Taken::New(live) => {
             // Before it can write anything.
@@ -115,15 +118,16 @@ async fn create(
                 None => live,
             }
         }
-        Taken::Before(id) => match gateway.runs().find(&id) {
-            Some(live) => live,
-            None => return kept(&gateway, &caller, &id).map_err(forgotten),
-        },
+        Taken::Before(id) => {
+            let live = gateway.runs().find(&id);
+            let row = promised(&gateway, &caller, &id)?;
+            match live {
+                _ if follows(&headers) => return events::of(&gateway, row, &headers),
+                Some(live) => live,
+                None => return first_answer(row),
+            }
+        }
     };
-    if follows(&headers) {
-        let hold = hold::Hold::take(&live, [0, 0]);
-        return Ok(events::held(live, hold));
-    }
     match is_async(&headers) {
         true => accepted(&gateway, &live),
         false => {
@@ -136,16 +140,25 @@ async fn create(
     }
 }
 
-/// Its run was one too many to be remembered, but it is not run again.
-fn forgotten(problem: Problem) -> Problem {
-    match problem.status() {
-        StatusCode::NOT_FOUND => Problem::new(
+/// The run that this very key was promised. A promise may outlive its run, whose name then is anybody's; it is not run
+/// again all the same.
+fn promised(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
+    let found = gateway.served().run(id)?.filter(|row| row.owner == caller.key);
+    found.ok_or_else(|| {
+        Problem::new(
             StatusCode::GONE,
             "lost",
             "the run of this Idempotency-Key is forgotten",
             Some("use a new key to run it again".to_owned()),
-        ),
-        _ => problem,
+        )
+    })
+}
+
+/// What whoever asked first was answered: one that could not start is a problem, however late it is asked for.
+fn first_answer(row: RunRow) -> Answer<Response> {
+    match row.result.as_deref().and_then(live::problem_kept) {
+        Some(problem) => Err(problem),
+        None => Ok(answered(row)),
     }
 }
 
@@ -223,11 +236,14 @@ fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
 
 /// What the database has of it.
 fn kept(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
-    let row = row(gateway, caller, id)?;
-    Ok(match row.result {
+    Ok(answered(row(gateway, caller, id)?))
+}
+
+fn answered(row: RunRow) -> Response {
+    match row.result {
         Some(result) => json(StatusCode::OK, result),
         None => Json(RunState::of(&row)).into_response(),
-    })
+    }
 }
 
 /// One run: its result, or how far it is

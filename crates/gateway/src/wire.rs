@@ -153,6 +153,7 @@ struct Input {
 pub(crate) struct RunOrder {
     /// Exact argument list; no shell.
     command: Vec<String>,
+    /// One that shows folders of the server's machine only for an admin, unless the operator lists it.
     profile: Option<String>,
     /// `native`, `docker`, `podman` or `container`.
     backend: Option<String>,
@@ -191,6 +192,7 @@ pub(crate) struct RunOrder {
     inputs: Vec<Input>,
     /// What to keep of `/workspace`.
     artifacts: Vec<String>,
+    /// Only for an admin.
     allow_protected: Vec<String>,
     /// Opens the LLM door: `true`, or the name of a provider.
     llm: Option<Llm>,
@@ -205,7 +207,7 @@ pub(crate) struct RunOrder {
     /// The same for what is not text.
     stdin_base64: Option<String>,
     contract: Option<String>,
-    /// Chosen by the caller, so that a run can be found by it whatever becomes of the connection.
+    /// Only for an admin: names of runs are everybody's. Others find theirs by `task_id` or an `Idempotency-Key`.
     run_id: Option<String>,
     task_id: Option<String>,
     job_id: Option<String>,
@@ -215,7 +217,7 @@ impl RunOrder {
     /// As the rest of Airlock knows it, with what is written to its standard input. Host paths have not been looked at.
     pub(crate) fn into_request(self) -> Answer<(RunRequest, Option<Vec<u8>>)> {
         let (limits, stdin) = (self.limits()?, self.stdin()?);
-        let (inputs, inputs_given) = sorted(self.inputs)?;
+        let (inputs_kept, inputs_given) = sorted(self.inputs)?;
         let request = RunRequest {
             copy_on_write: self.copy_on_write,
             exact: None,
@@ -249,13 +251,11 @@ impl RunOrder {
                 tokens: self.budget_tokens,
                 ..Budget::default()
             },
-            secrets: self
-                .secrets
-                .into_iter()
-                .map(|(name, variable)| format!("{name}={variable}").into())
-                .collect(),
-            inputs,
+            secrets: self.secrets.into_iter().map(secret).collect::<Result<_, _>>()?,
+            // Texts name files of this machine.
+            inputs: Vec::new(),
             inputs_given,
+            inputs_kept,
             artifacts: self.artifacts.into_iter().map(PathBuf::from).collect(),
             allow_protected: self.allow_protected.into_iter().map(PathBuf::from).collect(),
             require: self
@@ -322,14 +322,26 @@ pub(crate) fn encoded(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
+/// `NAME=VARIABLE`, which is split at the first sign.
+fn secret((name, variable): (String, String)) -> Answer<OsString> {
+    match name.contains('=') {
+        true => Err(Problem::invalid("no secret has `=` in its name", "see `airlock secret list`")),
+        false => Ok(format!("{name}={variable}").into()),
+    }
+}
+
 type Given = (PathBuf, Arc<[u8]>);
+type Kept = (PathBuf, PathBuf, Option<u64>);
 
 /// Kept artifacts by their names, and what came along.
-fn sorted(inputs: Vec<Input>) -> Answer<(Vec<OsString>, Vec<Given>)> {
+fn sorted(inputs: Vec<Input>) -> Answer<(Vec<Kept>, Vec<Given>)> {
     let (mut kept, mut given) = (Vec::new(), Vec::new());
     for Input { name, artifact, text, base64 } in inputs {
         match (artifact, text, base64) {
-            (Some(artifact), None, None) => kept.push(format!("{name}=artifact:{artifact}").into()),
+            (Some(artifact), None, None) => {
+                let (artifact, version) = versioned(&artifact)?;
+                kept.push((name.into(), artifact.into(), version));
+            }
             (None, Some(text), None) => given.push((name.into(), Arc::from(text.into_bytes()))),
             (None, None, Some(text)) => {
                 given.push((name.into(), Arc::from(decoded(&text, "inputs.base64")?)))
@@ -342,10 +354,14 @@ fn sorted(inputs: Vec<Input>) -> Answer<(Vec<OsString>, Vec<Given>)> {
             }
         }
     }
-    // A name with `=` in it would end earlier than it does.
-    match kept.iter().any(|text: &OsString| text.to_string_lossy().split("=artifact:").count() > 2) {
-        true => Err(Problem::invalid("an input's name cannot contain `=artifact:`", "choose another name")),
-        false => Ok((kept, given)),
+    Ok((kept, given))
+}
+
+/// `NAME` or `NAME@VERSION`.
+fn versioned(text: &str) -> Answer<(&str, Option<u64>)> {
+    match text.rsplit_once('@') {
+        None => Ok((text, None)),
+        Some((name, version)) => Ok((name, Some(word(version, "inputs.artifact")?))),
     }
 }
 
@@ -390,13 +406,21 @@ mod tests {
     fn an_input_has_one_source() {
         let inputs = r#"{"inputs":[{"name":"a","text":"x"},{"name":"b","base64":"AP8="},{"name":"c","artifact":"d@2"}]}"#;
         let asked = order(inputs).unwrap();
-        assert_eq!(asked.inputs, ["c=artifact:d@2"]);
+        assert_eq!(asked.inputs_kept, [("c".into(), "d".into(), Some(2))]);
         let given: Vec<_> =
             asked.inputs_given.iter().map(|(name, bytes)| (name.as_path(), &bytes[..])).collect();
         assert_eq!(given, [("a".as_ref(), &b"x"[..]), ("b".as_ref(), &b"\0\xff"[..])]);
         assert!(said(r#"{"inputs":[{"name":"a"}]}"#).starts_with("the input `a` must have one source"));
         assert!(said(r#"{"inputs":[{"name":"a","text":"","artifact":"b"}]}"#).contains("one source"));
-        assert!(said(r#"{"inputs":[{"name":"x=artifact:y","artifact":"b"}]}"#).contains("cannot contain"));
+        assert!(said(r#"{"inputs":[{"name":"a","artifact":"b@c"}]}"#).contains("inputs.artifact"));
         assert!(said(r#"{"stdin":"a","stdin_base64":"YQ=="}"#).contains("exclude each other"));
+    }
+
+    #[test]
+    fn no_name_that_a_caller_chooses_becomes_a_file_of_this_machine() {
+        let asked = order(r#"{"inputs":[{"name":"y=/etc/passwd","artifact":"b"}]}"#).unwrap();
+        assert!(asked.inputs.is_empty());
+        assert_eq!(asked.inputs_kept, [("y=/etc/passwd".into(), "b".into(), None)]);
+        assert!(said(r#"{"secrets":{"a=B":"C"}}"#).starts_with("no secret has `=` in its name"));
     }
 }

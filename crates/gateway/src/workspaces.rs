@@ -1,12 +1,8 @@
 //! Workspaces that are copied on writing: what programs changed in them, taken over or dropped. Each belongs to the key
 //! that its run or session was made with.
 
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
-use axum::{
-    Json,
-    extract::{Path, State},
-};
-use bytes::Bytes;
+use crate::{Caller, Gateway, Problem, Scope, path::Path, problem::Answer, wire::Raw};
+use axum::{Json, extract::State};
 use engine::workspaces::{self as layers, CommitOptions, LayerError, Left};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -170,14 +166,10 @@ async fn commit_workspace(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
-    body: Bytes,
+    body: Raw,
 ) -> Answer<Json<CommittedWorkspace>> {
     let id = known(&gateway, &caller, &id).await?;
-    let CommitWorkspace { force, partial, keep } = match body.is_empty() {
-        true => CommitWorkspace::default(),
-        false => serde_json::from_slice(&body)
-            .map_err(|bad| Problem::invalid(bad.to_string(), "send force, partial and keep, or nothing"))?,
-    };
+    let CommitWorkspace { force, partial, keep } = crate::sandboxes::parsed(&body)?;
     let options = CommitOptions { force, partial, keep };
     let committed = off_the_loop(&gateway, move |state| layers::commit(state, &id, options)).await?;
     Ok(Json(CommittedWorkspace {

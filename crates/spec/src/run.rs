@@ -72,6 +72,9 @@ pub struct RunRequest {
     pub inputs: Vec<OsString>,
     /// Inputs that came with the request, by their names in the workspace.
     pub inputs_given: Vec<(PathBuf, Arc<[u8]>)>,
+    /// Inputs that are kept artifacts: the name in the workspace, the artifact's, and its version. Never read from one
+    /// text, in which a name could end where its writer wants.
+    pub inputs_kept: Vec<(PathBuf, PathBuf, Option<u64>)>,
     pub artifacts: Vec<PathBuf>,
     /// Protected names of the workspace that may be written after all.
     pub allow_protected: Vec<PathBuf>,
@@ -114,6 +117,8 @@ pub struct RunSpec {
     pub inputs: Vec<(WorkspacePath, InputSource)>,
     /// Files to keep after the run.
     pub artifacts: Vec<WorkspacePath>,
+    /// Whether anything is kept at all. A front says no for whoever may not keep artifacts.
+    pub keep: bool,
     /// What is granted beyond the box.
     pub grants: Grants,
     /// The box.
@@ -362,6 +367,7 @@ impl Policy {
             contract: check_contract(request.contract, request.tty)?,
             inputs,
             artifacts: workspace_paths(&request.artifacts, "--artifact")?,
+            keep: true,
             grants: Grants { secrets, ..grants },
             owner: None,
             sandbox: SandboxSpec {
@@ -575,11 +581,14 @@ fn mount(text: &OsStr) -> Result<Mount, SpecError> {
 }
 
 fn inputs(request: &RunRequest) -> Result<Vec<(WorkspacePath, InputSource)>, SpecError> {
-    let given = request.inputs_given.iter().map(|(name, bytes)| {
-        let name = WorkspacePath::new(name).map_err(|why| invalid(why, "give the input another name"))?;
-        Ok((name, InputSource::Given(bytes.clone())))
+    let path =
+        |name: &Path| WorkspacePath::new(name).map_err(|why| invalid(why, "give the input another name"));
+    let given = request.inputs_given.iter();
+    let given = given.map(|(name, bytes)| Ok((path(name)?, InputSource::Given(bytes.clone()))));
+    let kept = request.inputs_kept.iter().map(|(name, artifact, version)| {
+        Ok((path(name)?, InputSource::Artifact { name: path(artifact)?, version: *version }))
     });
-    request.inputs.iter().map(|text| input(text)).chain(given).collect()
+    request.inputs.iter().map(|text| input(text)).chain(given).chain(kept).collect()
 }
 
 /// `NAME=FILE` or `NAME=artifact:NAME[@VERSION]`.

@@ -296,10 +296,93 @@ fn a_sandbox_stays_between_programs() {
     assert_eq!((answer.status.code(), answer.stdout.as_slice()), (Some(4), b"hello you\n".as_slice()));
     assert_eq!(ask(&["sandbox", "exec", &id, "--", "sh", "-c", "echo kept > kept"]).status.code(), Some(0));
     assert_eq!(text(ask(&["sandbox", "get", &id, "kept"])), "kept\n");
+    let absent = ask(&["sandbox", "exec", &id, "--", "no-such-command"]);
+    assert_eq!(absent.status.code(), Some(127), "{}", said(&absent));
+    assert!(said(&absent).contains("there is no command `no-such-command` inside"), "{}", said(&absent));
+    assert_eq!(ask(&["sandbox", "exec", "--json", &id, "--", "/usr"]).status.code(), Some(126));
     let fork = text(ask(&["sandbox", "fork", &id])).trim().to_owned();
     assert_eq!(ask(&["sandbox", "rm", &id]).status.code(), Some(0));
     assert_eq!(text(ask(&["sandbox", "exec", &fork, "--", "cat", "kept"])), "kept\n");
     let gone = ask(&["sandbox", "exec", &id, "--", "true"]);
     assert!(said(&gone).contains("gone"), "{}", said(&gone));
     assert_eq!(ask(&["sandbox", "rm", &fork]).status.code(), Some(0));
+}
+
+#[test]
+fn artifacts_of_a_server_are_put_listed_shown_fetched_and_removed_through_it() {
+    let (server, folder) = (Server::new(), Folder::new());
+    let key = server.key(&["artifacts"]);
+    fs::write(folder.at("notes"), "some text").unwrap();
+    let ask = |words: &[&str]| output(remote(&folder, &url(&server), &key).args(words));
+    let text = |answer: Output| String::from_utf8(answer.stdout).unwrap();
+    let put = ask(&["artifact", "put", "notes", "--name", "a/notes"]);
+    assert_eq!(put.status.code(), Some(0), "{}", said(&put));
+    assert!(text(ask(&["artifact", "list"])).contains("a/notes"));
+    assert_eq!(text(ask(&["artifact", "get", "a/notes"])), "some text");
+    let shown: Value = serde_json::from_str(&text(ask(&["artifact", "show", "a/notes", "--json"]))).unwrap();
+    assert!(shown.to_string().contains("\"size_bytes\":9"), "{shown}");
+    let here = output(airlock(&folder).args(["artifact", "list"]));
+    assert_eq!(String::from_utf8_lossy(&here.stdout).matches("a/notes").count(), 0, "it is there, not here");
+    assert_eq!(ask(&["artifact", "rm", "a/notes"]).status.code(), Some(0));
+    assert_eq!(ask(&["artifact", "get", "a/notes"]).status.code(), Some(125));
+}
+
+/// An image of one file, as `docker save` writes it.
+const SAVE: &str = r#"
+set -e
+mkdir root && echo hello > root/greeting && tar -C root -cf layer.tar .
+digest=$(sha256sum layer.tar | cut -d' ' -f1)
+case $(uname -m) in aarch64) machine=arm64;; *) machine=amd64;; esac
+echo '{"architecture":"'$machine'","os":"linux","config":{},"rootfs":{"type":"layers","diff_ids":["sha256:'$digest'"]}}' > config.json
+echo '[{"Config":"config.json","RepoTags":["tiny:1"],"Layers":["layer.tar"]}]' > manifest.json
+tar -cf image.tar manifest.json config.json layer.tar
+"#;
+
+#[test]
+fn images_of_a_server_are_loaded_listed_shown_and_removed_through_it() {
+    let (server, folder) = (Server::new(), Folder::new());
+    let saved = Command::new("sh").args(["-c", SAVE]).current_dir(&folder.0).status().unwrap();
+    assert!(saved.success());
+    let ask = |words: &[&str]| output(remote(&folder, &url(&server), &server.admin).args(words));
+    let text = |answer: Output| String::from_utf8(answer.stdout).unwrap();
+    let loaded = ask(&["image", "load", "image.tar"]);
+    assert_eq!(loaded.status.code(), Some(0), "{}", said(&loaded));
+    assert!(text(ask(&["image", "list"])).contains("tiny"));
+    let shown: Value = serde_json::from_str(&text(ask(&["image", "inspect", "tiny:1", "--json"]))).unwrap();
+    assert_eq!(shown["files"], 1, "{shown}");
+    let key = server.key(&["images"]);
+    let weak = output(remote(&folder, &url(&server), &key).args(["image", "rm", "tiny:1"]));
+    assert!(said(&weak).contains("this key may not do that"), "{}", said(&weak));
+    assert_eq!(ask(&["image", "rm", "tiny:1"]).status.code(), Some(0));
+    assert!(!text(ask(&["image", "list"])).contains("tiny"));
+}
+
+#[test]
+fn workspaces_of_a_server_are_listed_compared_taken_over_and_dropped_through_it() {
+    let folder = Folder::new();
+    fs::create_dir(folder.at("project")).unwrap();
+    fs::write(folder.at("project/old"), "old").unwrap();
+    let project = folder.at("project").display().to_string();
+    let server = Server::with(&format!("[serve]\nfolders = [\"{project}\"]\n"), &[]);
+    let ask = |words: &[&str]| output(remote(&folder, &url(&server), &server.admin).args(words));
+    let text = |answer: Output| String::from_utf8(answer.stdout).unwrap();
+    for id in ["one", "two"] {
+        let words = ["run", "--workspace", &project, "--copy-on-write", "--run-id", id, "--", "touch", id];
+        let ran = ask(&words);
+        assert_eq!(ran.status.code(), Some(0), "{}", said(&ran));
+    }
+    let list = text(ask(&["workspace", "list"]));
+    assert!(list.lines().count() == 2 && list.contains("one  ") && list.contains(&project), "{list}");
+    assert_eq!(text(ask(&["workspace", "diff", "one"])), "+ one\n");
+    assert_eq!(text(ask(&["workspace", "diff", "--stat", "one"])), "1 added, 0 changed, 0 removed\n");
+    let told: Value = serde_json::from_str(&text(ask(&["workspace", "diff", "one", "--json"]))).unwrap();
+    assert_eq!(told["changes"][0]["path"], "one");
+    let committed = ask(&["workspace", "commit", "one"]);
+    assert_eq!((committed.status.code(), committed.stdout.as_slice()), (Some(0), b"+ one\n".as_slice()));
+    assert!(folder.at("project/one").exists());
+    assert_eq!(text(ask(&["workspace", "discard", "two"])), "discarded\n");
+    assert!(!folder.at("project/two").exists());
+    let gone = ask(&["workspace", "diff", "two"]);
+    assert_eq!(gone.status.code(), Some(125));
+    assert!(said(&gone).contains("there is no such workspace"), "{}", said(&gone));
 }

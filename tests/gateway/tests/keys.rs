@@ -86,16 +86,17 @@ fn keys_made_and_revoked_beside_the_server_count_at_once() {
 fn what_belongs_to_another_key_is_not_there() {
     let server = Server::new();
     let (mine, theirs) = (server.key(&["runs", "usage"]), server.key(&["runs", "usage"]));
-    assert_eq!(run(&server, &mine, json!({ "command": ["true"], "run_id": "mine" })).status, 200);
+    let made = run(&server, &mine, json!({ "command": ["true"] })).json();
+    let id = made["run_id"].as_str().unwrap();
     let ask = |key: &str, method: &str, path: &str| server.ask(key, method, path, &[], &json!(null));
-    for path in ["/v1/runs/mine", "/v1/runs/mine/events", "/v1/usage?run=mine"] {
-        let (other, absent) =
-            (ask(&theirs, "GET", path), ask(&theirs, "GET", &path.replace("mine", "absent")));
+    for path in [format!("/v1/runs/{id}"), format!("/v1/runs/{id}/events"), format!("/v1/usage?run={id}")] {
+        let path = path.as_str();
+        let (other, absent) = (ask(&theirs, "GET", path), ask(&theirs, "GET", &path.replace(id, "absent")));
         assert_eq!((other.status, other.text()), (404, absent.text()), "{path}");
         assert_eq!(ask(&mine, "GET", path).status, 200, "{path}: the positive control");
         assert_eq!(ask(&server.admin, "GET", path).status, 200, "{path}: an admin sees all");
     }
-    assert_eq!(ask(&theirs, "DELETE", "/v1/runs/mine").status, 404);
+    assert_eq!(ask(&theirs, "DELETE", &format!("/v1/runs/{id}")).status, 404);
     let count = |key: &str| ask(key, "GET", "/v1/runs").json()["runs"].as_array().unwrap().len();
     assert_eq!((count(&mine), count(&theirs), count(&server.admin)), (1, 0, 1));
 }
@@ -106,6 +107,9 @@ fn what_reaches_past_the_box_is_only_for_an_admin() {
     let key = server.key(&["runs"]);
     let cases = [
         json!({ "command": ["true"], "network": "host" }),
+        json!({ "command": ["true"], "run_id": "mine" }),
+        json!({ "command": ["true"], "allow_protected": [".git/hooks"] }),
+        json!({ "command": ["true"], "profile": "permissive" }),
         json!({ "command": ["true"], "secrets": { "a": "B" }, "profile": "standard" }),
         json!({ "command": ["true"], "volumes": ["v:/v"], "backend": "docker", "image": "x" }),
     ];

@@ -1,5 +1,7 @@
 //! `airlock workspace`: shows, takes over or drops what programs changed in workspaces that are copied on writing.
 
+mod remote;
+
 use super::{
     Global, conclude,
     message::{self, Failure, Line, printable},
@@ -78,6 +80,9 @@ pub(super) fn execute(options: Options, global: &Global, surroundings: &Surround
 }
 
 fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    if let Some(client) = global.server(surroundings)? {
+        return super::runtime()?.block_on(remote::act(&client, options.action, options.json));
+    }
     let config = global.configure(surroundings)?;
     let runtime = super::runtime()?;
     let _within = runtime.enter();
@@ -161,12 +166,16 @@ fn show(diff: &Diff, stat: bool, json: bool) -> Result<u8, Failure> {
         true => print(&counts(&diff.changes))?,
         false => print(&diff.changes.iter().map(line).collect::<String>())?,
     }
-    let mut said = notes(&unknown);
-    if !diff.compared {
+    say_unknown(&unknown, diff.compared);
+    Ok(0)
+}
+
+fn say_unknown(unknown: &[Left], compared: bool) {
+    let mut said = notes(unknown);
+    if !compared {
         said.push(Line::Note("the folder is not there: conflicts are not known".to_owned()));
     }
     message::say(&said);
-    Ok(0)
 }
 
 fn report(committed: &Committed, json: bool) -> Result<u8, Failure> {

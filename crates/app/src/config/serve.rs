@@ -16,14 +16,17 @@ pub(crate) struct Serve {
     pub(crate) hosts: Vec<String>,
     /// Folders that requests may name.
     pub(crate) folders: Vec<PathBuf>,
+    /// Profiles that every key may use; unless said, those that show nothing of this machine.
+    pub(crate) profiles: Option<Vec<String>>,
     /// How much of everything.
     pub(crate) bounds: Bounds,
 }
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "listen",
     "hosts",
     "folders",
+    "profiles",
     "connections",
     "body",
     "header_time",
@@ -43,6 +46,9 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Serve, ConfigError> {
         match key.as_str() {
             "listen" => serve.listen = Some(section.quantity(key, value)?),
             "hosts" => serve.hosts = section.texts(key, value)?.into_iter().map(str::to_owned).collect(),
+            "profiles" => {
+                serve.profiles = Some(section.texts(key, value)?.into_iter().map(str::to_owned).collect())
+            }
             "folders" => serve.folders = folders(&section, key, value)?,
             "connections" => bounds.connections = section.count(key, value)? as usize,
             "body" => bounds.body = section.quantity::<Size>(key, value)?.0 as usize,
@@ -77,7 +83,7 @@ mod tests {
     #[test]
     fn every_key_reaches_its_field_and_a_mistake_is_named() {
         let said = read(
-            "listen = \"127.0.0.1:1\"\nhosts = [\"a\"]\nfolders = [\"/srv\"]\nconnections = 2\nbody = \"1M\"\n\
+            "listen = \"127.0.0.1:1\"\nhosts = [\"a\"]\nfolders = [\"/srv\"]\nprofiles = [\"agent\"]\nconnections = 2\nbody = \"1M\"\n\
              header_time = \"3s\"\nruns_per_key = 4\nruns = 5\nkeep_runs = 6\nkeep_for = \"7s\"\ngrace = \"8s\"",
         );
         let seconds = std::time::Duration::from_secs;
@@ -92,7 +98,8 @@ mod tests {
             grace: seconds(8),
         };
         let listen = "127.0.0.1:1".parse().ok();
-        let wanted = Serve { listen, hosts: vec!["a".into()], folders: vec!["/srv".into()], bounds };
+        let (hosts, folders, profiles) = (vec!["a".into()], vec!["/srv".into()], Some(vec!["agent".into()]));
+        let wanted = Serve { listen, hosts, folders, profiles, bounds };
         assert_eq!(said, Ok(wanted));
         assert_eq!(read("folder = [\"/x\"]").unwrap_err().hint, "did you mean `folders`?");
         assert!(read("folders = [\"x\"]").unwrap_err().message.contains("must be absolute paths"));

@@ -16,7 +16,7 @@ use crate::{
     terminal,
     verdict::{cpu_left, first_look},
 };
-use sandbox::{Counters, Program, Sandbox};
+use sandbox::{Counters, Program, Sandbox, SandboxError};
 use spec::{Backend, ErrorCode, ErrorInfo, ExecRequest, LimitName, RunResult, SessionSpec, Timestamp, Usage};
 use std::{
     collections::BTreeSet,
@@ -36,6 +36,9 @@ const LONGEST_LAST_WORD: Duration = Duration::from_secs(5);
 const LONGEST_RELEASE: Duration = Duration::from_millis(800);
 /// What a terminal is taken for, unless the caller says.
 const TERMINAL: &str = "xterm-256color";
+
+/// The exit status of what could not be started for a reason of ours.
+const REFUSED: u8 = 125;
 
 type Answer<T> = oneshot::Sender<Result<T, ErrorInfo>>;
 
@@ -311,14 +314,14 @@ impl Actor {
         let program = self.program(&request)?;
         let before = self.sandbox.counters().oom_kills;
         let started = tokio::time::timeout(LONGEST_START, self.sandbox.start(&program, inside)).await;
-        let late = |_| Err(internal("the program was not started in time".to_owned()));
-        let process = started.map(|done| done.map_err(|error| error.info())).unwrap_or_else(late)?;
-        let id = {
-            let mut book = self.shared.book();
-            book.state.barriers = self.sandbox.barriers();
-            book.started += 1;
-            book.started.to_string()
+        let late = |_| internal("the program was not started in time".to_owned());
+        let process = match started.map_err(late)? {
+            Ok(process) => process,
+            // That it is not there, or cannot be run, is what came of it: a result like any other.
+            Err(error) if error.exit_status() != REFUSED => return Ok(self.never(request, &error)),
+            Err(error) => return Err(error.info()),
         };
+        let id = self.next_id();
         let beginning = Beginning {
             id,
             request,
@@ -334,6 +337,20 @@ impl Actor {
         self.programs.spawn(attending);
         self.shared.book().add(exec.clone());
         Ok(exec)
+    }
+
+    fn next_id(&self) -> String {
+        let mut book = self.shared.book();
+        book.state.barriers = self.sandbox.barriers();
+        book.started += 1;
+        book.started.to_string()
+    }
+
+    /// One that ended before it began.
+    fn never(&self, request: ExecRequest, error: &SandboxError) -> Exec {
+        let exec = exec::never(self.next_id(), request, &self.making.engine.state, error);
+        self.shared.book().add(exec.clone());
+        exec
     }
 
     fn program(&self, request: &ExecRequest) -> Result<Program, ErrorInfo> {

@@ -14,7 +14,7 @@ use crate::{
     terminal::Window,
     verdict::{Ending, GRACE, SIGKILL, SIGTERM, Stopped, judge},
 };
-use sandbox::{Ended, Process};
+use sandbox::{Ended, Process, SandboxError};
 use spec::{
     Denial, ErrorInfo, ExecRequest, LimitName, Limits, Status, Stream, TerminalSize, Time, Timestamp,
     Truncated,
@@ -59,6 +59,7 @@ pub struct ExecResult {
     pub status: Status,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
+    pub exit_status: u8,
     pub error: Option<ErrorInfo>,
     pub ended_at: Timestamp,
     pub duration_ms: u64,
@@ -402,6 +403,7 @@ impl Attending {
             status: result.status,
             exit_code: result.exit_code,
             signal: result.signal,
+            exit_status: result.exit_status,
             error: result.error,
             ended_at: record::now(),
             duration_ms: self.began.elapsed().as_millis() as u64,
@@ -438,11 +440,34 @@ async fn out_of_patience(stop: &mut watch::Receiver<Option<Duration>>, own: Opti
 }
 
 /// The result of a program whose task failed.
+/// A program that is not there or cannot be run, as it is found afterwards.
+pub(super) fn never(id: String, request: ExecRequest, state: &Path, error: &SandboxError) -> Exec {
+    let (at, (signals, _)) = (record::now(), mpsc::channel(1));
+    let (status, exit_status) = (Status::NotStarted, error.exit_status());
+    let result = ExecResult { status, exit_status, error: Some(error.info()), ..unseen(at) };
+    let feed = Feed::in_folder(0, state);
+    feed.end();
+    let common = Common {
+        id,
+        request,
+        started_at: at,
+        feed,
+        done: watch::Sender::new(Some(result)),
+        stop: watch::Sender::default(),
+        signals,
+        input: tokio::sync::Mutex::new(None),
+        input_is_over: watch::Sender::new(true),
+        window: Mutex::new(None),
+    };
+    Exec { shared: Arc::new(common) }
+}
+
 fn unseen(at: Timestamp) -> ExecResult {
     ExecResult {
         status: Status::Lost,
         exit_code: None,
         signal: None,
+        exit_status: 125,
         error: Some(crate::making::internal("the program's task failed".to_owned())),
         ended_at: at,
         duration_ms: 0,

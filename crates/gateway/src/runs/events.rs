@@ -2,9 +2,9 @@
 //! comes again gets exactly the rest: `STARTED.DENIALS.STDOUT.STDERR`, the last two in bytes.
 
 use super::{hold::Hold, live::Live, row};
-use crate::{Caller, Gateway, Problem, problem::Answer, stream, wire};
+use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, stream, wire};
 use axum::{
-    extract::{Path, State},
+    extract::State,
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use http::{HeaderMap, header};
 use serde_json::{Value, json};
 use spec::Stream;
 use std::{str::FromStr, sync::Arc, time::Duration};
+use store::served::RunRow;
 use tokio::sync::mpsc;
 
 /// Silence is broken so often, for whatever stands between.
@@ -65,7 +66,12 @@ pub(crate) async fn events(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    let row = row(&gateway, &caller, &id)?;
+    of(&gateway, row(&gateway, &caller, &id)?, &headers)
+}
+
+/// The events of a run that the caller may see, behind the last one that he saw.
+pub(super) fn of(gateway: &Gateway, row: RunRow, headers: &HeaderMap) -> Answer<Response> {
+    let id = row.id;
     let seen = match headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default()) {
         None | Some("") => Seen::default(),
         Some(id) => id.parse().map_err(|()| {

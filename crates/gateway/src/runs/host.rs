@@ -7,7 +7,7 @@ use rustix::{
     fs::{CWD, Mode, OFlags, ResolveFlags},
     io::Errno,
 };
-use spec::{Exact, FileId, Network, RunRequest};
+use spec::{Exact, ExtraMounts, FileId, Network, RunRequest};
 use std::{
     ffi::{OsStr, OsString},
     fs,
@@ -25,12 +25,23 @@ pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest)
         ("internal_network", request.internal_network.is_some()),
         ("volumes", !request.volumes.is_empty()),
         ("secrets", !request.secrets.is_empty()),
+        ("allow_protected", !request.allow_protected.is_empty()),
+        // Names are everybody's: whoever may choose one learns which there are, and can take another's.
+        ("run_id", request.run_id.is_some()),
     ];
     if let Some((what, _)) = admins.into_iter().find(|(_, asked)| *asked && !caller.is_admin()) {
         return Err(denied(format!("`{what}` is only for an admin"), "leave it away, or use an admin's key"));
     }
+    check_profile(gateway, caller, &request)?;
+    // As a text an input may be a file of this machine: over HTTP there is none, whoever wrote it.
+    if !request.inputs.is_empty() {
+        return Err(denied(
+            "files of this machine are no inputs".to_owned(),
+            "send `text`, `base64` or `artifact`",
+        ));
+    }
     // They are named by everybody, and whoever reads or adds one says so.
-    if !request.inputs.is_empty() || !request.artifacts.is_empty() {
+    if !request.inputs_kept.is_empty() || !request.artifacts.is_empty() {
         caller.require(Scope::Artifacts)?;
     }
     let mut exact = Exact::new();
@@ -46,6 +57,25 @@ pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest)
     // A program in one of these folders may turn a path elsewhere at any time: what was looked at here counts.
     request.exact = (!exact.is_empty()).then_some(exact);
     Ok(request)
+}
+
+/// Those that the operator lists; unless he does, all that show nothing of this machine. An admin may use any.
+fn check_profile(gateway: &Gateway, caller: &Caller, request: &RunRequest) -> Answer<()> {
+    let policy = gateway.policy();
+    let name = request.profile.as_deref().unwrap_or(&policy.default_profile);
+    // One that there is not is named by whoever looks at the rest.
+    let Some(profile) = policy.profile(name) else { return Ok(()) };
+    let listed = match gateway.profiles() {
+        Some(profiles) => profiles.iter().any(|listed| listed == name),
+        None => profile.extra_mounts == ExtraMounts::None,
+    };
+    match listed || caller.is_admin() {
+        true => Ok(()),
+        false => Err(denied(
+            format!("the profile `{}` is not for every key", name.escape_debug()),
+            "use another; the operator lists those for all as `profiles` under [serve]",
+        )),
+    }
 }
 
 fn is_folder(image: &Path) -> bool {

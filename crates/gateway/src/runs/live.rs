@@ -10,6 +10,7 @@ use crate::{Gateway, Problem, problem::Answer};
 use bytes::Bytes;
 use engine::{Feed, Run};
 use http::StatusCode;
+use serde::Deserialize;
 use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
 use std::{
     collections::{HashMap, VecDeque},
@@ -274,9 +275,35 @@ pub(crate) fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
 
 /// A run that could not start; a command that cannot be executed is a result like any other.
 fn problem_of(result: &RunResult) -> Option<Problem> {
-    let never = result.status == Status::NotStarted && !matches!(result.exit_status, 126 | 127);
-    let error = result.error.clone().filter(|_| never)?;
-    Some(Problem::from(error).about(format!("/v1/runs/{}", result.run_id)))
+    let told = Unstarted {
+        run_id: result.run_id.to_string(),
+        status: result.status,
+        exit_status: result.exit_status,
+        error: result.error.clone(),
+    };
+    told.problem()
+}
+
+/// The same of a result as it is kept.
+pub(super) fn problem_kept(result: &str) -> Option<Problem> {
+    serde_json::from_str::<Unstarted>(result).ok()?.problem()
+}
+
+/// Of a result, whether its run could start.
+#[derive(Deserialize)]
+struct Unstarted {
+    run_id: String,
+    status: Status,
+    exit_status: u8,
+    error: Option<ErrorInfo>,
+}
+
+impl Unstarted {
+    fn problem(self) -> Option<Problem> {
+        let never = self.status == Status::NotStarted && !matches!(self.exit_status, 126 | 127);
+        let error = self.error.filter(|_| never)?;
+        Some(Problem::from(error).about(format!("/v1/runs/{}", self.run_id)))
+    }
 }
 
 /// The result as it is answered, and as it is kept.

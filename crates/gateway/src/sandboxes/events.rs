@@ -6,10 +6,10 @@ use super::{
     cursor::{Cursor, Next, index},
     wire::{ExecState, StreamName, text_or_base64},
 };
-use crate::{Caller, Gateway, Problem, problem::Answer};
+use crate::{Caller, Gateway, Problem, path::Path, problem::Answer};
 use axum::{
     body::Bytes,
-    extract::{Path, State},
+    extract::State,
     response::{IntoResponse, Response},
 };
 use engine::{Exec, Session};

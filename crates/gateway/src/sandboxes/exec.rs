@@ -5,10 +5,10 @@ use super::{
     events,
     wire::{ExecAsked, ExecList, ExecState, Order},
 };
-use crate::{Caller, Gateway, Problem, problem::Answer, wire::Raw};
+use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, wire::Raw};
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::State,
     response::{IntoResponse, Response},
 };
 use engine::{Exec, Session, SessionStatus};
@@ -81,12 +81,11 @@ fn names(headers: &HeaderMap, header: impl http::header::AsHeaderName, wanted: &
     ),
     request_body = ExecAsked,
     responses(
-        (status = 200, description = "It has ended; or a stream of the events `started`, `output`, `gap`, `exited`",
+        (status = 200, description = "It has ended, or could not be found or run inside (`not_started`); or a stream of the events `started`, `output`, `gap`, `exited`",
             content((ExecState = "application/json"), (String = "text/event-stream"))),
         (status = 201, body = ExecState, description = "It runs in the background", headers(("Location" = String))),
         (status = 202, body = ExecState, description = "It runs", headers(("Location" = String))),
         (status = 409, body = Problem, content_type = "application/problem+json", description = "The sandbox is paused"),
-        (status = 422, body = Problem, content_type = "application/problem+json", description = "There is no such program inside"),
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]

@@ -4,12 +4,8 @@ use super::{
     body::{Asked, parsed},
     wire::{SignalName, Size},
 };
-use crate::{Caller, Gateway, Problem, problem::Answer, wire::Raw};
-use axum::{
-    Json,
-    body::Body,
-    extract::{Path, State},
-};
+use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, wire::Raw};
+use axum::{Json, body::Body, extract::State};
 use engine::Exec;
 use http::StatusCode;
 use http_body_util::BodyExt;

@@ -7,13 +7,14 @@ use super::{
 };
 use crate::{
     Caller, Gateway, Problem, Scope,
+    path::Path,
     problem::Answer,
     runs::host,
     wire::{Raw, RunOrder, unreadable},
 };
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::State,
     response::{IntoResponse, Response},
 };
 use engine::SessionStatus;
@@ -93,7 +94,14 @@ fn split(body: &Raw) -> Answer<(Stay, RunRequest)> {
     let bad = |error: serde_json::Error| unreadable(&error.to_string());
     let stay = serde_json::from_value(serde_json::Value::Object(stay)).map_err(bad)?;
     let order: RunOrder = serde_json::from_value(serde_json::Value::Object(options)).map_err(bad)?;
-    Ok((stay, order.into_request()?.0))
+    let run = order.into_request()?.0;
+    match run.run_id {
+        None => Ok((stay, run)),
+        Some(_) => Err(Problem::invalid(
+            "`run_id` is not of a sandbox",
+            "leave it away; `labels` are words of your own",
+        )),
+    }
 }
 
 /// Which are wanted.
@@ -234,6 +242,7 @@ async fn fork(
     // They lie in the workspace that is copied, as they are by now.
     request.run.inputs.clear();
     request.run.inputs_given.clear();
+    request.run.inputs_kept.clear();
     // A folder of the host's stays where it is: the copy is the sandbox's own.
     request.run.workspace = None;
     request.run.run_id = None;

@@ -5,9 +5,9 @@ use super::{
     cursor::{Cursor, Next, index},
     wire::StreamName,
 };
-use crate::{Caller, Gateway, Problem, problem::Answer};
+use crate::{Caller, Gateway, Problem, path::Path, problem::Answer};
 use axum::{
-    extract::{Path, State},
+    extract::State,
     response::{IntoResponse, Response},
 };
 use engine::{Exec, Session};

@@ -9,10 +9,10 @@ use super::{
     files::decoded,
     wire::{ExecState, Order, SignalName, Size},
 };
-use crate::{Caller, Gateway, Problem, problem::Answer};
+use crate::{Caller, Gateway, Problem, path::Path, problem::Answer};
 use axum::{
     extract::{
-        Path, State,
+        State,
         ws::{Message, WebSocket, WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
     },
     response::Response,

@@ -64,7 +64,8 @@ pub(crate) struct Stay {
 pub(crate) struct SandboxOrder;
 
 /// What of a run is about its program.
-const OF_A_PROGRAM: [&str; 6] = ["command", "entrypoint", "stdin", "stdin_base64", "artifacts", "contract"];
+const OF_A_PROGRAM: [&str; 7] =
+    ["command", "entrypoint", "stdin", "stdin_base64", "artifacts", "contract", "run_id"];
 
 impl PartialSchema for SandboxOrder {
     fn schema() -> RefOr<Schema> {
@@ -318,6 +319,8 @@ pub(crate) struct ExecState {
     status: Status,
     exit_code: Option<i32>,
     signal: Option<i32>,
+    /// What a shell would report; 127 if there is no such program inside, 126 if it cannot be run.
+    exit_status: Option<u8>,
     #[schema(value_type = Option<Object>)]
     error: Option<ErrorInfo>,
     background: bool,
@@ -400,6 +403,7 @@ impl ExecState {
             status: Status::Running,
             exit_code: None,
             signal: None,
+            exit_status: None,
             error: None,
             background: request.background,
             tty: request.tty.is_some(),
@@ -424,6 +428,7 @@ impl ExecState {
             status: result.status,
             exit_code: result.exit_code,
             signal: result.signal,
+            exit_status: Some(result.exit_status),
             error: result.error,
             ended_at: Some(result.ended_at),
             duration_ms: Some(result.duration_ms),

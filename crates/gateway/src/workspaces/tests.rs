@@ -57,6 +57,7 @@ async fn a_key_sees_commits_and_discards_its_own_workspaces_only() {
         state: state.clone(),
         hosts: Vec::new(),
         folders: Vec::new(),
+        profiles: None,
         bounds: crate::Bounds::default(),
         quiet: true,
     };

@@ -25,12 +25,13 @@ pub(crate) fn what_a_program_does_is_answered(place: &Place) {
     assert_eq!(sandbox.said("echo kept > note; cat note"), "kept\n");
     assert_eq!(sandbox.said("cat note"), "kept\n", "the workspace outlives a program");
     let missing = sandbox.post("/exec", &json!({ "command": ["/no/such/program"] }));
-    assert_eq!(
-        (missing.status, &missing.json()["code"]),
-        (422, &json!("start_failed")),
-        "{}",
-        missing.text()
-    );
+    let told = missing.json();
+    let never = json!([told["status"], told["exit_status"], told["error"]["code"], told["stdout"]]);
+    assert_eq!((missing.status, never), (200, json!(["not_started", 127, "start_failed", ""])), "{told}");
+    let folder = sandbox.post("/exec", &json!({ "command": ["/usr"] }));
+    assert_eq!((folder.status, &folder.json()["exit_status"]), (200, &json!(126)), "{}", folder.text());
+    let found = sandbox.get(&format!("/exec/{}", told["exec_id"].as_str().unwrap()));
+    assert_eq!(found.json()["status"], "not_started", "it is found afterwards, too");
     let late = sandbox.post("/exec", &json!({ "command": ["sleep", "60"], "timeout": "0.3s" }));
     assert_eq!(late.status, 400, "a time is written as on the command line: {}", late.text());
     let late = sandbox.post("/exec", &json!({ "command": ["sleep", "60"], "timeout": "300ms" }));

@@ -118,6 +118,7 @@ pub(super) fn body(request: RunRequest, goods: &Goods) -> Result<Value, Failure>
         secrets,
         inputs: _,
         inputs_given: _,
+        inputs_kept: _,
         artifacts,
         allow_protected,
         require,

@@ -25,6 +25,7 @@ const ONE_WAIT: Duration = Duration::from_secs(120);
 /// Between tries when the connection broke.
 const PAUSES: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
 const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+const PREFER: HeaderName = HeaderName::from_static("prefer");
 const PROMISE: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Carries out the command at a server.
@@ -36,18 +37,17 @@ pub(super) fn attempt(options: Options, client: Client, surroundings: &Surroundi
         message::say(&[Line::Note(note.to_owned())]);
     }
     let (json, learns) = (options.json, options.learn);
-    let mut request = options.into_request(surroundings)?;
-    let id = request.run_id.get_or_insert_with(|| engine::fresh_id().to_string()).clone();
+    let request = options.into_request(surroundings)?;
+    let promise = engine::fresh_id().to_string();
     let goods = Goods::gather(&request)?;
     let runtime = crate::cli::runtime()?;
     let status = runtime.block_on(async {
         let signals =
             Signals::listen().map_err(|e| Failure::internal(format!("cannot await signals: {e}")))?;
-        let uploads = Uploads::send(&client, &id, goods).await?;
+        let uploads = Uploads::send(&client, &promise, goods).await?;
         let outcome = match order::body(request, &uploads.goods) {
             Ok(order) => {
-                let asked =
-                    Asked { client: client.clone(), id, order, promise: engine::fresh_id().to_string() };
+                let asked = Asked { client: client.clone(), order, promise };
                 match json {
                     true => asked.print_result(signals).await,
                     false => asked.show(signals, learns).await,
@@ -91,10 +91,10 @@ struct Uploads {
 }
 
 impl Uploads {
-    async fn send(client: &Client, id: &str, mut goods: Goods) -> Result<Uploads, Failure> {
+    async fn send(client: &Client, promise: &str, mut goods: Goods) -> Result<Uploads, Failure> {
         let mut names = Vec::new();
         for (number, (name, path)) in std::mem::take(&mut goods.large).into_iter().enumerate() {
-            let kept = format!("airlock-inputs/{id}/{number}");
+            let kept = format!("airlock-inputs/{promise}/{number}");
             crate::cli::artifact::upload(client, &kept, &path).await?;
             goods.kept.push((name, kept.clone()));
             names.push(kept);
@@ -112,20 +112,15 @@ impl Uploads {
     }
 }
 
-/// A run that is asked for. Asked again under the same promise it is the same run.
+/// A run that is asked for. Asked again under the same promise it is the same run: the server names it.
 #[derive(Clone)]
 struct Asked {
     client: Client,
-    id: String,
     order: Value,
     promise: String,
 }
 
 impl Asked {
-    fn path(&self) -> String {
-        format!("/v1/runs/{}", segment(self.id.as_bytes()))
-    }
-
     fn ask(&self) -> Ask {
         Ask::new(Method::POST, "/v1/runs").json(&self.order).header(PROMISE, &self.promise)
     }
@@ -164,8 +159,9 @@ impl Asked {
             match answer {
                 Ok(text) => return self.text(&text),
                 // It could not start; what is known of it is a result like any other.
-                Err(RemoteError::Refused(problem)) if problem.instance.as_ref() == Some(&self.path()) => {
-                    let text = self.client.ask(Ask::get(self.path())).await?.text().await?;
+                Err(RemoteError::Refused(problem)) if of_a_run(&problem.instance).is_some() => {
+                    let path = problem.instance.unwrap_or_default();
+                    let text = self.client.ask(Ask::get(path)).await?.text().await?;
                     return self.text(&text);
                 }
                 // Nobody is there to begin with.
@@ -193,10 +189,10 @@ impl Asked {
 
     /// Asks for the end of the run; that it ended is seen where it is followed.
     fn cancel(&self) {
-        let (client, path) = (self.client.clone(), self.path());
+        let asked = self.clone();
         tokio::spawn(async move {
             for pause in PAUSES {
-                match client.ask(Ask::new(Method::DELETE, path.clone())).await {
+                match asked.end().await {
                     Err(error) if error.may_pass() => tokio::time::sleep(Duration::from_millis(pause)).await,
                     _ => return,
                 }
@@ -204,12 +200,21 @@ impl Asked {
         });
     }
 
+    async fn end(&self) -> Result<(), RemoteError> {
+        let Named { run_id } = self.client.json(self.ask().header(PREFER, "respond-async")).await?;
+        let path = format!("/v1/runs/{}", segment(run_id.as_bytes()));
+        self.client.ask(Ask::new(Method::DELETE, path)).await.map(drop)
+    }
+
     fn follow(&self) -> Followed {
         let asked = self.clone();
-        // Until the run is known to the server it is asked for; from then on only its events are.
-        let ask = move |last: Option<&str>| match last {
-            None => asked.ask().header(ACCEPT, "text/event-stream"),
-            Some(last) => Ask::get(format!("{}/events", asked.path())).header(LAST_EVENT, last),
+        // However often it is asked for, it is one run, whose events go on behind the last one.
+        let ask = move |last: Option<&str>| {
+            let ask = asked.ask().header(ACCEPT, "text/event-stream");
+            match last {
+                None => ask,
+                Some(last) => ask.header(LAST_EVENT, last),
+            }
         };
         Follow { ask, last: "finished" }.begin(&self.client)
     }
@@ -246,6 +251,17 @@ impl Asked {
         };
         shown.finish(delivery, learns)
     }
+}
+
+/// Of a run, what the server calls it.
+#[derive(Deserialize)]
+struct Named {
+    run_id: String,
+}
+
+/// Whether a problem is about a run that was accepted.
+fn of_a_run(instance: &Option<String>) -> Option<&str> {
+    instance.as_deref()?.strip_prefix("/v1/runs/")
 }
 
 /// How much was shown, and what came of it.
@@ -313,10 +329,9 @@ impl Shown {
         let known = self.at != [0; 2];
         let failure = Failure::from(error);
         match failure.code {
-            ErrorCode::Lost | ErrorCode::BackendUnavailable if known => Failure {
-                hint: format!("the run {} may go on there; GET {} tells", self.asked.id, self.asked.path()),
-                ..failure
-            },
+            ErrorCode::Lost | ErrorCode::BackendUnavailable if known => {
+                Failure { hint: "the run may go on there; GET /v1/runs tells".to_owned(), ..failure }
+            }
             _ => failure,
         }
     }

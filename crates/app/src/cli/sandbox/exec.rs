@@ -97,6 +97,7 @@ pub(super) struct State {
     status: Status,
     exit_code: Option<i32>,
     signal: Option<i32>,
+    exit_status: Option<u8>,
     error: Option<ErrorInfo>,
 }
 
@@ -111,7 +112,7 @@ impl State {
             Status::Succeeded | Status::Failed => {
                 self.exit_code.and_then(|code| u8::try_from(code & 255).ok()).or(by_signal).unwrap_or(REFUSED)
             }
-            Status::NotStarted => REFUSED,
+            Status::NotStarted => self.exit_status.unwrap_or(REFUSED),
             Status::Queued | Status::Running | Status::Lost => REFUSED,
         }
     }
