@@ -11,16 +11,19 @@
 mod actor;
 mod exec;
 mod fork;
+mod left_behind;
 
 pub use exec::{Exec, ExecResult};
 
 use crate::{
     Engine,
+    feed::Budget,
     making::{Making, internal},
     record,
     tree::Tree,
 };
 use actor::Order;
+use left_behind::LeftBehind;
 use sandbox::Counters;
 use spec::{
     Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName, SessionSpec, Timestamp,
@@ -38,6 +41,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 const MOST_RUNNING: usize = 32;
 /// Programs that have ended and are still known; the oldest are forgotten.
 const MOST_ENDED: usize = 64;
+/// What the output of all its programs may have on the disk together.
+const MOST_OUTPUT: u64 = 256 << 20;
 /// Who wait for the session's task.
 const MOST_WAITING: usize = 64;
 
@@ -110,6 +115,8 @@ struct Shared {
     /// Why it is to end, as soon as that is decided.
     ending: watch::Sender<Option<SessionEnd>>,
     owner: Option<(u32, u32)>,
+    feeds: Arc<Budget>,
+    left_behind: LeftBehind,
     book: Mutex<Book>,
 }
 

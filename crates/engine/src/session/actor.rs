@@ -1,13 +1,14 @@
 //! The task of a session: it owns the box. Whoever wants something of the box asks here.
 
 use super::{
-    Book, Exec, MOST_RUNNING, MOST_WAITING, Session, SessionEnd, SessionState, SessionStatus, Shared,
+    Book, Exec, LeftBehind, MOST_OUTPUT, MOST_RUNNING, MOST_WAITING, Session, SessionEnd, SessionState, SessionStatus, Shared,
     conflict,
     exec::{self, Beginning},
 };
 use crate::{
     doors::Opened,
     driver::blank,
+    feed::Budget,
     making::{LONGEST_START, Making, Standing, environment, injected, internal, leave},
     origin::Origin,
     pool,
@@ -171,6 +172,8 @@ impl Actor {
             status: watch::Sender::new(SessionStatus::Ready),
             ending,
             owner: sandbox.owner_inside(),
+            feeds: Budget::new(MOST_OUTPUT),
+            left_behind: LeftBehind::default(),
             book: Mutex::new(book),
         };
         Actor {
