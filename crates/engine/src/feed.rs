@@ -191,7 +191,8 @@ impl Feed {
 
     /// Nothing more will come.
     pub fn end(&self) {
-        let first = self.shared.progress.send_if_modified(|progress| !std::mem::replace(&mut progress.ended, true));
+        let first =
+            self.shared.progress.send_if_modified(|progress| !std::mem::replace(&mut progress.ended, true));
         if let (true, Some(budget)) = (first, &self.shared.budget) {
             let mut spent = budget.spent();
             spent.ended.retain(|feed| feed.strong_count() > 0);

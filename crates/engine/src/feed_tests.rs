@@ -110,7 +110,11 @@ fn feeds_with_one_budget_forget_what_ended_first_and_never_have_more_than_it_tog
     second.end();
     assert_eq!((first.oldest()[0], second.oldest()[0]), (0, 0), "both fit");
     write(&third, 0, 300 << 10);
-    assert_eq!((first.oldest()[0], second.oldest()[0]), (500 << 10, 0), "the oldest is forgotten, and no other");
+    assert_eq!(
+        (first.oldest()[0], second.oldest()[0]),
+        (500 << 10, 0),
+        "the oldest is forgotten, and no other"
+    );
     assert!(first.read(Stream::Stdout, 0, usize::MAX).bytes.is_empty());
     assert!(budget.spent().bytes <= 1 << 20);
     drop((first, second, third));
@@ -131,7 +135,11 @@ fn one_that_cannot_grow_any_more_keeps_its_newest_and_says_where_that_begins() {
     assert!(bytes == pattern(from, bytes.len()));
     let late = Feed::within(&budget, 64 << 20, &std::env::temp_dir());
     late.append(Stream::Stdout, &pattern(0, 300 << 10));
-    assert_eq!(read_all(&late, Stream::Stdout, 0, 1 << 20).0, (300 << 10) - SMALL, "who comes late has memory only");
+    assert_eq!(
+        read_all(&late, Stream::Stdout, 0, 1 << 20).0,
+        (300 << 10) - SMALL,
+        "who comes late has memory only"
+    );
 }
 
 #[tokio::test]

@@ -35,7 +35,9 @@ mod making;
 mod origin;
 mod pool;
 mod record;
+mod room;
 mod session;
+mod sparse;
 mod streams;
 mod terminal;
 pub mod tree;
@@ -52,7 +54,7 @@ pub use sandbox::{
     container::Hosts,
     native::{HeadStart, Native, Step},
 };
-pub use session::{Exec, ExecResult, Session, SessionEnd, SessionState, SessionStatus};
+pub use session::{Exec, ExecResult, Session, SessionEnd, SessionKept, SessionState, SessionStatus};
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};
 

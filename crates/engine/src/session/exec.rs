@@ -350,7 +350,12 @@ impl Attending {
         let session = *self.session.ending.borrow();
         let by_session = session.and_then(|why| match why {
             SessionEnd::Asked | SessionEnd::Idle | SessionEnd::Lifetime => Some(Stopped::Cancelled),
-            SessionEnd::Limit => Some(Stopped::CpuTime),
+            SessionEnd::Limit => {
+                Some(match self.session.book().state.limits_hit.contains(&LimitName::Disk) {
+                    true => Stopped::Disk,
+                    false => Stopped::CpuTime,
+                })
+            }
             SessionEnd::Lost => None,
         });
         let killed = ended.is_none_or(|ended| ended.status & 0x7f == SIGKILL);

@@ -1,7 +1,10 @@
 //! Copies one workspace into another, by handles on both sides: links as links, special files not at all.
 
 use super::open_here;
-use crate::files::{self, called, kind};
+use crate::{
+    files::{self, called, kind},
+    sparse,
+};
 use rustix::{
     fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid},
     io::Errno,
@@ -175,7 +178,8 @@ impl Copying {
             return Ok(());
         }
         let to = File::from(self.anew(level, name)?);
-        self.copied.bytes += fill(&from, &to, size)?;
+        let holey = seen.st_blocks as u64 * 512 < size;
+        self.copied.bytes += if holey { sparse::copy(&from, &to, size)? } else { fill(&from, &to, size)? };
         self.finish(&to, seen)
     }
 
