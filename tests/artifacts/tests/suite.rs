@@ -229,7 +229,7 @@ async fn limits_are_held_and_named() {
 async fn one_owner_cannot_use_up_what_all_have() {
     let limits = Limits { total_bytes: 40, ..Limits::default() };
     for ground in Ground::all("owners").await {
-        let keep = async |artifacts: &Artifacts, owner: &str, count: usize| {
+        let keep = async |artifacts: &store::Artifacts, owner: &str, count: usize| {
             let owner = Owner::key(&spec::Id::new(owner).unwrap());
             let new = New {
                 owner,
