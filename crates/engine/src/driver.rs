@@ -21,6 +21,7 @@ use crate::{
     origin::Origin,
     pool,
     record::{self, Record},
+    room,
     streams::{Reading, Streams, connect_pipes},
     terminal::{self, Terminal},
     verdict::{
@@ -225,8 +226,12 @@ impl Driver {
         let deadline = tokio::time::sleep(limits.wall_time.0);
         tokio::pin!(deadline);
         let mut next_look = Instant::now() + first_look(&limits);
+        let (state, has_layer) = (self.making.engine.state.clone(), self.making.layer.is_some());
+        let shortage = room::shortage(&state);
+        tokio::pin!(shortage);
         loop {
             let stopped = tokio::select! {
+                () = &mut shortage, if has_layer => Stopped::Disk,
                 progress = sandbox.progress() => return ending(progress, None),
                 () = &mut deadline => Stopped::WallTime,
                 () = until_cancelled(&mut self.making.cancelled) => Stopped::Cancelled,
@@ -379,6 +384,8 @@ async fn stop(sandbox: &mut dyn Sandbox, stopped: Stopped) -> Ending {
     let (signal, grace) = match stopped {
         Stopped::WallTime => (SIGTERM, GRACE),
         Stopped::CpuTime => (SIGXCPU, CANCEL_GRACE),
+        // Whoever may clean up may write on.
+        Stopped::Disk => (SIGKILL, CANCEL_GRACE),
         Stopped::Cancelled => (SIGTERM, CANCEL_GRACE),
     };
     sandbox.signal(signal);

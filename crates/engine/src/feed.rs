@@ -1,7 +1,8 @@
 //! What a program writes, kept for whoever comes late or comes again: two streams of bytes with offsets. Within a
 //! bound; what is older than that is forgotten, and a reader is told so by the offset that he gets.
 //!
-//! Little output stays in memory. More goes to a file without a name, written round and round.
+//! Little output stays in memory. More goes to a file without a name, written round and round. Feeds can share a budget
+//! of the disk: then those that ended first are forgotten first, and one that cannot grow any more keeps its newest.
 
 use rustix::fs::{Mode, OFlags};
 use spec::Stream;
@@ -11,7 +12,7 @@ use std::{
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 use tokio::sync::watch;
 
@@ -39,6 +40,21 @@ pub struct Feed {
 struct Shared {
     streams: [Mutex<Kept>; 2],
     progress: watch::Sender<Progress>,
+    budget: Option<Arc<Budget>>,
+}
+
+/// What several feeds may have on the disk together.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    most: u64,
+    spent: Mutex<Spent>,
+}
+
+#[derive(Debug, Default)]
+struct Spent {
+    bytes: u64,
+    /// Those that nobody writes to any more, the oldest first.
+    ended: VecDeque<Weak<Shared>>,
 }
 
 /// How far a feed is.
@@ -58,27 +74,108 @@ struct Kept {
     total: u64,
     memory: VecDeque<u8>,
     file: Option<File>,
+    budget: Option<Arc<Budget>>,
+    /// What it has of the budget.
+    taken: u64,
+}
+
+impl Budget {
+    /// So many bytes.
+    pub(crate) fn new(most: u64) -> Arc<Budget> {
+        Arc::new(Budget { most, spent: Mutex::default() })
+    }
+
+    fn spent(&self) -> MutexGuard<'_, Spent> {
+        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes so much, at the cost of those that have ended.
+    fn take(&self, bytes: u64) -> bool {
+        let mut busy = Vec::new();
+        let taken = loop {
+            let oldest = {
+                let mut spent = self.spent();
+                if spent.bytes.saturating_add(bytes) <= self.most {
+                    spent.bytes += bytes;
+                    break true;
+                }
+                spent.ended.pop_front()
+            };
+            let Some(oldest) = oldest else { break false };
+            // Without our lock: it gives back what it had.
+            if oldest.upgrade().is_some_and(|oldest| !oldest.forget()) {
+                busy.push(oldest);
+            }
+        };
+        busy.into_iter().rev().for_each(|feed| self.spent().ended.push_front(feed));
+        taken
+    }
+
+    fn give_back(&self, bytes: u64) {
+        let mut spent = self.spent();
+        spent.bytes = spent.bytes.saturating_sub(bytes);
+    }
+}
+
+impl Shared {
+    /// False if somebody is reading it just now; whoever asks holds the lock of another feed, and does not wait.
+    fn forget(&self) -> bool {
+        let streams = self.streams.each_ref().map(|stream| stream.try_lock());
+        let mut free = true;
+        for stream in streams {
+            match stream {
+                Ok(mut kept) => kept.forget(),
+                Err(_) => free = false,
+            }
+        }
+        free
+    }
+}
+
+fn locked(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
+    kept.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Feed {
     /// Keeps the newest `most` bytes of each stream, in memory.
     pub fn new(most: u64) -> Feed {
-        Feed::kept_in(most, None)
+        Feed::kept_in(most, None, None)
     }
 
     /// The same, with what is more than little in files without a name in this folder.
     pub fn in_folder(most: u64, folder: &Path) -> Feed {
-        Feed::kept_in(most, Some(folder.to_owned()))
+        Feed::kept_in(most, Some(folder.to_owned()), None)
     }
 
-    fn kept_in(most: u64, folder: Option<PathBuf>) -> Feed {
-        let kept = || Mutex::new(Kept::new(most.max(1), folder.clone()));
-        let progress = watch::Sender::default();
-        Feed { shared: Arc::new(Shared { streams: [kept(), kept()], progress }) }
+    /// The same, within what it and others may have together.
+    pub(crate) fn within(budget: &Arc<Budget>, most: u64, folder: &Path) -> Feed {
+        Feed::kept_in(most, Some(folder.to_owned()), Some(budget.clone()))
+    }
+
+    fn kept_in(most: u64, folder: Option<PathBuf>, budget: Option<Arc<Budget>>) -> Feed {
+        let kept = || Mutex::new(Kept::new(most.max(1), folder.clone(), budget.clone()));
+        let streams = [kept(), kept()];
+        Feed { shared: Arc::new(Shared { streams, progress: watch::Sender::default(), budget }) }
     }
 
     fn stream(&self, stream: Stream) -> MutexGuard<'_, Kept> {
-        self.shared.streams[place(stream)].lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.shared.streams[place(stream)])
+    }
+
+    /// Adds the first `count` bytes of a buffer and gives it back. What goes to the disk is written off the event loop;
+    /// whoever awaits one before the next keeps the order.
+    pub async fn append_from(&self, stream: Stream, buffer: Vec<u8>, count: usize) -> Vec<u8> {
+        if !self.stream(stream).needs_disk(count) {
+            self.append(stream, &buffer[..count]);
+            return buffer;
+        }
+        let feed = self.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            feed.append(stream, &buffer[..count]);
+            buffer
+        });
+        // Only a runtime that ends does not carry it out: then nobody reads it, either.
+        written.await.unwrap_or_else(|_| vec![0; count.max(1)])
     }
 
     /// Adds what was written.
@@ -94,7 +191,13 @@ impl Feed {
 
     /// Nothing more will come.
     pub fn end(&self) {
-        self.shared.progress.send_modify(|progress| progress.ended = true);
+        let first =
+            self.shared.progress.send_if_modified(|progress| !std::mem::replace(&mut progress.ended, true));
+        if let (true, Some(budget)) = (first, &self.shared.budget) {
+            let mut spent = budget.spent();
+            spent.ended.retain(|feed| feed.strong_count() > 0);
+            spent.ended.push_back(Arc::downgrade(&self.shared));
+        }
     }
 
     /// What is there of a stream from an offset on, at most so much of it. An offset that has not been reached yet gives
@@ -131,15 +234,23 @@ fn place(stream: Stream) -> usize {
 }
 
 impl Kept {
-    fn new(most: u64, folder: Option<PathBuf>) -> Kept {
-        Kept { most, folder, oldest: 0, total: 0, memory: VecDeque::new(), file: None }
+    fn new(most: u64, folder: Option<PathBuf>, budget: Option<Arc<Budget>>) -> Kept {
+        Kept { most, folder, oldest: 0, total: 0, memory: VecDeque::new(), file: None, budget, taken: 0 }
+    }
+
+    fn stays_small(&self, count: usize) -> bool {
+        self.memory.len() as u64 + count as u64 <= SMALL.min(self.most)
+    }
+
+    fn needs_disk(&self, count: usize) -> bool {
+        self.file.is_some() || (self.folder.is_some() && !self.stays_small(count))
     }
 
     fn append(&mut self, bytes: &[u8]) {
-        let fits = self.memory.len() as u64 + bytes.len() as u64 <= SMALL.min(self.most);
-        if self.file.is_none() && !fits {
+        if self.file.is_none() && !self.stays_small(bytes.len()) {
             self.spill();
         }
+        self.grow(bytes.len() as u64);
         match &self.file {
             Some(_) => self.write(bytes),
             None => self.remember(bytes),
@@ -150,14 +261,39 @@ impl Kept {
     /// forgotten early: readers see that by their offsets.
     fn spill(&mut self) {
         let Some(folder) = self.folder.take() else { return };
-        let Ok(file) = nameless(&folder) else {
+        let room = self.budget.as_ref().is_none_or(|budget| budget.take(SMALL));
+        let Some(file) = room.then(|| nameless(&folder).ok()).flatten() else {
+            if let Some(budget) = self.budget.as_ref().filter(|_| room) {
+                budget.give_back(SMALL);
+            }
             self.most = self.most.min(SMALL);
             return;
         };
+        self.taken = if self.budget.is_some() { SMALL } else { 0 };
         self.file = Some(file);
         let memory = Vec::from(std::mem::take(&mut self.memory));
         self.total = self.oldest;
         self.write(&memory);
+    }
+
+    /// Takes what the file will have more. Where the budget is spent, it is written round from where it is now.
+    fn grow(&mut self, more: u64) {
+        let (Some(budget), Some(_)) = (&self.budget, &self.file) else { return };
+        let wanted = (self.total + more).min(self.most).saturating_sub(self.taken);
+        match wanted == 0 || budget.take(wanted) {
+            true => self.taken += wanted,
+            // Nothing has been written over yet, or it would not grow.
+            false => self.most = self.taken.max(self.total),
+        }
+    }
+
+    /// Keeps nothing any more but how long it was.
+    fn forget(&mut self) {
+        (self.file, self.folder, self.memory) = (None, None, VecDeque::new());
+        self.oldest = self.total;
+        if let Some(budget) = &self.budget {
+            budget.give_back(std::mem::take(&mut self.taken));
+        }
     }
 
     fn remember(&mut self, bytes: &[u8]) {
@@ -199,6 +335,14 @@ impl Kept {
         match read {
             Ok(()) => Piece { from, bytes },
             Err(_) => Piece { from: self.total, bytes: Vec::new() },
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(budget) = &self.budget {
+            budget.give_back(self.taken);
         }
     }
 }

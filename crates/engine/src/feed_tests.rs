@@ -97,3 +97,60 @@ async fn a_reader_waits_for_more_and_for_the_end() {
     assert_eq!(seen, (true, true, false));
     assert!(feed.grown([0, 0]).await, "what is there can still be read after the end");
 }
+
+#[test]
+fn feeds_with_one_budget_forget_what_ended_first_and_never_have_more_than_it_together() {
+    let budget = Budget::new(1 << 20);
+    let feed = || Feed::within(&budget, 600 << 10, &std::env::temp_dir());
+    let (first, second, third) = (feed(), feed(), feed());
+    let write = |feed: &Feed, from: u64, count: usize| feed.append(Stream::Stdout, &pattern(from, count));
+    write(&first, 0, 500 << 10);
+    first.end();
+    write(&second, 0, 500 << 10);
+    second.end();
+    assert_eq!((first.oldest()[0], second.oldest()[0]), (0, 0), "both fit");
+    write(&third, 0, 300 << 10);
+    assert_eq!(
+        (first.oldest()[0], second.oldest()[0]),
+        (500 << 10, 0),
+        "the oldest is forgotten, and no other"
+    );
+    assert!(first.read(Stream::Stdout, 0, usize::MAX).bytes.is_empty());
+    assert!(budget.spent().bytes <= 1 << 20);
+    drop((first, second, third));
+    assert_eq!(budget.spent().bytes, 0);
+}
+
+#[test]
+fn one_that_cannot_grow_any_more_keeps_its_newest_and_says_where_that_begins() {
+    let budget = Budget::new(256 << 10);
+    let feed = Feed::within(&budget, 64 << 20, &std::env::temp_dir());
+    for at in 0..100 {
+        feed.append(Stream::Stdout, &pattern(at * 10_007, 10_007));
+    }
+    let total = 100 * 10_007;
+    let (from, bytes) = read_all(&feed, Stream::Stdout, 0, 1 << 20);
+    assert!(bytes.len() > 200 << 10 && bytes.len() <= 256 << 10, "{}", bytes.len());
+    assert_eq!(from, total - bytes.len() as u64);
+    assert!(bytes == pattern(from, bytes.len()));
+    let late = Feed::within(&budget, 64 << 20, &std::env::temp_dir());
+    late.append(Stream::Stdout, &pattern(0, 300 << 10));
+    assert_eq!(
+        read_all(&late, Stream::Stdout, 0, 1 << 20).0,
+        (300 << 10) - SMALL,
+        "who comes late has memory only"
+    );
+}
+
+#[tokio::test]
+async fn what_goes_to_the_disk_off_the_loop_keeps_its_order() {
+    let feed = Feed::in_folder(1 << 20, &std::env::temp_dir());
+    let (mut total, mut buffer) = (0, Vec::new());
+    for count in [10, 60_000, 60_000, 3, 64 << 10] {
+        buffer.clear();
+        buffer.extend(pattern(total, count));
+        buffer = feed.append_from(Stream::Stdout, buffer, count).await;
+        total += count as u64;
+    }
+    assert!(read_all(&feed, Stream::Stdout, 0, 1 << 20).1 == pattern(0, total as usize));
+}

@@ -43,6 +43,16 @@ impl Keeper {
         Keeper { engine: engine.clone(), runtime: Handle::current(), owner, lineage }
     }
 
+    /// For what a session keeps: whatever program wrote it.
+    pub(crate) fn of_session(engine: &Arc<Inner>, id: &Id, spec: &RunSpec) -> Keeper {
+        let lineage = Lineage {
+            session_id: Some(id.to_string()),
+            policy_hash: Some(policy_hash(spec)),
+            ..Lineage::default()
+        };
+        Keeper { lineage, ..Keeper::new(engine, id, spec) }
+    }
+
     /// Keeps what is wanted, and what lies in `.artifacts`. Blocks.
     pub(crate) fn collect(
         &self,

@@ -36,7 +36,9 @@ mod origin;
 mod pool;
 mod record;
 mod rights;
+mod room;
 mod session;
+mod sparse;
 mod streams;
 mod terminal;
 pub mod tree;
@@ -54,7 +56,7 @@ pub use sandbox::{
     container::Hosts,
     native::{HeadStart, Native, Step},
 };
-pub use session::{Exec, ExecResult, Session, SessionEnd, SessionState, SessionStatus};
+pub use session::{Exec, ExecResult, Session, SessionEnd, SessionKept, SessionState, SessionStatus};
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};
 

@@ -11,20 +11,25 @@
 mod actor;
 mod exec;
 mod fork;
+mod left_behind;
 
 pub use exec::{Exec, ExecResult};
 
 use crate::{
     Engine, Rights,
+    feed::Budget,
+    files::{Bounds, Skipped},
+    keep::Keeper,
     making::{Making, internal},
     record,
     tree::Tree,
 };
 use actor::Order;
+use left_behind::LeftBehind;
 use sandbox::Counters;
 use spec::{
-    Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName, SessionSpec, Timestamp,
-    Usage, WorkspaceChanges,
+    ArtifactRef, Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName, SessionSpec,
+    Timestamp, Usage, WorkspaceChanges, WorkspacePath,
 };
 use std::{
     collections::BTreeSet,
@@ -38,6 +43,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 const MOST_RUNNING: usize = 32;
 /// Programs that have ended and are still known; the oldest are forgotten.
 const MOST_ENDED: usize = 64;
+/// What the output of all its programs may have on the disk together.
+const MOST_OUTPUT: u64 = 256 << 20;
 /// Who wait for the session's task.
 const MOST_WAITING: usize = 64;
 
@@ -110,6 +117,8 @@ struct Shared {
     /// Why it is to end, as soon as that is decided.
     ending: watch::Sender<Option<SessionEnd>>,
     owner: Option<(u32, u32)>,
+    feeds: Arc<Budget>,
+    left_behind: LeftBehind,
     book: Mutex<Book>,
 }
 
@@ -141,6 +150,42 @@ impl Engine {
         // The task does not hold the engine's own clone: it ends with the last of them.
         self.inner.behind(actor::live(making, spec, cancel, self.closing.subscribe(), ready));
         session.await.unwrap_or_else(|_| Err(internal("the session's task failed".to_owned())))
+    }
+}
+
+/// What a session kept.
+#[derive(Clone, Debug, Default)]
+pub struct SessionKept {
+    /// The versions that were made.
+    pub kept: Vec<ArtifactRef>,
+    /// What was not kept, and why.
+    pub left_out: Vec<Skipped>,
+    /// How many more were left out than are told.
+    pub more_left_out: u64,
+}
+
+impl Engine {
+    /// Keeps files of a session's workspace as artifacts of its owner: those that are named, and what lies in
+    /// `.artifacts`. Somebody may be writing them; each is kept as it is read.
+    pub async fn keep_of_session(
+        &self,
+        session: &Session,
+        wanted: Vec<WorkspacePath>,
+    ) -> Result<SessionKept, ErrorInfo> {
+        session.touch();
+        let (workspace, _) = session.workspace()?;
+        let run = &session.spec().run;
+        let keeper = Keeper::of_session(&self.inner, session.id(), run);
+        let usual = Bounds::default();
+        // As of a run: files with holes are larger than they are.
+        let most = if run.sandbox.workspace.is_some() { u64::MAX } else { run.sandbox.limits.disk.0 };
+        let bounds = Bounds { total_bytes: usual.total_bytes.min(most), ..usual };
+        let sandbox = run.sandbox.clone();
+        let keeping =
+            tokio::task::spawn_blocking(move || keeper.collect(&workspace, &wanted, bounds, &sandbox));
+        let kept = keeping.await.unwrap_or_else(|error| Err(error.into()));
+        let (kept, collected) = kept.map_err(|error| internal(error.to_string()))?;
+        Ok(SessionKept { kept, left_out: collected.skipped, more_left_out: collected.more_skipped })
     }
 }
 

@@ -49,6 +49,11 @@ impl Reading {
         read
     }
 
+    /// Whether nobody has the other end any more.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(rustix::io::read(&self.pipe, &mut [0; 1]), Ok(0))
+    }
+
     /// Reads on for whoever still writes, and throws it away: a full pipe would stop him, a closed one kill him.
     pub(crate) async fn drain(mut self) {
         let mut buffer = vec![0; 4096];

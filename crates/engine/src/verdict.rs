@@ -22,6 +22,8 @@ const SIGXFSZ: i32 = 25;
 pub(crate) enum Stopped {
     WallTime,
     CpuTime,
+    /// The disk of the state folder, where its workspace lies, is almost full.
+    Disk,
     Cancelled,
 }
 
@@ -93,6 +95,11 @@ pub(crate) fn judge(ending: &Ending, oom: bool, limits: &Limits, result: &mut Ru
         }
         Some(Stopped::CpuTime) => {
             result.limits_hit.insert(LimitName::CpuTime);
+            (result.status, result.exit_status) = by_status(result);
+        }
+        Some(Stopped::Disk) => {
+            result.limits_hit.insert(LimitName::Disk);
+            result.notes.push("it was ended because the disk of the state folder is almost full".to_owned());
             (result.status, result.exit_status) = by_status(result);
         }
         None if oom && signal == Some(SIGKILL) => {

@@ -465,7 +465,7 @@ pub fn commit(state: &Path, id: &Id, options: CommitOptions) -> Result<Committed
     let (changes, unknown) = sides.compare().map_err(failed("look at what the program left"))?;
     let found = rustix::fs::fstat(&folder).map_err(|source| failed("look at the folder")(source.into()))?;
     let owner = rustix::process::geteuid().is_root().then_some((found.st_uid, found.st_gid));
-    let draft = Commit::draft_name(id);
+    let draft = Commit::draft_name(&opened.layer).map_err(failed("choose a name for drafts"))?;
     let commit = Commit { sides, folder: folder.as_fd(), owner, force: options.force, draft };
     let unknown = unknown.into_iter().map(|(path, reason)| Left { path, reason, conflict: false });
     let mut left: Vec<_> = commit.obstacles(&changes).into_iter().chain(unknown.clone()).collect();

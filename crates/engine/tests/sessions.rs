@@ -256,6 +256,56 @@ async fn whoever_is_left_behind_keeps_nobody_waiting_and_lives_on() {
 }
 
 #[tokio::test]
+async fn pipes_left_behind_are_bounded_and_the_oldest_is_closed_first() {
+    let place = Place::new("pipes");
+    let many = |request: &mut SessionRequest| request.run.limits.pids = Some(512);
+    let session = place.engine.open_session(spec(many)).await.unwrap();
+    let writes_on = |name: &str| {
+        shell(&format!(
+            "(trap '' PIPE; while echo x; do sleep 0.02; done; touch {name}) 2>/dev/null & exit 0"
+        ))
+    };
+    session.exec(writes_on("oldest")).await.unwrap().wait().await;
+    let leaves = |count: usize| {
+        let session = &session;
+        async move {
+            for _ in 0..count {
+                session.exec(shell("sleep 100 & exit 0")).await.unwrap().wait().await;
+            }
+        }
+    };
+    leaves(20).await;
+    let there = session.exec(shell("sleep 0.3; ls")).await.unwrap();
+    there.wait().await;
+    assert_eq!(text(&there, Stream::Stdout), "", "within the bound everybody can write on");
+    session.exec(writes_on("newest")).await.unwrap().wait().await;
+    leaves(25).await;
+    let seen = session.exec(shell("until test -e oldest; do sleep 0.02; done; sleep 0.3; ls")).await.unwrap();
+    assert_eq!(seen.wait().await.exit_code, Some(0));
+    assert_eq!(text(&seen, Stream::Stdout), "oldest\n");
+    let notes = session.state().notes;
+    assert!(notes.iter().any(|note| note.contains("the oldest of their pipes were closed")), "{notes:?}");
+    place.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_keeps_so_much_output_on_the_disk_and_no_more_whatever_its_limit_says() {
+    let place = Place::new("kept");
+    let huge = |request: &mut SessionRequest| request.run.limits.output = Some(spec::Size(1 << 40));
+    let session = place.engine.open_session(spec(huge)).await.unwrap();
+    let mut execs = Vec::new();
+    for _ in 0..6 {
+        let exec = session.exec(shell("head -c 80000000 /dev/zero")).await.unwrap();
+        assert_eq!(exec.wait().await.exit_code, Some(0));
+        execs.push(exec);
+    }
+    let kept: Vec<u64> =
+        execs.iter().map(|exec| exec.output().lengths()[0] - exec.output().oldest()[0]).collect();
+    assert_eq!(kept, [0, 0, 64 << 20, 64 << 20, 64 << 20, 64 << 20]);
+    place.close().await;
+}
+
+#[tokio::test]
 async fn a_flood_is_read_to_its_end_and_the_newest_is_kept() {
     let place = Place::new("flood");
     let session = place.open().await;
@@ -359,6 +409,34 @@ async fn a_program_that_cannot_start_is_told_and_the_session_goes_on() {
     assert_eq!(session.exec(nowhere).await.unwrap_err().code, ErrorCode::StartFailed);
     assert_eq!(session.exec(ExecRequest::default()).await.unwrap_err().code, ErrorCode::InvalidSpec);
     assert_eq!(session.exec(shell("true")).await.unwrap().wait().await.exit_code, Some(0));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_entered_is_the_callers_fault_and_a_full_box_is_a_conflict() {
+    let place = Place::new("directory");
+    let few = |request: &mut SessionRequest| request.run.limits.pids = Some(16);
+    let session = place.engine.open_session(spec(few)).await.unwrap();
+    let made = session.exec(shell("mkdir d; touch file; ln -s loop loop")).await.unwrap();
+    assert_eq!(made.wait().await.exit_code, Some(0));
+    let at =
+        |path: &str| ExecRequest { directory: Some(format!("/workspace/{path}").into()), ..shell("true") };
+    for bad in ["nowhere", "file", "loop"] {
+        let refused = session.exec(at(bad)).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::InvalidSpec, "{bad}: {refused:?}");
+        assert!(refused.message.contains("cannot start in its `directory`"), "{refused:?}");
+    }
+    assert_eq!(session.exec(at("d")).await.unwrap().wait().await.exit_code, Some(0));
+    let full = session.exec(shell("while sleep 1000 & do :; done; sleep 1000")).await.unwrap();
+    let refused = loop {
+        match session.exec(shell("true")).await {
+            Ok(exec) => _ = exec.wait().await,
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!(refused.code, ErrorCode::Conflict, "{refused:?}");
+    assert!(refused.message.contains("as many processes as it may"), "{refused:?}");
+    full.stop(Duration::ZERO).await;
     place.close().await;
 }
 

@@ -138,6 +138,7 @@ impl Gateway {
             sandboxes: sandboxes::Sandboxes::default(),
         }));
         runs::live::settle(&gateway)?;
+        gateway.recall_sandboxes()?;
         Ok(gateway)
     }
 

@@ -30,6 +30,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 const LONGEST_PROMISE: usize = 255;
 const USUALLY_LISTED: u32 = 50;
+const LARGEST_OUTPUT: u64 = 16 << 20;
 /// How long whoever cancels waits for the end.
 const CANCELLED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -105,6 +106,7 @@ async fn create(
     let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
     let request = host::admit(&gateway, &caller, request)?;
     let mut spec = gateway.policy().admit(request)?;
+    fits_an_answer(&spec)?;
     // Whose artifacts and workspaces it reads and keeps.
     spec.owner = Some(caller.owner()?);
     spec.keep = caller.require(Scope::Artifacts).is_ok();
@@ -137,6 +139,20 @@ async fn create(
                 None => Ok(json(StatusCode::OK, ended.whole.clone())),
             }
         }
+    }
+}
+
+/// What is kept of a run's output is in memory, and its result is one text.
+fn fits_an_answer(spec: &RunSpec) -> Answer<()> {
+    match spec.sandbox.limits.output.0 > LARGEST_OUTPUT {
+        false => Ok(()),
+        true => Err(Problem::invalid(
+            format!(
+                "`output` is more than the {} MiB of a stream that a result can have here",
+                LARGEST_OUTPUT >> 20
+            ),
+            "ask for less and follow the events, or let the program write a file and keep it as an artifact",
+        )),
     }
 }
 

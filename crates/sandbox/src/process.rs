@@ -74,7 +74,7 @@ fn failed(source: io::Error) -> SandboxError {
 }
 
 fn late<T>(_: T) -> SandboxError {
-    failed(io::ErrorKind::TimedOut.into())
+    SandboxError::HeldUp
 }
 
 impl StandBy {
@@ -129,11 +129,18 @@ fn complete(taken: Steps, plan: &ProgramPlan) -> Result<(), SandboxError> {
 }
 
 impl SandboxError {
+    /// A further program joins a box that stands: what fails then is the folder to start in, or room.
     fn of_start(failure: Failure) -> SandboxError {
-        let full = failure.step == Step::JoinNamespaces && failure.errno == Errno::USERS.raw_os_error();
-        match full {
-            true => SandboxError::TooManyPrograms { most: protocol::MOST_PROGRAMS },
-            false => SandboxError::Step(failure),
+        if failure.step != Step::JoinNamespaces {
+            return SandboxError::Step(failure);
+        }
+        match Errno::from_raw_os_error(failure.errno) {
+            Errno::USERS => SandboxError::TooManyPrograms { most: protocol::MOST_PROGRAMS },
+            Errno::AGAIN => SandboxError::NoProcess,
+            errno @ (Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS | Errno::NAMETOOLONG) => {
+                SandboxError::Directory { source: errno.into() }
+            }
+            _ => SandboxError::Step(failure),
         }
     }
 }

@@ -30,6 +30,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("schema/1_allowed_images.sql"),
     include_str!("schema/2_usage.sql"),
     include_str!("schema/3_gateway.sql"),
+    include_str!("schema/4_sandboxes.sql"),
 ];
 
 /// An open database.

@@ -1,6 +1,10 @@
 //! What a gateway keeps: keys, of which only hashes are known, and the runs that it accepted, each with exactly one final
 //! state. Two connections, so that whoever looks at a key never waits for a run that is written down.
 
+mod sandboxes;
+
+pub use sandboxes::SandboxRow;
+
 use crate::database::{Database, DatabaseError};
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 use std::path::Path;

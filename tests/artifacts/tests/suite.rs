@@ -191,7 +191,7 @@ async fn another_digest_than_the_announced_one_keeps_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_are_held_and_named() {
-    let limits = Limits { bytes: 10, names: 2, versions: 2, total_bytes: 25 };
+    let limits = Limits { bytes: 10, names: 2, versions: 2, total_bytes: 25, owner_bytes: None };
     for ground in Ground::all("limits").await {
         let artifacts = ground.open(limits, Retention::default());
         let error = put(&artifacts, "a", &[0; 11]).await.unwrap_err();
@@ -207,6 +207,11 @@ async fn limits_are_held_and_named() {
         let error = put(&artifacts, "b", &[0; 5]).await.unwrap_err();
         assert!(matches!(error, StoreError::Quota { limit: 25, what: "bytes in all", .. }), "{error:?}");
         put(&artifacts, "b", &[0; 4]).await.unwrap();
+        let error = put(&artifacts, "c", b"").await.unwrap_err();
+        assert!(
+            matches!(error, StoreError::Quota { limit: 2, what: "names", .. }),
+            "own ones count at once: {error:?}"
+        );
         // Somebody else, who counts anew.
         let artifacts = if matches!(ground, Ground::Memory) {
             continue;
@@ -217,6 +222,41 @@ async fn limits_are_held_and_named() {
         assert!(matches!(error, StoreError::Quota { limit: 2, what: "names", .. }), "{error:?}");
         artifacts.remove(&Owner::local(), &name("a"), None).await.unwrap();
         assert_eq!(get(&artifacts, "b", None).await.unwrap(), [0; 4], "{ground:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_owner_cannot_use_up_what_all_have() {
+    let limits = Limits { total_bytes: 40, ..Limits::default() };
+    for ground in Ground::all("owners").await {
+        let keep = async |artifacts: &store::Artifacts, owner: &str, count: usize| {
+            let owner = Owner::key(&spec::Id::new(owner).unwrap());
+            let new = New {
+                owner,
+                name: name(&format!("n{count}")),
+                content_type: None,
+                lineage: Lineage::default(),
+                limit_bytes: u64::MAX,
+            };
+            let mut putting = artifacts.begin(new).await?;
+            putting.write(vec![0; count].into()).await?;
+            putting.finish(None).await
+        };
+        let artifacts = ground.open(limits, Retention::default());
+        keep(&artifacts, "greedy", 9).await.unwrap();
+        let error = keep(&artifacts, "greedy", 2).await.unwrap_err();
+        assert!(
+            matches!(error, StoreError::Quota { limit: 10, what: "bytes of one owner", .. }),
+            "{error:?}"
+        );
+        keep(&artifacts, "modest", 10).await.unwrap();
+        keep(&artifacts, "greedy", 1).await.unwrap();
+        if matches!(ground, Ground::Memory) {
+            continue;
+        }
+        // Somebody else, who counts anew.
+        let artifacts = ground.open(limits, Retention::default());
+        assert!(keep(&artifacts, "modest", 1).await.is_err(), "{ground:?}");
     }
 }
 

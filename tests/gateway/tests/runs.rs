@@ -27,6 +27,20 @@ fn lives(word: &str) -> bool {
 }
 
 #[test]
+fn more_output_than_a_result_can_have_is_refused_and_as_much_is_not() {
+    let server = Server::new();
+    let order = |output: &str| json!({ "command": ["true"], "output": output });
+    let refused = server.post("/v1/runs", &order("1T"));
+    assert_eq!(
+        (refused.status, refused.text().contains("`output` is more than")),
+        (400, true),
+        "{}",
+        refused.text()
+    );
+    assert_eq!(server.post("/v1/runs", &order("16M")).json()["status"], "succeeded");
+}
+
+#[test]
 fn every_word_of_a_request_reaches_the_program() {
     let server = Server::new();
     let script = "cat; cat a b; printf %s \"$GREETING\"; id -u; ulimit -n; exit 3";

@@ -80,6 +80,40 @@ fn a_server_killed_at_any_moment_leaves_nothing_and_loses_no_word_that_it_gave()
     assert!(storm.counted.contains_key("succeeded"), "no run ever ended: {:?}", storm.counted);
 }
 
+#[test]
+fn a_sandbox_that_died_with_its_server_is_lost_and_its_key_makes_no_second_one() {
+    let _turn = orphans::take_turn();
+    let mut server = Server::on(Folder::new(), "", &[], None);
+    let (key, admin) = (server.key(&["sandboxes"]), server.admin.clone());
+    let promise = [("Idempotency-Key", "one")];
+    let body = json!({ "labels": { "which": "first" } });
+    let made = server.ask(&key, "POST", "/v1/sandboxes", &promise, &body);
+    assert_eq!((made.status, &made.json()["status"]), (201, &json!("ready")), "{}", made.text());
+    let id = made.json()["sandbox_id"].as_str().expect("an id").to_owned();
+    let asked = server.ask(&key, "POST", "/v1/sandboxes", &[], &json!({}));
+    let ended = asked.json()["sandbox_id"].as_str().expect("an id").to_owned();
+    assert_eq!(server.ask(&key, "DELETE", &format!("/v1/sandboxes/{ended}"), &[], &Value::Null).status, 200);
+    server.end(Signal::KILL);
+    let folder = std::mem::replace(&mut server.folder, Folder(PathBuf::new()));
+    drop(server);
+    let server = Server::on(folder, "", &[], Some(admin));
+    let path = format!("/v1/sandboxes/{id}");
+    let shown = server.ask(&key, "GET", &path, &[], &Value::Null).json();
+    assert_eq!((&shown["status"], &shown["reason"]), (&json!("ended"), &json!("lost")), "{shown}");
+    assert_eq!((&shown["labels"], shown["created_at"].is_string()), (&body["labels"], true));
+    let other = server.ask(&key, "GET", &format!("/v1/sandboxes/{ended}"), &[], &Value::Null).json();
+    assert_eq!(other["reason"], "asked", "one that had ended keeps its reason: {other}");
+    let refused = server.ask(&key, "POST", &format!("{path}/exec"), &[], &json!({ "command": ["true"] }));
+    assert_eq!(refused.status, 410, "{}", refused.text());
+    let again = server.ask(&key, "POST", "/v1/sandboxes", &promise, &body);
+    assert_eq!((again.status, &again.json()["sandbox_id"]), (201, &json!(id)), "{}", again.text());
+    assert_eq!(server.ask(&key, "POST", "/v1/sandboxes", &promise, &json!({})).status, 422);
+    let listed = server.ask(&key, "GET", "/v1/sandboxes", &[], &Value::Null).json();
+    assert_eq!(listed["sandboxes"].as_array().map(Vec::len), Some(2), "{listed}");
+    let stranger = server.key(&["sandboxes"]);
+    assert_eq!(server.ask(&stranger, "GET", &path, &[], &Value::Null).status, 404);
+}
+
 /// A key that was taken back.
 fn revoked_key(server: &Server) -> String {
     let made = server.post("/v1/keys", &json!({ "name": "gone", "scopes": ["runs"] })).json();
@@ -134,9 +168,14 @@ impl Storm {
         told.runs.iter().for_each(|asked| self.check_run(server, asked));
         for id in &told.sandboxes {
             let answer = server.get(&format!("/v1/sandboxes/{id}"));
-            let gone = answer.status == 404 || answer.json()["status"] == "ended";
-            assert!(gone, "{id} outlived its server: {}", answer.text());
-            self.count("sandbox gone");
+            let told = (answer.status, answer.json()["status"].clone(), answer.json()["reason"].clone());
+            assert_eq!(
+                told,
+                (200, json!("ended"), json!("lost")),
+                "{id} died with its server: {}",
+                answer.text()
+            );
+            self.count("sandbox lost");
         }
         for (name, length) in &told.artifacts {
             let path = format!("/v1/artifacts/{name}");

@@ -10,7 +10,7 @@ use std::path::Path;
 use store::{ArtifactSettings, Limits, Place, Remote, Retention};
 use toml::{Table, Value};
 
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "store",
     "bucket",
     "prefix",
@@ -23,6 +23,7 @@ const KEYS: [&str; 14] = [
     "max_names",
     "max_versions",
     "max_total",
+    "max_per_owner",
     "keep_versions",
     "keep_for",
 ];
@@ -127,6 +128,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Artifacts, ConfigError>
             "store" => {}
             "max_bytes" => said.limits.bytes = section.quantity::<Size>(key, value)?.0,
             "max_total" => said.limits.total_bytes = section.quantity::<Size>(key, value)?.0,
+            "max_per_owner" => said.limits.owner_bytes = Some(section.quantity::<Size>(key, value)?.0),
             "max_names" => said.limits.names = section.number(key, value)?,
             "max_versions" => said.limits.versions = positive(&section, key, value)?,
             "keep_versions" => said.retention.keep_versions = Some(positive(&section, key, value)?),
@@ -232,12 +234,13 @@ mod tests {
     #[test]
     fn a_bucket_with_its_keys_limits_and_retention() {
         let more = "prefix = \"a/b\"\nendpoint = \"http://127.0.0.1:9000\"\nallow_http = true\nregion = \"eu-1\"\n\
-                    max_bytes = \"1G\"\nmax_names = 5\nmax_versions = 6\nmax_total = \"2G\"\nkeep_versions = 3\n\
+                    max_bytes = \"1G\"\nmax_names = 5\nmax_versions = 6\nmax_total = \"2G\"\nmax_per_owner = \"1G\"\nkeep_versions = 3\n\
                     keep_for = \"2h\"\n";
         let said = said(&format!("{S3}{more}")).unwrap();
         let Store::S3(bucket) = &said.store else { panic!("{said:?}") };
         assert_eq!((bucket.name.as_str(), bucket.prefix.as_str(), bucket.allow_http), ("box", "a/b", true));
-        assert_eq!(said.limits, Limits { bytes: 1 << 30, names: 5, versions: 6, total_bytes: 2 << 30 });
+        let (total_bytes, owner_bytes) = (2 << 30, Some(1 << 30));
+        assert_eq!(said.limits, Limits { bytes: 1 << 30, names: 5, versions: 6, total_bytes, owner_bytes });
         let keep_for = Some(std::time::Duration::from_secs(7200));
         assert_eq!(said.retention, Retention { keep_versions: Some(3), keep_for });
         assert_eq!(said.keys().count(), 2);

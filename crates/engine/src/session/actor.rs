@@ -1,17 +1,19 @@
 //! The task of a session: it owns the box. Whoever wants something of the box asks here.
 
 use super::{
-    Book, Exec, MOST_RUNNING, MOST_WAITING, Session, SessionEnd, SessionState, SessionStatus, Shared,
-    conflict,
+    Book, Exec, LeftBehind, MOST_OUTPUT, MOST_RUNNING, MOST_WAITING, Session, SessionEnd, SessionState,
+    SessionStatus, Shared, conflict,
     exec::{self, Beginning},
 };
 use crate::{
     doors::Opened,
     driver::blank,
+    feed::Budget,
     making::{LONGEST_START, Making, Standing, environment, injected, internal, leave},
     origin::Origin,
     pool,
     record::{self, Record},
+    room,
     streams::{Streams, connect_pipes, input_pipe},
     terminal,
     verdict::{cpu_left, first_look},
@@ -69,6 +71,7 @@ pub(super) struct Actor {
     programs: JoinSet<()>,
     born: Instant,
     next_look: Instant,
+    next_room: Instant,
     result: RunResult,
 }
 
@@ -174,10 +177,13 @@ impl Actor {
             status: watch::Sender::new(SessionStatus::Ready),
             ending,
             owner: sandbox.owner_inside(),
+            feeds: Budget::new(MOST_OUTPUT),
+            left_behind: LeftBehind::default(),
             book: Mutex::new(book),
         };
         Actor {
             next_look: born + first_look(&making.spec.sandbox.limits),
+            next_room: born,
             shared: Arc::new(shared),
             making,
             origin,
@@ -216,7 +222,10 @@ impl Actor {
     fn due(&self) -> Instant {
         let (spec, book) = (&self.shared.spec, self.shared.book());
         let lifetime = self.born + spec.lifetime;
-        let due = lifetime.min(self.next_look);
+        let mut due = lifetime.min(self.next_look);
+        if self.making.layer.is_some() {
+            due = due.min(self.next_room);
+        }
         // Whoever is at work says when he has finished.
         if book.is_at_work() { due } else { due.min(book.used + spec.idle) }
     }
@@ -234,6 +243,15 @@ impl Actor {
                     self.result.limits_hit.insert(LimitName::CpuTime);
                     return Some(SessionEnd::Limit);
                 }
+            }
+        }
+        if self.making.layer.is_some() && now >= self.next_room {
+            self.next_room = now + room::LOOK;
+            if room::is_short(&self.making.engine.state) {
+                self.result.limits_hit.insert(LimitName::Disk);
+                // Its programs end by it, and say so.
+                self.shared.book().state.limits_hit.insert(LimitName::Disk);
+                return Some(SessionEnd::Limit);
             }
         }
         let book = self.shared.book();

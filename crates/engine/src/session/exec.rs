@@ -33,8 +33,9 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
 };
 
-/// What is kept of each stream, if the session's own limit is less.
+/// What is kept of each stream at least and at most, whatever the session's own limit is.
 const FEWEST_KEPT: u64 = 4 << 20;
+const MOST_KEPT: u64 = 64 << 20;
 /// Signals that wait to be sent; who sends more at once sends some in vain. Ends never do.
 const MOST_SIGNALS: usize = 64;
 /// How long a watcher may take for its last words. One that goes on watching those who were left behind has none.
@@ -213,7 +214,7 @@ pub(super) fn begin(
     let common = Common {
         id,
         started_at: record::now(),
-        feed: Feed::in_folder(limits.output.0.max(FEWEST_KEPT), state),
+        feed: Feed::within(&session.feeds, limits.output.0.clamp(FEWEST_KEPT, MOST_KEPT), state),
         done: watch::Sender::default(),
         stop: watch::Sender::default(),
         signals,
@@ -230,9 +231,8 @@ pub(super) fn begin(
     let reads = streams.into_iter().filter_map(|(stream, pipe)| {
         let reading = Reading::new(pipe?, has_ended.clone());
         let (read, is_read) = oneshot::channel();
-        let is_pipe = held.is_none();
-        let session = session.status.subscribe();
-        tokio::spawn(read_into(exec.output().clone(), stream, reading, read, is_pipe.then_some(session)));
+        let session = held.is_none().then(|| session.clone());
+        tokio::spawn(read_into(exec.output().clone(), stream, reading, read, session));
         Some(is_read)
     });
     let reads = reads.collect();
@@ -255,26 +255,23 @@ pub(super) fn begin(
     (exec, attending.attend())
 }
 
-/// Reads to the end of the program; then for whoever was left behind, as long as the session lives.
+/// Reads to the end of the program; then for whoever was left behind, as long as the session lives and has room.
 async fn read_into(
     feed: Feed,
     stream: Stream,
     mut reading: Reading,
     read: oneshot::Sender<()>,
-    session: Option<watch::Receiver<SessionStatus>>,
+    session: Option<Arc<Shared>>,
 ) {
     let mut buffer = vec![0; 64 << 10];
     while let count @ 1.. = reading.next(&mut buffer).await {
-        feed.append(stream, &buffer[..count]);
+        buffer = feed.append_from(stream, buffer, count).await;
     }
     drop((buffer, feed));
     // The task that waits for it may be gone.
     _ = read.send(());
-    if let Some(mut session) = session {
-        tokio::select! {
-            () = reading.drain() => {}
-            _ = session.wait_for(|status| *status == SessionStatus::Ended) => {}
-        }
+    if let Some(session) = session.filter(|_| !reading.is_over()) {
+        session.left_behind.drain(&session, reading).await;
     }
 }
 
@@ -354,7 +351,12 @@ impl Attending {
         let session = *self.session.ending.borrow();
         let by_session = session.and_then(|why| match why {
             SessionEnd::Asked | SessionEnd::Idle | SessionEnd::Lifetime => Some(Stopped::Cancelled),
-            SessionEnd::Limit => Some(Stopped::CpuTime),
+            SessionEnd::Limit => {
+                Some(match self.session.book().state.limits_hit.contains(&LimitName::Disk) {
+                    true => Stopped::Disk,
+                    false => Stopped::CpuTime,
+                })
+            }
             SessionEnd::Lost => None,
         });
         let killed = ended.is_none_or(|ended| ended.status & 0x7f == SIGKILL);

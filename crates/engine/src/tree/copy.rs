@@ -4,6 +4,7 @@ use super::open_here;
 use crate::{
     Rights,
     files::{self, called, kind},
+    sparse,
 };
 use rustix::{
     fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid},
@@ -186,7 +187,8 @@ impl Copying<'_> {
             return Ok(());
         }
         let to = File::from(self.anew(level, name)?);
-        self.copied.bytes += fill(&from, &to, size)?;
+        let holey = seen.st_blocks as u64 * 512 < size;
+        self.copied.bytes += if holey { sparse::copy(&from, &to, size)? } else { fill(&from, &to, size)? };
         self.finish(&to, seen)
     }
 

@@ -12,18 +12,22 @@ use super::{
     diff::{Change, Sides, What},
     tree::{self, Kind, Version},
 };
+use crate::{record, sparse};
 use rustix::{
     fs::{AtFlags, Gid, Mode, OFlags, Uid},
     io::Errno,
 };
-use spec::Id;
 use std::{
     ffi::OsStr,
     fs::File,
-    io::{self, Read},
+    io::{self, Read, Write},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
+
+/// How names of drafts begin; a program's own names do not.
+pub(super) const DRAFT: &str = ".airlock-commit-";
+const DRAFT_FILE: &str = "draft";
 
 /// A change that was not taken over.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,14 +54,34 @@ pub(super) struct Commit<'a> {
     /// The folder's own, for what is made in it; nobody where we could not give anything away.
     pub(super) owner: Option<(u32, u32)>,
     pub(super) force: bool,
-    /// Where files are made before they have their place. Nobody else commits this layer meanwhile, so what has this
-    /// name was left by a commit that was killed.
+    /// Where files are made before they have their place. Nobody else commits this layer meanwhile, and nobody inside can
+    /// know the name, so what has it was left by a commit that was killed.
     pub(super) draft: String,
 }
 
 impl<'a> Commit<'a> {
-    pub(super) fn draft_name(id: &Id) -> String {
-        format!(".airlock-commit-{id}")
+    /// By chance, once for a layer, and written down beside it before it is first used.
+    pub(super) fn draft_name(layer: impl AsFd) -> io::Result<String> {
+        let chosen = format!("{DRAFT}{}", record::fresh_id());
+        match tree::open(&layer, DRAFT_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL) {
+            Ok(file) => {
+                File::from(file).write_all(chosen.as_bytes())?;
+                return Ok(chosen);
+            }
+            Err(known) if known.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        let mut name = String::new();
+        let file = File::from(tree::open(&layer, DRAFT_FILE, OFlags::RDWR)?);
+        file.take(256).read_to_string(&mut name)?;
+        let whole = name.strip_prefix(DRAFT).is_some_and(|id| spec::Id::new(id).is_ok() && id.len() == 26);
+        if !whole {
+            // Whoever wrote it was killed, and has not used it.
+            let file = File::from(tree::open(&layer, DRAFT_FILE, OFlags::WRONLY | OFlags::TRUNC)?);
+            (&file).write_all(chosen.as_bytes())?;
+            return Ok(chosen);
+        }
+        Ok(name)
     }
 
     /// What stands against taking changes over, before anything is done.
@@ -213,8 +237,8 @@ impl<'a> Commit<'a> {
     }
 
     fn write(&self, source: &File, draft: OwnedFd, change: &Change) -> io::Result<()> {
-        let mut draft = File::from(draft);
-        let copied = io::copy(&mut source.take(change.size_bytes), &mut draft)?;
+        let draft = File::from(draft);
+        let copied = sparse::copy(source, &draft, change.size_bytes)?;
         if copied != change.size_bytes {
             return Err(busy());
         }

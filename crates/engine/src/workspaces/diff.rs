@@ -3,6 +3,7 @@
 
 use super::{
     base::{Base, Entry},
+    commit::DRAFT,
     tree::{self, Kind, Seen, Walked},
 };
 use rustix::fs::OFlags;
@@ -13,7 +14,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, Read},
-    os::fd::BorrowedFd,
+    os::{fd::BorrowedFd, unix::ffi::OsStrExt},
     path::{Component, Path, PathBuf},
 };
 
@@ -165,6 +166,9 @@ impl Sides<'_> {
         }
         if what == What::Removed {
             return None;
+        }
+        if path.iter().any(|part| part.as_bytes().starts_with(DRAFT.as_bytes())) {
+            return Some(format!("names that begin with `{DRAFT}` are Airlock's own"));
         }
         match now.kind {
             Kind::Other => Some("it is a pipe, a socket or a device".to_owned()),

@@ -378,12 +378,50 @@ fn a_commit_that_was_killed_can_be_asked_for_again() {
     // As far as it came: one file in its place, one gone, a draft, and the base not yet brought up to it.
     fs::write(place.folder("a"), "changed").unwrap();
     fs::remove_file(place.folder("gone")).unwrap();
-    fs::write(place.folder(".airlock-commit-layer"), "half").unwrap();
+    let layer = fs::File::open(place.inside("..")).unwrap();
+    fs::write(place.folder(&commit::Commit::draft_name(&layer).unwrap()), "half").unwrap();
     place.end();
     let again = place.commit(CommitOptions::default()).unwrap();
     assert_eq!((again.applied.len(), again.discarded), (3, true));
     let there: Vec<_> = contents(&place.folder(".")).into_keys().collect();
     assert_eq!(there, ["a", "new"].map(PathBuf::from));
+}
+
+#[test]
+fn a_program_cannot_take_the_names_of_drafts() {
+    let mut place = Place::new(|_| {});
+    fs::create_dir(place.inside(".airlock-commit-layer")).unwrap();
+    fs::write(place.inside("file"), "text").unwrap();
+    place.end();
+    let committed = place.commit(CommitOptions { partial: true, ..CommitOptions::default() }).unwrap();
+    let left: Vec<_> = committed.left.iter().map(|left| (left.path.clone(), left.reason.clone())).collect();
+    let reason = "names that begin with `.airlock-commit-` are Airlock's own".to_owned();
+    assert_eq!(left, [(PathBuf::from(".airlock-commit-layer"), reason)]);
+    assert_eq!(contents(&place.folder(".")).into_keys().collect::<Vec<_>>(), [PathBuf::from("file")]);
+}
+
+#[test]
+fn a_folder_with_the_name_that_drafts_once_had_is_in_nobodys_way() {
+    let mut place = Place::new(|folder| {
+        fs::create_dir_all(folder.join(".airlock-commit-layer/full")).unwrap();
+        fs::write(folder.join("a"), "a").unwrap();
+    });
+    fs::write(place.inside("a"), "changed").unwrap();
+    place.end();
+    assert_eq!(place.commit(CommitOptions::default()).unwrap().applied.len(), 1);
+    assert_eq!(fs::read(place.folder("a")).unwrap(), b"changed");
+}
+
+#[test]
+fn a_folder_of_more_names_than_are_read_at_a_time_is_removed_whole() {
+    let mut place = Place::new(|_| {});
+    fs::create_dir(place.inside("many")).unwrap();
+    for number in 0..9000 {
+        fs::write(place.inside("many").join(number.to_string()), "").unwrap();
+    }
+    place.end();
+    discard(&place.state(), &id()).unwrap();
+    assert_eq!(list(&place.state()).unwrap().len(), 0);
 }
 
 #[test]

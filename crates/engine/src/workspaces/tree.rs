@@ -214,12 +214,15 @@ fn visit(walked: &mut Walked, level: &Level, name: &OsStr, deep: bool) -> Option
     None
 }
 
+/// Names that are removed at a time.
+const AT_A_TIME: usize = 4096;
+
 /// Removes the folder `name` and all below it, however deep: what lies deeper is moved up first.
 pub(super) fn remove(parent: impl AsFd, name: &OsStr) -> io::Result<()> {
     let top = enter(parent.as_fd(), name)?;
     let mut moved = 0;
     loop {
-        let names = names(&top)?;
+        let names = some_names(&top, AT_A_TIME)?;
         if names.is_empty() {
             break;
         }
@@ -236,22 +239,30 @@ pub(super) fn remove(parent: impl AsFd, name: &OsStr) -> io::Result<()> {
 
 /// Empties one folder; folders in it that are not empty go up to the top.
 fn empty(folder: &OwnedFd, top: &OwnedFd, moved: &mut u64) -> io::Result<()> {
-    for name in names(folder)? {
-        if removed(folder.as_fd(), &name)? {
-            continue;
+    loop {
+        let names = some_names(folder, AT_A_TIME)?;
+        if names.is_empty() {
+            return Ok(());
         }
-        // Whoever moves a folder must be able to write it: its `..` changes.
-        drop(enter(folder.as_fd(), &name)?);
-        loop {
-            *moved += 1;
-            let free = format!("moved-{moved}");
-            match rustix::fs::renameat_with(folder, &name, top, &free, RenameFlags::NOREPLACE) {
-                Err(Errno::EXIST) => {}
-                done => break done?,
+        for name in names {
+            if !removed(folder.as_fd(), &name)? {
+                move_up(folder, &name, top, moved)?;
             }
         }
     }
-    Ok(())
+}
+
+fn move_up(folder: &OwnedFd, name: &OsStr, top: &OwnedFd, moved: &mut u64) -> io::Result<()> {
+    // Whoever moves a folder must be able to write it: its `..` changes.
+    drop(enter(folder.as_fd(), name)?);
+    loop {
+        *moved += 1;
+        let free = format!("moved-{moved}");
+        match rustix::fs::renameat_with(folder, name, top, &free, RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => {}
+            done => return Ok(done?),
+        }
+    }
 }
 
 /// Removes a file or an empty folder; says no for one with something in it.
@@ -279,11 +290,19 @@ fn enter(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
 }
 
 pub(super) fn names(folder: &OwnedFd) -> io::Result<Vec<OsString>> {
+    some_names(folder, usize::MAX)
+}
+
+/// So many of them at most: a program can make millions.
+fn some_names(folder: &OwnedFd, most: usize) -> io::Result<Vec<OsString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(folder)? {
         let entry = entry?;
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
             names.push(OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
+        }
+        if names.len() >= most {
+            break;
         }
     }
     Ok(names)

@@ -1,8 +1,9 @@
 //! Sandboxes: sessions, their programs, files and terminals.
 //!
 //! `registry` knows which there are and whose they are; every route finds its sandbox there first. `lifecycle` makes
-//! and ends them; `exec`, `input`, `output`, `events` and `pty` are about programs, `files` about the workspace.
+//! and ends them; `exec`, `input`, `output`, `events` and `pty` are about programs, `files` and `artifacts` about the workspace.
 
+mod artifacts;
 mod body;
 mod cursor;
 mod events;
@@ -30,4 +31,5 @@ pub(crate) fn routes() -> OpenApiRouter<Gateway> {
         .merge(events::routes())
         .merge(pty::routes())
         .merge(files::routes())
+        .merge(artifacts::routes())
 }

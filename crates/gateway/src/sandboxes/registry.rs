@@ -1,14 +1,19 @@
-//! Which sandboxes there are, and whose. Those that ended are remembered for a while, without what they held.
+//! Which sandboxes there are, and whose. Those that ended are remembered for a while, without what they held. All of them
+//! are written down before they are made: after a start of the server those that died with it are `lost`.
 
 use super::wire::{self, Labels, SandboxState};
 use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
-use engine::{Exec, Session, SessionState};
+use engine::{Exec, Session, SessionEnd, SessionState, SessionStatus};
 use http::StatusCode;
-use spec::SessionRequest;
+use spec::{SessionRequest, SessionSpec, Timestamp};
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
+use store::{DatabaseError, served::SandboxRow};
 use tokio::{sync::watch, task::JoinSet};
 
 /// Sandboxes that live at a time.
@@ -23,6 +28,8 @@ const REMEMBERED_MS: u64 = 3_600_000;
 #[derive(Debug, Default)]
 pub(crate) struct Sandboxes {
     known: Mutex<Known>,
+    /// The server ends, and they with it.
+    closing: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -97,6 +104,38 @@ impl Entry {
         match state.ended {
             Some(_) => Err(wire::gone(&state)),
             None => Ok(session),
+        }
+    }
+
+    /// One that was made by a server before us.
+    fn recalled(row: SandboxRow) -> Entry {
+        let (ended_at, reason) = row.ended.unwrap_or_default();
+        let (created_at, ended_at) = (Timestamp(row.created_ms), Timestamp(ended_at));
+        let state = SessionState {
+            status: SessionStatus::Ended,
+            ended: Some(wire::end_of(&reason)),
+            created_at,
+            ended_at: Some(ended_at),
+            expires_at: ended_at,
+            idle_until: ended_at,
+            backend: row.backend,
+            profile: row.profile,
+            barriers: Vec::new(),
+            usage: spec::Usage::default(),
+            limits_hit: BTreeSet::new(),
+            denials: Vec::new(),
+            learned: Vec::new(),
+            workspace: None,
+            notes: vec!["its server has ended since; what it used is not known any more".to_owned()],
+        };
+        let owner = row.owner;
+        Entry {
+            id: row.id,
+            labels: serde_json::from_str(&row.labels).unwrap_or_default(),
+            request: SessionRequest::default(),
+            replay: row.promise.map(|(key, body)| ((owner.clone(), key), body)),
+            owner,
+            held: Mutex::new(Held::Ended(Box::new(state))),
         }
     }
 
@@ -189,6 +228,7 @@ impl Gateway {
 
     /// Ends all of them, and waits until nothing is left of them.
     pub(crate) async fn end_sandboxes(&self) {
+        self.0.sandboxes.closing.store(true, Ordering::Relaxed);
         let entries: Vec<_> = self.known().all.values().cloned().collect();
         let ending = entries.into_iter().filter_map(|entry| entry.session().ok());
         let mut ending: JoinSet<_> = ending.map(|session| async move { session.end().await }).collect();
@@ -200,6 +240,7 @@ impl Gateway {
         let mut spec = self.policy().admit_session(opening.request.clone())?;
         // Whose artifacts and workspaces it reads and keeps.
         spec.run.owner = Some(crate::caller::owner_of(&opening.owner)?);
+        spec.run.run_id.get_or_insert_with(engine::fresh_id);
         let mut outcome = self.begin(opening, spec)?;
         let done = outcome.wait_for(Option::is_some).await;
         let done = done.ok().and_then(|done| done.clone());
@@ -220,14 +261,46 @@ impl Gateway {
             let title = format!("{MOST_LIVE} sandboxes can live here, {MOST_OF_ONE} of one key, and no more");
             return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint)));
         }
+        let written = self.write_down(&opening, &spec)?;
         let (tell, outcome) = watch::channel(None);
         known.making += 1;
         if let Some((replay, digest)) = &replay {
             known.under_way.insert(replay.clone(), (digest.clone(), outcome.clone()));
         }
         drop(known);
-        tokio::spawn(self.clone().make(opening, spec, replay, tell));
+        tokio::spawn(self.clone().make(opening, spec, replay, written, tell));
         Ok(outcome)
+    }
+
+    /// Before anything is made: so a server that dies meanwhile makes no second one by the same key. None if one of that
+    /// name lives; then the engine will refuse it.
+    fn write_down(&self, opening: &Opening, spec: &SessionSpec) -> Answer<Option<String>> {
+        let id = spec.run.run_id.as_ref().map(ToString::to_string).unwrap_or_default();
+        let row = SandboxRow {
+            id: id.clone(),
+            owner: opening.owner.clone(),
+            // Words are JSON.
+            labels: serde_json::to_string(&opening.labels).unwrap_or_default(),
+            backend: spec.run.sandbox.backend.name().to_owned(),
+            profile: spec.run.sandbox.profile.clone(),
+            created_ms: engine::now().0,
+            promise: opening.replay.clone(),
+            ended: None,
+        };
+        Ok(self.served().add_sandbox(&row)?.then_some(id))
+    }
+
+    /// Takes up what a server before us wrote down.
+    pub(crate) fn recall_sandboxes(&self) -> Result<(), DatabaseError> {
+        let now = engine::now().0;
+        let rows = self.served().lost_sandboxes(now, now.saturating_sub(REMEMBERED_MS))?;
+        let mut known = self.known();
+        for row in rows {
+            let entry = Entry::recalled(row);
+            known.all.insert(entry.id.clone(), Arc::new(entry));
+        }
+        known.forget();
+        Ok(())
     }
 
     async fn make(
@@ -235,12 +308,16 @@ impl Gateway {
         opening: Opening,
         spec: spec::SessionSpec,
         replay: Option<(Replay, Vec<u8>)>,
+        written: Option<String>,
         tell: watch::Sender<Option<Answer<Arc<Entry>>>>,
     ) {
         let made = match &opening.fork_of {
             Some(of) => self.engine().fork_session(of, spec).await,
             None => self.engine().open_session(spec).await,
         };
+        if let (Err(_), Some(id)) = (&made, &written) {
+            complain(self.served().drop_sandbox(id));
+        }
         let mut known = self.known();
         known.making -= 1;
         if let Some((replay, _)) = &replay {
@@ -267,7 +344,19 @@ impl Gateway {
     /// Waits for its end; then only how it ended is kept.
     async fn remember(self, entry: Arc<Entry>, session: Session) {
         let state = session.ended().await;
+        let lost = self.0.sandboxes.closing.load(Ordering::Relaxed);
+        let why = if lost { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
         *locked(&entry.held) = Held::Ended(Box::new(state));
         self.metrics().sandboxes.dec();
+        let now = engine::now().0;
+        let oldest = now.saturating_sub(REMEMBERED_MS);
+        complain(self.served().end_sandbox(&entry.id, wire::reason(why), now, oldest, MOST_ENDED as u32));
+    }
+}
+
+/// The next start of the server will find it without an end, and say `lost`.
+fn complain(written: Result<(), DatabaseError>) {
+    if let Err(error) = written {
+        crate::say(format_args!("airlock: {error}"));
     }
 }

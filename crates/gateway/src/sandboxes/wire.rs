@@ -6,7 +6,7 @@ use crate::{
     problem::Answer,
     wire::{Quantity, RunOrder, decoded, encoded},
 };
-use engine::{Exec, ExecResult, SessionEnd, SessionState, SessionStatus};
+use engine::{Exec, ExecResult, Feed, SessionEnd, SessionState, SessionStatus};
 use serde::{Deserialize, Serialize};
 use spec::{Barrier, Denial, ErrorInfo, LimitName, Status, Stream, TerminalSize, Timestamp, Usage};
 use std::{
@@ -26,6 +26,8 @@ const LONGEST_LABEL: usize = 256;
 /// What may be typed with the request itself; more goes by the route of its own.
 const MOST_STDIN: usize = 1 << 20;
 const MOST_WORDS: usize = 4096;
+/// What an answer has of each stream; a feed gives as much at a time.
+const MOST_INLINE: usize = 1 << 20;
 
 /// A time that may be missing.
 pub(super) fn span(given: Option<&Quantity>, name: &str) -> Answer<Option<Duration>> {
@@ -157,7 +159,13 @@ impl SandboxState {
     }
 }
 
-fn reason(end: SessionEnd) -> &'static str {
+/// What [`reason`] says; whatever else is written was lost.
+pub(super) fn end_of(reason_said: &str) -> SessionEnd {
+    let ends = [SessionEnd::Asked, SessionEnd::Idle, SessionEnd::Lifetime, SessionEnd::Limit];
+    ends.into_iter().find(|end| reason(*end) == reason_said).unwrap_or(SessionEnd::Lost)
+}
+
+pub(super) fn reason(end: SessionEnd) -> &'static str {
     match end {
         SessionEnd::Asked => "asked",
         SessionEnd::Idle => "idle",
@@ -174,7 +182,7 @@ pub(super) fn gone(state: &SessionState) -> Problem {
         Some(SessionEnd::Idle) => "nobody used it for its `idle_timeout`",
         Some(SessionEnd::Lifetime) => "its `lifetime` was over",
         Some(SessionEnd::Limit) => "a limit of the whole sandbox was spent",
-        Some(SessionEnd::Lost) | None => "its box died",
+        Some(SessionEnd::Lost) | None => "its box or its server died",
     };
     let hint = "make another with `POST /v1/sandboxes`".to_owned();
     Problem::new(http::StatusCode::GONE, "gone", format!("this sandbox is gone: {why}"), Some(hint))
@@ -290,7 +298,7 @@ fn typed(text: Option<String>, base64: Option<String>) -> Answer<Option<Vec<u8>>
 }
 
 /// How much a program has written so far, or where a reader is.
-#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub(crate) struct Offsets {
     stdout: u64,
     stderr: u64,
@@ -302,8 +310,8 @@ impl From<[u64; 2]> for Offsets {
     }
 }
 
-/// Which streams were longer than what was kept: then their beginning is missing.
-#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+/// Which streams are not here from their beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub(crate) struct Shortened {
     stdout: bool,
     stderr: bool,
@@ -342,7 +350,7 @@ pub(crate) struct ExecState {
     output: Option<Output>,
 }
 
-/// What a program wrote, as far as it is kept.
+/// The end of what a program wrote: up to 1 MiB of each stream. `…/output` has the rest, from `kept_from` on.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(crate) struct Output {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -356,32 +364,36 @@ pub(crate) struct Output {
     #[serde(skip_serializing_if = "Option::is_none")]
     stderr_base64: Option<String>,
     truncated: Shortened,
+    /// Where what is here begins.
+    from: Offsets,
+    /// From where on it can still be fetched.
+    kept_from: Offsets,
 }
 
 impl Output {
-    fn of(exec: &Exec) -> Output {
+    fn of(feed: &Feed) -> Output {
         let [(stdout_from, stdout), (stderr_from, stderr)] =
-            [Stream::Stdout, Stream::Stderr].map(|stream| kept(exec, stream));
+            [Stream::Stdout, Stream::Stderr].map(|stream| tail(feed, stream));
         let truncated = Shortened { stdout: stdout_from > 0, stderr: stderr_from > 0 };
+        let from = [stdout_from, stderr_from].into();
         let (stdout, stdout_base64) = text_or_base64(stdout);
         let (stderr, stderr_base64) = text_or_base64(stderr);
-        Output { stdout, stdout_base64, stderr, stderr_base64, truncated }
+        let kept_from = feed.oldest().into();
+        Output { stdout, stdout_base64, stderr, stderr_base64, truncated, from, kept_from }
     }
 }
 
-/// All that is kept of a stream, and where it begins. A piece has a bound; what is forgotten between two begins it anew.
-fn kept(exec: &Exec, stream: Stream) -> (u64, Vec<u8>) {
-    let (mut from, mut bytes) = (0, Vec::new());
-    loop {
-        let piece = exec.output().read(stream, from + bytes.len() as u64, usize::MAX);
-        if piece.from > from + bytes.len() as u64 {
-            (from, bytes) = (piece.from, Vec::new());
-        }
-        if piece.bytes.is_empty() {
-            return (from, bytes);
-        }
-        bytes.extend(piece.bytes);
+/// The end of a stream, and where that begins. A character is not cut in two.
+fn tail(feed: &Feed, stream: Stream) -> (u64, Vec<u8>) {
+    let from = feed.lengths()[index(stream)].saturating_sub(MOST_INLINE as u64);
+    let piece = feed.read(stream, from, MOST_INLINE);
+    let (mut from, mut bytes) = (piece.from, piece.bytes);
+    let cut = bytes.iter().take(3).take_while(|byte| **byte & 0xc0 == 0x80).count();
+    if from > 0 && std::str::from_utf8(&bytes[cut..]).is_ok() {
+        from += cut as u64;
+        bytes.drain(..cut);
     }
+    (from, bytes)
 }
 
 /// Text if it is UTF-8, else base64.
@@ -440,9 +452,9 @@ impl ExecState {
         }
     }
 
-    /// The same with all that is kept of what it wrote.
+    /// The same with the end of what it wrote.
     pub(super) fn whole(exec: &Exec) -> ExecState {
-        ExecState { output: Some(Output::of(exec)), ..ExecState::brief(exec) }
+        ExecState { output: Some(Output::of(exec.output())), ..ExecState::brief(exec) }
     }
 }
 
@@ -531,4 +543,22 @@ pub(super) fn name_or_base64(name: OsString) -> (String, Option<String>) {
     let bytes = name.into_vec();
     let whole = (shown.as_bytes() != bytes).then(|| encoded(&bytes));
     (shown, whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_has_the_end_of_a_long_stream_and_says_where_the_rest_is() {
+        let feed = Feed::new(8 << 20);
+        feed.append(Stream::Stdout, "xä".repeat(1 << 20).as_bytes());
+        feed.append(Stream::Stderr, b"short");
+        let output = Output::of(&feed);
+        let text = output.stdout.unwrap();
+        assert!(text.len() > MOST_INLINE - 4 && text.len() <= MOST_INLINE && output.stdout_base64.is_none());
+        assert_eq!(output.truncated, Shortened { stdout: true, stderr: false });
+        assert_eq!(output.from, Offsets { stdout: (3 << 20) - text.len() as u64, stderr: 0 });
+        assert_eq!((output.kept_from, output.stderr.as_deref()), (Offsets::default(), Some("short")));
+    }
 }

@@ -121,6 +121,19 @@ pub enum SandboxError {
         /// How many that is.
         most: usize,
     },
+    /// A further program has a folder to start in that it cannot.
+    #[error("the program cannot start in its `directory`")]
+    Directory {
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The box may have no further process.
+    #[error("the sandbox has as many processes as it may, and no program can be started")]
+    NoProcess,
+    /// A further program was made and did not come to run.
+    #[error("the program did not come to run in time: something in the sandbox holds it up")]
+    HeldUp,
     /// A step of containment failed; no line of the program ran.
     #[error("the step `{}` failed at {}: {}", .0.step.name(), .0.detail, io::Error::from_raw_os_error(.0.errno))]
     Step(Failure),
@@ -174,7 +187,8 @@ impl SandboxError {
             SandboxError::Missing(_) => ErrorCode::BarrierMissing,
             SandboxError::Replaced { .. } => ErrorCode::PolicyDenied,
             SandboxError::CannotFreeze { .. } => ErrorCode::BackendUnavailable,
-            SandboxError::Frozen => ErrorCode::InvalidSpec,
+            SandboxError::Frozen | SandboxError::Directory { .. } => ErrorCode::InvalidSpec,
+            SandboxError::NoProcess | SandboxError::HeldUp => ErrorCode::Conflict,
             SandboxError::Look { .. }
             | SandboxError::Name { .. }
             | SandboxError::Nul
@@ -224,6 +238,13 @@ impl SandboxError {
                 "`airlock doctor` tries one out and says more"
             }
             SandboxError::Frozen => "let it go on first",
+            SandboxError::Directory { .. } => {
+                "name a folder that exists inside and that the program may enter"
+            }
+            SandboxError::NoProcess => "end some of them, or make a sandbox with more `pids`",
+            SandboxError::HeldUp => {
+                "a program inside may have stopped it (SIGSTOP), or the machine is busy: end that program, or try again"
+            }
             SandboxError::CannotFreeze { remedy, .. } => remedy,
             SandboxError::TooManyPrograms { .. } => "wait until one has ended, or end one",
             SandboxError::Step(failure) => return step_hint(failure),

@@ -129,19 +129,18 @@ impl Bucket {
         &self,
         owner: Option<&Owner>,
         each: &mut (dyn FnMut(Spot) -> bool + Send),
-    ) -> io::Result<u64> {
+        weigh: &mut (dyn FnMut(&Owner, u64) + Send),
+    ) -> io::Result<()> {
         let below = self.at(&[&owner.map(Owner::place).unwrap_or_default()])?;
-        let mut weight = 0_u64;
         self.walk(&below, &mut |key, meta| match key {
             Key::About(spot) if owner.is_none_or(|owner| spot.owner == *owner) => each(spot),
             Key::About(_) => true,
-            Key::Bytes { .. } => {
-                weight = weight.saturating_add(meta.size);
+            Key::Bytes { owner, .. } => {
+                weigh(&owner, meta.size);
                 true
             }
         })
-        .await?;
-        Ok(weight)
+        .await
     }
 
     /// What is written of a version. A document of others may be longer than ours ever are, and is not read then.

@@ -3,7 +3,13 @@
 use super::{Artifacts, Kept, Owner, kept::Spot, off_the_loop, place::Shelf};
 use crate::names;
 use spec::WorkspacePath;
-use std::{collections::VecDeque, ffi::OsStr, fmt, io, os::unix::ffi::OsStrExt, path::Path};
+use std::{
+    collections::{HashMap, VecDeque},
+    ffi::OsStr,
+    fmt, io,
+    os::unix::ffi::OsStrExt,
+    path::Path,
+};
 use tokio::task::JoinHandle;
 
 /// What one listing looks at.
@@ -71,7 +77,7 @@ impl Artifacts {
     pub async fn list(&self, wanted: Wanted<'_>) -> Listing {
         let mut listing = Listing::default();
         match self.spots(wanted.owner, &mut listing.problems).await {
-            Ok((mut spots, _)) => {
+            Ok(mut spots) => {
                 listing.cut = spots.len() >= LONGEST_LISTING;
                 let after = wanted.after.and_then(Spot::of_cursor);
                 spots.retain(|spot| after.as_ref().is_none_or(|after| spot > after) && wanted.may_be(spot));
@@ -117,12 +123,12 @@ impl Artifacts {
         }
     }
 
-    /// The places of all versions, and what they weigh together.
+    /// The places of versions, as many as one listing looks at.
     pub(super) async fn spots(
         &self,
         owner: Option<&Owner>,
         problems: &mut Vec<String>,
-    ) -> io::Result<(Vec<Spot>, u64)> {
+    ) -> io::Result<Vec<Spot>> {
         let mut spots = Vec::new();
         match &self.0.shelf {
             Shelf::Folder(folder) => {
@@ -137,22 +143,82 @@ impl Artifacts {
                         }
                         found.0.len() < LONGEST_LISTING
                     })?;
-                    let weight = found.0.iter().map(|spot| folder.weight(spot)).sum();
-                    Ok((found, weight))
+                    Ok(found)
                 });
-                let ((spots, found), weight) = walked.await?;
+                let (spots, found) = walked.await?;
                 problems.extend(found);
-                Ok((spots, weight))
+                Ok(spots)
             }
             Shelf::Bucket(bucket) => {
                 let mut each = |spot| {
                     spots.push(spot);
                     spots.len() < LONGEST_LISTING
                 };
-                let weight = bucket.spots(owner, &mut each).await?;
-                Ok((spots, weight))
+                bucket.spots(owner, &mut each, &mut |_, _| {}).await?;
+                Ok(spots)
             }
         }
+    }
+
+    /// How many names there are, and how many bytes each owner has; however many versions these are.
+    pub(super) async fn weigh_all(&self) -> io::Result<(u64, HashMap<Owner, u64>)> {
+        let mut tally = Tally::default();
+        match &self.0.shelf {
+            Shelf::Folder(folder) => {
+                let folder = folder.clone();
+                tally = off_the_loop(move || {
+                    folder.walk(None, &mut |entry| {
+                        if let Ok(spot) = entry {
+                            tally.add(&spot.owner, folder.weight(&spot));
+                            tally.see(spot);
+                        }
+                        true
+                    })?;
+                    Ok(tally)
+                })
+                .await?;
+            }
+            Shelf::Bucket(bucket) => {
+                let mut owners = HashMap::new();
+                let mut each = |spot| {
+                    tally.see(spot);
+                    true
+                };
+                let mut weigh = |owner: &Owner, bytes: u64| add(&mut owners, owner, bytes);
+                bucket.spots(None, &mut each, &mut weigh).await?;
+                tally.owners = owners;
+            }
+        }
+        Ok((tally.names, tally.owners))
+    }
+}
+
+/// What is counted on a walk, in which the versions of a name follow each other.
+#[derive(Default)]
+struct Tally {
+    names: u64,
+    last: Option<Spot>,
+    owners: HashMap<Owner, u64>,
+}
+
+impl Tally {
+    fn see(&mut self, spot: Spot) {
+        let same = |last: &Spot| (&last.owner, &last.entry) == (&spot.owner, &spot.entry);
+        if !self.last.as_ref().is_some_and(same) {
+            self.names += 1;
+        }
+        self.last = Some(spot);
+    }
+
+    fn add(&mut self, owner: &Owner, bytes: u64) {
+        add(&mut self.owners, owner, bytes);
+    }
+}
+
+fn add(owners: &mut HashMap<Owner, u64>, owner: &Owner, bytes: u64) {
+    match owners.get_mut(owner) {
+        Some(sum) => *sum = sum.saturating_add(bytes),
+        None => _ = owners.insert(owner.clone(), bytes),
     }
 }
 

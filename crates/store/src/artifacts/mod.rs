@@ -26,6 +26,7 @@ use kept::Spot;
 use place::Shelf;
 use spec::{Timestamp, WorkspacePath};
 use std::{
+    collections::HashMap,
     io,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -35,8 +36,8 @@ use std::{
 /// How long what was weighed is believed: others write, too.
 const WEIGHED_FOR: Duration = Duration::from_secs(60);
 
-/// What a store holds at most. Names and bytes in all are counted once a minute, so that several processes, or several
-/// machines with one bucket, can go over these two by what they keep within it.
+/// What a store holds at most. Names and bytes in all are counted once a minute, and between by what this process keeps,
+/// so that several processes, or several machines with one bucket, can go over these by what the others keep within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The bytes of one version.
@@ -47,11 +48,21 @@ pub struct Limits {
     pub versions: u64,
     /// The bytes of everything.
     pub total_bytes: u64,
+    /// The bytes of everything of one owner. Without it a key has a quarter of what everybody may have together, and
+    /// whoever is at the machine itself all of it.
+    pub owner_bytes: Option<u64>,
+}
+
+impl Limits {
+    fn of_one(&self, owner: &Owner) -> u64 {
+        let usual = if *owner == Owner::local() { self.total_bytes } else { self.total_bytes / 4 };
+        self.owner_bytes.unwrap_or(usual)
+    }
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { bytes: 16 << 30, names: 100_000, versions: 10_000, total_bytes: 1 << 40 }
+        Limits { bytes: 16 << 30, names: 100_000, versions: 10_000, total_bytes: 1 << 40, owner_bytes: None }
     }
 }
 
@@ -96,11 +107,13 @@ struct Inner {
 }
 
 /// What is there in all, as far as we know.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Weight {
     at: Instant,
     names: u64,
     bytes: u64,
+    /// The bytes of each.
+    owners: HashMap<Owner, u64>,
 }
 
 impl Artifacts {
@@ -139,6 +152,9 @@ impl Artifacts {
                 Err(error) => return Err(failed(error)),
             }
         }
+        if version.is_none() {
+            self.names_change(false);
+        }
         Ok(removed)
     }
 
@@ -173,7 +189,7 @@ impl Artifacts {
             return Ok(0);
         }
         let mut removed = 0;
-        let (mut spots, _) = self.spots(None, &mut Vec::new()).await?;
+        let mut spots = self.spots(None, &mut Vec::new()).await?;
         spots.sort();
         for versions in spots.chunk_by(|one, other| (&one.owner, &one.entry) == (&other.owner, &other.entry))
         {
@@ -233,7 +249,7 @@ impl Artifacts {
                 weight
             }
         };
-        self.weighs_less(weight);
+        self.weighs_less(&spot.owner, weight);
         Ok(())
     }
 
@@ -259,36 +275,52 @@ impl Artifacts {
         }
     }
 
-    /// Looks how much there is, unless somebody has lately.
-    async fn weigh(&self) -> io::Result<Weight> {
-        if let Some(weight) = *self.weight()
+    /// Looks how much there is, unless somebody has lately; how many names there are.
+    async fn weigh(&self) -> io::Result<u64> {
+        if let Some(weight) = &*self.weight()
             && weight.at.elapsed() < WEIGHED_FOR
         {
-            return Ok(weight);
+            return Ok(weight.names);
         }
         let at = Instant::now();
-        let (mut spots, bytes) = self.spots(None, &mut Vec::new()).await?;
-        spots.dedup_by(|one, other| (&one.owner, &one.entry) == (&other.owner, &other.entry));
-        let weight = Weight { at, names: spots.len() as u64, bytes };
-        *self.weight() = Some(weight);
-        Ok(weight)
+        let (names, owners) = self.weigh_all().await?;
+        let bytes = owners.values().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+        *self.weight() = Some(Weight { at, names, bytes, owners });
+        Ok(names)
     }
 
-    fn weighs_less(&self, bytes: u64) {
+    /// One name more, or one less.
+    fn names_change(&self, more: bool) {
+        if let Some(weight) = &mut *self.weight() {
+            weight.names = if more { weight.names + 1 } else { weight.names.saturating_sub(1) };
+        }
+    }
+
+    fn weighs_less(&self, owner: &Owner, bytes: u64) {
         if let Some(weight) = &mut *self.weight() {
             weight.bytes = weight.bytes.saturating_sub(bytes);
+            if let Some(own) = weight.owners.get_mut(owner) {
+                *own = own.saturating_sub(bytes);
+            }
         }
     }
 
-    /// Whether there is room for so much more; then it is taken.
-    fn take_room(&self, bytes: u64) -> bool {
+    /// Takes room for so much more, or says of what there is none, and how much that is.
+    fn take_room(&self, owner: &Owner, bytes: u64) -> Result<(), (&'static str, u64)> {
+        let (total, of_one) = (self.0.limits.total_bytes, self.0.limits.of_one(owner));
         let mut weight = self.weight();
-        let Some(weight) = &mut *weight else { return true };
-        let fits = weight.bytes.checked_add(bytes).is_some_and(|sum| sum <= self.0.limits.total_bytes);
-        if fits {
-            weight.bytes += bytes;
+        let Some(weight) = &mut *weight else { return Ok(()) };
+        let own = weight.owners.entry(owner.clone()).or_default();
+        let fits = |sum: u64, limit| sum.checked_add(bytes).is_some_and(|sum| sum <= limit);
+        if !fits(weight.bytes, total) {
+            return Err(("bytes in all", total));
         }
-        fits
+        if !fits(*own, of_one) {
+            return Err(("bytes of one owner", of_one));
+        }
+        weight.bytes += bytes;
+        *own += bytes;
+        Ok(())
     }
 
     fn weight(&self) -> MutexGuard<'_, Option<Weight>> {

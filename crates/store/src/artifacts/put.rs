@@ -81,9 +81,9 @@ impl Artifacts {
         let failed = |source| StoreError::Keep { name: new.name.clone(), source };
         let quota = |what, limit| Err(StoreError::Quota { name: new.name.clone(), what, limit });
         let limits = self.0.limits;
-        let weight = self.weigh().await.map_err(failed)?;
+        let names = self.weigh().await.map_err(failed)?;
         let versions = self.versions(spot).await.map_err(failed)?.len() as u64;
-        if versions == 0 && weight.names >= limits.names {
+        if versions == 0 && names >= limits.names {
             return quota("names", limits.names);
         }
         // Retention makes room behind each new one.
@@ -143,6 +143,9 @@ impl Putting {
         let version = self.publish(about.clone()).await.map_err(|source| self.failed(source))?;
         // It is kept: the room stays taken.
         self.taken = 0;
+        if version == 1 {
+            self.artifacts.names_change(true);
+        }
         let spot = Spot { version, ..self.spot.clone() };
         let kept = about.kept(&spot).map_err(|source| self.failed(source))?;
         self.artifacts.clone().retain(spot).await;
@@ -164,10 +167,9 @@ impl Putting {
     }
 
     fn take_room(&mut self, bytes: u64) -> Result<(), StoreError> {
-        if !self.artifacts.take_room(bytes) {
+        if let Err((what, limit)) = self.artifacts.take_room(&self.new.owner, bytes) {
             self.sink = None;
-            let limit = self.artifacts.0.limits.total_bytes;
-            return Err(StoreError::Quota { name: self.new.name.clone(), what: "bytes in all", limit });
+            return Err(StoreError::Quota { name: self.new.name.clone(), what, limit });
         }
         self.taken += bytes;
         Ok(())
@@ -209,6 +211,6 @@ impl Putting {
 /// What was not kept takes no room.
 impl Drop for Putting {
     fn drop(&mut self) {
-        self.artifacts.weighs_less(self.taken);
+        self.artifacts.weighs_less(&self.new.owner, self.taken);
     }
 }

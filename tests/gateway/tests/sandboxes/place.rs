@@ -15,6 +15,8 @@ pub(crate) struct Place {
     /// A key that may use sandboxes.
     pub(crate) key: String,
     pub(crate) options: Value,
+    /// Whether whoever serves it may freeze boxes.
+    may_freeze: bool,
 }
 
 /// Both engines, for all tests of this process.
@@ -60,12 +62,27 @@ impl Place {
         command.args(made.get_args().map(theirs)).current_dir(&folder.0).env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-        Place::of(Server::started(command, folder, None), json!({}))
+        Place { may_freeze: false, ..Place::of(Server::started(command, folder, None), json!({})) }
     }
 
     fn of(server: Server, options: Value) -> Place {
         let key = server.key(&["sandboxes"]);
-        Place { server, key, options }
+        Place { server, key, options, may_freeze: true }
+    }
+
+    /// Whether it was frozen. An ordinary user's server must say that it cannot be; root's can wherever there is a
+    /// freezer, and with AIRLOCK_TEST_ALL=1 there must be one.
+    pub(crate) fn freezes(&self, paused: &Answer) -> bool {
+        match (self.may_freeze, paused.status) {
+            (true, 200) => return true,
+            (true, _) => {
+                assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "it must freeze: {}", paused.text());
+                eprintln!("MISSING: this host cannot freeze, and nothing is known of pauses");
+            }
+            (false, _) => {}
+        }
+        assert_eq!((paused.status, paused.text().contains("freeze")), (503, true), "{}", paused.text());
+        false
     }
 
     /// Asks with the key.

@@ -1,0 +1,38 @@
+//! Whether the disk of the state folder has room. Layers of workspaces have no quota of their own: while a program writes
+//! one, it is looked whether others still have what they need.
+
+use std::{path::Path, time::Duration};
+
+/// Between two looks.
+pub(crate) const LOOK: Duration = Duration::from_secs(2);
+/// What must be free: so much, or a twentieth of a small disk.
+const LEAST_FREE: u64 = 1 << 30;
+
+/// Whether too little is left. A disk that says nothing has room.
+pub(crate) fn is_short(folder: &Path) -> bool {
+    rustix::fs::statvfs(folder)
+        .is_ok_and(|found| too_little(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize))
+}
+
+fn too_little(free: u64, total: u64) -> bool {
+    free < LEAST_FREE.min(total / 20)
+}
+
+/// Waits until too little is left.
+pub(crate) async fn shortage(folder: &Path) {
+    while !is_short(folder) {
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gibibyte_must_be_free_or_a_twentieth_of_a_small_disk() {
+        assert!(!too_little(1 << 30, 1 << 40) && too_little((1 << 30) - 1, 1 << 40));
+        assert!(!too_little(5, 100) && too_little(4, 100));
+        assert!(!is_short(Path::new("/nowhere at all")));
+    }
+}
