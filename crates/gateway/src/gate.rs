@@ -2,7 +2,7 @@
 //! lent our address by DNS), does it come from a page of somebody else's, and who is asking. And what is told of it
 //! afterwards: one line, and numbers.
 
-use crate::{Caller, Gateway, Problem};
+use crate::{Caller, Gateway, Problem, validity::Validity};
 use axum::{
     body::Body,
     extract::{MatchedPath, Request, State},
@@ -50,10 +50,14 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
     let caller = admitted.as_ref().ok().cloned().flatten();
     let response = match admitted {
         Ok(caller) => {
+            let validity = caller.as_ref().map(|caller| caller.validity.clone());
             if let Some(caller) = caller {
                 request.extensions_mut().insert(caller);
             }
-            next.run(request).await
+            match validity {
+                Some(validity) => while_good(validity, next.run(request)).await,
+                None => next.run(request).await,
+            }
         }
         Err(problem) => refused(problem),
     };
@@ -64,6 +68,15 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
         crate::say(format_args!("{} {method} {route} {status} {took:.1}ms {key}", engine::now()));
     }
     response
+}
+
+/// The answer, unless the key ends before it; what the answer still sends ends with it, too.
+async fn while_good(validity: Validity, answer: impl Future<Output = Response>) -> Response {
+    tokio::select! {
+        biased;
+        response = answer => validity.guard(response),
+        () = validity.clone().over() => refused(unauthorized(NOT_GOOD)),
+    }
 }
 
 fn refused(problem: Problem) -> Response<Body> {
@@ -85,13 +98,15 @@ fn admit(gateway: &Gateway, request: &Request, route: &str) -> Result<Option<Cal
     match token {
         Some(token) => match gateway.keys().recognise(token)? {
             Some(caller) => Ok(Some(caller)),
-            None => Err(unauthorized("this key is not known, has expired or was revoked")),
+            None => Err(unauthorized(NOT_GOOD)),
         },
         None if OPEN.contains(&route) => Ok(None),
         None if OPEN_HERE.contains(&route) && connection.is_of_this_machine() => Ok(None),
         None => Err(unauthorized("a key is needed")),
     }
 }
+
+const NOT_GOOD: &str = "this key is not known, has expired or was revoked";
 
 fn unauthorized(what: &str) -> Problem {
     let hint =

@@ -17,6 +17,7 @@ mod sandboxes;
 mod server;
 mod stream;
 mod usage;
+mod validity;
 mod wire;
 mod workspaces;
 
@@ -146,11 +147,13 @@ impl Gateway {
             }
         });
         let tidying = tokio::spawn(self.clone().tidy());
+        let looking = tokio::spawn(self.clone().look_at_keys());
         // Answers of runs that were cancelled still go out.
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
         _ = ending.await;
         tidying.abort();
+        looking.abort();
     }
 
     /// Every now and then: what artifacts may not stay. Those who put some do that, too, but they may be gone.
@@ -159,6 +162,17 @@ impl Gateway {
             tokio::time::sleep(BETWEEN_TIDYINGS).await;
             for problem in self.engine().artifacts().tidy().await.1 {
                 say(format_args!("{problem}"));
+            }
+        }
+    }
+
+    /// Whether the keys in use are still good: another process may have revoked one.
+    async fn look_at_keys(self) {
+        loop {
+            tokio::time::sleep(validity::BETWEEN_LOOKS).await;
+            let keys = self.keys().clone();
+            if let Ok(Err(error)) = tokio::task::spawn_blocking(move || keys.end_bad_ones()).await {
+                say(format_args!("airlock: {error}"));
             }
         }
     }

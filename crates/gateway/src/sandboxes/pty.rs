@@ -13,7 +13,10 @@ use crate::{Caller, Gateway, Problem, problem::Answer};
 use axum::{
     extract::{
         Path, State,
-        ws::{Message, WebSocket, WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
+        ws::{
+            CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code::POLICY,
+            rejection::WebSocketUpgradeRejection,
+        },
     },
     response::Response,
 };
@@ -91,7 +94,8 @@ async fn pty(
     }
     let upgrade = upgrade.max_message_size(LARGEST_MESSAGE).max_frame_size(LARGEST_MESSAGE);
     Ok(upgrade.on_upgrade(move |socket| async move {
-        Viewer::new(socket, session, exec.clone()).serve(view.offset).await;
+        let over = caller.validity.over();
+        Viewer::new(socket, session, exec.clone()).serve(view.offset, over).await;
         if view.kill {
             exec.stop(Duration::ZERO).await;
         }
@@ -184,10 +188,14 @@ impl Viewer {
         Viewer { socket, session, exec, typing, heard: Instant::now() }
     }
 
-    async fn serve(mut self, offset: u64) {
-        if self.talk(offset).await.is_ok() {
+    async fn serve(mut self, offset: u64, over: impl Future<Output = ()>) {
+        let goodbye = tokio::select! {
+            talked = self.talk(offset) => talked.map(|()| None),
+            () = over => Ok(Some(CloseFrame { code: POLICY, reason: "the key has ended".into() })),
+        };
+        if let Ok(why) = goodbye {
             // A proper goodbye; the other side answers it, or does not.
-            let _ = tokio::time::timeout(SILENCE, self.socket.send(Message::Close(None))).await;
+            let _ = tokio::time::timeout(SILENCE, self.socket.send(Message::Close(why))).await;
         }
     }
 
