@@ -11,6 +11,7 @@ mod images;
 mod keys;
 mod metrics;
 mod openapi;
+mod patience;
 mod problem;
 mod runs;
 mod sandboxes;
@@ -31,11 +32,14 @@ use engine::Engine;
 use spec::Policy;
 use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
 use store::{DatabaseError, served::Served};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use utoipa_axum::router::OpenApiRouter;
 
 /// How often what may not stay is looked for.
 const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
+
+/// Bytes of JSON bodies that arrive at a time, on all connections.
+const MOST_ARRIVING: usize = 256 << 20;
 
 /// What a gateway is given; it reads neither environment nor home.
 #[derive(Debug)]
@@ -65,6 +69,8 @@ pub struct Bounds {
     pub body: usize,
     /// How long the headers of a request may take, and how long a connection may be idle.
     pub header_time: Duration,
+    /// How long a client may take nothing of what it is sent.
+    pub write_time: Duration,
     /// Runs at once, of one key.
     pub runs_per_key: usize,
     /// Runs at once, of all.
@@ -83,6 +89,7 @@ impl Default for Bounds {
             connections: 1024,
             body: 10 << 20,
             header_time: Duration::from_secs(30),
+            write_time: Duration::from_secs(60),
             runs_per_key: 256,
             runs: 512,
             keep_runs: 10_000,
@@ -111,6 +118,9 @@ struct Inner {
     readiness: health::Readiness,
     runs: runs::live::Runs,
     sandboxes: sandboxes::Sandboxes,
+    viewers: sandboxes::Viewers,
+    /// For the bytes of bodies that are arriving.
+    arriving: Semaphore,
 }
 
 impl Gateway {
@@ -118,6 +128,7 @@ impl Gateway {
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
         let Settings { engine, policy, state, hosts, folders, bounds, quiet } = settings;
         let served = Arc::new(Served::open(&state)?);
+        let arriving = MOST_ARRIVING.max(bounds.body);
         let gateway = Gateway(Arc::new(Inner {
             engine,
             policy,
@@ -132,6 +143,8 @@ impl Gateway {
             readiness: health::Readiness::default(),
             runs: runs::live::Runs::default(),
             sandboxes: sandboxes::Sandboxes::default(),
+            viewers: sandboxes::Viewers::default(),
+            arriving: Semaphore::new(arriving),
         }));
         runs::live::settle(&gateway)?;
         Ok(gateway)
@@ -239,6 +252,14 @@ impl Gateway {
 
     pub(crate) fn readiness(&self) -> &health::Readiness {
         &self.0.readiness
+    }
+
+    pub(crate) fn arriving(&self) -> &Semaphore {
+        &self.0.arriving
+    }
+
+    pub(crate) fn viewers(&self) -> &sandboxes::Viewers {
+        &self.0.viewers
     }
 
     pub(crate) fn runs(&self) -> &runs::live::Runs {

@@ -1,12 +1,11 @@
 //! Workspaces that are copied on writing: what programs changed in them, taken over or dropped. Each belongs to the key
 //! that its run or session was made with.
 
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
+use crate::{Caller, Gateway, Problem, Scope, problem::Answer, wire::Raw};
 use axum::{
     Json,
     extract::{Path, State},
 };
-use bytes::Bytes;
 use engine::workspaces::{self as layers, CommitOptions, LayerError, Left};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -170,7 +169,7 @@ async fn commit_workspace(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
-    body: Bytes,
+    Raw(body): Raw,
 ) -> Answer<Json<CommittedWorkspace>> {
     let id = known(&gateway, &caller, &id).await?;
     let CommitWorkspace { force, partial, keep } = match body.is_empty() {

@@ -15,6 +15,7 @@ mod pty;
 mod registry;
 mod wire;
 
+pub(crate) use pty::Viewers;
 pub(crate) use registry::Sandboxes;
 
 use crate::Gateway;
