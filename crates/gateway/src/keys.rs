@@ -25,6 +25,8 @@ const BEGINNING: &str = "alk_";
 const ID_BYTES: usize = 8;
 const SECRET_BYTES: usize = 32;
 const LONGEST_NAME: usize = 100;
+/// How long a key is remembered that was revoked or has expired.
+const REMEMBERED_MS: u64 = 30 * 24 * 3_600_000;
 /// Bound on the table that every listing reads whole.
 const MOST_KEYS: usize = 10_000;
 
@@ -170,6 +172,7 @@ impl Keys {
         if scopes.is_empty() {
             return Err(KeyError::Wrong("a key without a scope may do nothing"));
         }
+        self.served.prune_keys(engine::now().0.saturating_sub(REMEMBERED_MS))?;
         if self.served.keys()?.len() >= MOST_KEYS {
             return Err(KeyError::Wrong("there are 10000 keys, and no room for more"));
         }
@@ -291,7 +294,9 @@ async fn create(
 ) -> Answer<(StatusCode, Json<MadeKey>)> {
     caller.require(Scope::Admin)?;
     let expires_in = order.expires_in.map(|time| time.parse::<Time>("expires_in")).transpose()?;
-    let (key, token) = gateway.keys().create(&order.name, &order.scopes, expires_in.map(|time| time.0))?;
+    let keys = gateway.keys().clone();
+    let make = move || keys.create(&order.name, &order.scopes, expires_in.map(|time| time.0));
+    let (key, token) = tokio::task::spawn_blocking(make).await.map_err(|_| crate::writer::busy())??;
     Ok((StatusCode::CREATED, Json(MadeKey { key, token: token.expose().to_owned() })))
 }
 
@@ -301,7 +306,8 @@ async fn create(
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn list(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<KeyList>> {
     caller.require(Scope::Admin)?;
-    Ok(Json(KeyList { keys: gateway.keys().list()? }))
+    let rows = gateway.look_up(|served| served.keys()).await?;
+    Ok(Json(KeyList { keys: rows.iter().map(known).collect() }))
 }
 
 /// Revoke a key
@@ -314,7 +320,8 @@ async fn revoke(
     InPath(id): InPath<String>,
 ) -> Answer<StatusCode> {
     caller.require(Scope::Admin)?;
-    if !gateway.keys().revoke(&id)? {
+    let (name, now) = (id.clone(), engine::now().0);
+    if !gateway.look_up(move |served| served.revoke_key(&name, now)).await? {
         return Err(Problem::not_found("key"));
     }
     gateway.keys().in_use.end(&id);
@@ -325,7 +332,7 @@ impl From<DatabaseError> for Problem {
     fn from(error: DatabaseError) -> Problem {
         // Where it lies is nobody's business; the operator reads it on stderr.
         crate::say(format_args!("airlock: {error}"));
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", "the database cannot be used", None)
+        crate::writer::busy()
     }
 }
 

@@ -21,6 +21,7 @@ mod usage;
 mod validity;
 mod wire;
 mod workspaces;
+mod writer;
 
 pub use caller::{Caller, Scope};
 pub use keys::{Key, KeyError, Keys, Token};
@@ -113,6 +114,7 @@ struct Inner {
     bounds: Bounds,
     quiet: bool,
     served: Arc<Served>,
+    writer: writer::Writer,
     keys: Keys,
     metrics: metrics::Metrics,
     readiness: health::Readiness,
@@ -128,7 +130,7 @@ impl Gateway {
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
         let Settings { engine, policy, state, hosts, folders, bounds, quiet } = settings;
         let served = Arc::new(Served::open(&state)?);
-        let arriving = MOST_ARRIVING.max(bounds.body);
+        let (place, arriving) = (state.clone(), MOST_ARRIVING.max(bounds.body));
         let gateway = Gateway(Arc::new(Inner {
             engine,
             policy,
@@ -138,6 +140,10 @@ impl Gateway {
             bounds,
             quiet,
             keys: Keys::of(served.clone()),
+            writer: writer::Writer::start(served.clone()).map_err(|error| DatabaseError::Place {
+                path: place,
+                why: format!("no thread for it: {error}"),
+            })?,
             served,
             metrics: metrics::Metrics::new(),
             readiness: health::Readiness::default(),
@@ -244,6 +250,20 @@ impl Gateway {
 
     pub(crate) fn served(&self) -> &Served {
         &self.0.served
+    }
+
+    pub(crate) fn writer(&self) -> &writer::Writer {
+        &self.0.writer
+    }
+
+    /// Asks the database off the event loop.
+    pub(crate) async fn look_up<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Served) -> Result<T, DatabaseError> + Send + 'static,
+    ) -> problem::Answer<T> {
+        let gateway = self.clone();
+        let done = tokio::task::spawn_blocking(move || work(gateway.served())).await;
+        Ok(done.map_err(|_| writer::busy())??)
     }
 
     pub(crate) fn metrics(&self) -> &metrics::Metrics {
