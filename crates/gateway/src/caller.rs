@@ -1,6 +1,6 @@
 //! Who is asking: known by a key before anything of the request is looked at.
 
-use crate::{Gateway, Problem};
+use crate::{Gateway, Problem, validity::Validity};
 use axum::extract::FromRequestParts;
 use http::{StatusCode, request::Parts};
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,8 @@ pub struct Caller {
     pub key: String,
     /// What it may do.
     pub scopes: Vec<Scope>,
+    /// Until when.
+    pub(crate) validity: Validity,
 }
 
 impl Caller {

@@ -2,7 +2,7 @@
 //! lent our address by DNS), does it come from a page of somebody else's, and who is asking. And what is told of it
 //! afterwards: one line, and numbers.
 
-use crate::{Caller, Gateway, Problem};
+use crate::{Caller, Gateway, Problem, Scope, validity::Validity};
 use axum::{
     body::Body,
     extract::{MatchedPath, Request, State},
@@ -15,11 +15,14 @@ use http::{
 };
 use std::{
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::Instant,
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Asked before anybody can have a key.
 const OPEN: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
+const HEALTH: &str = "/healthz";
 const UNMATCHED: &str = "unmatched";
 
 /// How a connection came; none for a unix socket, which no browser reaches.
@@ -34,6 +37,11 @@ impl Connection {
     }
 }
 
+/// Its place among the connections. It is given back when the last one who holds this is done: a WebSocket goes on after
+/// its request.
+#[derive(Clone, Debug)]
+pub(crate) struct Place(#[allow(dead_code, reason = "held")] pub(crate) Arc<OwnedSemaphorePermit>);
+
 /// Lets a request in, or says why not; then tells of it.
 pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
@@ -44,10 +52,14 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
     let caller = admitted.as_ref().ok().cloned().flatten();
     let response = match admitted {
         Ok(caller) => {
+            let validity = caller.as_ref().map(|caller| caller.validity.clone());
             if let Some(caller) = caller {
                 request.extensions_mut().insert(caller);
             }
-            next.run(request).await
+            match validity {
+                Some(validity) => while_good(validity, next.run(request)).await,
+                None => next.run(request).await,
+            }
         }
         Err(problem) => refused(problem),
     };
@@ -58,6 +70,15 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
         crate::say(format_args!("{} {method} {route} {status} {took:.1}ms {key}", engine::now()));
     }
     response
+}
+
+/// The answer, unless the key ends before it; what the answer still sends ends with it, too.
+async fn while_good(validity: Validity, answer: impl Future<Output = Response>) -> Response {
+    tokio::select! {
+        biased;
+        response = answer => validity.guard(response),
+        () = validity.clone().over() => refused(unauthorized(NOT_GOOD)),
+    }
 }
 
 fn refused(problem: Problem) -> Response<Body> {
@@ -74,22 +95,55 @@ fn admit(gateway: &Gateway, request: &Request, route: &str) -> Result<Option<Cal
     let connection = request.extensions().get::<Connection>().copied();
     let connection = connection.unwrap_or(Connection { addresses: None });
     let names = Names { local: connection.local(), more: gateway.hosts() };
+    check_size(request)?;
     names.check(request.headers(), request.uri())?;
     let token = request.headers().get(AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
     match token {
+        // Whether we live is no question of the database.
+        _ if route == HEALTH => Ok(None),
         Some(token) => match gateway.keys().recognise(token)? {
-            Some(caller) => Ok(Some(caller)),
-            None => Err(unauthorized("this key is not known, has expired or was revoked")),
+            Some(caller) => {
+                // Before anything of the body is read.
+                needed(route).map_or(Ok(()), |scope| caller.require(scope))?;
+                Ok(Some(caller))
+            }
+            None => Err(unauthorized(NOT_GOOD)),
         },
         None if OPEN.contains(&route) => Ok(None),
         None => Err(unauthorized("a key is needed")),
     }
 }
 
+/// What every request to a route needs; the route may ask for more.
+fn needed(route: &str) -> Option<Scope> {
+    let under =
+        |start: &str| route.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    [("/v1/runs", Scope::Runs), ("/v1/sandboxes", Scope::Sandboxes), ("/v1/keys", Scope::Admin)]
+        .into_iter()
+        .find_map(|(start, scope)| under(start).then_some(scope))
+}
+
+const NOT_GOOD: &str = "this key is not known, has expired or was revoked";
+
 fn unauthorized(what: &str) -> Problem {
     let hint =
         "send `Authorization: Bearer TOKEN`; an admin makes keys at /v1/keys or with `airlock key create`";
     Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", what, Some(hint.to_owned()))
+}
+
+/// What reads requests lets some more through than it is told.
+fn check_size(request: &Request) -> Result<(), Problem> {
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    let lines = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    match target + lines.sum::<usize>() <= crate::server::HEADER_BYTES {
+        true => Ok(()),
+        false => Err(Problem::new(
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            "quota_exceeded",
+            "the headers are too large",
+            Some("send at most 32 KiB of them".to_owned()),
+        )),
+    }
 }
 
 /// What stands behind `Bearer `.
@@ -165,10 +219,13 @@ fn forbidden(what: &str, hint: &str) -> Problem {
 /// Host and port; a port that is none makes a host that nobody has.
 fn split(authority: &str) -> (&str, Option<u16>) {
     match authority.rsplit_once(':') {
-        Some((host, port)) if !port.ends_with(']') => match port.parse() {
-            Ok(port) => (host, Some(port)),
-            Err(_) => ("", None),
-        },
+        Some((host, port)) if !port.ends_with(']') => {
+            let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+            match port.parse().ok().filter(|_| digits) {
+                Some(port) => (host, Some(port)),
+                None => ("", None),
+            }
+        }
         _ => (authority, None),
     }
 }
@@ -194,7 +251,12 @@ mod tests {
             assert!(check(&[("host", host)], "/"), "{host}");
         }
         let strangers = ["evil.example:7070", "localhost", "localhost:80", "127.0.0.1", "10.0.0.1:7070", ""];
-        for host in strangers.into_iter().chain(["localhost:7070.evil", "other.example:1", "localhost:x"]) {
+        for host in strangers.into_iter().chain([
+            "localhost:7070.evil",
+            "other.example:1",
+            "localhost:x",
+            "127.0.0.1:+7070",
+        ]) {
             assert!(!check(&[("host", host)], "/"), "{host}");
         }
         assert!(!check(&[], "/"), "somebody must be meant");

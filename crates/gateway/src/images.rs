@@ -214,10 +214,18 @@ async fn remove_image(
     }))
 }
 
+/// A caller that sends nothing for so long has gone.
+const IDLE: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// Passes the archive on as it comes; the end of the pipe tells the reader that it is whole. Cut short, the reader
 /// finds out by the archive itself, of which every digest is checked.
 async fn pass(mut body: Body, mut into: pipe::Sender, mut left: u64) -> Answer<()> {
-    while let Some(frame) = body.frame().await {
+    loop {
+        let late =
+            |_| Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the archive stopped coming", None);
+        let Some(frame) = tokio::time::timeout(IDLE, body.frame()).await.map_err(late)? else {
+            return Ok(());
+        };
         let frame = frame.map_err(|_| Problem::invalid("the archive was cut short", "send all of it"))?;
         let Ok(piece) = frame.into_data() else { continue };
         left = left.checked_sub(piece.len() as u64).ok_or_else(too_large)?;
@@ -226,7 +234,6 @@ async fn pass(mut body: Body, mut into: pipe::Sender, mut left: u64) -> Answer<(
             return Ok(());
         }
     }
-    Ok(())
 }
 
 fn too_large() -> Problem {

@@ -1,7 +1,7 @@
 //! Keys: made, listed, revoked, and recognised. A token is `alk_<id>_<64 digits>`; only its hash is kept, found by the id
 //! and compared in the same time whatever differs. The database is asked each time: what is revoked there is revoked.
 
-use crate::{Caller, Gateway, Problem, Scope, path::Path as InPath, problem::Answer, wire};
+use crate::{Caller, Gateway, Problem, Scope, path::Path as InPath, problem::Answer, validity::InUse, wire};
 use axum::{Json, extract::State};
 use http::StatusCode;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -22,12 +22,17 @@ const BEGINNING: &str = "alk_";
 const ID_BYTES: usize = 8;
 const SECRET_BYTES: usize = 32;
 const LONGEST_NAME: usize = 100;
+/// How long a key is remembered that was revoked or has expired.
+const REMEMBERED_MS: u64 = 30 * 24 * 3_600_000;
 /// Bound on the table that every listing reads whole.
 const MOST_KEYS: usize = 10_000;
 
 /// The keys of a state folder.
 #[derive(Clone, Debug)]
-pub struct Keys(Arc<Served>);
+pub struct Keys {
+    served: Arc<Served>,
+    in_use: Arc<InUse>,
+}
 
 /// A key's token, shown once.
 #[derive(Clone)]
@@ -119,11 +124,11 @@ fn random<const BYTES: usize>() -> Result<Zeroizing<String>, KeyError> {
 impl Keys {
     /// Those of a state folder.
     pub fn open(state: &Path) -> Result<Keys, DatabaseError> {
-        Ok(Keys(Arc::new(Served::open(state)?)))
+        Ok(Keys::of(Arc::new(Served::open(state)?)))
     }
 
     pub(crate) fn of(served: Arc<Served>) -> Keys {
-        Keys(served)
+        Keys { served, in_use: Arc::default() }
     }
 
     /// Makes one. Its token is nowhere else.
@@ -143,7 +148,7 @@ impl Keys {
         match self.recognise(token.expose())? {
             Some(caller) if caller.is_admin() => Ok(()),
             Some(_) => Err(KeyError::Wrong("this key is known, and not an admin's")),
-            None if self.0.key(token.id())?.is_some() => Err(KeyError::Wrong(
+            None if self.served.key(token.id())?.is_some() => Err(KeyError::Wrong(
                 "this key was revoked, has expired, or is not the one of that identifier",
             )),
             None => self.insert(token, "admin", &[Scope::Admin], None).map(drop),
@@ -164,7 +169,8 @@ impl Keys {
         if scopes.is_empty() {
             return Err(KeyError::Wrong("a key without a scope may do nothing"));
         }
-        if self.0.keys()?.len() >= MOST_KEYS {
+        self.served.prune_keys(engine::now().0.saturating_sub(REMEMBERED_MS))?;
+        if self.served.keys()?.len() >= MOST_KEYS {
             return Err(KeyError::Wrong("there are 10000 keys, and no room for more"));
         }
         let now = engine::now().0;
@@ -178,7 +184,7 @@ impl Keys {
             expires_ms: expires_in.map(|time| now.saturating_add(millis(time))),
             revoked_ms: None,
         };
-        match self.0.add_key(&row)? {
+        match self.served.add_key(&row)? {
             true => Ok(known(&row)),
             false => Err(KeyError::Wrong("there is a key of that identifier")),
         }
@@ -186,28 +192,39 @@ impl Keys {
 
     /// All that were ever made, the oldest first.
     pub fn list(&self) -> Result<Vec<Key>, DatabaseError> {
-        Ok(self.0.keys()?.iter().map(known).collect())
+        Ok(self.served.keys()?.iter().map(known).collect())
     }
 
     /// Takes one back, at once. False if there is none.
     pub fn revoke(&self, id: &str) -> Result<bool, DatabaseError> {
-        self.0.revoke_key(id, engine::now().0)
+        self.served.revoke_key(id, engine::now().0)
     }
 
     /// Whether anybody could administer this gateway.
     pub fn has_admin(&self) -> Result<bool, DatabaseError> {
-        Ok(self.0.keys()?.iter().any(|key| good(key) && scopes(&key.scopes).contains(&Scope::Admin)))
+        Ok(self.served.keys()?.iter().any(|key| good(key) && scopes(&key.scopes).contains(&Scope::Admin)))
     }
 
     /// Who holds this token, if it is good.
     pub(crate) fn recognise(&self, token: &str) -> Result<Option<Caller>, DatabaseError> {
         let Some(token) = Token::parse(token) else { return Ok(None) };
-        let found = self.0.key(token.id())?;
+        let found = self.served.key(token.id())?;
         let kept = found.as_ref().map_or([0; 32], |key| key.hash);
         let same = bool::from(kept.ct_eq(&token.hash()));
-        Ok(found
-            .filter(|key| same && good(key))
-            .map(|key| Caller { key: key.id, scopes: scopes(&key.scopes) }))
+        Ok(found.filter(|key| same && good(key)).map(|key| {
+            let (scopes, validity) = (scopes(&key.scopes), self.in_use.watch(&key.id));
+            Caller { key: key.id, scopes, validity }
+        }))
+    }
+
+    /// Ends what is under way by keys that are good no more.
+    pub(crate) fn end_bad_ones(&self) -> Result<(), DatabaseError> {
+        for id in self.in_use.names() {
+            if !self.served.key(&id)?.as_ref().is_some_and(good) {
+                self.in_use.end(&id);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -274,7 +291,9 @@ async fn create(
 ) -> Answer<(StatusCode, Json<MadeKey>)> {
     caller.require(Scope::Admin)?;
     let expires_in = order.expires_in.map(|time| time.parse::<Time>("expires_in")).transpose()?;
-    let (key, token) = gateway.keys().create(&order.name, &order.scopes, expires_in.map(|time| time.0))?;
+    let keys = gateway.keys().clone();
+    let make = move || keys.create(&order.name, &order.scopes, expires_in.map(|time| time.0));
+    let (key, token) = tokio::task::spawn_blocking(make).await.map_err(|_| crate::writer::busy())??;
     Ok((StatusCode::CREATED, Json(MadeKey { key, token: token.expose().to_owned() })))
 }
 
@@ -284,7 +303,8 @@ async fn create(
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn list(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<KeyList>> {
     caller.require(Scope::Admin)?;
-    Ok(Json(KeyList { keys: gateway.keys().list()? }))
+    let rows = gateway.look_up(|served| served.keys()).await?;
+    Ok(Json(KeyList { keys: rows.iter().map(known).collect() }))
 }
 
 /// Revoke a key
@@ -297,17 +317,19 @@ async fn revoke(
     InPath(id): InPath<String>,
 ) -> Answer<StatusCode> {
     caller.require(Scope::Admin)?;
-    match gateway.keys().revoke(&id)? {
-        true => Ok(StatusCode::NO_CONTENT),
-        false => Err(Problem::not_found("key")),
+    let (name, now) = (id.clone(), engine::now().0);
+    if !gateway.look_up(move |served| served.revoke_key(&name, now)).await? {
+        return Err(Problem::not_found("key"));
     }
+    gateway.keys().in_use.end(&id);
+    Ok(StatusCode::NO_CONTENT)
 }
 
 impl From<DatabaseError> for Problem {
     fn from(error: DatabaseError) -> Problem {
         // Where it lies is nobody's business; the operator reads it on stderr.
         crate::say(format_args!("airlock: {error}"));
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", "the database cannot be used", None)
+        crate::writer::busy()
     }
 }
 

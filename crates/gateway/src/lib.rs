@@ -12,14 +12,17 @@ mod keys;
 mod metrics;
 mod openapi;
 mod path;
+mod patience;
 mod problem;
 mod runs;
 mod sandboxes;
 mod server;
 mod stream;
 mod usage;
+mod validity;
 mod wire;
 mod workspaces;
+mod writer;
 
 pub use caller::{Caller, Scope};
 pub use keys::{Key, KeyError, Keys, Token};
@@ -31,11 +34,14 @@ use engine::Engine;
 use spec::Policy;
 use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
 use store::{DatabaseError, served::Served};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use utoipa_axum::router::OpenApiRouter;
 
 /// How often what may not stay is looked for.
 const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
+
+/// Bytes of JSON bodies that arrive at a time, on all connections.
+const MOST_ARRIVING: usize = 256 << 20;
 
 /// What a gateway is given; it reads neither environment nor home.
 #[derive(Debug)]
@@ -67,6 +73,8 @@ pub struct Bounds {
     pub body: usize,
     /// How long the headers of a request may take, and how long a connection may be idle.
     pub header_time: Duration,
+    /// How long a client may take nothing of what it is sent.
+    pub write_time: Duration,
     /// Runs at once, of one key.
     pub runs_per_key: usize,
     /// Runs at once, of all.
@@ -85,6 +93,7 @@ impl Default for Bounds {
             connections: 1024,
             body: 10 << 20,
             header_time: Duration::from_secs(30),
+            write_time: Duration::from_secs(60),
             runs_per_key: 256,
             runs: 512,
             keep_runs: 10_000,
@@ -109,11 +118,15 @@ struct Inner {
     bounds: Bounds,
     quiet: bool,
     served: Arc<Served>,
+    writer: writer::Writer,
     keys: Keys,
     metrics: metrics::Metrics,
     readiness: health::Readiness,
     runs: runs::live::Runs,
     sandboxes: sandboxes::Sandboxes,
+    viewers: sandboxes::Viewers,
+    /// For the bytes of bodies that are arriving.
+    arriving: Semaphore,
 }
 
 impl Gateway {
@@ -121,6 +134,7 @@ impl Gateway {
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
         let Settings { engine, policy, state, hosts, folders, profiles, bounds, quiet } = settings;
         let served = Arc::new(Served::open(&state)?);
+        let (place, arriving) = (state.clone(), MOST_ARRIVING.max(bounds.body));
         let gateway = Gateway(Arc::new(Inner {
             engine,
             policy,
@@ -131,11 +145,17 @@ impl Gateway {
             bounds,
             quiet,
             keys: Keys::of(served.clone()),
+            writer: writer::Writer::start(served.clone()).map_err(|error| DatabaseError::Place {
+                path: place,
+                why: format!("no thread for it: {error}"),
+            })?,
             served,
             metrics: metrics::Metrics::new(),
             readiness: health::Readiness::default(),
             runs: runs::live::Runs::default(),
             sandboxes: sandboxes::Sandboxes::default(),
+            viewers: sandboxes::Viewers::default(),
+            arriving: Semaphore::new(arriving),
         }));
         runs::live::settle(&gateway)?;
         gateway.recall_sandboxes()?;
@@ -152,11 +172,13 @@ impl Gateway {
             }
         });
         let tidying = tokio::spawn(self.clone().tidy());
+        let looking = tokio::spawn(self.clone().look_at_keys());
         // Answers of runs that were cancelled still go out.
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
         _ = ending.await;
         tidying.abort();
+        looking.abort();
     }
 
     /// Every now and then: what artifacts may not stay. Those who put some do that, too, but they may be gone.
@@ -165,6 +187,17 @@ impl Gateway {
             tokio::time::sleep(BETWEEN_TIDYINGS).await;
             for problem in self.engine().artifacts().tidy().await.1 {
                 say(format_args!("{problem}"));
+            }
+        }
+    }
+
+    /// Whether the keys in use are still good: another process may have revoked one.
+    async fn look_at_keys(self) {
+        loop {
+            tokio::time::sleep(validity::BETWEEN_LOOKS).await;
+            let keys = self.keys().clone();
+            if let Ok(Err(error)) = tokio::task::spawn_blocking(move || keys.end_bad_ones()).await {
+                say(format_args!("airlock: {error}"));
             }
         }
     }
@@ -229,12 +262,34 @@ impl Gateway {
         &self.0.served
     }
 
+    pub(crate) fn writer(&self) -> &writer::Writer {
+        &self.0.writer
+    }
+
+    /// Asks the database off the event loop.
+    pub(crate) async fn look_up<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Served) -> Result<T, DatabaseError> + Send + 'static,
+    ) -> problem::Answer<T> {
+        let gateway = self.clone();
+        let done = tokio::task::spawn_blocking(move || work(gateway.served())).await;
+        Ok(done.map_err(|_| writer::busy())??)
+    }
+
     pub(crate) fn metrics(&self) -> &metrics::Metrics {
         &self.0.metrics
     }
 
     pub(crate) fn readiness(&self) -> &health::Readiness {
         &self.0.readiness
+    }
+
+    pub(crate) fn arriving(&self) -> &Semaphore {
+        &self.0.arriving
+    }
+
+    pub(crate) fn viewers(&self) -> &sandboxes::Viewers {
+        &self.0.viewers
     }
 
     pub(crate) fn runs(&self) -> &runs::live::Runs {

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use spec::{RunSpec, Status, Timestamp};
 use std::{sync::Arc, time::Duration};
-use store::served::{NewRun, RunFilter, RunRow};
+use store::served::{RunFilter, RunRow};
 use tokio::io::AsyncWriteExt;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -102,7 +102,7 @@ async fn create(
     raw: Raw,
 ) -> Answer<Response> {
     caller.require(Scope::Runs)?;
-    let promise = promise(&headers)?.map(|name| (name, Sha256::digest(&raw.0).into()));
+    let promise = promise(&headers)?.map(|name| (name.to_owned(), Sha256::digest(&raw.0).into()));
     let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
     let request = host::admit(&gateway, &caller, request)?;
     let mut spec = gateway.policy().admit(request)?;
@@ -110,28 +110,25 @@ async fn create(
     // Whose artifacts and workspaces it reads and keeps.
     spec.owner = Some(caller.owner()?);
     spec.keep = caller.require(Scope::Artifacts).is_ok();
-    let live = match take(&gateway, &caller, &spec, promise)? {
-        Taken::New(live) => {
-            // Before it can write anything.
-            let hold = follows(&headers).then(|| hold::Hold::take(&live, [0, 0]));
-            start(&gateway, &live, spec, stdin);
-            match hold {
-                Some(hold) => return Ok(events::held(live, hold)),
-                None => live,
-            }
-        }
-        Taken::Before(id) => {
+    let asked = asked(&caller, &spec, promise);
+    let begun = begin(gateway.clone(), asked, spec, stdin, follows(&headers));
+    // Whoever hangs up meanwhile leaves no run behind that was accepted and never starts.
+    let begun = tokio::spawn(begun).await.map_err(|_| crate::writer::busy())?;
+    let live = match begun? {
+        Begun::Held(live, hold) => return Ok(events::held(live, hold)),
+        Begun::New(live) => live,
+        Begun::Before(id) => {
             let live = gateway.runs().find(&id);
-            let row = promised(&gateway, &caller, &id)?;
+            let row = promised(&gateway, &caller, &id).await?;
             match live {
-                _ if follows(&headers) => return events::of(&gateway, row, &headers),
+                _ if follows(&headers) => return events::of(&gateway, row, &headers).await,
                 Some(live) => live,
                 None => return first_answer(row),
             }
         }
     };
     match is_async(&headers) {
-        true => accepted(&gateway, &live),
+        true => accepted(&gateway, &live).await,
         false => {
             let ended = live.ended().await?;
             match &ended.problem {
@@ -158,8 +155,9 @@ fn fits_an_answer(spec: &RunSpec) -> Answer<()> {
 
 /// The run that this very key was promised. A promise may outlive its run, whose name then is anybody's; it is not run
 /// again all the same.
-fn promised(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
-    let found = gateway.served().run(id)?.filter(|row| row.owner == caller.key);
+async fn promised(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
+    let id = id.to_owned();
+    let found = gateway.look_up(move |served| served.run(&id)).await?.filter(|row| row.owner == caller.key);
     found.ok_or_else(|| {
         Problem::new(
             StatusCode::GONE,
@@ -178,22 +176,44 @@ fn first_answer(row: RunRow) -> Answer<Response> {
     }
 }
 
-fn take(
-    gateway: &Gateway,
-    caller: &Caller,
-    spec: &RunSpec,
-    promise: Option<(&str, [u8; 32])>,
-) -> Answer<Taken> {
-    let id = spec.run_id.clone().unwrap_or_else(engine::fresh_id);
-    let new = NewRun {
-        id: id.as_str(),
-        owner: &caller.key,
-        task: spec.task_id.as_ref().map(|task| task.as_str()),
-        job: spec.job_id.as_ref().map(|job| job.as_str()),
-        at_ms: engine::now().0,
+fn asked(caller: &Caller, spec: &RunSpec, promise: Option<(String, [u8; 32])>) -> live::Asked {
+    live::Asked {
+        id: spec.run_id.clone().unwrap_or_else(engine::fresh_id),
+        owner: caller.key.clone(),
+        task: spec.task_id.clone(),
+        job: spec.job_id.clone(),
         promise,
+    }
+}
+
+/// What became of a request.
+enum Begun {
+    /// It runs.
+    New(Arc<Live>),
+    /// It runs, and waits for its reader.
+    Held(Arc<Live>, hold::Hold),
+    /// It was asked for before, under this name.
+    Before(String),
+}
+
+async fn begin(
+    gateway: Gateway,
+    asked: live::Asked,
+    spec: RunSpec,
+    stdin: Option<Vec<u8>>,
+    follows: bool,
+) -> Answer<Begun> {
+    let live = match live::take(&gateway, asked).await? {
+        Taken::New(live) => live,
+        Taken::Before(id) => return Ok(Begun::Before(id)),
     };
-    gateway.runs().take(gateway, &id, &new)
+    // Before it can write anything.
+    let hold = follows.then(|| hold::Hold::take(&live, [0, 0]));
+    start(&gateway, &live, spec, stdin);
+    Ok(match hold {
+        Some(hold) => Begun::Held(live, hold),
+        None => Begun::New(live),
+    })
 }
 
 fn start(gateway: &Gateway, live: &Arc<Live>, mut spec: RunSpec, stdin: Option<Vec<u8>>) {
@@ -228,8 +248,12 @@ fn promise(headers: &HeaderMap) -> Answer<Option<&str>> {
 }
 
 /// Where to find it.
-fn accepted(gateway: &Gateway, live: &Live) -> Answer<Response> {
-    let row = gateway.served().run(live.id.as_str())?.ok_or_else(|| Problem::not_found("run"))?;
+async fn accepted(gateway: &Gateway, live: &Live) -> Answer<Response> {
+    let id = live.id.clone();
+    let row = gateway
+        .look_up(move |served| served.run(id.as_str()))
+        .await?
+        .ok_or_else(|| Problem::not_found("run"))?;
     let mut response = (StatusCode::ACCEPTED, Json(RunState::of(&row))).into_response();
     if let Ok(place) = HeaderValue::try_from(format!("/v1/runs/{}", live.id)) {
         response.headers_mut().insert(header::LOCATION, place);
@@ -244,15 +268,16 @@ fn json(status: StatusCode, text: impl Into<Bytes>) -> Response {
 }
 
 /// The row of a run that the caller may see; somebody else's is as if there were none.
-fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
+async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
     caller.require(Scope::Runs)?;
-    let found = gateway.served().run(id)?.filter(|row| caller.sees(&row.owner));
+    let id = id.to_owned();
+    let found = gateway.look_up(move |served| served.run(&id)).await?.filter(|row| caller.sees(&row.owner));
     found.ok_or_else(|| Problem::not_found("run"))
 }
 
 /// What the database has of it.
-fn kept(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
-    Ok(answered(row(gateway, caller, id)?))
+async fn kept(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
+    Ok(answered(row(gateway, caller, id).await?))
 }
 
 fn answered(row: RunRow) -> Response {
@@ -267,7 +292,7 @@ fn answered(row: RunRow) -> Response {
     (status = 200, description = "The result once it has ended, with at most 64 KiB of each stream; else its state", body = Object),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn get(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
-    kept(&gateway, &caller, &id)
+    kept(&gateway, &caller, &id).await
 }
 
 /// Runs, the newest first
@@ -299,7 +324,7 @@ async fn list(
         before: which.before,
         limit,
     };
-    let rows = gateway.served().list(&filter)?;
+    let rows = gateway.look_up(move |served| served.list(&filter)).await?;
     let before = rows.last().filter(|_| rows.len() == limit as usize).map(|row| row.n);
     Ok(Json(RunList { runs: rows.iter().map(RunState::of).collect(), before }))
 }
@@ -312,8 +337,8 @@ async fn list(
     (status = 202, description = "It is still ending", body = RunState),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn cancel(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
-    let row = row(&gateway, &caller, &id)?;
-    let Some(live) = gateway.runs().find(&id) else { return kept(&gateway, &caller, &id) };
+    let row = row(&gateway, &caller, &id).await?;
+    let Some(live) = gateway.runs().find(&id) else { return kept(&gateway, &caller, &id).await };
     live.cancel();
     match tokio::time::timeout(CANCELLED_WITHIN, live.ended()).await {
         Ok(ended) => Ok(json(StatusCode::OK, ended?.kept.clone())),

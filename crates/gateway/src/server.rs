@@ -1,6 +1,10 @@
 //! Connections: accepted within a bound, with TLS if there is a certificate, each served until it is idle or the server ends.
 
-use crate::{Gateway, gate::Connection};
+use crate::{
+    Gateway,
+    gate::{Connection, Place},
+    patience::Patient,
+};
 use axum::{Router, body::Body};
 use http::Request;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -19,7 +23,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 /// The most that the headers of a request may take, and their number.
-const HEADER_BYTES: usize = 32 << 10;
+pub(crate) const HEADER_BYTES: usize = 32 << 10;
 const MOST_HEADERS: usize = 100;
 /// How long a handshake may take.
 const LONGEST_HANDSHAKE: Duration = Duration::from_secs(10);
@@ -89,7 +93,8 @@ pub(crate) async fn serve(
     let router = crate::router(gateway);
     let room = Arc::new(Semaphore::new(gateway.bounds().connections));
     let mut connections = JoinSet::new();
-    let context = Context { router, header_time: gateway.bounds().header_time, stop: stop.clone() };
+    let crate::Bounds { header_time, write_time, .. } = *gateway.bounds();
+    let context = Context { router, header_time, write_time, stop: stop.clone() };
     loop {
         while connections.try_join_next().is_some() {}
         let accepted = tokio::select! {
@@ -109,10 +114,7 @@ pub(crate) async fn serve(
             continue;
         };
         let (context, tls) = (context.clone(), tls.clone());
-        connections.spawn(async move {
-            context.attend(accepted, tls).await;
-            drop(permit);
-        });
+        connections.spawn(context.attend(accepted, tls, Place(Arc::new(permit))));
     }
     drop(listener);
     let finished = async { while connections.join_next().await.is_some() {} };
@@ -155,23 +157,24 @@ async fn accept(listener: &Listener) -> io::Result<Accepted> {
 struct Context {
     router: Router,
     header_time: Duration,
+    write_time: Duration,
     stop: watch::Receiver<bool>,
 }
 
 impl Context {
-    async fn attend(self, accepted: Accepted, tls: Option<Tls>) {
+    async fn attend(self, accepted: Accepted, tls: Option<Tls>, place: Place) {
         match (accepted, tls) {
-            (Accepted::Unix(stream), _) => self.serve(stream, Connection { addresses: None }).await,
+            (Accepted::Unix(stream), _) => self.serve(stream, Connection { addresses: None }, place).await,
             (Accepted::Tcp(stream, peer), tls) => {
                 let Ok(local) = stream.local_addr() else { return };
                 let connection = Connection { addresses: Some((local, peer)) };
                 match tls {
-                    None => self.serve(stream, connection).await,
+                    None => self.serve(stream, connection, place).await,
                     Some(Tls(acceptor)) => {
                         let shaken = tokio::time::timeout(LONGEST_HANDSHAKE, acceptor.accept(stream)).await;
                         // Who cannot shake hands cannot be answered either.
                         if let Ok(Ok(stream)) = shaken {
-                            self.serve(stream, connection).await;
+                            self.serve(stream, connection, place).await;
                         }
                     }
                 }
@@ -183,10 +186,12 @@ impl Context {
         mut self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         connection: Connection,
+        place: Place,
     ) {
-        let router = self.router;
+        let (router, stream) = (self.router, Patient::new(stream, self.write_time));
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(connection);
+            request.extensions_mut().insert(place.clone());
             let mut router = router.clone();
             async move { tower_service::Service::call(&mut router, request.map(Body::new)).await }
         });

@@ -111,7 +111,7 @@ async fn usage(
     if question.since_ms.is_some_and(|since| i64::try_from(since).is_err()) {
         return Err(Problem::invalid("`since_ms` is no moment", "give milliseconds since 1970"));
     }
-    allow(&gateway, &caller, question.run.as_deref())?;
+    allow(&gateway, &caller, question.run.clone()).await?;
     let (state, by) = (gateway.state().to_owned(), question.by.unwrap_or(Column::Run));
     let filter = Filter { run: question.run, since_ms: question.since_ms };
     let summed = tokio::task::spawn_blocking(move || sums(state, by, &filter)).await;
@@ -129,12 +129,15 @@ fn unavailable() -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", "the ledger cannot be read", None)
 }
 
-fn allow(gateway: &Gateway, caller: &Caller, run: Option<&str>) -> Answer<()> {
-    match run {
-        _ if caller.is_admin() => Ok(()),
-        Some(run) if gateway.served().run(run)?.is_some_and(|row| caller.sees(&row.owner)) => Ok(()),
-        Some(_) => Err(Problem::not_found("run")),
-        None => caller.require(Scope::Admin),
+async fn allow(gateway: &Gateway, caller: &Caller, run: Option<String>) -> Answer<()> {
+    if caller.is_admin() {
+        return Ok(());
+    }
+    let Some(run) = run else { return caller.require(Scope::Admin) };
+    let found = gateway.look_up(move |served| served.run(&run)).await?;
+    match found.is_some_and(|row| caller.sees(&row.owner)) {
+        true => Ok(()),
+        false => Err(Problem::not_found("run")),
     }
 }
 

@@ -38,6 +38,12 @@ impl FromRequest<Gateway> for Raw {
         if length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| length > most) {
             return Err(too_large());
         }
+        let expected = length.and_then(|length| length.parse::<usize>().ok()).unwrap_or(most);
+        let room = gateway.arriving().try_acquire_many(u32::try_from(expected).unwrap_or(u32::MAX));
+        let _room = room.map_err(|_| {
+            let (title, hint) = ("too many bodies are arriving", "try again in a moment");
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "quota_exceeded", title, Some(hint.to_owned()))
+        })?;
         let read = body::to_bytes(request.into_body(), most);
         match tokio::time::timeout(LONGEST_ARRIVAL, read).await {
             Ok(Ok(bytes)) => Ok(Raw(bytes)),

@@ -147,7 +147,26 @@ impl Database {
         all().map_err(|source| self.failed(source))
     }
 
-    fn failed(&self, source: rusqlite::Error) -> DatabaseError {
+    /// The same for work that is not only SQLite's.
+    pub(crate) fn together<T>(
+        &self,
+        write: impl FnOnce(&Transaction<'_>) -> Result<T, DatabaseError>,
+    ) -> Result<T, DatabaseError> {
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let transaction = connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)
+            .map_err(|source| self.failed(source))?;
+        let done = write(&transaction)?;
+        transaction.commit().map_err(|source| self.failed(source))?;
+        Ok(done)
+    }
+
+    /// How long another process may keep this connection waiting from now on.
+    pub(crate) fn wait_at_most(&self, time: Duration) -> Result<(), DatabaseError> {
+        self.read(|connection| connection.busy_timeout(time))
+    }
+
+    pub(crate) fn failed(&self, source: rusqlite::Error) -> DatabaseError {
         DatabaseError::Sqlite { path: self.path.clone(), source }
     }
 }

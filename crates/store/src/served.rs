@@ -1,5 +1,5 @@
 //! What a gateway keeps: keys, of which only hashes are known, and the runs that it accepted, each with exactly one final
-//! state. Two connections, so that whoever looks at a key never waits for a run that is written down.
+//! state. Several connections, so that whoever looks at a key or a run never waits for what is written down.
 
 mod sandboxes;
 
@@ -7,18 +7,33 @@ pub use sandboxes::SandboxRow;
 
 use crate::database::{Database, DatabaseError};
 use rusqlite::{OptionalExtension, Row, Transaction, params};
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 /// How long an idempotency key is kept.
 const PROMISED_MS: u64 = 24 * 3_600_000;
+/// How long a writer waits for another process; whoever asked is told then.
+const PATIENCE: Duration = Duration::from_millis(1500);
 /// How many runs are read in one go, at most.
 pub const MOST_LISTED: u32 = 200;
 
 /// The tables of a gateway in the database of a state folder.
 #[derive(Debug)]
 pub struct Served {
+    /// Reads keys, and never waits: a reader does not, and nobody writes by it.
     keys: Database,
+    /// Reads runs.
+    reading: Database,
+    /// Writes keys.
+    changes: Database,
+    /// Writes runs.
     runs: Database,
+}
+
+/// What is written together.
+#[derive(Debug)]
+pub struct Writing<'a> {
+    transaction: &'a Transaction<'a>,
+    database: &'a Database,
 }
 
 /// A key, as it is kept.
@@ -94,16 +109,19 @@ pub struct RunFilter {
 impl Served {
     /// Opens the tables of a state folder; makes them if they are absent.
     pub fn open(state: &Path) -> Result<Served, DatabaseError> {
-        let (keys, runs) = (Database::open(state)?, Database::open(state)?);
+        let (keys, reading) = (Database::open(state)?, Database::open(state)?);
+        let (changes, runs) = (Database::open(state)?, Database::open(state)?);
+        changes.wait_at_most(PATIENCE)?;
+        runs.wait_at_most(PATIENCE)?;
         // A commit then costs microseconds, outlasts us, and may be missing after a power cut, as the run is.
         runs.read(|connection| connection.pragma_update(None, "synchronous", "normal"))?;
-        Ok(Served { keys, runs })
+        Ok(Served { keys, reading, changes, runs })
     }
 
     /// Adds a key. False if its identifier is taken.
     pub fn add_key(&self, key: &KeyRow) -> Result<bool, DatabaseError> {
         let add = "INSERT OR IGNORE INTO gateway_key VALUES (?, ?, ?, ?, ?, ?, ?)";
-        self.keys.write(|transaction| {
+        self.changes.write(|transaction| {
             let (expires, revoked) = (key.expires_ms.map(number), key.revoked_ms.map(number));
             let created = number(key.created_ms);
             let row = params![key.id, key.name, &key.hash[..], key.scopes, created, expires, revoked];
@@ -123,7 +141,7 @@ impl Served {
 
     /// All keys, the oldest first.
     pub fn keys(&self) -> Result<Vec<KeyRow>, DatabaseError> {
-        self.keys.read(|connection| {
+        self.changes.read(|connection| {
             let mut rows = connection.prepare("SELECT * FROM gateway_key ORDER BY created_ms, id")?;
             rows.query_map([], key_row)?.collect()
         })
@@ -132,51 +150,38 @@ impl Served {
     /// Revokes a key, from now on and for ever. False if there is none.
     pub fn revoke_key(&self, id: &str, at_ms: u64) -> Result<bool, DatabaseError> {
         let revoke = "UPDATE gateway_key SET revoked_ms = coalesce(revoked_ms, ?) WHERE id = ?";
-        self.keys.write(|transaction| Ok(transaction.execute(revoke, params![number(at_ms), id])? == 1))
+        self.changes.write(|transaction| Ok(transaction.execute(revoke, params![number(at_ms), id])? == 1))
+    }
+
+    /// Forgets keys that ended before this moment. Those of admins stay: a file may still offer one, which is not to be
+    /// taken for a new one.
+    pub fn prune_keys(&self, before_ms: u64) -> Result<usize, DatabaseError> {
+        let prune = "DELETE FROM gateway_key WHERE min(coalesce(revoked_ms, expires_ms), coalesce(expires_ms, revoked_ms)) < ?
+                     AND ' ' || scopes || ' ' NOT LIKE '% admin %'";
+        self.changes.write(|transaction| transaction.execute(prune, [number(before_ms)]))
     }
 
     /// Writes a run down before it starts, unless it was promised before, its name is taken or there is no room.
     pub fn accept(&self, run: &NewRun<'_>, room: bool) -> Result<Accepted, DatabaseError> {
-        self.runs.write(|transaction| {
-            if let Some((name, body)) = run.promise
-                && let Some(before) = promised(transaction, run, name, body)?
-            {
-                return Ok(before);
-            }
-            if !room {
-                return Ok(Accepted::Full);
-            }
-            let mut add = transaction.prepare_cached(
-                "INSERT OR IGNORE INTO gateway_run (id, owner, task, job, status, is_final, accepted_ms)
-                 VALUES (?, ?, ?, ?, 'running', 0, ?)",
-            )?;
-            if add.execute(params![run.id, run.owner, run.task, run.job, number(run.at_ms)])? == 0 {
-                return Ok(Accepted::NameTaken);
-            }
-            if let Some((name, body)) = run.promise {
-                let promise = "INSERT OR REPLACE INTO gateway_promise VALUES (?, ?, ?, ?, ?)";
-                transaction
-                    .execute(promise, params![run.owner, name, &body[..], run.id, number(run.at_ms)])?;
-            }
-            Ok(Accepted::New)
-        })
+        self.runs.write(|transaction| accept(transaction, run, room))
     }
 
     /// Writes down how a run ended. What is final stays as it is.
     pub fn finish(&self, id: &str, status: &str, result: &str) -> Result<(), DatabaseError> {
-        self.runs.write(|transaction| {
-            transaction
-                .prepare_cached(
-                    "UPDATE gateway_run SET status = ?2, result = ?3, is_final = 1 WHERE id = ?1 AND is_final = 0",
-                )?
-                .execute([id, status, result])?;
-            Ok(())
-        })
+        self.runs.write(|transaction| finish(transaction, id, status, result))
+    }
+
+    /// Writes all that this does, or nothing of it.
+    pub fn together<T>(
+        &self,
+        work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError>,
+    ) -> Result<T, DatabaseError> {
+        self.runs.together(|transaction| work(&Writing { transaction, database: &self.runs }))
     }
 
     /// The run of that identifier.
     pub fn run(&self, id: &str) -> Result<Option<RunRow>, DatabaseError> {
-        self.runs.read(|connection| {
+        self.reading.read(|connection| {
             connection
                 .prepare_cached(&format!("SELECT {RUN} FROM gateway_run WHERE id = ?"))?
                 .query_row([id], run_row)
@@ -186,7 +191,7 @@ impl Served {
 
     /// Runs, the newest first, without what came of them.
     pub fn list(&self, filter: &RunFilter) -> Result<Vec<RunRow>, DatabaseError> {
-        self.keys.read(|connection| {
+        self.reading.read(|connection| {
             let mut rows = connection.prepare_cached(
                 "SELECT n, id, owner, task, job, status, accepted_ms, NULL AS result FROM gateway_run
                  WHERE (?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR status = ?2) AND (?3 IS NULL OR task = ?3)
@@ -220,6 +225,48 @@ impl Served {
             )
         })
     }
+}
+
+impl Writing<'_> {
+    /// As [`Served::accept`].
+    pub fn accept(&self, run: &NewRun<'_>, room: bool) -> Result<Accepted, DatabaseError> {
+        accept(self.transaction, run, room).map_err(|source| self.database.failed(source))
+    }
+
+    /// As [`Served::finish`].
+    pub fn finish(&self, id: &str, status: &str, result: &str) -> Result<(), DatabaseError> {
+        finish(self.transaction, id, status, result).map_err(|source| self.database.failed(source))
+    }
+}
+
+fn accept(transaction: &Transaction<'_>, run: &NewRun<'_>, room: bool) -> rusqlite::Result<Accepted> {
+    if let Some((name, body)) = run.promise
+        && let Some(before) = promised(transaction, run, name, body)?
+    {
+        return Ok(before);
+    }
+    if !room {
+        return Ok(Accepted::Full);
+    }
+    let mut add = transaction.prepare_cached(
+        "INSERT OR IGNORE INTO gateway_run (id, owner, task, job, status, is_final, accepted_ms)
+         VALUES (?, ?, ?, ?, 'running', 0, ?)",
+    )?;
+    if add.execute(params![run.id, run.owner, run.task, run.job, number(run.at_ms)])? == 0 {
+        return Ok(Accepted::NameTaken);
+    }
+    if let Some((name, body)) = run.promise {
+        let promise = "INSERT OR REPLACE INTO gateway_promise VALUES (?, ?, ?, ?, ?)";
+        transaction.execute(promise, params![run.owner, name, &body[..], run.id, number(run.at_ms)])?;
+    }
+    Ok(Accepted::New)
+}
+
+fn finish(transaction: &Transaction<'_>, id: &str, status: &str, result: &str) -> rusqlite::Result<()> {
+    let finish =
+        "UPDATE gateway_run SET status = ?2, result = ?3, is_final = 1 WHERE id = ?1 AND is_final = 0";
+    transaction.prepare_cached(finish)?.execute([id, status, result])?;
+    Ok(())
 }
 
 const RUN: &str = "n, id, owner, task, job, status, accepted_ms, result";

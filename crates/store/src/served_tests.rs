@@ -33,6 +33,33 @@ fn ids(served: &Served, filter: &RunFilter) -> Vec<String> {
 }
 
 #[test]
+fn keys_that_ended_long_ago_are_forgotten_but_not_those_of_admins() {
+    let folder = folder();
+    let served = Served::open(&folder.0).unwrap();
+    let row = |id: &str, scopes: &str, expires_ms, revoked_ms| KeyRow {
+        id: id.into(),
+        name: "n".into(),
+        hash: [1; 32],
+        scopes: scopes.into(),
+        created_ms: 1,
+        expires_ms,
+        revoked_ms,
+    };
+    let rows = [
+        row("a-good", "runs", None, None),
+        row("b-later", "runs", Some(100), None),
+        row("c-expired", "runs", Some(99), None),
+        row("d-revoked", "runs usage", None, Some(99)),
+        row("e-both", "runs", Some(200), Some(50)),
+        row("f-admin", "admin", None, Some(5)),
+    ];
+    assert!(rows.iter().all(|row| served.add_key(row).unwrap()));
+    assert_eq!(served.prune_keys(100).unwrap(), 3);
+    let left: Vec<_> = served.keys().unwrap().into_iter().map(|row| row.id).collect();
+    assert_eq!(left, ["a-good", "b-later", "f-admin"]);
+}
+
+#[test]
 fn a_key_is_found_until_the_end_and_says_when_it_was_revoked() {
     let folder = folder();
     let served = Served::open(&folder.0).unwrap();

@@ -132,3 +132,25 @@ fn what_is_not_a_request_is_refused() {
     );
     assert_eq!(server.ask(&server.admin, "PUT", "/v1/runs", &[], &json!({})).status, 405);
 }
+
+#[test]
+fn headers_beyond_what_is_documented_are_refused() {
+    let server = Server::new();
+    let with = |size: usize| {
+        let long = "x".repeat(size / 4);
+        let headers = ["a", "b", "c", "d"].map(|name| (name, long.as_str()));
+        server.ask(&server.admin, "GET", "/v1/runs", &headers, &json!(null)).status
+    };
+    assert_eq!((with(30_000), with(34_000), with(100_000)), (200, 431, 431));
+}
+
+#[test]
+fn who_may_not_ask_is_told_before_his_body_is_read() {
+    let server = Server::new();
+    let key = server.key(&["usage"]);
+    let host = server.client.host();
+    let head = format!(
+        "POST /v1/runs HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: 9\r\n\r\n{{"
+    );
+    assert_eq!(server.client.open(head.as_bytes()).answer().status, 403);
+}

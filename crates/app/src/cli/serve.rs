@@ -13,7 +13,7 @@ use spec::{ErrorCode, Pool};
 use std::{
     fs, io,
     net::SocketAddr,
-    os::unix::fs::{FileTypeExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -238,8 +238,7 @@ fn listen(place: &Place, encrypted: bool) -> Result<(Listener, String), Failure>
         }
         Place::Unix(path) => {
             remove_dead(path)?;
-            let listener = UnixListener::bind(path)?;
-            fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+            let listener = bind_private(path)?;
             Ok((Listener::Unix(listener), format!("unix:{}", path.display())))
         }
     };
@@ -248,6 +247,24 @@ fn listen(place: &Place, encrypted: bool) -> Result<(Listener, String), Failure>
         message: format!("cannot listen on `{place}`: {error}"),
         hint: "choose another place with --listen; port 0 takes a free one".to_owned(),
     })
+}
+
+/// Nobody else can connect at any time: the socket gets its place once it has its mode.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let making = folder.join(format!(".airlock-{}", std::process::id()));
+    fs::DirBuilder::new().mode(0o700).create(&making)?;
+    let bound = || {
+        let listener = UnixListener::bind(making.join("s"))?;
+        fs::set_permissions(making.join("s"), fs::Permissions::from_mode(0o600))?;
+        // Unlike a rename this takes nobody's place.
+        fs::hard_link(making.join("s"), path)?;
+        Ok(listener)
+    };
+    let bound = bound();
+    _ = fs::remove_file(making.join("s"));
+    _ = fs::remove_dir(&making);
+    bound
 }
 
 /// A socket at which nobody listens any more is in the way.

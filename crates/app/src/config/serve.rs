@@ -22,7 +22,7 @@ pub(crate) struct Serve {
     pub(crate) bounds: Bounds,
 }
 
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "listen",
     "hosts",
     "folders",
@@ -30,6 +30,7 @@ const KEYS: [&str; 12] = [
     "connections",
     "body",
     "header_time",
+    "write_time",
     "runs_per_key",
     "runs",
     "keep_runs",
@@ -53,6 +54,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Serve, ConfigError> {
             "connections" => bounds.connections = section.count(key, value)? as usize,
             "body" => bounds.body = section.quantity::<Size>(key, value)?.0 as usize,
             "header_time" => bounds.header_time = section.quantity::<Time>(key, value)?.0,
+            "write_time" => bounds.write_time = section.quantity::<Time>(key, value)?.0,
             "runs_per_key" => bounds.runs_per_key = section.count(key, value)? as usize,
             "runs" => bounds.runs = section.count(key, value)? as usize,
             "keep_runs" => bounds.keep_runs = section.count(key, value)?,
@@ -84,13 +86,14 @@ mod tests {
     fn every_key_reaches_its_field_and_a_mistake_is_named() {
         let said = read(
             "listen = \"127.0.0.1:1\"\nhosts = [\"a\"]\nfolders = [\"/srv\"]\nprofiles = [\"agent\"]\nconnections = 2\nbody = \"1M\"\n\
-             header_time = \"3s\"\nruns_per_key = 4\nruns = 5\nkeep_runs = 6\nkeep_for = \"7s\"\ngrace = \"8s\"",
+             header_time = \"3s\"\nwrite_time = \"9s\"\nruns_per_key = 4\nruns = 5\nkeep_runs = 6\nkeep_for = \"7s\"\ngrace = \"8s\"",
         );
         let seconds = std::time::Duration::from_secs;
         let bounds = Bounds {
             connections: 2,
             body: 1 << 20,
             header_time: seconds(3),
+            write_time: seconds(9),
             runs_per_key: 4,
             runs: 5,
             keep_runs: 6,

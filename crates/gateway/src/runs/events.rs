@@ -53,8 +53,8 @@ impl FromStr for Seen {
 
 /// What happens in a run, as it happens
 ///
-/// `started`, `output` (stream, offset, and text or base64), `denied`, and at the end `finished` with the result. Send the
-/// last id as `Last-Event-ID` to read on. An offset that is larger than expected says that what lies between is forgotten.
+/// `started`, `output` (stream, offset, and text or base64), `denied`, `gap` (stream, from, to) for output that is
+/// forgotten, and at the end `finished` with the result. Send the last id as `Last-Event-ID` to read on.
 #[utoipa::path(get, path = "/v1/runs/{id}/events", tag = "runs",
     params(("id" = String, Path,), ("Last-Event-ID" = Option<String>, Header, description = "The last one seen")),
     responses(
@@ -66,11 +66,11 @@ pub(crate) async fn events(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    of(&gateway, row(&gateway, &caller, &id)?, &headers)
+    of(&gateway, row(&gateway, &caller, &id).await?, &headers).await
 }
 
 /// The events of a run that the caller may see, behind the last one that he saw.
-pub(super) fn of(gateway: &Gateway, row: RunRow, headers: &HeaderMap) -> Answer<Response> {
+pub(super) async fn of(gateway: &Gateway, row: RunRow, headers: &HeaderMap) -> Answer<Response> {
     let id = row.id;
     let seen = match headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default()) {
         None | Some("") => Seen::default(),
@@ -86,7 +86,10 @@ pub(super) fn of(gateway: &Gateway, row: RunRow, headers: &HeaderMap) -> Answer<
         }
         // It may have ended since, and is then asked for again.
         None => {
-            let result = row.result.or(gateway.served().run(&id)?.and_then(|row| row.result));
+            let result = match row.result {
+                Some(result) => Some(result),
+                None => gateway.look_up(move |served| served.run(&id)).await?.and_then(|row| row.result),
+            };
             drop(tokio::spawn(replay(result.unwrap_or_default(), seen, sender)));
         }
     }
@@ -199,6 +202,12 @@ async fn pass_on(live: &Live, reader: &mut Reader, stream: Stream, ended: bool) 
             }
             _ => piece.bytes.len(),
         };
+        let (index, name) = place(stream);
+        let from = reader.seen.streams[index];
+        if piece.from > from {
+            reader.seen.streams[index] = piece.from;
+            reader.send("gap", &json!({ "stream": name, "from": from, "to": piece.from })).await?;
+        }
         if whole == 0 {
             return Ok(());
         }
@@ -231,6 +240,11 @@ async fn all(result: &str, mut reader: Reader) -> Result<(), Gone> {
         let rest = usize::try_from(from).ok().and_then(|from| bytes.get(from..)).unwrap_or_default();
         if !rest.is_empty() {
             reader.output(stream, from, rest).await?;
+        }
+        if told["truncated"][name].as_bool() == Some(true) {
+            // How much more there was is not kept.
+            let from = reader.seen.streams[index];
+            reader.send("gap", &json!({ "stream": name, "from": from, "to": null })).await?;
         }
     }
     reader.finish(result.as_bytes()).await

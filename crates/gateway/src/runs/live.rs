@@ -6,7 +6,7 @@
 //! ```
 
 use super::hold::Held;
-use crate::{Gateway, Problem, problem::Answer};
+use crate::{Bounds, Gateway, Problem, problem::Answer};
 use bytes::Bytes;
 use engine::{Feed, Run};
 use http::StatusCode;
@@ -18,7 +18,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use store::served::{Accepted, NewRun};
+use store::served::{Accepted, NewRun, Writing};
 use tokio::sync::watch;
 
 /// What is kept of each stream for whoever reads events; beyond a little of it on the disk.
@@ -31,6 +31,10 @@ const LARGEST_KEPT: usize = 1 << 20;
 const MOST_RECENT: usize = 1024;
 const RECENT_BYTES: u64 = 64 << 20;
 const RECENT_TIME: Duration = Duration::from_secs(300);
+/// Output beyond which a result is put into words off the event loop.
+const LARGE: usize = 256 << 10;
+/// Between tries to write an end down.
+const PAUSES: [Duration; 6] = [Duration::from_millis(250); 6];
 /// Runs between two looks for what is too old.
 const PRUNED_EVERY: u64 = 256;
 
@@ -78,6 +82,17 @@ pub(crate) struct Ended {
     pub(crate) problem: Option<Problem>,
 }
 
+/// A run that is asked for.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) id: Id,
+    pub(crate) owner: String,
+    pub(crate) task: Option<Id>,
+    pub(crate) job: Option<Id>,
+    /// An idempotency key with the hash of the request that it stands for.
+    pub(crate) promise: Option<(String, [u8; 32])>,
+}
+
 /// What became of a request for a run.
 #[derive(Debug)]
 pub(crate) enum Taken {
@@ -92,37 +107,31 @@ impl Runs {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a run down and lists it, within bounds.
-    pub(crate) fn take(&self, gateway: &Gateway, id: &Id, run: &NewRun<'_>) -> Answer<Taken> {
-        // Held while it is written: nobody learns of a run that cannot be found here yet.
+    /// Whether there is room for one more of this key.
+    fn room(&self, owner: &str, bounds: &Bounds) -> bool {
+        let lists = self.lists();
+        let own = lists.live.values().filter(|live| live.owner == owner).count();
+        own < bounds.runs_per_key && lists.live.len() < bounds.runs
+    }
+
+    /// Lists a run.
+    fn add(&self, live: &Arc<Live>) {
+        self.lists().live.insert(live.id.to_string(), live.clone());
+    }
+
+    /// Takes one back that could not be written down.
+    fn remove(&self, live: &Arc<Live>) {
         let mut lists = self.lists();
-        let own = lists.live.values().filter(|live| live.owner == run.owner).count();
-        let bounds = gateway.bounds();
-        let room = own < bounds.runs_per_key && lists.live.len() < bounds.runs;
-        match gateway.served().accept(run, room)? {
-            Accepted::Full => return Err(too_many()),
-            Accepted::Before(id) => return Ok(Taken::Before(id)),
-            Accepted::OtherRequest => {
-                return Err(Problem::new(
-                    StatusCode::UNPROCESSABLE_ENTITY,
-                    "invalid_spec",
-                    "this Idempotency-Key was used with another body",
-                    Some("use a new key for a new request".to_owned()),
-                ));
-            }
-            Accepted::NameTaken => {
-                let title = format!("there is a run called `{id}`");
-                return Err(Problem::conflict(title, "choose another run_id, or leave it away"));
-            }
-            Accepted::New => {}
+        if lists.live.get(live.id.as_str()).is_some_and(|listed| Arc::ptr_eq(listed, live)) {
+            lists.live.remove(live.id.as_str());
         }
-        let live = Arc::new(Live::new(id.clone(), run.owner, gateway.state()));
-        lists.live.insert(id.to_string(), live.clone());
+    }
+
+    /// Counts one; whether it is time to forget old ones.
+    fn is_time_to_prune(&self) -> bool {
+        let mut lists = self.lists();
         lists.accepted += 1;
-        if lists.accepted % PRUNED_EVERY == 1 {
-            prune(gateway);
-        }
-        Ok(Taken::New(live))
+        lists.accepted % PRUNED_EVERY == 1
     }
 
     /// The run of that name, if it is under way or has just ended.
@@ -158,6 +167,62 @@ impl Runs {
     pub(crate) fn count(&self) -> usize {
         self.lists().live.len()
     }
+}
+
+/// Writes a run down and lists it, within bounds.
+pub(crate) async fn take(gateway: &Gateway, asked: Asked) -> Answer<Taken> {
+    let live = Arc::new(Live::new(asked.id.clone(), &asked.owner, gateway.state()));
+    let (listed, of) = (live.clone(), gateway.clone());
+    let accepted = gateway.writer().write(move |writing| list(&of, writing, &asked, &listed)).await;
+    match accepted {
+        Ok(Accepted::New) => {}
+        Ok(Accepted::Full) => return Err(too_many()),
+        Ok(Accepted::Before(id)) => return Ok(Taken::Before(id)),
+        Ok(Accepted::OtherRequest) => {
+            return Err(Problem::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "invalid_spec",
+                "this Idempotency-Key was used with another body",
+                Some("use a new key for a new request".to_owned()),
+            ));
+        }
+        Ok(Accepted::NameTaken) => {
+            let title = format!("there is a run called `{}`", live.id);
+            return Err(Problem::conflict(title, "choose another run_id, or leave it away"));
+        }
+        Err(problem) => {
+            gateway.runs().remove(&live);
+            return Err(problem);
+        }
+    }
+    if gateway.runs().is_time_to_prune() {
+        let gateway = gateway.clone();
+        tokio::task::spawn_blocking(move || prune(&gateway));
+    }
+    Ok(Taken::New(live))
+}
+
+/// One after the other, by the thread that writes; and before it is committed: nobody learns of a run that cannot be
+/// found here yet.
+fn list(
+    gateway: &Gateway,
+    writing: &Writing<'_>,
+    asked: &Asked,
+    live: &Arc<Live>,
+) -> Result<Accepted, store::DatabaseError> {
+    let new = NewRun {
+        id: asked.id.as_str(),
+        owner: &asked.owner,
+        task: asked.task.as_ref().map(|task| task.as_str()),
+        job: asked.job.as_ref().map(|job| job.as_str()),
+        at_ms: engine::now().0,
+        promise: asked.promise.as_ref().map(|(name, body)| (name.as_str(), *body)),
+    };
+    let accepted = writing.accept(&new, gateway.runs().room(&asked.owner, gateway.bounds()))?;
+    if accepted == Accepted::New {
+        gateway.runs().add(live);
+    }
+    Ok(accepted)
 }
 
 fn prune(gateway: &Gateway) {
@@ -245,7 +310,7 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     let took = Duration::from_millis(result.duration_ms);
     gateway.metrics().running.dec();
     gateway.metrics().run(result.status.name(), took, live.feed.lengths().iter().sum());
-    conclude(&gateway, &live, result);
+    conclude(&gateway, &live, result).await;
 }
 
 fn note(live: &Live, event: Event) {
@@ -259,15 +324,27 @@ fn note(live: &Live, event: Event) {
 }
 
 /// Writes the end down, then tells of it: what was told is never taken back.
-pub(crate) fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
+pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
     let status = result.status;
     let problem = problem_of(&result);
-    let (whole, kept) = texts(result);
-    if let Err(error) = gateway.served().finish(live.id.as_str(), status.name(), &kept) {
-        // The next start of the server will find it without an end, and say `lost`.
-        crate::say(format_args!("airlock: {error}"));
+    let (whole, kept) = match result.stdout.len() + result.stderr.len() > LARGE {
+        // The text of megabytes takes its time, and others wait for the loop.
+        true => tokio::task::spawn_blocking(move || texts(result)).await.unwrap_or_default(),
+        false => texts(result),
+    };
+    for pause in PAUSES {
+        let (id, kept) = (live.id.clone(), kept.clone());
+        let finish = move |writing: &Writing<'_>| {
+            // It was text a moment ago.
+            writing.finish(id.as_str(), status.name(), &String::from_utf8_lossy(&kept))
+        };
+        // If it cannot be written at all, the next start of the server will find it without an end, and say `lost`.
+        match gateway.writer().write(finish).await {
+            Ok(()) => break,
+            Err(_) => tokio::time::sleep(pause).await,
+        }
     }
-    let ended = Arc::new(Ended { whole: whole.into(), kept: kept.into(), problem });
+    let ended = Arc::new(Ended { whole, kept, problem });
     live.feed.end();
     live.progress.send_modify(|progress| progress.ended = Some(ended));
     gateway.runs().retire(live, live.size());
@@ -307,8 +384,8 @@ impl Unstarted {
 }
 
 /// The result as it is answered, and as it is kept.
-fn texts(result: RunResult) -> (String, String) {
-    let whole = text(&result);
+fn texts(result: RunResult) -> (Bytes, Bytes) {
+    let whole = Bytes::from(text(&result));
     let fits = result.stdout.len() <= KEPT_BYTES && result.stderr.len() <= KEPT_BYTES;
     if fits && whole.len() <= LARGEST_KEPT {
         let kept = whole.clone();
@@ -324,7 +401,7 @@ fn texts(result: RunResult) -> (String, String) {
         less.notes = vec!["the result was too large to be kept whole".to_owned()];
         less.artifacts.truncate(1000);
     }
-    (whole, text(&less))
+    (whole, text(&less).into())
 }
 
 /// The beginning; a character is not cut in two.
@@ -381,7 +458,7 @@ mod tests {
         assert_eq!(whole, kept);
         let (whole, kept) = texts(result("ä".repeat(KEPT_BYTES).into_bytes()));
         assert!(whole.len() > 2 * KEPT_BYTES && kept.len() < KEPT_BYTES + 4096);
-        let kept: serde_json::Value = serde_json::from_str(&kept).unwrap();
+        let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap();
         assert_eq!(kept["truncated"]["stdout"], true);
         assert_eq!(kept["stdout"].as_str().unwrap().len(), KEPT_BYTES);
     }

@@ -10,8 +10,12 @@ use engine::Exec;
 use http::StatusCode;
 use http_body_util::BodyExt;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// Somebody types by hand; a connection on which nothing comes for longer is given back.
+const LONGEST_SILENCE: Duration = Duration::from_secs(600);
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new().routes(routes!(stdin)).routes(routes!(signal)).routes(routes!(resize))
@@ -64,15 +68,29 @@ async fn stdin(
 
 async fn copy(exec: &Exec, mut body: Body) -> Answer<u64> {
     let mut written = 0;
-    while let Some(frame) = body.frame().await {
+    loop {
+        let frame = tokio::select! {
+            frame = tokio::time::timeout(LONGEST_SILENCE, body.frame()) => frame.map_err(|_| silent(written))?,
+            // Nobody will read what still comes.
+            _ = exec.wait() => return Err(unread(written)),
+        };
+        let Some(frame) = frame else { break };
         let Ok(bytes) = frame.map_err(|_| cut(written))?.into_data() else { continue };
-        exec.write(&bytes).await.map_err(|_| {
-            let title = format!("the program does not read any more; {written} bytes were typed");
-            Problem::conflict(title, "look at what came of it with `GET …/exec/{exec}`")
-        })?;
+        exec.write(&bytes).await.map_err(|_| unread(written))?;
         written += bytes.len() as u64;
     }
     Ok(written)
+}
+
+fn unread(written: u64) -> Problem {
+    let title = format!("the program does not read any more; {written} bytes were typed");
+    Problem::conflict(title, "look at what came of it with `GET …/exec/{exec}`")
+}
+
+fn silent(written: u64) -> Problem {
+    let title = format!("nothing was sent for {} seconds", LONGEST_SILENCE.as_secs());
+    let hint = format!("{written} bytes were typed; type the rest with another request");
+    Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", title, Some(hint))
 }
 
 fn cut(written: u64) -> Problem {

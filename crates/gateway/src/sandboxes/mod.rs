@@ -17,6 +17,7 @@ mod registry;
 mod wire;
 
 pub(crate) use body::parsed;
+pub(crate) use pty::Viewers;
 pub(crate) use registry::Sandboxes;
 
 use crate::Gateway;

@@ -10,7 +10,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use engine::{Exec, Session};
+use engine::{Exec, Piece, Session};
 use http::header::CONTENT_TYPE;
 use serde::Deserialize;
 use spec::Stream;
@@ -81,10 +81,29 @@ async fn piece(exec: &Exec, part: &Part) -> Answer<Response> {
     let _ = tokio::time::timeout(Duration::from_secs_f64(part.wait), longer(exec, stream, part.offset)).await;
     let complete = exec.result().is_some();
     let total = exec.output().lengths()[index(stream)];
-    let piece = exec.output().read(stream, part.offset.min(total), most as usize);
+    let piece = read(exec, stream, part.offset.min(total), most as usize).await;
     let next = piece.from + piece.bytes.len() as u64;
     let headers = place(exec, piece.from, next, total, complete && next == total);
     Ok((headers, piece.bytes).into_response())
+}
+
+/// What there is, read piece by piece off the event loop: most of it lies on the disk.
+async fn read(exec: &Exec, stream: Stream, from: u64, most: usize) -> Piece {
+    let exec = exec.clone();
+    let all = move || {
+        let mut all = exec.output().read(stream, from, most);
+        while all.bytes.len() < most {
+            let next = all.from + all.bytes.len() as u64;
+            let more = exec.output().read(stream, next, most - all.bytes.len());
+            // What was forgotten meanwhile ends the piece; the next one begins behind it.
+            if more.bytes.is_empty() || more.from != next {
+                break;
+            }
+            all.bytes.extend(more.bytes);
+        }
+        all
+    };
+    tokio::task::spawn_blocking(all).await.unwrap_or(Piece { from, bytes: Vec::new() })
 }
 
 /// Waits until a stream is longer than this, or nothing more will come.

@@ -9,28 +9,48 @@ use super::{
     files::decoded,
     wire::{ExecState, Order, SignalName, Size},
 };
-use crate::{Caller, Gateway, Problem, path::Path, problem::Answer};
+use crate::{Caller, Gateway, Problem, gate::Place, path::Path, problem::Answer};
 use axum::{
+    Extension,
     extract::{
         State,
-        ws::{Message, WebSocket, WebSocketUpgrade, rejection::WebSocketUpgradeRejection},
+        ws::{
+            CloseFrame, Message, WebSocket, WebSocketUpgrade,
+            close_code::{AGAIN, POLICY},
+            rejection::WebSocketUpgradeRejection,
+        },
     },
     response::Response,
 };
 use bytes::Bytes;
 use engine::{Exec, Session};
-use http::Uri;
+use http::{StatusCode, Uri};
 use serde::{Deserialize, Serialize};
 use spec::{ExecRequest, Stream};
-use std::{ffi::OsString, os::unix::ffi::OsStringExt, time::Duration};
-use tokio::{sync::mpsc, time::Instant};
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    os::unix::ffi::OsStringExt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    task::AbortHandle,
+    time::Instant,
+};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// What one message may carry.
 const LARGEST_MESSAGE: usize = 256 << 10;
 const SHOWN_AT_ONCE: usize = 32 << 10;
-/// Messages that wait while the program does not read.
-const ROOM: usize = 16;
+/// What may wait while the program does not read, how much of it is typed at a time, and how long more waits for room
+/// before the socket is closed: until then nothing else is heard.
+const ROOM: usize = 1 << 20;
+const TYPED_AT_ONCE: usize = 4 << 10;
+const STUCK: Duration = Duration::from_secs(10);
+/// Sockets of one sandbox.
+const MOST_VIEWERS: usize = 16;
 /// So often it is asked whether anybody is there, and after so long without any word nobody is.
 const PING: Duration = Duration::from_secs(20);
 const SILENCE: Duration = Duration::from_secs(60);
@@ -73,12 +93,14 @@ async fn pty(
     caller: Caller,
     Path(id): Path<String>,
     uri: Uri,
+    place: Option<Extension<Place>>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
     let view = view(uri.query().unwrap_or_default())?;
     let upgrade =
         upgrade.map_err(|error| Problem::invalid("this route speaks WebSocket only", error.body_text()))?;
+    let viewing = gateway.viewers().admit(&id)?;
     let exec = match &view.exec {
         Some(exec) => session.find_exec(exec).ok_or_else(|| Problem::not_found("program"))?,
         None => exec::begin(session.clone(), order(&view)?).await?,
@@ -91,10 +113,12 @@ async fn pty(
     }
     let upgrade = upgrade.max_message_size(LARGEST_MESSAGE).max_frame_size(LARGEST_MESSAGE);
     Ok(upgrade.on_upgrade(move |socket| async move {
-        Viewer::new(socket, session, exec.clone()).serve(view.offset).await;
+        let over = caller.validity.over();
+        Viewer::new(socket, session, exec.clone()).serve(view.offset, over).await;
         if view.kill {
             exec.stop(Duration::ZERO).await;
         }
+        drop((viewing, place));
     }))
 }
 
@@ -170,25 +194,86 @@ struct Viewer {
     session: Session,
     exec: Exec,
     /// To the task that types, which may have to wait for the program.
-    typing: mpsc::Sender<Bytes>,
+    typing: mpsc::UnboundedSender<(Bytes, OwnedSemaphorePermit)>,
+    typist: AbortHandle,
+    room: Arc<Semaphore>,
+    /// What was typed and finds no room yet.
+    waiting: Option<(Bytes, Instant)>,
     heard: Instant,
 }
 
-/// The socket is closed, or as good as.
-struct Closed;
+/// Why a socket is closed.
+enum Closed {
+    /// The other side did it, or is as good as gone.
+    Gone,
+    /// The program does not read what is typed.
+    Unread,
+}
+
+/// How many look at each sandbox.
+#[derive(Debug, Default)]
+pub(crate) struct Viewers(Arc<Mutex<HashMap<String, usize>>>);
+
+/// One of them, until it is dropped.
+struct Viewing {
+    all: Arc<Mutex<HashMap<String, usize>>>,
+    sandbox: String,
+}
+
+impl Viewers {
+    fn admit(&self, sandbox: &str) -> Answer<Viewing> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = all.entry(sandbox.to_owned()).or_default();
+        if *count >= MOST_VIEWERS {
+            let (title, hint) = ("too many terminals of this sandbox are open", "close one, or try later");
+            return Err(Problem::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "quota_exceeded",
+                title,
+                Some(hint.into()),
+            ));
+        }
+        *count += 1;
+        Ok(Viewing { all: self.0.clone(), sandbox: sandbox.to_owned() })
+    }
+}
+
+impl Drop for Viewing {
+    fn drop(&mut self) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = all.get_mut(&self.sandbox) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.sandbox);
+            }
+        }
+    }
+}
 
 impl Viewer {
     fn new(socket: WebSocket, session: Session, exec: Exec) -> Viewer {
-        let (typing, typed) = mpsc::channel(ROOM);
-        tokio::spawn(type_in(exec.clone(), typed));
-        Viewer { socket, session, exec, typing, heard: Instant::now() }
+        let (typing, typed) = mpsc::unbounded_channel();
+        let typist = tokio::spawn(type_in(exec.clone(), typed)).abort_handle();
+        let room = Arc::new(Semaphore::new(ROOM));
+        Viewer { socket, session, exec, typing, typist, room, waiting: None, heard: Instant::now() }
     }
 
-    async fn serve(mut self, offset: u64) {
-        if self.talk(offset).await.is_ok() {
-            // A proper goodbye; the other side answers it, or does not.
-            let _ = tokio::time::timeout(SILENCE, self.socket.send(Message::Close(None))).await;
-        }
+    async fn serve(mut self, offset: u64, over: impl Future<Output = ()>) {
+        let goodbye = tokio::select! {
+            talked = self.talk(offset) => match talked {
+                Ok(()) => None,
+                Err(Closed::Gone) => return,
+                Err(Closed::Unread) => Some((AGAIN, "the program does not read what is typed")),
+            },
+            () = over => {
+                // What was typed and not read yet is not typed any more.
+                self.typist.abort();
+                Some((POLICY, "the key has ended"))
+            }
+        };
+        let why = goodbye.map(|(code, reason)| CloseFrame { code, reason: reason.into() });
+        // A proper goodbye; the other side answers it, or does not.
+        let _ = tokio::time::timeout(SILENCE, self.socket.send(Message::Close(why))).await;
     }
 
     async fn talk(&mut self, offset: u64) -> Result<(), Closed> {
@@ -198,7 +283,6 @@ impl Viewer {
         let mut cursor = Cursor::new(exec.output(), [offset, 0], &[Stream::Stdout], SHOWN_AT_ONCE);
         let mut ping = tokio::time::interval(PING);
         loop {
-            let typing = self.typing.clone();
             tokio::select! {
                 next = cursor.next() => match next {
                     Next::Piece(_, _, bytes) => self.send(Message::Binary(bytes.into())).await?,
@@ -208,13 +292,10 @@ impl Viewer {
                     }
                     Next::End => break,
                 },
-                // While what was typed waits for the program, nothing more is read from the socket.
-                message = async { (typing.reserve_owned().await, self.socket.recv().await) } => {
-                    self.hear(message).await?;
-                }
+                heard = listen(&self.room, &self.waiting, &mut self.socket) => self.hear(heard?).await?,
                 _ = ping.tick() => {
                     if self.heard.elapsed() > SILENCE {
-                        return Err(Closed);
+                        return Err(Closed::Gone);
                     }
                     self.send(Message::Ping(Bytes::new())).await?;
                 }
@@ -224,16 +305,22 @@ impl Viewer {
         self.tell(&Told::Exited(Box::new(ExecState::brief(&exec)))).await
     }
 
-    async fn hear(&mut self, (permit, message): Heard) -> Result<(), Closed> {
-        let message = message.and_then(Result::ok).ok_or(Closed)?;
+    async fn hear(&mut self, heard: Heard) -> Result<(), Closed> {
         self.heard = Instant::now();
         self.session.touch();
+        let message = match heard {
+            Heard::Room(permit) => {
+                if let Some((bytes, _)) = self.waiting.take() {
+                    // A program that reads no more has ended, which is about to be told.
+                    _ = self.typing.send((bytes, permit));
+                }
+                return Ok(());
+            }
+            Heard::Message(message) => message,
+        };
         match message {
             Message::Binary(bytes) => {
-                // Without a permit the program reads no more; its end is about to be told.
-                if let Ok(permit) = permit {
-                    permit.send(bytes);
-                }
+                self.waiting = Some((bytes, Instant::now() + STUCK));
                 Ok(())
             }
             Message::Text(text) => match self.control(text.as_str()) {
@@ -241,7 +328,7 @@ impl Viewer {
                 Err(problem) => self.tell(&Told::Error(problem)).await,
             },
             Message::Ping(_) | Message::Pong(_) => Ok(()),
-            Message::Close(_) => Err(Closed),
+            Message::Close(_) => Err(Closed::Gone),
         }
     }
 
@@ -258,7 +345,7 @@ impl Viewer {
     }
 
     async fn tell(&mut self, told: &Told<'_>) -> Result<(), Closed> {
-        let text = serde_json::to_string(told).map_err(|_| Closed)?;
+        let text = serde_json::to_string(told).map_err(|_| Closed::Gone)?;
         self.send(Message::Text(text.into())).await
     }
 
@@ -266,18 +353,44 @@ impl Viewer {
     async fn send(&mut self, message: Message) -> Result<(), Closed> {
         match tokio::time::timeout(SILENCE, self.socket.send(message)).await {
             Ok(Ok(())) => Ok(()),
-            _ => Err(Closed),
+            _ => Err(Closed::Gone),
         }
     }
 }
 
-type Heard =
-    (Result<mpsc::OwnedPermit<Bytes>, mpsc::error::SendError<()>>, Option<Result<Message, axum::Error>>);
+/// What there is for a viewer's task to do.
+enum Heard {
+    Message(Message),
+    /// For what waits to be typed.
+    Room(OwnedSemaphorePermit),
+}
 
-async fn type_in(exec: Exec, mut typed: mpsc::Receiver<Bytes>) {
-    while let Some(bytes) = typed.recv().await {
-        if exec.write(&bytes).await.is_err() {
-            return;
+/// The next message; while something that was typed finds no room, that room.
+async fn listen(
+    room: &Arc<Semaphore>,
+    waiting: &Option<(Bytes, Instant)>,
+    socket: &mut WebSocket,
+) -> Result<Heard, Closed> {
+    let Some((bytes, until)) = waiting else {
+        let message = socket.recv().await.and_then(Result::ok);
+        return message.map(Heard::Message).ok_or(Closed::Gone);
+    };
+    // A message is smaller than the room.
+    let permit = room.clone().acquire_many_owned(bytes.len() as u32);
+    match tokio::time::timeout_at(*until, permit).await {
+        Ok(Ok(permit)) => Ok(Heard::Room(permit)),
+        Ok(Err(_)) => Err(Closed::Gone),
+        Err(_) => Err(Closed::Unread),
+    }
+}
+
+async fn type_in(exec: Exec, mut typed: mpsc::UnboundedReceiver<(Bytes, OwnedSemaphorePermit)>) {
+    while let Some((bytes, mut permit)) = typed.recv().await {
+        for part in bytes.chunks(TYPED_AT_ONCE) {
+            if exec.write(part).await.is_err() {
+                return;
+            }
+            drop(permit.split(part.len()));
         }
     }
 }

@@ -13,7 +13,8 @@ use tokio::{
 
 /// A gateway in which everybody has this key.
 async fn serve(gateway: &Gateway, key: &str, scopes: &[Scope]) -> std::net::SocketAddr {
-    let caller = Caller { key: key.to_owned(), scopes: scopes.to_vec() };
+    let validity = crate::validity::InUse::default().watch(key);
+    let caller = Caller { key: key.to_owned(), scopes: scopes.to_vec(), validity };
     let (router, _) = routes().split_for_parts();
     let router: Router = router.layer(Extension(caller)).with_state(gateway.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,0 +1,226 @@
+//! What ends an open stream: the end of its key, a peer that takes nothing, a program that has ended.
+
+use gateway_tests::{
+    Server, Stream,
+    socket::{Frame, Socket},
+};
+use serde_json::{Value, json};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
+
+/// A key for sandboxes, and one of its own.
+fn sandbox(server: &Server) -> (String, String) {
+    let key = server.key(&["sandboxes", "runs"]);
+    let made = server.ask(&key, "POST", "/v1/sandboxes", &[], &json!({}));
+    assert_eq!(made.status, 201, "{}", made.text());
+    (key, format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("its name")))
+}
+
+/// A program that goes on.
+fn sleeper(server: &Server, key: &str, sandbox: &str) -> String {
+    let order = json!({ "command": ["sleep", "600"], "background": true, "open_stdin": true });
+    let exec = server.ask(key, "POST", &format!("{sandbox}/exec"), &[], &order);
+    assert_eq!(exec.status, 201, "{}", exec.text());
+    format!("{sandbox}/exec/{}", exec.json()["exec_id"].as_str().expect("its name"))
+}
+
+fn terminal(server: &Server, key: &str, sandbox: &str) -> Socket {
+    let bearer = format!("Bearer {key}");
+    Socket::open(&server.client, &format!("{sandbox}/pty"), &[("authorization", &bearer)]).expect("a socket")
+}
+
+fn open(server: &Server, key: &str, method: &str, path: &str, body: &Value) -> Stream {
+    server.client.open(&server.request(key, method, path, &[], body))
+}
+
+/// Opens all kinds of streams, ends the key, and sees them end.
+fn ends_with_its_key(revoke: impl Fn(&Server, &str)) {
+    let server = Server::new();
+    let (key, sandbox) = sandbox(&server);
+    let exec = sleeper(&server, &key, &sandbox);
+    let mut terminal = terminal(&server, &key, &sandbox);
+    terminal.keys(b"echo a$((1+1))b\n");
+    terminal.until("a2b");
+    let mut events = open(&server, &key, "GET", &format!("{exec}/events"), &json!(null));
+    assert_eq!(events.head().expect("an answer").0, 200);
+    let mut logs = open(&server, &key, "GET", &format!("{sandbox}/logs?follow=true"), &json!(null));
+    assert_eq!(logs.head().expect("an answer").0, 200);
+    let mut waiting = open(&server, &key, "GET", &format!("{exec}/output?wait=60"), &json!(null));
+    let mut run = open(&server, &key, "POST", "/v1/runs", &json!({ "command": ["sleep", "60"] }));
+    let host = server.client.host();
+    let head = format!(
+        "POST {exec}/stdin HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: 9\r\n\r\nx"
+    );
+    let mut typing = server.client.open(head.as_bytes());
+    let begun = Instant::now();
+    revoke(&server, &key[4..20]);
+    loop {
+        match terminal.frame() {
+            Some(Frame::Close) | None => break,
+            Some(_) => terminal.keys(b"true\n"),
+        }
+    }
+    while events.read() {}
+    while logs.read() {}
+    for stream in [&mut waiting, &mut run, &mut typing] {
+        assert_eq!(stream.answer().status, 401);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
+    assert_eq!(server.get(&exec).json()["status"], "running", "the program itself goes on");
+}
+
+#[test]
+fn a_key_that_is_revoked_takes_its_open_streams_with_it() {
+    ends_with_its_key(|server, id| assert_eq!(server.delete(&format!("/v1/keys/{id}")).status, 204));
+}
+
+#[test]
+fn a_key_that_another_process_revokes_takes_its_open_streams_with_it() {
+    ends_with_its_key(|server, id| {
+        let state = server.folder.at("state");
+        let mut command = Command::new(cli::airlock());
+        command.args(["key", "revoke", id, "--state"]).arg(state);
+        assert!(command.env("HOME", &server.folder.0).output().expect("airlock runs").status.success());
+    });
+}
+
+#[test]
+fn whoever_takes_nothing_of_what_he_is_sent_gives_his_connection_back() {
+    let server = Server::with("[serve]\nconnections = 6\nwrite_time = \"2s\"", &[]);
+    let asked = server.request("", "GET", "/openapi.json", &[], &json!(null));
+    assert_eq!(server.client.open(&asked).answer().status, 200, "the positive control");
+    let healthy = || server.ask("", "GET", "/healthz", &[], &json!(null)).status == 200;
+    server.until("room", healthy);
+    let hogs: Vec<_> = (0..6).map(|_| server.client.open(&asked.repeat(400))).collect();
+    server.until("a full server", || !healthy());
+    server.until("room again", healthy);
+    drop(hogs);
+}
+
+#[test]
+fn a_terminal_keeps_its_place_among_the_connections() {
+    let server = Server::with("[serve]\nconnections = 4", &[]);
+    let (key, sandbox) = sandbox(&server);
+    let status = || server.ask("", "GET", "/healthz", &[], &json!(null)).status;
+    let mut open = Vec::new();
+    while open.len() < 4 {
+        let bearer = format!("Bearer {key}");
+        // The connection before may not have been given back yet.
+        open.extend(Socket::open(&server.client, &format!("{sandbox}/pty"), &[("authorization", &bearer)]));
+    }
+    assert_ne!(status(), 200);
+    open.pop();
+    server.until("room", || status() == 200);
+}
+
+#[test]
+fn a_sandbox_has_sixteen_terminals_at_a_time() {
+    let server = Server::new();
+    let (key, sandbox) = sandbox(&server);
+    let _first = terminal(&server, &key, &sandbox);
+    let listed = server.ask(&key, "GET", &format!("{sandbox}/exec"), &[], &json!(null)).json();
+    let path = format!("{sandbox}/pty?exec={}", listed["execs"][0]["exec_id"].as_str().expect("its name"));
+    let bearer = format!("Bearer {key}");
+    let look = || Socket::open(&server.client, &path, &[("authorization", &bearer)]);
+    let mut open: Vec<_> = (1..16).map(|_| look().expect("a socket")).collect();
+    let another = || look().map(drop);
+    assert_eq!(another(), Err(429));
+    open.pop();
+    server.until("room", || another() == Ok(()));
+}
+
+#[test]
+fn a_terminal_that_is_closed_while_its_program_does_not_read_is_seen_at_once() {
+    let server = Server::new();
+    let (key, sandbox) = sandbox(&server);
+    let bearer = format!("Bearer {key}");
+    let path = format!("{sandbox}/pty?command=sleep&command=600&kill=true");
+    let mut socket = Socket::open(&server.client, &path, &[("authorization", &bearer)]).expect("a socket");
+    for _ in 0..40 {
+        socket.keys(&b"x\n".repeat(8192));
+    }
+    let running = || {
+        let listed = server.ask(&key, "GET", &format!("{sandbox}/exec"), &[], &json!(null)).json();
+        listed["execs"][0]["status"] == "running"
+    };
+    assert!(running());
+    drop(socket);
+    server.until("the end of the program", || !running());
+}
+
+#[test]
+fn typing_ends_with_the_program() {
+    let server = Server::new();
+    let (key, sandbox) = sandbox(&server);
+    let exec = sleeper(&server, &key, &sandbox);
+    let host = server.client.host();
+    let head = format!(
+        "POST {exec}/stdin HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: 9\r\n\r\nx"
+    );
+    let mut typing = server.client.open(head.as_bytes());
+    assert_eq!(server.delete(&exec).status, 200);
+    assert_eq!(typing.answer().status, 409);
+}
+
+#[test]
+fn a_piece_of_output_is_as_large_as_was_asked() {
+    let server = Server::new();
+    let (key, sandbox) = sandbox(&server);
+    let order = json!({ "command": ["head", "-c", "3000000", "/dev/zero"] });
+    let ended = server.ask(&key, "POST", &format!("{sandbox}/exec"), &[], &order);
+    assert_eq!(ended.status, 200, "{}", ended.text());
+    let exec = ended.json()["exec_id"].as_str().expect("its name").to_owned();
+    let path = format!("{sandbox}/exec/{exec}/output?limit=");
+    let length = |limit: u32| server.get(&format!("{path}{limit}")).body.len();
+    assert_eq!((length(2_000_000), length(4_000_000)), (2_000_000, 3_000_000));
+}
+
+#[test]
+fn a_run_that_only_the_database_knows_says_what_of_its_output_is_missing() {
+    let server = Server::new();
+    let run = |server: &Server, id: &str, bytes: &str| {
+        let order = json!({ "command": ["head", "-c", bytes, "/dev/zero"], "run_id": id });
+        assert_eq!(server.post("/v1/runs", &order).status, 200);
+    };
+    run(&server, "small", "1000");
+    run(&server, "large", "100000");
+    let server = server.restart(rustix::process::Signal::TERM, "");
+    let events = |id: &str| server.get(&format!("/v1/runs/{id}/events")).text();
+    assert!(!events("small").contains("event: gap") && events("small").contains("event: finished"));
+    let large = events("large");
+    let (gap, end) = (large.find("event: gap"), large.find("event: finished"));
+    assert!(gap.is_some() && gap < end, "{large}");
+    assert!(large.contains(r#"data: {"from":65536,"stream":"stdout","to":null}"#), "{large}");
+}
+
+#[test]
+fn a_database_that_another_process_keeps_stops_nobody_who_does_not_write() {
+    let server = Server::new();
+    let run = || server.post("/v1/runs", &json!({ "command": ["true"] })).status;
+    assert_eq!(run(), 200, "the positive control");
+    let keep = "import sqlite3, sys\nd = sqlite3.connect(sys.argv[1], isolation_level=None)\n\
+                d.execute('BEGIN IMMEDIATE')\nprint('kept', flush=True)\nsys.stdin.read()";
+    let mut keeper = Command::new("python3")
+        .args(["-c", keep])
+        .arg(server.folder.at("state/airlock.db"))
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("python3 runs");
+    let mut said = [0; 5];
+    std::io::Read::read_exact(keeper.stdout.as_mut().expect("ours"), &mut said).expect("it keeps it");
+    let order = json!({ "command": ["true"] });
+    let mut refused: Vec<_> =
+        (0..8).map(|_| open(&server, &server.admin, "POST", "/v1/runs", &order)).collect();
+    let begun = Instant::now();
+    assert_eq!(server.get("/healthz").status, 200);
+    assert_eq!(server.get("/v1/runs").status, 200);
+    assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
+    assert!(refused.iter_mut().all(|run| run.answer().status == 503));
+    assert!(begun.elapsed() < Duration::from_secs(8), "it took {:?}", begun.elapsed());
+    drop(keeper.stdin.take());
+    keeper.wait().expect("it ends");
+    assert_eq!(run(), 200);
+}
