@@ -161,7 +161,10 @@ pub fn put_input(
     });
     if put.is_err() {
         // The error before it is the one to tell.
-        _ = rights.act(|| Ok(draft.discard(&folder)));
+        _ = rights.act(|| {
+            draft.discard(&folder);
+            Ok(())
+        });
     }
     put
 }

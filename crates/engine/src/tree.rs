@@ -380,7 +380,10 @@ impl Drop for Upload {
     fn drop(&mut self) {
         if !self.published {
             // Nobody is left to be told.
-            _ = self.rights.act(|| Ok(self.draft.discard(&self.folder)));
+            _ = self.rights.act(|| {
+                self.draft.discard(&self.folder);
+                Ok(())
+            });
         }
     }
 }
