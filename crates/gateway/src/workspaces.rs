@@ -123,7 +123,7 @@ struct CommittedWorkspace {
 
 /// Show the workspaces whose changes are kept.
 #[utoipa::path(get, path = "/v1/workspaces", tag = "workspaces",
-    responses((status = 200, body = WorkspaceList), (status = "default", body = Problem)))]
+    responses((status = 200, body = WorkspaceList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn list_workspaces(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<WorkspaceList>> {
     caller.require(Scope::Sandboxes)?;
     let found = off_the_loop(&gateway, layers::list).await?;
@@ -140,7 +140,7 @@ async fn list_workspaces(State(gateway): State<Gateway>, caller: Caller) -> Answ
 /// Show what the program changed.
 #[utoipa::path(get, path = "/v1/workspaces/{id}/diff", tag = "workspaces",
     params(("id" = String, Path, description = "its run or session")),
-    responses((status = 200, body = WorkspaceDiff), (status = "default", body = Problem)))]
+    responses((status = 200, body = WorkspaceDiff), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn diff_workspace(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -161,7 +161,7 @@ async fn diff_workspace(
 #[utoipa::path(post, path = "/v1/workspaces/{id}/commit", tag = "workspaces",
     params(("id" = String, Path, description = "its run or session")),
     request_body(content = CommitWorkspace, content_type = "application/json"),
-    responses((status = 200, body = CommittedWorkspace), (status = "default", body = Problem)))]
+    responses((status = 200, body = CommittedWorkspace), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn commit_workspace(
     State(gateway): State<Gateway>,
     caller: Caller,
@@ -182,7 +182,7 @@ async fn commit_workspace(
 /// Drop the changes.
 #[utoipa::path(delete, path = "/v1/workspaces/{id}", tag = "workspaces",
     params(("id" = String, Path, description = "its run or session")),
-    responses((status = 204), (status = "default", body = Problem)))]
+    responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn discard_workspace(
     State(gateway): State<Gateway>,
     caller: Caller,
