@@ -14,8 +14,9 @@ fn is_problem(answer: &Answer, what: &str) {
 /// Every path of the description, with its methods.
 fn described(server: &Server) -> Vec<(String, Vec<String>)> {
     let document = server.ask("", "GET", "/openapi.json", &[], &Value::Null).json();
-    let paths = document["paths"].as_object().unwrap().iter();
-    let methods = |told: &Value| told.as_object().unwrap().keys().map(|name| name.to_uppercase()).collect();
+    let paths = document["paths"].as_object().expect("paths").iter();
+    let methods =
+        |told: &Value| told.as_object().expect("methods").keys().map(|name| name.to_uppercase()).collect();
     paths.map(|(path, told)| (path.clone(), methods(told))).collect()
 }
 

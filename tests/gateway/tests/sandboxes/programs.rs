@@ -30,7 +30,7 @@ pub(crate) fn what_a_program_does_is_answered(place: &Place) {
     assert_eq!((missing.status, never), (200, json!(["not_started", 127, "start_failed", ""])), "{told}");
     let folder = sandbox.post("/exec", &json!({ "command": ["/usr"] }));
     assert_eq!((folder.status, &folder.json()["exit_status"]), (200, &json!(126)), "{}", folder.text());
-    let found = sandbox.get(&format!("/exec/{}", told["exec_id"].as_str().unwrap()));
+    let found = sandbox.get(&format!("/exec/{}", told["exec_id"].as_str().expect("an id")));
     assert_eq!(found.json()["status"], "not_started", "it is found afterwards, too");
     let late = sandbox.post("/exec", &json!({ "command": ["sleep", "60"], "timeout": "0.3s" }));
     assert_eq!(late.status, 400, "a time is written as on the command line: {}", late.text());
