@@ -228,7 +228,9 @@ impl SandboxError {
                 "`airlock doctor` tries one out and says more"
             }
             SandboxError::Frozen => "let it go on first",
-            SandboxError::Directory { .. } => "name a folder that exists inside and that the program may enter",
+            SandboxError::Directory { .. } => {
+                "name a folder that exists inside and that the program may enter"
+            }
             SandboxError::NoProcess => "end some of them, or make a sandbox with more `pids`",
             SandboxError::HeldUp => {
                 "a program inside may have stopped it (SIGSTOP), or the machine is busy: end that program, or try again"
