@@ -159,7 +159,8 @@ async fn show(
 async fn destroy(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
     let entry = gateway.entry(&caller, &id)?;
     let Ok(session) = entry.session() else { return Ok(Json(entry.view()).into_response()) };
-    let end = tokio::spawn(async move { session.end().await });
+    let (writer, name) = (gateway.clone(), entry.id.clone());
+    let end = tokio::spawn(async move { writer.write_end(&name, &session.end().await) });
     let status = match tokio::time::timeout(LONGEST_END, end).await {
         Ok(_) => StatusCode::OK,
         Err(_) => StatusCode::ACCEPTED,

@@ -344,13 +344,18 @@ impl Gateway {
     /// Waits for its end; then only how it ended is kept.
     async fn remember(self, entry: Arc<Entry>, session: Session) {
         let state = session.ended().await;
-        let lost = self.0.sandboxes.closing.load(Ordering::Relaxed);
-        let why = if lost { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
+        self.write_end(&entry.id, &state);
         *locked(&entry.held) = Held::Ended(Box::new(state));
         self.metrics().sandboxes.dec();
+    }
+
+    /// Before anybody is told of it; what is written stays.
+    pub(super) fn write_end(&self, id: &str, state: &SessionState) {
+        let lost = self.0.sandboxes.closing.load(Ordering::Relaxed);
+        let why = if lost { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
         let now = engine::now().0;
         let oldest = now.saturating_sub(REMEMBERED_MS);
-        complain(self.served().end_sandbox(&entry.id, wire::reason(why), now, oldest, MOST_ENDED as u32));
+        complain(self.served().end_sandbox(id, wire::reason(why), now, oldest, MOST_ENDED as u32));
     }
 }
 
