@@ -22,14 +22,30 @@ type Job = Box<dyn FnOnce(&Writing<'_>) -> Result<Reply, DatabaseError> + Send>;
 
 /// Where to have something written.
 #[derive(Debug)]
-pub(crate) struct Writer(mpsc::SyncSender<Job>);
+pub(crate) struct Writer {
+    jobs: Option<mpsc::SyncSender<Job>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// The database is closed when the server ends, so that nothing of it is left beside its file.
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.jobs = None;
+        let others =
+            |thread: &std::thread::JoinHandle<()>| thread.thread().id() != std::thread::current().id();
+        if let Some(thread) = self.thread.take().filter(others) {
+            _ = thread.join();
+        }
+    }
+}
 
 impl Writer {
     /// Starts the thread, which ends with this.
     pub(crate) fn start(served: Arc<Served>) -> io::Result<Writer> {
         let (sender, jobs) = mpsc::sync_channel(MOST_WAITING);
-        std::thread::Builder::new().name("runs".to_owned()).spawn(move || write(&served, &jobs))?;
-        Ok(Writer(sender))
+        let thread =
+            std::thread::Builder::new().name("runs".to_owned()).spawn(move || write(&served, &jobs))?;
+        Ok(Writer { jobs: Some(sender), thread: Some(thread) })
     }
 
     /// What the work gives, once it is committed.
@@ -43,7 +59,7 @@ impl Writer {
             // Whoever asked may be gone.
             Ok(Box::new(move || drop(sender.send(done))))
         });
-        self.0.try_send(job).map_err(|_| busy())?;
+        self.jobs.as_ref().ok_or_else(busy)?.try_send(job).map_err(|_| busy())?;
         answer.await.map_err(|_| busy())
     }
 }
