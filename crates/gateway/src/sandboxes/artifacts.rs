@@ -1,11 +1,8 @@
 //! Files of a sandbox's workspace, kept as artifacts of whoever made it.
 
 use super::body::to_the_end;
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer, wire::Raw};
-use axum::{
-    Json,
-    extract::{Path, State},
-};
+use crate::{Caller, Gateway, Problem, Scope, path::Path, problem::Answer, wire::Raw};
+use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use spec::WorkspacePath;
 use std::path::Path as FilePath;
