@@ -1,6 +1,6 @@
 //! The engine served over HTTP: runs, sessions with their files and terminals, artifacts, keys.
 //!
-//! A request is known by its key before anything is read of it ([`gate`]); then one file a kind of thing maps HTTP to
+//! A request is known by its key before anything is read of it (`gate.rs`); then one file a kind of thing maps HTTP to
 //! the engine's words and back. Nothing here knows how a box is made or what a rule means.
 
 mod artifacts;
