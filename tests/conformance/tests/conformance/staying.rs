@@ -285,10 +285,17 @@ fn a_command_that_is_not_there_is_told_and_the_box_goes_on(world: &World) {
         assert_eq!((error.exit_status(), error.info().code), (127, ErrorCode::StartFailed), "{error}");
         let nowhere = Program { directory: Some("/nowhere".into()), ..shell("true") };
         let error = stay.try_start(&nowhere).await.err().expect("no program");
-        assert!(matches!(&error, SandboxError::Step(failure) if failure.errno == libc::ENOENT), "{error}");
+        assert_eq!(refused_directory(error), libc::ENOENT);
         assert_eq!(stay.say("echo again").await, "again\n");
         stay.close().await;
     });
+}
+
+fn refused_directory(error: SandboxError) -> i32 {
+    match error {
+        SandboxError::Directory { source } => source.raw_os_error().expect("the kernel's answer"),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Whoever starts programs in a box has handles on what lies outside of it.
@@ -300,10 +307,7 @@ fn a_planted_directory_leads_nowhere_outside(world: &World) {
         assert_eq!(stay.run(&at("/workspace/place".into())).await.0, "/tmp\n");
         for number in 3..64 {
             let refused = stay.try_start(&at(format!("/workspace/handles/{number}"))).await.err();
-            let errno = match refused {
-                Some(SandboxError::Step(failure)) => failure.errno,
-                other => panic!("{number}: {other:?}"),
-            };
+            let errno = refused_directory(refused.expect("no program"));
             // None such, or one that is not followed.
             assert!([libc::ENOENT, libc::ELOOP].contains(&errno), "{number}: {errno}");
         }
