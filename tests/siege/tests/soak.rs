@@ -39,6 +39,22 @@ impl Held {
         }
     }
 
+    /// Once the pool is full again: what it holds is then the same for many looks in a row.
+    fn at_rest(server: &Server) -> Held {
+        const LOOKS: usize = 100;
+        let (mut last, mut same) = (Held::by(server), 0);
+        eventually("the server is at rest", || {
+            let now = Held::by(server);
+            same = if now.counts() == last.counts() { same + 1 } else { 0 };
+            last = now;
+            (same >= LOOKS).then_some(now)
+        })
+    }
+
+    fn counts(self) -> [usize; 5] {
+        [self.descriptors, self.threads, self.processes, self.cgroups, self.entries]
+    }
+
     /// Whether it is no more than it was, but for what a pool may have made more of.
     fn within(self, before: Held, memory_kib: u64) -> bool {
         const MORE: usize = 24;
@@ -58,17 +74,12 @@ fn what_a_server_holds_does_not_grow_with_what_it_has_done() {
     let server = Server::with("", &["--pool", "4"]);
     let served = AtomicU64::new(0);
     serve(&server, &served, few);
-    let before = Held::by(&server);
+    let before = Held::at_rest(&server);
     serve(&server, &served, all);
     assert_eq!(served.load(Ordering::Relaxed), all);
-    let mut after = Held::by(&server);
+    let after = Held::at_rest(&server);
     println!("after {few} runs {before:?}\nafter {all} runs {after:?}");
-    let settled = || {
-        after = Held::by(&server);
-        after.within(before, memory_kib).then_some(())
-    };
-    eventually(&format!("it holds no more than {before:?}"), settled);
-    println!("in the end {after:?}");
+    assert!(after.within(before, memory_kib), "{after:?} is more than {before:?}");
 }
 
 /// Until so many runs have been served in all.
