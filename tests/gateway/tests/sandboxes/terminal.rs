@@ -18,6 +18,17 @@ fn open(sandbox: &Sandbox<'_>, query: &str) -> (Socket, Value) {
     }
 }
 
+/// What it says next; prompts and the like may come before it.
+fn told(socket: &mut Socket) -> Value {
+    loop {
+        match socket.frame() {
+            Some(Frame::Text(told)) => return told,
+            Some(Frame::Bytes(_) | Frame::Ping) => {}
+            other => panic!("it says something: {other:?}"),
+        }
+    }
+}
+
 pub(crate) fn a_shell_sees_its_terminal(place: &Place) {
     let sandbox = place.sandbox(json!({}));
     let (mut socket, _) = open(&sandbox, "command=/bin/sh&rows=30&columns=90");
@@ -39,15 +50,9 @@ pub(crate) fn a_shell_sees_its_terminal(place: &Place) {
     socket.keys(b"echo in$((1 + 1))ed\n");
     socket.until("in2ed");
     socket.say(&json!({ "what": 1 }));
-    assert!(matches!(socket.frame(), Some(Frame::Text(told)) if told["error"]["code"] == "invalid_spec"));
+    assert_eq!(told(&mut socket)["error"]["code"], "invalid_spec");
     socket.keys(b"exit 7\n");
-    let exited = loop {
-        match socket.frame() {
-            Some(Frame::Text(told)) => break told,
-            Some(Frame::Bytes(_) | Frame::Ping) => {}
-            other => panic!("it says how it ended: {other:?}"),
-        }
-    };
+    let exited = told(&mut socket);
     assert_eq!(exited["exited"]["exit_code"], 7, "{exited}");
     assert_eq!(socket.frame(), Some(Frame::Close));
 }
