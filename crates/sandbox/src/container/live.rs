@@ -1,6 +1,7 @@
 //! A live container: made and started by its engine, spoken to through our own first process in it.
 
 use super::{
+    api::{Api, ApiError},
     berth::Berth,
     escaped,
     hosts::Daemon,
@@ -100,7 +101,7 @@ fn broken(what: &'static str) -> impl Fn(io::Error) -> SandboxError {
 pub(super) async fn start(order: &Order<'_>, berth: &Berth) -> Result<Started, SandboxError> {
     let api = &order.daemon.api;
     let path = format!("/containers/create?name={}", escaped(order.name));
-    let made = api.post(&path, Some(&order.body()?)).await.map_err(of_api("make the container"))?;
+    let made = make(api, &path, &order.body()?).await.map_err(of_api("make the container"))?;
     let id = made["Id"].as_str().unwrap_or_default().to_owned();
     let started = match warned(&made) {
         None => hear(order, berth, &id).await,
@@ -116,6 +117,19 @@ pub(super) async fn start(order: &Order<'_>, berth: &Berth) -> Result<Started, S
         _ = super::remove(order.daemon, &id).await;
     }
     started
+}
+
+/// Asks again where Podman stumbles over itself: two requests that look up the user's ranges at the same time can each
+/// find none, since the library it asks (libsubid) keeps them in one place for all threads.
+async fn make(api: &Api, path: &str, body: &Value) -> Result<Value, ApiError> {
+    let mut tries = 3;
+    loop {
+        tries -= 1;
+        match api.post(path, Some(body)).await {
+            Err(error) if tries > 0 && error.to_string().contains("keep-id requires additional UIDs") => {}
+            made => return made,
+        }
+    }
 }
 
 fn warned(made: &Value) -> Option<String> {
