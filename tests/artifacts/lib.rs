@@ -8,15 +8,14 @@ pub use gcs::Fake;
 pub use moto::Moto;
 
 use bytes::Bytes;
+use spec::{ArtifactLimits, Retention};
 use spec::{Id, WorkspacePath};
 use std::{
     fs,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
 };
-use store::{
-    ArtifactSettings, Artifacts, Kept, Limits, New, Owner, Place, Reading, Remote, Retention, StoreError,
-};
+use store::{ArtifactSettings, Artifacts, Kept, New, Owner, Place, Reading, Remote, StoreError};
 
 /// Where the artifacts of one test are.
 #[derive(Debug)]
@@ -64,7 +63,7 @@ impl Ground {
     }
 
     /// A store there. Memory is new each time.
-    pub fn open(&self, limits: Limits, retention: Retention) -> Artifacts {
+    pub fn open(&self, limits: ArtifactLimits, retention: Retention) -> Artifacts {
         let remote = |prefix: &str, endpoint: String, key: &str| Remote {
             bucket: "airlock".to_owned(),
             prefix: prefix.to_owned(),
@@ -85,7 +84,7 @@ impl Ground {
 
     /// A store there, with what is usual.
     pub fn usual(&self) -> Artifacts {
-        self.open(Limits::default(), Retention::default())
+        self.open(ArtifactLimits::default(), Retention::default())
     }
 
     /// Puts other bytes of the same length in the place of the only ones; false where nobody can.

@@ -31,7 +31,7 @@ pub use problem::Problem;
 pub use server::{Listener, Tls, TlsError};
 
 use engine::Engine;
-use spec::Policy;
+use spec::{Bounds, Policy};
 use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
 use store::{DatabaseError, served::Served};
 use tokio::sync::{Semaphore, watch};
@@ -62,45 +62,6 @@ pub struct Settings {
     pub bounds: Bounds,
     /// No line for each request on stderr.
     pub quiet: bool,
-}
-
-/// How much of everything.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// Connections at once.
-    pub connections: usize,
-    /// Bytes of a body that is JSON.
-    pub body: usize,
-    /// How long the headers of a request may take, and how long a connection may be idle.
-    pub header_time: Duration,
-    /// How long a client may take nothing of what it is sent.
-    pub write_time: Duration,
-    /// Runs at once, of one key.
-    pub runs_per_key: usize,
-    /// Runs at once, of all.
-    pub runs: usize,
-    /// How many runs are remembered.
-    pub keep_runs: u32,
-    /// How long they are.
-    pub keep_for: Duration,
-    /// How long what goes on may take when the server ends.
-    pub grace: Duration,
-}
-
-impl Default for Bounds {
-    fn default() -> Bounds {
-        Bounds {
-            connections: 1024,
-            body: 10 << 20,
-            header_time: Duration::from_secs(30),
-            write_time: Duration::from_secs(60),
-            runs_per_key: 256,
-            runs: 512,
-            keep_runs: 10_000,
-            keep_for: Duration::from_secs(7 * 24 * 3600),
-            grace: Duration::from_secs(5),
-        }
-    }
 }
 
 /// A gateway. Cheap to clone; all clones are the same.

@@ -93,7 +93,7 @@ pub(crate) async fn serve(
     let router = crate::router(gateway);
     let room = Arc::new(Semaphore::new(gateway.bounds().connections));
     let mut connections = JoinSet::new();
-    let crate::Bounds { header_time, write_time, .. } = *gateway.bounds();
+    let spec::Bounds { header_time, write_time, .. } = *gateway.bounds();
     let context = Context { router, header_time, write_time, stop: stop.clone() };
     loop {
         while connections.try_join_next().is_some() {}

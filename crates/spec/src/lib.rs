@@ -5,6 +5,7 @@
 
 pub mod address;
 mod barrier;
+mod bounds;
 mod contract;
 mod egress;
 mod exact;
@@ -27,6 +28,7 @@ mod run;
 mod session;
 
 pub use barrier::Barrier;
+pub use bounds::{ArtifactLimits, Bounds, Retention};
 pub use contract::{Contract, Json};
 pub use egress::{
     BadRule, EGRESS_PORT, EgressGrant, EgressLimits, EgressMode, EgressRule, NAMES_PORT, Operation,

@@ -14,7 +14,7 @@ pub mod usage;
 
 pub use allowed_images::{AllowedImages, AllowedImagesError, NewEntry, TrailLine};
 pub use artifacts::{
-    ArtifactSettings, Artifacts, Kept, Limits, Lineage, Listing, New, Owner, Part, Place, Putting, Reading,
-    Remote, Retention, StoreError, Wanted,
+    ArtifactSettings, Artifacts, Kept, Lineage, Listing, New, Owner, Part, Place, Putting, Reading, Remote,
+    StoreError, Wanted,
 };
 pub use database::DatabaseError;

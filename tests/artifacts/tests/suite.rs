@@ -2,8 +2,9 @@
 
 use artifacts_tests::{Ground, all_of, get, key, name, put, put_as};
 use bytes::Bytes;
+use spec::{ArtifactLimits, Retention};
 use std::time::Duration;
-use store::{Limits, Lineage, New, Owner, Part, Retention, StoreError, Wanted};
+use store::{Lineage, New, Owner, Part, StoreError, Wanted};
 
 const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
@@ -191,7 +192,7 @@ async fn another_digest_than_the_announced_one_keeps_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_are_held_and_named() {
-    let limits = Limits { bytes: 10, names: 2, versions: 2, total_bytes: 25, owner_bytes: None };
+    let limits = ArtifactLimits { bytes: 10, names: 2, versions: 2, total_bytes: 25, owner_bytes: None };
     for ground in Ground::all("limits").await {
         let artifacts = ground.open(limits, Retention::default());
         let error = put(&artifacts, "a", &[0; 11]).await.unwrap_err();
@@ -227,7 +228,7 @@ async fn limits_are_held_and_named() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_owner_cannot_use_up_what_all_have() {
-    let limits = Limits { total_bytes: 40, ..Limits::default() };
+    let limits = ArtifactLimits { total_bytes: 40, ..ArtifactLimits::default() };
     for ground in Ground::all("owners").await {
         let keep = async |artifacts: &store::Artifacts, owner: &str, count: usize| {
             let owner = Owner::key(&spec::Id::new(owner).unwrap());
@@ -263,7 +264,8 @@ async fn one_owner_cannot_use_up_what_all_have() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_to_be_kept_any_longer_goes() {
     for ground in Ground::all("retention").await {
-        let few = ground.open(Limits::default(), Retention { keep_versions: Some(2), keep_for: None });
+        let few =
+            ground.open(ArtifactLimits::default(), Retention { keep_versions: Some(2), keep_for: None });
         for bytes in [b"1", b"2", b"3"] {
             put(&few, "x", bytes).await.unwrap();
         }
@@ -273,12 +275,12 @@ async fn what_is_not_to_be_kept_any_longer_goes() {
             continue;
         }
         let hour = ground.open(
-            Limits::default(),
+            ArtifactLimits::default(),
             Retention { keep_versions: None, keep_for: Some(Duration::from_secs(3600)) },
         );
         assert_eq!(hour.tidy().await, (0, vec![]), "{ground:?}");
         let moment = ground.open(
-            Limits::default(),
+            ArtifactLimits::default(),
             Retention { keep_versions: None, keep_for: Some(Duration::from_millis(1)) },
         );
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -18,11 +18,10 @@ mod screen;
 mod secrets;
 mod serve;
 mod server;
+mod shelves;
 mod sweep;
 mod usage;
 mod workspace;
-
-pub(crate) use serve::Place;
 
 use crate::config::{self, Config, Surroundings};
 use clap::{Args, Parser, Subcommand};
@@ -156,7 +155,7 @@ fn open_engine(config: &Config, begun: Option<engine::HeadStart>) -> Result<engi
 fn settings(config: &Config) -> Result<engine::Settings, Failure> {
     let containers = engine::Hosts { docker: config.docker.clone(), podman: config.podman.clone() };
     let (doors, guarded) = (door_settings(config), config.guarded());
-    let artifacts = config.artifacts.assembled(&config.state, &config.secrets)?;
+    let artifacts = shelves::settings(&config.artifacts, &config.state, &config.secrets)?;
     Ok(engine::Settings { artifacts, containers, doors, guarded, ..engine::Settings::new(&config.state) })
 }
 

@@ -5,7 +5,7 @@ use super::{
     message::{self, Failure, Line},
     print, print_json,
 };
-use crate::config::{Config, Surroundings};
+use crate::config::{Config, Place, Surroundings};
 use clap::Args;
 use gateway::{Gateway, Listener, Tls, Token};
 use serde::Serialize;
@@ -15,7 +15,6 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
     path::{Path, PathBuf},
-    str::FromStr,
 };
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -71,28 +70,6 @@ pub(super) struct Options {
     /// Print the description of the API, and exit
     #[arg(long)]
     print_openapi: bool,
-}
-
-/// Where to listen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    Tcp(SocketAddr),
-    Unix(PathBuf),
-}
-
-impl FromStr for Place {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Place, String> {
-        match (text.strip_prefix("unix:"), text.parse()) {
-            (Some(""), _) => Err("`unix:` needs a path".to_owned()),
-            (Some(path), _) => Ok(Place::Unix(PathBuf::from(path))),
-            (None, Ok(address)) => Ok(Place::Tcp(address)),
-            (None, Err(_)) => {
-                Err("write an address such as 127.0.0.1:7070 or [::1]:0, or unix:PATH".to_owned())
-            }
-        }
-    }
 }
 
 /// What is told once it is ready.
@@ -273,15 +250,6 @@ fn remove_dead(path: &Path) -> io::Result<()> {
     match is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
         true => fs::remove_file(path),
         false => Ok(()),
-    }
-}
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Place::Tcp(address) => address.fmt(out),
-            Place::Unix(path) => write!(out, "unix:{}", path.display()),
-        }
     }
 }
 

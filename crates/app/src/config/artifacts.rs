@@ -1,13 +1,9 @@
 //! `[artifacts]`: where artifacts are kept, how many, for how long, and where the keys of a bucket come from.
 
 use super::{ConfigError, file::Section, provider};
-use ::doors::{
-    Secret,
-    secrets::{KeySource, Secrets},
-};
-use spec::{Size, Time};
+use ::doors::secrets::KeySource;
+use spec::{ArtifactLimits, Retention, Size, Time};
 use std::path::Path;
-use store::{ArtifactSettings, Limits, Place, Remote, Retention};
 use toml::{Table, Value};
 
 const KEYS: [&str; 15] = [
@@ -33,13 +29,16 @@ const OF_BUCKET: [&str; 7] = ["bucket", "prefix", "endpoint", "region", "allow_h
 /// What the file says of artifacts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Artifacts {
-    store: Store,
-    limits: Limits,
-    retention: Retention,
+    /// Where.
+    pub(crate) store: Store,
+    /// At most.
+    pub(crate) limits: ArtifactLimits,
+    /// For how long.
+    pub(crate) retention: Retention,
 }
 
 #[derive(Clone, Debug, Default)]
-enum Store {
+pub(crate) enum Store {
     #[default]
     Files,
     Memory,
@@ -48,14 +47,14 @@ enum Store {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Bucket {
-    name: String,
-    prefix: String,
-    endpoint: Option<String>,
-    region: Option<String>,
-    allow_http: bool,
-    key: Option<KeySource>,
-    secret: Option<KeySource>,
+pub(crate) struct Bucket {
+    pub(crate) name: String,
+    pub(crate) prefix: String,
+    pub(crate) endpoint: Option<String>,
+    pub(crate) region: Option<String>,
+    pub(crate) allow_http: bool,
+    pub(crate) key: Option<KeySource>,
+    pub(crate) secret: Option<KeySource>,
 }
 
 #[derive(Clone, Copy)]
@@ -75,45 +74,6 @@ impl Artifacts {
         };
         bucket.into_iter().flat_map(|bucket| bucket.key.iter().chain(&bucket.secret))
     }
-
-    /// With the keys looked up, for an engine.
-    pub(crate) fn assembled(&self, state: &Path, secrets: &Secrets) -> Result<ArtifactSettings, ConfigError> {
-        let place = match &self.store {
-            Store::Files => Place::Folder(state.join("artifacts")),
-            Store::Memory => Place::Memory,
-            Store::S3(bucket) => Place::S3(remote(bucket, secrets)?),
-            Store::Gcs(bucket) => Place::Gcs(remote(bucket, secrets)?),
-        };
-        Ok(ArtifactSettings { place, limits: self.limits, retention: self.retention })
-    }
-}
-
-fn remote(bucket: &Bucket, secrets: &Secrets) -> Result<Remote, ConfigError> {
-    Ok(Remote {
-        bucket: bucket.name.clone(),
-        prefix: bucket.prefix.clone(),
-        endpoint: bucket.endpoint.clone(),
-        region: bucket.region.clone().unwrap_or_else(|| "us-east-1".to_owned()),
-        allow_http: bucket.allow_http,
-        key: found(bucket.key.as_ref(), secrets)?,
-        secret: found(bucket.secret.as_ref(), secrets)?,
-    })
-}
-
-/// Looked up on a thread of its own: the caller's may already be that of an event loop, and a Vault is asked over the network.
-fn found(source: Option<&KeySource>, secrets: &Secrets) -> Result<String, ConfigError> {
-    let Some(source) = source else { return Ok(String::new()) };
-    let broken = |why: String| {
-        ConfigError::new(format!("the key of the artifact store cannot be had: {why}"), "try again")
-    };
-    let look = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let found = runtime.map_err(|error| broken(error.to_string()))?.block_on(secrets.read(source));
-        found.map_err(|error| ConfigError::new(format!("for [artifacts]: {}", error.message), error.hint))
-    };
-    let found: Secret = std::thread::scope(|scope| scope.spawn(look).join())
-        .unwrap_or_else(|_| Err(broken("looking for it failed".to_owned())))?;
-    String::from_utf8(found.expose().to_vec()).map_err(|_| broken("it is no text".to_owned()))
 }
 
 /// All of `[artifacts]`.
@@ -240,7 +200,10 @@ mod tests {
         let Store::S3(bucket) = &said.store else { panic!("{said:?}") };
         assert_eq!((bucket.name.as_str(), bucket.prefix.as_str(), bucket.allow_http), ("box", "a/b", true));
         let (total_bytes, owner_bytes) = (2 << 30, Some(1 << 30));
-        assert_eq!(said.limits, Limits { bytes: 1 << 30, names: 5, versions: 6, total_bytes, owner_bytes });
+        assert_eq!(
+            said.limits,
+            ArtifactLimits { bytes: 1 << 30, names: 5, versions: 6, total_bytes, owner_bytes }
+        );
         let keep_for = Some(std::time::Duration::from_secs(7200));
         assert_eq!(said.retention, Retention { keep_versions: Some(3), keep_for });
         assert_eq!(said.keys().count(), 2);
@@ -250,7 +213,7 @@ mod tests {
     fn nothing_said_is_a_folder_of_the_state() {
         let said = said("").unwrap();
         assert!(matches!(said.store, Store::Files));
-        assert_eq!((said.limits, said.retention), (Limits::default(), Retention::default()));
+        assert_eq!((said.limits, said.retention), (ArtifactLimits::default(), Retention::default()));
     }
 
     #[test]

@@ -16,7 +16,11 @@ mod provider;
 mod secrets;
 mod serve;
 
-pub(crate) use self::{artifacts::Artifacts, doors::Doors, serve::Serve};
+pub(crate) use self::{
+    artifacts::{Artifacts, Bucket, Store},
+    doors::Doors,
+    serve::{Place, Serve},
+};
 
 use ::doors::{
     BadSecret, Secret,
@@ -93,7 +97,7 @@ pub(crate) struct ConfigError {
 }
 
 impl ConfigError {
-    fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+    pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
         ConfigError { message: message.into(), hint: hint.into() }
     }
 }

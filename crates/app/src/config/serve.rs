@@ -1,10 +1,13 @@
 //! `[serve]`: where `airlock serve` listens, what of this machine requests may name, and how much of everything.
 
 use super::{ConfigError, file::Section};
-use crate::cli::Place;
-use gateway::Bounds;
-use spec::{Size, Time};
-use std::path::{Path, PathBuf};
+use spec::{Bounds, Size, Time};
+use std::{
+    fmt,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 use toml::{Table, Value};
 
 /// What the file says of the server.
@@ -20,6 +23,37 @@ pub(crate) struct Serve {
     pub(crate) profiles: Option<Vec<String>>,
     /// How much of everything.
     pub(crate) bounds: Bounds,
+}
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Place, String> {
+        match (text.strip_prefix("unix:"), text.parse()) {
+            (Some(""), _) => Err("`unix:` needs a path".to_owned()),
+            (Some(path), _) => Ok(Place::Unix(PathBuf::from(path))),
+            (None, Ok(address)) => Ok(Place::Tcp(address)),
+            (None, Err(_)) => {
+                Err("write an address such as 127.0.0.1:7070 or [::1]:0, or unix:PATH".to_owned())
+            }
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Tcp(address) => address.fmt(out),
+            Place::Unix(path) => write!(out, "unix:{}", path.display()),
+        }
+    }
 }
 
 const KEYS: [&str; 13] = [

@@ -24,7 +24,7 @@ pub use read::{Part, Reading};
 use bucket::ABANDONED;
 use kept::Spot;
 use place::Shelf;
-use spec::{Timestamp, WorkspacePath};
+use spec::{ArtifactLimits, Retention, Timestamp, WorkspacePath};
 use std::{
     collections::HashMap,
     io,
@@ -36,52 +36,13 @@ use std::{
 /// How long what was weighed is believed: others write, too.
 const WEIGHED_FOR: Duration = Duration::from_secs(60);
 
-/// What a store holds at most. Names and bytes in all are counted once a minute, and between by what this process keeps,
-/// so that several processes, or several machines with one bucket, can go over these by what the others keep within it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// The bytes of one version.
-    pub bytes: u64,
-    /// Names of one owner and another's together.
-    pub names: u64,
-    /// Versions of one name.
-    pub versions: u64,
-    /// The bytes of everything.
-    pub total_bytes: u64,
-    /// The bytes of everything of one owner. Without it a key has a quarter of what everybody may have together, and
-    /// whoever is at the machine itself all of it.
-    pub owner_bytes: Option<u64>,
-}
-
-impl Limits {
-    fn of_one(&self, owner: &Owner) -> u64 {
-        let usual = if *owner == Owner::local() { self.total_bytes } else { self.total_bytes / 4 };
-        self.owner_bytes.unwrap_or(usual)
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits { bytes: 16 << 30, names: 100_000, versions: 10_000, total_bytes: 1 << 40, owner_bytes: None }
-    }
-}
-
-/// What is removed without anybody asking.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Retention {
-    /// Of each name only so many versions stay, the newest.
-    pub keep_versions: Option<u64>,
-    /// What is older goes.
-    pub keep_for: Option<Duration>,
-}
-
 /// Where artifacts are, and how many.
 #[derive(Clone, Debug)]
 pub struct ArtifactSettings {
     /// Where.
     pub place: Place,
     /// At most.
-    pub limits: Limits,
+    pub limits: ArtifactLimits,
     /// For how long.
     pub retention: Retention,
 }
@@ -90,7 +51,7 @@ impl ArtifactSettings {
     /// In a folder, with defaults.
     pub fn folder(folder: impl Into<PathBuf>) -> ArtifactSettings {
         let place = Place::Folder(folder.into());
-        ArtifactSettings { place, limits: Limits::default(), retention: Retention::default() }
+        ArtifactSettings { place, limits: ArtifactLimits::default(), retention: Retention::default() }
     }
 }
 
@@ -101,7 +62,7 @@ pub struct Artifacts(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     shelf: Shelf,
-    limits: Limits,
+    limits: ArtifactLimits,
     retention: Retention,
     weight: Mutex<Option<Weight>>,
 }
@@ -307,7 +268,7 @@ impl Artifacts {
 
     /// Takes room for so much more, or says of what there is none, and how much that is.
     fn take_room(&self, owner: &Owner, bytes: u64) -> Result<(), (&'static str, u64)> {
-        let (total, of_one) = (self.0.limits.total_bytes, self.0.limits.of_one(owner));
+        let (total, of_one) = (self.0.limits.total_bytes, of_one(&self.0.limits, owner));
         let mut weight = self.weight();
         let Some(weight) = &mut *weight else { return Ok(()) };
         let own = weight.owners.entry(owner.clone()).or_default();
@@ -338,6 +299,12 @@ async fn off_the_loop<T: Send + 'static>(
 fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
     Timestamp(u64::try_from(since).unwrap_or(u64::MAX))
+}
+
+/// The bytes of everything that one owner may have.
+fn of_one(limits: &ArtifactLimits, owner: &Owner) -> u64 {
+    let usual = if *owner == Owner::local() { limits.total_bytes } else { limits.total_bytes / 4 };
+    limits.owner_bytes.unwrap_or(usual)
 }
 
 #[cfg(test)]

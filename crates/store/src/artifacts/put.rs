@@ -98,7 +98,7 @@ impl Artifacts {
 impl Artifacts {
     /// The new version is there whatever comes of the old ones; the next sweep tries again.
     async fn retain(&self, spot: Spot) {
-        if self.0.retention == super::Retention::default() {
+        if self.0.retention == spec::Retention::default() {
             return;
         }
         if let Ok(versions) = self.versions(&spot).await {
