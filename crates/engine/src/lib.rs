@@ -250,6 +250,12 @@ impl Engine {
     /// Starts a run; must be called within a tokio runtime.
     pub fn start(&self, spec: RunSpec) -> Run {
         let id = spec.run_id.clone().unwrap_or_else(record::fresh_id);
+        self.start_as(id, spec)
+    }
+
+    /// The same under an identifier that is known before: the one that the caller chose, or a fresh one. What is fresh
+    /// is nobody else's, so that nothing has to be kept from a second run of that name.
+    pub fn start_as(&self, id: Id, spec: RunSpec) -> Run {
         let (sender, events) = mpsc::channel(MOST_WAITING_EVENTS);
         let (cancel, cancelled) = watch::channel(false);
         let (doors_out, doors) = oneshot::channel();

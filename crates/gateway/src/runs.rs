@@ -216,9 +216,8 @@ async fn begin(
     })
 }
 
-fn start(gateway: &Gateway, live: &Arc<Live>, mut spec: RunSpec, stdin: Option<Vec<u8>>) {
-    spec.run_id = Some(live.id.clone());
-    let mut run = gateway.engine().start(spec);
+fn start(gateway: &Gateway, live: &Arc<Live>, spec: RunSpec, stdin: Option<Vec<u8>>) {
+    let mut run = gateway.engine().start_as(live.id.clone(), spec);
     if let (Some(mut pipe), Some(bytes)) = (run.take_stdin(), stdin) {
         // A program need not read all of it.
         tokio::spawn(async move { _ = pipe.write_all(&bytes).await });
