@@ -8,6 +8,7 @@ mod allowed_images;
 mod artifacts;
 mod beneath;
 mod database;
+mod lent;
 mod names;
 pub mod served;
 pub mod usage;
@@ -18,3 +19,4 @@ pub use artifacts::{
     StoreError, Wanted,
 };
 pub use database::DatabaseError;
+pub use lent::Buffers;

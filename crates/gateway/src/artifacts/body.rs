@@ -42,7 +42,7 @@ pub(super) async fn receive(
 
 /// What is still to be read, at the pace of whoever takes it. A damaged one ends without its end.
 pub(super) fn send(mut reading: Reading) -> Body {
-    let (sender, pieces) = mpsc::channel(1);
+    let (sender, pieces) = mpsc::channel(2);
     tokio::spawn(async move {
         loop {
             let piece = reading.next().await;

@@ -12,6 +12,7 @@
 
 use super::{
     about::{self, About},
+    checked::{Checked, Condition},
     draft::{self, ABOUT, BYTES, Draft},
     kept::{Owner, Spot, version_number},
 };
@@ -40,6 +41,7 @@ const TRIES: usize = 10_000;
 pub(crate) struct Folder {
     root: Arc<OwnedFd>,
     drafts: Arc<OwnedFd>,
+    pub(crate) checked: Arc<Checked>,
 }
 
 impl Folder {
@@ -52,7 +54,7 @@ impl Folder {
             rustix::fs::fchmod(&root, Mode::RWXU)?;
         }
         let (drafts, _) = beneath::make_folder(&root, DRAFTS)?;
-        Ok(Folder { root: Arc::new(root), drafts: Arc::new(drafts) })
+        Ok(Folder { root: Arc::new(root), drafts: Arc::new(drafts), checked: Arc::default() })
     }
 
     pub(crate) fn draft(&self) -> io::Result<Draft> {
@@ -68,6 +70,8 @@ impl Folder {
         about: &About,
     ) -> io::Result<u64> {
         draft.bytes.sync_all()?;
+        // Nothing changes it after this: its folder is moved, not the file.
+        self.checked.note(Condition::of(&draft.bytes)?, &about.sha256);
         let file =
             File::from(beneath::open(&draft.folder, ABOUT, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?);
         (&file).write_all(&about.written()?)?;

@@ -5,6 +5,7 @@
 
 mod about;
 mod bucket;
+mod checked;
 mod draft;
 mod error;
 mod folder;

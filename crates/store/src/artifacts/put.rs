@@ -10,15 +10,18 @@ use super::{
     place::Shelf,
 };
 use crate::names;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use std::{
     io::{self, Write},
     time::{Duration, Instant},
 };
+use tokio::task::JoinHandle;
 
-/// Small pieces are gathered to so much before they are written.
+/// Small pieces are gathered to so much before they are written; the next ones are gathered meanwhile.
 const GATHERED: usize = 256 << 10;
+/// Pieces of a byte each would take more memory than what is in them.
+const MOST_PIECES: usize = 1024;
 /// A writer that takes longer would race with the sweep.
 const LONGEST: Duration = Duration::from_secs(12 * 3600);
 const _: () = assert!(LONGEST.as_secs() < ABANDONED.as_secs());
@@ -30,7 +33,8 @@ pub struct Putting {
     new: New,
     spot: Spot,
     began: Instant,
-    gathered: BytesMut,
+    gathered: Vec<Bytes>,
+    gathered_bytes: usize,
     digest: Sha256,
     size_bytes: u64,
     /// What was taken of the room in all.
@@ -41,6 +45,8 @@ pub struct Putting {
 #[derive(Debug)]
 enum Sink {
     Draft(Draft),
+    /// A draft that is being written to.
+    Writing(JoinHandle<io::Result<(Draft, Sha256)>>),
     Upload(Box<Upload>),
 }
 
@@ -68,7 +74,8 @@ impl Artifacts {
             new,
             spot,
             began: Instant::now(),
-            gathered: BytesMut::new(),
+            gathered: Vec::new(),
+            gathered_bytes: 0,
             digest: Sha256::new(),
             size_bytes: 0,
             taken: 0,
@@ -111,7 +118,7 @@ impl Artifacts {
 
 impl Putting {
     /// The next bytes.
-    pub async fn write(&mut self, mut bytes: Bytes) -> Result<(), StoreError> {
+    pub async fn write(&mut self, bytes: Bytes) -> Result<(), StoreError> {
         if bytes.len() as u64 > self.new.limit_bytes.saturating_sub(self.size_bytes) {
             self.sink = None;
             return Err(StoreError::TooLarge {
@@ -121,12 +128,10 @@ impl Putting {
         }
         self.take_room(bytes.len() as u64)?;
         self.size_bytes += bytes.len() as u64;
-        while !bytes.is_empty() {
-            let piece = bytes.split_to(bytes.len().min(GATHERED - self.gathered.len()));
-            self.gathered.extend_from_slice(&piece);
-            if self.gathered.len() == GATHERED {
-                self.flush().await?;
-            }
+        self.gathered_bytes += bytes.len();
+        self.gathered.push(bytes);
+        if self.gathered_bytes >= GATHERED || self.gathered.len() >= MOST_PIECES {
+            self.flush().await?;
         }
         Ok(())
     }
@@ -134,6 +139,7 @@ impl Putting {
     /// Makes it a version, if its digest is the one that was expected.
     pub async fn finish(mut self, expected: Option<&str>) -> Result<Kept, StoreError> {
         self.flush().await?;
+        self.written().await?;
         let sha256 = names::hexadecimal(&std::mem::take(&mut self.digest).finalize());
         if let Some(expected) = expected.filter(|expected| !expected.eq_ignore_ascii_case(&sha256)) {
             let (name, expected) = (self.new.name.clone(), expected.to_owned());
@@ -182,30 +188,47 @@ impl Putting {
                 self.failed(io::Error::new(io::ErrorKind::TimedOut, "it took longer than twelve hours"))
             );
         }
-        let bytes = self.gathered.split().freeze();
-        let digest = std::mem::take(&mut self.digest);
-        let written = match self.sink.take() {
+        self.written().await?;
+        let (pieces, digest) = (std::mem::take(&mut self.gathered), std::mem::take(&mut self.digest));
+        self.gathered_bytes = 0;
+        match self.sink.take() {
             Some(Sink::Draft(draft)) => {
-                off_the_loop(move || {
-                    (&draft.bytes).write_all(&bytes)?;
-                    Ok((Sink::Draft(draft), digest.chain_update(&bytes)))
-                })
-                .await
+                let work = move || append(draft, &pieces, digest);
+                self.sink = Some(Sink::Writing(tokio::task::spawn_blocking(work)));
             }
             Some(Sink::Upload(mut upload)) => {
-                let digest = digest.chain_update(&bytes);
-                upload.write(bytes).await.map(|()| (Sink::Upload(upload), digest))
+                let digest = pieces.iter().fold(digest, |digest, piece| digest.chain_update(piece));
+                for piece in pieces {
+                    upload.write(piece).await.map_err(|source| self.failed(source))?;
+                }
+                (self.sink, self.digest) = (Some(Sink::Upload(upload)), digest);
             }
-            None => Err(io::Error::other("it has ended")),
-        };
-        let (sink, digest) = written.map_err(|source| self.failed(source))?;
-        (self.sink, self.digest) = (Some(sink), digest);
+            _ => return Err(self.failed(io::Error::other("it has ended"))),
+        }
+        Ok(())
+    }
+
+    /// Waits for what is being written.
+    async fn written(&mut self) -> Result<(), StoreError> {
+        match self.sink.take() {
+            Some(Sink::Writing(writing)) => {
+                let written = writing.await.map_err(io::Error::from).flatten();
+                let (draft, digest) = written.map_err(|source| self.failed(source))?;
+                (self.sink, self.digest) = (Some(Sink::Draft(draft)), digest);
+            }
+            sink => self.sink = sink,
+        }
         Ok(())
     }
 
     fn failed(&self, source: io::Error) -> StoreError {
         StoreError::Keep { name: self.new.name.clone(), source }
     }
+}
+
+fn append(draft: Draft, pieces: &[Bytes], digest: Sha256) -> io::Result<(Draft, Sha256)> {
+    pieces.iter().try_for_each(|piece| (&draft.bytes).write_all(piece))?;
+    Ok((draft, pieces.iter().fold(digest, |digest, piece| digest.chain_update(piece))))
 }
 
 /// What was not kept takes no room.

@@ -1,11 +1,18 @@
 //! Reading: in pieces, whole or a part. Whoever reads all of it learns at the end whether it is what was kept.
 
-use super::{Artifacts, Kept, Owner, StoreError, bucket::Bucket, kept::Spot, off_the_loop, place::Shelf};
-use crate::names;
+use super::{
+    Artifacts, Kept, Owner, StoreError,
+    bucket::Bucket,
+    checked::{Checked, Condition},
+    kept::Spot,
+    off_the_loop,
+    place::Shelf,
+};
+use crate::{Buffers, names};
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use spec::WorkspacePath;
-use std::{fs::File, io, ops::Range, os::unix::fs::FileExt, sync::Arc};
+use std::{fs::File, io, ops::Range, sync::Arc};
 
 /// What is read at a time: of a file, and of a bucket, where each piece is a request.
 const PIECE: u64 = 256 << 10;
@@ -37,14 +44,23 @@ pub struct Reading {
     kept: Kept,
     source: Source,
     left: Range<u64>,
-    /// Of everything so far, when everything is read.
+    /// Of everything so far, when everything is read and it is not known yet.
     digest: Option<Sha256>,
 }
 
 #[derive(Debug)]
 enum Source {
-    File(Arc<File>),
+    File(Arc<Opened>),
     Object(Bucket, object_store::path::Path),
+}
+
+/// A file, as it was when it was opened.
+#[derive(Debug)]
+struct Opened {
+    file: File,
+    buffers: Buffers,
+    condition: Condition,
+    checked: Arc<Checked>,
 }
 
 impl Artifacts {
@@ -71,16 +87,23 @@ impl Artifacts {
             _ => failed(source),
         });
         let (kept, source) = opened?;
+        let known = match &source {
+            Source::File(opened) => opened.checked.holds(&opened.condition, &kept.sha256),
+            Source::Object(..) => false,
+        };
         let left = 0..kept.size_bytes;
-        Ok(Reading { kept, source, left, digest: Some(Sha256::new()) })
+        Ok(Reading { kept, source, left, digest: (!known).then(Sha256::new) })
     }
 
     async fn open_spot(&self, spot: &Spot) -> io::Result<(Kept, Source)> {
         match &self.0.shelf {
             Shelf::Folder(folder) => {
-                let (folder, at) = (folder.clone(), spot.clone());
+                let (at, checked) = (spot.clone(), folder.checked.clone());
+                let folder = folder.clone();
                 let (file, about) = off_the_loop(move || folder.look(&at)).await?;
-                Ok((about.kept(spot)?, Source::File(Arc::new(file))))
+                let (condition, buffers) = (Condition::of(&file)?, Buffers::default());
+                let opened = Opened { file, buffers, condition, checked };
+                Ok((about.kept(spot)?, Source::File(Arc::new(opened))))
             }
             Shelf::Bucket(bucket) => {
                 let about = unreachable_is_not_damaged(bucket.about(spot).await)?;
@@ -157,7 +180,12 @@ impl Reading {
     fn check(&mut self) -> Result<(), StoreError> {
         let Some(digest) = self.digest.take() else { return Ok(()) };
         match names::hexadecimal(&digest.finalize()) == self.kept.sha256 {
-            true => Ok(()),
+            true => {
+                if let Source::File(opened) = &self.source {
+                    opened.checked.note(opened.condition.clone(), &self.kept.sha256);
+                }
+                Ok(())
+            }
             false => Err(self.damaged("its bytes are not those that were kept")),
         }
     }
@@ -172,15 +200,13 @@ fn piece(left: &Range<u64>, most: u64) -> Range<u64> {
     left.start..left.end.min(left.start.saturating_add(most))
 }
 
-fn read_piece(file: &File, range: Range<u64>, digest: Option<Sha256>) -> io::Result<(Bytes, Option<Sha256>)> {
-    let mut buffer = vec![0; usize::try_from(range.end - range.start).unwrap_or(0)];
-    let count = loop {
-        match file.read_at(&mut buffer, range.start) {
-            Err(again) if again.kind() == io::ErrorKind::Interrupted => {}
-            read => break read?,
-        }
-    };
-    buffer.truncate(count);
-    let digest = digest.map(|digest| digest.chain_update(&buffer));
-    Ok((buffer.into(), digest))
+fn read_piece(
+    Opened { file, buffers, .. }: &Opened,
+    range: Range<u64>,
+    digest: Option<Sha256>,
+) -> io::Result<(Bytes, Option<Sha256>)> {
+    let length = usize::try_from(range.end - range.start).unwrap_or(0);
+    let bytes = buffers.read(file, range.start, length)?;
+    let digest = digest.map(|digest| digest.chain_update(&bytes));
+    Ok((bytes, digest))
 }

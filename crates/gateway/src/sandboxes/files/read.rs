@@ -15,7 +15,6 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use bytes::Bytes;
 use engine::tree::{Entry, EntryKind, MOST_LISTED, Tree, TreeError};
 use http::{
     HeaderMap, Method, StatusCode, Uri,
@@ -28,15 +27,17 @@ use serde::Deserialize;
 use std::{
     ffi::OsStr,
     fs::File,
-    io::{self, Read},
-    os::unix::fs::{FileExt, MetadataExt},
+    io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
+use store::Buffers;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// What is read at a time. With those on their way a download takes a few of them, however large the file is.
-const CHUNK: u64 = 512 << 10;
+const CHUNK: u64 = 256 << 10;
 const ROOM: usize = 2;
 /// How deep a listing with what lies in folders goes.
 const DEEPEST: usize = 32;
@@ -219,12 +220,12 @@ fn sent(file: File, from: u64, count: u64) -> Body {
 
 /// Reads ahead of whoever takes it, a chunk at a time: a slow reader holds no thread.
 async fn send(file: File, mut at: u64, count: u64, outgoing: Outgoing) {
-    let (end, mut file) = (at + count, file);
+    let (end, file, buffers) = (at + count, Arc::new(file), Buffers::default());
     while at < end {
-        let length = CHUNK.min(end - at);
-        let read = tokio::task::spawn_blocking(move || (chunk(&file, at, length), file)).await;
-        let Ok((read, again)) = read else { return };
-        file = again;
+        let (length, file, buffers) = (CHUNK.min(end - at) as usize, file.clone(), buffers.clone());
+        let Ok(read) = tokio::task::spawn_blocking(move || buffers.read(&file, at, length)).await else {
+            return;
+        };
         let sent = match read {
             // A file that has become shorter ends early, and the reader sees it by the length that was told.
             Ok(bytes) if bytes.is_empty() => return,
@@ -240,25 +241,5 @@ async fn send(file: File, mut at: u64, count: u64, outgoing: Outgoing) {
         if sent.is_err() {
             return;
         }
-    }
-}
-
-fn chunk(file: &File, at: u64, length: u64) -> io::Result<Bytes> {
-    let mut bytes = Vec::with_capacity(length as usize);
-    At { file, at }.take(length).read_to_end(&mut bytes)?;
-    Ok(bytes.into())
-}
-
-/// A file read from a place on, whatever others do with its handle.
-struct At<'a> {
-    file: &'a File,
-    at: u64,
-}
-
-impl Read for At<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read_at(buffer, self.at)?;
-        self.at += count as u64;
-        Ok(count)
     }
 }

@@ -27,6 +27,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// What is gathered before it is written; as much again is being written meanwhile.
 const BATCH: usize = 512 << 10;
+/// Pieces of a byte each would take more memory than what is in them.
+const MOST_PIECES: usize = 1024;
 /// A sender who sends nothing for so long is gone.
 const SILENCE: Duration = Duration::from_secs(60);
 
@@ -132,7 +134,7 @@ impl Receiving {
         while let Some(bytes) = arriving(&mut body).await? {
             gathered += bytes.len();
             batch.push(bytes);
-            if gathered >= BATCH {
+            if gathered >= BATCH || batch.len() >= MOST_PIECES {
                 self.write(std::mem::take(&mut batch)).await?;
                 gathered = 0;
             }
