@@ -200,6 +200,11 @@ impl Gateway {
         entry.filter(|entry| caller.sees(&entry.owner)).ok_or_else(|| Problem::not_found("sandbox"))
     }
 
+    /// Whether there is a sandbox of this name, dead or alive, of which the caller may know.
+    pub(crate) fn sees_sandbox(&self, caller: &Caller, id: &str) -> bool {
+        self.known().all.get(id).is_some_and(|entry| caller.sees(&entry.owner))
+    }
+
     /// The live session of this name. Using it keeps it from being idle.
     pub(super) fn session(&self, caller: &Caller, id: &str) -> Answer<Session> {
         let session = self.entry(caller, id)?.session()?;
