@@ -308,11 +308,13 @@ fn a_database_that_another_process_keeps_stops_nobody_who_does_not_write() {
     let order = json!({ "command": ["true"] });
     let mut refused: Vec<_> =
         (0..8).map(|_| open(&server, &server.admin, "POST", "/v1/runs", &order)).collect();
+    refused.extend((0..4).map(|_| open(&server, &server.admin, "POST", "/v1/sandboxes", &json!({}))));
     let begun = Instant::now();
-    assert_eq!(server.get("/healthz").status, 200);
-    assert_eq!(server.get("/v1/runs").status, 200);
+    for path in ["/healthz", "/v1/runs", "/v1/sandboxes"] {
+        assert_eq!(server.get(path).status, 200);
+    }
     assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
-    assert!(refused.iter_mut().all(|run| run.answer().status == 503));
+    assert!(refused.iter_mut().all(|asked| asked.answer().status == 503));
     assert!(begun.elapsed() < Duration::from_secs(8), "it took {:?}", begun.elapsed());
     drop(keeper.stdin.take());
     keeper.wait().expect("it ends");
