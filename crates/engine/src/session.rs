@@ -98,6 +98,7 @@ pub struct SessionState {
     pub barriers: Vec<Barrier>,
     /// As of the last look; what passed its doors is counted at the end.
     pub usage: Usage,
+    /// The same; those of its doors, too, are known at the end.
     pub limits_hit: BTreeSet<LimitName>,
     /// What its doors refused, at the end. Each program has a list of its own.
     pub denials: Vec<Denial>,
@@ -199,6 +200,15 @@ impl Shared {
     }
 }
 
+/// Which limits of the whole box its processes ran into.
+fn hit(counters: &Counters) -> impl Iterator<Item = LimitName> {
+    let hits = [
+        (LimitName::Memory, counters.oom_kills.is_some_and(|kills| kills > 0)),
+        (LimitName::Pids, counters.pids_refused.is_some_and(|times| times > 0)),
+    ];
+    hits.into_iter().filter(|(_, hit)| *hit).map(|(name, _)| name)
+}
+
 impl Book {
     /// A program in the background does not keep a session from being idle, nor does one that is paused.
     fn is_at_work(&self) -> bool {
@@ -214,6 +224,7 @@ impl Book {
         usage.memory_peak_bytes =
             counters.memory_peak.unwrap_or(self.largest_bytes).max(usage.memory_peak_bytes);
         usage.pids_peak = counters.pids_peak.or(usage.pids_peak);
+        self.state.limits_hit.extend(hit(counters));
     }
 
     fn running(&self) -> usize {

@@ -18,7 +18,7 @@ use axum::{
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use serde::{Deserialize, Serialize};
 use spec::{Id, WorkspacePath};
-use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::Path};
+use std::{ffi::OsString, io, os::unix::ffi::OsStringExt, path::Path};
 use store::{Kept, Lineage, Listing, New, Owner, StoreError, Wanted};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -362,12 +362,18 @@ fn problem(error: StoreError) -> Problem {
         StoreError::Damaged { .. } => {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "damaged", title, Some("make it anew".to_owned()))
         }
-        StoreError::Folder { .. }
-        | StoreError::Bucket { .. }
-        | StoreError::Keep { .. }
-        | StoreError::Access { .. } => {
+        StoreError::Keep { source, .. } if is_full(&source) => Problem::full(),
+        StoreError::Folder { source, .. }
+        | StoreError::Bucket { source, .. }
+        | StoreError::Keep { source, .. }
+        | StoreError::Access { source, .. } => {
+            crate::say(format_args!("airlock: {title}: {source}"));
             let hint = "try again; the operator's log has the cause";
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", title, Some(hint.to_owned()))
         }
     }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

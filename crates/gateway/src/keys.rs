@@ -329,7 +329,7 @@ impl From<DatabaseError> for Problem {
     fn from(error: DatabaseError) -> Problem {
         // Where it lies is nobody's business; the operator reads it on stderr.
         crate::say(format_args!("airlock: {error}"));
-        crate::writer::busy()
+        crate::writer::refusal(&error)
     }
 }
 

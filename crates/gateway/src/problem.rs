@@ -65,6 +65,13 @@ impl Problem {
         Problem::new(StatusCode::BAD_REQUEST, "invalid_spec", title, Some(detail.into()))
     }
 
+    /// There is no room on the disk where it would have to be written.
+    pub(crate) fn full() -> Problem {
+        let hint = "nothing was done; remove artifacts or images, or ask the operator for room".to_owned();
+        let title = "the disk of this server is full";
+        Problem::new(StatusCode::INSUFFICIENT_STORAGE, "quota_exceeded", title, Some(hint))
+    }
+
     /// The same with another status.
     pub(crate) fn with_status(self, status: StatusCode) -> Problem {
         Problem { status: status.as_u16(), ..self }

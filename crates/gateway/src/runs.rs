@@ -274,9 +274,11 @@ async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
     found.ok_or_else(|| Problem::not_found("run"))
 }
 
-/// What the database has of it.
+/// What the database has of it, or will have: an end that was told is not taken back while it cannot be written.
 async fn kept(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
-    Ok(answered(row(gateway, caller, id).await?))
+    let row = row(gateway, caller, id).await?;
+    let unwritten = gateway.runs().find(id).filter(|_| row.result.is_none()).and_then(|live| live.told());
+    Ok(unwritten.map_or_else(|| answered(row), |told| json(StatusCode::OK, told)))
 }
 
 fn answered(row: RunRow) -> Response {

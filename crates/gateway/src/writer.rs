@@ -5,7 +5,7 @@ use crate::{Problem, problem::Answer};
 use http::StatusCode;
 use std::{
     io,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
 };
 use store::{
     DatabaseError,
@@ -18,7 +18,24 @@ const MOST_WAITING: usize = 2048;
 const MOST_TOGETHER: usize = 256;
 
 type Reply = Box<dyn FnOnce() + Send>;
-type Job = Box<dyn FnOnce(&Writing<'_>) -> Result<Reply, DatabaseError> + Send>;
+type Work = Box<dyn FnOnce(&Writing<'_>) -> Result<Reply, DatabaseError> + Send>;
+
+/// What is to be written, and how whoever asked is told that nothing was.
+struct Job {
+    work: Work,
+    refuse: Box<dyn FnOnce(Problem) + Send>,
+}
+
+/// Who waits for the answer, until somebody gives it.
+struct Waiting<T>(Arc<Mutex<Option<oneshot::Sender<Answer<T>>>>>);
+
+impl<T> Waiting<T> {
+    fn answer(&self, answer: Answer<T>) {
+        let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Whoever asked may be gone.
+        waiting.map(|waiting| waiting.send(answer));
+    }
+}
 
 /// Where to have something written.
 #[derive(Debug)]
@@ -54,26 +71,39 @@ impl Writer {
         work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError> + Send + 'static,
     ) -> Answer<T> {
         let (sender, answer) = oneshot::channel();
-        let job: Job = Box::new(move |writing| {
+        let waiting = Arc::new(Mutex::new(Some(sender)));
+        let (told, refused) = (Waiting(waiting.clone()), Waiting(waiting));
+        let work: Work = Box::new(move |writing| {
             let done = work(writing)?;
-            // Whoever asked may be gone.
-            Ok(Box::new(move || drop(sender.send(done))))
+            Ok(Box::new(move || told.answer(Ok(done))))
         });
+        let job = Job { work, refuse: Box::new(move |problem| refused.answer(Err(problem))) };
         self.jobs.as_ref().ok_or_else(busy)?.try_send(job).map_err(|_| busy())?;
-        answer.await.map_err(|_| busy())
+        answer.await.unwrap_or_else(|_| Err(busy()))
     }
 }
 
 fn write(served: &Served, jobs: &mpsc::Receiver<Job>) {
     while let Ok(first) = jobs.recv() {
-        let all: Vec<_> = std::iter::once(first).chain(jobs.try_iter().take(MOST_TOGETHER - 1)).collect();
-        let written =
-            served.together(|writing| all.into_iter().map(|job| job(writing)).collect::<Result<Vec<_>, _>>());
+        let all = std::iter::once(first).chain(jobs.try_iter().take(MOST_TOGETHER - 1));
+        let (works, refusals): (Vec<_>, Vec<_>) = all.map(|job| (job.work, job.refuse)).unzip();
+        let written = served
+            .together(|writing| works.into_iter().map(|work| work(writing)).collect::<Result<Vec<_>, _>>());
         match written {
             Ok(replies) => replies.into_iter().for_each(|reply| reply()),
-            // Those who wait see that nobody will answer.
-            Err(error) => crate::say(format_args!("airlock: {error}")),
+            Err(error) => {
+                crate::say(format_args!("airlock: {error}"));
+                refusals.into_iter().for_each(|refuse| refuse(refusal(&error)));
+            }
         }
+    }
+}
+
+/// What whoever asked is told of it: nothing was written.
+pub(crate) fn refusal(error: &DatabaseError) -> Problem {
+    match error.is_full() {
+        true => Problem::full(),
+        false => busy(),
     }
 }
 

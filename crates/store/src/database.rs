@@ -75,6 +75,14 @@ pub enum DatabaseError {
 }
 
 impl DatabaseError {
+    /// Whether its disk has no room.
+    pub fn is_full(&self) -> bool {
+        match self {
+            DatabaseError::Sqlite { source, .. } => source.sqlite_error_code() == Some(ErrorCode::DiskFull),
+            DatabaseError::Place { .. } | DatabaseError::Newer { .. } => false,
+        }
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> &'static str {
         match self {

@@ -160,20 +160,24 @@ fn a_sandbox_without_an_end_is_lost_with_its_server_and_an_ended_one_keeps_its_r
         promise: Some((id.to_uppercase(), vec![1; 32])),
         ended: None,
     };
-    assert!(served.add_sandbox(&row("lives", 1)).unwrap() && served.add_sandbox(&row("ends", 2)).unwrap());
-    assert!(!served.add_sandbox(&row("lives", 3)).unwrap(), "a name serves one that lives");
-    served.add_sandbox(&row("failed", 4)).unwrap();
-    served.drop_sandbox("failed").unwrap();
-    served.end_sandbox("ends", "idle", 50, 0, 10).unwrap();
+    let add = |row: SandboxRow| served.together(|writing| writing.add_sandbox(&row)).unwrap();
+    let end = |id: &str, why: &str, at: u64, most: u32| {
+        served.together(|writing| writing.end_sandbox(id, why, at, 0, most)).unwrap();
+    };
+    assert!(add(row("lives", 1)) && add(row("ends", 2)));
+    assert!(!add(row("lives", 3)), "a name serves one that lives");
+    add(row("failed", 4));
+    served.together(|writing| writing.drop_sandbox("failed")).unwrap();
+    end("ends", "idle", 50, 10);
     let after = Served::open(&folder.0).unwrap().lost_sandboxes(60, 0).unwrap();
     let lost = SandboxRow { ended: Some((60, "lost".into())), ..row("lives", 1) };
     let ended = SandboxRow { ended: Some((50, "idle".into())), ..row("ends", 2) };
     assert_eq!(after, [lost, ended.clone()]);
-    assert!(served.add_sandbox(&row("lives", 5)).unwrap(), "and another one once it is gone");
+    assert!(add(row("lives", 5)), "and another one once it is gone");
     assert_eq!(served.lost_sandboxes(70, 51).unwrap().len(), 1, "what is too old is forgotten");
     for number in 0..4 {
-        served.add_sandbox(&row(&format!("s{number}"), 80)).unwrap();
-        served.end_sandbox(&format!("s{number}"), "asked", 80 + number, 0, 2).unwrap();
+        add(row(&format!("s{number}"), 80));
+        end(&format!("s{number}"), "asked", 80 + number, 2);
     }
     let names: Vec<_> = served.lost_sandboxes(90, 0).unwrap().into_iter().map(|row| row.id).collect();
     assert_eq!(names, ["s1", "s2", "s3"], "what is too much is forgotten");

@@ -12,10 +12,17 @@ use std::{
 
 /// A key for sandboxes, and one of its own.
 fn sandbox(server: &Server) -> (String, String) {
-    let key = server.key(&["sandboxes", "runs"]);
-    let made = server.ask(&key, "POST", "/v1/sandboxes", &[], &json!({}));
+    let key = server.key(&SCOPES);
+    let made = sandbox_of(server, &key);
+    (key, made)
+}
+
+const SCOPES: [&str; 3] = ["sandboxes", "runs", "artifacts"];
+
+fn sandbox_of(server: &Server, key: &str) -> String {
+    let made = server.ask(key, "POST", "/v1/sandboxes", &[], &json!({}));
     assert_eq!(made.status, 201, "{}", made.text());
-    (key, format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("its name")))
+    format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("its name"))
 }
 
 /// A program that goes on.
@@ -35,55 +42,146 @@ fn open(server: &Server, key: &str, method: &str, path: &str, body: &Value) -> S
     server.client.open(&server.request(key, method, path, &[], body))
 }
 
-/// Opens all kinds of streams, ends the key, and sees them end.
-fn ends_with_its_key(revoke: impl Fn(&Server, &str)) {
-    let server = Server::new();
-    let (key, sandbox) = sandbox(&server);
-    let exec = sleeper(&server, &key, &sandbox);
-    let mut terminal = terminal(&server, &key, &sandbox);
-    terminal.keys(b"echo a$((1+1))b\n");
-    terminal.until("a2b");
-    let mut events = open(&server, &key, "GET", &format!("{exec}/events"), &json!(null));
-    assert_eq!(events.head().expect("an answer").0, 200);
-    let mut logs = open(&server, &key, "GET", &format!("{sandbox}/logs?follow=true"), &json!(null));
-    assert_eq!(logs.head().expect("an answer").0, 200);
-    let mut waiting = open(&server, &key, "GET", &format!("{exec}/output?wait=60"), &json!(null));
-    let mut run = open(&server, &key, "POST", "/v1/runs", &json!({ "command": ["sleep", "60"] }));
+/// The first of nine bytes; the others are still to come.
+fn first_byte(server: &Server, key: &str, method: &str, path: &str) -> Stream {
     let host = server.client.host();
     let head = format!(
-        "POST {exec}/stdin HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: 9\r\n\r\nx"
+        "{method} {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: 9\r\n\r\nx"
     );
-    let mut typing = server.client.open(head.as_bytes());
-    let begun = Instant::now();
-    revoke(&server, &key[4..20]);
-    loop {
-        match terminal.frame() {
-            Some(Frame::Close) | None => break,
-            Some(_) => terminal.keys(b"true\n"),
+    server.client.open(head.as_bytes())
+}
+
+/// Whatever can be open for long.
+struct Open {
+    sandbox: String,
+    exec: String,
+    terminal: Socket,
+    /// Answers that have begun: events of a program and of a run, logs.
+    told: Vec<Stream>,
+    /// Answers that are waited for: output, a run.
+    awaited: Vec<Stream>,
+    /// Bodies that have begun: what is typed, a file, an artifact.
+    sent: Vec<Stream>,
+}
+
+impl Open {
+    fn by(server: &Server, key: &str) -> Open {
+        let sandbox = sandbox_of(server, key);
+        let exec = sleeper(server, key, &sandbox);
+        let mut terminal = terminal(server, key, &sandbox);
+        terminal.keys(b"echo a$((1+1))b\n");
+        terminal.until("a2b");
+        let (prefer, order) = ([("prefer", "respond-async")], json!({ "command": ["sleep", "60"] }));
+        let run = server.ask(key, "POST", "/v1/runs", &prefer, &order).json();
+        let run = format!("/v1/runs/{}/events", run["run_id"].as_str().expect("its name"));
+        let paths = [format!("{exec}/events"), format!("{sandbox}/logs?follow=true"), run];
+        let mut told: Vec<_> =
+            paths.iter().map(|path| open(server, key, "GET", path, &json!(null))).collect();
+        told.iter_mut().for_each(|stream| assert_eq!(stream.head().expect("an answer").0, 200));
+        let awaited = vec![
+            open(server, key, "GET", &format!("{exec}/output?wait=60"), &json!(null)),
+            open(server, key, "POST", "/v1/runs", &order),
+        ];
+        let sent = [
+            ("POST", format!("{exec}/stdin")),
+            ("PUT", format!("{sandbox}/files/half")),
+            ("PUT", "/v1/artifacts/half".to_owned()),
+        ];
+        let sent = sent.iter().map(|(method, path)| first_byte(server, key, method, path)).collect();
+        Open { sandbox, exec, terminal, told, awaited, sent }
+    }
+
+    /// All of it ends, and no half of anything is left.
+    fn ends(mut self, server: &Server) {
+        loop {
+            match self.terminal.frame() {
+                Some(Frame::Close) | None => break,
+                Some(_) => self.terminal.keys(b"true\n"),
+            }
+        }
+        for stream in &mut self.told {
+            while stream.read() {}
+        }
+        for stream in self.awaited.iter_mut().chain(&mut self.sent) {
+            assert_eq!(stream.answer().status, 401);
+        }
+        assert_eq!(server.get(&self.exec).json()["status"], "running", "the program itself goes on");
+        assert_eq!(server.get(&format!("{}/files/half", self.sandbox)).status, 404);
+        for path in [format!("{}/files/", self.sandbox), "/v1/artifacts".to_owned()] {
+            let listed = server.get(&path);
+            assert_eq!((listed.status, listed.text().contains("half")), (200, false), "{}", listed.text());
         }
     }
-    while events.read() {}
-    while logs.read() {}
-    for stream in [&mut waiting, &mut run, &mut typing] {
-        assert_eq!(stream.answer().status, 401);
+
+    /// All of it goes on.
+    fn goes_on(mut self, server: &Server, key: &str) {
+        self.terminal.keys(b"echo c$((2+2))d\n");
+        self.terminal.until("c4d");
+        for stream in &mut self.sent {
+            stream.send(b"12345678");
+        }
+        let statuses: Vec<_> = self.sent.iter_mut().map(|stream| stream.answer().status).collect();
+        assert_eq!(statuses, [200, 201, 201]);
+        assert_eq!(server.ask(key, "DELETE", &self.exec, &[], &json!(null)).status, 200);
+        let told = String::from_utf8_lossy(&chunks(&mut self.told[0])).into_owned();
+        assert!(told.contains("event: exited"), "{told}");
+        assert_eq!(self.awaited[0].answer().status, 200);
     }
+}
+
+fn chunks(stream: &mut Stream) -> Vec<u8> {
+    std::iter::from_fn(|| stream.chunk()).flatten().collect()
+}
+
+/// Opens all kinds of streams, ends the key, and sees them end, and those of another key go on.
+fn ends_with_its_key(server: &Server, make: impl FnOnce() -> String, end: impl FnOnce(&str)) {
+    let others = server.key(&SCOPES);
+    let control = Open::by(server, &others);
+    let key = make();
+    let open = Open::by(server, &key);
+    assert_eq!(server.ask(&key, "GET", "/v1/runs", &[], &json!(null)).status, 200, "it is still good");
+    end(&key[4..20]);
+    let begun = Instant::now();
+    open.ends(server);
     assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
-    assert_eq!(server.get(&exec).json()["status"], "running", "the program itself goes on");
+    control.goes_on(server, &others);
 }
 
 #[test]
 fn a_key_that_is_revoked_takes_its_open_streams_with_it() {
-    ends_with_its_key(|server, id| assert_eq!(server.delete(&format!("/v1/keys/{id}")).status, 204));
+    let server = Server::new();
+    ends_with_its_key(
+        &server,
+        || server.key(&SCOPES),
+        |id| {
+            assert_eq!(server.delete(&format!("/v1/keys/{id}")).status, 204);
+        },
+    );
 }
 
 #[test]
 fn a_key_that_another_process_revokes_takes_its_open_streams_with_it() {
-    ends_with_its_key(|server, id| {
-        let state = server.folder.at("state");
-        let mut command = Command::new(cli::airlock());
-        command.args(["key", "revoke", id, "--state"]).arg(state);
-        assert!(command.env("HOME", &server.folder.0).output().expect("airlock runs").status.success());
-    });
+    let server = Server::new();
+    ends_with_its_key(
+        &server,
+        || server.key(&SCOPES),
+        |id| {
+            let state = server.folder.at("state");
+            let mut command = Command::new(cli::airlock());
+            command.args(["key", "revoke", id, "--state"]).arg(state);
+            assert!(command.env("HOME", &server.folder.0).output().expect("airlock runs").status.success());
+        },
+    );
+}
+
+#[test]
+fn a_key_that_expires_takes_its_open_streams_with_it() {
+    let server = Server::new();
+    let short = || {
+        let order = json!({ "name": "short", "scopes": SCOPES, "expires_in": "6s" });
+        server.post("/v1/keys", &order).json()["token"].as_str().expect("a token").to_owned()
+    };
+    ends_with_its_key(&server, short, |_| {});
 }
 
 #[test]
@@ -155,11 +253,7 @@ fn typing_ends_with_the_program() {
     let server = Server::new();
     let (key, sandbox) = sandbox(&server);
     let exec = sleeper(&server, &key, &sandbox);
-    let host = server.client.host();
-    let head = format!(
-        "POST {exec}/stdin HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: 9\r\n\r\nx"
-    );
-    let mut typing = server.client.open(head.as_bytes());
+    let mut typing = first_byte(&server, &key, "POST", &format!("{exec}/stdin"));
     assert_eq!(server.delete(&exec).status, 200);
     assert_eq!(typing.answer().status, 409);
 }
@@ -214,11 +308,13 @@ fn a_database_that_another_process_keeps_stops_nobody_who_does_not_write() {
     let order = json!({ "command": ["true"] });
     let mut refused: Vec<_> =
         (0..8).map(|_| open(&server, &server.admin, "POST", "/v1/runs", &order)).collect();
+    refused.extend((0..4).map(|_| open(&server, &server.admin, "POST", "/v1/sandboxes", &json!({}))));
     let begun = Instant::now();
-    assert_eq!(server.get("/healthz").status, 200);
-    assert_eq!(server.get("/v1/runs").status, 200);
+    for path in ["/healthz", "/v1/runs", "/v1/sandboxes"] {
+        assert_eq!(server.get(path).status, 200);
+    }
     assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
-    assert!(refused.iter_mut().all(|run| run.answer().status == 503));
+    assert!(refused.iter_mut().all(|asked| asked.answer().status == 503));
     assert!(begun.elapsed() < Duration::from_secs(8), "it took {:?}", begun.elapsed());
     drop(keeper.stdin.take());
     keeper.wait().expect("it ends");

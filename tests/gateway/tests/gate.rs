@@ -2,7 +2,11 @@
 
 use gateway_tests::{Client, Server};
 use serde_json::json;
-use std::time::{Duration, Instant};
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
 
 fn port(server: &Server) -> u16 {
     match &server.client {
@@ -94,6 +98,64 @@ fn headers_that_do_not_come_in_time_close_the_connection() {
     let mut idle = server.client.open(&server.request("", "GET", "/healthz", &[], &json!(null)));
     assert_eq!(idle.answer().status, 200);
     assert!(!idle.read(), "an idle connection is closed, too");
+}
+
+#[test]
+fn headers_that_trickle_are_not_waited_for_any_longer() {
+    let server = Server::with("[serve]\nheader_time = \"500ms\"\n", &[]);
+    let begin = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", port(&server))).expect("it listens");
+        stream.write_all(b"GET /healthz HTTP/1.1\r\n").expect("it reads");
+        stream
+    };
+    let (mut slow, begun) = (begin(), Instant::now());
+    // Each line comes in time; whoever writes to a connection that was closed is told.
+    while begun.elapsed() < Duration::from_secs(4) && slow.write_all(b"x: y\r\n").is_ok() {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(4), "it would go on for ever");
+    let mut quick = begin();
+    quick.write_all(format!("host: 127.0.0.1:{}\r\n\r\n", port(&server)).as_bytes()).expect("it reads");
+    let mut said = [0; 15];
+    quick.read_exact(&mut said).expect("an answer");
+    assert_eq!(said.as_slice(), b"HTTP/1.1 200 OK", "the positive control: in parts, and in time");
+}
+
+#[test]
+fn bodies_that_arrive_together_are_bounded_and_fit_again_when_one_is_done() {
+    let server = Server::with("[serve]\nbody = \"100M\"\n", &[]);
+    // Three of them would be more than the 256 MiB that may arrive at a time.
+    let length = 100 << 20;
+    let begin = || {
+        let (host, key) = (server.client.host(), &server.admin);
+        server.client.open(
+            format!(
+                "POST /v1/runs HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\n\
+                 content-length: {length}\r\nexpect: 100-continue\r\n\r\n"
+            )
+            .as_bytes(),
+        )
+    };
+    // Who may send is told so, and has his room from then on.
+    let let_in = || {
+        let mut stream = begin();
+        assert_eq!(stream.head().expect("an answer").0, 100);
+        stream
+    };
+    let order = json!({ "command": ["true"] }).to_string();
+    let whole = [order.as_bytes(), &vec![b' '; length - order.len()]].concat();
+    let (mut one, two) = (let_in(), let_in());
+    let refused = begin().answer();
+    assert_eq!((refused.status, &refused.json()["code"]), (503, &json!("quota_exceeded")));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(server.post("/v1/runs", &json!({ "command": ["true"] })).status, 200, "small ones fit");
+    one.send(&whole);
+    assert_eq!(one.answer().status, 200, "the positive control: it is taken when it has come");
+    let three = let_in();
+    assert_eq!(begin().answer().status, 503);
+    drop(two);
+    server.until("the room of one that hung up", || begin().head().is_some_and(|(status, _)| status == 100));
+    drop(three);
 }
 
 #[test]

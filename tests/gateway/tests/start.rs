@@ -1,9 +1,14 @@
 //! How the server starts and ends.
 
 use gateway_tests::{Server, refusal, serve};
+use inside::{Who, ordinary};
 use rustix::process::Signal;
 use serde_json::json;
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    process::Command,
+};
 
 #[test]
 fn it_listens_with_a_key_and_runs_what_is_asked() {
@@ -92,4 +97,33 @@ fn a_unix_socket_is_served_and_removed() {
     assert_eq!(server.get("/v1/keys").status, 200);
     server.end(Signal::INT);
     assert!(!socket.exists());
+}
+
+#[test]
+fn a_unix_socket_is_its_owners_alone() {
+    let server = Server::with("", &["--listen", "unix:sock"]);
+    let socket = server.folder.at("sock");
+    let Some(Who::Ordinary(user, group)) = ordinary("others do not reach a socket of the server's") else {
+        return;
+    };
+    let ask = |others: bool| {
+        let mut command = Command::new("curl");
+        command.args([
+            "-sS",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+            "http://localhost/healthz",
+            "--unix-socket",
+        ]);
+        command.arg(&socket).current_dir("/");
+        if others {
+            command.uid(user).gid(group);
+        }
+        String::from_utf8(command.output().expect("curl runs").stdout).expect("text")
+    };
+    assert_eq!((ask(false), ask(true)), ("200".to_owned(), "000".to_owned()));
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+    assert_eq!(ask(true), "200", "the control: it is the mode that keeps him out");
 }

@@ -337,7 +337,11 @@ impl Actor {
             Ok(process) => process,
             // That it is not there, or cannot be run, is what came of it: a result like any other.
             Err(error) if error.exit_status() != REFUSED => return Ok(self.never(request, &error)),
-            Err(error) => return Err(error.info()),
+            Err(error) => {
+                // A limit may be why.
+                self.count();
+                return Err(error.info());
+            }
         };
         let id = self.next_id();
         let beginning = Beginning {
@@ -438,12 +442,10 @@ impl Actor {
             self.shared.book().execs.iter().for_each(Exec::give_up);
         }
         let counters = before.unwrap_or_else(|| self.sandbox.counters());
-        let hits = [
-            (LimitName::Memory, counters.oom_kills.is_some_and(|kills| kills > 0)),
-            (LimitName::Pids, counters.pids_refused.is_some_and(|times| times > 0)),
-            (LimitName::Disk, self.sandbox.scratch_is_full()),
-        ];
-        self.result.limits_hit.extend(hits.into_iter().filter(|(_, hit)| *hit).map(|(name, _)| name));
+        self.result.limits_hit.extend(super::hit(&counters));
+        if self.sandbox.scratch_is_full() {
+            self.result.limits_hit.insert(LimitName::Disk);
+        }
         let usage = {
             let mut book = self.shared.book();
             book.tally(&counters);

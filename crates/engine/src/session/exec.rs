@@ -441,7 +441,6 @@ async fn out_of_patience(stop: &mut watch::Receiver<Option<Duration>>, own: Opti
     }
 }
 
-/// The result of a program whose task failed.
 /// A program that is not there or cannot be run, as it is found afterwards.
 pub(super) fn never(id: String, request: ExecRequest, state: &Path, error: &SandboxError) -> Exec {
     let (at, (signals, _)) = (record::now(), mpsc::channel(1));
@@ -464,6 +463,7 @@ pub(super) fn never(id: String, request: ExecRequest, state: &Path, error: &Sand
     Exec { shared: Arc::new(common) }
 }
 
+/// The result of a program whose task failed.
 fn unseen(at: Timestamp) -> ExecResult {
     ExecResult {
         status: Status::Lost,

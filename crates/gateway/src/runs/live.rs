@@ -35,6 +35,8 @@ const RECENT_TIME: Duration = Duration::from_secs(300);
 const LARGE: usize = 256 << 10;
 /// Between tries to write an end down.
 const PAUSES: [Duration; 6] = [Duration::from_millis(250); 6];
+/// The same, once whoever waits has been told.
+const LATER: Duration = Duration::from_secs(1);
 /// Runs between two looks for what is too old.
 const PRUNED_EVERY: u64 = 256;
 
@@ -283,6 +285,11 @@ impl Live {
         })
     }
 
+    /// The result as it is kept, if it has ended.
+    pub(super) fn told(&self) -> Option<Bytes> {
+        self.progress.borrow().ended.as_ref().map(|ended| ended.kept.clone())
+    }
+
     fn size(&self) -> u64 {
         let whole = self.progress.borrow().ended.as_ref().map_or(0, |ended| ended.whole.len() as u64);
         self.feed.lengths().iter().map(|length| (*length).min(FEED_BYTES)).sum::<u64>() + whole
@@ -332,22 +339,33 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
         true => tokio::task::spawn_blocking(move || texts(result)).await.unwrap_or_default(),
         false => texts(result),
     };
+    let mut written = false;
     for pause in PAUSES {
-        let (id, kept) = (live.id.clone(), kept.clone());
-        let finish = move |writing: &Writing<'_>| {
-            // It was text a moment ago.
-            writing.finish(id.as_str(), status.name(), &String::from_utf8_lossy(&kept))
-        };
-        // If it cannot be written at all, the next start of the server will find it without an end, and say `lost`.
-        match gateway.writer().write(finish).await {
-            Ok(()) => break,
-            Err(_) => tokio::time::sleep(pause).await,
+        written = write_end(gateway, live, status, &kept).await;
+        if written {
+            break;
         }
+        tokio::time::sleep(pause).await;
     }
-    let ended = Arc::new(Ended { whole, kept, problem });
+    let ended = Arc::new(Ended { whole, kept: kept.clone(), problem });
     live.feed.end();
     live.progress.send_modify(|progress| progress.ended = Some(ended));
+    // It counts as one under way until then: so not more than a few wait for a disk that has no room.
+    while !written {
+        tokio::time::sleep(LATER).await;
+        written = write_end(gateway, live, status, &kept).await;
+    }
     gateway.runs().retire(live, live.size());
+}
+
+/// Whether it could be written. If it never can, the next start of the server will find it without an end, and say `lost`.
+async fn write_end(gateway: &Gateway, live: &Arc<Live>, status: Status, kept: &Bytes) -> bool {
+    let (id, kept) = (live.id.clone(), kept.clone());
+    let finish = move |writing: &Writing<'_>| {
+        // It was text a moment ago.
+        writing.finish(id.as_str(), status.name(), &String::from_utf8_lossy(&kept))
+    };
+    gateway.writer().write(finish).await.is_ok()
 }
 
 /// A run that could not start; a command that cannot be executed is a result like any other.

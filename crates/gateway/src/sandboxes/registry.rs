@@ -13,7 +13,10 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
-use store::{DatabaseError, served::SandboxRow};
+use store::{
+    DatabaseError,
+    served::{SandboxRow, Writing},
+};
 use tokio::{sync::watch, task::JoinSet};
 
 /// Sandboxes that live at a time.
@@ -200,6 +203,11 @@ impl Gateway {
         entry.filter(|entry| caller.sees(&entry.owner)).ok_or_else(|| Problem::not_found("sandbox"))
     }
 
+    /// Whether there is a sandbox of this name, dead or alive, of which the caller may know.
+    pub(crate) fn sees_sandbox(&self, caller: &Caller, id: &str) -> bool {
+        self.known().all.get(id).is_some_and(|entry| caller.sees(&entry.owner))
+    }
+
     /// The live session of this name. Using it keeps it from being idle.
     pub(super) fn session(&self, caller: &Caller, id: &str) -> Answer<Session> {
         let session = self.entry(caller, id)?.session()?;
@@ -261,20 +269,19 @@ impl Gateway {
             let title = format!("{MOST_LIVE} sandboxes can live here, {MOST_OF_ONE} of one key, and no more");
             return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint)));
         }
-        let written = self.write_down(&opening, &spec)?;
         let (tell, outcome) = watch::channel(None);
         known.making += 1;
         if let Some((replay, digest)) = &replay {
             known.under_way.insert(replay.clone(), (digest.clone(), outcome.clone()));
         }
         drop(known);
-        tokio::spawn(self.clone().make(opening, spec, replay, written, tell));
+        tokio::spawn(self.clone().make(opening, spec, replay, tell));
         Ok(outcome)
     }
 
     /// Before anything is made: so a server that dies meanwhile makes no second one by the same key. None if one of that
     /// name lives; then the engine will refuse it.
-    fn write_down(&self, opening: &Opening, spec: &SessionSpec) -> Answer<Option<String>> {
+    async fn write_down(&self, opening: &Opening, spec: &SessionSpec) -> Answer<Option<String>> {
         let id = spec.run.run_id.as_ref().map(ToString::to_string).unwrap_or_default();
         let row = SandboxRow {
             id: id.clone(),
@@ -287,7 +294,8 @@ impl Gateway {
             promise: opening.replay.clone(),
             ended: None,
         };
-        Ok(self.served().add_sandbox(&row)?.then_some(id))
+        let added = self.writer().write(move |writing| writing.add_sandbox(&row)).await?;
+        Ok(added.then_some(id))
     }
 
     /// Takes up what a server before us wrote down.
@@ -308,22 +316,18 @@ impl Gateway {
         opening: Opening,
         spec: spec::SessionSpec,
         replay: Option<(Replay, Vec<u8>)>,
-        written: Option<String>,
         tell: watch::Sender<Option<Answer<Arc<Entry>>>>,
     ) {
-        let made = match &opening.fork_of {
-            Some(of) => self.engine().fork_session(of, spec).await,
-            None => self.engine().open_session(spec).await,
+        let made = match self.write_down(&opening, &spec).await {
+            Ok(written) => self.opened(&opening, spec, written).await,
+            Err(problem) => Err(problem),
         };
-        if let (Err(_), Some(id)) = (&made, &written) {
-            complain(self.served().drop_sandbox(id));
-        }
         let mut known = self.known();
         known.making -= 1;
         if let Some((replay, _)) = &replay {
             known.under_way.remove(replay);
         }
-        let outcome = made.map_err(Problem::from).map(|session| {
+        let outcome = made.map(|session| {
             let entry = Arc::new(Entry {
                 id: session.id().to_string(),
                 owner: opening.owner,
@@ -341,27 +345,37 @@ impl Gateway {
         tell.send_replace(Some(outcome));
     }
 
+    /// The session itself. One that could not be made is not remembered.
+    async fn opened(&self, opening: &Opening, spec: SessionSpec, written: Option<String>) -> Answer<Session> {
+        let made = match &opening.fork_of {
+            Some(of) => self.engine().fork_session(of, spec).await,
+            None => self.engine().open_session(spec).await,
+        };
+        if let (Err(_), Some(id)) = (&made, written) {
+            // If it cannot be forgotten now, the next start of the server will find it without an end, and say `lost`.
+            _ = self.writer().write(move |writing| writing.drop_sandbox(&id)).await;
+        }
+        Ok(made?)
+    }
+
     /// Waits for its end; then only how it ended is kept.
     async fn remember(self, entry: Arc<Entry>, session: Session) {
         let state = session.ended().await;
-        self.write_end(&entry.id, &state);
+        self.write_end(&entry.id, &state).await;
         *locked(&entry.held) = Held::Ended(Box::new(state));
         self.metrics().sandboxes.dec();
     }
 
-    /// Before anybody is told of it; what is written stays.
-    pub(super) fn write_end(&self, id: &str, state: &SessionState) {
+    /// Before anybody is told of it; what is written stays. If it cannot be, the next start of the server will find it
+    /// without an end, and say `lost`.
+    pub(super) async fn write_end(&self, id: &str, state: &SessionState) {
         let lost = self.0.sandboxes.closing.load(Ordering::Relaxed);
         let why = if lost { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
-        let now = engine::now().0;
+        let (id, now) = (id.to_owned(), engine::now().0);
         let oldest = now.saturating_sub(REMEMBERED_MS);
-        complain(self.served().end_sandbox(id, wire::reason(why), now, oldest, MOST_ENDED as u32));
-    }
-}
-
-/// The next start of the server will find it without an end, and say `lost`.
-fn complain(written: Result<(), DatabaseError>) {
-    if let Err(error) = written {
-        crate::say(format_args!("airlock: {error}"));
+        let end = move |writing: &Writing<'_>| {
+            writing.end_sandbox(&id, wire::reason(why), now, oldest, MOST_ENDED as u32)
+        };
+        _ = self.writer().write(end).await;
     }
 }

@@ -1,6 +1,6 @@
 //! Which sandboxes a gateway made: so that one that died with its server is known to the next, and made only once.
 
-use super::{Served, back, number};
+use super::{Served, Writing, back, number};
 use crate::database::DatabaseError;
 use rusqlite::{Row, params};
 
@@ -21,7 +21,11 @@ pub struct SandboxRow {
     pub ended: Option<(u64, String)>,
 }
 
-impl Served {
+impl Writing<'_> {
+    fn done<T>(&self, done: rusqlite::Result<T>) -> Result<T, DatabaseError> {
+        done.map_err(|source| self.database.failed(source))
+    }
+
     /// Writes a sandbox down before it is made. False if one of that name lives.
     pub fn add_sandbox(&self, row: &SandboxRow) -> Result<bool, DatabaseError> {
         let add = "INSERT INTO gateway_sandbox (id, owner, labels, backend, profile, created_ms, promise, body)
@@ -32,17 +36,15 @@ impl Served {
              WHERE gateway_sandbox.ended_ms IS NOT NULL";
         let (promise, body) = row.promise.clone().unzip();
         let SandboxRow { id, owner, labels, backend, profile, created_ms, .. } = row;
-        let created = number(*created_ms);
-        self.runs.write(|transaction| {
-            let row = params![id, owner, labels, backend, profile, created, promise, body];
-            Ok(transaction.prepare_cached(add)?.execute(row)? == 1)
-        })
+        let row = params![id, owner, labels, backend, profile, number(*created_ms), promise, body];
+        let added = self.transaction.prepare_cached(add).and_then(|mut add| add.execute(row));
+        self.done(added.map(|count| count == 1))
     }
 
     /// One that could not be made.
     pub fn drop_sandbox(&self, id: &str) -> Result<(), DatabaseError> {
         let drop = "DELETE FROM gateway_sandbox WHERE id = ?";
-        self.runs.write(|transaction| transaction.execute(drop, [id]).map(|_| ()))
+        self.done(self.transaction.execute(drop, [id]).map(|_| ()))
     }
 
     /// Writes an end down, and forgets ends that are too old or too many.
@@ -54,17 +56,15 @@ impl Served {
         oldest_ms: u64,
         most: u32,
     ) -> Result<(), DatabaseError> {
-        self.runs.write(|transaction| {
-            let end =
-                "UPDATE gateway_sandbox SET ended_ms = ?2, reason = ?3 WHERE id = ?1 AND ended_ms IS NULL";
-            transaction.execute(end, params![id, number(now_ms), reason])?;
-            let forget = "DELETE FROM gateway_sandbox WHERE ended_ms < max(?1, coalesce((SELECT ended_ms FROM gateway_sandbox
-                 WHERE ended_ms IS NOT NULL ORDER BY ended_ms DESC LIMIT 1 OFFSET ?2), 0))";
-            transaction.execute(forget, params![number(oldest_ms), most])?;
-            Ok(())
-        })
+        let end = "UPDATE gateway_sandbox SET ended_ms = ?2, reason = ?3 WHERE id = ?1 AND ended_ms IS NULL";
+        self.done(self.transaction.execute(end, params![id, number(now_ms), reason]))?;
+        let forget = "DELETE FROM gateway_sandbox WHERE ended_ms < max(?1, coalesce((SELECT ended_ms FROM gateway_sandbox
+             WHERE ended_ms IS NOT NULL ORDER BY ended_ms DESC LIMIT 1 OFFSET ?2), 0))";
+        self.done(self.transaction.execute(forget, params![number(oldest_ms), most]).map(|_| ()))
     }
+}
 
+impl Served {
     /// Those that are remembered; whatever has no end yet was lost, now. Whoever asks owns the state folder.
     pub fn lost_sandboxes(&self, now_ms: u64, oldest_ms: u64) -> Result<Vec<SandboxRow>, DatabaseError> {
         self.runs.write(|transaction| {
