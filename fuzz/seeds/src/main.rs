@@ -30,6 +30,7 @@ fn main() -> io::Result<()> {
     write(&folder.join("config"), settings())?;
     write(&folder.join("registry"), registries())?;
     write(&folder.join("screen"), screens())?;
+    write(&folder.join("events"), events())?;
     write(&folder.join("layer"), layers())?;
     write(&folder.join("manifest"), manifests())?;
     write(&folder.join("entry"), entries())?;
@@ -44,6 +45,19 @@ fn main() -> io::Result<()> {
     write(&folder.join("http"), exchanges())?;
     write(&folder.join("pkt"), pushes())?;
     write(&folder.join("ledger"), ledgers(folder)?)
+}
+
+/// As `targets/events.rs` reads them: where they are cut, and what a server sends.
+fn events() -> Vec<Vec<u8>> {
+    let streams: [&[u8]; 6] = [
+        b"id: 1.0\nevent: started\ndata: {}\n\n: still here\n\nid: 2.5\nevent: output\ndata: {\"offset\":0}\n\n",
+        b"id: 2\r\nevent: output\r\ndata: a\r\ndata: b\r\n\r\n",
+        b"event: gap\ndata:{\"from\":65536,\"stream\":\"stdout\",\"to\":null}\n\nretry: 5\n\n",
+        b"data\n\ndata: \xc3\xa4\n\n:\n\nid\ndata: x\n\n",
+        b"id: a\0b\nevent\ndata:  two\n\n",
+        b"event: x\n\ndata: lonely\n\xff\n",
+    ];
+    streams.iter().map(|stream| [b"\x09", *stream].concat()).collect()
 }
 
 /// As `targets/pkt.rs` reads them: where they are cut, and what git sends.
