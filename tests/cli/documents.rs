@@ -12,7 +12,7 @@
 //! The blocks of a document share one folder and one state. `cargo run --release --` is the built command; other
 //! lines of cargo and `./test` are what runs us, and left out.
 
-use airlock_cli_tests::{World, cargo, repository, same};
+use airlock_cli_tests::{World, built, repository, same};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use snapbox::str;
@@ -20,7 +20,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     path::Path,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 #[derive(Debug, Default, PartialEq)]
@@ -168,10 +168,10 @@ fn the_documents_do_what_they_show() {
 #[test]
 fn the_example_of_the_library_runs() {
     let world = World::new();
-    let mut example = cargo();
-    example.args(["run", "--quiet", "--locked", "--package", "airlock-engine", "--example", "embed"]);
+    // With the whole workspace: for its package alone, cargo would compile most dependencies again.
+    let mut example = Command::new(built(&["--workspace", "--example", "embed"], "embed"));
     // Its state goes to the temporary folder.
-    let output = example.env("TMPDIR", world.here("")).output().expect("cargo starts");
+    let output = example.env("TMPDIR", world.here("")).output().expect("the example starts");
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}");
     same(

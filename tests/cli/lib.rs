@@ -27,14 +27,19 @@ pub fn airlock() -> &'static Path {
 }
 
 fn build() -> PathBuf {
+    built(&["--package", "airlock"], "airlock")
+}
+
+/// Builds what these options choose, and says where the program of that name is.
+pub fn built(options: &[&str], name: &str) -> PathBuf {
     let mut cargo = cargo();
-    cargo.args(["build", "--quiet", "--locked", "--package", "airlock", "--message-format", "json"]);
+    cargo.args(["build", "--quiet", "--locked", "--message-format", "json"]).args(options);
     let built = cargo.stderr(Stdio::inherit()).output().expect("cargo starts");
-    assert!(built.status.success(), "airlock could not be built");
+    assert!(built.status.success(), "`{name}` could not be built");
     let made =
         |line: &str| serde_json::from_str::<Value>(line).ok()?["executable"].as_str().map(PathBuf::from);
     let text = String::from_utf8(built.stdout).expect("cargo writes UTF-8");
-    text.lines().filter_map(made).find(|path| path.ends_with("airlock")).expect("cargo names the binary")
+    text.lines().filter_map(made).find(|path| path.ends_with(name)).expect("cargo names the program")
 }
 
 /// The cargo that runs these tests, at the root of the repository.
