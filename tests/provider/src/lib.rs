@@ -45,8 +45,8 @@ use tokio_rustls::TlsAcceptor;
 
 /// The name of its thread: whoever wants to know what it costs finds it by this.
 pub const THREAD: &str = "provider";
-/// How long a test waits for the account to become as it wants.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a test waits for the account to become as it wants. Long: it only matters when that never happens.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A provider that serves until it is dropped.
 #[derive(Debug)]
