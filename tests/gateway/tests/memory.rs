@@ -1,0 +1,52 @@
+//! What a server keeps in memory: nothing that lies elsewhere, and of nobody more than the bounds say.
+
+use gateway_tests::{Folder, Server, serve};
+use serde_json::{Value, json};
+use std::fs;
+
+const MIB: u64 = 1 << 20;
+
+/// A server that gives back at once what it frees, so that what it holds can be seen.
+fn server() -> Server {
+    let folder = Folder::new();
+    let mut command = serve(&folder, "", &[]);
+    command.env("MALLOC_MMAP_THRESHOLD_", "1048576").env("MALLOC_ARENA_MAX", "1");
+    Server::started(command, folder, None)
+}
+
+fn resident(server: &Server) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid)).expect("the server lives");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
+    line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok()).expect("a number") * 1024
+}
+
+fn sandbox(server: &Server, order: &Value) -> String {
+    let made = server.post("/v1/sandboxes", order);
+    assert_eq!(made.status, 201, "{}", made.text());
+    format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("its name"))
+}
+
+#[test]
+fn inputs_of_a_sandbox_lie_in_its_workspace_and_not_in_the_servers_memory() {
+    const COUNT: u64 = 10;
+    let server = server();
+    let order = json!({ "inputs": [{ "name": "large", "text": "x".repeat(4 << 20) }] });
+    // What one takes for a while, it takes for all.
+    sandbox(&server, &order);
+    let before = resident(&server);
+    let made: Vec<_> = (0..COUNT).map(|_| sandbox(&server, &order)).collect();
+    for one in &made {
+        let end = server.ask(
+            &server.admin,
+            "GET",
+            &format!("{one}/files/large"),
+            &[("range", "bytes=4194302-")],
+            &Value::Null,
+        );
+        assert_eq!((end.status, end.text().as_str()), (206, "xx"), "it was put there");
+    }
+    let grown = resident(&server).saturating_sub(before);
+    assert!(grown < COUNT * 4 * MIB / 2, "{} MiB for {COUNT} sandboxes", grown / MIB);
+    let forked = server.post(&format!("{}/fork", made[0]), &json!({}));
+    assert_eq!(forked.status, 201, "one is made like it all the same: {}", forked.text());
+}
