@@ -50,3 +50,21 @@ fn inputs_of_a_sandbox_lie_in_its_workspace_and_not_in_the_servers_memory() {
     let forked = server.post(&format!("{}/fork", made[0]), &json!({}));
     assert_eq!(forked.status, 201, "one is made like it all the same: {}", forked.text());
 }
+
+#[test]
+fn output_that_nobody_takes_stays_where_it_is() {
+    const COUNT: u64 = 24;
+    let server = server();
+    let sandbox = sandbox(&server, &json!({ "output": "32M" }));
+    let order = json!({ "command": ["head", "-c", "16777216", "/dev/zero"] });
+    assert_eq!(server.post(&format!("{sandbox}/exec"), &order).json()["status"], "succeeded");
+    let path = format!("{sandbox}/logs?limit=16777216");
+    let whole = server.get(&path);
+    assert_eq!((whole.body.len() as u64, whole.header("airlock-complete")), (16 * MIB, Some("true")));
+    let before = resident(&server);
+    let ask = server.request(&server.admin, "GET", &path, &[], &Value::Null);
+    let mut unread: Vec<_> = (0..COUNT).map(|_| server.client.open(&ask)).collect();
+    assert!(unread.iter_mut().all(|one| one.head().is_some_and(|(status, _)| status == 200)));
+    let grown = resident(&server).saturating_sub(before);
+    assert!(grown < COUNT * 4 * MIB, "{} MiB for {COUNT} who read nothing", grown / MIB);
+}
