@@ -118,9 +118,17 @@ fn admit(gateway: &Gateway, request: &Request, route: &str) -> Result<Option<Cal
 fn needed(route: &str) -> Option<Scope> {
     let under =
         |start: &str| route.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    [("/v1/runs", Scope::Runs), ("/v1/sandboxes", Scope::Sandboxes), ("/v1/keys", Scope::Admin)]
-        .into_iter()
-        .find_map(|(start, scope)| under(start).then_some(scope))
+    [
+        ("/v1/runs", Scope::Runs),
+        ("/v1/sandboxes", Scope::Sandboxes),
+        ("/v1/workspaces", Scope::Sandboxes),
+        ("/v1/artifacts", Scope::Artifacts),
+        ("/v1/images", Scope::Images),
+        ("/v1/usage", Scope::Usage),
+        ("/v1/keys", Scope::Admin),
+    ]
+    .into_iter()
+    .find_map(|(start, scope)| under(start).then_some(scope))
 }
 
 const NOT_GOOD: &str = "this key is not known, has expired or was revoked";
