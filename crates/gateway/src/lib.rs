@@ -19,6 +19,7 @@ mod sandboxes;
 mod server;
 mod shares;
 mod stream;
+mod turns;
 mod usage;
 mod validity;
 mod wire;
@@ -91,6 +92,8 @@ struct Inner {
     viewers: sandboxes::Viewers,
     /// For the bytes of bodies that are arriving.
     arriving: shares::Shares,
+    /// For requests that are being served.
+    turns: turns::Turns,
 }
 
 impl Gateway {
@@ -101,6 +104,7 @@ impl Gateway {
         let place = state.clone();
         let arriving =
             shares::Shares::new(MOST_ARRIVING.max(bounds.body), MOST_ARRIVING_OF_ONE.max(bounds.body));
+        let turns = turns::Turns::new(bounds.connections);
         let gateway = Gateway(Arc::new(Inner {
             engine,
             policy,
@@ -122,6 +126,7 @@ impl Gateway {
             sandboxes: sandboxes::Sandboxes::default(),
             viewers: sandboxes::Viewers::default(),
             arriving,
+            turns,
         }));
         runs::live::settle(&gateway)?;
         gateway.recall_sandboxes()?;
@@ -252,6 +257,10 @@ impl Gateway {
 
     pub(crate) fn arriving(&self) -> &shares::Shares {
         &self.0.arriving
+    }
+
+    pub(crate) fn turns(&self) -> &turns::Turns {
+        &self.0.turns
     }
 
     pub(crate) fn viewers(&self) -> &sandboxes::Viewers {

@@ -1,6 +1,6 @@
 //! Who may call at all: names, pages of others, and how much of everything.
 
-use gateway_tests::{Client, Server};
+use gateway_tests::{Client, Server, socket::Socket};
 use serde_json::json;
 use std::{
     io::{Read, Write},
@@ -239,4 +239,37 @@ fn a_body_that_is_only_announced_takes_no_room() {
     assert!(announced.iter_mut().all(|one| waited_for(one.head())), "their bodies are waited for");
     let another = server.post("/v1/runs", &json!({ "command": ["true"] }));
     assert_eq!(another.status, 200, "{}", another.text());
+}
+
+#[test]
+fn a_key_takes_its_share_of_the_connections_and_no_more() {
+    let server = Server::with("[serve]\nconnections = 16\n", &[]);
+    let [hers, his] = ["sandboxes"; 2].map(|scope| server.key(&[scope]));
+    let made = server.ask(&hers, "POST", "/v1/sandboxes", &[], &json!({}));
+    let sandbox = format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("its name"));
+    let order = json!({ "command": ["sleep", "600"], "background": true });
+    assert_eq!(server.ask(&hers, "POST", &format!("{sandbox}/exec"), &[], &order).status, 201);
+
+    let ask = server.request(&hers, "GET", &format!("{sandbox}/logs?follow=true"), &[], &json!(null));
+    let mut open: Vec<_> = (0..8).map(|_| server.client.open(&ask)).collect();
+    assert!(open.iter_mut().all(|one| one.head().is_some_and(|(status, _)| status == 200)));
+    let one_more = server.client.open(&ask).answer();
+    let told = one_more.json();
+    assert_eq!((one_more.status, &told["code"]), (429, &json!("quota_exceeded")));
+    assert_eq!(told["title"], "a key has at most 8 streams, waits and transfers open at once");
+
+    assert_eq!(server.ask(&his, "POST", "/v1/sandboxes", &[], &json!({})).status, 201);
+    assert_eq!(server.ask("", "GET", "/healthz", &[], &json!(null)).status, 200);
+    assert_eq!(server.ask(&hers, "GET", &sandbox, &[], &json!(null)).status, 200, "what is short is served");
+    drop(open);
+    let bearer = format!("Bearer {hers}");
+    let look = || Socket::open(&server.client, &format!("{sandbox}/pty"), &[("authorization", &bearer)]);
+    let mut sockets = Vec::new();
+    server.until("room", || {
+        sockets.extend(look().ok());
+        sockets.len() == 8
+    });
+    assert_eq!(look().err(), Some(429), "terminals are counted, too");
+    sockets.pop();
+    server.until("room", || look().is_ok());
 }
