@@ -5,6 +5,7 @@
 
 mod artifacts;
 mod caller;
+mod fitting;
 mod gate;
 mod health;
 mod images;
@@ -46,6 +47,9 @@ const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
 const MOST_ARRIVING: usize = 256 << 20;
 /// The same, of one key.
 const MOST_ARRIVING_OF_ONE: usize = MOST_ARRIVING / 4;
+/// Bytes of lists that wait for whoever asked for them, and those of one key.
+const MOST_ANSWERING: usize = 256 << 20;
+const MOST_ANSWERING_OF_ONE: usize = MOST_ANSWERING / 4;
 
 /// What a gateway is given; it reads neither environment nor home.
 #[derive(Debug)]
@@ -92,6 +96,8 @@ struct Inner {
     viewers: sandboxes::Viewers,
     /// For the bytes of bodies that are arriving.
     arriving: shares::Shares,
+    /// For the bytes of answers that are not taken yet.
+    answering: shares::Shares,
     /// For requests that are being served.
     turns: turns::Turns,
 }
@@ -126,6 +132,7 @@ impl Gateway {
             sandboxes: sandboxes::Sandboxes::default(),
             viewers: sandboxes::Viewers::default(),
             arriving,
+            answering: shares::Shares::new(MOST_ANSWERING, MOST_ANSWERING_OF_ONE),
             turns,
         }));
         runs::live::settle(&gateway)?;
@@ -257,6 +264,10 @@ impl Gateway {
 
     pub(crate) fn arriving(&self) -> &shares::Shares {
         &self.0.arriving
+    }
+
+    pub(crate) fn answering(&self) -> &shares::Shares {
+        &self.0.answering
     }
 
     pub(crate) fn turns(&self) -> &turns::Turns {

@@ -68,3 +68,55 @@ fn output_that_nobody_takes_stays_where_it_is() {
     let grown = resident(&server).saturating_sub(before);
     assert!(grown < COUNT * 4 * MIB, "{} MiB for {COUNT} who read nothing", grown / MIB);
 }
+
+/// Runs a script in it.
+fn run(server: &Server, sandbox: &str, script: &str) {
+    let ran = server.post(&format!("{sandbox}/exec"), &json!({ "command": ["sh", "-c", script] }));
+    assert_eq!(ran.json()["status"], "succeeded", "{}", ran.text());
+}
+
+#[test]
+fn a_listing_of_hostile_links_comes_in_pieces() {
+    const LINKS: usize = 400;
+    let (server, most) = (server(), 5 * MIB as usize);
+    let sandbox = sandbox(&server, &json!({}));
+    // Each is 24 KiB of JSON.
+    let script = "t=$(printf '\\001%.0s' $(seq 4000)); for i in $(seq 400); do ln -s \"$t\" $i; done";
+    run(&server, &sandbox, script);
+    let all = server.get(&format!("{sandbox}/files?recursive=true"));
+    assert_eq!((all.status, &all.json()["truncated"]), (200, &json!(true)));
+    assert!(all.body.len() < most, "{}", all.body.len());
+    let (mut names, mut after) = (Vec::new(), String::new());
+    loop {
+        let page = server.get(&format!("{sandbox}/files?after={after}"));
+        assert!(page.body.len() < most, "{}", page.body.len());
+        let files = page.json()["files"].as_array().expect("files").clone();
+        names.extend(files.iter().map(|file| file["name"].as_str().expect("a name").to_owned()));
+        after = names.last().expect("some").clone();
+        if page.json()["truncated"] == false {
+            break;
+        }
+    }
+    // Beside what every workspace has.
+    names.retain(|name| name.parse::<u32>().is_ok());
+    names.dedup();
+    assert_eq!(names.len(), LINKS, "the pages make the whole");
+}
+
+#[test]
+fn a_path_that_is_too_long_hides_itself_and_nothing_else() {
+    let server = server();
+    let sandbox = sandbox(&server, &json!({}));
+    let listed = || server.get(&format!("{sandbox}/files?recursive=true"));
+    run(&server, &sandbox, "mkdir a z; touch a/before z/behind");
+    assert_eq!((listed().status, &listed().json()["truncated"]), (200, &json!(false)));
+    // Two that can be named, and one below the other cannot.
+    let deep = "n=$(printf 'd%.0s' $(seq 250)); p=$n; for i in $(seq 9); do p=$p/$n; done; \
+                mkdir -p $p m/$p && mv m $p/";
+    run(&server, &sandbox, deep);
+    let all = listed();
+    assert_eq!((all.status, &all.json()["truncated"]), (200, &json!(true)), "{:.300}", all.text());
+    for name in ["\"a/before\"", "\"z/behind\""] {
+        assert!(all.text().contains(name), "{name}");
+    }
+}
