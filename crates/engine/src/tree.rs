@@ -32,6 +32,8 @@ use std::{
 
 /// Entries of a folder that one answer can have.
 pub const MOST_LISTED: usize = 10_000;
+/// Bytes of their names and of where their links point.
+const MOST_LISTED_BYTES: usize = 4 << 20;
 /// Entries of a folder that are looked at for it.
 const MOST_READ: usize = 1_000_000;
 
@@ -220,7 +222,7 @@ impl Tree {
         }
     }
 
-    /// Entries of a folder, those behind `after`: the first `most` of them by name.
+    /// Entries of a folder, those behind `after`: the first `most` of them by name, fewer if links point far.
     pub fn list(&self, path: &Path, after: Option<&OsStr>, most: usize) -> Answer<Listing> {
         self.act(path, || {
             let clean = inside(path)?;
@@ -245,7 +247,16 @@ impl Tree {
                 Err(gone) if gone.kind() == io::ErrorKind::NotFound => None,
                 found => Some(found.and_then(|handle| entry(&handle, &name))),
             };
-            let entries = names.into_iter().filter_map(look).collect::<io::Result<_>>().map_err(failed)?;
+            let (mut entries, mut bytes) = (Vec::new(), 0);
+            for found in names.into_iter().filter_map(look) {
+                let found = found.map_err(failed)?;
+                bytes += found.name.len() + found.target.as_ref().map_or(0, |target| target.len());
+                if bytes > MOST_LISTED_BYTES {
+                    more = true;
+                    break;
+                }
+                entries.push(found);
+            }
             Ok(Listing { entries, more })
         })
     }

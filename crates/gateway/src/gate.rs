@@ -2,7 +2,7 @@
 //! lent our address by DNS), does it come from a page of somebody else's, and who is asking. And what is told of it
 //! afterwards: one line, and numbers.
 
-use crate::{Caller, Gateway, Problem, Scope, validity::Validity};
+use crate::{Caller, Gateway, Problem, Scope, turns::Turn, validity::Validity};
 use axum::{
     body::Body,
     extract::{MatchedPath, Request, State},
@@ -40,7 +40,10 @@ impl Connection {
 /// Its place among the connections. It is given back when the last one who holds this is done: a WebSocket goes on after
 /// its request.
 #[derive(Clone, Debug)]
-pub(crate) struct Place(#[allow(dead_code, reason = "held")] pub(crate) Arc<OwnedSemaphorePermit>);
+pub(crate) struct Place(
+    #[allow(dead_code, reason = "held")] pub(crate) Arc<OwnedSemaphorePermit>,
+    #[allow(dead_code, reason = "held")] pub(crate) Option<Turn>,
+);
 
 /// Lets a request in, or says why not; then tells of it.
 pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
@@ -50,17 +53,20 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
     let route = route.as_ref().map_or(UNMATCHED, MatchedPath::as_str);
     let admitted = admit(&gateway, &request, route);
     let caller = admitted.as_ref().ok().cloned().flatten();
-    let response = match admitted {
-        Ok(caller) => {
-            let validity = caller.as_ref().map(|caller| caller.validity.clone());
-            if let Some(caller) = caller {
-                request.extensions_mut().insert(caller);
+    let turn = |caller: Option<Caller>| match caller {
+        Some(caller) => gateway.turns().take(&caller.key, &method, route).map(|turn| Some((caller, turn))),
+        None => Ok(None),
+    };
+    let response = match admitted.and_then(turn) {
+        Ok(Some((caller, turn))) => {
+            if let Some(place) = request.extensions_mut().get_mut::<Place>() {
+                place.1 = Some(turn.clone());
             }
-            match validity {
-                Some(validity) => while_good(validity, next.run(request)).await,
-                None => next.run(request).await,
-            }
+            let validity = caller.validity.clone();
+            request.extensions_mut().insert(caller);
+            turn.keep(while_good(validity, next.run(request)).await)
         }
+        Ok(None) => next.run(request).await,
         Err(problem) => refused(problem),
     };
     gateway.metrics().request(&method, route, response.status());
@@ -118,9 +124,17 @@ fn admit(gateway: &Gateway, request: &Request, route: &str) -> Result<Option<Cal
 fn needed(route: &str) -> Option<Scope> {
     let under =
         |start: &str| route.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    [("/v1/runs", Scope::Runs), ("/v1/sandboxes", Scope::Sandboxes), ("/v1/keys", Scope::Admin)]
-        .into_iter()
-        .find_map(|(start, scope)| under(start).then_some(scope))
+    [
+        ("/v1/runs", Scope::Runs),
+        ("/v1/sandboxes", Scope::Sandboxes),
+        ("/v1/workspaces", Scope::Sandboxes),
+        ("/v1/artifacts", Scope::Artifacts),
+        ("/v1/images", Scope::Images),
+        ("/v1/usage", Scope::Usage),
+        ("/v1/keys", Scope::Admin),
+    ]
+    .into_iter()
+    .find_map(|(start, scope)| under(start).then_some(scope))
 }
 
 const NOT_GOOD: &str = "this key is not known, has expired or was revoked";

@@ -5,6 +5,7 @@
 
 mod artifacts;
 mod caller;
+mod fitting;
 mod gate;
 mod health;
 mod images;
@@ -17,7 +18,9 @@ mod problem;
 mod runs;
 mod sandboxes;
 mod server;
+mod shares;
 mod stream;
+mod turns;
 mod usage;
 mod validity;
 mod wire;
@@ -34,7 +37,7 @@ use engine::Engine;
 use spec::{Bounds, Policy};
 use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
 use store::{DatabaseError, served::Served};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use utoipa_axum::router::OpenApiRouter;
 
 /// How often what may not stay is looked for.
@@ -42,6 +45,11 @@ const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
 
 /// Bytes of JSON bodies that arrive at a time, on all connections.
 const MOST_ARRIVING: usize = 256 << 20;
+/// The same, of one key.
+const MOST_ARRIVING_OF_ONE: usize = MOST_ARRIVING / 4;
+/// Bytes of lists that wait for whoever asked for them, and those of one key.
+const MOST_ANSWERING: usize = 256 << 20;
+const MOST_ANSWERING_OF_ONE: usize = MOST_ANSWERING / 4;
 
 /// What a gateway is given; it reads neither environment nor home.
 #[derive(Debug)]
@@ -87,7 +95,11 @@ struct Inner {
     sandboxes: sandboxes::Sandboxes,
     viewers: sandboxes::Viewers,
     /// For the bytes of bodies that are arriving.
-    arriving: Semaphore,
+    arriving: shares::Shares,
+    /// For the bytes of answers that are not taken yet.
+    answering: shares::Shares,
+    /// For requests that are being served.
+    turns: turns::Turns,
 }
 
 impl Gateway {
@@ -95,7 +107,10 @@ impl Gateway {
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
         let Settings { engine, policy, state, hosts, folders, profiles, bounds, quiet } = settings;
         let served = Arc::new(Served::open(&state)?);
-        let (place, arriving) = (state.clone(), MOST_ARRIVING.max(bounds.body));
+        let place = state.clone();
+        let arriving =
+            shares::Shares::new(MOST_ARRIVING.max(bounds.body), MOST_ARRIVING_OF_ONE.max(bounds.body));
+        let turns = turns::Turns::new(bounds.connections);
         let gateway = Gateway(Arc::new(Inner {
             engine,
             policy,
@@ -116,7 +131,9 @@ impl Gateway {
             runs: runs::live::Runs::default(),
             sandboxes: sandboxes::Sandboxes::default(),
             viewers: sandboxes::Viewers::default(),
-            arriving: Semaphore::new(arriving),
+            arriving,
+            answering: shares::Shares::new(MOST_ANSWERING, MOST_ANSWERING_OF_ONE),
+            turns,
         }));
         runs::live::settle(&gateway)?;
         gateway.recall_sandboxes()?;
@@ -245,8 +262,16 @@ impl Gateway {
         &self.0.readiness
     }
 
-    pub(crate) fn arriving(&self) -> &Semaphore {
+    pub(crate) fn arriving(&self) -> &shares::Shares {
         &self.0.arriving
+    }
+
+    pub(crate) fn answering(&self) -> &shares::Shares {
+        &self.0.answering
+    }
+
+    pub(crate) fn turns(&self) -> &turns::Turns {
+        &self.0.turns
     }
 
     pub(crate) fn viewers(&self) -> &sandboxes::Viewers {

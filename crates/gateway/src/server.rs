@@ -114,7 +114,7 @@ pub(crate) async fn serve(
             continue;
         };
         let (context, tls) = (context.clone(), tls.clone());
-        connections.spawn(context.attend(accepted, tls, Place(Arc::new(permit))));
+        connections.spawn(context.attend(accepted, tls, Place(Arc::new(permit), None)));
     }
     drop(listener);
     let finished = async { while connections.join_next().await.is_some() {} };

@@ -1,13 +1,15 @@
 //! What requests and answers look like as JSON. Only here are names of fields; everything behind is the engine's.
 
-use crate::{Gateway, Problem, problem::Answer};
-use axum::{
-    body,
-    extract::{FromRequest, Request},
+use crate::{
+    Caller, Gateway, Problem,
+    problem::Answer,
+    shares::{Full, Share, Shares},
 };
+use axum::extract::{FromRequest, Request};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{StatusCode, header::CONTENT_LENGTH};
+use http_body_util::BodyExt;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use spec::{Barrier, Budget, Contract, Maximum, Money, Network, RunRequest, User};
 use std::{
@@ -30,25 +32,14 @@ impl FromRequest<Gateway> for Raw {
 
     async fn from_request(request: Request, gateway: &Gateway) -> Answer<Raw> {
         let most = gateway.bounds().body;
-        let too_large = || {
-            let hint = format!("send at most {most} bytes; keep large files as artifacts");
-            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", "the body is too large", Some(hint))
-        };
         let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         if length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| length > most) {
-            return Err(too_large());
+            return Err(too_large(most));
         }
-        let expected = length.and_then(|length| length.parse::<usize>().ok()).unwrap_or(most);
-        let room = gateway.arriving().try_acquire_many(u32::try_from(expected).unwrap_or(u32::MAX));
-        let _room = room.map_err(|_| {
-            let (title, hint) = ("too many bodies are arriving", "try again in a moment");
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "quota_exceeded", title, Some(hint.to_owned()))
-        })?;
-        let read = body::to_bytes(request.into_body(), most);
-        match tokio::time::timeout(LONGEST_ARRIVAL, read).await {
-            Ok(Ok(bytes)) => Ok(Raw(bytes)),
-            Ok(Err(error)) if is_bound(&error) => Err(too_large()),
-            Ok(Err(_)) => Err(Problem::invalid("the body broke off", "send all of it")),
+        let key = request.extensions().get::<Caller>().map_or("", |caller| caller.key.as_str());
+        let (shares, share) = (gateway.arriving(), gateway.arriving().of(key));
+        match tokio::time::timeout(LONGEST_ARRIVAL, arrived(request.into_body(), most, shares, share)).await {
+            Ok(bytes) => Ok(Raw(bytes?)),
             Err(_) => Err(Problem::new(
                 StatusCode::REQUEST_TIMEOUT,
                 "timeout",
@@ -59,8 +50,43 @@ impl FromRequest<Gateway> for Raw {
     }
 }
 
-fn is_bound(error: &axum::Error) -> bool {
-    std::error::Error::source(error).is_some_and(|cause| cause.is::<http_body_util::LengthLimitError>())
+/// All of a body. Room is taken for what is there, not for what was announced: a word alone takes it from nobody.
+async fn arrived(
+    mut body: axum::body::Body,
+    most: usize,
+    shares: &Shares,
+    mut share: Share,
+) -> Answer<Bytes> {
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| Problem::invalid("the body broke off", "send all of it"))?;
+        let Ok(piece) = frame.into_data() else { continue };
+        if bytes.len() + piece.len() > most {
+            return Err(too_large(most));
+        }
+        shares.add(&mut share, piece.len()).map_err(too_many)?;
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes.freeze())
+}
+
+fn too_large(most: usize) -> Problem {
+    let hint = format!("send at most {most} bytes; keep large files as artifacts");
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", "the body is too large", Some(hint))
+}
+
+fn too_many(full: Full) -> Problem {
+    let (status, title) = match full {
+        Full::One(most) => (
+            StatusCode::TOO_MANY_REQUESTS,
+            format!("bodies of this key have at most {most} bytes while they arrive"),
+        ),
+        Full::All(most) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("bodies have at most {most} bytes together while they arrive"),
+        ),
+    };
+    Problem::new(status, "quota_exceeded", title, Some("try again in a moment".to_owned()))
 }
 
 impl Raw {
@@ -393,6 +419,18 @@ mod tests {
         assert!(said("[]").starts_with("the body cannot be read: "));
         assert!(said("").starts_with("the body cannot be read: "));
         assert!(said(r#"{"command":["a"],"command":["b"]}"#).contains("duplicate field"));
+    }
+
+    #[tokio::test]
+    async fn a_body_takes_room_for_what_is_there_within_the_share_of_its_key() {
+        let arrive = async |most, shares: Shares, text: &'static str| {
+            let share = shares.of("her");
+            arrived(text.into(), most, &shares, share).await.map_err(|problem| problem.status().as_u16())
+        };
+        assert_eq!(arrive(9, Shares::new(10, 5), "12345").await, Ok(Bytes::from("12345")));
+        assert_eq!(arrive(9, Shares::new(10, 5), "123456").await, Err(429));
+        assert_eq!(arrive(9, Shares::new(5, 10), "123456").await, Err(503));
+        assert_eq!(arrive(5, Shares::new(10, 10), "123456").await, Err(413));
     }
 
     #[test]

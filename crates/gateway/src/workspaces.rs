@@ -1,8 +1,14 @@
 //! Workspaces that are copied on writing: what programs changed in them, taken over or dropped. Each belongs to the key
 //! that its run or session was made with.
 
-use crate::{Caller, Gateway, Problem, Scope, path::Path, problem::Answer, wire::Raw};
-use axum::{Json, extract::State};
+use crate::{
+    Caller, Gateway, Problem, Scope,
+    fitting::{self, Room},
+    path::Path,
+    problem::Answer,
+    wire::Raw,
+};
+use axum::{Json, extract::State, response::Response};
 use engine::workspaces::{self as layers, CommitOptions, LayerError, Left};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -96,6 +102,8 @@ struct WorkspaceDiff {
     not_looked_into: Vec<LeftOut>,
     /// Whether the folder itself was there to be compared; without it conflicts are not known.
     compared: bool,
+    /// There are more than the 4 MiB that are told here. A commit takes over all of them.
+    truncated: bool,
 }
 
 /// How changes are taken over.
@@ -119,6 +127,8 @@ struct CommittedWorkspace {
     left_out: Vec<LeftOut>,
     /// Whether the workspace is gone: nothing was left in it, and nobody used it.
     discarded: bool,
+    /// There are more than the 4 MiB that are told here.
+    truncated: bool,
 }
 
 /// Show the workspaces whose changes are kept.
@@ -145,16 +155,9 @@ async fn diff_workspace(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Answer<Json<WorkspaceDiff>> {
+) -> Answer<Response> {
     let id = known(&gateway, &caller, &id).await?;
-    let diff = off_the_loop(&gateway, move |state| layers::diff(state, &id)).await?;
-    let unknown = diff.unknown.into_iter();
-    let unknown = unknown.map(|(path, reason)| left_out(Left { path, reason, conflict: false }));
-    Ok(Json(WorkspaceDiff {
-        not_looked_into: unknown.collect(),
-        changes: diff.changes.into_iter().map(change).collect(),
-        compared: diff.compared,
-    }))
+    told(&gateway, &caller, move |state| layers::diff(state, &id).map(shown)).await
 }
 
 /// Take the changes over into the folder, then drop the workspace.
@@ -167,16 +170,11 @@ async fn commit_workspace(
     caller: Caller,
     Path(id): Path<String>,
     body: Raw,
-) -> Answer<Json<CommittedWorkspace>> {
+) -> Answer<Response> {
     let id = known(&gateway, &caller, &id).await?;
     let CommitWorkspace { force, partial, keep } = crate::sandboxes::parsed(&body)?;
     let options = CommitOptions { force, partial, keep };
-    let committed = off_the_loop(&gateway, move |state| layers::commit(state, &id, options)).await?;
-    Ok(Json(CommittedWorkspace {
-        applied: committed.applied.into_iter().map(change).collect(),
-        left_out: committed.left.into_iter().map(left_out).collect(),
-        discarded: committed.discarded,
-    }))
+    told(&gateway, &caller, move |state| layers::commit(state, &id, options).map(taken_over)).await
 }
 
 /// Drop the changes.
@@ -216,6 +214,33 @@ async fn off_the_loop<T: Send + 'static>(
     let state: PathBuf = gateway.engine().state_folder().to_owned();
     let done = tokio::task::spawn_blocking(move || work(&state)).await;
     done.map_err(|error| internal(error.to_string()))?.map_err(refused)
+}
+
+/// As JSON, which is made there, too: a program chose the names.
+async fn told<T: Serialize>(
+    gateway: &Gateway,
+    caller: &Caller,
+    work: impl FnOnce(&FilePath) -> Result<T, LayerError> + Send + 'static,
+) -> Answer<Response> {
+    let state: PathBuf = gateway.engine().state_folder().to_owned();
+    fitting::answer(gateway, caller, move || work(&state).map_err(refused)).await
+}
+
+fn shown(diff: layers::Diff) -> WorkspaceDiff {
+    let mut room = Room::new();
+    let unknown = diff.unknown.into_iter();
+    let unknown = unknown.map(|(path, reason)| left_out(Left { path, reason, conflict: false }));
+    let (not_looked_into, more_unknown) = room.fill(unknown);
+    let (changes, more) = room.fill(diff.changes.into_iter().map(change));
+    WorkspaceDiff { changes, not_looked_into, compared: diff.compared, truncated: more || more_unknown }
+}
+
+fn taken_over(committed: layers::Committed) -> CommittedWorkspace {
+    let mut room = Room::new();
+    // What was not taken over is what somebody has to look at.
+    let (left_out, more_left) = room.fill(committed.left.into_iter().map(left_out));
+    let (applied, more) = room.fill(committed.applied.into_iter().map(change));
+    CommittedWorkspace { applied, left_out, discarded: committed.discarded, truncated: more || more_left }
 }
 
 fn change(change: layers::Change) -> WorkspaceChange {

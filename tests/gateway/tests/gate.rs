@@ -1,6 +1,6 @@
 //! Who may call at all: names, pages of others, and how much of everything.
 
-use gateway_tests::{Client, Server};
+use gateway_tests::{Client, Server, socket::Socket};
 use serde_json::json;
 use std::{
     io::{Read, Write},
@@ -122,40 +122,38 @@ fn headers_that_trickle_are_not_waited_for_any_longer() {
 }
 
 #[test]
-fn bodies_that_arrive_together_are_bounded_and_fit_again_when_one_is_done() {
-    let server = Server::with("[serve]\nbody = \"100M\"\n", &[]);
-    // Three of them would be more than the 256 MiB that may arrive at a time.
-    let length = 100 << 20;
+fn bodies_of_a_key_are_bounded_while_they_arrive_and_fit_again_when_one_is_done() {
+    let server = Server::with("[serve]\nbody = \"64M\"\n", &[]);
+    let (another, order) = (server.key(&["runs"]), json!({ "command": ["true"] }));
+    // All that a key may have on its way.
+    let (length, text) = (64 << 20, order.to_string());
+    let whole = [text.as_bytes(), &vec![b' '; length - text.len()]].concat();
+    let (most, rest) = whole.split_at(length - 10);
     let begin = || {
         let (host, key) = (server.client.host(), &server.admin);
-        server.client.open(
-            format!(
-                "POST /v1/runs HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\n\
-                 content-length: {length}\r\nexpect: 100-continue\r\n\r\n"
-            )
-            .as_bytes(),
-        )
-    };
-    // Who may send is told so, and has his room from then on.
-    let let_in = || {
-        let mut stream = begin();
-        assert_eq!(stream.head().expect("an answer").0, 100);
+        let head = format!(
+            "POST /v1/runs HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: {length}\r\n\r\n"
+        );
+        let mut stream = server.client.open(head.as_bytes());
+        stream.send(most);
         stream
     };
-    let order = json!({ "command": ["true"] }).to_string();
-    let whole = [order.as_bytes(), &vec![b' '; length - order.len()]].concat();
-    let (mut one, two) = (let_in(), let_in());
-    let refused = begin().answer();
-    assert_eq!((refused.status, &refused.json()["code"]), (503, &json!("quota_exceeded")));
-    assert_eq!(refused.header("retry-after"), Some("1"));
-    assert_eq!(server.post("/v1/runs", &json!({ "command": ["true"] })).status, 200, "small ones fit");
-    one.send(&whole);
+    let small = |key: &str| server.ask(key, "POST", "/v1/runs", &[], &order);
+    let mut one = begin();
+    server.until("the bound of the key", || small(&server.admin).status == 429);
+    let refused = small(&server.admin);
+    assert_eq!(
+        (&refused.json()["code"], refused.header("retry-after")),
+        (&json!("quota_exceeded"), Some("1"))
+    );
+    assert_eq!(small(&another).status, 200, "it is nobody else's");
+    one.send(rest);
     assert_eq!(one.answer().status, 200, "the positive control: it is taken when it has come");
-    let three = let_in();
-    assert_eq!(begin().answer().status, 503);
+    assert_eq!(small(&server.admin).status, 200);
+    let two = begin();
+    server.until("the bound of the key", || small(&server.admin).status == 429);
     drop(two);
-    server.until("the room of one that hung up", || begin().head().is_some_and(|(status, _)| status == 100));
-    drop(three);
+    server.until("the room of one that hung up", || small(&server.admin).status == 200);
 }
 
 #[test]
@@ -209,10 +207,69 @@ fn headers_beyond_what_is_documented_are_refused() {
 #[test]
 fn who_may_not_ask_is_told_before_his_body_is_read() {
     let server = Server::new();
-    let key = server.key(&["usage"]);
-    let host = server.client.host();
+    let (weak, strong) = (server.key(&["usage"]), server.key(&["sandboxes"]));
+    let begun = |key: &str, line: &str| {
+        let host = server.client.host();
+        let head = format!(
+            "{line} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: 9\r\n\r\n{{"
+        );
+        server.client.open(head.as_bytes())
+    };
+    let lines =
+        ["POST /v1/runs", "POST /v1/workspaces/x/commit", "PUT /v1/artifacts/x", "POST /v1/images?name=x"];
+    for line in lines {
+        assert_eq!(begun(&weak, line).answer().status, 403, "{line}");
+    }
+    let mut allowed = begun(&strong, "POST /v1/workspaces/x/commit");
+    allowed.send(b"       }");
+    assert_eq!(allowed.answer().status, 404, "who may ask is heard to the end");
+}
+
+#[test]
+fn a_body_that_is_only_announced_takes_no_room() {
+    let server = Server::new();
+    let key = server.key(&["runs"]);
     let head = format!(
-        "POST /v1/runs HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: 9\r\n\r\n{{"
+        "POST /v1/runs HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {key}\r\nexpect: 100-continue\r\n\
+         content-length: 10485760\r\n\r\n",
+        server.client.host()
     );
-    assert_eq!(server.client.open(head.as_bytes()).answer().status, 403);
+    let mut announced: Vec<_> = (0..40).map(|_| server.client.open(head.as_bytes())).collect();
+    let waited_for = |head: Option<(u16, _)>| head.is_some_and(|(status, _)| status == 100);
+    assert!(announced.iter_mut().all(|one| waited_for(one.head())), "their bodies are waited for");
+    let another = server.post("/v1/runs", &json!({ "command": ["true"] }));
+    assert_eq!(another.status, 200, "{}", another.text());
+}
+
+#[test]
+fn a_key_takes_its_share_of_the_connections_and_no_more() {
+    let server = Server::with("[serve]\nconnections = 16\n", &[]);
+    let [hers, his] = ["sandboxes"; 2].map(|scope| server.key(&[scope]));
+    let made = server.ask(&hers, "POST", "/v1/sandboxes", &[], &json!({}));
+    let sandbox = format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("its name"));
+    let order = json!({ "command": ["sleep", "600"], "background": true });
+    assert_eq!(server.ask(&hers, "POST", &format!("{sandbox}/exec"), &[], &order).status, 201);
+
+    let ask = server.request(&hers, "GET", &format!("{sandbox}/logs?follow=true"), &[], &json!(null));
+    let mut open: Vec<_> = (0..8).map(|_| server.client.open(&ask)).collect();
+    assert!(open.iter_mut().all(|one| one.head().is_some_and(|(status, _)| status == 200)));
+    let one_more = server.client.open(&ask).answer();
+    let told = one_more.json();
+    assert_eq!((one_more.status, &told["code"]), (429, &json!("quota_exceeded")));
+    assert_eq!(told["title"], "a key has at most 8 streams, waits and transfers open at once");
+
+    assert_eq!(server.ask(&his, "POST", "/v1/sandboxes", &[], &json!({})).status, 201);
+    assert_eq!(server.ask("", "GET", "/healthz", &[], &json!(null)).status, 200);
+    assert_eq!(server.ask(&hers, "GET", &sandbox, &[], &json!(null)).status, 200, "what is short is served");
+    drop(open);
+    let bearer = format!("Bearer {hers}");
+    let look = || Socket::open(&server.client, &format!("{sandbox}/pty"), &[("authorization", &bearer)]);
+    let mut sockets = Vec::new();
+    server.until("room", || {
+        sockets.extend(look().ok());
+        sockets.len() == 8
+    });
+    assert_eq!(look().err(), Some(429), "terminals are counted, too");
+    sockets.pop();
+    server.until("room", || look().is_ok());
 }

@@ -78,7 +78,7 @@ pub(super) struct Actor {
 /// From nothing to nothing. An engine that closes, or a caller who is gone before it stands, ends it.
 pub(super) async fn live(
     mut making: Making,
-    spec: SessionSpec,
+    mut spec: SessionSpec,
     cancel: watch::Sender<bool>,
     mut closing: watch::Receiver<bool>,
     mut ready: oneshot::Sender<Result<Session, ErrorInfo>>,
@@ -94,7 +94,11 @@ pub(super) async fn live(
         }
     };
     let mut actor = match stood {
-        Ok(standing) => Actor::new(making, spec, standing, result),
+        Ok(standing) => {
+            // They lie in the workspace by now. Kept in memory, too, they would be there for as long as the session.
+            (making.spec.inputs, spec.run.inputs) = (Vec::new(), Vec::new());
+            Actor::new(making, spec, standing, result)
+        }
         Err(error) => {
             making.settle_workspace(false, &mut result).await;
             // Nobody may be there to hear it.

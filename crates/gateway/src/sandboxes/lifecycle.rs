@@ -237,13 +237,10 @@ async fn fork(
     let session = gateway.session(&caller, &id)?;
     let stay: Stay = parsed(&body)?;
     check_labels(&stay.labels)?;
-    let mut request = gateway.entry(&caller, &id)?.request.clone();
+    // Without its inputs: they lie in the workspace that is copied, as they are by now.
+    let mut request = gateway.entry(&caller, &id)?.request()?;
     request.idle = span(stay.idle_timeout.as_ref(), "idle_timeout")?.or(request.idle);
     request.lifetime = span(stay.lifetime.as_ref(), "lifetime")?.or(request.lifetime);
-    // They lie in the workspace that is copied, as they are by now.
-    request.run.inputs.clear();
-    request.run.inputs_given.clear();
-    request.run.inputs_kept.clear();
     // A folder of the host's stays where it is: the copy is the sandbox's own.
     request.run.workspace = None;
     request.run.run_id = None;

@@ -22,7 +22,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 const USUAL: u64 = 1 << 20;
 const MOST: u64 = 16 << 20;
 const LONGEST_WAIT: f64 = 60.0;
-/// What is handed on at a time while a program is followed.
+/// What is handed on at a time.
 const CHUNK: usize = 128 << 10;
 const TOUCH: Duration = Duration::from_secs(5);
 
@@ -42,7 +42,7 @@ struct Part {
     /// Where it begins.
     #[serde(default)]
     offset: u64,
-    /// How much at most: 1 MiB unless said, 16 MiB at most.
+    /// How much at most: 1 MiB unless said, 16 MiB at most. While the program runs a piece may be shorter.
     limit: Option<u64>,
     /// So many seconds are waited for something to be there, 60 at most.
     #[serde(default)]
@@ -80,30 +80,41 @@ async fn piece(exec: &Exec, part: &Part) -> Answer<Response> {
     // Whoever waits in vain gets what there is: nothing.
     let _ = tokio::time::timeout(Duration::from_secs_f64(part.wait), longer(exec, stream, part.offset)).await;
     let complete = exec.result().is_some();
-    let total = exec.output().lengths()[index(stream)];
-    let piece = read(exec, stream, part.offset.min(total), most as usize).await;
-    let next = piece.from + piece.bytes.len() as u64;
-    let headers = place(exec, piece.from, next, total, complete && next == total);
-    Ok((headers, piece.bytes).into_response())
+    // While a program writes it may overwrite what is still to be sent: then a piece is what can be read at once.
+    let most = if complete { most } else { most.min(CHUNK as u64) };
+    let first = read(exec, stream, part.offset, most).await;
+    let read = first.from + first.bytes.len() as u64;
+    let total = exec.output().lengths()[index(stream)].max(read);
+    let next = if complete { first.from + most.min(total - first.from) } else { read };
+    let headers = place(exec, first.from, next, total, complete && next == total);
+    if next == read {
+        return Ok((headers, first.bytes).into_response());
+    }
+    let (outgoing, body) = Chunks::body(1, Some(next - first.from));
+    tokio::spawn(send(exec.clone(), stream, first, next, outgoing));
+    Ok((headers, body).into_response())
 }
 
-/// What there is, read piece by piece off the event loop: most of it lies on the disk.
-async fn read(exec: &Exec, stream: Stream, from: u64, most: usize) -> Piece {
-    let exec = exec.clone();
-    let all = move || {
-        let mut all = exec.output().read(stream, from, most);
-        while all.bytes.len() < most {
-            let next = all.from + all.bytes.len() as u64;
-            let more = exec.output().read(stream, next, most - all.bytes.len());
-            // What was forgotten meanwhile ends the piece; the next one begins behind it.
-            if more.bytes.is_empty() || more.from != next {
-                break;
-            }
-            all.bytes.extend(more.bytes);
+/// Reads no further than its reader does: who asks for much and takes nothing costs a few chunks.
+async fn send(exec: Exec, stream: Stream, mut piece: Piece, end: u64, outgoing: Outgoing) {
+    // What was forgotten meanwhile cuts the connection; the next one begins behind it.
+    while !piece.bytes.is_empty() {
+        let at = piece.from + piece.bytes.len() as u64;
+        if outgoing.send(Ok(piece.bytes.into())).await.is_err() {
+            return;
         }
-        all
-    };
-    tokio::task::spawn_blocking(all).await.unwrap_or(Piece { from, bytes: Vec::new() })
+        piece = read(&exec, stream, at, end - at).await;
+        if piece.from != at {
+            return;
+        }
+    }
+}
+
+/// A chunk at most, off the event loop: most of it lies on the disk.
+async fn read(exec: &Exec, stream: Stream, from: u64, most: u64) -> Piece {
+    let (exec, most) = (exec.clone(), most.min(CHUNK as u64) as usize);
+    let chunk = move || exec.output().read(stream, from, most);
+    tokio::task::spawn_blocking(chunk).await.unwrap_or(Piece { from, bytes: Vec::new() })
 }
 
 /// Waits until a stream is longer than this, or nothing more will come.
@@ -153,7 +164,7 @@ struct Logged {
     /// Where it begins.
     #[serde(default)]
     offset: u64,
-    /// How much at most: 1 MiB unless said, 16 MiB at most. Not with `follow`.
+    /// How much at most: 1 MiB unless said, 16 MiB at most; while the program runs a piece may be shorter. Not with `follow`.
     limit: Option<u64>,
     /// Goes on until the program has ended.
     #[serde(default)]

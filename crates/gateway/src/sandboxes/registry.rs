@@ -56,8 +56,6 @@ pub(super) struct Entry {
     pub(super) id: String,
     owner: String,
     labels: Labels,
-    /// What it was made from, for those that are made like it.
-    pub(super) request: SessionRequest,
     /// By which key it was made, and what was asked then.
     replay: Option<(Replay, Vec<u8>)>,
     held: Mutex<Held>,
@@ -65,7 +63,8 @@ pub(super) struct Entry {
 
 #[derive(Debug)]
 enum Held {
-    Live(Session),
+    /// With what it was made from, for those that are made like it.
+    Live(Session, Box<SessionRequest>),
     Ended(Box<SessionState>),
 }
 
@@ -88,7 +87,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Entry {
     pub(super) fn state(&self) -> SessionState {
         match &*locked(&self.held) {
-            Held::Live(session) => session.state(),
+            Held::Live(session, _) => session.state(),
             Held::Ended(state) => (**state).clone(),
         }
     }
@@ -100,13 +99,21 @@ impl Entry {
     /// The session, unless it is gone.
     pub(super) fn session(&self) -> Answer<Session> {
         let session = match &*locked(&self.held) {
-            Held::Live(session) => session.clone(),
+            Held::Live(session, _) => session.clone(),
             Held::Ended(state) => return Err(wire::gone(state)),
         };
         let state = session.state();
         match state.ended {
             Some(_) => Err(wire::gone(&state)),
             None => Ok(session),
+        }
+    }
+
+    /// What it was made from, unless it is gone.
+    pub(super) fn request(&self) -> Answer<SessionRequest> {
+        match &*locked(&self.held) {
+            Held::Live(_, request) => Ok((**request).clone()),
+            Held::Ended(state) => Err(wire::gone(state)),
         }
     }
 
@@ -135,7 +142,6 @@ impl Entry {
         Entry {
             id: row.id,
             labels: serde_json::from_str(&row.labels).unwrap_or_default(),
-            request: SessionRequest::default(),
             replay: row.promise.map(|(key, body)| ((owner.clone(), key), body)),
             owner,
             held: Mutex::new(Held::Ended(Box::new(state))),
@@ -144,7 +150,7 @@ impl Entry {
 
     fn ended_at(&self) -> Option<u64> {
         match &*locked(&self.held) {
-            Held::Live(_) => None,
+            Held::Live(..) => None,
             Held::Ended(state) => state.ended_at.map(|at| at.0),
         }
     }
@@ -180,6 +186,14 @@ impl Known {
         };
         Some(same(asked, digest).map(|()| outcome))
     }
+}
+
+/// What lies in the workspace by now is not kept in memory, too: it may be all that a body can carry.
+fn without_inputs(mut request: SessionRequest) -> SessionRequest {
+    request.run.inputs = Vec::new();
+    request.run.inputs_given = Vec::new();
+    request.run.inputs_kept = Vec::new();
+    request
 }
 
 fn same(asked: &[u8], digest: &[u8]) -> Answer<()> {
@@ -332,9 +346,8 @@ impl Gateway {
                 id: session.id().to_string(),
                 owner: opening.owner,
                 labels: opening.labels,
-                request: opening.request,
                 replay,
-                held: Mutex::new(Held::Live(session.clone())),
+                held: Mutex::new(Held::Live(session.clone(), Box::new(without_inputs(opening.request)))),
             });
             known.all.insert(entry.id.clone(), entry.clone());
             self.metrics().sandboxes.inc();

@@ -98,3 +98,28 @@ async fn a_key_sees_commits_and_discards_its_own_workspaces_only() {
     assert_eq!(ids(ask(admin, "GET /v1/workspaces", "").await).len(), 0);
     fs::remove_dir_all(&root).unwrap();
 }
+
+#[test]
+fn what_is_told_of_hostile_changes_is_bounded() {
+    let change = |number: usize| layers::Change {
+        path: number.to_string().into(),
+        what: layers::What::Added,
+        kind: layers::Kind::Link,
+        mode: 0o777,
+        size_bytes: 0,
+        target: Some("\u{1}".repeat(4095).into()),
+        left_out: None,
+        conflict: None,
+    };
+    let changes = |count: usize| (0..count).map(change).collect::<Vec<_>>();
+    let told = |count| {
+        let diff = shown(layers::Diff { changes: changes(count), unknown: Vec::new(), compared: true });
+        (diff.changes.len(), diff.truncated, serde_json::to_vec(&diff).unwrap().len())
+    };
+    assert!(matches!(told(3), (3, false, _)));
+    let (count, truncated, bytes) = told(400);
+    assert!(count > 100 && truncated && bytes < fitting::MOST_BYTES * 11 / 10, "{count} {bytes}");
+    let committed = layers::Committed { applied: changes(400), left: Vec::new(), discarded: true };
+    let committed = taken_over(committed);
+    assert!(committed.applied.len() == count && committed.truncated && committed.discarded);
+}

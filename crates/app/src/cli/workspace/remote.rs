@@ -3,7 +3,7 @@
 use super::{Action, counts, line, name, notes, say_unknown};
 use crate::{
     cli::{
-        message::{self, Failure, printable},
+        message::{self, Failure, Line, printable},
         print, print_json,
     },
     remote::{Ask, Client, segment},
@@ -62,12 +62,17 @@ struct Compared {
     changes: Vec<Changed>,
     not_looked_into: Vec<Remaining>,
     compared: bool,
+    /// Servers before this field tell all.
+    #[serde(default)]
+    truncated: bool,
 }
 
 #[derive(Deserialize)]
 struct TakenOver {
     applied: Vec<Changed>,
     left_out: Vec<Remaining>,
+    #[serde(default)]
+    truncated: bool,
 }
 
 /// Carries out the command at a server.
@@ -118,7 +123,7 @@ async fn list(client: &Client, json: bool) -> Result<u8, Failure> {
 async fn diff(client: &Client, id: &str, stat: bool, json: bool) -> Result<u8, Failure> {
     let ask = Ask::get(format!("{}/diff", path(id))).patience(LONGEST_LOOK);
     let told: Value = client.json(ask).await?;
-    let Compared { changes, not_looked_into, compared } = read(client, &told)?;
+    let Compared { changes, not_looked_into, compared, truncated } = read(client, &told)?;
     if json {
         print_json(&told)?;
         return Ok(0);
@@ -129,20 +134,28 @@ async fn diff(client: &Client, id: &str, stat: bool, json: bool) -> Result<u8, F
         false => print(&changes.iter().map(line).collect::<String>())?,
     }
     say_unknown(&all(client, not_looked_into, left)?, compared);
+    say_truncated(truncated);
     Ok(0)
 }
 
 fn committed(client: &Client, told: &Value, json: bool) -> Result<u8, Failure> {
-    let TakenOver { applied, left_out } = read(client, told)?;
+    let TakenOver { applied, left_out, truncated } = read(client, told)?;
     let (applied, remaining) = (all(client, applied, change)?, all(client, left_out, left)?);
     match json {
         true => print_json(told)?,
         false => {
             print(&applied.iter().map(line).collect::<String>())?;
             message::say(&notes(&remaining));
+            say_truncated(truncated);
         }
     }
     Ok(u8::from(!remaining.is_empty()))
+}
+
+fn say_truncated(truncated: bool) {
+    if truncated {
+        message::say(&[Line::Note("there is more than a server tells of at once".to_owned())]);
+    }
 }
 
 fn all<A, B>(client: &Client, told: Vec<A>, one: fn(A) -> Option<B>) -> Result<Vec<B>, Failure> {

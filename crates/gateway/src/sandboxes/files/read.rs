@@ -1,16 +1,16 @@
 //! Files out: whole or in part, and what lies in a folder.
 
 use super::{
-    FolderListing, aside, failed, found, path,
+    FileFacts, FolderListing, aside, failed, found, path,
     range::{self, Wanted},
 };
 use crate::{
     Caller, Gateway, Problem,
+    fitting::{self, Room},
     problem::Answer,
     sandboxes::body::{Asked, Chunks, Outgoing},
 };
 use axum::{
-    Json,
     body::Body,
     extract::State,
     response::{IntoResponse, Response},
@@ -61,10 +61,11 @@ pub(super) struct Listing {
 /// What was found there.
 enum Opened {
     File(File, Entry),
-    Folder(FolderListing),
+    /// As JSON, which takes its time where programs chose long names.
+    Folder(Vec<u8>),
 }
 
-/// Reads a file, whole or in part (`Range`, `If-Range`); or lists a folder, up to 10,000 names.
+/// Reads a file, whole or in part (`Range`, `If-Range`); or lists a folder, up to 10,000 names and 4 MiB.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/files/{*path}", tag = "files",
     params(
@@ -96,7 +97,7 @@ pub(super) async fn get(
         return Err(Problem::invalid("`recursive` and `after` exclude each other", "give one of them"));
     }
     match aside(move || open(&tree, &place.path, place.folder, &listing)).await? {
-        Opened::Folder(listing) => Ok(Json(listing).into_response()),
+        Opened::Folder(json) => fitting::sent(gateway.answering(), &caller.key, json),
         Opened::File(file, entry) => contents(file, &entry, &headers, &method),
     }
 }
@@ -109,18 +110,17 @@ fn open(tree: &Tree, path: &Path, folder: bool, listing: &Listing) -> Result<Ope
         true => below(tree, path)?,
         false => {
             let listed = tree.list(path, listing.after.as_deref().map(OsStr::new), MOST_LISTED)?;
-            FolderListing {
-                files: listed.entries.into_iter().map(Into::into).collect(),
-                truncated: listed.more,
-            }
+            let (files, more) = Room::new().fill(listed.entries.into_iter().map(FileFacts::from));
+            FolderListing { files, truncated: listed.more || more }
         }
     };
-    Ok(Opened::Folder(listed))
+    let failed = |error: serde_json::Error| TreeError::Other { path: String::new(), source: error.into() };
+    serde_json::to_vec(&listed).map(Opened::Folder).map_err(failed)
 }
 
 /// What lies in a folder and in those below it, each folder before what is in it.
 fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
-    let (mut files, mut truncated) = (Vec::new(), false);
+    let (mut files, mut truncated, mut fitting) = (Vec::new(), false, Room::new());
     let mut waiting = vec![(PathBuf::new(), 1)];
     while let Some((folder, depth)) = waiting.pop() {
         let room = MOST_LISTED - files.len();
@@ -129,20 +129,26 @@ fn below(tree: &Tree, top: &Path) -> Result<FolderListing, TreeError> {
             Err(TreeError::Missing { .. } | TreeError::Kind { .. } | TreeError::Link { .. }) if depth > 1 => {
                 continue;
             }
+            // One that nobody can name or look into hides itself, and nothing else.
+            Err(_) if depth > 1 => {
+                truncated = true;
+                continue;
+            }
             listed => listed?,
         };
         truncated |= listed.more;
         let mut folders = Vec::new();
         for entry in listed.entries {
-            if files.len() == MOST_LISTED {
+            let (name, is_folder) = (folder.join(&entry.name), entry.kind == EntryKind::Folder);
+            let entry = FileFacts::from(Entry { name: name.clone().into_os_string(), ..entry });
+            if files.len() == MOST_LISTED || !fitting.takes(&entry) {
                 return Ok(FolderListing { files, truncated: true });
             }
-            let name = folder.join(&entry.name);
-            if entry.kind == EntryKind::Folder {
+            files.push(entry);
+            if is_folder {
                 truncated |= depth == DEEPEST;
-                folders.push((name.clone(), depth + 1));
+                folders.push((name, depth + 1));
             }
-            files.push(Entry { name: name.into_os_string(), ..entry }.into());
         }
         waiting.extend(folders.into_iter().rev().filter(|(_, depth)| *depth <= DEEPEST));
     }

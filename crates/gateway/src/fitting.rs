@@ -1,0 +1,129 @@
+//! Lists in which hostile programs choose the words: as much of them as one answer carries, made into JSON off the event
+//! loop. Names are long, and control characters take six bytes each.
+
+use crate::{
+    Caller, Gateway, Problem,
+    problem::Answer,
+    shares::{Full, Shares},
+    turns::until_sent,
+};
+use axum::response::{IntoResponse, Response};
+use http::{StatusCode, header::CONTENT_TYPE};
+use serde::Serialize;
+use std::io;
+
+/// What the entries of one answer take as JSON.
+pub(crate) const MOST_BYTES: usize = 4 << 20;
+
+/// What is left of it.
+#[derive(Debug)]
+pub(crate) struct Room(usize);
+
+impl Room {
+    /// For one answer.
+    pub(crate) fn new() -> Room {
+        Room(MOST_BYTES)
+    }
+
+    /// Whether this fits, too. What does not leaves no room for anything behind it.
+    pub(crate) fn takes(&mut self, entry: &impl Serialize) -> bool {
+        let fits = serde_json::to_writer(&mut *self, entry).is_ok();
+        self.0 = if fits { self.0 } else { 0 };
+        fits
+    }
+
+    /// Those that fit, and whether some do not.
+    pub(crate) fn fill<T: Serialize>(&mut self, entries: impl IntoIterator<Item = T>) -> (Vec<T>, bool) {
+        let mut entries = entries.into_iter();
+        let mut fitting = Vec::new();
+        let more = entries.any(|entry| match self.takes(&entry) {
+            true => {
+                fitting.push(entry);
+                false
+            }
+            false => true,
+        });
+        (fitting, more)
+    }
+}
+
+impl io::Write for Room {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Does something where it disturbs nobody, and makes JSON of it there, too.
+pub(crate) async fn answer<T: Serialize>(
+    gateway: &Gateway,
+    caller: &Caller,
+    work: impl FnOnce() -> Answer<T> + Send + 'static,
+) -> Answer<Response> {
+    let work = move || serde_json::to_vec(&work()?).map_err(|_| failed());
+    let json = tokio::task::spawn_blocking(work).await.map_err(|_| failed())??;
+    sent(gateway.answering(), &caller.key, json)
+}
+
+/// Sends it. It lies in memory until somebody takes it, and of that a key has its share.
+pub(crate) fn sent(answering: &Shares, key: &str, json: Vec<u8>) -> Answer<Response> {
+    let mut share = answering.of(key);
+    answering.add(&mut share, json.len()).map_err(too_many)?;
+    let body = until_sent(json.into(), share);
+    Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+fn too_many(full: Full) -> Problem {
+    let (status, title) = match full {
+        Full::One(most) => {
+            (StatusCode::TOO_MANY_REQUESTS, format!("{most} bytes of answers to this key are not taken yet"))
+        }
+        Full::All(most) => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("{most} bytes of answers are not taken yet"))
+        }
+    };
+    Problem::new(status, "quota_exceeded", title, Some("read them, or try again in a moment".to_owned()))
+}
+
+fn failed() -> Problem {
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the answer could not be made", None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_measured_is_what_is_sent() {
+        let (plain, hostile) = ("x".repeat(4095), "\u{1}".repeat(4095));
+        for name in [plain, hostile] {
+            let (fitting, more) = Room::new().fill(std::iter::repeat_n(&name, 10_000));
+            let sent = serde_json::to_vec(&fitting).unwrap().len();
+            assert!(more && sent > MOST_BYTES * 9 / 10 && sent < MOST_BYTES * 11 / 10, "{sent}");
+        }
+        let (few, more) = Room::new().fill(["a", "b"]);
+        assert_eq!((few, more), (vec!["a", "b"], false));
+    }
+
+    #[test]
+    fn answers_that_nobody_takes_are_bounded() {
+        let shares = Shares::new(20, 10);
+        let send = |key| sent(&shares, key, vec![b' '; 8]);
+        let untaken = send("her").unwrap();
+        assert_eq!(send("her").unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
+        let _his = send("him").unwrap();
+        assert_eq!(send("them").unwrap_err().status(), StatusCode::SERVICE_UNAVAILABLE);
+        drop(untaken);
+        assert!(send("her").is_ok());
+    }
+
+    #[test]
+    fn nothing_comes_behind_what_did_not_fit() {
+        let mut room = Room::new();
+        assert!(!room.takes(&"x".repeat(MOST_BYTES)) && !room.takes(&"x"));
+    }
+}

@@ -1,0 +1,102 @@
+//! What all keys have together, and no key more of it than its share.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// So much for all, and so much of it for one key.
+#[derive(Debug)]
+pub(crate) struct Shares {
+    most: usize,
+    most_of_one: usize,
+    taken: Arc<Mutex<Taken>>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: usize,
+    of: HashMap<String, usize>,
+}
+
+/// Which bound is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// That of all keys together.
+    All(usize),
+    /// That of this one.
+    One(usize),
+}
+
+/// What a key has taken, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    taken: Arc<Mutex<Taken>>,
+    key: String,
+    amount: usize,
+}
+
+fn locked(taken: &Mutex<Taken>) -> MutexGuard<'_, Taken> {
+    taken.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shares {
+    pub(crate) fn new(most: usize, most_of_one: usize) -> Shares {
+        Shares { most, most_of_one, taken: Arc::default() }
+    }
+
+    /// Nothing yet, for this key.
+    pub(crate) fn of(&self, key: &str) -> Share {
+        Share { taken: self.taken.clone(), key: key.to_owned(), amount: 0 }
+    }
+
+    /// So much more.
+    pub(crate) fn add(&self, share: &mut Share, more: usize) -> Result<(), Full> {
+        let mut taken = locked(&self.taken);
+        let own = taken.of.get(&share.key).copied().unwrap_or(0).saturating_add(more);
+        let all = taken.all.saturating_add(more);
+        if own > self.most_of_one {
+            return Err(Full::One(self.most_of_one));
+        }
+        if all > self.most {
+            return Err(Full::All(self.most));
+        }
+        taken.all = all;
+        taken.of.insert(share.key.clone(), own);
+        share.amount += more;
+        Ok(())
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut taken = locked(&self.taken);
+        taken.all -= self.amount;
+        // Keys come and go: one that has nothing is not remembered.
+        let left = taken.of.get(&self.key).map_or(0, |own| own - self.amount);
+        match left {
+            0 => drop(taken.of.remove(&self.key)),
+            _ => drop(taken.of.insert(self.key.clone(), left)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_has_its_share_and_the_others_theirs() {
+        let shares = Shares::new(10, 6);
+        let [mut her, mut his, mut again] = ["her", "him", "her"].map(|key| shares.of(key));
+        assert_eq!(shares.add(&mut her, 5), Ok(()));
+        assert_eq!(shares.add(&mut again, 2), Err(Full::One(6)), "together with what she has already");
+        assert_eq!(shares.add(&mut again, 1), Ok(()));
+        assert_eq!(shares.add(&mut his, 5), Err(Full::All(10)));
+        assert_eq!(shares.add(&mut his, 4), Ok(()));
+        drop(her);
+        assert_eq!(shares.add(&mut again, 5), Ok(()), "what is given back can be taken");
+        drop((again, his));
+        assert!(locked(&shares.taken).of.is_empty() && locked(&shares.taken).all == 0);
+    }
+}

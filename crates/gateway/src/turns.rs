@@ -1,0 +1,156 @@
+//! How many requests are served at once for a key, from their heads to the last byte of their answers, so that nobody
+//! takes the connections of all. Those that last by what they are (streams, waits, bodies that come or go for long) have
+//! most of the places; the rest is for short ones.
+
+use crate::{
+    Problem,
+    problem::Answer,
+    shares::{Full, Share, Shares},
+};
+use axum::{body::Body, response::Response};
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use http_body::{Frame, SizeHint};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+/// An answer of this length that is there already is as good as sent.
+const SENT_AT_ONCE: u64 = 64 << 10;
+
+/// Turns of all keys.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    requests: Shares,
+    lasting: Shares,
+}
+
+/// One request's, until all who hold it are done.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn(#[allow(dead_code, reason = "held")] Arc<[Option<Share>; 2]>);
+
+impl Turns {
+    /// Of so many connections a key has three quarters, and half with what lasts. An eighth is kept for what is short.
+    pub(crate) fn new(connections: usize) -> Turns {
+        let short = connections.div_ceil(8);
+        Turns {
+            requests: Shares::new(usize::MAX, (connections - connections / 4).max(1)),
+            lasting: Shares::new(connections.saturating_sub(short).max(1), (connections / 2).max(1)),
+        }
+    }
+
+    /// One more request of this key.
+    pub(crate) fn take(&self, key: &str, method: &Method, route: &str) -> Answer<Turn> {
+        let one = |shares: &Shares, what: &str| {
+            let mut share = shares.of(key);
+            shares.add(&mut share, 1).map_err(|full| refused(full, what)).map(|()| share)
+        };
+        let request = one(&self.requests, "requests")?;
+        let lasting =
+            lasts(method, route).then(|| one(&self.lasting, "streams, waits and transfers")).transpose()?;
+        Ok(Turn(Arc::new([Some(request), lasting])))
+    }
+}
+
+/// Whether a request may take long without anything being wrong.
+fn lasts(method: &Method, route: &str) -> bool {
+    let short = matches!(*method, Method::GET | Method::HEAD | Method::DELETE);
+    let ends = ["/events", "/logs", "/output", "/pty"];
+    let parts = ["/files", "/artifacts/"];
+    !short || ends.iter().any(|end| route.ends_with(end)) || parts.iter().any(|part| route.contains(part))
+}
+
+fn refused(full: Full, what: &str) -> Problem {
+    let (status, title) = match full {
+        Full::One(most) => {
+            (StatusCode::TOO_MANY_REQUESTS, format!("a key has at most {most} {what} open at once"))
+        }
+        Full::All(most) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("all keys together have {most} {what} open, the most there can be"),
+        ),
+    };
+    Problem::new(status, "quota_exceeded", title, Some("close one, or try later".to_owned()))
+}
+
+impl Turn {
+    /// The same answer, which is sent in this turn.
+    pub(crate) fn keep(self, response: Response) -> Response {
+        let length = http_body::Body::size_hint(response.body()).exact();
+        match length.is_some_and(|length| length <= SENT_AT_ONCE) {
+            true => response,
+            false => response.map(|body| until_sent(body, self)),
+        }
+    }
+}
+
+/// The same body, with something that is held until it is sent.
+pub(crate) fn until_sent(body: Body, held: impl Send + Unpin + 'static) -> Body {
+    Body::new(Sent { body, _held: held })
+}
+
+struct Sent<T> {
+    body: Body,
+    _held: T,
+}
+
+impl<T: Unpin> http_body::Body for Sent<T> {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_requests_have_places_that_nothing_lasting_takes() {
+        let turns = Turns::new(16);
+        let take = |key: &str, route: &str| turns.take(key, &Method::GET, route);
+        let (lasting, short) = ("/v1/sandboxes/{id}/logs", "/v1/sandboxes/{id}");
+        let hers: Vec<_> = (0..8).map(|_| take("her", lasting).unwrap()).collect();
+        assert_eq!(take("her", lasting).unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
+        let _more: Vec<_> = (0..4).map(|_| take("her", short).unwrap()).collect();
+        assert_eq!(take("her", short).unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
+        let _his: Vec<_> = (0..6).map(|_| take("him", lasting).unwrap()).collect();
+        assert_eq!(take("them", lasting).unwrap_err().status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(take("them", short).is_ok());
+        drop(hers);
+        assert!(take("them", lasting).is_ok());
+    }
+
+    #[test]
+    fn what_streams_waits_or_carries_a_body_lasts() {
+        for (method, route) in [
+            (Method::POST, "/v1/runs"),
+            (Method::GET, "/v1/runs/{id}/events"),
+            (Method::GET, "/v1/sandboxes/{id}/exec/{exec}/output"),
+            (Method::GET, "/v1/sandboxes/{id}/pty"),
+            (Method::GET, "/v1/sandboxes/{id}/files/{*path}"),
+            (Method::PUT, "/v1/artifacts/{name}"),
+            (Method::GET, "/v1/artifacts/{name}"),
+        ] {
+            assert!(lasts(&method, route), "{method} {route}");
+        }
+        for (method, route) in [(Method::GET, "/v1/runs/{id}"), (Method::DELETE, "/v1/sandboxes/{id}")] {
+            assert!(!lasts(&method, route), "{method} {route}");
+        }
+    }
+}
