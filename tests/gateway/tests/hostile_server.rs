@@ -1,0 +1,145 @@
+//! The command against servers that mean it ill, and connections that break: nothing of what they send steers a terminal,
+//! runs for ever, is lost or doubled.
+
+use gateway_tests::{Client, Folder, Server};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    os::unix::fs::symlink,
+    process::{Child, Command, Output, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+fn remote(folder: &Folder, url: &str, key: &str) -> Command {
+    let mut command = Command::new(cli::airlock());
+    command.current_dir(&folder.0).env_clear().env("PATH", "/usr/bin:/bin").stdin(Stdio::null());
+    command.env("HOME", &folder.0).args(["--state", "local"]);
+    command.env("AIRLOCK_URL", url).env("AIRLOCK_KEY", key);
+    command
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Answers every request with what the function makes of its first line. It ends with the test's process.
+fn fake(answer: impl Fn(&str) -> Value + Send + 'static) -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("it has one"));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let heard = asked.clone();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let (first, mut reader) = head(&stream);
+            heard.lock().expect("nobody panicked").push(first.clone());
+            let body = answer(&first).to_string();
+            let status =
+                if first.starts_with("PUT") || first.starts_with("POST") { "201 Created" } else { "200 OK" };
+            let head =
+                format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+            _ = stream.write_all(format!("{head}{body}").as_bytes());
+            // Closed on what is still coming, the connection would take the answer with it.
+            _ = stream.shutdown(Shutdown::Write);
+            _ = std::io::copy(&mut reader, &mut std::io::sink());
+        }
+    });
+    (url, asked)
+}
+
+/// The first line of a request, and whatever comes behind its head.
+fn head(stream: &TcpStream) -> (String, BufReader<TcpStream>) {
+    let mut reader = BufReader::new(stream.try_clone().expect("there is a descriptor left"));
+    let (mut first, mut line) = (String::new(), String::new());
+    _ = reader.read_line(&mut first);
+    while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
+        line.clear();
+    }
+    (first, reader)
+}
+
+const EVIL: &str = "x\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}31m\nairlock: note: all is well\u{202e}";
+
+fn hostile(first: &str) -> Value {
+    let row = json!({ "name": EVIL, "version": 1, "size_bytes": 3, "sha256": EVIL, "content_type": EVIL,
+        "kept_at": EVIL, "run_id": EVIL, "session_id": EVIL, "command": [EVIL], "policy_hash": EVIL });
+    let image = json!({ "name": EVIL, "digest": EVIL, "size_bytes": 3, "platform": EVIL, "created": EVIL,
+        "config": { EVIL: EVIL, "cmd": [EVIL] } });
+    let change = json!({ "path": EVIL, "change": "added", "kind": "link", "target": EVIL, "left_out": EVIL });
+    let left = json!({ "path": EVIL, "reason": EVIL, "conflict": false });
+    match first {
+        line if line.contains("/v1/keys") && line.starts_with("POST") => {
+            json!({ "id": EVIL, "token": EVIL, "expires_at": EVIL })
+        }
+        line if line.contains("/v1/keys") => json!({ "keys": [
+            { "id": EVIL, "name": EVIL, "scopes": ["runs"], "created_at": EVIL, "expires_at": EVIL, "revoked_at": null },
+            { "id": EVIL, "name": EVIL, "scopes": ["runs"], "created_at": EVIL, "expires_at": null, "revoked_at": EVIL },
+        ] }),
+        line if line.contains("/v1/artifacts/") => row,
+        line if line.contains("/v1/artifacts") => json!({ "artifacts": [row], "next": null }),
+        line if line.contains("/v1/usage") => json!({ "rows": [{ "key": EVIL, "calls": 1, "input_tokens": 1,
+            "cached_tokens": 1, "output_tokens": 1, "cost_nano_usd": 1, "overrun_nano_usd": 1, "unsettled_calls": 1,
+            "unsettled_nano_usd": 1 }] }),
+        line if line.contains("/v1/images/") && line.starts_with("DELETE") => {
+            json!({ "names": [EVIL], "images": [EVIL], "freed_bytes": 1 })
+        }
+        line if line.contains("/v1/images/") => image,
+        line if line.contains("/v1/images") && line.starts_with("POST") => {
+            json!({ "names": [EVIL], "size_bytes": 1, "fresh": true })
+        }
+        line if line.contains("/v1/images") => json!({ "images": [image] }),
+        line if line.contains("/diff") => {
+            json!({ "changes": [change], "not_looked_into": [left], "compared": true })
+        }
+        line if line.contains("/commit") => json!({ "applied": [change], "left_out": [left] }),
+        line if line.contains("/v1/workspaces") => json!({ "workspaces": [
+            { "id": EVIL, "folder": EVIL, "made_at": EVIL, "in_use": true }] }),
+        line if line.contains("/exec") => json!({ "exec_id": EVIL, "status": "running" }),
+        line if line.contains("/v1/sandboxes") && line.starts_with("GET") => json!({ "sandboxes": [
+            { "sandbox_id": EVIL, "status": EVIL, "reason": EVIL, "expires_at": EVIL, "labels": { EVIL: EVIL } }] }),
+        _ => json!({ "sandbox_id": EVIL }),
+    }
+}
+
+const COMMANDS: [&[&str]; 19] = [
+    &["artifact", "list"],
+    &["artifact", "show", "x"],
+    &["artifact", "put", "file"],
+    &["key", "list"],
+    &["key", "create", "--name", "x", "--scope", "runs"],
+    &["sandbox", "list"],
+    &["sandbox", "create"],
+    &["sandbox", "fork", "x"],
+    &["sandbox", "exec", "--detach", "x", "--", "true"],
+    &["workspace", "list"],
+    &["workspace", "diff", "x"],
+    &["workspace", "diff", "--stat", "x"],
+    &["workspace", "commit", "x"],
+    &["usage"],
+    &["usage", "--csv"],
+    &["image", "list"],
+    &["image", "inspect", "x"],
+    &["image", "load", "file"],
+    &["image", "rm", "x"],
+];
+
+#[test]
+fn nothing_that_a_server_says_steers_the_terminal_or_begins_a_line() {
+    let (folder, (url, _)) = (Folder::new(), fake(hostile));
+    fs::write(folder.at("file"), "some text").expect("a file");
+    let obeyed = |character: char| (character.is_control() && character != '\n') || character == '\u{202e}';
+    for words in COMMANDS {
+        let answer = remote(&folder, &url, "alk_x").args(words).output().expect("airlock runs");
+        let text = String::from_utf8(answer.stdout.clone()).expect("text") + &said(&answer);
+        assert!(answer.status.code().is_some_and(|code| code < 2), "{words:?} is understood: {text}");
+        if !words.contains(&"--stat") {
+            assert!(text.contains("x\\u{1b}[2J"), "{words:?} shows what came: {text}");
+        }
+        assert!(
+            !text.contains(obeyed) && !text.contains("\nairlock: note: all is well"),
+            "{words:?}: {text:?}"
+        );
+    }
+}
