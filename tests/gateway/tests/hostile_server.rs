@@ -143,3 +143,31 @@ fn nothing_that_a_server_says_steers_the_terminal_or_begins_a_line() {
         );
     }
 }
+
+#[test]
+fn a_list_that_goes_in_circles_is_not_followed() {
+    let page = |name: &str, next: Value| {
+        json!({ "artifacts": [{ "name": name, "version": 1, "size_bytes": 3, "sha256": "s", "content_type": "t/t",
+            "kept_at": "T" }], "next": next })
+    };
+    let folder = Folder::new();
+    let (url, asked) = fake(move |first| match first.contains("after=one") {
+        true => page("second", json!("two")),
+        false => page("first", json!("one")),
+    });
+    let answer = remote(&folder, &url, "alk_x").args(["artifact", "list"]).output().expect("airlock runs");
+    assert_eq!(answer.status.code(), Some(125));
+    assert!(said(&answer).contains("its list goes in circles"), "{}", said(&answer));
+    assert_eq!(asked.lock().expect("nobody panicked").len(), 3);
+    let (url, _) = fake(move |first| match first.contains("after=one") {
+        true => page("second", Value::Null),
+        false => page("first", json!("one")),
+    });
+    let answer = remote(&folder, &url, "alk_x").args(["artifact", "list"]).output().expect("airlock runs");
+    assert_eq!(
+        String::from_utf8_lossy(&answer.stdout),
+        "first@1   3  T\nsecond@1  3  T\n",
+        "{}",
+        said(&answer)
+    );
+}

@@ -219,8 +219,12 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 impl Client {
     /// Asks, and reads the whole answer as JSON.
     pub(crate) async fn json<T: DeserializeOwned>(&self, ask: Ask) -> Result<T, RemoteError> {
-        let text = self.ask(ask).await?.text().await?;
-        serde_json::from_slice(&text)
+        self.read(&self.ask(ask).await?.text().await?)
+    }
+
+    /// Reads an answer as JSON.
+    pub(crate) fn read<T: DeserializeOwned>(&self, text: &[u8]) -> Result<T, RemoteError> {
+        serde_json::from_slice(text)
             .map_err(|error| self.foreign(format!("its answer cannot be read: {error}")))
     }
 
