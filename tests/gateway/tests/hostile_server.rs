@@ -171,3 +171,132 @@ fn a_list_that_goes_in_circles_is_not_followed() {
         said(&answer)
     );
 }
+
+/// Passes connections on to a server; of those that the function wants to be cut only the request arrives.
+fn cutter(
+    server: &Server,
+    mut cut: impl FnMut(&str) -> bool + Send + 'static,
+) -> (String, Arc<Mutex<Vec<String>>>) {
+    let Client::Tcp(address) = server.client else { panic!("a port") };
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("it has one"));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let heard = asked.clone();
+    thread::spawn(move || {
+        for mut incoming in listener.incoming().map_while(Result::ok) {
+            let mut outgoing = TcpStream::connect(address).expect("the server listens");
+            let mut asks = outgoing.try_clone().expect("there is a descriptor left");
+            let mut asked = BufReader::new(incoming.try_clone().expect("there is a descriptor left"));
+            let mut line = String::new();
+            _ = asked.read_line(&mut line);
+            heard.lock().expect("nobody panicked").push(line.clone());
+            let (first, is_cut) = (line.clone(), cut(&line));
+            thread::spawn(move || {
+                let mut head = first;
+                // Named as the server is, or it would not answer.
+                while !head.ends_with("\r\n\r\n") {
+                    let mut line = String::new();
+                    if asked.read_line(&mut line).map_or(true, |read| read == 0) {
+                        return;
+                    }
+                    let is_host = line.starts_with("host:");
+                    head.push_str(&if is_host { format!("host: {address}\r\n") } else { line });
+                }
+                _ = asks.write_all(head.as_bytes());
+                _ = std::io::copy(&mut asked, &mut asks);
+            });
+            thread::spawn(move || {
+                if is_cut {
+                    // Its answer is there, and so is all that was asked.
+                    _ = outgoing.read(&mut [0]);
+                } else {
+                    _ = std::io::copy(&mut outgoing, &mut incoming);
+                }
+                _ = incoming.shutdown(Shutdown::Both);
+                _ = outgoing.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    (url, asked)
+}
+
+fn sandbox(server: &Server) -> String {
+    let made = server.post("/v1/sandboxes", &json!({}));
+    made.json()["sandbox_id"].as_str().unwrap_or_else(|| panic!("{}", made.text())).to_owned()
+}
+
+fn piped(command: &mut Command) -> Child {
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("airlock starts")
+}
+
+#[test]
+fn what_is_typed_arrives_once_however_often_its_connection_breaks() {
+    let (server, folder) = (Server::new(), Folder::new());
+    let id = sandbox(&server);
+    let mut count = 0;
+    let (url, asked) = cutter(&server, move |line| {
+        count += usize::from(line.contains("/stdin"));
+        line.contains("/stdin") && count % 2 == 1
+    });
+    let mut child =
+        piped(remote(&folder, &url, &server.admin).args(["sandbox", "exec", "--stdin", &id, "--", "cat"]));
+    let wanted: String = (0..300_000).map(|number| format!("{number}\n")).collect();
+    let (mut stdin, typed) = (child.stdin.take().expect("it is ours"), wanted.clone());
+    let typing = thread::spawn(move || stdin.write_all(typed.as_bytes()));
+    let answer = child.wait_with_output().expect("it ends");
+    typing.join().expect("it is typed").expect("all of it");
+    assert_eq!(answer.status.code(), Some(0), "{}", said(&answer));
+    assert!(answer.stdout == wanted.as_bytes(), "{} bytes of {}", answer.stdout.len(), wanted.len());
+    let cut = asked.lock().expect("nobody panicked").iter().filter(|line| line.contains("/stdin")).count();
+    assert!(cut >= 4, "it was cut: {cut}");
+}
+
+#[test]
+fn nothing_is_under_way_while_nothing_is_typed() {
+    let (server, folder) = (Server::new(), Folder::new());
+    let id = sandbox(&server);
+    let (url, asked) = cutter(&server, |_| false);
+    let mut child =
+        piped(remote(&folder, &url, &server.admin).args(["sandbox", "exec", "--stdin", &id, "--", "cat"]));
+    let mut stdin = child.stdin.take().expect("it is ours");
+    let mut shown = BufReader::new(child.stdout.take().expect("it is ours"));
+    for word in ["one\n", "two\n"] {
+        stdin.write_all(word.as_bytes()).expect("it reads");
+        let mut line = String::new();
+        shown.read_line(&mut line).expect("it answers");
+        assert_eq!(line, word);
+    }
+    drop(stdin);
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    // Each had a request of its own: no silence between them can end one that waits for more.
+    let typed: Vec<_> = asked
+        .lock()
+        .expect("nobody panicked")
+        .iter()
+        .filter(|line| line.contains("/stdin"))
+        .cloned()
+        .collect();
+    let has = |what: &str| typed.iter().any(|line| line.contains(what));
+    assert!(
+        typed.len() == 3 && has("offset=0 ") && has("offset=4 ") && has("offset=8&close=true "),
+        "{typed:?}"
+    );
+}
+
+#[test]
+fn input_that_cannot_be_sent_ends_the_program_and_is_said() {
+    let (server, folder) = (Server::new(), Folder::new());
+    let id = sandbox(&server);
+    // Whoever cannot be read any further: a folder is none to read.
+    let mut command = remote(&folder, &format!("http://{}", server.client.host()), &server.admin);
+    command.args(["sandbox", "exec", "--stdin", &id, "--", "cat"]);
+    let answer =
+        command.stdin(fs::File::open(&folder.0).expect("it is there")).output().expect("airlock runs");
+    assert_eq!(answer.status.code(), Some(130), "{}", said(&answer));
+    assert!(said(&answer).contains("the rest of standard input cannot be sent"), "{}", said(&answer));
+}

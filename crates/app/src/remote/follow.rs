@@ -8,8 +8,8 @@ use super::{Ask, Client, Event, RemoteError, events::Parser};
 use std::{collections::VecDeque, time::Duration};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-/// Between tries, when nothing came since the last. Together as long as a server takes to start anew.
-const PAUSES: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
+/// Between tries in milliseconds, when nothing came since the last. Together as long as a server takes to start anew.
+pub(crate) const PAUSES: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
 /// Events on their way to whoever shows them; a full queue holds the server back.
 const ROOM: usize = 4;
 

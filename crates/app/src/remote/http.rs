@@ -129,6 +129,11 @@ impl Ask {
     /// With a body that is read while it is sent.
     pub(crate) fn body(self, body: UnsyncBoxBody<Bytes, io::Error>) -> Ask {
         Ask { body, ..self }
+    /// With a body that is there already.
+    pub(crate) fn bytes(self, bytes: Bytes) -> Ask {
+        self.body(Full::new(bytes).map_err(|never| match never {}).boxed_unsync())
+    }
+
     }
 
     /// What cannot be a header is left out; ours can.
@@ -167,14 +172,19 @@ pub(crate) fn query(pairs: &[(&str, Option<String>)]) -> String {
 /// What is read of a file at a time.
 const PIECE: usize = 256 << 10;
 
-/// A body that is read while it is sent, by a thread of its own, at the pace of the server.
+/// A body that is read while it is sent, at the pace of the server.
 pub(crate) fn upload(
-    mut from: impl io::Read + Send + 'static,
+    from: impl io::Read + Send + 'static,
     length: Option<u64>,
 ) -> UnsyncBoxBody<Bytes, io::Error> {
     let (sender, pieces) = mpsc::channel(2);
     tokio::task::spawn_blocking(move || {
         let mut buffer = vec![0; PIECE];
+    Pieces { pieces: read_ahead(from), length }.boxed_unsync()
+}
+
+/// Reads in a thread of its own, a few pieces ahead of whoever takes them.
+pub(crate) fn read_ahead(mut from: impl io::Read + Send + 'static) -> mpsc::Receiver<io::Result<Bytes>> {
         loop {
             let piece = match from.read(&mut buffer) {
                 Ok(0) => return,
@@ -188,7 +198,7 @@ pub(crate) fn upload(
             }
         }
     });
-    Pieces { pieces, length }.boxed_unsync()
+    pieces
 }
 
 struct Pieces {

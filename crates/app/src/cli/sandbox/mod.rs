@@ -1,6 +1,7 @@
 //! `airlock sandbox`: sandboxes that stay, in a server: make, list, run programs in them, move files, end them.
 
 mod exec;
+mod feed;
 mod files;
 mod pty;
 
