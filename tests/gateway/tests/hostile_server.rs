@@ -300,3 +300,60 @@ fn input_that_cannot_be_sent_ends_the_program_and_is_said() {
     assert_eq!(answer.status.code(), Some(130), "{}", said(&answer));
     assert!(said(&answer).contains("the rest of standard input cannot be sent"), "{}", said(&answer));
 }
+
+#[test]
+fn logs_are_followed_by_events_to_the_end_of_the_program() {
+    let (server, folder) = (Server::new(), Folder::new());
+    let id = sandbox(&server);
+    let script = "seq 1 200000; echo not this >&2; while [ ! -e go ]; do sleep 0.05; done; echo last";
+    let order = json!({ "command": ["sh", "-c", script], "background": true });
+    assert_eq!(server.post(&format!("/v1/sandboxes/{id}/exec"), &order).status, 201);
+    let mut cuts = 0;
+    // The first two that follow are cut.
+    let (url, asked) = cutter(&server, move |line| {
+        cuts += usize::from(line.contains("/events"));
+        line.contains("/events") && cuts < 3
+    });
+    let mut child = piped(remote(&folder, &url, &server.admin).args(["sandbox", "logs", "--follow", &id]));
+    let wanted: String = (1..=200_000).map(|number| format!("{number}\n")).collect();
+    let mut shown = vec![0; wanted.len()];
+    let mut stdout = child.stdout.take().expect("it is ours");
+    stdout.read_exact(&mut shown).expect("it shows what is there while the program is silent");
+    assert!(shown == wanted.as_bytes());
+    assert_eq!(
+        server.ask(&server.admin, "PUT", &format!("/v1/sandboxes/{id}/files/go"), &[], &json!("")).status,
+        201
+    );
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).expect("it is text");
+    let answer = child.wait_with_output().expect("it ends");
+    assert_eq!((answer.status.code(), rest.as_str()), (Some(0), "last\n"), "{}", said(&answer));
+    // Events come with signs of life, which bytes cannot.
+    let asked = asked.lock().expect("nobody panicked").clone();
+    assert!(asked.iter().filter(|line| line.contains("/events")).count() == 3, "{asked:?}");
+    assert!(!asked.iter().any(|line| line.contains("follow=true")), "{asked:?}");
+    let plain =
+        remote(&folder, &url, &server.admin).args(["sandbox", "logs", &id]).output().expect("airlock runs");
+    assert!(plain.stdout == format!("{wanted}last\n").as_bytes(), "all of it, of more than one answer");
+}
+
+#[test]
+fn what_is_fetched_goes_into_a_new_file_and_never_through_a_link() {
+    let folder = Folder::new();
+    let (url, _) = fake(|_| json!("stolen"));
+    fs::write(folder.at("precious"), "mine").expect("a file");
+    symlink("precious", folder.at("link")).expect("a link");
+    symlink("absent", folder.at("dangling")).expect("a link");
+    for words in [&["artifact", "get", "x", "--output"][..], &["sandbox", "get", "id", "x", "--output"]] {
+        for name in ["precious", "link", "dangling"] {
+            let answer = remote(&folder, &url, "alk_x").args(words).arg(name).output().expect("airlock runs");
+            assert_eq!(answer.status.code(), Some(125), "{words:?} {name}: {}", said(&answer));
+        }
+        let new = format!("new-{}", words[0]);
+        let answer = remote(&folder, &url, "alk_x").args(words).arg(&new).output().expect("airlock runs");
+        assert_eq!(answer.status.code(), Some(0), "{}", said(&answer));
+        assert_eq!(fs::read_to_string(folder.at(&new)).expect("it is made"), "\"stolen\"");
+    }
+    assert_eq!(fs::read_to_string(folder.at("precious")).expect("it is there"), "mine");
+    assert!(!folder.at("absent").exists());
+}

@@ -12,5 +12,8 @@ pub(crate) use self::{
     address::Address,
     events::Event,
     follow::{Follow, Followed, PAUSES},
-    http::{Answer, Ask, Client, Problem, RemoteError, Stream, query, read_ahead, segment, upload},
+    http::{
+        Answer, Ask, Client, LONGEST_SILENCE, Problem, RemoteError, Stream, query, read_ahead, segment,
+        upload,
+    },
 };

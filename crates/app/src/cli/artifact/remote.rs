@@ -135,7 +135,7 @@ impl Out {
         }
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(in crate::cli) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Out::File(file) => file.write_all(bytes),
             Out::Stdout => io::stdout().lock().write_all(bytes),
@@ -143,7 +143,15 @@ impl Out {
         }
     }
 
-    fn finish(&mut self) -> io::Result<()> {
+    /// Shows what was written, though more will come.
+    pub(in crate::cli) fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Out::File(_) => Ok(()),
+            Out::Stdout | Out::Screen(_) => io::stdout().lock().flush(),
+        }
+    }
+
+    pub(in crate::cli) fn finish(&mut self) -> io::Result<()> {
         match self {
             Out::File(_) => Ok(()),
             Out::Stdout => io::stdout().lock().flush(),
