@@ -208,7 +208,7 @@ fn cutter(
             thread::spawn(move || {
                 if is_cut {
                     // Its answer is there, and so is all that was asked.
-                    _ = outgoing.read(&mut [0]);
+                    _ = outgoing.peek(&mut [0]);
                 } else {
                     _ = std::io::copy(&mut outgoing, &mut incoming);
                 }

@@ -120,7 +120,7 @@ mod tests {
         let address = Address::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            stream.read(&mut [0; 4096]).await.unwrap();
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0, "it is asked");
             stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n").await.unwrap();
             for _ in 0..12 {
                 tokio::time::sleep(SILENCE / 4).await;
