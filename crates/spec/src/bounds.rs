@@ -56,6 +56,8 @@ pub struct ArtifactLimits {
     /// The bytes of everything of one owner. Without it a key has a quarter of what everybody may have together, and
     /// whoever is at the machine itself all of it.
     pub owner_bytes: Option<u64>,
+    /// Names of one owner; without it the same share of all names.
+    pub owner_names: Option<u64>,
 }
 
 impl Default for ArtifactLimits {
@@ -66,6 +68,7 @@ impl Default for ArtifactLimits {
             versions: 10_000,
             total_bytes: 1 << 40,
             owner_bytes: None,
+            owner_names: None,
         }
     }
 }

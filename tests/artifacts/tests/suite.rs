@@ -192,7 +192,8 @@ async fn another_digest_than_the_announced_one_keeps_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_are_held_and_named() {
-    let limits = ArtifactLimits { bytes: 10, names: 2, versions: 2, total_bytes: 25, owner_bytes: None };
+    let limits =
+        ArtifactLimits { bytes: 10, names: 2, versions: 2, total_bytes: 25, ..ArtifactLimits::default() };
     for ground in Ground::all("limits").await {
         let artifacts = ground.open(limits, Retention::default());
         let error = put(&artifacts, "a", &[0; 11]).await.unwrap_err();
@@ -258,6 +259,56 @@ async fn one_owner_cannot_use_up_what_all_have() {
         // Somebody else, who counts anew.
         let artifacts = ground.open(limits, Retention::default());
         assert!(keep(&artifacts, "modest", 1).await.is_err(), "{ground:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_owner_cannot_use_up_the_names_that_all_have() {
+    let limits = ArtifactLimits { names: 8, ..ArtifactLimits::default() };
+    for ground in Ground::all("names").await {
+        let begin = async |artifacts: &store::Artifacts, owner: &str, called: &str| {
+            let owner = Owner::key(&spec::Id::new(owner).unwrap());
+            artifacts.begin(New { owner, ..New::local(name(called)) }).await
+        };
+        let is_full = |error: &StoreError| {
+            matches!(error, StoreError::Quota { limit: 2, what: "names of one owner", .. })
+        };
+        let artifacts = ground.open(limits, Retention::default());
+        let (one, two) = (
+            begin(&artifacts, "greedy", "1").await.unwrap(),
+            begin(&artifacts, "greedy", "2").await.unwrap(),
+        );
+        let error = begin(&artifacts, "greedy", "3").await.unwrap_err();
+        assert!(is_full(&error), "names are taken before they are written: {error:?}");
+        one.finish(None).await.unwrap();
+        // What is not kept takes no name.
+        drop(two);
+        begin(&artifacts, "greedy", "3").await.unwrap().finish(None).await.unwrap();
+        let error = begin(&artifacts, "greedy", "4").await.unwrap_err();
+        assert!(is_full(&error), "{ground:?} {error:?}");
+        begin(&artifacts, "greedy", "3")
+            .await
+            .unwrap()
+            .finish(None)
+            .await
+            .expect("another version is no name");
+        begin(&artifacts, "modest", "4")
+            .await
+            .unwrap()
+            .finish(None)
+            .await
+            .expect("somebody else has a share");
+        let owner = Owner::key(&spec::Id::new("greedy").unwrap());
+        artifacts.remove(&owner, &name("1"), None).await.unwrap();
+        begin(&artifacts, "greedy", "4").await.unwrap().finish(None).await.unwrap();
+        if matches!(ground, Ground::Memory) {
+            continue;
+        }
+        // Somebody else, who counts anew; and who is told by the operator what one owner may have.
+        let artifacts = ground.open(limits, Retention::default());
+        assert!(is_full(&begin(&artifacts, "greedy", "5").await.unwrap_err()), "{ground:?}");
+        let wide = ArtifactLimits { owner_names: Some(3), ..limits };
+        begin(&ground.open(wide, Retention::default()), "greedy", "5").await.unwrap();
     }
 }
 

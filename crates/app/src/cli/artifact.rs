@@ -7,7 +7,7 @@ pub(super) use remote::{Out, pour};
 use super::{
     Global, conclude,
     message::{self, Failure, Line, printable},
-    open_engine, print, print_json,
+    open_engine, print, print_json, print_lines,
     screen::{Level, Screen},
 };
 use crate::{config::Surroundings, remote::Client};
@@ -236,7 +236,7 @@ fn show_list(rows: &[Row], notes: Vec<String>, json: bool) -> Result<(), Failure
     if json {
         return print_json(&serde_json::json!({ "artifacts": rows, "notes": notes }));
     }
-    print(&text(rows))?;
+    print_lines(text(rows))?;
     message::say(&notes.into_iter().map(Line::Note).collect::<Vec<_>>());
     Ok(())
 }
@@ -352,9 +352,7 @@ async fn put(engine: &Engine, new: New, mut source: Box<dyn Read + Send>) -> Res
 fn show_kept(row: Row, json: bool) -> Result<(), Failure> {
     match json {
         true => print_json(&row),
-        false => {
-            print(&format!("{}@{}  {}  {}\n", printable(&row.name), row.version, row.size_bytes, row.sha256))
-        }
+        false => print_lines([format!("{}@{}  {}  {}", row.name, row.version, row.size_bytes, row.sha256)]),
     }
 }
 
@@ -376,8 +374,8 @@ fn show(row: Row, json: bool) -> Result<(), Failure> {
         ("command", command),
         ("policy hash", row.lineage.policy_hash),
     ];
-    let line = |(name, value): (&str, Option<String>)| Some(format!("{name:<12}  {}\n", printable(&value?)));
-    print(&lines.into_iter().filter_map(line).collect::<String>())
+    let line = |(name, value): (&str, Option<String>)| Some(format!("{name:<12}  {}", value?));
+    print_lines(lines.into_iter().filter_map(line))
 }
 
 fn failed(which: &Which, error: &io::Error) -> Failure {
@@ -412,14 +410,13 @@ fn failure(error: StoreError) -> Failure {
 }
 
 /// Name and version, size, when, and by which run.
-fn text(rows: &[Row]) -> String {
+fn text(rows: &[Row]) -> Vec<String> {
     let name = |row: &Row| format!("{}@{}", printable(&row.name), row.version);
     let width = rows.iter().map(|row| name(row).chars().count()).max().unwrap_or(0);
     let size = rows.iter().map(|row| row.size_bytes.to_string().len()).max().unwrap_or(0);
     let line = |row: &Row| {
-        let run = printable(row.lineage.run_id.as_deref().unwrap_or_default());
-        let text = format!("{:<width$}  {:>size$}  {}  {run}", name(row), row.size_bytes, row.kept_at);
-        format!("{}\n", text.trim_end())
+        let run = row.lineage.run_id.as_deref().unwrap_or_default();
+        format!("{:<width$}  {:>size$}  {}  {run}", name(row), row.size_bytes, row.kept_at)
     };
     rows.iter().map(line).collect()
 }
@@ -450,6 +447,6 @@ mod tests {
             lineage: Lineage { run_id: run.map(str::to_owned), ..Lineage::default() },
         };
         let rows = [row("a", 1, 5, None), row("long", 12, 100, Some("r"))];
-        assert_eq!(text(&rows), "a@1        5  T\nlong@12  100  T  r\n");
+        assert_eq!(text(&rows), ["a@1        5  T  ", "long@12  100  T  r"]);
     }
 }

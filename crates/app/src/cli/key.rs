@@ -1,6 +1,6 @@
 //! `airlock key`: makes, lists and revokes the keys of `airlock serve`, in its state folder, whether it runs or not.
 
-use super::{Global, conclude, message::printable, print, print_json, serve::of_key};
+use super::{Global, conclude, message::printable, print_json, print_lines, serve::of_key};
 use crate::{
     config::Surroundings,
     remote::{Ask, Client, segment},
@@ -76,14 +76,14 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
                 true => print_json(
                     &json!({ "id": key.id, "token": token.expose(), "expires_at": key.expires_at }),
                 )?,
-                false => print(&format!("{}\n", token.expose()))?,
+                false => print_lines([token.expose().to_owned()])?,
             }
         }
         Action::List => {
             let all = keys.list().map_err(|error| of_key(&error.into()))?;
             match options.json {
                 true => print_json(&json!({ "keys": all }))?,
-                false => print(&all.iter().map(line).collect::<String>())?,
+                false => print_lines(all.iter().map(line))?,
             }
         }
         Action::Revoke { id } => {
@@ -107,14 +107,14 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
             let made: Made = client.json(Ask::new(Method::POST, "/v1/keys").json(&order)).await?;
             match options.json {
                 true => print_json(&made)?,
-                false => print(&format!("{}\n", printable(&made.token)))?,
+                false => print_lines([made.token])?,
             }
         }
         Action::List => {
             let All { keys } = client.json(Ask::get("/v1/keys")).await?;
             match options.json {
                 true => print_json(&json!({ "keys": keys }))?,
-                false => print(&keys.iter().map(line).collect::<String>())?,
+                false => print_lines(keys.iter().map(line))?,
             }
         }
         Action::Revoke { id } => {
@@ -148,5 +148,5 @@ fn line(key: &Key) -> String {
         (None, Some(when)) => format!("until {when}"),
         (None, None) => "until revoked".to_owned(),
     };
-    format!("{}  {:<20}  {:<24}  {state}\n", key.id, printable(&key.name), scopes.join(","))
+    format!("{}  {:<20}  {:<24}  {state}", key.id, printable(&key.name), scopes.join(","))
 }

@@ -194,6 +194,12 @@ fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Prints lines, of which none can steer a terminal or break into two, whoever their words come from.
+fn print_lines(lines: impl IntoIterator<Item = String>) -> Result<(), Failure> {
+    let shown = lines.into_iter().map(|line| format!("{}\n", message::printable(line.trim_end())));
+    print(&shown.collect::<String>())
+}
+
 /// Prints one JSON value on a line of its own.
 fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     match serde_json::to_string(value) {

@@ -4,7 +4,7 @@
 use super::{Cli, Command, Global, message::Failure};
 use crate::{
     config::Surroundings,
-    remote::{Address, Client, Problem, RemoteError},
+    remote::{Address, Client, LONGEST_SILENCE, Problem, RemoteError},
 };
 use doors::{BadSecret, Secret};
 use rustls::{
@@ -67,7 +67,7 @@ impl Global {
         }
         let tls = matches!(address, Address::Encrypted(_)).then(|| self.tls(surroundings)).transpose()?;
         super::leave_no_dump()?;
-        Ok(Some(Client { address, key: Some(key), tls }))
+        Ok(Some(Client { address, key: Some(key), tls, silence: LONGEST_SILENCE }))
     }
 
     /// The same for a command that only a server can carry out.

@@ -6,7 +6,7 @@ use spec::{ArtifactLimits, Retention, Size, Time};
 use std::path::Path;
 use toml::{Table, Value};
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "store",
     "bucket",
     "prefix",
@@ -20,6 +20,7 @@ const KEYS: [&str; 15] = [
     "max_versions",
     "max_total",
     "max_per_owner",
+    "max_names_per_owner",
     "keep_versions",
     "keep_for",
 ];
@@ -90,6 +91,7 @@ pub(super) fn read(table: &Table, path: &Path) -> Result<Artifacts, ConfigError>
             "max_total" => said.limits.total_bytes = section.quantity::<Size>(key, value)?.0,
             "max_per_owner" => said.limits.owner_bytes = Some(section.quantity::<Size>(key, value)?.0),
             "max_names" => said.limits.names = section.number(key, value)?,
+            "max_names_per_owner" => said.limits.owner_names = Some(section.number(key, value)?),
             "max_versions" => said.limits.versions = positive(&section, key, value)?,
             "keep_versions" => said.retention.keep_versions = Some(positive(&section, key, value)?),
             "keep_for" => said.retention.keep_for = Some(section.quantity::<Time>(key, value)?.0),
@@ -194,15 +196,15 @@ mod tests {
     #[test]
     fn a_bucket_with_its_keys_limits_and_retention() {
         let more = "prefix = \"a/b\"\nendpoint = \"http://127.0.0.1:9000\"\nallow_http = true\nregion = \"eu-1\"\n\
-                    max_bytes = \"1G\"\nmax_names = 5\nmax_versions = 6\nmax_total = \"2G\"\nmax_per_owner = \"1G\"\nkeep_versions = 3\n\
+                    max_bytes = \"1G\"\nmax_names = 5\nmax_names_per_owner = 4\nmax_versions = 6\nmax_total = \"2G\"\nmax_per_owner = \"1G\"\nkeep_versions = 3\n\
                     keep_for = \"2h\"\n";
         let said = said(&format!("{S3}{more}")).unwrap();
         let Store::S3(bucket) = &said.store else { panic!("{said:?}") };
         assert_eq!((bucket.name.as_str(), bucket.prefix.as_str(), bucket.allow_http), ("box", "a/b", true));
-        let (total_bytes, owner_bytes) = (2 << 30, Some(1 << 30));
+        let (total_bytes, owner_bytes, owner_names) = (2 << 30, Some(1 << 30), Some(4));
         assert_eq!(
             said.limits,
-            ArtifactLimits { bytes: 1 << 30, names: 5, versions: 6, total_bytes, owner_bytes }
+            ArtifactLimits { bytes: 1 << 30, names: 5, versions: 6, total_bytes, owner_bytes, owner_names }
         );
         let keep_for = Some(std::time::Duration::from_secs(7200));
         assert_eq!(said.retention, Retention { keep_versions: Some(3), keep_for });

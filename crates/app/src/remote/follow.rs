@@ -8,8 +8,8 @@ use super::{Ask, Client, Event, RemoteError, events::Parser};
 use std::{collections::VecDeque, time::Duration};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-/// Between tries, when nothing came since the last. Together as long as a server takes to start anew.
-const PAUSES: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
+/// Between tries in milliseconds, when nothing came since the last. Together as long as a server takes to start anew.
+pub(crate) const PAUSES: [u64; 6] = [100, 300, 1000, 2000, 4000, 8000];
 /// Events on their way to whoever shows them; a full queue holds the server back.
 const ROOM: usize = 4;
 
@@ -100,5 +100,47 @@ impl<A: Fn(Option<&str>) -> Ask + Send + Sync + 'static> Follow<A> {
         }
         let cause = "it ended too early".to_owned();
         Err(RemoteError::Broken { address: client.address.clone(), cause })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::Address;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    const SILENCE: Duration = Duration::from_millis(400);
+
+    /// A server whose stream says nothing for three times as long, with signs of life or without.
+    async fn quiet(lives: bool) -> Client {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = Address::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0, "it is asked");
+            stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n").await.unwrap();
+            for _ in 0..12 {
+                tokio::time::sleep(SILENCE / 4).await;
+                if lives {
+                    stream.write_all(b":\n\n").await.unwrap();
+                }
+            }
+            _ = stream.write_all(b"event: exited\ndata: {}\n\n").await;
+        });
+        Client { address, key: None, tls: None, silence: SILENCE }
+    }
+
+    #[tokio::test]
+    async fn a_program_that_says_nothing_is_followed_as_long_as_its_server_lives() {
+        let follow = Follow { ask: |_: Option<&str>| Ask::get("/events"), last: "exited" };
+        let mut followed = follow.begin(&quiet(true).await);
+        // There is one connection; one that were given up could not be made again.
+        assert_eq!(followed.next().await.unwrap().unwrap().name, "exited");
+        assert!(followed.next().await.is_none());
+        let mut answer = quiet(false).await.ask(Ask::get("/events")).await.unwrap();
+        assert!(matches!(answer.piece().await, Err(RemoteError::Silent { .. })), "the control");
     }
 }

@@ -33,8 +33,8 @@ use tokio_rustls::TlsConnector;
 const LONGEST_DIAL: Duration = Duration::from_secs(10);
 /// How long a server may think before it answers, unless a request says otherwise.
 const LONGEST_THOUGHT: Duration = Duration::from_secs(60);
-/// How long a body may stand still on its way here.
-const LONGEST_SILENCE: Duration = Duration::from_secs(60);
+/// How long a body may stand still on its way here, usually.
+pub(crate) const LONGEST_SILENCE: Duration = Duration::from_secs(60);
 /// What an answer that is kept in memory may have.
 const LARGEST_ANSWER: usize = 64 << 20;
 const LARGEST_PROBLEM: usize = 64 << 10;
@@ -45,6 +45,8 @@ pub(crate) struct Client {
     pub(crate) address: Address,
     pub(crate) key: Option<Secret>,
     pub(crate) tls: Option<Arc<ClientConfig>>,
+    /// How long the body of an answer may stand still on its way here.
+    pub(crate) silence: Duration,
 }
 
 /// A request.
@@ -62,6 +64,7 @@ pub(crate) struct Ask {
 pub(crate) struct Answer {
     response: Response<Incoming>,
     address: Address,
+    silence: Duration,
 }
 
 /// Why there is no answer, or none that helps.
@@ -126,6 +129,11 @@ impl Ask {
         Ask { body, ..self }.header(CONTENT_TYPE, "application/json")
     }
 
+    /// With a body that is there already.
+    pub(crate) fn bytes(self, bytes: Bytes) -> Ask {
+        self.body(Full::new(bytes).map_err(|never| match never {}).boxed_unsync())
+    }
+
     /// With a body that is read while it is sent.
     pub(crate) fn body(self, body: UnsyncBoxBody<Bytes, io::Error>) -> Ask {
         Ask { body, ..self }
@@ -167,11 +175,16 @@ pub(crate) fn query(pairs: &[(&str, Option<String>)]) -> String {
 /// What is read of a file at a time.
 const PIECE: usize = 256 << 10;
 
-/// A body that is read while it is sent, by a thread of its own, at the pace of the server.
+/// A body that is read while it is sent, at the pace of the server.
 pub(crate) fn upload(
-    mut from: impl io::Read + Send + 'static,
+    from: impl io::Read + Send + 'static,
     length: Option<u64>,
 ) -> UnsyncBoxBody<Bytes, io::Error> {
+    Pieces { pieces: read_ahead(from), length }.boxed_unsync()
+}
+
+/// Reads in a thread of its own, a few pieces ahead of whoever takes them.
+pub(crate) fn read_ahead(mut from: impl io::Read + Send + 'static) -> mpsc::Receiver<io::Result<Bytes>> {
     let (sender, pieces) = mpsc::channel(2);
     tokio::task::spawn_blocking(move || {
         let mut buffer = vec![0; PIECE];
@@ -188,7 +201,7 @@ pub(crate) fn upload(
             }
         }
     });
-    Pieces { pieces, length }.boxed_unsync()
+    pieces
 }
 
 struct Pieces {
@@ -219,8 +232,12 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 impl Client {
     /// Asks, and reads the whole answer as JSON.
     pub(crate) async fn json<T: DeserializeOwned>(&self, ask: Ask) -> Result<T, RemoteError> {
-        let text = self.ask(ask).await?.text().await?;
-        serde_json::from_slice(&text)
+        self.read(&self.ask(ask).await?.text().await?)
+    }
+
+    /// Reads an answer as JSON.
+    pub(crate) fn read<T: DeserializeOwned>(&self, text: &[u8]) -> Result<T, RemoteError> {
+        serde_json::from_slice(text)
             .map_err(|error| self.foreign(format!("its answer cannot be read: {error}")))
     }
 
@@ -235,7 +252,8 @@ impl Client {
         tokio::spawn(connection);
         let response = tokio::time::timeout(patience, sender.send_request(request)).await;
         let response = response.map_err(|_| RemoteError::Silent { address: self.address.clone() })?;
-        let answer = Answer { response: response.map_err(broken)?, address: self.address.clone() };
+        let response = response.map_err(broken)?;
+        let answer = Answer { response, address: self.address.clone(), silence: self.silence };
         match answer.response.status() {
             status if status.is_success() => Ok(answer),
             status => Err(answer.problem(status).await),
@@ -318,10 +336,20 @@ async fn reach(host: &super::address::Host) -> io::Result<TcpStream> {
 }
 
 impl Answer {
+    /// A number in a header.
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
+        self.header(name)?.parse().ok()
+    }
+
+    /// A header.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.response.headers().get(name)?.to_str().ok()
+    }
+
     /// The next piece of the body; none at its end.
     pub(crate) async fn piece(&mut self) -> Result<Option<Bytes>, RemoteError> {
         loop {
-            let frame = tokio::time::timeout(LONGEST_SILENCE, self.response.body_mut().frame()).await;
+            let frame = tokio::time::timeout(self.silence, self.response.body_mut().frame()).await;
             let frame = frame.map_err(|_| RemoteError::Silent { address: self.address.clone() })?;
             match frame {
                 None => return Ok(None),
@@ -382,7 +410,12 @@ mod tests {
     #[test]
     fn a_key_does_not_print() {
         let key = Secret::new(b"alk_canary".to_vec()).ok();
-        let client = Client { address: Address::parse("http://localhost:1").unwrap(), key, tls: None };
+        let client = Client {
+            address: Address::parse("http://localhost:1").unwrap(),
+            key,
+            tls: None,
+            silence: LONGEST_SILENCE,
+        };
         let value = client.authorization().unwrap().unwrap();
         assert_eq!(value.as_bytes(), b"Bearer alk_canary");
         let request = client.request(Ask::get("/x")).unwrap();

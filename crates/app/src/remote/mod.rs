@@ -11,6 +11,9 @@ mod http;
 pub(crate) use self::{
     address::Address,
     events::Event,
-    follow::{Follow, Followed},
-    http::{Answer, Ask, Client, Problem, RemoteError, Stream, query, segment, upload},
+    follow::{Follow, Followed, PAUSES},
+    http::{
+        Answer, Ask, Client, LONGEST_SILENCE, Problem, RemoteError, Stream, query, read_ahead, segment,
+        upload,
+    },
 };

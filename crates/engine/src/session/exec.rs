@@ -24,7 +24,10 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::{
@@ -84,6 +87,8 @@ struct Common {
     signals: mpsc::Sender<i32>,
     input: tokio::sync::Mutex<Option<pipe::Sender>>,
     input_is_over: watch::Sender<bool>,
+    /// How much was typed. Changes only with the input locked.
+    typed: AtomicU64,
     window: Mutex<Option<Window>>,
 }
 
@@ -123,15 +128,28 @@ impl Exec {
 
     /// Types something; waits while the program does not read. An error once it cannot any more.
     pub async fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        self.write_from(None, bytes).await
+    }
+
+    /// The same for what begins at this offset of all that is typed, or where that ends now. What was typed already is
+    /// passed over: whoever does not know how much of it arrived sends it again.
+    pub async fn write_from(&self, offset: Option<u64>, bytes: &[u8]) -> io::Result<()> {
         let over = || io::Error::new(io::ErrorKind::BrokenPipe, "the program reads nothing any more");
         let mut done = self.shared.done.subscribe();
         let mut input = self.shared.input.lock().await;
+        let known = self.typed().checked_sub(offset.unwrap_or(self.typed()));
+        let known = known
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "what comes before is missing"))?;
+        let rest = usize::try_from(known).ok().and_then(|known| bytes.get(known..)).unwrap_or_default();
+        if rest.is_empty() && known > 0 {
+            return Ok(());
+        }
         if *self.shared.input_is_over.borrow() {
             return Err(over());
         }
         let keys = input.as_mut().ok_or_else(over)?;
         let written = tokio::select! {
-            written = keys.write_all(bytes) => written,
+            written = type_all(keys, rest, &self.shared.typed) => written,
             _ = done.wait_for(Option::is_some) => Err(over()),
         };
         // Somebody may have ended the input while we wrote.
@@ -139,6 +157,11 @@ impl Exec {
             *input = None;
         }
         written
+    }
+
+    /// How much was typed until now.
+    pub fn typed(&self) -> u64 {
+        self.shared.typed.load(Ordering::Acquire)
     }
 
     /// Nothing more will be typed. What is being typed arrives first.
@@ -187,6 +210,19 @@ impl Exec {
     }
 }
 
+/// Counts what has arrived as it does: whoever types may be gone in the middle of it.
+async fn type_all(keys: &mut pipe::Sender, mut bytes: &[u8], typed: &AtomicU64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let count = keys.write(bytes).await?;
+        if count == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        typed.fetch_add(count as u64, Ordering::Release);
+        bytes = &bytes[count..];
+    }
+    Ok(())
+}
+
 /// What a program begins with.
 pub(super) struct Beginning {
     pub(super) id: String,
@@ -220,6 +256,7 @@ pub(super) fn begin(
         signals,
         input: tokio::sync::Mutex::new(input),
         input_is_over: watch::Sender::new(!request.stdin),
+        typed: AtomicU64::new(0),
         window: Mutex::new(window),
         request,
     };
@@ -458,6 +495,7 @@ pub(super) fn never(id: String, request: ExecRequest, state: &Path, error: &Sand
         signals,
         input: tokio::sync::Mutex::new(None),
         input_is_over: watch::Sender::new(true),
+        typed: AtomicU64::new(0),
         window: Mutex::new(None),
     };
     Exec { shared: Arc::new(common) }

@@ -16,12 +16,15 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// Somebody types by hand; a connection on which nothing comes for longer is given back.
 const LONGEST_SILENCE: Duration = Duration::from_secs(600);
+/// What is still taken, and for how long, of a body that nobody will read.
+const MOST_IN_VAIN: usize = 8 << 20;
+const LONGEST_IN_VAIN: Duration = Duration::from_secs(2);
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new().routes(routes!(stdin)).routes(routes!(signal)).routes(routes!(resize))
 }
 
-/// What comes behind the body.
+/// Where the body belongs, and what comes behind it.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
@@ -29,6 +32,9 @@ struct Typing {
     /// Nothing more will be typed.
     #[serde(default)]
     close: bool,
+    /// Where the body begins in all that is typed, the order's `stdin` counted; where that ends unless said. What was
+    /// typed already is passed over, so that a request without an answer can be sent again.
+    offset: Option<u64>,
 }
 
 /// How much was typed.
@@ -59,27 +65,53 @@ async fn stdin(
     if !exec.request().stdin && exec.request().tty.is_none() {
         return Err(Problem::conflict("this program has no standard input", "start it with `open_stdin`"));
     }
-    let written = copy(&exec, body).await?;
+    if typing.offset.is_some_and(|offset| offset > exec.typed()) {
+        return Err(ahead(exec.typed()));
+    }
+    let written = copy(&exec, body, typing.offset).await?;
     if typing.close {
         exec.close_input();
     }
     Ok(Json(Typed { written }))
 }
 
-async fn copy(exec: &Exec, mut body: Body) -> Answer<u64> {
+async fn copy(exec: &Exec, mut body: Body, offset: Option<u64>) -> Answer<u64> {
     let mut written = 0;
     loop {
         let frame = tokio::select! {
             frame = tokio::time::timeout(LONGEST_SILENCE, body.frame()) => frame.map_err(|_| silent(written))?,
             // Nobody will read what still comes.
-            _ = exec.wait() => return Err(unread(written)),
+            _ = exec.wait() => return Err(in_vain(body, written).await),
         };
         let Some(frame) = frame else { break };
         let Ok(bytes) = frame.map_err(|_| cut(written))?.into_data() else { continue };
-        exec.write(&bytes).await.map_err(|_| unread(written))?;
+        let at = offset.map(|offset| offset.saturating_add(written));
+        if exec.write_from(at, &bytes).await.is_err() {
+            return Err(in_vain(body, written).await);
+        }
         written += bytes.len() as u64;
     }
     Ok(written)
+}
+
+/// Closed on what is still coming, a connection would take the answer with it.
+async fn in_vain(mut body: Body, written: u64) -> Problem {
+    let drained = async {
+        let mut left = MOST_IN_VAIN;
+        while let Some(Ok(frame)) = body.frame().await {
+            let length = frame.data_ref().map_or(0, |bytes| bytes.len());
+            let Some(less) = left.checked_sub(length) else { return };
+            left = less;
+        }
+    };
+    // Whatever comes of it, the answer is the same.
+    _ = tokio::time::timeout(LONGEST_IN_VAIN, drained).await;
+    unread(written)
+}
+
+fn ahead(typed: u64) -> Problem {
+    let title = format!("what comes before that offset is missing: {typed} bytes were typed");
+    Problem::invalid(title, format!("begin at {typed} or before"))
 }
 
 fn unread(written: u64) -> Problem {

@@ -1,6 +1,6 @@
 //! Listing: by place first, which is cheap; what is written beside a version is read for those that are shown.
 
-use super::{Artifacts, Kept, Owner, kept::Spot, off_the_loop, place::Shelf};
+use super::{Artifacts, Kept, Owner, Share, kept::Spot, off_the_loop, place::Shelf};
 use crate::names;
 use spec::WorkspacePath;
 use std::{
@@ -160,8 +160,8 @@ impl Artifacts {
         }
     }
 
-    /// How many names there are, and how many bytes each owner has; however many versions these are.
-    pub(super) async fn weigh_all(&self) -> io::Result<(u64, HashMap<Owner, u64>)> {
+    /// How many names and bytes each owner has; however many versions these are.
+    pub(super) async fn weigh_all(&self) -> io::Result<HashMap<Owner, Share>> {
         let mut tally = Tally::default();
         match &self.0.shelf {
             Shelf::Folder(folder) => {
@@ -169,7 +169,7 @@ impl Artifacts {
                 tally = off_the_loop(move || {
                     folder.walk(None, &mut |entry| {
                         if let Ok(spot) = entry {
-                            tally.add(&spot.owner, folder.weight(&spot));
+                            tally.share(&spot.owner).add(folder.weight(&spot));
                             tally.see(spot);
                         }
                         true
@@ -179,46 +179,44 @@ impl Artifacts {
                 .await?;
             }
             Shelf::Bucket(bucket) => {
-                let mut owners = HashMap::new();
+                let mut bytes: HashMap<Owner, Share> = HashMap::new();
                 let mut each = |spot| {
                     tally.see(spot);
                     true
                 };
-                let mut weigh = |owner: &Owner, bytes: u64| add(&mut owners, owner, bytes);
+                let mut weigh = |owner: &Owner, more| bytes.entry(owner.clone()).or_default().add(more);
                 bucket.spots(None, &mut each, &mut weigh).await?;
-                tally.owners = owners;
+                bytes.iter().for_each(|(owner, share)| tally.share(owner).add(share.bytes));
             }
         }
-        Ok((tally.names, tally.owners))
+        Ok(tally.owners)
     }
 }
 
 /// What is counted on a walk, in which the versions of a name follow each other.
 #[derive(Default)]
 struct Tally {
-    names: u64,
     last: Option<Spot>,
-    owners: HashMap<Owner, u64>,
+    owners: HashMap<Owner, Share>,
 }
 
 impl Tally {
     fn see(&mut self, spot: Spot) {
         let same = |last: &Spot| (&last.owner, &last.entry) == (&spot.owner, &spot.entry);
         if !self.last.as_ref().is_some_and(same) {
-            self.names += 1;
+            self.share(&spot.owner).names += 1;
         }
         self.last = Some(spot);
     }
 
-    fn add(&mut self, owner: &Owner, bytes: u64) {
-        add(&mut self.owners, owner, bytes);
+    fn share(&mut self, owner: &Owner) -> &mut Share {
+        self.owners.entry(owner.clone()).or_default()
     }
 }
 
-fn add(owners: &mut HashMap<Owner, u64>, owner: &Owner, bytes: u64) {
-    match owners.get_mut(owner) {
-        Some(sum) => *sum = sum.saturating_add(bytes),
-        None => _ = owners.insert(owner.clone(), bytes),
+impl Share {
+    fn add(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
     }
 }
 

@@ -74,8 +74,14 @@ struct Weight {
     at: Instant,
     names: u64,
     bytes: u64,
-    /// The bytes of each.
-    owners: HashMap<Owner, u64>,
+    owners: HashMap<Owner, Share>,
+}
+
+/// What one owner has of it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    names: u64,
+    bytes: u64,
 }
 
 impl Artifacts {
@@ -115,7 +121,7 @@ impl Artifacts {
             }
         }
         if version.is_none() {
-            self.names_change(false);
+            self.give_name_back(owner);
         }
         Ok(removed)
     }
@@ -237,24 +243,44 @@ impl Artifacts {
         }
     }
 
-    /// Looks how much there is, unless somebody has lately; how many names there are.
-    async fn weigh(&self) -> io::Result<u64> {
+    /// Looks how much there is, unless somebody has lately.
+    async fn weigh(&self) -> io::Result<()> {
         if let Some(weight) = &*self.weight()
             && weight.at.elapsed() < WEIGHED_FOR
         {
-            return Ok(weight.names);
+            return Ok(());
         }
         let at = Instant::now();
-        let (names, owners) = self.weigh_all().await?;
-        let bytes = owners.values().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+        let owners = self.weigh_all().await?;
+        let bytes = owners.values().fold(0_u64, |sum, share| sum.saturating_add(share.bytes));
+        let names = owners.values().map(|share| share.names).sum();
         *self.weight() = Some(Weight { at, names, bytes, owners });
-        Ok(names)
+        Ok(())
     }
 
-    /// One name more, or one less.
-    fn names_change(&self, more: bool) {
+    /// Takes one more name, or says of which there is none, and how many there may be.
+    fn take_name(&self, owner: &Owner) -> Result<(), (&'static str, u64)> {
+        let (all, of_one) = (self.0.limits.names, names_of_one(&self.0.limits, owner));
+        let mut weight = self.weight();
+        let Some(weight) = &mut *weight else { return Ok(()) };
+        let own = weight.owners.entry(owner.clone()).or_default();
+        if weight.names >= all {
+            return Err(("names", all));
+        }
+        if own.names >= of_one {
+            return Err(("names of one owner", of_one));
+        }
+        weight.names += 1;
+        own.names += 1;
+        Ok(())
+    }
+
+    fn give_name_back(&self, owner: &Owner) {
         if let Some(weight) = &mut *self.weight() {
-            weight.names = if more { weight.names + 1 } else { weight.names.saturating_sub(1) };
+            weight.names = weight.names.saturating_sub(1);
+            if let Some(own) = weight.owners.get_mut(owner) {
+                own.names = own.names.saturating_sub(1);
+            }
         }
     }
 
@@ -262,14 +288,14 @@ impl Artifacts {
         if let Some(weight) = &mut *self.weight() {
             weight.bytes = weight.bytes.saturating_sub(bytes);
             if let Some(own) = weight.owners.get_mut(owner) {
-                *own = own.saturating_sub(bytes);
+                own.bytes = own.bytes.saturating_sub(bytes);
             }
         }
     }
 
     /// Takes room for so much more, or says of what there is none, and how much that is.
     fn take_room(&self, owner: &Owner, bytes: u64) -> Result<(), (&'static str, u64)> {
-        let (total, of_one) = (self.0.limits.total_bytes, of_one(&self.0.limits, owner));
+        let (total, of_one) = (self.0.limits.total_bytes, bytes_of_one(&self.0.limits, owner));
         let mut weight = self.weight();
         let Some(weight) = &mut *weight else { return Ok(()) };
         let own = weight.owners.entry(owner.clone()).or_default();
@@ -277,11 +303,11 @@ impl Artifacts {
         if !fits(weight.bytes, total) {
             return Err(("bytes in all", total));
         }
-        if !fits(*own, of_one) {
+        if !fits(own.bytes, of_one) {
             return Err(("bytes of one owner", of_one));
         }
         weight.bytes += bytes;
-        *own += bytes;
+        own.bytes += bytes;
         Ok(())
     }
 
@@ -303,9 +329,15 @@ fn now() -> Timestamp {
 }
 
 /// The bytes of everything that one owner may have.
-fn of_one(limits: &ArtifactLimits, owner: &Owner) -> u64 {
+fn bytes_of_one(limits: &ArtifactLimits, owner: &Owner) -> u64 {
     let usual = if *owner == Owner::local() { limits.total_bytes } else { limits.total_bytes / 4 };
     limits.owner_bytes.unwrap_or(usual)
+}
+
+/// The names that one owner may have; of a few at least one.
+fn names_of_one(limits: &ArtifactLimits, owner: &Owner) -> u64 {
+    let usual = if *owner == Owner::local() { limits.names } else { (limits.names / 4).max(1) };
+    limits.owner_names.unwrap_or(usual)
 }
 
 #[cfg(test)]

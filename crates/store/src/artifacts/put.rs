@@ -39,6 +39,8 @@ pub struct Putting {
     size_bytes: u64,
     /// What was taken of the room in all.
     taken: u64,
+    /// Whether a name was taken, too.
+    new_name: bool,
     sink: Option<Sink>,
 }
 
@@ -58,7 +60,6 @@ impl Artifacts {
             return Err(StoreError::ContentType { name: new.name });
         }
         let spot = Spot::new(&new.owner, &new.name, 0);
-        self.check_counts(&new, &spot).await?;
         let sink = match &self.0.shelf {
             Shelf::Folder(folder) => {
                 let folder = folder.clone();
@@ -68,6 +69,7 @@ impl Artifacts {
                 Sink::Upload(Box::new(bucket.begin(&spot.owner, &spot.entry).map_err(failed)?))
             }
         };
+        let new_name = self.check_counts(&new, &spot).await?;
         new.limit_bytes = new.limit_bytes.min(self.0.limits.bytes);
         Ok(Putting {
             artifacts: self.clone(),
@@ -79,26 +81,28 @@ impl Artifacts {
             digest: Sha256::new(),
             size_bytes: 0,
             taken: 0,
+            new_name,
             sink: Some(sink),
         })
     }
 
-    /// Names and versions; bytes are counted as they come.
-    async fn check_counts(&self, new: &New, spot: &Spot) -> Result<(), StoreError> {
+    /// Names and versions; bytes are counted as they come. Says whether a name was taken: writers at the same time share
+    /// what there is.
+    async fn check_counts(&self, new: &New, spot: &Spot) -> Result<bool, StoreError> {
         let failed = |source| StoreError::Keep { name: new.name.clone(), source };
         let quota = |what, limit| Err(StoreError::Quota { name: new.name.clone(), what, limit });
         let limits = self.0.limits;
-        let names = self.weigh().await.map_err(failed)?;
+        self.weigh().await.map_err(failed)?;
         let versions = self.versions(spot).await.map_err(failed)?.len() as u64;
-        if versions == 0 && names >= limits.names {
-            return quota("names", limits.names);
+        if versions == 0 {
+            return self.take_name(&new.owner).map(|()| true).or_else(|(what, limit)| quota(what, limit));
         }
         // Retention makes room behind each new one.
         let removed = self.0.retention.keep_versions.is_some_and(|kept| kept <= limits.versions);
         if versions >= limits.versions && !removed {
             return quota("versions of this name", limits.versions);
         }
-        Ok(())
+        Ok(false)
     }
 }
 
@@ -149,9 +153,7 @@ impl Putting {
         let version = self.publish(about.clone()).await.map_err(|source| self.failed(source))?;
         // It is kept: the room stays taken.
         self.taken = 0;
-        if version == 1 {
-            self.artifacts.names_change(true);
-        }
+        self.new_name &= version != 1;
         let spot = Spot { version, ..self.spot.clone() };
         let kept = about.kept(&spot).map_err(|source| self.failed(source))?;
         self.artifacts.clone().retain(spot).await;
@@ -235,5 +237,8 @@ fn append(draft: Draft, pieces: &[Bytes], digest: Sha256) -> io::Result<(Draft, 
 impl Drop for Putting {
     fn drop(&mut self) {
         self.artifacts.weighs_less(&self.new.owner, self.taken);
+        if self.new_name {
+            self.artifacts.give_name_back(&self.new.owner);
+        }
     }
 }

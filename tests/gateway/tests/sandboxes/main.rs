@@ -34,6 +34,7 @@ everywhere! {
     programs {
         what_a_program_does_is_answered,
         a_program_reads_what_is_typed,
+        what_is_sent_again_is_typed_once,
         output_that_is_no_text_comes_as_base64,
         a_program_outlives_whoever_asked_for_it,
         background_programs_are_listed_and_signalled,

@@ -53,6 +53,21 @@ pub(crate) fn a_program_reads_what_is_typed(place: &Place) {
     assert_eq!(after.status, 409, "{}", after.text());
 }
 
+pub(crate) fn what_is_sent_again_is_typed_once(place: &Place) {
+    let sandbox = place.sandbox(json!({}));
+    let exec = sandbox.start(&json!({ "command": ["cat"], "open_stdin": true }));
+    let send = |offset: u64, bytes: &[u8]| {
+        sandbox.send("POST", &format!("/exec/{exec}/stdin?offset={offset}"), bytes)
+    };
+    assert_eq!(send(0, b"one ").json(), json!({ "written": 4 }));
+    assert_eq!(send(0, b"one ").json(), json!({ "written": 4 }), "the answer may have been lost");
+    assert_eq!(send(2, b"e two").status, 200, "half of it had arrived");
+    let ahead = send(8, b"four");
+    assert_eq!((ahead.status, ahead.text().contains("7 bytes were typed")), (400, true), "{}", ahead.text());
+    assert_eq!(sandbox.send("POST", &format!("/exec/{exec}/stdin?offset=7&close=true"), b"").status, 200);
+    assert_eq!(sandbox.result(&exec)["stdout"], "one two");
+}
+
 pub(crate) fn output_that_is_no_text_comes_as_base64(place: &Place) {
     let sandbox = place.sandbox(json!({}));
     let result = sandbox.run(r"printf '\377\376'; printf plain >&2");

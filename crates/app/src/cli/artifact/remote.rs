@@ -13,6 +13,7 @@ use http::{Method, header::CONTENT_TYPE};
 use serde::Deserialize;
 use serde_json::json;
 use std::{
+    collections::HashSet,
     fs::{File, OpenOptions},
     io::{self, IsTerminal, Read, Write},
     os::unix::ffi::OsStrExt,
@@ -24,6 +25,9 @@ use std::{
 const LONGEST_KEEPING: Duration = Duration::from_secs(3600);
 /// What one question may list.
 const PAGE: usize = 1000;
+/// What is asked for one list at most, and kept of the answers.
+const MOST_PAGES: usize = 1000;
+const MOST_BYTES: usize = 256 << 20;
 
 #[derive(Deserialize)]
 struct Page {
@@ -53,25 +57,29 @@ pub(super) async fn list(
     run: Option<&str>,
 ) -> Result<(Vec<Row>, Vec<String>), Failure> {
     let (mut all, mut notes, mut after) = (Vec::new(), Vec::new(), None);
-    loop {
+    let (mut seen, mut bytes) = (HashSet::new(), 0);
+    while seen.len() < MOST_PAGES && bytes <= MOST_BYTES {
         let asked = [
             ("name", name.map(str::to_owned)),
             ("run_id", run.map(str::to_owned)),
             ("limit", Some(PAGE.to_string())),
             ("after", after.clone()),
         ];
-        let page: Page = client.json(Ask::get(format!("/v1/artifacts{}", query(&asked)))).await?;
-        let (empty, before) = (page.artifacts.is_empty(), after);
+        let text = client.ask(Ask::get(format!("/v1/artifacts{}", query(&asked)))).await?.text().await?;
+        bytes += text.len();
+        let page: Page = client.read(&text)?;
         all.extend(page.artifacts);
         if page.unreadable > 0 {
             notes.push(format!("{} versions could not be read", page.unreadable));
         }
-        after = page.next;
-        // A server that goes in circles is not followed.
-        if after.is_none() || empty || after == before {
-            return Ok((all, notes));
+        let Some(next) = page.next else { return Ok((all, notes)) };
+        if !seen.insert(next.clone()) {
+            return Err(client.foreign("its list goes in circles").into());
         }
+        after = Some(next);
     }
+    notes.push("there is more than this list shows".to_owned());
+    Ok((all, notes))
 }
 
 /// What is known of one version.
@@ -127,7 +135,7 @@ impl Out {
         }
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(in crate::cli) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Out::File(file) => file.write_all(bytes),
             Out::Stdout => io::stdout().lock().write_all(bytes),
@@ -135,7 +143,15 @@ impl Out {
         }
     }
 
-    fn finish(&mut self) -> io::Result<()> {
+    /// Shows what was written, though more will come.
+    pub(in crate::cli) fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Out::File(_) => Ok(()),
+            Out::Stdout | Out::Screen(_) => io::stdout().lock().flush(),
+        }
+    }
+
+    pub(in crate::cli) fn finish(&mut self) -> io::Result<()> {
         match self {
             Out::File(_) => Ok(()),
             Out::Stdout => io::stdout().lock().flush(),

@@ -30,11 +30,21 @@ pub(super) fn toml(result: &RunResult) -> String {
     result.learned.iter().map(rule).collect()
 }
 
-/// A profile's name may have a dot, which TOML would take for another table.
+/// A profile's name may have a dot, which TOML would take for another table; one that a server tells may have anything.
 fn key(profile: &str) -> String {
-    match profile.contains('.') {
-        true => format!("\"{profile}\""),
-        false => profile.to_owned(),
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    match !profile.is_empty() && profile.bytes().all(plain) {
+        true => profile.to_owned(),
+        false => format!("\"{}\"", profile.chars().map(quoted).collect::<String>()),
+    }
+}
+
+/// As TOML writes it between quotation marks, with everything by its number that is not plain to see.
+fn quoted(character: char) -> String {
+    match character {
+        '"' | '\\' => format!("\\{character}"),
+        ' '..='~' => character.to_string(),
+        other => format!("\\U{:08X}", u32::from(other)),
     }
 }
 
@@ -89,9 +99,11 @@ mod tests {
                      [[profile.ci.egress]]\nhost = \"[2001:4860::1]\"\nmode = \"tunnel\"\nports = [22]\n";
         assert_eq!(toml(&result), rules);
         assert!(
-            toml(&RunResult { profile: "a.b".to_owned(), ..result })
+            toml(&RunResult { profile: "a.b".to_owned(), ..result.clone() })
                 .starts_with("[[profile.\"a.b\".egress]]\n")
         );
+        let hostile = toml(&RunResult { profile: "x\"]\n\u{9b}2J".to_owned(), ..result });
+        assert!(hostile.starts_with("[[profile.\"x\\\"]\\U0000000A\\U0000009B2J\".egress]]\n"), "{hostile}");
     }
 
     #[test]

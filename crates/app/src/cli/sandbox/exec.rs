@@ -1,7 +1,7 @@
 //! `airlock sandbox exec`: a program in a sandbox that stays. It is started, then followed by its identifier, so that a
 //! broken connection loses nothing.
 
-use super::{path, pty};
+use super::{feed, path, pty};
 use crate::{
     cli::{
         REFUSED,
@@ -10,14 +10,14 @@ use crate::{
         run::{self, Delivery, Show, Signals},
     },
     config::Surroundings,
-    remote::{Ask, Client, Follow, RemoteError, query, segment, upload},
+    remote::{Ask, Client, Follow, RemoteError, segment},
 };
 use clap::Args;
 use http::{HeaderName, Method};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use spec::{ErrorInfo, Status, Stream, Time};
-use std::{ffi::OsString, io, time::Duration};
+use std::ffi::OsString;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,8 +31,6 @@ The exit status is the program's; 124 at --timeout, 125 if it could not be start
 const BROKEN_PIPE: u8 = 128 + 13;
 const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
 const PREFER: HeaderName = HeaderName::from_static("prefer");
-/// A program may read as slowly as it likes.
-const LONGEST_TYPING: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// A program to run.
 #[derive(Args, Debug)]
@@ -130,6 +128,7 @@ impl State {
 }
 
 /// A program that was started.
+#[derive(Clone)]
 pub(super) struct Started {
     pub(super) client: Client,
     pub(super) sandbox: String,
@@ -170,7 +169,7 @@ pub(super) async fn execute(
     }
     let started = Started { client, sandbox: options.id, exec: state.exec_id };
     if options.stdin {
-        feed(&started);
+        feed::begin(&started);
     }
     match options.json {
         true => started.print_result(signals).await,
@@ -192,18 +191,9 @@ fn detached(state: &State, json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Types our standard input there, to its end.
-fn feed(started: &Started) {
-    let path = format!("{}/stdin{}", started.path(), query(&[("close", Some("true".to_owned()))]));
-    let (client, body) = (started.client.clone(), upload(io::stdin(), None));
-    tokio::spawn(async move {
-        // A program that does not read to the end has no use for the rest.
-        client.ask(Ask::new(Method::POST, path).body(body).patience(LONGEST_TYPING)).await.map(drop)
-    });
-}
-
 impl Started {
-    fn follow(&self) -> crate::remote::Followed {
+    /// What it writes, and its end.
+    pub(super) fn follow(&self) -> crate::remote::Followed {
         let path = format!("{}/events", self.path());
         let ask = move |last: Option<&str>| match last {
             None => Ask::get(path.clone()),

@@ -1,7 +1,9 @@
 //! `airlock sandbox`: sandboxes that stay, in a server: make, list, run programs in them, move files, end them.
 
 mod exec;
+mod feed;
 mod files;
+mod logs;
 mod pty;
 
 use super::{
@@ -11,7 +13,7 @@ use super::{
 };
 use crate::{
     config::Surroundings,
-    remote::{Ask, Client, query, segment},
+    remote::{Ask, Client, segment},
 };
 use clap::{Args, Subcommand};
 use http::Method;
@@ -62,19 +64,7 @@ enum Action {
     /// Run a program in a sandbox; its output and exit status are ours
     Exec(exec::Options),
     /// Show what the newest program of a sandbox wrote, or another's
-    Logs {
-        /// The sandbox
-        id: String,
-        /// Which program [default: the newest]
-        #[arg(long, value_name = "ID")]
-        exec: Option<String>,
-        /// Which stream: stdout or stderr
-        #[arg(long, value_name = "NAME", default_value = "stdout")]
-        stream: String,
-        /// Go on until the program ends
-        #[arg(long)]
-        follow: bool,
-    },
+    Logs(logs::Options),
     /// Put a file into a sandbox's workspace
     Put(files::Put),
     /// Fetch a file of a sandbox's workspace
@@ -138,7 +128,7 @@ impl Action {
             Action::List { json } | Action::Rm { json, .. } => *json,
             Action::Exec(options) => options.json,
             Action::Pause(one) | Action::Resume(one) | Action::Fork(one) => one.json,
-            Action::Logs { .. } | Action::Put(_) | Action::Get(_) => false,
+            Action::Logs(_) | Action::Put(_) | Action::Get(_) => false,
         }
     }
 }
@@ -167,13 +157,7 @@ async fn carry_out(action: Action, client: Client, surroundings: &Surroundings) 
         }
         Action::List { .. } => list(&client, json).await,
         Action::Exec(options) => exec::execute(options, client, surroundings).await,
-        Action::Logs { id, exec, stream, follow } => {
-            let asked =
-                [("exec", exec), ("stream", Some(stream)), ("follow", follow.then(|| "true".to_owned()))];
-            let answer = client.ask(Ask::get(format!("{}/logs{}", path(&id), query(&asked)))).await?;
-            super::artifact::pour(answer, &mut super::artifact::Out::stdout()).await?;
-            Ok(0)
-        }
+        Action::Logs(options) => logs::show(options, client).await,
         Action::Put(options) => files::put(&options, &client).await,
         Action::Get(options) => files::get(&options, &client).await,
         Action::Pause(one) => change(&client, &one, "pause").await,
