@@ -268,9 +268,10 @@ fn refused(error: LayerError) -> Problem {
             let advice = "`partial` takes over the rest, `force` also what conflicts";
             Problem::conflict(info.message, format!("{}; {advice}", told.join("; ")))
         }
-        LayerError::TooMuch { .. } | LayerError::Replaced { .. } | LayerError::Cancelled => {
-            Problem::from(info)
-        }
+        LayerError::TooMuch { .. }
+        | LayerError::NoRoom { .. }
+        | LayerError::Replaced { .. }
+        | LayerError::Cancelled => Problem::from(info),
         // Its causes name places of this machine.
         LayerError::Io { .. } => internal(error.to_string()),
     }
