@@ -1,7 +1,7 @@
 //! Workspaces that are copied on writing: what programs changed in them, taken over or dropped. Each belongs to the key
 //! that its run or session was made with.
 
-use crate::{Caller, Gateway, Problem, Scope, path::Path, problem::Answer, wire::Raw};
+use crate::{Caller, Gateway, Problem, Scope, path::Path, problem::Answer, runs::host, wire::Raw};
 use axum::{Json, extract::State};
 use engine::workspaces::{self as layers, CommitOptions, LayerError, Left};
 use http::StatusCode;
@@ -146,7 +146,7 @@ async fn diff_workspace(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Answer<Json<WorkspaceDiff>> {
-    let id = known(&gateway, &caller, &id).await?;
+    let id = shared(&gateway, &caller, &id).await?;
     let diff = off_the_loop(&gateway, move |state| layers::diff(state, &id)).await?;
     let unknown = diff.unknown.into_iter();
     let unknown = unknown.map(|(path, reason)| left_out(Left { path, reason, conflict: false }));
@@ -168,7 +168,7 @@ async fn commit_workspace(
     Path(id): Path<String>,
     body: Raw,
 ) -> Answer<Json<CommittedWorkspace>> {
-    let id = known(&gateway, &caller, &id).await?;
+    let id = shared(&gateway, &caller, &id).await?;
     let CommitWorkspace { force, partial, keep } = crate::sandboxes::parsed(&body)?;
     let options = CommitOptions { force, partial, keep };
     let committed = off_the_loop(&gateway, move |state| layers::commit(state, &id, options)).await?;
@@ -188,18 +188,25 @@ async fn discard_workspace(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Answer<StatusCode> {
-    let id = known(&gateway, &caller, &id).await?;
+    let id = known(&gateway, &caller, &id).await?.id;
     off_the_loop(&gateway, move |state| layers::discard(state, &id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The identifier of a workspace that the caller may see.
-async fn known(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Id> {
+/// The identifier of a workspace whose folder the caller may still use: what is compared and taken over lies there.
+async fn shared(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Id> {
+    let layer = known(gateway, caller, id).await?;
+    host::still_shared(gateway, caller, &layer.folder)?;
+    Ok(layer.id)
+}
+
+/// A workspace that the caller may see.
+async fn known(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<layers::Layer> {
     caller.require(Scope::Sandboxes)?;
     let id = Id::new(id).map_err(|_| Problem::not_found("workspace"))?;
     let layer = off_the_loop(gateway, move |state| layers::find(state, &id)).await?;
     match sees(caller, &layer) {
-        true => Ok(layer.id),
+        true => Ok(layer),
         false => Err(Problem::not_found("workspace")),
     }
 }
