@@ -5,8 +5,8 @@
 //! workspaces/.new-ID ─ copied ─▶ workspaces/ID/{about.json, base, tree/} ─ discarded ─▶ workspaces/.gone-ID
 //! ```
 //!
-//! A layer is the user's: a sweep removes only what a crash left half made or half removed. Whoever uses one holds a
-//! shared lock on its folder, which dies with its owner.
+//! A layer is the user's: a sweep removes only what a crash left half made or half removed, and what a key has forgotten.
+//! Whoever uses one holds a shared lock on its folder, which dies with its owner.
 
 mod base;
 mod commit;
@@ -547,13 +547,18 @@ pub fn discard(state: &Path, id: &Id) -> Result<(), LayerError> {
     tree::remove(&layers, gone.as_ref()).map_err(removed)
 }
 
-/// Removes what a crash left half made or half removed; gives back what could not be done.
+/// Removes what a crash left half made or half removed, and what was forgotten; gives back what could not be done.
 pub(crate) fn sweep(state: &Path) -> Vec<String> {
     let Ok(layers) = open_layers(state, false) else { return Vec::new() };
     let names = match tree::names(&layers) {
         Ok(names) => names,
         Err(source) => return vec![format!("the workspaces cannot be listed: {source}")],
     };
+    let ids = names.iter().filter_map(|name| Id::new(name.to_str()?).ok());
+    for id in ids.filter(|id| Opened::open(state, id).is_ok_and(|layer| owned::is_forgotten(&layer))) {
+        // One that is in use is not forgotten; what is left half removed is tried again below or next time.
+        let _ = discard(state, &id);
+    }
     let half =
         |name: &OsString| name.to_str().is_some_and(|name| name.starts_with(NEW) || name.starts_with(GONE));
     let swept = names.into_iter().filter(half).map(|name| {

@@ -10,11 +10,14 @@ use std::{
     io::{self, Read, Write},
     os::fd::AsFd,
     path::Path,
+    time::{Duration, SystemTime},
 };
 
 /// Bytes that the layers of one owner may take together before he gets another.
 pub(super) const MOST_OWNED_BYTES: u64 = 64 << 30;
 const ROOM: &str = "room";
+/// How long a layer of a key's is kept that nobody uses, compares at its end, or commits.
+const KEPT_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// Writes down what a layer takes.
 pub(super) fn note(layer: impl AsFd, bytes: u64) -> io::Result<()> {
@@ -51,4 +54,15 @@ pub(super) fn fits(state: &Path, before: u64, copy: u64) -> Result<(), NotCopied
         true => Err(NotCopied::NoRoom("the disk of the state folder has too little room".to_owned())),
         false => Ok(()),
     }
+}
+
+/// Whether a layer was made for a key and then forgotten. What the command line made stays until its user says.
+pub(super) fn is_forgotten(opened: &Opened) -> bool {
+    let touched = [".", ROOM].map(|name| {
+        let found = tree::open(&opened.layer, name, OFlags::RDONLY);
+        found.and_then(|file| File::from(file).metadata()?.modified())
+    });
+    let last = touched.into_iter().filter_map(Result::ok).max();
+    let age = last.and_then(|last| SystemTime::now().duration_since(last).ok());
+    opened.about.owner.is_some() && age.is_some_and(|age| age > KEPT_FOR)
 }

@@ -186,3 +186,28 @@ fn on_a_small_disk(disk: &Path) {
     let refused = make().unwrap_err();
     assert!(matches!(refused, LayerError::NoRoom { .. }) && left() == 0, "{refused}");
 }
+
+#[test]
+fn a_sweep_drops_what_a_key_has_forgotten_and_nothing_that_is_used_or_the_users_own() {
+    let place = Place::new(|_| {});
+    let make = |id: &str, owner: Option<&str>| {
+        let (id, owner) = (Id::new(id).unwrap(), owner.map(str::to_owned));
+        make(&place.state(), &id, &place.spec(&[]), &place.root.join("folder"), owner, &|| false).unwrap()
+    };
+    for (id, owner) in [("old", Some("key")), ("fresh", Some("key")), ("users", None)] {
+        drop(make(id, owner));
+    }
+    let used = make("used", Some("key"));
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(31 * 24 * 60 * 60);
+    for id in ["old", "users", "used"] {
+        let layer = place.state().join("workspaces").join(id);
+        for file in [layer.join("room"), layer] {
+            fs::File::open(file).unwrap().set_modified(long_ago).unwrap();
+        }
+    }
+    assert_eq!(sweep(&place.state()), Vec::<String>::new());
+    let kept: std::collections::BTreeSet<_> =
+        list(&place.state()).unwrap().into_iter().map(|layer| layer.id.to_string()).collect();
+    assert_eq!(kept, ["fresh", "layer", "used", "users"].map(str::to_owned).into());
+    drop(used);
+}
