@@ -55,7 +55,7 @@ impl Place {
             };
             let mut spec = Policy::default().admit(request).unwrap();
             let owner = owner.map(str::to_owned);
-            layers::lay(&state, &Id::new(*id).unwrap(), &mut spec.sandbox, owner, &|| false).unwrap();
+            layers::lay(&state, &Id::new(id).unwrap(), &mut spec.sandbox, owner, &|| false).unwrap();
             fs::write(spec.sandbox.workspace.unwrap().join("a"), id).unwrap();
         }
         Place { root, engine }
