@@ -1,6 +1,6 @@
 //! What may be done from outside in a workspace that is a folder of the host's: what its program may do there, and no more.
 //! Names that are protected from the program are protected from whoever sends files, and where the engine is root, it acts
-//! there with the rights of the folder's owner: a file that he may not read is read for nobody.
+//! there with the rights of the folder's owner, be it root's own: a file that he may not read is read for nobody.
 
 use crate::files::{self, Bounds, Collected, Found};
 use rustix::fs::{Dir, OFlags};
@@ -26,13 +26,25 @@ pub struct Rights {
 impl Rights {
     /// Those in the workspace of a box.
     pub(crate) fn of(spec: &SandboxSpec, workspace: BorrowedFd<'_>) -> io::Result<Rights> {
-        if spec.workspace.is_none() {
-            return Ok(Rights::default());
+        match spec.workspace {
+            None => Ok(Rights::default()),
+            Some(_) => {
+                Ok(Rights { mounted: Some(spec.allow_protected.clone()), ..Rights::of_owner(workspace)? })
+            }
         }
-        let found = rustix::fs::fstat(workspace)?;
-        let others = rustix::process::geteuid().is_root() && found.st_uid != 0;
-        let user = others.then_some((found.st_uid, found.st_gid));
-        Ok(Rights { mounted: Some(spec.allow_protected.clone()), user })
+    }
+
+    /// Those that the owner of a folder has in files.
+    pub(crate) fn of_owner(folder: BorrowedFd<'_>) -> io::Result<Rights> {
+        let found = rustix::fs::fstat(folder)?;
+        // A program without root's powers is no more than a stranger to what lies in root's folder and is not root's.
+        let user = rustix::process::geteuid().is_root().then_some((found.st_uid, found.st_gid));
+        Ok(Rights { mounted: None, user })
+    }
+
+    /// Who that is, if it is not whoever we are.
+    pub(crate) fn user(&self) -> Option<(u32, u32)> {
+        self.user
     }
 
     /// Does something with these rights. In a thread of its own: what that gives up need not be got back.

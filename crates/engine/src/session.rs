@@ -86,6 +86,8 @@ pub enum SessionEnd {
 #[allow(missing_docs, reason = "the names say it")]
 pub struct SessionState {
     pub status: SessionStatus,
+    /// Whether somebody paused it; while it is copied, it stands still without that.
+    pub is_asked_to_pause: bool,
     pub ended: Option<SessionEnd>,
     pub created_at: Timestamp,
     pub ended_at: Option<Timestamp>,

@@ -1,13 +1,24 @@
-//! Copies a file with its holes: what takes no room does not begin to.
+//! Copies a file with its holes: what takes no room does not begin to. Where the file system can share blocks, the copy
+//! takes none at all until one of the two is written.
 
 use rustix::{fs::SeekFrom, io::Errno};
 use std::{
     fs::File,
     io::{self, Read, Seek},
+    ops::Range,
 };
 
-/// Copies the first `size` bytes to an empty file; how many there were.
-pub(crate) fn copy(from: &File, to: &File, size: u64) -> io::Result<u64> {
+/// Bytes that are copied before somebody looks again whether it is still wanted.
+const PIECE: u64 = 64 << 20;
+
+/// Copies the first `size` bytes to an empty file, as long as it `goes_on`; how many there were.
+pub(crate) fn copy(from: &File, to: &File, size: u64, goes_on: &dyn Fn() -> bool) -> io::Result<u64> {
+    // File systems say no in many ways, and for all of them there is the long way.
+    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
+        let length = to.metadata()?.len().min(size);
+        to.set_len(length)?;
+        return Ok(length);
+    }
     let mut done = 0;
     while done < size {
         let data = match rustix::fs::seek(from, SeekFrom::Data(done)) {
@@ -17,10 +28,7 @@ pub(crate) fn copy(from: &File, to: &File, size: u64) -> io::Result<u64> {
             Err(_) => done,
         };
         let end = rustix::fs::seek(from, SeekFrom::Hole(data)).unwrap_or(size).clamp(data, size);
-        let (mut source, mut target) = (from, to);
-        source.seek(io::SeekFrom::Start(data))?;
-        target.seek(io::SeekFrom::Start(data))?;
-        done = data + io::copy(&mut source.take(end - data), &mut target)?;
+        done = range(from, to, data..end, goes_on)?;
         if done < end {
             to.set_len(done)?;
             return Ok(done);
@@ -29,6 +37,24 @@ pub(crate) fn copy(from: &File, to: &File, size: u64) -> io::Result<u64> {
     let length = from.metadata()?.len().min(size);
     to.set_len(length)?;
     Ok(length)
+}
+
+/// Copies what lies between two offsets; how far it came.
+fn range(from: &File, to: &File, range: Range<u64>, goes_on: &dyn Fn() -> bool) -> io::Result<u64> {
+    let (mut source, mut target) = (from, to);
+    source.seek(io::SeekFrom::Start(range.start))?;
+    target.seek(io::SeekFrom::Start(range.start))?;
+    let mut done = range.start;
+    while done < range.end {
+        if !goes_on() {
+            return Err(io::Error::other("it was stopped on the way"));
+        }
+        match io::copy(&mut source.take(PIECE.min(range.end - done)), &mut target)? {
+            0 => break,
+            copied => done += copied,
+        }
+    }
+    Ok(done)
 }
 
 #[cfg(test)]
@@ -47,16 +73,19 @@ mod tests {
         from.write_all_at(b"begin", 0).unwrap();
         from.write_all_at(b"middle", 512 << 20).unwrap();
         from.set_len(1 << 30).unwrap();
-        assert_eq!(copy(&from, &to, 1 << 30).unwrap(), 1 << 30);
+        assert_eq!(copy(&from, &to, 1 << 30, &|| true).unwrap(), 1 << 30);
         let mut seen = [0; 6];
         to.read_exact_at(&mut seen, 512 << 20).unwrap();
         assert_eq!((&seen, to.metadata().unwrap().len()), (b"middle", 1 << 30));
         assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20, "it takes no more room than before");
         let (full, short) = (file("full"), file("short"));
         full.write_all_at(&[b'x'; 5000], 0).unwrap();
-        assert_eq!(copy(&full, &short, 3000).unwrap(), 3000, "no more than was asked for");
+        assert_eq!(copy(&full, &short, 3000, &|| true).unwrap(), 3000, "no more than was asked for");
         assert_eq!(std::fs::read(folder.join("short")).unwrap(), [b'x'; 3000]);
-        assert_eq!(copy(&full, &file("all"), 9000).unwrap(), 5000, "and no more than there is");
+        assert_eq!(copy(&full, &file("all"), 9000, &|| true).unwrap(), 5000, "and no more than there is");
+        let stopped = copy(&full, &file("stopped"), 5000, &|| false);
+        // Shared blocks are there at once: nothing is left to stop.
+        assert!(stopped.is_err() || rustix::fs::ioctl_ficlone(file("shared"), &full).is_ok());
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

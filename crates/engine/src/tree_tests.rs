@@ -364,13 +364,7 @@ fn in_a_users_folder_root_does_what_the_user_may_and_no_more() {
     for path in [&work, &place.at("own"), &place.at("own/file")] {
         std::os::unix::fs::chown(path, Some(4242), Some(4243)).unwrap();
     }
-    let request = spec::RunRequest {
-        command: vec!["true".into()],
-        workspace: Some(work.clone()),
-        ..spec::RunRequest::default()
-    };
-    let spec = spec::Policy::default().admit(request).unwrap().sandbox;
-    let rights = Rights::of(&spec, handle(&work).as_fd()).unwrap();
+    let rights = rights_in(&work);
     let tree = Tree::new(handle(&work), Some((4242, 4243)), 1000).with(rights.clone());
     let put = |path: &str| tree.put(path.as_ref(), true).and_then(Upload::publish).map(drop);
     let denied = |answer: Answer<()>| match answer {
@@ -417,4 +411,58 @@ fn in_a_users_folder_root_does_what_the_user_may_and_no_more() {
     assert_eq!(copy.read("own/file").unwrap(), "mine");
     // This thread is root as before.
     assert_eq!(fs::read_to_string(place.at("secret")).unwrap(), SECRET);
+}
+
+fn rights_in(work: &Path) -> Rights {
+    let request = spec::RunRequest {
+        command: vec!["true".into()],
+        workspace: Some(work.to_owned()),
+        ..spec::RunRequest::default()
+    };
+    let spec = spec::Policy::default().admit(request).unwrap().sandbox;
+    Rights::of(&spec, handle(work).as_fd()).unwrap()
+}
+
+#[test]
+fn in_roots_folder_root_reads_and_changes_nothing_that_others_closed() {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("AIRLOCK_TEST_ALL").is_none(), "only root has a folder of root's");
+        println!("NOT TESTED: only root has a folder of root's");
+        return;
+    }
+    let place = Place::new();
+    let work = place.root.join("work");
+    place.write("private", SECRET);
+    place.write("theirs/file", "theirs");
+    place.write("own", "mine");
+    fs::set_permissions(place.at("private"), fs::Permissions::from_mode(0o600)).unwrap();
+    for path in ["private", "theirs", "theirs/file"] {
+        std::os::unix::fs::chown(place.at(path), Some(4242), Some(4243)).unwrap();
+    }
+    let rights = rights_in(&work);
+    let tree = Tree::new(handle(&work), Some((0, 0)), 1000).with(rights.clone());
+    let put = |path: &str| tree.put(path.as_ref(), true).and_then(Upload::publish).map(drop);
+    let denied = |answer: Answer<()>| match answer {
+        Err(TreeError::Other { source, .. }) => assert_eq!(source.kind(), io::ErrorKind::PermissionDenied),
+        other => panic!("{other:?}"),
+    };
+    denied(tree.open("private".as_ref()).map(drop));
+    denied(put("theirs/new"));
+    denied(tree.remove("theirs/file".as_ref(), false));
+    // What anybody may read and what is root's own is there as before.
+    assert_eq!(tree.open("theirs/file".as_ref()).unwrap().1.size_bytes, 6);
+    assert_eq!(tree.open("own".as_ref()).unwrap().1.size_bytes, 4);
+    put("new").unwrap();
+    tree.remove("new".as_ref(), false).unwrap();
+    let mut kept = Vec::new();
+    let wanted = ["private", "own"].map(|path| WorkspacePath::new(Path::new(path)).unwrap());
+    let collected = rights.collect(handle(&work).as_fd(), &wanted, files::Bounds::default(), &mut |found| {
+        kept.push(found.name.as_path().to_owned());
+        Ok(())
+    });
+    assert_eq!((kept, collected.unwrap().skipped.len()), (vec![PathBuf::from("own")], 1));
+    let copy = Place::new();
+    tree.copy_into(&copy.tree, bounds()).unwrap();
+    assert!(copy.read("private").is_err() && copy.read("own").is_ok());
+    assert_eq!(fs::read_to_string(place.at("private")).unwrap(), SECRET, "this thread is root as before");
 }

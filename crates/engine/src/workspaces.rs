@@ -5,13 +5,14 @@
 //! workspaces/.new-ID ─ copied ─▶ workspaces/ID/{about.json, base, tree/} ─ discarded ─▶ workspaces/.gone-ID
 //! ```
 //!
-//! A layer is the user's: a sweep removes only what a crash left half made or half removed. Whoever uses one holds a
-//! shared lock on its folder, which dies with its owner.
+//! A layer is the user's: a sweep removes only what a crash left half made or half removed, and what a key has forgotten.
+//! Whoever uses one holds a shared lock on its folder, which dies with its owner.
 
 mod base;
 mod commit;
 mod diff;
 pub(crate) mod live;
+mod owned;
 mod tree;
 mod wire;
 
@@ -19,9 +20,10 @@ pub use commit::Left;
 pub use diff::{Change, What};
 pub use tree::Kind;
 
-use base::NotCopied;
-use commit::Commit;
-use diff::Sides;
+use crate::{Rights, files};
+use base::{Base, NotCopied};
+use commit::{Applied, Commit};
+use diff::{Compared, Sides};
 use rustix::{
     fs::{CWD, FlockOperation, Mode, OFlags, RenameFlags},
     io::Errno,
@@ -93,6 +95,14 @@ pub enum LayerError {
         /// Of what.
         reason: String,
     },
+    /// There is no room for a copy of the folder.
+    #[error("the folder `{}` cannot be copied: {reason}", shown(folder))]
+    NoRoom {
+        /// Which.
+        folder: PathBuf,
+        /// Where.
+        reason: String,
+    },
     /// A layer of that name is there already.
     #[error("there is a workspace `{id}` already")]
     Taken {
@@ -131,6 +141,10 @@ impl LayerError {
                 (ErrorCode::PolicyDenied, "--partial takes over the rest; --force also what conflicts")
             }
             LayerError::TooMuch { .. } => (ErrorCode::InvalidSpec, "give --workspace a smaller folder"),
+            LayerError::NoRoom { .. } => (
+                ErrorCode::QuotaExceeded,
+                "commit or discard workspaces that are kept, or make room on the disk",
+            ),
             LayerError::Taken { .. } => {
                 (ErrorCode::InvalidSpec, "commit or discard that one, or choose another id")
             }
@@ -221,9 +235,11 @@ impl Hold {
         self.state.join(LAYERS).join(self.id.as_str()).join(TREE)
     }
 
-    /// What the program has changed so far.
+    /// What the program has changed so far; what the layer takes by now is written down.
     pub fn diff(&self) -> Result<Diff, LayerError> {
-        diff(&self.state, &self.id)
+        let (diff, room) = look(&self.state, &self.id)?;
+        owned::note(&self.folder, room).map_err(failed("write down what the workspace takes"))?;
+        Ok(diff)
     }
 
     /// Gives the layer up: nobody wants it.
@@ -241,7 +257,7 @@ pub fn lay(
     id: &Id,
     spec: &mut SandboxSpec,
     owner: Option<String>,
-    is_cancelled: &dyn Fn() -> bool,
+    is_cancelled: &(dyn Fn() -> bool + Sync),
 ) -> Result<Option<Hold>, LayerError> {
     let Some(folder) = spec.workspace.clone().filter(|_| spec.copy_on_write) else { return Ok(None) };
     let hold = make(state, id, spec, &folder, owner, is_cancelled)?;
@@ -258,7 +274,7 @@ fn make(
     spec: &SandboxSpec,
     asked: &Path,
     owner: Option<String>,
-    is_cancelled: &dyn Fn() -> bool,
+    is_cancelled: &(dyn Fn() -> bool + Sync),
 ) -> Result<Hold, LayerError> {
     let elsewhere =
         |source: io::Error| LayerError::Elsewhere { folder: asked.to_owned(), source: Some(source) };
@@ -280,7 +296,14 @@ fn make(
     let draft = format!("{NEW}{id}");
     let new =
         begin(&layers, id, &draft).map_err(|error| error.unwrap_or(LayerError::Taken { id: id.clone() }))?;
-    let made = fill(&new, &from, &folder, &about, is_cancelled).and_then(|()| {
+    let made = owned::sum(state, about.owner.as_deref()).and_then(|before| {
+        let watch = |room| match is_cancelled() {
+            true => Err(NotCopied::Cancelled),
+            false => owned::fits(state, before, room),
+        };
+        fill(&new, &from, &folder, &about, &watch)
+    });
+    let made = made.and_then(|()| {
         let named = rustix::fs::renameat_with(&layers, &draft, &layers, id.as_str(), RenameFlags::NOREPLACE);
         named.map_err(|error| match error {
             Errno::EXIST => LayerError::Taken { id: id.clone() },
@@ -325,21 +348,27 @@ fn begin(layers: &OwnedFd, id: &Id, draft: &str) -> Result<OwnedFd, Option<Layer
     Err(Some(made(Errno::AGAIN.into())))
 }
 
+/// Copies the folder with its owner's rights: what he cannot read is not in the layer, and all of the layer is his.
 fn fill(
     new: &OwnedFd,
     from: &OwnedFd,
     folder: &Path,
     about: &About,
-    is_cancelled: &dyn Fn() -> bool,
+    watch: base::Watch<'_>,
 ) -> Result<(), LayerError> {
     let written = failed("write a workspace down");
     rustix::fs::mkdirat(new, TREE, Mode::RWXU).map_err(|source| written(source.into()))?;
     let tree = tree::open(new, TREE, FOLDER).map_err(&written)?;
-    let base = base::copy(from.as_fd(), tree.as_fd(), is_cancelled).map_err(|error| match error {
+    let rights = Rights::of_owner(from.as_fd()).map_err(&written)?;
+    files::give(&tree, rights.user()).map_err(&written)?;
+    let copied = rights.act(|| Ok(base::copy(from.as_fd(), tree.as_fd(), watch))).map_err(&written)?;
+    let base::Copied { base, room } = copied.map_err(|error| match error {
         NotCopied::Bound(reason) => LayerError::TooMuch { folder: folder.to_owned(), reason },
+        NotCopied::NoRoom(reason) => LayerError::NoRoom { folder: folder.to_owned(), reason },
         NotCopied::Cancelled => LayerError::Cancelled,
         NotCopied::Io(path, source) => failed(&format!("copy `{}`", shown(&folder.join(path))))(source),
     })?;
+    owned::note(new, room).map_err(&written)?;
     base::write(new, &base).map_err(&written)?;
     let file = tree::open(new, ABOUT, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL).map_err(&written)?;
     let text = serde_json::to_vec(about).map_err(|source| written(source.into()))?;
@@ -440,6 +469,11 @@ pub fn list(state: &Path) -> Result<Vec<Layer>, LayerError> {
 
 /// What a program changed in its layer.
 pub fn diff(state: &Path, id: &Id) -> Result<Diff, LayerError> {
+    look(state, id).map(|(diff, _)| diff)
+}
+
+/// The same, and what the layer takes on the disk.
+fn look(state: &Path, id: &Id) -> Result<(Diff, u64), LayerError> {
     let opened = Opened::open(state, id)?;
     let (folder, allowed) = (opened.folder().ok(), opened.allowed());
     let base = base::read(&opened.layer).map_err(failed("read what the workspace is based on"))?;
@@ -450,44 +484,52 @@ pub fn diff(state: &Path, id: &Id) -> Result<Diff, LayerError> {
         folder: folder.as_ref().map(AsFd::as_fd),
         allowed: &allowed,
     };
-    let (changes, unknown) = sides.compare().map_err(failed("look at what the program left"))?;
-    Ok(Diff { changes, unknown, compared: folder.is_some() })
+    let looked = Rights::of_owner(tree.as_fd()).and_then(|rights| rights.act(|| sides.compare()));
+    let Compared { changes, unknown, room } = looked.map_err(failed("look at what the program left"))?;
+    Ok((Diff { changes, unknown, compared: folder.is_some() }, room))
 }
 
 /// Takes a layer's changes over into its folder: all of them, or with `partial` what can be. After a crash it can be asked
-/// for again.
+/// for again. Who owns the layer, as whom its program ran, does it: what he may not do in the folder is left.
 pub fn commit(state: &Path, id: &Id, options: CommitOptions) -> Result<Committed, LayerError> {
     let opened = Opened::open(state, id)?;
     opened.lock(&opened.file)?;
     let (folder, tree, allowed) = (opened.folder()?, opened.tree()?, opened.allowed());
     let base = base::read(&opened.layer).map_err(failed("read what the workspace is based on"))?;
     let sides = Sides { base: &base, layer: tree.as_fd(), folder: Some(folder.as_fd()), allowed: &allowed };
-    let (changes, unknown) = sides.compare().map_err(failed("look at what the program left"))?;
-    let found = rustix::fs::fstat(&folder).map_err(|source| failed("look at the folder")(source.into()))?;
-    let owner = rustix::process::geteuid().is_root().then_some((found.st_uid, found.st_gid));
     let draft = Commit::draft_name(&opened.layer).map_err(failed("choose a name for drafts"))?;
-    let commit = Commit { sides, folder: folder.as_fd(), owner, force: options.force, draft };
-    let unknown = unknown.into_iter().map(|(path, reason)| Left { path, reason, conflict: false });
-    let mut left: Vec<_> = commit.obstacles(&changes).into_iter().chain(unknown.clone()).collect();
-    if !left.is_empty() && !options.partial {
-        left.sort_by(|one, other| one.path.cmp(&other.path));
-        return Err(LayerError::Refused { left });
-    }
-    let mut now = base.clone();
-    let mut outcome = commit.apply(&changes, &mut now);
+    let commit = Commit { sides, folder: folder.as_fd(), force: options.force, draft };
+    let taken = Rights::of_owner(tree.as_fd())
+        .and_then(|rights| rights.act(|| Ok(take_over(&commit, &base, options.partial))));
+    let (outcome, now) = taken.map_err(failed("act as the owner of the folder"))??;
     let written = failed("write down what was taken over");
     if !outcome.applied.is_empty() {
         // Once, not for each file: only now may the layer forget them.
         rustix::fs::syncfs(&folder).map_err(|source| written(source.into()))?;
     }
     base::write(&opened.layer, &now).map_err(written)?;
-    outcome.left.extend(unknown);
-    outcome.left.sort_by(|one, other| one.path.cmp(&other.path));
-    outcome.left.dedup_by(|later, earlier| later.path == earlier.path);
     drop(opened);
     let clean = outcome.left.is_empty() && !options.keep;
     let discarded = clean && discard(state, id).is_ok();
     Ok(Committed { applied: outcome.applied, left: outcome.left, discarded })
+}
+
+/// What came of it, and what the layer is based on from now on.
+fn take_over(commit: &Commit<'_>, base: &Base, partial: bool) -> Result<(Applied, Base), LayerError> {
+    let compared = commit.sides.compare().map_err(failed("look at what the program left"))?;
+    let unknown = compared.unknown.into_iter();
+    let unknown = unknown.map(|(path, reason)| Left { path, reason, conflict: false });
+    let mut left: Vec<_> = commit.obstacles(&compared.changes).into_iter().chain(unknown.clone()).collect();
+    if !left.is_empty() && !partial {
+        left.sort_by(|one, other| one.path.cmp(&other.path));
+        return Err(LayerError::Refused { left });
+    }
+    let mut now = base.clone();
+    let mut outcome = commit.apply(&compared.changes, &mut now);
+    outcome.left.extend(unknown);
+    outcome.left.sort_by(|one, other| one.path.cmp(&other.path));
+    outcome.left.dedup_by(|later, earlier| later.path == earlier.path);
+    Ok((outcome, now))
 }
 
 /// Drops a layer with all changes in it. Refused while a box uses it.
@@ -505,13 +547,18 @@ pub fn discard(state: &Path, id: &Id) -> Result<(), LayerError> {
     tree::remove(&layers, gone.as_ref()).map_err(removed)
 }
 
-/// Removes what a crash left half made or half removed; gives back what could not be done.
+/// Removes what a crash left half made or half removed, and what was forgotten; gives back what could not be done.
 pub(crate) fn sweep(state: &Path) -> Vec<String> {
     let Ok(layers) = open_layers(state, false) else { return Vec::new() };
     let names = match tree::names(&layers) {
         Ok(names) => names,
         Err(source) => return vec![format!("the workspaces cannot be listed: {source}")],
     };
+    let ids = names.iter().filter_map(|name| Id::new(name.to_str()?).ok());
+    for id in ids.filter(|id| Opened::open(state, id).is_ok_and(|layer| owned::is_forgotten(&layer))) {
+        // One that is in use is not forgotten; what is left half removed is tried again below or next time.
+        let _ = discard(state, &id);
+    }
     let half =
         |name: &OsString| name.to_str().is_some_and(|name| name.starts_with(NEW) || name.starts_with(GONE));
     let swept = names.into_iter().filter(half).map(|name| {

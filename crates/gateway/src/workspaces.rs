@@ -6,6 +6,7 @@ use crate::{
     fitting::{self, Room},
     path::Path,
     problem::Answer,
+    runs::host,
     wire::Raw,
 };
 use axum::{Json, extract::State, response::Response};
@@ -156,7 +157,7 @@ async fn diff_workspace(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Answer<Response> {
-    let id = known(&gateway, &caller, &id).await?;
+    let id = shared(&gateway, &caller, &id).await?;
     told(&gateway, &caller, move |state| layers::diff(state, &id).map(shown)).await
 }
 
@@ -171,7 +172,7 @@ async fn commit_workspace(
     Path(id): Path<String>,
     body: Raw,
 ) -> Answer<Response> {
-    let id = known(&gateway, &caller, &id).await?;
+    let id = shared(&gateway, &caller, &id).await?;
     let CommitWorkspace { force, partial, keep } = crate::sandboxes::parsed(&body)?;
     let options = CommitOptions { force, partial, keep };
     told(&gateway, &caller, move |state| layers::commit(state, &id, options).map(taken_over)).await
@@ -186,18 +187,25 @@ async fn discard_workspace(
     caller: Caller,
     Path(id): Path<String>,
 ) -> Answer<StatusCode> {
-    let id = known(&gateway, &caller, &id).await?;
+    let id = known(&gateway, &caller, &id).await?.id;
     off_the_loop(&gateway, move |state| layers::discard(state, &id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The identifier of a workspace that the caller may see.
-async fn known(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Id> {
+/// The identifier of a workspace whose folder the caller may still use: what is compared and taken over lies there.
+async fn shared(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Id> {
+    let layer = known(gateway, caller, id).await?;
+    host::still_shared(gateway, caller, &layer.folder)?;
+    Ok(layer.id)
+}
+
+/// A workspace that the caller may see.
+async fn known(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<layers::Layer> {
     caller.require(Scope::Sandboxes)?;
     let id = Id::new(id).map_err(|_| Problem::not_found("workspace"))?;
     let layer = off_the_loop(gateway, move |state| layers::find(state, &id)).await?;
     match sees(caller, &layer) {
-        true => Ok(layer.id),
+        true => Ok(layer),
         false => Err(Problem::not_found("workspace")),
     }
 }
@@ -293,9 +301,10 @@ fn refused(error: LayerError) -> Problem {
             let advice = "`partial` takes over the rest, `force` also what conflicts";
             Problem::conflict(info.message, format!("{}; {advice}", told.join("; ")))
         }
-        LayerError::TooMuch { .. } | LayerError::Replaced { .. } | LayerError::Cancelled => {
-            Problem::from(info)
-        }
+        LayerError::TooMuch { .. }
+        | LayerError::NoRoom { .. }
+        | LayerError::Replaced { .. }
+        | LayerError::Cancelled => Problem::from(info),
         // Its causes name places of this machine.
         LayerError::Io { .. } => internal(error.to_string()),
     }

@@ -52,12 +52,16 @@ pub fn landlock_version() -> u32 {
 }
 
 /// Leaves this thread, for good, with the rights that a user has in files, and none of root's. Other threads keep theirs.
+/// Root himself is such a user: owner of what is his, and a stranger to what others closed.
 pub fn act_in_files_as(uid: u32, gid: u32) -> std::io::Result<()> {
     use rustix::thread::CapabilitySet as Set;
     sys::leave_groups()?;
     sys::set_file_ids(uid, gid)?;
-    // The kernel takes these with the ids, unless the process was told to keep them.
-    let over_files = Set::CHOWN | Set::DAC_OVERRIDE | Set::DAC_READ_SEARCH | Set::FOWNER;
+    let over_files = Set::CHOWN | Set::DAC_OVERRIDE | Set::DAC_READ_SEARCH | Set::FOWNER | Set::FSETID;
+    // With another user's ids the kernel takes these itself, unless the process was told to keep them.
+    let mut held = rustix::thread::capabilities(None)?;
+    held.effective.remove(over_files);
+    rustix::thread::set_capabilities(None, held)?;
     match rustix::thread::capabilities(None)?.effective.intersects(over_files) {
         true => Err(std::io::Error::from_raw_os_error(libc::EPERM)),
         false => Ok(()),

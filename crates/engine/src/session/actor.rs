@@ -50,6 +50,10 @@ pub(super) enum Order {
     Start(Box<ExecRequest>, Answer<Exec>),
     Pause(Answer<()>),
     Resume(Answer<()>),
+    /// Stop for as long as the workspace is copied, whoever else pauses or resumes meanwhile.
+    Hold(Answer<()>),
+    /// The end of that.
+    LetGo(Answer<()>),
     /// What the whole box has used.
     Count(oneshot::Sender<Counters>),
     /// A program of a paused box is to die: nothing dies while it is stopped.
@@ -69,6 +73,8 @@ pub(super) struct Actor {
     orders: mpsc::Receiver<Order>,
     ending: watch::Receiver<Option<SessionEnd>>,
     programs: JoinSet<()>,
+    /// Copies that are being made of it: it stands still for them.
+    holds: usize,
     born: Instant,
     next_look: Instant,
     next_room: Instant,
@@ -149,6 +155,7 @@ impl Actor {
         let (now, born) = (record::now(), Instant::now());
         let state = SessionState {
             status: SessionStatus::Ready,
+            is_asked_to_pause: false,
             ended: None,
             created_at: now,
             ended_at: None,
@@ -197,6 +204,7 @@ impl Actor {
             orders: received,
             ending: is_ending,
             programs: JoinSet::new(),
+            holds: 0,
             born,
             result,
         }
@@ -276,6 +284,8 @@ impl Actor {
             }
             Order::Pause(answer) => _ = answer.send(self.pause().await),
             Order::Resume(answer) => _ = answer.send(self.resume().await),
+            Order::Hold(answer) => _ = answer.send(self.hold().await),
+            Order::LetGo(answer) => _ = answer.send(self.let_go().await),
             Order::Count(answer) => _ = answer.send(self.sandbox.counters()),
             Order::Release(exec) => self.release(exec).await,
             Order::Ended => self.count(),
@@ -288,20 +298,55 @@ impl Actor {
     }
 
     async fn pause(&mut self) -> Result<(), ErrorInfo> {
-        if self.shared.is_paused() {
+        if self.shared.book().state.is_asked_to_pause {
             return Err(conflict("the session is paused", "resume it"));
         }
-        self.sandbox.freeze().await.map_err(|error| error.info())?;
-        self.set(SessionStatus::Paused);
+        self.stop().await?;
+        self.shared.book().state.is_asked_to_pause = true;
         Ok(())
     }
 
     async fn resume(&mut self) -> Result<(), ErrorInfo> {
-        if !self.shared.is_paused() {
+        if !self.shared.book().state.is_asked_to_pause {
             return Err(conflict("the session is not paused", "there is nothing to resume"));
         }
-        self.sandbox.thaw().await.map_err(|error| error.info())?;
-        self.set(SessionStatus::Ready);
+        if self.holds == 0 {
+            self.go_on().await?;
+        }
+        self.shared.book().state.is_asked_to_pause = false;
+        Ok(())
+    }
+
+    async fn hold(&mut self) -> Result<(), ErrorInfo> {
+        self.stop().await?;
+        self.holds += 1;
+        Ok(())
+    }
+
+    async fn let_go(&mut self) -> Result<(), ErrorInfo> {
+        self.holds = self.holds.saturating_sub(1);
+        if self.holds > 0 || self.shared.book().state.is_asked_to_pause {
+            return Ok(());
+        }
+        let gone_on = self.go_on().await;
+        // What stays stopped can at least be resumed.
+        self.shared.book().state.is_asked_to_pause = gone_on.is_err();
+        gone_on
+    }
+
+    async fn stop(&mut self) -> Result<(), ErrorInfo> {
+        if !self.shared.is_paused() {
+            self.sandbox.freeze().await.map_err(|error| error.info())?;
+            self.set(SessionStatus::Paused);
+        }
+        Ok(())
+    }
+
+    async fn go_on(&mut self) -> Result<(), ErrorInfo> {
+        if self.shared.is_paused() {
+            self.sandbox.thaw().await.map_err(|error| error.info())?;
+            self.set(SessionStatus::Ready);
+        }
         Ok(())
     }
 
@@ -315,12 +360,16 @@ impl Actor {
             let note = format!("it goes on, because it could not be stopped again: {}", error.info().message);
             self.shared.book().state.notes.push(note);
             self.set(SessionStatus::Ready);
+            self.shared.book().state.is_asked_to_pause = false;
         }
     }
 
     async fn start(&mut self, request: ExecRequest) -> Result<Exec, ErrorInfo> {
-        if self.shared.is_paused() {
+        if self.shared.book().state.is_asked_to_pause {
             return Err(conflict("the session is paused", "resume it first"));
+        }
+        if self.shared.is_paused() {
+            return Err(conflict("the session stands still while it is copied", "ask again in a moment"));
         }
         if self.shared.book().running() >= MOST_RUNNING {
             return Err(ErrorInfo {
@@ -476,6 +525,7 @@ impl Actor {
         drop(known);
         book.state = SessionState {
             status: SessionStatus::Ended,
+            is_asked_to_pause: false,
             ended: Some(why),
             ended_at: Some(record::now()),
             usage: result.usage,

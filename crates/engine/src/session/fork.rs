@@ -1,6 +1,6 @@
 //! A session made from another one: the same box, with a copy of its workspace.
 
-use super::{Session, conflict};
+use super::{Session, actor::Order, conflict};
 use crate::{
     Engine,
     making::internal,
@@ -56,14 +56,12 @@ impl Engine {
 }
 
 async fn fill(of: &Session, copy: &Session) -> Result<(), ErrorInfo> {
-    let stopped = match of.shared.is_paused() {
-        true => Ok(false),
-        false => of.pause().await.map(|()| true),
-    };
+    // Its own stop, not a pause: one that is asked for meanwhile stays.
+    let stopped = of.ask(Order::Hold).await;
     let copied = copied(of, copy).await;
-    if let Ok(true) = stopped {
-        // One that has ended meanwhile is not resumed, and need not be.
-        _ = of.resume().await;
+    if stopped.is_ok() {
+        // One that has ended meanwhile does not go on, and need not.
+        _ = of.ask(Order::LetGo).await;
     }
     let copied = copied?;
     let mut book = copy.shared.book();

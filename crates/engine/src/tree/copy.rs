@@ -188,7 +188,8 @@ impl Copying<'_> {
         }
         let to = File::from(self.anew(level, name)?);
         let holey = seen.st_blocks as u64 * 512 < size;
-        self.copied.bytes += if holey { sparse::copy(&from, &to, size)? } else { fill(&from, &to, size)? };
+        self.copied.bytes +=
+            if holey { sparse::copy(&from, &to, size, &|| true)? } else { fill(&from, &to, size)? };
         self.finish(&to, seen)
     }
 

@@ -1,9 +1,11 @@
 //! What a layer is based on: a copy of the folder by handles, and a list of what was copied, by which it is seen later
-//! what the program changed and whether the folder itself has changed meanwhile.
+//! what the program changed and whether the folder itself has changed meanwhile. All of the copy belongs to whoever makes
+//! it, which is the folder's owner.
 
-use super::tree::{self, Kind, MOST_DEPTH, MOST_ENTRIES, MOST_NAME_BYTES, Version};
+use super::tree::{self, Kind, MOST_DEPTH, MOST_ENTRIES, MOST_NAME_BYTES, Seen, Version};
+use crate::sparse;
 use rustix::{
-    fs::{AtFlags, Dir, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, Uid},
+    fs::{Dir, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT},
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
@@ -11,7 +13,7 @@ use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
     fs::File,
-    io::{self, BufRead, BufReader, BufWriter, Read, Write},
+    io::{self, BufRead, BufReader, BufWriter, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::{OsStrExt, OsStringExt},
@@ -21,8 +23,6 @@ use std::{
 
 /// Bytes that are copied at most.
 pub(super) const MOST_BYTES: u64 = 16 << 30;
-/// Bytes that are copied before somebody looks again whether it is still wanted.
-const PIECE: u64 = 64 << 20;
 /// How often a file may change while it is copied.
 const TRIES: usize = 3;
 
@@ -83,31 +83,38 @@ pub(super) fn write(layer: impl AsFd, base: &Base) -> io::Result<()> {
 pub(super) enum NotCopied {
     /// It is too much of something.
     Bound(String),
+    /// There is no room for it.
+    NoRoom(String),
     /// Nobody waits for it any more.
     Cancelled,
     /// It could not be done.
     Io(PathBuf, io::Error),
 }
 
+/// Asked again and again while a folder is copied, with the bytes that the copy takes so far: an error ends it.
+pub(super) type Watch<'a> = &'a (dyn Fn(u64) -> Result<(), NotCopied> + Sync);
+
+/// A folder that was copied.
+#[derive(Debug)]
+pub(super) struct Copied {
+    pub(super) base: Base,
+    /// What it takes on the disk.
+    pub(super) room: u64,
+}
+
 /// Copies the folder `from` into the empty folder `to`.
-pub(super) fn copy(
-    from: BorrowedFd<'_>,
-    to: BorrowedFd<'_>,
-    is_cancelled: &dyn Fn() -> bool,
-) -> Result<Base, NotCopied> {
-    let root = rustix::process::geteuid().is_root();
-    let mut copying = Copying { base: Base::new(), bytes: 0, name_bytes: 0, root, is_cancelled };
+pub(super) fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, watch: Watch<'_>) -> Result<Copied, NotCopied> {
+    let mut copying = Copying { base: Base::new(), bytes: 0, name_bytes: 0, room: 0, watch };
     copying.all(from, to)?;
-    Ok(copying.base)
+    Ok(Copied { base: copying.base, room: copying.room })
 }
 
 struct Copying<'a> {
     base: Base,
     bytes: u64,
     name_bytes: usize,
-    /// Then everybody's files stay theirs: the program may read no more than it could in the folder itself.
-    root: bool,
-    is_cancelled: &'a dyn Fn() -> bool,
+    room: u64,
+    watch: Watch<'a>,
 }
 
 /// A folder that is being copied.
@@ -122,12 +129,10 @@ impl Copying<'_> {
     fn all(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), NotCopied> {
         let failed = |path: &Path, source: io::Error| NotCopied::Io(path.to_owned(), source);
         let found = rustix::fs::fstat(from).map_err(|source| failed(Path::new("."), source.into()))?;
-        let top = self.level(from, to, PathBuf::new(), &found);
+        let top = listed(from).and_then(|from| self.level(from, to, PathBuf::new(), &found));
         let mut levels = vec![top.map_err(|source| failed(Path::new("."), source))?];
         while let Some(level) = levels.last_mut() {
-            if (self.is_cancelled)() {
-                return Err(NotCopied::Cancelled);
-            }
+            (self.watch)(self.room)?;
             let entry = level.from.read().transpose().map_err(|source| failed(&level.path, source.into()))?;
             let Some(entry) = entry else {
                 let mode = Mode::from_raw_mode(level.mode);
@@ -143,7 +148,9 @@ impl Copying<'_> {
             self.count(&path, levels.len())?;
             if let Some(level) = levels.last() {
                 let below = self.one(level, &name, &path);
-                levels.extend(below.map_err(|source| failed(&path, source))?);
+                // What stopped a file stops the rest, and has a better name.
+                let why = |source| (self.watch)(self.room).err().unwrap_or_else(|| failed(&path, source));
+                levels.extend(below.map_err(why)?);
             }
         }
         Ok(())
@@ -162,10 +169,8 @@ impl Copying<'_> {
         Err(NotCopied::Bound(too_much))
     }
 
-    fn level(&self, from: impl AsFd, to: impl AsFd, path: PathBuf, found: &Stat) -> io::Result<Level> {
-        let from = Dir::new(tree::open(from, ".", OFlags::RDONLY | OFlags::DIRECTORY)?)?;
+    fn level(&self, from: Dir, to: impl AsFd, path: PathBuf, found: &Stat) -> io::Result<Level> {
         let to = tree::open(to, ".", OFlags::RDONLY | OFlags::DIRECTORY)?;
-        self.give(&to, found)?;
         Ok(Level { from, to, path, mode: found.st_mode & 0o777 })
     }
 
@@ -173,6 +178,7 @@ impl Copying<'_> {
     fn one(&mut self, level: &Level, name: &OsStr, path: &Path) -> io::Result<Option<Level>> {
         let seen = match level.from.fd().map_err(io::Error::from).and_then(|from| tree::see(from, name)) {
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(closed) if closed.kind() == io::ErrorKind::PermissionDenied => Seen::default(),
             seen => seen?,
         };
         let (from, to) = (level.from.fd()?, level.to.as_fd());
@@ -183,7 +189,10 @@ impl Copying<'_> {
                 below = Some(entered);
                 (version, version)
             }),
-            Kind::Link => self.link(from, to, name, seen.target.as_deref().unwrap_or_default()),
+            Kind::Link => {
+                let target = seen.target.as_deref().unwrap_or_default();
+                Ok(rustix::fs::symlinkat(target, to, name).map(|()| Default::default())?)
+            }
             Kind::Other => Err(io::ErrorKind::PermissionDenied.into()),
         };
         let (kind, (base, copy)) = match copied {
@@ -208,25 +217,11 @@ impl Copying<'_> {
     ) -> io::Result<(Level, Version)> {
         let from = tree::open(from, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let found = rustix::fs::fstat(&from)?;
+        // One that can be listed but not entered is as good as hidden: then nothing is made.
+        let from = listed(from)?;
         rustix::fs::mkdirat(to, name, Mode::RWXU)?;
         let to = tree::open(to, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
         Ok((self.level(from, to, path.to_owned(), &found)?, Version::of(&found)))
-    }
-
-    fn link(
-        &self,
-        _from: BorrowedFd<'_>,
-        to: BorrowedFd<'_>,
-        name: &OsStr,
-        target: &OsStr,
-    ) -> io::Result<(Version, Version)> {
-        rustix::fs::symlinkat(target, to, name)?;
-        if self.root {
-            let found = rustix::fs::statat(_from, name, AtFlags::SYMLINK_NOFOLLOW)?;
-            let (user, group) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
-            rustix::fs::chownat(to, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
-        }
-        Ok((Version::default(), Version::default()))
     }
 
     /// The versions of the file and of its copy.
@@ -237,8 +232,7 @@ impl Copying<'_> {
         name: &OsStr,
     ) -> io::Result<(Version, Version)> {
         let source = File::from(tree::open(from, name, OFlags::RDONLY | OFlags::NONBLOCK)?);
-        let copy = tree::open(to, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
-        let mut copy = File::from(copy);
+        let copy = File::from(tree::open(to, name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?);
         for _ in 0..TRIES {
             let before = rustix::fs::fstat(&source)?;
             if tree::kind(&before) != Kind::File {
@@ -249,13 +243,10 @@ impl Copying<'_> {
                 // Said by whoever counts.
                 return Ok((Version::of(&before), Version::default()));
             }
-            rewind(&source, &copy)?;
-            let mut left = before.st_size as u64;
-            while left > 0 && !(self.is_cancelled)() {
-                let copied = io::copy(&mut (&source).take(left.min(PIECE)), &mut copy)?;
-                // It was cut short: seen below by its version.
-                left = if copied == 0 { 0 } else { left - copied };
-            }
+            copy.set_len(0)?;
+            let goes_on = || (self.watch)(self.room).is_ok();
+            // If it was cut short: seen below by its version.
+            sparse::copy(&source, &copy, before.st_size as u64, &goes_on)?;
             if Version::of(&rustix::fs::fstat(&source)?) == Version::of(&before) {
                 let made = self.finish(&copy, &before)?;
                 return Ok((Version::of(&before), made));
@@ -264,8 +255,7 @@ impl Copying<'_> {
         Err(io::Error::other("it changes while it is copied"))
     }
 
-    fn finish(&self, copy: &File, found: &Stat) -> io::Result<Version> {
-        self.give(copy, found)?;
+    fn finish(&mut self, copy: &File, found: &Stat) -> io::Result<Version> {
         rustix::fs::fchmod(copy, Mode::from_raw_mode(found.st_mode & 0o777))?;
         // Who builds by the age of files shall not build everything anew.
         let times = Timestamps {
@@ -273,24 +263,14 @@ impl Copying<'_> {
             last_modification: Timespec { tv_sec: found.st_mtime as _, tv_nsec: found.st_mtime_nsec as _ },
         };
         rustix::fs::futimens(copy, &times)?;
-        Ok(Version::of(&rustix::fs::fstat(copy)?))
-    }
-
-    fn give(&self, copy: impl AsFd, found: &Stat) -> io::Result<()> {
-        match self.root {
-            true => {
-                let (user, group) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
-                Ok(rustix::fs::fchown(copy, Some(user), Some(group))?)
-            }
-            false => Ok(()),
-        }
+        let made = rustix::fs::fstat(copy)?;
+        self.room += tree::room(&made);
+        Ok(Version::of(&made))
     }
 }
 
-fn rewind(source: &File, copy: &File) -> io::Result<()> {
-    rustix::fs::seek(source, rustix::fs::SeekFrom::Start(0))?;
-    rustix::fs::seek(copy, rustix::fs::SeekFrom::Start(0))?;
-    Ok(rustix::fs::ftruncate(copy, 0)?)
+fn listed(folder: impl AsFd) -> io::Result<Dir> {
+    Ok(Dir::new(tree::open(folder, ".", OFlags::RDONLY | OFlags::DIRECTORY)?)?)
 }
 
 /// Names need not be text: each byte is written as the character of its number.

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Both sides are only reached beneath their tops and through no link. Each file is written beside its place and moved
-//! there, so that at no time half a file is seen; whatever stops us, the same commit can be asked for again.
+//! there, so that at no time half a file is seen; whatever stops us, the same commit can be asked for again. Whoever commits
+//! acts as the folder's owner: what is made is his, and what he may not do is not done.
 
 use super::{
     base::{Base, Entry},
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::{record, sparse};
 use rustix::{
-    fs::{AtFlags, Gid, Mode, OFlags, Uid},
+    fs::{AtFlags, Mode, OFlags},
     io::Errno,
 };
 use std::{
@@ -51,8 +52,6 @@ pub(super) struct Applied {
 pub(super) struct Commit<'a> {
     pub(super) sides: Sides<'a>,
     pub(super) folder: BorrowedFd<'a>,
-    /// The folder's own, for what is made in it; nobody where we could not give anything away.
-    pub(super) owner: Option<(u32, u32)>,
     pub(super) force: bool,
     /// Where files are made before they have their place. Nobody else commits this layer meanwhile, and nobody inside can
     /// know the name, so what has it was left by a commit that was killed.
@@ -238,11 +237,10 @@ impl<'a> Commit<'a> {
 
     fn write(&self, source: &File, draft: OwnedFd, change: &Change) -> io::Result<()> {
         let draft = File::from(draft);
-        let copied = sparse::copy(source, &draft, change.size_bytes)?;
+        let copied = sparse::copy(source, &draft, change.size_bytes, &|| true)?;
         if copied != change.size_bytes {
             return Err(busy());
         }
-        self.give(&draft)?;
         Ok(rustix::fs::fchmod(&draft, Mode::from_raw_mode(change.mode & 0o777))?)
     }
 
@@ -250,14 +248,7 @@ impl<'a> Commit<'a> {
         let target = change.target.as_deref().unwrap_or_default();
         self.clear_draft(above)?;
         rustix::fs::symlinkat(target, above, &self.draft)?;
-        let moved = match self.owner {
-            Some((user, group)) => {
-                let (user, group) = (Some(Uid::from_raw(user)), Some(Gid::from_raw(group)));
-                rustix::fs::chownat(above, &self.draft, user, group, AtFlags::SYMLINK_NOFOLLOW)
-            }
-            None => Ok(()),
-        };
-        let moved = moved.and_then(|()| rustix::fs::renameat(above, &self.draft, above, name));
+        let moved = rustix::fs::renameat(above, &self.draft, above, name);
         if moved.is_err() {
             self.clear_draft(above)?;
         }
@@ -266,14 +257,8 @@ impl<'a> Commit<'a> {
 
     fn make_folder(&self, above: &OwnedFd, name: &OsStr) -> io::Result<()> {
         match rustix::fs::mkdirat(above, name, Mode::RWXU) {
-            Err(Errno::EXIST) => return Ok(()),
-            made => made?,
-        }
-        let made = tree::open(above, name, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        // Somebody may have put another there meanwhile: only a new one of ours is given away.
-        match crate::files::is_new(&made)? {
-            true => self.give(&made),
-            false => Ok(()),
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(source) => Err(source.into()),
         }
     }
 
@@ -284,11 +269,6 @@ impl<'a> Commit<'a> {
             return Err(io::Error::other("it was replaced meanwhile"));
         }
         Ok(rustix::fs::fchmod(folder, Mode::from_raw_mode(change.mode & 0o777))?)
-    }
-
-    fn give(&self, made: impl AsFd) -> io::Result<()> {
-        let Some((user, group)) = self.owner else { return Ok(()) };
-        Ok(rustix::fs::fchown(made, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?)
     }
 
     fn clear_draft(&self, above: &OwnedFd) -> io::Result<()> {

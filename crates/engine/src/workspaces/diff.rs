@@ -60,8 +60,16 @@ pub struct Change {
     pub conflict: Option<String>,
 }
 
-/// Folders that could not be looked into, and why.
-pub(super) type Unknown = Vec<(PathBuf, String)>;
+/// What came of comparing.
+#[derive(Debug)]
+pub(super) struct Compared {
+    /// Sorted by path.
+    pub(super) changes: Vec<Change>,
+    /// Folders that could not be looked into, and why.
+    pub(super) unknown: Vec<(PathBuf, String)>,
+    /// What the layer takes on the disk.
+    pub(super) room: u64,
+}
 
 /// Everything there is to compare.
 pub(super) struct Sides<'a> {
@@ -74,7 +82,7 @@ pub(super) struct Sides<'a> {
 
 impl Sides<'_> {
     /// The changes, sorted by path, and folders that could not be looked into.
-    pub(super) fn compare(&self) -> io::Result<(Vec<Change>, Unknown)> {
+    pub(super) fn compare(&self) -> io::Result<Compared> {
         let walked = tree::walk(self.layer)?;
         let newest = self.base.values().map(|entry| nanoseconds(entry.copy.changed)).max().unwrap_or(0);
         let names: BTreeSet<&PathBuf> = self.base.keys().chain(walked.entries.keys()).collect();
@@ -95,7 +103,7 @@ impl Sides<'_> {
         for change in &mut changes {
             change.conflict = self.conflict(change);
         }
-        Ok((changes, walked.unknown.into_iter().collect()))
+        Ok(Compared { changes, room: walked.room, unknown: walked.unknown.into_iter().collect() })
     }
 
     /// What the protection of names puts up while a box stands is nobody's change.
@@ -114,7 +122,7 @@ impl Sides<'_> {
         // What was never shown cannot have been removed.
         let shown = was.kind != Kind::Other;
         let target = Some(was.target.clone()).filter(|_| was.kind == Kind::Link);
-        let gone = Seen { kind: was.kind, mode: was.mode, version: was.base, target };
+        let gone = Seen { kind: was.kind, mode: was.mode, version: was.base, target, room: 0 };
         (shown && !unknown).then_some((What::Removed, gone))
     }
 

@@ -13,6 +13,9 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+#[path = "owner_tests.rs"]
+mod owner;
+
 /// A folder, a state folder, and a layer between them.
 struct Place {
     root: PathBuf,
@@ -519,8 +522,10 @@ fn act(top: &Path, deed: &Deed) {
         Deed::Link(path, target) => symlink(target, top.join(path)),
         Deed::Remove(path) => removed(&top.join(path)),
         Deed::Mode(path, mode) => match fs::symlink_metadata(top.join(path)) {
+            // What its owner can use: the rest is not looked into.
             Ok(found) if !found.is_symlink() => {
-                fs::set_permissions(top.join(path), fs::Permissions::from_mode(*mode | 0o600))
+                let mode = mode | if found.is_dir() { 0o700 } else { 0o600 };
+                fs::set_permissions(top.join(path), fs::Permissions::from_mode(mode))
             }
             _ => Ok(()),
         },

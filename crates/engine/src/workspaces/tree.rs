@@ -29,7 +29,7 @@ const MOST_PATH: usize = 4000;
 const DISTURBED: usize = 64;
 
 /// What an entry is.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// A regular file.
@@ -39,6 +39,7 @@ pub enum Kind {
     /// A symbolic link.
     Link,
     /// A pipe, socket or device, or what cannot be read.
+    #[default]
     Other,
 }
 
@@ -52,7 +53,7 @@ pub(super) struct Version {
 }
 
 /// One entry of a tree, as it was found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) kind: Kind,
     /// Permissions only: no bit that lends power is ever kept.
@@ -60,6 +61,8 @@ pub(super) struct Seen {
     pub(super) version: Version,
     /// Where a link points.
     pub(super) target: Option<OsString>,
+    /// What it takes on the disk.
+    pub(super) room: u64,
 }
 
 /// Everything in a tree, and what could not be looked at.
@@ -68,6 +71,8 @@ pub(super) struct Walked {
     pub(super) entries: BTreeMap<PathBuf, Seen>,
     /// Folders whose contents are unknown, with the reason.
     pub(super) unknown: BTreeMap<PathBuf, String>,
+    /// What all of it takes on the disk.
+    pub(super) room: u64,
     name_bytes: usize,
 }
 
@@ -124,7 +129,14 @@ pub(super) fn see(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<Seen> {
         _ => None,
     };
     let target = target.map(|target| OsStr::from_bytes(target.as_bytes()).to_owned());
-    Ok(Seen { kind, mode: found.st_mode & 0o777, version: Version::of(&found), target })
+    let (mode, version) = (found.st_mode & 0o777, Version::of(&found));
+    Ok(Seen { kind, mode, version, target, room: room(&found) })
+}
+
+/// What a file takes on the disk; of one with several names, each has its share.
+#[allow(clippy::unnecessary_cast, reason = "other machines count names in fewer bits")]
+pub(super) fn room(found: &Stat) -> u64 {
+    (found.st_blocks as u64).saturating_mul(512) / (found.st_nlink as u64).max(1)
 }
 
 pub(super) fn kind(found: &Stat) -> Kind {
@@ -196,6 +208,7 @@ fn visit(walked: &mut Walked, level: &Level, name: &OsStr, deep: bool) -> Option
     };
     let is_folder = seen.kind == Kind::Folder;
     walked.name_bytes += path.as_os_str().len() + seen.target.as_ref().map_or(0, |target| target.len());
+    walked.room = walked.room.saturating_add(seen.room);
     walked.entries.insert(path.clone(), seen);
     match below {
         Some(below) => match below.and_then(|below| Ok(Dir::new(below)?)) {

@@ -94,6 +94,14 @@ fn mounted(gateway: &Gateway, text: &OsStr, exact: &mut Exact) -> Answer<OsStrin
     Ok(real)
 }
 
+/// Refuses what becomes of a folder that was shared once and is not any more, but for an admin.
+pub(crate) fn still_shared(gateway: &Gateway, caller: &Caller, folder: &Path) -> Answer<()> {
+    match caller.is_admin() {
+        true => Ok(()),
+        false => shared(gateway, folder, &mut Exact::new()).map(drop),
+    }
+}
+
 /// A path beneath a folder that the operator shares, with what it stands for. Whether there is such a path elsewhere is
 /// not told.
 fn shared(gateway: &Gateway, path: &Path, exact: &mut Exact) -> Answer<PathBuf> {

@@ -17,7 +17,6 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use engine::SessionStatus;
 use http::{HeaderMap, StatusCode, header::LOCATION};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -184,7 +183,7 @@ async fn pause(
     Path(id): Path<String>,
 ) -> Answer<Json<SandboxState>> {
     let session = gateway.session(&caller, &id)?;
-    if session.state().status == SessionStatus::Paused {
+    if session.state().is_asked_to_pause {
         return Err(Problem::conflict("this sandbox is paused already", "let it go on with `…/resume`"));
     }
     to_the_end(async move { Ok(session.pause().await?) }).await?;
@@ -206,7 +205,7 @@ async fn resume(
     Path(id): Path<String>,
 ) -> Answer<Json<SandboxState>> {
     let session = gateway.session(&caller, &id)?;
-    if session.state().status != SessionStatus::Paused {
+    if !session.state().is_asked_to_pause {
         return Err(Problem::conflict("this sandbox is not paused", "only a paused one can go on"));
     }
     to_the_end(async move { Ok(session.resume().await?) }).await?;

@@ -122,6 +122,7 @@ impl Entry {
         let (ended_at, reason) = row.ended.unwrap_or_default();
         let (created_at, ended_at) = (Timestamp(row.created_ms), Timestamp(ended_at));
         let state = SessionState {
+            is_asked_to_pause: false,
             status: SessionStatus::Ended,
             ended: Some(wire::end_of(&reason)),
             created_at,

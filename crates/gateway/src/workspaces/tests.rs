@@ -33,36 +33,82 @@ async fn ask(at: std::net::SocketAddr, line: &str, body: &str) -> (u16, Value) {
     (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap_or_default())
 }
 
+/// A folder, and a state folder with layers of it.
+struct Place {
+    root: PathBuf,
+    engine: Engine,
+}
+
+impl Place {
+    fn new(name: &str, layers: &[(&str, Option<&str>)]) -> Place {
+        let root = std::env::temp_dir().join(format!("airlock-gateway-{name}-{}", std::process::id()));
+        let (folder, state) = (root.join("folder"), root.join("state"));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("a"), "a").unwrap();
+        let engine = Engine::open(Settings::new(&state)).unwrap();
+        for (id, owner) in layers {
+            let request = RunRequest {
+                command: vec!["true".into()],
+                workspace: Some(folder.clone()),
+                copy_on_write: true,
+                ..RunRequest::default()
+            };
+            let mut spec = Policy::default().admit(request).unwrap();
+            let owner = owner.map(str::to_owned);
+            layers::lay(&state, &Id::new(id).unwrap(), &mut spec.sandbox, owner, &|| false).unwrap();
+            fs::write(spec.sandbox.workspace.unwrap().join("a"), id).unwrap();
+        }
+        Place { root, engine }
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.root.join("folder")
+    }
+
+    fn gateway(&self, folders: Vec<PathBuf>) -> Gateway {
+        let settings = crate::Settings {
+            engine: self.engine.clone(),
+            policy: Policy::default(),
+            state: self.root.join("state"),
+            hosts: Vec::new(),
+            folders,
+            profiles: None,
+            bounds: crate::Bounds::default(),
+            quiet: true,
+        };
+        Gateway::new(settings).unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_longer_shared_is_neither_compared_nor_changed() {
+    let place = Place::new("unshared", &[("hers", Some("her")), ("second", Some("her"))]);
+    let her = serve(&place.gateway(Vec::new()), "her", &[Scope::Sandboxes]).await;
+    for line in ["GET /v1/workspaces/hers/diff", "POST /v1/workspaces/hers/commit"] {
+        let (status, told) = ask(her, line, "").await;
+        assert_eq!((status, &told["code"]), (403, &json!("policy_denied")), "{line}: {told}");
+    }
+    assert_eq!(fs::read_to_string(place.folder().join("a")).unwrap(), "a");
+    assert_eq!(ask(her, "DELETE /v1/workspaces/second", "").await.0, 204, "what is hers she may drop");
+    // An admin needs no leave, and where the folder is shared, nor does she.
+    let admin = serve(&place.gateway(Vec::new()), "root", &[Scope::Admin]).await;
+    assert_eq!(ask(admin, "GET /v1/workspaces/hers/diff", "").await.0, 200);
+    let shared = serve(&place.gateway(vec![place.root.clone()]), "her", &[Scope::Sandboxes]).await;
+    assert_eq!(ask(shared, "POST /v1/workspaces/hers/commit", "").await.0, 200);
+    assert_eq!(fs::read_to_string(place.folder().join("a")).unwrap(), "hers");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_sees_commits_and_discards_its_own_workspaces_only() {
-    let root = std::env::temp_dir().join(format!("airlock-gateway-layers-{}", std::process::id()));
-    let (folder, state) = (root.join("folder"), root.join("state"));
-    fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join("a"), "a").unwrap();
-    let engine = Engine::open(Settings::new(&state)).unwrap();
-    for (id, owner) in [("hers", Some("her")), ("his", Some("him")), ("admins", None)] {
-        let request = RunRequest {
-            command: vec!["true".into()],
-            workspace: Some(folder.clone()),
-            copy_on_write: true,
-            ..RunRequest::default()
-        };
-        let mut spec = Policy::default().admit(request).unwrap();
-        let owner = owner.map(str::to_owned);
-        layers::lay(&state, &Id::new(id).unwrap(), &mut spec.sandbox, owner, &|| false).unwrap();
-        fs::write(spec.sandbox.workspace.unwrap().join("a"), id).unwrap();
-    }
-    let settings = crate::Settings {
-        engine,
-        policy: Policy::default(),
-        state: state.clone(),
-        hosts: Vec::new(),
-        folders: Vec::new(),
-        profiles: None,
-        bounds: crate::Bounds::default(),
-        quiet: true,
-    };
-    let gateway = Gateway::new(settings).unwrap();
+    let place = Place::new("layers", &[("hers", Some("her")), ("his", Some("him")), ("admins", None)]);
+    let folder = place.folder();
+    let gateway = place.gateway(vec![folder.clone()]);
     let her = serve(&gateway, "her", &[Scope::Sandboxes]).await;
     let admin = serve(&gateway, "root", &[Scope::Admin]).await;
     let weak = serve(&gateway, "her", &[Scope::Runs]).await;
@@ -96,7 +142,6 @@ async fn a_key_sees_commits_and_discards_its_own_workspaces_only() {
     assert_eq!(ask(admin, "POST /v1/workspaces/his/commit", "{\"force\":true}").await.0, 200);
     assert_eq!(ask(admin, "DELETE /v1/workspaces/admins", "").await.0, 204);
     assert_eq!(ids(ask(admin, "GET /v1/workspaces", "").await).len(), 0);
-    fs::remove_dir_all(&root).unwrap();
 }
 
 #[test]

@@ -141,6 +141,38 @@ pub(crate) fn a_fork_has_a_workspace_of_its_own(place: &Place) {
     assert_eq!(fork.said("cat d/file"), "two\n", "it does not end with the first");
 }
 
+pub(crate) fn a_pause_during_a_fork_stays(place: &Place) {
+    let sandbox = place.sandbox(json!({}));
+    if !place.freezes(&sandbox.post("/pause", &json!({}))) {
+        return;
+    }
+    assert_eq!(sandbox.post("/resume", &json!({})).status, 200);
+    // Enough names that the copy takes a while.
+    sandbox.said("mkdir many; cd many; i=0; while [ $i -lt 20000 ]; do : > $i; i=$((i+1)); done");
+    let status = || sandbox.get("").json()["status"].clone();
+    let fork = |meanwhile: &dyn Fn()| {
+        thread::scope(|scope| {
+            let forking = scope.spawn(|| sandbox.post("/fork", &json!({})));
+            place.server.until("the fork to stop it", || status() == "paused");
+            meanwhile();
+            let made = forking.join().expect("an answer");
+            assert_eq!(made.status, 201, "{}", made.text());
+            let id = made.json()["sandbox_id"].as_str().expect("an identifier").to_owned();
+            assert_eq!(crate::Sandbox { place, id }.delete("").status, 200);
+        });
+    };
+    fork(&|| {});
+    assert_eq!(status(), "ready", "the fork's own stop ends with it");
+    fork(&|| {
+        let paused = sandbox.post("/pause", &json!({}));
+        assert_eq!((paused.status, &paused.json()["status"]), (200, &json!("paused")), "{}", paused.text());
+        assert_eq!(sandbox.post("/pause", &json!({})).status, 409, "once is enough");
+    });
+    assert_eq!(status(), "paused", "somebody wants it to be");
+    assert_eq!(sandbox.post("/resume", &json!({})).json()["status"], "ready");
+    assert_eq!(sandbox.said("echo alive"), "alive\n");
+}
+
 pub(crate) fn files_of_a_sandbox_are_kept_as_artifacts(place: &Place) {
     let sandbox = place.sandbox(json!({}));
     sandbox.said("mkdir out; echo one > out/a; echo two > b; ln -s /etc/passwd out/link");

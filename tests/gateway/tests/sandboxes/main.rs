@@ -75,6 +75,7 @@ everywhere! {
         another_key_sees_nothing,
         a_paused_sandbox_does_nothing,
         a_fork_has_a_workspace_of_its_own,
+        a_pause_during_a_fork_stays,
         files_of_a_sandbox_are_kept_as_artifacts,
         an_idle_sandbox_ends,
     }
