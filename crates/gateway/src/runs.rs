@@ -274,11 +274,9 @@ async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
     found.ok_or_else(|| Problem::not_found("run"))
 }
 
-/// What the database has of it, or will have: an end that was told is not taken back while it cannot be written.
+/// What the database has of it.
 async fn kept(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
-    let row = row(gateway, caller, id).await?;
-    let unwritten = gateway.runs().find(id).filter(|_| row.result.is_none()).and_then(|live| live.told());
-    Ok(unwritten.map_or_else(|| answered(row), |told| json(StatusCode::OK, told)))
+    Ok(answered(row(gateway, caller, id).await?))
 }
 
 fn answered(row: RunRow) -> Response {

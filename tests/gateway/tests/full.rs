@@ -110,20 +110,27 @@ fn an_artifact_that_does_not_fit_on_the_disk_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_run_that_ends_while_the_disk_is_full_has_its_end_all_the_same() {
+fn an_end_that_cannot_be_written_is_told_to_nobody_until_it_can() {
     let small = Small::new();
     let server = &small.0;
     let order = json!({ "command": ["sh", "-c", "echo out; while :; do sleep 0.1; done"], "run_id": "long" });
     let prefer = [("prefer", "respond-async")];
     assert_eq!(server.ask(&server.admin, "POST", "/v1/runs", &prefer, &order).status, 202);
+    let mut events =
+        server.client.open(&server.request(&server.admin, "GET", "/v1/runs/long/events", &[], &Value::Null));
+    while !String::from_utf8_lossy(&events.rest).contains(r#""text":"out"#) {
+        assert!(events.read(), "the positive control: events come");
+    }
     small.fill();
     let cancelled = server.delete("/v1/runs/long");
-    assert_eq!((cancelled.status, &cancelled.json()["status"]), (200, &json!("cancelled")));
+    assert_eq!((cancelled.status, &cancelled.json()["status"]), (202, &json!("running")));
     let shown = || server.get("/v1/runs/long").json()["status"].clone();
-    assert_eq!(shown(), "cancelled", "what was told is not taken back");
+    assert_eq!(shown(), "running");
     small.empty();
-    let listed = |server: &Server| server.get("/v1/runs").json()["runs"][0]["status"].clone();
-    server.until("its end in the database", || listed(server) == "cancelled");
+    let told = events.answer().text();
+    let end = told.rsplit("data: ").next().and_then(|end| serde_json::from_str::<Value>(end.trim()).ok());
+    assert_eq!(end.expect("an end")["status"], "cancelled", "{told}");
+    assert_eq!(shown(), "cancelled", "whoever is told finds it written");
 }
 
 #[test]

@@ -33,10 +33,9 @@ const RECENT_BYTES: u64 = 64 << 20;
 const RECENT_TIME: Duration = Duration::from_secs(300);
 /// Output beyond which a result is put into words off the event loop.
 const LARGE: usize = 256 << 10;
-/// Between tries to write an end down.
-const PAUSES: [Duration; 6] = [Duration::from_millis(250); 6];
-/// The same, once whoever waits has been told.
-const LATER: Duration = Duration::from_secs(1);
+/// Between tries to write an end down: at first so long, then twice as long each time, up to this.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Runs between two looks for what is too old.
 const PRUNED_EVERY: u64 = 256;
 
@@ -285,11 +284,6 @@ impl Live {
         })
     }
 
-    /// The result as it is kept, if it has ended.
-    pub(super) fn told(&self) -> Option<Bytes> {
-        self.progress.borrow().ended.as_ref().map(|ended| ended.kept.clone())
-    }
-
     fn size(&self) -> u64 {
         let whole = self.progress.borrow().ended.as_ref().map_or(0, |ended| ended.whole.len() as u64);
         self.feed.lengths().iter().map(|length| (*length).min(FEED_BYTES)).sum::<u64>() + whole
@@ -330,7 +324,8 @@ fn note(live: &Live, event: Event) {
     }
 }
 
-/// Writes the end down, then tells of it: what was told is never taken back.
+/// Writes the end down, however long that takes, and only then tells of it: what was told is never taken back. Whoever
+/// waits for it waits; if the server ends meanwhile it is `lost`, and nobody was told otherwise.
 pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
     let status = result.status;
     let problem = problem_of(&result);
@@ -339,22 +334,15 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
         true => tokio::task::spawn_blocking(move || texts(result)).await.unwrap_or_default(),
         false => texts(result),
     };
-    let mut written = false;
-    for pause in PAUSES {
-        written = write_end(gateway, live, status, &kept).await;
-        if written {
-            break;
-        }
+    let mut pause = FIRST_PAUSE;
+    // It is under way until then: so no more than may run at once wait for a disk that has no room.
+    while !write_end(gateway, live, status, &kept).await {
         tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
-    let ended = Arc::new(Ended { whole, kept: kept.clone(), problem });
+    let ended = Arc::new(Ended { whole, kept, problem });
     live.feed.end();
     live.progress.send_modify(|progress| progress.ended = Some(ended));
-    // It counts as one under way until then: so not more than a few wait for a disk that has no room.
-    while !written {
-        tokio::time::sleep(LATER).await;
-        written = write_end(gateway, live, status, &kept).await;
-    }
     gateway.runs().retire(live, live.size());
 }
 
