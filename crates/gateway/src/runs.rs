@@ -121,7 +121,7 @@ async fn create(
             let live = gateway.runs().find(&id);
             let row = promised(&gateway, &caller, &id).await?;
             match live {
-                _ if follows(&headers) => return events::of(&gateway, row, &headers).await,
+                _ if follows(&headers) => return events::of(&gateway, row, &headers, true).await,
                 Some(live) => live,
                 None => return first_answer(row),
             }
