@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     fn live() -> Arc<Live> {
-        Arc::new(Live::new(spec::Id::new("r").unwrap(), "key", &std::env::temp_dir()))
+        Arc::new(Live::new(spec::Id::new("r").unwrap(), "key", engine::Feed::new(9)))
     }
 
     async fn waits(live: &Live, lengths: [u64; 2]) -> bool {

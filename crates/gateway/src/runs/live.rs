@@ -14,7 +14,6 @@ use serde::Deserialize;
 use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
 use std::{
     collections::{HashMap, VecDeque},
-    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -172,7 +171,9 @@ impl Runs {
 
 /// Writes a run down and lists it, within bounds.
 pub(crate) async fn take(gateway: &Gateway, asked: Asked) -> Answer<Taken> {
-    let live = Arc::new(Live::new(asked.id.clone(), &asked.owner, gateway.state()));
+    let owner = crate::caller::owner_of(&asked.owner)?;
+    let feed = gateway.engine().feed(Some(&owner), FEED_BYTES);
+    let live = Arc::new(Live::new(asked.id.clone(), &asked.owner, feed));
     let (listed, of) = (live.clone(), gateway.clone());
     let accepted = gateway.writer().write(move |writing| list(&of, writing, &asked, &listed)).await;
     match accepted {
@@ -245,12 +246,12 @@ fn too_many() -> Problem {
 }
 
 impl Live {
-    pub(super) fn new(id: Id, owner: &str, state: &Path) -> Live {
+    pub(super) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
         Live {
             id,
             owner: owner.to_owned(),
-            feed: Feed::in_folder(FEED_BYTES, state),
+            feed,
             progress,
             cancelled,
             held: Held::default(),
