@@ -26,7 +26,8 @@ const FEED_BYTES: u64 = 4 << 20;
 const KEPT_BYTES: usize = 64 << 10;
 /// A whole result in the database.
 const LARGEST_KEPT: usize = 1 << 20;
-/// Runs that ended are kept at hand for readers that come again: so many, so large together, so long.
+/// Runs that ended are kept at hand for readers that come again: so many, so large together, so long. Whoever has the most
+/// of them loses the oldest first.
 const MOST_RECENT: usize = 1024;
 const RECENT_BYTES: u64 = 64 << 20;
 const RECENT_TIME: Duration = Duration::from_secs(300);
@@ -47,9 +48,18 @@ pub(crate) struct Runs {
 #[derive(Debug, Default)]
 struct Lists {
     live: HashMap<String, Arc<Live>>,
-    recent: VecDeque<(Instant, Arc<Live>)>,
+    recent: VecDeque<Recent>,
     recent_bytes: u64,
+    /// How many each owner has of these, and of how many bytes.
+    shares: HashMap<String, (usize, u64)>,
     accepted: u64,
+}
+
+#[derive(Debug)]
+struct Recent {
+    since: Instant,
+    bytes: u64,
+    live: Arc<Live>,
 }
 
 /// A run under way, or just ended.
@@ -137,7 +147,8 @@ impl Runs {
     /// The run of that name, if it is under way or has just ended.
     pub(crate) fn find(&self, id: &str) -> Option<Arc<Live>> {
         let lists = self.lists();
-        let recent = || lists.recent.iter().rev().map(|(_, live)| live).find(|live| live.id.as_str() == id);
+        let recent =
+            || lists.recent.iter().rev().map(|recent| &recent.live).find(|live| live.id.as_str() == id);
         lists.live.get(id).or_else(recent).cloned()
     }
 
@@ -145,16 +156,9 @@ impl Runs {
     fn retire(&self, live: &Arc<Live>, bytes: u64) {
         let mut lists = self.lists();
         lists.live.remove(live.id.as_str());
-        lists.recent.push_back((Instant::now(), live.clone()));
-        lists.recent_bytes += bytes;
-        while let Some((when, oldest)) = lists.recent.front() {
-            let over = lists.recent.len() > MOST_RECENT || lists.recent_bytes > RECENT_BYTES;
-            if !over && when.elapsed() < RECENT_TIME {
-                break;
-            }
-            let size = oldest.size();
-            lists.recent_bytes = lists.recent_bytes.saturating_sub(size);
-            lists.recent.pop_front();
+        lists.add_recent(Recent { since: Instant::now(), bytes, live: live.clone() });
+        while let Some(index) = lists.over() {
+            lists.forget(index);
         }
     }
 
@@ -166,6 +170,40 @@ impl Runs {
     /// How many are under way.
     pub(crate) fn count(&self) -> usize {
         self.lists().live.len()
+    }
+}
+
+impl Lists {
+    fn add_recent(&mut self, recent: Recent) {
+        self.recent_bytes += recent.bytes;
+        let (count, bytes) = self.shares.entry(recent.live.owner.clone()).or_default();
+        (*count, *bytes) = (*count + 1, *bytes + recent.bytes);
+        self.recent.push_back(recent);
+    }
+
+    /// Which of those that ended is to be forgotten now.
+    fn over(&self) -> Option<usize> {
+        if self.recent.front().is_some_and(|oldest| oldest.since.elapsed() >= RECENT_TIME) {
+            return Some(0);
+        }
+        let most = match (self.recent_bytes > RECENT_BYTES, self.recent.len() > MOST_RECENT) {
+            (true, _) => self.shares.iter().max_by_key(|(_, (_, bytes))| *bytes),
+            (false, true) => self.shares.iter().max_by_key(|(_, (count, _))| *count),
+            (false, false) => None,
+        };
+        let (owner, _) = most?;
+        self.recent.iter().position(|recent| recent.live.owner == *owner)
+    }
+
+    fn forget(&mut self, index: usize) {
+        let Some(recent) = self.recent.remove(index) else { return };
+        self.recent_bytes = self.recent_bytes.saturating_sub(recent.bytes);
+        if let Some((count, bytes)) = self.shares.get_mut(&recent.live.owner) {
+            (*count, *bytes) = (count.saturating_sub(1), bytes.saturating_sub(recent.bytes));
+            if *count == 0 {
+                self.shares.remove(&recent.live.owner);
+            }
+        }
     }
 }
 
@@ -248,14 +286,7 @@ fn too_many() -> Problem {
 impl Live {
     pub(super) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
-        Live {
-            id,
-            owner: owner.to_owned(),
-            feed,
-            progress,
-            cancelled,
-            held: Held::default(),
-        }
+        Live { id, owner: owner.to_owned(), feed, progress, cancelled, held: Held::default() }
     }
 
     /// Waits until whoever must not miss anything has room for more; once it is to end, nobody does.
@@ -457,6 +488,23 @@ mod tests {
         let mut result = RunResult::blank(Id::new("r").unwrap(), "p".into(), engine::now());
         (result.status, result.stdout) = (Status::Succeeded, stdout);
         result
+    }
+
+    #[test]
+    fn one_owners_ended_runs_push_out_his_own_and_nobody_elses() {
+        let runs = Runs::default();
+        let retire = |owner: &str, id: &str, bytes| {
+            runs.retire(&Arc::new(Live::new(Id::new(id).unwrap(), owner, Feed::new(1))), bytes);
+        };
+        let known = |id: &str| runs.find(id).is_some();
+        retire("quiet", "q", RECENT_BYTES / 8);
+        retire("loud", "first", RECENT_BYTES / 2);
+        assert!(known("q") && known("first"), "the positive control: both fit");
+        retire("loud", "second", RECENT_BYTES / 2);
+        assert!(known("q") && !known("first") && known("second"), "by bytes");
+        (0..MOST_RECENT).for_each(|number| retire("loud", &format!("l{number}"), 0));
+        assert!(known("q") && !known("second"), "by their number");
+        assert_eq!(runs.lists().recent.len(), MOST_RECENT);
     }
 
     #[test]
