@@ -411,7 +411,7 @@ impl Gateway {
         let lost = self.0.sandboxes.closing.load(Ordering::Relaxed);
         let why = if lost { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
         let (id, now) = (id.to_owned(), engine::now().0);
-        let is_time = self.0.sandboxes.ends.fetch_add(1, Ordering::Relaxed) % FORGOTTEN_EVERY == 0;
+        let is_time = self.0.sandboxes.ends.fetch_add(1, Ordering::Relaxed).is_multiple_of(FORGOTTEN_EVERY);
         let end = move |writing: &Writing<'_>| {
             writing.end_sandbox(&id, wire::reason(why), now)?;
             if is_time { writing.forget_sandboxes(&remembered(now)) } else { Ok(()) }
