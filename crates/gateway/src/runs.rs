@@ -4,6 +4,7 @@ mod events;
 mod hold;
 pub(crate) mod host;
 pub(crate) mod live;
+mod recent;
 
 use crate::{
     Caller, Gateway, Problem, Scope,

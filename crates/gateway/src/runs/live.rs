@@ -5,7 +5,7 @@
 //! accepted in the database ─ live ─ ended in the database ─ recent ─ only in the database
 //! ```
 
-use super::hold::Held;
+use super::{hold::Held, recent::Recents};
 use crate::{Bounds, Gateway, Problem, problem::Answer};
 use bytes::Bytes;
 use engine::{Feed, Run};
@@ -13,9 +13,9 @@ use http::StatusCode;
 use serde::Deserialize;
 use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use store::served::{Accepted, NewRun, Writing};
 use tokio::sync::watch;
@@ -26,11 +26,6 @@ const FEED_BYTES: u64 = 4 << 20;
 const KEPT_BYTES: usize = 64 << 10;
 /// A whole result in the database.
 const LARGEST_KEPT: usize = 1 << 20;
-/// Runs that ended are kept at hand for readers that come again: so many, so large together, so long. Whoever has the most
-/// of them loses the oldest first.
-const MOST_RECENT: usize = 1024;
-const RECENT_BYTES: u64 = 64 << 20;
-const RECENT_TIME: Duration = Duration::from_secs(300);
 /// Output beyond which a result is put into words off the event loop.
 const LARGE: usize = 256 << 10;
 /// Between tries to write an end down: at first so long, then twice as long each time, up to this.
@@ -48,18 +43,8 @@ pub(crate) struct Runs {
 #[derive(Debug, Default)]
 struct Lists {
     live: HashMap<String, Arc<Live>>,
-    recent: VecDeque<Recent>,
-    recent_bytes: u64,
-    /// How many each owner has of these, and of how many bytes.
-    shares: HashMap<String, (usize, u64)>,
+    recent: Recents,
     accepted: u64,
-}
-
-#[derive(Debug)]
-struct Recent {
-    since: Instant,
-    bytes: u64,
-    live: Arc<Live>,
 }
 
 /// A run under way, or just ended.
@@ -147,19 +132,14 @@ impl Runs {
     /// The run of that name, if it is under way or has just ended.
     pub(crate) fn find(&self, id: &str) -> Option<Arc<Live>> {
         let lists = self.lists();
-        let recent =
-            || lists.recent.iter().rev().map(|recent| &recent.live).find(|live| live.id.as_str() == id);
-        lists.live.get(id).or_else(recent).cloned()
+        lists.live.get(id).or_else(|| lists.recent.find(id)).cloned()
     }
 
     /// Moves a run from those under way to those that ended.
     fn retire(&self, live: &Arc<Live>, bytes: u64) {
         let mut lists = self.lists();
         lists.live.remove(live.id.as_str());
-        lists.add_recent(Recent { since: Instant::now(), bytes, live: live.clone() });
-        while let Some(index) = lists.over() {
-            lists.forget(index);
-        }
+        lists.recent.add(live.clone(), bytes);
     }
 
     /// Cancels all of them.
@@ -170,40 +150,6 @@ impl Runs {
     /// How many are under way.
     pub(crate) fn count(&self) -> usize {
         self.lists().live.len()
-    }
-}
-
-impl Lists {
-    fn add_recent(&mut self, recent: Recent) {
-        self.recent_bytes += recent.bytes;
-        let (count, bytes) = self.shares.entry(recent.live.owner.clone()).or_default();
-        (*count, *bytes) = (*count + 1, *bytes + recent.bytes);
-        self.recent.push_back(recent);
-    }
-
-    /// Which of those that ended is to be forgotten now.
-    fn over(&self) -> Option<usize> {
-        if self.recent.front().is_some_and(|oldest| oldest.since.elapsed() >= RECENT_TIME) {
-            return Some(0);
-        }
-        let most = match (self.recent_bytes > RECENT_BYTES, self.recent.len() > MOST_RECENT) {
-            (true, _) => self.shares.iter().max_by_key(|(_, (_, bytes))| *bytes),
-            (false, true) => self.shares.iter().max_by_key(|(_, (count, _))| *count),
-            (false, false) => None,
-        };
-        let (owner, _) = most?;
-        self.recent.iter().position(|recent| recent.live.owner == *owner)
-    }
-
-    fn forget(&mut self, index: usize) {
-        let Some(recent) = self.recent.remove(index) else { return };
-        self.recent_bytes = self.recent_bytes.saturating_sub(recent.bytes);
-        if let Some((count, bytes)) = self.shares.get_mut(&recent.live.owner) {
-            (*count, *bytes) = (count.saturating_sub(1), bytes.saturating_sub(recent.bytes));
-            if *count == 0 {
-                self.shares.remove(&recent.live.owner);
-            }
-        }
     }
 }
 
@@ -488,23 +434,6 @@ mod tests {
         let mut result = RunResult::blank(Id::new("r").unwrap(), "p".into(), engine::now());
         (result.status, result.stdout) = (Status::Succeeded, stdout);
         result
-    }
-
-    #[test]
-    fn one_owners_ended_runs_push_out_his_own_and_nobody_elses() {
-        let runs = Runs::default();
-        let retire = |owner: &str, id: &str, bytes| {
-            runs.retire(&Arc::new(Live::new(Id::new(id).unwrap(), owner, Feed::new(1))), bytes);
-        };
-        let known = |id: &str| runs.find(id).is_some();
-        retire("quiet", "q", RECENT_BYTES / 8);
-        retire("loud", "first", RECENT_BYTES / 2);
-        assert!(known("q") && known("first"), "the positive control: both fit");
-        retire("loud", "second", RECENT_BYTES / 2);
-        assert!(known("q") && !known("first") && known("second"), "by bytes");
-        (0..MOST_RECENT).for_each(|number| retire("loud", &format!("l{number}"), 0));
-        assert!(known("q") && !known("second"), "by their number");
-        assert_eq!(runs.lists().recent.len(), MOST_RECENT);
     }
 
     #[test]
