@@ -1,8 +1,12 @@
 //! What a program writes, kept for whoever comes late or comes again: two streams of bytes with offsets. Within a
 //! bound; what is older than that is forgotten, and a reader is told so by the offset that he gets.
 //!
-//! Little output stays in memory. More goes to a file without a name, written round and round. Feeds can share a budget
-//! of the disk: then those that ended first are forgotten first, and one that cannot grow any more keeps its newest.
+//! Little output stays in memory. More goes to a file without a name, written round and round. Feeds share budgets of the
+//! disk: those that ended first are forgotten first, and one that cannot grow any more keeps its newest.
+
+mod budget;
+
+pub(crate) use budget::{Budget, Disk};
 
 use rustix::fs::{Mode, OFlags};
 use spec::Stream;
@@ -12,7 +16,7 @@ use std::{
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 use tokio::sync::watch;
 
@@ -43,20 +47,6 @@ struct Shared {
     budget: Option<Arc<Budget>>,
 }
 
-/// What several feeds may have on the disk together.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    most: u64,
-    spent: Mutex<Spent>,
-}
-
-#[derive(Debug, Default)]
-struct Spent {
-    bytes: u64,
-    /// Those that nobody writes to any more, the oldest first.
-    ended: VecDeque<Weak<Shared>>,
-}
-
 /// How far a feed is.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
@@ -77,44 +67,6 @@ struct Kept {
     budget: Option<Arc<Budget>>,
     /// What it has of the budget.
     taken: u64,
-}
-
-impl Budget {
-    /// So many bytes.
-    pub(crate) fn new(most: u64) -> Arc<Budget> {
-        Arc::new(Budget { most, spent: Mutex::default() })
-    }
-
-    fn spent(&self) -> MutexGuard<'_, Spent> {
-        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes so much, at the cost of those that have ended.
-    fn take(&self, bytes: u64) -> bool {
-        let mut busy = Vec::new();
-        let taken = loop {
-            let oldest = {
-                let mut spent = self.spent();
-                if spent.bytes.saturating_add(bytes) <= self.most {
-                    spent.bytes += bytes;
-                    break true;
-                }
-                spent.ended.pop_front()
-            };
-            let Some(oldest) = oldest else { break false };
-            // Without our lock: it gives back what it had.
-            if oldest.upgrade().is_some_and(|oldest| !oldest.forget()) {
-                busy.push(oldest);
-            }
-        };
-        busy.into_iter().rev().for_each(|feed| self.spent().ended.push_front(feed));
-        taken
-    }
-
-    fn give_back(&self, bytes: u64) {
-        let mut spent = self.spent();
-        spent.bytes = spent.bytes.saturating_sub(bytes);
-    }
 }
 
 impl Shared {
@@ -142,8 +94,9 @@ impl Feed {
         Feed::kept_in(most, None, None)
     }
 
-    /// The same, with what is more than little in files without a name in this folder.
-    pub fn in_folder(most: u64, folder: &Path) -> Feed {
+    /// The same, with what is more than little in files without a name in this folder, whoever else has some there.
+    #[cfg(test)]
+    fn in_folder(most: u64, folder: &Path) -> Feed {
         Feed::kept_in(most, Some(folder.to_owned()), None)
     }
 
@@ -193,10 +146,9 @@ impl Feed {
     pub fn end(&self) {
         let first =
             self.shared.progress.send_if_modified(|progress| !std::mem::replace(&mut progress.ended, true));
-        if let (true, Some(budget)) = (first, &self.shared.budget) {
-            let mut spent = budget.spent();
-            spent.ended.retain(|feed| feed.strong_count() > 0);
-            spent.ended.push_back(Arc::downgrade(&self.shared));
+        let has_some = || self.shared.streams.iter().any(|stream| locked(stream).taken > 0);
+        if let Some(budget) = self.shared.budget.as_ref().filter(|_| first && has_some()) {
+            budget.ended(&Arc::downgrade(&self.shared));
         }
     }
 

@@ -100,7 +100,7 @@ async fn a_reader_waits_for_more_and_for_the_end() {
 
 #[test]
 fn feeds_with_one_budget_forget_what_ended_first_and_never_have_more_than_it_together() {
-    let budget = Budget::new(1 << 20);
+    let budget = Budget::alone(1 << 20);
     let feed = || Feed::within(&budget, 600 << 10, &std::env::temp_dir());
     let (first, second, third) = (feed(), feed(), feed());
     let write = |feed: &Feed, from: u64, count: usize| feed.append(Stream::Stdout, &pattern(from, count));
@@ -116,14 +116,14 @@ fn feeds_with_one_budget_forget_what_ended_first_and_never_have_more_than_it_tog
         "the oldest is forgotten, and no other"
     );
     assert!(first.read(Stream::Stdout, 0, usize::MAX).bytes.is_empty());
-    assert!(budget.spent().bytes <= 1 << 20);
+    assert!(budget.bytes() <= 1 << 20);
     drop((first, second, third));
-    assert_eq!(budget.spent().bytes, 0);
+    assert_eq!(budget.bytes(), 0);
 }
 
 #[test]
 fn one_that_cannot_grow_any_more_keeps_its_newest_and_says_where_that_begins() {
-    let budget = Budget::new(256 << 10);
+    let budget = Budget::alone(256 << 10);
     let feed = Feed::within(&budget, 64 << 20, &std::env::temp_dir());
     for at in 0..100 {
         feed.append(Stream::Stdout, &pattern(at * 10_007, 10_007));
@@ -153,4 +153,36 @@ async fn what_goes_to_the_disk_off_the_loop_keeps_its_order() {
         total += count as u64;
     }
     assert!(read_all(&feed, Stream::Stdout, 0, 1 << 20).1 == pattern(0, total as usize));
+}
+
+#[test]
+fn one_owner_has_his_share_and_no_more_however_many_sessions_and_others_have_theirs() {
+    let disk = Disk::with(std::env::temp_dir(), 16 << 20);
+    let owner = |name: &str| disk.owner(Some(&spec::Id::new(name).unwrap()));
+    let feed = |name: &str| {
+        let session = Budget::of(owner(name), 256 << 20);
+        Feed::within(&session, 64 << 20, &std::env::temp_dir())
+    };
+    let write = |feed: &Feed, mib: usize| {
+        (0..16 * mib).for_each(|at| feed.append(Stream::Stdout, &pattern((at as u64) << 16, 64 << 10)));
+    };
+    let kept = |feed: &Feed| (feed.lengths()[0] - feed.oldest()[0]) >> 20;
+    let (ended, greedy) = (feed("f"), feed("f"));
+    write(&ended, 3);
+    ended.end();
+    assert_eq!((kept(&ended), disk.owner(None).bytes()), (3, 0), "the positive control: it fits");
+    write(&greedy, 30);
+    assert_eq!(
+        (kept(&ended), kept(&greedy)),
+        (0, 4),
+        "what his feeds ended with is forgotten for what comes"
+    );
+    assert_eq!(owner("f").bytes(), 4 << 20);
+    let others: Vec<_> = ["a", "b", "c", "d"].map(feed).into_iter().inspect(|feed| write(feed, 5)).collect();
+    assert_eq!(others.iter().map(kept).collect::<Vec<_>>(), [4, 4, 2, 1], "half of what the others leave");
+    assert_eq!(kept(&greedy), 4);
+    drop((ended, greedy));
+    let again = feed("f");
+    write(&again, 5);
+    assert!(kept(&again) >= 2, "what was given back is there for the next");
 }

@@ -151,6 +151,8 @@ struct Inner {
     behind: std::sync::Mutex<JoinSet<()>>,
     doors: DoorSettings,
     guarded: Vec<PathBuf>,
+    /// What output may have on the disk.
+    feeds: Arc<feed::Disk>,
 }
 
 impl Inner {
@@ -230,8 +232,10 @@ impl Engine {
         let containers = Containers::new(state.clone(), containers);
         let swept_at_opening = sweep(&state, &native, &containers, &records, &artifacts);
         let (pools, behind) = (pool::Pools::new(pool), std::sync::Mutex::default());
+        let feeds = feed::Disk::of(state.clone());
         Ok(Engine {
             inner: Arc::new(Inner {
+                feeds,
                 state,
                 native,
                 containers,
@@ -245,6 +249,12 @@ impl Engine {
             }),
             closing: Arc::default(),
         })
+    }
+
+    /// Where output of this owner's is kept: the newest `most` bytes of each stream, what is more than little on the
+    /// disk, within what his output and everybody's may have there.
+    pub fn feed(&self, owner: Option<&Id>, most: u64) -> Feed {
+        Feed::within(&self.inner.feeds.owner(owner), most, &self.inner.state)
     }
 
     /// Starts a run; must be called within a tokio runtime.

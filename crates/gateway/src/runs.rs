@@ -4,6 +4,7 @@ mod events;
 mod hold;
 pub(crate) mod host;
 pub(crate) mod live;
+mod recent;
 
 use crate::{
     Caller, Gateway, Problem, Scope,
@@ -121,7 +122,7 @@ async fn create(
             let live = gateway.runs().find(&id);
             let row = promised(&gateway, &caller, &id).await?;
             match live {
-                _ if follows(&headers) => return events::of(&gateway, row, &headers).await,
+                _ if follows(&headers) => return events::of(&gateway, row, &headers, true).await,
                 Some(live) => live,
                 None => return first_answer(row),
             }
@@ -274,11 +275,9 @@ async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
     found.ok_or_else(|| Problem::not_found("run"))
 }
 
-/// What the database has of it, or will have: an end that was told is not taken back while it cannot be written.
+/// What the database has of it.
 async fn kept(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
-    let row = row(gateway, caller, id).await?;
-    let unwritten = gateway.runs().find(id).filter(|_| row.result.is_none()).and_then(|live| live.told());
-    Ok(unwritten.map_or_else(|| answered(row), |told| json(StatusCode::OK, told)))
+    Ok(answered(row(gateway, caller, id).await?))
 }
 
 fn answered(row: RunRow) -> Response {

@@ -3,14 +3,16 @@
 
 mod sandboxes;
 
-pub use sandboxes::SandboxRow;
+pub use sandboxes::{Remembered, SandboxRow};
 
 use crate::database::{Database, DatabaseError};
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 use std::{path::Path, time::Duration};
 
 /// How long an idempotency key is kept.
-const PROMISED_MS: u64 = 24 * 3_600_000;
+pub const PROMISED_MS: u64 = 24 * 3_600_000;
+/// Promises of one owner; the oldest are forgotten first. There are as many owners as an admin made keys.
+const MOST_PROMISES: u32 = 50_000;
 /// How long a writer waits for another process; whoever asked is told then.
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// How many runs are read in one go, at most.
@@ -211,20 +213,35 @@ impl Served {
         })
     }
 
-    /// Forgets what is too old or too much; what goes on stays. How many runs are gone.
+    /// Forgets what is too old or too much; what goes on stays. Whoever has the most runs loses the oldest of them first.
+    /// How many runs are gone.
     pub fn prune(&self, now_ms: u64, oldest_ms: u64, most: u32) -> Result<usize, DatabaseError> {
         self.runs.write(|transaction| {
+            prune_promises(transaction, now_ms, MOST_PROMISES)?;
             transaction.execute(
-                "DELETE FROM gateway_promise WHERE at_ms < ?",
-                [number(now_ms.saturating_sub(PROMISED_MS))],
-            )?;
-            transaction.execute(
-                "DELETE FROM gateway_run WHERE is_final = 1 AND (accepted_ms < ?1
-                 OR n <= (SELECT n FROM gateway_run ORDER BY n DESC LIMIT 1 OFFSET ?2))",
+                "DELETE FROM gateway_run WHERE is_final = 1 AND (accepted_ms < ?1 OR n IN (
+                 SELECT n FROM (SELECT n, row_number() OVER (PARTITION BY owner ORDER BY n DESC) AS place FROM gateway_run)
+                 ORDER BY place, n DESC LIMIT -1 OFFSET ?2))",
                 params![number(oldest_ms), most],
             )
         })
     }
+}
+
+fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: u32) -> rusqlite::Result<()> {
+    let old = "DELETE FROM gateway_promise WHERE at_ms < ?";
+    transaction.execute(old, [number(now_ms.saturating_sub(PROMISED_MS))])?;
+    let mut too_many =
+        transaction.prepare("SELECT owner FROM gateway_promise GROUP BY owner HAVING count(*) > ?")?;
+    let owners: Vec<String> = too_many.query_map([most], |row| row.get(0))?.collect::<Result<_, _>>()?;
+    for owner in owners {
+        transaction.execute(
+            "DELETE FROM gateway_promise WHERE owner = ?1 AND at_ms <= (SELECT at_ms FROM gateway_promise
+             WHERE owner = ?1 ORDER BY at_ms DESC LIMIT 1 OFFSET ?2)",
+            params![owner, most],
+        )?;
+    }
+    Ok(())
 }
 
 impl Writing<'_> {

@@ -161,24 +161,55 @@ fn a_sandbox_without_an_end_is_lost_with_its_server_and_an_ended_one_keeps_its_r
         ended: None,
     };
     let add = |row: SandboxRow| served.together(|writing| writing.add_sandbox(&row)).unwrap();
-    let end = |id: &str, why: &str, at: u64, most: u32| {
-        served.together(|writing| writing.end_sandbox(id, why, at, 0, most)).unwrap();
-    };
+    let end = |id: &str, why: &str, at| served.together(|writing| writing.end_sandbox(id, why, at)).unwrap();
+    let since = |since_ms| Remembered { since_ms, promised_since_ms: since_ms, of_one: 3, of_all: 4 };
     assert!(add(row("lives", 1)) && add(row("ends", 2)));
     assert!(!add(row("lives", 3)), "a name serves one that lives");
     add(row("failed", 4));
     served.together(|writing| writing.drop_sandbox("failed")).unwrap();
-    end("ends", "idle", 50, 10);
-    let after = Served::open(&folder.0).unwrap().lost_sandboxes(60, 0).unwrap();
+    end("ends", "idle", 50);
+    let after = Served::open(&folder.0).unwrap().lost_sandboxes(60, &since(0)).unwrap();
     let lost = SandboxRow { ended: Some((60, "lost".into())), ..row("lives", 1) };
     let ended = SandboxRow { ended: Some((50, "idle".into())), ..row("ends", 2) };
     assert_eq!(after, [lost, ended.clone()]);
     assert!(add(row("lives", 5)), "and another one once it is gone");
-    assert_eq!(served.lost_sandboxes(70, 51).unwrap().len(), 1, "what is too old is forgotten");
-    for number in 0..4 {
+    assert_eq!(served.lost_sandboxes(70, &since(51)).unwrap().len(), 1, "what is too old is forgotten");
+    let rarely = SandboxRow { promise: None, ..row("rarely", 75) };
+    add(SandboxRow { owner: "somebody".into(), ..rarely });
+    end("rarely", "asked", 75);
+    for number in 0..9 {
         add(row(&format!("s{number}"), 80));
-        end(&format!("s{number}"), "asked", 80 + number, 2);
+        end(&format!("s{number}"), "asked", 80 + number);
     }
-    let names: Vec<_> = served.lost_sandboxes(90, 0).unwrap().into_iter().map(|row| row.id).collect();
-    assert_eq!(names, ["s1", "s2", "s3"], "what is too much is forgotten");
+    let names = |remembered: Remembered| -> Vec<_> {
+        served.lost_sandboxes(90, &remembered).unwrap().into_iter().map(|row| row.id).collect()
+    };
+    assert_eq!(names(since(0)), ["rarely", "s6", "s7", "s8"], "of one owner no more than that");
+    let fewer = Remembered { of_all: 3, ..since(0) };
+    assert_eq!(names(fewer), ["rarely", "s7", "s8"], "whoever has the most loses first");
+    let later = Remembered { promised_since_ms: 80, ..since(89) };
+    assert_eq!(names(later), ["s7", "s8"], "what was promised is remembered for longer");
+}
+
+#[test]
+fn one_owners_runs_and_promises_push_out_his_own_and_nobody_elses() {
+    let folder = folder();
+    let served = Served::open(&folder.0).unwrap();
+    let owners = ["quiet", "loud", "loud", "loud", "loud"];
+    let names: Vec<_> = (0..owners.len()).map(|number| number.to_string()).collect();
+    for (name, owner) in names.iter().zip(owners) {
+        let promise = Some((name.as_str(), [1; 32]));
+        let at_ms = 1000 + name.parse::<u64>().unwrap();
+        served.accept(&NewRun { promise, at_ms, ..run(name, owner) }, true).unwrap();
+        served.finish(name, "succeeded", "{}").unwrap();
+    }
+    assert_eq!(served.prune(1000, 0, 5).unwrap(), 0, "the positive control: all of them fit");
+    assert_eq!(served.prune(1000, 0, 3).unwrap(), 2);
+    assert_eq!(ids(&served, &RunFilter { limit: 9, ..RunFilter::default() }), ["4", "3", "0"]);
+    served.runs.write(|transaction| prune_promises(transaction, 1000, 2)).unwrap();
+    let left = |connection: &rusqlite::Connection| {
+        let mut rows = connection.prepare("SELECT name FROM gateway_promise ORDER BY name")?;
+        rows.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()
+    };
+    assert_eq!(served.runs.read(left).unwrap(), ["0", "3", "4"]);
 }

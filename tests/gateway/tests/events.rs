@@ -2,6 +2,13 @@
 
 use gateway_tests::Server;
 use serde_json::{Value, json};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 /// Events as they came: id, kind, data.
 type Events = Vec<(String, String, Value)>;
@@ -127,4 +134,41 @@ fn what_was_denied_and_what_is_no_text_is_told() {
     let denied: Vec<_> =
         events.iter().filter(|(_, kind, _)| kind == "denied").map(|(_, _, data)| data).collect();
     assert_eq!(denied.len(), server.get("/v1/runs/r").json()["denials"].as_array().unwrap().len());
+}
+
+/// Reads whatever comes, until nothing does for a while.
+fn look(server: &Server, path: &str) {
+    let mut stream = server.client.open(&server.request(&server.admin, "GET", path, &[], &Value::Null));
+    let seen = Arc::new(AtomicUsize::new(0));
+    let count = seen.clone();
+    // It ends with the run.
+    let reader = std::thread::spawn(move || {
+        while stream.read() {
+            count.fetch_add(std::mem::take(&mut stream.rest).len(), Ordering::Relaxed);
+        }
+    });
+    let mut before = 0;
+    server.until("the end of what he is shown", || {
+        std::thread::sleep(Duration::from_millis(700));
+        let now = seen.load(Ordering::Relaxed);
+        reader.is_finished() || (now > 0 && now == std::mem::replace(&mut before, now))
+    });
+}
+
+#[test]
+fn whoever_merely_looks_takes_nothing_from_the_reader_that_the_program_waits_for() {
+    let server = Server::new();
+    let total = 24_000_000;
+    let script = format!("head -c {total} /dev/zero | tr '\\0' x");
+    let order = json!({ "command": ["sh", "-c", script], "run_id": "r" });
+    let accept = [("accept", "text/event-stream")];
+    let mut first = server.client.open(&server.request(&server.admin, "POST", "/v1/runs", &accept, &order));
+    // Now he reads nothing for a while, and somebody else does.
+    server.until("the run", || server.get("/v1/runs/r").status == 200);
+    look(&server, "/v1/runs/r/events");
+    assert_eq!(server.get("/v1/runs/r").json()["status"], "running", "the program waits for the first");
+    let text = first.answer().text();
+    assert!(!text.contains("event: gap"), "nothing is lost");
+    let end = format!("id: 1.0.{total}.0\nevent: finished");
+    assert!(text.contains(&end), "the positive control: it goes on when he reads");
 }

@@ -10,17 +10,22 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// A server with a disk of eight megabytes for its state.
+/// A server with a small disk for its state.
 struct Small(Server);
 
 impl Small {
+    /// With eight megabytes.
     fn new() -> Small {
+        Small::of("8m")
+    }
+
+    fn of(size: &str) -> Small {
         let folder = Folder::new();
         fs::create_dir(folder.at("state")).expect("a folder");
         let made = serve(&folder, "", &[]);
         let mut command = Command::new("unshare");
-        let mount = "mount -t tmpfs -o size=8m,mode=700 small \"$0\" && exec \"$@\"";
-        command.args(["--mount", "--propagation=private", "--", "sh", "-c", mount]).arg(folder.at("state"));
+        let mount = format!("mount -t tmpfs -o size={size},mode=700 small \"$0\" && exec \"$@\"");
+        command.args(["--mount", "--propagation=private", "--", "sh", "-c", &mount]).arg(folder.at("state"));
         command.arg(made.get_program()).args(made.get_args()).current_dir(&folder.0).env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -31,6 +36,13 @@ impl Small {
     fn ballast(&self) -> PathBuf {
         let own = self.0.folder.at("state/ballast");
         PathBuf::from(format!("/proc/{}/root{}", self.0.pid, own.display()))
+    }
+
+    /// Leaves so many bytes, about.
+    fn fill_but(&self, free: u64) {
+        let found = rustix::fs::statvfs(self.ballast().parent().expect("the state")).expect("it is there");
+        let ballast = vec![0; (found.f_bavail * found.f_frsize).saturating_sub(free) as usize];
+        fs::write(self.ballast(), ballast).expect("so much fits");
     }
 
     /// Leaves not a byte.
@@ -110,20 +122,27 @@ fn an_artifact_that_does_not_fit_on_the_disk_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_run_that_ends_while_the_disk_is_full_has_its_end_all_the_same() {
+fn an_end_that_cannot_be_written_is_told_to_nobody_until_it_can() {
     let small = Small::new();
     let server = &small.0;
     let order = json!({ "command": ["sh", "-c", "echo out; while :; do sleep 0.1; done"], "run_id": "long" });
     let prefer = [("prefer", "respond-async")];
     assert_eq!(server.ask(&server.admin, "POST", "/v1/runs", &prefer, &order).status, 202);
+    let mut events =
+        server.client.open(&server.request(&server.admin, "GET", "/v1/runs/long/events", &[], &Value::Null));
+    while !String::from_utf8_lossy(&events.rest).contains(r#""text":"out"#) {
+        assert!(events.read(), "the positive control: events come");
+    }
     small.fill();
     let cancelled = server.delete("/v1/runs/long");
-    assert_eq!((cancelled.status, &cancelled.json()["status"]), (200, &json!("cancelled")));
+    assert_eq!((cancelled.status, &cancelled.json()["status"]), (202, &json!("running")));
     let shown = || server.get("/v1/runs/long").json()["status"].clone();
-    assert_eq!(shown(), "cancelled", "what was told is not taken back");
+    assert_eq!(shown(), "running");
     small.empty();
-    let listed = |server: &Server| server.get("/v1/runs").json()["runs"][0]["status"].clone();
-    server.until("its end in the database", || listed(server) == "cancelled");
+    let told = events.answer().text();
+    let end = told.rsplit("data: ").next().and_then(|end| serde_json::from_str::<Value>(end.trim()).ok());
+    assert_eq!(end.expect("an end")["status"], "cancelled", "{told}");
+    assert_eq!(shown(), "cancelled", "whoever is told finds it written");
 }
 
 #[test]
@@ -141,4 +160,47 @@ fn artifacts_of_a_run_that_do_not_fit_are_named() {
     assert_eq!((&told["status"], &told["artifacts"]), (&json!("succeeded"), &json!([])), "{told}");
     assert!(told["notes"].to_string().contains("out"), "{told}");
     assert_eq!(small.run().status, 200);
+}
+
+/// A sandbox of this key's whose programs have written so many megabytes each, one after the other.
+fn write_much(server: &Server, key: &str, megabytes: &[u32]) -> String {
+    let made = server.ask(key, "POST", "/v1/sandboxes", &[], &json!({ "output": "64M" }));
+    assert_eq!(made.status, 201, "{}", made.text());
+    let sandbox = format!("/v1/sandboxes/{}", made.json()["sandbox_id"].as_str().expect("a name"));
+    for count in megabytes {
+        let order =
+            json!({ "command": ["head", "-c", format!("{count}M"), "/dev/zero"], "background": true });
+        let exec = server.ask(key, "POST", &format!("{sandbox}/exec"), &[], &order).json();
+        let exec = format!("{sandbox}/exec/{}", exec["exec_id"].as_str().expect("a name"));
+        let shown = || server.ask(key, "GET", &exec, &[], &Value::Null).json();
+        server.until("its end", || shown()["status"] == "succeeded");
+    }
+    sandbox
+}
+
+#[test]
+fn the_output_of_one_key_leaves_the_disk_to_the_others() {
+    let small = Small::of("64m");
+    let server = &small.0;
+    let [greedy, other] = [(); 2].map(|()| server.key(&["sandboxes", "runs"]));
+    let order = json!({ "command": ["echo", "still here"] });
+    let run = || server.ask(&other, "POST", "/v1/runs", &[], &order);
+    assert_eq!(run().status, 200, "the positive control");
+    write_much(server, &greedy, &[20, 20, 20, 20]);
+    let told = run();
+    assert_eq!((told.status, &told.json()["stdout"]), (200, &json!("still here\n")), "{}", told.text());
+    let id = told.json()["run_id"].as_str().expect("a name").to_owned();
+    let kept = server.ask(&other, "GET", &format!("/v1/runs/{id}"), &[], &Value::Null).json();
+    assert_eq!(kept["status"], "succeeded", "{kept}");
+}
+
+#[test]
+fn output_leaves_the_last_of_a_disk_to_the_database() {
+    let small = Small::of("64m");
+    let server = &small.0;
+    // A twentieth is what must be free, and one owner's share of output is larger than that.
+    small.fill_but(3 << 20);
+    write_much(server, &server.admin, &[4]);
+    assert_eq!(small.run().status, 200);
+    small.empty();
 }

@@ -188,7 +188,7 @@ impl Actor {
             status: watch::Sender::new(SessionStatus::Ready),
             ending,
             owner: sandbox.owner_inside(),
-            feeds: Budget::new(MOST_OUTPUT),
+            feeds: Budget::of(making.engine.feeds.owner(making.spec.owner.as_ref()), MOST_OUTPUT),
             left_behind: LeftBehind::default(),
             book: Mutex::new(book),
         };
@@ -423,7 +423,7 @@ impl Actor {
 
     /// One that ended before it began.
     fn never(&self, request: ExecRequest, error: &SandboxError) -> Exec {
-        let exec = exec::never(self.next_id(), request, &self.making.engine.state, error);
+        let exec = exec::never(self.next_id(), request, error);
         self.shared.book().add(exec.clone());
         exec
     }

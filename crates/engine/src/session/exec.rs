@@ -479,11 +479,11 @@ async fn out_of_patience(stop: &mut watch::Receiver<Option<Duration>>, own: Opti
 }
 
 /// A program that is not there or cannot be run, as it is found afterwards.
-pub(super) fn never(id: String, request: ExecRequest, state: &Path, error: &SandboxError) -> Exec {
+pub(super) fn never(id: String, request: ExecRequest, error: &SandboxError) -> Exec {
     let (at, (signals, _)) = (record::now(), mpsc::channel(1));
     let (status, exit_status) = (Status::NotStarted, error.exit_status());
     let result = ExecResult { status, exit_status, error: Some(error.info()), ..unseen(at) };
-    let feed = Feed::in_folder(0, state);
+    let feed = Feed::new(0);
     feed.end();
     let common = Common {
         id,

@@ -66,11 +66,18 @@ pub(crate) async fn events(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    of(&gateway, row(&gateway, &caller, &id).await?, &headers).await
+    // Whoever says what he saw read them before; others merely look.
+    let comes_again = headers.get("last-event-id").is_some_and(|id| !id.is_empty());
+    of(&gateway, row(&gateway, &caller, &id).await?, &headers, comes_again).await
 }
 
 /// The events of a run that the caller may see, behind the last one that he saw.
-pub(super) async fn of(gateway: &Gateway, row: RunRow, headers: &HeaderMap) -> Answer<Response> {
+pub(super) async fn of(
+    gateway: &Gateway,
+    row: RunRow,
+    headers: &HeaderMap,
+    comes_again: bool,
+) -> Answer<Response> {
     let id = row.id;
     let seen = match headers.get("last-event-id").map(|id| id.to_str().unwrap_or_default()) {
         None | Some("") => Seen::default(),
@@ -81,7 +88,7 @@ pub(super) async fn of(gateway: &Gateway, row: RunRow, headers: &HeaderMap) -> A
     let (sender, body) = stream::body();
     match gateway.runs().find(&id) {
         Some(live) => {
-            let hold = Hold::again(&live, seen.streams);
+            let hold = if comes_again { Hold::again(&live, seen.streams) } else { None };
             drop(tokio::spawn(follow(live, seen, hold, sender)));
         }
         // It may have ended since, and is then asked for again.
@@ -133,10 +140,14 @@ impl Reader {
             Err(_) => data["base64"] = wire::encoded(bytes).into(),
         }
         self.send("output", &data).await?;
+        self.has_read();
+        Ok(())
+    }
+
+    fn has_read(&self) {
         if let Some(hold) = &self.hold {
             hold.read(self.seen.streams);
         }
-        Ok(())
     }
 
     async fn finish(&self, result: &[u8]) -> Result<(), Gone> {
@@ -207,6 +218,8 @@ async fn pass_on(live: &Live, reader: &mut Reader, stream: Stream, ended: bool) 
         if piece.from > from {
             reader.seen.streams[index] = piece.from;
             reader.send("gap", &json!({ "stream": name, "from": from, "to": piece.from })).await?;
+            // What is forgotten is not waited for.
+            reader.has_read();
         }
         if whole == 0 {
             return Ok(());

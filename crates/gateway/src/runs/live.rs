@@ -5,7 +5,7 @@
 //! accepted in the database ─ live ─ ended in the database ─ recent ─ only in the database
 //! ```
 
-use super::hold::Held;
+use super::{hold::Held, recent::Recents};
 use crate::{Bounds, Gateway, Problem, problem::Answer};
 use bytes::Bytes;
 use engine::{Feed, Run};
@@ -13,10 +13,9 @@ use http::StatusCode;
 use serde::Deserialize;
 use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
 use std::{
-    collections::{HashMap, VecDeque},
-    path::Path,
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use store::served::{Accepted, NewRun, Writing};
 use tokio::sync::watch;
@@ -27,16 +26,11 @@ const FEED_BYTES: u64 = 4 << 20;
 const KEPT_BYTES: usize = 64 << 10;
 /// A whole result in the database.
 const LARGEST_KEPT: usize = 1 << 20;
-/// Runs that ended are kept at hand for readers that come again: so many, so large together, so long.
-const MOST_RECENT: usize = 1024;
-const RECENT_BYTES: u64 = 64 << 20;
-const RECENT_TIME: Duration = Duration::from_secs(300);
 /// Output beyond which a result is put into words off the event loop.
 const LARGE: usize = 256 << 10;
-/// Between tries to write an end down.
-const PAUSES: [Duration; 6] = [Duration::from_millis(250); 6];
-/// The same, once whoever waits has been told.
-const LATER: Duration = Duration::from_secs(1);
+/// Between tries to write an end down: at first so long, then twice as long each time, up to this.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Runs between two looks for what is too old.
 const PRUNED_EVERY: u64 = 256;
 
@@ -49,8 +43,7 @@ pub(crate) struct Runs {
 #[derive(Debug, Default)]
 struct Lists {
     live: HashMap<String, Arc<Live>>,
-    recent: VecDeque<(Instant, Arc<Live>)>,
-    recent_bytes: u64,
+    recent: Recents,
     accepted: u64,
 }
 
@@ -139,25 +132,14 @@ impl Runs {
     /// The run of that name, if it is under way or has just ended.
     pub(crate) fn find(&self, id: &str) -> Option<Arc<Live>> {
         let lists = self.lists();
-        let recent = || lists.recent.iter().rev().map(|(_, live)| live).find(|live| live.id.as_str() == id);
-        lists.live.get(id).or_else(recent).cloned()
+        lists.live.get(id).or_else(|| lists.recent.find(id)).cloned()
     }
 
     /// Moves a run from those under way to those that ended.
     fn retire(&self, live: &Arc<Live>, bytes: u64) {
         let mut lists = self.lists();
         lists.live.remove(live.id.as_str());
-        lists.recent.push_back((Instant::now(), live.clone()));
-        lists.recent_bytes += bytes;
-        while let Some((when, oldest)) = lists.recent.front() {
-            let over = lists.recent.len() > MOST_RECENT || lists.recent_bytes > RECENT_BYTES;
-            if !over && when.elapsed() < RECENT_TIME {
-                break;
-            }
-            let size = oldest.size();
-            lists.recent_bytes = lists.recent_bytes.saturating_sub(size);
-            lists.recent.pop_front();
-        }
+        lists.recent.add(live.clone(), bytes);
     }
 
     /// Cancels all of them.
@@ -173,7 +155,9 @@ impl Runs {
 
 /// Writes a run down and lists it, within bounds.
 pub(crate) async fn take(gateway: &Gateway, asked: Asked) -> Answer<Taken> {
-    let live = Arc::new(Live::new(asked.id.clone(), &asked.owner, gateway.state()));
+    let owner = crate::caller::owner_of(&asked.owner)?;
+    let feed = gateway.engine().feed(Some(&owner), FEED_BYTES);
+    let live = Arc::new(Live::new(asked.id.clone(), &asked.owner, feed));
     let (listed, of) = (live.clone(), gateway.clone());
     let accepted = gateway.writer().write(move |writing| list(&of, writing, &asked, &listed)).await;
     match accepted {
@@ -246,16 +230,9 @@ fn too_many() -> Problem {
 }
 
 impl Live {
-    pub(super) fn new(id: Id, owner: &str, state: &Path) -> Live {
+    pub(super) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
-        Live {
-            id,
-            owner: owner.to_owned(),
-            feed: Feed::in_folder(FEED_BYTES, state),
-            progress,
-            cancelled,
-            held: Held::default(),
-        }
+        Live { id, owner: owner.to_owned(), feed, progress, cancelled, held: Held::default() }
     }
 
     /// Waits until whoever must not miss anything has room for more; once it is to end, nobody does.
@@ -283,11 +260,6 @@ impl Live {
         ended.ok_or_else(|| {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the run broke off", None)
         })
-    }
-
-    /// The result as it is kept, if it has ended.
-    pub(super) fn told(&self) -> Option<Bytes> {
-        self.progress.borrow().ended.as_ref().map(|ended| ended.kept.clone())
     }
 
     fn size(&self) -> u64 {
@@ -330,7 +302,8 @@ fn note(live: &Live, event: Event) {
     }
 }
 
-/// Writes the end down, then tells of it: what was told is never taken back.
+/// Writes the end down, however long that takes, and only then tells of it: what was told is never taken back. Whoever
+/// waits for it waits; if the server ends meanwhile it is `lost`, and nobody was told otherwise.
 pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
     let status = result.status;
     let problem = problem_of(&result);
@@ -339,22 +312,15 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
         true => tokio::task::spawn_blocking(move || texts(result)).await.unwrap_or_default(),
         false => texts(result),
     };
-    let mut written = false;
-    for pause in PAUSES {
-        written = write_end(gateway, live, status, &kept).await;
-        if written {
-            break;
-        }
+    let mut pause = FIRST_PAUSE;
+    // It is under way until then: so no more than may run at once wait for a disk that has no room.
+    while !write_end(gateway, live, status, &kept).await {
         tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
-    let ended = Arc::new(Ended { whole, kept: kept.clone(), problem });
+    let ended = Arc::new(Ended { whole, kept, problem });
     live.feed.end();
     live.progress.send_modify(|progress| progress.ended = Some(ended));
-    // It counts as one under way until then: so not more than a few wait for a disk that has no room.
-    while !written {
-        tokio::time::sleep(LATER).await;
-        written = write_end(gateway, live, status, &kept).await;
-    }
     gateway.runs().retire(live, live.size());
 }
 

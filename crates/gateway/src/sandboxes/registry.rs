@@ -10,12 +10,12 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 use store::{
     DatabaseError,
-    served::{SandboxRow, Writing},
+    served::{PROMISED_MS, Remembered, SandboxRow, Writing},
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -23,9 +23,13 @@ use tokio::{sync::watch, task::JoinSet};
 const MOST_LIVE: usize = 4096;
 /// The same, of one key.
 const MOST_OF_ONE: usize = 2048;
-/// Ended ones that are remembered, and for how long.
-const MOST_ENDED: usize = 1024;
+/// Ended ones that are remembered, of one key and of all. Whoever has the most loses the oldest first.
+const ENDED_OF_ONE: usize = 1024;
+const MOST_ENDED: usize = 8192;
+/// For how long they are; those with an Idempotency-Key for as long as that stands for them.
 const REMEMBERED_MS: u64 = 3_600_000;
+/// Ends between two looks for what the database is to forget.
+const FORGOTTEN_EVERY: u32 = 64;
 
 /// The sessions of this gateway.
 #[derive(Debug, Default)]
@@ -33,6 +37,8 @@ pub(crate) struct Sandboxes {
     known: Mutex<Known>,
     /// The server ends, and they with it.
     closing: AtomicBool,
+    /// How many ends were written down.
+    ends: AtomicU32,
 }
 
 #[derive(Debug, Default)]
@@ -149,6 +155,10 @@ impl Entry {
         }
     }
 
+    fn remembered_ms(&self) -> u64 {
+        if self.replay.is_some() { PROMISED_MS } else { REMEMBERED_MS }
+    }
+
     fn ended_at(&self) -> Option<u64> {
         match &*locked(&self.held) {
             Held::Live(..) => None,
@@ -161,13 +171,13 @@ impl Known {
     /// Forgets ended ones that are too old or too many.
     fn forget(&mut self) {
         let now = engine::now().0;
-        self.all.retain(|_, entry| entry.ended_at().is_none_or(|at| at + REMEMBERED_MS > now));
-        let ended = |(id, entry): (&String, &Arc<Entry>)| entry.ended_at().map(|at| (at, id.clone()));
-        let mut ended: Vec<(u64, String)> = self.all.iter().filter_map(ended).collect();
-        ended.sort();
-        let extra = ended.len().saturating_sub(MOST_ENDED);
-        for (_, id) in ended.drain(..extra) {
-            self.all.remove(&id);
+        self.all.retain(|_, entry| entry.ended_at().is_none_or(|at| at + entry.remembered_ms() > now));
+        let ended = |entry: &Arc<Entry>| entry.ended_at().map(|at| (at, entry.clone()));
+        let ended: Vec<_> = self.all.values().filter_map(ended).collect();
+        if ended.len() > ENDED_OF_ONE {
+            for entry in too_many(ended, ENDED_OF_ONE, MOST_ENDED) {
+                self.all.remove(&entry.id);
+            }
         }
     }
 
@@ -195,6 +205,35 @@ fn without_inputs(mut request: SessionRequest) -> SessionRequest {
     request.run.inputs_given = Vec::new();
     request.run.inputs_kept = Vec::new();
     request
+}
+
+/// Of those that ended, which are more than one owner's or everybody's may be: the newest of every owner stays first,
+/// then the second of every owner, and so on.
+fn too_many(mut ended: Vec<(u64, Arc<Entry>)>, of_one: usize, of_all: usize) -> Vec<Arc<Entry>> {
+    ended.sort_by(|(one, a), (other, b)| other.cmp(one).then_with(|| a.id.cmp(&b.id)));
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    let mut placed: Vec<(usize, Arc<Entry>)> = Vec::with_capacity(ended.len());
+    for (_, entry) in ended {
+        let count = counts.entry(entry.owner.clone()).or_default();
+        *count += 1;
+        placed.push((*count, entry));
+    }
+    // Stable: among those of one place the newest come first.
+    placed.sort_by_key(|(place, _)| *place);
+    let over = |(rank, (place, entry)): (usize, (usize, Arc<Entry>))| {
+        (place > of_one || rank >= of_all).then_some(entry)
+    };
+    placed.into_iter().enumerate().filter_map(over).collect()
+}
+
+/// The same for the database.
+fn remembered(now: u64) -> Remembered {
+    Remembered {
+        since_ms: now.saturating_sub(REMEMBERED_MS),
+        promised_since_ms: now.saturating_sub(PROMISED_MS),
+        of_one: ENDED_OF_ONE as u32,
+        of_all: MOST_ENDED as u32,
+    }
 }
 
 fn same(asked: &[u8], digest: &[u8]) -> Answer<()> {
@@ -316,7 +355,7 @@ impl Gateway {
     /// Takes up what a server before us wrote down.
     pub(crate) fn recall_sandboxes(&self) -> Result<(), DatabaseError> {
         let now = engine::now().0;
-        let rows = self.served().lost_sandboxes(now, now.saturating_sub(REMEMBERED_MS))?;
+        let rows = self.served().lost_sandboxes(now, &remembered(now))?;
         let mut known = self.known();
         for row in rows {
             let entry = Entry::recalled(row);
@@ -386,10 +425,58 @@ impl Gateway {
         let lost = self.0.sandboxes.closing.load(Ordering::Relaxed);
         let why = if lost { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
         let (id, now) = (id.to_owned(), engine::now().0);
-        let oldest = now.saturating_sub(REMEMBERED_MS);
+        let is_time = self.0.sandboxes.ends.fetch_add(1, Ordering::Relaxed).is_multiple_of(FORGOTTEN_EVERY);
         let end = move |writing: &Writing<'_>| {
-            writing.end_sandbox(&id, wire::reason(why), now, oldest, MOST_ENDED as u32)
+            writing.end_sandbox(&id, wire::reason(why), now)?;
+            if is_time { writing.forget_sandboxes(&remembered(now)) } else { Ok(()) }
         };
         _ = self.writer().write(end).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended(owner: &str, number: usize, promise: Option<&str>) -> (u64, Arc<Entry>) {
+        let row = SandboxRow {
+            id: format!("{owner}-{number}"),
+            owner: owner.to_owned(),
+            labels: "{}".to_owned(),
+            backend: "native".to_owned(),
+            profile: "standard".to_owned(),
+            created_ms: 1,
+            promise: promise.map(|name| (name.to_owned(), vec![1])),
+            ended: Some((number as u64, "asked".to_owned())),
+        };
+        (number as u64, Arc::new(Entry::recalled(row)))
+    }
+
+    #[test]
+    fn one_owners_ends_push_out_his_own_and_nobody_elses() {
+        let gone = |of_one, of_all| -> Vec<String> {
+            let loud = (1..6).map(|number| ended("loud", number, None));
+            let all = loud.chain([ended("quiet", 0, None)]).collect();
+            too_many(all, of_one, of_all).iter().map(|entry| entry.id.clone()).collect()
+        };
+        assert!(gone(5, 6).is_empty(), "the positive control: all of them fit");
+        assert_eq!(gone(3, 6), ["loud-2", "loud-1"]);
+        assert_eq!(gone(5, 3), ["loud-3", "loud-2", "loud-1"]);
+    }
+
+    #[test]
+    fn what_was_promised_is_remembered_for_a_day_and_the_rest_for_an_hour() {
+        let now = engine::now().0 as usize;
+        let hour = REMEMBERED_MS as usize;
+        let entries = [
+            ended("a", now - hour / 2, None),
+            ended("b", now - 2 * hour, None),
+            ended("c", now - 2 * hour, Some("k")),
+            ended("d", now - 25 * hour, Some("k")),
+        ];
+        let mut known = Known::default();
+        known.all.extend(entries.map(|(_, entry)| (entry.owner.clone(), entry)));
+        known.forget();
+        assert_eq!(known.all.into_keys().collect::<Vec<_>>(), ["a", "c"]);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{Served, Writing, back, number};
 use crate::database::DatabaseError;
-use rusqlite::{Row, params};
+use rusqlite::{Row, Transaction, params};
 
 /// A sandbox, as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,19 @@ pub struct SandboxRow {
     pub promise: Option<(String, Vec<u8>)>,
     /// When and why it ended.
     pub ended: Option<(u64, String)>,
+}
+
+/// How much is remembered of sandboxes that ended. Those of one owner are forgotten before anybody else's.
+#[derive(Clone, Copy, Debug)]
+pub struct Remembered {
+    /// What ended before is forgotten,
+    pub since_ms: u64,
+    /// unless it was promised; then what ended before this.
+    pub promised_since_ms: u64,
+    /// Of one owner.
+    pub of_one: u32,
+    /// Of all.
+    pub of_all: u32,
 }
 
 impl Writing<'_> {
@@ -47,30 +60,43 @@ impl Writing<'_> {
         self.done(self.transaction.execute(drop, [id]).map(|_| ()))
     }
 
-    /// Writes an end down, and forgets ends that are too old or too many.
-    pub fn end_sandbox(
-        &self,
-        id: &str,
-        reason: &str,
-        now_ms: u64,
-        oldest_ms: u64,
-        most: u32,
-    ) -> Result<(), DatabaseError> {
+    /// Writes an end down.
+    pub fn end_sandbox(&self, id: &str, reason: &str, now_ms: u64) -> Result<(), DatabaseError> {
         let end = "UPDATE gateway_sandbox SET ended_ms = ?2, reason = ?3 WHERE id = ?1 AND ended_ms IS NULL";
-        self.done(self.transaction.execute(end, params![id, number(now_ms), reason]))?;
-        let forget = "DELETE FROM gateway_sandbox WHERE ended_ms < max(?1, coalesce((SELECT ended_ms FROM gateway_sandbox
-             WHERE ended_ms IS NOT NULL ORDER BY ended_ms DESC LIMIT 1 OFFSET ?2), 0))";
-        self.done(self.transaction.execute(forget, params![number(oldest_ms), most]).map(|_| ()))
+        self.done(self.transaction.execute(end, params![id, number(now_ms), reason]).map(|_| ()))
     }
+
+    /// Forgets ended ones that are too old or too many.
+    pub fn forget_sandboxes(&self, remembered: &Remembered) -> Result<(), DatabaseError> {
+        self.done(forget(self.transaction, remembered))
+    }
+}
+
+fn forget(transaction: &Transaction<'_>, remembered: &Remembered) -> rusqlite::Result<()> {
+    let Remembered { since_ms, promised_since_ms, of_one, of_all } = *remembered;
+    let old = "DELETE FROM gateway_sandbox WHERE ended_ms < CASE WHEN promise IS NULL THEN ?1 ELSE ?2 END";
+    transaction.execute(old, params![number(since_ms), number(promised_since_ms)])?;
+    // The newest of everybody, then the second of everybody, and so on: whoever has the most loses first.
+    let many = "DELETE FROM gateway_sandbox WHERE id IN (
+        SELECT id FROM (SELECT id, place, row_number() OVER (ORDER BY place, ended_ms DESC) AS among_all FROM (
+            SELECT id, ended_ms, row_number() OVER (PARTITION BY owner ORDER BY ended_ms DESC, id) AS place
+            FROM gateway_sandbox WHERE ended_ms IS NOT NULL))
+        WHERE place > ?1 OR among_all > ?2)";
+    transaction.execute(many, params![of_one, of_all])?;
+    Ok(())
 }
 
 impl Served {
     /// Those that are remembered; whatever has no end yet was lost, now. Whoever asks owns the state folder.
-    pub fn lost_sandboxes(&self, now_ms: u64, oldest_ms: u64) -> Result<Vec<SandboxRow>, DatabaseError> {
+    pub fn lost_sandboxes(
+        &self,
+        now_ms: u64,
+        remembered: &Remembered,
+    ) -> Result<Vec<SandboxRow>, DatabaseError> {
         self.runs.write(|transaction| {
             let lose = "UPDATE gateway_sandbox SET ended_ms = ?, reason = 'lost' WHERE ended_ms IS NULL";
             transaction.execute(lose, [number(now_ms)])?;
-            transaction.execute("DELETE FROM gateway_sandbox WHERE ended_ms < ?", [number(oldest_ms)])?;
+            forget(transaction, remembered)?;
             let mut rows = transaction.prepare("SELECT * FROM gateway_sandbox ORDER BY created_ms, id")?;
             rows.query_map([], sandbox_row)?.collect()
         })
