@@ -117,3 +117,31 @@ fn whoever_may_not_keep_artifacts_keeps_none_by_another_way() {
     let made = run(&server, &server.key(&["runs", "artifacts"]), order).json();
     assert_eq!((&made["artifacts"][0]["name"], count()), (&json!("out"), 1), "the positive control");
 }
+
+#[test]
+fn no_key_can_make_anothers_sandbox_and_its_promise_be_forgotten() {
+    let server = Server::new();
+    let [quiet, loud] = [(); 2].map(|()| server.key(&["sandboxes"]));
+    let make = |key: &str, headers: &[(&str, &str)]| -> String {
+        let made = server.ask(key, "POST", "/v1/sandboxes", headers, &json!({}));
+        assert!(made.status < 300, "{}", made.text());
+        made.json()["sandbox_id"].as_str().expect("a name").to_owned()
+    };
+    let end = |key: &str, id: &str| {
+        let ended = server.ask(key, "DELETE", &format!("/v1/sandboxes/{id}"), &[], &Value::Null);
+        assert_eq!(ended.status, 200, "{}", ended.text());
+    };
+    let promise = [("idempotency-key", "k")];
+    let first = make(&quiet, &promise);
+    end(&quiet, &first);
+    assert_eq!(make(&quiet, &promise), first, "the positive control");
+    // More than are remembered of one.
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..130).for_each(|_| end(&loud, &make(&loud, &[]))));
+        }
+    });
+    assert_eq!(make(&quiet, &promise), first);
+    let shown = server.ask(&quiet, "GET", &format!("/v1/sandboxes/{first}"), &[], &Value::Null);
+    assert_eq!(shown.status, 200, "{}", shown.text());
+}
