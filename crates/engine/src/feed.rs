@@ -158,6 +158,11 @@ impl Feed {
         self.stream(stream).read(from, most.min(LARGEST_PIECE))
     }
 
+    /// Whether nothing more will come.
+    pub fn has_ended(&self) -> bool {
+        self.shared.progress.borrow().ended
+    }
+
     /// How much was ever written: to standard output, and to standard error.
     pub fn lengths(&self) -> [u64; 2] {
         self.shared.progress.borrow().lengths

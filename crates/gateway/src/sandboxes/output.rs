@@ -79,7 +79,7 @@ async fn piece(exec: &Exec, part: &Part) -> Answer<Response> {
     }
     // Whoever waits in vain gets what there is: nothing.
     let _ = tokio::time::timeout(Duration::from_secs_f64(part.wait), longer(exec, stream, part.offset)).await;
-    let complete = exec.result().is_some();
+    let complete = exec.output().has_ended();
     // While a program writes it may overwrite what is still to be sent: then a piece is what can be read at once.
     let most = if complete { most } else { most.min(CHUNK as u64) };
     let first = read(exec, stream, part.offset, most).await;
