@@ -1,7 +1,7 @@
 //! Keeping: bytes come in pieces, are counted and digested on their way, and become a version at the end or never.
 
 use super::{
-    Artifacts, Kept, New, StoreError,
+    Artifacts, Kept, New, Pieces, StoreError,
     about::{About, Content},
     bucket::{ABANDONED, Upload},
     draft::Draft,
@@ -21,8 +21,6 @@ use tokio::task::JoinHandle;
 
 /// Small pieces are gathered to so much before they are written; the next ones are gathered meanwhile.
 const GATHERED: usize = 256 << 10;
-/// Pieces of a byte each would take more memory than what is in them.
-const MOST_PIECES: usize = 1024;
 /// A writer that takes longer would race with the sweep.
 const LONGEST: Duration = Duration::from_secs(12 * 3600);
 const _: () = assert!(LONGEST.as_secs() < ABANDONED.as_secs());
@@ -34,8 +32,7 @@ pub struct Putting {
     new: New,
     spot: Spot,
     began: Instant,
-    gathered: Vec<Bytes>,
-    gathered_bytes: usize,
+    gathered: Pieces,
     digest: Sha256,
     size_bytes: u64,
     /// What was taken of the room in all, perhaps with a name.
@@ -75,8 +72,7 @@ impl Artifacts {
             new,
             spot,
             began: Instant::now(),
-            gathered: Vec::new(),
-            gathered_bytes: 0,
+            gathered: Pieces::default(),
             digest: Sha256::new(),
             size_bytes: 0,
             taken,
@@ -131,9 +127,8 @@ impl Putting {
         }
         self.take_room(bytes.len() as u64)?;
         self.size_bytes += bytes.len() as u64;
-        self.gathered_bytes += bytes.len();
         self.gathered.push(bytes);
-        if self.gathered_bytes >= GATHERED || self.gathered.len() >= MOST_PIECES {
+        if self.gathered.size_bytes() >= GATHERED {
             self.flush().await?;
         }
         Ok(())
@@ -197,8 +192,7 @@ impl Putting {
             );
         }
         self.written().await?;
-        let (pieces, digest) = (std::mem::take(&mut self.gathered), std::mem::take(&mut self.digest));
-        self.gathered_bytes = 0;
+        let (pieces, digest) = (self.gathered.take(), std::mem::take(&mut self.digest));
         match self.sink.take() {
             Some(Sink::Draft(draft)) => {
                 let work = move || append(draft, &pieces, digest);
