@@ -46,8 +46,8 @@ struct Known {
     all: BTreeMap<String, Arc<Entry>>,
     /// Being made: nobody makes a second one by the same key.
     under_way: HashMap<Replay, (Vec<u8>, Outcome)>,
-    /// How many are being made, with or without a key.
-    making: usize,
+    /// How many are being made for whom, with or without a key.
+    making: HashMap<String, usize>,
 }
 
 /// What came of making one, for all who asked by the same key.
@@ -179,6 +179,22 @@ impl Known {
                 self.all.remove(&entry.id);
             }
         }
+    }
+
+    /// Whether one more may be made for this owner. Those that are being made count as those that live: whoever asks need
+    /// not wait for an answer.
+    fn has_room(&self, owner: &str) -> bool {
+        let live = || self.all.values().filter(|entry| entry.ended_at().is_none());
+        let all = live().count() + self.making.values().sum::<usize>();
+        let own = live().filter(|entry| entry.owner == owner).count();
+        all < MOST_LIVE && own + self.making.get(owner).copied().unwrap_or(0) < MOST_OF_ONE
+    }
+
+    fn is_made(&mut self, owner: &str) {
+        if let Some(count) = self.making.get_mut(owner) {
+            *count -= 1;
+        }
+        self.making.retain(|_, count| *count > 0);
     }
 
     /// The sandbox that this key made already, or is making.
@@ -316,15 +332,13 @@ impl Gateway {
         if let Some(outcome) = replay.as_ref().and_then(|(replay, digest)| known.replayed(replay, digest)) {
             return outcome;
         }
-        let live = || known.all.values().filter(|entry| entry.ended_at().is_none());
-        let own = live().filter(|entry| entry.owner == opening.owner).count();
-        if live().count() + known.making >= MOST_LIVE || own >= MOST_OF_ONE {
+        if !known.has_room(&opening.owner) {
             let hint = "end some of them with `DELETE /v1/sandboxes/{id}`".to_owned();
             let title = format!("{MOST_LIVE} sandboxes can live here, {MOST_OF_ONE} of one key, and no more");
             return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint)));
         }
         let (tell, outcome) = watch::channel(None);
-        known.making += 1;
+        *known.making.entry(opening.owner.clone()).or_default() += 1;
         if let Some((replay, digest)) = &replay {
             known.under_way.insert(replay.clone(), (digest.clone(), outcome.clone()));
         }
@@ -377,7 +391,7 @@ impl Gateway {
             Err(problem) => Err(problem),
         };
         let mut known = self.known();
-        known.making -= 1;
+        known.is_made(&opening.owner);
         if let Some((replay, _)) = &replay {
             known.under_way.remove(replay);
         }
@@ -435,48 +449,5 @@ impl Gateway {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ended(owner: &str, number: usize, promise: Option<&str>) -> (u64, Arc<Entry>) {
-        let row = SandboxRow {
-            id: format!("{owner}-{number}"),
-            owner: owner.to_owned(),
-            labels: "{}".to_owned(),
-            backend: "native".to_owned(),
-            profile: "standard".to_owned(),
-            created_ms: 1,
-            promise: promise.map(|name| (name.to_owned(), vec![1])),
-            ended: Some((number as u64, "asked".to_owned())),
-        };
-        (number as u64, Arc::new(Entry::recalled(row)))
-    }
-
-    #[test]
-    fn one_owners_ends_push_out_his_own_and_nobody_elses() {
-        let gone = |of_one, of_all| -> Vec<String> {
-            let loud = (1..6).map(|number| ended("loud", number, None));
-            let all = loud.chain([ended("quiet", 0, None)]).collect();
-            too_many(all, of_one, of_all).iter().map(|entry| entry.id.clone()).collect()
-        };
-        assert!(gone(5, 6).is_empty(), "the positive control: all of them fit");
-        assert_eq!(gone(3, 6), ["loud-2", "loud-1"]);
-        assert_eq!(gone(5, 3), ["loud-3", "loud-2", "loud-1"]);
-    }
-
-    #[test]
-    fn what_was_promised_is_remembered_for_a_day_and_the_rest_for_an_hour() {
-        let now = engine::now().0 as usize;
-        let hour = REMEMBERED_MS as usize;
-        let entries = [
-            ended("a", now - hour / 2, None),
-            ended("b", now - 2 * hour, None),
-            ended("c", now - 2 * hour, Some("k")),
-            ended("d", now - 25 * hour, Some("k")),
-        ];
-        let mut known = Known::default();
-        known.all.extend(entries.map(|(_, entry)| (entry.owner.clone(), entry)));
-        known.forget();
-        assert_eq!(known.all.into_keys().collect::<Vec<_>>(), ["a", "c"]);
-    }
-}
+#[path = "registry_tests.rs"]
+mod tests;
