@@ -12,6 +12,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
+    time::Duration,
 };
 use store::{
     DatabaseError,
@@ -28,6 +29,9 @@ const ENDED_OF_ONE: usize = 1024;
 const MOST_ENDED: usize = 8192;
 /// For how long they are; those with an Idempotency-Key for as long as that stands for them.
 const REMEMBERED_MS: u64 = 3_600_000;
+/// Between tries to write an end down: at first so long, then twice as long each time, up to this.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Ends between two looks for what the database is to forget.
 const FORGOTTEN_EVERY: u32 = 64;
 
@@ -65,6 +69,8 @@ pub(super) struct Entry {
     /// By which key it was made, and what was asked then.
     replay: Option<(Replay, Vec<u8>)>,
     held: Mutex<Held>,
+    /// Whether its end is written down.
+    written: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -115,6 +121,15 @@ impl Entry {
         }
     }
 
+    /// Ends it, and waits until that is written down: what was told is not taken back by the next start of the server.
+    pub(super) async fn end(&self) {
+        if let Ok(session) = self.session() {
+            session.end().await;
+        }
+        // Its sender lives as long as this does.
+        _ = self.written.subscribe().wait_for(|written| *written).await;
+    }
+
     /// What it was made from, unless it is gone.
     pub(super) fn request(&self) -> Answer<SessionRequest> {
         match &*locked(&self.held) {
@@ -152,6 +167,7 @@ impl Entry {
             replay: row.promise.map(|(key, body)| ((owner.clone(), key), body)),
             owner,
             held: Mutex::new(Held::Ended(Box::new(state))),
+            written: watch::Sender::new(true),
         }
     }
 
@@ -402,6 +418,7 @@ impl Gateway {
                 labels: opening.labels,
                 replay,
                 held: Mutex::new(Held::Live(session.clone(), Box::new(without_inputs(opening.request)))),
+                written: watch::Sender::new(false),
             });
             known.all.insert(entry.id.clone(), entry.clone());
             self.metrics().sandboxes.inc();
@@ -428,23 +445,37 @@ impl Gateway {
     /// Waits for its end; then only how it ended is kept.
     async fn remember(self, entry: Arc<Entry>, session: Session) {
         let state = session.ended().await;
-        self.write_end(&entry.id, &state).await;
+        let written = self.write_end(&entry.id, &state).await;
         *locked(&entry.held) = Held::Ended(Box::new(state));
+        entry.written.send_replace(written);
         self.metrics().sandboxes.dec();
     }
 
-    /// Before anybody is told of it; what is written stays. If it cannot be, the next start of the server will find it
-    /// without an end, and say `lost`.
-    pub(super) async fn write_end(&self, id: &str, state: &SessionState) {
-        let lost = self.0.sandboxes.closing.load(Ordering::Relaxed);
-        let why = if lost { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
-        let (id, now) = (id.to_owned(), engine::now().0);
+    /// Tries until it is written, or the server ends: then the next start of it will find one without an end, and say
+    /// `lost`. Until then it counts as one that lives, so no more of them wait for a disk without room than may live.
+    async fn write_end(&self, id: &str, state: &SessionState) -> bool {
+        let is_closing = || self.0.sandboxes.closing.load(Ordering::Relaxed);
+        let why = if is_closing() { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
+        let now = engine::now().0;
+        let mut pause = FIRST_PAUSE;
+        while !self.try_to_write_end(id, why, now).await {
+            if is_closing() {
+                return false;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        true
+    }
+
+    async fn try_to_write_end(&self, id: &str, why: SessionEnd, now: u64) -> bool {
+        let id = id.to_owned();
         let is_time = self.0.sandboxes.ends.fetch_add(1, Ordering::Relaxed).is_multiple_of(FORGOTTEN_EVERY);
         let end = move |writing: &Writing<'_>| {
             writing.end_sandbox(&id, wire::reason(why), now)?;
             if is_time { writing.forget_sandboxes(&remembered(now)) } else { Ok(()) }
         };
-        _ = self.writer().write(end).await;
+        self.writer().write(end).await.is_ok()
     }
 }
 

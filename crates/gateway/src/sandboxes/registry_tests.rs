@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn ended(owner: &str, number: usize, promise: Option<&str>) -> (u64, Arc<Entry>) {
-    let row = SandboxRow {
+fn row(owner: &str, number: usize, promise: Option<&str>) -> SandboxRow {
+    SandboxRow {
         id: format!("{owner}-{number}"),
         owner: owner.to_owned(),
         labels: "{}".to_owned(),
@@ -12,8 +12,11 @@ fn ended(owner: &str, number: usize, promise: Option<&str>) -> (u64, Arc<Entry>)
         created_ms: 1,
         promise: promise.map(|name| (name.to_owned(), vec![1])),
         ended: Some((number as u64, "asked".to_owned())),
-    };
-    (number as u64, Arc::new(Entry::recalled(row)))
+    }
+}
+
+fn ended(owner: &str, number: usize, promise: Option<&str>) -> (u64, Arc<Entry>) {
+    (number as u64, Arc::new(Entry::recalled(row(owner, number, promise))))
 }
 
 #[test]
@@ -57,4 +60,49 @@ fn those_being_made_count_among_those_that_one_may_have() {
     known.making.insert("quiet".to_owned(), 1);
     known.is_made("quiet");
     assert_eq!(known.making.len(), 1, "who makes nothing takes no room");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
+    let root = std::env::temp_dir().join(format!("airlock-gateway-ends-{}", std::process::id()));
+    let gateway = Gateway::new(crate::Settings {
+        engine: engine::Engine::open(engine::Settings::new(&root)).unwrap(),
+        policy: spec::Policy::default(),
+        state: root.clone(),
+        hosts: Vec::new(),
+        folders: Vec::new(),
+        profiles: None,
+        bounds: spec::Bounds::default(),
+        quiet: true,
+    })
+    .unwrap();
+    let live = SandboxRow { created_ms: engine::now().0, ended: None, ..row("her", 1, None) };
+    assert!(gateway.writer().write(move |writing| writing.add_sandbox(&live)).await.unwrap());
+    let (held, is_held) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let other = store::served::Served::open(&root).unwrap();
+    let holding = std::thread::spawn(move || {
+        other.together(|_| {
+            held.send(()).unwrap();
+            _ = released.recv();
+            Ok(())
+        })
+    });
+    is_held.recv().unwrap();
+    let (writer, state) = (gateway.clone(), ended("her", 1, None).1.state());
+    let writing = tokio::spawn(async move { writer.write_end("her-1", &state).await });
+    // A second try: the first one failed.
+    while gateway.0.sandboxes.ends.load(Ordering::Relaxed) < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!writing.is_finished(), "nobody is told of it yet");
+    release.send(()).unwrap();
+    holding.join().unwrap().unwrap();
+    assert!(writing.await.unwrap());
+    let now = engine::now().0;
+    let rows = gateway.served().lost_sandboxes(now, &remembered(now)).unwrap();
+    let ends: Vec<_> = rows.iter().map(|row| row.ended.as_ref().unwrap().1.as_str()).collect();
+    assert_eq!(ends, ["asked"], "the next start of the server finds how it ended");
+    drop(gateway);
+    std::fs::remove_dir_all(&root).unwrap();
 }
