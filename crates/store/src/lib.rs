@@ -15,8 +15,8 @@ pub mod usage;
 
 pub use allowed_images::{AllowedImages, AllowedImagesError, NewEntry, TrailLine};
 pub use artifacts::{
-    ArtifactSettings, Artifacts, Kept, Lineage, Listing, New, Owner, Part, Place, Putting, Reading, Remote,
-    StoreError, Wanted,
+    ArtifactSettings, Artifacts, Kept, Lineage, Listing, New, Owner, Part, Pieces, Place, Putting, Reading,
+    Remote, StoreError, Wanted,
 };
 pub use database::DatabaseError;
 pub use lent::Buffers;

@@ -157,11 +157,8 @@ async fn show(
 )]
 async fn destroy(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
     let entry = gateway.entry(&caller, &id)?;
-    let Ok(session) = entry.session() else { return Ok(Json(entry.view()).into_response()) };
-    let (writer, name) = (gateway.clone(), entry.id.clone());
-    let end = tokio::spawn(async move { writer.write_end(&name, &session.end().await).await });
-    let status = match tokio::time::timeout(LONGEST_END, end).await {
-        Ok(_) => StatusCode::OK,
+    let status = match tokio::time::timeout(LONGEST_END, entry.end()).await {
+        Ok(()) => StatusCode::OK,
         Err(_) => StatusCode::ACCEPTED,
     };
     Ok((status, Json(entry.view())).into_response())

@@ -12,6 +12,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
+    time::Duration,
 };
 use store::{
     DatabaseError,
@@ -28,6 +29,9 @@ const ENDED_OF_ONE: usize = 1024;
 const MOST_ENDED: usize = 8192;
 /// For how long they are; those with an Idempotency-Key for as long as that stands for them.
 const REMEMBERED_MS: u64 = 3_600_000;
+/// Between tries to write an end down: at first so long, then twice as long each time, up to this.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Ends between two looks for what the database is to forget.
 const FORGOTTEN_EVERY: u32 = 64;
 
@@ -46,8 +50,8 @@ struct Known {
     all: BTreeMap<String, Arc<Entry>>,
     /// Being made: nobody makes a second one by the same key.
     under_way: HashMap<Replay, (Vec<u8>, Outcome)>,
-    /// How many are being made, with or without a key.
-    making: usize,
+    /// How many are being made for whom, with or without a key.
+    making: HashMap<String, usize>,
 }
 
 /// What came of making one, for all who asked by the same key.
@@ -65,6 +69,8 @@ pub(super) struct Entry {
     /// By which key it was made, and what was asked then.
     replay: Option<(Replay, Vec<u8>)>,
     held: Mutex<Held>,
+    /// Whether its end is written down.
+    written: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -115,6 +121,15 @@ impl Entry {
         }
     }
 
+    /// Ends it, and waits until that is written down: what was told is not taken back by the next start of the server.
+    pub(super) async fn end(&self) {
+        if let Ok(session) = self.session() {
+            session.end().await;
+        }
+        // Its sender lives as long as this does.
+        _ = self.written.subscribe().wait_for(|written| *written).await;
+    }
+
     /// What it was made from, unless it is gone.
     pub(super) fn request(&self) -> Answer<SessionRequest> {
         match &*locked(&self.held) {
@@ -152,6 +167,7 @@ impl Entry {
             replay: row.promise.map(|(key, body)| ((owner.clone(), key), body)),
             owner,
             held: Mutex::new(Held::Ended(Box::new(state))),
+            written: watch::Sender::new(true),
         }
     }
 
@@ -179,6 +195,22 @@ impl Known {
                 self.all.remove(&entry.id);
             }
         }
+    }
+
+    /// Whether one more may be made for this owner. Those that are being made count as those that live: whoever asks need
+    /// not wait for an answer.
+    fn has_room(&self, owner: &str) -> bool {
+        let live = || self.all.values().filter(|entry| entry.ended_at().is_none());
+        let all = live().count() + self.making.values().sum::<usize>();
+        let own = live().filter(|entry| entry.owner == owner).count();
+        all < MOST_LIVE && own + self.making.get(owner).copied().unwrap_or(0) < MOST_OF_ONE
+    }
+
+    fn is_made(&mut self, owner: &str) {
+        if let Some(count) = self.making.get_mut(owner) {
+            *count -= 1;
+        }
+        self.making.retain(|_, count| *count > 0);
     }
 
     /// The sandbox that this key made already, or is making.
@@ -316,15 +348,13 @@ impl Gateway {
         if let Some(outcome) = replay.as_ref().and_then(|(replay, digest)| known.replayed(replay, digest)) {
             return outcome;
         }
-        let live = || known.all.values().filter(|entry| entry.ended_at().is_none());
-        let own = live().filter(|entry| entry.owner == opening.owner).count();
-        if live().count() + known.making >= MOST_LIVE || own >= MOST_OF_ONE {
+        if !known.has_room(&opening.owner) {
             let hint = "end some of them with `DELETE /v1/sandboxes/{id}`".to_owned();
             let title = format!("{MOST_LIVE} sandboxes can live here, {MOST_OF_ONE} of one key, and no more");
             return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint)));
         }
         let (tell, outcome) = watch::channel(None);
-        known.making += 1;
+        *known.making.entry(opening.owner.clone()).or_default() += 1;
         if let Some((replay, digest)) = &replay {
             known.under_way.insert(replay.clone(), (digest.clone(), outcome.clone()));
         }
@@ -377,7 +407,7 @@ impl Gateway {
             Err(problem) => Err(problem),
         };
         let mut known = self.known();
-        known.making -= 1;
+        known.is_made(&opening.owner);
         if let Some((replay, _)) = &replay {
             known.under_way.remove(replay);
         }
@@ -388,6 +418,7 @@ impl Gateway {
                 labels: opening.labels,
                 replay,
                 held: Mutex::new(Held::Live(session.clone(), Box::new(without_inputs(opening.request)))),
+                written: watch::Sender::new(false),
             });
             known.all.insert(entry.id.clone(), entry.clone());
             self.metrics().sandboxes.inc();
@@ -414,69 +445,40 @@ impl Gateway {
     /// Waits for its end; then only how it ended is kept.
     async fn remember(self, entry: Arc<Entry>, session: Session) {
         let state = session.ended().await;
-        self.write_end(&entry.id, &state).await;
+        let written = self.write_end(&entry.id, &state).await;
         *locked(&entry.held) = Held::Ended(Box::new(state));
+        entry.written.send_replace(written);
         self.metrics().sandboxes.dec();
     }
 
-    /// Before anybody is told of it; what is written stays. If it cannot be, the next start of the server will find it
-    /// without an end, and say `lost`.
-    pub(super) async fn write_end(&self, id: &str, state: &SessionState) {
-        let lost = self.0.sandboxes.closing.load(Ordering::Relaxed);
-        let why = if lost { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
-        let (id, now) = (id.to_owned(), engine::now().0);
+    /// Tries until it is written, or the server ends: then the next start of it will find one without an end, and say
+    /// `lost`. Until then it counts as one that lives, so no more of them wait for a disk without room than may live.
+    async fn write_end(&self, id: &str, state: &SessionState) -> bool {
+        let is_closing = || self.0.sandboxes.closing.load(Ordering::Relaxed);
+        let why = if is_closing() { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
+        let now = engine::now().0;
+        let mut pause = FIRST_PAUSE;
+        while !self.try_to_write_end(id, why, now).await {
+            if is_closing() {
+                return false;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        true
+    }
+
+    async fn try_to_write_end(&self, id: &str, why: SessionEnd, now: u64) -> bool {
+        let id = id.to_owned();
         let is_time = self.0.sandboxes.ends.fetch_add(1, Ordering::Relaxed).is_multiple_of(FORGOTTEN_EVERY);
         let end = move |writing: &Writing<'_>| {
             writing.end_sandbox(&id, wire::reason(why), now)?;
             if is_time { writing.forget_sandboxes(&remembered(now)) } else { Ok(()) }
         };
-        _ = self.writer().write(end).await;
+        self.writer().write(end).await.is_ok()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ended(owner: &str, number: usize, promise: Option<&str>) -> (u64, Arc<Entry>) {
-        let row = SandboxRow {
-            id: format!("{owner}-{number}"),
-            owner: owner.to_owned(),
-            labels: "{}".to_owned(),
-            backend: "native".to_owned(),
-            profile: "standard".to_owned(),
-            created_ms: 1,
-            promise: promise.map(|name| (name.to_owned(), vec![1])),
-            ended: Some((number as u64, "asked".to_owned())),
-        };
-        (number as u64, Arc::new(Entry::recalled(row)))
-    }
-
-    #[test]
-    fn one_owners_ends_push_out_his_own_and_nobody_elses() {
-        let gone = |of_one, of_all| -> Vec<String> {
-            let loud = (1..6).map(|number| ended("loud", number, None));
-            let all = loud.chain([ended("quiet", 0, None)]).collect();
-            too_many(all, of_one, of_all).iter().map(|entry| entry.id.clone()).collect()
-        };
-        assert!(gone(5, 6).is_empty(), "the positive control: all of them fit");
-        assert_eq!(gone(3, 6), ["loud-2", "loud-1"]);
-        assert_eq!(gone(5, 3), ["loud-3", "loud-2", "loud-1"]);
-    }
-
-    #[test]
-    fn what_was_promised_is_remembered_for_a_day_and_the_rest_for_an_hour() {
-        let now = engine::now().0 as usize;
-        let hour = REMEMBERED_MS as usize;
-        let entries = [
-            ended("a", now - hour / 2, None),
-            ended("b", now - 2 * hour, None),
-            ended("c", now - 2 * hour, Some("k")),
-            ended("d", now - 25 * hour, Some("k")),
-        ];
-        let mut known = Known::default();
-        known.all.extend(entries.map(|(_, entry)| (entry.owner.clone(), entry)));
-        known.forget();
-        assert_eq!(known.all.into_keys().collect::<Vec<_>>(), ["a", "c"]);
-    }
-}
+#[path = "registry_tests.rs"]
+mod tests;

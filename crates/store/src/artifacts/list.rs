@@ -169,7 +169,7 @@ impl Artifacts {
                 tally = off_the_loop(move || {
                     folder.walk(None, &mut |entry| {
                         if let Ok(spot) = entry {
-                            tally.share(&spot.owner).add(folder.weight(&spot));
+                            tally.share(&spot.owner).add(Share::bytes(folder.weight(&spot)));
                             tally.see(spot);
                         }
                         true
@@ -184,9 +184,10 @@ impl Artifacts {
                     tally.see(spot);
                     true
                 };
-                let mut weigh = |owner: &Owner, more| bytes.entry(owner.clone()).or_default().add(more);
+                let mut weigh =
+                    |owner: &Owner, more| bytes.entry(owner.clone()).or_default().add(Share::bytes(more));
                 bucket.spots(None, &mut each, &mut weigh).await?;
-                bytes.iter().for_each(|(owner, share)| tally.share(owner).add(share.bytes));
+                bytes.iter().for_each(|(owner, share)| tally.share(owner).add(*share));
             }
         }
         Ok(tally.owners)
@@ -211,12 +212,6 @@ impl Tally {
 
     fn share(&mut self, owner: &Owner) -> &mut Share {
         self.owners.entry(owner.clone()).or_default()
-    }
-}
-
-impl Share {
-    fn add(&mut self, bytes: u64) {
-        self.bytes = self.bytes.saturating_add(bytes);
     }
 }
 

@@ -11,13 +11,16 @@ mod error;
 mod folder;
 mod kept;
 mod list;
+mod pieces;
 mod place;
 mod put;
 mod read;
+mod weight;
 
 pub use error::StoreError;
 pub use kept::{Kept, Lineage, New, Owner};
 pub use list::{Listing, Wanted};
+pub use pieces::Pieces;
 pub use place::{Place, Remote};
 pub use put::Putting;
 pub use read::{Part, Reading};
@@ -27,15 +30,12 @@ use kept::Spot;
 use place::Shelf;
 use spec::{ArtifactLimits, Retention, Timestamp, WorkspacePath};
 use std::{
-    collections::HashMap,
     io,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
-
-/// How long what was weighed is believed: others write, too.
-const WEIGHED_FOR: Duration = Duration::from_secs(60);
+use weight::{Share, Weight};
 
 /// Where artifacts are, and how many.
 #[derive(Clone, Debug)]
@@ -65,23 +65,9 @@ struct Inner {
     shelf: Shelf,
     limits: ArtifactLimits,
     retention: Retention,
-    weight: Mutex<Option<Weight>>,
-}
-
-/// What is there in all, as far as we know.
-#[derive(Clone, Debug)]
-struct Weight {
-    at: Instant,
-    names: u64,
-    bytes: u64,
-    owners: HashMap<Owner, Share>,
-}
-
-/// What one owner has of it.
-#[derive(Clone, Copy, Debug, Default)]
-struct Share {
-    names: u64,
-    bytes: u64,
+    weight: Mutex<Weight>,
+    /// One look at everything is enough at a time.
+    weighing: tokio::sync::Mutex<()>,
 }
 
 impl Artifacts {
@@ -89,7 +75,8 @@ impl Artifacts {
     pub fn open(settings: ArtifactSettings) -> Result<Artifacts, StoreError> {
         let ArtifactSettings { place, limits, retention } = settings;
         let shelf = Shelf::open(place)?;
-        Ok(Artifacts(Arc::new(Inner { shelf, limits, retention, weight: Mutex::default() })))
+        let (weight, weighing) = Default::default();
+        Ok(Artifacts(Arc::new(Inner { shelf, limits, retention, weight, weighing })))
     }
 
     /// Removes one version, or all of them; says how many. The highest number may be given again.
@@ -121,7 +108,7 @@ impl Artifacts {
             }
         }
         if version.is_none() {
-            self.give_name_back(owner);
+            self.is_gone(owner, Share::NAME);
         }
         Ok(removed)
     }
@@ -217,7 +204,7 @@ impl Artifacts {
                 weight
             }
         };
-        self.weighs_less(&spot.owner, weight);
+        self.is_gone(&spot.owner, Share::bytes(weight));
         Ok(())
     }
 
@@ -242,78 +229,6 @@ impl Artifacts {
             Shelf::Bucket(bucket) => bucket.about(spot).await,
         }
     }
-
-    /// Looks how much there is, unless somebody has lately.
-    async fn weigh(&self) -> io::Result<()> {
-        if let Some(weight) = &*self.weight()
-            && weight.at.elapsed() < WEIGHED_FOR
-        {
-            return Ok(());
-        }
-        let at = Instant::now();
-        let owners = self.weigh_all().await?;
-        let bytes = owners.values().fold(0_u64, |sum, share| sum.saturating_add(share.bytes));
-        let names = owners.values().map(|share| share.names).sum();
-        *self.weight() = Some(Weight { at, names, bytes, owners });
-        Ok(())
-    }
-
-    /// Takes one more name, or says of which there is none, and how many there may be.
-    fn take_name(&self, owner: &Owner) -> Result<(), (&'static str, u64)> {
-        let (all, of_one) = (self.0.limits.names, names_of_one(&self.0.limits, owner));
-        let mut weight = self.weight();
-        let Some(weight) = &mut *weight else { return Ok(()) };
-        let own = weight.owners.entry(owner.clone()).or_default();
-        if weight.names >= all {
-            return Err(("names", all));
-        }
-        if own.names >= of_one {
-            return Err(("names of one owner", of_one));
-        }
-        weight.names += 1;
-        own.names += 1;
-        Ok(())
-    }
-
-    fn give_name_back(&self, owner: &Owner) {
-        if let Some(weight) = &mut *self.weight() {
-            weight.names = weight.names.saturating_sub(1);
-            if let Some(own) = weight.owners.get_mut(owner) {
-                own.names = own.names.saturating_sub(1);
-            }
-        }
-    }
-
-    fn weighs_less(&self, owner: &Owner, bytes: u64) {
-        if let Some(weight) = &mut *self.weight() {
-            weight.bytes = weight.bytes.saturating_sub(bytes);
-            if let Some(own) = weight.owners.get_mut(owner) {
-                own.bytes = own.bytes.saturating_sub(bytes);
-            }
-        }
-    }
-
-    /// Takes room for so much more, or says of what there is none, and how much that is.
-    fn take_room(&self, owner: &Owner, bytes: u64) -> Result<(), (&'static str, u64)> {
-        let (total, of_one) = (self.0.limits.total_bytes, bytes_of_one(&self.0.limits, owner));
-        let mut weight = self.weight();
-        let Some(weight) = &mut *weight else { return Ok(()) };
-        let own = weight.owners.entry(owner.clone()).or_default();
-        let fits = |sum: u64, limit| sum.checked_add(bytes).is_some_and(|sum| sum <= limit);
-        if !fits(weight.bytes, total) {
-            return Err(("bytes in all", total));
-        }
-        if !fits(own.bytes, of_one) {
-            return Err(("bytes of one owner", of_one));
-        }
-        weight.bytes += bytes;
-        own.bytes += bytes;
-        Ok(())
-    }
-
-    fn weight(&self) -> MutexGuard<'_, Option<Weight>> {
-        self.0.weight.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Files have no event loop of their own.
@@ -326,18 +241,6 @@ async fn off_the_loop<T: Send + 'static>(
 fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
     Timestamp(u64::try_from(since).unwrap_or(u64::MAX))
-}
-
-/// The bytes of everything that one owner may have.
-fn bytes_of_one(limits: &ArtifactLimits, owner: &Owner) -> u64 {
-    let usual = if *owner == Owner::local() { limits.total_bytes } else { limits.total_bytes / 4 };
-    limits.owner_bytes.unwrap_or(usual)
-}
-
-/// The names that one owner may have; of a few at least one.
-fn names_of_one(limits: &ArtifactLimits, owner: &Owner) -> u64 {
-    let usual = if *owner == Owner::local() { limits.names } else { (limits.names / 4).max(1) };
-    limits.owner_names.unwrap_or(usual)
 }
 
 #[cfg(test)]

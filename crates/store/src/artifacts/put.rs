@@ -1,13 +1,14 @@
 //! Keeping: bytes come in pieces, are counted and digested on their way, and become a version at the end or never.
 
 use super::{
-    Artifacts, Kept, New, StoreError,
+    Artifacts, Kept, New, Pieces, StoreError,
     about::{About, Content},
     bucket::{ABANDONED, Upload},
     draft::Draft,
     kept::{self, Spot},
     now, off_the_loop,
     place::Shelf,
+    weight::Share,
 };
 use crate::names;
 use bytes::Bytes;
@@ -20,8 +21,6 @@ use tokio::task::JoinHandle;
 
 /// Small pieces are gathered to so much before they are written; the next ones are gathered meanwhile.
 const GATHERED: usize = 256 << 10;
-/// Pieces of a byte each would take more memory than what is in them.
-const MOST_PIECES: usize = 1024;
 /// A writer that takes longer would race with the sweep.
 const LONGEST: Duration = Duration::from_secs(12 * 3600);
 const _: () = assert!(LONGEST.as_secs() < ABANDONED.as_secs());
@@ -33,14 +32,11 @@ pub struct Putting {
     new: New,
     spot: Spot,
     began: Instant,
-    gathered: Vec<Bytes>,
-    gathered_bytes: usize,
+    gathered: Pieces,
     digest: Sha256,
     size_bytes: u64,
-    /// What was taken of the room in all.
-    taken: u64,
-    /// Whether a name was taken, too.
-    new_name: bool,
+    /// What was taken of the room in all, perhaps with a name.
+    taken: Share,
     sink: Option<Sink>,
 }
 
@@ -69,40 +65,39 @@ impl Artifacts {
                 Sink::Upload(Box::new(bucket.begin(&spot.owner, &spot.entry).map_err(failed)?))
             }
         };
-        let new_name = self.check_counts(&new, &spot).await?;
+        let taken = self.check_counts(&new, &spot).await?;
         new.limit_bytes = new.limit_bytes.min(self.0.limits.bytes);
         Ok(Putting {
             artifacts: self.clone(),
             new,
             spot,
             began: Instant::now(),
-            gathered: Vec::new(),
-            gathered_bytes: 0,
+            gathered: Pieces::default(),
             digest: Sha256::new(),
             size_bytes: 0,
-            taken: 0,
-            new_name,
+            taken,
             sink: Some(sink),
         })
     }
 
-    /// Names and versions; bytes are counted as they come. Says whether a name was taken: writers at the same time share
-    /// what there is.
-    async fn check_counts(&self, new: &New, spot: &Spot) -> Result<bool, StoreError> {
+    /// Names and versions; bytes are counted as they come. Says what was taken: writers at the same time share what
+    /// there is.
+    async fn check_counts(&self, new: &New, spot: &Spot) -> Result<Share, StoreError> {
         let failed = |source| StoreError::Keep { name: new.name.clone(), source };
         let quota = |what, limit| Err(StoreError::Quota { name: new.name.clone(), what, limit });
         let limits = self.0.limits;
         self.weigh().await.map_err(failed)?;
         let versions = self.versions(spot).await.map_err(failed)?.len() as u64;
         if versions == 0 {
-            return self.take_name(&new.owner).map(|()| true).or_else(|(what, limit)| quota(what, limit));
+            let taken = self.take_name(&new.owner).map(|()| Share::NAME);
+            return taken.or_else(|(what, limit)| quota(what, limit));
         }
         // Retention makes room behind each new one.
         let removed = self.0.retention.keep_versions.is_some_and(|kept| kept <= limits.versions);
         if versions >= limits.versions && !removed {
             return quota("versions of this name", limits.versions);
         }
-        Ok(false)
+        Ok(Share::default())
     }
 }
 
@@ -132,9 +127,8 @@ impl Putting {
         }
         self.take_room(bytes.len() as u64)?;
         self.size_bytes += bytes.len() as u64;
-        self.gathered_bytes += bytes.len();
         self.gathered.push(bytes);
-        if self.gathered_bytes >= GATHERED || self.gathered.len() >= MOST_PIECES {
+        if self.gathered.size_bytes() >= GATHERED {
             self.flush().await?;
         }
         Ok(())
@@ -151,9 +145,7 @@ impl Putting {
         }
         let about = About::new(&self.new, Content { size_bytes: self.size_bytes, sha256 }, now());
         let version = self.publish(about.clone()).await.map_err(|source| self.failed(source))?;
-        // It is kept: the room stays taken.
-        self.taken = 0;
-        self.new_name &= version != 1;
+        self.is_there(version);
         let spot = Spot { version, ..self.spot.clone() };
         let kept = about.kept(&spot).map_err(|source| self.failed(source))?;
         self.artifacts.clone().retain(spot).await;
@@ -179,8 +171,17 @@ impl Putting {
             self.sink = None;
             return Err(StoreError::Quota { name: self.new.name.clone(), what, limit });
         }
-        self.taken += bytes;
+        self.taken.bytes += bytes;
         Ok(())
+    }
+
+    /// It is kept: the room stays taken. If another writer was the first of this name, the name is his.
+    fn is_there(&mut self, version: u64) {
+        let mut kept = std::mem::take(&mut self.taken);
+        if version != 1 {
+            self.taken.names = std::mem::take(&mut kept.names);
+        }
+        self.artifacts.is_there(&self.new.owner, kept);
     }
 
     async fn flush(&mut self) -> Result<(), StoreError> {
@@ -191,8 +192,7 @@ impl Putting {
             );
         }
         self.written().await?;
-        let (pieces, digest) = (std::mem::take(&mut self.gathered), std::mem::take(&mut self.digest));
-        self.gathered_bytes = 0;
+        let (pieces, digest) = (self.gathered.take(), std::mem::take(&mut self.digest));
         match self.sink.take() {
             Some(Sink::Draft(draft)) => {
                 let work = move || append(draft, &pieces, digest);
@@ -236,9 +236,6 @@ fn append(draft: Draft, pieces: &[Bytes], digest: Sha256) -> io::Result<(Draft, 
 /// What was not kept takes no room.
 impl Drop for Putting {
     fn drop(&mut self) {
-        self.artifacts.weighs_less(&self.new.owner, self.taken);
-        if self.new_name {
-            self.artifacts.give_name_back(&self.new.owner);
-        }
+        self.artifacts.give_back(&self.new.owner, self.taken);
     }
 }

@@ -21,14 +21,13 @@ use http::{
 use http_body_util::BodyExt;
 use serde::Deserialize;
 use std::{path::PathBuf, sync::Arc, time::Duration};
+use store::Pieces;
 use tokio::task::JoinHandle;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// What is gathered before it is written; as much again is being written meanwhile.
 const BATCH: usize = 512 << 10;
-/// Pieces of a byte each would take more memory than what is in them.
-const MOST_PIECES: usize = 1024;
 /// A sender who sends nothing for so long is gone.
 const SILENCE: Duration = Duration::from_secs(60);
 
@@ -130,16 +129,14 @@ struct Receiving {
 
 impl Receiving {
     async fn receive(mut self, mut body: Body) -> Answer<Upload> {
-        let (mut batch, mut gathered) = (Vec::new(), 0);
+        let mut gathered = Pieces::default();
         while let Some(bytes) = arriving(&mut body).await? {
-            gathered += bytes.len();
-            batch.push(bytes);
-            if gathered >= BATCH || batch.len() >= MOST_PIECES {
-                self.write(std::mem::take(&mut batch)).await?;
-                gathered = 0;
+            gathered.push(bytes);
+            if gathered.size_bytes() >= BATCH {
+                self.write(gathered.take()).await?;
             }
         }
-        self.write(batch).await?;
+        self.write(gathered.take()).await?;
         self.written().await
     }
 

@@ -1,0 +1,108 @@
+//! Which sandboxes are remembered, how many one may have, and what is told of their ends.
+
+use super::*;
+
+fn row(owner: &str, number: usize, promise: Option<&str>) -> SandboxRow {
+    SandboxRow {
+        id: format!("{owner}-{number}"),
+        owner: owner.to_owned(),
+        labels: "{}".to_owned(),
+        backend: "native".to_owned(),
+        profile: "standard".to_owned(),
+        created_ms: 1,
+        promise: promise.map(|name| (name.to_owned(), vec![1])),
+        ended: Some((number as u64, "asked".to_owned())),
+    }
+}
+
+fn ended(owner: &str, number: usize, promise: Option<&str>) -> (u64, Arc<Entry>) {
+    (number as u64, Arc::new(Entry::recalled(row(owner, number, promise))))
+}
+
+#[test]
+fn one_owners_ends_push_out_his_own_and_nobody_elses() {
+    let gone = |of_one, of_all| -> Vec<String> {
+        let loud = (1..6).map(|number| ended("loud", number, None));
+        let all = loud.chain([ended("quiet", 0, None)]).collect();
+        too_many(all, of_one, of_all).iter().map(|entry| entry.id.clone()).collect()
+    };
+    assert!(gone(5, 6).is_empty(), "the positive control: all of them fit");
+    assert_eq!(gone(3, 6), ["loud-2", "loud-1"]);
+    assert_eq!(gone(5, 3), ["loud-3", "loud-2", "loud-1"]);
+}
+
+#[test]
+fn what_was_promised_is_remembered_for_a_day_and_the_rest_for_an_hour() {
+    let now = engine::now().0 as usize;
+    let hour = REMEMBERED_MS as usize;
+    let entries = [
+        ended("a", now - hour / 2, None),
+        ended("b", now - 2 * hour, None),
+        ended("c", now - 2 * hour, Some("k")),
+        ended("d", now - 25 * hour, Some("k")),
+    ];
+    let mut known = Known::default();
+    known.all.extend(entries.map(|(_, entry)| (entry.owner.clone(), entry)));
+    known.forget();
+    assert_eq!(known.all.into_keys().collect::<Vec<_>>(), ["a", "c"]);
+}
+
+#[test]
+fn those_being_made_count_among_those_that_one_may_have() {
+    let mut known = Known::default();
+    known.making.insert("loud".to_owned(), MOST_OF_ONE - 1);
+    assert!(known.has_room("loud"), "the positive control: one more fits");
+    *known.making.get_mut("loud").unwrap() += 1;
+    assert!(!known.has_room("loud"));
+    assert!(known.has_room("quiet"), "there is room for others");
+    known.is_made("loud");
+    assert!(known.has_room("loud"));
+    known.making.insert("quiet".to_owned(), 1);
+    known.is_made("quiet");
+    assert_eq!(known.making.len(), 1, "who makes nothing takes no room");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
+    let root = std::env::temp_dir().join(format!("airlock-gateway-ends-{}", std::process::id()));
+    let gateway = Gateway::new(crate::Settings {
+        engine: engine::Engine::open(engine::Settings::new(&root)).unwrap(),
+        policy: spec::Policy::default(),
+        state: root.clone(),
+        hosts: Vec::new(),
+        folders: Vec::new(),
+        profiles: None,
+        bounds: spec::Bounds::default(),
+        quiet: true,
+    })
+    .unwrap();
+    let live = SandboxRow { created_ms: engine::now().0, ended: None, ..row("her", 1, None) };
+    assert!(gateway.writer().write(move |writing| writing.add_sandbox(&live)).await.unwrap());
+    let (held, is_held) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let other = store::served::Served::open(&root).unwrap();
+    let holding = std::thread::spawn(move || {
+        other.together(|_| {
+            held.send(()).unwrap();
+            _ = released.recv();
+            Ok(())
+        })
+    });
+    is_held.recv().unwrap();
+    let (writer, state) = (gateway.clone(), ended("her", 1, None).1.state());
+    let writing = tokio::spawn(async move { writer.write_end("her-1", &state).await });
+    // A second try: the first one failed.
+    while gateway.0.sandboxes.ends.load(Ordering::Relaxed) < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!writing.is_finished(), "nobody is told of it yet");
+    release.send(()).unwrap();
+    holding.join().unwrap().unwrap();
+    assert!(writing.await.unwrap());
+    let now = engine::now().0;
+    let rows = gateway.served().lost_sandboxes(now, &remembered(now)).unwrap();
+    let ends: Vec<_> = rows.iter().map(|row| row.ended.as_ref().unwrap().1.as_str()).collect();
+    assert_eq!(ends, ["asked"], "the next start of the server finds how it ended");
+    drop(gateway);
+    std::fs::remove_dir_all(&root).unwrap();
+}
