@@ -4,10 +4,14 @@
 use crate::{
     Caller, Gateway, Problem,
     problem::Answer,
+    sent::{is_sent_at_once, until_sent},
     shares::{Full, Shares},
-    turns::until_sent,
 };
-use axum::response::{IntoResponse, Response};
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
 use http::{StatusCode, header::CONTENT_TYPE};
 use serde::Serialize;
 use std::io;
@@ -70,10 +74,14 @@ pub(crate) async fn answer<T: Serialize>(
 }
 
 /// Sends it. It lies in memory until somebody takes it, and of that a key has its share.
-pub(crate) fn sent(answering: &Shares, key: &str, json: Vec<u8>) -> Answer<Response> {
-    let mut share = answering.of(key);
-    answering.add(&mut share, json.len()).map_err(too_many)?;
-    let body = until_sent(json.into(), share);
+pub(crate) fn sent(answering: &Shares, key: &str, json: impl Into<Bytes>) -> Answer<Response> {
+    let json = json.into();
+    let (length, mut body) = (json.len(), Body::from(json));
+    if !is_sent_at_once(&body) {
+        let mut share = answering.of(key);
+        answering.add(&mut share, length).map_err(too_many)?;
+        body = until_sent(body, share);
+    }
     Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
 }
 
@@ -96,6 +104,8 @@ fn failed() -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http_body::Body as _;
+    use http_body_util::BodyExt;
 
     #[test]
     fn what_is_measured_is_what_is_sent() {
@@ -109,16 +119,23 @@ mod tests {
         assert_eq!((few, more), (vec!["a", "b"], false));
     }
 
-    #[test]
-    fn answers_that_nobody_takes_are_bounded() {
-        let shares = Shares::new(20, 10);
-        let send = |key| sent(&shares, key, vec![b' '; 8]);
-        let untaken = send("her").unwrap();
-        assert_eq!(send("her").unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
-        let _his = send("him").unwrap();
-        assert_eq!(send("them").unwrap_err().status(), StatusCode::SERVICE_UNAVAILABLE);
+    #[tokio::test]
+    async fn answers_that_nobody_takes_are_bounded() {
+        const LARGE: usize = 100 << 10;
+        let shares = Shares::new(3 * LARGE - 1, LARGE);
+        let send = |key, length| sent(&shares, key, vec![b' '; length]);
+        let mut untaken = send("her", LARGE).unwrap().into_body();
+        let first = untaken.frame().await.unwrap();
+        assert_eq!(send("her", LARGE).unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
+        let _his = send("him", LARGE).unwrap();
+        assert_eq!(send("them", LARGE).unwrap_err().status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(send("her", 1 << 10).is_ok(), "what is small never waits in memory for long");
+        let last = untaken.frame().await.unwrap();
+        assert!(untaken.is_end_stream());
         drop(untaken);
-        assert!(send("her").is_ok());
+        assert!(send("her", LARGE).is_err(), "its last slice is not written yet");
+        drop((first, last));
+        assert!(send("her", LARGE).is_ok());
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod patience;
 mod problem;
 mod runs;
 mod sandboxes;
+mod sent;
 mod server;
 mod shares;
 mod stream;

@@ -5,20 +5,12 @@
 use crate::{
     Problem,
     problem::Answer,
+    sent::{is_sent_at_once, until_sent},
     shares::{Full, Share, Shares},
 };
-use axum::{body::Body, response::Response};
-use bytes::Bytes;
+use axum::response::Response;
 use http::{Method, StatusCode};
-use http_body::{Frame, SizeHint};
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
-
-/// An answer of this length that is there already is as good as sent.
-const SENT_AT_ONCE: u64 = 64 << 10;
+use std::sync::Arc;
 
 /// Turns of all keys.
 #[derive(Debug)]
@@ -78,41 +70,10 @@ fn refused(full: Full, what: &str) -> Problem {
 impl Turn {
     /// The same answer, which is sent in this turn.
     pub(crate) fn keep(self, response: Response) -> Response {
-        let length = http_body::Body::size_hint(response.body()).exact();
-        match length.is_some_and(|length| length <= SENT_AT_ONCE) {
+        match is_sent_at_once(response.body()) {
             true => response,
             false => response.map(|body| until_sent(body, self)),
         }
-    }
-}
-
-/// The same body, with something that is held until it is sent.
-pub(crate) fn until_sent(body: Body, held: impl Send + Unpin + 'static) -> Body {
-    Body::new(Sent { body, _held: held })
-}
-
-struct Sent<T> {
-    body: Body,
-    _held: T,
-}
-
-impl<T: Unpin> http_body::Body for Sent<T> {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
