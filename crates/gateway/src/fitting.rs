@@ -87,12 +87,14 @@ pub(crate) fn sent(answering: &Shares, key: &str, json: impl Into<Bytes>) -> Ans
 
 fn too_many(full: Full) -> Problem {
     let (status, title) = match full {
-        Full::One(most) => {
-            (StatusCode::TOO_MANY_REQUESTS, format!("{most} bytes of answers to this key are not taken yet"))
-        }
-        Full::All(most) => {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("{most} bytes of answers are not taken yet"))
-        }
+        Full::One(most) => (
+            StatusCode::TOO_MANY_REQUESTS,
+            format!("answers that this key has not taken yet have at most {most} bytes"),
+        ),
+        Full::All(most) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("answers that are not taken yet have at most {most} bytes together"),
+        ),
     };
     Problem::new(status, "quota_exceeded", title, Some("read them, or try again in a moment".to_owned()))
 }

@@ -48,7 +48,7 @@ const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
 const MOST_ARRIVING: usize = 256 << 20;
 /// The same, of one key.
 const MOST_ARRIVING_OF_ONE: usize = MOST_ARRIVING / 4;
-/// Bytes of lists that wait for whoever asked for them, and those of one key.
+/// Bytes of lists and results that wait for whoever asked for them, and those of one key.
 const MOST_ANSWERING: usize = 256 << 20;
 const MOST_ANSWERING_OF_ONE: usize = MOST_ANSWERING / 4;
 
@@ -109,8 +109,9 @@ impl Gateway {
         let Settings { engine, policy, state, hosts, folders, profiles, bounds, quiet } = settings;
         let served = Arc::new(Served::open(&state)?);
         let place = state.clone();
-        let arriving =
-            shares::Shares::new(MOST_ARRIVING.max(bounds.body), MOST_ARRIVING_OF_ONE.max(bounds.body));
+        // One body fits, although nobody has more than half.
+        let most_arriving = MOST_ARRIVING.max(bounds.body.saturating_mul(2));
+        let arriving = shares::Shares::new(most_arriving, MOST_ARRIVING_OF_ONE.max(bounds.body));
         let turns = turns::Turns::new(bounds.connections);
         let gateway = Gateway(Arc::new(Inner {
             engine,
