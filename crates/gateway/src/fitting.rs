@@ -6,6 +6,7 @@ use crate::{
     problem::Answer,
     sent::{is_sent_at_once, until_sent},
     shares::{Full, Shares},
+    work,
 };
 use axum::{
     body::Body,
@@ -68,8 +69,8 @@ pub(crate) async fn answer<T: Serialize>(
     caller: &Caller,
     work: impl FnOnce() -> Answer<T> + Send + 'static,
 ) -> Answer<Response> {
-    let work = move || serde_json::to_vec(&work()?).map_err(|_| failed());
-    let json = tokio::task::spawn_blocking(work).await.map_err(|_| failed())??;
+    let made = move || serde_json::to_vec(&work()?).map_err(|_| failed());
+    let json = work::aside(gateway.working(), &caller.key, made).await?;
     sent(gateway.answering(), &caller.key, json)
 }
 

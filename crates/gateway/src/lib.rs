@@ -25,6 +25,7 @@ mod turns;
 mod usage;
 mod validity;
 mod wire;
+mod work;
 mod workspaces;
 mod writer;
 
@@ -99,6 +100,8 @@ struct Inner {
     arriving: shares::Shares,
     /// For the bytes of answers that are not taken yet.
     answering: shares::Shares,
+    /// For work that waits for disks.
+    working: shares::Shares,
     /// For requests that are being served.
     turns: turns::Turns,
 }
@@ -135,6 +138,7 @@ impl Gateway {
             viewers: sandboxes::Viewers::default(),
             arriving,
             answering: shares::Shares::new(MOST_ANSWERING, MOST_ANSWERING_OF_ONE),
+            working: work::shares(),
             turns,
         }));
         runs::live::settle(&gateway)?;
@@ -270,6 +274,10 @@ impl Gateway {
 
     pub(crate) fn answering(&self) -> &shares::Shares {
         &self.0.answering
+    }
+
+    pub(crate) fn working(&self) -> &shares::Shares {
+        &self.0.working
     }
 
     pub(crate) fn turns(&self) -> &turns::Turns {
