@@ -5,7 +5,7 @@ use crate::{
     Caller, Gateway, Problem,
     problem::Answer,
     sent::{is_sent_at_once, until_sent},
-    shares::{Full, Shares},
+    shares::{Full, Share, Shares},
     work,
 };
 use axum::{
@@ -19,6 +19,8 @@ use std::io;
 
 /// What the entries of one answer take as JSON.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
+/// With what stands between and around them.
+const LARGEST: usize = MOST_BYTES + MOST_BYTES / 4;
 
 /// What is left of it.
 #[derive(Debug)]
@@ -63,27 +65,41 @@ impl io::Write for Room {
     }
 }
 
-/// Does something where it disturbs nobody, and makes JSON of it there, too.
+/// Does something where it disturbs nobody, and makes JSON of it there, too. There is room for the answer before anything
+/// is done: what was carried out is not refused.
 pub(crate) async fn answer<T: Serialize>(
     gateway: &Gateway,
     caller: &Caller,
     work: impl FnOnce() -> Answer<T> + Send + 'static,
 ) -> Answer<Response> {
-    let made = move || serde_json::to_vec(&work()?).map_err(|_| failed());
-    let json = work::aside(gateway.working(), &caller.key, made).await?;
-    sent(gateway.answering(), &caller.key, json)
+    let mut share = room(gateway.answering(), &caller.key, LARGEST)?;
+    let made = move || {
+        let json = serde_json::to_vec(&work()?).map_err(|_| failed())?;
+        share.shrink_to(json.len());
+        Ok((json, share))
+    };
+    let (json, share) = work::aside(gateway.working(), &caller.key, made).await?;
+    Ok(as_json(until_sent(json.into(), share)))
 }
 
 /// Sends it. It lies in memory until somebody takes it, and of that a key has its share.
 pub(crate) fn sent(answering: &Shares, key: &str, json: impl Into<Bytes>) -> Answer<Response> {
     let json = json.into();
-    let (length, mut body) = (json.len(), Body::from(json));
-    if !is_sent_at_once(&body) {
-        let mut share = answering.of(key);
-        answering.add(&mut share, length).map_err(too_many)?;
-        body = until_sent(body, share);
-    }
-    Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
+    let (length, body) = (json.len(), Body::from(json));
+    Ok(as_json(match is_sent_at_once(&body) {
+        true => body,
+        false => until_sent(body, room(answering, key, length)?),
+    }))
+}
+
+fn room(answering: &Shares, key: &str, length: usize) -> Answer<Share> {
+    let mut share = answering.of(key);
+    answering.add(&mut share, length).map_err(too_many)?;
+    Ok(share)
+}
+
+fn as_json(body: Body) -> Response {
+    ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 fn too_many(full: Full) -> Problem {

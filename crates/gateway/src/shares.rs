@@ -69,16 +69,25 @@ impl Shares {
     }
 }
 
-impl Drop for Share {
-    fn drop(&mut self) {
+impl Share {
+    /// Gives back all but so much.
+    pub(crate) fn shrink_to(&mut self, amount: usize) {
+        let back = self.amount.saturating_sub(amount);
+        self.amount -= back;
         let mut taken = locked(&self.taken);
-        taken.all -= self.amount;
+        taken.all -= back;
         // Keys come and go: one that has nothing is not remembered.
-        let left = taken.of.get(&self.key).map_or(0, |own| own - self.amount);
+        let left = taken.of.get(&self.key).map_or(0, |own| own - back);
         match left {
             0 => drop(taken.of.remove(&self.key)),
             _ => drop(taken.of.insert(self.key.clone(), left)),
         }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.shrink_to(0);
     }
 }
 
@@ -94,6 +103,8 @@ mod tests {
         assert_eq!(shares.add(&mut again, 2), Err(Full::One(6)), "together with what she has already");
         assert_eq!(shares.add(&mut again, 1), Ok(()));
         assert_eq!(shares.add(&mut his, 6), Ok(()));
+        his.shrink_to(4);
+        assert_eq!(shares.add(&mut his, 2), Ok(()));
         drop(her);
         assert_eq!(shares.add(&mut again, 5), Ok(()), "what is given back can be taken");
         drop((again, his));
