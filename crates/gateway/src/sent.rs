@@ -84,6 +84,10 @@ mod tests {
     use super::*;
     use http_body::Body as _;
     use http_body_util::BodyExt;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        sync::mpsc::error::TryRecvError,
+    };
 
     #[tokio::test]
     async fn what_is_held_stays_until_the_last_slice_is_written() {
@@ -105,5 +109,25 @@ mod tests {
         assert_eq!(Arc::strong_count(&held), 2, "one slice is still to be written");
         drop(last);
         assert_eq!(Arc::strong_count(&held), 1);
+    }
+
+    #[tokio::test]
+    async fn what_is_held_stays_while_a_client_takes_nothing() {
+        let (held, mut given_back) = tokio::sync::mpsc::channel::<()>(1);
+        let held = std::sync::Mutex::new(Some(held));
+        let answer = move || until_sent(vec![b' '; 32 << 20].into(), held.lock().unwrap().take());
+        let (answer, listener) =
+            (Arc::new(answer), tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let mut client = tokio::net::TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let router = axum::Router::new().route("/", axum::routing::get(async move || answer()));
+        let server = tokio::spawn(async move { axum::serve(listener, router).await });
+        client.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
+        client.read_u8().await.unwrap();
+        assert_eq!(given_back.try_recv(), Err(TryRecvError::Empty));
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).await.unwrap();
+        assert!(rest.len() > 32 << 20);
+        assert_eq!(given_back.recv().await, None);
+        server.abort();
     }
 }
