@@ -4,16 +4,23 @@
 use crate::{
     Caller, Gateway, Problem,
     problem::Answer,
-    shares::{Full, Shares},
-    turns::until_sent,
+    sent::{is_sent_at_once, until_sent},
+    shares::{Full, Share, Shares},
+    work,
 };
-use axum::response::{IntoResponse, Response};
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
 use http::{StatusCode, header::CONTENT_TYPE};
 use serde::Serialize;
 use std::io;
 
 /// What the entries of one answer take as JSON.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
+/// With what stands between and around them.
+const LARGEST: usize = MOST_BYTES + MOST_BYTES / 4;
 
 /// What is left of it.
 #[derive(Debug)]
@@ -58,33 +65,53 @@ impl io::Write for Room {
     }
 }
 
-/// Does something where it disturbs nobody, and makes JSON of it there, too.
+/// Does something where it disturbs nobody, and makes JSON of it there, too. There is room for the answer before anything
+/// is done: what was carried out is not refused.
 pub(crate) async fn answer<T: Serialize>(
     gateway: &Gateway,
     caller: &Caller,
     work: impl FnOnce() -> Answer<T> + Send + 'static,
 ) -> Answer<Response> {
-    let work = move || serde_json::to_vec(&work()?).map_err(|_| failed());
-    let json = tokio::task::spawn_blocking(work).await.map_err(|_| failed())??;
-    sent(gateway.answering(), &caller.key, json)
+    let mut share = room(gateway.answering(), &caller.key, LARGEST)?;
+    let made = move || {
+        let json = serde_json::to_vec(&work()?).map_err(|_| failed())?;
+        share.shrink_to(json.len());
+        Ok((json, share))
+    };
+    let (json, share) = work::aside(gateway.working(), &caller.key, made).await?;
+    Ok(as_json(until_sent(json.into(), share)))
 }
 
 /// Sends it. It lies in memory until somebody takes it, and of that a key has its share.
-pub(crate) fn sent(answering: &Shares, key: &str, json: Vec<u8>) -> Answer<Response> {
+pub(crate) fn sent(answering: &Shares, key: &str, json: impl Into<Bytes>) -> Answer<Response> {
+    let json = json.into();
+    let (length, body) = (json.len(), Body::from(json));
+    Ok(as_json(match is_sent_at_once(&body) {
+        true => body,
+        false => until_sent(body, room(answering, key, length)?),
+    }))
+}
+
+fn room(answering: &Shares, key: &str, length: usize) -> Answer<Share> {
     let mut share = answering.of(key);
-    answering.add(&mut share, json.len()).map_err(too_many)?;
-    let body = until_sent(json.into(), share);
-    Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
+    answering.add(&mut share, length).map_err(too_many)?;
+    Ok(share)
+}
+
+fn as_json(body: Body) -> Response {
+    ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 fn too_many(full: Full) -> Problem {
     let (status, title) = match full {
-        Full::One(most) => {
-            (StatusCode::TOO_MANY_REQUESTS, format!("{most} bytes of answers to this key are not taken yet"))
-        }
-        Full::All(most) => {
-            (StatusCode::SERVICE_UNAVAILABLE, format!("{most} bytes of answers are not taken yet"))
-        }
+        Full::One(most) => (
+            StatusCode::TOO_MANY_REQUESTS,
+            format!("answers that this key has not taken yet have at most {most} bytes"),
+        ),
+        Full::All(most) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("answers that are not taken yet have at most {most} bytes together"),
+        ),
     };
     Problem::new(status, "quota_exceeded", title, Some("read them, or try again in a moment".to_owned()))
 }
@@ -96,6 +123,8 @@ fn failed() -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http_body::Body as _;
+    use http_body_util::BodyExt;
 
     #[test]
     fn what_is_measured_is_what_is_sent() {
@@ -109,16 +138,23 @@ mod tests {
         assert_eq!((few, more), (vec!["a", "b"], false));
     }
 
-    #[test]
-    fn answers_that_nobody_takes_are_bounded() {
-        let shares = Shares::new(20, 10);
-        let send = |key| sent(&shares, key, vec![b' '; 8]);
-        let untaken = send("her").unwrap();
-        assert_eq!(send("her").unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
-        let _his = send("him").unwrap();
-        assert_eq!(send("them").unwrap_err().status(), StatusCode::SERVICE_UNAVAILABLE);
+    #[tokio::test]
+    async fn answers_that_nobody_takes_are_bounded() {
+        const LARGE: usize = 100 << 10;
+        let shares = Shares::new(3 * LARGE - 1, LARGE);
+        let send = |key, length| sent(&shares, key, vec![b' '; length]);
+        let mut untaken = send("her", LARGE).unwrap().into_body();
+        let first = untaken.frame().await.unwrap();
+        assert_eq!(send("her", LARGE).unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
+        let _his = send("him", LARGE).unwrap();
+        assert_eq!(send("them", LARGE).unwrap_err().status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(send("her", 1 << 10).is_ok(), "what is small never waits in memory for long");
+        let last = untaken.frame().await.unwrap();
+        assert!(untaken.is_end_stream());
         drop(untaken);
-        assert!(send("her").is_ok());
+        assert!(send("her", LARGE).is_err(), "its last slice is not written yet");
+        drop((first, last));
+        assert!(send("her", LARGE).is_ok());
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod patience;
 mod problem;
 mod runs;
 mod sandboxes;
+mod sent;
 mod server;
 mod shares;
 mod stream;
@@ -24,6 +25,7 @@ mod turns;
 mod usage;
 mod validity;
 mod wire;
+mod work;
 mod workspaces;
 mod writer;
 
@@ -47,7 +49,7 @@ const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
 const MOST_ARRIVING: usize = 256 << 20;
 /// The same, of one key.
 const MOST_ARRIVING_OF_ONE: usize = MOST_ARRIVING / 4;
-/// Bytes of lists that wait for whoever asked for them, and those of one key.
+/// Bytes of lists and results that wait for whoever asked for them, and those of one key.
 const MOST_ANSWERING: usize = 256 << 20;
 const MOST_ANSWERING_OF_ONE: usize = MOST_ANSWERING / 4;
 
@@ -98,6 +100,8 @@ struct Inner {
     arriving: shares::Shares,
     /// For the bytes of answers that are not taken yet.
     answering: shares::Shares,
+    /// For work that waits for disks.
+    working: shares::Shares,
     /// For requests that are being served.
     turns: turns::Turns,
 }
@@ -108,8 +112,9 @@ impl Gateway {
         let Settings { engine, policy, state, hosts, folders, profiles, bounds, quiet } = settings;
         let served = Arc::new(Served::open(&state)?);
         let place = state.clone();
-        let arriving =
-            shares::Shares::new(MOST_ARRIVING.max(bounds.body), MOST_ARRIVING_OF_ONE.max(bounds.body));
+        // One body fits, although nobody has more than half.
+        let most_arriving = MOST_ARRIVING.max(bounds.body.saturating_mul(2));
+        let arriving = shares::Shares::new(most_arriving, MOST_ARRIVING_OF_ONE.max(bounds.body));
         let turns = turns::Turns::new(bounds.connections);
         let gateway = Gateway(Arc::new(Inner {
             engine,
@@ -133,6 +138,7 @@ impl Gateway {
             viewers: sandboxes::Viewers::default(),
             arriving,
             answering: shares::Shares::new(MOST_ANSWERING, MOST_ANSWERING_OF_ONE),
+            working: work::shares(),
             turns,
         }));
         runs::live::settle(&gateway)?;
@@ -268,6 +274,10 @@ impl Gateway {
 
     pub(crate) fn answering(&self) -> &shares::Shares {
         &self.0.answering
+    }
+
+    pub(crate) fn working(&self) -> &shares::Shares {
+        &self.0.working
     }
 
     pub(crate) fn turns(&self) -> &turns::Turns {

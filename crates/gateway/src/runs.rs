@@ -7,7 +7,7 @@ pub(crate) mod live;
 mod recent;
 
 use crate::{
-    Caller, Gateway, Problem, Scope,
+    Caller, Gateway, Problem, Scope, fitting,
     path::Path,
     problem::Answer,
     wire::{Raw, RunOrder},
@@ -124,7 +124,7 @@ async fn create(
             match live {
                 _ if follows(&headers) => return events::of(&gateway, row, &headers, true).await,
                 Some(live) => live,
-                None => return first_answer(row),
+                None => return first_answer(&gateway, &caller, row),
             }
         }
     };
@@ -134,7 +134,7 @@ async fn create(
             let ended = live.ended().await?;
             match &ended.problem {
                 Some(problem) => Err(problem.clone()),
-                None => Ok(json(StatusCode::OK, ended.whole.clone())),
+                None => result(&gateway, &caller, live.id.as_str(), ended.whole.clone()),
             }
         }
     }
@@ -170,10 +170,10 @@ async fn promised(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow
 }
 
 /// What whoever asked first was answered: one that could not start is a problem, however late it is asked for.
-fn first_answer(row: RunRow) -> Answer<Response> {
+fn first_answer(gateway: &Gateway, caller: &Caller, row: RunRow) -> Answer<Response> {
     match row.result.as_deref().and_then(live::problem_kept) {
         Some(problem) => Err(problem),
-        None => Ok(answered(row)),
+        None => answered(gateway, caller, row),
     }
 }
 
@@ -262,9 +262,10 @@ async fn accepted(gateway: &Gateway, live: &Live) -> Answer<Response> {
     Ok(response)
 }
 
-fn json(status: StatusCode, text: impl Into<Bytes>) -> Response {
-    let body = axum::body::Body::from(text.into());
-    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+/// The result of a run, if the caller has room for it. It is not lost without.
+fn result(gateway: &Gateway, caller: &Caller, id: &str, text: impl Into<Bytes>) -> Answer<Response> {
+    let sent = fitting::sent(gateway.answering(), &caller.key, text);
+    sent.map_err(|problem| problem.about(format!("/v1/runs/{id}")))
 }
 
 /// The row of a run that the caller may see; somebody else's is as if there were none.
@@ -277,13 +278,13 @@ async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
 
 /// What the database has of it.
 async fn kept(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Response> {
-    Ok(answered(row(gateway, caller, id).await?))
+    answered(gateway, caller, row(gateway, caller, id).await?)
 }
 
-fn answered(row: RunRow) -> Response {
-    match row.result {
-        Some(result) => json(StatusCode::OK, result),
-        None => Json(RunState::of(&row)).into_response(),
+fn answered(gateway: &Gateway, caller: &Caller, mut row: RunRow) -> Answer<Response> {
+    match row.result.take() {
+        Some(text) => result(gateway, caller, &row.id, text),
+        None => Ok(Json(RunState::of(&row)).into_response()),
     }
 }
 
@@ -341,7 +342,7 @@ async fn cancel(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<S
     let Some(live) = gateway.runs().find(&id) else { return kept(&gateway, &caller, &id).await };
     live.cancel();
     match tokio::time::timeout(CANCELLED_WITHIN, live.ended()).await {
-        Ok(ended) => Ok(json(StatusCode::OK, ended?.kept.clone())),
+        Ok(ended) => result(&gateway, &caller, &id, ended?.kept.clone()),
         Err(_) => Ok((StatusCode::ACCEPTED, Json(RunState::of(&row))).into_response()),
     }
 }

@@ -1,4 +1,5 @@
-//! What all keys have together, and no key more of it than its share.
+//! What all keys have together. No key has more of it than its share, nor more than half of what the others leave: two of
+//! them do not take everything from whoever comes next.
 
 use std::{
     collections::HashMap,
@@ -53,31 +54,40 @@ impl Shares {
     /// So much more.
     pub(crate) fn add(&self, share: &mut Share, more: usize) -> Result<(), Full> {
         let mut taken = locked(&self.taken);
-        let own = taken.of.get(&share.key).copied().unwrap_or(0).saturating_add(more);
-        let all = taken.all.saturating_add(more);
-        if own > self.most_of_one {
-            return Err(Full::One(self.most_of_one));
+        let has = taken.of.get(&share.key).copied().unwrap_or(0);
+        let left = self.most.saturating_sub(taken.all - has);
+        let most = self.most_of_one.min(left.div_ceil(2));
+        let own = has.saturating_add(more);
+        if own > most {
+            let is_for_others = has == 0 && own <= self.most_of_one;
+            return Err(if is_for_others { Full::All(self.most) } else { Full::One(most) });
         }
-        if all > self.most {
-            return Err(Full::All(self.most));
-        }
-        taken.all = all;
+        taken.all += more;
         taken.of.insert(share.key.clone(), own);
         share.amount += more;
         Ok(())
     }
 }
 
-impl Drop for Share {
-    fn drop(&mut self) {
+impl Share {
+    /// Gives back all but so much.
+    pub(crate) fn shrink_to(&mut self, amount: usize) {
+        let back = self.amount.saturating_sub(amount);
+        self.amount -= back;
         let mut taken = locked(&self.taken);
-        taken.all -= self.amount;
+        taken.all -= back;
         // Keys come and go: one that has nothing is not remembered.
-        let left = taken.of.get(&self.key).map_or(0, |own| own - self.amount);
+        let left = taken.of.get(&self.key).map_or(0, |own| own - back);
         match left {
             0 => drop(taken.of.remove(&self.key)),
             _ => drop(taken.of.insert(self.key.clone(), left)),
         }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.shrink_to(0);
     }
 }
 
@@ -87,16 +97,31 @@ mod tests {
 
     #[test]
     fn a_key_has_its_share_and_the_others_theirs() {
-        let shares = Shares::new(10, 6);
+        let shares = Shares::new(20, 6);
         let [mut her, mut his, mut again] = ["her", "him", "her"].map(|key| shares.of(key));
         assert_eq!(shares.add(&mut her, 5), Ok(()));
         assert_eq!(shares.add(&mut again, 2), Err(Full::One(6)), "together with what she has already");
         assert_eq!(shares.add(&mut again, 1), Ok(()));
-        assert_eq!(shares.add(&mut his, 5), Err(Full::All(10)));
-        assert_eq!(shares.add(&mut his, 4), Ok(()));
+        assert_eq!(shares.add(&mut his, 6), Ok(()));
+        his.shrink_to(4);
+        assert_eq!(shares.add(&mut his, 2), Ok(()));
         drop(her);
         assert_eq!(shares.add(&mut again, 5), Ok(()), "what is given back can be taken");
         drop((again, his));
         assert!(locked(&shares.taken).of.is_empty() && locked(&shares.taken).all == 0);
+    }
+
+    #[test]
+    fn nobody_has_more_than_half_of_what_the_others_leave() {
+        let shares = Shares::new(100, 100);
+        let names: Vec<_> = (0..9).map(|number| number.to_string()).collect();
+        let mut taken: Vec<_> = names.iter().map(|name| shares.of(name)).collect();
+        for share in &mut taken {
+            while shares.add(share, 1).is_ok() {}
+        }
+        assert_eq!(shares.add(&mut shares.of("more"), 1), Err(Full::All(100)));
+        assert_eq!(shares.add(&mut shares.of("0"), 1), Err(Full::One(25)));
+        let amounts: Vec<_> = taken.iter().map(|share| share.amount).collect();
+        assert_eq!(amounts, [50, 25, 13, 6, 3, 2, 1, 0, 0]);
     }
 }

@@ -5,20 +5,12 @@
 use crate::{
     Problem,
     problem::Answer,
+    sent::{is_sent_at_once, until_sent},
     shares::{Full, Share, Shares},
 };
-use axum::{body::Body, response::Response};
-use bytes::Bytes;
+use axum::response::Response;
 use http::{Method, StatusCode};
-use http_body::{Frame, SizeHint};
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
-
-/// An answer of this length that is there already is as good as sent.
-const SENT_AT_ONCE: u64 = 64 << 10;
+use std::sync::Arc;
 
 /// Turns of all keys.
 #[derive(Debug)]
@@ -32,12 +24,13 @@ pub(crate) struct Turns {
 pub(crate) struct Turn(#[allow(dead_code, reason = "held")] Arc<[Option<Share>; 2]>);
 
 impl Turns {
-    /// Of so many connections a key has three quarters, and half with what lasts. An eighth is kept for what is short.
+    /// Of so many connections a key has three quarters. An eighth is kept for what is short, and of the rest it has half of
+    /// what the others leave.
     pub(crate) fn new(connections: usize) -> Turns {
-        let short = connections.div_ceil(8);
+        let lasting = connections.saturating_sub(connections.div_ceil(8)).max(1);
         Turns {
             requests: Shares::new(usize::MAX, (connections - connections / 4).max(1)),
-            lasting: Shares::new(connections.saturating_sub(short).max(1), (connections / 2).max(1)),
+            lasting: Shares::new(lasting, lasting),
         }
     }
 
@@ -56,10 +49,16 @@ impl Turns {
 
 /// Whether a request may take long without anything being wrong.
 fn lasts(method: &Method, route: &str) -> bool {
-    let short = matches!(*method, Method::GET | Method::HEAD | Method::DELETE);
-    let ends = ["/events", "/logs", "/output", "/pty"];
-    let parts = ["/files", "/artifacts/"];
-    !short || ends.iter().any(|end| route.ends_with(end)) || parts.iter().any(|part| route.contains(part))
+    let is_end = |ends: &[&str]| ends.iter().any(|end| route.ends_with(end));
+    match *method {
+        Method::GET | Method::HEAD | Method::DELETE => {
+            is_end(&["/events", "/logs", "/output", "/pty", "/diff"])
+                || ["/files", "/artifacts/"].iter().any(|part| route.contains(part))
+        }
+        // A word to what is there, with a small body or none.
+        Method::POST => !is_end(&["/signal", "/resize", "/pause", "/resume", "/v1/keys"]),
+        _ => true,
+    }
 }
 
 fn refused(full: Full, what: &str) -> Problem {
@@ -69,7 +68,7 @@ fn refused(full: Full, what: &str) -> Problem {
         }
         Full::All(most) => (
             StatusCode::SERVICE_UNAVAILABLE,
-            format!("all keys together have {most} {what} open, the most there can be"),
+            format!("all keys together have at most {most} {what} open at once"),
         ),
     };
     Problem::new(status, "quota_exceeded", title, Some("close one, or try later".to_owned()))
@@ -78,41 +77,10 @@ fn refused(full: Full, what: &str) -> Problem {
 impl Turn {
     /// The same answer, which is sent in this turn.
     pub(crate) fn keep(self, response: Response) -> Response {
-        let length = http_body::Body::size_hint(response.body()).exact();
-        match length.is_some_and(|length| length <= SENT_AT_ONCE) {
+        match is_sent_at_once(response.body()) {
             true => response,
             false => response.map(|body| until_sent(body, self)),
         }
-    }
-}
-
-/// The same body, with something that is held until it is sent.
-pub(crate) fn until_sent(body: Body, held: impl Send + Unpin + 'static) -> Body {
-    Body::new(Sent { body, _held: held })
-}
-
-struct Sent<T> {
-    body: Body,
-    _held: T,
-}
-
-impl<T: Unpin> http_body::Body for Sent<T> {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
@@ -125,11 +93,13 @@ mod tests {
         let turns = Turns::new(16);
         let take = |key: &str, route: &str| turns.take(key, &Method::GET, route);
         let (lasting, short) = ("/v1/sandboxes/{id}/logs", "/v1/sandboxes/{id}");
-        let hers: Vec<_> = (0..8).map(|_| take("her", lasting).unwrap()).collect();
+        let hers: Vec<_> = (0..7).map(|_| take("her", lasting).unwrap()).collect();
         assert_eq!(take("her", lasting).unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
-        let _more: Vec<_> = (0..4).map(|_| take("her", short).unwrap()).collect();
+        let _more: Vec<_> = (0..5).map(|_| take("her", short).unwrap()).collect();
         assert_eq!(take("her", short).unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
-        let _his: Vec<_> = (0..6).map(|_| take("him", lasting).unwrap()).collect();
+        let _his: Vec<_> = (0..4).map(|_| take("him", lasting).unwrap()).collect();
+        assert_eq!(take("him", lasting).unwrap_err().status(), StatusCode::TOO_MANY_REQUESTS);
+        let _theirs: Vec<_> = ["a", "a", "b"].map(|key| take(key, lasting).unwrap()).into();
         assert_eq!(take("them", lasting).unwrap_err().status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(take("them", short).is_ok());
         drop(hers);
@@ -146,10 +116,21 @@ mod tests {
             (Method::GET, "/v1/sandboxes/{id}/files/{*path}"),
             (Method::PUT, "/v1/artifacts/{name}"),
             (Method::GET, "/v1/artifacts/{name}"),
+            (Method::GET, "/v1/workspaces/{id}/diff"),
+            (Method::POST, "/v1/workspaces/{id}/commit"),
+            (Method::POST, "/v1/sandboxes/{id}/exec/{exec}/stdin"),
         ] {
             assert!(lasts(&method, route), "{method} {route}");
         }
-        for (method, route) in [(Method::GET, "/v1/runs/{id}"), (Method::DELETE, "/v1/sandboxes/{id}")] {
+        for (method, route) in [
+            (Method::GET, "/v1/runs/{id}"),
+            (Method::DELETE, "/v1/sandboxes/{id}"),
+            (Method::POST, "/v1/sandboxes/{id}/pause"),
+            (Method::POST, "/v1/sandboxes/{id}/resume"),
+            (Method::POST, "/v1/sandboxes/{id}/exec/{exec}/signal"),
+            (Method::POST, "/v1/sandboxes/{id}/exec/{exec}/resize"),
+            (Method::POST, "/v1/keys"),
+        ] {
             assert!(!lasts(&method, route), "{method} {route}");
         }
     }

@@ -1,6 +1,7 @@
 //! How long keys are good for those who are being served. A key that ends takes its open requests with it: waits,
 //! bodies in both directions, terminals. Keys may be revoked by another process, so those in use are looked at every second.
 
+use crate::sent::{is_sent_at_once, until_sent};
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
@@ -16,8 +17,6 @@ use tokio::sync::watch;
 
 /// Between two looks.
 pub(crate) const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
-/// A body of this length that is there already is not watched while it is sent.
-const SENT_AT_ONCE: u64 = 64 << 10;
 
 /// The keys of requests that are being served.
 #[derive(Debug, Default)]
@@ -66,12 +65,12 @@ impl Validity {
         }
     }
 
-    /// The same answer, which breaks off when the key ends.
+    /// The same answer, which breaks off when the key ends: between two of its slices.
     pub(crate) fn guard(self, response: Response) -> Response {
-        let length = http_body::Body::size_hint(response.body()).exact();
-        match length.is_some_and(|length| length <= SENT_AT_ONCE) {
+        match is_sent_at_once(response.body()) {
             true => response,
-            false => response.map(|body| Body::new(Guarded { body, over: Box::pin(self.over()) })),
+            false => response
+                .map(|body| Body::new(Guarded { body: until_sent(body, ()), over: Box::pin(self.over()) })),
         }
     }
 }
@@ -101,5 +100,27 @@ impl http_body::Body for Guarded {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt;
+
+    #[tokio::test]
+    async fn a_large_answer_of_one_piece_breaks_off_with_its_key() {
+        let keys = InUse::default();
+        let mut answers = ["her", "him"].map(|key| {
+            let large = Response::new(Body::from(vec![b' '; 1 << 20]));
+            keys.watch(key).guard(large).into_body()
+        });
+        for answer in &mut answers {
+            assert!(answer.frame().await.unwrap().is_ok());
+        }
+        keys.end("her");
+        let [hers, his] = answers;
+        assert!(hers.collect().await.is_err());
+        assert!(his.collect().await.is_ok_and(|rest| rest.to_bytes().len() > 900 << 10));
     }
 }

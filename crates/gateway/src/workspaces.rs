@@ -8,6 +8,7 @@ use crate::{
     problem::Answer,
     runs::host,
     wire::Raw,
+    work,
 };
 use axum::{Json, extract::State, response::Response};
 use engine::workspaces::{self as layers, CommitOptions, LayerError, Left};
@@ -137,7 +138,7 @@ struct CommittedWorkspace {
     responses((status = 200, body = WorkspaceList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn list_workspaces(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<WorkspaceList>> {
     caller.require(Scope::Sandboxes)?;
-    let found = off_the_loop(&gateway, layers::list).await?;
+    let found = off_the_loop(&gateway, &caller, layers::list).await?;
     let seen = found.into_iter().filter(|layer| sees(&caller, layer));
     let shown = |layer: layers::Layer| Workspace {
         id: layer.id.to_string(),
@@ -188,7 +189,7 @@ async fn discard_workspace(
     Path(id): Path<String>,
 ) -> Answer<StatusCode> {
     let id = known(&gateway, &caller, &id).await?.id;
-    off_the_loop(&gateway, move |state| layers::discard(state, &id)).await?;
+    off_the_loop(&gateway, &caller, move |state| layers::discard(state, &id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -203,7 +204,7 @@ async fn shared(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Id> {
 async fn known(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<layers::Layer> {
     caller.require(Scope::Sandboxes)?;
     let id = Id::new(id).map_err(|_| Problem::not_found("workspace"))?;
-    let layer = off_the_loop(gateway, move |state| layers::find(state, &id)).await?;
+    let layer = off_the_loop(gateway, caller, move |state| layers::find(state, &id)).await?;
     match sees(caller, &layer) {
         true => Ok(layer),
         false => Err(Problem::not_found("workspace")),
@@ -217,11 +218,11 @@ fn sees(caller: &Caller, layer: &layers::Layer) -> bool {
 
 async fn off_the_loop<T: Send + 'static>(
     gateway: &Gateway,
+    caller: &Caller,
     work: impl FnOnce(&FilePath) -> Result<T, LayerError> + Send + 'static,
 ) -> Answer<T> {
     let state: PathBuf = gateway.engine().state_folder().to_owned();
-    let done = tokio::task::spawn_blocking(move || work(&state)).await;
-    done.map_err(|error| internal(error.to_string()))?.map_err(refused)
+    work::aside(gateway.working(), &caller.key, move || work(&state).map_err(refused)).await
 }
 
 /// As JSON, which is made there, too: a program chose the names.

@@ -251,12 +251,12 @@ fn a_key_takes_its_share_of_the_connections_and_no_more() {
     assert_eq!(server.ask(&hers, "POST", &format!("{sandbox}/exec"), &[], &order).status, 201);
 
     let ask = server.request(&hers, "GET", &format!("{sandbox}/logs?follow=true"), &[], &json!(null));
-    let mut open: Vec<_> = (0..8).map(|_| server.client.open(&ask)).collect();
+    let mut open: Vec<_> = (0..7).map(|_| server.client.open(&ask)).collect();
     assert!(open.iter_mut().all(|one| one.head().is_some_and(|(status, _)| status == 200)));
     let one_more = server.client.open(&ask).answer();
     let told = one_more.json();
     assert_eq!((one_more.status, &told["code"]), (429, &json!("quota_exceeded")));
-    assert_eq!(told["title"], "a key has at most 8 streams, waits and transfers open at once");
+    assert_eq!(told["title"], "a key has at most 7 streams, waits and transfers open at once");
 
     assert_eq!(server.ask(&his, "POST", "/v1/sandboxes", &[], &json!({})).status, 201);
     assert_eq!(server.ask("", "GET", "/healthz", &[], &json!(null)).status, 200);
@@ -267,7 +267,7 @@ fn a_key_takes_its_share_of_the_connections_and_no_more() {
     let mut sockets = Vec::new();
     server.until("room", || {
         sockets.extend(look().ok());
-        sockets.len() == 8
+        sockets.len() == 7
     });
     assert_eq!(look().err(), Some(429), "terminals are counted, too");
     sockets.pop();

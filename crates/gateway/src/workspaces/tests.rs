@@ -144,6 +144,24 @@ async fn a_key_sees_commits_and_discards_its_own_workspaces_only() {
     assert_eq!(ids(ask(admin, "GET /v1/workspaces", "").await).len(), 0);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_there_is_no_room_to_do_or_to_tell_is_not_done() {
+    let place = Place::new("room", &[("hers", Some("her")), ("his", Some("him"))]);
+    let (folder, gateway) = (place.folder(), place.gateway(vec![place.folder()]));
+    let her = serve(&gateway, "her", &[Scope::Sandboxes]).await;
+    for (shares, amount) in [(gateway.answering(), 60 << 20), (gateway.working(), 16)] {
+        let mut taken = shares.of("her");
+        shares.add(&mut taken, amount).unwrap();
+        let (status, told) = ask(her, "POST /v1/workspaces/hers/commit", "").await;
+        assert_eq!((status, &told["code"]), (429, &json!("quota_exceeded")), "{told}");
+        assert_eq!(fs::read_to_string(folder.join("a")).unwrap(), "a");
+    }
+    let mut others = gateway.working().of("him");
+    gateway.working().add(&mut others, 16).unwrap();
+    assert_eq!(ask(her, "POST /v1/workspaces/hers/commit", "").await.0, 200);
+    assert_eq!(fs::read_to_string(folder.join("a")).unwrap(), "hers");
+}
+
 #[test]
 fn what_is_told_of_hostile_changes_is_bounded() {
     let change = |number: usize| layers::Change {

@@ -9,7 +9,7 @@ mod write;
 pub(super) use path::decoded;
 
 use super::wire::name_or_base64;
-use crate::{Caller, Gateway, Problem, problem::Answer};
+use crate::{Caller, Gateway, Problem, problem::Answer, work};
 use axum::routing::get;
 use engine::tree::{Entry, EntryKind, Tree, TreeError};
 use http::{StatusCode, Uri};
@@ -34,11 +34,12 @@ fn found(gateway: &Gateway, caller: &Caller, uri: &Uri) -> Answer<(Arc<Tree>, Pl
 }
 
 /// Has something done where waiting for a disk disturbs nobody.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> Result<T, TreeError> + Send + 'static) -> Answer<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(refused),
-        Err(_) => Err(failed()),
-    }
+async fn aside<T: Send + 'static>(
+    gateway: &Gateway,
+    caller: &Caller,
+    work: impl FnOnce() -> Result<T, TreeError> + Send + 'static,
+) -> Answer<T> {
+    work::aside(gateway.working(), &caller.key, move || work().map_err(refused)).await
 }
 
 fn failed() -> Problem {

@@ -96,7 +96,7 @@ pub(super) async fn get(
     if listing.recursive && listing.after.is_some() {
         return Err(Problem::invalid("`recursive` and `after` exclude each other", "give one of them"));
     }
-    match aside(move || open(&tree, &place.path, place.folder, &listing)).await? {
+    match aside(&gateway, &caller, move || open(&tree, &place.path, place.folder, &listing)).await? {
         Opened::Folder(json) => fitting::sent(gateway.answering(), &caller.key, json),
         Opened::File(file, entry) => contents(file, &entry, &headers, &method),
     }

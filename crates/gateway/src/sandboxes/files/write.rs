@@ -5,6 +5,7 @@ use crate::{
     Caller, Gateway, Problem,
     problem::Answer,
     sandboxes::body::{Asked, to_the_end},
+    work,
 };
 use axum::{
     Json,
@@ -86,7 +87,7 @@ async fn put(
         return Err(Problem::invalid("a file is put whole, not in parts", "leave Content-Range out"));
     }
     if putting.directory {
-        return folder(tree, place.path, &putting).await;
+        return folder(&gateway, &caller, tree, place.path, &putting).await;
     }
     if place.folder {
         return Err(Problem::invalid(
@@ -96,27 +97,28 @@ async fn put(
     }
     let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     let mode = putting.mode(0o644)?;
-    to_the_end(async move { file(tree, place.path, putting.mkdir, mode, body, length).await }).await
-}
-
-async fn file(
-    tree: Arc<Tree>,
-    path: PathBuf,
-    mkdir: bool,
-    mode: u32,
-    body: Body,
-    length: Option<u64>,
-) -> Answer<Response> {
-    let (upload, replaces) = aside(move || {
-        let replaces = tree.stat(&path).is_ok();
-        let mut upload = tree.put(&path, mkdir)?;
+    let begun = move || {
+        let (path, mkdir) = (&place.path, putting.mkdir);
+        let replaces = tree.stat(path).is_ok();
+        let mut upload = tree.put(path, mkdir)?;
         upload.expect(length.unwrap_or(0))?;
         upload.set_mode(mode);
         Ok((upload, replaces))
-    })
-    .await?;
+    };
+    to_the_end(async move { file(&gateway, &caller, begun, body).await }).await
+}
+
+async fn file(
+    gateway: &Gateway,
+    caller: &Caller,
+    begun: impl FnOnce() -> Result<(Upload, bool), TreeError> + Send + 'static,
+    body: Body,
+) -> Answer<Response> {
+    let (upload, replaces) = aside(gateway, caller, begun).await?;
     let upload = Receiving { upload: Some(upload), writing: None }.receive(body).await?;
-    let entry = aside(move || upload.publish()).await?;
+    // What has arrived is not thrown away because others of the key's are at work.
+    let published = move || upload.publish().map_err(refused);
+    let entry = work::aside_in_turn(gateway.working(), &caller.key, published).await?;
     let status = if replaces { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(FileFacts::from(entry))).into_response())
 }
@@ -183,12 +185,18 @@ async fn arriving(body: &mut Body) -> Answer<Option<Bytes>> {
 }
 
 /// One that is there already is as good.
-async fn folder(tree: Arc<Tree>, path: PathBuf, putting: &Putting) -> Answer<Response> {
+async fn folder(
+    gateway: &Gateway,
+    caller: &Caller,
+    tree: Arc<Tree>,
+    path: PathBuf,
+    putting: &Putting,
+) -> Answer<Response> {
     if putting.mode.is_some() {
         return Err(Problem::invalid("a folder is made with mode 755", "leave `mode` out"));
     }
     let mkdir = putting.mkdir;
-    let (entry, made) = aside(move || {
+    let (entry, made) = aside(gateway, caller, move || {
         let was = tree.stat(&path).is_ok_and(|entry| entry.kind == EntryKind::Folder);
         if !was {
             tree.make_folder(&path, mkdir)?;
@@ -218,7 +226,7 @@ async fn make(
     Asked(putting): Asked<Putting>,
 ) -> Answer<Response> {
     let (tree, place) = found(&gateway, &caller, &uri)?;
-    folder(tree, place.path, &putting).await
+    folder(&gateway, &caller, tree, place.path, &putting).await
 }
 
 /// What is removed.
@@ -248,6 +256,6 @@ async fn remove(
     Asked(removing): Asked<Removing>,
 ) -> Answer<StatusCode> {
     let (tree, place) = found(&gateway, &caller, &uri)?;
-    aside(move || tree.remove(&place.path, removing.recursive)).await?;
+    aside(&gateway, &caller, move || tree.remove(&place.path, removing.recursive)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
