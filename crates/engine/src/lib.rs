@@ -56,7 +56,9 @@ pub use sandbox::{
     container::Hosts,
     native::{HeadStart, Native, Step},
 };
-pub use session::{Exec, ExecResult, Session, SessionEnd, SessionKept, SessionState, SessionStatus};
+pub use session::{
+    Exec, ExecResult, NotTyped, Session, SessionEnd, SessionKept, SessionState, SessionStatus,
+};
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};
 

@@ -13,7 +13,7 @@ mod exec;
 mod fork;
 mod left_behind;
 
-pub use exec::{Exec, ExecResult};
+pub use exec::{Exec, ExecResult, NotTyped};
 
 use crate::{
     Engine, Rights,
