@@ -51,6 +51,8 @@ pub(crate) struct Driver {
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) doors: Option<oneshot::Sender<Vec<TcpListener>>>,
     pub(crate) terminal: Option<oneshot::Sender<Terminal>>,
+    /// That nobody is left inside, before the rest of the output is taken.
+    pub(crate) over: watch::Sender<bool>,
 }
 
 /// The output of a run, being read.
@@ -277,6 +279,7 @@ impl Driver {
                 }
             }
         }
+        self.over.send_replace(true);
         let ([(stdout, cut_out), (stderr, cut_err)], denials) = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
         result.truncated = Truncated { stdout: cut_out, stderr: cut_err };

@@ -56,7 +56,9 @@ pub use sandbox::{
     container::Hosts,
     native::{HeadStart, Native, Step},
 };
-pub use session::{Exec, ExecResult, Session, SessionEnd, SessionKept, SessionState, SessionStatus};
+pub use session::{
+    Exec, ExecResult, NotTyped, Session, SessionEnd, SessionKept, SessionState, SessionStatus,
+};
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};
 
@@ -178,6 +180,7 @@ pub struct Run {
     doors: Option<oneshot::Receiver<Vec<TcpListener>>>,
     terminal: Option<oneshot::Receiver<Terminal>>,
     cancel: watch::Sender<bool>,
+    over: watch::Receiver<bool>,
     blank: RunResult,
     driver: JoinHandle<RunResult>,
 }
@@ -268,6 +271,7 @@ impl Engine {
     pub fn start_as(&self, id: Id, spec: RunSpec) -> Run {
         let (sender, events) = mpsc::channel(MOST_WAITING_EVENTS);
         let (cancel, cancelled) = watch::channel(false);
+        let (is_over, over) = watch::channel(false);
         let (doors_out, doors) = oneshot::channel();
         let (terminal_out, terminal) = spec.sandbox.tty.map(|_| oneshot::channel()).unzip();
         let (stdin, input) = match spec.stdin.then(streams::input_pipe).transpose() {
@@ -287,9 +291,10 @@ impl Engine {
             events: sender,
             doors: Some(doors_out),
             terminal: terminal_out,
+            over: is_over,
         };
         let driver = tokio::spawn(task.drive(input));
-        Run { id, events, stdin, doors: Some(doors), terminal, cancel, blank, driver }
+        Run { id, events, stdin, doors: Some(doors), terminal, cancel, over, blank, driver }
     }
 
     /// Starts a run and waits for its result. A run that could not start has a result, too.
@@ -439,6 +444,12 @@ impl Run {
     /// Asks for the end: the whole tree is gone within a second.
     pub fn cancel(&self) {
         self.cancel.send_replace(true);
+    }
+
+    /// Becomes true, or loses its sender, once the box is gone: what there is of output then is all there will be, and
+    /// no program waits any more for whoever takes it.
+    pub fn over(&self) -> watch::Receiver<bool> {
+        self.over.clone()
     }
 
     /// Waits for the result; events not yet taken are dropped.

@@ -13,7 +13,7 @@ mod exec;
 mod fork;
 mod left_behind;
 
-pub use exec::{Exec, ExecResult};
+pub use exec::{Exec, ExecResult, NotTyped};
 
 use crate::{
     Engine, Rights,
@@ -136,6 +136,8 @@ struct Book {
     ended_cpu_us: u64,
     largest_bytes: u64,
     used: Instant,
+    /// Copies that are being made of it, or into it.
+    copies: usize,
     workspace: Option<OwnedFd>,
 }
 
@@ -212,10 +214,11 @@ fn hit(counters: &Counters) -> impl Iterator<Item = LimitName> {
 }
 
 impl Book {
-    /// A program in the background does not keep a session from being idle, nor does one that is paused.
+    /// A program in the background does not keep a session from being idle, nor does one that is paused; to be copied
+    /// does, although it stands still meanwhile.
     fn is_at_work(&self) -> bool {
-        self.state.status == SessionStatus::Ready
-            && self.execs.iter().any(|exec| !exec.request().background && exec.result().is_none())
+        let runs = |exec: &Exec| !exec.request().background && exec.result().is_none();
+        self.copies > 0 || self.state.status == SessionStatus::Ready && self.execs.iter().any(runs)
     }
 
     /// Takes over what the box has used so far.

@@ -12,6 +12,7 @@ mod base;
 mod commit;
 mod diff;
 pub(crate) mod live;
+mod measure;
 mod owned;
 mod tree;
 mod wire;
@@ -237,9 +238,10 @@ impl Hold {
 
     /// What the program has changed so far; what the layer takes by now is written down.
     pub fn diff(&self) -> Result<Diff, LayerError> {
-        let (diff, room) = look(&self.state, &self.id)?;
+        // First: a program can see to it that its layer cannot be compared.
+        let room = measure::layer(&self.folder);
         owned::note(&self.folder, room).map_err(failed("write down what the workspace takes"))?;
-        Ok(diff)
+        diff(&self.state, &self.id)
     }
 
     /// Gives the layer up: nobody wants it.
@@ -296,10 +298,11 @@ fn make(
     let draft = format!("{NEW}{id}");
     let new =
         begin(&layers, id, &draft).map_err(|error| error.unwrap_or(LayerError::Taken { id: id.clone() }))?;
+    let growing = owned::Growing::begin(state, about.owner.as_deref());
     let made = owned::sum(state, about.owner.as_deref()).and_then(|before| {
         let watch = |room| match is_cancelled() {
             true => Err(NotCopied::Cancelled),
-            false => owned::fits(state, before, room),
+            false => owned::fits(state, before, growing.to(room)),
         };
         fill(&new, &from, &folder, &about, &watch)
     });
@@ -311,7 +314,10 @@ fn make(
         })
     });
     match made {
-        Ok(()) => Ok(Hold { state: state.to_owned(), id: id.clone(), folder: new }),
+        Ok(()) => {
+            growing.stays();
+            Ok(Hold { state: state.to_owned(), id: id.clone(), folder: new })
+        }
         Err(error) => {
             // What cannot be removed now, a sweep removes.
             let _ = tree::remove(&layers, draft.as_ref());
@@ -469,11 +475,6 @@ pub fn list(state: &Path) -> Result<Vec<Layer>, LayerError> {
 
 /// What a program changed in its layer.
 pub fn diff(state: &Path, id: &Id) -> Result<Diff, LayerError> {
-    look(state, id).map(|(diff, _)| diff)
-}
-
-/// The same, and what the layer takes on the disk.
-fn look(state: &Path, id: &Id) -> Result<(Diff, u64), LayerError> {
     let opened = Opened::open(state, id)?;
     let (folder, allowed) = (opened.folder().ok(), opened.allowed());
     let base = base::read(&opened.layer).map_err(failed("read what the workspace is based on"))?;
@@ -485,8 +486,8 @@ fn look(state: &Path, id: &Id) -> Result<(Diff, u64), LayerError> {
         allowed: &allowed,
     };
     let looked = Rights::of_owner(tree.as_fd()).and_then(|rights| rights.act(|| sides.compare()));
-    let Compared { changes, unknown, room } = looked.map_err(failed("look at what the program left"))?;
-    Ok((Diff { changes, unknown, compared: folder.is_some() }, room))
+    let Compared { changes, unknown } = looked.map_err(failed("look at what the program left"))?;
+    Ok(Diff { changes, unknown, compared: folder.is_some() })
 }
 
 /// Takes a layer's changes over into its folder: all of them, or with `partial` what can be. After a crash it can be asked

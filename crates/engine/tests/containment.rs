@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
 use engine::{Engine, Settings};
-use spec::{Policy, RunRequest, RunResult};
+use spec::{Event, Policy, RunRequest, RunResult, Status};
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 /// A folder for one test: its state, and a workspace.
@@ -24,8 +25,12 @@ impl Place {
         self.0.join("workspace")
     }
 
+    fn engine(&self) -> Engine {
+        Engine::open(Settings::new(self.0.join("state"))).unwrap()
+    }
+
     async fn run(&self, script: &str) -> RunResult {
-        let engine = Engine::open(Settings::new(self.0.join("state"))).unwrap();
+        let engine = self.engine();
         let command = ["sh", "-c", script].map(Into::into).into();
         let workspace = Some(self.workspace());
         let request = RunRequest { command, workspace, ..RunRequest::default() };
@@ -64,4 +69,26 @@ async fn a_program_cannot_make_a_repository_of_its_workspace() {
     let result = place.run("mkdir objects refs && echo ref: refs/heads/main > HEAD").await;
     assert_ne!(result.exit_code, Some(0));
     assert!(place.workspace().join("refs").exists() && !place.workspace().join("HEAD").exists());
+}
+
+#[tokio::test]
+async fn a_run_whose_output_nobody_takes_is_over_when_its_time_is() {
+    let place = Place::new("untaken");
+    let engine = place.engine();
+    let wall_time = Some(spec::Time(Duration::from_secs(1)));
+    let limits = spec::Maximum { wall_time, ..spec::Maximum::default() };
+    let command = ["sh", "-c", "yes"].map(Into::into).into();
+    let request = RunRequest { command, limits, ..RunRequest::default() };
+    let mut run = engine.start(Policy::default().admit(request).unwrap());
+    assert!(matches!(run.next_event().await, Some(Event::Started { .. })));
+    let mut over = run.over();
+    assert!(!*over.borrow(), "its program waits for whoever reads");
+    let over = tokio::time::timeout(Duration::from_secs(20), over.wait_for(|over| *over)).await;
+    assert!(*over.unwrap().unwrap());
+    let mut bytes = 0;
+    while let Some(event) = run.next_event().await {
+        bytes += if let Event::Output { data, .. } = event { data.len() } else { 0 };
+    }
+    assert!((1..2 << 20).contains(&bytes), "what was left is little: {bytes}");
+    assert_eq!(run.finish().await.status, Status::TimedOut);
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
-use engine::{Engine, Exec, Pool, Session, SessionEnd, SessionStatus, Settings};
+use engine::{Engine, Exec, NotTyped, Pool, Session, SessionEnd, SessionStatus, Settings};
 use spec::{
     ErrorCode, ExecRequest, LimitName, Policy, RunRequest, SessionRequest, SessionSpec, Status, Stream,
     TerminalSize,
@@ -104,6 +104,34 @@ async fn what_is_typed_arrives_and_its_end_as_well() {
     // Whoever has no standard input reads its end at once.
     let exec = session.exec(shell("cat; echo empty")).await.unwrap();
     assert_eq!(exec.wait().await.exit_code, Some(0));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn what_is_typed_at_an_offset_waits_for_what_comes_before_and_replaces_nothing() {
+    let place = Place::new("offset");
+    let session = place.open().await;
+    // More than a pipe holds: it is being typed until the program reads.
+    let script = "while [ ! -e go ]; do sleep 0.05; done; tail -c 6";
+    let exec = session.exec(ExecRequest { stdin: true, ..shell(script) }).await.unwrap();
+    let begins = exec.clone();
+    let rest = tokio::spawn(async move {
+        exec.reached(1 << 20).await?;
+        exec.write_from(Some(1 << 20), b"behind").await?;
+        let late = exec.reached((1 << 20) + 7).await;
+        assert_eq!(late, Err(NotTyped::Ahead { typed: (1 << 20) + 6 }), "nobody types that");
+        let other = exec.write_from(Some(1 << 20), b"before").await;
+        assert_eq!(other, Err(NotTyped::Other { typed: (1 << 20) + 6 }));
+        exec.write_from(Some(1 << 20), b"behind").await
+    });
+    let first = begins.clone();
+    let order = tokio::spawn(async move { first.write(&vec![b'x'; 1 << 20]).await });
+    session.exec(shell("touch go")).await.unwrap();
+    order.await.unwrap().unwrap();
+    rest.await.unwrap().unwrap();
+    begins.close_input();
+    assert_eq!(begins.wait().await.exit_code, Some(0));
+    assert_eq!(text(&begins, Stream::Stdout), "behind");
     place.close().await;
 }
 

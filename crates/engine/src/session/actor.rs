@@ -179,6 +179,7 @@ impl Actor {
             ended_cpu_us: 0,
             largest_bytes: 0,
             used: born,
+            copies: 0,
             workspace,
         };
         let shared = Shared {

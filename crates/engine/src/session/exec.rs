@@ -20,14 +20,11 @@ use spec::{
     Truncated,
 };
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, VecDeque},
     io,
     os::fd::OwnedFd,
     path::Path,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -41,6 +38,11 @@ const FEWEST_KEPT: u64 = 4 << 20;
 const MOST_KEPT: u64 = 64 << 20;
 /// Signals that wait to be sent; who sends more at once sends some in vain. Ends never do.
 const MOST_SIGNALS: usize = 64;
+/// Of what was typed, what is known to tell what is sent again from what is not.
+const MOST_KNOWN: usize = 4096;
+/// How long nobody may type before what is still missing is taken for missing. What comes with an order is typed behind
+/// the answer to it.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long a watcher may take for its last words. One that goes on watching those who were left behind has none.
 const LONGEST_LAST_WORD: Duration = Duration::from_millis(100);
 /// How long the kernel may take to end a program for good.
@@ -85,11 +87,43 @@ struct Common {
     /// That it shall end, and how long it has to do so by itself: the shortest time that anybody gave.
     stop: watch::Sender<Option<Duration>>,
     signals: mpsc::Sender<i32>,
-    input: tokio::sync::Mutex<Option<pipe::Sender>>,
+    input: tokio::sync::Mutex<Input>,
     input_is_over: watch::Sender<bool>,
     /// How much was typed. Changes only with the input locked.
-    typed: AtomicU64,
+    typed: watch::Sender<u64>,
     window: Mutex<Option<Window>>,
+}
+
+/// A program's standard input.
+#[derive(Debug, Default)]
+struct Input {
+    /// None once nothing more can be typed.
+    keys: Option<pipe::Sender>,
+    newest: Newest,
+}
+
+/// The end of what was typed.
+#[derive(Debug, Default)]
+struct Newest(VecDeque<u8>);
+
+/// Why something was not typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotTyped {
+    /// Something is missing before it.
+    #[error("what comes before is missing: {typed} bytes were typed")]
+    Ahead {
+        /// How much was typed.
+        typed: u64,
+    },
+    /// Somebody else typed something else there.
+    #[error("something else was typed there: {typed} bytes were typed")]
+    Other {
+        /// How much was typed.
+        typed: u64,
+    },
+    /// The program has ended, or its input has.
+    #[error("the program reads nothing any more")]
+    Over,
 }
 
 impl Exec {
@@ -127,48 +161,67 @@ impl Exec {
     }
 
     /// Types something; waits while the program does not read. An error once it cannot any more.
-    pub async fn write(&self, bytes: &[u8]) -> io::Result<()> {
+    pub async fn write(&self, bytes: &[u8]) -> Result<(), NotTyped> {
         self.write_from(None, bytes).await
     }
 
     /// The same for what begins at this offset of all that is typed, or where that ends now. What was typed already is
-    /// passed over: whoever does not know how much of it arrived sends it again.
-    pub async fn write_from(&self, offset: Option<u64>, bytes: &[u8]) -> io::Result<()> {
-        let over = || io::Error::new(io::ErrorKind::BrokenPipe, "the program reads nothing any more");
+    /// passed over: whoever does not know how much of it arrived sends it again. What is not the same is refused, as far
+    /// back as what was typed is still known.
+    pub async fn write_from(&self, offset: Option<u64>, bytes: &[u8]) -> Result<(), NotTyped> {
         let mut done = self.shared.done.subscribe();
         let mut input = self.shared.input.lock().await;
-        let known = self.typed().checked_sub(offset.unwrap_or(self.typed()));
-        let known = known
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "what comes before is missing"))?;
+        let typed = self.typed();
+        let known = typed.checked_sub(offset.unwrap_or(typed)).ok_or(NotTyped::Ahead { typed })?;
+        if !input.newest.agrees(known, bytes) {
+            return Err(NotTyped::Other { typed });
+        }
         let rest = usize::try_from(known).ok().and_then(|known| bytes.get(known..)).unwrap_or_default();
         if rest.is_empty() && known > 0 {
             return Ok(());
         }
-        if *self.shared.input_is_over.borrow() {
-            return Err(over());
+        if *self.shared.input_is_over.borrow() || input.keys.is_none() {
+            return Err(NotTyped::Over);
         }
-        let keys = input.as_mut().ok_or_else(over)?;
         let written = tokio::select! {
-            written = type_all(keys, rest, &self.shared.typed) => written,
-            _ = done.wait_for(Option::is_some) => Err(over()),
+            written = input.type_all(rest, &self.shared.typed) => written.map_err(|_| NotTyped::Over),
+            _ = done.wait_for(Option::is_some) => Err(NotTyped::Over),
         };
         // Somebody may have ended the input while we wrote.
         if written.is_err() || *self.shared.input_is_over.borrow() {
-            *input = None;
+            input.keys = None;
         }
         written
     }
 
+    /// Waits until all that comes before this offset is typed, as long as somebody types.
+    pub async fn reached(&self, offset: u64) -> Result<(), NotTyped> {
+        let mut typed = self.shared.typed.subscribe();
+        while *typed.borrow_and_update() < offset {
+            // Whoever is at it may get there.
+            drop(self.shared.input.lock().await);
+            if self.typed() >= offset {
+                break;
+            }
+            if *self.shared.input_is_over.borrow() {
+                return Err(NotTyped::Over);
+            }
+            let more = tokio::time::timeout(LONGEST_PAUSE, typed.changed()).await;
+            more.map_err(|_| NotTyped::Ahead { typed: self.typed() })?.map_err(|_| NotTyped::Over)?;
+        }
+        Ok(())
+    }
+
     /// How much was typed until now.
     pub fn typed(&self) -> u64 {
-        self.shared.typed.load(Ordering::Acquire)
+        *self.shared.typed.borrow()
     }
 
     /// Nothing more will be typed. What is being typed arrives first.
     pub fn close_input(&self) {
         self.shared.input_is_over.send_replace(true);
         if let Ok(mut input) = self.shared.input.try_lock() {
-            *input = None;
+            input.keys = None;
         }
     }
 
@@ -210,17 +263,38 @@ impl Exec {
     }
 }
 
-/// Counts what has arrived as it does: whoever types may be gone in the middle of it.
-async fn type_all(keys: &mut pipe::Sender, mut bytes: &[u8], typed: &AtomicU64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let count = keys.write(bytes).await?;
-        if count == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
+impl Input {
+    /// Counts what has arrived as it does: whoever types may be gone in the middle of it.
+    async fn type_all(&mut self, mut bytes: &[u8], typed: &watch::Sender<u64>) -> io::Result<()> {
+        let keys = self.keys.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        while !bytes.is_empty() {
+            let count = keys.write(bytes).await?;
+            if count == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            self.newest.add(&bytes[..count]);
+            typed.send_modify(|typed| *typed += count as u64);
+            bytes = &bytes[count..];
         }
-        typed.fetch_add(count as u64, Ordering::Release);
-        bytes = &bytes[count..];
+        Ok(())
     }
-    Ok(())
+}
+
+impl Newest {
+    fn add(&mut self, bytes: &[u8]) {
+        self.0.extend(&bytes[bytes.len().saturating_sub(MOST_KNOWN)..]);
+        let over = self.0.len().saturating_sub(MOST_KNOWN);
+        self.0.drain(..over);
+    }
+
+    /// Whether what begins so many bytes before the end is what was typed there.
+    fn agrees(&self, known: u64, bytes: &[u8]) -> bool {
+        let known = usize::try_from(known).unwrap_or(usize::MAX);
+        let passed_over = bytes.iter().take(known).skip(known.saturating_sub(self.0.len()));
+        passed_over
+            .zip(self.0.iter().skip(self.0.len().saturating_sub(known)))
+            .all(|(sent, typed)| sent == typed)
+    }
 }
 
 /// What a program begins with.
@@ -254,9 +328,9 @@ pub(super) fn begin(
         done: watch::Sender::default(),
         stop: watch::Sender::default(),
         signals,
-        input: tokio::sync::Mutex::new(input),
+        input: tokio::sync::Mutex::new(Input { keys: input, newest: Newest::default() }),
         input_is_over: watch::Sender::new(!request.stdin),
-        typed: AtomicU64::new(0),
+        typed: watch::Sender::new(0),
         window: Mutex::new(window),
         request,
     };
@@ -493,9 +567,9 @@ pub(super) fn never(id: String, request: ExecRequest, error: &SandboxError) -> E
         done: watch::Sender::new(Some(result)),
         stop: watch::Sender::default(),
         signals,
-        input: tokio::sync::Mutex::new(None),
+        input: tokio::sync::Mutex::default(),
         input_is_over: watch::Sender::new(true),
-        typed: AtomicU64::new(0),
+        typed: watch::Sender::new(0),
         window: Mutex::new(None),
     };
     Exec { shared: Arc::new(common) }
@@ -516,5 +590,35 @@ fn unseen(at: Timestamp) -> ExecResult {
         limits_hit: BTreeSet::new(),
         denials: Vec::new(),
         notes: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_again_is_told_from_what_is_not() {
+        let mut newest = Newest::default();
+        newest.add(b"one ");
+        newest.add(b"two");
+        for (known, bytes, agrees) in [
+            (7, &b"one two"[..], true),
+            (7, b"one", true),
+            (5, b"e two three", true),
+            (0, b"anything", true),
+            (7, b"own", false),
+            (3, b"ten", false),
+            (1, b"x", false),
+        ] {
+            assert_eq!(newest.agrees(known, bytes), agrees, "{known} {bytes:?}");
+        }
+        newest.add(&[b'x'; 2 * MOST_KNOWN]);
+        assert!(newest.0.len() == MOST_KNOWN && newest.0.capacity() < 4 * MOST_KNOWN);
+        let (all, known) = ([b'x'; 3 * MOST_KNOWN], 2 * MOST_KNOWN as u64);
+        assert!(newest.agrees(known, &all) && newest.agrees(known + 7, b"forgotten"));
+        let mut other = all;
+        other[2 * MOST_KNOWN - 1] = b'y';
+        assert!(!newest.agrees(known, &other), "the last one that was typed");
     }
 }

@@ -1,12 +1,13 @@
 //! A session made from another one: the same box, with a copy of its workspace.
 
-use super::{Session, actor::Order, conflict};
+use super::{Session, Shared, actor::Order, conflict};
 use crate::{
     Engine,
     making::internal,
     tree::{Copied, CopyBounds},
 };
 use spec::{ErrorCode, ErrorInfo, SessionSpec};
+use std::{sync::Arc, time::Instant};
 use tokio::sync::oneshot;
 
 /// Names that a copy has at most.
@@ -55,7 +56,30 @@ impl Engine {
     }
 }
 
+/// A session that is being copied, or filled: it is not idle meanwhile.
+struct Copying(Arc<Shared>);
+
+impl Copying {
+    fn begin(session: &Session) -> Copying {
+        session.shared.book().copies += 1;
+        Copying(session.shared.clone())
+    }
+}
+
+impl Drop for Copying {
+    fn drop(&mut self) {
+        {
+            let mut book = self.0.book();
+            book.copies = book.copies.saturating_sub(1);
+            book.used = Instant::now();
+        }
+        // So that its task looks when it is idle from now on. With more orders than fit it does so anyway.
+        _ = self.0.orders.try_send(Order::Ended);
+    }
+}
+
 async fn fill(of: &Session, copy: &Session) -> Result<(), ErrorInfo> {
+    let _both = [Copying::begin(of), Copying::begin(copy)];
     // Its own stop, not a pause: one that is asked for meanwhile stays.
     let stopped = of.ask(Order::Hold).await;
     let copied = copied(of, copy).await;
@@ -90,4 +114,30 @@ async fn copied(of: &Session, copy: &Session) -> Result<Copied, ErrorInfo> {
         },
         _ => internal(format!("the workspace cannot be copied: {error}")),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Engine, SessionEnd, Settings};
+    use spec::{Policy, SessionRequest};
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn a_session_that_is_being_copied_is_not_idle_and_is_again_behind_it() {
+        let state = std::env::temp_dir().join(format!("airlock-copying-{}", std::process::id()));
+        let engine = Engine::open(Settings::new(&state)).unwrap();
+        let mut spec = Policy::default().admit_session(SessionRequest::default()).unwrap();
+        spec.idle = Duration::from_millis(300);
+        let session = engine.open_session(spec).await.unwrap();
+        let copying = Copying::begin(&session);
+        session.ask(Order::Hold).await.unwrap();
+        let early = tokio::time::timeout(Duration::from_secs(2), session.ended()).await;
+        assert!(early.is_err(), "it ended in the middle");
+        drop(copying);
+        let ended = tokio::time::timeout(Duration::from_secs(20), session.ended()).await.unwrap();
+        assert_eq!(ended.ended, Some(SessionEnd::Idle), "the positive control");
+        engine.close().await;
+        std::fs::remove_dir_all(state).unwrap();
+    }
 }

@@ -67,8 +67,6 @@ pub(super) struct Compared {
     pub(super) changes: Vec<Change>,
     /// Folders that could not be looked into, and why.
     pub(super) unknown: Vec<(PathBuf, String)>,
-    /// What the layer takes on the disk.
-    pub(super) room: u64,
 }
 
 /// Everything there is to compare.
@@ -103,7 +101,7 @@ impl Sides<'_> {
         for change in &mut changes {
             change.conflict = self.conflict(change);
         }
-        Ok(Compared { changes, room: walked.room, unknown: walked.unknown.into_iter().collect() })
+        Ok(Compared { changes, unknown: walked.unknown.into_iter().collect() })
     }
 
     /// What the protection of names puts up while a box stands is nobody's change.
@@ -122,7 +120,7 @@ impl Sides<'_> {
         // What was never shown cannot have been removed.
         let shown = was.kind != Kind::Other;
         let target = Some(was.target.clone()).filter(|_| was.kind == Kind::Link);
-        let gone = Seen { kind: was.kind, mode: was.mode, version: was.base, target, room: 0 };
+        let gone = Seen { kind: was.kind, mode: was.mode, version: was.base, target };
         (shown && !unknown).then_some((What::Removed, gone))
     }
 

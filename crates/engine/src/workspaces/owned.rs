@@ -6,10 +6,15 @@ use crate::room;
 use rustix::fs::OFlags;
 use spec::Id;
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{self, Read, Write},
     os::fd::AsFd,
-    path::Path,
+    path::{Path, PathBuf},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -26,7 +31,7 @@ pub(super) fn note(layer: impl AsFd, bytes: u64) -> io::Result<()> {
 }
 
 /// What was written down; nothing of a layer that is older than this.
-fn noted(layer: impl AsFd) -> u64 {
+pub(super) fn noted(layer: impl AsFd) -> u64 {
     let mut text = String::new();
     let read = tree::open(layer, ROOM, OFlags::RDONLY)
         .and_then(|file| File::from(file).take(32).read_to_string(&mut text));
@@ -40,6 +45,73 @@ pub(super) fn sum(state: &Path, owner: Option<&str>) -> Result<u64, LayerError> 
     let layers = ids.filter_map(|id| Opened::open(state, &id).ok());
     let his = layers.filter(|layer| layer.about.owner.as_deref() == owner);
     Ok(his.fold(0, |sum: u64, layer| sum.saturating_add(noted(&layer.layer))))
+}
+
+/// The layers that are being made, by state folder and owner: what they take is written down nowhere yet. Whoever serves
+/// several owners makes all of their layers in one process.
+static MAKING: Mutex<BTreeMap<Whose, Made>> = Mutex::new(BTreeMap::new());
+
+type Whose = (PathBuf, Option<String>);
+
+/// What layers of one owner take that are being made, and that were while others still are.
+#[derive(Debug, Default)]
+struct Made {
+    now: u64,
+    before: u64,
+    count: usize,
+}
+
+/// A layer that is being made.
+#[derive(Debug)]
+pub(super) struct Growing {
+    whose: Whose,
+    /// What others took that had been made by when this one was begun.
+    before: u64,
+    own: AtomicU64,
+}
+
+fn making() -> MutexGuard<'static, BTreeMap<Whose, Made>> {
+    MAKING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Growing {
+    /// To be begun before it is asked what his layers take: whatever is made later is known here.
+    pub(super) fn begin(state: &Path, owner: Option<&str>) -> Growing {
+        let whose = (state.to_owned(), owner.map(str::to_owned));
+        let mut making = making();
+        let made = making.entry(whose.clone()).or_default();
+        made.count += 1;
+        Growing { before: made.before, whose, own: AtomicU64::new(0) }
+    }
+
+    /// It takes so much by now; gives what it takes with all others that are not written down yet.
+    pub(super) fn to(&self, room: u64) -> u64 {
+        let mut making = making();
+        let Some(made) = making.get_mut(&self.whose) else { return room };
+        let last = self.own.swap(room, Ordering::Relaxed);
+        made.now = made.now.saturating_sub(last).saturating_add(room);
+        made.now.saturating_add(made.before.saturating_sub(self.before))
+    }
+
+    /// It is made, and what it takes is written down.
+    pub(super) fn stays(self) {
+        if let Some(made) = making().get_mut(&self.whose) {
+            made.before = made.before.saturating_add(self.own.load(Ordering::Relaxed));
+        }
+    }
+}
+
+impl Drop for Growing {
+    fn drop(&mut self) {
+        let mut making = making();
+        if let Some(made) = making.get_mut(&self.whose) {
+            made.now = made.now.saturating_sub(self.own.load(Ordering::Relaxed));
+            made.count = made.count.saturating_sub(1);
+            if made.count == 0 {
+                making.remove(&self.whose);
+            }
+        }
+    }
 }
 
 /// Whether a copy that takes so much may become larger, where so much was taken before.

@@ -211,3 +211,60 @@ fn a_sweep_drops_what_a_key_has_forgotten_and_nothing_that_is_used_or_the_users_
     assert_eq!(kept, ["fresh", "layer", "used", "users"].map(str::to_owned).into());
     drop(used);
 }
+
+#[test]
+fn a_program_hides_nothing_of_what_its_layer_takes() {
+    if !is_root("only root looks into what its owner closed") {
+        return;
+    }
+    let place = Place::new(|folder| give(folder));
+    let hold = place.hold.as_ref().unwrap();
+    let noted = || owned::noted(&hold.folder);
+    fs::create_dir(place.inside("closed")).unwrap();
+    fs::write(place.inside("closed/large"), vec![1; 1 << 20]).unwrap();
+    for path in ["closed", "closed/large"] {
+        give(place.inside(path));
+    }
+    hold.diff().unwrap();
+    let open = noted();
+    assert!((1 << 20..2 << 20).contains(&open), "the positive control: {open}");
+    set_mode(place.inside("closed"), 0);
+    assert_eq!(hold.diff().unwrap().unknown.len(), 1);
+    assert_eq!(noted(), open, "a folder that is closed");
+    owned::note(&hold.folder, 0).unwrap();
+    set_mode(place.inside(""), 0);
+    hold.diff().unwrap_err();
+    assert_eq!(noted(), open, "one that cannot be compared at all");
+    set_mode(place.inside(""), 0o755);
+    let mut deep = place.inside("deep");
+    for _ in 0..=tree::MOST_DEPTH {
+        deep.push("d");
+    }
+    fs::create_dir_all(deep).unwrap();
+    hold.diff().unwrap();
+    assert_eq!(noted(), owned::MOST_OWNED_BYTES, "what is too deep counts as all he may have");
+    let refused = make(
+        &place.state(),
+        &Id::new("next").unwrap(),
+        &place.spec(&[]),
+        &place.root.join("folder"),
+        Some("key".to_owned()),
+        &|| false,
+    );
+    assert!(matches!(refused, Err(LayerError::NoRoom { .. })), "{refused:?}");
+}
+
+#[test]
+fn layers_that_are_made_at_the_same_time_count_together() {
+    let begin = |owner| owned::Growing::begin(Path::new("/a/state"), Some(owner));
+    let (one, two, other) = (begin("key"), begin("key"), begin("other"));
+    assert_eq!([one.to(5), two.to(7), one.to(6), other.to(1)], [5, 12, 13, 1]);
+    one.stays();
+    assert_eq!(two.to(8), 14, "made since, and not in the sum that was asked for before");
+    let three = begin("key");
+    assert_eq!(three.to(1), 9, "what was written down by then is in its sum");
+    drop(two);
+    assert_eq!(three.to(2), 2, "given up");
+    drop(three);
+    assert_eq!(begin("key").to(1), 1);
+}

@@ -61,8 +61,6 @@ pub(super) struct Seen {
     pub(super) version: Version,
     /// Where a link points.
     pub(super) target: Option<OsString>,
-    /// What it takes on the disk.
-    pub(super) room: u64,
 }
 
 /// Everything in a tree, and what could not be looked at.
@@ -71,8 +69,6 @@ pub(super) struct Walked {
     pub(super) entries: BTreeMap<PathBuf, Seen>,
     /// Folders whose contents are unknown, with the reason.
     pub(super) unknown: BTreeMap<PathBuf, String>,
-    /// What all of it takes on the disk.
-    pub(super) room: u64,
     name_bytes: usize,
 }
 
@@ -130,7 +126,7 @@ pub(super) fn see(folder: BorrowedFd<'_>, name: &OsStr) -> io::Result<Seen> {
     };
     let target = target.map(|target| OsStr::from_bytes(target.as_bytes()).to_owned());
     let (mode, version) = (found.st_mode & 0o777, Version::of(&found));
-    Ok(Seen { kind, mode, version, target, room: room(&found) })
+    Ok(Seen { kind, mode, version, target })
 }
 
 /// What a file takes on the disk; of one with several names, each has its share.
@@ -208,7 +204,6 @@ fn visit(walked: &mut Walked, level: &Level, name: &OsStr, deep: bool) -> Option
     };
     let is_folder = seen.kind == Kind::Folder;
     walked.name_bytes += path.as_os_str().len() + seen.target.as_ref().map_or(0, |target| target.len());
-    walked.room = walked.room.saturating_add(seen.room);
     walked.entries.insert(path.clone(), seen);
     match below {
         Some(below) => match below.and_then(|below| Ok(Dir::new(below)?)) {

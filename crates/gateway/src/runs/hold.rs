@@ -1,5 +1,6 @@
 //! Readers of a run who must not miss anything: whoever asked for it and reads its events as the answer. While he is slow
-//! the program waits, as it would before a pipe; if he breaks off, it waits for his return, and not for long.
+//! the program waits, as it would before a pipe; if he breaks off, it waits for his return, and not for long. Once the
+//! program is over, its run ends without him: he reads the rest from the feed.
 //!
 //! Whoever merely looks at the events holds nothing, and takes nothing from whoever does. One who comes again, and says so
 //! by what he saw or by his Idempotency-Key, takes the place of one who broke off. If nobody has (a connection may be dead

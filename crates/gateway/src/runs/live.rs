@@ -235,10 +235,15 @@ impl Live {
         Live { id, owner: owner.to_owned(), feed, progress, cancelled, held: Held::default() }
     }
 
-    /// Waits until whoever must not miss anything has room for more; once it is to end, nobody does.
-    async fn room(&self) {
-        if !*self.cancelled.borrow() {
-            self.held.room(self.feed.lengths(), FEED_BYTES / 2).await;
+    /// Waits until whoever must not miss anything has room for more. Once it is to end, nobody does; nor once its program
+    /// is over: no reader shall keep it under way then, and the feed has room for what is left.
+    async fn room(&self, over: &mut watch::Receiver<bool>) {
+        if *self.cancelled.borrow() {
+            return;
+        }
+        tokio::select! {
+            () = self.held.room(self.feed.lengths(), FEED_BYTES / 2) => {}
+            _ = over.wait_for(|over| *over) => {}
         }
     }
 
@@ -272,10 +277,10 @@ impl Live {
 pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     gateway.metrics().running.inc();
     let mut cancelled = live.cancelled.subscribe();
-    let mut asked = false;
+    let (mut asked, mut over) = (false, run.over());
     loop {
         tokio::select! {
-            event = async { live.room().await; run.next_event().await } => match event {
+            event = async { live.room(&mut over).await; run.next_event().await } => match event {
                 Some(event) => note(&live, event),
                 None => break,
             },
@@ -445,6 +450,25 @@ mod tests {
         let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap();
         assert_eq!(kept["truncated"]["stdout"], true);
         assert_eq!(kept["stdout"].as_str().unwrap().len(), KEPT_BYTES);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_who_does_not_read_keeps_no_run_under_way_whose_program_is_over() {
+        let live = Arc::new(Live::new(Id::new("r").unwrap(), "key", Feed::new(FEED_BYTES)));
+        live.feed.append(spec::Stream::Stdout, &vec![b'x'; FEED_BYTES as usize / 2 + 1]);
+        let hold = super::super::hold::Hold::take(&live, [0, 0]);
+        let (is_over, mut over) = watch::channel(false);
+        let hour = Duration::from_secs(3600);
+        tokio::time::timeout(hour, live.room(&mut over))
+            .await
+            .expect_err("a program that runs waits for him");
+        is_over.send_replace(true);
+        tokio::time::timeout(hour, live.room(&mut over)).await.expect("nobody waits any more");
+        let (is_over, mut over) = watch::channel(false);
+        drop(is_over);
+        tokio::time::timeout(hour, live.room(&mut over)).await.expect("nor for one whose task failed");
+        assert_eq!(live.feed.read(spec::Stream::Stdout, 0, 1).from, 0, "he can still read all of it");
+        drop(hold);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, wire::Raw};
 use axum::{Json, body::Body, extract::State};
-use engine::Exec;
+use engine::{Exec, NotTyped};
 use http::StatusCode;
 use http_body_util::BodyExt;
 use serde::{Deserialize, Serialize};
@@ -33,7 +33,8 @@ struct Typing {
     #[serde(default)]
     close: bool,
     /// Where the body begins in all that is typed, the order's `stdin` counted; where that ends unless said. What was
-    /// typed already is passed over, so that a request without an answer can be sent again.
+    /// typed already is passed over, so that a request without an answer can be sent again; refused if it was something
+    /// else, as far as its last 4096 bytes tell.
     offset: Option<u64>,
 }
 
@@ -50,7 +51,7 @@ struct Typed {
     request_body(content = Vec<u8>, content_type = "application/octet-stream"),
     responses(
         (status = 200, body = Typed),
-        (status = 409, body = Problem, content_type = "application/problem+json", description = "It does not read, or not any more"),
+        (status = 409, body = Problem, content_type = "application/problem+json", description = "It does not read, or not any more; or something else was typed at that offset"),
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
@@ -65,8 +66,10 @@ async fn stdin(
     if !exec.request().stdin && exec.request().tty.is_none() {
         return Err(Problem::conflict("this program has no standard input", "start it with `open_stdin`"));
     }
-    if typing.offset.is_some_and(|offset| offset > exec.typed()) {
-        return Err(ahead(exec.typed()));
+    if let Some(offset) = typing.offset
+        && let Err(error) = exec.reached(offset).await
+    {
+        return Err(in_vain(body, refused(error, 0)).await);
     }
     let written = copy(&exec, body, typing.offset).await?;
     if typing.close {
@@ -81,13 +84,13 @@ async fn copy(exec: &Exec, mut body: Body, offset: Option<u64>) -> Answer<u64> {
         let frame = tokio::select! {
             frame = tokio::time::timeout(LONGEST_SILENCE, body.frame()) => frame.map_err(|_| silent(written))?,
             // Nobody will read what still comes.
-            _ = exec.wait() => return Err(in_vain(body, written).await),
+            _ = exec.wait() => return Err(in_vain(body, unread(written)).await),
         };
         let Some(frame) = frame else { break };
         let Ok(bytes) = frame.map_err(|_| cut(written))?.into_data() else { continue };
         let at = offset.map(|offset| offset.saturating_add(written));
-        if exec.write_from(at, &bytes).await.is_err() {
-            return Err(in_vain(body, written).await);
+        if let Err(error) = exec.write_from(at, &bytes).await {
+            return Err(in_vain(body, refused(error, written)).await);
         }
         written += bytes.len() as u64;
     }
@@ -95,7 +98,7 @@ async fn copy(exec: &Exec, mut body: Body, offset: Option<u64>) -> Answer<u64> {
 }
 
 /// Closed on what is still coming, a connection would take the answer with it.
-async fn in_vain(mut body: Body, written: u64) -> Problem {
+async fn in_vain(mut body: Body, answer: Problem) -> Problem {
     let drained = async {
         let mut left = MOST_IN_VAIN;
         while let Some(Ok(frame)) = body.frame().await {
@@ -106,7 +109,20 @@ async fn in_vain(mut body: Body, written: u64) -> Problem {
     };
     // Whatever comes of it, the answer is the same.
     _ = tokio::time::timeout(LONGEST_IN_VAIN, drained).await;
-    unread(written)
+    answer
+}
+
+fn refused(error: NotTyped, written: u64) -> Problem {
+    match error {
+        NotTyped::Ahead { typed } => ahead(typed),
+        NotTyped::Other { typed } => other(typed),
+        NotTyped::Over => unread(written),
+    }
+}
+
+fn other(typed: u64) -> Problem {
+    let title = format!("something else was typed at that offset: {typed} bytes were typed");
+    Problem::conflict(title, format!("somebody else types there, too; type behind it with `offset={typed}`"))
 }
 
 fn ahead(typed: u64) -> Problem {
