@@ -293,7 +293,8 @@ impl Beside {
             .arg(&workspace);
         command.args(["--", "sh", "-c", BESIDE]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let airlock = command.spawn().expect("airlock starts");
-        eventually("the run beside", || host::programs_of(&run).first().copied());
+        // The shell and what it waits for: one that came later would be taken for somebody of a run under fire.
+        eventually("the run beside", || (host::programs_of(&run).len() >= 2).then_some(()));
         Beside { airlock, workspace }
     }
 
