@@ -1,5 +1,7 @@
 //! What the tests of the command share: the built binary, and a small world of its own for each test.
 
+pub mod login;
+
 use serde_json::Value;
 use snapbox::{Assert, Data, IntoData};
 use std::{

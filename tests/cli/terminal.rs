@@ -1,40 +1,42 @@
 //! `airlock run` before a real terminal: this test holds the other end of it.
 
-use airlock_cli_tests::{World, airlock};
+use airlock_cli_tests::{
+    World, airlock,
+    login::{Login, window},
+};
 use rustix::{
     process::{Pid, Signal, WaitOptions},
-    pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt},
-    termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize},
+    termios::{tcgetattr, tcsetwinsize},
 };
 use std::{
-    fs::{self, File},
-    io::{Read, Write},
-    os::fd::OwnedFd,
-    process::{Child, Command, Stdio},
-    sync::mpsc,
+    fs,
+    ops::{Deref, DerefMut},
+    process::{Command, Stdio},
     thread,
     time::Duration,
 };
 
-/// Longer than any of these programs needs.
-const PATIENCE: Duration = Duration::from_secs(30);
 const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";
 
-/// A terminal with a command in it.
+/// A terminal with a command in it, and the world around it.
 struct Sitting {
     world: World,
-    child: Child,
-    ours: File,
-    /// The end that the command has, for looking at its modes.
-    theirs: OwnedFd,
-    before: Termios,
-    output: mpsc::Receiver<Vec<u8>>,
-    seen: String,
+    login: Login,
 }
 
-fn window(rows: u16, columns: u16) -> Winsize {
-    Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
+impl Deref for Sitting {
+    type Target = Login;
+
+    fn deref(&self) -> &Login {
+        &self.login
+    }
+}
+
+impl DerefMut for Sitting {
+    fn deref_mut(&mut self) -> &mut Login {
+        &mut self.login
+    }
 }
 
 impl Sitting {
@@ -46,49 +48,10 @@ impl Sitting {
 
     fn start_command(words: &[&str]) -> Sitting {
         let world = World::new();
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let ours = openpt(flags).expect("a terminal");
-        unlockpt(&ours).expect("its other end");
-        let theirs = ioctl_tiocgptpeer(&ours, flags).expect("its other end");
-        tcsetwinsize(&ours, window(31, 101)).expect("a size");
-        let before = tcgetattr(&theirs).expect("its modes");
-        let end = || Stdio::from(theirs.try_clone().expect("one more"));
-        // A test may itself run where some signals are ignored; a login does not.
-        let mut command = Command::new("env");
-        command.args(["--default-signal", "setsid", "--ctty"]).args(words);
-        command.current_dir(world.here("")).env_clear().envs(world.variables()).env("TERM", "xterm");
-        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("env starts");
-        let ours = File::from(ours);
-        let (sender, output) = mpsc::channel();
-        let mut reader = ours.try_clone().expect("one more");
-        thread::spawn(move || {
-            let mut buffer = [0; 4096];
-            while let Ok(count @ 1..) = reader.read(&mut buffer) {
-                _ = sender.send(buffer[..count].to_vec());
-            }
+        let login = Login::start(words.iter().copied(), |command| {
+            command.current_dir(world.here("")).envs(world.variables());
         });
-        Sitting { world, child, ours, theirs, before, output, seen: String::new() }
-    }
-
-    fn is_raw(&self) -> bool {
-        !tcgetattr(&self.theirs).expect("its modes").local_modes.contains(LocalModes::ICANON)
-    }
-
-    /// Waits until this has been shown; what comes before it is not looked at again.
-    #[track_caller]
-    fn expect(&mut self, text: &str) {
-        while !self.seen.contains(text) {
-            match self.output.recv_timeout(PATIENCE) {
-                Ok(data) => self.seen.push_str(&String::from_utf8(data).expect("only whole characters")),
-                Err(_) => panic!("`{text}` was not shown: {:?}", self.seen),
-            }
-        }
-        let end = self.seen.find(text).expect("it is there") + text.len();
-        self.seen.drain(..end);
-    }
-
-    fn keys(&mut self, keys: &str) {
-        self.ours.write_all(keys.as_bytes()).expect("somebody reads");
+        Sitting { world, login }
     }
 
     fn process(&self) -> Pid {
@@ -102,22 +65,8 @@ impl Sitting {
     /// Waits for the end: the status, and what else was shown. The terminal must be as it was.
     #[track_caller]
     fn end(mut self) -> (Option<i32>, String) {
-        let status = self.child.wait().expect("it ends").code();
-        let after = tcgetattr(&self.theirs).expect("its modes");
-        assert_eq!(format!("{after:?}"), format!("{:?}", self.before), "the terminal's modes");
-        rustix::io::ioctl_fionbio(&self.theirs, true).expect("it is ours");
-        let mut theirs = File::from(self.theirs);
-        let left = theirs.read(&mut [0; 64]).map_err(|error| error.kind());
-        assert_eq!(
-            left,
-            Err(std::io::ErrorKind::WouldBlock),
-            "nothing is left that a shell would take for typed"
-        );
-        // The last one: what was shown ends now.
-        drop(theirs);
-        let rest: Vec<u8> = self.output.iter().flatten().collect();
-        self.seen.push_str(&String::from_utf8(rest).expect("only whole characters"));
-        (status, without_notes(&self.seen))
+        let status = self.login.end();
+        (status, without_notes(&self.login.rest()))
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     Caller, Gateway, Problem,
     problem::Answer,
     sent::{is_sent_at_once, until_sent},
-    shares::{Full, Share, Shares},
+    shares::{Share, Shares},
     work,
 };
 use axum::{
@@ -94,26 +94,14 @@ pub(crate) fn sent(answering: &Shares, key: &str, json: impl Into<Bytes>) -> Ans
 
 fn room(answering: &Shares, key: &str, length: usize) -> Answer<Share> {
     let mut share = answering.of(key);
-    answering.add(&mut share, length).map_err(too_many)?;
+    answering.add(&mut share, length).map_err(|full| {
+        full.problem("bytes of answers that are not taken yet", "read them, or try again in a moment")
+    })?;
     Ok(share)
 }
 
 fn as_json(body: Body) -> Response {
     ([(CONTENT_TYPE, "application/json")], body).into_response()
-}
-
-fn too_many(full: Full) -> Problem {
-    let (status, title) = match full {
-        Full::One(most) => (
-            StatusCode::TOO_MANY_REQUESTS,
-            format!("answers that this key has not taken yet have at most {most} bytes"),
-        ),
-        Full::All(most) => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("answers that are not taken yet have at most {most} bytes together"),
-        ),
-    };
-    Problem::new(status, "quota_exceeded", title, Some("read them, or try again in a moment".to_owned()))
 }
 
 fn failed() -> Problem {

@@ -1,6 +1,8 @@
 //! What all keys have together. No key has more of it than its share, nor more than half of what the others leave: two of
 //! them do not take everything from whoever comes next.
 
+use crate::Problem;
+use http::StatusCode;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -27,6 +29,18 @@ pub(crate) enum Full {
     All(usize),
     /// That of this one.
     One(usize),
+}
+
+impl Full {
+    /// As an answer: a key, or all of them together, have at most so many of what is named.
+    pub(crate) fn problem(self, what: &str, hint: &str) -> Problem {
+        let (status, whose, most) = match self {
+            Full::One(most) => (StatusCode::TOO_MANY_REQUESTS, "a key has", most),
+            Full::All(most) => (StatusCode::SERVICE_UNAVAILABLE, "all keys together have", most),
+        };
+        let title = format!("{whose} at most {most} {what}");
+        Problem::new(status, "quota_exceeded", title, Some(hint.to_owned()))
+    }
 }
 
 /// What a key has taken, until this is dropped.

@@ -3,13 +3,12 @@
 //! most of the places; the rest is for short ones.
 
 use crate::{
-    Problem,
     problem::Answer,
     sent::{is_sent_at_once, until_sent},
-    shares::{Full, Share, Shares},
+    shares::{Share, Shares},
 };
 use axum::response::Response;
-use http::{Method, StatusCode};
+use http::Method;
 use std::sync::Arc;
 
 /// Turns of all keys.
@@ -38,11 +37,15 @@ impl Turns {
     pub(crate) fn take(&self, key: &str, method: &Method, route: &str) -> Answer<Turn> {
         let one = |shares: &Shares, what: &str| {
             let mut share = shares.of(key);
-            shares.add(&mut share, 1).map_err(|full| refused(full, what)).map(|()| share)
+            shares
+                .add(&mut share, 1)
+                .map_err(|full| full.problem(what, "close one, or try later"))
+                .map(|()| share)
         };
-        let request = one(&self.requests, "requests")?;
-        let lasting =
-            lasts(method, route).then(|| one(&self.lasting, "streams, waits and transfers")).transpose()?;
+        let request = one(&self.requests, "requests open at once")?;
+        let lasting = lasts(method, route)
+            .then(|| one(&self.lasting, "streams, waits and transfers open at once"))
+            .transpose()?;
         Ok(Turn(Arc::new([Some(request), lasting])))
     }
 }
@@ -61,19 +64,6 @@ fn lasts(method: &Method, route: &str) -> bool {
     }
 }
 
-fn refused(full: Full, what: &str) -> Problem {
-    let (status, title) = match full {
-        Full::One(most) => {
-            (StatusCode::TOO_MANY_REQUESTS, format!("a key has at most {most} {what} open at once"))
-        }
-        Full::All(most) => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("all keys together have at most {most} {what} open at once"),
-        ),
-    };
-    Problem::new(status, "quota_exceeded", title, Some("close one, or try later".to_owned()))
-}
-
 impl Turn {
     /// The same answer, which is sent in this turn.
     pub(crate) fn keep(self, response: Response) -> Response {
@@ -87,6 +77,7 @@ impl Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use http::StatusCode;
 
     #[test]
     fn short_requests_have_places_that_nothing_lasting_takes() {

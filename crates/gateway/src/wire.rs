@@ -64,7 +64,9 @@ async fn arrived(
         if bytes.len() + piece.len() > most {
             return Err(too_large(most));
         }
-        shares.add(&mut share, piece.len()).map_err(too_many)?;
+        shares.add(&mut share, piece.len()).map_err(|full: Full| {
+            full.problem("bytes of bodies that are arriving", "try again in a moment")
+        })?;
         bytes.extend_from_slice(&piece);
     }
     Ok(bytes.freeze())
@@ -73,20 +75,6 @@ async fn arrived(
 fn too_large(most: usize) -> Problem {
     let hint = format!("send at most {most} bytes; keep large files as artifacts");
     Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "quota_exceeded", "the body is too large", Some(hint))
-}
-
-fn too_many(full: Full) -> Problem {
-    let (status, title) = match full {
-        Full::One(most) => (
-            StatusCode::TOO_MANY_REQUESTS,
-            format!("bodies of this key have at most {most} bytes while they arrive"),
-        ),
-        Full::All(most) => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("bodies have at most {most} bytes together while they arrive"),
-        ),
-    };
-    Problem::new(status, "quota_exceeded", title, Some("try again in a moment".to_owned()))
 }
 
 impl Raw {

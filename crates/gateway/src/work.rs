@@ -4,7 +4,7 @@
 use crate::{
     Problem,
     problem::Answer,
-    shares::{Full, Share, Shares},
+    shares::{Share, Shares},
 };
 use http::StatusCode;
 use std::time::Duration;
@@ -60,22 +60,10 @@ async fn carry_out<T: Send + 'static>(
 
 fn one(shares: &Shares, key: &str) -> Answer<Share> {
     let mut share = shares.of(key);
-    shares.add(&mut share, 1).map_err(refused)?;
+    shares.add(&mut share, 1).map_err(|full| {
+        full.problem("pieces of work on files under way at once", "nothing was done; try again in a moment")
+    })?;
     Ok(share)
-}
-
-fn refused(full: Full) -> Problem {
-    let (status, title) = match full {
-        Full::One(most) => (
-            StatusCode::TOO_MANY_REQUESTS,
-            format!("a key has at most {most} pieces of work on files under way at once"),
-        ),
-        Full::All(most) => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("all keys together have at most {most} pieces of work on files under way at once"),
-        ),
-    };
-    Problem::new(status, "quota_exceeded", title, Some("nothing was done; try again in a moment".to_owned()))
 }
 
 fn failed() -> Problem {
