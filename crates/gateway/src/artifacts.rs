@@ -303,7 +303,7 @@ fn name_of(raw: &str) -> Answer<WorkspacePath> {
 
 /// Somebody else's are not there.
 fn owner_of(caller: &Caller, asked: Option<&str>) -> Answer<Owner> {
-    let name = asked.unwrap_or(&caller.key);
+    let name = asked.unwrap_or(&caller.tenant);
     if !caller.sees(name) {
         return Err(Problem::not_found("artifact"));
     }

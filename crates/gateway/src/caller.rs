@@ -56,8 +56,10 @@ impl FromStr for Scope {
 /// Whoever holds the key of this request.
 #[derive(Clone, Debug)]
 pub struct Caller {
-    /// The key's identifier, which owns what it makes.
+    /// The key's identifier.
     pub key: String,
+    /// The tenant that the key belongs to, which owns what it makes. A key that was given none is a tenant of its own.
+    pub tenant: String,
     /// What it may do.
     pub scopes: Vec<Scope>,
     /// Until when.
@@ -84,22 +86,22 @@ impl Caller {
 
     /// As the owner of what it makes.
     pub(crate) fn owner(&self) -> Result<spec::Id, Problem> {
-        owner_of(&self.key)
+        owner_of(&self.tenant)
     }
 
     /// Whether it may see what belongs to `owner`.
     pub(crate) fn sees(&self, owner: &str) -> bool {
-        self.is_admin() || self.key == owner
+        self.is_admin() || self.tenant == owner
     }
 }
 
-/// A key as the owner of what it makes. Without an owner it would be the machine's own, so there is always one.
-pub(crate) fn owner_of(key: &str) -> Result<spec::Id, Problem> {
+/// A tenant as the owner of what it makes. Without an owner it would be the machine's own, so there is always one.
+pub(crate) fn owner_of(tenant: &str) -> Result<spec::Id, Problem> {
     let unusable = |_| {
-        let title = "the key has no usable identifier";
+        let title = "the tenant has no usable name";
         Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", title, None)
     };
-    spec::Id::new(key).map_err(unusable)
+    spec::Id::new(tenant).map_err(unusable)
 }
 
 /// Put there by the layer that looks at keys; without it nobody gets in.

@@ -72,13 +72,13 @@ pub(crate) async fn answer<T: Serialize>(
     caller: &Caller,
     work: impl FnOnce() -> Answer<T> + Send + 'static,
 ) -> Answer<Response> {
-    let mut share = room(gateway.answering(), &caller.key, LARGEST)?;
+    let mut share = room(gateway.answering(), &caller.tenant, LARGEST)?;
     let made = move || {
         let json = serde_json::to_vec(&work()?).map_err(|_| failed())?;
         share.shrink_to(json.len());
         Ok((json, share))
     };
-    let (json, share) = work::aside(gateway.working(), &caller.key, made).await?;
+    let (json, share) = work::aside(gateway.working(), &caller.tenant, made).await?;
     Ok(as_json(until_sent(json.into(), share)))
 }
 

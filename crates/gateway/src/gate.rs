@@ -54,7 +54,7 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
     let admitted = admit(&gateway, &request, route);
     let caller = admitted.as_ref().ok().cloned().flatten();
     let turn = |caller: Option<Caller>| match caller {
-        Some(caller) => gateway.turns().take(&caller.key, &method, route).map(|turn| Some((caller, turn))),
+        Some(caller) => gateway.turns().take(&caller.tenant, &method, route).map(|turn| Some((caller, turn))),
         None => Ok(None),
     };
     let response = match admitted.and_then(turn) {

@@ -45,6 +45,8 @@ pub struct Key {
     pub id: String,
     /// What it is for.
     pub name: String,
+    /// Whose it is: all keys of a tenant see the same things. Its own identifier, unless it was given another's.
+    pub tenant: String,
     /// What it may do.
     pub scopes: Vec<Scope>,
     /// When it was made.
@@ -72,7 +74,7 @@ impl KeyError {
         match self {
             KeyError::Database(error) => error.hint(),
             KeyError::Wrong(_) => {
-                "give a name of 1 to 100 characters, at least one scope, and a time such as 24h"
+                "give a name of 1 to 100 characters, a tenant of A-Z a-z 0-9 . _ - or none, at least one scope, and a time such as 24h"
             }
         }
     }
@@ -135,11 +137,12 @@ impl Keys {
     pub fn create(
         &self,
         name: &str,
+        tenant: Option<&str>,
         scopes: &[Scope],
         expires_in: Option<Duration>,
     ) -> Result<(Key, Token), KeyError> {
         let token = Token::fresh()?;
-        let key = self.insert(&token, name, scopes, expires_in)?;
+        let key = self.insert(&token, (name, tenant), scopes, expires_in)?;
         Ok((key, token))
     }
 
@@ -151,20 +154,23 @@ impl Keys {
             None if self.served.key(token.id())?.is_some() => Err(KeyError::Wrong(
                 "this key was revoked, has expired, or is not the one of that identifier",
             )),
-            None => self.insert(token, "admin", &[Scope::Admin], None).map(drop),
+            None => self.insert(token, ("admin", None), &[Scope::Admin], None).map(drop),
         }
     }
 
     fn insert(
         &self,
         token: &Token,
-        name: &str,
+        (name, tenant): (&str, Option<&str>),
         scopes: &[Scope],
         expires_in: Option<Duration>,
     ) -> Result<Key, KeyError> {
         let length = name.chars().count();
         if !(1..=LONGEST_NAME).contains(&length) || name.chars().any(char::is_control) {
             return Err(KeyError::Wrong("this is no name for a key"));
+        }
+        if tenant.is_some_and(|tenant| spec::Id::new(tenant).is_err()) {
+            return Err(KeyError::Wrong("this is no name for a tenant"));
         }
         if scopes.is_empty() {
             return Err(KeyError::Wrong("a key without a scope may do nothing"));
@@ -178,6 +184,7 @@ impl Keys {
         let row = KeyRow {
             id: token.id().to_owned(),
             name: name.to_owned(),
+            tenant: tenant.unwrap_or_default().to_owned(),
             hash: token.hash(),
             scopes: names.into_iter().collect::<Vec<_>>().join(" "),
             created_ms: now,
@@ -213,7 +220,7 @@ impl Keys {
         let same = bool::from(kept.ct_eq(&token.hash()));
         Ok(found.filter(|key| same && good(key)).map(|key| {
             let (scopes, validity) = (scopes(&key.scopes), self.in_use.watch(&key.id));
-            Caller { key: key.id, scopes, validity }
+            Caller { tenant: tenant(&key).to_owned(), key: key.id, scopes, validity }
         }))
     }
 
@@ -241,11 +248,20 @@ fn scopes(words: &str) -> Vec<Scope> {
     words.split(' ').filter_map(|word| word.parse().ok()).collect()
 }
 
+/// Whose it is; one that was given nobody's is its own.
+fn tenant(key: &KeyRow) -> &str {
+    match key.tenant.is_empty() {
+        true => &key.id,
+        false => &key.tenant,
+    }
+}
+
 fn known(row: &KeyRow) -> Key {
     let time = |ms: u64| Timestamp(ms).to_string();
     Key {
         id: row.id.clone(),
         name: row.name.clone(),
+        tenant: tenant(row).to_owned(),
         scopes: scopes(&row.scopes),
         created_at: time(row.created_ms),
         expires_at: row.expires_ms.map(time),
@@ -259,6 +275,8 @@ fn known(row: &KeyRow) -> Key {
 struct NewKey {
     /// What it is for.
     name: String,
+    /// Whose it is: 1 to 128 of A-Z a-z 0-9 . _ - and not starting with a dot; its own, if left away.
+    tenant: Option<String>,
     /// What it may do.
     scopes: Vec<Scope>,
     /// How long it is good, such as `"24h"`, or seconds; for ever if left away.
@@ -292,7 +310,9 @@ async fn create(
     caller.require(Scope::Admin)?;
     let expires_in = order.expires_in.map(|time| time.parse::<Time>("expires_in")).transpose()?;
     let keys = gateway.keys().clone();
-    let make = move || keys.create(&order.name, &order.scopes, expires_in.map(|time| time.0));
+    let make = move || {
+        keys.create(&order.name, order.tenant.as_deref(), &order.scopes, expires_in.map(|time| time.0))
+    };
     let (key, token) = tokio::task::spawn_blocking(make).await.map_err(|_| crate::writer::busy())??;
     Ok((StatusCode::CREATED, Json(MadeKey { key, token: token.expose().to_owned() })))
 }

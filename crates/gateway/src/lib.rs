@@ -9,8 +9,10 @@ mod fitting;
 mod gate;
 mod health;
 mod images;
+mod jobs;
 mod keys;
 mod metrics;
+mod node;
 mod openapi;
 mod path;
 mod patience;
@@ -36,9 +38,13 @@ pub use problem::Problem;
 pub use server::{Listener, Tls, TlsError};
 
 use engine::Engine;
-use spec::{Bounds, Policy};
+use spec::{Bounds, Policy, Quota, Tenants};
 use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
-use store::{DatabaseError, served::Served};
+use store::{
+    DatabaseError,
+    audit::{Audit, Entry},
+    served::Served,
+};
 use tokio::sync::watch;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -70,6 +76,8 @@ pub struct Settings {
     pub profiles: Option<Vec<String>>,
     /// How much of everything.
     pub bounds: Bounds,
+    /// How much of it for each tenant.
+    pub tenants: Tenants,
     /// No line for each request on stderr.
     pub quiet: bool,
 }
@@ -87,7 +95,9 @@ struct Inner {
     folders: Vec<runs::host::Folder>,
     profiles: Option<Vec<String>>,
     bounds: Bounds,
+    tenants: Tenants,
     quiet: bool,
+    audit: Audit,
     served: Arc<Served>,
     writer: writer::Writer,
     keys: Keys,
@@ -109,7 +119,12 @@ struct Inner {
 impl Gateway {
     /// A gateway to an engine. Runs that a server before left without an end are `lost` from now on.
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
-        let Settings { engine, policy, state, hosts, folders, profiles, bounds, quiet } = settings;
+        let Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, quiet } = settings;
+        let unwritable = |error| DatabaseError::Place {
+            path: state.clone(),
+            why: format!("the audit cannot be written: {error}"),
+        };
+        let audit = Audit::open(&state).map_err(unwritable)?;
         let served = Arc::new(Served::open(&state)?);
         let place = state.clone();
         // One body fits, although nobody has more than half.
@@ -124,7 +139,9 @@ impl Gateway {
             folders: folders.into_iter().map(runs::host::Folder::new).collect(),
             profiles,
             bounds,
+            tenants,
             quiet,
+            audit,
             keys: Keys::of(served.clone()),
             writer: writer::Writer::start(served.clone()).map_err(|error| DatabaseError::Place {
                 path: place,
@@ -238,6 +255,21 @@ impl Gateway {
         &self.0.bounds
     }
 
+    /// What this tenant may have.
+    #[expect(dead_code, reason = "nobody asks yet")]
+    pub(crate) fn quota(&self, tenant: &str) -> &Quota {
+        self.0.tenants.quota(tenant)
+    }
+
+    /// Writes down what was decided. What cannot be written down must not be done.
+    #[expect(dead_code, reason = "nobody decides yet")]
+    pub(crate) fn note(&self, entry: &Entry<'_>) -> problem::Answer<()> {
+        self.0.audit.note(entry).map_err(|error| {
+            say(format_args!("airlock: the audit cannot be written: {error}"));
+            writer::busy()
+        })
+    }
+
     pub(crate) fn quiet(&self) -> bool {
         self.0.quiet
     }
@@ -305,6 +337,8 @@ fn routes() -> OpenApiRouter<Gateway> {
         .merge(metrics::routes())
         .merge(openapi::routes())
         .merge(runs::routes())
+        .merge(jobs::routes())
+        .merge(node::routes())
         .merge(sandboxes::routes())
         .merge(workspaces::routes())
         .merge(artifacts::routes())

@@ -158,7 +158,8 @@ fn fits_an_answer(spec: &RunSpec) -> Answer<()> {
 /// again all the same.
 async fn promised(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
     let id = id.to_owned();
-    let found = gateway.look_up(move |served| served.run(&id)).await?.filter(|row| row.owner == caller.key);
+    let found =
+        gateway.look_up(move |served| served.run(&id)).await?.filter(|row| row.owner == caller.tenant);
     found.ok_or_else(|| {
         Problem::new(
             StatusCode::GONE,
@@ -180,7 +181,7 @@ fn first_answer(gateway: &Gateway, caller: &Caller, row: RunRow) -> Answer<Respo
 fn asked(caller: &Caller, spec: &RunSpec, promise: Option<(String, [u8; 32])>) -> live::Asked {
     live::Asked {
         id: spec.run_id.clone().unwrap_or_else(engine::fresh_id),
-        owner: caller.key.clone(),
+        owner: caller.tenant.clone(),
         task: spec.task_id.clone(),
         job: spec.job_id.clone(),
         promise,
@@ -264,7 +265,7 @@ async fn accepted(gateway: &Gateway, live: &Live) -> Answer<Response> {
 
 /// The result of a run, if the caller has room for it. It is not lost without.
 fn result(gateway: &Gateway, caller: &Caller, id: &str, text: impl Into<Bytes>) -> Answer<Response> {
-    let sent = fitting::sent(gateway.answering(), &caller.key, text);
+    let sent = fitting::sent(gateway.answering(), &caller.tenant, text);
     sent.map_err(|problem| problem.about(format!("/v1/runs/{id}")))
 }
 
@@ -319,7 +320,7 @@ async fn list(
         return Err(Problem::invalid("`limit` is out of range", "give 1 to 200"));
     }
     let filter = RunFilter {
-        owner: (!caller.is_admin()).then(|| caller.key.clone()),
+        owner: (!caller.is_admin()).then(|| caller.tenant.clone()),
         status: which.status,
         task: which.task_id,
         before: which.before,

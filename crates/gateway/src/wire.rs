@@ -36,7 +36,7 @@ impl FromRequest<Gateway> for Raw {
         if length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| length > most) {
             return Err(too_large(most));
         }
-        let key = request.extensions().get::<Caller>().map_or("", |caller| caller.key.as_str());
+        let key = request.extensions().get::<Caller>().map_or("", |caller| caller.tenant.as_str());
         let (shares, share) = (gateway.arriving(), gateway.arriving().of(key));
         match tokio::time::timeout(LONGEST_ARRIVAL, arrived(request.into_body(), most, shares, share)).await {
             Ok(bytes) => Ok(Raw(bytes?)),

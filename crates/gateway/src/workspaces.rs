@@ -222,7 +222,7 @@ async fn off_the_loop<T: Send + 'static>(
     work: impl FnOnce(&FilePath) -> Result<T, LayerError> + Send + 'static,
 ) -> Answer<T> {
     let state: PathBuf = gateway.engine().state_folder().to_owned();
-    work::aside(gateway.working(), &caller.key, move || work(&state).map_err(refused)).await
+    work::aside(gateway.working(), &caller.tenant, move || work(&state).map_err(refused)).await
 }
 
 /// As JSON, which is made there, too: a program chose the names.

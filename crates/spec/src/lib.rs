@@ -26,6 +26,7 @@ mod request_path;
 mod result;
 mod run;
 mod session;
+mod tenant;
 
 pub use barrier::Barrier;
 pub use bounds::{ArtifactLimits, Bounds, Retention};
@@ -65,3 +66,4 @@ pub use run::{
 pub use session::{
     DEFAULT_IDLE, DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, SessionRequest, SessionSpec,
 };
+pub use tenant::{Quota, Tenants};

@@ -31,6 +31,10 @@ const MIGRATIONS: &[&str] = &[
     include_str!("schema/2_usage.sql"),
     include_str!("schema/3_gateway.sql"),
     include_str!("schema/4_sandboxes.sql"),
+    include_str!("schema/5_tenants.sql"),
+    include_str!("schema/6_jobs.sql"),
+    include_str!("schema/7_node.sql"),
+    include_str!("schema/8_audit.sql"),
 ];
 
 /// An open database.

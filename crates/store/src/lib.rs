@@ -6,6 +6,7 @@
 
 mod allowed_images;
 mod artifacts;
+pub mod audit;
 mod beneath;
 mod database;
 mod lent;

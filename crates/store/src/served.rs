@@ -44,6 +44,8 @@ pub struct Writing<'a> {
 pub struct KeyRow {
     pub id: String,
     pub name: String,
+    /// Whose it is; empty if it is its own.
+    pub tenant: String,
     /// SHA-256 of the token.
     pub hash: [u8; 32],
     /// Names, with spaces between.
@@ -122,11 +124,13 @@ impl Served {
 
     /// Adds a key. False if its identifier is taken.
     pub fn add_key(&self, key: &KeyRow) -> Result<bool, DatabaseError> {
-        let add = "INSERT OR IGNORE INTO gateway_key VALUES (?, ?, ?, ?, ?, ?, ?)";
+        let add = "INSERT OR IGNORE INTO gateway_key (id, name, hash, scopes, created_ms, expires_ms, revoked_ms, tenant)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
         self.changes.write(|transaction| {
             let (expires, revoked) = (key.expires_ms.map(number), key.revoked_ms.map(number));
             let created = number(key.created_ms);
-            let row = params![key.id, key.name, &key.hash[..], key.scopes, created, expires, revoked];
+            let row =
+                params![key.id, key.name, &key.hash[..], key.scopes, created, expires, revoked, key.tenant];
             Ok(transaction.execute(add, row)? == 1)
         })
     }
@@ -311,6 +315,7 @@ fn key_row(row: &Row<'_>) -> rusqlite::Result<KeyRow> {
     Ok(KeyRow {
         id: row.get("id")?,
         name: row.get("name")?,
+        tenant: row.get("tenant")?,
         // A hash that is none fits no token.
         hash: hash.try_into().unwrap_or_default(),
         scopes: row.get("scopes")?,

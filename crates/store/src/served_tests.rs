@@ -39,6 +39,7 @@ fn keys_that_ended_long_ago_are_forgotten_but_not_those_of_admins() {
     let row = |id: &str, scopes: &str, expires_ms, revoked_ms| KeyRow {
         id: id.into(),
         name: "n".into(),
+        tenant: String::new(),
         hash: [1; 32],
         scopes: scopes.into(),
         created_ms: 1,
@@ -66,6 +67,7 @@ fn a_key_is_found_until_the_end_and_says_when_it_was_revoked() {
     let key = KeyRow {
         id: "a".into(),
         name: "ci".into(),
+        tenant: String::new(),
         hash: [7; 32],
         scopes: "runs usage".into(),
         created_ms: 5,

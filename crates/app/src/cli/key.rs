@@ -17,6 +17,7 @@ use super::message::Failure;
 const EXAMPLES: &str = "\
 Examples:
   airlock key create --name ci --scope runs --scope artifacts --expires-in 720h
+  airlock key create --name ci --tenant acme --scope runs
   airlock key list
   airlock key revoke 0123456789abcdef
 
@@ -40,6 +41,9 @@ enum Action {
         /// What it is for
         #[arg(long, value_name = "NAME")]
         name: String,
+        /// Whose it is: all keys of a tenant see the same things [default: a tenant of its own]
+        #[arg(long, value_name = "NAME")]
+        tenant: Option<String>,
         /// What it may do: admin, runs, sandboxes, artifacts, images, usage; repeatable
         #[arg(long, value_name = "SCOPE", required = true)]
         scope: Vec<Scope>,
@@ -69,8 +73,8 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let config = global.configure(surroundings)?;
     let keys = Keys::open(&config.state).map_err(|error| of_key(&error.into()))?;
     match &options.action {
-        Action::Create { name, scope, expires_in } => {
-            let made = keys.create(name, scope, expires_in.map(|time| time.0));
+        Action::Create { name, tenant, scope, expires_in } => {
+            let made = keys.create(name, tenant.as_deref(), scope, expires_in.map(|time| time.0));
             let (key, token) = made.map_err(|error| of_key(&error))?;
             match options.json {
                 true => print_json(
@@ -102,8 +106,8 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 /// The same through a server, by a key of an admin's.
 async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     match &options.action {
-        Action::Create { name, scope, expires_in } => {
-            let order = json!({ "name": name, "scopes": scope, "expires_in": expires_in.map(|time| time.to_string()) });
+        Action::Create { name, tenant, scope, expires_in } => {
+            let order = json!({ "name": name, "tenant": tenant, "scopes": scope, "expires_in": expires_in.map(|time| time.to_string()) });
             let made: Made = client.json(Ask::new(Method::POST, "/v1/keys").json(&order)).await?;
             match options.json {
                 true => print_json(&made)?,
@@ -148,5 +152,6 @@ fn line(key: &Key) -> String {
         (None, Some(when)) => format!("until {when}"),
         (None, None) => "until revoked".to_owned(),
     };
-    format!("{}  {:<20}  {:<24}  {state}", key.id, printable(&key.name), scopes.join(","))
+    let (name, tenant) = (printable(&key.name), printable(&key.tenant));
+    format!("{}  {name:<20}  {tenant:<16}  {:<24}  {state}", key.id, scopes.join(","))
 }

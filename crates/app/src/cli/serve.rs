@@ -125,7 +125,9 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway, Failure> {
     let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
     let (policy, state) = (config.policy.clone(), config.state.clone());
-    let settings = gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, quiet };
+    let tenants = spec::Tenants::default();
+    let settings =
+        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, quiet };
     Gateway::new(settings).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),
@@ -147,7 +149,7 @@ fn admin(
     match keys.has_admin().map_err(|error| of_key(&error.into()))? {
         true => Ok(None),
         false => {
-            let made = keys.create("admin", &[gateway::Scope::Admin], None);
+            let made = keys.create("admin", None, &[gateway::Scope::Admin], None);
             made.map(|(_, token)| Some(token)).map_err(|error| of_key(&error))
         }
     }

@@ -14,7 +14,7 @@ use tokio::{
 /// A gateway in which everybody has this key.
 async fn serve(gateway: &Gateway, key: &str, scopes: &[Scope]) -> std::net::SocketAddr {
     let validity = crate::validity::InUse::default().watch(key);
-    let caller = Caller { key: key.to_owned(), scopes: scopes.to_vec(), validity };
+    let caller = Caller { key: key.to_owned(), tenant: key.to_owned(), scopes: scopes.to_vec(), validity };
     let (router, _) = routes().split_for_parts();
     let router: Router = router.layer(Extension(caller)).with_state(gateway.clone());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -74,6 +74,7 @@ impl Place {
             folders,
             profiles: None,
             bounds: crate::Bounds::default(),
+            tenants: spec::Tenants::default(),
             quiet: true,
         };
         Gateway::new(settings).unwrap()

@@ -27,7 +27,8 @@ pub(super) fn read_or_make(path: &Path, keys: &Keys) -> Result<(), Failure> {
             let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
             let file = openat(CWD, path, flags, Mode::from_raw_mode(0o600));
             let mut file = File::from(file.map_err(|error| bad(path, &io::Error::from(error).to_string()))?);
-            let (_, token) = keys.create("admin", &[Scope::Admin], None).map_err(|error| of_key(&error))?;
+            let (_, token) =
+                keys.create("admin", None, &[Scope::Admin], None).map_err(|error| of_key(&error))?;
             writeln!(file, "{}", token.expose()).map_err(|error| bad(path, &error.to_string()))
         }
         Err(error) => Err(bad(path, &io::Error::from(error).to_string())),

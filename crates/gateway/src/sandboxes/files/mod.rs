@@ -39,7 +39,7 @@ async fn aside<T: Send + 'static>(
     caller: &Caller,
     work: impl FnOnce() -> Result<T, TreeError> + Send + 'static,
 ) -> Answer<T> {
-    work::aside(gateway.working(), &caller.key, move || work().map_err(refused)).await
+    work::aside(gateway.working(), &caller.tenant, move || work().map_err(refused)).await
 }
 
 fn failed() -> Problem {

@@ -97,7 +97,7 @@ pub(super) async fn get(
         return Err(Problem::invalid("`recursive` and `after` exclude each other", "give one of them"));
     }
     match aside(&gateway, &caller, move || open(&tree, &place.path, place.folder, &listing)).await? {
-        Opened::Folder(json) => fitting::sent(gateway.answering(), &caller.key, json),
+        Opened::Folder(json) => fitting::sent(gateway.answering(), &caller.tenant, json),
         Opened::File(file, entry) => contents(file, &entry, &headers, &method),
     }
 }

@@ -118,7 +118,7 @@ async fn file(
     let upload = Receiving { upload: Some(upload), writing: None }.receive(body).await?;
     // What has arrived is not thrown away because others of the key's are at work.
     let published = move || upload.publish().map_err(refused);
-    let entry = work::aside_in_turn(gateway.working(), &caller.key, published).await?;
+    let entry = work::aside_in_turn(gateway.working(), &caller.tenant, published).await?;
     let status = if replaces { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(FileFacts::from(entry))).into_response())
 }

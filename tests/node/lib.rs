@@ -1,0 +1,12 @@
+//! What the claims about a node share: the real server, and keys of tenants.
+
+pub use gateway_tests::{Answer, Folder, Server};
+use serde_json::json;
+
+/// A key of this tenant's.
+pub fn key_of(server: &Server, tenant: &str, scopes: &[&str]) -> String {
+    let order = json!({ "name": tenant, "tenant": tenant, "scopes": scopes });
+    let made = server.post("/v1/keys", &order);
+    assert_eq!(made.status, 201, "{}", made.text());
+    made.json()["token"].as_str().expect("a key has a token").to_owned()
+}
