@@ -35,6 +35,8 @@ const MIGRATIONS: &[&str] = &[
     include_str!("schema/6_jobs.sql"),
     include_str!("schema/7_node.sql"),
     include_str!("schema/8_audit.sql"),
+    include_str!("schema/9_webhooks.sql"),
+    include_str!("schema/10_workflows.sql"),
 ];
 
 /// An open database.
