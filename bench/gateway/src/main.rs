@@ -1,6 +1,7 @@
 //! What runs, sessions and files cost over HTTP: `airlock serve` beside the library, and beside nginx. Decides nothing.
 
 mod client;
+mod jobs;
 mod library;
 mod measure;
 mod report;
@@ -55,6 +56,15 @@ struct Options {
     /// Sessions that are open and idle
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     idle: usize,
+    /// Jobs that wait while others are picked up
+    #[arg(long, value_name = "NUMBER", default_value_t = 100_000)]
+    queued: usize,
+    /// Jobs of a noisy tenant beside a quiet one
+    #[arg(long, value_name = "NUMBER", default_value_t = 10_000)]
+    noise: usize,
+    /// Only measure jobs
+    #[arg(long)]
+    only_jobs: bool,
     /// Sandboxes that the library keeps ready: as many as the server does
     #[arg(long, value_name = "NUMBER", default_value_t = 4)]
     parked: usize,
@@ -102,13 +112,21 @@ fn run(options: &Options) -> Result<(), Trouble> {
         bytes: options.size << 20,
         idle: options.idle,
         parked: options.parked,
+        queued: options.queued,
+        noise: options.noise,
     };
     let mut bench =
         Bench { airlock: &options.airlock, folder: &folder.0, amount, samples: Samples::default() };
-    bench.starts()?;
-    bench.idle_sessions()?;
-    bench.runs()?;
-    let missing = bench.files(options.nginx.as_ref())?;
+    bench.jobs()?;
+    let missing = match options.only_jobs {
+        true => Vec::new(),
+        false => {
+            bench.starts()?;
+            bench.idle_sessions()?;
+            bench.runs()?;
+            bench.files(options.nginx.as_ref())?
+        }
+    };
     let about = peers::about(options.rounds, &before, "only ratios say something");
     let report = Report { about, missing, samples: bench.samples };
     Ok(peers::tell(&report, &report.json(), options.text.as_ref(), options.json.as_ref())?)

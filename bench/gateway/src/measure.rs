@@ -29,6 +29,8 @@ pub(crate) struct Amount {
     pub(crate) bytes: u64,
     pub(crate) idle: usize,
     pub(crate) parked: usize,
+    pub(crate) queued: usize,
+    pub(crate) noise: usize,
 }
 
 /// Measures, and notes what went wrong beside what did not.
@@ -40,11 +42,11 @@ pub(crate) struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn serve(&self, name: &str) -> Result<Airlock, Trouble> {
+    pub(crate) fn serve(&self, name: &str) -> Result<Airlock, Trouble> {
         Airlock::start(self.airlock, &self.folder.join(name))
     }
 
-    fn note(&mut self, way: &'static str, metric: Metric, measured: io::Result<f64>) {
+    pub(crate) fn note(&mut self, way: &'static str, metric: Metric, measured: io::Result<f64>) {
         match measured {
             Ok(value) => self.samples.add(way, metric, value),
             Err(error) => self.samples.fail(way, metric, &error.to_string()),
@@ -262,7 +264,7 @@ fn once(client: &mut Client) -> io::Result<f64> {
 const SUCCEEDED: &str = r#""status":"succeeded""#;
 
 /// By nearest rank.
-fn rank(sorted: &[f64], part: f64) -> Option<f64> {
+pub(crate) fn rank(sorted: &[f64], part: f64) -> Option<f64> {
     let index = (sorted.len() as f64 * part).ceil() as usize;
     sorted.get(index.saturating_sub(1)).copied()
 }

@@ -27,11 +27,16 @@ pub(crate) struct Airlock {
 impl Airlock {
     /// With a state of its own below this folder, which must not be there.
     pub(crate) fn start(program: &Path, folder: &Path) -> Result<Airlock, Trouble> {
+        Airlock::start_with(program, folder, "")
+    }
+
+    /// The same with settings.
+    pub(crate) fn start_with(program: &Path, folder: &Path, settings: &str) -> Result<Airlock, Trouble> {
         fs::create_dir_all(folder)?;
         let (address, key_file) = (free_address()?, folder.join("key"));
         // Not the settings of whoever measures.
         let config = folder.join("config.toml");
-        fs::write(&config, "")?;
+        fs::write(&config, settings)?;
         let shown = |path: &Path| path.display().to_string();
         let arguments = [
             "--config",

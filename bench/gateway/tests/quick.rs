@@ -18,7 +18,21 @@ fn our_ways_and_the_library_are_measured_and_nginx_is_said_to_be_missing() {
     let mut command = Command::new(bench);
     command.args(["--rounds", "1", "--runs", "3", "--clients", "4", "--time", "50", "--size", "4"]);
     // A program that is no server is missing, too.
-    command.args(["--idle", "3", "--parked", "2", "--nginx", "/bin/false", "--airlock"]).arg(airlock);
+    command
+        .args([
+            "--idle",
+            "3",
+            "--parked",
+            "2",
+            "--queued",
+            "32",
+            "--noise",
+            "60",
+            "--nginx",
+            "/bin/false",
+            "--airlock",
+        ])
+        .arg(airlock);
     let output = command.arg("--json").arg(&file).env("TMPDIR", &folder).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
@@ -31,7 +45,21 @@ fn our_ways_and_the_library_are_measured_and_nginx_is_said_to_be_missing() {
     for (way, metrics) in [
         (
             "ours",
-            &["run", "rate", "idle_pss", "upload", "upload_peak", "download", "first_ready", "ready"][..],
+            &[
+                "run",
+                "rate",
+                "idle_pss",
+                "upload",
+                "upload_peak",
+                "download",
+                "first_ready",
+                "ready",
+                "submit",
+                "queue_memory",
+                "pick_up",
+                "pick_up_full",
+                "neighbour",
+            ][..],
         ),
         ("artifacts", &["upload", "upload_peak", "download"]),
         ("library", &["run", "rate"]),
