@@ -28,7 +28,9 @@ impl WebhookOrder {
         let events = self.events.unwrap_or_else(|| vec!["final".to_owned()]);
         match events.iter().all(|event| matches!(event.as_str(), "running" | "final")) {
             true => Ok(KeptWebhook { url: self.url, events }),
-            false => Err(Problem::invalid("`webhook.events` has an unknown event", "there are running, final")),
+            false => {
+                Err(Problem::invalid("`webhook.events` has an unknown event", "there are running, final"))
+            }
         }
     }
 }

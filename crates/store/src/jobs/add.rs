@@ -90,7 +90,7 @@ fn add(transaction: &Transaction<'_>, job: &NewJob<'_>, room: &JobRoom) -> rusql
     {
         return Ok(before);
     }
-    if let Some(bound) = full(transaction, job, room)? {
+    if let Some(bound) = full(transaction, job.tenant, job.order.len() as u64, room)? {
         return Ok(Added::Full(bound));
     }
     let needed = match needed(transaction, job)? {
@@ -103,9 +103,12 @@ fn add(transaction: &Transaction<'_>, job: &NewJob<'_>, room: &JobRoom) -> rusql
         let row = params![n, place as i64, needs, status == "succeeded"];
         transaction.prepare_cached(edge)?.execute(row)?;
     }
-    transaction.prepare_cached("INSERT INTO job_order (n, body) VALUES (?, ?)")?.execute(params![n, job.order])?;
+    transaction
+        .prepare_cached("INSERT INTO job_order (n, body) VALUES (?, ?)")?
+        .execute(params![n, job.order])?;
     if let Some((name, body)) = job.promise {
-        let promise = "INSERT OR REPLACE INTO job_promise (tenant, name, body, job, at_ms) VALUES (?, ?, ?, ?, ?)";
+        let promise =
+            "INSERT OR REPLACE INTO job_promise (tenant, name, body, job, at_ms) VALUES (?, ?, ?, ?, ?)";
         transaction.execute(promise, params![job.tenant, name, &body[..], job.id, number(job.at_ms)])?;
     }
     // Whoever waits for what did not succeed is told at once.
@@ -171,13 +174,14 @@ fn needed(
     Ok(Ok(found))
 }
 
-fn full(
+/// Which bound one more of this tenant, with so many bytes, would be beyond.
+pub(super) fn full(
     transaction: &Transaction<'_>,
-    job: &NewJob<'_>,
+    tenant: &str,
+    more: u64,
     room: &JobRoom,
 ) -> rusqlite::Result<Option<WhichBound>> {
-    let (own, all) = (read::counts(transaction, job.tenant)?, read::counts(transaction, "")?);
-    let more = job.order.len() as u64;
+    let (own, all) = (read::counts(transaction, tenant)?, read::counts(transaction, "")?);
     let reached = [
         (WhichBound::Jobs, room.jobs.is_some_and(|most| own.queued + own.running >= most)),
         (WhichBound::QueuedOfOne, own.queued >= room.queued_of_one),

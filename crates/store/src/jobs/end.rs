@@ -1,6 +1,7 @@
 //! Starts and ends of tries, and what follows: another try, a final state, and what waits for the job.
 
 use super::{
+    add::{self, JobRoom, WhichBound},
     next::{Next, Policy, next},
     read,
 };
@@ -60,8 +61,8 @@ pub enum Retried {
     NotFinal,
     /// It is to come after this one, which did not succeed.
     InVain(String),
-    /// As many wait as may.
-    Full,
+    /// There is no room.
+    Full(WhichBound),
     /// There is none.
     Unknown,
 }
@@ -88,8 +89,8 @@ impl Writing<'_> {
     }
 
     /// A job that is over waits again, as if it had not been tried; unless so many wait already.
-    pub fn retry_job(&self, id: &str, now_ms: u64, most_queued: u64) -> Result<Retried, DatabaseError> {
-        self.done(retry(self.transaction, id, now_ms, most_queued))
+    pub fn retry_job(&self, id: &str, now_ms: u64, room: &JobRoom) -> Result<Retried, DatabaseError> {
+        self.done(retry(self.transaction, id, now_ms, room))
     }
 
     /// Those whose time has come wait for their turn from now on. How many, at most so many.
@@ -108,7 +109,8 @@ fn start(
     boot: &str,
     now_ms: u64,
 ) -> rusqlite::Result<bool> {
-    let start = "UPDATE job SET status = 'running', waits_for = '', version = version + 1, boot = ?2, run = ?3,
+    let start =
+        "UPDATE job SET status = 'running', waits_for = '', version = version + 1, boot = ?2, run = ?3,
             started_ms = ?4, attempt = attempt + 1, error = NULL
         WHERE id = ?1 AND waits_for = 'turn' RETURNING n";
     let started: Option<i64> = transaction
@@ -157,7 +159,8 @@ fn keep(transaction: &Transaction<'_>, n: i64, result: &str) -> rusqlite::Result
     let weigh = "UPDATE job SET bytes = bytes + ?2 - coalesce((SELECT length(CAST(body AS BLOB)) FROM job_result WHERE n = ?1), 0)
         WHERE n = ?1";
     transaction.prepare_cached(weigh)?.execute(params![n, result.len() as i64])?;
-    let keep = "INSERT INTO job_result (n, body) VALUES (?, ?) ON CONFLICT (n) DO UPDATE SET body = excluded.body";
+    let keep =
+        "INSERT INTO job_result (n, body) VALUES (?, ?) ON CONFLICT (n) DO UPDATE SET body = excluded.body";
     transaction.prepare_cached(keep)?.execute(params![n, result])?;
     Ok(())
 }
@@ -213,7 +216,8 @@ fn finish(transaction: &Transaction<'_>, n: i64, end: &End<'_>) -> rusqlite::Res
 /// Those that waited for nothing else wait for their time or turn.
 fn release(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Result<()> {
     transaction.prepare_cached("UPDATE job_after SET done = 1 WHERE needs = ?")?.execute([id])?;
-    let release = "UPDATE job SET waits_for = CASE WHEN due_ms > ?2 THEN 'time' ELSE 'turn' END, version = version + 1
+    let release =
+        "UPDATE job SET waits_for = CASE WHEN due_ms > ?2 THEN 'time' ELSE 'turn' END, version = version + 1
         WHERE waits_for = 'jobs' AND n IN (SELECT job FROM job_after WHERE needs = ?1)
           AND NOT EXISTS (SELECT 1 FROM job_after AS edge WHERE edge.job = job.n AND edge.done = 0)";
     transaction.prepare_cached(release)?.execute(params![id, number(now_ms)])?;
@@ -265,7 +269,8 @@ pub(super) fn cancel_one(
 
 fn refuse(transaction: &Transaction<'_>, id: &str, end: &End<'_>) -> rusqlite::Result<Vec<Change>> {
     let find = "SELECT n FROM job WHERE id = ? AND status = 'queued'";
-    let found: Option<i64> = transaction.prepare_cached(find)?.query_row([id], |row| row.get(0)).optional()?;
+    let found: Option<i64> =
+        transaction.prepare_cached(find)?.query_row([id], |row| row.get(0)).optional()?;
     found.map_or(Ok(Vec::new()), |n| finish(transaction, n, end))
 }
 
@@ -278,7 +283,8 @@ fn cancel(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Res
     let Some((n, status, run)) = found else { return Ok(Cancelled::Unknown) };
     match status.as_str() {
         "queued" => {
-            let why = error(ErrorCode::Cancelled, "it was cancelled before it started".to_owned(), "retry it");
+            let why =
+                error(ErrorCode::Cancelled, "it was cancelled before it started".to_owned(), "retry it");
             let end = End { status: "cancelled", result: None, error: Some(&why), at_ms: now_ms };
             Ok(Cancelled::Queued(finish(transaction, n, &end)?))
         }
@@ -291,20 +297,16 @@ fn cancel(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Res
     }
 }
 
-fn retry(
-    transaction: &Transaction<'_>,
-    id: &str,
-    now_ms: u64,
-    most_queued: u64,
-) -> rusqlite::Result<Retried> {
+fn retry(transaction: &Transaction<'_>, id: &str, now_ms: u64, room: &JobRoom) -> rusqlite::Result<Retried> {
     let Some(row) = read::find(transaction, id)? else { return Ok(Retried::Unknown) };
     if !row.is_final() {
         return Ok(Retried::NotFinal);
     }
-    if read::counts(transaction, "")?.queued >= most_queued {
-        return Ok(Retried::Full);
+    if let Some(bound) = add::full(transaction, &row.tenant, 0, room)? {
+        return Ok(Retried::Full(bound));
     }
-    let open = "SELECT needs, (SELECT status FROM job WHERE id = needs) FROM job_after WHERE job = ? AND done = 0";
+    let open =
+        "SELECT needs, (SELECT status FROM job WHERE id = needs) FROM job_after WHERE job = ? AND done = 0";
     let open: Vec<(String, Option<String>)> = transaction
         .prepare_cached(open)?
         .query_map([row.n], |row| Ok((row.get(0)?, row.get(1)?)))?

@@ -35,7 +35,8 @@ impl Served {
 }
 
 fn prune_old(transaction: &Transaction<'_>, now_ms: u64) -> rusqlite::Result<usize> {
-    let old = "DELETE FROM job WHERE n IN (SELECT n FROM job WHERE keep_until < ? ORDER BY keep_until LIMIT ?)";
+    let old =
+        "DELETE FROM job WHERE n IN (SELECT n FROM job WHERE keep_until < ? ORDER BY keep_until LIMIT ?)";
     transaction.prepare_cached(old)?.execute(params![number(now_ms), TOGETHER])
 }
 
@@ -50,7 +51,9 @@ fn prune_many(transaction: &Transaction<'_>, most: i64, most_bytes: i64) -> rusq
         Some((_, true)) => (16, "bytes"),
         _ => return Ok(0),
     };
-    let richest = format!("SELECT tenant, ended FROM job_tenant WHERE tenant <> '' AND ended > 0 ORDER BY {order} DESC LIMIT 2");
+    let richest = format!(
+        "SELECT tenant, ended FROM job_tenant WHERE tenant <> '' AND ended > 0 ORDER BY {order} DESC LIMIT 2"
+    );
     let richest: Vec<(String, i64)> = transaction
         .prepare_cached(&richest)?
         .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?

@@ -131,9 +131,8 @@ impl Served {
 
     /// Tenants that have something to start.
     pub fn active_tenants(&self) -> Result<Vec<String>, DatabaseError> {
-        self.jobs.read(|connection| {
-            connection.prepare_cached(ACTIVE)?.query_map([], |row| row.get(0))?.collect()
-        })
+        self.jobs
+            .read(|connection| connection.prepare_cached(ACTIVE)?.query_map([], |row| row.get(0))?.collect())
     }
 
     /// The first jobs of a tenant that could start now.
@@ -206,7 +205,9 @@ fn listing(filter: &JobFilter) -> (String, Vec<Box<dyn ToSql>>) {
         values.push(Box::new(value));
     }
     if let Some((key, value)) = label {
-        query.push_str(" AND EXISTS (SELECT 1 FROM json_each(labels) AS label WHERE label.key = ? AND label.value = ?)");
+        query.push_str(
+            " AND EXISTS (SELECT 1 FROM json_each(labels) AS label WHERE label.key = ? AND label.value = ?)",
+        );
         values.push(Box::new(key));
         values.push(Box::new(value));
     }
@@ -222,7 +223,8 @@ fn listing(filter: &JobFilter) -> (String, Vec<Box<dyn ToSql>>) {
 fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
     let time = |column| row.get::<_, Option<i64>>(column).map(|time| time.map(back));
     // Written by us as JSON; what is none is as if it were not there.
-    let texts = |column| row.get::<_, String>(column).map(|text| serde_json::from_str(&text).unwrap_or_default());
+    let texts =
+        |column| row.get::<_, String>(column).map(|text| serde_json::from_str(&text).unwrap_or_default());
     let labels: String = row.get("labels")?;
     let waits_for: String = row.get("waits_for")?;
     Ok(JobRow {
