@@ -124,10 +124,10 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 
 fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway, Failure> {
     let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
-    let (policy, state) = (config.policy.clone(), config.state.clone());
+    let (policy, state, jobs) = (config.policy.clone(), config.state.clone(), config.jobs.clone());
     let tenants = spec::Tenants::default();
     let settings =
-        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, quiet };
+        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, jobs, tenants, quiet };
     Gateway::new(settings).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),
