@@ -23,6 +23,7 @@ mod sent;
 mod server;
 mod shares;
 mod stream;
+mod tenants;
 mod turns;
 mod usage;
 mod validity;
@@ -53,9 +54,9 @@ const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
 
 /// Bytes of JSON bodies that arrive at a time, on all connections.
 const MOST_ARRIVING: usize = 256 << 20;
-/// The same, of one key.
+/// The same, of one tenant.
 const MOST_ARRIVING_OF_ONE: usize = MOST_ARRIVING / 4;
-/// Bytes of lists and results that wait for whoever asked for them, and those of one key.
+/// Bytes of lists and results that wait for whoever asked for them, and those of one tenant.
 const MOST_ANSWERING: usize = 256 << 20;
 const MOST_ANSWERING_OF_ONE: usize = MOST_ANSWERING / 4;
 
@@ -98,6 +99,7 @@ struct Inner {
     tenants: Tenants,
     quiet: bool,
     audit: Audit,
+    days: tenants::Days,
     served: Arc<Served>,
     writer: writer::Writer,
     keys: Keys,
@@ -147,6 +149,7 @@ impl Gateway {
                 path: place,
                 why: format!("no thread for it: {error}"),
             })?,
+            days: tenants::Days::open(&served)?,
             served,
             metrics: metrics::Metrics::new(),
             readiness: health::Readiness::default(),
@@ -174,12 +177,15 @@ impl Gateway {
         });
         let tidying = tokio::spawn(self.clone().tidy());
         let looking = tokio::spawn(self.clone().look_at_keys());
+        let counting = tokio::spawn(self.clone().count_days());
         // Answers of runs that were cancelled still go out.
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
         _ = ending.await;
         tidying.abort();
         looking.abort();
+        counting.abort();
+        self.count_now().await;
     }
 
     /// Every now and then: what artifacts may not stay. Those who put some do that, too, but they may be gone.
@@ -256,18 +262,20 @@ impl Gateway {
     }
 
     /// What this tenant may have.
-    #[expect(dead_code, reason = "nobody asks yet")]
     pub(crate) fn quota(&self, tenant: &str) -> &Quota {
         self.0.tenants.quota(tenant)
     }
 
     /// Writes down what was decided. What cannot be written down must not be done.
-    #[expect(dead_code, reason = "nobody decides yet")]
     pub(crate) fn note(&self, entry: &Entry<'_>) -> problem::Answer<()> {
         self.0.audit.note(entry).map_err(|error| {
             say(format_args!("airlock: the audit cannot be written: {error}"));
             writer::busy()
         })
+    }
+
+    pub(crate) fn days(&self) -> &tenants::Days {
+        &self.0.days
     }
 
     pub(crate) fn quiet(&self) -> bool {
@@ -344,6 +352,7 @@ fn routes() -> OpenApiRouter<Gateway> {
         .merge(artifacts::routes())
         .merge(images::routes())
         .merge(usage::routes())
+        .merge(tenants::routes())
         .merge(keys::routes())
 }
 

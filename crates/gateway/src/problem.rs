@@ -31,6 +31,9 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     instance: Option<Box<str>>,
+    /// Seconds until trying again may help; as a header.
+    #[serde(skip)]
+    retry_after: Option<u64>,
 }
 
 /// What a handler answers.
@@ -47,6 +50,7 @@ impl Problem {
             detail,
             code: code.to_owned(),
             instance: None,
+            retry_after: None,
         }
     }
 
@@ -82,6 +86,11 @@ impl Problem {
         Problem { instance: Some(instance.into()), ..self }
     }
 
+    /// The same, which passes in so many seconds.
+    pub(crate) fn retry_after(self, seconds: u64) -> Problem {
+        Problem { retry_after: Some(seconds), ..self }
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
@@ -113,9 +122,10 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let passing =
             matches!(self.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        let seconds = self.retry_after.unwrap_or(1);
         let mut response = (self.status(), Json(self)).into_response();
         if passing {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         response

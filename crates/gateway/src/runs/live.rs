@@ -6,18 +6,25 @@
 //! ```
 
 use super::{hold::Held, recent::Recents};
-use crate::{Bounds, Gateway, Problem, problem::Answer};
+use crate::{
+    Gateway, Problem,
+    problem::Answer,
+    tenants::{Counted, Refusal},
+};
 use bytes::Bytes;
 use engine::{Feed, Run};
 use http::StatusCode;
 use serde::Deserialize;
-use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
+use spec::{Barrier, Day, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
-use store::served::{Accepted, NewRun, Writing};
+use store::served::{Accepted, DayUse, NewRun, Writing};
 use tokio::sync::watch;
 
 /// What is kept of each stream for whoever reads events; beyond a little of it on the disk.
@@ -56,6 +63,9 @@ pub(crate) struct Live {
     progress: watch::Sender<Progress>,
     cancelled: watch::Sender<bool>,
     pub(super) held: Held,
+    /// Milliseconds of CPU time so far, once it runs; and what of it is in its tenant's day.
+    cpu_ms: OnceLock<Arc<AtomicU64>>,
+    counted: Counted,
 }
 
 /// How far a run has come.
@@ -88,6 +98,13 @@ pub(crate) struct Asked {
     pub(crate) promise: Option<(String, [u8; 32])>,
 }
 
+/// Whether a run may be begun, if it was not asked for before; and by which key.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    pub(crate) key: String,
+    pub(crate) may: Result<(), Refusal>,
+}
+
 /// What became of a request for a run.
 #[derive(Debug)]
 pub(crate) enum Taken {
@@ -102,11 +119,20 @@ impl Runs {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is room for one more of this key.
-    fn room(&self, owner: &str, bounds: &Bounds) -> bool {
+    /// How many are under way of this tenant, and of all.
+    pub(crate) fn counts(&self, owner: &str) -> (usize, usize) {
         let lists = self.lists();
         let own = lists.live.values().filter(|live| live.owner == owner).count();
-        own < bounds.runs_per_key && lists.live.len() < bounds.runs
+        (own, lists.live.len())
+    }
+
+    /// Whose CPU time came to be since the last look, and how much.
+    pub(crate) fn newly_used(&self) -> Vec<(String, u64)> {
+        let new = |live: &Arc<Live>| {
+            let cpu_ms = live.cpu_ms.get()?.load(Ordering::Relaxed);
+            Some((live.owner.clone(), live.counted.up_to(cpu_ms)))
+        };
+        self.lists().live.values().filter_map(new).collect()
     }
 
     /// Lists a run.
@@ -153,16 +179,24 @@ impl Runs {
     }
 }
 
-/// Writes a run down and lists it, within bounds.
-pub(crate) async fn take(gateway: &Gateway, asked: Asked) -> Answer<Taken> {
+/// Writes a run down and lists it, if it was asked for before or may be begun.
+pub(crate) async fn take(gateway: &Gateway, asked: Asked, admission: Admission) -> Answer<Taken> {
+    let (tenant, Admission { key, may }) = (asked.owner.clone(), admission);
+    let is_admitted = may.is_ok();
     let owner = crate::caller::owner_of(&asked.owner)?;
     let feed = gateway.engine().feed(Some(&owner), FEED_BYTES);
     let live = Arc::new(Live::new(asked.id.clone(), &asked.owner, feed));
     let (listed, of) = (live.clone(), gateway.clone());
-    let accepted = gateway.writer().write(move |writing| list(&of, writing, &asked, &listed)).await;
+    let accepted =
+        gateway.writer().write(move |writing| list(&of, writing, &asked, &listed, is_admitted)).await;
     match accepted {
         Ok(Accepted::New) => {}
-        Ok(Accepted::Full) => return Err(too_many()),
+        Ok(Accepted::Full) => {
+            // Some may have ended meanwhile; what was asked was too much all the same.
+            let full = || gateway.runs_full(&tenant).map_or_else(|| Err(crate::writer::busy()), Ok);
+            let refusal = may.err().map_or_else(full, Ok)?;
+            return Err(gateway.refused(&tenant, &key, refusal));
+        }
         Ok(Accepted::Before(id)) => return Ok(Taken::Before(id)),
         Ok(Accepted::OtherRequest) => {
             return Err(Problem::new(
@@ -195,6 +229,7 @@ fn list(
     writing: &Writing<'_>,
     asked: &Asked,
     live: &Arc<Live>,
+    is_admitted: bool,
 ) -> Result<Accepted, store::DatabaseError> {
     let new = NewRun {
         id: asked.id.as_str(),
@@ -204,8 +239,11 @@ fn list(
         at_ms: engine::now().0,
         promise: asked.promise.as_ref().map(|(name, body)| (name.as_str(), *body)),
     };
-    let accepted = writing.accept(&new, gateway.runs().room(&asked.owner, gateway.bounds()))?;
+    let room = is_admitted && gateway.runs_full(&asked.owner).is_none();
+    let accepted = writing.accept(&new, room)?;
     if accepted == Accepted::New {
+        let day = gateway.days().count(&asked.owner, DayUse::RUN);
+        writing.add_to_day(&asked.owner, day, DayUse::RUN)?;
         gateway.runs().add(live);
     }
     Ok(accepted)
@@ -220,19 +258,11 @@ fn prune(gateway: &Gateway) {
     }
 }
 
-fn too_many() -> Problem {
-    Problem::new(
-        StatusCode::TOO_MANY_REQUESTS,
-        "quota_exceeded",
-        "too many runs are under way",
-        Some("wait until one has ended, or raise `runs_per_key` and `runs` under [serve]".to_owned()),
-    )
-}
-
 impl Live {
     pub(super) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
-        Live { id, owner: owner.to_owned(), feed, progress, cancelled, held: Held::default() }
+        let (held, cpu_ms, counted) = Default::default();
+        Live { id, owner: owner.to_owned(), feed, progress, cancelled, held, cpu_ms, counted }
     }
 
     /// Waits until whoever must not miss anything has room for more. Once it is to end, nobody does; nor once its program
@@ -276,6 +306,7 @@ impl Live {
 /// Carries a run through to its end, whoever waits for it.
 pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     gateway.metrics().running.inc();
+    _ = live.cpu_ms.set(run.cpu_ms());
     let mut cancelled = live.cancelled.subscribe();
     let (mut asked, mut over) = (false, run.over());
     loop {
@@ -311,6 +342,8 @@ fn note(live: &Live, event: Event) {
 /// waits for it waits; if the server ends meanwhile it is `lost`, and nobody was told otherwise.
 pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
     let status = result.status;
+    let used = DayUse::cpu(live.counted.up_to(result.usage.cpu_ms));
+    let day = gateway.days().count(&live.owner, used);
     let problem = problem_of(&result);
     let (whole, kept) = match result.stdout.len() + result.stderr.len() > LARGE {
         // The text of megabytes takes its time, and others wait for the loop.
@@ -319,7 +352,7 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
     };
     let mut pause = FIRST_PAUSE;
     // It is under way until then: so no more than may run at once wait for a disk that has no room.
-    while !write_end(gateway, live, status, &kept).await {
+    while !write_end(gateway, live, status, &kept, (day, used)).await {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
@@ -330,9 +363,16 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
 }
 
 /// Whether it could be written. If it never can, the next start of the server will find it without an end, and say `lost`.
-async fn write_end(gateway: &Gateway, live: &Arc<Live>, status: Status, kept: &Bytes) -> bool {
-    let (id, kept) = (live.id.clone(), kept.clone());
+async fn write_end(
+    gateway: &Gateway,
+    live: &Arc<Live>,
+    status: Status,
+    kept: &Bytes,
+    (day, used): (Day, DayUse),
+) -> bool {
+    let (id, owner, kept) = (live.id.clone(), live.owner.clone(), kept.clone());
     let finish = move |writing: &Writing<'_>| {
+        writing.add_to_day(&owner, day, used)?;
         // It was text a moment ago.
         writing.finish(id.as_str(), status.name(), &String::from_utf8_lossy(&kept))
     };
