@@ -79,7 +79,8 @@ impl Ground {
             Ground::S3(moto, prefix) => Place::S3(remote(prefix, moto.endpoint(), "key")),
             Ground::Gcs(fake) => Place::Gcs(remote("test", fake.endpoint(), gcs::ACCOUNT)),
         };
-        Artifacts::open(ArtifactSettings { place, limits, retention }).expect("a store")
+        Artifacts::open(ArtifactSettings { place, limits, tenants: Default::default(), retention })
+            .expect("a store")
     }
 
     /// A store there, with what is usual.

@@ -10,7 +10,7 @@ use crate::{
     secret::Secret,
     serve::Listener,
     session::{Doors, Kind, OpenError, Report, Session, SessionTerms},
-    till::{Account, Level, Terms, Used},
+    till::{self, Account, Level, Terms, Used},
     token::{NoRandom, Token, TokenHash},
 };
 use spec::{Budget, Denial, Id, ModelPattern, Timestamp};
@@ -37,7 +37,7 @@ const MOST_TENANTS: usize = 10_000;
 pub struct Setup {
     /// Providers and the till.
     pub doors: Arc<Doors>,
-    /// What each tenant may use. With none, any name goes and has no limit of its own.
+    /// What each tenant may use; `*` is for those that are not named. With none, any name goes and has no limit.
     pub tenants: BTreeMap<String, Terms>,
     /// Which models of the node's own server may be asked for; every one if empty.
     pub inference_models: Vec<ModelPattern>,
@@ -272,13 +272,12 @@ impl Registry {
 
     /// The account that all sessions of a tenant share.
     fn tenant(&self, setup: &Setup, name: &Id) -> Result<Account, RegisterError> {
-        let terms = match setup.tenants.get(name.as_str()) {
+        let terms = match till::terms_of(&setup.tenants, name.as_str()) {
             Some(terms) => terms,
             // Of a name that was mistyped nothing would be limited.
             None if !setup.tenants.is_empty() => return Err(RegisterError::NoTenant(name.clone())),
-            None => &Terms::default(),
+            None => Terms { level: Level::Tenant, name: name.to_string(), ..Terms::default() },
         };
-        let terms = Terms { level: Level::Tenant, name: name.to_string(), ..terms.clone() };
         let mut shelves = self.shelves();
         if !shelves.tenants.contains_key(name.as_str()) && shelves.tenants.len() >= MOST_TENANTS {
             return Err(RegisterError::Full { what: "tenants", most: MOST_TENANTS });

@@ -14,7 +14,7 @@ use clock::{Clock, Now};
 use spec::{Budget, Money};
 use state::State;
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -22,6 +22,8 @@ use std::{
     time::Duration,
 };
 
+/// Stands for every tenant that is not named; no tenant can be called so.
+pub const OTHERS: &str = "*";
 /// What was settled is written within this time.
 const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
@@ -111,6 +113,31 @@ pub struct Used {
     pub overrun: Money,
     /// Held by calls under way.
     pub held: Money,
+}
+
+/// How it stands with an account's day.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Day {
+    pub limit: Option<Money>,
+    pub spent: Money,
+    /// Held by calls under way; what of it is not spent comes back.
+    pub held: Money,
+    /// Seconds until it begins anew.
+    pub resets_in: u64,
+}
+
+impl Day {
+    /// Nothing is left of it, whatever calls under way give back.
+    pub fn is_spent(&self) -> bool {
+        self.limit.is_some_and(|limit| self.spent >= limit)
+    }
+}
+
+/// The terms of a tenant among these: its own, else those of `*`.
+pub fn terms_of(tenants: &BTreeMap<String, Terms>, name: &str) -> Option<Terms> {
+    let terms = tenants.get(name).or_else(|| tenants.get(OTHERS))?;
+    Some(Terms { level: Level::Tenant, name: name.to_owned(), ..terms.clone() })
 }
 
 /// A reservation, written down. Dropped without being settled it counts in full.
@@ -220,6 +247,15 @@ impl Till {
         lasting.map_err(|error| Refused::Ledger(error.to_string()))?;
         hold.phase = Phase::Given;
         Ok(hold)
+    }
+
+    /// How it stands with an account's day.
+    pub fn day(&self, account: &Account) -> Day {
+        let now = self.inner.clock.now();
+        let mut accounts = self.inner.accounts();
+        let Some(state) = accounts.states.get_mut(&account.handle.id) else { return Day::default() };
+        state.pass_time(now);
+        state.day(now)
     }
 
     /// What an account has used.

@@ -8,7 +8,9 @@ use crate::{
     guard,
 };
 use doors::{
-    Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, Token, ledger::Ledger, till::Till,
+    Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, Token,
+    ledger::{Ledger, Whose},
+    till::{Account, Day, Level, Terms, Till, terms_of},
 };
 use sandbox::Passing;
 use sha2::{Digest, Sha256};
@@ -17,6 +19,7 @@ use spec::{
     ModelPattern, Mount, RunResult, RunSpec,
 };
 use std::{
+    collections::BTreeMap,
     ffi::{OsStr, OsString},
     fs, io,
     net::TcpListener,
@@ -42,6 +45,10 @@ pub struct DoorSettings {
     pub durability: doors::ledger::Durability,
     /// What egress doors are opened with.
     pub egress: doors::egress::Settings,
+    /// What all runs of a server spend from. Without it each run has a ledger and an account of its own.
+    pub till: Option<Till>,
+    /// What each tenant may spend there, by name; `*` is for those that have none.
+    pub tenants: BTreeMap<String, Terms>,
 }
 
 impl DoorSettings {
@@ -49,6 +56,19 @@ impl DoorSettings {
     pub(crate) fn new(state: &Path) -> DoorSettings {
         let secrets = doors::secrets::Secrets { folder: state.join("secrets"), ..Default::default() };
         DoorSettings { secrets, ..DoorSettings::default() }
+    }
+
+    /// The account that everything of a tenant's is paid from; none where no server owns the ledger.
+    fn account(&self, tenant: &str) -> Option<Account> {
+        let nothing = || Terms { level: Level::Tenant, name: tenant.to_owned(), ..Terms::default() };
+        let terms = terms_of(&self.tenants, tenant).unwrap_or_else(nothing);
+        self.till.as_ref().filter(|_| !tenant.is_empty()).map(|till| till.account(terms, None))
+    }
+
+    /// How it stands with a tenant's day.
+    pub(crate) fn day(&self, tenant: &str) -> Option<Day> {
+        let account = self.account(tenant)?;
+        self.till.as_ref().map(|till| till.day(&account))
     }
 }
 
@@ -104,36 +124,44 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
         Some(grant) => Some(provider(engine, grant).await?),
         None => None,
     };
-    let ledger = begin_ledger(engine, id)?;
-    opened.ledger = Some(ledger.clone());
     let settings = &engine.doors;
+    let till = match &settings.till {
+        Some(till) => till.clone(),
+        None => Till::new(begin_ledger(engine, id)?),
+    };
+    let ledger = till.ledger().clone();
+    opened.ledger = Some(ledger.clone());
+    let tenant = tenant(spec).to_owned();
+    let above = settings.account(&tenant);
     if let Some(grant) = spec.grants.egress.clone() {
         let with = (&settings.egress, &settings.secrets);
         opened.egress = Some(egress::open(&engine.state, id, spec, &grant, with, ledger.clone()).await?);
     }
-    let doors = Doors::new(settings.catalogue.clone(), settings.secrets.clone(), Till::new(ledger));
+    let doors = Doors::new(settings.catalogue.clone(), settings.secrets.clone(), till);
     if let Some((grant, provider)) = spec.grants.llm.clone().zip(provider) {
         // What a program sends as its key: known at this door, and worth nothing elsewhere.
         let token = Token::fresh().map_err(|error| error_of(ErrorCode::Internal, error.to_string()))?;
         let terms = terms(id, provider, grant.models, spec.grants.budget.clone());
-        let terms = SessionTerms { token: Some(token.hash()), ..terms };
+        let (tenant, above) = (tenant.clone(), above.clone());
+        let terms = SessionTerms { token: Some(token.hash()), tenant, above, ..terms };
         let session = open_session(&doors, Kind::Llm, terms).await?;
         set(spec, &llm_variables(&token.expose()))?;
         opened.sessions.push(session);
     }
     if let Some(mut models) = spec.grants.inference.clone() {
         models.push(engine.doors.inference_models.clone());
-        let session = open_session(
-            &doors,
-            Kind::Inference,
-            terms(id, String::new(), models, spec.grants.budget.clone()),
-        );
-        let session = session.await?;
+        let terms = terms(id, String::new(), models, spec.grants.budget.clone());
+        let session = open_session(&doors, Kind::Inference, SessionTerms { tenant, above, ..terms }).await?;
         opened.socket = Some(show_socket(engine, id, spec, &session)?);
         set(spec, &inference_variables())?;
         opened.sessions.push(session);
     }
     Ok(opened)
+}
+
+/// Whose a run is; empty if it is nobody's but this machine's.
+pub(crate) fn tenant(spec: &RunSpec) -> &str {
+    spec.owner.as_ref().map_or("", Id::as_str)
 }
 
 /// A lone run has a ledger segment of its own: nobody else has to be asked, and nobody can be in the way.
@@ -322,12 +350,16 @@ impl Opened {
     }
 
     /// Writes down which secrets the program is about to have. What cannot be written is not let in.
-    pub(crate) fn note_secrets(&self, id: &Id, secrets: &[(String, EnvName)]) -> Result<(), ErrorInfo> {
+    pub(crate) fn note_secrets(
+        &self,
+        whose: Whose<'_>,
+        secrets: &[(String, EnvName)],
+    ) -> Result<(), ErrorInfo> {
         let failed = |error: &io::Error| internal("cannot write down that a secret is let in", error);
         secrets.iter().try_for_each(|(name, variable)| {
             let ledger = self.ledger.as_ref().ok_or_else(|| failed(&io::ErrorKind::NotFound.into()))?;
             let variable = variable.as_os_str().to_string_lossy();
-            ledger.inject(id.as_str(), name, &variable).map_err(|error| failed(&error))
+            ledger.inject(whose, name, &variable).map_err(|error| failed(&error))
         })
     }
 

@@ -25,7 +25,8 @@ use crate::{
     streams::{Reading, Streams, connect_pipes},
     terminal::{self, Terminal},
     verdict::{
-        CANCEL_GRACE, Ending, GRACE, SIGKILL, SIGTERM, SIGXCPU, Stopped, cpu_left, ending, first_look, judge,
+        CANCEL_GRACE, COUNTED_EVERY, Ending, GRACE, SIGKILL, SIGTERM, SIGXCPU, Stopped, cpu_left, ending,
+        first_look, judge,
     },
 };
 use sandbox::{Program, Sandbox, SandboxError};
@@ -38,6 +39,10 @@ use std::{
     io,
     net::TcpListener,
     os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::{
@@ -53,6 +58,8 @@ pub(crate) struct Driver {
     pub(crate) terminal: Option<oneshot::Sender<Terminal>>,
     /// That nobody is left inside, before the rest of the output is taken.
     pub(crate) over: watch::Sender<bool>,
+    /// Milliseconds of CPU time that it has used so far.
+    pub(crate) cpu_ms: Arc<AtomicU64>,
 }
 
 /// The output of a run, being read.
@@ -228,6 +235,8 @@ impl Driver {
         let deadline = tokio::time::sleep(limits.wall_time.0);
         tokio::pin!(deadline);
         let mut next_look = Instant::now() + first_look(&limits);
+        let mut counting = tokio::time::interval_at((Instant::now() + COUNTED_EVERY).into(), COUNTED_EVERY);
+        let is_counted = self.making.spec.owner.is_some();
         let (state, has_layer) = (self.making.engine.state.clone(), self.making.layer.is_some());
         let shortage = room::shortage(&state);
         tokio::pin!(shortage);
@@ -237,6 +246,11 @@ impl Driver {
                 progress = sandbox.progress() => return ending(progress, None),
                 () = &mut deadline => Stopped::WallTime,
                 () = until_cancelled(&mut self.making.cancelled) => Stopped::Cancelled,
+                _ = counting.tick(), if is_counted => {
+                    let cpu = sandbox.counters().cpu.unwrap_or_default();
+                    self.cpu_ms.fetch_max(cpu.as_millis() as u64, Ordering::Relaxed);
+                    continue;
+                }
                 () = tokio::time::sleep_until(next_look.into()) => {
                     match cpu_left(sandbox, &limits) {
                         Some(left) => {

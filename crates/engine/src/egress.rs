@@ -2,11 +2,15 @@
 
 use crate::{
     control::{self, Control},
-    doors::{Shown, called, error_of, internal, refused, set},
+    doors::{Shown, called, error_of, internal, refused, set, tenant},
     guard,
 };
 use doors::egress::{Egress, EgressReport, Settings};
-use doors::{OpenError, ledger::Ledger, secrets::Secrets};
+use doors::{
+    OpenError,
+    ledger::{Ledger, Whose},
+    secrets::Secrets,
+};
 use sandbox::{MeantFor, Passing};
 use spec::{
     Access, EgressGrant, EgressUsage, ErrorCode, ErrorInfo, Id, InsidePath, LearnedRule, LimitName, Mount,
@@ -53,7 +57,8 @@ pub(crate) async fn open(
     (settings, secrets): (&Settings, &Secrets),
     ledger: Arc<Ledger>,
 ) -> Result<OpenEgress, ErrorInfo> {
-    let door = Egress::open(id.as_str(), grant, settings, secrets, ledger).await;
+    let whose = Whose { run: id.as_str(), tenant: tenant(spec) };
+    let door = Egress::open(whose, grant, settings, secrets, ledger).await;
     let door = door.map_err(|error| refused(&error))?;
     let proxy = format!("http://127.0.0.1:{}", spec::EGRESS_PORT);
     let mut variables = Vec::new();

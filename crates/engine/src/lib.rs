@@ -47,6 +47,7 @@ mod verdict;
 pub mod workspaces;
 
 pub use crate::doors::DoorSettings;
+pub use ::doors::till::Day;
 pub use doctor::{Check, CheckState};
 pub use feed::{Feed, Piece};
 pub use record::{Swept, fresh_id, now};
@@ -68,7 +69,7 @@ use spec::{ErrorInfo, Event, Id, RunResult, RunSpec};
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError},
+    sync::{Arc, PoisonError, atomic::AtomicU64},
 };
 use tokio::{
     net::unix::pipe,
@@ -181,6 +182,7 @@ pub struct Run {
     terminal: Option<oneshot::Receiver<Terminal>>,
     cancel: watch::Sender<bool>,
     over: watch::Receiver<bool>,
+    cpu_ms: Arc<AtomicU64>,
     blank: RunResult,
     driver: JoinHandle<RunResult>,
 }
@@ -279,7 +281,7 @@ impl Engine {
             // The driver says so in the result.
             Err(error) => (None, Err(error)),
         };
-        let blank = driver::blank(&id, &spec);
+        let (blank, cpu_ms) = (driver::blank(&id, &spec), Arc::<AtomicU64>::default());
         let task = driver::Driver {
             making: making::Making {
                 engine: self.inner.clone(),
@@ -292,9 +294,10 @@ impl Engine {
             doors: Some(doors_out),
             terminal: terminal_out,
             over: is_over,
+            cpu_ms: cpu_ms.clone(),
         };
         let driver = tokio::spawn(task.drive(input));
-        Run { id, events, stdin, doors: Some(doors), terminal, cancel, over, blank, driver }
+        Run { id, events, stdin, doors: Some(doors), terminal, cancel, over, cpu_ms, blank, driver }
     }
 
     /// Starts a run and waits for its result. A run that could not start has a result, too.
@@ -385,6 +388,19 @@ impl Engine {
         self.inner.state.join("images")
     }
 
+    /// How it stands with the money of a tenant's day; none where no server owns the ledger.
+    pub fn money_of_day(&self, tenant: &str) -> Option<Day> {
+        self.inner.doors.day(tenant)
+    }
+
+    /// Bytes that the artifacts of an owner take, and the layers of his workspaces.
+    pub async fn stored(&self, owner: &Id) -> std::io::Result<[u64; 2]> {
+        let artifacts = self.inner.artifacts.held(&store::Owner::key(owner)).await?;
+        let (state, owner) = (self.inner.state.clone(), owner.to_string());
+        let layers = tokio::task::spawn_blocking(move || workspaces::taken(&state, &owner)).await;
+        Ok([artifacts, layers.unwrap_or(0)])
+    }
+
     /// The artifacts kept on this machine.
     pub fn artifacts(&self) -> &store::Artifacts {
         &self.inner.artifacts
@@ -450,6 +466,11 @@ impl Run {
     /// no program waits any more for whoever takes it.
     pub fn over(&self) -> watch::Receiver<bool> {
         self.over.clone()
+    }
+
+    /// Milliseconds of CPU time that a run of somebody's has used, as of a few seconds ago; the result says it exactly.
+    pub fn cpu_ms(&self) -> Arc<AtomicU64> {
+        self.cpu_ms.clone()
     }
 
     /// Waits for the result; events not yet taken are dropped.

@@ -11,7 +11,7 @@ use crate::{
     record::Record,
     workspaces::{self, Hold},
 };
-use ::doors::secrets::Secrets;
+use ::doors::{ledger::Whose, secrets::Secrets};
 use sandbox::{Sandbox, SandboxError, container::ImageFacts};
 use spec::{EnvName, ErrorCode, ErrorInfo, Id, InputSource, RunResult, RunSpec};
 use std::{
@@ -122,7 +122,8 @@ impl Making {
         let listeners = opened.serve(sandbox.take_doors(), sandbox.take_passing())?;
         result.enforced_by = sandbox.enforcers();
         result.notes.extend(sandbox.notes());
-        opened.note_secrets(&self.id, &self.spec.grants.secrets)?;
+        let whose = Whose { run: self.id.as_str(), tenant: crate::doors::tenant(&self.spec) };
+        opened.note_secrets(whose, &self.spec.grants.secrets)?;
         self.put_inputs(sandbox).await?;
         Ok(listeners)
     }

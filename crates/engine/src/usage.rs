@@ -1,6 +1,9 @@
 //! What models were used for: copies what is new in the ledger's segments into the database, answers questions from there,
 //! and says what does not fit together. A ledger that shrank or vanished is noticed because the database knows more.
 
+mod csv;
+
+pub use csv::{csv, name};
 pub use doors::ledger::Problem;
 use doors::{
     Source,
@@ -11,10 +14,13 @@ use std::{
     io::{self, BufReader, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
-pub use store::usage::{By, Filter, Total};
 use store::{
     DatabaseError,
     usage::{Attempt, Change, Ended, Progress, Usage},
+};
+pub use store::{
+    served::DayUse,
+    usage::{By, Filter, Total},
 };
 
 /// Where the ledger lies in a state folder.
@@ -101,9 +107,9 @@ impl Books {
         Ok(problems)
     }
 
-    /// Sums, the dearest first; days in their order.
+    /// Sums, the dearest first; days in their order. Which of them may still change is said as of now.
     pub fn totals(&self, by: By, filter: &Filter) -> Result<Vec<Total>, UsageError> {
-        Ok(self.usage.totals(by, filter)?)
+        Ok(self.usage.statement(by, filter, crate::now())?)
     }
 
     fn failed(&self, source: io::Error) -> UsageError {

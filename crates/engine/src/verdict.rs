@@ -51,6 +51,9 @@ pub(crate) fn ending(progress: Progress, stopped: Option<Stopped>) -> Ending {
     }
 }
 
+/// How often it is looked what somebody's box has used so far: whoever serves several counts it by the day.
+pub(crate) const COUNTED_EVERY: Duration = Duration::from_secs(3);
+
 pub(crate) fn first_look(limits: &Limits) -> Duration {
     match limits.cpu_time {
         Some(_) => CPU_LOOK,

@@ -252,6 +252,12 @@ impl Hold {
     }
 }
 
+/// Bytes that the layers of this owner take, as they were written down last.
+pub fn taken(state: &Path, owner: &str) -> u64 {
+    // Without a folder there are none.
+    owned::sum(state, Some(owner)).unwrap_or(0)
+}
+
 /// Gives a box whose workspace is to be copied on writing a layer, and shows it that instead of the folder. The caller has
 /// looked whether the folder may be shown at all.
 pub fn lay(

@@ -7,7 +7,11 @@
 mod body;
 mod headers;
 
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
+use crate::{
+    Caller, Gateway, Problem, Scope,
+    problem::Answer,
+    tenants::{Needs, What},
+};
 use axum::{
     Json,
     body::Body,
@@ -169,6 +173,11 @@ async fn put(
         ));
     }
     let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(raw_name(&uri)?)?);
+    if owner != Owner::local() {
+        let needs = Needs { what: What::Artifact, llm: false, storage: true };
+        let of = Caller { tenant: owner.as_str().to_owned(), ..caller.clone() };
+        gateway.admits(&of, needs).await?;
+    }
     let expected = headers::expected_digest(&headers)?;
     let new = New {
         owner,
@@ -349,7 +358,7 @@ fn problem(error: StoreError) -> Problem {
         }
         StoreError::Quota { .. } => {
             let hint = "remove what is not needed, or ask the operator for more";
-            Problem::new(StatusCode::FORBIDDEN, "quota_exceeded", title, Some(hint.to_owned()))
+            Problem::new(StatusCode::INSUFFICIENT_STORAGE, "quota_exceeded", title, Some(hint.to_owned()))
         }
         StoreError::Mismatch { .. } => Problem::invalid(title, "send it again"),
         StoreError::ContentType { .. } => Problem::invalid(title, "such as text/plain"),

@@ -82,7 +82,7 @@ pub(crate) async fn answer<T: Serialize>(
     Ok(as_json(until_sent(json.into(), share)))
 }
 
-/// Sends it. It lies in memory until somebody takes it, and of that a key has its share.
+/// Sends it. It lies in memory until somebody takes it, and of that a tenant has its share.
 pub(crate) fn sent(answering: &Shares, key: &str, json: impl Into<Bytes>) -> Answer<Response> {
     let json = json.into();
     let (length, body) = (json.len(), Body::from(json));

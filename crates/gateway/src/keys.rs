@@ -172,6 +172,11 @@ impl Keys {
         if tenant.is_some_and(|tenant| spec::Id::new(tenant).is_err()) {
             return Err(KeyError::Wrong("this is no name for a tenant"));
         }
+        if tenant == Some(store::Owner::local().as_str()) {
+            return Err(KeyError::Wrong(
+                "`local` is whoever is at the machine itself, and no name for a tenant",
+            ));
+        }
         if scopes.is_empty() {
             return Err(KeyError::Wrong("a key without a scope may do nothing"));
         }

@@ -23,6 +23,7 @@ mod sent;
 mod server;
 mod shares;
 mod stream;
+mod tenants;
 mod turns;
 mod usage;
 mod validity;
@@ -53,9 +54,9 @@ const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
 
 /// Bytes of JSON bodies that arrive at a time, on all connections.
 const MOST_ARRIVING: usize = 256 << 20;
-/// The same, of one key.
+/// The same, of one tenant.
 const MOST_ARRIVING_OF_ONE: usize = MOST_ARRIVING / 4;
-/// Bytes of lists and results that wait for whoever asked for them, and those of one key.
+/// Bytes of lists and results that wait for whoever asked for them, and those of one tenant.
 const MOST_ANSWERING: usize = 256 << 20;
 const MOST_ANSWERING_OF_ONE: usize = MOST_ANSWERING / 4;
 
@@ -100,6 +101,7 @@ struct Inner {
     tenants: Tenants,
     quiet: bool,
     audit: Audit,
+    days: tenants::Days,
     served: Arc<Served>,
     writer: writer::Writer,
     durable: writer::Writer,
@@ -158,6 +160,7 @@ impl Gateway {
             keys: Keys::of(served.clone()),
             writer,
             durable,
+            days: tenants::Days::open(&served)?,
             served,
             metrics: metrics::Metrics::new(),
             readiness: health::Readiness::default(),
@@ -187,6 +190,7 @@ impl Gateway {
         let scheduling = tokio::spawn(jobs::schedule(self.clone(), stop.clone()));
         let tidying = tokio::spawn(self.clone().tidy());
         let looking = tokio::spawn(self.clone().look_at_keys());
+        let counting = tokio::spawn(self.clone().count_days());
         // Answers of runs that were cancelled still go out.
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
@@ -194,6 +198,8 @@ impl Gateway {
         _ = scheduling.await;
         tidying.abort();
         looking.abort();
+        counting.abort();
+        self.count_now().await;
     }
 
     /// Every now and then: what artifacts may not stay. Those who put some do that, too, but they may be gone.
@@ -289,6 +295,10 @@ impl Gateway {
         })
     }
 
+    pub(crate) fn days(&self) -> &tenants::Days {
+        &self.0.days
+    }
+
     pub(crate) fn quiet(&self) -> bool {
         self.0.quiet
     }
@@ -372,6 +382,7 @@ fn routes() -> OpenApiRouter<Gateway> {
         .merge(artifacts::routes())
         .merge(images::routes())
         .merge(usage::routes())
+        .merge(tenants::routes())
         .merge(keys::routes())
 }
 

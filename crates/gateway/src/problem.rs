@@ -17,7 +17,8 @@ use utoipa::ToSchema;
 pub struct Problem {
     /// What kind it is: a name of the documentation.
     #[serde(rename = "type")]
-    kind: String,
+    #[schema(value_type = String)]
+    kind: Box<str>,
     /// The status of the answer.
     status: u16,
     /// What happened, on one line.
@@ -31,6 +32,9 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     instance: Option<Box<str>>,
+    /// Seconds until trying again may help; as a header.
+    #[serde(skip)]
+    retry_after: Option<u32>,
 }
 
 /// What a handler answers.
@@ -41,12 +45,13 @@ impl Problem {
     pub fn new(status: StatusCode, code: &str, title: impl Into<String>, detail: Option<String>) -> Problem {
         let kind = format!("urn:airlock:{code}");
         Problem {
-            kind,
+            kind: kind.into(),
             status: status.as_u16(),
             title: title.into(),
             detail,
             code: code.to_owned(),
             instance: None,
+            retry_after: None,
         }
     }
 
@@ -92,6 +97,11 @@ impl Problem {
         &self.code
     }
 
+    /// The same, which passes in so many seconds.
+    pub(crate) fn retry_after(self, seconds: u64) -> Problem {
+        Problem { retry_after: Some(u32::try_from(seconds).unwrap_or(u32::MAX)), ..self }
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
@@ -123,9 +133,10 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let passing =
             matches!(self.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        let seconds = self.retry_after.unwrap_or(1);
         let mut response = (self.status(), Json(self)).into_response();
         if passing {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         response

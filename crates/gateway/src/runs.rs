@@ -10,6 +10,7 @@ use crate::{
     Caller, Gateway, Problem, Scope, fitting,
     path::Path,
     problem::Answer,
+    tenants::{Needs, What},
     wire::{Raw, RunOrder},
 };
 use axum::{
@@ -19,7 +20,7 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use live::{Live, Taken};
+use live::{Admission, Live, Taken};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use spec::{RunSpec, Status, Timestamp};
@@ -107,7 +108,11 @@ async fn create(
     let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
     let spec = admit(&gateway, &caller, request)?;
     let asked = asked(&caller, &spec, promise);
-    let begun = begin(gateway.clone(), asked, spec, stdin, follows(&headers));
+    let needs =
+        Needs { what: What::Run, llm: spec.grants.llm.is_some(), storage: spec.sandbox.copy_on_write };
+    let may = gateway.may_begin(&caller.tenant, needs).await;
+    let admission = Admission { key: caller.key.clone(), may };
+    let begun = begin(gateway.clone(), (asked, admission), spec, stdin, follows(&headers));
     // Whoever hangs up meanwhile leaves no run behind that was accepted and never starts.
     let begun = tokio::spawn(begun).await.map_err(|_| crate::writer::busy())?;
     let live = match begun? {
@@ -206,12 +211,12 @@ enum Begun {
 
 async fn begin(
     gateway: Gateway,
-    asked: live::Asked,
+    (asked, admission): (live::Asked, Admission),
     spec: RunSpec,
     stdin: Option<Vec<u8>>,
     follows: bool,
 ) -> Answer<Begun> {
-    let live = match live::take(&gateway, asked).await? {
+    let live = match live::take(&gateway, asked, admission).await? {
         Taken::New(live) => live,
         Taken::Before(id) => return Ok(Begun::Before(id)),
     };

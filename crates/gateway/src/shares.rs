@@ -1,5 +1,5 @@
-//! What all keys have together. No key has more of it than its share, nor more than half of what the others leave: two of
-//! them do not take everything from whoever comes next.
+//! What all tenants have together, whatever keys they use. None has more of it than its share, nor more than half of what
+//! the others leave: two of them do not take everything from whoever comes next.
 
 use crate::Problem;
 use http::StatusCode;
@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// So much for all, and so much of it for one key.
+/// So much for all, and so much of it for one tenant.
 #[derive(Debug)]
 pub(crate) struct Shares {
     most: usize,
@@ -25,25 +25,25 @@ struct Taken {
 /// Which bound is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// That of all keys together.
+    /// That of all tenants together.
     All(usize),
     /// That of this one.
     One(usize),
 }
 
 impl Full {
-    /// As an answer: a key, or all of them together, have at most so many of what is named.
+    /// As an answer: a tenant, or all of them together, have at most so many of what is named.
     pub(crate) fn problem(self, what: &str, hint: &str) -> Problem {
         let (status, whose, most) = match self {
-            Full::One(most) => (StatusCode::TOO_MANY_REQUESTS, "a key has", most),
-            Full::All(most) => (StatusCode::SERVICE_UNAVAILABLE, "all keys together have", most),
+            Full::One(most) => (StatusCode::TOO_MANY_REQUESTS, "a tenant has", most),
+            Full::All(most) => (StatusCode::SERVICE_UNAVAILABLE, "all tenants together have", most),
         };
         let title = format!("{whose} at most {most} {what}");
         Problem::new(status, "quota_exceeded", title, Some(hint.to_owned()))
     }
 }
 
-/// What a key has taken, until this is dropped.
+/// What a tenant has taken, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     taken: Arc<Mutex<Taken>>,
@@ -60,7 +60,7 @@ impl Shares {
         Shares { most, most_of_one, taken: Arc::default() }
     }
 
-    /// Nothing yet, for this key.
+    /// Nothing yet, for this tenant.
     pub(crate) fn of(&self, key: &str) -> Share {
         Share { taken: self.taken.clone(), key: key.to_owned(), amount: 0 }
     }

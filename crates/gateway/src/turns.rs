@@ -1,4 +1,4 @@
-//! How many requests are served at once for a key, from their heads to the last byte of their answers, so that nobody
+//! How many requests are served at once for a tenant, from their heads to the last byte of their answers, so that nobody
 //! takes the connections of all. Those that last by what they are (streams, waits, bodies that come or go for long) have
 //! most of the places; the rest is for short ones.
 
@@ -11,7 +11,7 @@ use axum::response::Response;
 use http::Method;
 use std::sync::Arc;
 
-/// Turns of all keys.
+/// Turns of all tenants.
 #[derive(Debug)]
 pub(crate) struct Turns {
     requests: Shares,
@@ -23,7 +23,7 @@ pub(crate) struct Turns {
 pub(crate) struct Turn(#[allow(dead_code, reason = "held")] Arc<[Option<Share>; 2]>);
 
 impl Turns {
-    /// Of so many connections a key has three quarters. An eighth is kept for what is short, and of the rest it has half of
+    /// Of so many connections a tenant has three quarters. An eighth is kept for what is short, and of the rest it has half of
     /// what the others leave.
     pub(crate) fn new(connections: usize) -> Turns {
         let lasting = connections.saturating_sub(connections.div_ceil(8)).max(1);
@@ -33,7 +33,7 @@ impl Turns {
         }
     }
 
-    /// One more request of this key.
+    /// One more request of this tenant.
     pub(crate) fn take(&self, key: &str, method: &Method, route: &str) -> Answer<Turn> {
         let one = |shares: &Shares, what: &str| {
             let mut share = shares.of(key);

@@ -1,5 +1,5 @@
-//! Workspaces that are copied on writing: what programs changed in them, taken over or dropped. Each belongs to the key
-//! that its run or session was made with.
+//! Workspaces that are copied on writing: what programs changed in them, taken over or dropped. Each belongs to the tenant
+//! whose key its run or session was made with.
 
 use crate::{
     Caller, Gateway, Problem, Scope,

@@ -13,7 +13,7 @@ pub struct Bounds {
     pub header_time: Duration,
     /// How long a client may take nothing of what it is sent.
     pub write_time: Duration,
-    /// Runs at once, of one key.
+    /// Runs at once, of one tenant that has no quota of them.
     pub runs_per_key: usize,
     /// Runs at once, of all.
     pub runs: usize,

@@ -7,6 +7,7 @@ pub mod address;
 mod barrier;
 mod bounds;
 mod contract;
+mod day;
 mod egress;
 mod exact;
 mod grant;
@@ -31,6 +32,7 @@ mod tenant;
 pub use barrier::Barrier;
 pub use bounds::{ArtifactLimits, Bounds, JobBounds, Retention};
 pub use contract::{Contract, Json};
+pub use day::{BadDay, Day, Span};
 pub use egress::{
     BadRule, EGRESS_PORT, EgressGrant, EgressLimits, EgressMode, EgressRule, NAMES_PORT, Operation,
     PASSING_PORT, Ports, RefPattern, Repository, WEB_PORTS, host_and_ports,

@@ -1,8 +1,10 @@
 //! What a gateway keeps: keys, of which only hashes are known, and the runs that it accepted, each with exactly one final
 //! state. Several connections, so that whoever looks at a key or a run never waits for what is written down.
 
+mod days;
 mod sandboxes;
 
+pub use days::DayUse;
 pub use sandboxes::{Remembered, SandboxRow};
 
 use crate::database::{Database, DatabaseError};

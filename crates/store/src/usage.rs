@@ -1,13 +1,21 @@
 //! What models were used for, for questions: a copy of the ledger that may be thrown away. How ledgers are read is the
 //! business of whoever fills it.
 
-use crate::database::{Database, DatabaseError};
+use crate::{
+    database::{Database, DatabaseError},
+    served::DayUse,
+};
 use rusqlite::{Connection, OptionalExtension, Row, Statement, named_params, params};
-use std::{collections::BTreeMap, path::Path};
+use spec::{Day, Timestamp};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
 
 /// No call has more tokens, and none costs ten million dollars: a provider that lies must not break the sums.
 const MOST_TOKENS: u64 = 1_000_000_000_000;
 const MOST_MONEY: u64 = 10_000_000_000_000_000;
+const MILLISECONDS_A_DAY: u64 = 86_400_000;
 
 const RESERVED: &str = "
     INSERT OR REPLACE INTO usage_attempt VALUES (:segment, :n, :at_ms, :run, :session, :tenant, :door, :provider,
@@ -95,7 +103,10 @@ pub enum By {
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Filter {
     pub run: Option<String>,
+    pub tenant: Option<String>,
     pub since_ms: Option<u64>,
+    /// Without this moment itself.
+    pub until_ms: Option<u64>,
 }
 
 /// A sum.
@@ -115,6 +126,12 @@ pub struct Total {
     /// Calls whose real cost is not known, so that they count in full; and what they come to.
     pub unsettled: u64,
     pub unsettled_money: u64,
+    /// Of these, calls that go on.
+    pub open: u64,
+    /// What was begun and used beside models, where sums are made by tenant or by day.
+    pub activity: Option<DayUse>,
+    /// More may come to it, or what is in it may become less: a call goes on, or its day does.
+    pub may_change: bool,
 }
 
 impl Usage {
@@ -162,6 +179,26 @@ impl Usage {
     /// Sums, the dearest first; days in their order.
     pub fn totals(&self, by: By, filter: &Filter) -> Result<Vec<Total>, DatabaseError> {
         self.database.read(|connection| totals(connection, by, filter))
+    }
+
+    /// The same with what was begun and used beside models, as far as it is known by tenant and day, and with what may
+    /// still change as of now.
+    pub fn statement(&self, by: By, filter: &Filter, now: Timestamp) -> Result<Vec<Total>, DatabaseError> {
+        let mut totals = self.totals(by, filter)?;
+        if filter.run.is_none() && matches!(by, By::Tenant | By::Day) {
+            let all = self.database.read(|connection| activity(connection, by, filter))?;
+            add_activity(&mut totals, all, by);
+        }
+        let today = Day::of(now);
+        let goes_on = filter.until_ms.is_none_or(|until| until > today.start().0);
+        for total in &mut totals {
+            let is_open = match by {
+                By::Day => total.key.parse::<Day>().is_ok_and(|day| day >= today),
+                By::Run | By::Session | By::Tenant | By::Model | By::Provider => goes_on,
+            };
+            total.may_change = is_open || total.open > 0;
+        }
+        Ok(totals)
     }
 }
 
@@ -232,6 +269,44 @@ fn settled(update: &mut Statement<'_>, segment: &str, ended: &Ended) -> rusqlite
     Ok(())
 }
 
+/// Whole days: of the first and the last one, too, if only a part of them is asked for.
+fn activity(connection: &Connection, by: By, filter: &Filter) -> rusqlite::Result<Vec<(String, DayUse)>> {
+    let key = if by == By::Day { "date(day * 86400, 'unixepoch')" } else { "tenant" };
+    let question = format!(
+        "SELECT {key} AS key, sum(runs) AS runs, sum(sandboxes) AS sandboxes, sum(cpu_ms) AS cpu_ms FROM tenant_day
+         WHERE (?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR day >= ?2) AND (?3 IS NULL OR day < ?3) GROUP BY 1"
+    );
+    let since = filter.since_ms.map(|since| number(Day::of(Timestamp(since)).0, u64::MAX));
+    let until = filter.until_ms.map(|until| number(until.div_ceil(MILLISECONDS_A_DAY), u64::MAX));
+    let mut rows = connection.prepare(&question)?;
+    let all = rows.query_map(params![filter.tenant, since, until], |row| {
+        let count = |name: &str| row.get::<_, i64>(name).map(back);
+        let used = DayUse { runs: count("runs")?, sandboxes: count("sandboxes")?, cpu_ms: count("cpu_ms")? };
+        Ok((row.get("key")?, used))
+    })?;
+    all.collect()
+}
+
+/// Whoever used no model has a line, too.
+fn add_activity(totals: &mut Vec<Total>, all: Vec<(String, DayUse)>, by: By) {
+    totals.iter_mut().for_each(|total| total.activity = Some(DayUse::default()));
+    let mut places: HashMap<String, usize> =
+        totals.iter().enumerate().map(|(place, total)| (total.key.clone(), place)).collect();
+    for (key, used) in all {
+        match places.get(&key) {
+            Some(place) => totals[*place].activity = Some(used),
+            None => {
+                places.insert(key.clone(), totals.len());
+                totals.push(Total { key, activity: Some(used), ..Total::default() });
+            }
+        }
+    }
+    match by {
+        By::Day => totals.sort_by(|one, other| one.key.cmp(&other.key)),
+        _ => totals.sort_by(|one, other| other.money.cmp(&one.money).then_with(|| one.key.cmp(&other.key))),
+    }
+}
+
 fn totals(connection: &Connection, by: By, filter: &Filter) -> rusqlite::Result<Vec<Total>> {
     let (key, order) = match by {
         By::Run => ("run", "money DESC, key"),
@@ -247,13 +322,15 @@ fn totals(connection: &Connection, by: By, filter: &Filter) -> rusqlite::Result<
             sum(output + reasoning + audio_out) AS output_tokens, sum(cache_read) AS cached_tokens,
             sum(money) AS money, sum(overrun) AS overrun,
             sum(source IN ('open', 'reserved')) AS unsettled,
-            sum(iif(source IN ('open', 'reserved'), money, 0)) AS unsettled_money
+            sum(iif(source IN ('open', 'reserved'), money, 0)) AS unsettled_money, sum(source = 'open') AS open
          FROM usage_attempt WHERE (?1 IS NULL OR run = ?1) AND (?2 IS NULL OR at_ms >= ?2)
+            AND (?3 IS NULL OR at_ms < ?3) AND (?4 IS NULL OR tenant = ?4)
          GROUP BY 1 ORDER BY {order}"
     );
-    let since = filter.since_ms.map(|since| number(since, u64::MAX));
+    let [since, until] =
+        [filter.since_ms, filter.until_ms].map(|moment| moment.map(|moment| number(moment, u64::MAX)));
     let mut rows = connection.prepare(&question)?;
-    let all = rows.query_map(params![filter.run, since], |row| {
+    let all = rows.query_map(params![filter.run, since, until, filter.tenant], |row| {
         let count = |name: &str| row.get::<_, i64>(name).map(back);
         Ok(Total {
             key: row.get("key")?,
@@ -265,6 +342,9 @@ fn totals(connection: &Connection, by: By, filter: &Filter) -> rusqlite::Result<
             overrun: count("overrun")?,
             unsettled: count("unsettled")?,
             unsettled_money: count("unsettled_money")?,
+            open: count("open")?,
+            activity: None,
+            may_change: false,
         })
     })?;
     all.collect()

@@ -49,6 +49,8 @@ fn what_is_open_counts_in_full_and_what_is_settled_as_it_was() {
         overrun: 0,
         unsettled,
         unsettled_money: unsettled * 100,
+        open: unsettled,
+        ..Total::default()
     };
     assert_eq!(usage.totals(By::Run, &Filter::default()).unwrap(), [total("a", 2, 130, 1)]);
     assert!(usage.add("owner", Some(place(4)), place(5), &[ended(3, "reserved", 100)]).unwrap());

@@ -256,7 +256,7 @@ fn a_key_takes_its_share_of_the_connections_and_no_more() {
     let one_more = server.client.open(&ask).answer();
     let told = one_more.json();
     assert_eq!((one_more.status, &told["code"]), (429, &json!("quota_exceeded")));
-    assert_eq!(told["title"], "a key has at most 7 streams, waits and transfers open at once");
+    assert_eq!(told["title"], "a tenant has at most 7 streams, waits and transfers open at once");
 
     assert_eq!(server.ask(&his, "POST", "/v1/sandboxes", &[], &json!({})).status, 201);
     assert_eq!(server.ask("", "GET", "/healthz", &[], &json!(null)).status, 200);

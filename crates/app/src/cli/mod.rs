@@ -11,7 +11,9 @@ mod image;
 mod key;
 mod message;
 mod mistake;
+mod own_ledger;
 mod proxy;
+mod quota;
 mod run;
 mod sandbox;
 mod screen;
@@ -93,6 +95,8 @@ enum Command {
     Workspace(workspace::Options),
     /// Show what models were used for, and what it cost
     Usage(usage::Options),
+    /// Show what a tenant of a server may have, and has now
+    Quota(quota::Options),
     /// Load, pull, list, check or build the images that runs start from
     Image(image::Options),
     /// Keep, list or remove secrets: keys of providers, and what runs are let have
@@ -118,6 +122,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
         Ok(Cli { global, command }) => match command {
             Command::Run(options) => run::execute(*options, &global, &surroundings),
             Command::Grant(options) => grant::execute(&options, &global, &surroundings),
+            Command::Quota(options) => quota::execute(&options, &global, &surroundings),
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),
             Command::Sweep(options) => sweep::execute(&options, &global, &surroundings),
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
@@ -166,6 +171,7 @@ fn door_settings(config: &Config) -> engine::DoorSettings {
         inference_models: config.doors.inference_models.clone(),
         durability: config.doors.durability,
         egress: config.doors.egress.clone(),
+        ..engine::DoorSettings::default()
     }
 }
 

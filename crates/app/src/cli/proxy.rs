@@ -1,15 +1,10 @@
 //! `airlock proxy`: the doors as a service of their own, for sandboxes that Airlock did not start.
 
-use super::{
-    Global, conclude,
-    message::{self, Failure, Line},
-    print, print_json,
-};
+use super::{Global, conclude, message::Failure, own_ledger, print, print_json};
 use crate::config::{Config, Surroundings};
 use clap::Args;
 use doors::{
     Doors, Listener, Secret,
-    ledger::{self, Ledger},
     registry::{Registry, Setup},
     till::Till,
 };
@@ -19,7 +14,7 @@ use std::{
     fmt::Write as _,
     io,
     net::{SocketAddr, TcpListener},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
 };
 use tokio::{
@@ -88,7 +83,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         Some(file) => Some(token_file::read_or_make(&surroundings.current_folder.join(file))?),
         None => None,
     };
-    let ledger = Arc::new(own_ledger(&config)?);
+    let ledger = Arc::new(own_ledger::open(&config)?);
     let doors = Doors::new(config.doors.assembled(), config.secrets.clone(), Till::new(ledger.clone()));
     let runtime = super::runtime()?;
     runtime.block_on(async {
@@ -99,43 +94,6 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     drop(runtime);
     drop(ledger);
     Ok(0)
-}
-
-/// The one who owns the money of this state folder. What is spent by tenant and day cannot be known by two. What owners
-/// that died have not settled counts in full.
-fn own_ledger(config: &Config) -> Result<Ledger, Failure> {
-    let folder = config.state.join("ledger");
-    let opened = Ledger::open(&folder, "owner", config.doors.durability).and_then(|ledger| {
-        let recovered = ledger::recover(&folder)?;
-        let mut notes: Vec<_> =
-            recovered.problems.iter().map(|problem| Line::Note(problem.to_string())).collect();
-        let (own, lost) = (ledger.found(), ledger.found().lost + recovered.lost);
-        if lost > 0 {
-            let money = own.lost_money.plus(recovered.lost_money);
-            notes.push(Line::Note(format!(
-                "calls whose end nobody saw: {lost}; they count at what was reserved for them, {money} USD"
-            )));
-        }
-        message::say(&notes);
-        Ok(ledger)
-    });
-    opened.map_err(|error| Failure {
-        code: ErrorCode::StartFailed,
-        message: format!("cannot own the ledger, without which nothing may be spent: {error}"),
-        hint: what_to_do(&error, &folder),
-    })
-}
-
-fn what_to_do(error: &io::Error, ledger: &Path) -> String {
-    match error.get_ref().is_some_and(|cause| cause.is::<ledger::Problem>()) {
-        true => format!(
-            "`airlock usage --verify` names the damaged lines; with `{}/owner*.jsonl` set aside it starts, and counts \
-             what tenants spent today from nothing again",
-            ledger.display()
-        ),
-        false => "stop the other `airlock proxy` of this state folder, or give this one its own with --state"
-            .into(),
-    }
 }
 
 fn setup(config: &Config, doors: Arc<Doors>) -> Setup {

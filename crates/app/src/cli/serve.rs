@@ -7,6 +7,7 @@ use super::{
 };
 use crate::config::{Config, Place, Surroundings};
 use clap::Args;
+use doors::till::Till;
 use gateway::{Gateway, Listener, Tls, Token};
 use serde::Serialize;
 use spec::{ErrorCode, Pool};
@@ -15,6 +16,7 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -103,12 +105,16 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         _ => None,
     };
     let lock = lock::Lock::take(&config.state)?;
+    let ledger = Arc::new(super::own_ledger::open(&config)?);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime =
         runtime.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let mut settings = super::settings(&config)?;
         settings.pool = options.pool(&config);
+        settings.doors.till = Some(Till::new(ledger.clone()));
+        settings.doors.tenants = config.doors.tenants.clone();
+        settings.artifacts.tenants = config.doors.quotas.clone();
         settings.guarded.extend(options.tls_key.iter().map(|key| surroundings.current_folder.join(key)));
         settings
             .guarded
@@ -119,13 +125,17 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         serve(&gateway, &place, tls, &lock, options.json, admin_key).await?;
         engine.close().await;
         Ok(0)
-    })
+    });
+    // Whatever is still under way ends with it, and settles: the ledger is closed behind everybody.
+    drop(runtime);
+    drop(ledger);
+    served
 }
 
 fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway, Failure> {
     let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
     let (policy, state, jobs) = (config.policy.clone(), config.state.clone(), config.jobs.clone());
-    let tenants = spec::Tenants::default();
+    let tenants = config.doors.quotas.clone();
     let settings =
         gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, jobs, tenants, quiet };
     Gateway::new(settings).map_err(|error| Failure {

@@ -20,7 +20,12 @@ pub(super) fn settings(
         Store::S3(bucket) => Place::S3(remote(bucket, secrets)?),
         Store::Gcs(bucket) => Place::Gcs(remote(bucket, secrets)?),
     };
-    Ok(ArtifactSettings { place, limits: said.limits, retention: said.retention })
+    Ok(ArtifactSettings {
+        place,
+        limits: said.limits,
+        tenants: Default::default(),
+        retention: said.retention,
+    })
 }
 
 fn remote(bucket: &Bucket, secrets: &Secrets) -> Result<Remote, ConfigError> {

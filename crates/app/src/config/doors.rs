@@ -12,9 +12,9 @@ use doors::{
     ledger::Durability,
     price::{PriceBook, Unknown},
     secrets::KeySource,
-    till::{Level, Terms},
+    till::{Level, OTHERS, Terms},
 };
-use spec::{Budget, Id, ModelPattern, Money, Size, Time};
+use spec::{Budget, Id, ModelPattern, Money, Quota, Size, Tenants, Time};
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 use toml::{Table, Value};
 
@@ -45,8 +45,10 @@ pub(crate) struct Doors {
     pub(crate) inference_models: Vec<ModelPattern>,
     /// How lasting the ledger is.
     pub(crate) durability: Durability,
-    /// What each tenant of the gateway may use, by name.
+    /// What each tenant may spend, by name; `*` is for all others.
     pub(crate) tenants: BTreeMap<String, Terms>,
+    /// What else each tenant may have.
+    pub(crate) quotas: Tenants,
     /// What the egress door puts into requests, and whom it believes.
     pub(crate) egress: doors::egress::Settings,
 }
@@ -59,6 +61,7 @@ impl Default for Doors {
             inference_models: Vec::new(),
             durability: Durability::default(),
             tenants: BTreeMap::new(),
+            quotas: Tenants::default(),
             egress: Default::default(),
         };
         doors.serve(Inference::default());
@@ -84,7 +87,7 @@ impl Doors {
             "inference" => self.serve(provider::inference(table, path)?),
             "ledger" => self.durability = ledger(table, path)?,
             "doors" => bounds(&mut self.catalogue.bounds, table, path)?,
-            "tenant" => self.tenants = tenants(table, path)?,
+            "tenant" => (self.tenants, self.quotas) = tenants(table, path)?,
             "credential" => self.egress.credentials = credential::read(table, path)?,
             _ => credential::settings(&mut self.egress, table, path)?,
         }
@@ -198,33 +201,72 @@ fn bounds(bounds: &mut Bounds, table: &Table, path: &Path) -> Result<(), ConfigE
     Ok(())
 }
 
-fn tenants(table: &Table, path: &Path) -> Result<BTreeMap<String, Terms>, ConfigError> {
+const TENANT_KEYS: [&str; 11] = [
+    "day_usd",
+    "call_usd",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrent",
+    "runs",
+    "sandboxes",
+    "jobs",
+    "cpu_day",
+    "storage",
+    "weight",
+];
+const LARGEST_WEIGHT: u64 = 1000;
+
+/// What tenants may spend, and what else they may have. `*` is each of those that have no table of their own.
+fn tenants(table: &Table, path: &Path) -> Result<(BTreeMap<String, Terms>, Tenants), ConfigError> {
     let all = Section { path, name: "tenant" };
-    let one = |(name, value): (&String, &Value)| {
-        if Id::new(name).is_err() {
-            let hint = "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot";
+    let (mut terms, mut quotas) = (BTreeMap::new(), Tenants::default());
+    for (name, value) in table {
+        if name != OTHERS && Id::new(name).is_err() {
+            let hint =
+                "use 1 to 128 of A-Z a-z 0-9 . _ - and do not start with a dot, or \"*\" for all others";
             return Err(all.error(name, "is not a name for a tenant", hint));
         }
         let full_name = all.key(name);
         let section = Section { path, name: &full_name };
-        let mut terms = Terms { level: Level::Tenant, name: name.clone(), ..Terms::default() };
+        let mut own = Terms { level: Level::Tenant, name: name.clone(), ..Terms::default() };
+        let mut quota = Quota::default();
         for (key, value) in all.table(name, value)? {
-            match key.as_str() {
-                "day_usd" => terms.day = Some(section.quantity(key, value)?),
-                "call_usd" => terms.budget.call = Some(section.quantity(key, value)?),
-                "requests_per_minute" => terms.requests_per_minute = Some(section.number(key, value)?),
-                "tokens_per_minute" => terms.tokens_per_minute = Some(section.number(key, value)?),
-                "concurrent" => terms.budget.concurrent = Some(section.count(key, value)?),
-                other => {
-                    let known =
-                        ["day_usd", "call_usd", "requests_per_minute", "tokens_per_minute", "concurrent"];
-                    return Err(section.unknown(other, &known));
-                }
-            }
+            tenant_key(&section, key, value, &mut own, &mut quota)?;
         }
-        Ok((name.clone(), terms))
-    };
-    table.iter().map(one).collect()
+        terms.insert(name.clone(), own);
+        match name == OTHERS {
+            true => quotas.other = quota,
+            false => _ = quotas.named.insert(name.clone(), quota),
+        }
+    }
+    Ok((terms, quotas))
+}
+
+fn tenant_key(
+    section: &Section<'_>,
+    key: &str,
+    value: &Value,
+    terms: &mut Terms,
+    quota: &mut Quota,
+) -> Result<(), ConfigError> {
+    match key {
+        "day_usd" => terms.day = Some(section.quantity(key, value)?),
+        "call_usd" => terms.budget.call = Some(section.quantity(key, value)?),
+        "requests_per_minute" => terms.requests_per_minute = Some(section.number(key, value)?),
+        "tokens_per_minute" => terms.tokens_per_minute = Some(section.number(key, value)?),
+        "concurrent" => terms.budget.concurrent = Some(section.count(key, value)?),
+        "runs" => quota.runs = Some(section.number(key, value)? as usize),
+        "sandboxes" => quota.sandboxes = Some(section.number(key, value)? as usize),
+        "jobs" => quota.jobs = Some(section.number(key, value)?),
+        "cpu_day" => quota.cpu_day = Some(section.quantity(key, value)?),
+        "storage" => quota.storage = Some(section.quantity(key, value)?),
+        "weight" => match section.number(key, value)? {
+            weight @ 1..=LARGEST_WEIGHT => quota.weight = weight as u32,
+            _ => return Err(section.error(key, "is out of range", "give 1 to 1000")),
+        },
+        other => return Err(section.unknown(other, &TENANT_KEYS)),
+    }
+    Ok(())
 }
 
 /// A budget, wherever one can be set.

@@ -1,7 +1,7 @@
 //! What is written down of a door: in the ledger, line by line; and for the result of the run, in short.
 
 use super::{locked, policy::Refusal};
-use crate::ledger::{self, Ledger};
+use crate::ledger::{self, Ledger, Whose};
 use spec::{Denial, Destination, Host, HostPattern};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,6 +52,7 @@ pub struct Learned {
 pub(crate) struct Books {
     ledger: Arc<Ledger>,
     run: String,
+    tenant: String,
     lines: AtomicU64,
     denied: AtomicU64,
     denials: Mutex<Vec<Denial>>,
@@ -62,10 +63,11 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    pub(crate) fn new(ledger: Arc<Ledger>, run: String) -> Books {
+    pub(crate) fn new(ledger: Arc<Ledger>, whose: Whose<'_>) -> Books {
         Books {
             ledger,
-            run,
+            run: whose.run.to_owned(),
+            tenant: whose.tenant.to_owned(),
             lines: 0.into(),
             denied: 0.into(),
             denials: Mutex::default(),
@@ -75,10 +77,14 @@ impl Books {
         }
     }
 
+    fn line(&self, entry: &Entry) -> std::io::Result<()> {
+        self.ledger.egress(Whose { run: &self.run, tenant: &self.tenant }, &entry.row())
+    }
+
     /// Writes down what passed. An error means that it must not pass.
     pub(crate) fn write(&self, entry: &Entry) -> std::io::Result<()> {
         self.lines.fetch_add(1, Ordering::Relaxed);
-        let written = self.ledger.egress(&self.run, &entry.row());
+        let written = self.line(entry);
         written.inspect_err(|_| self.broken.store(true, Ordering::Relaxed))
     }
 
@@ -122,7 +128,7 @@ impl Books {
         };
         if denied < MOST_REFUSED {
             // It does not pass either way; a ledger that cannot be written stops what would pass.
-            _ = self.ledger.egress(&self.run, &entry.row());
+            _ = self.line(&entry);
         }
         let mut denials = locked(&self.denials);
         let known = denials.iter().any(|denial| denial.target == shown && denial.rule == refusal.rule);
@@ -173,7 +179,7 @@ impl Books {
             let detail = format!("{} more refusals were not written", denied - MOST_REFUSED);
             let entry = Entry { verdict: "deny", detail, ..Entry::default() };
             // Nothing passes any more; there is nobody to stop.
-            _ = self.ledger.egress(&self.run, &entry.row());
+            _ = self.line(&entry);
         }
         _ = self.ledger.flush();
     }

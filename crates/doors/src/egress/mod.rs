@@ -30,7 +30,12 @@ pub use books::Learned;
 pub use credential::{Credential, Inject};
 pub use internet::Internet;
 
-use crate::{OpenError, ledger::Ledger, line::Crowd, secrets::Secrets};
+use crate::{
+    OpenError,
+    ledger::{Ledger, Whose},
+    line::Crowd,
+    secrets::Secrets,
+};
 use authority::Authority;
 use books::Books;
 use credential::Credentials;
@@ -133,21 +138,22 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Egress {
     /// Opens a door. Credentials that its rules name are looked for now.
-    pub async fn open(
-        run: &str,
+    pub async fn open<'a>(
+        whose: impl Into<Whose<'a>>,
         grant: &EgressGrant,
         settings: &Settings,
         secrets: &Secrets,
         ledger: Arc<Ledger>,
     ) -> Result<Arc<Egress>, OpenError> {
+        let whose = whose.into();
         let authority = Authority::for_rules(&grant.rules)?;
         let credentials = Credentials::find(&grant.rules, settings, secrets).await?;
         Ok(Arc::new(Egress {
-            run: run.to_owned(),
+            run: whose.run.to_owned(),
             rules: Mutex::new(Arc::new(Rules::new(grant))),
             changed: watch::Sender::new(()),
             meter: Meter::new(&grant.limits),
-            books: Books::new(ledger, run.to_owned()),
+            books: Books::new(ledger, whose),
             dialler: Dialler::new(settings.internet.clone()),
             names: Names::default(),
             authority,

@@ -64,6 +64,21 @@ pub struct Call {
     pub price_book: String,
 }
 
+/// Whose run something is written down of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Whose<'a> {
+    pub run: &'a str,
+    /// Empty for a run that is nobody's but this machine's.
+    pub tenant: &'a str,
+}
+
+impl<'a> From<&'a str> for Whose<'a> {
+    fn from(run: &'a str) -> Whose<'a> {
+        Whose { run, tenant: "" }
+    }
+}
+
 /// How a call ended.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -221,17 +236,20 @@ impl Ledger {
     }
 
     /// Writes that a secret was put into a run.
-    pub fn inject(&self, run: &str, secret: &str, variable: &str) -> io::Result<()> {
+    pub fn inject(&self, whose: Whose<'_>, secret: &str, variable: &str) -> io::Result<()> {
         let written = self.append("inject", 0, |line| {
-            line.text("run", run).text("secret", secret).text("variable", variable);
+            line.text("run", whose.run)
+                .text("tenant", whose.tenant)
+                .text("secret", secret)
+                .text("variable", variable);
         });
         written.map(|_| ())
     }
 
     /// Writes what passed, or did not, at an egress door.
-    pub(crate) fn egress(&self, run: &str, passed: &Passed<'_>) -> io::Result<()> {
+    pub(crate) fn egress(&self, whose: Whose<'_>, passed: &Passed<'_>) -> io::Result<()> {
         let written = self.append("egress", 0, |line| {
-            line.text("run", run);
+            line.text("run", whose.run).text("tenant", whose.tenant);
             for (name, text) in passed.texts {
                 line.text(name, text);
             }

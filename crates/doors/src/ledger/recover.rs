@@ -301,7 +301,8 @@ impl Replay {
         if !reserved.tenant.is_empty() {
             self.found.tenants.entry(reserved.tenant).or_default().add(&reserved.spent);
         }
-        if !reserved.session.is_empty() {
+        // A run that is its own session is over with its owner; of a server that serves for years there are many.
+        if !reserved.session.is_empty() && reserved.session != reserved.run {
             self.found.sessions.entry(reserved.session).or_default().add(&reserved.spent);
         }
         if self.segment.strip_prefix("run-") == Some(&reserved.run) {

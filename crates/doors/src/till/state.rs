@@ -1,7 +1,7 @@
 //! What one account has, holds and may: its limits, and which of them is the tightest.
 
 use super::{
-    Claim, Level, Refused, Terms, Used,
+    Claim, Day, Level, Refused, Terms, Used,
     clock::{Bucket, Now},
 };
 use crate::ledger::{Outcome, Past};
@@ -95,6 +95,11 @@ impl State {
             (self.day, self.day_money) = (now.day(), Money::ZERO);
         }
         self.requests.iter_mut().chain(&mut self.tokens_bucket).for_each(|bucket| bucket.fill(now));
+    }
+
+    pub(super) fn day(&self, now: Now) -> Day {
+        let (limit, spent, held) = (self.terms.day, self.day_money, self.used.held);
+        Day { limit, spent, held, resets_in: now.until_tomorrow() }
     }
 
     /// The tightest limit of money.

@@ -16,7 +16,7 @@ use crate::{
     room,
     streams::{Streams, connect_pipes, input_pipe},
     terminal,
-    verdict::{cpu_left, first_look},
+    verdict::{COUNTED_EVERY, cpu_left, first_look},
 };
 use sandbox::{Counters, Program, Sandbox, SandboxError};
 use spec::{Backend, ErrorCode, ErrorInfo, ExecRequest, LimitName, RunResult, SessionSpec, Timestamp, Usage};
@@ -78,6 +78,8 @@ pub(super) struct Actor {
     born: Instant,
     next_look: Instant,
     next_room: Instant,
+    /// When it is looked next what a box at work has used.
+    next_count: Instant,
     result: RunResult,
 }
 
@@ -196,6 +198,7 @@ impl Actor {
         Actor {
             next_look: born + first_look(&making.spec.sandbox.limits),
             next_room: born,
+            next_count: born + COUNTED_EVERY,
             shared: Arc::new(shared),
             making,
             origin,
@@ -239,6 +242,9 @@ impl Actor {
         if self.making.layer.is_some() {
             due = due.min(self.next_room);
         }
+        if book.running() > 0 {
+            due = due.min(self.next_count);
+        }
         // Whoever is at work says when he has finished.
         if book.is_at_work() { due } else { due.min(book.used + spec.idle) }
     }
@@ -247,6 +253,10 @@ impl Actor {
         let (spec, now) = (&self.shared.spec, Instant::now());
         if now >= self.born + spec.lifetime {
             return Some(SessionEnd::Lifetime);
+        }
+        if now >= self.next_count {
+            self.next_count = now + COUNTED_EVERY;
+            self.count();
         }
         if now >= self.next_look {
             self.count();

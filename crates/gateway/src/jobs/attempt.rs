@@ -20,7 +20,7 @@ use store::{
     DatabaseError,
     audit::{Decision, Entry},
     jobs::{Change, End, JobRow},
-    served::{Accepted, NewRun, Writing},
+    served::{Accepted, DayUse, NewRun, Writing},
 };
 
 /// How long nothing is tried when something of the server's own stands in the way.
@@ -132,9 +132,8 @@ fn take(
     task: Option<&Id>,
 ) -> Result<Option<Change>, DatabaseError> {
     let (jobs, at_ms) = (gateway.jobs(), engine::now().0);
-    let own = gateway.runs().counts().get(&job.tenant).copied().unwrap_or(0);
-    let room = gateway.runs().room(&job.tenant, gateway.bounds()) && own < gateway.most_runs(&job.tenant);
-    if jobs.is_stopping() || !room || !writing.start_job(&job.id, live.id.as_str(), &jobs.boot, at_ms)? {
+    let is_full = gateway.runs_full(&job.tenant).is_some();
+    if jobs.is_stopping() || is_full || !writing.start_job(&job.id, live.id.as_str(), &jobs.boot, at_ms)? {
         return Ok(None);
     }
     let (id, owner) = (live.id.as_str(), job.tenant.as_str());
@@ -148,6 +147,8 @@ fn take(
             return Err(DatabaseError::Place { path: gateway.state().to_owned(), why });
         }
     }
+    let day = gateway.days().count(owner, DayUse::RUN);
+    writing.add_to_day(owner, day, DayUse::RUN)?;
     let changed = Change {
         id: job.id.clone(),
         tenant: job.tenant.clone(),

@@ -6,15 +6,18 @@ use super::{
     show::Job,
     webhook::{self, KeptWebhook},
 };
-use crate::{Gateway, runs};
+use crate::{
+    Gateway,
+    runs::{self, live::Live},
+};
 use bytes::Bytes;
-use spec::{ErrorCode, ErrorInfo, Id, Status};
+use spec::{Day, ErrorCode, ErrorInfo, Status};
 use std::sync::atomic::Ordering;
 use store::{
     DatabaseError,
     audit::{Decision, Entry},
     jobs::{Change, End},
-    served::Writing,
+    served::{DayUse, Writing},
 };
 
 /// Writes a line of the audit; what it tells of is not done without.
@@ -81,19 +84,27 @@ pub(super) fn after(gateway: &Gateway, changes: &[Change]) {
     jobs.wake();
 }
 
+/// How a try ended.
+pub(crate) struct Ended {
+    pub(crate) status: Status,
+    /// Because the server ends.
+    pub(crate) interrupted: bool,
+    pub(crate) error: Option<ErrorInfo>,
+    /// The result, as it is kept.
+    pub(crate) kept: Bytes,
+    /// What it adds to its tenant's day.
+    pub(crate) day: Day,
+    pub(crate) used: DayUse,
+}
+
 /// A try is over: its run and its job are written down together, so that neither is ever without the other. Whether that
 /// could be done. One that ended because the server does is not the job's end: that is decided as after a crash.
-pub(crate) async fn ended(
-    gateway: &Gateway,
-    run: &Id,
-    status: Status,
-    interrupted: bool,
-    error: Option<ErrorInfo>,
-    kept: Bytes,
-) -> bool {
-    let (of, run, at_ms) = (gateway.clone(), run.clone(), engine::now().0);
+pub(crate) async fn ended(gateway: &Gateway, live: &Live, ended: Ended) -> bool {
+    let Ended { status, interrupted, error, kept, day, used } = ended;
+    let (of, run, owner, at_ms) = (gateway.clone(), live.id.clone(), live.owner.clone(), engine::now().0);
     let error = if interrupted { Some(lost()) } else { error };
     let written = gateway.durable().write(move |writing| {
+        writing.add_to_day(&owner, day, used)?;
         // It was text a moment ago.
         let result = String::from_utf8_lossy(&kept);
         writing.finish(run.as_str(), status.name(), &result)?;

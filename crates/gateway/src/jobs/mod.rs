@@ -22,7 +22,7 @@ mod scheduler;
 mod show;
 mod webhook;
 
-pub(crate) use change::{abandoned, ended, settle};
+pub(crate) use change::{Ended, abandoned, ended, settle};
 pub(crate) use routes::routes;
 pub(crate) use scheduler::schedule;
 
@@ -134,11 +134,6 @@ impl Gateway {
             bytes: MOST_BYTES,
             bytes_of_one: MOST_BYTES_OF_ONE,
         }
-    }
-
-    /// How many runs this tenant may have at once, those of jobs among them.
-    fn most_runs(&self, tenant: &str) -> usize {
-        self.quota(tenant).runs.unwrap_or(usize::MAX).min(self.bounds().runs_per_key)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::{
     path::Path,
     problem::Answer,
     runs,
+    tenants::{Needs, Refusal, What},
     wire::{self, Raw},
 };
 use axum::{
@@ -26,7 +27,7 @@ use std::time::Duration;
 use store::{
     DatabaseError,
     audit::{Decision, Entry},
-    jobs::{Added, Cancelled, JobFilter, JobRow, NewJob, Retried, WhichBound},
+    jobs::{Added, Cancelled, JobFilter, JobRoom, JobRow, NewJob, Retried, WhichBound},
     served::Writing,
 };
 use utoipa::{IntoParams, ToSchema};
@@ -112,16 +113,24 @@ async fn create(
     let order = raw.json::<JobOrder>()?;
     let at_ms = engine::now().0;
     let terms = Terms::of(&order, &gateway.jobs().bounds, at_ms)?;
+    let is_now = order.not_before.is_none();
     // Whoever asks hears of mistakes now; at its start it is measured again.
-    if let Err(problem) = order::admit(&gateway, &caller, order, &id) {
-        let entry = Entry { decision: Decision::Refused, rule: problem.code(), ..about(&caller) };
-        gateway.note(&Entry { job: id.as_str(), ..entry })?;
-        return Err(problem);
-    }
+    let spec = match order::admit(&gateway, &caller, order, &id) {
+        Ok((spec, _)) => spec,
+        Err(problem) => {
+            let entry = Entry { decision: Decision::Refused, rule: problem.code(), ..about(&caller) };
+            gateway.note(&Entry { job: id.as_str(), ..entry })?;
+            return Err(problem);
+        }
+    };
+    let needs =
+        Needs { what: What::Job, llm: spec.grants.llm.is_some(), storage: spec.sandbox.copy_on_write };
+    // What is to run another day has that day's CPU time and money.
+    let may = if is_now { gateway.may_begin(&caller.tenant, needs).await } else { Ok(()) };
     let Ok(order) = String::from_utf8(raw.0.to_vec()) else {
         return Err(wire::unreadable("it is not UTF-8"));
     };
-    let new = Accepting { id: id.clone(), caller: caller.clone(), at_ms, terms, order, promise };
+    let new = Accepting { id: id.clone(), caller: caller.clone(), at_ms, terms, order, promise, may };
     let of = gateway.clone();
     match gateway.durable().write(move |writing| new.accept(&of, writing)).await? {
         Taken::New(row) => {
@@ -145,6 +154,8 @@ struct Accepting {
     terms: Terms,
     order: String,
     promise: Option<(String, [u8; 32])>,
+    /// Whether it may begin at all; what was promised before may be asked for again in any case.
+    may: Result<(), Refusal>,
 }
 
 enum Taken {
@@ -175,9 +186,11 @@ impl Accepting {
             order: &self.order,
             promise: self.promise.as_ref().map(|(name, body)| (name.as_str(), *body)),
         };
-        let added = writing.add_job(&new, &gateway.job_room(&self.caller.tenant))?;
-        let problem = match added {
-            Added::New => {
+        let room = gateway.job_room(&self.caller.tenant);
+        let queued = if self.may.is_ok() { room.queued } else { 0 };
+        let added = writing.add_job(&new, &JobRoom { queued, ..room })?;
+        let problem = match (added, self.may) {
+            (Added::New, _) => {
                 let entry =
                     Entry { decision: Decision::Allowed, job: self.id.as_str(), ..about(&self.caller) };
                 change::note(gateway, &Entry { rule: Scope::Runs.name(), ..entry })?;
@@ -187,10 +200,14 @@ impl Accepting {
                     |row| Taken::New(Box::new(row)),
                 ));
             }
-            Added::Before(id) => return Ok(Taken::Before(id)),
-            Added::OtherRequest => other_request(),
-            Added::NoSuchJob(id) => order::unknown_job(&id),
-            Added::Full(bound) => full(bound),
+            (Added::Before(id), _) => return Ok(Taken::Before(id)),
+            (Added::OtherRequest, _) => other_request(),
+            (Added::NoSuchJob(id), _) => order::unknown_job(&id),
+            (Added::Full(_), Err(refusal)) => {
+                let (tenant, key) = (&self.caller.tenant, &self.caller.key);
+                return Ok(Taken::Refused(gateway.refused(tenant, key, refusal)));
+            }
+            (Added::Full(bound), Ok(())) => full(bound),
         };
         let entry = Entry { decision: Decision::Refused, rule: problem.code(), ..about(&self.caller) };
         change::note(gateway, &Entry { job: self.id.as_str(), ..entry })?;

@@ -116,13 +116,16 @@ async fn look(gateway: &Gateway, fair: &mut Fair) -> Answer<Look> {
 
 /// Those that may have one more run. Whoever is at his bound is passed over, and keeps nobody waiting.
 fn with_room(gateway: &Gateway, mut tenants: Vec<String>) -> Vec<String> {
-    let mut counts: HashMap<String, usize> = gateway.runs().counts();
+    let mut counts: HashMap<String, usize> = gateway.runs().by_tenant();
     for tenant in Jobs::locked(&gateway.jobs().starting).values() {
         *counts.entry(tenant.clone()).or_default() += 1;
     }
     if counts.values().sum::<usize>() >= gateway.bounds().runs {
         return Vec::new();
     }
-    tenants.retain(|tenant| counts.get(tenant).copied().unwrap_or(0) < gateway.most_runs(tenant));
+    tenants.retain(|tenant| {
+        counts.get(tenant).copied().unwrap_or(0) < gateway.most_runs(tenant)
+            && gateway.has_cpu(tenant).is_ok()
+    });
     tenants
 }

@@ -95,9 +95,8 @@ impl Job {
 }
 
 fn waiting_for<'a>(gateway: &Gateway, row: &JobRow, word: &'a str) -> &'a str {
-    let is_full =
-        || gateway.runs().counts().get(&row.tenant).is_some_and(|own| *own >= gateway.most_runs(&row.tenant));
-    match word == "turn" && is_full() {
+    let may_not = || gateway.runs_full(&row.tenant).is_some() || gateway.has_cpu(&row.tenant).is_err();
+    match word == "turn" && may_not() {
         true => "quota",
         false => word,
     }

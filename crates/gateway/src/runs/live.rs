@@ -6,21 +6,25 @@
 //! ```
 
 use super::{hold::Held, recent::Recents};
-use crate::{Bounds, Gateway, Problem, jobs, problem::Answer};
+use crate::{
+    Gateway, Problem, jobs,
+    problem::Answer,
+    tenants::{Counted, Refusal},
+};
 use bytes::Bytes;
 use engine::{Feed, Run};
 use http::StatusCode;
 use serde::Deserialize;
-use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
+use spec::{Barrier, Day, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
-use store::served::{Accepted, NewRun, Writing};
+use store::served::{Accepted, DayUse, NewRun, Writing};
 use tokio::sync::watch;
 
 /// What is kept of each stream for whoever reads events; beyond a little of it on the disk.
@@ -63,6 +67,9 @@ pub(crate) struct Live {
     attempt_of: Option<String>,
     /// Ended by the server, not by anybody who asked for it.
     interrupted: AtomicBool,
+    /// Milliseconds of CPU time so far, once it runs; and what of it is in its tenant's day.
+    cpu_ms: OnceLock<Arc<AtomicU64>>,
+    counted: Counted,
 }
 
 /// How far a run has come.
@@ -95,6 +102,13 @@ pub(crate) struct Asked {
     pub(crate) promise: Option<(String, [u8; 32])>,
 }
 
+/// Whether a run may be begun, if it was not asked for before; and by which key.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    pub(crate) key: String,
+    pub(crate) may: Result<(), Refusal>,
+}
+
 /// What became of a request for a run.
 #[derive(Debug)]
 pub(crate) enum Taken {
@@ -109,11 +123,20 @@ impl Runs {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is room for one more of this key.
-    pub(crate) fn room(&self, owner: &str, bounds: &Bounds) -> bool {
+    /// How many are under way of this tenant, and of all.
+    pub(crate) fn counts(&self, owner: &str) -> (usize, usize) {
         let lists = self.lists();
         let own = lists.live.values().filter(|live| live.owner == owner).count();
-        own < bounds.runs_per_key && lists.live.len() < bounds.runs
+        (own, lists.live.len())
+    }
+
+    /// Whose CPU time came to be since the last look, and how much.
+    pub(crate) fn newly_used(&self) -> Vec<(String, u64)> {
+        let new = |live: &Arc<Live>| {
+            let cpu_ms = live.cpu_ms.get()?.load(Ordering::Relaxed);
+            Some((live.owner.clone(), live.counted.up_to(cpu_ms)))
+        };
+        self.lists().live.values().filter_map(new).collect()
     }
 
     /// Lists a run.
@@ -155,7 +178,7 @@ impl Runs {
     }
 
     /// How many each owner has under way.
-    pub(crate) fn counts(&self) -> HashMap<String, usize> {
+    pub(crate) fn by_tenant(&self) -> HashMap<String, usize> {
         let mut counts = HashMap::new();
         for live in self.lists().live.values() {
             *counts.entry(live.owner.clone()).or_default() += 1;
@@ -169,16 +192,24 @@ impl Runs {
     }
 }
 
-/// Writes a run down and lists it, within bounds.
-pub(crate) async fn take(gateway: &Gateway, asked: Asked) -> Answer<Taken> {
+/// Writes a run down and lists it, if it was asked for before or may be begun.
+pub(crate) async fn take(gateway: &Gateway, asked: Asked, admission: Admission) -> Answer<Taken> {
+    let (tenant, Admission { key, may }) = (asked.owner.clone(), admission);
+    let is_admitted = may.is_ok();
     let owner = crate::caller::owner_of(&asked.owner)?;
     let feed = gateway.engine().feed(Some(&owner), FEED_BYTES);
     let live = Arc::new(Live::new(asked.id.clone(), &asked.owner, feed));
     let (listed, of) = (live.clone(), gateway.clone());
-    let accepted = gateway.writer().write(move |writing| list(&of, writing, &asked, &listed)).await;
+    let accepted =
+        gateway.writer().write(move |writing| list(&of, writing, &asked, &listed, is_admitted)).await;
     match accepted {
         Ok(Accepted::New) => {}
-        Ok(Accepted::Full) => return Err(too_many()),
+        Ok(Accepted::Full) => {
+            // Some may have ended meanwhile; what was asked was too much all the same.
+            let full = || gateway.runs_full(&tenant).map_or_else(|| Err(crate::writer::busy()), Ok);
+            let refusal = may.err().map_or_else(full, Ok)?;
+            return Err(gateway.refused(&tenant, &key, refusal));
+        }
         Ok(Accepted::Before(id)) => return Ok(Taken::Before(id)),
         Ok(Accepted::OtherRequest) => {
             return Err(Problem::new(
@@ -216,6 +247,7 @@ fn list(
     writing: &Writing<'_>,
     asked: &Asked,
     live: &Arc<Live>,
+    is_admitted: bool,
 ) -> Result<Accepted, store::DatabaseError> {
     let new = NewRun {
         id: asked.id.as_str(),
@@ -225,8 +257,11 @@ fn list(
         at_ms: engine::now().0,
         promise: asked.promise.as_ref().map(|(name, body)| (name.as_str(), *body)),
     };
-    let accepted = writing.accept(&new, gateway.runs().room(&asked.owner, gateway.bounds()))?;
+    let room = is_admitted && gateway.runs_full(&asked.owner).is_none();
+    let accepted = writing.accept(&new, room)?;
     if accepted == Accepted::New {
+        let day = gateway.days().count(&asked.owner, DayUse::RUN);
+        writing.add_to_day(&asked.owner, day, DayUse::RUN)?;
         gateway.runs().add(live);
     }
     Ok(accepted)
@@ -241,21 +276,12 @@ fn prune(gateway: &Gateway) {
     }
 }
 
-fn too_many() -> Problem {
-    Problem::new(
-        StatusCode::TOO_MANY_REQUESTS,
-        "quota_exceeded",
-        "too many runs are under way",
-        Some("wait until one has ended, or raise `runs_per_key` and `runs` under [serve]".to_owned()),
-    )
-}
-
 impl Live {
     pub(crate) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
-        let (held, interrupted) = (Held::default(), AtomicBool::new(false));
+        let (held, interrupted, cpu_ms, counted) = Default::default();
         let owner = owner.to_owned();
-        Live { id, owner, feed, progress, cancelled, held, attempt_of: None, interrupted }
+        Live { id, owner, feed, progress, cancelled, held, attempt_of: None, interrupted, cpu_ms, counted }
     }
 
     /// A try of a job.
@@ -312,6 +338,7 @@ impl Live {
 /// Carries a run through to its end, whoever waits for it.
 pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     gateway.metrics().running.inc();
+    _ = live.cpu_ms.set(run.cpu_ms());
     let mut cancelled = live.cancelled.subscribe();
     let (mut asked, mut over) = (false, run.over());
     loop {
@@ -347,6 +374,8 @@ fn note(live: &Live, event: Event) {
 /// waits for it waits; if the server ends meanwhile it is `lost`, and nobody was told otherwise.
 pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
     let (status, error) = (result.status, result.error.clone());
+    let used = DayUse::cpu(live.counted.up_to(result.usage.cpu_ms));
+    let day = gateway.days().count(&live.owner, used);
     let problem = problem_of(&result);
     let (whole, kept) = match result.stdout.len() + result.stderr.len() > LARGE {
         // The text of megabytes takes its time, and others wait for the loop.
@@ -355,7 +384,7 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
     };
     let mut pause = FIRST_PAUSE;
     // It is under way until then: so no more than may run at once wait for a disk that has no room.
-    while !write_end(gateway, live, (status, &error), &kept).await {
+    while !write_end(gateway, live, (status, &error), &kept, (day, used)).await {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
@@ -373,13 +402,16 @@ async fn write_end(
     live: &Arc<Live>,
     (status, error): (Status, &Option<ErrorInfo>),
     kept: &Bytes,
+    (day, used): (Day, DayUse),
 ) -> bool {
     if live.attempt_of.is_some() {
         let interrupted = status == Status::Cancelled && live.interrupted.load(Ordering::SeqCst);
-        return jobs::ended(gateway, &live.id, status, interrupted, error.clone(), kept.clone()).await;
+        let ended = jobs::Ended { status, interrupted, error: error.clone(), kept: kept.clone(), day, used };
+        return jobs::ended(gateway, live, ended).await;
     }
-    let (id, kept) = (live.id.clone(), kept.clone());
+    let (id, owner, kept) = (live.id.clone(), live.owner.clone(), kept.clone());
     let finish = move |writing: &Writing<'_>| {
+        writing.add_to_day(&owner, day, used)?;
         // It was text a moment ago.
         writing.finish(id.as_str(), status.name(), &String::from_utf8_lossy(&kept))
     };

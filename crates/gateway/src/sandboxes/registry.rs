@@ -2,10 +2,14 @@
 //! are written down before they are made: after a start of the server those that died with it are `lost`.
 
 use super::wire::{self, Labels, SandboxState};
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
+use crate::{
+    Caller, Gateway, Problem, Scope,
+    problem::Answer,
+    tenants::{Counted, Needs, Refusal, What},
+};
 use engine::{Exec, Session, SessionEnd, SessionState, SessionStatus};
 use http::StatusCode;
-use spec::{SessionRequest, SessionSpec, Timestamp};
+use spec::{Day, SessionRequest, SessionSpec, Timestamp};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
@@ -16,15 +20,15 @@ use std::{
 };
 use store::{
     DatabaseError,
-    served::{PROMISED_MS, Remembered, SandboxRow, Writing},
+    served::{DayUse, PROMISED_MS, Remembered, SandboxRow, Writing},
 };
 use tokio::{sync::watch, task::JoinSet};
 
 /// Sandboxes that live at a time.
 const MOST_LIVE: usize = 4096;
-/// The same, of one key.
+/// The same, of one tenant, unless its quota says otherwise.
 const MOST_OF_ONE: usize = 2048;
-/// Ended ones that are remembered, of one key and of all. Whoever has the most loses the oldest first.
+/// Ended ones that are remembered, of one tenant and of all. Whoever has the most loses the oldest first.
 const ENDED_OF_ONE: usize = 1024;
 const MOST_ENDED: usize = 8192;
 /// For how long they are; those with an Idempotency-Key for as long as that stands for them.
@@ -69,6 +73,8 @@ pub(super) struct Entry {
     /// By which key it was made, and what was asked then.
     replay: Option<(Replay, Vec<u8>)>,
     held: Mutex<Held>,
+    /// What of its CPU time is in its tenant's day.
+    counted: Counted,
     /// Whether its end is written down.
     written: watch::Sender<bool>,
 }
@@ -84,6 +90,8 @@ enum Held {
 #[derive(Debug)]
 pub(super) struct Opening {
     pub(super) owner: String,
+    /// By which key it is asked for.
+    pub(super) key: String,
     pub(super) labels: Labels,
     pub(super) request: SessionRequest,
     /// The session whose workspace is copied.
@@ -167,6 +175,7 @@ impl Entry {
             replay: row.promise.map(|(key, body)| ((owner.clone(), key), body)),
             owner,
             held: Mutex::new(Held::Ended(Box::new(state))),
+            counted: Counted::default(),
             written: watch::Sender::new(true),
         }
     }
@@ -197,13 +206,28 @@ impl Known {
         }
     }
 
-    /// Whether one more may be made for this owner. Those that are being made count as those that live: whoever asks need
-    /// not wait for an answer.
-    fn has_room(&self, owner: &str) -> bool {
+    /// How many there are of this tenant, and of all. Those that are being made count as those that live: whoever asks
+    /// need not wait for an answer.
+    fn counts(&self, owner: &str) -> (usize, usize) {
         let live = || self.all.values().filter(|entry| entry.ended_at().is_none());
         let all = live().count() + self.making.values().sum::<usize>();
         let own = live().filter(|entry| entry.owner == owner).count();
-        all < MOST_LIVE && own + self.making.get(owner).copied().unwrap_or(0) < MOST_OF_ONE
+        (own + self.making.get(owner).copied().unwrap_or(0), all)
+    }
+
+    /// Why there is no room for one more, if there is none.
+    fn full(&self, owner: &str, most_of_one: usize) -> Option<Refusal> {
+        let (own, all) = self.counts(owner);
+        let (title, rule) = match (own >= most_of_one, all >= MOST_LIVE) {
+            (true, _) => (format!("a tenant has at most {most_of_one} sandboxes (`sandboxes`)"), "sandboxes"),
+            (false, true) => {
+                (format!("all tenants together have at most {MOST_LIVE} sandboxes"), "all_sandboxes")
+            }
+            (false, false) => return None,
+        };
+        let hint = "end some of them with `DELETE /v1/sandboxes/{id}`".to_owned();
+        let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint));
+        Some(Refusal { problem, rule })
     }
 
     fn is_made(&mut self, owner: &str) {
@@ -329,29 +353,58 @@ impl Gateway {
         while ending.join_next().await.is_some() {}
     }
 
+    /// How many sandboxes a tenant may have.
+    pub(crate) fn most_sandboxes(&self, tenant: &str) -> usize {
+        self.quota(tenant).sandboxes.unwrap_or(MOST_OF_ONE)
+    }
+
+    /// How many it has.
+    pub(crate) fn live_sandboxes(&self, tenant: &str) -> usize {
+        self.known().counts(tenant).0
+    }
+
+    /// Why there is no room for one more, if there is none.
+    pub(crate) fn sandboxes_full(&self, tenant: &str) -> Option<Refusal> {
+        self.known().full(tenant, self.most_sandboxes(tenant))
+    }
+
+    /// Whose CPU time came to be since the last look, and how much.
+    pub(crate) fn sandboxes_newly_used(&self) -> Vec<(String, u64)> {
+        let live: Vec<_> =
+            self.known().all.values().filter(|entry| entry.ended_at().is_none()).cloned().collect();
+        let new = |entry: &Arc<Entry>| entry.counted.up_to(entry.state().usage.cpu_ms);
+        live.iter().map(|entry| (entry.owner.clone(), new(entry))).collect()
+    }
+
     /// Makes a sandbox, whether or not somebody still waits for it. By the same key only one is ever made.
     pub(super) async fn open(&self, opening: Opening) -> Answer<Arc<Entry>> {
         let mut spec = self.policy().admit_session(opening.request.clone())?;
         // Whose artifacts and workspaces it reads and keeps.
         spec.run.owner = Some(crate::caller::owner_of(&opening.owner)?);
         spec.run.run_id.get_or_insert_with(engine::fresh_id);
-        let mut outcome = self.begin(opening, spec)?;
+        let needs = Needs {
+            what: What::Sandbox,
+            llm: spec.run.grants.llm.is_some(),
+            storage: spec.run.sandbox.copy_on_write,
+        };
+        let may = self.may_begin(&opening.owner, needs).await;
+        let mut outcome = self.begin(opening, spec, may)?;
         let done = outcome.wait_for(Option::is_some).await;
         let done = done.ok().and_then(|done| done.clone());
         done.unwrap_or_else(|| Err(Problem::conflict("the sandbox was not made", "ask for it again")))
     }
 
-    fn begin(&self, opening: Opening, spec: spec::SessionSpec) -> Answer<Outcome> {
+    fn begin(&self, opening: Opening, spec: spec::SessionSpec, may: Result<(), Refusal>) -> Answer<Outcome> {
         let replay = opening.replay.clone().map(|(key, digest)| ((opening.owner.clone(), key), digest));
         let mut known = self.known();
         known.forget();
         if let Some(outcome) = replay.as_ref().and_then(|(replay, digest)| known.replayed(replay, digest)) {
             return outcome;
         }
-        if !known.has_room(&opening.owner) {
-            let hint = "end some of them with `DELETE /v1/sandboxes/{id}`".to_owned();
-            let title = format!("{MOST_LIVE} sandboxes can live here, {MOST_OF_ONE} of one key, and no more");
-            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint)));
+        let full = known.full(&opening.owner, self.most_sandboxes(&opening.owner));
+        if let Some(refusal) = may.err().or(full) {
+            drop(known);
+            return Err(self.refused(&opening.owner, &opening.key, refusal));
         }
         let (tell, outcome) = watch::channel(None);
         *known.making.entry(opening.owner.clone()).or_default() += 1;
@@ -378,7 +431,12 @@ impl Gateway {
             promise: opening.replay.clone(),
             ended: None,
         };
-        let added = self.writer().write(move |writing| writing.add_sandbox(&row)).await?;
+        let day = self.days().count(&row.owner, DayUse::SANDBOX);
+        let add = move |writing: &Writing<'_>| {
+            writing.add_to_day(&row.owner, day, DayUse::SANDBOX)?;
+            writing.add_sandbox(&row)
+        };
+        let added = self.writer().write(add).await?;
         Ok(added.then_some(id))
     }
 
@@ -418,6 +476,7 @@ impl Gateway {
                 labels: opening.labels,
                 replay,
                 held: Mutex::new(Held::Live(session.clone(), Box::new(without_inputs(opening.request)))),
+                counted: Counted::default(),
                 written: watch::Sender::new(false),
             });
             known.all.insert(entry.id.clone(), entry.clone());
@@ -445,7 +504,7 @@ impl Gateway {
     /// Waits for its end; then only how it ended is kept.
     async fn remember(self, entry: Arc<Entry>, session: Session) {
         let state = session.ended().await;
-        let written = self.write_end(&entry.id, &state).await;
+        let written = self.write_end(&entry, &state).await;
         *locked(&entry.held) = Held::Ended(Box::new(state));
         entry.written.send_replace(written);
         self.metrics().sandboxes.dec();
@@ -453,12 +512,14 @@ impl Gateway {
 
     /// Tries until it is written, or the server ends: then the next start of it will find one without an end, and say
     /// `lost`. Until then it counts as one that lives, so no more of them wait for a disk without room than may live.
-    async fn write_end(&self, id: &str, state: &SessionState) -> bool {
+    async fn write_end(&self, entry: &Entry, state: &SessionState) -> bool {
         let is_closing = || self.0.sandboxes.closing.load(Ordering::Relaxed);
         let why = if is_closing() { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
         let now = engine::now().0;
+        let used = DayUse::cpu(entry.counted.up_to(state.usage.cpu_ms));
+        let day = self.days().count(&entry.owner, used);
         let mut pause = FIRST_PAUSE;
-        while !self.try_to_write_end(id, why, now).await {
+        while !self.try_to_write_end(entry, why, now, (day, used)).await {
             if is_closing() {
                 return false;
             }
@@ -468,10 +529,17 @@ impl Gateway {
         true
     }
 
-    async fn try_to_write_end(&self, id: &str, why: SessionEnd, now: u64) -> bool {
-        let id = id.to_owned();
+    async fn try_to_write_end(
+        &self,
+        entry: &Entry,
+        why: SessionEnd,
+        now: u64,
+        (day, used): (Day, DayUse),
+    ) -> bool {
+        let (id, owner) = (entry.id.clone(), entry.owner.clone());
         let is_time = self.0.sandboxes.ends.fetch_add(1, Ordering::Relaxed).is_multiple_of(FORGOTTEN_EVERY);
         let end = move |writing: &Writing<'_>| {
+            writing.add_to_day(&owner, day, used)?;
             writing.end_sandbox(&id, wire::reason(why), now)?;
             if is_time { writing.forget_sandboxes(&remembered(now)) } else { Ok(()) }
         };

@@ -51,12 +51,12 @@ fn what_was_promised_is_remembered_for_a_day_and_the_rest_for_an_hour() {
 fn those_being_made_count_among_those_that_one_may_have() {
     let mut known = Known::default();
     known.making.insert("loud".to_owned(), MOST_OF_ONE - 1);
-    assert!(known.has_room("loud"), "the positive control: one more fits");
+    assert!(known.full("loud", MOST_OF_ONE).is_none(), "the positive control: one more fits");
     *known.making.get_mut("loud").unwrap() += 1;
-    assert!(!known.has_room("loud"));
-    assert!(known.has_room("quiet"), "there is room for others");
+    assert!(known.full("loud", MOST_OF_ONE).is_some());
+    assert!(known.full("quiet", MOST_OF_ONE).is_none(), "there is room for others");
     known.is_made("loud");
-    assert!(known.has_room("loud"));
+    assert!(known.full("loud", MOST_OF_ONE).is_none());
     known.making.insert("quiet".to_owned(), 1);
     known.is_made("quiet");
     assert_eq!(known.making.len(), 1, "who makes nothing takes no room");
@@ -73,6 +73,7 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
         folders: Vec::new(),
         profiles: None,
         bounds: spec::Bounds::default(),
+        jobs: spec::JobBounds::default(),
         tenants: spec::Tenants::default(),
         quiet: true,
     })
@@ -90,8 +91,8 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
         })
     });
     is_held.recv().unwrap();
-    let (writer, state) = (gateway.clone(), ended("her", 1, None).1.state());
-    let writing = tokio::spawn(async move { writer.write_end("her-1", &state).await });
+    let (writer, entry) = (gateway.clone(), ended("her", 1, None).1);
+    let writing = tokio::spawn(async move { writer.write_end(&entry, &entry.state()).await });
     // A second try: the first one failed.
     while gateway.0.sandboxes.ends.load(Ordering::Relaxed) < 2 {
         tokio::time::sleep(Duration::from_millis(5)).await;

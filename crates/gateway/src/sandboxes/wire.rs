@@ -188,7 +188,7 @@ pub(super) fn gone(state: &SessionState) -> Problem {
     Problem::new(http::StatusCode::GONE, "gone", format!("this sandbox is gone: {why}"), Some(hint))
 }
 
-/// The sandboxes of a key.
+/// The sandboxes of a tenant.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct SandboxList {
     pub(super) sandboxes: Vec<SandboxState>,

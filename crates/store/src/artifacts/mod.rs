@@ -28,7 +28,7 @@ pub use read::{Part, Reading};
 use bucket::ABANDONED;
 use kept::Spot;
 use place::Shelf;
-use spec::{ArtifactLimits, Retention, Timestamp, WorkspacePath};
+use spec::{ArtifactLimits, Retention, Tenants, Timestamp, WorkspacePath};
 use std::{
     io,
     path::PathBuf,
@@ -44,6 +44,8 @@ pub struct ArtifactSettings {
     pub place: Place,
     /// At most.
     pub limits: ArtifactLimits,
+    /// What some owners may have instead of what each may have.
+    pub tenants: Tenants,
     /// For how long.
     pub retention: Retention,
 }
@@ -52,7 +54,12 @@ impl ArtifactSettings {
     /// In a folder, with defaults.
     pub fn folder(folder: impl Into<PathBuf>) -> ArtifactSettings {
         let place = Place::Folder(folder.into());
-        ArtifactSettings { place, limits: ArtifactLimits::default(), retention: Retention::default() }
+        ArtifactSettings {
+            place,
+            limits: ArtifactLimits::default(),
+            tenants: Tenants::default(),
+            retention: Retention::default(),
+        }
     }
 }
 
@@ -64,6 +71,7 @@ pub struct Artifacts(Arc<Inner>);
 struct Inner {
     shelf: Shelf,
     limits: ArtifactLimits,
+    tenants: Tenants,
     retention: Retention,
     weight: Mutex<Weight>,
     /// One look at everything is enough at a time.
@@ -73,10 +81,10 @@ struct Inner {
 impl Artifacts {
     /// Opens a store. A folder is made if absent; a bucket is not spoken to before it is needed.
     pub fn open(settings: ArtifactSettings) -> Result<Artifacts, StoreError> {
-        let ArtifactSettings { place, limits, retention } = settings;
+        let ArtifactSettings { place, limits, tenants, retention } = settings;
         let shelf = Shelf::open(place)?;
         let (weight, weighing) = Default::default();
-        Ok(Artifacts(Arc::new(Inner { shelf, limits, retention, weight, weighing })))
+        Ok(Artifacts(Arc::new(Inner { shelf, limits, tenants, retention, weight, weighing })))
     }
 
     /// Removes one version, or all of them; says how many. The highest number may be given again.

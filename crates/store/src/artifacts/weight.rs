@@ -117,7 +117,7 @@ impl Artifacts {
         // Some of it may have been seen and is counted twice until the next look. That is no more than its owner may
         // have: so who keeps and removes all the time does not take the room of others.
         for (owner, kept) in &weight.since.owners {
-            let most = most_of_one(&self.0.limits, owner);
+            let most = self.most_of_one(owner);
             there.set(owner, there.of(owner).with_up_to(*kept, most));
         }
         (weight.at, weight.there) = (Some(at), there);
@@ -126,7 +126,7 @@ impl Artifacts {
 
     /// Takes one more name for a writer, or says of which there is none, and how many there may be.
     pub(super) fn take_name(&self, owner: &Owner) -> Result<(), (&'static str, u64)> {
-        let (most, of_one) = (self.0.limits.names, most_of_one(&self.0.limits, owner).names);
+        let (most, of_one) = (self.0.limits.names, self.most_of_one(owner).names);
         let mut weight = self.weight();
         let (all, own) = weight.sums(owner);
         if all.names >= most {
@@ -141,7 +141,7 @@ impl Artifacts {
 
     /// Takes room for so much more of a writer's, or says of what there is none, and how much that is.
     pub(super) fn take_room(&self, owner: &Owner, bytes: u64) -> Result<(), (&'static str, u64)> {
-        let (most, of_one) = (self.0.limits.total_bytes, most_of_one(&self.0.limits, owner).bytes);
+        let (most, of_one) = (self.0.limits.total_bytes, self.most_of_one(owner).bytes);
         let mut weight = self.weight();
         let (all, own) = weight.sums(owner);
         let fits = |sum: u64, limit| sum.checked_add(bytes).is_some_and(|sum| sum <= limit);
@@ -171,6 +171,18 @@ impl Artifacts {
     /// What was there is not any more.
     pub(super) fn is_gone(&self, owner: &Owner, removed: Share) {
         self.weight().there.subtract(owner, removed);
+    }
+
+    /// Bytes that an owner's artifacts take, with what is being written.
+    pub async fn held(&self, owner: &Owner) -> io::Result<u64> {
+        self.weigh().await?;
+        Ok(self.weight().sums(owner).1.bytes)
+    }
+
+    fn most_of_one(&self, owner: &Owner) -> Share {
+        let usual = most_of_one(&self.0.limits, owner);
+        let own = self.0.tenants.quota(owner.as_str()).storage.filter(|_| *owner != Owner::local());
+        Share { bytes: own.map_or(usual.bytes, |own| own.0), ..usual }
     }
 
     fn weight(&self) -> MutexGuard<'_, Weight> {

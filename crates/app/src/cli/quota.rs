@@ -1,0 +1,75 @@
+//! `airlock quota`: what a tenant of a server may have, and has now.
+
+use super::{Global, conclude, message::Failure, print_json, print_lines};
+use crate::{
+    config::Surroundings,
+    remote::{Ask, query},
+};
+use clap::Args;
+use serde_json::Value;
+use spec::Money;
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock quota --server http://localhost:7070
+  airlock quota --tenant acme --json
+
+Every key may ask for its own; an admin's for any. Quotas are set under [tenant.NAME] in the server's configuration.";
+
+/// The options of `airlock quota`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// Another tenant's, for an admin [default: the key's own]
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    conclude(attempt(options, global, surroundings), options.json)
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let Some(client) = global.server(surroundings)? else {
+        return Err(Failure::invalid(
+            "a quota is a server's: this machine by itself has no tenants",
+            "give --server URL, or set AIRLOCK_URL",
+        ));
+    };
+    let path = format!("/v1/quota{}", query(&[("tenant", options.tenant.clone())]));
+    let told: Value = super::runtime()?.block_on(client.json(Ask::get(path)))?;
+    match options.json {
+        true => print_json(&told)?,
+        false => print_lines(lines(&told))?,
+    }
+    Ok(0)
+}
+
+/// A line each: what it is, what there is of it, how much there may be.
+fn lines(told: &Value) -> Vec<String> {
+    let line = |name: &str, now: String, most: String| format!("{name:<14}{now:>16}  of {most}");
+    let count = |value: &Value| value.as_u64().map_or_else(|| "any".to_owned(), |count| count.to_string());
+    let seconds = |value: &Value| {
+        value.as_u64().map_or_else(|| "any".to_owned(), |ms| format!("{}.{:03} s", ms / 1000, ms % 1000))
+    };
+    let money = |value: &Value| {
+        value.as_u64().map_or_else(|| "any".to_owned(), |nanos| format!("{} USD", Money(nanos)))
+    };
+    let bound = |name: &str, shown: &dyn Fn(&Value) -> String, label: &str| {
+        line(label, shown(&told[name]["now"]), shown(&told[name]["most"]))
+    };
+    let day = &told["money_of_day"];
+    vec![
+        format!("tenant {}", told["tenant"].as_str().unwrap_or_default()),
+        bound("runs", &count, "runs"),
+        bound("sandboxes", &count, "sandboxes"),
+        bound("cpu_day_ms", &seconds, "CPU today"),
+        bound("storage_bytes", &count, "bytes stored"),
+        line("spent today", money(&day["spent_nano_usd"]), money(&day["most_nano_usd"])),
+        format!("the day ends at {}", told["day_ends_at"].as_str().unwrap_or_default()),
+    ]
+}

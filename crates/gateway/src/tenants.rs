@@ -1,0 +1,178 @@
+//! What tenants may have and have: who is told no, early and by which rule, before anything is made for him.
+//!
+//! ```text
+//! runs, sandboxes   at once      counted where they are listed, so that no two pass the bound together
+//! cpu_day           of a day     counted every few seconds and at each end; what goes on may finish
+//! day_usd           of a day     asked of the till, if models are wanted at all; calls hold it themselves
+//! storage           at once      artifacts never pass it; a workspace that is copied is begun only below it
+//! ```
+
+mod days;
+mod quota;
+
+pub(crate) use days::{Counted, Days};
+pub(crate) use quota::routes;
+
+use crate::{Caller, Gateway, Problem, problem::Answer};
+use http::StatusCode;
+use spec::{Day, Id};
+use store::audit::{Decision, Entry};
+
+/// What is about to be begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A run, of a job or not.
+    Run,
+    /// A sandbox.
+    Sandbox,
+    /// A job, which will wait for its turn.
+    Job,
+    /// Something that is kept.
+    Artifact,
+}
+
+/// What is about to be begun, and what it takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needs {
+    pub(crate) what: What,
+    /// It calls models that cost money.
+    pub(crate) llm: bool,
+    /// It takes room for longer than it lasts.
+    pub(crate) storage: bool,
+}
+
+/// Why something is not begun.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) problem: Problem,
+    /// Which limit.
+    pub(crate) rule: &'static str,
+}
+
+/// The limit of which nothing is left, and when there is some again.
+fn until_tomorrow(problem: impl FnOnce(String) -> Problem, rule: &'static str) -> Refusal {
+    let now = engine::now();
+    let tomorrow = Day::of(now).next().start();
+    let seconds = (tomorrow.0 - now.0).div_ceil(1000);
+    let anew = format!("it begins anew at {tomorrow}, in {seconds} seconds");
+    Refusal { problem: problem(anew).retry_after(seconds), rule }
+}
+
+fn too_many(title: String, hint: String) -> Problem {
+    Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint))
+}
+
+impl Gateway {
+    /// Refuses what a tenant may not begin now, and writes that down. Whatever lists what is begun looks once more at how
+    /// many there are.
+    pub(crate) async fn admits(&self, caller: &Caller, needs: Needs) -> Answer<()> {
+        let may = self.may_begin(&caller.tenant, needs).await;
+        may.map_err(|refusal| self.refused(&caller.tenant, &caller.key, refusal))
+    }
+
+    /// The same without a word: for whoever does not know yet whether it is something new.
+    pub(crate) async fn may_begin(&self, tenant: &str, needs: Needs) -> Result<(), Refusal> {
+        self.has_place(tenant, needs.what)?;
+        if needs.what != What::Artifact {
+            self.has_cpu(tenant)?;
+        }
+        if needs.llm {
+            self.has_money(tenant)?;
+        }
+        if needs.storage {
+            self.has_storage(tenant).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes a refusal down; what to answer.
+    pub(crate) fn refused(&self, tenant: &str, key: &str, refusal: Refusal) -> Problem {
+        let entry = Entry {
+            what: "admission",
+            decision: Decision::Refused,
+            tenant,
+            key,
+            rule: refusal.rule,
+            ..Entry::default()
+        };
+        self.note(&entry).err().unwrap_or(refusal.problem)
+    }
+
+    /// How many runs a tenant may have at once: as its quota says, else as everybody's does.
+    pub(crate) fn most_runs(&self, tenant: &str) -> usize {
+        self.quota(tenant).runs.unwrap_or(self.bounds().runs_per_key)
+    }
+
+    fn has_place(&self, tenant: &str, what: What) -> Result<(), Refusal> {
+        match what {
+            What::Run => self.runs_full(tenant).map_or(Ok(()), Err),
+            What::Sandbox => self.sandboxes_full(tenant).map_or(Ok(()), Err),
+            What::Job | What::Artifact => Ok(()),
+        }
+    }
+
+    /// Why there is no room for one more run, if there is none.
+    pub(crate) fn runs_full(&self, tenant: &str) -> Option<Refusal> {
+        let (own, all) = self.runs().counts(tenant);
+        let (most_of_one, most) = (self.most_runs(tenant), self.bounds().runs);
+        let hint =
+            |whose: &str| format!("wait until one has ended, or ask the operator for a higher {whose}");
+        if own >= most_of_one {
+            let name = if self.quota(tenant).runs.is_some() { "runs" } else { "runs_per_key" };
+            let title = format!("too many runs are under way: a tenant has at most {most_of_one} (`{name}`)");
+            return Some(Refusal { problem: too_many(title, hint(&format!("`{name}`"))), rule: "runs" });
+        }
+        (all >= most).then(|| {
+            let title = format!("too many runs are under way: all tenants together have at most {most}");
+            Refusal { problem: too_many(title, hint("`runs` under [serve]")), rule: "all_runs" }
+        })
+    }
+
+    /// Whether anything of the CPU time of its day is left.
+    pub(crate) fn has_cpu(&self, tenant: &str) -> Result<(), Refusal> {
+        let Some(limit) = self.quota(tenant).cpu_day else { return Ok(()) };
+        let most = u64::try_from(limit.0.as_millis()).unwrap_or(u64::MAX);
+        if self.days().used(tenant).cpu_ms < most {
+            return Ok(());
+        }
+        let title = format!("the CPU time of this tenant's day is used up (`cpu_day`: {limit})");
+        Err(until_tomorrow(
+            |anew| too_many(title, format!("{anew}; what is under way may finish")),
+            "cpu_day",
+        ))
+    }
+
+    fn has_money(&self, tenant: &str) -> Result<(), Refusal> {
+        let day = self.engine().money_of_day(tenant).filter(engine::Day::is_spent);
+        if day.is_none() {
+            return Ok(());
+        }
+        let title = "the money of this tenant's day is spent (limit `tenant_day_usd`)";
+        let problem = |anew: String| {
+            let hint = format!("{anew}; without models it runs now");
+            Problem::new(StatusCode::TOO_MANY_REQUESTS, "budget_exceeded", title, Some(hint))
+        };
+        Err(until_tomorrow(problem, "tenant_day_usd"))
+    }
+
+    async fn has_storage(&self, tenant: &str) -> Result<(), Refusal> {
+        let Some(limit) = self.quota(tenant).storage else { return Ok(()) };
+        let refusal = |problem| Refusal { problem, rule: "storage" };
+        let owner = Id::new(tenant).map_err(|_| refusal(crate::writer::busy()))?;
+        // What cannot be weighed might be too much.
+        let stored = self.engine().stored(&owner).await.map_err(|error| {
+            crate::say(format_args!("airlock: what a tenant stores cannot be weighed: {error}"));
+            refusal(crate::writer::busy())
+        })?;
+        match stored.iter().sum::<u64>() < limit.0 {
+            true => Ok(()),
+            false => {
+                let title =
+                    format!("this tenant's artifacts and workspaces take all they may (`storage`: {limit})");
+                let hint = "remove artifacts, or take workspaces over or drop them".to_owned();
+                let status = StatusCode::INSUFFICIENT_STORAGE;
+                Err(refusal(Problem::new(status, "quota_exceeded", title, Some(hint))))
+            }
+        }
+    }
+}
