@@ -22,12 +22,14 @@ pub struct Problem {
     /// The status of the answer.
     status: u16,
     /// What happened, on one line.
-    title: String,
+    #[schema(value_type = String)]
+    title: Box<str>,
     /// What to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
     /// The code of the contract.
-    code: String,
+    #[schema(value_type = String)]
+    code: Box<str>,
     /// The path of what it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -47,9 +49,9 @@ impl Problem {
         Problem {
             kind: kind.into(),
             status: status.as_u16(),
-            title: title.into(),
+            title: title.into().into(),
             detail,
-            code: code.to_owned(),
+            code: code.into(),
             instance: None,
             retry_after: None,
         }
@@ -85,6 +87,11 @@ impl Problem {
     /// The same about this thing.
     pub(crate) fn about(self, instance: String) -> Problem {
         Problem { instance: Some(instance.into()), ..self }
+    }
+
+    /// The same as another kind.
+    pub(crate) fn of_kind(self, kind: &str) -> Problem {
+        Problem { kind: kind.into(), ..self }
     }
 
     /// As the error of something that was accepted before: code, message, hint.
@@ -134,7 +141,10 @@ impl IntoResponse for Problem {
         let passing =
             matches!(self.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
         let seconds = self.retry_after.unwrap_or(1);
+        // For those who say the same in other words.
+        let kept = self.clone();
         let mut response = (self.status(), Json(self)).into_response();
+        response.extensions_mut().insert(kept);
         if passing {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }

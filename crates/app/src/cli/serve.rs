@@ -136,8 +136,19 @@ fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway,
     let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
     let (policy, state, jobs) = (config.policy.clone(), config.state.clone(), config.jobs.clone());
     let tenants = config.doors.quotas.clone();
-    let settings =
-        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, jobs, tenants, quiet };
+    let settings = gateway::Settings {
+        engine,
+        policy,
+        state,
+        hosts,
+        folders,
+        profiles,
+        bounds,
+        jobs,
+        tenants,
+        node: gateway::Node::default(),
+        quiet,
+    };
     Gateway::new(settings).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),

@@ -62,6 +62,9 @@ pub(crate) struct Live {
     pub(crate) feed: Feed,
     progress: watch::Sender<Progress>,
     cancelled: watch::Sender<bool>,
+    /// That its program shall end by itself, and how long it has for that.
+    terminated: watch::Sender<Option<Duration>>,
+    keeping: Keeping,
     pub(super) held: Held,
     /// The job that it is a try of.
     attempt_of: Option<String>,
@@ -70,6 +73,25 @@ pub(crate) struct Live {
     /// Milliseconds of CPU time so far, once it runs; and what of it is in its tenant's day.
     cpu_ms: OnceLock<Arc<AtomicU64>>,
     counted: Counted,
+}
+
+/// How much is kept of a run, and what is kept with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Keeping {
+    /// Bytes of each stream.
+    pub(crate) stream: usize,
+    /// Bytes of the whole result.
+    pub(crate) whole: usize,
+    /// Whether whoever asked gets no more of a stream than that, either.
+    pub(crate) exact: bool,
+    /// What the request said that the result does not.
+    pub(crate) asked: Option<serde_json::Value>,
+}
+
+impl Default for Keeping {
+    fn default() -> Keeping {
+        Keeping { stream: KEPT_BYTES, whole: LARGEST_KEPT, exact: false, asked: None }
+    }
 }
 
 /// How far a run has come.
@@ -100,6 +122,8 @@ pub(crate) struct Asked {
     pub(crate) job: Option<Id>,
     /// An idempotency key with the hash of the request that it stands for.
     pub(crate) promise: Option<(String, [u8; 32])>,
+    /// What is kept of it.
+    pub(crate) keeping: Keeping,
 }
 
 /// Whether a run may be begun, if it was not asked for before; and by which key.
@@ -186,6 +210,11 @@ impl Runs {
         counts
     }
 
+    /// Those that are under way.
+    pub(crate) fn under_way(&self) -> Vec<Arc<Live>> {
+        self.lists().live.values().cloned().collect()
+    }
+
     /// How many are under way.
     pub(crate) fn count(&self) -> usize {
         self.lists().live.len()
@@ -198,7 +227,8 @@ pub(crate) async fn take(gateway: &Gateway, asked: Asked, admission: Admission) 
     let is_admitted = may.is_ok();
     let owner = crate::caller::owner_of(&asked.owner)?;
     let feed = gateway.engine().feed(Some(&owner), FEED_BYTES);
-    let live = Arc::new(Live::new(asked.id.clone(), &asked.owner, feed));
+    let live = Live::new(asked.id.clone(), &asked.owner, feed);
+    let live = Arc::new(Live { keeping: asked.keeping.clone(), ..live });
     let (listed, of) = (live.clone(), gateway.clone());
     let accepted =
         gateway.writer().write(move |writing| list(&of, writing, &asked, &listed, is_admitted)).await;
@@ -279,9 +309,22 @@ fn prune(gateway: &Gateway) {
 impl Live {
     pub(crate) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
-        let (held, interrupted, cpu_ms, counted) = Default::default();
-        let owner = owner.to_owned();
-        Live { id, owner, feed, progress, cancelled, held, attempt_of: None, interrupted, cpu_ms, counted }
+        let (terminated, keeping, held) = Default::default();
+        let (interrupted, cpu_ms, counted) = Default::default();
+        Live {
+            id,
+            owner: owner.to_owned(),
+            feed,
+            progress,
+            cancelled,
+            terminated,
+            keeping,
+            held,
+            attempt_of: None,
+            interrupted,
+            cpu_ms,
+            counted,
+        }
     }
 
     /// A try of a job.
@@ -314,6 +357,18 @@ impl Live {
         }
     }
 
+    /// Asks its program to end by itself within this time.
+    pub(crate) fn terminate(&self, grace: Duration) {
+        let least =
+            |asked: &mut Option<Duration>| *asked = Some(asked.map_or(grace, |before| before.min(grace)));
+        self.terminated.send_modify(least);
+    }
+
+    /// Whether anybody has asked for its end.
+    pub(crate) fn is_to_end(&self) -> bool {
+        *self.cancelled.borrow() || self.terminated.borrow().is_some()
+    }
+
     /// How far it has come, and what comes.
     pub(crate) fn progress(&self) -> watch::Receiver<Progress> {
         self.progress.subscribe()
@@ -339,7 +394,9 @@ impl Live {
 pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     gateway.metrics().running.inc();
     _ = live.cpu_ms.set(run.cpu_ms());
-    let mut cancelled = live.cancelled.subscribe();
+    let (mut cancelled, mut terminated) = (live.cancelled.subscribe(), live.terminated.subscribe());
+    // Somebody may have asked for its end before it began.
+    terminated.mark_changed();
     let (mut asked, mut over) = (false, run.over());
     loop {
         tokio::select! {
@@ -350,6 +407,11 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
             _ = cancelled.wait_for(|cancelled| *cancelled), if !asked => {
                 asked = true;
                 run.cancel();
+            }
+            Ok(()) = terminated.changed() => {
+                if let Some(grace) = *terminated.borrow_and_update() {
+                    run.terminate(grace);
+                }
             }
         }
     }
@@ -377,10 +439,11 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
     let used = DayUse::cpu(live.counted.up_to(result.usage.cpu_ms));
     let day = gateway.days().count(&live.owner, used);
     let problem = problem_of(&result);
+    let keeping = live.keeping.clone();
     let (whole, kept) = match result.stdout.len() + result.stderr.len() > LARGE {
         // The text of megabytes takes its time, and others wait for the loop.
-        true => tokio::task::spawn_blocking(move || texts(result)).await.unwrap_or_default(),
-        false => texts(result),
+        true => tokio::task::spawn_blocking(move || texts(result, &keeping)).await.unwrap_or_default(),
+        false => texts(result, &keeping),
     };
     let mut pause = FIRST_PAUSE;
     // It is under way until then: so no more than may run at once wait for a disk that has no room.
@@ -452,30 +515,57 @@ impl Unstarted {
 }
 
 /// The result as it is answered, and as it is kept.
-fn texts(result: RunResult) -> (Bytes, Bytes) {
-    let whole = Bytes::from(text(&result));
-    let fits = result.stdout.len() <= KEPT_BYTES && result.stderr.len() <= KEPT_BYTES;
-    if fits && whole.len() <= LARGEST_KEPT {
+fn texts(mut result: RunResult, keeping: &Keeping) -> (Bytes, Bytes) {
+    if keeping.exact {
+        beginning(&mut result.stdout, keeping.stream, &mut result.truncated.stdout);
+        beginning(&mut result.stderr, keeping.stream, &mut result.truncated.stderr);
+    }
+    let whole = Bytes::from(text(&result, keeping));
+    let fits = result.stdout.len() <= keeping.stream && result.stderr.len() <= keeping.stream;
+    if fits && whole.len() <= keeping.whole {
         let kept = whole.clone();
         return (whole, kept);
     }
     let mut less = result;
-    less.truncated.stdout |= less.stdout.len() > KEPT_BYTES;
-    less.truncated.stderr |= less.stderr.len() > KEPT_BYTES;
-    less.stdout = head(less.stdout);
-    less.stderr = head(less.stderr);
-    if text(&less).len() > LARGEST_KEPT {
+    shorten(&mut less, keeping.stream);
+    if text(&less, keeping).len() > keeping.whole {
         (less.output, less.denials) = (None, Vec::new());
         less.notes = vec!["the result was too large to be kept whole".to_owned()];
         less.artifacts.truncate(1000);
     }
-    (whole, text(&less).into())
+    (whole, text(&less, keeping).into())
+}
+
+fn shorten(result: &mut RunResult, most: usize) {
+    result.truncated.stdout |= result.stdout.len() > most;
+    result.truncated.stderr |= result.stderr.len() > most;
+    result.stdout = head(std::mem::take(&mut result.stdout), most);
+    result.stderr = head(std::mem::take(&mut result.stderr), most);
+}
+
+/// Where what was left out of a stream is marked.
+const GAP: &[u8] = b"\n[... ";
+
+/// Of a stream whose beginning and end were kept, with a mark between them, only what the program wrote at its beginning;
+/// and whether that is less than what it wrote. A character is not cut in two.
+fn beginning(bytes: &mut Vec<u8>, most: usize, cut: &mut bool) {
+    let mut marks = most.saturating_sub(3)..=most;
+    let mark = marks.find(|at| bytes.get(*at..).is_some_and(|rest| rest.starts_with(GAP)));
+    if let (true, Some(mark)) = (*cut, mark) {
+        bytes.truncate(mark);
+    }
+    if bytes.len() > most {
+        *cut = true;
+        bytes.truncate(most);
+        let half = bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
+        bytes.truncate(most - half);
+    }
 }
 
 /// The beginning; a character is not cut in two.
-fn head(mut bytes: Vec<u8>) -> Vec<u8> {
+fn head(mut bytes: Vec<u8>, most: usize) -> Vec<u8> {
     let is_text = std::str::from_utf8(&bytes).is_ok();
-    bytes.truncate(KEPT_BYTES);
+    bytes.truncate(most);
     if let (true, Err(error)) = (is_text, std::str::from_utf8(&bytes)) {
         let end = error.valid_up_to();
         bytes.truncate(end);
@@ -483,9 +573,19 @@ fn head(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-fn text(result: &RunResult) -> String {
+fn text(result: &RunResult, keeping: &Keeping) -> String {
+    /// A result, and what was asked.
+    #[derive(serde::Serialize)]
+    struct Told<'a> {
+        #[serde(flatten)]
+        result: &'a RunResult,
+        asked: &'a serde_json::Value,
+    }
     // Nothing in it can fail to be JSON.
-    serde_json::to_string(result).unwrap_or_default()
+    match &keeping.asked {
+        None => serde_json::to_string(result).unwrap_or_default(),
+        Some(asked) => serde_json::to_string(&Told { result, asked }).unwrap_or_default(),
+    }
 }
 
 /// Gives every run that a server before us left without an end its end, and every job whose try it was what follows: all
@@ -499,7 +599,7 @@ pub(crate) fn settle(gateway: &Gateway) -> Result<usize, store::DatabaseError> {
             let mut result = lost(id, spec::Timestamp(row.accepted_ms));
             result.task_id = row.task.as_deref().and_then(|task| Id::new(task).ok());
             result.job_id = row.job.as_deref().and_then(|job| Id::new(job).ok());
-            let text = text(&result);
+            let text = text(&result, &Keeping::default());
             writing.finish(&row.id, Status::Lost.name(), &text)?;
             jobs::abandoned(gateway, writing, &row.id, Some(&text))?;
         }
@@ -534,13 +634,20 @@ mod tests {
 
     #[test]
     fn a_small_result_is_kept_whole_and_a_large_one_says_what_is_missing() {
-        let (whole, kept) = texts(result(b"hello".to_vec()));
+        let keeping = Keeping::default();
+        let (whole, kept) = texts(result(b"hello".to_vec()), &keeping);
         assert_eq!(whole, kept);
-        let (whole, kept) = texts(result("ä".repeat(KEPT_BYTES).into_bytes()));
+        let (whole, kept) = texts(result("ä".repeat(KEPT_BYTES).into_bytes()), &keeping);
         assert!(whole.len() > 2 * KEPT_BYTES && kept.len() < KEPT_BYTES + 4096);
         let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap();
         assert_eq!(kept["truncated"]["stdout"], true);
         assert_eq!(kept["stdout"].as_str().unwrap().len(), KEPT_BYTES);
+        let keeping = Keeping { stream: 2, exact: true, asked: Some("x".into()), ..keeping };
+        let (whole, kept) = texts(result("a€".into()), &keeping);
+        assert_eq!(whole, kept);
+        let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap();
+        assert_eq!((&kept["stdout"], &kept["truncated"]["stdout"]), (&"a".into(), &true.into()));
+        assert_eq!(kept["asked"], "x");
     }
 
     #[tokio::test(start_paused = true)]

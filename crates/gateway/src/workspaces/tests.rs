@@ -76,6 +76,7 @@ impl Place {
             bounds: crate::Bounds::default(),
             jobs: spec::JobBounds::default(),
             tenants: spec::Tenants::default(),
+            node: crate::Node::default(),
             quiet: true,
         };
         Gateway::new(settings).unwrap()
