@@ -1,0 +1,93 @@
+//! Applies the hunks of one file to its bytes.
+
+use super::{BadDiff, FARTHEST, Hunk, LARGEST_FILE, Line, LineKind};
+
+/// The bytes afterwards. Hunks fit in their order, each behind the one before.
+pub(crate) fn apply(old: &[u8], hunks: &[Hunk<'_>]) -> Result<Vec<u8>, BadDiff> {
+    if old.len() > LARGEST_FILE {
+        return Err(BadDiff::TooLarge);
+    }
+    let lines: Vec<&[u8]> = old.split_inclusive(|byte| *byte == b'\n').collect();
+    let (mut new, mut done, mut moved) = (Vec::with_capacity(old.len()), 0, 0);
+    for (number, hunk) in hunks.iter().enumerate() {
+        let number = number + 1;
+        let at = place(&lines, hunk, done, moved, number)?;
+        moved = at as isize - hunk.at as isize;
+        extend(&mut new, &lines[done..at], number)?;
+        for line in hunk.lines.iter().filter(|line| line.kind != LineKind::Gone) {
+            extend(&mut new, &[line.text, if line.ends { b"\n" } else { b"" }], number)?;
+        }
+        done = at + hunk.before().count();
+    }
+    extend(&mut new, &lines[done..], hunks.len())?;
+    Ok(new)
+}
+
+/// Adds pieces of lines; what follows the last line of a file would become part of it.
+fn extend(new: &mut Vec<u8>, pieces: &[&[u8]], hunk: usize) -> Result<(), BadDiff> {
+    let mut at_end = new.last().is_none_or(|byte| *byte == b'\n');
+    // A line and its newline come as two pieces.
+    let whole = pieces.len() == 2 && matches!(pieces[1], b"\n" | b"") && !pieces[0].ends_with(b"\n");
+    for (index, piece) in pieces.iter().enumerate().filter(|(_, piece)| !piece.is_empty()) {
+        if !at_end && !(whole && index == 1) {
+            return Err(BadDiff::Joins { hunk });
+        }
+        if new.len() + piece.len() > LARGEST_FILE {
+            return Err(BadDiff::TooLarge);
+        }
+        new.extend_from_slice(piece);
+        at_end = piece.ends_with(b"\n");
+    }
+    Ok(())
+}
+
+impl Hunk<'_> {
+    /// Its lines as they are before.
+    fn before(&self) -> impl Iterator<Item = &Line<'_>> {
+        self.lines.iter().filter(|line| line.kind != LineKind::New)
+    }
+
+    fn fits(&self, lines: &[&[u8]], at: usize) -> bool {
+        let count = self.before().count();
+        lines.get(at..at + count).is_some_and(|found| self.before().zip(found).all(|(line, found)| line.is(found)))
+    }
+}
+
+impl Line<'_> {
+    fn is(&self, found: &[u8]) -> bool {
+        match self.ends {
+            true => found.strip_suffix(b"\n") == Some(self.text),
+            false => found == self.text,
+        }
+    }
+}
+
+/// Where a hunk fits: where it was made for, moved as far as the one before, or else nearby.
+fn place(
+    lines: &[&[u8]],
+    hunk: &Hunk<'_>,
+    least: usize,
+    moved: isize,
+    number: usize,
+) -> Result<usize, BadDiff> {
+    let expected = hunk.at.saturating_add_signed(moved);
+    let fits = |at: usize| at >= least && hunk.fits(lines, at);
+    let differs = BadDiff::Differs { hunk: number, line: expected + 1 };
+    if fits(expected) {
+        return Ok(expected);
+    }
+    // Without a line of the file there is nothing to know the place by.
+    if hunk.before().next().is_none() {
+        return Err(differs);
+    }
+    for far in 1..=FARTHEST {
+        let before = expected.checked_sub(far).filter(|at| fits(*at));
+        let behind = Some(expected + far).filter(|at| fits(*at));
+        match (before, behind) {
+            (Some(_), Some(_)) => return Err(BadDiff::Ambiguous { hunk: number }),
+            (Some(at), None) | (None, Some(at)) => return Ok(at),
+            (None, None) => {}
+        }
+    }
+    Err(differs)
+}
