@@ -13,30 +13,34 @@ pub(crate) fn apply(old: &[u8], hunks: &[Hunk<'_>]) -> Result<Vec<u8>, BadDiff> 
         let number = number + 1;
         let at = place(&lines, hunk, done, moved, number)?;
         moved = at as isize - hunk.at as isize;
-        extend(&mut new, &lines[done..at], number)?;
+        copy(&mut new, &lines[done..at], number)?;
         for line in hunk.lines.iter().filter(|line| line.kind != LineKind::Gone) {
-            extend(&mut new, &[line.text, if line.ends { b"\n" } else { b"" }], number)?;
+            add(&mut new, line.text, line.ends, number)?;
         }
         done = at + hunk.before().count();
     }
-    extend(&mut new, &lines[done..], hunks.len())?;
+    copy(&mut new, &lines[done..], hunks.len())?;
     Ok(new)
 }
 
-/// Adds pieces of lines; what follows the last line of a file would become part of it.
-fn extend(new: &mut Vec<u8>, pieces: &[&[u8]], hunk: usize) -> Result<(), BadDiff> {
-    let mut at_end = new.last().is_none_or(|byte| *byte == b'\n');
-    // A line and its newline come as two pieces.
-    let whole = pieces.len() == 2 && matches!(pieces[1], b"\n" | b"") && !pieces[0].ends_with(b"\n");
-    for (index, piece) in pieces.iter().enumerate().filter(|(_, piece)| !piece.is_empty()) {
-        if !at_end && !(whole && index == 1) {
-            return Err(BadDiff::Joins { hunk });
-        }
-        if new.len() + piece.len() > LARGEST_FILE {
-            return Err(BadDiff::TooLarge);
-        }
-        new.extend_from_slice(piece);
-        at_end = piece.ends_with(b"\n");
+fn copy(new: &mut Vec<u8>, lines: &[&[u8]], hunk: usize) -> Result<(), BadDiff> {
+    lines.iter().try_for_each(|line| match line.strip_suffix(b"\n") {
+        Some(text) => add(new, text, true, hunk),
+        None => add(new, line, false, hunk),
+    })
+}
+
+/// Adds a line. What follows one without a newline would become part of it.
+fn add(new: &mut Vec<u8>, text: &[u8], ends: bool, hunk: usize) -> Result<(), BadDiff> {
+    if new.last().is_some_and(|byte| *byte != b'\n') {
+        return Err(BadDiff::Joins { hunk });
+    }
+    if new.len() + text.len() >= LARGEST_FILE {
+        return Err(BadDiff::TooLarge);
+    }
+    new.extend_from_slice(text);
+    if ends {
+        new.push(b'\n');
     }
     Ok(())
 }
@@ -49,7 +53,9 @@ impl Hunk<'_> {
 
     fn fits(&self, lines: &[&[u8]], at: usize) -> bool {
         let count = self.before().count();
-        lines.get(at..at + count).is_some_and(|found| self.before().zip(found).all(|(line, found)| line.is(found)))
+        lines
+            .get(at..at + count)
+            .is_some_and(|found| self.before().zip(found).all(|(line, found)| line.is(found)))
     }
 }
 

@@ -34,7 +34,8 @@ pub(crate) fn parse(diff: &str) -> Result<Vec<Change<'_>>, BadDiff> {
 }
 
 fn is_binary(line: &[u8]) -> bool {
-    line.starts_with(b"GIT binary patch") || (line.starts_with(b"Binary files ") && line.ends_with(b" differ"))
+    line.starts_with(b"GIT binary patch")
+        || (line.starts_with(b"Binary files ") && line.ends_with(b" differ"))
 }
 
 struct Reader<'a> {
@@ -160,7 +161,9 @@ impl<'a> Reader<'a> {
             let text = std::str::from_utf8(line).map_err(|_| self.shape("is no text"))?;
             let text = text.strip_suffix('\r').unwrap_or(text);
             let name = |rest: &str| {
-                unquoted(rest.as_bytes()).map(Some).ok_or_else(|| self.shape("has a name that cannot be read"))
+                unquoted(rest.as_bytes())
+                    .map(Some)
+                    .ok_or_else(|| self.shape("has a name that cannot be read"))
             };
             let after = |prefix: &str| text.strip_prefix(prefix);
             if let Some(mode) = after("new file mode ") {
@@ -193,7 +196,8 @@ impl<'a> Reader<'a> {
     fn hunks(&mut self) -> Result<(Vec<Hunk<'a>>, [usize; 2]), BadDiff> {
         let (mut hunks, mut lines) = (Vec::new(), [0; 2]);
         while let Some(line) = self.peek().filter(|line| line.starts_with(b"@@ ")) {
-            let [(start, before), (_, after)] = range(line).ok_or_else(|| self.shape("is no head of a hunk"))?;
+            let [(start, before), (_, after)] =
+                range(line).ok_or_else(|| self.shape("is no head of a hunk"))?;
             self.at += 1;
             let read = self.hunk_lines(before, after)?;
             // A hunk without lines of its own names the line that it follows.
@@ -234,21 +238,16 @@ impl<'a> Reader<'a> {
 
 /// `@@ -START[,COUNT] +START[,COUNT] @@`
 fn range(line: &[u8]) -> Option<[(usize, usize); 2]> {
-    let line = std::str::from_utf8(line.split(|byte| *byte == b'\r').next()?).ok();
-    // Behind the second `@@` stands a line of the file, which need not be text.
-    let text = line.or_else(|| std::str::from_utf8(line_head(line?.as_bytes())).ok())?;
-    let rest = text.strip_prefix("@@ -")?;
+    let rest = std::str::from_utf8(line).ok()?.strip_prefix("@@ -")?;
     let (old, rest) = rest.split_once(" +")?;
     let (new, _) = rest.split_once(" @@")?;
     Some([pair(old)?, pair(new)?])
 }
 
-fn line_head(line: &[u8]) -> &[u8] {
-    &line[..line.len().min(80)]
-}
-
 fn pair(text: &str) -> Option<(usize, usize)> {
-    let number = |text: &str| text.parse::<u32>().ok().filter(|_| !text.starts_with('+')).map(|number| number as usize);
+    let number = |text: &str| {
+        text.parse::<u32>().ok().filter(|_| !text.starts_with('+')).map(|number| number as usize)
+    };
     match text.split_once(',') {
         None => Some((number(text)?, 1)),
         Some((start, count)) => Some((number(start)?, number(count)?)),
