@@ -39,6 +39,7 @@ mod rights;
 mod room;
 mod session;
 mod sparse;
+pub mod steps;
 mod streams;
 mod terminal;
 pub mod tree;
@@ -291,6 +292,7 @@ impl Engine {
                 spec,
                 cancelled,
                 layer: None,
+                own: Vec::new(),
             },
             events: sender,
             doors: Some(doors_out),
@@ -438,6 +440,7 @@ fn sweep(
     let mut swept = records.sweep(native, containers);
     swept.problems.extend(artifacts.sweep());
     swept.problems.extend(workspaces::sweep(state));
+    swept.problems.extend(steps::sweep(state));
     doors::sweep(state);
     swept
 }

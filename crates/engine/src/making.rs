@@ -4,7 +4,7 @@
 use crate::{
     Inner, Rights,
     doors::{self, Opened},
-    files,
+    files, guard,
     keep::Keeper,
     origin::{self, Origin},
     pool::{self, Made, Taken},
@@ -13,7 +13,7 @@ use crate::{
 };
 use ::doors::{ledger::Whose, secrets::Secrets};
 use sandbox::{Sandbox, SandboxError, container::ImageFacts};
-use spec::{EnvName, ErrorCode, ErrorInfo, Id, InputSource, RunResult, RunSpec};
+use spec::{EnvName, ErrorCode, ErrorInfo, Id, InputSource, Mount, RunResult, RunSpec};
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
@@ -44,6 +44,8 @@ pub(crate) struct Making {
     pub(crate) cancelled: watch::Receiver<bool>,
     /// What holds the changes of a workspace that is copied on writing, from the standing of the box on.
     pub(crate) layer: Option<Hold>,
+    /// Folders of Airlock's own that the box is shown, which no caller may ask for.
+    pub(crate) own: Vec<Mount>,
 }
 
 /// A box that stands, with everything that is held for it.
@@ -99,7 +101,17 @@ impl Making {
     async fn lay_and_open(&mut self) -> Result<Opened, ErrorInfo> {
         let state = &self.engine.state;
         self.layer = workspaces::live::prepare(state, &self.id, &mut self.spec, &self.cancelled).await?;
+        for mount in &self.own {
+            let shown = guard::add_own(&mut self.spec.sandbox, &mount.host);
+            shown.map_err(|error| internal(format!("cannot look at a folder of the job: {error}")))?;
+            self.spec.sandbox.mounts.push(mount.clone());
+        }
         doors::open(&self.engine, &self.id, &mut self.spec).await
+    }
+
+    /// Whether what the program writes lands on the disk of the state folder.
+    pub(crate) fn fills_state(&self) -> bool {
+        self.layer.is_some() || !self.own.is_empty()
     }
 
     /// Once the box is gone: says what was changed in a workspace that is copied on writing.

@@ -28,8 +28,8 @@ use actor::Order;
 use left_behind::LeftBehind;
 use sandbox::Counters;
 use spec::{
-    ArtifactRef, Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName, SessionSpec,
-    Timestamp, Usage, WorkspaceChanges, WorkspacePath,
+    ArtifactRef, Barrier, Denial, ErrorCode, ErrorInfo, ExecRequest, Id, LearnedRule, LimitName, Mount,
+    SessionSpec, Timestamp, Usage, WorkspaceChanges, WorkspacePath,
 };
 use std::{
     collections::BTreeSet,
@@ -144,13 +144,22 @@ struct Book {
 impl Engine {
     /// Makes a session's box, and waits until it stands. Whoever does not wait for it has none.
     pub async fn open_session(&self, spec: SessionSpec) -> Result<Session, ErrorInfo> {
+        self.open_session_with(spec, Vec::new()).await
+    }
+
+    /// The same, with mounts of Airlock's own.
+    pub(crate) async fn open_session_with(
+        &self,
+        spec: SessionSpec,
+        own: Vec<Mount>,
+    ) -> Result<Session, ErrorInfo> {
         if *self.closing.borrow() {
             return Err(gone("the engine closes"));
         }
         let id = spec.run.run_id.clone().unwrap_or_else(record::fresh_id);
         let (cancel, cancelled) = watch::channel(false);
         let making =
-            Making { engine: self.inner.clone(), id, spec: spec.run.clone(), cancelled, layer: None };
+            Making { engine: self.inner.clone(), id, spec: spec.run.clone(), cancelled, layer: None, own };
         let (ready, session) = oneshot::channel();
         // The task does not hold the engine's own clone: it ends with the last of them.
         self.inner.behind(actor::live(making, spec, cancel, self.closing.subscribe(), ready));

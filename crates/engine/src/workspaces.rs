@@ -20,6 +20,7 @@ mod wire;
 pub use commit::Left;
 pub use diff::{Change, What};
 pub use tree::Kind;
+pub(crate) use tree::{names as names_in, remove as remove_tree};
 
 use crate::{Rights, files};
 use base::{Base, NotCopied};

@@ -27,6 +27,7 @@ mod request_path;
 mod result;
 mod run;
 mod session;
+mod steps;
 mod tenant;
 
 pub use barrier::Barrier;
@@ -67,5 +68,10 @@ pub use run::{
 };
 pub use session::{
     DEFAULT_IDLE, DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, SessionRequest, SessionSpec,
+};
+pub use steps::{
+    BadJob, Constraints, ExecutionMode, Inference, InferenceSource, JobContext, MOST_JOB_BYTES,
+    MOST_STEP_OUTPUT, MOST_STEPS, STEPS_PROTOCOL, Step, StepAction, StepArtifact, StepJob, StepResult,
+    StepStatus, StepsResult,
 };
 pub use tenant::{Quota, Tenants};

@@ -181,6 +181,23 @@ pub struct SandboxSpec {
     pub stays: bool,
 }
 
+impl RunSpec {
+    /// Whether anything outside can be reached, be it only some of it.
+    pub fn reaches_out(&self) -> bool {
+        let egress = self.grants.egress.as_ref().is_some_and(|egress| egress.learn || !egress.rules.is_empty());
+        egress || self.sandbox.network == Network::Host
+    }
+
+    /// Takes away every way out but the doors to models. A network of a container engine that leads nowhere stays.
+    pub fn close_egress(&mut self) {
+        self.grants.egress = None;
+        let sandbox = &mut self.sandbox;
+        (sandbox.passing, sandbox.leads_everywhere) = (None, false);
+        sandbox.doors.retain(|port| *port != crate::EGRESS_PORT);
+        sandbox.network = if sandbox.doors.is_empty() { Network::None } else { Network::Doors };
+    }
+}
+
 impl SandboxSpec {
     /// The box itself, whatever variables its program gets: what can be made ahead of a run.
     pub fn kind(&self) -> SandboxSpec {
@@ -902,6 +919,25 @@ mod tests {
             }
             if let Ok((name, _)) = input(text) {
                 prop_assert!(name.as_path().is_relative());
+            }
+        }
+    }
+
+    #[test]
+    fn closed_egress_leaves_the_doors_to_models_and_nothing_else() {
+        for profile in ["restrictive", "standard", "permissive", "agent"] {
+            for (llm, network) in [(None, Network::None), (Some(None), Network::Doors)] {
+                let request = RunRequest {
+                    profile: Some(profile.to_owned()),
+                    llm,
+                    command: vec!["true".into()],
+                    ..RunRequest::default()
+                };
+                let mut spec = Policy::default().admit(request).unwrap();
+                assert_eq!(spec.reaches_out(), ["standard", "permissive"].contains(&profile), "{profile}");
+                spec.close_egress();
+                assert!(!spec.reaches_out() && spec.sandbox.passing.is_none() && !spec.sandbox.leads_everywhere);
+                assert_eq!((spec.sandbox.network, &spec.sandbox.doors), (network, &spec.grants.ports()));
             }
         }
     }

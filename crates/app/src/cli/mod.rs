@@ -21,6 +21,7 @@ mod secrets;
 mod serve;
 mod server;
 mod shelves;
+mod steps;
 mod sweep;
 mod usage;
 mod workspace;
@@ -83,6 +84,8 @@ struct Global {
 enum Command {
     /// Run a command in a fresh sandbox
     Run(Box<run::Options>),
+    /// Carry out a job of steps in a fresh sandbox, and write down its result
+    Steps(Box<steps::Options>),
     /// Let a run that goes on reach another host for a while, or take that away
     Grant(grant::Options),
     /// Show what this host can enforce, and the command that mends what it cannot
@@ -121,6 +124,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
         Err(error) => mistake::report(&error, &arguments),
         Ok(Cli { global, command }) => match command {
             Command::Run(options) => run::execute(*options, &global, &surroundings),
+            Command::Steps(options) => steps::execute(*options, &global, &surroundings),
             Command::Grant(options) => grant::execute(&options, &global, &surroundings),
             Command::Quota(options) => quota::execute(&options, &global, &surroundings),
             Command::Doctor(options) => doctor::execute(&options, &global, &surroundings),

@@ -32,6 +32,7 @@ impl Cli {
     pub(super) fn named(self) -> Cli {
         let command = match &self.command {
             Command::Run(_) => "run",
+            Command::Steps(_) => "steps",
             Command::Grant(_) => "grant",
             Command::Doctor(_) => "doctor",
             Command::Sweep(_) => "sweep",
@@ -111,7 +112,7 @@ impl Global {
     }
 
     /// The machine's own authorities, and the one that was named.
-    fn tls(&self, surroundings: &Surroundings) -> Result<Arc<ClientConfig>, Failure> {
+    pub(super) fn tls(&self, surroundings: &Surroundings) -> Result<Arc<ClientConfig>, Failure> {
         let file = self.server_ca.clone().or_else(|| surroundings.variable(CA).map(PathBuf::from));
         let failed = |why: String| Failure::invalid(why, "give --server-ca a file with certificates in PEM");
         let extra = file.map_or(Ok(Vec::new()), |path| {

@@ -239,7 +239,7 @@ impl Actor {
         let (spec, book) = (&self.shared.spec, self.shared.book());
         let lifetime = self.born + spec.lifetime;
         let mut due = lifetime.min(self.next_look);
-        if self.making.layer.is_some() {
+        if self.making.fills_state() {
             due = due.min(self.next_room);
         }
         if book.running() > 0 {
@@ -268,7 +268,7 @@ impl Actor {
                 }
             }
         }
-        if self.making.layer.is_some() && now >= self.next_room {
+        if self.making.fills_state() && now >= self.next_room {
             self.next_room = now + room::LOOK;
             if room::is_short(&self.making.engine.state) {
                 self.result.limits_hit.insert(LimitName::Disk);

@@ -226,7 +226,7 @@ fn visit(walked: &mut Walked, level: &Level, name: &OsStr, deep: bool) -> Option
 const AT_A_TIME: usize = 4096;
 
 /// Removes the folder `name` and all below it, however deep: what lies deeper is moved up first.
-pub(super) fn remove(parent: impl AsFd, name: &OsStr) -> io::Result<()> {
+pub(crate) fn remove(parent: impl AsFd, name: &OsStr) -> io::Result<()> {
     let top = enter(parent.as_fd(), name)?;
     let mut moved = 0;
     loop {
@@ -297,7 +297,7 @@ fn enter(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
     open(&handle, ".", OFlags::RDONLY | OFlags::DIRECTORY)
 }
 
-pub(super) fn names(folder: &OwnedFd) -> io::Result<Vec<OsString>> {
+pub(crate) fn names(folder: &OwnedFd) -> io::Result<Vec<OsString>> {
     some_names(folder, usize::MAX)
 }
 

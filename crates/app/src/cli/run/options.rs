@@ -204,6 +204,34 @@ impl Options {
         }
     }
 
+    /// Refuses what is about one command, where a whole job is carried out.
+    pub(in crate::cli) fn refuse_for_steps(&self) -> Result<(), Failure> {
+        let given = [
+            (self.tty, "--tty"),
+            (self.explain, "--explain"),
+            (self.contract.is_some(), "--contract"),
+            (self.entrypoint.is_some(), "--entrypoint"),
+            (!self.artifact.is_empty(), "--artifact"),
+        ];
+        match given.into_iter().find(|(given, _)| *given) {
+            None => Ok(()),
+            Some((_, option)) => Err(Failure::invalid(
+                format!("{option} is about one command, and a job is none"),
+                "leave it away; what lies in /workspace/.artifacts afterwards is kept",
+            )),
+        }
+    }
+
+    /// Whether standard input was asked for.
+    pub(in crate::cli) fn reads_stdin(&self) -> bool {
+        self.stdin
+    }
+
+    /// The workspace, where none was given.
+    pub(in crate::cli) fn use_workspace(&mut self, path: Option<PathBuf>) {
+        self.workspace = self.workspace.take().or(path);
+    }
+
     /// Refuses what a server cannot do, and folders that are not written as the server's.
     pub(super) fn refuse_at_a_server(&self) -> Result<(), Failure> {
         let refused = |what: &str, hint: &str| {
@@ -229,7 +257,7 @@ impl Options {
     }
 
     /// The name of the profile, if one was given.
-    pub(super) fn profile(&self) -> Option<&str> {
+    pub(in crate::cli) fn profile(&self) -> Option<&str> {
         self.profile.as_deref()
     }
 
@@ -244,7 +272,7 @@ impl Options {
     }
 
     /// The request these options make.
-    pub(super) fn into_request(self, surroundings: &Surroundings) -> Result<RunRequest, Failure> {
+    pub(in crate::cli) fn into_request(self, surroundings: &Surroundings) -> Result<RunRequest, Failure> {
         let folder = surroundings.current_folder.as_path();
         Ok(RunRequest {
             env: environment(&self.env_from, &self.env, surroundings)?,

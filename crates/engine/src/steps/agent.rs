@@ -1,0 +1,269 @@
+//! Jobs that a program in the box carries out: the reference agent, told what the job says, or a program of the caller's that
+//! keeps to the contract of `/job`.
+
+use super::{
+    Said,
+    bench::Bench,
+    command::{self, Followed},
+    folder::{INSIDE, JobFolder},
+};
+use crate::{Exec, contract};
+use serde_json::{Value, json};
+use spec::{
+    Contract, ErrorInfo, ExecRequest, ExecutionMode, Json, Status, StepAction, StepJob, StepStatus,
+    StepsResult, Stream,
+};
+use std::{ffi::OsString, time::Duration};
+
+/// What is kept of each stream of a program.
+const MOST_SAID: usize = 262_144;
+/// What the agent may print: its contract allows no more.
+const MOST_PRINTED: usize = 1 << 20;
+/// What of its last words is told of an agent that failed.
+const LAST_WORDS: u64 = 400;
+
+impl Bench<'_> {
+    fn fail(&mut self, code: &str, message: impl Into<String>) {
+        self.result = std::mem::replace(&mut self.result, StepsResult::of("")).failed(code, message);
+    }
+
+    fn out_of_time(&mut self) {
+        let seconds = self.job.constraints.max_runtime.as_secs();
+        self.fail("timeout", format!("the time of the job is over (max_runtime_seconds {seconds})"));
+    }
+
+    async fn start(&mut self, request: ExecRequest) -> Option<Exec> {
+        let timeout = Some(self.time_left().max(Duration::from_millis(1)));
+        match self.session.exec(ExecRequest { timeout, ..request }).await {
+            Ok(exec) => Some(exec),
+            Err(error) => {
+                self.fail(super::code_of(error.code), super::told(&error));
+                None
+            }
+        }
+    }
+}
+
+fn words(texts: &[&str]) -> Vec<OsString> {
+    texts.iter().map(OsString::from).collect()
+}
+
+/// Runs the reference agent; its answer is the job's.
+pub(super) async fn infer(bench: &mut Bench<'_>) {
+    let grants = &bench.session.spec().run.grants;
+    let env = match (&grants.llm, &grants.inference) {
+        (Some(_), _) => Vec::new(),
+        (None, Some(_)) => inference_variables(),
+        (None, None) => {
+            let message = "the job needs a model, and no door leads to one: grant --llm or --inference";
+            return bench.fail("inference_unavailable", message);
+        }
+    };
+    let command = words(&["python3", "/job/airlock-agent", "task"]);
+    let request = ExecRequest { command, env, stdin: true, ..ExecRequest::default() };
+    let task = task(bench.job).to_string();
+    let Some(exec) = bench.start(request).await else { return };
+    // One that does not read it ends without an answer, and says so itself.
+    let typing = async {
+        _ = exec.write(task.as_bytes()).await;
+        exec.close_input();
+    };
+    let (_, printed) = tokio::join!(typing, command::follow(&exec, &[Stream::Stdout], MOST_PRINTED));
+    let ended = exec.wait().await;
+    bench.said = Said::of(&exec, ended.exit_code);
+    match (ended.status, ended.exit_code) {
+        (Status::TimedOut, _) => bench.out_of_time(),
+        (Status::Succeeded | Status::Failed, Some(code)) => answer(bench, &exec, printed, code),
+        (_, _) => {
+            let why = ended.error.as_ref().map_or_else(|| ended.status.name().to_owned(), super::told);
+            bench.fail("agent_failed", format!("the agent ended without an answer: {why}"));
+        }
+    }
+}
+
+/// At the inference door the agent speaks the dialect that model servers share.
+fn inference_variables() -> Vec<(OsString, OsString)> {
+    let base = format!("http://127.0.0.1:{}/v1", spec::INFERENCE_PORT);
+    let variables =
+        [("OPENAI_BASE_URL", base.as_str()), ("OPENAI_API_KEY", "none"), ("AIRLOCK_AGENT_DIALECT", "openai")];
+    variables.map(|(name, value)| (name.into(), value.into())).into()
+}
+
+fn answer(bench: &mut Bench<'_>, exec: &Exec, printed: Followed, code: i32) {
+    let read = contract::read(Contract::Task, &printed.bytes, printed.too_much, code);
+    let fields = match read {
+        Ok(Some(Json::Object(fields))) => fields,
+        Ok(_) => return bench.fail("agent_failed", "the agent printed no answer"),
+        Err(violation) => {
+            let last = last_words(exec);
+            return bench.fail("agent_failed", format!("the agent gave no answer: {violation}{last}"));
+        }
+    };
+    let text = |value: Option<&Json>| match value {
+        Some(Json::Text(text)) => text.clone(),
+        None | Some(Json::Null) => String::new(),
+        Some(other) => serde_json::to_string(other).unwrap_or_default(),
+    };
+    if code != 0 {
+        let error = text(fields.get("error"));
+        return bench.fail("agent_failed", format!("the agent did not complete the job: {error}"));
+    }
+    let mut answer = text(fields.get("result"));
+    let too_much = answer.len() > bench.room;
+    answer.truncate(answer.floor_char_boundary(bench.room));
+    bench.result.final_answer = Some(answer);
+    if too_much {
+        let most = bench.room;
+        bench.fail(
+            "constraint_violation",
+            format!("the answer is longer than the {most} bytes of max_output_bytes"),
+        );
+    }
+}
+
+/// The end of what the agent said on stderr, for whoever looks for the reason.
+fn last_words(exec: &Exec) -> String {
+    let feed = exec.output();
+    let from = feed.lengths()[1].saturating_sub(LAST_WORDS);
+    let bytes = feed.read(Stream::Stderr, from, LAST_WORDS as usize).bytes;
+    match String::from_utf8_lossy(&bytes).trim() {
+        "" => String::new(),
+        last => format!("; its last words: {}", last.escape_debug()),
+    }
+}
+
+/// The task that the reference agent is given.
+fn task(job: &StepJob) -> Value {
+    let mut task = json!({ "task_id": job.job_id.as_str(), "prompt": prompt(job), "max_iterations": 0 });
+    let exact =
+        job.inference.allowed_models.iter().map(spec::ModelPattern::as_str).find(|name| !name.contains('*'));
+    if let Some(model) = exact {
+        task["model"] = model.into();
+    }
+    if let Some((title, description)) = &job.context.persona {
+        task["system_prompt"] = format!("You are {title}. {description}").into();
+    }
+    task
+}
+
+/// What the job says, part by part; what it does not say is left out.
+fn prompt(job: &StepJob) -> String {
+    let context = &job.context;
+    let list = |items: &[String]| items.iter().map(|item| format!("- {item}\n")).collect::<String>();
+    let data = |value: &Json| serde_json::to_string(value).unwrap_or_default();
+    let preferences = context.preferences.iter().map(|(name, value)| format!("{name}: {}", data(value)));
+    let steps = job.steps.iter().map(|step| advice(&step.action));
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let parts = [
+        ("Task", text(&context.task_context)),
+        ("Requirements", list(&context.requirements)),
+        ("Acceptance criteria", list(&context.acceptance_criteria)),
+        ("Suggested steps", list(&steps.collect::<Vec<_>>())),
+        ("Background", text(&context.baseline_context)),
+        ("Project", text(&context.project_context)),
+        ("Preferences", list(&preferences.collect::<Vec<_>>())),
+        ("Skills", context.skills.as_ref().map(data).unwrap_or_default()),
+        ("Further context", text(&context.additional_context)),
+    ];
+    let parts = parts.into_iter().filter(|(_, text)| !text.trim().is_empty());
+    let prompt: Vec<_> = parts.map(|(title, text)| format!("# {title}\n{}\n", text.trim_end())).collect();
+    match prompt.is_empty() {
+        true => "Say that the job has no task.".to_owned(),
+        false => prompt.join("\n"),
+    }
+}
+
+fn advice(action: &StepAction) -> String {
+    let path = |path: &Option<String>| path.clone().unwrap_or_else(|| ".".to_owned());
+    match action {
+        StepAction::RunCommand { argv, .. } => format!("run_command {}", json!(argv)),
+        StepAction::WriteFile { path, content } => format!("write_file {path}: {}", json!(content)),
+        StepAction::ReadFile { path, .. } => format!("read_file {path}"),
+        StepAction::ApplyUnifiedDiff { diff } => format!("apply_unified_diff\n{diff}"),
+        StepAction::ListTree { path: at } => format!("list_tree {}", path(at)),
+        StepAction::SearchFiles { pattern, path: at, .. } => {
+            format!("search_files {pattern} in {}", path(at))
+        }
+    }
+}
+
+/// Runs a program of the caller's. What came of the job is in its file, which is read once the box is gone.
+pub(super) async fn run_program(bench: &mut Bench<'_>, argv: &[OsString]) {
+    let job = format!("{INSIDE}/job.json");
+    let result = format!("{INSIDE}/result.json");
+    let direct = bench.job.mode == ExecutionMode::DirectSteps;
+    let mut env = vec![
+        ("SBA_JOB_PATH", job.as_str()),
+        ("SBA_RESULT_PATH", result.as_str()),
+        ("SBA_WORKSPACE", spec::WORKSPACE),
+        ("SBA_EXECUTION_MODE", bench.job.mode.name()),
+    ];
+    env.extend(direct.then_some(("SBA_DIRECT_STEPS", "1")));
+    let env = env.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+    let request = ExecRequest { command: argv.to_vec(), env, ..ExecRequest::default() };
+    let Some(exec) = bench.start(request).await else { return };
+    let ended = exec.wait().await;
+    bench.said = Said::of(&exec, ended.exit_code);
+    let told = |error: &Option<ErrorInfo>| error.as_ref().map(super::told).unwrap_or_default();
+    match ended.status {
+        Status::Succeeded | Status::Failed => {}
+        Status::TimedOut => bench.out_of_time(),
+        Status::NotStarted => bench.fail("start_failed", told(&ended.error)),
+        Status::OomKilled => bench.fail("oom_killed", told(&ended.error)),
+        Status::Lost | Status::Cancelled | Status::Queued | Status::Running => {
+            bench.fail("lost", format!("the program ended with its box: {}", told(&ended.error)));
+        }
+    }
+}
+
+impl Said {
+    fn of(exec: &Exec, exit_code: Option<i32>) -> Said {
+        let feed = exec.output();
+        let first = |stream| {
+            let mut bytes = Vec::new();
+            while bytes.len() < MOST_SAID {
+                let piece = feed.read(stream, bytes.len() as u64, MOST_SAID - bytes.len());
+                if piece.bytes.is_empty() || piece.from != bytes.len() as u64 {
+                    break;
+                }
+                bytes.extend(piece.bytes);
+            }
+            bytes
+        };
+        let lengths = feed.lengths();
+        let (stdout, stderr) = (first(Stream::Stdout), first(Stream::Stderr));
+        let truncated = spec::Truncated {
+            stdout: lengths[0] > stdout.len() as u64,
+            stderr: lengths[1] > stderr.len() as u64,
+        };
+        Said { stdout, stderr, truncated, exit_code }
+    }
+}
+
+/// What a program of the caller's left in `/job`, once its box is gone. What was known to be wrong before stays so.
+pub(super) fn read_result(folder: &JobFolder, job: &StepJob, said: &Said, known: StepsResult) -> StepsResult {
+    let read = folder.result().and_then(|bytes| {
+        let unread = "/job/result.json is not one JSON object, or a name stands twice in it";
+        let document: Json = serde_json::from_slice(&bytes).map_err(|_| unread.to_owned())?;
+        StepsResult::read(&document, job).map_err(|bad| format!("/job/result.json is not taken: {bad}"))
+    });
+    match (read, &known.failure_code) {
+        (Ok(read), Some(_)) => StepsResult {
+            status: known.status,
+            failure_code: known.failure_code,
+            failure_message: known.failure_message,
+            ..read
+        },
+        (Err(_), Some(_)) => known,
+        (Err(why), None) => known.failed("schema_validation", why),
+        (Ok(read), None) => match (read.status, said.exit_code) {
+            (StepStatus::Success, Some(code @ 1..)) => read.failed(
+                "schema_validation",
+                format!("/job/result.json says `success`, but the program exited with {code}"),
+            ),
+            (StepStatus::Success, None) => read
+                .failed("schema_validation", "/job/result.json says `success`, but the program was killed"),
+            _ => read,
+        },
+    }
+}

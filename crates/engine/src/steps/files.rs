@@ -1,0 +1,165 @@
+//! Steps on files: read, write and list, by handle and beneath the workspace.
+
+use super::bench::Until;
+use crate::tree::{Entry, EntryKind, MOST_LISTED, Tree, TreeError};
+use std::{
+    io::{BufRead, BufReader},
+    path::{Component, Path, PathBuf},
+};
+
+/// Names that one step lists or looks at.
+pub(super) const MOST_NAMES: usize = 10_000;
+const DEEPEST: usize = 64;
+
+/// Why a path leaves the workspace, if it does by its words alone.
+pub(super) fn escapes(path: &str) -> Option<String> {
+    let given = Path::new(path);
+    let outside = given.is_absolute() && !given.starts_with(spec::WORKSPACE);
+    let upwards = given.components().any(|part| part == Component::ParentDir);
+    let why = if outside { "lies outside /workspace" } else { "contains `..`" };
+    (outside || upwards).then(|| format!("path escapes workspace: `{}` {why}", shown(path)))
+}
+
+/// Of a path that is a link: nobody follows it, so that it does not matter where it leads.
+pub(super) fn by_link(path: &str) -> String {
+    format!("path escapes workspace: `{}` leads through a symbolic link, which nobody follows", shown(path))
+}
+
+fn shown(path: &str) -> String {
+    path.chars().take(200).flat_map(char::escape_debug).collect()
+}
+
+/// An error of the workspace, in words.
+pub(super) fn told(error: &TreeError) -> String {
+    match error {
+        TreeError::Link { path } | TreeError::Kind { path, what: "a symbolic link", .. } => {
+            format!("path escapes workspace: `{path}` leads through a symbolic link, which nobody follows")
+        }
+        other => match std::error::Error::source(other) {
+            Some(cause) => format!("{other}: {cause}"),
+            None => other.to_string(),
+        },
+    }
+}
+
+pub(super) fn checked(path: &str) -> Result<&Path, String> {
+    match escapes(path) {
+        Some(why) => Err(why),
+        None => Ok(Path::new(path)),
+    }
+}
+
+/// Writes a file whole; one that is there keeps its permissions.
+pub(super) fn write(tree: &Tree, path: &str, content: &str) -> Result<String, String> {
+    let path = checked(path)?;
+    let mode = tree.stat(path).ok().filter(|found| found.kind == EntryKind::File).map(|found| found.mode);
+    let written = tree.put(path, true).and_then(|mut file| {
+        if let Some(mode) = mode {
+            file.set_mode(mode);
+        }
+        file.write(content.as_bytes())?;
+        file.publish()
+    });
+    let written = written.map_err(|error| told(&error))?;
+    Ok(format!("wrote {} bytes", written.size_bytes))
+}
+
+/// Lines of a file, both ends included, as they are. More than there is room for is cut one byte behind it.
+pub(super) fn read(
+    tree: &Tree,
+    path: &str,
+    (first, last): (u64, u64),
+    until: Until,
+) -> Result<String, String> {
+    let (file, _) = tree.open(checked(path)?).map_err(|error| told(&error))?;
+    let (mut reader, mut bytes, mut line) = (BufReader::with_capacity(64 << 10, file), Vec::new(), 1);
+    while line <= last && bytes.len() <= until.room && !until.is_over() {
+        let piece =
+            reader.fill_buf().map_err(|error| format!("`{}` cannot be read: {error}", shown(path)))?;
+        if piece.is_empty() {
+            break;
+        }
+        let end = piece.iter().position(|byte| *byte == b'\n');
+        let count = end.map_or(piece.len(), |end| end + 1);
+        if line >= first {
+            bytes.extend_from_slice(&piece[..count]);
+        }
+        reader.consume(count);
+        line += u64::from(end.is_some());
+    }
+    bytes.truncate(until.room + 1);
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Everything below a folder, one name a line, sorted; folders end with a slash. What is cut says so.
+pub(super) fn list(tree: &Tree, path: &str, until: Until) -> Result<String, String> {
+    let mut output = String::new();
+    let more = walk(tree, checked(path)?, until, &mut |place, found| {
+        let mark = match found.kind {
+            EntryKind::File => "",
+            EntryKind::Folder => "/",
+            EntryKind::Link => "@",
+            EntryKind::Special => "=",
+        };
+        output.push_str(&format!("{}{mark}\n", name(place)));
+        output.len() <= until.room
+    })?;
+    output.extend(more.map(|why| format!("[truncated: {why}]\n")));
+    Ok(output)
+}
+
+/// A path on one line.
+pub(super) fn name(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    match text.contains(char::is_control) {
+        true => text.escape_debug().to_string(),
+        false => text.into_owned(),
+    }
+}
+
+/// Looks at everything below a folder, sorted, until `visit` has enough; says why something was left out.
+pub(super) fn walk(
+    tree: &Tree,
+    top: &Path,
+    until: Until,
+    visit: &mut dyn FnMut(&Path, &Entry) -> bool,
+) -> Result<Option<String>, String> {
+    let top = top.strip_prefix(spec::WORKSPACE).unwrap_or(top);
+    let mut open: Vec<(PathBuf, Entry)> = Vec::new();
+    let mut left_out = fill(tree, top, &mut open).map_err(|error| told(&error))?;
+    let mut count = 0;
+    while let Some((path, entry)) = open.pop() {
+        count += 1;
+        if count > MOST_NAMES || until.is_over() {
+            return Ok(Some(format!("more than {MOST_NAMES} names")));
+        }
+        if !visit(&path, &entry) {
+            return Ok(left_out);
+        }
+        if entry.kind == EntryKind::Folder {
+            if path.components().count() >= DEEPEST {
+                left_out = Some(format!("folders deeper than {DEEPEST}"));
+                continue;
+            }
+            // It may have gone meanwhile, or be nobody's to read.
+            match fill(tree, &path, &mut open) {
+                Ok(more) => left_out = left_out.or(more),
+                Err(TreeError::Missing { .. }) => {}
+                Err(error) => left_out = Some(told(&error)),
+            }
+        }
+    }
+    Ok(left_out)
+}
+
+/// Puts what is in a folder on the stack, so that the first name comes off first.
+fn fill(tree: &Tree, folder: &Path, open: &mut Vec<(PathBuf, Entry)>) -> Result<Option<String>, TreeError> {
+    let listing = tree.list(folder, None, MOST_LISTED.min(MOST_NAMES))?;
+    let found = listing.entries.into_iter().rev().map(|entry| (folder.join(&entry.name), entry));
+    open.extend(
+        found.map(|(path, entry)| {
+            (path.components().filter(|part| *part != Component::CurDir).collect(), entry)
+        }),
+    );
+    Ok(listing.more.then(|| format!("more than {MOST_NAMES} names in a folder")))
+}
