@@ -19,6 +19,7 @@
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+pub mod backup;
 mod capture;
 mod contract;
 pub mod control;

@@ -18,6 +18,7 @@ mod screen;
 mod secrets;
 mod serve;
 mod server;
+mod service;
 mod shelves;
 mod sweep;
 mod usage;
@@ -99,6 +100,8 @@ enum Command {
     Secrets(secrets::Options),
     /// Serve runs over HTTP, to whoever has a key
     Serve(serve::Options),
+    /// Install the server as a service of systemd, or remove it
+    Service(service::Options),
     /// Make sandboxes that stay, in a server, and run programs in them
     Sandbox(sandbox::Options),
     /// Make, list or revoke the keys of a server
@@ -126,6 +129,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
             Command::Serve(options) => serve::execute(&options, &global, &surroundings),
+            Command::Service(options) => service::execute(&options, &global, &surroundings),
             Command::Sandbox(options) => sandbox::execute(options, &global, &surroundings),
             Command::Key(options) => key::execute(&options, &global, &surroundings),
             Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),

@@ -24,6 +24,7 @@ use tokio::{
 
 mod admin_key;
 mod lock;
+mod notify;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -116,7 +117,8 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         let engine = engine::Engine::open_after(begun, settings)?;
         let gateway = open(&config, engine.clone(), options.quiet)?;
         let admin_key = admin(options, &gateway, surroundings)?;
-        serve(&gateway, &place, tls, &lock, options.json, admin_key).await?;
+        let manager = notify::Manager::of(surroundings);
+        serve(&gateway, &place, tls, (&lock, &manager), options.json, admin_key).await?;
         engine.close().await;
         Ok(0)
     })
@@ -173,7 +175,7 @@ async fn serve(
     gateway: &Gateway,
     place: &Place,
     tls: Option<Tls>,
-    lock: &lock::Lock,
+    (lock, manager): (&lock::Lock, &notify::Manager),
     json: bool,
     admin_key: Option<Token>,
 ) -> Result<(), Failure> {
@@ -182,8 +184,11 @@ async fn serve(
     let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     let (listener, address) = listen(place, tls.is_some())?;
     lock.say(&address);
+    let ready = address.clone();
     let admin_key = admin_key.map(|token| token.expose().to_owned());
     Ready { listen: address, admin_key, pid: std::process::id() }.tell(json)?;
+    manager.ready(&ready);
+    let living = tokio::spawn(manager.clone().live());
     let (stop, stopped) = watch::channel(false);
     let warming = {
         let gateway = gateway.clone();
@@ -196,10 +201,13 @@ async fn serve(
         _ = interrupt.recv() => {}
         () = &mut served => {}
     }
+    manager.stopping();
     stop.send_replace(true);
     served.await;
     // What is half made is ended with the engine.
     _ = warming.await;
+    // While it ends it lives, too.
+    living.abort();
     if let Place::Unix(path) = place {
         _ = fs::remove_file(path);
     }

@@ -40,6 +40,7 @@ impl Cli {
             Command::Image(_) => "image",
             Command::Secrets(_) => "secrets",
             Command::Serve(_) => "serve",
+            Command::Service(_) => "service",
             Command::Sandbox(_) => "sandbox",
             Command::Workspace(_) => "workspace",
             Command::Key(_) => "key",
