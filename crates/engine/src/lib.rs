@@ -45,6 +45,7 @@ mod terminal;
 pub mod tree;
 pub mod usage;
 mod verdict;
+pub mod weight;
 pub mod workspaces;
 
 pub use crate::doors::DoorSettings;
@@ -384,6 +385,11 @@ impl Engine {
     /// Where the images of this machine lie.
     pub fn images_folder(&self) -> PathBuf {
         self.inner.state.join("images")
+    }
+
+    /// Whether the disk of the state folder has so little left that nothing new should begin.
+    pub fn is_nearly_full(&self) -> bool {
+        room::is_nearly_full(&self.inner.state)
     }
 
     /// The artifacts kept on this machine.

@@ -37,6 +37,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("schema/8_audit.sql"),
     include_str!("schema/9_webhooks.sql"),
     include_str!("schema/10_workflows.sql"),
+    include_str!("schema/11_retired.sql"),
 ];
 
 /// The schema that all steps lead to.

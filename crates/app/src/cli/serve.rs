@@ -104,6 +104,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         _ => None,
     };
     let lock = lock::Lock::take(&config.state)?;
+    reclaim(&config.state);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime =
         runtime.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))?;
@@ -128,13 +129,27 @@ fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway,
     let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
     let (policy, state) = (config.policy.clone(), config.state.clone());
     let tenants = spec::Tenants::default();
+    let keep_ledger = config.doors.keep_ledger;
     let settings =
-        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, quiet };
+        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, keep_ledger, quiet };
     Gateway::new(settings).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),
         hint: error.hint().to_owned(),
     })
+}
+
+/// Before anybody waits for the database. That it stays large is no reason not to serve.
+fn reclaim(state: &Path) {
+    match store::copy::reclaim(state) {
+        Ok(0) => {}
+        Ok(bytes) => {
+            let gained = format!("the database gave {} back that nobody needs", super::image::shared::size(bytes));
+            message::say(&[Line::Note(gained)]);
+        }
+        // Whoever opens it next says so.
+        Err(_) => {}
+    }
 }
 
 /// A key that nobody has seen yet, if one had to be made.

@@ -24,7 +24,7 @@ mod write;
 
 pub use read::{Sink, check};
 pub use restore::restore;
-pub use write::{Backup, backup};
+pub use write::{Backup, Progress, backup};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};

@@ -6,7 +6,7 @@ mod unit;
 use super::{Global, conclude, message::Failure, print, print_json, print_lines};
 use crate::config::{Config, Place, Surroundings};
 use clap::{Args, Subcommand};
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 use serde::Serialize;
 use spec::{ErrorCode, Id};
 use std::{
@@ -303,17 +303,17 @@ fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let folder = path.parent().ok_or_else(|| io::Error::other("it has no folder"))?;
     DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let draft = folder.join(format!(".{name}.airlock-draft"));
+    let draft = folder.join(format!(".{name}.{}", engine::fresh_id()));
     let mut options = fs::OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(mode).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-    let mut file = options.open(&draft)?;
-    // Two installations at once write one after the other; what a killed one left is written over.
-    rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-    file.set_len(0)?;
+    let mut file = options.write(true).create_new(true).mode(mode).open(&draft)?;
+    // Whatever the usual mask is: systemd and its users read units.
     rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
-    fs::rename(&draft, path)?;
+    if let Err(error) = fs::rename(&draft, path) {
+        _ = fs::remove_file(&draft);
+        return Err(error);
+    }
     File::open(folder)?.sync_all()
 }
 
