@@ -19,6 +19,7 @@
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+pub mod backup;
 mod capture;
 mod contract;
 pub mod control;
@@ -45,6 +46,7 @@ mod terminal;
 pub mod tree;
 pub mod usage;
 mod verdict;
+pub mod weight;
 pub mod workspaces;
 
 pub use crate::doors::DoorSettings;
@@ -416,6 +418,11 @@ impl Engine {
         let (state, owner) = (self.inner.state.clone(), owner.to_string());
         let layers = tokio::task::spawn_blocking(move || workspaces::taken(&state, &owner)).await;
         Ok([artifacts, layers.unwrap_or(0)])
+    }
+
+    /// Whether the disk of the state folder has so little left that nothing new should begin.
+    pub fn is_nearly_full(&self) -> bool {
+        room::is_nearly_full(&self.inner.state)
     }
 
     /// The artifacts kept on this machine.

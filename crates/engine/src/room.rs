@@ -7,6 +7,8 @@ use std::{path::Path, time::Duration};
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
 /// What must be free: so much, or a twentieth of a small disk.
 const LEAST_FREE: u64 = 1 << 30;
+/// What is left for what is under way: so much, or a fiftieth of a small disk.
+const LAST_RESERVE: u64 = 256 << 20;
 
 /// Whether too little is left. A disk that says nothing has room.
 pub(crate) fn is_short(folder: &Path) -> bool {
@@ -16,6 +18,16 @@ pub(crate) fn is_short(folder: &Path) -> bool {
 
 fn too_little(free: u64, total: u64) -> bool {
     free < LEAST_FREE.min(total / 20)
+}
+
+/// Whether so little is left that nothing new should begin: what is under way has to write how it ends.
+pub(crate) fn is_nearly_full(folder: &Path) -> bool {
+    rustix::fs::statvfs(folder)
+        .is_ok_and(|found| next_to_nothing(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize))
+}
+
+fn next_to_nothing(free: u64, total: u64) -> bool {
+    free < LAST_RESERVE.min(total / 50)
 }
 
 /// Waits until too little is left.
@@ -34,5 +46,12 @@ mod tests {
         assert!(!too_little(1 << 30, 1 << 40) && too_little((1 << 30) - 1, 1 << 40));
         assert!(!too_little(5, 100) && too_little(4, 100));
         assert!(!is_short(Path::new("/nowhere at all")));
+    }
+
+    #[test]
+    fn the_last_of_a_disk_is_for_what_is_under_way() {
+        assert!(!next_to_nothing(256 << 20, 1 << 40) && next_to_nothing((256 << 20) - 1, 1 << 40));
+        assert!(!next_to_nothing(2, 100) && next_to_nothing(1, 100));
+        assert!(!is_nearly_full(Path::new("/nowhere at all")));
     }
 }

@@ -3,6 +3,7 @@
 
 mod csv;
 
+use crate::backup::Upkeep;
 pub use csv::{csv, name};
 pub use doors::ledger::Problem;
 use doors::{
@@ -74,12 +75,12 @@ impl Books {
     /// Settles what dead owners left, and copies what is new. What cannot be believed is left out, and named.
     pub fn refresh(&self) -> Result<Vec<Problem>, UsageError> {
         let mut problems = ledger::recover(&self.folder).map_err(|source| self.failed(source))?.problems;
-        let known = self.usage.segments()?;
+        let (known, going) = (self.usage.segments()?, self.usage.retiring()?);
         let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
-        for name in known.keys().filter(|name| !there.contains_key(*name)) {
+        for name in known.keys().filter(|name| !there.contains_key(*name) && !going.contains(name)) {
             problems.push(gone(self.folder.join(format!("{name}.jsonl"))));
         }
-        for (name, files) in &there {
+        for (name, files) in there.iter().filter(|(name, _)| !going.contains(name)) {
             let problem = self.copy(name, files, known.get(name).copied())?;
             // Recovery has named it already.
             problems.extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
@@ -96,7 +97,8 @@ impl Books {
     pub fn verify(&self) -> Result<Vec<Problem>, UsageError> {
         let mut problems = ledger::verify(&self.folder).map_err(|source| self.failed(source))?;
         let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
-        for (name, progress) in self.usage.segments()? {
+        let (known, going) = (self.usage.segments()?, self.usage.retiring()?);
+        for (name, progress) in known.into_iter().filter(|(name, _)| !going.contains(name)) {
             let files = there.get(&name).map(Vec::as_slice).unwrap_or_default();
             let problem = match files.get(progress.part as usize - 1) {
                 None => Some(gone(self.folder.join(format!("{name}.jsonl")))),
@@ -105,6 +107,33 @@ impl Books {
             problems.extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
         }
         Ok(problems)
+    }
+
+    /// Takes away the ledgers of runs that ended before this time, once the database knows all that they say. What they
+    /// cost stays in its sums. How many went; none while a backup is being made.
+    pub fn retire(&self, state: &Path, before_ms: u64, now_ms: u64) -> Result<u64, UsageError> {
+        let failed = |source| self.failed(source);
+        let Some(_alone) = Upkeep::alone(state).map_err(failed)? else { return Ok(0) };
+        for name in self.usage.retiring()? {
+            ledger::remove_retired(&self.folder, &name).map_err(failed)?;
+            self.usage.retired(&name)?;
+        }
+        let mut gone = 0;
+        for (name, end) in self.usage.segments()? {
+            // Those of `airlock proxy` are taken up again, and limits ask what they say.
+            if !name.starts_with("run-") {
+                continue;
+            }
+            let head = Head { n: end.n, hash: end.hash, offset: end.offset };
+            // One that cannot be believed stays, and is named by whoever verifies.
+            let Ok(Some(old)) = ledger::retirable(&self.folder, &name, &head, before_ms) else { continue };
+            if self.usage.begin_to_retire(&name, end, now_ms)? {
+                old.remove().map_err(failed)?;
+                self.usage.retired(&name)?;
+                gone += 1;
+            }
+        }
+        Ok(gone)
     }
 
     /// Sums, the dearest first; days in their order. Which of them may still change is said as of now.

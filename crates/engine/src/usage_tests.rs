@@ -131,3 +131,85 @@ fn a_ledger_that_shrank_changed_or_vanished_is_named() {
     fs::write(&file, whole).unwrap();
     assert_eq!(books.verify().unwrap(), []);
 }
+
+#[test]
+fn an_old_ledger_goes_and_what_it_cost_stays() {
+    let (folder, now) = (Scratch::new("old"), crate::now().0);
+    let state = &folder.0;
+    spend(state, "run-old", 2);
+    let books = Books::open(state).unwrap();
+    // Nobody has read it yet.
+    assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 0);
+    assert_eq!(books.refresh().unwrap(), []);
+    let all = |books: &Books| books.totals(By::Run, &Filter::default()).unwrap();
+    let before = all(&books);
+    // Not old enough; then while a backup is being made.
+    assert_eq!(books.retire(state, 1000, now).unwrap(), 0);
+    let backup = crate::backup::Upkeep::shared(state).unwrap();
+    assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 0);
+    drop(backup);
+    assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 1);
+    assert!(!state.join("ledger/run-old.jsonl").exists());
+    assert_eq!((books.refresh().unwrap(), books.verify().unwrap()), (vec![], vec![]));
+    assert_eq!(all(&books), before);
+    // The name may be used again, and nothing is counted twice or lost.
+    spend(state, "run-old", 1);
+    assert_eq!((books.refresh().unwrap(), books.verify().unwrap()), (vec![], vec![]));
+    assert_eq!(all(&books)[0].calls, before[0].calls + 1);
+    assert_eq!(books.retire(state, u64::MAX, now + 1).unwrap(), 1);
+    assert_eq!(all(&books)[0].calls, before[0].calls + 1);
+}
+
+#[test]
+fn a_ledger_that_was_being_taken_away_when_we_died_goes_the_next_time() {
+    let (folder, now) = (Scratch::new("dying"), crate::now().0);
+    let state = &folder.0;
+    spend(state, "run-old", 2);
+    let books = Books::open(state).unwrap();
+    books.refresh().unwrap();
+    let before = books.totals(By::Run, &Filter::default()).unwrap();
+    for files_are_gone in [false, true] {
+        let end = books.usage.segments().unwrap()["run-old"];
+        assert!(books.usage.begin_to_retire("run-old", end, now + u64::from(files_are_gone)).unwrap());
+        if files_are_gone {
+            std::fs::remove_file(state.join("ledger/run-old.jsonl")).unwrap();
+        }
+        assert_eq!((books.refresh().unwrap(), books.verify().unwrap()), (vec![], vec![]), "{files_are_gone}");
+        assert_eq!(books.retire(state, 0, now).unwrap(), 0);
+        assert!(books.usage.retiring().unwrap().is_empty() && !state.join("ledger/run-old.jsonl").exists());
+        assert_eq!((books.refresh().unwrap(), books.verify().unwrap()), (vec![], vec![]), "{files_are_gone}");
+        assert_eq!(
+            books.totals(By::Run, &Filter::default()).unwrap()[0].money,
+            before[0].money * (1 + u64::from(files_are_gone))
+        );
+        spend(state, "run-old", 2);
+        books.refresh().unwrap();
+    }
+}
+
+#[test]
+fn ledgers_that_are_open_changed_or_not_of_a_run_stay() {
+    let (folder, now) = (Scratch::new("staying"), crate::now().0);
+    let state = &folder.0;
+    spend(state, "owner", 1);
+    spend(state, "run-changed", 1);
+    let live = Ledger::open(&state.join(LEDGER), "run-live", Durability::Process).unwrap();
+    let books = Books::open(state).unwrap();
+    books.refresh().unwrap();
+    let changed = state.join("ledger/run-changed.jsonl");
+    let text = std::fs::read_to_string(&changed).unwrap();
+    std::fs::write(&changed, text.replacen("\"money\":7", "\"money\":8", 1)).unwrap();
+    assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 0);
+    assert_eq!(books.segments().unwrap(), 3);
+    assert_ne!(books.verify().unwrap(), []);
+    drop(live);
+}
+
+fn spend(state: &Path, segment: &str, calls: usize) {
+    let ledger = Ledger::open(&state.join(LEDGER), segment, Durability::Process).unwrap();
+    for _ in 0..calls {
+        let call = Call { run: "old".into(), ..Call::default() };
+        let n = ledger.reserve(&call, Money(7), 1).unwrap();
+        ledger.settle(n, &Outcome::unknown(Money(7), "complete")).unwrap();
+    }
+}

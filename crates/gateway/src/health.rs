@@ -100,7 +100,12 @@ async fn healthz() -> &'static str {
     (status = 503, description = "It cannot, and why", body = Problem, content_type = "application/problem+json"),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn readyz(State(gateway): State<Gateway>) -> Answer<&'static str> {
-    gateway.readiness().look(|| try_one(gateway.clone())).await.map(|()| "ready\n")
+    gateway.readiness().look(|| try_one(gateway.clone())).await?;
+    Ok(match gateway.has_room() {
+        Ok(()) => "ready\n",
+        // What is under way goes on, and others may be asked for.
+        Err(_) => "ready, but the disk is nearly full: nothing new is begun\n",
+    })
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {

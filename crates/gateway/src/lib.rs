@@ -87,6 +87,8 @@ pub struct Settings {
     pub tenants: Tenants,
     /// What it is told as a node.
     pub node: Node,
+    /// How long the ledgers of runs that ended are kept; for ever if not said.
+    pub keep_ledger: Option<Duration>,
     /// No line for each request on stderr.
     pub quiet: bool,
 }
@@ -106,6 +108,7 @@ struct Inner {
     bounds: Bounds,
     tenants: Tenants,
     node: Node,
+    keep_ledger: Option<Duration>,
     quiet: bool,
     audit: Audit,
     days: tenants::Days,
@@ -133,8 +136,20 @@ impl Gateway {
     /// A gateway to an engine. Runs that a server before left without an end are `lost` from now on; what becomes of the
     /// jobs that they were tries of is decided with it.
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
-        let Settings { engine, policy, state, hosts, folders, profiles, bounds, jobs, tenants, node, quiet } =
-            settings;
+        let Settings {
+            engine,
+            policy,
+            state,
+            hosts,
+            folders,
+            profiles,
+            bounds,
+            jobs,
+            tenants,
+            node,
+            keep_ledger,
+            quiet,
+        } = settings;
         let unwritable = |error| DatabaseError::Place {
             path: state.clone(),
             why: format!("the audit cannot be written: {error}"),
@@ -163,6 +178,7 @@ impl Gateway {
             bounds,
             tenants,
             node,
+            keep_ledger,
             quiet,
             audit,
             keys: Keys::of(served.clone()),
@@ -231,14 +247,38 @@ impl Gateway {
         left
     }
 
-    /// Every now and then: what artifacts may not stay. Those who put some do that, too, but they may be gone.
+    /// Every now and then: what artifacts and ledgers may not stay. Those who put artifacts do that, too, but they may be gone.
     async fn tidy(self) {
         loop {
+            self.retire_ledgers().await;
             tokio::time::sleep(BETWEEN_TIDYINGS).await;
             for problem in self.engine().artifacts().tidy().await.1 {
                 say(format_args!("{problem}"));
             }
             jobs::forget(&self).await;
+        }
+    }
+
+    async fn retire_ledgers(&self) {
+        let Some(keep_for) = self.0.keep_ledger else { return };
+        let (state, now) = (self.0.state.clone(), engine::now().0);
+        let before = now.saturating_sub(u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX));
+        let retired = tokio::task::spawn_blocking(move || {
+            let books = engine::usage::Books::open(&state)?;
+            // What cannot be believed is named by whoever asks for usage, and is not retired.
+            books.refresh()?;
+            books.retire(&state, before, now)
+        });
+        if let Ok(Err(error)) = retired.await {
+            say(format_args!("airlock: old ledgers cannot be taken away: {error}"));
+        }
+    }
+
+    /// Refuses early what would have no room to end well.
+    pub(crate) fn has_room(&self) -> problem::Answer<()> {
+        match self.0.engine.is_nearly_full() {
+            true => Err(Problem::full()),
+            false => Ok(()),
         }
     }
 

@@ -104,6 +104,7 @@ async fn create(
     raw: Raw,
 ) -> Answer<Response> {
     caller.require(Scope::Runs)?;
+    gateway.has_room()?;
     let promise = promise(&headers)?.map(|name| (name.to_owned(), Sha256::digest(&raw.0).into()));
     let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
     let spec = admit(&gateway, &caller, request)?;

@@ -37,7 +37,13 @@ const MIGRATIONS: &[&str] = &[
     include_str!("schema/8_audit.sql"),
     include_str!("schema/9_webhooks.sql"),
     include_str!("schema/10_workflows.sql"),
+    include_str!("schema/11_retired.sql"),
 ];
+
+/// The schema that all steps lead to.
+pub(crate) fn newest() -> i64 {
+    MIGRATIONS.len() as i64
+}
 
 /// An open database.
 #[derive(Debug)]
@@ -117,6 +123,25 @@ impl Database {
     /// Opens the database of a state folder; makes both if they are absent.
     pub(crate) fn open(state: &Path) -> Result<Database, DatabaseError> {
         Database::open_with(state, MIGRATIONS)
+    }
+
+    /// The same without making or changing anything; none if there is no database.
+    pub(crate) fn open_as_it_is(state: &Path) -> Result<Option<Database>, DatabaseError> {
+        let path = state.join(NAME);
+        match path.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            // What is wrong with it is said below.
+            Ok(_) | Err(_) => {}
+        }
+        let (path, owner) =
+            place(state).map_err(|error| DatabaseError::Place { path, why: error.to_string() })?;
+        let failed = |source| DatabaseError::Sqlite { path: path.clone(), source };
+        let connection = patiently(|| connect(&path)).map_err(failed)?;
+        let found = connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(failed)?;
+        match found > newest() {
+            true => Err(DatabaseError::Newer { path, found, known: newest() }),
+            false => Ok(Some(Database { path, owner, connection: Mutex::new(connection) })),
+        }
     }
 
     fn open_with(state: &Path, migrations: &[&str]) -> Result<Database, DatabaseError> {

@@ -8,6 +8,7 @@ mod allowed_images;
 mod artifacts;
 pub mod audit;
 mod beneath;
+pub mod copy;
 mod database;
 pub mod jobs;
 mod lent;

@@ -176,6 +176,49 @@ impl Usage {
         })
     }
 
+    /// Writes that a segment, read to this end, is being taken away. False if it was read further meanwhile, or is going.
+    pub fn begin_to_retire(&self, segment: &str, end: Progress, now_ms: u64) -> Result<bool, DatabaseError> {
+        self.database.write(|transaction| {
+            let read = "SELECT segment, part, offset, n, hash FROM usage_segment WHERE segment = ?";
+            if transaction.query_row(read, [segment], progress).optional()? != Some(end) {
+                return Ok(false);
+            }
+            // No segment has a tilde in its name; one of the same name may be retired again one day.
+            let name = format!("{segment}~{now_ms}");
+            let note = "INSERT OR IGNORE INTO usage_retired (name, segment, n, hash, at_ms, done) VALUES (?, ?, ?, ?, ?, 0)";
+            let (n, at) = (number(end.n, u64::MAX), number(now_ms, u64::MAX));
+            Ok(transaction.execute(note, params![name, segment, n, &end.hash[..], at])? == 1)
+        })
+    }
+
+    /// Segments whose files are going.
+    pub fn retiring(&self) -> Result<Vec<String>, DatabaseError> {
+        self.database.read(|connection| {
+            let mut rows = connection.prepare("SELECT segment FROM usage_retired WHERE done = 0")?;
+            let all = rows.query_map([], |row| row.get(0))?;
+            all.collect()
+        })
+    }
+
+    /// Writes that the files of a segment are gone. What it said stays, and its name is free.
+    pub fn retired(&self, segment: &str) -> Result<(), DatabaseError> {
+        self.database.write(|transaction| {
+            let find = "SELECT name FROM usage_retired WHERE segment = ? AND done = 0";
+            let Some(name) =
+                transaction.query_row(find, [segment], |row| row.get::<_, String>(0)).optional()?
+            else {
+                return Ok(());
+            };
+            transaction.execute(
+                "UPDATE usage_attempt SET segment = ?2 WHERE segment = ?1",
+                params![segment, name],
+            )?;
+            transaction.execute("DELETE FROM usage_segment WHERE segment = ?", [segment])?;
+            transaction.execute("UPDATE usage_retired SET done = 1 WHERE name = ?", [name])?;
+            Ok(())
+        })
+    }
+
     /// Sums, the dearest first; days in their order.
     pub fn totals(&self, by: By, filter: &Filter) -> Result<Vec<Total>, DatabaseError> {
         self.database.read(|connection| totals(connection, by, filter))

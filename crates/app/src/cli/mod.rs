@@ -3,6 +3,7 @@
 //! Data goes to stdout, everything else to stderr. What Airlock itself refuses exits with 125.
 
 mod artifact;
+mod backup;
 mod bench;
 mod doctor;
 mod escape_test;
@@ -14,13 +15,16 @@ mod mistake;
 mod own_ledger;
 mod proxy;
 mod quota;
+mod restore;
 mod run;
 mod sandbox;
 mod screen;
 mod secrets;
 mod serve;
 mod server;
+mod service;
 mod shelves;
+mod state;
 mod steps;
 mod sweep;
 mod usage;
@@ -106,6 +110,14 @@ enum Command {
     Secrets(secrets::Options),
     /// Serve runs over HTTP, to whoever has a key
     Serve(serve::Options),
+    /// Install the server as a service of systemd, or remove it
+    Service(service::Options),
+    /// Copy the state folder into one file, also while a server uses it
+    Backup(backup::Options),
+    /// Make a state folder from a backup, or check one
+    Restore(restore::Options),
+    /// Show how much each part of the state folder takes
+    State(state::Options),
     /// Make sandboxes that stay, in a server, and run programs in them
     Sandbox(sandbox::Options),
     /// Make, list or revoke the keys of a server
@@ -135,6 +147,10 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
             Command::Serve(options) => serve::execute(&options, &global, &surroundings),
+            Command::Service(options) => service::execute(&options, &global, &surroundings),
+            Command::Backup(options) => backup::execute(&options, &global, &surroundings),
+            Command::Restore(options) => restore::execute(&options, &global, &surroundings),
+            Command::State(options) => state::execute(&options, &global, &surroundings),
             Command::Sandbox(options) => sandbox::execute(options, &global, &surroundings),
             Command::Key(options) => key::execute(&options, &global, &surroundings),
             Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),

@@ -26,6 +26,7 @@ use tokio::{
 
 mod admin_key;
 mod lock;
+mod notify;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -106,6 +107,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     };
     let lock = lock::Lock::take(&config.state)?;
     let ledger = Arc::new(super::own_ledger::open(&config)?);
+    reclaim(&config.state);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime =
         runtime.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))?;
@@ -122,7 +124,8 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         let engine = engine::Engine::open_after(begun, settings)?;
         let gateway = open(&config, engine.clone(), options.quiet)?;
         let admin_key = admin(options, &gateway, surroundings)?;
-        serve(&gateway, &place, tls, &lock, options.json, admin_key).await?;
+        let manager = notify::Manager::of(surroundings);
+        serve(&gateway, &place, tls, (&lock, &manager), options.json, admin_key).await?;
         engine.close().await;
         Ok(0)
     });
@@ -147,6 +150,7 @@ fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway,
         jobs,
         tenants,
         node: gateway::Node::default(),
+        keep_ledger: config.doors.keep_ledger,
         quiet,
     };
     Gateway::new(settings).map_err(|error| Failure {
@@ -154,6 +158,20 @@ fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway,
         message: error.to_string(),
         hint: error.hint().to_owned(),
     })
+}
+
+/// Before anybody waits for the database. That it stays large is no reason not to serve.
+fn reclaim(state: &Path) {
+    match store::copy::reclaim(state) {
+        Ok(0) => {}
+        Ok(bytes) => {
+            let gained =
+                format!("the database gave {} back that nobody needs", super::image::shared::size(bytes));
+            message::say(&[Line::Note(gained)]);
+        }
+        // Whoever opens it next says so.
+        Err(_) => {}
+    }
 }
 
 /// A key that nobody has seen yet, if one had to be made.
@@ -194,7 +212,7 @@ async fn serve(
     gateway: &Gateway,
     place: &Place,
     tls: Option<Tls>,
-    lock: &lock::Lock,
+    (lock, manager): (&lock::Lock, &notify::Manager),
     json: bool,
     admin_key: Option<Token>,
 ) -> Result<(), Failure> {
@@ -203,8 +221,11 @@ async fn serve(
     let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     let (listener, address) = listen(place, tls.is_some())?;
     lock.say(&address);
+    let ready = address.clone();
     let admin_key = admin_key.map(|token| token.expose().to_owned());
     Ready { listen: address, admin_key, pid: std::process::id() }.tell(json)?;
+    manager.ready(&ready);
+    let living = tokio::spawn(manager.clone().live());
     let (stop, stopped) = watch::channel(false);
     let warming = {
         let gateway = gateway.clone();
@@ -217,10 +238,13 @@ async fn serve(
         _ = interrupt.recv() => {}
         () = &mut served => {}
     }
+    manager.stopping();
     stop.send_replace(true);
     served.await;
     // What is half made is ended with the engine.
     _ = warming.await;
+    // While it ends it lives, too.
+    living.abort();
     if let Place::Unix(path) = place {
         _ = fs::remove_file(path);
     }

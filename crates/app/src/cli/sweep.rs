@@ -41,6 +41,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     swept.problems.extend(images(&config));
     // What is not to be kept any longer, too; a run has no use for looking at every artifact.
     swept.problems.extend(runtime.block_on(engine.artifacts().tidy()).1);
+    swept.problems.extend(ledgers(&config));
     let swept = &swept;
     match options.json {
         true => print_json(swept)?,
@@ -51,6 +52,18 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         }
     }
     Ok(u8::from(!swept.problems.is_empty()))
+}
+
+/// Ledgers that are older than is wanted.
+fn ledgers(config: &crate::config::Config) -> Option<String> {
+    let (keep_for, now) = (config.doors.keep_ledger?, engine::now().0);
+    let before = now.saturating_sub(u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX));
+    let books = engine::usage::Books::open(&config.state);
+    let retired = books.and_then(|books| {
+        books.refresh()?;
+        books.retire(&config.state, before, now)
+    });
+    retired.err().map(|error| error.to_string())
 }
 
 /// What killed loads and pulls left. Only here: a run has no use for looking at every image.

@@ -15,7 +15,7 @@ use doors::{
     till::{Level, OTHERS, Terms},
 };
 use spec::{Budget, Id, ModelPattern, Money, Quota, Size, Tenants, Time};
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use toml::{Table, Value};
 
 /// The tables that are read here.
@@ -45,6 +45,8 @@ pub(crate) struct Doors {
     pub(crate) inference_models: Vec<ModelPattern>,
     /// How lasting the ledger is.
     pub(crate) durability: Durability,
+    /// How long the ledgers of runs that ended are kept; for ever unless said.
+    pub(crate) keep_ledger: Option<Duration>,
     /// What each tenant may spend, by name; `*` is for all others.
     pub(crate) tenants: BTreeMap<String, Terms>,
     /// What else each tenant may have.
@@ -60,6 +62,7 @@ impl Default for Doors {
             prices: Prices::default(),
             inference_models: Vec::new(),
             durability: Durability::default(),
+            keep_ledger: None,
             tenants: BTreeMap::new(),
             quotas: Tenants::default(),
             egress: Default::default(),
@@ -85,7 +88,7 @@ impl Doors {
             "prices" => self.prices.own = prices::read(table, path)?,
             "unknown_prices" => self.prices.unknown = Some(prices::unknown(table, path)?),
             "inference" => self.serve(provider::inference(table, path)?),
-            "ledger" => self.durability = ledger(table, path)?,
+            "ledger" => (self.durability, self.keep_ledger) = ledger(table, path)?,
             "doors" => bounds(&mut self.catalogue.bounds, table, path)?,
             "tenant" => (self.tenants, self.quotas) = tenants(table, path)?,
             "credential" => self.egress.credentials = credential::read(table, path)?,
@@ -168,19 +171,20 @@ fn is_model_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"*\"\\".contains(&byte))
 }
 
-fn ledger(table: &Table, path: &Path) -> Result<Durability, ConfigError> {
+fn ledger(table: &Table, path: &Path) -> Result<(Durability, Option<Duration>), ConfigError> {
     let section = Section { path, name: "ledger" };
-    let mut durability = Durability::default();
+    let (mut durability, mut keep_for) = (Durability::default(), None);
     for (key, value) in table {
         match key.as_str() {
             "durability" => {
                 let words = [("process", Durability::Process), ("power", Durability::Power)];
                 durability = section.word(key, value, &words)?;
             }
-            other => return Err(section.unknown(other, &["durability"])),
+            "keep_for" => keep_for = Some(section.quantity::<Time>(key, value)?.0),
+            other => return Err(section.unknown(other, &["durability", "keep_for"])),
         }
     }
-    Ok(durability)
+    Ok((durability, keep_for))
 }
 
 fn bounds(bounds: &mut Bounds, table: &Table, path: &Path) -> Result<(), ConfigError> {

@@ -88,6 +88,20 @@ impl Folder {
         }
     }
 
+    /// When a file was written last.
+    pub(super) fn changed_ms(&self, name: &str, part: u32) -> io::Result<u64> {
+        let found = rustix::fs::statat(&self.handle, file_name(name, part), AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok(u64::try_from(found.st_mtime).unwrap_or_default().saturating_mul(1000))
+    }
+
+    /// Gone already is fine.
+    pub(super) fn remove(&self, name: &str, part: u32) -> io::Result<()> {
+        match rustix::fs::unlinkat(&self.handle, file_name(name, part), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     pub(super) fn size(&self, name: &str, part: u32) -> io::Result<u64> {
         let found = rustix::fs::statat(&self.handle, file_name(name, part), AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(u64::try_from(found.st_size).unwrap_or_default())
@@ -101,6 +115,11 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
         Err(Errno::WOULDBLOCK) => Ok(false),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether a file that was opened has lost its name meanwhile.
+pub(super) fn is_gone(file: &File) -> io::Result<bool> {
+    Ok(rustix::fs::fstat(file)?.st_nlink == 0)
 }
 
 /// Whether a segment can have this name.

@@ -15,7 +15,10 @@ mod sync;
 
 pub use line::{Kind, Row};
 pub use reader::{Fault, Head, Reader};
-pub use recover::{Found, Past, Problem, Recovered, Segments, recover, segments, verify};
+pub use recover::{
+    Found, Past, Problem, Recovered, Retirable, Segments, recover, remove_retired, retirable, segments,
+    verify,
+};
 
 use crate::usage::{Source, Usage};
 use folder::Folder;
@@ -157,9 +160,15 @@ impl Ledger {
             return Err(io::Error::other(format!("`{}` is no name for a ledger", name.escape_debug())));
         }
         let folder = Folder::make(folder)?;
-        let lock = folder.make_file(name, 1)?;
+        let mut lock = folder.make_file(name, 1)?;
         let patience = Instant::now() + PATIENCE;
-        while !folder::lock(&lock)? {
+        loop {
+            match (folder::lock(&lock)?, folder::is_gone(&lock)?) {
+                (true, false) => break,
+                // An old one of this name was taken away while we waited for it.
+                (_, true) => lock = folder.make_file(name, 1)?,
+                (false, false) => {}
+            }
             if Instant::now() > patience {
                 let path = folder.path(name, 1);
                 return Err(io::Error::other(format!(

@@ -126,6 +126,51 @@ fn recover_segment(folder: &Path, name: &str) -> io::Result<Option<(u64, Money)>
     Ok(Some((ledger.found.lost, ledger.found.lost_money)))
 }
 
+/// Whether a segment may be taken away: its owner said farewell before this time, every line of it is as it was written,
+/// and it ends where whoever asks has read to. Nobody can take it up while the answer lives.
+pub fn retirable(folder: &Path, name: &str, end: &Head, before_ms: u64) -> io::Result<Option<Retirable>> {
+    let Some(folder) = existing(folder)? else { return Ok(None) };
+    let parts = folder.segments()?.remove(name).unwrap_or_default();
+    let Some(last) = parts.last() else { return Ok(None) };
+    // Most are younger, and need no reading.
+    if folder.changed_ms(name, *last)? >= before_ms || !ends_in_peace(&folder, name, &parts)? {
+        return Ok(None);
+    }
+    let lock = folder.append(name, 1)?;
+    if !folder::lock(&lock)? {
+        return Ok(None);
+    }
+    let replay = replay(&folder, name, &parts).map_err(io::Error::other)?;
+    let is_read = (replay.head.n, replay.head.hash) == (end.n, end.hash);
+    let is_over = replay.open.is_empty() && !replay.torn && replay.last_ms < before_ms;
+    Ok((is_read && is_over).then(|| Retirable { folder, name: name.to_owned(), parts, _lock: lock }))
+}
+
+/// A segment that may be taken away.
+#[derive(Debug)]
+pub struct Retirable {
+    folder: Folder,
+    name: String,
+    parts: Vec<u32>,
+    _lock: File,
+}
+
+impl Retirable {
+    /// Takes it away. The last file first: what is left after a crash is a beginning.
+    pub fn remove(self) -> io::Result<()> {
+        self.parts.iter().rev().try_for_each(|part| self.folder.remove(&self.name, *part))?;
+        self.folder.sync()
+    }
+}
+
+/// Takes away what a crash has left of a segment that was being taken away.
+pub fn remove_retired(folder: &Path, name: &str) -> io::Result<()> {
+    let Some(folder) = existing(folder)? else { return Ok(()) };
+    let parts = folder.segments()?.remove(name).unwrap_or_default();
+    parts.iter().rev().try_for_each(|part| folder.remove(name, *part))?;
+    folder.sync()
+}
+
 /// Reads every line of every segment; what is wrong with them.
 pub fn verify(folder: &Path) -> io::Result<Vec<Problem>> {
     let Some(folder) = existing(folder)? else { return Ok(Vec::new()) };
@@ -212,6 +257,8 @@ struct Replay {
     segment: String,
     head: Head,
     line: u64,
+    /// When its last line was written.
+    last_ms: u64,
     torn: bool,
     open: HashMap<u64, Reserved>,
     found: Found,
@@ -223,6 +270,7 @@ fn replay(folder: &Folder, name: &str, parts: &[u32]) -> Result<Replay, Problem>
         segment: name.to_owned(),
         head: Head::default(),
         line: 0,
+        last_ms: 0,
         torn: false,
         open: HashMap::new(),
         found: Found::default(),
@@ -264,6 +312,7 @@ impl Replay {
     }
 
     fn row(&mut self, row: &Row<'_>) -> Result<(), String> {
+        self.last_ms = self.last_ms.max(row.at);
         match row.kind {
             Kind::Open if row.segment != self.segment => {
                 return Err(format!("it belongs to the segment `{}`", row.segment.escape_debug()));

@@ -158,6 +158,19 @@ impl<R: Input> Tar<R> {
         self.position += count as u64;
     }
 
+    /// What follows the end of the archive, straight from the buffer; empty at the end of the input.
+    pub fn rest(&mut self) -> Result<&[u8], TarError> {
+        match self.ended {
+            true => Ok(self.input.fill_buf()?),
+            false => Ok(&[]),
+        }
+    }
+
+    /// Takes bytes that `rest` has shown.
+    pub fn skip_tail(&mut self, count: usize) {
+        self.input.consume(count);
+    }
+
     /// The input, behind everything that was read.
     pub fn into_input(self) -> R {
         self.input

@@ -15,7 +15,7 @@ mod pull;
 mod recipe;
 mod remote;
 mod rm;
-mod shared;
+pub(super) mod shared;
 
 use super::Global;
 use crate::config::Surroundings;

@@ -52,7 +52,7 @@ impl From<ImageError> for Failure {
 }
 
 /// A number of bytes for people.
-pub(super) fn size(bytes: u64) -> String {
+pub(in crate::cli) fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB"];
     let unit = (0..units.len()).rev().find(|unit| bytes >> (10 * unit) > 0).unwrap_or(0);
     match unit {

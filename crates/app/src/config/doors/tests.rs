@@ -21,7 +21,7 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
     let doors = read(
         "[provider.anthropic]\n[provider.bedrock]\ndialect = \"anthropic\"\nbase = \"https://b.example\"\n\
          [model.sonnet]\ntargets = [\"anthropic/claude-sonnet-4-5\", \"bedrock/eu/claude\"]\n\
-         [unknown_prices]\ninput = 20\noutput = 100\n[ledger]\ndurability = \"power\"\n\
+         [unknown_prices]\ninput = 20\noutput = 100\n[ledger]\ndurability = \"power\"\nkeep_for = \"8760h\"\n\
          [doors]\nbody = \"1M\"\nheader_time = 1\nbody_time = 2\nconnections = 3\nconcurrent = 4\n\
          [inference]\ntime = \"30s\"\nmodels = [\"llama*\"]\n\
          [tenant.acme]\nday_usd = 50.0\ncall_usd = 0.5\nrequests_per_minute = 60\ntokens_per_minute = 400000\nconcurrent = 8\n",
@@ -32,6 +32,7 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
     assert_eq!(doors.catalogue.models, [("sonnet".to_owned(), targets)].into());
     let ceiling = Price { input: 20_000_000_000, output: 100_000_000_000, ..Price::default() };
     assert_eq!((doors.prices.unknown, doors.durability), (Some(ceiling), Durability::Power));
+    assert_eq!(doors.keep_ledger, Some(std::time::Duration::from_secs(8760 * 3600)));
     let seconds = Duration::from_secs;
     let bounds = Bounds {
         body: 1 << 20,

@@ -1,0 +1,220 @@
+//! `airlock backup`: the state folder in one file, also while a server uses it.
+
+use super::{
+    Global, conclude,
+    message::{self, Failure, Line},
+    print, print_json,
+};
+use crate::config::{Store, Surroundings};
+use clap::Args;
+use engine::backup::{Backup, BackupError, Report};
+use rustix::{
+    fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags},
+    io::Errno,
+};
+use spec::ErrorCode;
+use std::{
+    fs::File,
+    io::{self, BufWriter, IsTerminal, Write},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock backup node.tar
+  airlock backup --json node.tar
+  airlock backup - | ssh elsewhere 'cat > node.tar'
+  airlock restore --check node.tar
+
+In it: keys (only their hashes), runs, jobs, usage, the ledger, the audit, artifacts of the state folder, secrets
+as they are encrypted. Not in it: the master key of the secrets, images, layers of workspaces, and
+artifacts in a bucket. The file appears once it is whole, with mode 0600; one that is there is not replaced.
+Exit status: 0; 1 if the ledger was damaged before, which is then named; 125 if there is no backup.";
+
+const BUFFER: usize = 1 << 20;
+const BETWEEN_WORDS: Duration = Duration::from_millis(200);
+
+/// The options of `airlock backup`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// The file to write; `-` for standard output
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    conclude(attempt(options, global, surroundings), options.json)
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let config = global.configure(surroundings)?;
+    let to_stdout = options.file == Path::new("-");
+    if to_stdout && (options.json || io::stdout().is_terminal()) {
+        return Err(Failure::invalid(
+            "standard output cannot take the backup",
+            "send it to a file or a program, and leave --json away",
+        ));
+    }
+    let local = matches!(config.artifacts.store, Store::Files);
+    let of = Backup {
+        state: &config.state,
+        version: env!("CARGO_PKG_VERSION"),
+        now_ms: engine::now().0,
+        artifacts: local,
+    };
+    let report = match to_stdout {
+        true => write(&of, io::stdout().lock())?,
+        false => {
+            let draft = Draft::new(surroundings.current_folder.join(&options.file))?;
+            let report = write(&of, &draft.file)?;
+            draft.publish()?;
+            report
+        }
+    };
+    tell(options, &report, to_stdout, local)?;
+    Ok(u8::from(!report.problems.is_empty()))
+}
+
+fn write(of: &Backup<'_>, to: impl Write) -> Result<Report, Failure> {
+    let mut shown = Shown::new();
+    let mut progress = |path: &str, size: u64| shown.next(path, size);
+    let report = engine::backup::backup(of, BufWriter::with_capacity(BUFFER, to), &mut progress);
+    shown.clear();
+    report.map_err(|error| failure(&error))
+}
+
+pub(super) fn failure(error: &BackupError) -> Failure {
+    Failure { code: ErrorCode::StartFailed, message: error.to_string(), hint: error.hint().to_owned() }
+}
+
+fn tell(options: &Options, report: &Report, to_stdout: bool, local: bool) -> Result<(), Failure> {
+    let mut lines: Vec<_> = report.problems.iter().cloned().map(Line::Error).collect();
+    if !local {
+        lines.push(Line::Note("artifacts lie in a bucket, and are not in the backup".to_owned()));
+    }
+    lines
+        .push(Line::Note("the master key of the secrets is not in the backup: keep it elsewhere".to_owned()));
+    match (options.json, to_stdout) {
+        (true, _) => print_json(report)?,
+        (false, false) => {
+            print(&format!("{} files, {}\n", report.files, super::image::shared::size(report.bytes)))?;
+            message::say(&lines);
+        }
+        (false, true) => message::say(&lines),
+    }
+    Ok(())
+}
+
+/// A file that has its name only when it is whole.
+struct Draft {
+    path: PathBuf,
+    partial: PathBuf,
+    file: File,
+    published: bool,
+}
+
+impl Draft {
+    fn new(path: PathBuf) -> Result<Draft, Failure> {
+        let mut partial = path.clone().into_os_string();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        if path.symlink_metadata().is_ok() {
+            let message = format!("`{}` is there already", path.display());
+            return Err(Failure::invalid(message, "choose another name; backups are not replaced"));
+        }
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let opened = rustix::fs::openat(CWD, &partial, flags, Mode::RUSR | Mode::WUSR);
+        let file = File::from(opened.map_err(|error| unwritable(&partial, error.into()))?);
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let message = format!("another backup is being written to `{}`", path.display());
+                return Err(Failure::invalid(message, "wait for it, or choose another name"));
+            }
+            Err(error) => return Err(unwritable(&partial, error.into())),
+        }
+        // Whoever had it may have finished meanwhile: then this is a whole backup by now.
+        let named = rustix::fs::statat(CWD, &partial, AtFlags::SYMLINK_NOFOLLOW).ok();
+        let held = rustix::fs::fstat(&file).ok();
+        if named.map(|found| (found.st_dev, found.st_ino)) != held.map(|found| (found.st_dev, found.st_ino)) {
+            let message = format!("another backup was written to `{}`", path.display());
+            return Err(Failure::invalid(message, "choose another name"));
+        }
+        // What a killed one left; or something else, which is not ours to take.
+        let fresh = file.metadata().and_then(|found| match found.is_file() {
+            true => rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)
+                .map_err(Into::into)
+                .and_then(|()| file.set_len(0)),
+            false => Err(io::Error::other("it is not a regular file")),
+        });
+        fresh.map_err(|error| unwritable(&partial, error))?;
+        Ok(Draft { path, partial, file, published: false })
+    }
+
+    fn publish(mut self) -> Result<(), Failure> {
+        let moved = || {
+            self.file.sync_all()?;
+            rustix::fs::renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::NOREPLACE)?;
+            let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        };
+        moved().map_err(|error| unwritable(&self.path, error))?;
+        self.published = true;
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.published {
+            // It is written over by the next one.
+            _ = std::fs::remove_file(&self.partial);
+        }
+    }
+}
+
+fn unwritable(path: &Path, error: io::Error) -> Failure {
+    Failure {
+        code: ErrorCode::StartFailed,
+        message: format!("cannot write `{}`: {error}", path.display()),
+        hint: "choose a folder that you may write, with room for all of the state folder".to_owned(),
+    }
+}
+
+/// A line on a terminal, now and then.
+struct Shown {
+    is_terminal: bool,
+    last: Instant,
+    bytes: u64,
+    files: u64,
+}
+
+impl Shown {
+    fn new() -> Shown {
+        Shown { is_terminal: io::stderr().is_terminal(), last: Instant::now(), bytes: 0, files: 0 }
+    }
+
+    fn next(&mut self, _: &str, size: u64) {
+        (self.files, self.bytes) = (self.files + 1, self.bytes + size);
+        if self.is_terminal && self.last.elapsed() > BETWEEN_WORDS {
+            self.last = Instant::now();
+            message::say_plainly(&format!(
+                "\r\x1b[K{} files, {}",
+                self.files,
+                super::image::shared::size(self.bytes)
+            ));
+        }
+    }
+
+    fn clear(&self) {
+        if self.is_terminal {
+            message::say_plainly("\r\x1b[K");
+        }
+    }
+}

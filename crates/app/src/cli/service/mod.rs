@@ -1,0 +1,408 @@
+//! `airlock service`: the server as a service of systemd, of the machine's or of a user's own.
+
+mod manager;
+mod unit;
+
+use super::{Global, conclude, message::Failure, print, print_json, print_lines};
+use crate::config::{Config, Place, Surroundings};
+use clap::{Args, Subcommand};
+use rustix::fs::{CWD, Mode, OFlags};
+use serde::Serialize;
+use spec::{ErrorCode, Id};
+use std::{
+    fs::{self, DirBuilder, File},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+use unit::Unit;
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock service install --dry-run
+  airlock service install --start
+  airlock service install --user --listen 127.0.0.1:7171
+  airlock service install --root /srv/image
+  airlock service print-unit
+  airlock service status --json
+  airlock service uninstall
+
+The key of the admin is made at the first start, in the file `admin-key` of the state folder (mode 0600).
+Nothing that is not Airlock's own is ever overwritten or removed. Exit status: 0, or 125 if it was refused;
+`status` exits with 1 if the service is not installed.";
+
+const LARGEST_UNIT: u64 = 1 << 20;
+const FIRST_CONFIGURATION: &str = "\
+# Settings of `airlock serve`. Everything has a default; `[serve]` says where it listens and how much it allows.
+";
+
+/// The options of `airlock service`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    #[command(subcommand)]
+    action: Action,
+    /// Of your own service manager, without root
+    #[arg(long, global = true)]
+    user: bool,
+    /// The name of the service
+    #[arg(long, global = true, value_name = "NAME", default_value = "airlock")]
+    name: String,
+    /// Below this folder instead of `/`, as for an image of a machine
+    #[arg(long, global = true, value_name = "DIR", conflicts_with = "user")]
+    root: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Write the unit, and a first configuration if there is none
+    Install {
+        #[command(flatten)]
+        served: Served,
+        /// Say what would be done, and do nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// Have systemd read the unit, start it now and at every boot
+        #[arg(long, conflicts_with = "root")]
+        start: bool,
+    },
+    /// Stop the service and remove its unit; configuration and state stay
+    Uninstall,
+    /// Say whether it is installed, and what systemd says of it
+    Status,
+    /// Print the unit that `install` would write
+    PrintUnit {
+        #[command(flatten)]
+        served: Served,
+    },
+}
+
+/// What the unit is to say.
+#[derive(Args, Debug)]
+struct Served {
+    /// Where to listen: an address, or unix:PATH [default: what the configuration says, else 127.0.0.1:7070]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<Place>,
+    /// A startup file for `airlock serve --node`
+    #[arg(long, value_name = "FILE")]
+    node: Option<PathBuf>,
+}
+
+/// Something that was done, or would be.
+#[derive(Debug, Serialize)]
+struct Step {
+    what: &'static str,
+    about: String,
+}
+
+impl Step {
+    fn new(what: &'static str, about: impl Into<String>) -> Step {
+        Step { what, about: about.into() }
+    }
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    conclude(attempt(options, global, surroundings), options.json)
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    global.refuse_server(surroundings)?;
+    check_name(&options.name)?;
+    let place = UnitPlace::of(options, surroundings)?;
+    match &options.action {
+        Action::PrintUnit { served } => {
+            print(&text(options, served, global, surroundings)?)?;
+            Ok(0)
+        }
+        Action::Install { served, dry_run, start } => {
+            let text = text(options, served, global, surroundings)?;
+            let mut steps = Vec::new();
+            let config = place.below(&configuration(options, global, surroundings)?);
+            write_all(&place, &text, &config, *dry_run, &mut steps)?;
+            match (*start, *dry_run) {
+                (true, true) => steps.push(Step::new("would start", options.name.clone())),
+                (true, false) => steps.extend(manager::start(options.user, &options.name)?),
+                (false, _) => {}
+            }
+            told(options, &steps)?;
+            if !*start && options.root.is_none() {
+                super::message::say(&[super::message::Line::Hint(manager::how(options.user, &options.name))]);
+            }
+            Ok(0)
+        }
+        Action::Uninstall => uninstall(options, &place),
+        Action::Status => status(options, &place),
+    }
+}
+
+/// Names are parts of paths and of units.
+fn check_name(name: &str) -> Result<(), Failure> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    match !name.is_empty()
+        && name.len() <= 64
+        && name.bytes().all(allowed)
+        && Id::new(name).is_ok()
+        && !name.starts_with('-')
+    {
+        true => Ok(()),
+        false => Err(Failure::invalid(
+            format!("`{}` is no name for a service", name.escape_debug()),
+            "use 1 to 64 of A-Z a-z 0-9 _ and -",
+        )),
+    }
+}
+
+/// Where the unit lies.
+#[derive(Debug)]
+struct UnitPlace {
+    root: Option<PathBuf>,
+    file: PathBuf,
+}
+
+impl UnitPlace {
+    fn of(options: &Options, around: &Surroundings) -> Result<UnitPlace, Failure> {
+        let root = options.root.as_ref().map(|root| around.current_folder.join(root));
+        let folder = match options.user {
+            false => PathBuf::from("/etc/systemd/system"),
+            true => {
+                let own =
+                    around.variable("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+                let own = own.or_else(|| around.home().map(|home| home.join(".config")));
+                let hint = "set HOME, or leave --user away and be root";
+                own.ok_or_else(|| Failure::invalid("there is no home for a service of your own", hint))?
+                    .join("systemd/user")
+            }
+        };
+        let mut place = UnitPlace { root, file: PathBuf::new() };
+        place.file = place.below(&folder.join(format!("{}.service", options.name)));
+        Ok(place)
+    }
+
+    fn below(&self, path: &Path) -> PathBuf {
+        match (&self.root, path.strip_prefix("/")) {
+            (Some(root), Ok(inner)) => root.join(inner),
+            _ => path.to_owned(),
+        }
+    }
+
+    /// What lies there; none if nothing does.
+    fn found(&self) -> Result<Option<String>, Failure> {
+        read(&self.file).map_err(|error| self.failed("read", &error))
+    }
+
+    /// The same, if it is ours.
+    fn ours(&self) -> Result<Option<String>, Failure> {
+        match self.found()? {
+            Some(text) if !text.starts_with(unit::MARK) => Err(Failure::invalid(
+                format!("`{}` was not written by `airlock service install`", self.file.display()),
+                "choose another name with --name NAME, or move that file away",
+            )),
+            found => Ok(found),
+        }
+    }
+
+    fn failed(&self, verb: &str, error: &io::Error) -> Failure {
+        unwritable(verb, &self.file, error)
+    }
+}
+
+fn unwritable(verb: &str, path: &Path, error: &io::Error) -> Failure {
+    Failure {
+        code: ErrorCode::StartFailed,
+        message: format!("cannot {verb} `{}`: {error}", path.display()),
+        hint: "be root for a service of the machine, or use --user for one of your own".to_owned(),
+    }
+}
+
+fn read(path: &Path) -> io::Result<Option<String>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        // `systemctl mask` puts a link there: not ours either.
+        Err(rustix::io::Errno::LOOP) => return Ok(Some(String::new())),
+        opened => File::from(opened?),
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(LARGEST_UNIT).read_to_end(&mut bytes)?;
+    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+/// Which configuration the service reads.
+fn configuration(options: &Options, global: &Global, around: &Surroundings) -> Result<PathBuf, Failure> {
+    let usual = || match options.user {
+        false => Some(PathBuf::from("/etc").join(&options.name).join("config.toml")),
+        true => around.home().map(|home| home.join(".config").join(&options.name).join("config.toml")),
+    };
+    let named = global.config.as_ref().map(|path| around.current_folder.join(path));
+    named.or_else(usual).ok_or_else(|| Failure::invalid("HOME is not set", "set HOME, or give --config FILE"))
+}
+
+fn state(options: &Options, global: &Global, around: &Surroundings) -> Result<PathBuf, Failure> {
+    let usual = || match options.user {
+        false => Some(PathBuf::from("/var/lib").join(&options.name)),
+        true => around.home().map(|home| home.join(".local/state").join(&options.name)),
+    };
+    let named = global.state.as_ref().map(|path| around.current_folder.join(path));
+    named.or_else(usual).ok_or_else(|| Failure::invalid("HOME is not set", "set HOME, or give --state DIR"))
+}
+
+fn text(
+    options: &Options,
+    served: &Served,
+    global: &Global,
+    around: &Surroundings,
+) -> Result<String, Failure> {
+    let config = configuration(options, global, around)?;
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::internal(format!("cannot find this program: {error}")))?;
+    let unit = Unit {
+        name: options.name.clone(),
+        user: options.user,
+        program,
+        state: state(options, global, around)?,
+        listen: served.listen.as_ref().map(ToString::to_string),
+        node: served.node.as_ref().map(|node| around.current_folder.join(node)),
+        grace: grace(options, &config, around)?,
+        config,
+    };
+    unit.text().map_err(|why| Failure::invalid(why, "use paths and addresses without control characters"))
+}
+
+/// A configuration that cannot be read is refused now, and not by a service that does not start.
+fn grace(options: &Options, config: &Path, around: &Surroundings) -> Result<std::time::Duration, Failure> {
+    let there = match &options.root {
+        Some(root) => around.current_folder.join(root).join(config.strip_prefix("/").unwrap_or(config)),
+        None => config.to_owned(),
+    };
+    if !there.exists() {
+        return Ok(spec::Bounds::default().grace);
+    }
+    let flags = crate::config::Flags { config: Some(there), state: Some(around.current_folder.clone()) };
+    let Config { serve, .. } = crate::config::load(&flags, around)?;
+    Ok(serve.bounds.grace)
+}
+
+fn write_all(
+    place: &UnitPlace,
+    text: &str,
+    config: &Path,
+    dry_run: bool,
+    steps: &mut Vec<Step>,
+) -> Result<(), Failure> {
+    let before = place.ours()?;
+    let shown = place.file.display().to_string();
+    if !config.exists() {
+        if !dry_run {
+            write(config, FIRST_CONFIGURATION, 0o600).map_err(|error| unwritable("write", config, &error))?;
+        }
+        steps.push(Step::new(if dry_run { "would write" } else { "wrote" }, config.display().to_string()));
+    }
+    match (before.as_deref() == Some(text), dry_run) {
+        (true, _) => steps.push(Step::new("unchanged", shown)),
+        (false, true) => steps.push(Step::new("would write", shown)),
+        (false, false) => {
+            write(&place.file, text, 0o644).map_err(|error| place.failed("write", &error))?;
+            steps.push(Step::new("wrote", shown));
+        }
+    }
+    Ok(())
+}
+
+/// All of it or nothing: whoever reads it sees the old file or the new one.
+fn write(path: &Path, text: &str, mode: u32) -> io::Result<()> {
+    let folder = path.parent().ok_or_else(|| io::Error::other("it has no folder"))?;
+    DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let draft = folder.join(format!(".{name}.{}", engine::fresh_id()));
+    let mut options = fs::OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(mode).open(&draft)?;
+    // Whatever the usual mask is: systemd and its users read units.
+    rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    if let Err(error) = fs::rename(&draft, path) {
+        _ = fs::remove_file(&draft);
+        return Err(error);
+    }
+    File::open(folder)?.sync_all()
+}
+
+fn uninstall(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {
+    let mut steps = Vec::new();
+    match place.ours()? {
+        None => steps.push(Step::new("absent", place.file.display().to_string())),
+        Some(_) => {
+            if options.root.is_none() {
+                steps.extend(manager::stop(options.user, &options.name)?);
+            }
+            fs::remove_file(&place.file).map_err(|error| place.failed("remove", &error))?;
+            steps.push(Step::new("removed", place.file.display().to_string()));
+            if options.root.is_none() {
+                steps.extend(manager::reload(options.user)?);
+            }
+            steps.push(Step::new("kept", "configuration and state"));
+        }
+    }
+    told(options, &steps)?;
+    Ok(0)
+}
+
+#[derive(Debug, Serialize)]
+struct Status {
+    unit: PathBuf,
+    installed: bool,
+    /// Whether what lies there was written by us.
+    ours: bool,
+    /// What systemd says; absent if none runs here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    enabled: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    active: Option<String>,
+}
+
+fn status(options: &Options, place: &UnitPlace) -> Result<u8, Failure> {
+    let found = place.found()?;
+    let asked = |word| match options.root.is_none() && manager::runs(options.user) {
+        true => manager::ask(options.user, word, &options.name),
+        false => None,
+    };
+    let status = Status {
+        unit: place.file.clone(),
+        installed: found.is_some(),
+        ours: found.as_ref().is_some_and(|text| text.starts_with(unit::MARK)),
+        enabled: asked("is-enabled"),
+        active: asked("is-active"),
+    };
+    let installed = status.installed;
+    match options.json {
+        true => print_json(&status)?,
+        false => {
+            let unknown = || "no systemd runs here".to_owned();
+            let unit = match (status.installed, status.ours) {
+                (false, _) => "not installed".to_owned(),
+                (true, true) => format!("{}", status.unit.display()),
+                (true, false) => format!("{} (not written by airlock)", status.unit.display()),
+            };
+            print_lines([
+                format!("unit     {unit}"),
+                format!("enabled  {}", status.enabled.unwrap_or_else(unknown)),
+                format!("active   {}", status.active.unwrap_or_else(unknown)),
+            ])?;
+        }
+    }
+    Ok(u8::from(!installed))
+}
+
+fn told(options: &Options, steps: &[Step]) -> Result<(), Failure> {
+    match options.json {
+        true => print_json(&serde_json::json!({ "steps": steps })),
+        false => print_lines(steps.iter().map(|step| format!("{:<11}  {}", step.what, step.about))),
+    }
+}

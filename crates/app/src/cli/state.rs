@@ -1,0 +1,74 @@
+//! `airlock state`: how much each part of the state folder takes.
+
+use super::{Global, conclude, image::shared::size, message::Failure, print_json, print_lines};
+use crate::config::Surroundings;
+use clap::Args;
+use engine::weight::Weight;
+use spec::ErrorCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock state
+  airlock state --json
+
+`airlock sweep` removes what nobody needs any more. Exit status: 0, or 1 if the disk is nearly full: a server then
+begins nothing new.";
+
+/// The options of `airlock state`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    conclude(attempt(options, global, surroundings), options.json)
+}
+
+fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    let config = global.configure(surroundings)?;
+    let weight = engine::weight::weigh(&config.state).map_err(|error| Failure {
+        code: ErrorCode::StartFailed,
+        message: format!("cannot look at `{}`: {error}", config.state.display()),
+        hint: "nothing may have been run yet; or choose another state folder with --state DIR".to_owned(),
+    })?;
+    match options.json {
+        true => print_json(&weight)?,
+        false => print_lines(lines(&weight))?,
+    }
+    Ok(u8::from(weight.nearly_full))
+}
+
+fn lines(weight: &Weight) -> Vec<String> {
+    let line = |name: &str, bytes: u64, about: &str| format!("{name:<12}  {:>10}  {about}", size(bytes));
+    let files = |count: u64| if count == 1 { "1 file".to_owned() } else { format!("{count} files") };
+    let parts = weight
+        .parts
+        .iter()
+        .map(|part| line(&part.name, part.bytes, &format!("{}, {}", files(part.files), part.about)));
+    let left = if weight.nearly_full { "left on the disk: nearly full" } else { "left on the disk" };
+    parts.chain([line("all", weight.bytes, ""), line("free", weight.free_bytes, left)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::weight::Part;
+
+    #[test]
+    fn each_part_is_named_with_what_it_takes() {
+        let part = Part { name: "ledger".to_owned(), about: "what models cost", files: 1, bytes: 4096 };
+        let weight = Weight { parts: vec![part], bytes: 4096, free_bytes: 1 << 20, nearly_full: true };
+        assert_eq!(
+            lines(&weight).iter().map(|line| line.trim_end()).collect::<Vec<_>>(),
+            [
+                "ledger           4.0 KiB  1 file, what models cost",
+                "all              4.0 KiB",
+                "free             1.0 MiB  left on the disk: nearly full"
+            ]
+        );
+    }
+}

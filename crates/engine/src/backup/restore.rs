@@ -1,0 +1,171 @@
+//! From an archive to a state folder: unpacked beside its place, and put there as a whole once all of it is believed.
+
+use super::{BackupError, Report, Sink, check};
+use image::tar::Input;
+use rustix::{
+    fs::{Mode, OFlags, ResolveFlags},
+    io::Errno,
+};
+use std::{
+    fs::{self, DirBuilder, File},
+    io::{self, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
+    path::{Path, PathBuf},
+};
+
+/// Unpacks an archive into a folder that is empty or absent.
+pub fn restore(input: impl Input, state: &Path) -> Result<Report, BackupError> {
+    look(state)?;
+    let draft = Draft::new(state)?;
+    let mut unpacking = Unpacking { folder: draft.folder()?, file: None };
+    let mut report = check(input, &mut unpacking)?;
+    report.problems = judge(&draft.path, &report)?;
+    rustix::fs::syncfs(&unpacking.folder).map_err(|error| BackupError::file("write", state)(error.into()))?;
+    draft.publish(state)?;
+    Ok(report)
+}
+
+/// Whether something is there that must not be lost.
+fn look(state: &Path) -> Result<(), BackupError> {
+    match fs::read_dir(state) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(BackupError::file("open", state)(error)),
+        Ok(mut entries) => match entries.next() {
+            None => Ok(()),
+            Some(_) => Err(BackupError::Taken { path: state.to_owned(), why: "is not empty" }),
+        },
+    }
+}
+
+/// What does not fit together. It is there as it was backed up, for whoever wants to look.
+fn judge(state: &Path, report: &Report) -> Result<Vec<String>, BackupError> {
+    let has_database = report.about.as_ref().is_some_and(|about| about.schema.is_some());
+    if has_database != state.join("airlock.db").exists() {
+        return Err(BackupError::Archive("its database is not what it says of it".to_owned()));
+    }
+    let mut problems = Vec::new();
+    if has_database {
+        problems.extend(store::copy::check(state)?);
+    }
+    let verified = crate::usage::Books::open(state).and_then(|books| books.verify());
+    match verified {
+        Ok(found) => problems.extend(found.iter().map(|problem| {
+            let name = problem.file.strip_prefix(state).unwrap_or(&problem.file);
+            format!("`{}`: {}", name.display(), problem.what)
+        })),
+        Err(error) => problems.push(error.to_string()),
+    }
+    Ok(problems)
+}
+
+/// The folder beside, which goes away unless it is published.
+struct Draft {
+    path: PathBuf,
+    published: bool,
+}
+
+impl Draft {
+    fn new(state: &Path) -> Result<Draft, BackupError> {
+        let mut name = state.file_name().unwrap_or_default().to_owned();
+        name.push(".restoring");
+        let path = state.with_file_name(name);
+        if let Some(above) = path.parent().filter(|above| !above.as_os_str().is_empty()) {
+            let made = DirBuilder::new().recursive(true).mode(0o755).create(above);
+            made.map_err(BackupError::file("make", above))?;
+        }
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => Ok(Draft { path, published: false }),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(BackupError::Taken { path, why: "is there: a restore is under way, or was killed" })
+            }
+            Err(error) => Err(BackupError::file("make", path)(error)),
+        }
+    }
+
+    fn folder(&self) -> Result<OwnedFd, BackupError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        rustix::fs::open(&self.path, flags, Mode::empty())
+            .map_err(|error| BackupError::file("open", &self.path)(error.into()))
+    }
+
+    /// Takes its place, if that is still empty.
+    fn publish(mut self, state: &Path) -> Result<(), BackupError> {
+        match fs::rename(&self.path, state) {
+            Ok(()) => self.published = true,
+            Err(error) => return Err(BackupError::file("put the restored folder at", state)(error)),
+        }
+        if let Some(above) = state.parent().filter(|above| !above.as_os_str().is_empty()) {
+            File::open(above)
+                .and_then(|above| above.sync_all())
+                .map_err(BackupError::file("write", above))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.published {
+            // What stays is named when somebody tries again.
+            _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// Makes files beneath a handle, and never one that is there.
+struct Unpacking {
+    folder: OwnedFd,
+    file: Option<(File, String)>,
+}
+
+impl Unpacking {
+    fn parent(&self, path: &str) -> io::Result<OwnedFd> {
+        let mut folder = beneath(&self.folder, ".", OFlags::DIRECTORY)?;
+        let Some((above, _)) = path.rsplit_once('/') else { return Ok(folder) };
+        for name in above.split('/') {
+            match rustix::fs::mkdirat(&folder, name, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+            folder = beneath(&folder, name, OFlags::DIRECTORY)?;
+        }
+        Ok(folder)
+    }
+
+    fn make(&self, path: &str) -> io::Result<File> {
+        let parent = self.parent(path)?;
+        let name = path.rsplit('/').next().unwrap_or(path);
+        // A file that a folder has to be made for, or the other way round, is refused by the kernel.
+        Ok(File::from(beneath(&parent, name, OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY)?))
+    }
+}
+
+fn beneath(folder: impl AsFd, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
+    let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    Ok(rustix::io::retry_on_intr(|| rustix::fs::openat2(&folder, name, flags, mode, resolve))?)
+}
+
+impl Sink for Unpacking {
+    fn begin(&mut self, path: &str, _: u64) -> Result<(), BackupError> {
+        let file = self.make(path).map_err(BackupError::file("write", path))?;
+        self.file = Some((file, path.to_owned()));
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), BackupError> {
+        match &mut self.file {
+            Some((file, path)) => file.write_all(bytes).map_err(BackupError::file("write", path.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn end(&mut self) -> Result<(), BackupError> {
+        self.file = None;
+        Ok(())
+    }
+}

@@ -1,0 +1,352 @@
+//! Backups of folders that are in use, and archives that are not what they say.
+
+use super::*;
+use crate::usage::Books;
+use ::doors::ledger::{Call, Durability, Ledger, Outcome};
+use spec::Money;
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+};
+
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Place {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("airlock-backup-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let place = Place(std::env::temp_dir().join(name));
+        fs::create_dir(&place.0).unwrap();
+        place
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// A state folder with something of everything.
+    fn state(&self) -> PathBuf {
+        let state = self.at("state");
+        drop(Books::open(&state).unwrap());
+        spend(&state, "run-one", 3);
+        for (path, text) in [
+            ("artifacts/a/1/bytes", "first"),
+            ("artifacts/a/1/about.json", "{}"),
+            ("artifacts/@acme/b/2/bytes", "second"),
+            ("artifacts/@acme/b/2/about.json", "{}"),
+            ("artifacts/.drafts/x/bytes", "half"),
+            ("audit/audit.jsonl", "whole\nhal"),
+            ("secrets/name.secret", "ciphertext"),
+            ("secrets/key", "the master key"),
+            ("serve.lock", "process 1"),
+            ("runs/one", ""),
+        ] {
+            let path = state.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        state
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn spend(state: &Path, segment: &str, calls: usize) {
+    let ledger = Ledger::open(&state.join("ledger"), segment, Durability::Process).unwrap();
+    for _ in 0..calls {
+        let n = ledger.reserve(&Call { run: "one".into(), ..Call::default() }, Money(7), 1).unwrap();
+        ledger.settle(n, &Outcome::unknown(Money(7), "complete")).unwrap();
+    }
+}
+
+fn taken(state: &Path) -> (Vec<u8>, Report) {
+    let of = Backup { state, version: "0.0.0", now_ms: 1, artifacts: true };
+    let mut archive = Vec::new();
+    let report = backup(&of, &mut archive, &mut |_, _| {}).unwrap();
+    (archive, report)
+}
+
+fn files(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut next = vec![folder.to_owned()];
+    while let Some(folder_now) = next.pop() {
+        for entry in fs::read_dir(folder_now).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => next.push(path),
+                false => found.push(path.strip_prefix(folder).unwrap().display().to_string()),
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn what_must_last_comes_back_and_what_must_not_travel_does_not() {
+    let place = Place::new();
+    let state = place.state();
+    let (archive, report) = taken(&state);
+    let restored = place.at("restored");
+    let told = restore(&archive[..], &restored).unwrap();
+    assert_eq!(told, report);
+    assert_eq!((told.files, told.problems.len()), (8, 0));
+    assert_eq!(
+        files(&restored),
+        [
+            "airlock.db",
+            "artifacts/@acme/b/2/about.json",
+            "artifacts/@acme/b/2/bytes",
+            "artifacts/a/1/about.json",
+            "artifacts/a/1/bytes",
+            "audit/audit.jsonl",
+            "ledger/run-one.jsonl",
+            "secrets/name.secret",
+        ]
+    );
+    assert_eq!(fs::read_to_string(restored.join("audit/audit.jsonl")).unwrap(), "whole\n");
+    let mode = |path: &str| fs::metadata(restored.join(path)).unwrap().permissions().mode() & 0o7777;
+    assert_eq!((mode("."), mode("secrets"), mode("secrets/name.secret")), (0o700, 0o700, 0o600));
+    assert_eq!(Books::open(&restored).unwrap().verify().unwrap(), []);
+    assert!(!archive.windows(14).any(|bytes| bytes == b"the master key"));
+    assert_eq!(files(&state.join("backup")), Vec::<String>::new());
+}
+
+#[test]
+fn a_folder_that_is_in_use_is_backed_up_so_that_the_database_never_knows_more_than_the_files() {
+    let place = Place::new();
+    let state = place.state();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            let mut count = 0;
+            while !stop.load(Ordering::Relaxed) {
+                spend(&state, &format!("run-{count}"), 20);
+                // Somebody asks meanwhile, so that the database learns of it.
+                Books::open(&state).unwrap().refresh().unwrap();
+                count += 1;
+            }
+        });
+        for round in 0..15 {
+            let (archive, report) = taken(&state);
+            assert_eq!(report.problems, Vec::<String>::new());
+            let restored = place.at(&format!("restored-{round}"));
+            assert_eq!(restore(&archive[..], &restored).unwrap().problems, Vec::<String>::new());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_ledger_that_was_changed_is_backed_up_as_it_is_and_named() {
+    let place = Place::new();
+    let state = place.state();
+    let ledger = state.join("ledger/run-one.jsonl");
+    let text = fs::read_to_string(&ledger).unwrap();
+    fs::write(&ledger, text.replacen("\"money\":7", "\"money\":8", 1)).unwrap();
+    let (archive, report) = taken(&state);
+    assert_eq!(report.problems.len(), 1);
+    assert_eq!(restore(&archive[..], &place.at("restored")).unwrap().problems.len(), 1);
+}
+
+#[test]
+fn nothing_is_restored_over_something() {
+    let place = Place::new();
+    let state = place.state();
+    let (archive, _) = taken(&state);
+    assert!(matches!(restore(&archive[..], &state), Err(BackupError::Taken { .. })));
+    let empty = place.at("empty");
+    fs::create_dir(&empty).unwrap();
+    assert!(restore(&archive[..], &empty).is_ok());
+    fs::create_dir(place.at("killed.restoring")).unwrap();
+    assert!(matches!(restore(&archive[..], &place.at("killed")), Err(BackupError::Taken { .. })));
+}
+
+/// An archive by hand.
+struct Made(Vec<u8>, Vec<u8>);
+
+impl Made {
+    fn new() -> Made {
+        let mut made = Made(Vec::new(), Vec::new());
+        made.file(ABOUT, br#"{"format":1,"airlock":"0","schema":null,"made_ms":0}"#);
+        made
+    }
+
+    fn raw(&mut self, path: &str, bytes: &[u8]) {
+        tar::header(&mut self.0, path, bytes.len() as u64).unwrap();
+        self.0.extend(bytes);
+        tar::padding(&mut self.0, bytes.len() as u64).unwrap();
+    }
+
+    fn file(&mut self, path: &str, bytes: &[u8]) {
+        use sha2::Digest;
+        self.raw(path, bytes);
+        let sha256 = hexadecimal(&sha2::Sha256::digest(bytes));
+        self.1.extend(Entry { path, size: bytes.len() as u64, sha256 }.line().bytes());
+    }
+
+    /// Of another kind, or with another mode.
+    fn changed(&mut self, path: &str, change: impl FnOnce(&mut [u8])) {
+        let from = self.0.len();
+        self.file(path, b"");
+        let header = &mut self.0[from..from + 512];
+        change(header);
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    }
+
+    fn done(mut self) -> Vec<u8> {
+        let manifest = std::mem::take(&mut self.1);
+        self.raw(MANIFEST, &manifest);
+        tar::end(&mut self.0).unwrap();
+        self.0
+    }
+}
+
+fn refusal(archive: &[u8]) -> String {
+    let place = Place::new();
+    let checked = check(archive, &mut ()).err().map(|error| error.to_string());
+    let refused = restore(archive, &place.at("state")).expect_err("it is refused").to_string();
+    assert!(checked.is_none_or(|checked| checked == refused));
+    // Neither the folder nor its draft.
+    assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
+    refused
+}
+
+#[test]
+fn the_control_is_restored() {
+    let place = Place::new();
+    let mut made = Made::new();
+    made.file("state/artifacts/a/1/bytes", b"x");
+    let archive = made.done();
+    assert_eq!(restore(&archive[..], &place.at("state")).unwrap().files, 1);
+}
+
+#[test]
+fn paths_that_lead_elsewhere_are_refused() {
+    let long = format!("state/artifacts/{}", "x".repeat(256));
+    let deep = format!("state/artifacts{}", "/x".repeat(20));
+    for path in [
+        "/etc/passwd",
+        "state//etc/passwd",
+        "../x",
+        "state/../x",
+        "state/artifacts/../../x",
+        "state/artifacts/./x",
+        "state/artifacts/",
+        "state/artifacts",
+        "state/",
+        "state",
+        "x",
+        "state/serve.lock",
+        "state/runs/x",
+        "state/secrets/key",
+        "state/secrets/a/b.secret",
+        "state/ledger/x",
+        "state/ledger/a/b.jsonl",
+        "state/airlock.db/x",
+        "state/airlock.db-wal",
+        "state/artifacts/a\nb",
+        "state/artifacts/.drafts/x",
+        "state/admin-key",
+        &long,
+        &deep,
+    ] {
+        let mut made = Made::new();
+        made.file(path, b"x");
+        refusal(&made.done());
+    }
+}
+
+#[test]
+fn only_plain_files_of_their_owner_are_restored() {
+    for (kind, said) in [
+        (b'1', "plain file"),
+        (b'2', "plain file"),
+        (b'3', "plain file"),
+        (b'4', "plain file"),
+        (b'5', "plain file"),
+        (b'6', "plain file"),
+        (b'Z', "unknown type"),
+    ] {
+        let mut made = Made::new();
+        made.changed("state/artifacts/a", |header| header[156] = kind);
+        assert!(refusal(&made.done()).contains(said), "{kind}");
+    }
+    for mode in [b"0000644", b"0004600", b"0000777"] {
+        let mut made = Made::new();
+        made.changed("state/artifacts/a", |header| header[100..107].copy_from_slice(mode));
+        assert!(refusal(&made.done()).contains("another mode"));
+    }
+}
+
+#[test]
+fn what_the_manifest_does_not_say_is_refused() {
+    let mut twice = Made::new();
+    twice.file("state/artifacts/a", b"x");
+    twice.file("state/artifacts/a", b"x");
+    assert!(refusal(&twice.done()).contains("twice"));
+    let mut hidden = Made::new();
+    hidden.raw("state/artifacts/a", b"x");
+    assert!(refusal(&hidden.done()).contains("tells of other files"));
+    let mut invented = Made::new();
+    invented.1.extend(Entry { path: "state/artifacts/a", size: 1, sha256: "0".repeat(64) }.line().bytes());
+    assert!(refusal(&invented.done()).contains("tells of other files"));
+    let mut folder_and_file = Made::new();
+    folder_and_file.file("state/artifacts/a", b"x");
+    folder_and_file.file("state/artifacts/a/b", b"x");
+    refusal(&folder_and_file.done());
+    let mut unfinished = Made::new();
+    unfinished.file("state/artifacts/a", b"x");
+    assert!(refusal(&unfinished.0).contains("without a manifest"));
+    let mut followed = Made::new().done();
+    followed.extend(b"more");
+    assert!(refusal(&followed).contains("follows its end"));
+}
+
+#[test]
+fn a_backup_of_another_form_or_a_newer_airlock_is_refused() {
+    for (about, said) in [
+        (r#"{"format":2,"airlock":"0","schema":null,"made_ms":0}"#, "its form is 2"),
+        (r#"{"format":1,"airlock":"0","schema":9999,"made_ms":0}"#, "newer Airlock"),
+        (r#"{"format":1,"airlock":"0","schema":1,"made_ms":0}"#, "its database"),
+        (r#"{"format":1}"#, "does not say what it must"),
+        ("", "does not say what it must"),
+    ] {
+        let mut made = Made(Vec::new(), Vec::new());
+        made.file(ABOUT, about.as_bytes());
+        assert!(refusal(&made.done()).contains(said), "{about}");
+    }
+    assert!(refusal(b"").contains("without a manifest"));
+    refusal(&[7; 4096]);
+}
+
+/// Every byte counts: a backup in which one was changed is refused, wherever it is.
+#[test]
+fn a_byte_that_was_changed_is_found() {
+    let mut made = Made::new();
+    made.file("state/artifacts/a/1/bytes", b"contents");
+    let whole = made.done();
+    assert!(check(&whole[..], &mut ()).is_ok());
+    let mut unnoticed = Vec::new();
+    for at in 0..whole.len() {
+        let mut changed = whole.clone();
+        changed[at] ^= 0x20;
+        if check(&changed[..], &mut ()).is_ok() {
+            unnoticed.push(at);
+        }
+    }
+    // What fills blocks, and what ends a checksum, says nothing.
+    let says_nothing = |at: &usize| whole[*at] == 0 && at % 512 > 0 || (154..156).contains(&(at % 512));
+    let noticed = unnoticed.iter().filter(|at| !says_nothing(at)).collect::<Vec<_>>();
+    assert!(noticed.is_empty(), "{noticed:?}");
+    for length in (0..whole.len() - 1024).step_by(97) {
+        assert!(check(&whole[..length], &mut ()).is_err(), "{length}");
+    }
+}
