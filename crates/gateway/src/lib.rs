@@ -4,6 +4,7 @@
 //! the engine's words and back. Nothing here knows how a box is made or what a rule means.
 
 mod artifacts;
+mod audit;
 mod caller;
 mod fitting;
 mod gate;
@@ -42,7 +43,7 @@ use spec::{Bounds, Policy, Quota, Tenants};
 use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
 use store::{
     DatabaseError,
-    audit::{Audit, Entry},
+    audit::{Audit, AuditSettings, Entry},
     served::Served,
 };
 use tokio::sync::watch;
@@ -78,6 +79,8 @@ pub struct Settings {
     pub bounds: Bounds,
     /// How much of it for each tenant.
     pub tenants: Tenants,
+    /// How the audit is kept.
+    pub audit: AuditSettings,
     /// No line for each request on stderr.
     pub quiet: bool,
 }
@@ -98,6 +101,7 @@ struct Inner {
     tenants: Tenants,
     quiet: bool,
     audit: Audit,
+    refusals: audit::Refusals,
     served: Arc<Served>,
     writer: writer::Writer,
     keys: Keys,
@@ -119,12 +123,16 @@ struct Inner {
 impl Gateway {
     /// A gateway to an engine. Runs that a server before left without an end are `lost` from now on.
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
-        let Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, quiet } = settings;
+        let Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, audit, quiet } =
+            settings;
         let unwritable = |error| DatabaseError::Place {
             path: state.clone(),
-            why: format!("the audit cannot be written: {error}"),
+            why: format!(
+                "the audit cannot be gone on with: {error} (`airlock audit verify` shows what is wrong with it, and \
+                 `airlock audit set-aside` lets a new one begin)"
+            ),
         };
-        let audit = Audit::open(&state).map_err(unwritable)?;
+        let audit = Audit::open_with(&state, audit).map_err(unwritable)?;
         let served = Arc::new(Served::open(&state)?);
         let place = state.clone();
         // One body fits, although nobody has more than half.
@@ -142,6 +150,7 @@ impl Gateway {
             tenants,
             quiet,
             audit,
+            refusals: audit::Refusals::default(),
             keys: Keys::of(served.clone()),
             writer: writer::Writer::start(served.clone()).map_err(|error| DatabaseError::Place {
                 path: place,
@@ -158,6 +167,12 @@ impl Gateway {
             working: work::shares(),
             turns,
         }));
+        let about = format!("version={} pid={}", env!("CARGO_PKG_VERSION"), std::process::id());
+        let start = Entry { what: "server.start", about: &about, ..Entry::default() };
+        gateway.0.audit.note(&start).map_err(|error| DatabaseError::Place {
+            path: gateway.state().to_owned(),
+            why: format!("the audit cannot be written: {error}"),
+        })?;
         runs::live::settle(&gateway)?;
         gateway.recall_sandboxes()?;
         Ok(gateway)
@@ -180,6 +195,10 @@ impl Gateway {
         _ = ending.await;
         tidying.abort();
         looking.abort();
+        self.note_happened(&Entry { what: "server.stop", ..Entry::default() });
+        let gateway = self.clone();
+        // If it broke off, the last mark is an older one.
+        _ = tokio::task::spawn_blocking(move || gateway.0.audit.mark()).await;
     }
 
     /// Every now and then: what artifacts may not stay. Those who put some do that, too, but they may be gone.
@@ -262,12 +281,25 @@ impl Gateway {
     }
 
     /// Writes down what was decided. What cannot be written down must not be done.
-    #[expect(dead_code, reason = "nobody decides yet")]
     pub(crate) fn note(&self, entry: &Entry<'_>) -> problem::Answer<()> {
         self.0.audit.note(entry).map_err(|error| {
             say(format_args!("airlock: the audit cannot be written: {error}"));
             writer::busy()
         })
+    }
+
+    /// Writes down what has happened; later, if it cannot be written now.
+    pub(crate) fn note_happened(&self, entry: &Entry<'_>) {
+        self.0.audit.note_happened(entry);
+    }
+
+    /// Why nothing can be written down, if so.
+    pub(crate) fn audit_trouble(&self) -> Option<String> {
+        self.0.audit.trouble()
+    }
+
+    pub(crate) fn refusals(&self) -> &audit::Refusals {
+        &self.0.refusals
     }
 
     pub(crate) fn quiet(&self) -> bool {
@@ -344,6 +376,7 @@ fn routes() -> OpenApiRouter<Gateway> {
         .merge(artifacts::routes())
         .merge(images::routes())
         .merge(usage::routes())
+        .merge(audit::routes())
         .merge(keys::routes())
 }
 

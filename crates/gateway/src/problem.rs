@@ -17,7 +17,8 @@ use utoipa::ToSchema;
 pub struct Problem {
     /// What kind it is: a name of the documentation.
     #[serde(rename = "type")]
-    kind: String,
+    #[schema(value_type = String)]
+    kind: Box<str>,
     /// The status of the answer.
     status: u16,
     /// What happened, on one line.
@@ -26,11 +27,21 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     detail: Option<String>,
     /// The code of the contract.
-    code: String,
+    #[schema(value_type = String)]
+    code: Box<str>,
     /// The path of what it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     instance: Option<Box<str>>,
+    /// Which rule said no, for the audit; its code, unless somebody knows better.
+    #[serde(skip)]
+    rule: Option<Box<str>>,
+}
+
+/// Goes with the answer to the gate, which writes it down.
+#[derive(Clone, Debug)]
+pub(crate) struct Refused {
+    pub(crate) rule: Box<str>,
 }
 
 /// What a handler answers.
@@ -39,14 +50,14 @@ pub(crate) type Answer<T> = Result<T, Problem>;
 impl Problem {
     /// A problem with a code of the contract or of HTTP.
     pub fn new(status: StatusCode, code: &str, title: impl Into<String>, detail: Option<String>) -> Problem {
-        let kind = format!("urn:airlock:{code}");
         Problem {
-            kind,
+            kind: format!("urn:airlock:{code}").into(),
             status: status.as_u16(),
             title: title.into(),
             detail,
-            code: code.to_owned(),
+            code: code.into(),
             instance: None,
+            rule: None,
         }
     }
 
@@ -82,6 +93,11 @@ impl Problem {
         Problem { instance: Some(instance.into()), ..self }
     }
 
+    /// The same, said by this rule.
+    pub(crate) fn ruled(self, rule: impl Into<Box<str>>) -> Problem {
+        Problem { rule: Some(rule.into()), ..self }
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
@@ -89,8 +105,22 @@ impl Problem {
 
 impl From<SpecError> for Problem {
     fn from(error: SpecError) -> Problem {
-        Problem::from(ErrorInfo { code: error.code, message: error.message, hint: Some(error.hint) })
+        let rule = field(&error.message).filter(|_| error.code == ErrorCode::PolicyDenied);
+        let rule = rule.map(|field| format!("policy_denied:{field}"));
+        let problem =
+            Problem::from(ErrorInfo { code: error.code, message: error.message, hint: Some(error.hint) });
+        match rule {
+            Some(rule) => problem.ruled(rule),
+            None => problem,
+        }
     }
+}
+
+/// The first name that a message says, if it is one of ours and nobody's words.
+fn field(message: &str) -> Option<&str> {
+    let named = |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'_' | b'-' | b'.' | b':' | b' ');
+    let name = message.split('`').nth(1)?;
+    ((1..=40).contains(&name.len()) && name.bytes().all(named)).then_some(name)
 }
 
 impl From<ErrorInfo> for Problem {
@@ -113,7 +143,9 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let passing =
             matches!(self.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        let refused = Refused { rule: self.rule.clone().unwrap_or_else(|| self.code.clone()) };
         let mut response = (self.status(), Json(self)).into_response();
+        response.extensions_mut().insert(refused);
         if passing {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }

@@ -112,7 +112,7 @@ async fn create(
     spec.owner = Some(caller.owner()?);
     spec.keep = caller.require(Scope::Artifacts).is_ok();
     let asked = asked(&caller, &spec, promise);
-    let begun = begin(gateway.clone(), asked, spec, stdin, follows(&headers));
+    let begun = begin(gateway.clone(), (asked, caller.key.clone()), spec, stdin, follows(&headers));
     // Whoever hangs up meanwhile leaves no run behind that was accepted and never starts.
     let begun = tokio::spawn(begun).await.map_err(|_| crate::writer::busy())?;
     let live = match begun? {
@@ -200,7 +200,7 @@ enum Begun {
 
 async fn begin(
     gateway: Gateway,
-    asked: live::Asked,
+    (asked, key): (live::Asked, String),
     spec: RunSpec,
     stdin: Option<Vec<u8>>,
     follows: bool,
@@ -209,6 +209,10 @@ async fn begin(
         Taken::New(live) => live,
         Taken::Before(id) => return Ok(Begun::Before(id)),
     };
+    if let Err(problem) = gateway.note_accepted(&live.of(), &key, &told(&spec)) {
+        live::give_up(&gateway, &live, &spec).await;
+        return Err(problem);
+    }
     // Before it can write anything.
     let hold = follows.then(|| hold::Hold::take(&live, [0, 0]));
     start(&gateway, &live, spec, stdin);
@@ -216,6 +220,11 @@ async fn begin(
         Some(hold) => Begun::Held(live, hold),
         None => Begun::New(live),
     })
+}
+
+/// What the audit says of it.
+fn told(spec: &RunSpec) -> String {
+    format!("profile={} backend={}", spec.sandbox.profile, spec.sandbox.backend.name())
 }
 
 fn start(gateway: &Gateway, live: &Arc<Live>, spec: RunSpec, stdin: Option<Vec<u8>>) {
@@ -270,7 +279,7 @@ fn result(gateway: &Gateway, caller: &Caller, id: &str, text: impl Into<Bytes>) 
 }
 
 /// The row of a run that the caller may see; somebody else's is as if there were none.
-async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
+pub(crate) async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
     caller.require(Scope::Runs)?;
     let id = id.to_owned();
     let found = gateway.look_up(move |served| served.run(&id)).await?.filter(|row| caller.sees(&row.owner));

@@ -81,9 +81,23 @@ impl Folder {
         Ok(rustix::fs::fsync(&self.handle)?)
     }
 
+    /// A file beside a journal, made if absent, for the lock of an owner who removes old files.
+    pub fn lock_file(&self, name: &str) -> io::Result<File> {
+        self.named(&format!("{name}.lock"), OFlags::RDWR | OFlags::CREATE)
+    }
+
+    /// Removes a file.
+    pub fn remove(&self, name: &str, part: u32) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.handle, file_name(name, part), AtFlags::empty())?)
+    }
+
     fn file(&self, name: &str, part: u32, flags: OFlags) -> io::Result<File> {
+        self.named(&file_name(name, part), flags)
+    }
+
+    fn named(&self, name: &str, flags: OFlags) -> io::Result<File> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = rustix::fs::openat(&self.handle, file_name(name, part), flags, Mode::RUSR | Mode::WUSR)?;
+        let file = rustix::fs::openat(&self.handle, name, flags, Mode::RUSR | Mode::WUSR)?;
         let found = rustix::fs::fstat(&file)?;
         let plain = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_nlink == 1;
         match plain && found.st_uid == rustix::process::geteuid().as_raw() && found.st_mode & 0o022 == 0 {

@@ -125,9 +125,9 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway, Failure> {
     let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
     let (policy, state) = (config.policy.clone(), config.state.clone());
-    let tenants = spec::Tenants::default();
+    let (tenants, audit) = (spec::Tenants::default(), config.audit);
     let settings =
-        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, quiet };
+        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, audit, quiet };
     Gateway::new(settings).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),

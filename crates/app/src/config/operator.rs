@@ -3,7 +3,7 @@
 use super::{
     ConfigError, artifacts,
     artifacts::Artifacts,
-    doors,
+    audit, doors,
     doors::Doors,
     egress,
     file::{LIMITS, Section},
@@ -28,13 +28,22 @@ pub(super) struct Said {
     pub(super) doors: Doors,
     pub(super) secrets: secrets::Said,
     pub(super) artifacts: Artifacts,
+    pub(super) audit: store::audit::AuditSettings,
 }
 
 impl Default for Said {
     fn default() -> Self {
         let (policy, doors) = (Policy::default(), Doors::default());
         let (secrets, artifacts) = (secrets::Said::default(), Artifacts::default());
-        Said { policy, pool: Pool::OFF, serve: Serve::default(), doors, secrets, artifacts }
+        Said {
+            policy,
+            pool: Pool::OFF,
+            serve: Serve::default(),
+            doors,
+            secrets,
+            artifacts,
+            audit: Default::default(),
+        }
     }
 }
 
@@ -55,8 +64,15 @@ struct OfProfile {
 /// What is built in with what the file says.
 pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
-    let Said { mut policy, pool: mut ahead, serve: mut served, mut doors, mut secrets, artifacts: mut kept } =
-        Said::default();
+    let Said {
+        mut policy,
+        pool: mut ahead,
+        serve: mut served,
+        mut doors,
+        mut secrets,
+        artifacts: mut kept,
+        mut audit,
+    } = Said::default();
     let mut said = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {
@@ -68,6 +84,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
             "maximum" => maximum(&mut policy, top.table(key, value)?, path)?,
             "pool" => ahead = pool(top.table(key, value)?, path)?,
             "artifacts" => kept = artifacts::read(top.table(key, value)?, path)?,
+            "audit" => audit = audit::read(top.table(key, value)?, path)?,
             "serve" => served = serve::read(top.table(key, value)?, path)?,
             "images" => policy.images = images::read(top.table(key, value)?, path)?,
             "secrets" => secrets.read(top.table(key, value)?, path)?,
@@ -83,11 +100,11 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
         policy.profiles.insert(name.clone(), resolved);
     }
     doors.check(path)?;
-    Ok(Said { policy, pool: ahead, serve: served, doors, secrets, artifacts: kept })
+    Ok(Said { policy, pool: ahead, serve: served, doors, secrets, artifacts: kept, audit })
 }
 
 fn known() -> Vec<&'static str> {
-    ["profile", "maximum", "pool", "serve", "artifacts", "images", "secrets", "vault"]
+    ["profile", "maximum", "pool", "serve", "artifacts", "audit", "images", "secrets", "vault"]
         .into_iter()
         .chain(doors::TABLES)
         .collect()

@@ -6,12 +6,12 @@
 //! ```
 
 use super::{hold::Held, recent::Recents};
-use crate::{Bounds, Gateway, Problem, problem::Answer};
+use crate::{Bounds, Gateway, Problem, audit, problem::Answer};
 use bytes::Bytes;
 use engine::{Feed, Run};
 use http::StatusCode;
 use serde::Deserialize;
-use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
+use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, RunSpec, Status};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -52,6 +52,8 @@ struct Lists {
 pub(crate) struct Live {
     pub(crate) id: Id,
     pub(crate) owner: String,
+    task: Option<Id>,
+    job: Option<Id>,
     pub(crate) feed: Feed,
     progress: watch::Sender<Progress>,
     cancelled: watch::Sender<bool>,
@@ -157,7 +159,9 @@ impl Runs {
 pub(crate) async fn take(gateway: &Gateway, asked: Asked) -> Answer<Taken> {
     let owner = crate::caller::owner_of(&asked.owner)?;
     let feed = gateway.engine().feed(Some(&owner), FEED_BYTES);
-    let live = Arc::new(Live::new(asked.id.clone(), &asked.owner, feed));
+    let mut live = Live::new(asked.id.clone(), &asked.owner, feed);
+    (live.task, live.job) = (asked.task.clone(), asked.job.clone());
+    let live = Arc::new(live);
     let (listed, of) = (live.clone(), gateway.clone());
     let accepted = gateway.writer().write(move |writing| list(&of, writing, &asked, &listed)).await;
     match accepted {
@@ -227,12 +231,14 @@ fn too_many() -> Problem {
         "too many runs are under way",
         Some("wait until one has ended, or raise `runs_per_key` and `runs` under [serve]".to_owned()),
     )
+    .ruled("quota:runs")
 }
 
 impl Live {
     pub(super) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
-        Live { id, owner: owner.to_owned(), feed, progress, cancelled, held: Held::default() }
+        let (owner, task, job) = (owner.to_owned(), None, None);
+        Live { id, owner, task, job, feed, progress, cancelled, held: Held::default() }
     }
 
     /// Waits until whoever must not miss anything has room for more. Once it is to end, nobody does; nor once its program
@@ -244,6 +250,16 @@ impl Live {
         tokio::select! {
             () = self.held.room(self.feed.lengths(), FEED_BYTES / 2) => {}
             _ = over.wait_for(|over| *over) => {}
+        }
+    }
+
+    /// Whose it is, in the audit.
+    pub(crate) fn of(&self) -> audit::Of<'_> {
+        audit::Of {
+            tenant: &self.owner,
+            run: self.id.as_str(),
+            task: self.task.as_ref().map_or("", |task| task.as_str()),
+            job: self.job.as_ref().map_or("", |job| job.as_str()),
         }
     }
 
@@ -277,11 +293,14 @@ impl Live {
 pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     gateway.metrics().running.inc();
     let mut cancelled = live.cancelled.subscribe();
-    let (mut asked, mut over) = (false, run.over());
+    let (mut asked, mut over, mut denials) = (false, run.over(), 0);
     loop {
         tokio::select! {
             event = async { live.room(&mut over).await; run.next_event().await } => match event {
-                Some(event) => note(&live, event),
+                Some(event) => {
+                    gateway.note_event(&live.of(), &event, &mut denials);
+                    note(&live, event);
+                }
                 None => break,
             },
             _ = cancelled.wait_for(|cancelled| *cancelled), if !asked => {
@@ -294,7 +313,21 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     let took = Duration::from_millis(result.duration_ms);
     gateway.metrics().running.dec();
     gateway.metrics().run(result.status.name(), took, live.feed.lengths().iter().sum());
+    gateway.note_ended(&live.of(), &result, denials);
     conclude(&gateway, &live, result).await;
+}
+
+/// Ends a run that was accepted and cannot be started: what cannot be written down is not done.
+pub(crate) async fn give_up(gateway: &Gateway, live: &Arc<Live>, spec: &RunSpec) {
+    let mut result = RunResult::blank(live.id.clone(), spec.sandbox.profile.clone(), engine::now());
+    (result.task_id, result.job_id) = (live.task.clone(), live.job.clone());
+    result.error = Some(ErrorInfo {
+        code: ErrorCode::Internal,
+        message: "the audit cannot be written".to_owned(),
+        hint: Some("it was not started; try again".to_owned()),
+    });
+    gateway.note_ended(&live.of(), &result, 0);
+    conclude(gateway, live, result).await;
 }
 
 fn note(live: &Live, event: Event) {
@@ -425,6 +458,8 @@ pub(crate) fn settle(gateway: &Gateway) -> Result<usize, store::DatabaseError> {
             message: "the server ended before the run did".to_owned(),
             hint: Some("start it again".to_owned()),
         });
+        let (task, job) = (row.task.as_deref().unwrap_or_default(), row.job.as_deref().unwrap_or_default());
+        gateway.note_ended(&audit::Of { tenant: &row.owner, run: &row.id, task, job }, &result, 0);
         gateway.served().finish(&row.id, Status::Lost.name(), &text(&result))?;
     }
     prune(gateway);

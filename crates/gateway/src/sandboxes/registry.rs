@@ -16,6 +16,7 @@ use std::{
 };
 use store::{
     DatabaseError,
+    audit::Entry as Line,
     served::{PROMISED_MS, Remembered, SandboxRow, Writing},
 };
 use tokio::{sync::watch, task::JoinSet};
@@ -351,7 +352,8 @@ impl Gateway {
         if !known.has_room(&opening.owner) {
             let hint = "end some of them with `DELETE /v1/sandboxes/{id}`".to_owned();
             let title = format!("{MOST_LIVE} sandboxes can live here, {MOST_OF_ONE} of one key, and no more");
-            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint)));
+            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint))
+                .ruled("quota:sandboxes"));
         }
         let (tell, outcome) = watch::channel(None);
         *known.making.entry(opening.owner.clone()).or_default() += 1;
@@ -422,6 +424,12 @@ impl Gateway {
             });
             known.all.insert(entry.id.clone(), entry.clone());
             self.metrics().sandboxes.inc();
+            self.note_happened(&Line {
+                what: "sandbox.made",
+                tenant: &entry.owner,
+                run: &entry.id,
+                ..Line::default()
+            });
             tokio::spawn(self.clone().remember(entry.clone(), session));
             entry
         });
@@ -446,6 +454,10 @@ impl Gateway {
     async fn remember(self, entry: Arc<Entry>, session: Session) {
         let state = session.ended().await;
         let written = self.write_end(&entry.id, &state).await;
+        let about = wire::reason(state.ended.unwrap_or(SessionEnd::Lost));
+        let line =
+            Line { what: "sandbox.ended", tenant: &entry.owner, run: &entry.id, about, ..Line::default() };
+        self.note_happened(&line);
         *locked(&entry.held) = Held::Ended(Box::new(state));
         entry.written.send_replace(written);
         self.metrics().sandboxes.dec();
