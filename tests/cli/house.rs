@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
     (
         "airlock",
         &[
@@ -36,8 +36,9 @@ const MAY_USE: [(&str, &[&str]); 15] = [
         &["airlock-sandbox", "airlock-doors", "airlock-store", "airlock-image", "airlock-spec"],
     ),
     ("airlock-sandbox", &["airlock-init", "airlock-spec"]),
-    ("airlock-doors", &["airlock-spec"]),
-    ("airlock-store", &["airlock-spec"]),
+    ("airlock-doors", &["airlock-journal", "airlock-spec"]),
+    ("airlock-store", &["airlock-journal", "airlock-spec"]),
+    ("airlock-journal", &[]),
     ("airlock-image", &["airlock-spec"]),
     ("airlock-init", &["airlock-spec"]),
     ("airlock-spec", &[]),

@@ -175,8 +175,7 @@ async fn put(
     let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(raw_name(&uri)?)?);
     if owner != Owner::local() {
         let needs = Needs { what: What::Artifact, llm: false, storage: true };
-        let of = Caller { tenant: owner.as_str().to_owned(), ..caller.clone() };
-        gateway.admits(&of, needs).await?;
+        gateway.may_begin(owner.as_str(), needs).await?;
     }
     let expected = headers::expected_digest(&headers)?;
     let new = New {

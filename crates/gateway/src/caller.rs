@@ -76,7 +76,8 @@ impl Caller {
                 "forbidden",
                 "this key may not do that",
                 Some(format!("ask for a key with the scope `{}`", scope.name())),
-            )),
+            )
+            .ruled(format!("scope:{}", scope.name()))),
         }
     }
 

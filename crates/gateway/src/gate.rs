@@ -2,7 +2,7 @@
 //! lent our address by DNS), does it come from a page of somebody else's, and who is asking. And what is told of it
 //! afterwards: one line, and numbers.
 
-use crate::{Caller, Gateway, Problem, Scope, turns::Turn, validity::Validity};
+use crate::{Caller, Gateway, Problem, Scope, audit::Told, turns::Turn, validity::Validity};
 use axum::{
     body::Body,
     extract::{MatchedPath, Request, State},
@@ -23,7 +23,7 @@ use tokio::sync::OwnedSemaphorePermit;
 /// Asked before anybody can have a key.
 const OPEN: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
 const HEALTH: &str = "/healthz";
-const UNMATCHED: &str = "unmatched";
+pub(crate) const UNMATCHED: &str = "unmatched";
 
 /// How a connection came; none for a unix socket, which no browser reaches.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +58,17 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
         Some(caller) => gateway.turns().take(&caller.tenant, &method, route).map(|turn| Some((caller, turn))),
         None => Ok(None),
     };
-    let response = match admitted.and_then(turn) {
+    let told = Told::of(&request, route);
+    // Before anything of the body is read.
+    let scope = |caller: Option<Caller>| match (&caller, needed(route)) {
+        (Some(asking), Some(scope)) => asking.require(scope).map(|()| caller),
+        _ => Ok(caller),
+    };
+    let note = |passed: Option<(Caller, Turn)>| match &passed {
+        Some((caller, _)) => told.allowed(&gateway, caller).map(|()| passed),
+        None => Ok(passed),
+    };
+    let response = match admitted.and_then(scope).and_then(turn).and_then(note) {
         Ok(Some((caller, turn))) => {
             if let Some(place) = request.extensions_mut().get_mut::<Place>() {
                 place.1 = Some(turn.clone());
@@ -70,6 +80,7 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
         Ok(None) => next.run(request).await,
         Err(problem) => refused(problem),
     };
+    told.refused(&gateway, caller.as_ref(), &response);
     let response = if of_the_node { crate::node::in_its_words(response) } else { response };
     gateway.metrics().request(&method, route, response.status());
     if !gateway.quiet() {
@@ -110,11 +121,7 @@ fn admit(gateway: &Gateway, request: &Request, route: &str) -> Result<Option<Cal
         // Whether we live is no question of the database.
         _ if route == HEALTH => Ok(None),
         Some(token) => match gateway.keys().recognise(token)? {
-            Some(caller) => {
-                // Before anything of the body is read.
-                needed(route).map_or(Ok(()), |scope| caller.require(scope))?;
-                Ok(Some(caller))
-            }
+            Some(caller) => Ok(Some(caller)),
             None => Err(unauthorized(NOT_GOOD)),
         },
         None if OPEN.contains(&route) => Ok(None),
@@ -138,6 +145,7 @@ fn needed(route: &str) -> Option<Scope> {
         ("/v1/artifacts", Scope::Artifacts),
         ("/v1/images", Scope::Images),
         ("/v1/usage", Scope::Usage),
+        ("/v1/audit", Scope::Usage),
         ("/v1/keys", Scope::Admin),
     ]
     .into_iter()

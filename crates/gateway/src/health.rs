@@ -66,6 +66,14 @@ pub(crate) fn trial() -> RunRequest {
 }
 
 async fn try_one(gateway: Gateway) -> Answer<()> {
+    if let Some(why) = gateway.audit_trouble() {
+        crate::say(format_args!("airlock: the audit cannot be written: {why}"));
+        let hint =
+            "nothing is done that cannot be written down; look whether the disk of this server is full"
+                .to_owned();
+        let title = "the audit cannot be written";
+        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", title, Some(hint)));
+    }
     gateway.node().takes_work()?;
     let mut request = trial();
     gateway.node().furnish(&mut request)?;

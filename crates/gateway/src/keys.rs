@@ -11,6 +11,7 @@ use spec::{Time, Timestamp};
 use std::{fmt, path::Path, sync::Arc, time::Duration};
 use store::{
     DatabaseError,
+    audit::Entry,
     served::{KeyRow, Served},
 };
 use subtle::ConstantTimeEq;
@@ -326,6 +327,11 @@ async fn create(
         keys.create(&order.name, order.tenant.as_deref(), &order.scopes, expires_in.map(|time| time.0))
     };
     let (key, token) = tokio::task::spawn_blocking(make).await.map_err(|_| crate::writer::busy())??;
+    let scopes: Vec<_> = key.scopes.iter().map(|scope| scope.name()).collect();
+    let about = format!("key={} scopes={}", key.id, scopes.join(","));
+    let line =
+        Entry { what: "key.made", tenant: &key.tenant, key: &caller.key, about: &about, ..Entry::default() };
+    gateway.note_happened(&line);
     Ok((StatusCode::CREATED, Json(MadeKey { key, token: token.expose().to_owned() })))
 }
 

@@ -4,6 +4,7 @@
 //! the engine's words and back. Nothing here knows how a box is made or what a rule means.
 
 mod artifacts;
+mod audit;
 mod caller;
 mod fitting;
 mod gate;
@@ -44,7 +45,7 @@ use spec::{Bounds, JobBounds, Policy, Quota, Tenants};
 use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
 use store::{
     DatabaseError,
-    audit::{Audit, Entry},
+    audit::{Audit, AuditSettings, Entry},
     served::Served,
 };
 use tokio::sync::watch;
@@ -89,6 +90,8 @@ pub struct Settings {
     pub node: Node,
     /// How long the ledgers of runs that ended are kept; for ever if not said.
     pub keep_ledger: Option<Duration>,
+    /// How the audit is kept.
+    pub audit: AuditSettings,
     /// No line for each request on stderr.
     pub quiet: bool,
 }
@@ -112,6 +115,7 @@ struct Inner {
     quiet: bool,
     audit: Audit,
     days: tenants::Days,
+    refusals: audit::Refusals,
     served: Arc<Served>,
     writer: writer::Writer,
     durable: writer::Writer,
@@ -147,14 +151,18 @@ impl Gateway {
             jobs,
             tenants,
             node,
+            audit,
             keep_ledger,
             quiet,
         } = settings;
         let unwritable = |error| DatabaseError::Place {
             path: state.clone(),
-            why: format!("the audit cannot be written: {error}"),
+            why: format!(
+                "the audit cannot be gone on with: {error} (`airlock audit verify` shows what is wrong with it, and \
+                 `airlock audit set-aside` lets a new one begin)"
+            ),
         };
-        let audit = Audit::open(&state).map_err(unwritable)?;
+        let audit = Audit::open_with(&state, audit).map_err(unwritable)?;
         let served = Arc::new(Served::open(&state)?);
         let place = state.clone();
         let writer = |lasts| {
@@ -181,6 +189,7 @@ impl Gateway {
             keep_ledger,
             quiet,
             audit,
+            refusals: audit::Refusals::default(),
             keys: Keys::of(served.clone()),
             writer,
             durable,
@@ -197,6 +206,12 @@ impl Gateway {
             working: work::shares(),
             turns,
         }));
+        let about = format!("version={} pid={}", env!("CARGO_PKG_VERSION"), std::process::id());
+        let start = Entry { what: "server.start", about: &about, ..Entry::default() };
+        gateway.0.audit.note(&start).map_err(|error| DatabaseError::Place {
+            path: gateway.state().to_owned(),
+            why: format!("the audit cannot be written: {error}"),
+        })?;
         jobs::settle(&gateway)?;
         gateway.recall_sandboxes()?;
         Ok(gateway)
@@ -231,6 +246,9 @@ impl Gateway {
         looking.abort();
         counting.abort();
         self.count_now().await;
+        let gateway = self.clone();
+        // If it broke off, the last mark is an older one.
+        _ = tokio::task::spawn_blocking(move || gateway.0.audit.mark()).await;
         left
     }
 
@@ -377,6 +395,20 @@ impl Gateway {
         &self.0.node
     }
 
+    /// Writes down what has happened; later, if it cannot be written now.
+    pub(crate) fn note_happened(&self, entry: &Entry<'_>) {
+        self.0.audit.note_happened(entry);
+    }
+
+    /// Why nothing can be written down, if so.
+    pub(crate) fn audit_trouble(&self) -> Option<String> {
+        self.0.audit.trouble()
+    }
+
+    pub(crate) fn refusals(&self) -> &audit::Refusals {
+        &self.0.refusals
+    }
+
     pub(crate) fn quiet(&self) -> bool {
         self.0.quiet
     }
@@ -461,6 +493,7 @@ fn routes() -> OpenApiRouter<Gateway> {
         .merge(images::routes())
         .merge(usage::routes())
         .merge(tenants::routes())
+        .merge(audit::routes())
         .merge(keys::routes())
 }
 

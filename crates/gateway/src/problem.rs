@@ -37,6 +37,15 @@ pub struct Problem {
     /// Seconds until trying again may help; as a header.
     #[serde(skip)]
     retry_after: Option<u32>,
+    /// Which rule said no, for the audit; its code, unless somebody knows better.
+    #[serde(skip)]
+    rule: Option<Box<str>>,
+}
+
+/// Goes with the answer to the gate, which writes it down.
+#[derive(Clone, Debug)]
+pub(crate) struct Refused {
+    pub(crate) rule: Box<str>,
 }
 
 /// What a handler answers.
@@ -45,15 +54,15 @@ pub(crate) type Answer<T> = Result<T, Problem>;
 impl Problem {
     /// A problem with a code of the contract or of HTTP.
     pub fn new(status: StatusCode, code: &str, title: impl Into<String>, detail: Option<String>) -> Problem {
-        let kind = format!("urn:airlock:{code}");
         Problem {
-            kind: kind.into(),
+            kind: format!("urn:airlock:{code}").into(),
             status: status.as_u16(),
             title: title.into().into(),
             detail,
             code: code.into(),
             instance: None,
             retry_after: None,
+            rule: None,
         }
     }
 
@@ -109,6 +118,11 @@ impl Problem {
         Problem { retry_after: Some(u32::try_from(seconds).unwrap_or(u32::MAX)), ..self }
     }
 
+    /// The same, said by this rule.
+    pub(crate) fn ruled(self, rule: impl Into<Box<str>>) -> Problem {
+        Problem { rule: Some(rule.into()), ..self }
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
@@ -116,8 +130,22 @@ impl Problem {
 
 impl From<SpecError> for Problem {
     fn from(error: SpecError) -> Problem {
-        Problem::from(ErrorInfo { code: error.code, message: error.message, hint: Some(error.hint) })
+        let rule = field(&error.message).filter(|_| error.code == ErrorCode::PolicyDenied);
+        let rule = rule.map(|field| format!("policy_denied:{field}"));
+        let problem =
+            Problem::from(ErrorInfo { code: error.code, message: error.message, hint: Some(error.hint) });
+        match rule {
+            Some(rule) => problem.ruled(rule),
+            None => problem,
+        }
     }
+}
+
+/// The first name that a message says, if it is one of ours and nobody's words.
+fn field(message: &str) -> Option<&str> {
+    let named = |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'_' | b'-' | b'.' | b':' | b' ');
+    let name = message.split('`').nth(1)?;
+    ((1..=40).contains(&name.len()) && name.bytes().all(named)).then_some(name)
 }
 
 impl From<ErrorInfo> for Problem {
@@ -143,8 +171,10 @@ impl IntoResponse for Problem {
         let seconds = self.retry_after.unwrap_or(1);
         // For those who say the same in other words.
         let kept = self.clone();
+        let refused = Refused { rule: self.rule.clone().unwrap_or_else(|| self.code.clone()) };
         let mut response = (self.status(), Json(self)).into_response();
         response.extensions_mut().insert(kept);
+        response.extensions_mut().insert(refused);
         if passing {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }

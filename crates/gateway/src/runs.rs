@@ -219,10 +219,15 @@ pub(crate) async fn begin(
     stdin: Option<Vec<u8>>,
     follows: bool,
 ) -> Answer<Begun> {
+    let key = admission.key.clone();
     let live = match live::take(&gateway, asked, admission).await? {
         Taken::New(live) => live,
         Taken::Before(id) => return Ok(Begun::Before(id)),
     };
+    if let Err(problem) = gateway.note_accepted(&live.of(), &key, &told(&spec)) {
+        live::give_up(&gateway, &live, &spec).await;
+        return Err(problem);
+    }
     // Before it can write anything.
     let hold = follows.then(|| hold::Hold::take(&live, [0, 0]));
     drop(start(&gateway, &live, spec, stdin));
@@ -230,6 +235,11 @@ pub(crate) async fn begin(
         Some(hold) => Begun::Held(live, hold),
         None => Begun::New(live),
     })
+}
+
+/// What the audit says of it.
+fn told(spec: &RunSpec) -> String {
+    format!("profile={} backend={}", spec.sandbox.profile, spec.sandbox.backend.name())
 }
 
 /// Starts what was written down; the task ends once its end is, too.
@@ -290,7 +300,7 @@ fn result(gateway: &Gateway, caller: &Caller, id: &str, text: impl Into<Bytes>) 
 }
 
 /// The row of a run that the caller may see; somebody else's is as if there were none.
-async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
+pub(crate) async fn row(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<RunRow> {
     caller.require(Scope::Runs)?;
     let id = id.to_owned();
     let found = gateway.look_up(move |served| served.run(&id)).await?.filter(|row| caller.sees(&row.owner));

@@ -13,10 +13,9 @@ mod quota;
 pub(crate) use days::{Counted, Days};
 pub(crate) use quota::routes;
 
-use crate::{Caller, Gateway, Problem, problem::Answer};
+use crate::{Gateway, Problem, problem::Answer};
 use http::StatusCode;
 use spec::{Day, Id};
-use store::audit::{Decision, Entry};
 
 /// What is about to be begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,21 +40,13 @@ pub(crate) struct Needs {
     pub(crate) storage: bool,
 }
 
-/// Why something is not begun.
-#[derive(Clone, Debug)]
-pub(crate) struct Refusal {
-    pub(crate) problem: Problem,
-    /// Which limit.
-    pub(crate) rule: &'static str,
-}
-
 /// The limit of which nothing is left, and when there is some again.
-fn until_tomorrow(problem: impl FnOnce(String) -> Problem, rule: &'static str) -> Refusal {
+fn until_tomorrow(problem: impl FnOnce(String) -> Problem, rule: &'static str) -> Problem {
     let now = engine::now();
     let tomorrow = Day::of(now).next().start();
     let seconds = (tomorrow.0 - now.0).div_ceil(1000);
     let anew = format!("it begins anew at {tomorrow}, in {seconds} seconds");
-    Refusal { problem: problem(anew).retry_after(seconds), rule }
+    problem(anew).retry_after(seconds).ruled(rule)
 }
 
 fn too_many(title: String, hint: String) -> Problem {
@@ -63,15 +54,8 @@ fn too_many(title: String, hint: String) -> Problem {
 }
 
 impl Gateway {
-    /// Refuses what a tenant may not begin now, and writes that down. Whatever lists what is begun looks once more at how
-    /// many there are.
-    pub(crate) async fn admits(&self, caller: &Caller, needs: Needs) -> Answer<()> {
-        let may = self.may_begin(&caller.tenant, needs).await;
-        may.map_err(|refusal| self.refused(&caller.tenant, &caller.key, refusal))
-    }
-
-    /// The same without a word: for whoever does not know yet whether it is something new.
-    pub(crate) async fn may_begin(&self, tenant: &str, needs: Needs) -> Result<(), Refusal> {
+    /// Refuses what a tenant may not begin now. Whatever lists what is begun looks once more at how many there are.
+    pub(crate) async fn may_begin(&self, tenant: &str, needs: Needs) -> Answer<()> {
         self.has_place(tenant, needs.what)?;
         if needs.what != What::Artifact {
             self.has_cpu(tenant)?;
@@ -85,25 +69,12 @@ impl Gateway {
         Ok(())
     }
 
-    /// Writes a refusal down; what to answer.
-    pub(crate) fn refused(&self, tenant: &str, key: &str, refusal: Refusal) -> Problem {
-        let entry = Entry {
-            what: "admission",
-            decision: Decision::Refused,
-            tenant,
-            key,
-            rule: refusal.rule,
-            ..Entry::default()
-        };
-        self.note(&entry).err().unwrap_or(refusal.problem)
-    }
-
     /// How many runs a tenant may have at once: as its quota says, else as everybody's does.
     pub(crate) fn most_runs(&self, tenant: &str) -> usize {
         self.quota(tenant).runs.unwrap_or(self.bounds().runs_per_key)
     }
 
-    fn has_place(&self, tenant: &str, what: What) -> Result<(), Refusal> {
+    fn has_place(&self, tenant: &str, what: What) -> Answer<()> {
         match what {
             What::Run => self.runs_full(tenant).map_or(Ok(()), Err),
             What::Sandbox => self.sandboxes_full(tenant).map_or(Ok(()), Err),
@@ -112,7 +83,7 @@ impl Gateway {
     }
 
     /// Why there is no room for one more run, if there is none.
-    pub(crate) fn runs_full(&self, tenant: &str) -> Option<Refusal> {
+    pub(crate) fn runs_full(&self, tenant: &str) -> Option<Problem> {
         let (own, all) = self.runs().counts(tenant);
         let (most_of_one, most) = (self.most_runs(tenant), self.bounds().runs);
         let hint =
@@ -120,16 +91,16 @@ impl Gateway {
         if own >= most_of_one {
             let name = if self.quota(tenant).runs.is_some() { "runs" } else { "runs_per_key" };
             let title = format!("too many runs are under way: a tenant has at most {most_of_one} (`{name}`)");
-            return Some(Refusal { problem: too_many(title, hint(&format!("`{name}`"))), rule: "runs" });
+            return Some(too_many(title, hint(&format!("`{name}`"))).ruled("quota:runs"));
         }
         (all >= most).then(|| {
             let title = format!("too many runs are under way: all tenants together have at most {most}");
-            Refusal { problem: too_many(title, hint("`runs` under [serve]")), rule: "all_runs" }
+            too_many(title, hint("`runs` under [serve]")).ruled("quota:all_runs")
         })
     }
 
     /// Whether anything of the CPU time of its day is left.
-    pub(crate) fn has_cpu(&self, tenant: &str) -> Result<(), Refusal> {
+    pub(crate) fn has_cpu(&self, tenant: &str) -> Answer<()> {
         let Some(limit) = self.quota(tenant).cpu_day else { return Ok(()) };
         let most = u64::try_from(limit.0.as_millis()).unwrap_or(u64::MAX);
         if self.days().used(tenant).cpu_ms < most {
@@ -138,11 +109,11 @@ impl Gateway {
         let title = format!("the CPU time of this tenant's day is used up (`cpu_day`: {limit})");
         Err(until_tomorrow(
             |anew| too_many(title, format!("{anew}; what is under way may finish")),
-            "cpu_day",
+            "quota:cpu_day",
         ))
     }
 
-    fn has_money(&self, tenant: &str) -> Result<(), Refusal> {
+    fn has_money(&self, tenant: &str) -> Answer<()> {
         let day = self.engine().money_of_day(tenant).filter(engine::Day::is_spent);
         if day.is_none() {
             return Ok(());
@@ -152,12 +123,12 @@ impl Gateway {
             let hint = format!("{anew}; without models it runs now");
             Problem::new(StatusCode::TOO_MANY_REQUESTS, "budget_exceeded", title, Some(hint))
         };
-        Err(until_tomorrow(problem, "tenant_day_usd"))
+        Err(until_tomorrow(problem, "quota:tenant_day_usd"))
     }
 
-    async fn has_storage(&self, tenant: &str) -> Result<(), Refusal> {
+    async fn has_storage(&self, tenant: &str) -> Answer<()> {
         let Some(limit) = self.quota(tenant).storage else { return Ok(()) };
-        let refusal = |problem| Refusal { problem, rule: "storage" };
+        let refusal = |problem: Problem| problem.ruled("quota:storage");
         let owner = Id::new(tenant).map_err(|_| refusal(crate::writer::busy()))?;
         // What cannot be weighed might be too much.
         let stored = self.engine().stored(&owner).await.map_err(|error| {

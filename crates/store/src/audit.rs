@@ -1,6 +1,36 @@
 //! The audit: who asked for what, what was decided by which rule, and what came of it. Only added to.
+//!
+//! ```text
+//! STATE/audit/server.jsonl ─▶ server~2.jsonl ─▶ …      lines bound by hashes (crate `journal`), one owner by lock
+//! STATE/airlock.db            where each file begins, and the last line that is surely on the disk (`marks`)
+//! ```
+//!
+//! A line outlasts the process at once, and the power within a second. What is cut off behind the last mark is not found by
+//! ourselves: it is by whoever noted a head elsewhere.
 
-use std::{io, path::Path};
+mod file;
+mod marks;
+mod page;
+mod tidy;
+mod verify;
+
+pub use file::{AuditSettings, Note, set_aside};
+pub use journal::{Durability, Problem};
+pub use page::{Asked, Page, Row, WrongPlace, page};
+pub use verify::{Verified, head, verify};
+
+use file::Shared;
+use std::{
+    io,
+    path::Path,
+    sync::{Arc, PoisonError},
+    thread::JoinHandle,
+};
+
+/// The folder in the state folder.
+const FOLDER: &str = "audit";
+/// The journal that a server writes.
+const NAME: &str = "server";
 
 /// How it was decided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,6 +42,17 @@ pub enum Decision {
     /// It happened.
     #[default]
     Happened,
+}
+
+impl Decision {
+    /// As it is written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Decision::Allowed => "allowed",
+            Decision::Refused => "refused",
+            Decision::Happened => "happened",
+        }
+    }
 }
 
 /// One line. What is empty is left out; no field ever holds a secret, an argument list or a program's output.
@@ -40,16 +81,58 @@ pub struct Entry<'a> {
 
 /// The audit of a state folder, written by whoever owns that.
 #[derive(Debug)]
-pub struct Audit(());
+pub struct Audit {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
 
 impl Audit {
     /// Goes on with the audit of a state folder; begins one if there is none.
-    pub fn open(_state: &Path) -> io::Result<Audit> {
-        Ok(Audit(()))
+    pub fn open(state: &Path) -> io::Result<Audit> {
+        Audit::open_with(state, AuditSettings::default())
+    }
+
+    /// The same, kept as these settings say.
+    pub fn open_with(state: &Path, settings: AuditSettings) -> io::Result<Audit> {
+        let shared = Arc::new(Shared::open(state, settings)?);
+        let theirs = Arc::clone(&shared);
+        let thread =
+            std::thread::Builder::new().name("audit".to_owned()).spawn(move || tidy::work(&theirs))?;
+        Ok(Audit { shared, thread: Some(thread) })
     }
 
     /// Adds a line. Once it returns, the line outlasts this process; if it fails, what it tells of must not be done.
-    pub fn note(&self, _entry: &Entry<'_>) -> io::Result<()> {
-        Ok(())
+    pub fn note(&self, entry: &Entry<'_>) -> io::Result<()> {
+        self.shared.note(entry)
+    }
+
+    /// Adds a line about what has happened already. If it cannot be written now it is later; there is a bound on how many
+    /// wait, and how many were left out is written, too.
+    pub fn note_happened(&self, entry: &Entry<'_>) {
+        self.shared.note_happened(entry);
+    }
+
+    /// Makes sure of everything that was written, and marks it, so that nothing of it can be cut off unseen.
+    pub fn mark(&self) {
+        tidy::sync_and_mark(&self.shared);
+    }
+
+    /// Why lines cannot be written, if they cannot.
+    pub fn trouble(&self) -> Option<String> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).trouble.clone()
     }
 }
+
+impl Drop for Audit {
+    fn drop(&mut self) {
+        self.shared.finish();
+        if let Some(thread) = self.thread.take() {
+            // It marks the end; if it panicked the last mark is an older one, and nothing is lost.
+            _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "audit_tests.rs"]
+mod tests;

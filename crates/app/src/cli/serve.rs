@@ -150,6 +150,7 @@ fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway,
         jobs,
         tenants,
         node: gateway::Node::default(),
+        audit: config.audit,
         keep_ledger: config.doors.keep_ledger,
         quiet,
     };

@@ -4,6 +4,7 @@
 //! hostile clone, so it can only narrow.
 
 mod artifacts;
+mod audit;
 mod credential;
 mod doors;
 mod egress;
@@ -84,6 +85,8 @@ pub(crate) struct Config {
     pub(crate) doors: Doors,
     /// Where artifacts are kept, how many, and for how long.
     pub(crate) artifacts: Artifacts,
+    /// How the audit is kept.
+    pub(crate) audit: store::audit::AuditSettings,
     /// Finds credentials.
     pub(crate) secrets: Secrets,
     /// The operator's file, if there was one.
@@ -183,11 +186,11 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
         Some((path, text)) => (Some(path.clone()), operator::read(&file::parse(&text, &path)?, &path)?),
         None => (None, operator::Said::default()),
     };
-    let operator::Said { policy, pool, serve, jobs, doors, secrets, artifacts } = said;
+    let operator::Said { policy, pool, serve, jobs, doors, secrets, artifacts, audit } = said;
     let (docker, podman) = (around.docker(), around.podman());
     let state = state_folder(flags, around)?;
     let secrets = secrets::assemble(secrets, doors.keys().chain(artifacts.keys()), &state, around)?;
-    Ok(Config { policy, pool, serve, jobs, state, docker, podman, doors, artifacts, secrets, file })
+    Ok(Config { policy, pool, serve, jobs, state, docker, podman, doors, artifacts, audit, secrets, file })
 }
 
 /// Applies `airlock.toml` of the current folder, if there is one, to the profile this run will use.

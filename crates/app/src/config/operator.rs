@@ -3,7 +3,7 @@
 use super::{
     ConfigError, artifacts,
     artifacts::Artifacts,
-    doors,
+    audit, doors,
     doors::Doors,
     egress,
     file::{LIMITS, Section},
@@ -30,6 +30,7 @@ pub(super) struct Said {
     pub(super) doors: Doors,
     pub(super) secrets: secrets::Said,
     pub(super) artifacts: Artifacts,
+    pub(super) audit: store::audit::AuditSettings,
 }
 
 impl Default for Said {
@@ -44,6 +45,7 @@ impl Default for Said {
             doors,
             secrets,
             artifacts,
+            audit: Default::default(),
         }
     }
 }
@@ -65,7 +67,7 @@ struct OfProfile {
 /// What is built in with what the file says.
 pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
-    let Said { mut policy, mut doors, mut secrets, artifacts: mut kept, .. } = Said::default();
+    let Said { mut policy, mut doors, mut secrets, artifacts: mut kept, mut audit, .. } = Said::default();
     let (mut ahead, mut served, mut jobbed) = (Pool::OFF, Serve::default(), JobBounds::default());
     let mut said = BTreeMap::new();
     for (key, value) in file {
@@ -78,6 +80,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
             "maximum" => maximum(&mut policy, top.table(key, value)?, path)?,
             "pool" => ahead = pool(top.table(key, value)?, path)?,
             "artifacts" => kept = artifacts::read(top.table(key, value)?, path)?,
+            "audit" => audit = audit::read(top.table(key, value)?, path)?,
             "serve" => served = serve::read(top.table(key, value)?, path)?,
             "jobs" => jobbed = jobs::read(top.table(key, value)?, path)?,
             "images" => policy.images = images::read(top.table(key, value)?, path)?,
@@ -94,11 +97,11 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
         policy.profiles.insert(name.clone(), resolved);
     }
     doors.check(path)?;
-    Ok(Said { policy, pool: ahead, serve: served, jobs: jobbed, doors, secrets, artifacts: kept })
+    Ok(Said { policy, pool: ahead, serve: served, jobs: jobbed, doors, secrets, artifacts: kept, audit })
 }
 
 fn known() -> Vec<&'static str> {
-    ["profile", "maximum", "pool", "serve", "jobs", "artifacts", "images", "secrets", "vault"]
+    ["profile", "maximum", "pool", "serve", "jobs", "artifacts", "audit", "images", "secrets", "vault"]
         .into_iter()
         .chain(doors::TABLES)
         .collect()

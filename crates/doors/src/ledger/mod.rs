@@ -7,48 +7,32 @@
 //!           └──────▶ settle
 //! ```
 
-mod folder;
 mod line;
 mod reader;
 mod recover;
-mod sync;
 
+pub use journal::{Durability, Fault, Head, Problem};
 pub use line::{Kind, Row};
-pub use reader::{Fault, Head, Reader};
+pub use reader::Reader;
 pub use recover::{
-    Found, Past, Problem, Recovered, Retirable, Segments, recover, remove_retired, retirable, segments,
-    verify,
+    Found, Past, Recovered, Retirable, Segments, recover, remove_retired, retirable, segments, verify,
 };
 
 use crate::usage::{Source, Usage};
-use folder::Folder;
-use line::{Hash, Line};
+use journal::{Folder, LARGEST, Line, Syncer, Writer};
 use spec::Money;
 use std::{
     fs::File,
     io,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
 };
-use sync::Syncer;
 
-/// A file that has grown to this is followed by the next.
-const LARGEST: u64 = 64 << 20;
-/// Bytes of lines that may wait for the next write.
-const MOST_WAITING: usize = 16 << 10;
+/// What messages call it.
+const CALLED: &str = "ledger";
 /// A sweep may look at our segment while we take it.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// How lasting a record must be before a call goes on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
-    /// Survives the end of this process, whatever ends it.
-    #[default]
-    Process,
-    /// Survives loss of power.
-    Power,
-}
 
 /// Who is calling, and what.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -135,18 +119,10 @@ pub struct Ledger {
 
 #[derive(Debug)]
 struct State {
-    file: Arc<File>,
-    part: u32,
-    length: u64,
-    n: u64,
-    hash: Hash,
+    /// Ends of reservations may wait there for the next write: without them more counts and not less.
+    writer: Writer,
     /// Reservations that are not settled.
     open: u64,
-    line: Vec<u8>,
-    /// Lines that wait for the next write: only such as may be lost, because without them more counts and not less.
-    waiting: Vec<u8>,
-    /// Why nothing can be written any more.
-    broken: Option<String>,
 }
 
 impl Ledger {
@@ -156,14 +132,14 @@ impl Ledger {
     }
 
     fn open_with(folder: &Path, name: &str, durability: Durability, largest: u64) -> io::Result<Ledger> {
-        if !folder::is_name(name) {
+        if !journal::is_name(name) {
             return Err(io::Error::other(format!("`{}` is no name for a ledger", name.escape_debug())));
         }
         let folder = Folder::make(folder)?;
         let mut lock = folder.make_file(name, 1)?;
         let patience = Instant::now() + PATIENCE;
         loop {
-            match (folder::lock(&lock)?, folder::is_gone(&lock)?) {
+            match (journal::lock(&lock)?, journal::is_gone(&lock)?) {
                 (true, false) => break,
                 // An old one of this name was taken away while we waited for it.
                 (_, true) => lock = folder.make_file(name, 1)?,
@@ -182,7 +158,7 @@ impl Ledger {
         ledger.largest = largest;
         if durability == Durability::Power {
             ledger.folder.sync()?;
-            ledger.syncer = Some(Syncer::start()?);
+            ledger.syncer = Some(Syncer::start(CALLED)?);
         }
         ledger.introduce()?;
         Ok(ledger)
@@ -238,8 +214,8 @@ impl Ledger {
                 .number("overrun", outcome.overrun.0)
                 .number("status", u64::from(outcome.status))
                 .text("ending", &outcome.ending)
-                .number("duration_ms", outcome.duration_ms)
-                .usage(&outcome.usage);
+                .number("duration_ms", outcome.duration_ms);
+            line::usage_of(line, &outcome.usage);
         });
         written.map(|_| ())
     }
@@ -287,82 +263,31 @@ impl Ledger {
 
     /// Writes what still waits. Without it that goes out with the next reservation.
     pub fn flush(&self) -> io::Result<()> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).flush()
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).writer.flush()
     }
 
     /// One record; one write, but for the end of a reservation, which waits for company. `open` is what it adds to the open reservations.
     fn append(&self, kind: &str, open: i64, tell: impl FnOnce(&mut Line<'_>)) -> io::Result<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.length >= self.largest && kind != "open" {
+        if state.writer.length() >= self.largest && kind != "open" {
             self.next_file(&mut state)?;
         }
         let may_wait = kind == "settle" && self.syncer.is_none();
-        let n = state.write(kind, may_wait, tell)?;
+        let n = state.writer.write(kind, may_wait, tell)?;
         state.open = state.open.saturating_add_signed(open);
         if let Some(syncer) = &self.syncer {
-            syncer.want(n, &state.file);
+            syncer.want(n, &state.writer.file);
         }
         Ok(n)
     }
 
     /// The chain goes on in the next file: its first line follows from the last of this one.
     fn next_file(&self, state: &mut State) -> io::Result<()> {
-        state.flush()?;
-        if self.syncer.is_some() {
-            rustix::fs::fdatasync(&*state.file)?;
-        }
-        let file = self.folder.make_file(&self.name, state.part + 1)?;
-        if self.syncer.is_some() {
-            self.folder.sync()?;
-        }
-        (state.file, state.part, state.length) = (Arc::new(file), state.part + 1, 0);
-        let written = state.write("open", false, |line| {
+        state.writer.next_file(&self.folder, &self.name, self.syncer.is_some())?;
+        let written = state.writer.write("open", false, |line| {
             line.text("segment", &self.name).number("pid", u64::from(std::process::id()));
         });
         written.map(|_| ())
-    }
-}
-
-impl State {
-    fn write(&mut self, kind: &str, may_wait: bool, tell: impl FnOnce(&mut Line<'_>)) -> io::Result<u64> {
-        if let Some(why) = &self.broken {
-            return Err(io::Error::other(why.clone()));
-        }
-        let mut line = Line::begin(&mut self.line, self.n + 1, now(), kind);
-        tell(&mut line);
-        let hash = line.seal(&self.hash);
-        let before = self.waiting.len();
-        self.waiting.extend_from_slice(&self.line);
-        let is_due = !may_wait || self.waiting.len() > MOST_WAITING;
-        if is_due && let Err(error) = self.flush() {
-            self.waiting.truncate(before);
-            return Err(error);
-        }
-        (self.n, self.hash) = (self.n + 1, hash);
-        Ok(self.n)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        if self.waiting.is_empty() {
-            return Ok(());
-        }
-        let written = rustix::io::retry_on_intr(|| rustix::io::write(&*self.file, &self.waiting));
-        match written {
-            Ok(count) if count == self.waiting.len() => {
-                self.length += count as u64;
-                self.waiting.clear();
-                Ok(())
-            }
-            failed => Err(self.undo(failed.err().map(io::Error::from))),
-        }
-    }
-
-    /// Half a line must not stay: what is written after it could not be read.
-    fn undo(&mut self, cause: Option<io::Error>) -> io::Error {
-        if let Err(error) = rustix::fs::ftruncate(&*self.file, self.length) {
-            self.broken = Some(format!("the ledger ends in half a line that cannot be taken back: {error}"));
-        }
-        cause.unwrap_or_else(|| io::Error::other("the ledger took only half a line: its disk is full"))
     }
 }
 
@@ -378,18 +303,13 @@ impl Drop for Ledger {
     }
 }
 
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// Faults that tests of the till bring about.
 #[cfg(test)]
 impl Ledger {
     /// Nothing can be written any more.
     pub(crate) fn cannot_write(&self) {
         let file = File::open("/dev/null").expect("there is always one");
-        self.state.lock().expect("it is not poisoned").file = Arc::new(file);
+        self.state.lock().expect("it is not poisoned").writer.file = std::sync::Arc::new(file);
     }
 
     /// What the end of a process does: the lock is free, and nothing is written any more.

@@ -2,19 +2,18 @@
 
 use super::{
     Ledger, Outcome, State,
-    folder::{self, Folder},
     line::{Kind, Row},
-    reader::{Fault, Head, Reader},
+    reader::Reader,
 };
 use crate::usage::Source;
+use journal::{Fault, Folder, Head, Problem, Writer};
 use spec::Money;
 use std::{
     collections::HashMap,
-    fmt,
     fs::File,
     io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Mutex,
 };
 
 const MILLISECONDS_A_DAY: u64 = 86_400_000;
@@ -49,16 +48,6 @@ pub struct Past {
     /// The last day on which something was reserved, in days since 1970.
     pub day: u64,
     pub day_money: Money,
-}
-
-/// Something that is wrong with a ledger.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Problem {
-    pub file: PathBuf,
-    /// 0 if it is the file as a whole.
-    pub line: u64,
-    pub what: String,
 }
 
 /// What a recovery did.
@@ -119,7 +108,7 @@ pub fn recover(folder: &Path) -> io::Result<Recovered> {
 fn recover_segment(folder: &Path, name: &str) -> io::Result<Option<(u64, Money)>> {
     let folder = Folder::open(folder)?;
     let lock = folder.append(name, 1)?;
-    if !folder::lock(&lock)? {
+    if !journal::lock(&lock)? {
         return Ok(None);
     }
     let ledger = take(folder, name, lock)?;
@@ -137,7 +126,7 @@ pub fn retirable(folder: &Path, name: &str, end: &Head, before_ms: u64) -> io::R
         return Ok(None);
     }
     let lock = folder.append(name, 1)?;
-    if !folder::lock(&lock)? {
+    if !journal::lock(&lock)? {
         return Ok(None);
     }
     let replay = replay(&folder, name, &parts).map_err(io::Error::other)?;
@@ -176,7 +165,7 @@ pub fn verify(folder: &Path) -> io::Result<Vec<Problem>> {
     let Some(folder) = existing(folder)? else { return Ok(Vec::new()) };
     let mut problems = Vec::new();
     for (name, parts) in folder.segments()? {
-        let live = || folder.append(&name, 1).and_then(|file| folder::lock(&file)).is_ok_and(|free| !free);
+        let live = || folder.append(&name, 1).and_then(|file| journal::lock(&file)).is_ok_and(|free| !free);
         let before = live();
         match replay(&folder, &name, &parts) {
             // The owner of a live one is in the middle of a line.
@@ -208,17 +197,8 @@ pub(super) fn take(folder: Folder, name: &str, lock: File) -> io::Result<Ledger>
     if replay.torn {
         rustix::fs::ftruncate(&file, replay.head.offset)?;
     }
-    let state = State {
-        file: Arc::new(file),
-        part,
-        length: replay.head.offset,
-        n: replay.head.n,
-        hash: replay.head.hash,
-        open: replay.open.len() as u64,
-        line: Vec::new(),
-        waiting: Vec::new(),
-        broken: None,
-    };
+    let state =
+        State { writer: Writer::new(super::CALLED, file, part, replay.head), open: replay.open.len() as u64 };
     let mut ledger = Ledger {
         folder,
         name: name.to_owned(),
@@ -403,14 +383,3 @@ fn ends_in_peace(folder: &Folder, name: &str, parts: &[u32]) -> io::Result<bool>
     let line = lines.rsplit(|&byte| byte == b'\n').next().unwrap_or_default();
     Ok(serde_json::from_slice::<Row<'_>>(line).is_ok_and(|row| row.kind == Kind::Close))
 }
-
-impl fmt::Display for Problem {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.line {
-            0 => write!(out, "`{}`: {}", self.file.display(), self.what),
-            line => write!(out, "`{}`, line {line}: {}", self.file.display(), self.what),
-        }
-    }
-}
-
-impl std::error::Error for Problem {}

@@ -1,5 +1,5 @@
 use super::*;
-use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, sync::Arc};
 
 /// A folder that is gone afterwards.
 struct Scratch(PathBuf);
@@ -254,7 +254,7 @@ fn nobody_else_can_read_it_and_what_others_can_write_is_refused() {
 fn a_ledger_that_cannot_be_written_says_so_and_keeps_saying_it() {
     let scratch = Scratch::new("full");
     let ledger = scratch.open();
-    ledger.state.lock().unwrap().file = Arc::new(File::open(scratch.file()).unwrap());
+    ledger.state.lock().unwrap().writer.file = Arc::new(File::open(scratch.file()).unwrap());
     assert!(ledger.reserve(&call("t"), Money(1), 1).is_err());
     let after = ledger.reserve(&call("t"), Money(1), 1).unwrap_err().to_string();
     assert!(after.contains("half a line"), "{after}");

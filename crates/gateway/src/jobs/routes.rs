@@ -10,7 +10,7 @@ use crate::{
     path::Path,
     problem::Answer,
     runs,
-    tenants::{Needs, Refusal, What},
+    tenants::{Needs, What},
     wire::{self, Raw},
 };
 use axum::{
@@ -155,7 +155,7 @@ struct Accepting {
     order: String,
     promise: Option<(String, [u8; 32])>,
     /// Whether it may begin at all; what was promised before may be asked for again in any case.
-    may: Result<(), Refusal>,
+    may: Answer<()>,
 }
 
 enum Taken {
@@ -203,10 +203,7 @@ impl Accepting {
             (Added::Before(id), _) => return Ok(Taken::Before(id)),
             (Added::OtherRequest, _) => other_request(),
             (Added::NoSuchJob(id), _) => order::unknown_job(&id),
-            (Added::Full(_), Err(refusal)) => {
-                let (tenant, key) = (&self.caller.tenant, &self.caller.key);
-                return Ok(Taken::Refused(gateway.refused(tenant, key, refusal)));
-            }
+            (Added::Full(_), Err(refusal)) => refusal,
             (Added::Full(bound), Ok(())) => full(bound),
         };
         let entry = Entry { decision: Decision::Refused, rule: problem.code(), ..about(&self.caller) };

@@ -127,7 +127,6 @@ async fn create(
     note(&gateway, &caller, "sandbox.make", &name, &order.task_id)?;
     let opening = Opening {
         owner: caller.tenant.clone(),
-        key: caller.key.clone(),
         labels,
         request: SessionRequest {
             // Nobody else can choose this one.

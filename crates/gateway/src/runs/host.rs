@@ -31,7 +31,9 @@ pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest)
     ];
     gateway.node().furnish(&mut request)?;
     if let Some((what, _)) = admins.into_iter().find(|(_, asked)| *asked && !caller.is_admin()) {
-        return Err(denied(format!("`{what}` is only for an admin"), "leave it away, or use an admin's key"));
+        let problem =
+            denied(format!("`{what}` is only for an admin"), "leave it away, or use an admin's key");
+        return Err(problem.ruled(format!("admin:{what}")));
     }
     check_profile(gateway, caller, &request)?;
     // As a text an input may be a file of this machine: over HTTP there is none, whoever wrote it.
@@ -75,7 +77,8 @@ fn check_profile(gateway: &Gateway, caller: &Caller, request: &RunRequest) -> An
         false => Err(denied(
             format!("the profile `{}` is not for every key", name.escape_debug()),
             "use another; the operator lists those for all as `profiles` under [serve]",
-        )),
+        )
+        .ruled("serve.profiles")),
     }
 }
 
@@ -113,6 +116,7 @@ fn shared(gateway: &Gateway, path: &Path, exact: &mut Exact) -> Answer<PathBuf> 
             "the operator names them as `folders` under [serve], and no link below one is followed; \
              else send files as inputs",
         )
+        .ruled("serve.folders")
     })?;
     // Named twice, it must be one and the same.
     match *exact.entry(real.clone()).or_insert(id) == id {

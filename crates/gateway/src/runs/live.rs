@@ -6,16 +6,12 @@
 //! ```
 
 use super::{hold::Held, recent::Recents};
-use crate::{
-    Gateway, Problem, jobs,
-    problem::Answer,
-    tenants::{Counted, Refusal},
-};
+use crate::{Gateway, Problem, audit, jobs, problem::Answer, tenants::Counted};
 use bytes::Bytes;
 use engine::{Feed, Run};
 use http::StatusCode;
 use serde::Deserialize;
-use spec::{Barrier, Day, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
+use spec::{Barrier, Day, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, RunSpec, Status};
 use std::{
     collections::HashMap,
     sync::{
@@ -59,6 +55,8 @@ struct Lists {
 pub(crate) struct Live {
     pub(crate) id: Id,
     pub(crate) owner: String,
+    task: Option<Id>,
+    job: Option<Id>,
     pub(crate) feed: Feed,
     progress: watch::Sender<Progress>,
     cancelled: watch::Sender<bool>,
@@ -130,7 +128,7 @@ pub(crate) struct Asked {
 #[derive(Debug)]
 pub(crate) struct Admission {
     pub(crate) key: String,
-    pub(crate) may: Result<(), Refusal>,
+    pub(crate) may: Answer<()>,
 }
 
 /// What became of a request for a run.
@@ -223,11 +221,12 @@ impl Runs {
 
 /// Writes a run down and lists it, if it was asked for before or may be begun.
 pub(crate) async fn take(gateway: &Gateway, asked: Asked, admission: Admission) -> Answer<Taken> {
-    let (tenant, Admission { key, may }) = (asked.owner.clone(), admission);
+    let (tenant, may) = (asked.owner.clone(), admission.may);
     let is_admitted = may.is_ok();
     let owner = crate::caller::owner_of(&asked.owner)?;
     let feed = gateway.engine().feed(Some(&owner), FEED_BYTES);
-    let live = Live::new(asked.id.clone(), &asked.owner, feed);
+    let mut live = Live::new(asked.id.clone(), &asked.owner, feed);
+    (live.task, live.job) = (asked.task.clone(), asked.job.clone());
     let live = Arc::new(Live { keeping: asked.keeping.clone(), ..live });
     let (listed, of) = (live.clone(), gateway.clone());
     let accepted =
@@ -237,8 +236,7 @@ pub(crate) async fn take(gateway: &Gateway, asked: Asked, admission: Admission) 
         Ok(Accepted::Full) => {
             // Some may have ended meanwhile; what was asked was too much all the same.
             let full = || gateway.runs_full(&tenant).map_or_else(|| Err(crate::writer::busy()), Ok);
-            let refusal = may.err().map_or_else(full, Ok)?;
-            return Err(gateway.refused(&tenant, &key, refusal));
+            return Err(may.err().map_or_else(full, Ok)?);
         }
         Ok(Accepted::Before(id)) => return Ok(Taken::Before(id)),
         Ok(Accepted::OtherRequest) => {
@@ -314,6 +312,8 @@ impl Live {
         Live {
             id,
             owner: owner.to_owned(),
+            task: None,
+            job: None,
             feed,
             progress,
             cancelled,
@@ -342,6 +342,16 @@ impl Live {
         tokio::select! {
             () = self.held.room(self.feed.lengths(), FEED_BYTES / 2) => {}
             _ = over.wait_for(|over| *over) => {}
+        }
+    }
+
+    /// Whose it is, in the audit.
+    pub(crate) fn of(&self) -> audit::Of<'_> {
+        audit::Of {
+            tenant: &self.owner,
+            run: self.id.as_str(),
+            task: self.task.as_ref().map_or("", |task| task.as_str()),
+            job: self.job.as_ref().map_or("", |job| job.as_str()),
         }
     }
 
@@ -397,11 +407,14 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     let (mut cancelled, mut terminated) = (live.cancelled.subscribe(), live.terminated.subscribe());
     // Somebody may have asked for its end before it began.
     terminated.mark_changed();
-    let (mut asked, mut over) = (false, run.over());
+    let (mut asked, mut over, mut denials) = (false, run.over(), 0);
     loop {
         tokio::select! {
             event = async { live.room(&mut over).await; run.next_event().await } => match event {
-                Some(event) => note(&live, event),
+                Some(event) => {
+                    gateway.note_event(&live.of(), &event, &mut denials);
+                    note(&live, event);
+                }
                 None => break,
             },
             _ = cancelled.wait_for(|cancelled| *cancelled), if !asked => {
@@ -419,7 +432,21 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     let took = Duration::from_millis(result.duration_ms);
     gateway.metrics().running.dec();
     gateway.metrics().run(result.status.name(), took, live.feed.lengths().iter().sum());
+    gateway.note_ended(&live.of(), &result, denials);
     conclude(&gateway, &live, result).await;
+}
+
+/// Ends a run that was accepted and cannot be started: what cannot be written down is not done.
+pub(crate) async fn give_up(gateway: &Gateway, live: &Arc<Live>, spec: &RunSpec) {
+    let mut result = RunResult::blank(live.id.clone(), spec.sandbox.profile.clone(), engine::now());
+    (result.task_id, result.job_id) = (live.task.clone(), live.job.clone());
+    result.error = Some(ErrorInfo {
+        code: ErrorCode::Internal,
+        message: "the audit cannot be written".to_owned(),
+        hint: Some("it was not started; try again".to_owned()),
+    });
+    gateway.note_ended(&live.of(), &result, 0);
+    conclude(gateway, live, result).await;
 }
 
 fn note(live: &Live, event: Event) {
@@ -599,6 +626,9 @@ pub(crate) fn settle(gateway: &Gateway) -> Result<usize, store::DatabaseError> {
             let mut result = lost(id, spec::Timestamp(row.accepted_ms));
             result.task_id = row.task.as_deref().and_then(|task| Id::new(task).ok());
             result.job_id = row.job.as_deref().and_then(|job| Id::new(job).ok());
+            let (task, job) =
+                (row.task.as_deref().unwrap_or_default(), row.job.as_deref().unwrap_or_default());
+            gateway.note_ended(&audit::Of { tenant: &row.owner, run: &row.id, task, job }, &result, 0);
             let text = text(&result, &Keeping::default());
             writing.finish(&row.id, Status::Lost.name(), &text)?;
             jobs::abandoned(gateway, writing, &row.id, Some(&text))?;

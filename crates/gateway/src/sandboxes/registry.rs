@@ -5,7 +5,7 @@ use super::wire::{self, Labels, SandboxState};
 use crate::{
     Caller, Gateway, Problem, Scope,
     problem::Answer,
-    tenants::{Counted, Needs, Refusal, What},
+    tenants::{Counted, Needs, What},
 };
 use engine::{Exec, Session, SessionEnd, SessionState, SessionStatus};
 use http::StatusCode;
@@ -20,6 +20,7 @@ use std::{
 };
 use store::{
     DatabaseError,
+    audit::Entry as Line,
     served::{DayUse, PROMISED_MS, Remembered, SandboxRow, Writing},
 };
 use tokio::{sync::watch, task::JoinSet};
@@ -92,8 +93,6 @@ enum Held {
 #[derive(Debug)]
 pub(crate) struct Opening {
     pub(crate) owner: String,
-    /// By which key it is asked for.
-    pub(crate) key: String,
     pub(crate) labels: Labels,
     pub(crate) request: SessionRequest,
     /// The session whose workspace is copied.
@@ -218,7 +217,7 @@ impl Known {
     }
 
     /// Why there is no room for one more, if there is none.
-    fn full(&self, owner: &str, most_of_one: usize) -> Option<Refusal> {
+    fn full(&self, owner: &str, most_of_one: usize) -> Option<Problem> {
         let (own, all) = self.counts(owner);
         let (title, rule) = match (own >= most_of_one, all >= MOST_LIVE) {
             (true, _) => (format!("a tenant has at most {most_of_one} sandboxes (`sandboxes`)"), "sandboxes"),
@@ -229,7 +228,7 @@ impl Known {
         };
         let hint = "end some of them with `DELETE /v1/sandboxes/{id}`".to_owned();
         let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint));
-        Some(Refusal { problem, rule })
+        Some(problem.ruled(format!("quota:{rule}")))
     }
 
     fn is_made(&mut self, owner: &str) {
@@ -383,7 +382,7 @@ impl Gateway {
     }
 
     /// Why there is no room for one more, if there is none.
-    pub(crate) fn sandboxes_full(&self, tenant: &str) -> Option<Refusal> {
+    pub(crate) fn sandboxes_full(&self, tenant: &str) -> Option<Problem> {
         self.known().full(tenant, self.most_sandboxes(tenant))
     }
 
@@ -413,7 +412,7 @@ impl Gateway {
         done.unwrap_or_else(|| Err(Problem::conflict("the sandbox was not made", "ask for it again")))
     }
 
-    fn begin(&self, opening: Opening, spec: spec::SessionSpec, may: Result<(), Refusal>) -> Answer<Outcome> {
+    fn begin(&self, opening: Opening, spec: spec::SessionSpec, may: Answer<()>) -> Answer<Outcome> {
         let replay = opening.replay.clone().map(|(key, digest)| ((opening.owner.clone(), key), digest));
         let mut known = self.known();
         known.forget();
@@ -421,9 +420,8 @@ impl Gateway {
             return outcome;
         }
         let full = known.full(&opening.owner, self.most_sandboxes(&opening.owner));
-        if let Some(refusal) = may.err().or(full) {
-            drop(known);
-            return Err(self.refused(&opening.owner, &opening.key, refusal));
+        if let Some(problem) = may.err().or(full) {
+            return Err(problem);
         }
         let (tell, outcome) = watch::channel(None);
         *known.making.entry(opening.owner.clone()).or_default() += 1;
@@ -500,6 +498,12 @@ impl Gateway {
             });
             known.all.insert(entry.id.clone(), entry.clone());
             self.metrics().sandboxes.inc();
+            self.note_happened(&Line {
+                what: "sandbox.made",
+                tenant: &entry.owner,
+                run: &entry.id,
+                ..Line::default()
+            });
             tokio::spawn(self.clone().remember(entry.clone(), session));
             entry
         });
@@ -524,6 +528,10 @@ impl Gateway {
     async fn remember(self, entry: Arc<Entry>, session: Session) {
         let state = session.ended().await;
         let written = self.write_end(&entry, &state).await;
+        let about = wire::reason(state.ended.unwrap_or(SessionEnd::Lost));
+        let line =
+            Line { what: "sandbox.ended", tenant: &entry.owner, run: &entry.id, about, ..Line::default() };
+        self.note_happened(&line);
         *locked(&entry.held) = Held::Ended(Box::new(state));
         entry.written.send_replace(written);
         self.metrics().sandboxes.dec();

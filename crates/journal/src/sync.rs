@@ -8,10 +8,12 @@ use std::{
 };
 use tokio::sync::watch;
 
+/// Makes lines outlast the power.
 #[derive(Debug)]
-pub(super) struct Syncer {
+pub struct Syncer {
     wanted: Arc<(Mutex<Wanted>, Condvar)>,
     done: watch::Receiver<Done>,
+    called: &'static str,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -30,24 +32,27 @@ enum Done {
 }
 
 impl Syncer {
-    pub(super) fn start() -> io::Result<Syncer> {
+    /// Starts its thread; `called` is what the journal is called in what is said of it.
+    pub fn start(called: &'static str) -> io::Result<Syncer> {
         let wanted = Arc::new((Mutex::new(Wanted::default()), Condvar::new()));
         let (tell, done) = watch::channel(Done::UpTo(0));
         let theirs = Arc::clone(&wanted);
-        let thread =
-            std::thread::Builder::new().name("ledger".to_owned()).spawn(move || work(&theirs, &tell))?;
-        Ok(Syncer { wanted, done, thread: Some(thread) })
+        let thread = std::thread::Builder::new()
+            .name(called.to_owned())
+            .spawn(move || work(called, &theirs, &tell))?;
+        Ok(Syncer { wanted, done, called, thread: Some(thread) })
     }
 
     /// Asks that everything up to record `n` last.
-    pub(super) fn want(&self, n: u64, file: &Arc<File>) {
+    pub fn want(&self, n: u64, file: &Arc<File>) {
         let (wanted, wake) = &*self.wanted;
         let mut wanted = wanted.lock().unwrap_or_else(PoisonError::into_inner);
         (wanted.n, wanted.file) = (n, Some(Arc::clone(file)));
         wake.notify_one();
     }
 
-    pub(super) async fn wait(&self, n: u64) -> io::Result<()> {
+    /// Waits until everything up to record `n` lasts.
+    pub async fn wait(&self, n: u64) -> io::Result<()> {
         let mut done = self.done.clone();
         let reached = |done: &Done| match done {
             Done::UpTo(last) => *last >= n,
@@ -56,12 +61,12 @@ impl Syncer {
         match done.wait_for(reached).await.as_deref() {
             Ok(Done::UpTo(_)) => Ok(()),
             Ok(Done::Failed(why)) => Err(io::Error::other(why.clone())),
-            Err(_) => Err(io::Error::other("the ledger is closed")),
+            Err(_) => Err(io::Error::other(format!("the {} is closed", self.called))),
         }
     }
 }
 
-fn work(wanted: &(Mutex<Wanted>, Condvar), tell: &watch::Sender<Done>) {
+fn work(called: &str, wanted: &(Mutex<Wanted>, Condvar), tell: &watch::Sender<Done>) {
     let (wanted, wake) = wanted;
     loop {
         let guard = wanted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,7 +77,7 @@ fn work(wanted: &(Mutex<Wanted>, Condvar), tell: &watch::Sender<Done>) {
         match rustix::fs::fdatasync(&*file) {
             Ok(()) => tell.send_replace(Done::UpTo(n)),
             Err(error) => {
-                tell.send_replace(Done::Failed(format!("the ledger cannot be made to last: {error}")));
+                tell.send_replace(Done::Failed(format!("the {called} cannot be made to last: {error}")));
                 return;
             }
         };

@@ -1,5 +1,5 @@
-//! The folder of a ledger: `NAME.jsonl`, then `NAME~2.jsonl`, … Everything is reached from its handle. A run's name may
-//! have dots, but no tilde, so no run can be taken for the second file of another.
+//! The folder of a journal: `NAME.jsonl`, then `NAME~2.jsonl`, … Everything is reached from its handle. A name may
+//! have dots, but no tilde, so none can be taken for the second file of another.
 
 use rustix::{
     fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags},
@@ -15,21 +15,22 @@ use std::{
 
 const LONGEST_NAME: usize = 200;
 
+/// A folder with journals, by its handle.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub struct Folder {
     handle: OwnedFd,
     path: PathBuf,
 }
 
 impl Folder {
     /// Opens it, after making it if it is absent.
-    pub(super) fn make(path: &Path) -> io::Result<Folder> {
+    pub fn make(path: &Path) -> io::Result<Folder> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         Folder::open(path)
     }
 
     /// Opens it if others cannot write there.
-    pub(super) fn open(path: &Path) -> io::Result<Folder> {
+    pub fn open(path: &Path) -> io::Result<Folder> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let handle = rustix::fs::open(path, flags, Mode::empty())?;
         let found = rustix::fs::fstat(&handle)?;
@@ -42,12 +43,13 @@ impl Folder {
         }
     }
 
-    pub(super) fn path(&self, name: &str, part: u32) -> PathBuf {
+    /// Where a file of it is, for messages.
+    pub fn path(&self, name: &str, part: u32) -> PathBuf {
         self.path.join(file_name(name, part))
     }
 
-    /// Segments and the numbers of their files.
-    pub(super) fn segments(&self) -> io::Result<BTreeMap<String, Vec<u32>>> {
+    /// The journals and the numbers of their files.
+    pub fn segments(&self) -> io::Result<BTreeMap<String, Vec<u32>>> {
         let mut found = BTreeMap::<String, Vec<u32>>::new();
         for entry in Dir::read_from(&self.handle)? {
             let entry = entry?;
@@ -59,27 +61,38 @@ impl Folder {
         Ok(found)
     }
 
-    pub(super) fn read(&self, name: &str, part: u32) -> io::Result<File> {
+    /// A file to read from.
+    pub fn read(&self, name: &str, part: u32) -> io::Result<File> {
         self.file(name, part, OFlags::RDONLY)
     }
 
-    pub(super) fn append(&self, name: &str, part: u32) -> io::Result<File> {
+    /// A file that is there, to add to.
+    pub fn append(&self, name: &str, part: u32) -> io::Result<File> {
         self.file(name, part, OFlags::RDWR | OFlags::APPEND)
     }
 
     /// Makes it if it is absent.
-    pub(super) fn make_file(&self, name: &str, part: u32) -> io::Result<File> {
+    pub fn make_file(&self, name: &str, part: u32) -> io::Result<File> {
         self.file(name, part, OFlags::RDWR | OFlags::APPEND | OFlags::CREATE)
     }
 
     /// Makes sure of the names of new files.
-    pub(super) fn sync(&self) -> io::Result<()> {
+    pub fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.handle)?)
     }
 
+    /// A file beside a journal, made if absent, for the lock of an owner who removes old files.
+    pub fn lock_file(&self, name: &str) -> io::Result<File> {
+        self.named(&format!("{name}.lock"), OFlags::RDWR | OFlags::CREATE)
+    }
+
     fn file(&self, name: &str, part: u32, flags: OFlags) -> io::Result<File> {
+        self.named(&file_name(name, part), flags)
+    }
+
+    fn named(&self, name: &str, flags: OFlags) -> io::Result<File> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = rustix::fs::openat(&self.handle, file_name(name, part), flags, Mode::RUSR | Mode::WUSR)?;
+        let file = rustix::fs::openat(&self.handle, name, flags, Mode::RUSR | Mode::WUSR)?;
         let found = rustix::fs::fstat(&file)?;
         let plain = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_nlink == 1;
         match plain && found.st_uid == rustix::process::geteuid().as_raw() && found.st_mode & 0o022 == 0 {
@@ -89,27 +102,28 @@ impl Folder {
     }
 
     /// When a file was written last.
-    pub(super) fn changed_ms(&self, name: &str, part: u32) -> io::Result<u64> {
+    pub fn changed_ms(&self, name: &str, part: u32) -> io::Result<u64> {
         let found = rustix::fs::statat(&self.handle, file_name(name, part), AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(u64::try_from(found.st_mtime).unwrap_or_default().saturating_mul(1000))
     }
 
-    /// Gone already is fine.
-    pub(super) fn remove(&self, name: &str, part: u32) -> io::Result<()> {
+    /// Removes a file. Gone already is fine.
+    pub fn remove(&self, name: &str, part: u32) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.handle, file_name(name, part), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    pub(super) fn size(&self, name: &str, part: u32) -> io::Result<u64> {
+    /// How long a file is.
+    pub fn size(&self, name: &str, part: u32) -> io::Result<u64> {
         let found = rustix::fs::statat(&self.handle, file_name(name, part), AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(u64::try_from(found.st_size).unwrap_or_default())
     }
 }
 
 /// Takes the lock that an owner holds for life; false if another has it.
-pub(super) fn lock(file: &File) -> io::Result<bool> {
+pub fn lock(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
@@ -118,12 +132,12 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
 }
 
 /// Whether a file that was opened has lost its name meanwhile.
-pub(super) fn is_gone(file: &File) -> io::Result<bool> {
+pub fn is_gone(file: &File) -> io::Result<bool> {
     Ok(rustix::fs::fstat(file)?.st_nlink == 0)
 }
 
-/// Whether a segment can have this name.
-pub(super) fn is_name(name: &str) -> bool {
+/// Whether a journal can have this name.
+pub fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     !name.is_empty() && name.len() <= LONGEST_NAME && !name.starts_with('.') && name.bytes().all(allowed)
 }

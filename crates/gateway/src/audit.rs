@@ -1,0 +1,439 @@
+//! What is written down of requests, and how it is read again.
+//!
+//! The gate writes for every route: what changes something, or lets contents out, before it is carried out; every refusal
+//! after it. So no route can forget it. Runs and sandboxes write what becomes of them by themselves.
+
+use crate::{
+    Caller, Gateway, Problem, Scope,
+    path::Path as InPath,
+    problem::{Answer, Refused},
+    work,
+};
+use axum::{
+    Json,
+    extract::{Query, State, rejection::QueryRejection},
+    response::Response,
+};
+use http::{Method, StatusCode, header::CONTENT_LENGTH};
+use serde::{Deserialize, Serialize};
+use spec::{Event, RunResult};
+use std::{
+    collections::HashMap,
+    fmt::Write,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use store::audit::{Asked, Decision, Entry, Page, Row, WrongPlace};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// Refusals of one tenant, or of strangers together, that are written in a minute; the rest is counted.
+const MOST_REFUSALS: u32 = 120;
+const MINUTE: Duration = Duration::from_secs(60);
+/// Tenants whose refusals are counted apart.
+const MOST_COUNTED: usize = 10_000;
+/// Denials of one run that are written; the rest is counted in the line about its end.
+pub(crate) const MOST_DENIALS: u64 = 200;
+const USUALLY_LISTED: usize = 100;
+const MOST_LISTED: usize = 1000;
+
+/// Accepted by a line of their own, which knows their names.
+const SPEAK_FOR_THEMSELVES: [&str; 2] = ["/v1/runs", "/v1/jobs"];
+/// What is typed, and how large a window is, is nobody's decision.
+const NOT_TOLD: [&str; 2] = ["/v1/sandboxes/{id}/exec/{exec}/stdin", "/v1/sandboxes/{id}/exec/{exec}/resize"];
+
+/// What a request to this route is called, if a line is written before it is carried out.
+fn called(method: &Method, route: &str) -> Option<&'static str> {
+    let is_reading = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    Some(match (method.as_str(), route) {
+        (_, crate::gate::UNMATCHED) => return None,
+        ("POST", route) if SPEAK_FOR_THEMSELVES.contains(&route) => return None,
+        ("POST", route) if NOT_TOLD.contains(&route) => return None,
+        ("DELETE", "/v1/runs/{id}") => "run.cancel",
+        ("POST", "/v1/sandboxes") => "sandbox.make",
+        ("DELETE", "/v1/sandboxes/{id}") => "sandbox.end",
+        ("POST", "/v1/sandboxes/{id}/pause") => "sandbox.pause",
+        ("POST", "/v1/sandboxes/{id}/resume") => "sandbox.resume",
+        ("POST", "/v1/sandboxes/{id}/fork") => "sandbox.fork",
+        ("POST", "/v1/sandboxes/{id}/exec") => "sandbox.exec",
+        ("GET", "/v1/sandboxes/{id}/pty") => "pty.open",
+        ("POST", "/v1/sandboxes/{id}/artifacts") => "artifact.keep",
+        ("PUT", route) if is_file(route) => "file.write",
+        ("POST", route) if is_file(route) => "file.make",
+        ("DELETE", route) if is_file(route) => "file.remove",
+        ("GET", route) if is_file(route) => "file.read",
+        ("PUT", route) if is_artifact(route) => "artifact.put",
+        ("DELETE", route) if is_artifact(route) => "artifact.remove",
+        ("GET", route) if is_artifact(route) => "artifact.read",
+        ("POST", "/v1/images") => "image.load",
+        ("DELETE", "/v1/images/{*name}" | "/v1/images/{name}") => "image.remove",
+        ("POST", "/v1/workspaces/{id}/commit") => "workspace.commit",
+        ("DELETE", "/v1/workspaces/{id}") => "workspace.discard",
+        ("POST", "/v1/keys") => "key.make",
+        ("DELETE", "/v1/keys/{id}") => "key.revoke",
+        _ if is_reading => return None,
+        // Whatever is added later is told of, too.
+        _ => "request",
+    })
+}
+
+fn is_file(route: &str) -> bool {
+    route.starts_with("/v1/sandboxes/{id}/files")
+}
+
+fn is_artifact(route: &str) -> bool {
+    route.starts_with("/v1/artifacts/")
+}
+
+/// What of a request is written down.
+#[derive(Debug)]
+pub(crate) struct Told {
+    what: Option<&'static str>,
+    /// The run or sandbox that its path names.
+    run: String,
+    about: String,
+}
+
+impl Told {
+    /// Before it is carried out.
+    pub(crate) fn of(request: &axum::extract::Request, route: &str) -> Told {
+        let (method, path) = (request.method(), request.uri().path());
+        let what = called(method, route);
+        let mut parts = path.split('/').skip(2);
+        let (kind, id) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let is_box = matches!(kind, "runs" | "sandboxes");
+        // Names of files are the programs' business; those of things that stay here are ours.
+        let mut about = format!("{method} {route}");
+        if !is_box && !id.is_empty() && route != crate::gate::UNMATCHED {
+            _ = write!(about, " {id}");
+        }
+        let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+        if let Some(bytes) = length.and_then(|length| length.parse::<u64>().ok()).filter(|bytes| *bytes > 0) {
+            _ = write!(about, " bytes={bytes}");
+        }
+        Told { what, run: if is_box { id.to_owned() } else { String::new() }, about }
+    }
+
+    fn entry<'a>(&'a self, caller: Option<&'a Caller>) -> Entry<'a> {
+        Entry {
+            tenant: caller.map_or("", |caller| &caller.tenant),
+            key: caller.map_or("", |caller| &caller.key),
+            run: &self.run,
+            about: &self.about,
+            ..Entry::default()
+        }
+    }
+
+    /// That it may be done. What cannot be written down is not done.
+    pub(crate) fn allowed(&self, gateway: &Gateway, caller: &Caller) -> Answer<()> {
+        let Some(what) = self.what else { return Ok(()) };
+        gateway.note(&Entry { what, decision: Decision::Allowed, ..self.entry(Some(caller)) })
+    }
+
+    /// That it was not done, if the answer says so.
+    pub(crate) fn refused(&self, gateway: &Gateway, caller: Option<&Caller>, response: &Response) {
+        let Some(refused) = response.extensions().get::<Refused>() else { return };
+        let tenant = caller.map_or("", |caller| &caller.tenant);
+        let Some(left_out) = gateway.refusals().count(tenant) else { return };
+        let mut about = format!("{} {}", self.about, response.status().as_u16());
+        if left_out > 0 {
+            _ = write!(about, "; {left_out} before it were left out");
+        }
+        let what = match response.status() {
+            StatusCode::UNAUTHORIZED => "auth",
+            _ => self.what.unwrap_or("request"),
+        };
+        let what = if self.about.starts_with("POST /v1/runs ") { "run.accept" } else { what };
+        let entry = Entry { what, rule: &refused.rule, about: &about, ..self.entry(caller) };
+        gateway.note_happened(&Entry { decision: Decision::Refused, ..entry });
+    }
+}
+
+/// How many refusals were written in this minute, and how many were not.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals(Mutex<HashMap<String, Counted>>);
+
+#[derive(Debug)]
+struct Counted {
+    since: Instant,
+    written: u32,
+    left_out: u64,
+}
+
+impl Refusals {
+    /// Counts one; if it is to be written, how many before it were not.
+    fn count(&self, tenant: &str) -> Option<u64> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() > MOST_COUNTED {
+            all.retain(|_, counted| counted.since.elapsed() < MINUTE);
+        }
+        let new = || Counted { since: Instant::now(), written: 0, left_out: 0 };
+        let counted = all.entry(tenant.to_owned()).or_insert_with(new);
+        if counted.since.elapsed() >= MINUTE {
+            (counted.since, counted.written) = (Instant::now(), 0);
+        }
+        if counted.written >= MOST_REFUSALS {
+            counted.left_out += 1;
+            return None;
+        }
+        counted.written += 1;
+        Some(std::mem::take(&mut counted.left_out))
+    }
+}
+
+/// Whose run it is, in its lines.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Of<'a> {
+    pub(crate) tenant: &'a str,
+    pub(crate) run: &'a str,
+    pub(crate) task: &'a str,
+    pub(crate) job: &'a str,
+}
+
+impl Of<'_> {
+    fn entry(&self) -> Entry<'_> {
+        Entry { tenant: self.tenant, run: self.run, task: self.task, job: self.job, ..Entry::default() }
+    }
+}
+
+impl Gateway {
+    /// A run is accepted by this key.
+    pub(crate) fn note_accepted(&self, of: &Of<'_>, key: &str, about: &str) -> Answer<()> {
+        self.note(&Entry { what: "run.accept", decision: Decision::Allowed, key, about, ..of.entry() })
+    }
+
+    /// What a run tells of itself. Output is not told.
+    pub(crate) fn note_event(&self, of: &Of<'_>, event: &Event, denials: &mut u64) {
+        match event {
+            Event::Started { barriers } => {
+                let names: Vec<_> = barriers.iter().map(|barrier| barrier.name()).collect();
+                let about = format!("barriers={}", names.join(","));
+                self.note_happened(&Entry { what: "run.start", about: &about, ..of.entry() });
+            }
+            Event::Denied(denial) => {
+                *denials += 1;
+                if *denials <= MOST_DENIALS {
+                    let about = format!("{} {}", denial.what, denial.target);
+                    let entry = Entry { what: "run.deny", rule: &denial.rule, about: &about, ..of.entry() };
+                    self.note_happened(&Entry { decision: Decision::Refused, ..entry });
+                }
+            }
+            Event::Output { .. } => {}
+        }
+    }
+
+    /// How a run ended, and what it hit.
+    pub(crate) fn note_ended(&self, of: &Of<'_>, result: &RunResult, denials: u64) {
+        for limit in &result.limits_hit {
+            let name = serde_json::to_value(limit).ok();
+            let name = name.as_ref().and_then(|name| name.as_str()).unwrap_or("limit");
+            self.note_happened(&Entry { what: "run.limit", rule: name, ..of.entry() });
+        }
+        let mut about = format!(
+            "{} exit={} cpu_ms={} ms={}",
+            result.status.name(),
+            result.exit_status,
+            result.usage.cpu_ms,
+            result.duration_ms
+        );
+        let counts = [
+            ("model_calls", result.usage.llm.calls),
+            ("denials", denials),
+            ("egress", result.usage.egress.passed),
+        ];
+        for (name, number) in counts.into_iter().filter(|(_, number)| *number > 0) {
+            _ = write!(about, " {name}={number}");
+        }
+        if result.usage.llm.cost_usd > 0.0 {
+            _ = write!(about, " cost_usd={:.9}", result.usage.llm.cost_usd);
+        }
+        let code = result.error.as_ref().and_then(|error| serde_json::to_value(error.code).ok());
+        let rule = code.as_ref().and_then(|code| code.as_str()).unwrap_or_default();
+        self.note_happened(&Entry { what: "run.end", rule, about: &about, ..of.entry() });
+    }
+}
+
+/// Which lines.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Question {
+    /// Only those of this run or sandbox.
+    run: Option<String>,
+    /// Only those of this tenant. Whoever is no admin is only told of his own.
+    tenant: Option<String>,
+    /// Only those of this kind, such as `run.end`; `run.` is all that begin so.
+    what: Option<String>,
+    /// Only since this moment, in milliseconds since 1970.
+    since_ms: Option<u64>,
+    /// Only until this moment, in milliseconds since 1970.
+    until_ms: Option<u64>,
+    /// At most so many: 1 to 1000, 100 unless said.
+    limit: Option<usize>,
+    /// Only older ones than this cursor.
+    before: Option<String>,
+}
+
+/// One line. What is not there was not said.
+#[derive(Debug, Serialize, ToSchema)]
+struct AuditLine {
+    n: u64,
+    /// Milliseconds since 1970.
+    at_ms: u64,
+    what: String,
+    /// `allowed`, `refused` or `happened`.
+    decision: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(required = false)]
+    tenant: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(required = false)]
+    key: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(required = false)]
+    run: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(required = false)]
+    task: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(required = false)]
+    job: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(required = false)]
+    rule: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(required = false)]
+    about: String,
+    /// SHA-256 of the line with everything before it.
+    hash: String,
+}
+
+impl From<Row> for AuditLine {
+    fn from(row: Row) -> AuditLine {
+        let Row { n, at_ms, what, decision, tenant, key, run, task, job, rule, about, hash } = row;
+        AuditLine { n, at_ms, what, decision, tenant, key, run, task, job, rule, about, hash }
+    }
+}
+
+/// Lines, the newest first.
+#[derive(Debug, Serialize, ToSchema)]
+struct AuditLines {
+    lines: Vec<AuditLine>,
+    /// Give it as `before` to read on, which may give an empty page; null at the end.
+    before: Option<String>,
+}
+
+/// What is written down of one run, the oldest first.
+#[derive(Debug, Serialize, ToSchema)]
+struct Record {
+    run_id: String,
+    lines: Vec<AuditLine>,
+    /// Whether there are more than one answer has: the oldest of them are missing.
+    truncated: bool,
+}
+
+/// Who asked for what, and what was decided: the audit, the newest first
+#[utoipa::path(get, path = "/v1/audit", tag = "audit", params(Question), responses(
+    (status = 200, description = "One page of it", body = AuditLines),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn audit(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    question: Result<Query<Question>, QueryRejection>,
+) -> Answer<Json<AuditLines>> {
+    caller.require(Scope::Usage)?;
+    let Query(question) = question.map_err(|error| {
+        Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "see /openapi.json")
+    })?;
+    let limit = question.limit.unwrap_or(USUALLY_LISTED);
+    if !(1..=MOST_LISTED).contains(&limit) {
+        return Err(Problem::invalid("`limit` is out of range", "give 1 to 1000"));
+    }
+    if !caller.is_admin() && question.tenant.as_ref().is_some_and(|tenant| *tenant != caller.tenant) {
+        return Ok(Json(AuditLines { lines: Vec::new(), before: None }));
+    }
+    let asked = Asked {
+        run: question.run,
+        tenant: question.tenant.or_else(|| (!caller.is_admin()).then(|| caller.tenant.clone())),
+        what: question.what,
+        since_ms: question.since_ms,
+        until_ms: question.until_ms,
+        before: question.before,
+        limit,
+    };
+    let Page { rows, before } = read(&gateway, &caller, asked).await?;
+    Ok(Json(AuditLines { lines: rows.into_iter().map(AuditLine::from).collect(), before }))
+}
+
+/// What is written down of one run: how it was accepted, started, denied, and how it ended
+#[utoipa::path(get, path = "/v1/runs/{id}/record", tag = "runs", params(("id" = String, Path,)), responses(
+    (status = 200, description = "Its lines of the audit, the oldest first", body = Record),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn record(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    InPath(id): InPath<String>,
+) -> Answer<Json<Record>> {
+    let row = crate::runs::row(&gateway, &caller, &id).await?;
+    let asked = Asked {
+        run: Some(row.id.clone()),
+        // What strangers tried with its name is not its owner's to see.
+        tenant: Some(row.owner),
+        since_ms: Some(row.accepted_ms.saturating_sub(1000)),
+        limit: MOST_LISTED,
+        ..Asked::default()
+    };
+    let Page { rows, before } = read(&gateway, &caller, asked).await?;
+    let lines = rows.into_iter().rev().map(AuditLine::from).collect();
+    Ok(Json(Record { run_id: row.id, lines, truncated: before.is_some() }))
+}
+
+/// Off the event loop, within the caller's share.
+async fn read(gateway: &Gateway, caller: &Caller, asked: Asked) -> Answer<Page> {
+    let state = gateway.state().to_owned();
+    let read = move || {
+        store::audit::page(&state, &asked).map_err(|error| {
+            if error.get_ref().is_some_and(|cause| cause.is::<WrongPlace>()) {
+                return Problem::invalid("`before` is no cursor", "give what an answer before said");
+            }
+            crate::say(format_args!("airlock: the audit cannot be read: {error}"));
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", "the audit cannot be read", None)
+        })
+    };
+    work::aside(gateway.working(), &caller.tenant, read).await
+}
+
+pub(crate) fn routes() -> OpenApiRouter<Gateway> {
+    OpenApiRouter::new().routes(routes!(audit)).routes(routes!(record))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_bounded_and_what_was_left_out_is_counted() {
+        let refusals = Refusals::default();
+        for _ in 0..MOST_REFUSALS {
+            assert_eq!(refusals.count("a"), Some(0));
+        }
+        assert_eq!((refusals.count("a"), refusals.count("a")), (None, None));
+        assert_eq!(refusals.count("b"), Some(0), "another's are counted apart");
+        let long_ago = Instant::now().checked_sub(MINUTE).unwrap();
+        refusals.0.lock().unwrap().get_mut("a").unwrap().since = long_ago;
+        assert_eq!(refusals.count("a"), Some(2));
+    }
+
+    #[test]
+    fn every_change_has_a_name_and_looking_has_none() {
+        let named = |method: &str, route| called(&method.parse().unwrap(), route);
+        for path in crate::openapi().split('"').filter(|word| word.starts_with("/v1/")) {
+            let told = named("DELETE", path);
+            assert!(told.is_some(), "{path}");
+        }
+        assert_eq!(named("POST", "/v1/of/later"), Some("request"));
+        assert_eq!(named("GET", "/v1/runs/{id}"), None);
+        assert_eq!(named("GET", "/v1/sandboxes/{id}/files/{*path}"), Some("file.read"));
+        assert_eq!(named("POST", "unmatched"), None);
+    }
+}

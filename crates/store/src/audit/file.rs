@@ -1,0 +1,314 @@
+//! The end of the audit at which lines are written.
+
+use super::{
+    Entry, FOLDER, NAME,
+    marks::{Beginning, Mark, Marks},
+    verify::{self, Check},
+};
+use journal::{Durability, Folder, LARGEST, Problem, Writer};
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+    sync::{Condvar, Mutex, PoisonError},
+    time::Duration,
+};
+
+/// What messages call it.
+const CALLED: &str = "audit";
+/// Lines about what has happened that may wait for a disk with room.
+const MOST_WAITING: usize = 10_000;
+const DAY_MS: u64 = 86_400_000;
+
+/// How the audit is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AuditSettings {
+    /// How lasting a line is before what it tells of goes on.
+    pub durability: Durability,
+    /// How long lines are kept, at least.
+    pub keep_for: Duration,
+    /// Bytes beyond which the oldest files go, however young they are.
+    pub keep_bytes: u64,
+    /// A file that has grown to this is followed by the next.
+    pub file_bytes: u64,
+}
+
+impl Default for AuditSettings {
+    fn default() -> AuditSettings {
+        AuditSettings {
+            durability: Durability::Process,
+            keep_for: Duration::from_secs(90 * 24 * 3600),
+            keep_bytes: 16 << 30,
+            file_bytes: LARGEST,
+        }
+    }
+}
+
+/// A line that waits to be written.
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs, reason = "as of an entry")]
+pub struct Note {
+    pub what: String,
+    pub decision: super::Decision,
+    pub tenant: String,
+    pub key: String,
+    pub run: String,
+    pub task: String,
+    pub job: String,
+    pub rule: String,
+    pub about: String,
+}
+
+impl Note {
+    /// As a line.
+    pub fn entry(&self) -> Entry<'_> {
+        Entry {
+            what: &self.what,
+            decision: self.decision,
+            tenant: &self.tenant,
+            key: &self.key,
+            run: &self.run,
+            task: &self.task,
+            job: &self.job,
+            rule: &self.rule,
+            about: &self.about,
+        }
+    }
+}
+
+impl From<&Entry<'_>> for Note {
+    fn from(entry: &Entry<'_>) -> Note {
+        /// No more of it is written.
+        const LONGEST: usize = 512;
+        let text = |text: &str| text[..text.floor_char_boundary(LONGEST.min(text.len()))].to_owned();
+        Note {
+            what: text(entry.what),
+            decision: entry.decision,
+            tenant: text(entry.tenant),
+            key: text(entry.key),
+            run: text(entry.run),
+            task: text(entry.task),
+            job: text(entry.job),
+            rule: text(entry.rule),
+            about: text(entry.about),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) folder: Folder,
+    pub(super) marks: Marks,
+    pub(super) settings: AuditSettings,
+    pub(super) state: Mutex<State>,
+    /// Told when something is surely on the disk, or nothing ever will be.
+    pub(super) lasting: Condvar,
+    /// Told when somebody waits for that, and at the end.
+    pub(super) wanted: Condvar,
+    /// Held for life.
+    _lock: File,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) writer: Writer,
+    /// The day of the file, since 1970.
+    day: u64,
+    /// Up to which line everything is surely on the disk; none if a sync has failed, after which nothing is sure.
+    pub(super) synced: Option<u64>,
+    waiting: VecDeque<Note>,
+    left_out: u64,
+    /// Why the last line could not be written.
+    pub(super) trouble: Option<String>,
+    /// How many wait until a line is surely on the disk.
+    pub(super) waiters: usize,
+    /// Its owner is gone.
+    pub(super) over: bool,
+}
+
+impl Shared {
+    pub(super) fn open(state: &Path, settings: AuditSettings) -> io::Result<Shared> {
+        let folder = Folder::make(&state.join(FOLDER))?;
+        let lock = take_lock(&folder)?;
+        let marks = Marks::open(state)?;
+        let parts = folder.segments()?.remove(NAME).unwrap_or_default();
+        let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
+        let check = Check { folder: &folder, name: NAME, parts: &parts, beginnings: &beginnings, mark };
+        let end = check.newest().map_err(io::Error::other)?;
+        let part = parts.last().copied().unwrap_or(1);
+        let file = folder.make_file(NAME, part)?;
+        if end.torn {
+            rustix::fs::ftruncate(&file, end.head.offset)?;
+        }
+        for beginning in &end.beginnings {
+            marks.begin(NAME, beginning)?;
+        }
+        folder.sync()?;
+        let began = end.beginnings.last().map_or_else(journal::now, |beginning| beginning.began_ms);
+        let synced = Some(mark.map_or(0, |mark| mark.n));
+        let state = State {
+            writer: Writer::new(CALLED, file, part, end.head),
+            day: began / DAY_MS,
+            synced,
+            waiting: VecDeque::new(),
+            left_out: 0,
+            trouble: None,
+            waiters: 0,
+            over: false,
+        };
+        let shared = Shared {
+            folder,
+            marks,
+            settings,
+            state: Mutex::new(state),
+            lasting: Condvar::new(),
+            wanted: Condvar::new(),
+            _lock: lock,
+        };
+        shared.remove_marked(&beginnings, &parts)?;
+        Ok(shared)
+    }
+
+    /// What was marked as removed, by somebody who then died.
+    fn remove_marked(&self, beginnings: &[Beginning], parts: &[u32]) -> io::Result<()> {
+        for beginning in beginnings.iter().filter(|of| of.removed && parts.contains(&of.part)) {
+            self.folder.remove(NAME, beginning.part)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn note(&self, entry: &Entry<'_>) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = self.write_waiting(&mut state).and_then(|()| self.write(&mut state, entry));
+        state.trouble = written.as_ref().err().map(ToString::to_string);
+        let n = written?;
+        match self.settings.durability {
+            Durability::Process => Ok(()),
+            Durability::Power => self.last(state, n),
+        }
+    }
+
+    /// Many wait, one sync answers them all.
+    fn last(&self, mut state: std::sync::MutexGuard<'_, State>, n: u64) -> io::Result<()> {
+        state.waiters += 1;
+        self.wanted.notify_one();
+        while state.synced.is_some_and(|synced| synced < n) {
+            state = self.lasting.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.waiters -= 1;
+        match state.synced {
+            Some(_) => Ok(()),
+            None => Err(io::Error::other("the audit cannot be made to last: a sync of its file failed")),
+        }
+    }
+
+    pub(super) fn note_happened(&self, entry: &Entry<'_>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = self.write_waiting(&mut state).and_then(|()| self.write(&mut state, entry));
+        state.trouble = written.as_ref().err().map(ToString::to_string);
+        match written {
+            Ok(_) => {}
+            Err(_) if state.waiting.len() < MOST_WAITING => state.waiting.push_back(entry.into()),
+            Err(_) => state.left_out += 1,
+        }
+    }
+
+    /// Tells the thread that its owner is gone.
+    pub(super) fn finish(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).over = true;
+        self.wanted.notify_one();
+    }
+
+    /// Tries again to write what waits.
+    pub(super) fn try_again(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !state.waiting.is_empty() || state.left_out > 0 {
+            let written = self.write_waiting(&mut state);
+            state.trouble = written.err().map(|error| error.to_string());
+        }
+    }
+
+    fn write_waiting(&self, state: &mut State) -> io::Result<()> {
+        while let Some(note) = state.waiting.pop_front() {
+            if let Err(error) = self.write(state, &note.entry()) {
+                state.waiting.push_front(note);
+                return Err(error);
+            }
+        }
+        if state.left_out > 0 {
+            let about = format!("{} lines about what had happened found no room", state.left_out);
+            self.write(state, &Entry { what: "audit.left_out", about: &about, ..Entry::default() })?;
+            state.left_out = 0;
+        }
+        Ok(())
+    }
+
+    pub(super) fn write(&self, state: &mut State, entry: &Entry<'_>) -> io::Result<u64> {
+        let today = journal::now() / DAY_MS;
+        if state.writer.length() >= self.settings.file_bytes || today > state.day && state.writer.length() > 0
+        {
+            self.next_file(state)?;
+            state.day = today;
+        }
+        let allowed =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'_');
+        let known = !entry.what.is_empty() && entry.what.len() <= 64 && entry.what.bytes().all(allowed);
+        state.writer.write(if known { entry.what } else { "unknown" }, false, |line| {
+            line.text("decision", entry.decision.name())
+                .text("tenant", entry.tenant)
+                .text("key", entry.key)
+                .text("run", entry.run)
+                .text("task", entry.task)
+                .text("job", entry.job)
+                .text("rule", entry.rule)
+                .text("about", entry.about);
+        })
+    }
+
+    /// The next file has a mark before it has a line: that it is missing is found.
+    fn next_file(&self, state: &mut State) -> io::Result<()> {
+        let (head, part) = (state.writer.head(), state.writer.part() + 1);
+        rustix::fs::fdatasync(&*state.writer.file)?;
+        state.writer.next_file(&self.folder, NAME, true)?;
+        let now = journal::now();
+        self.marks
+            .begin(NAME, &Beginning { part, n: head.n, hash: head.hash, began_ms: now, removed: false })?;
+        self.marks.mark(NAME, &Mark { part, n: head.n, hash: head.hash }, now)
+    }
+}
+
+fn take_lock(folder: &Folder) -> io::Result<File> {
+    let lock = folder.lock_file(NAME)?;
+    match journal::lock(&lock)? {
+        true => Ok(lock),
+        false => Err(io::Error::other("the audit belongs to another process")),
+    }
+}
+
+/// Whether somebody writes it now.
+pub(super) fn is_live(folder: &Folder) -> bool {
+    folder.lock_file(NAME).and_then(|file| journal::lock(&file)).is_ok_and(|free| !free)
+}
+
+/// Puts an audit aside that cannot be believed, so that a new one can begin; where it is then.
+pub fn set_aside(state: &Path) -> io::Result<Option<PathBuf>> {
+    let Some(folder) = verify::existing(&state.join(FOLDER))? else {
+        Marks::open(state)?.forget(NAME)?;
+        return Ok(None);
+    };
+    let _lock = take_lock(&folder)?;
+    let place = state.join(format!("{FOLDER}-aside-{}", journal::now()));
+    std::fs::rename(state.join(FOLDER), &place)?;
+    Marks::open(state)?.forget(NAME)?;
+    let audit = super::Audit::open(state)?;
+    let about = place.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    audit.note(&Entry { what: "audit.set_aside", about: &about, ..Entry::default() })?;
+    Ok(Some(place))
+}
+
+impl From<Problem> for super::verify::Wrong {
+    fn from(problem: Problem) -> Self {
+        super::verify::Wrong::Problem(problem)
+    }
+}

@@ -1,0 +1,119 @@
+//! What the database knows of the audit's files: where each begins, which were removed, and the last line that is surely on
+//! the disk.
+
+use crate::database::Database;
+use journal::{Hash, Head};
+use rusqlite::{OptionalExtension, Row, params};
+use std::{io, path::Path, time::Duration};
+
+/// How long another process may keep us waiting.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+/// The marks of one journal.
+#[derive(Debug)]
+pub(super) struct Marks(Database);
+
+/// Where a file begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Beginning {
+    pub(super) part: u32,
+    /// Of the line before its first.
+    pub(super) n: u64,
+    pub(super) hash: Hash,
+    pub(super) began_ms: u64,
+    pub(super) removed: bool,
+}
+
+/// A line that is surely on the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Mark {
+    pub(super) part: u32,
+    pub(super) n: u64,
+    pub(super) hash: Hash,
+}
+
+impl Beginning {
+    pub(super) fn head(&self) -> Head {
+        Head { n: self.n, hash: self.hash, offset: 0 }
+    }
+}
+
+fn number(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn read(row: &Row<'_>, index: usize) -> rusqlite::Result<u64> {
+    Ok(u64::try_from(row.get::<_, i64>(index)?).unwrap_or_default())
+}
+
+impl Marks {
+    pub(super) fn open(state: &Path) -> io::Result<Marks> {
+        let database = Database::open(state).map_err(io::Error::other)?;
+        // Whoever begins a new file waits for it.
+        database.wait_at_most(PATIENCE).map_err(io::Error::other)?;
+        Ok(Marks(database))
+    }
+
+    /// In their order.
+    pub(super) fn beginnings(&self, name: &str) -> io::Result<Vec<Beginning>> {
+        let sql =
+            "SELECT part, n, hash, began_ms, removed_ms FROM audit_parts WHERE journal = ?1 ORDER BY part";
+        let found = self.0.read(|connection| {
+            let mut statement = connection.prepare_cached(sql)?;
+            let rows = statement.query_map([name], |row| {
+                let removed: Option<i64> = row.get(4)?;
+                Ok(Beginning {
+                    part: row.get(0)?,
+                    n: read(row, 1)?,
+                    hash: row.get(2)?,
+                    began_ms: read(row, 3)?,
+                    removed: removed.is_some(),
+                })
+            })?;
+            rows.collect()
+        });
+        found.map_err(io::Error::other)
+    }
+
+    pub(super) fn last(&self, name: &str) -> io::Result<Option<Mark>> {
+        let sql = "SELECT part, n, hash FROM audit_heads WHERE journal = ?1";
+        let found = self.0.read(|connection| {
+            let read = |row: &Row<'_>| Ok(Mark { part: row.get(0)?, n: read(row, 1)?, hash: row.get(2)? });
+            connection.query_row(sql, [name], read).optional()
+        });
+        found.map_err(io::Error::other)
+    }
+
+    /// A mark never goes back.
+    pub(super) fn mark(&self, name: &str, mark: &Mark, now: u64) -> io::Result<()> {
+        let sql = "INSERT INTO audit_heads (journal, part, n, hash, at_ms) VALUES (?1, ?2, ?3, ?4, ?5)
+            ON CONFLICT (journal) DO UPDATE SET part = ?2, n = ?3, hash = ?4, at_ms = ?5 WHERE ?3 >= n";
+        let values = params![name, mark.part, number(mark.n), mark.hash, number(now)];
+        let written = self.0.write(|transaction| transaction.execute(sql, values));
+        written.map(drop).map_err(io::Error::other)
+    }
+
+    /// A file begins.
+    pub(super) fn begin(&self, name: &str, of: &Beginning) -> io::Result<()> {
+        let sql = "INSERT OR IGNORE INTO audit_parts (journal, part, n, hash, began_ms) VALUES (?1, ?2, ?3, ?4, ?5)";
+        let values = params![name, of.part, number(of.n), of.hash, number(of.began_ms)];
+        let written = self.0.write(|transaction| transaction.execute(sql, values));
+        written.map(drop).map_err(io::Error::other)
+    }
+
+    /// A file is about to be removed.
+    pub(super) fn remove(&self, name: &str, part: u32, now: u64) -> io::Result<()> {
+        let sql = "UPDATE audit_parts SET removed_ms = ?3 WHERE journal = ?1 AND part = ?2";
+        let written = self.0.write(|transaction| transaction.execute(sql, params![name, part, number(now)]));
+        written.map(drop).map_err(io::Error::other)
+    }
+
+    /// Nothing is known of it any more.
+    pub(super) fn forget(&self, name: &str) -> io::Result<()> {
+        let written = self.0.write(|transaction| {
+            transaction.execute("DELETE FROM audit_parts WHERE journal = ?1", [name])?;
+            transaction.execute("DELETE FROM audit_heads WHERE journal = ?1", [name])
+        });
+        written.map(drop).map_err(io::Error::other)
+    }
+}

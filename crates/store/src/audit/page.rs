@@ -1,0 +1,254 @@
+//! Questions to the audit: the newest lines first, a page at a time, read backwards from the end of its files. They are
+//! shown as they stand there; whether they can be believed is `verify`'s to say.
+
+use super::{FOLDER, NAME, marks::Marks, verify::existing};
+use journal::{Folder, LONGEST, Numbered};
+use serde::{Deserialize, Serialize};
+use std::{borrow::Cow, fs::File, io, os::unix::fs::FileExt, path::Path};
+
+/// Lines of a page.
+const MOST_LINES: usize = 1000;
+/// Bytes that are read for a page; it may then be empty, and says where to go on.
+const MOST_READ: u64 = 64 << 20;
+const BLOCK: u64 = 256 << 10;
+
+/// What a line says, as it is read.
+#[derive(Debug, Deserialize)]
+pub(super) struct Line<'a> {
+    n: u64,
+    pub(super) at: u64,
+    #[serde(borrow)]
+    kind: Cow<'a, str>,
+    #[serde(borrow, default)]
+    decision: Cow<'a, str>,
+    #[serde(borrow, default)]
+    tenant: Cow<'a, str>,
+    #[serde(borrow, default)]
+    key: Cow<'a, str>,
+    #[serde(borrow, default)]
+    run: Cow<'a, str>,
+    #[serde(borrow, default)]
+    task: Cow<'a, str>,
+    #[serde(borrow, default)]
+    job: Cow<'a, str>,
+    #[serde(borrow, default)]
+    rule: Cow<'a, str>,
+    #[serde(borrow, default)]
+    about: Cow<'a, str>,
+    #[serde(borrow)]
+    hash: Cow<'a, str>,
+}
+
+impl Numbered for Line<'_> {
+    fn n(&self) -> u64 {
+        self.n
+    }
+}
+
+/// What a line says; what is empty was not said.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[allow(missing_docs, reason = "as of an entry")]
+pub struct Row {
+    pub n: u64,
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+    pub what: String,
+    pub decision: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub tenant: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub key: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub run: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub task: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub job: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub rule: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub about: String,
+    /// SHA-256 of the line with everything before it.
+    pub hash: String,
+}
+
+impl From<Line<'_>> for Row {
+    fn from(line: Line<'_>) -> Row {
+        Row {
+            n: line.n,
+            at_ms: line.at,
+            what: line.kind.into_owned(),
+            decision: line.decision.into_owned(),
+            tenant: line.tenant.into_owned(),
+            key: line.key.into_owned(),
+            run: line.run.into_owned(),
+            task: line.task.into_owned(),
+            job: line.job.into_owned(),
+            rule: line.rule.into_owned(),
+            about: line.about.into_owned(),
+            hash: line.hash.into_owned(),
+        }
+    }
+}
+
+/// Which lines.
+#[derive(Clone, Debug, Default)]
+pub struct Asked {
+    /// Of this run or sandbox.
+    pub run: Option<String>,
+    /// Of this tenant.
+    pub tenant: Option<String>,
+    /// Of this kind, such as `run.end`; with a dot at its end, of all that begin so.
+    pub what: Option<String>,
+    /// Not older.
+    pub since_ms: Option<u64>,
+    /// Not younger.
+    pub until_ms: Option<u64>,
+    /// Only such as stand before this place.
+    pub before: Option<String>,
+    /// At most so many, and never more than a thousand.
+    pub limit: usize,
+}
+
+impl Asked {
+    fn is_for(&self, line: &Line<'_>) -> bool {
+        let what = |asked: &str| line.kind == asked || asked.ends_with('.') && line.kind.starts_with(asked);
+        self.run.as_ref().is_none_or(|run| line.run == *run)
+            && self.tenant.as_ref().is_none_or(|tenant| line.tenant == *tenant)
+            && self.what.as_deref().is_none_or(what)
+            && self.since_ms.is_none_or(|since| line.at >= since)
+            && self.until_ms.is_none_or(|until| line.at <= until)
+    }
+}
+
+/// Lines, the newest first.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// They.
+    pub rows: Vec<Row>,
+    /// Give it as `before` to read on; none at the end.
+    pub before: Option<String>,
+}
+
+/// A `before` that was none of ours.
+#[derive(Debug, thiserror::Error)]
+#[error("no line begins at this place")]
+pub struct WrongPlace;
+
+/// Reads one page. An error that is a [`WrongPlace`] is the question's fault.
+pub fn page(state: &Path, asked: &Asked) -> io::Result<Page> {
+    let Some(folder) = existing(&state.join(FOLDER))? else { return Ok(Page::default()) };
+    let parts = folder.segments()?.remove(NAME).unwrap_or_default();
+    let start = asked.before.as_deref().map(|text| place(text).ok_or_else(|| io::Error::other(WrongPlace)));
+    let start = start.transpose()?;
+    let beginnings = Marks::open(state)?.beginnings(NAME)?;
+    let mut reading = Reading { asked, page: Page::default(), read: 0, over: false };
+    for &part in parts.iter().rev() {
+        let end = match start {
+            Some((of, _)) if part > of => continue,
+            Some((of, offset)) if part == of => Some(offset),
+            _ => None,
+        };
+        let began = beginnings.iter().find(|beginning| beginning.part == part).map(|of| of.began_ms);
+        if end.is_none() && began.zip(asked.until_ms).is_some_and(|(began, until)| began > until) {
+            continue;
+        }
+        reading.part(&folder, part, end)?;
+        if reading.over {
+            break;
+        }
+    }
+    Ok(reading.page)
+}
+
+/// `PART-OFFSET`: where a line begins.
+fn place(text: &str) -> Option<(u32, u64)> {
+    let (part, offset) = text.split_once('-')?;
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    (digits(part) && digits(offset)).then_some(())?;
+    Some((part.parse().ok()?, offset.parse().ok()?))
+}
+
+struct Reading<'a> {
+    asked: &'a Asked,
+    page: Page,
+    read: u64,
+    /// The page is full, or what is older is not asked for.
+    over: bool,
+}
+
+impl Reading<'_> {
+    /// Backwards from `end`, or from the end of the file.
+    fn part(&mut self, folder: &Folder, part: u32, end: Option<u64>) -> io::Result<()> {
+        // Its owner may remove an old one at any time.
+        let Ok(file) = folder.read(NAME, part) else { return Ok(()) };
+        let size = file.metadata()?.len();
+        let mut end = match end {
+            Some(end) if end > size || !begins_line(&file, end)? => return Err(io::Error::other(WrongPlace)),
+            Some(end) => end,
+            None => size,
+        };
+        while end > 0 && !self.over {
+            let from = end.saturating_sub(BLOCK);
+            let mut block = vec![0; usize::try_from(end - from).unwrap_or_default()];
+            file.read_exact_at(&mut block, from)?;
+            self.read += block.len() as u64;
+            // Up to the first line that begins in this block; one that is being written has no end yet.
+            let whole = block.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            let first = match from {
+                0 => 0,
+                _ => block.iter().position(|byte| *byte == b'\n').map_or(block.len(), |at| at + 1),
+            };
+            if first >= whole && from > 0 {
+                // Longer than any line of ours, unless it is the last, which has no end yet.
+                end = match block.len() > LONGEST {
+                    true => return Ok(()),
+                    false => from,
+                };
+                continue;
+            }
+            end = self.lines(&block[first..whole.max(first)], part, from + first as u64);
+        }
+        Ok(())
+    }
+
+    /// The lines of a block, the last first; where the first of them that was looked at begins.
+    fn lines(&mut self, block: &[u8], part: u32, at: u64) -> u64 {
+        let mut end = block.len();
+        while end > 0 && !self.over {
+            let start = block[..end - 1].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            self.line(&block[start..end - 1]);
+            end = start;
+            let place = at + end as u64;
+            if self.page.rows.len() >= self.asked.limit.clamp(1, MOST_LINES)
+                || self.read > MOST_READ && end == 0
+            {
+                self.page.before = (part > 1 || place > 0).then(|| format!("{part}-{place}"));
+                self.over = true;
+            }
+        }
+        at + end as u64
+    }
+
+    fn line(&mut self, text: &[u8]) {
+        let Ok(text) = std::str::from_utf8(text) else { return };
+        // Names of runs need no escapes: a line without the name is none of its.
+        if self.asked.run.as_ref().is_some_and(|run| !text.contains(run.as_str())) {
+            return;
+        }
+        let Ok(line) = serde_json::from_str::<Line<'_>>(text) else { return };
+        if self.asked.since_ms.is_some_and(|since| line.at < since) {
+            self.over = true;
+        } else if self.asked.is_for(&line) {
+            self.page.rows.push(line.into());
+        }
+    }
+}
+
+fn begins_line(file: &File, at: u64) -> io::Result<bool> {
+    let mut before = [0];
+    match at {
+        0 => Ok(true),
+        _ => file.read_exact_at(&mut before, at - 1).map(|()| before == *b"\n"),
+    }
+}

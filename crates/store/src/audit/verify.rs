@@ -1,0 +1,240 @@
+//! Reads the audit and believes no line that does not follow from the one before, from where the database says that it
+//! begins to at least where the database says that it was.
+
+use super::{
+    FOLDER, NAME,
+    file::is_live,
+    marks::{Beginning, Mark, Marks},
+    page::Line,
+};
+use journal::{Fault, Folder, Hash, Head, Problem, Reader};
+use std::{
+    io::{self, BufReader, ErrorKind},
+    path::Path,
+};
+
+const BUFFER: usize = 256 << 10;
+
+/// What was found of an audit that is as it was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Lines that were read.
+    pub lines: u64,
+    /// The number of the first of them: those before were removed when they were old.
+    pub first: u64,
+    /// When the first was written, in milliseconds since 1970.
+    pub since_ms: u64,
+    /// The number of the last line.
+    pub last: u64,
+    /// Its hash.
+    pub head: String,
+}
+
+/// Why it is not verified.
+#[derive(Debug, thiserror::Error)]
+pub enum Wrong {
+    /// It is not as it was written.
+    #[error(transparent)]
+    Problem(Problem),
+    /// It cannot be read.
+    #[error(transparent)]
+    Read(#[from] io::Error),
+}
+
+/// Reads every line that there is. With a head, a line of that hash must be among them.
+pub fn verify(state: &Path, head: Option<Hash>) -> Result<Verified, Wrong> {
+    // The owner may remove a file while we read: then there is another beginning.
+    let first = verify_once(state, head);
+    match first {
+        Err(Wrong::Problem(_)) => verify_once(state, head),
+        done => done,
+    }
+}
+
+fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
+    let marks = Marks::open(state)?;
+    // Before the files: what is marked is there.
+    let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
+    let place = state.join(FOLDER);
+    let whole = |what: &str| Problem { file: place.clone(), line: 0, what: what.to_owned() };
+    let Some(folder) = existing(&place)? else {
+        return match (mark, wanted) {
+            (None, None) => Ok(Verified::default()),
+            _ => Err(whole("the audit is gone").into()),
+        };
+    };
+    let before = is_live(&folder);
+    let parts = folder.segments()?.remove(NAME).unwrap_or_default();
+    let check = Check { folder: &folder, name: NAME, parts: &parts, beginnings: &beginnings, mark };
+    let (end, seen) = check.all(wanted)?;
+    if end.torn && !before && !is_live(&folder) {
+        let file = folder.path(NAME, parts.last().copied().unwrap_or(1));
+        return Err(Problem { file, line: end.line, what: Fault::Torn.to_string() }.into());
+    }
+    if wanted.is_some() && !seen {
+        return Err(whole("no line has the hash that was noted: it was changed, cut off, or put back").into());
+    }
+    let head = hex(&end.head.hash);
+    Ok(Verified { lines: end.lines, first: end.first, since_ms: end.since_ms, last: end.head.n, head })
+}
+
+/// The last line that is surely on the disk: its number and hash.
+pub fn head(state: &Path) -> io::Result<Option<(u64, String)>> {
+    let mark = Marks::open(state)?.last(NAME)?;
+    Ok(mark.filter(|mark| mark.n > 0).map(|mark| (mark.n, hex(&mark.hash))))
+}
+
+fn hex(hash: &Hash) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(super) fn existing(folder: &Path) -> io::Result<Option<Folder>> {
+    match Folder::open(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+/// The files of a journal, and what is known of them beside.
+pub(super) struct Check<'a> {
+    pub(super) folder: &'a Folder,
+    pub(super) name: &'a str,
+    pub(super) parts: &'a [u32],
+    pub(super) beginnings: &'a [Beginning],
+    pub(super) mark: Option<Mark>,
+}
+
+/// How far they were read and believed.
+#[derive(Debug, Default)]
+pub(super) struct End {
+    pub(super) head: Head,
+    pub(super) torn: bool,
+    pub(super) line: u64,
+    lines: u64,
+    first: u64,
+    since_ms: u64,
+    /// Where the files begin that were read.
+    pub(super) beginnings: Vec<Beginning>,
+    /// Whether the marked line was among them.
+    marked: bool,
+    wanted: Option<Hash>,
+    seen: bool,
+}
+
+impl Check<'_> {
+    fn problem(&self, part: u32, line: u64, what: impl Into<String>) -> Problem {
+        Problem { file: self.folder.path(self.name, part), line, what: what.into() }
+    }
+
+    fn known(&self, part: u32) -> Option<&Beginning> {
+        self.beginnings.iter().find(|beginning| beginning.part == part)
+    }
+
+    /// Reads the last files, from the one with the mark on: those before are believed by whoever reads all.
+    pub(super) fn newest(&self) -> Result<End, Problem> {
+        let marked = self.mark.map_or(0, |mark| mark.part);
+        let from = self.parts.iter().rposition(|part| *part <= marked && self.known(*part).is_some());
+        self.read(from.unwrap_or(0), None)
+    }
+
+    /// Reads all of them; whether a line had the wanted hash.
+    pub(super) fn all(&self, wanted: Option<Hash>) -> Result<(End, bool), Problem> {
+        let end = self.read(0, wanted)?;
+        let seen = end.seen;
+        Ok((end, seen))
+    }
+
+    fn read(&self, from: usize, wanted: Option<Hash>) -> Result<End, Problem> {
+        let mut end = End { wanted, ..End::default() };
+        let parts = &self.parts[from.min(self.parts.len())..];
+        if let Some(&first) = parts.first() {
+            let beginning = self.beginning(first)?;
+            (end.head, end.seen) = (beginning.head(), wanted == Some(beginning.hash));
+        }
+        end.marked = self.mark.is_none_or(|mark| mark.n == end.head.n && mark.hash == end.head.hash);
+        for (index, &part) in parts.iter().enumerate() {
+            if index > 0 && part != parts[index - 1] + 1 {
+                return Err(self.problem(part, 0, "the file before it is missing"));
+            }
+            let at = self.beginning_as_read(part, &end.head)?;
+            end.beginnings.push(at);
+            self.file(part, index + 1 == parts.len(), &mut end)?;
+        }
+        self.reaches_the_mark(&end)?;
+        Ok(end)
+    }
+
+    /// What the first file must follow.
+    fn beginning(&self, part: u32) -> Result<Beginning, Problem> {
+        let before_was_removed = || self.known(part - 1).is_some_and(|before| before.removed);
+        match (part, self.known(part)) {
+            (0, _) => Err(self.problem(part, 0, "no file has this number")),
+            (1, _) => Ok(Beginning { part, n: 0, hash: Hash::default(), began_ms: 0, removed: false }),
+            (_, Some(known)) if before_was_removed() || self.parts.contains(&(part - 1)) => Ok(*known),
+            _ => Err(self.problem(part, 0, "the file before it is missing, and was not removed by us")),
+        }
+    }
+
+    fn beginning_as_read(&self, part: u32, head: &Head) -> Result<Beginning, Problem> {
+        match self.known(part) {
+            Some(known) if (known.n, known.hash) != (head.n, head.hash) => {
+                Err(self.problem(part, 0, "it does not begin where the database says"))
+            }
+            Some(known) => Ok(*known),
+            None => {
+                Ok(Beginning { part, n: head.n, hash: head.hash, began_ms: journal::now(), removed: false })
+            }
+        }
+    }
+
+    fn file(&self, part: u32, is_last: bool, end: &mut End) -> Result<(), Problem> {
+        let file = self.folder.read(self.name, part);
+        let file = file.map_err(|error| self.problem(part, 0, error.to_string()))?;
+        let head = Head { offset: 0, ..end.head };
+        let mut reader = Reader::new(BufReader::with_capacity(BUFFER, file), head);
+        loop {
+            let at = match reader.next_record::<Line<'_>>() {
+                Ok(Some(line)) => line.at,
+                Ok(None) => break,
+                Err(Fault::Torn) if is_last => {
+                    end.torn = true;
+                    break;
+                }
+                Err(fault) => return Err(self.problem(part, reader.line(), fault.to_string())),
+            };
+            let head = reader.head();
+            if end.lines == 0 {
+                (end.first, end.since_ms) = (head.n, at);
+            }
+            end.lines += 1;
+            end.seen |= end.wanted == Some(head.hash);
+            if let Some(mark) = self.mark.filter(|mark| mark.n == head.n) {
+                match mark.hash == head.hash {
+                    true => end.marked = true,
+                    false => {
+                        let what =
+                            "it is not the line that the database knows: what stood here was rewritten";
+                        return Err(self.problem(part, reader.line(), what));
+                    }
+                }
+            }
+        }
+        (end.head, end.line) = (reader.head(), reader.line());
+        Ok(())
+    }
+
+    fn reaches_the_mark(&self, end: &End) -> Result<(), Problem> {
+        let Some(mark) = self.mark else { return Ok(()) };
+        let last = self.parts.last().copied().unwrap_or_default();
+        if last < mark.part {
+            return Err(self.problem(mark.part, 0, "the file is missing"));
+        }
+        match end.marked {
+            true => Ok(()),
+            false => {
+                let what = format!("it ends before line number {}, which was surely written", mark.n);
+                Err(self.problem(last, end.line, what))
+            }
+        }
+    }
+}

@@ -1,0 +1,243 @@
+use super::*;
+use std::{fs, path::PathBuf, time::Duration};
+
+/// A state folder that is gone afterwards.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("airlock-audit-{name}-{}", std::process::id()));
+        _ = fs::remove_dir_all(&path);
+        Scratch(path)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(FOLDER).join(name)
+    }
+
+    fn files(&self) -> usize {
+        let names = fs::read_dir(self.0.join(FOLDER)).unwrap().map(|entry| entry.unwrap().path());
+        names.filter(|path| path.extension().is_some_and(|extension| extension == "jsonl")).count()
+    }
+
+    fn wrong(&self) -> String {
+        verify(&self.0, None).unwrap_err().to_string()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn run<'a>(id: &'a str, tenant: &'a str) -> Entry<'a> {
+    Entry { what: "run.end", run: id, tenant, about: "succeeded", ..Entry::default() }
+}
+
+fn small() -> AuditSettings {
+    AuditSettings { file_bytes: 1000, ..AuditSettings::default() }
+}
+
+/// Several files of lines of two tenants.
+fn filled(name: &str) -> Scratch {
+    let scratch = Scratch::new(name);
+    let audit = Audit::open_with(&scratch.0, small()).unwrap();
+    for index in 0..20 {
+        audit.note(&run(&format!("r{index}"), if index % 2 == 0 { "even" } else { "odd" })).unwrap();
+    }
+    drop(audit);
+    assert!(scratch.files() > 3);
+    scratch
+}
+
+#[test]
+fn what_is_written_is_believed_and_goes_on() {
+    let scratch = filled("on");
+    let before = verify(&scratch.0, None).unwrap();
+    assert_eq!((before.lines, before.first, before.last), (20, 1, 20));
+    assert_eq!(head(&scratch.0).unwrap(), Some((20, before.head.clone())));
+    let audit = Audit::open(&scratch.0).unwrap();
+    assert!(Audit::open(&scratch.0).is_err(), "it has one owner");
+    audit.note(&run("more", "even")).unwrap();
+    assert_eq!(verify(&scratch.0, None).unwrap().lines, 21, "while it is written, too");
+    drop(audit);
+    let mut noted = [0; 32];
+    for (index, byte) in noted.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&before.head[2 * index..2 * index + 2], 16).unwrap();
+    }
+    assert!(verify(&scratch.0, Some(noted)).is_ok(), "a head from before is still there");
+    assert!(verify(&scratch.0, Some([7; 32])).is_err());
+}
+
+#[test]
+fn whatever_is_cut_off_taken_away_or_put_back_is_found() {
+    let scratch = filled("cut");
+    let keep = |name: &str| fs::read(scratch.file(name)).unwrap();
+    let last = format!("server~{}.jsonl", scratch.files());
+    let whole = keep(&last);
+    // Half a line, a whole one, all lines, the file.
+    let line = whole.iter().rposition(|byte| *byte == b'{').unwrap();
+    for length in [whole.len() - 3, line, 0] {
+        fs::write(scratch.file(&last), &whole[..length]).unwrap();
+        assert!(scratch.wrong().contains(&last), "{length}: {}", scratch.wrong());
+    }
+    fs::remove_file(scratch.file(&last)).unwrap();
+    assert!(scratch.wrong().contains("missing"), "{}", scratch.wrong());
+    assert!(Audit::open(&scratch.0).is_err(), "nobody goes on with it");
+    fs::write(scratch.file(&last), &whole).unwrap();
+    set_mode(&scratch.file(&last));
+    verify(&scratch.0, None).unwrap();
+    for name in ["server.jsonl", "server~2.jsonl"] {
+        let kept = keep(name);
+        fs::remove_file(scratch.file(name)).unwrap();
+        assert!(scratch.wrong().contains("missing"), "{}", scratch.wrong());
+        fs::write(scratch.file(name), kept).unwrap();
+        set_mode(&scratch.file(name));
+    }
+    verify(&scratch.0, None).unwrap();
+    fs::remove_dir_all(scratch.0.join(FOLDER)).unwrap();
+    assert!(scratch.wrong().ends_with("the audit is gone"));
+}
+
+fn set_mode(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+#[test]
+fn a_tail_with_fitting_hashes_is_found_by_its_mark() {
+    let scratch = Scratch::new("tail");
+    for about in ["one", "two"] {
+        let audit = Audit::open(&scratch.0).unwrap();
+        audit.note(&Entry { what: "key.make", about, ..Entry::default() }).unwrap();
+    }
+    // Another history that is a chain as well.
+    let other = Scratch::new("tail-other");
+    let audit = Audit::open(&other.0).unwrap();
+    for about in ["one", "another", "third"] {
+        audit.note(&Entry { what: "key.make", about, ..Entry::default() }).unwrap();
+    }
+    drop(audit);
+    verify(&other.0, None).unwrap();
+    fs::copy(other.file("server.jsonl"), scratch.file("server.jsonl")).unwrap();
+    assert!(scratch.wrong().contains("was rewritten"), "{}", scratch.wrong());
+}
+
+#[test]
+fn half_a_line_of_a_dead_owner_is_cut_off() {
+    let scratch = filled("torn");
+    let last = scratch.file(&format!("server~{}.jsonl", scratch.files()));
+    let whole = fs::read(&last).unwrap();
+    fs::write(&last, [&whole[..], br#"{"n":21,"at":17"#].concat()).unwrap();
+    assert!(scratch.wrong().contains("ends within it"));
+    Audit::open(&scratch.0).unwrap().note(&run("after", "even")).unwrap();
+    assert_eq!(verify(&scratch.0, None).unwrap().lines, 21);
+}
+
+#[test]
+fn old_files_go_with_a_line_about_it_and_the_rest_is_still_believed() {
+    let scratch = filled("old");
+    let settings = AuditSettings { keep_for: Duration::ZERO, ..small() };
+    std::thread::sleep(Duration::from_millis(2));
+    drop(Audit::open_with(&scratch.0, settings).unwrap());
+    assert!(scratch.files() < 4, "{}", scratch.files());
+    let verified = verify(&scratch.0, None).unwrap();
+    assert!(verified.first > 1 && verified.last > 20, "{verified:?}");
+    let asked = Asked { what: Some("audit.remove".into()), limit: 100, ..Asked::default() };
+    assert!(!page(&scratch.0, &asked).unwrap().rows.is_empty());
+    // What nobody removed by the rules is missed.
+    let first = fs::read_dir(scratch.0.join(FOLDER)).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = first.filter(|path| path.extension().is_some_and(|e| e == "jsonl")).collect();
+    files.sort_by_key(|path| path.to_string_lossy().len());
+    files.sort();
+    fs::remove_file(&files[0]).unwrap();
+    assert!(scratch.wrong().contains("missing"), "{}", scratch.wrong());
+}
+
+#[test]
+fn bytes_are_bounded_too() {
+    let scratch = filled("bytes");
+    drop(Audit::open_with(&scratch.0, AuditSettings { keep_bytes: 1500, ..small() }).unwrap());
+    assert!(scratch.files() < 4, "{}", scratch.files());
+    verify(&scratch.0, None).unwrap();
+}
+
+#[test]
+fn pages_lead_from_the_newest_to_the_oldest_whatever_their_length() {
+    let scratch = filled("pages");
+    for limit in [1, 3, 7, 1000] {
+        let mut asked = Asked { tenant: Some("odd".into()), limit, ..Asked::default() };
+        let mut seen = Vec::new();
+        loop {
+            let page = page(&scratch.0, &asked).unwrap();
+            assert!(page.rows.len() <= limit);
+            seen.extend(page.rows.into_iter().map(|row| row.run));
+            match page.before {
+                Some(before) => asked.before = Some(before),
+                None => break,
+            }
+        }
+        let expected: Vec<_> =
+            (0..20).rev().filter(|index| index % 2 == 1).map(|i| format!("r{i}")).collect();
+        assert_eq!(seen, expected, "{limit}");
+    }
+    let one = Asked { run: Some("r4".into()), limit: 9, ..Asked::default() };
+    assert_eq!(page(&scratch.0, &one).unwrap().rows.len(), 1);
+    for wrong in ["", "x", "1", "1-5", "1-99999999", "-", "1--1", "4294967296-0"] {
+        let asked = Asked { before: Some(wrong.into()), limit: 1, ..Asked::default() };
+        let error = page(&scratch.0, &asked).unwrap_err();
+        assert!(error.get_ref().is_some_and(|cause| cause.is::<WrongPlace>()), "{wrong}");
+    }
+}
+
+#[test]
+fn what_cannot_be_written_is_refused_and_what_happened_is_written_later() {
+    let scratch = Scratch::new("full");
+    let audit = Audit::open(&scratch.0).unwrap();
+    audit.note(&run("before", "t")).unwrap();
+    let swap = |file| std::mem::replace(&mut audit.shared.state.lock().unwrap().writer.file, file);
+    // A file that takes nothing, and can be cut back: the end of a write that failed is the same.
+    let limited = rustix::fs::memfd_create("limited", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    let length = audit.shared.state.lock().unwrap().writer.length();
+    rustix::fs::ftruncate(&limited, length).unwrap();
+    rustix::fs::fcntl_add_seals(&limited, rustix::fs::SealFlags::GROW | rustix::fs::SealFlags::WRITE)
+        .unwrap();
+    let kept = swap(Arc::new(limited.into()));
+    assert!(audit.note(&run("refused", "t")).is_err() && audit.trouble().is_some());
+    audit.note_happened(&run("ended", "t"));
+    drop(swap(kept));
+    audit.note(&run("after", "t")).unwrap();
+    assert_eq!(audit.trouble(), None);
+    drop(audit);
+    let all = Asked { limit: 10, ..Asked::default() };
+    let runs: Vec<_> = page(&scratch.0, &all).unwrap().rows.into_iter().map(|row| row.run).collect();
+    assert_eq!(runs, ["after", "ended", "before"]);
+    verify(&scratch.0, None).unwrap();
+}
+
+#[test]
+fn hostile_words_stay_in_their_line() {
+    let scratch = Scratch::new("words");
+    let audit = Audit::open(&scratch.0).unwrap();
+    let words = "\"}\n{\"n\":1\u{0}\u{1b}[2J\u{7f}".repeat(1000);
+    audit.note(&Entry { what: &words, about: &words, tenant: &words, ..Entry::default() }).unwrap();
+    drop(audit);
+    let rows = page(&scratch.0, &Asked { limit: 10, ..Asked::default() }).unwrap().rows;
+    assert_eq!((rows.len(), rows[0].what.as_str()), (1, "unknown"));
+    assert!(words.starts_with(&rows[0].about) && rows[0].about.len() <= 512);
+}
+
+#[test]
+fn power_is_waited_for_by_many_at_once() {
+    let scratch = Scratch::new("power");
+    let settings = AuditSettings { durability: Durability::Power, ..AuditSettings::default() };
+    let audit = Audit::open_with(&scratch.0, settings).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..20).for_each(|_| audit.note(&run("r", "t")).unwrap()));
+        }
+    });
+    drop(audit);
+    assert_eq!(verify(&scratch.0, None).unwrap().lines, 80);
+}
