@@ -26,6 +26,9 @@ use store::{
 /// How long nothing is tried when something of the server's own stands in the way.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// Between two looks whether the try before is gone.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+
 /// Carries the job whose turn it is through one try. Its slot is taken until this returns.
 pub(super) async fn carry_out(gateway: Gateway, picked: Picked) {
     match begin(&gateway, &picked.id).await {
@@ -60,6 +63,7 @@ async fn begin(gateway: &Gateway, id: &str) -> Answer<Option<(Arc<Live>, tokio::
         Err(refused) => return refuse(gateway, row, refused).await.map(|()| None),
     };
     drop(order);
+    rest_is_gone(gateway, &row).await?;
     let owner = crate::caller::owner_of(&row.tenant)?;
     let live = Arc::new(Live::attempt(gateway, engine::fresh_id(), &owner, row.id.clone()));
     let writer = if row.rerun { gateway.writer() } else { gateway.durable() };
@@ -77,6 +81,31 @@ async fn begin(gateway: &Gateway, id: &str) -> Answer<Option<(Arc<Live>, tokio::
             gateway.runs().remove(&live);
             Err(problem)
         }
+    }
+}
+
+/// Waits until nothing of the try before is left. Its processes end with their server, but not at once, and what is left of
+/// them the engine sweeps at its opening; should that have failed it is swept now. A job never runs beside itself.
+async fn rest_is_gone(gateway: &Gateway, row: &JobRow) -> Answer<()> {
+    let Some(before) = row.run.as_deref().and_then(|run| Id::new(run).ok()) else { return Ok(()) };
+    let end = tokio::time::Instant::now() + PAUSE;
+    // The record of one that ended in order is removed right behind its end; nobody tells when.
+    while gateway.engine().may_be_left(&before) && tokio::time::Instant::now() < end {
+        tokio::time::sleep(BETWEEN_LOOKS).await;
+    }
+    if gateway.engine().may_be_left(&before) {
+        let engine = gateway.engine().clone();
+        // What it could not remove is still there, which is asked next.
+        _ = tokio::task::spawn_blocking(move || engine.sweep()).await;
+    }
+    match gateway.engine().may_be_left(&before) {
+        false => Ok(()),
+        true => Err(Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "internal",
+            format!("something of the run `{before}` is left, and its job does not run beside itself"),
+            Some("see what `airlock sweep` says".to_owned()),
+        )),
     }
 }
 
