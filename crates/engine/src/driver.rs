@@ -4,7 +4,8 @@
 //! record ─ box ─ inputs ─ program ─┬─ ended ──────────────┐
 //!                                  ├─ wall time ─ TERM ─ grace ─┤
 //!                                  ├─ CPU time ── XCPU ─ grace ─┤─ box ended ─ artifacts ─ box released ─ record closed
-//!                                  └─ cancelled ─ TERM ─ grace ─┘
+//!                                  ├─ cancelled ─ TERM ─ grace ─┤
+//!                                  └─ terminated ─ TERM ─ its grace ─┘
 //! ```
 
 use crate::{
@@ -51,6 +52,8 @@ pub(crate) struct Driver {
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) doors: Option<oneshot::Sender<Vec<TcpListener>>>,
     pub(crate) terminal: Option<oneshot::Sender<Terminal>>,
+    /// That the program shall end by itself, and how long it has for that.
+    pub(crate) terminated: watch::Receiver<Option<Duration>>,
     /// That nobody is left inside, before the rest of the output is taken.
     pub(crate) over: watch::Sender<bool>,
 }
@@ -237,6 +240,9 @@ impl Driver {
                 progress = sandbox.progress() => return ending(progress, None),
                 () = &mut deadline => Stopped::WallTime,
                 () = until_cancelled(&mut self.making.cancelled) => Stopped::Cancelled,
+                () = until_terminated(&mut self.terminated) => {
+                    return self.terminate(sandbox, deadline.deadline()).await;
+                }
                 () = tokio::time::sleep_until(next_look.into()) => {
                     match cpu_left(sandbox, &limits) {
                         Some(left) => {
@@ -248,6 +254,31 @@ impl Driver {
                 }
             };
             return stop(sandbox, stopped).await;
+        }
+    }
+
+    /// Asks the program to end and waits for that: for the shortest grace that anybody gave, at most until its time is up
+    /// or somebody does not want to wait any more.
+    async fn terminate(&mut self, sandbox: &mut dyn Sandbox, deadline: tokio::time::Instant) -> Ending {
+        let Driver { terminated, making, .. } = self;
+        let asked = tokio::time::Instant::now();
+        sandbox.signal(SIGTERM);
+        loop {
+            let grace = terminated.borrow_and_update().unwrap_or_default();
+            // The sender lives in `Run`; one who dropped it asks for nothing else.
+            let other = async {
+                if terminated.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                progress = sandbox.progress() => return ending(progress, Some(Stopped::Cancelled)),
+                () = until_cancelled(&mut making.cancelled) => return stop(sandbox, Stopped::Cancelled).await,
+                () = tokio::time::sleep_until((asked + grace).min(deadline)) => {
+                    return Ending { status: Some(SIGKILL), stopped: Some(Stopped::Cancelled), ..Ending::default() };
+                }
+                () = other => {}
+            }
         }
     }
 
@@ -379,6 +410,13 @@ async fn read_output(
         capture.add(&buffer[..count]);
         // Without a reader, the stream is still drained: a full pipe would stop the program.
         _ = events.send(Event::Output { stream, data: buffer[..count].to_vec() }).await;
+    }
+}
+
+async fn until_terminated(terminated: &mut watch::Receiver<Option<Duration>>) {
+    // The sender lives in `Run`; a caller who dropped it asked for nothing.
+    if terminated.wait_for(Option::is_some).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

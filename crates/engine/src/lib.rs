@@ -181,6 +181,7 @@ pub struct Run {
     doors: Option<oneshot::Receiver<Vec<TcpListener>>>,
     terminal: Option<oneshot::Receiver<Terminal>>,
     cancel: watch::Sender<bool>,
+    terminate: watch::Sender<Option<std::time::Duration>>,
     over: watch::Receiver<bool>,
     blank: RunResult,
     driver: JoinHandle<RunResult>,
@@ -272,6 +273,7 @@ impl Engine {
     pub fn start_as(&self, id: Id, spec: RunSpec) -> Run {
         let (sender, events) = mpsc::channel(MOST_WAITING_EVENTS);
         let (cancel, cancelled) = watch::channel(false);
+        let (terminate, terminated) = watch::channel(None);
         let (is_over, over) = watch::channel(false);
         let (doors_out, doors) = oneshot::channel();
         let (terminal_out, terminal) = spec.sandbox.tty.map(|_| oneshot::channel()).unzip();
@@ -293,10 +295,11 @@ impl Engine {
             events: sender,
             doors: Some(doors_out),
             terminal: terminal_out,
+            terminated,
             over: is_over,
         };
         let driver = tokio::spawn(task.drive(input));
-        Run { id, events, stdin, doors: Some(doors), terminal, cancel, over, blank, driver }
+        Run { id, events, stdin, doors: Some(doors), terminal, cancel, terminate, over, blank, driver }
     }
 
     /// Starts a run and waits for its result. A run that could not start has a result, too.
@@ -447,6 +450,12 @@ impl Run {
     /// Asks for the end: the whole tree is gone within a second.
     pub fn cancel(&self) {
         self.cancel.send_replace(true);
+    }
+
+    /// Asks the program to end by itself (SIGTERM), and ends the whole tree after this grace. Of several graces the
+    /// shortest counts; none goes beyond the time that the run has.
+    pub fn terminate(&self, grace: std::time::Duration) {
+        self.terminate.send_modify(|asked| *asked = Some(asked.map_or(grace, |before| before.min(grace))));
     }
 
     /// Becomes true, or loses its sender, once the box is gone: what there is of output then is all there will be, and

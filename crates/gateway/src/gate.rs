@@ -49,6 +49,7 @@ pub(crate) struct Place(
 pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let method = request.method().clone();
+    let of_the_node = crate::node::is_its_path(request.uri().path());
     let route = request.extensions().get::<MatchedPath>().cloned();
     let route = route.as_ref().map_or(UNMATCHED, MatchedPath::as_str);
     let admitted = admit(&gateway, &request, route);
@@ -69,6 +70,7 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
         Ok(None) => next.run(request).await,
         Err(problem) => refused(problem),
     };
+    let response = if of_the_node { crate::node::in_its_words(response) } else { response };
     gateway.metrics().request(&method, route, response.status());
     if !gateway.quiet() {
         let key = caller.as_ref().map_or("-", |caller| caller.key.as_str());
@@ -126,6 +128,10 @@ fn needed(route: &str) -> Option<Scope> {
         |start: &str| route.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     [
         ("/v1/runs", Scope::Runs),
+        ("/v1/worker/admin", Scope::Admin),
+        ("/v1/worker/sessions", Scope::Sandboxes),
+        ("/v1/worker", Scope::Runs),
+        ("/v1/workflow", Scope::Runs),
         ("/v1/sandboxes", Scope::Sandboxes),
         ("/v1/workspaces", Scope::Sandboxes),
         ("/v1/artifacts", Scope::Artifacts),

@@ -66,7 +66,10 @@ pub(crate) fn trial() -> RunRequest {
 }
 
 async fn try_one(gateway: Gateway) -> Answer<()> {
-    let spec = gateway.policy().admit(trial())?;
+    gateway.node().takes_work()?;
+    let mut request = trial();
+    gateway.node().furnish(&mut request)?;
+    let spec = gateway.policy().admit(request)?;
     let result = gateway.engine().run(spec).await;
     match (result.status, result.error) {
         (Status::Succeeded, _) => Ok(()),

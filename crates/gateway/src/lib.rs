@@ -32,6 +32,7 @@ mod workspaces;
 mod writer;
 
 pub use caller::{Caller, Scope};
+pub use node::settings::{Mode, Node, Resources};
 pub use keys::{Key, KeyError, Keys, Token};
 pub use openapi::document as openapi;
 pub use problem::Problem;
@@ -47,6 +48,9 @@ use store::{
 };
 use tokio::sync::watch;
 use utoipa_axum::router::OpenApiRouter;
+
+/// Of what is left at the end, how much is named in the audit.
+const MOST_LEFT_SHOWN: usize = 20;
 
 /// How often what may not stay is looked for.
 const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
@@ -78,6 +82,8 @@ pub struct Settings {
     pub bounds: Bounds,
     /// How much of it for each tenant.
     pub tenants: Tenants,
+    /// What it is told as a node.
+    pub node: Node,
     /// No line for each request on stderr.
     pub quiet: bool,
 }
@@ -96,6 +102,7 @@ struct Inner {
     profiles: Option<Vec<String>>,
     bounds: Bounds,
     tenants: Tenants,
+    node: Node,
     quiet: bool,
     audit: Audit,
     served: Arc<Served>,
@@ -119,7 +126,7 @@ struct Inner {
 impl Gateway {
     /// A gateway to an engine. Runs that a server before left without an end are `lost` from now on.
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
-        let Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, quiet } = settings;
+        let Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, node, quiet } = settings;
         let unwritable = |error| DatabaseError::Place {
             path: state.clone(),
             why: format!("the audit cannot be written: {error}"),
@@ -140,6 +147,7 @@ impl Gateway {
             profiles,
             bounds,
             tenants,
+            node,
             quiet,
             audit,
             keys: Keys::of(served.clone()),
@@ -164,12 +172,19 @@ impl Gateway {
     }
 
     /// Serves until it is told to stop; then ends connections and runs, those that go on after a grace by cancelling them.
-    pub async fn serve(&self, listener: Listener, tls: Option<Tls>, stop: watch::Receiver<bool>) {
+    /// What could not be ended in time.
+    pub async fn serve(
+        &self,
+        listener: Listener,
+        tls: Option<Tls>,
+        stop: watch::Receiver<bool>,
+    ) -> Vec<String> {
         let (gateway, mut told) = (self.clone(), stop.clone());
         let ending = tokio::spawn(async move {
-            if told.wait_for(|stop| *stop).await.is_ok() {
-                // A sandbox has no end of its own that could be waited for.
-                tokio::join!(gateway.end_runs(), gateway.end_sandboxes());
+            let is_told = told.wait_for(|stop| *stop).await.is_ok();
+            match is_told {
+                true => gateway.end_everything().await,
+                false => Vec::new(),
             }
         });
         let tidying = tokio::spawn(self.clone().tidy());
@@ -177,9 +192,22 @@ impl Gateway {
         // Answers of runs that were cancelled still go out.
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
-        _ = ending.await;
+        let left = ending.await.unwrap_or_else(|_| vec!["what was to be ended is not known".to_owned()]);
         tidying.abort();
         looking.abort();
+        left
+    }
+
+    /// Ends all that goes on; what is left of it. Says in the audit how that went.
+    async fn end_everything(&self) -> Vec<String> {
+        // A sandbox has no end of its own that could be waited for.
+        let (mut left, boxes) = tokio::join!(self.end_runs(), self.end_sandboxes());
+        left.extend(boxes);
+        let shown = left.iter().take(MOST_LEFT_SHOWN).cloned().collect::<Vec<_>>().join(", ");
+        let about = if left.is_empty() { "everything was stopped".to_owned() } else { format!("left: {shown}") };
+        // Where it cannot be written that was said on stderr, and ending goes on.
+        _ = self.note(&Entry { what: "server.stop", about: &about, ..Entry::default() });
+        left
     }
 
     /// Every now and then: what artifacts may not stay. Those who put some do that, too, but they may be gone.
@@ -203,7 +231,7 @@ impl Gateway {
         }
     }
 
-    async fn end_runs(&self) {
+    async fn end_runs(&self) -> Vec<String> {
         let patience = tokio::time::Instant::now() + self.bounds().grace;
         while self.runs().count() > 0 && tokio::time::Instant::now() < patience {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -213,11 +241,16 @@ impl Gateway {
         while self.runs().count() > 0 && tokio::time::Instant::now() < patience {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+        self.runs().under_way().iter().map(|live| format!("run {}", live.id)).collect()
     }
 
     /// Makes what the commonest runs need, ahead of them.
     pub async fn warm(&self) {
-        if let Ok(spec) = self.policy().admit(health::trial()) {
+        let mut request = health::trial();
+        if self.node().furnish(&mut request).is_err() {
+            return;
+        }
+        if let Ok(spec) = self.policy().admit(request) {
             self.engine().warm(&spec).await;
         }
     }
@@ -262,12 +295,15 @@ impl Gateway {
     }
 
     /// Writes down what was decided. What cannot be written down must not be done.
-    #[expect(dead_code, reason = "nobody decides yet")]
     pub(crate) fn note(&self, entry: &Entry<'_>) -> problem::Answer<()> {
         self.0.audit.note(entry).map_err(|error| {
             say(format_args!("airlock: the audit cannot be written: {error}"));
             writer::busy()
         })
+    }
+
+    pub(crate) fn node(&self) -> &Node {
+        &self.0.node
     }
 
     pub(crate) fn quiet(&self) -> bool {

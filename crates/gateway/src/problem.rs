@@ -82,6 +82,16 @@ impl Problem {
         Problem { instance: Some(instance.into()), ..self }
     }
 
+    /// The same as another kind.
+    pub(crate) fn of_kind(self, kind: &str) -> Problem {
+        Problem { kind: kind.to_owned(), ..self }
+    }
+
+    /// Its code.
+    pub(crate) fn code(&self) -> &str {
+        &self.code
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
@@ -113,7 +123,10 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let passing =
             matches!(self.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        // For those who say the same in other words.
+        let kept = self.clone();
         let mut response = (self.status(), Json(self)).into_response();
+        response.extensions_mut().insert(kept);
         if passing {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }

@@ -185,20 +185,22 @@ fn asked(caller: &Caller, spec: &RunSpec, promise: Option<(String, [u8; 32])>) -
         task: spec.task_id.clone(),
         job: spec.job_id.clone(),
         promise,
+        keeping: live::Keeping::default(),
     }
 }
 
 /// What became of a request.
-enum Begun {
+pub(crate) enum Begun {
     /// It runs.
     New(Arc<Live>),
     /// It runs, and waits for its reader.
+    #[allow(private_interfaces, reason = "only this room asks to follow")]
     Held(Arc<Live>, hold::Hold),
     /// It was asked for before, under this name.
     Before(String),
 }
 
-async fn begin(
+pub(crate) async fn begin(
     gateway: Gateway,
     asked: live::Asked,
     spec: RunSpec,
@@ -235,7 +237,7 @@ fn follows(headers: &HeaderMap) -> bool {
 }
 
 /// `Prefer: respond-async`, among other wishes or alone.
-fn is_async(headers: &HeaderMap) -> bool {
+pub(crate) fn is_async(headers: &HeaderMap) -> bool {
     let wishes = headers.get_all("prefer").iter().filter_map(|value| value.to_str().ok());
     wishes.flat_map(|value| value.split(',')).any(|wish| wish.trim().eq_ignore_ascii_case("respond-async"))
 }

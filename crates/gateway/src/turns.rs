@@ -55,11 +55,14 @@ fn lasts(method: &Method, route: &str) -> bool {
     let is_end = |ends: &[&str]| ends.iter().any(|end| route.ends_with(end));
     match *method {
         Method::GET | Method::HEAD | Method::DELETE => {
-            is_end(&["/events", "/logs", "/output", "/pty", "/diff"])
+            is_end(&["/events", "/logs", "/output", "/pty", "/pty:recv", "/diff"])
                 || ["/files", "/artifacts/"].iter().any(|part| route.contains(part))
         }
         // A word to what is there, with a small body or none.
-        Method::POST => !is_end(&["/signal", "/resize", "/pause", "/resume", "/v1/keys"]),
+        Method::POST => {
+            !is_end(&["/signal", "/resize", "/pause", "/resume", "/v1/keys", "/jobs:stop", "/pty:resize"])
+                && !route.starts_with("/v1/workflow/")
+        }
         _ => true,
     }
 }

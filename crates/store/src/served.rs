@@ -2,8 +2,10 @@
 //! state. Several connections, so that whoever looks at a key or a run never waits for what is written down.
 
 mod sandboxes;
+mod workflows;
 
 pub use sandboxes::{Remembered, SandboxRow};
+pub use workflows::{Lease, MOST_WORKFLOWS, NewLease, Taking};
 
 use crate::database::{Database, DatabaseError};
 use rusqlite::{OptionalExtension, Row, Transaction, params};
@@ -11,6 +13,9 @@ use std::{path::Path, time::Duration};
 
 /// How long an idempotency key is kept.
 pub const PROMISED_MS: u64 = 24 * 3_600_000;
+/// Begins the names of promises that are no idempotency keys, which have only visible characters: they are kept for as
+/// long as their run is.
+pub const LASTING: char = '\u{1}';
 /// Promises of one owner; the oldest are forgotten first. There are as many owners as an admin made keys.
 const MOST_PROMISES: u32 = 50_000;
 /// How long a writer waits for another process; whoever asked is told then.
@@ -233,15 +238,16 @@ impl Served {
 }
 
 fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: u32) -> rusqlite::Result<()> {
-    let old = "DELETE FROM gateway_promise WHERE at_ms < ?";
+    let old = "DELETE FROM gateway_promise WHERE at_ms < ?
+        AND (name >= ' ' OR NOT EXISTS (SELECT 1 FROM gateway_run WHERE id = gateway_promise.run))";
     transaction.execute(old, [number(now_ms.saturating_sub(PROMISED_MS))])?;
-    let mut too_many =
-        transaction.prepare("SELECT owner FROM gateway_promise GROUP BY owner HAVING count(*) > ?")?;
+    let mut too_many = transaction
+        .prepare("SELECT owner FROM gateway_promise WHERE name >= ' ' GROUP BY owner HAVING count(*) > ?")?;
     let owners: Vec<String> = too_many.query_map([most], |row| row.get(0))?.collect::<Result<_, _>>()?;
     for owner in owners {
         transaction.execute(
-            "DELETE FROM gateway_promise WHERE owner = ?1 AND at_ms <= (SELECT at_ms FROM gateway_promise
-             WHERE owner = ?1 ORDER BY at_ms DESC LIMIT 1 OFFSET ?2)",
+            "DELETE FROM gateway_promise WHERE owner = ?1 AND name >= ' ' AND at_ms <= (SELECT at_ms FROM gateway_promise
+             WHERE owner = ?1 AND name >= ' ' ORDER BY at_ms DESC LIMIT 1 OFFSET ?2)",
             params![owner, most],
         )?;
     }
@@ -300,7 +306,10 @@ fn promised(
     body: [u8; 32],
 ) -> rusqlite::Result<Option<Accepted>> {
     let find = "SELECT body, run FROM gateway_promise WHERE owner = ? AND name = ? AND at_ms >= ?";
-    let since = number(run.at_ms.saturating_sub(PROMISED_MS));
+    let since = match name.starts_with(LASTING) {
+        true => 0,
+        false => number(run.at_ms.saturating_sub(PROMISED_MS)),
+    };
     let found: Option<(Vec<u8>, String)> = transaction
         .query_row(find, params![run.owner, name, since], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;

@@ -215,3 +215,61 @@ fn one_owners_runs_and_promises_push_out_his_own_and_nobody_elses() {
     };
     assert_eq!(served.runs.read(left).unwrap(), ["0", "3", "4"]);
 }
+
+#[test]
+fn what_stands_for_a_job_outlasts_an_idempotency_key_and_ends_with_its_run() {
+    let folder = folder();
+    let served = Served::open(&folder.0).unwrap();
+    let job = format!("{LASTING}job");
+    let promised = |id, at_ms, name| NewRun { at_ms, promise: Some((name, [1; 32])), ..run(id, "a") };
+    for (id, name) in [("r1", job.as_str()), ("r2", "key")] {
+        assert_eq!(served.accept(&promised(id, 1000, name), true).unwrap(), Accepted::New);
+        served.finish(id, "succeeded", "{}").unwrap();
+    }
+    let later = 1000 + 2 * PROMISED_MS;
+    served.prune(later, 0, 100).unwrap();
+    assert_eq!(served.accept(&promised("r3", later, &job), true).unwrap(), Accepted::Before("r1".into()));
+    assert_eq!(served.accept(&promised("r4", later, "key"), true).unwrap(), Accepted::New, "the control");
+    served.prune(later, later, 100).unwrap();
+    served.prune(later, later, 100).unwrap();
+    assert_eq!(served.accept(&promised("r5", later, &job), true).unwrap(), Accepted::New);
+}
+
+fn wanted(task: &str, holder: &str, now_ms: u64) -> NewLease {
+    NewLease {
+        owner: "a".into(),
+        task: task.into(),
+        run: format!("{task}-{holder}-{now_ms}"),
+        holder: holder.into(),
+        idempotency: None,
+        lease_ms: 10,
+        now_ms,
+    }
+}
+
+#[test]
+fn a_task_has_one_holder_until_he_gives_it_back_or_his_time_is_over() {
+    let folder = folder();
+    let served = Served::open(&folder.0).unwrap();
+    let start = |holder, now| served.together(|w| w.start_workflow(&wanted("t", holder, now))).unwrap();
+    let resume = |holder, now| served.together(|w| w.resume_workflow(&wanted("t", holder, now))).unwrap();
+    let note = |holder, now, text| {
+        served.together(|w| w.checkpoint_workflow(&wanted("t", holder, now), text)).unwrap()
+    };
+    let release = |holder, now| served.together(|w| w.release_workflow("a", "t", holder, now)).unwrap();
+    assert_eq!(resume("one", 0), Taking::Unknown);
+    let Taking::Started(first) = start("one", 0) else { panic!("nobody had it") };
+    assert_eq!((start("two", 9), note("two", 9, "2"), release("two", 9)), (Taking::Held, Taking::Held, false));
+    let Taking::AlreadyHis(again) = start("one", 9) else { panic!("it is his") };
+    assert_eq!((&again.run, again.expires_ms), (&first.run, 19));
+    assert!(matches!(note("one", 12, "1"), Taking::AlreadyHis(_)));
+    assert_eq!(start("two", 21), Taking::Held, "a checkpoint renews it");
+    let Taking::Started(second) = start("two", 22) else { panic!("its time is over") };
+    assert!(second.run != first.run && second.checkpoint.as_deref() == Some("1"));
+    assert_eq!(note("one", 23, "late"), Taking::Held, "who lost it writes nothing");
+    let Taking::Started(third) = resume("one", 40) else { panic!("its time is over again") };
+    assert_eq!((&third.run, third.checkpoint.as_deref()), (&second.run, Some("1")));
+    assert!(release("one", 41) && release("one", 41));
+    let Taking::Started(fresh) = start("two", 42) else { panic!("it was given back") };
+    assert_eq!(fresh.checkpoint, None);
+}

@@ -1,8 +1,55 @@
 //! The worker API of a node: the words of another system's orchestrator for the same runs, sandboxes and records.
+//!
+//! `jobs` are runs and `sessions` sandboxes by those words, `pty` their terminals, `stop` ends one or all of them,
+//! `workflow` says who works on a task. `settings` is what the operator's node file says; `wire` what all bodies share.
 
-use crate::Gateway;
+mod jobs;
+mod pty;
+mod sessions;
+pub(crate) mod settings;
+mod steps;
+mod stop;
+mod told;
+mod wire;
+mod workflow;
+
+use crate::{Gateway, Problem};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
 use utoipa_axum::router::OpenApiRouter;
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new()
+        .merge(jobs::routes())
+        .merge(stop::routes())
+        .merge(sessions::routes())
+        .merge(pty::routes())
+        .merge(workflow::routes())
+}
+
+/// Whether a path is one of this room's, known or not.
+pub(crate) fn is_its_path(path: &str) -> bool {
+    path.starts_with("/v1/worker/") || path.starts_with("/v1/workflow/")
+}
+
+/// A refusal with the kind that callers of this room know; the rest of it stays as it is.
+pub(crate) fn in_its_words(mut response: Response) -> Response {
+    let Some(problem) = response.extensions_mut().remove::<Problem>() else { return response };
+    let translated = problem.clone().of_kind(kind(problem.status())).into_response();
+    let (mut parts, _) = response.into_parts();
+    let (new, body) = translated.into_parts();
+    parts.headers.remove(http::header::CONTENT_LENGTH);
+    parts.headers.extend(new.headers);
+    Response::from_parts(parts, body)
+}
+
+fn kind(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "urn:cynodeai:error:authentication",
+        StatusCode::FORBIDDEN => "urn:cynodeai:error:authorization",
+        StatusCode::NOT_FOUND | StatusCode::GONE => "urn:cynodeai:error:not_found",
+        StatusCode::TOO_MANY_REQUESTS => "urn:cynodeai:error:rate_limit",
+        status if status.is_server_error() => "urn:cynodeai:error:internal",
+        _ => "urn:cynodeai:error:validation",
+    }
 }

@@ -29,6 +29,7 @@ pub(crate) fn admit(gateway: &Gateway, caller: &Caller, mut request: RunRequest)
         // Names are everybody's: whoever may choose one learns which there are, and can take another's.
         ("run_id", request.run_id.is_some()),
     ];
+    gateway.node().furnish(&mut request)?;
     if let Some((what, _)) = admins.into_iter().find(|(_, asked)| *asked && !caller.is_admin()) {
         return Err(denied(format!("`{what}` is only for an admin"), "leave it away, or use an admin's key"));
     }

@@ -55,7 +55,29 @@ pub(crate) struct Live {
     pub(crate) feed: Feed,
     progress: watch::Sender<Progress>,
     cancelled: watch::Sender<bool>,
+    /// That its program shall end by itself, and how long it has for that.
+    terminated: watch::Sender<Option<Duration>>,
+    keeping: Keeping,
     pub(super) held: Held,
+}
+
+/// How much is kept of a run, and what is kept with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Keeping {
+    /// Bytes of each stream.
+    pub(crate) stream: usize,
+    /// Bytes of the whole result.
+    pub(crate) whole: usize,
+    /// Whether whoever asked gets no more of a stream than that, either.
+    pub(crate) exact: bool,
+    /// What the request said that the result does not.
+    pub(crate) asked: Option<serde_json::Value>,
+}
+
+impl Default for Keeping {
+    fn default() -> Keeping {
+        Keeping { stream: KEPT_BYTES, whole: LARGEST_KEPT, exact: false, asked: None }
+    }
 }
 
 /// How far a run has come.
@@ -86,6 +108,8 @@ pub(crate) struct Asked {
     pub(crate) job: Option<Id>,
     /// An idempotency key with the hash of the request that it stands for.
     pub(crate) promise: Option<(String, [u8; 32])>,
+    /// What is kept of it.
+    pub(crate) keeping: Keeping,
 }
 
 /// What became of a request for a run.
@@ -147,6 +171,11 @@ impl Runs {
         self.lists().live.values().for_each(|live| live.cancel());
     }
 
+    /// Those that are under way.
+    pub(crate) fn under_way(&self) -> Vec<Arc<Live>> {
+        self.lists().live.values().cloned().collect()
+    }
+
     /// How many are under way.
     pub(crate) fn count(&self) -> usize {
         self.lists().live.len()
@@ -157,7 +186,8 @@ impl Runs {
 pub(crate) async fn take(gateway: &Gateway, asked: Asked) -> Answer<Taken> {
     let owner = crate::caller::owner_of(&asked.owner)?;
     let feed = gateway.engine().feed(Some(&owner), FEED_BYTES);
-    let live = Arc::new(Live::new(asked.id.clone(), &asked.owner, feed));
+    let live = Live::new(asked.id.clone(), &asked.owner, feed);
+    let live = Arc::new(Live { keeping: asked.keeping.clone(), ..live });
     let (listed, of) = (live.clone(), gateway.clone());
     let accepted = gateway.writer().write(move |writing| list(&of, writing, &asked, &listed)).await;
     match accepted {
@@ -232,7 +262,8 @@ fn too_many() -> Problem {
 impl Live {
     pub(super) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
-        Live { id, owner: owner.to_owned(), feed, progress, cancelled, held: Held::default() }
+        let (terminated, keeping, held) = (watch::Sender::default(), Keeping::default(), Held::default());
+        Live { id, owner: owner.to_owned(), feed, progress, cancelled, terminated, keeping, held }
     }
 
     /// Waits until whoever must not miss anything has room for more. Once it is to end, nobody does; nor once its program
@@ -250,6 +281,17 @@ impl Live {
     /// Asks for its end.
     pub(crate) fn cancel(&self) {
         self.cancelled.send_replace(true);
+    }
+
+    /// Asks its program to end by itself within this time.
+    pub(crate) fn terminate(&self, grace: Duration) {
+        let least = |asked: &mut Option<Duration>| *asked = Some(asked.map_or(grace, |before| before.min(grace)));
+        self.terminated.send_modify(least);
+    }
+
+    /// Whether anybody has asked for its end.
+    pub(crate) fn is_to_end(&self) -> bool {
+        *self.cancelled.borrow() || self.terminated.borrow().is_some()
     }
 
     /// How far it has come, and what comes.
@@ -276,7 +318,9 @@ impl Live {
 /// Carries a run through to its end, whoever waits for it.
 pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     gateway.metrics().running.inc();
-    let mut cancelled = live.cancelled.subscribe();
+    let (mut cancelled, mut terminated) = (live.cancelled.subscribe(), live.terminated.subscribe());
+    // Somebody may have asked for its end before it began.
+    terminated.mark_changed();
     let (mut asked, mut over) = (false, run.over());
     loop {
         tokio::select! {
@@ -287,6 +331,11 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
             _ = cancelled.wait_for(|cancelled| *cancelled), if !asked => {
                 asked = true;
                 run.cancel();
+            }
+            Ok(()) = terminated.changed() => {
+                if let Some(grace) = *terminated.borrow_and_update() {
+                    run.terminate(grace);
+                }
             }
         }
     }
@@ -312,10 +361,11 @@ fn note(live: &Live, event: Event) {
 pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
     let status = result.status;
     let problem = problem_of(&result);
+    let keeping = live.keeping.clone();
     let (whole, kept) = match result.stdout.len() + result.stderr.len() > LARGE {
         // The text of megabytes takes its time, and others wait for the loop.
-        true => tokio::task::spawn_blocking(move || texts(result)).await.unwrap_or_default(),
-        false => texts(result),
+        true => tokio::task::spawn_blocking(move || texts(result, &keeping)).await.unwrap_or_default(),
+        false => texts(result, &keeping),
     };
     let mut pause = FIRST_PAUSE;
     // It is under way until then: so no more than may run at once wait for a disk that has no room.
@@ -373,30 +423,57 @@ impl Unstarted {
 }
 
 /// The result as it is answered, and as it is kept.
-fn texts(result: RunResult) -> (Bytes, Bytes) {
-    let whole = Bytes::from(text(&result));
-    let fits = result.stdout.len() <= KEPT_BYTES && result.stderr.len() <= KEPT_BYTES;
-    if fits && whole.len() <= LARGEST_KEPT {
+fn texts(mut result: RunResult, keeping: &Keeping) -> (Bytes, Bytes) {
+    if keeping.exact {
+        beginning(&mut result.stdout, keeping.stream, &mut result.truncated.stdout);
+        beginning(&mut result.stderr, keeping.stream, &mut result.truncated.stderr);
+    }
+    let whole = Bytes::from(text(&result, keeping));
+    let fits = result.stdout.len() <= keeping.stream && result.stderr.len() <= keeping.stream;
+    if fits && whole.len() <= keeping.whole {
         let kept = whole.clone();
         return (whole, kept);
     }
     let mut less = result;
-    less.truncated.stdout |= less.stdout.len() > KEPT_BYTES;
-    less.truncated.stderr |= less.stderr.len() > KEPT_BYTES;
-    less.stdout = head(less.stdout);
-    less.stderr = head(less.stderr);
-    if text(&less).len() > LARGEST_KEPT {
+    shorten(&mut less, keeping.stream);
+    if text(&less, keeping).len() > keeping.whole {
         (less.output, less.denials) = (None, Vec::new());
         less.notes = vec!["the result was too large to be kept whole".to_owned()];
         less.artifacts.truncate(1000);
     }
-    (whole, text(&less).into())
+    (whole, text(&less, keeping).into())
+}
+
+fn shorten(result: &mut RunResult, most: usize) {
+    result.truncated.stdout |= result.stdout.len() > most;
+    result.truncated.stderr |= result.stderr.len() > most;
+    result.stdout = head(std::mem::take(&mut result.stdout), most);
+    result.stderr = head(std::mem::take(&mut result.stderr), most);
+}
+
+/// Where what was left out of a stream is marked.
+const GAP: &[u8] = b"\n[... ";
+
+/// Of a stream whose beginning and end were kept, with a mark between them, only what the program wrote at its beginning;
+/// and whether that is less than what it wrote. A character is not cut in two.
+fn beginning(bytes: &mut Vec<u8>, most: usize, cut: &mut bool) {
+    let mut marks = most.saturating_sub(3)..=most;
+    let mark = marks.find(|at| bytes.get(*at..).is_some_and(|rest| rest.starts_with(GAP)));
+    if let (true, Some(mark)) = (*cut, mark) {
+        bytes.truncate(mark);
+    }
+    if bytes.len() > most {
+        *cut = true;
+        bytes.truncate(most);
+        let half = bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
+        bytes.truncate(most - half);
+    }
 }
 
 /// The beginning; a character is not cut in two.
-fn head(mut bytes: Vec<u8>) -> Vec<u8> {
+fn head(mut bytes: Vec<u8>, most: usize) -> Vec<u8> {
     let is_text = std::str::from_utf8(&bytes).is_ok();
-    bytes.truncate(KEPT_BYTES);
+    bytes.truncate(most);
     if let (true, Err(error)) = (is_text, std::str::from_utf8(&bytes)) {
         let end = error.valid_up_to();
         bytes.truncate(end);
@@ -404,9 +481,19 @@ fn head(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-fn text(result: &RunResult) -> String {
+fn text(result: &RunResult, keeping: &Keeping) -> String {
+    /// A result, and what was asked.
+    #[derive(serde::Serialize)]
+    struct Told<'a> {
+        #[serde(flatten)]
+        result: &'a RunResult,
+        asked: &'a serde_json::Value,
+    }
     // Nothing in it can fail to be JSON.
-    serde_json::to_string(result).unwrap_or_default()
+    match &keeping.asked {
+        None => serde_json::to_string(result).unwrap_or_default(),
+        Some(asked) => serde_json::to_string(&Told { result, asked }).unwrap_or_default(),
+    }
 }
 
 /// Gives every run that a server before us left without an end its end.
@@ -425,7 +512,7 @@ pub(crate) fn settle(gateway: &Gateway) -> Result<usize, store::DatabaseError> {
             message: "the server ended before the run did".to_owned(),
             hint: Some("start it again".to_owned()),
         });
-        gateway.served().finish(&row.id, Status::Lost.name(), &text(&result))?;
+        gateway.served().finish(&row.id, Status::Lost.name(), &text(&result, &Keeping::default()))?;
     }
     prune(gateway);
     Ok(unfinished.len())
@@ -443,13 +530,20 @@ mod tests {
 
     #[test]
     fn a_small_result_is_kept_whole_and_a_large_one_says_what_is_missing() {
-        let (whole, kept) = texts(result(b"hello".to_vec()));
+        let keeping = Keeping::default();
+        let (whole, kept) = texts(result(b"hello".to_vec()), &keeping);
         assert_eq!(whole, kept);
-        let (whole, kept) = texts(result("ä".repeat(KEPT_BYTES).into_bytes()));
+        let (whole, kept) = texts(result("ä".repeat(KEPT_BYTES).into_bytes()), &keeping);
         assert!(whole.len() > 2 * KEPT_BYTES && kept.len() < KEPT_BYTES + 4096);
         let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap();
         assert_eq!(kept["truncated"]["stdout"], true);
         assert_eq!(kept["stdout"].as_str().unwrap().len(), KEPT_BYTES);
+        let keeping = Keeping { stream: 2, exact: true, asked: Some("x".into()), ..keeping };
+        let (whole, kept) = texts(result("a€".into()), &keeping);
+        assert_eq!(whole, kept);
+        let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap();
+        assert_eq!((&kept["stdout"], &kept["truncated"]["stdout"]), (&"a".into(), &true.into()));
+        assert_eq!(kept["asked"], "x");
     }
 
     #[tokio::test(start_paused = true)]

@@ -31,7 +31,7 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
 }
 
 /// Starts a program, and types what was given with it behind the caller's back.
-pub(super) async fn begin(session: Session, order: Order) -> Answer<Exec> {
+pub(crate) async fn begin(session: Session, order: Order) -> Answer<Exec> {
     if session.state().status == SessionStatus::Paused {
         return Err(paused());
     }

@@ -16,9 +16,12 @@ mod pty;
 mod registry;
 mod wire;
 
-pub(crate) use body::parsed;
+pub(crate) use body::{Asked, parsed, to_the_end};
+pub(crate) use exec::begin;
+pub(crate) use output::longer;
 pub(crate) use pty::Viewers;
-pub(crate) use registry::Sandboxes;
+pub(crate) use registry::{Entry, Opening, Sandboxes};
+pub(crate) use wire::{Labels, Order, reason};
 
 use crate::Gateway;
 use utoipa_axum::router::OpenApiRouter;

@@ -118,7 +118,7 @@ async fn read(exec: &Exec, stream: Stream, from: u64, most: u64) -> Piece {
 }
 
 /// Waits until a stream is longer than this, or nothing more will come.
-async fn longer(exec: &Exec, stream: Stream, than: u64) {
+pub(crate) async fn longer(exec: &Exec, stream: Stream, than: u64) {
     loop {
         let seen = exec.output().lengths();
         if seen[index(stream)] > than {

@@ -32,6 +32,8 @@ const REMEMBERED_MS: u64 = 3_600_000;
 /// Between tries to write an end down: at first so long, then twice as long each time, up to this.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How long the end of one is waited for when all are to end. It takes far less; this is for a machine that hangs.
+const LONGEST_ENDING: Duration = Duration::from_secs(10);
 /// Ends between two looks for what the database is to forget.
 const FORGOTTEN_EVERY: u32 = 64;
 
@@ -62,10 +64,10 @@ pub(super) type Replay = (String, String);
 
 /// One sandbox.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) id: String,
+pub(crate) struct Entry {
+    pub(crate) id: String,
     owner: String,
-    labels: Labels,
+    pub(crate) labels: Labels,
     /// By which key it was made, and what was asked then.
     replay: Option<(Replay, Vec<u8>)>,
     held: Mutex<Held>,
@@ -82,14 +84,14 @@ enum Held {
 
 /// What is to be made, and for whom.
 #[derive(Debug)]
-pub(super) struct Opening {
-    pub(super) owner: String,
-    pub(super) labels: Labels,
-    pub(super) request: SessionRequest,
+pub(crate) struct Opening {
+    pub(crate) owner: String,
+    pub(crate) labels: Labels,
+    pub(crate) request: SessionRequest,
     /// The session whose workspace is copied.
-    pub(super) fork_of: Option<Session>,
+    pub(crate) fork_of: Option<Session>,
     /// The key of idempotency, and a digest of what is asked by it.
-    pub(super) replay: Option<(String, Vec<u8>)>,
+    pub(crate) replay: Option<(String, Vec<u8>)>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -97,7 +99,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Entry {
-    pub(super) fn state(&self) -> SessionState {
+    pub(crate) fn state(&self) -> SessionState {
         match &*locked(&self.held) {
             Held::Live(session, _) => session.state(),
             Held::Ended(state) => (**state).clone(),
@@ -109,7 +111,7 @@ impl Entry {
     }
 
     /// The session, unless it is gone.
-    pub(super) fn session(&self) -> Answer<Session> {
+    pub(crate) fn session(&self) -> Answer<Session> {
         let session = match &*locked(&self.held) {
             Held::Live(session, _) => session.clone(),
             Held::Ended(state) => return Err(wire::gone(state)),
@@ -122,7 +124,7 @@ impl Entry {
     }
 
     /// Ends it, and waits until that is written down: what was told is not taken back by the next start of the server.
-    pub(super) async fn end(&self) {
+    pub(crate) async fn end(&self) {
         if let Ok(session) = self.session() {
             session.end().await;
         }
@@ -283,7 +285,7 @@ impl Gateway {
     }
 
     /// The sandbox of this name, dead or alive, if the caller may know of it.
-    pub(super) fn entry(&self, caller: &Caller, id: &str) -> Answer<Arc<Entry>> {
+    pub(crate) fn entry(&self, caller: &Caller, id: &str) -> Answer<Arc<Entry>> {
         caller.require(Scope::Sandboxes)?;
         let entry = self.known().all.get(id).cloned();
         entry.filter(|entry| caller.sees(&entry.owner)).ok_or_else(|| Problem::not_found("sandbox"))
@@ -320,17 +322,34 @@ impl Gateway {
         Ok(entries)
     }
 
-    /// Ends all of them, and waits until nothing is left of them.
-    pub(crate) async fn end_sandboxes(&self) {
+    /// Ends all of them because the server ends, and waits until nothing is left of them; those of which something is.
+    pub(crate) async fn end_sandboxes(&self) -> Vec<String> {
         self.0.sandboxes.closing.store(true, Ordering::Relaxed);
+        self.end_all_sandboxes().await.1
+    }
+
+    /// Ends all that live now: those that are gone by then, and those that are not.
+    pub(crate) async fn end_all_sandboxes(&self) -> (Vec<String>, Vec<String>) {
         let entries: Vec<_> = self.known().all.values().cloned().collect();
-        let ending = entries.into_iter().filter_map(|entry| entry.session().ok());
-        let mut ending: JoinSet<_> = ending.map(|session| async move { session.end().await }).collect();
-        while ending.join_next().await.is_some() {}
+        let live = entries.into_iter().filter_map(|entry| Some((entry.id.clone(), entry.session().ok()?)));
+        let ending = live.map(|(id, session)| async move {
+            let ended = tokio::time::timeout(LONGEST_ENDING, session.end()).await.is_ok();
+            (format!("sandbox {id}"), ended)
+        });
+        let mut ending: JoinSet<_> = ending.collect();
+        let (mut gone, mut left) = (Vec::new(), Vec::new());
+        while let Some(ended) = ending.join_next().await {
+            match ended {
+                Ok((id, true)) => gone.push(id),
+                Ok((id, false)) => left.push(id),
+                Err(_) => left.push("a sandbox whose end broke off".to_owned()),
+            }
+        }
+        (gone, left)
     }
 
     /// Makes a sandbox, whether or not somebody still waits for it. By the same key only one is ever made.
-    pub(super) async fn open(&self, opening: Opening) -> Answer<Arc<Entry>> {
+    pub(crate) async fn open(&self, opening: Opening) -> Answer<Arc<Entry>> {
         let mut spec = self.policy().admit_session(opening.request.clone())?;
         // Whose artifacts and workspaces it reads and keeps.
         spec.run.owner = Some(crate::caller::owner_of(&opening.owner)?);

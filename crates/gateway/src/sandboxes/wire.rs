@@ -35,7 +35,7 @@ pub(super) fn span(given: Option<&Quantity>, name: &str) -> Answer<Option<Durati
 }
 
 /// Words of the caller's own about a sandbox.
-pub(super) type Labels = BTreeMap<String, String>;
+pub(crate) type Labels = BTreeMap<String, String>;
 
 pub(super) fn check_labels(labels: &Labels) -> Answer<()> {
     let too_long = |text: &String| text.len() > LONGEST_LABEL;
@@ -165,7 +165,7 @@ pub(super) fn end_of(reason_said: &str) -> SessionEnd {
     ends.into_iter().find(|end| reason(*end) == reason_said).unwrap_or(SessionEnd::Lost)
 }
 
-pub(super) fn reason(end: SessionEnd) -> &'static str {
+pub(crate) fn reason(end: SessionEnd) -> &'static str {
     match end {
         SessionEnd::Asked => "asked",
         SessionEnd::Idle => "idle",
@@ -239,11 +239,11 @@ pub(crate) struct ExecAsked {
 
 /// A program to be run, and what is typed at its start.
 #[derive(Debug)]
-pub(super) struct Order {
-    pub(super) request: spec::ExecRequest,
-    pub(super) typed: Vec<u8>,
+pub(crate) struct Order {
+    pub(crate) request: spec::ExecRequest,
+    pub(crate) typed: Vec<u8>,
     /// Whether more will be typed.
-    pub(super) stays_open: bool,
+    pub(crate) stays_open: bool,
 }
 
 impl ExecAsked {

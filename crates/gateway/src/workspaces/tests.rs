@@ -75,6 +75,7 @@ impl Place {
             profiles: None,
             bounds: crate::Bounds::default(),
             tenants: spec::Tenants::default(),
+            node: crate::Node::default(),
             quiet: true,
         };
         Gateway::new(settings).unwrap()

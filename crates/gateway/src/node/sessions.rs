@@ -1,0 +1,412 @@
+//! Sessions: sandboxes by the words of the worker API. One belongs to a task, and is found only by whoever names that.
+
+use super::{
+    jobs,
+    told::{self, Cut, JobStatus, MOST_OUTPUT},
+    wire::{NetworkPolicy, Sent, Uuid, Version, answer, digest, variables},
+};
+use crate::{
+    Caller, Gateway, Problem, Scope,
+    path::Path,
+    problem::Answer,
+    runs::host,
+    sandboxes::{self, Asked, Entry, Labels, Opening, Order},
+    wire::decoded,
+};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use engine::{Exec, Session};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use spec::{ExecRequest, Network, RunRequest, SessionRequest, Status, Stream};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use store::{
+    audit::{self, Decision},
+    served::LASTING,
+};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// Labels by which a sandbox is known to be a session, and whose.
+const TASK: &str = "task_id";
+const SESSION: &str = "session_id";
+/// What may be typed with the request itself.
+const MOST_STDIN: usize = 1 << 20;
+const MOST_WORDS: usize = 4096;
+
+/// A session to be made.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SessionOrder {
+    #[schema(value_type = u64)]
+    version: Version,
+    task_id: Uuid,
+    /// Chosen by whoever asks, so that asking again makes no second one; made here unless said.
+    session_id: Option<Uuid>,
+    image: Option<String>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    #[serde(default)]
+    network_policy: NetworkPolicy,
+    /// It ends after so long in any case: an hour unless said, seven days at most.
+    lifetime_seconds: Option<u64>,
+    /// It ends when nobody has used it for so long: 15 minutes unless said.
+    idle_seconds: Option<u64>,
+}
+
+/// A session.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SessionView {
+    #[schema(value_type = u64)]
+    version: Version,
+    task_id: String,
+    session_id: String,
+    /// The same sandbox at `/v1/sandboxes/{id}`, where its files are.
+    sandbox_id: String,
+    /// `ready`, `paused` or `ended`.
+    status: &'static str,
+    /// Why it ended: `asked`, `idle`, `lifetime`, `limit` or `lost`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    created_at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended_at: Option<String>,
+    expires_at: String,
+    idle_until: String,
+}
+
+impl SessionView {
+    fn of(entry: &Entry) -> SessionView {
+        let state = entry.state();
+        let label = |name| entry.labels.get(name).cloned().unwrap_or_default();
+        SessionView {
+            version: Version,
+            task_id: label(TASK),
+            session_id: label(SESSION),
+            sandbox_id: entry.id.clone(),
+            status: match state.status {
+                engine::SessionStatus::Ready => "ready",
+                engine::SessionStatus::Paused => "paused",
+                engine::SessionStatus::Ended => "ended",
+            },
+            reason: state.ended.map(sandboxes::reason),
+            created_at: state.created_at.to_string(),
+            ended_at: state.ended_at.map(|at| at.to_string()),
+            expires_at: state.expires_at.to_string(),
+            idle_until: state.idle_until.to_string(),
+        }
+    }
+}
+
+/// Make a session
+///
+/// One sandbox for many programs, whose workspace stays between them. With a `session_id` of your own the same request is
+/// the same session.
+#[utoipa::path(post, path = "/v1/worker/sessions", tag = "worker", request_body = SessionOrder, responses(
+    (status = 201, description = "It is there", body = SessionView),
+    (status = 409, description = "The `session_id` stands for another session, or one that has ended", body = Problem, content_type = "application/problem+json"),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn create(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Sent(order): Sent<SessionOrder>,
+) -> Answer<Response> {
+    caller.require(Scope::Sandboxes)?;
+    let session = match &order.session_id {
+        Some(session) => session.clone(),
+        None => Uuid::fresh()?,
+    };
+    let run = host::admit(&gateway, &caller, order.request(&gateway)?)?;
+    let name = session.name("session", &caller.tenant);
+    let labels: Labels =
+        [(TASK, order.task_id.to_string()), (SESSION, session.to_string())].map(|(k, v)| (k.into(), v)).into();
+    note(&gateway, &caller, "sandbox.make", &name, &order.task_id)?;
+    let opening = Opening {
+        owner: caller.tenant.clone(),
+        labels,
+        request: SessionRequest {
+            // Nobody else can choose this one.
+            run: RunRequest { run_id: Some(name.clone()), ..run },
+            idle: order.idle_seconds.map(Duration::from_secs),
+            lifetime: order.lifetime_seconds.map(Duration::from_secs),
+        },
+        fork_of: None,
+        replay: Some((format!("{LASTING}{name}"), digest(&order).to_vec())),
+    };
+    let entry = gateway.open(opening).await.map_err(of_another)?;
+    if entry.session().is_err() {
+        return Err(Problem::conflict("the session of this `session_id` has ended", "choose another one"));
+    }
+    let place = format!("/v1/worker/sessions/{session}");
+    let view = Json(SessionView::of(&entry));
+    Ok((StatusCode::CREATED, [(http::header::LOCATION, place)], view).into_response())
+}
+
+fn of_another(problem: Problem) -> Problem {
+    match problem.status() {
+        StatusCode::UNPROCESSABLE_ENTITY => Problem::conflict(
+            "this `session_id` stands for another session",
+            "send the same body to find it, or choose another `session_id`",
+        ),
+        _ => problem,
+    }
+}
+
+impl SessionOrder {
+    fn request(&self, gateway: &Gateway) -> Answer<RunRequest> {
+        Ok(RunRequest {
+            image: self.image.as_ref().map(Into::into),
+            env: variables(&self.env),
+            limits: jobs::limits(gateway, None)?,
+            network: Some(Network::None),
+            task_id: Some(self.task_id.to_string()),
+            ..RunRequest::default()
+        })
+    }
+}
+
+fn note(gateway: &Gateway, caller: &Caller, what: &str, sandbox: &str, task: &Uuid) -> Answer<()> {
+    gateway.note(&audit::Entry {
+        what,
+        decision: Decision::Allowed,
+        tenant: &caller.tenant,
+        key: &caller.key,
+        run: sandbox,
+        task: task.as_str(),
+        ..audit::Entry::default()
+    })
+}
+
+/// The session of that name, dead or alive; of this task, if one is named. Another task's is as if there were none.
+pub(super) fn entry(
+    gateway: &Gateway,
+    caller: &Caller,
+    session: String,
+    task: Option<&Uuid>,
+) -> Answer<Arc<Entry>> {
+    caller.require(Scope::Sandboxes)?;
+    let name = Uuid::of_path(session, "session_id")?.name("session", &caller.tenant);
+    let unknown = || Problem::not_found("session");
+    let entry = gateway.entry(caller, &name).map_err(|_| unknown())?;
+    let same = |task: &Uuid| entry.labels.get(TASK).is_some_and(|known| known == task.as_str());
+    match task.is_none_or(same) {
+        true => Ok(entry),
+        false => Err(unknown()),
+    }
+}
+
+/// The live session of that name and task. Using it keeps it from being idle.
+pub(super) fn live(
+    gateway: &Gateway,
+    caller: &Caller,
+    session: String,
+    task: Option<&Uuid>,
+) -> Answer<Session> {
+    let entry = entry(gateway, caller, session, task)?;
+    // What has ended is as if there were none; its own route says why.
+    let session = entry.session().map_err(|gone| gone.with_status(StatusCode::NOT_FOUND))?;
+    session.touch();
+    Ok(session)
+}
+
+/// Of which task it must be.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+struct OfTask {
+    /// Only if it belongs to this task.
+    task_id: Option<String>,
+}
+
+/// One session
+///
+/// Looking does not count as using it. One that has ended is shown for a while, with why.
+#[utoipa::path(get, path = "/v1/worker/sessions/{session_id}", tag = "worker",
+    params(("session_id" = String, Path), OfTask), responses(
+    (status = 200, description = "How it is", body = SessionView),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn show(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(session): Path<String>,
+    Asked(of): Asked<OfTask>,
+) -> Answer<Json<SessionView>> {
+    let task = of.task_id.map(|task| Uuid::of_path(task, "task_id")).transpose()?;
+    Ok(Json(SessionView::of(&*entry(&gateway, &caller, session, task.as_ref())?)))
+}
+
+/// A program to be run in a session.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code, reason = "a version that is not 1 is refused")]
+struct SessionExec {
+    #[schema(value_type = u64)]
+    version: Version,
+    task_id: Uuid,
+    /// Exact argument list; no shell.
+    command: Vec<String>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    /// Where it starts: `/workspace` unless said.
+    cwd: Option<String>,
+    /// 3600 unless said; never more than the node allows.
+    timeout_seconds: Option<u64>,
+    /// What it reads.
+    stdin_b64: Option<String>,
+}
+
+/// What came of it.
+#[derive(Debug, Serialize, ToSchema)]
+struct ExecTold {
+    #[schema(value_type = u64)]
+    version: Version,
+    task_id: String,
+    session_id: String,
+    exec_id: String,
+    status: JobStatus,
+    exit_code: i32,
+    stdout: String,
+    stderr: String,
+    truncated: Cut,
+    started_at: String,
+    ended_at: String,
+    /// Why it did not end by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+/// What a program is asked to be, within bounds.
+pub(super) fn exec_request(command: &[String], env: &BTreeMap<String, String>) -> Answer<ExecRequest> {
+    let words = command.len() + env.len();
+    if command.is_empty() || words > MOST_WORDS {
+        let hint = format!("name a program, with up to {MOST_WORDS} arguments and variables");
+        return Err(Problem::invalid("`command` is empty or too long", hint));
+    }
+    let has_nul = |text: &String| text.contains('\0');
+    if command.iter().chain(env.iter().flat_map(|(name, value)| [name, value])).any(has_nul) {
+        return Err(Problem::invalid("a NUL cannot be passed to a program", "leave it out"));
+    }
+    let command = command.iter().map(Into::into).collect();
+    Ok(ExecRequest { command, env: variables(env), ..ExecRequest::default() })
+}
+
+impl SessionExec {
+    fn order(&self, gateway: &Gateway) -> Answer<Order> {
+        let typed = self.stdin_b64.as_deref().map(|text| decoded(text, "stdin_b64")).transpose()?;
+        if typed.as_ref().is_some_and(|typed| typed.len() > MOST_STDIN) {
+            let hint = "write a file into the workspace by /v1/sandboxes/{sandbox_id}/files";
+            return Err(Problem::invalid(format!("`stdin_b64` is more than {MOST_STDIN} bytes"), hint));
+        }
+        let timeout = jobs::limits(gateway, self.timeout_seconds)?.wall_time.map(|time| time.0);
+        let request = ExecRequest {
+            directory: self.cwd.as_ref().map(Into::into),
+            stdin: typed.is_some(),
+            timeout,
+            ..exec_request(&self.command, &self.env)?
+        };
+        Ok(Order { request, typed: typed.unwrap_or_default(), stays_open: false })
+    }
+}
+
+/// Run a program in a session
+///
+/// Waits for its end. The program goes on if the caller hangs up.
+#[utoipa::path(post, path = "/v1/worker/sessions/{session_id}/exec", tag = "worker", request_body = SessionExec,
+    params(("session_id" = String, Path)), responses(
+    (status = 200, description = "It has ended", body = ExecTold),
+    (status = 404, description = "There is no such session of that task any more", body = Problem, content_type = "application/problem+json"),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn exec(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(session): Path<String>,
+    Sent(asked): Sent<SessionExec>,
+) -> Answer<Response> {
+    let live = live(&gateway, &caller, session.clone(), Some(&asked.task_id))?;
+    let order = asked.order(&gateway)?;
+    note(&gateway, &caller, "sandbox.exec", live.id().as_str(), &asked.task_id)?;
+    let exec = sandboxes::begin(live, order).await?;
+    let result = exec.wait().await;
+    let mut truncated = Cut::default();
+    let stdout = stream(&exec, Stream::Stdout, &mut truncated.stdout);
+    let stderr = stream(&exec, Stream::Stderr, &mut truncated.stderr);
+    let told = ExecTold {
+        version: Version,
+        task_id: asked.task_id.to_string(),
+        session_id: session,
+        exec_id: exec.id().to_owned(),
+        status: match result.status {
+            Status::Succeeded => JobStatus::Completed,
+            Status::TimedOut => JobStatus::Timeout,
+            _ => JobStatus::Failed,
+        },
+        exit_code: told::code(result.status, result.exit_code, result.signal, result.exit_status),
+        stdout,
+        stderr,
+        truncated,
+        started_at: exec.started_at().to_string(),
+        ended_at: result.ended_at.to_string(),
+        reason: match result.status {
+            Status::Succeeded | Status::Failed => None,
+            other => Some(other.name().to_owned()),
+        },
+    };
+    answer(&gateway, &caller.tenant, &told)
+}
+
+/// The beginning of what a program wrote, or of what is still there of it.
+fn stream(exec: &Exec, stream: Stream, cut: &mut bool) -> String {
+    let mut piece = exec.output().read(stream, 0, MOST_OUTPUT);
+    let total = exec.output().lengths()[if stream == Stream::Stdout { 0 } else { 1 }];
+    *cut = piece.from > 0 || total > piece.bytes.len() as u64;
+    if *cut {
+        let half = piece.bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
+        piece.bytes.truncate(piece.bytes.len() - half);
+    }
+    told::shortened(told::lossy(&piece.bytes), cut)
+}
+
+/// Which session is meant.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code, reason = "a version that is not 1 is refused")]
+struct SessionEnding {
+    #[schema(value_type = u64)]
+    version: Version,
+    task_id: Uuid,
+}
+
+/// End a session
+///
+/// With everything in it. Asking again changes nothing.
+#[utoipa::path(post, path = "/v1/worker/sessions/{session_id}/end", tag = "worker", request_body = SessionEnding,
+    params(("session_id" = String, Path)), responses(
+    (status = 200, description = "It has ended", body = SessionView),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn end(
+    State(gateway): State<Gateway>,
+    caller: Caller,
+    Path(session): Path<String>,
+    Sent(asked): Sent<SessionEnding>,
+) -> Answer<Json<SessionView>> {
+    let entry = entry(&gateway, &caller, session, Some(&asked.task_id))?;
+    note(&gateway, &caller, "sandbox.end", &entry.id, &asked.task_id)?;
+    let ending = entry.clone();
+    sandboxes::to_the_end(async move {
+        ending.end().await;
+        Ok(())
+    })
+    .await?;
+    Ok(Json(SessionView::of(&entry)))
+}
+
+pub(crate) fn routes() -> OpenApiRouter<Gateway> {
+    OpenApiRouter::new()
+        .routes(routes!(create))
+        .routes(routes!(show))
+        .routes(routes!(exec))
+        .routes(routes!(end))
+}

@@ -1,0 +1,261 @@
+//! What came of a job, in the words of the worker API: the same result that a run has, less what is of this machine.
+
+use super::wire::Version;
+use serde::{Deserialize, Serialize};
+use spec::{ArtifactRef, ErrorInfo, Status};
+use utoipa::ToSchema;
+
+/// What is told of a stream.
+pub(crate) const MOST_OUTPUT: usize = 262_144;
+
+/// How a job stands or ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum JobStatus {
+    Accepted,
+    InProgress,
+    Completed,
+    Failed,
+    Timeout,
+}
+
+/// A job that has not ended.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct JobState {
+    #[schema(value_type = u64)]
+    pub(crate) version: Version,
+    pub(crate) task_id: String,
+    pub(crate) job_id: String,
+    pub(crate) status: JobStatus,
+    /// Whether its end was asked for.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) stopping: bool,
+}
+
+/// What came of a job.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct JobResult {
+    #[schema(value_type = u64)]
+    version: Version,
+    task_id: String,
+    job_id: String,
+    status: JobStatus,
+    /// Of the program; 128 and the signal that killed it; -1 where there was none.
+    exit_code: i32,
+    /// At most 262,144 bytes.
+    stdout: String,
+    stderr: String,
+    started_at: String,
+    ended_at: String,
+    truncated: Cut,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    artifacts: Vec<JobArtifact>,
+    run_diagnostics: Diagnostics,
+}
+
+/// Which streams were longer.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct Cut {
+    pub(crate) stdout: bool,
+    pub(crate) stderr: bool,
+}
+
+/// A file that was kept.
+#[derive(Debug, Serialize, ToSchema)]
+struct JobArtifact {
+    name: String,
+    content_type: &'static str,
+    size_bytes: u64,
+    /// Where it is fetched.
+    #[serde(rename = "ref")]
+    place: String,
+}
+
+/// How it was carried out, without anything of this machine.
+#[derive(Debug, Serialize, ToSchema)]
+struct Diagnostics {
+    runtime: String,
+    /// None where it started from the host's own `/usr`.
+    image: Option<String>,
+    /// Left away where nobody knows any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container_started: Option<bool>,
+    /// Why it did not end by itself: `oom_killed`, `cancelled`, `timeout`, `lost`, `not_started: …`.
+    reason: Option<String>,
+}
+
+/// What a request said that its result does not.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct AskedFor {
+    pub(crate) image: Option<String>,
+}
+
+/// A run's result as it is kept.
+#[derive(Debug, Deserialize)]
+struct Kept {
+    #[serde(default)]
+    task_id: Option<String>,
+    #[serde(default)]
+    job_id: Option<String>,
+    status: Status,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    exit_status: u8,
+    #[serde(default)]
+    stdout: Option<String>,
+    #[serde(default)]
+    stdout_base64: Option<String>,
+    #[serde(default)]
+    stderr: Option<String>,
+    #[serde(default)]
+    stderr_base64: Option<String>,
+    truncated: Cut,
+    error: Option<ErrorInfo>,
+    started_at: String,
+    ended_at: String,
+    artifacts: Vec<ArtifactRef>,
+    backend: String,
+    barriers: Vec<serde_json::Value>,
+    #[serde(default)]
+    asked: AskedFor,
+}
+
+/// From a run's result as it is kept; none if that is no result.
+pub(crate) fn result(kept: &[u8]) -> Option<JobResult> {
+    let kept: Kept = serde_json::from_slice(kept).ok()?;
+    let (status, exit_code, diagnostics) = (kept.job_status(), kept.code(), kept.diagnostics());
+    let mut truncated = kept.truncated;
+    let stdout = text(kept.stdout, kept.stdout_base64.as_deref(), &mut truncated.stdout);
+    let stderr = text(kept.stderr, kept.stderr_base64.as_deref(), &mut truncated.stderr);
+    Some(JobResult {
+        version: Version,
+        task_id: kept.task_id.unwrap_or_default(),
+        job_id: kept.job_id.unwrap_or_default(),
+        status,
+        exit_code,
+        stdout,
+        stderr,
+        started_at: kept.started_at,
+        ended_at: kept.ended_at,
+        truncated,
+        artifacts: kept.artifacts.into_iter().map(artifact).collect(),
+        run_diagnostics: diagnostics,
+    })
+}
+
+impl Kept {
+    fn job_status(&self) -> JobStatus {
+        match self.status {
+            Status::Succeeded => JobStatus::Completed,
+            Status::TimedOut => JobStatus::Timeout,
+            Status::Queued
+            | Status::Running
+            | Status::Failed
+            | Status::OomKilled
+            | Status::Cancelled
+            | Status::NotStarted
+            | Status::Lost => JobStatus::Failed,
+        }
+    }
+
+    fn code(&self) -> i32 {
+        code(self.status, self.exit_code, self.signal, self.exit_status)
+    }
+
+    fn diagnostics(&self) -> Diagnostics {
+        let said = || self.error.as_ref().map_or("", |error| error.message.as_str());
+        let reason = match self.status {
+            Status::Queued | Status::Running | Status::Succeeded | Status::Failed => None,
+            Status::TimedOut => Some("timeout".to_owned()),
+            Status::NotStarted => Some(format!("not_started: {}", said())),
+            other => Some(other.name().to_owned()),
+        };
+        Diagnostics {
+            runtime: self.backend.clone(),
+            image: self.asked.image.clone(),
+            container_started: (self.status != Status::Lost).then_some(!self.barriers.is_empty()),
+            reason,
+        }
+    }
+}
+
+/// What a program ended with: 128 and its signal if it was killed; 126 and 127 if it could not be executed or found
+/// inside; -1 if its time was over or nobody saw its end.
+pub(crate) fn code(status: Status, exit: Option<i32>, signal: Option<i32>, exit_status: u8) -> i32 {
+    match (status, exit, signal) {
+        (Status::TimedOut | Status::Lost, ..) => -1,
+        (Status::NotStarted, ..) if matches!(exit_status, 126 | 127) => i32::from(exit_status),
+        (Status::NotStarted, ..) => -1,
+        (_, Some(exit), _) => exit,
+        (_, None, Some(signal)) => 128 + signal,
+        (_, None, None) => -1,
+    }
+}
+
+/// Text, with a sign in place of what is none, within the bound.
+fn text(text: Option<String>, base64: Option<&str>, cut: &mut bool) -> String {
+    let bytes = base64.and_then(|base64| crate::wire::decoded(base64, "output").ok());
+    let text = text.unwrap_or_else(|| bytes.map(|bytes| lossy(&bytes)).unwrap_or_default());
+    shortened(text, cut)
+}
+
+pub(crate) fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// At most as much as is told of a stream; a character is not cut in two.
+pub(crate) fn shortened(mut text: String, cut: &mut bool) -> String {
+    if text.len() > MOST_OUTPUT {
+        *cut = true;
+        text.truncate(text.floor_char_boundary(MOST_OUTPUT));
+    }
+    text
+}
+
+fn artifact(kept: ArtifactRef) -> JobArtifact {
+    let encode = |byte: u8| match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => char::from(byte).to_string(),
+        other => format!("%{other:02X}"),
+    };
+    let path: String = kept.name.bytes().map(encode).collect();
+    JobArtifact {
+        place: format!("/v1/artifacts/{path}?version={}", kept.version),
+        content_type: "application/octet-stream",
+        size_bytes: kept.size_bytes,
+        name: kept.name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_end_has_an_exit_code() {
+        for (status, exit, signal, shell, wanted) in [
+            (Status::Succeeded, Some(0), None, 0, 0),
+            (Status::Failed, Some(7), None, 7, 7),
+            (Status::Failed, None, Some(9), 137, 137),
+            (Status::OomKilled, None, Some(9), 137, 137),
+            (Status::TimedOut, None, Some(15), 124, -1),
+            (Status::TimedOut, Some(0), None, 124, -1),
+            (Status::Cancelled, Some(3), None, 130, 3),
+            (Status::Cancelled, None, None, 130, -1),
+            (Status::NotStarted, None, None, 125, -1),
+            (Status::NotStarted, None, None, 127, 127),
+            (Status::Lost, None, None, 125, -1),
+        ] {
+            assert_eq!(code(status, exit, signal, shell), wanted, "{status:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_text_is_told_within_the_bound_all_the_same() {
+        let mut cut = false;
+        let told = text(None, Some(&crate::wire::encoded(&vec![0xff; MOST_OUTPUT])), &mut cut);
+        assert!(cut && told.len() <= MOST_OUTPUT && told.chars().all(|sign| sign == '\u{fffd}'));
+        let mut cut = false;
+        assert_eq!(text(Some("x".into()), None, &mut cut), "x");
+        assert!(!cut);
+    }
+}

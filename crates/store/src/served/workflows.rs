@@ -1,0 +1,212 @@
+//! Leases on tasks: at most one holder works on a task at a time, and whoever takes over finds how far it has come.
+//!
+//! ```text
+//! nobody ─ start ─▶ held ─ checkpoint, start, resume by its holder ─▶ held for longer
+//!   ▲                │ └─ its time is over ─▶ anybody may start or resume; the checkpoint stays
+//!   └─── release ────┘
+//! ```
+
+use super::{Served, Writing, back, number};
+use crate::database::DatabaseError;
+use rusqlite::{OptionalExtension, Row, Transaction, params};
+
+/// Tasks of one owner that are worked on, or wait to be taken over.
+pub const MOST_WORKFLOWS: u32 = 10_000;
+/// For how long somebody may still take over what nobody holds any more.
+const ABANDONED_MS: u64 = 7 * 24 * 3_600_000;
+
+/// A lease, as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Lease {
+    pub run: String,
+    pub holder: String,
+    /// What the request that began it was called.
+    pub idempotency: Option<String>,
+    pub lease_ms: u64,
+    pub expires_ms: u64,
+    /// JSON.
+    pub checkpoint: Option<String>,
+}
+
+/// Whoever wants one, and for how long.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct NewLease {
+    pub owner: String,
+    pub task: String,
+    /// What it is called if nobody has begun before.
+    pub run: String,
+    pub holder: String,
+    pub idempotency: Option<String>,
+    pub lease_ms: u64,
+    pub now_ms: u64,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Taking {
+    /// It is his, from the beginning or from somebody whose time was over.
+    Started(Lease),
+    /// It was his already, and is for longer now.
+    AlreadyHis(Lease),
+    /// Somebody else has it.
+    Held,
+    /// His tenant has too many.
+    Full,
+    /// Nobody has begun.
+    Unknown,
+}
+
+impl Writing<'_> {
+    fn worked<T>(&self, done: rusqlite::Result<T>) -> Result<T, DatabaseError> {
+        done.map_err(|source| self.database.failed(source))
+    }
+
+    /// Begins to work on a task, or goes on with it.
+    pub fn start_workflow(&self, wanted: &NewLease) -> Result<Taking, DatabaseError> {
+        self.worked(start(self.transaction, wanted))
+    }
+
+    /// Goes on with a task that somebody has begun.
+    pub fn resume_workflow(&self, wanted: &NewLease) -> Result<Taking, DatabaseError> {
+        self.worked(resume(self.transaction, wanted))
+    }
+
+    /// Writes down how far it has come, and holds it for longer.
+    pub fn checkpoint_workflow(&self, wanted: &NewLease, checkpoint: &str) -> Result<Taking, DatabaseError> {
+        self.worked((|| {
+            let taking = hold(self.transaction, wanted)?;
+            if let Taking::AlreadyHis(_) = taking {
+                let write = "UPDATE workflow SET checkpoint = ?3 WHERE owner = ?1 AND task = ?2";
+                self.transaction.execute(write, params![wanted.owner, wanted.task, checkpoint])?;
+            }
+            Ok(taking)
+        })())
+    }
+
+    /// Gives it back, with how far it had come. False if it is somebody else's.
+    pub fn release_workflow(
+        &self,
+        owner: &str,
+        task: &str,
+        holder: &str,
+        now_ms: u64,
+    ) -> Result<bool, DatabaseError> {
+        self.worked((|| match find(self.transaction, owner, task)? {
+            Some(lease) if lease.holder != holder => Ok(lease.expires_ms <= now_ms),
+            Some(_) => {
+                let release = "DELETE FROM workflow WHERE owner = ? AND task = ?";
+                self.transaction.execute(release, params![owner, task]).map(|_| true)
+            }
+            None => Ok(true),
+        })())
+    }
+}
+
+impl Served {
+    /// The lease on a task, whether or not its time is over.
+    pub fn workflow(&self, owner: &str, task: &str) -> Result<Option<Lease>, DatabaseError> {
+        let find = "SELECT * FROM workflow WHERE owner = ? AND task = ?";
+        self.reading.read(|connection| connection.query_row(find, [owner, task], lease).optional())
+    }
+}
+
+fn start(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<Taking> {
+    let before = find(transaction, &wanted.owner, &wanted.task)?;
+    match before {
+        Some(before) if before.holder == wanted.holder => {
+            // The same request again, whose answer was lost.
+            let again = before.idempotency.is_some() && before.idempotency == wanted.idempotency;
+            let lease = renew(transaction, wanted, before)?;
+            Ok(if again { Taking::Started(lease) } else { Taking::AlreadyHis(lease) })
+        }
+        Some(before) if before.expires_ms > wanted.now_ms => Ok(Taking::Held),
+        before => {
+            if before.is_none() && is_full(transaction, wanted)? {
+                return Ok(Taking::Full);
+            }
+            let checkpoint = before.and_then(|before| before.checkpoint);
+            write(transaction, wanted, &wanted.run, checkpoint.as_deref()).map(Taking::Started)
+        }
+    }
+}
+
+fn resume(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<Taking> {
+    match find(transaction, &wanted.owner, &wanted.task)? {
+        None => Ok(Taking::Unknown),
+        Some(before) if before.holder == wanted.holder => {
+            renew(transaction, wanted, before).map(Taking::AlreadyHis)
+        }
+        Some(before) if before.expires_ms > wanted.now_ms => Ok(Taking::Held),
+        Some(before) => {
+            let (run, checkpoint) = (before.run, before.checkpoint);
+            write(transaction, wanted, &run, checkpoint.as_deref()).map(Taking::Started)
+        }
+    }
+}
+
+/// Only for whoever has it.
+fn hold(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<Taking> {
+    match find(transaction, &wanted.owner, &wanted.task)? {
+        None => Ok(Taking::Unknown),
+        Some(before) if before.holder != wanted.holder => Ok(Taking::Held),
+        Some(before) => renew(transaction, wanted, before).map(Taking::AlreadyHis),
+    }
+}
+
+/// Forgets what nobody took over, then counts.
+fn is_full(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<bool> {
+    let old = number(wanted.now_ms.saturating_sub(ABANDONED_MS));
+    transaction.execute("DELETE FROM workflow WHERE expires_ms < ?", [old])?;
+    let count = "SELECT count(*) FROM workflow WHERE owner = ?";
+    let count: u32 = transaction.query_row(count, [&wanted.owner], |row| row.get(0))?;
+    Ok(count >= MOST_WORKFLOWS)
+}
+
+fn renew(transaction: &Transaction<'_>, wanted: &NewLease, before: Lease) -> rusqlite::Result<Lease> {
+    let expires_ms = wanted.now_ms.saturating_add(wanted.lease_ms);
+    let renew = "UPDATE workflow SET lease_ms = ?3, expires_ms = ?4 WHERE owner = ?1 AND task = ?2";
+    let (lease_ms, until) = (number(wanted.lease_ms), number(expires_ms));
+    transaction.execute(renew, params![wanted.owner, wanted.task, lease_ms, until])?;
+    Ok(Lease { lease_ms: wanted.lease_ms, expires_ms, ..before })
+}
+
+fn write(
+    transaction: &Transaction<'_>,
+    wanted: &NewLease,
+    run: &str,
+    checkpoint: Option<&str>,
+) -> rusqlite::Result<Lease> {
+    let NewLease { owner, task, holder, idempotency, lease_ms, now_ms, .. } = wanted;
+    let expires_ms = now_ms.saturating_add(*lease_ms);
+    transaction.execute(
+        "INSERT OR REPLACE INTO workflow (owner, task, run, holder, idempotency, lease_ms, expires_ms, checkpoint)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        params![owner, task, run, holder, idempotency, number(*lease_ms), number(expires_ms), checkpoint],
+    )?;
+    Ok(Lease {
+        run: run.to_owned(),
+        holder: holder.clone(),
+        idempotency: idempotency.clone(),
+        lease_ms: *lease_ms,
+        expires_ms,
+        checkpoint: checkpoint.map(str::to_owned),
+    })
+}
+
+fn find(transaction: &Transaction<'_>, owner: &str, task: &str) -> rusqlite::Result<Option<Lease>> {
+    let find = "SELECT * FROM workflow WHERE owner = ? AND task = ?";
+    transaction.prepare_cached(find)?.query_row([owner, task], lease).optional()
+}
+
+fn lease(row: &Row<'_>) -> rusqlite::Result<Lease> {
+    Ok(Lease {
+        run: row.get("run")?,
+        holder: row.get("holder")?,
+        idempotency: row.get("idempotency")?,
+        lease_ms: back(row.get("lease_ms")?),
+        expires_ms: back(row.get("expires_ms")?),
+        checkpoint: row.get("checkpoint")?,
+    })
+}
