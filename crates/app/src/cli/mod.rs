@@ -89,7 +89,9 @@ enum Command {
     /// Run a command in a fresh sandbox
     Run(Box<run::Options>),
     /// Carry out a job of steps in a fresh sandbox, and write down its result
-    Steps(Box<steps::Options>),
+    #[command(override_usage = "airlock steps [OPTIONS] [-- COMMAND [ARG]...]", after_help = steps::EXAMPLES,
+              after_long_help = steps::EXAMPLES, mut_args = steps::without_one_command)]
+    Steps(Box<steps::Steps>),
     /// Let a run that goes on reach another host for a while, or take that away
     Grant(grant::Options),
     /// Show what this host can enforce, and the command that mends what it cannot

@@ -18,7 +18,7 @@ use spec::{ExecutionMode, StepJob, StepStatus, StepsResult};
 use std::{ffi::OsStr, path::PathBuf};
 use tokio::sync::watch;
 
-const EXAMPLES: &str = "\
+pub(super) const EXAMPLES: &str = "\
 Examples:
   airlock steps --job job.json --result result.json --workspace .
   airlock steps --stdin < job.json | jq .status
@@ -34,11 +34,9 @@ Exit status: 0 the job succeeded, 1 it failed, 124 its time was over, 125 nothin
 
 const STEPS: &str = "The job";
 
-/// Carry out a job of steps in a fresh sandbox, and write down its result
+/// The options of `airlock steps`.
 #[derive(Args, Clone, Debug, Default)]
-#[command(override_usage = "airlock steps [OPTIONS] [-- COMMAND [ARG]...]", after_help = EXAMPLES, after_long_help = EXAMPLES,
-          mut_args = without_one_command)]
-pub(super) struct Options {
+pub(super) struct Steps {
     /// File with the job; --stdin reads it from standard input, and prints the result [env: SBA_JOB_PATH]
     #[arg(long, value_name = "FILE", help_heading = STEPS)]
     job: Option<PathBuf>,
@@ -56,7 +54,7 @@ pub(super) struct Options {
 }
 
 /// Hides what is about one command.
-fn without_one_command(argument: clap::Arg) -> clap::Arg {
+pub(super) fn without_one_command(argument: clap::Arg) -> clap::Arg {
     let hidden = ["entrypoint", "tty", "explain", "contract", "artifact"];
     match hidden.contains(&argument.get_id().as_str()) {
         true => argument.hide(true),
@@ -74,12 +72,12 @@ struct Order {
     callback: Option<Callback>,
 }
 
-pub(super) fn execute(options: Options, global: &Global, surroundings: &Surroundings) -> u8 {
+pub(super) fn execute(options: Steps, global: &Global, surroundings: &Surroundings) -> u8 {
     let json = options.run.json;
     conclude(attempt(options, global, surroundings), json)
 }
 
-fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+fn attempt(options: Steps, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let (order, run) = Order::of(options, global, surroundings)?;
     let (carried, began) = match order.document() {
         Err(result) => (Carried::from(*result), false),
@@ -96,11 +94,11 @@ fn attempt(options: Options, global: &Global, surroundings: &Surroundings) -> Re
 
 impl Order {
     fn of(
-        options: Options,
+        options: Steps,
         global: &Global,
         surroundings: &Surroundings,
     ) -> Result<(Order, run::Options), Failure> {
-        let Options { job, result, mode, callback, mut run } = options;
+        let Steps { job, result, mode, callback, mut run } = options;
         let variable = |name: &str| surroundings.variable(name).filter(|value| !value.is_empty());
         let path = |given: Option<PathBuf>, name: &str| {
             let path = given.or_else(|| variable(name).map(PathBuf::from));

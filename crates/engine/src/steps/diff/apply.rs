@@ -51,8 +51,14 @@ impl Hunk<'_> {
         self.lines.iter().filter(|line| line.kind != LineKind::New)
     }
 
+    /// Whether it can stand there. Context on one side only says that the file began or ended there.
     fn fits(&self, lines: &[&[u8]], at: usize) -> bool {
         let count = self.before().count();
+        let is_same = |line: Option<&Line<'_>>| line.is_some_and(|line| line.kind == LineKind::Same);
+        let (above, below) = (is_same(self.lines.first()), is_same(self.lines.last()));
+        if (self.at == 0 && below && !above && at != 0) || (above && !below && at + count != lines.len()) {
+            return false;
+        }
         lines
             .get(at..at + count)
             .is_some_and(|found| self.before().zip(found).all(|(line, found)| line.is(found)))

@@ -5,6 +5,8 @@
 
 mod apply;
 mod parse;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use apply::apply;
 pub(crate) use parse::parse;
