@@ -178,7 +178,10 @@ fn a_ledger_that_was_being_taken_away_when_we_died_goes_the_next_time() {
         assert_eq!(books.retire(state, 0, now).unwrap(), 0);
         assert!(books.usage.retiring().unwrap().is_empty() && !state.join("ledger/run-old.jsonl").exists());
         assert_eq!((books.refresh().unwrap(), books.verify().unwrap()), (vec![], vec![]), "{files_are_gone}");
-        assert_eq!(books.totals(By::Run, &Filter::default()).unwrap()[0].money, before[0].money * (1 + u64::from(files_are_gone)));
+        assert_eq!(
+            books.totals(By::Run, &Filter::default()).unwrap()[0].money,
+            before[0].money * (1 + u64::from(files_are_gone))
+        );
         spend(state, "run-old", 2);
         books.refresh().unwrap();
     }

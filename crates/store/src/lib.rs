@@ -11,6 +11,8 @@ mod beneath;
 pub mod copy;
 mod database;
 mod lent;
+#[cfg(test)]
+mod migrations_tests;
 mod names;
 pub mod served;
 pub mod usage;

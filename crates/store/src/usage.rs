@@ -187,10 +187,15 @@ impl Usage {
     pub fn retired(&self, segment: &str) -> Result<(), DatabaseError> {
         self.database.write(|transaction| {
             let find = "SELECT name FROM usage_retired WHERE segment = ? AND done = 0";
-            let Some(name) = transaction.query_row(find, [segment], |row| row.get::<_, String>(0)).optional()? else {
+            let Some(name) =
+                transaction.query_row(find, [segment], |row| row.get::<_, String>(0)).optional()?
+            else {
                 return Ok(());
             };
-            transaction.execute("UPDATE usage_attempt SET segment = ?2 WHERE segment = ?1", params![segment, name])?;
+            transaction.execute(
+                "UPDATE usage_attempt SET segment = ?2 WHERE segment = ?1",
+                params![segment, name],
+            )?;
             transaction.execute("DELETE FROM usage_segment WHERE segment = ?", [segment])?;
             transaction.execute("UPDATE usage_retired SET done = 1 WHERE name = ?", [name])?;
             Ok(())

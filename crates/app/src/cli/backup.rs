@@ -98,7 +98,8 @@ fn tell(options: &Options, report: &Report, to_stdout: bool, local: bool) -> Res
     if !local {
         lines.push(Line::Note("artifacts lie in a bucket, and are not in the backup".to_owned()));
     }
-    lines.push(Line::Note("the master key of the secrets is not in the backup: keep it elsewhere".to_owned()));
+    lines
+        .push(Line::Note("the master key of the secrets is not in the backup: keep it elsewhere".to_owned()));
     match (options.json, to_stdout) {
         (true, _) => print_json(report)?,
         (false, false) => {
@@ -147,7 +148,9 @@ impl Draft {
         }
         // What a killed one left; or something else, which is not ours to take.
         let fresh = file.metadata().and_then(|found| match found.is_file() {
-            true => rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(Into::into).and_then(|()| file.set_len(0)),
+            true => rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)
+                .map_err(Into::into)
+                .and_then(|()| file.set_len(0)),
             false => Err(io::Error::other("it is not a regular file")),
         });
         fresh.map_err(|error| unwritable(&partial, error))?;
@@ -201,7 +204,11 @@ impl Shown {
         (self.files, self.bytes) = (self.files + 1, self.bytes + size);
         if self.is_terminal && self.last.elapsed() > BETWEEN_WORDS {
             self.last = Instant::now();
-            message::say_plainly(&format!("\r\x1b[K{} files, {}", self.files, super::image::shared::size(self.bytes)));
+            message::say_plainly(&format!(
+                "\r\x1b[K{} files, {}",
+                self.files,
+                super::image::shared::size(self.bytes)
+            ));
         }
     }
 

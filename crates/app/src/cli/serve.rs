@@ -130,8 +130,18 @@ fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway,
     let (policy, state) = (config.policy.clone(), config.state.clone());
     let tenants = spec::Tenants::default();
     let keep_ledger = config.doors.keep_ledger;
-    let settings =
-        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, keep_ledger, quiet };
+    let settings = gateway::Settings {
+        engine,
+        policy,
+        state,
+        hosts,
+        folders,
+        profiles,
+        bounds,
+        tenants,
+        keep_ledger,
+        quiet,
+    };
     Gateway::new(settings).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),
@@ -144,7 +154,8 @@ fn reclaim(state: &Path) {
     match store::copy::reclaim(state) {
         Ok(0) => {}
         Ok(bytes) => {
-            let gained = format!("the database gave {} back that nobody needs", super::image::shared::size(bytes));
+            let gained =
+                format!("the database gave {} back that nobody needs", super::image::shared::size(bytes));
             message::say(&[Line::Note(gained)]);
         }
         // Whoever opens it next says so.

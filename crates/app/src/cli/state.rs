@@ -45,9 +45,10 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 fn lines(weight: &Weight) -> Vec<String> {
     let line = |name: &str, bytes: u64, about: &str| format!("{name:<12}  {:>10}  {about}", size(bytes));
     let files = |count: u64| if count == 1 { "1 file".to_owned() } else { format!("{count} files") };
-    let parts = weight.parts.iter().map(|part| {
-        line(&part.name, part.bytes, &format!("{}, {}", files(part.files), part.about))
-    });
+    let parts = weight
+        .parts
+        .iter()
+        .map(|part| line(&part.name, part.bytes, &format!("{}, {}", files(part.files), part.about)));
     let left = if weight.nearly_full { "left on the disk: nearly full" } else { "left on the disk" };
     parts.chain([line("all", weight.bytes, ""), line("free", weight.free_bytes, left)]).collect()
 }

@@ -16,7 +16,8 @@ mod sync;
 pub use line::{Kind, Row};
 pub use reader::{Fault, Head, Reader};
 pub use recover::{
-    Found, Past, Problem, Recovered, Retirable, Segments, recover, remove_retired, retirable, segments, verify,
+    Found, Past, Problem, Recovered, Retirable, Segments, recover, remove_retired, retirable, segments,
+    verify,
 };
 
 use crate::usage::{Source, Usage};

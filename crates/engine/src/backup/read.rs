@@ -1,7 +1,9 @@
 //! Reads an archive that may come from anybody. It is believed when every entry is what the manifest at its end says, in
 //! the same order, and nothing else is there.
 
-use super::{ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, PARTS, Report, STATE, hexadecimal, tar::MODE};
+use super::{
+    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, PARTS, Report, STATE, hexadecimal, tar::MODE,
+};
 use image::tar::{Input, Kind, Tar, TarError};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
@@ -216,7 +218,10 @@ fn placed(path: &str) -> Result<&str, String> {
     }
     let names: Vec<_> = below.split('/').collect();
     let is_odd = |name: &&str| {
-        name.is_empty() || name.len() > LONGEST_NAME || name.starts_with('.') || name.chars().any(char::is_control)
+        name.is_empty()
+            || name.len() > LONGEST_NAME
+            || name.starts_with('.')
+            || name.chars().any(char::is_control)
     };
     if names.len() > DEEPEST || names.iter().any(is_odd) {
         return bad("is no path that a backup has");

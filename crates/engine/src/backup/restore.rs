@@ -98,7 +98,9 @@ impl Draft {
             Err(error) => return Err(BackupError::file("put the restored folder at", state)(error)),
         }
         if let Some(above) = state.parent().filter(|above| !above.as_os_str().is_empty()) {
-            File::open(above).and_then(|above| above.sync_all()).map_err(BackupError::file("write", above))?;
+            File::open(above)
+                .and_then(|above| above.sync_all())
+                .map_err(BackupError::file("write", above))?;
         }
         Ok(())
     }

@@ -83,7 +83,10 @@ mod tests {
             end(&mut archive).unwrap();
             let mut tar = Tar::new(&archive[..]);
             let read = tar.next().unwrap().unwrap();
-            assert_eq!((read.path.as_slice(), read.kind, read.size, read.mode), (path.as_bytes(), Kind::File, 3, MODE));
+            assert_eq!(
+                (read.path.as_slice(), read.kind, read.size, read.mode),
+                (path.as_bytes(), Kind::File, 3, MODE)
+            );
             assert_eq!(tar.contents().unwrap(), b"abc");
             assert_eq!(tar.next().unwrap(), None);
         }

@@ -1,8 +1,8 @@
 //! Backups of folders that are in use, and archives that are not what they say.
 
 use super::*;
-use ::doors::ledger::{Call, Durability, Ledger, Outcome};
 use crate::usage::Books;
+use ::doors::ledger::{Call, Durability, Ledger, Outcome};
 use spec::Money;
 use std::{
     fs,
@@ -266,9 +266,15 @@ fn paths_that_lead_elsewhere_are_refused() {
 
 #[test]
 fn only_plain_files_of_their_owner_are_restored() {
-    for (kind, said) in [(b'1', "plain file"), (b'2', "plain file"), (b'3', "plain file"), (b'4', "plain file"),
-        (b'5', "plain file"), (b'6', "plain file"), (b'Z', "unknown type")]
-    {
+    for (kind, said) in [
+        (b'1', "plain file"),
+        (b'2', "plain file"),
+        (b'3', "plain file"),
+        (b'4', "plain file"),
+        (b'5', "plain file"),
+        (b'6', "plain file"),
+        (b'Z', "unknown type"),
+    ] {
         let mut made = Made::new();
         made.changed("state/artifacts/a", |header| header[156] = kind);
         assert!(refusal(&made.done()).contains(said), "{kind}");

@@ -69,7 +69,8 @@ pub fn backup(of: &Backup<'_>, to: impl Write, progress: Progress<'_>) -> Result
 
 fn open_folder(path: &Path) -> Result<OwnedFd, BackupError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    rustix::fs::open(path, flags, Mode::empty()).map_err(|error| BackupError::file("open", path)(error.into()))
+    rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|error| BackupError::file("open", path)(error.into()))
 }
 
 /// How much of a file is taken.
@@ -166,7 +167,9 @@ impl<W: Write> Archive<'_, W> {
             let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             let count = from.read(&mut buffer[..most]).map_err(BackupError::file("read", shown))?;
             if count == 0 {
-                return Err(BackupError::file("read", shown)(io::Error::other("it became shorter meanwhile")));
+                return Err(BackupError::file("read", shown)(io::Error::other(
+                    "it became shorter meanwhile",
+                )));
             }
             hash.update(&buffer[..count]);
             self.to.write_all(&buffer[..count]).map_err(BackupError::Output)?;
@@ -204,13 +207,11 @@ impl<W: Write> Archive<'_, W> {
                 found => found.map_err(|error| BackupError::file("read", &path)(error.into()))?,
             };
             match FileType::from_raw_mode(found.st_mode) {
-                FileType::Directory if depth < DEEPEST => {
-                    match beneath(folder, &name, OFlags::DIRECTORY) {
-                        Ok(inner) => self.below(&inner, &path, kind, depth + 1)?,
-                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                        Err(error) => return Err(BackupError::file("open", path)(error)),
-                    }
-                }
+                FileType::Directory if depth < DEEPEST => match beneath(folder, &name, OFlags::DIRECTORY) {
+                    Ok(inner) => self.below(&inner, &path, kind, depth + 1)?,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(BackupError::file("open", path)(error)),
+                },
                 FileType::RegularFile if kind(&name) != Kind::NotOurs => {
                     match beneath(folder, &name, OFlags::NONBLOCK) {
                         Ok(file) => held.push((path, File::from(file), kind(&name))),
@@ -311,14 +312,16 @@ impl Read for At<'_> {
 fn beneath(folder: impl AsFd, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
     let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    rustix::io::retry_on_intr(|| rustix::fs::openat2(&folder, name, flags, Mode::empty(), resolve)).map_err(Into::into)
+    rustix::io::retry_on_intr(|| rustix::fs::openat2(&folder, name, flags, Mode::empty(), resolve))
+        .map_err(Into::into)
 }
 
 /// In order, without drafts and what else begins with a dot.
 fn names(folder: &OwnedFd) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(folder)? {
-        let name = entry?.file_name().to_str().map_err(|_| io::Error::other("a name is not UTF-8"))?.to_owned();
+        let name =
+            entry?.file_name().to_str().map_err(|_| io::Error::other("a name is not UTF-8"))?.to_owned();
         if !name.starts_with('.') {
             names.push(name);
         }

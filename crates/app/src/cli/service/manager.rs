@@ -25,7 +25,9 @@ pub(super) fn how(user: bool, name: &str) -> String {
 pub(super) fn start(user: bool, name: &str) -> Result<Vec<Step>, Failure> {
     if !runs(user) {
         let message = "no systemd runs here that could start it".to_owned();
-        let hint = "the unit is in place; without systemd start `airlock serve` by what this machine has for that".to_owned();
+        let hint =
+            "the unit is in place; without systemd start `airlock serve` by what this machine has for that"
+                .to_owned();
         return Err(Failure { code: ErrorCode::StartFailed, message, hint });
     }
     let unit = format!("{name}.service");

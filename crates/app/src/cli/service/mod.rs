@@ -142,7 +142,12 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 /// Names are parts of paths and of units.
 fn check_name(name: &str) -> Result<(), Failure> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    match !name.is_empty() && name.len() <= 64 && name.bytes().all(allowed) && Id::new(name).is_ok() && !name.starts_with('-') {
+    match !name.is_empty()
+        && name.len() <= 64
+        && name.bytes().all(allowed)
+        && Id::new(name).is_ok()
+        && !name.starts_with('-')
+    {
         true => Ok(()),
         false => Err(Failure::invalid(
             format!("`{}` is no name for a service", name.escape_debug()),
@@ -164,7 +169,8 @@ impl UnitPlace {
         let folder = match options.user {
             false => PathBuf::from("/etc/systemd/system"),
             true => {
-                let own = around.variable("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+                let own =
+                    around.variable("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
                 let own = own.or_else(|| around.home().map(|home| home.join(".config")));
                 let hint = "set HOME, or leave --user away and be root";
                 own.ok_or_else(|| Failure::invalid("there is no home for a service of your own", hint))?
@@ -247,7 +253,12 @@ fn state(options: &Options, global: &Global, around: &Surroundings) -> Result<Pa
     named.or_else(usual).ok_or_else(|| Failure::invalid("HOME is not set", "set HOME, or give --state DIR"))
 }
 
-fn text(options: &Options, served: &Served, global: &Global, around: &Surroundings) -> Result<String, Failure> {
+fn text(
+    options: &Options,
+    served: &Served,
+    global: &Global,
+    around: &Surroundings,
+) -> Result<String, Failure> {
     let config = configuration(options, global, around)?;
     let program = std::env::current_exe()
         .map_err(|error| Failure::internal(format!("cannot find this program: {error}")))?;
@@ -278,7 +289,13 @@ fn grace(options: &Options, config: &Path, around: &Surroundings) -> Result<std:
     Ok(serve.bounds.grace)
 }
 
-fn write_all(place: &UnitPlace, text: &str, config: &Path, dry_run: bool, steps: &mut Vec<Step>) -> Result<(), Failure> {
+fn write_all(
+    place: &UnitPlace,
+    text: &str,
+    config: &Path,
+    dry_run: bool,
+    steps: &mut Vec<Step>,
+) -> Result<(), Failure> {
     let before = place.ours()?;
     let shown = place.file.display().to_string();
     if !config.exists() {

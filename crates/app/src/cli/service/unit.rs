@@ -73,7 +73,6 @@ impl Unit {
              TasksMax=infinity\n\
              LimitNOFILE=524288\n\
              LimitCORE=0\n\
-             UMask=0077\n\
              {folders}\
              {hardening}\
              \n\
@@ -118,7 +117,8 @@ impl Unit {
 /// A word as systemd reads it back. A program's path is no place for variables, and `%` begins a specifier.
 fn quoted(word: &Path) -> Result<String, String> {
     let shown = || word.to_string_lossy().escape_debug().to_string();
-    let text = std::str::from_utf8(word.as_os_str().as_bytes()).map_err(|_| format!("`{}` is not UTF-8", shown()))?;
+    let text = std::str::from_utf8(word.as_os_str().as_bytes())
+        .map_err(|_| format!("`{}` is not UTF-8", shown()))?;
     if text.is_empty() || text.len() > LONGEST || text.chars().any(char::is_control) {
         return Err(format!("`{}` cannot stand in a unit", shown()));
     }
@@ -176,8 +176,17 @@ mod tests {
         let text = unit.text().unwrap();
         assert!(text.starts_with(MARK) && text.contains("\nTimeoutStopSec=125\n"), "{text}");
         for never in [
-            "ProtectKernel", "ProtectControlGroups", "ProtectProc", "ProcSubset", "RestrictNamespaces", "ProtectHostname",
-            "PrivateUsers", "SystemCallFilter", "MemoryDenyWriteExecute", "RestrictSUIDSGID", "CapabilityBoundingSet",
+            "ProtectKernel",
+            "ProtectControlGroups",
+            "ProtectProc",
+            "ProcSubset",
+            "RestrictNamespaces",
+            "ProtectHostname",
+            "PrivateUsers",
+            "SystemCallFilter",
+            "MemoryDenyWriteExecute",
+            "RestrictSUIDSGID",
+            "CapabilityBoundingSet",
         ] {
             assert!(!text.contains(never), "{never}");
         }
