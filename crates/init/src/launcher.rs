@@ -41,6 +41,8 @@ pub fn main() -> ! {
     // Started by the number of a descriptor, which would be its name in the process table otherwise.
     _ = rustix::thread::set_name(c"airlock-init");
     sys::default_signals();
+    // Whoever started the engine may have had a narrow one, and a root that only we can enter is of no use to a box.
+    rustix::process::umask(Mode::from_raw_mode(0o022));
     let Ok(control) = take_control() else { sys::exit(2) };
     let briefed = match protocol::receive::<Request>(&control) {
         Ok(Some((Request::Template { plan, first }, mut files))) => Some((plan.read(&mut files), first)),

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
 /// Step N leads from version N to N + 1. A step that was once released is never changed: add another.
-const MIGRATIONS: &[&str] = &[
+pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("schema/1_allowed_images.sql"),
     include_str!("schema/2_usage.sql"),
     include_str!("schema/3_gateway.sql"),

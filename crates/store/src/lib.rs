@@ -12,6 +12,8 @@ pub mod copy;
 mod database;
 pub mod jobs;
 mod lent;
+#[cfg(test)]
+mod migrations_tests;
 mod names;
 pub mod served;
 pub mod usage;

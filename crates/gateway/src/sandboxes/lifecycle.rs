@@ -82,8 +82,7 @@ async fn create(
         lifetime: span(stay.lifetime.as_ref(), "lifetime")?,
     };
     let replay = replay(&headers, "create", &body.0)?;
-    let Caller { key, tenant: owner, .. } = caller;
-    let opening = Opening { owner, key, labels: stay.labels, request, fork_of: None, replay };
+    let opening = Opening { owner: caller.tenant, labels: stay.labels, request, fork_of: None, replay };
     Ok(created(&*gateway.open(opening).await?))
 }
 
@@ -243,7 +242,7 @@ async fn fork(
     request.run.workspace = None;
     request.run.run_id = None;
     let replay = replay(&headers, &format!("fork {id}"), &body.0)?;
-    let Caller { key, tenant: owner, .. } = caller;
-    let opening = Opening { owner, key, labels: stay.labels, request, fork_of: Some(session), replay };
+    let opening =
+        Opening { owner: caller.tenant, labels: stay.labels, request, fork_of: Some(session), replay };
     Ok(created(&*gateway.open(opening).await?))
 }

@@ -73,7 +73,6 @@ impl Unit {
              TasksMax=infinity\n\
              LimitNOFILE=524288\n\
              LimitCORE=0\n\
-             UMask=0077\n\
              {folders}\
              {hardening}\
              \n\

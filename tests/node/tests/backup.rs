@@ -1,0 +1,260 @@
+//! Backups of a server that works, and what is restored from them.
+
+use gateway_tests::serve;
+use node_tests::{Folder, Server, key_of};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Command, Output, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+/// `airlock` on this state folder.
+fn airlock(state: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(cli::airlock());
+    command.args(words).arg("--state").arg(state).env_clear();
+    command.env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("HOME", "/nonexistent");
+    command.stdin(Stdio::null());
+    command
+}
+
+fn done(command: &mut Command) -> Output {
+    let output = command.output().expect("airlock starts");
+    assert!(output.status.success(), "{output:?}");
+    output
+}
+
+/// What a client has been told for certain.
+#[derive(Debug, Default)]
+struct Known {
+    /// Tokens of keys.
+    keys: Vec<String>,
+    /// Runs that ended, with what they printed.
+    runs: Vec<(String, String)>,
+    /// Artifacts, with their contents.
+    artifacts: Vec<(String, String)>,
+}
+
+/// Makes keys, runs and artifacts until it is told to stop.
+fn load(server: &Server, number: usize, known: &Mutex<Known>, stop: &AtomicBool) {
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        count += 1;
+        let word = format!("word-{number}-{count}");
+        let run = server.post("/v1/runs", &json!({ "command": ["echo", word] }));
+        assert_eq!(run.status, 200, "{}", run.text());
+        let id = run.json()["run_id"].as_str().expect("an id").to_owned();
+        let name = format!("kept-{number}-{count}");
+        let put = server.client.open(&artifact(&server.admin, &name, &word)).answer();
+        assert_eq!(put.status, 201, "{}", put.text());
+        let key = (count % 5 == 0).then(|| key_of(server, &format!("t{number}"), &["runs"]));
+        let mut known = known.lock().expect("it is not poisoned");
+        known.runs.push((id, format!("{word}\n")));
+        known.artifacts.push((name, word));
+        known.keys.extend(key);
+    }
+}
+
+fn artifact(key: &str, name: &str, contents: &str) -> Vec<u8> {
+    format!(
+        "PUT /v1/artifacts/{name} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-length: {}\r\n\
+         connection: close\r\n\r\n{contents}",
+        contents.len()
+    )
+    .into_bytes()
+}
+
+/// All of this is in what was restored, and it serves.
+fn is_there(server: &Server, known: &Known) {
+    for (id, printed) in &known.runs {
+        let run = server.get(&format!("/v1/runs/{id}"));
+        assert_eq!((run.status, run.json()["stdout"].as_str()), (200, Some(printed.as_str())));
+    }
+    for (name, contents) in &known.artifacts {
+        let artifact = server.get(&format!("/v1/artifacts/{name}"));
+        assert_eq!((artifact.status, artifact.text()), (200, contents.clone()));
+    }
+    for key in &known.keys {
+        let ran = server.ask(key, "POST", "/v1/runs", &[], &json!({ "command": ["true"] }));
+        assert_eq!(ran.status, 200, "{}", ran.text());
+    }
+}
+
+#[test]
+fn backups_of_a_server_under_load_restore_to_servers_that_know_all_that_was_told() {
+    let (server, place) = (Server::new(), Folder::new());
+    let (known, stop) = (Mutex::new(Known::default()), AtomicBool::new(false));
+    std::thread::scope(|threads| {
+        for number in 0..3 {
+            let (server, known, stop) = (&server, &known, &stop);
+            threads.spawn(move || load(server, number, known, stop));
+        }
+        for round in 0..8 {
+            // Let it become more between two.
+            let before = known.lock().expect("it is not poisoned").runs.len();
+            server.until("more runs", || known.lock().expect("it is not poisoned").runs.len() >= before + 5);
+            let told = {
+                let known = known.lock().expect("it is not poisoned");
+                Known {
+                    keys: known.keys.clone(),
+                    runs: known.runs.clone(),
+                    artifacts: known.artifacts.clone(),
+                }
+            };
+            let file = place.at(&format!("{round}.tar"));
+            let name = file.to_str().expect("text");
+            done(&mut airlock(&server.folder.at("state"), &["backup", name]));
+            assert_eq!(fs::metadata(&file).expect("it is there").permissions().mode() & 0o7777, 0o600);
+            done(&mut airlock(&server.folder.at("state"), &["restore", "--check", name]));
+            let restored = Folder::new();
+            done(&mut airlock(&restored.at("state"), &["restore", name]));
+            done(&mut airlock(&restored.at("state"), &["usage", "--verify"]));
+            is_there(&Server::on(restored, "", &[], Some(server.admin.clone())), &told);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn what_was_under_way_is_lost_after_a_restore_as_after_a_crash() {
+    let (server, place) = (Server::new(), Folder::new());
+    let begun = server.ask(
+        &server.admin,
+        "POST",
+        "/v1/runs",
+        &[("prefer", "respond-async")],
+        &json!({ "command": ["sleep", "600"] }),
+    );
+    assert_eq!(begun.status, 202, "{}", begun.text());
+    let path = format!("/v1/runs/{}", begun.json()["run_id"].as_str().expect("an id"));
+    let file = place.at("b.tar");
+    done(&mut airlock(&server.folder.at("state"), &["backup", file.to_str().expect("text")]));
+    let restored = Folder::new();
+    done(&mut airlock(&restored.at("state"), &["restore", file.to_str().expect("text")]));
+    let second = Server::on(restored, "", &[], Some(server.admin.clone()));
+    assert_eq!(second.get(&path).json()["status"], "lost");
+    assert_eq!(server.get(&path).json()["status"], "running");
+    assert_eq!(server.delete(&path).status, 200);
+}
+
+#[test]
+fn a_backup_has_its_name_only_when_it_is_whole_and_is_never_replaced() {
+    let (server, place) = (Server::new(), Folder::new());
+    let state = server.folder.at("state");
+    for number in 0..40 {
+        let put = artifact(&server.admin, &format!("a{number}"), &"x".repeat(200_000));
+        assert_eq!(server.client.open(&put).answer().status, 201);
+    }
+    let file = place.at("b.tar");
+    let name = file.to_str().expect("text");
+    for round in 0..30 {
+        let mut child = airlock(&state, &["backup", name])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        std::thread::sleep(Duration::from_millis(round * 4));
+        kill_process(Pid::from_child(&child), Signal::KILL).expect("it is ours");
+        child.wait().expect("it ends");
+        if file.exists() {
+            done(&mut airlock(&state, &["restore", "--check", name]));
+            fs::remove_file(&file).expect("it is ours");
+        }
+    }
+    done(&mut airlock(&state, &["backup", name]));
+    // What the killed ones left is gone, here and there.
+    assert_eq!(fs::read_dir(&place.0).expect("a folder").count(), 1);
+    assert_eq!(fs::read_dir(state.join("backup")).expect("a folder").count(), 0);
+    let refused = airlock(&state, &["backup", name]).output().expect("it starts");
+    assert_eq!(refused.status.code(), Some(125));
+    let whole = fs::read(&file).expect("it is there");
+    fs::write(place.at("half.tar"), &whole[..whole.len() / 2]).expect("a file");
+    let target = place.at("restored");
+    let half = airlock(&target, &["restore", place.at("half.tar").to_str().expect("text")]).output();
+    let half = half.expect("it starts");
+    assert_eq!((half.status.code(), target.exists()), (Some(125), false), "{half:?}");
+    // To a pipe and from it.
+    let mut writer = airlock(&state, &["backup", "-"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut reader = airlock(&target, &["restore", "-", "--json"]);
+    let read = done(reader.stdin(writer.stdout.take().expect("a pipe")));
+    assert!(writer.wait().expect("it ends").success());
+    let told: Value = serde_json::from_slice(&read.stdout).expect("JSON");
+    assert_eq!(told["problems"], json!([]));
+}
+
+#[test]
+fn a_folder_that_is_not_empty_is_left_alone() {
+    let (server, place) = (Server::new(), Folder::new());
+    let file = place.at("b.tar");
+    done(&mut airlock(&server.folder.at("state"), &["backup", file.to_str().expect("text")]));
+    let refused = airlock(&server.folder.at("state"), &["restore", file.to_str().expect("text")]).output();
+    let refused = refused.expect("it starts");
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is not empty"));
+    assert_eq!(server.get("/healthz").status, 200);
+}
+
+#[test]
+fn a_state_folder_says_what_it_weighs() {
+    let server = Server::new();
+    assert_eq!(server.client.open(&artifact(&server.admin, "a", &"x".repeat(100_000))).answer().status, 201);
+    let told = done(&mut airlock(&server.folder.at("state"), &["state", "--json"]));
+    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    let part = |name: &str| {
+        let parts = told["parts"].as_array().expect("parts");
+        parts.iter().find(|part| part["name"] == name).unwrap_or(&Value::Null)["bytes"].as_u64()
+    };
+    assert!(
+        part("artifacts").is_some_and(|bytes| bytes >= 100_000) && part("airlock.db").is_some(),
+        "{told}"
+    );
+}
+
+#[test]
+fn nothing_new_is_begun_on_a_disk_that_is_nearly_full() {
+    let folder = Folder::new();
+    let state = folder.at("state");
+    fs::create_dir(&state).expect("a folder");
+    fs::set_permissions(&state, fs::Permissions::from_mode(0o700)).expect("its rights");
+    // A disk of its own, in mounts of its own.
+    let script = "mount -t tmpfs -o size=64m,mode=700 disk \"$STATE\" && exec \"$@\"";
+    let plain = serve(&folder, "", &[]);
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--", "sh", "-c", script, "sh"]).arg(plain.get_program()).args(plain.get_args());
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).env("STATE", &state);
+    command.current_dir(&folder.0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root mounts disks");
+        return;
+    }
+    let server = Server::started(command, folder, None);
+    let ran = || server.post("/v1/runs", &json!({ "command": ["true"] })).status;
+    assert_eq!((ran(), server.get("/readyz").text().as_str()), (200, "ready\n"));
+    let disk = format!("/proc/{}/root{}", server.pid, state.display());
+    let filler = format!("{disk}/filler");
+    let free = || rustix::fs::statvfs(&disk).map(|found| found.f_bavail * found.f_frsize).expect("a disk");
+    let size = usize::try_from(free() - (600 << 10)).expect("it fits");
+    fs::write(&filler, vec![b'x'; size]).expect("there is room");
+    let refused = server.post("/v1/runs", &json!({ "command": ["true"] }));
+    assert_eq!(
+        (refused.status, refused.json()["code"].as_str()),
+        (507, Some("quota_exceeded")),
+        "{}",
+        refused.text()
+    );
+    assert_eq!(server.post("/v1/sandboxes", &json!({})).status, 507);
+    assert!(server.get("/readyz").text().contains("nearly full"));
+    fs::remove_file(&filler).expect("it is ours");
+    assert_eq!(ran(), 200);
+}
