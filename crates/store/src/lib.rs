@@ -21,3 +21,4 @@ pub use artifacts::{
 };
 pub use database::DatabaseError;
 pub use lent::Buffers;
+pub use served::telemetry;

@@ -2,6 +2,7 @@
 //! state. Several connections, so that whoever looks at a key or a run never waits for what is written down.
 
 mod sandboxes;
+pub mod telemetry;
 
 pub use sandboxes::{Remembered, SandboxRow};
 
