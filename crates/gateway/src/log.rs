@@ -7,8 +7,8 @@ mod file;
 mod line;
 
 pub use file::LogFile;
-pub use line::{Format, Level};
 pub(crate) use line::{Fields, Line};
+pub use line::{Format, Level};
 
 use crate::telemetry::Recorder;
 use file::Target;
@@ -111,7 +111,8 @@ pub(crate) fn wants(level: Level) -> bool {
 pub(crate) fn tell(line: Line) {
     let Some(log) = LOG.get() else {
         // Where stderr is gone there is nobody left to tell, and no reason to stop.
-        return _ = io::stderr().write_all(line.text().as_bytes());
+        _ = io::stderr().write_all(line.text().as_bytes());
+        return;
     };
     if line.level > log.settings.level {
         return;

@@ -77,6 +77,11 @@ impl Problem {
         Problem { status: status.as_u16(), ..self }
     }
 
+    /// The same of another kind.
+    pub(crate) fn with_kind(self, kind: String) -> Problem {
+        Problem { kind, ..self }
+    }
+
     /// The same about this thing.
     pub(crate) fn about(self, instance: String) -> Problem {
         Problem { instance: Some(instance.into()), ..self }

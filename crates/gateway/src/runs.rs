@@ -10,10 +10,11 @@ use crate::{
     Caller, Gateway, Problem, Scope, fitting,
     path::Path,
     problem::Answer,
+    trace::Spot,
     wire::{Raw, RunOrder},
 };
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Query, State},
     response::{IntoResponse, Response},
 };
@@ -99,9 +100,11 @@ impl RunState {
 async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
+    spot: Option<Extension<Spot>>,
     headers: HeaderMap,
     raw: Raw,
 ) -> Answer<Response> {
+    let begun_us = engine::now_us();
     caller.require(Scope::Runs)?;
     let promise = promise(&headers)?.map(|name| (name.to_owned(), Sha256::digest(&raw.0).into()));
     let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
@@ -111,7 +114,14 @@ async fn create(
     // Whose artifacts and workspaces it reads and keeps.
     spec.owner = Some(caller.owner()?);
     spec.keep = caller.require(Scope::Artifacts).is_ok();
-    let asked = asked(&caller, &spec, promise);
+    let spot = spot.map(|Extension(spot)| (spot.child(), spot.child()));
+    // The program is told of a trace if whoever asked for it is part of one.
+    spec.traceparent = spot.as_ref().and_then(|(_, run)| run.for_program());
+    let mut asked = asked(&caller, &spec, promise);
+    if let Some((admission, run)) = spot {
+        gateway.tracer().tell(&admission, "admission", (begun_us, engine::now_us()), false, Vec::new());
+        asked.spot = Some(run);
+    }
     let begun = begin(gateway.clone(), asked, spec, stdin, follows(&headers));
     // Whoever hangs up meanwhile leaves no run behind that was accepted and never starts.
     let begun = tokio::spawn(begun).await.map_err(|_| crate::writer::busy())?;
@@ -185,6 +195,10 @@ fn asked(caller: &Caller, spec: &RunSpec, promise: Option<(String, [u8; 32])>) -
         task: spec.task_id.clone(),
         job: spec.job_id.clone(),
         promise,
+        key: caller.key.clone(),
+        runtime: spec.sandbox.backend.name(),
+        image: live::image(&spec.sandbox.root),
+        spot: None,
     }
 }
 

@@ -56,8 +56,8 @@ pub use request_path::{BadRequestPath, PathPattern, RequestPath};
 #[cfg(feature = "serde")]
 pub use result::base64;
 pub use result::{
-    ArtifactRef, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo, Event, LearnedRule, LlmUsage,
-    Moments, RunResult, Status, Stream, Timestamp, Truncated, Usage, WorkspaceChanges,
+    ArtifactRef, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo, Event, LearnedRule, LlmUsage, Moments,
+    RunResult, Status, Stream, Timestamp, Truncated, Usage, WorkspaceChanges,
 };
 pub use run::{
     Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest,

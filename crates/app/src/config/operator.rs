@@ -9,6 +9,8 @@ use super::{
     file::{LIMITS, Section},
     images, provider, secrets, serve,
     serve::Serve,
+    telemetry,
+    telemetry::Telemetry,
 };
 use spec::{
     Budget, EgressLimits, EgressRule, EnvName, Id, Maximum, ModelPattern, Network, Policy, Pool, Profile,
@@ -28,13 +30,15 @@ pub(super) struct Said {
     pub(super) doors: Doors,
     pub(super) secrets: secrets::Said,
     pub(super) artifacts: Artifacts,
+    pub(super) telemetry: Telemetry,
 }
 
 impl Default for Said {
     fn default() -> Self {
         let (policy, doors) = (Policy::default(), Doors::default());
         let (secrets, artifacts) = (secrets::Said::default(), Artifacts::default());
-        Said { policy, pool: Pool::OFF, serve: Serve::default(), doors, secrets, artifacts }
+        let telemetry = Telemetry::default();
+        Said { policy, pool: Pool::OFF, serve: Serve::default(), doors, secrets, artifacts, telemetry }
     }
 }
 
@@ -55,8 +59,8 @@ struct OfProfile {
 /// What is built in with what the file says.
 pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
-    let Said { mut policy, pool: mut ahead, serve: mut served, mut doors, mut secrets, artifacts: mut kept } =
-        Said::default();
+    let Said { mut policy, pool: mut ahead, serve: mut served, mut doors, mut secrets, .. } = Said::default();
+    let (mut kept, mut told) = (Artifacts::default(), Telemetry::default());
     let mut said = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {
@@ -72,6 +76,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
             "images" => policy.images = images::read(top.table(key, value)?, path)?,
             "secrets" => secrets.read(top.table(key, value)?, path)?,
             "vault" => secrets.read_vault(top.table(key, value)?, path)?,
+            table if telemetry::TABLES.contains(&table) => told.read(table, top.table(key, value)?, path)?,
             table if doors::TABLES.contains(&table) => doors.read(table, top.table(key, value)?, path)?,
             other => return Err(top.unknown(other, &known())),
         }
@@ -83,12 +88,13 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
         policy.profiles.insert(name.clone(), resolved);
     }
     doors.check(path)?;
-    Ok(Said { policy, pool: ahead, serve: served, doors, secrets, artifacts: kept })
+    Ok(Said { policy, pool: ahead, serve: served, doors, secrets, artifacts: kept, telemetry: told })
 }
 
 fn known() -> Vec<&'static str> {
     ["profile", "maximum", "pool", "serve", "artifacts", "images", "secrets", "vault"]
         .into_iter()
+        .chain(telemetry::TABLES)
         .chain(doors::TABLES)
         .collect()
 }

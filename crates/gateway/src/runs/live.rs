@@ -6,18 +6,27 @@
 //! ```
 
 use super::{hold::Held, recent::Recents};
-use crate::{Bounds, Gateway, Problem, problem::Answer};
+use crate::{
+    Bounds, Gateway, Problem,
+    log::{self, Fields, Level, Line},
+    problem::Answer,
+    telemetry,
+    trace::Spot,
+};
 use bytes::Bytes;
 use engine::{Feed, Run};
 use http::StatusCode;
 use serde::Deserialize;
-use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
+use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, Root, RunResult, Status};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use store::served::{Accepted, NewRun, Writing};
+use store::{
+    served::{Accepted, NewRun, Writing},
+    telemetry::{ContainerEnd, NewContainer},
+};
 use tokio::sync::watch;
 
 /// What is kept of each stream for whoever reads events; beyond a little of it on the disk.
@@ -56,6 +65,17 @@ pub(crate) struct Live {
     progress: watch::Sender<Progress>,
     cancelled: watch::Sender<bool>,
     pub(super) held: Held,
+    /// What of its output becomes records of the node.
+    output: telemetry::Output,
+    about: About,
+}
+
+/// What is told of a run elsewhere.
+#[derive(Debug, Default)]
+struct About {
+    key: String,
+    image: String,
+    spot: Option<Spot>,
 }
 
 /// How far a run has come.
@@ -86,6 +106,21 @@ pub(crate) struct Asked {
     pub(crate) job: Option<Id>,
     /// An idempotency key with the hash of the request that it stands for.
     pub(crate) promise: Option<(String, [u8; 32])>,
+    /// The key that asks.
+    pub(crate) key: String,
+    pub(crate) runtime: &'static str,
+    pub(crate) image: String,
+    /// Its place in a trace.
+    pub(crate) spot: Option<Spot>,
+}
+
+/// What a run starts from, without the paths of this machine.
+pub(crate) fn image(root: &Root) -> String {
+    match root {
+        Root::Host => "host".to_owned(),
+        Root::Folder(_) => "folder".to_owned(),
+        Root::Image(image) => image.to_string(),
+    }
 }
 
 /// What became of a request for a run.
@@ -157,7 +192,8 @@ impl Runs {
 pub(crate) async fn take(gateway: &Gateway, asked: Asked) -> Answer<Taken> {
     let owner = crate::caller::owner_of(&asked.owner)?;
     let feed = gateway.engine().feed(Some(&owner), FEED_BYTES);
-    let live = Arc::new(Live::new(asked.id.clone(), &asked.owner, feed));
+    let about = About { key: asked.key.clone(), image: asked.image.clone(), spot: asked.spot.clone() };
+    let live = Arc::new(Live { about, ..Live::new(asked.id.clone(), &asked.owner, feed) });
     let (listed, of) = (live.clone(), gateway.clone());
     let accepted = gateway.writer().write(move |writing| list(&of, writing, &asked, &listed)).await;
     match accepted {
@@ -207,6 +243,19 @@ fn list(
     let accepted = writing.accept(&new, gateway.runs().room(&asked.owner, gateway.bounds()))?;
     if accepted == Accepted::New {
         gateway.runs().add(live);
+        let trace = asked.spot.as_ref().map(Spot::trace);
+        writing.add_container(&NewContainer {
+            id: new.id,
+            owner: new.owner,
+            runtime: asked.runtime,
+            image: &asked.image,
+            task: new.task,
+            job: new.job,
+            labels: "{}",
+            trace: trace.as_deref(),
+            at_ms: new.at_ms,
+        })?;
+        gateway.metrics().container("created");
     }
     Ok(accepted)
 }
@@ -232,7 +281,8 @@ fn too_many() -> Problem {
 impl Live {
     pub(super) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
-        Live { id, owner: owner.to_owned(), feed, progress, cancelled, held: Held::default() }
+        let (output, about) = (telemetry::Output::new(id.as_str(), owner), About::default());
+        Live { id, owner: owner.to_owned(), feed, progress, cancelled, held: Held::default(), output, about }
     }
 
     /// Waits until whoever must not miss anything has room for more. Once it is to end, nobody does; nor once its program
@@ -281,7 +331,7 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     loop {
         tokio::select! {
             event = async { live.room(&mut over).await; run.next_event().await } => match event {
-                Some(event) => note(&live, event),
+                Some(event) => note(&gateway, &live, event),
                 None => break,
             },
             _ = cancelled.wait_for(|cancelled| *cancelled), if !asked => {
@@ -297,12 +347,16 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
     conclude(&gateway, &live, result).await;
 }
 
-fn note(live: &Live, event: Event) {
+fn note(gateway: &Gateway, live: &Live, event: Event) {
     match event {
         Event::Started { barriers } => {
+            gateway.recorder().started(live.id.as_str());
             live.progress.send_modify(|progress| progress.started = Some(barriers))
         }
-        Event::Output { stream, data } => live.feed.append(stream, &data),
+        Event::Output { stream, data } => {
+            gateway.recorder().wrote(&live.output, stream, &data);
+            live.feed.append(stream, &data);
+        }
         Event::Denied(denial) => live.progress.send_modify(|progress| progress.denied.push(denial)),
     }
 }
@@ -310,7 +364,8 @@ fn note(live: &Live, event: Event) {
 /// Writes the end down, however long that takes, and only then tells of it: what was told is never taken back. Whoever
 /// waits for it waits; if the server ends meanwhile it is `lost`, and nobody was told otherwise.
 pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
-    let status = result.status;
+    tell(gateway, live, &result);
+    let end = End::of(&result);
     let problem = problem_of(&result);
     let (whole, kept) = match result.stdout.len() + result.stderr.len() > LARGE {
         // The text of megabytes takes its time, and others wait for the loop.
@@ -319,7 +374,7 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
     };
     let mut pause = FIRST_PAUSE;
     // It is under way until then: so no more than may run at once wait for a disk that has no room.
-    while !write_end(gateway, live, status, &kept).await {
+    while !write_end(gateway, live, end, &kept).await {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
@@ -329,14 +384,69 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
     gateway.runs().retire(live, live.size());
 }
 
+/// What is told of it, but for the result itself: the log, the trace, the records of the node.
+fn tell(gateway: &Gateway, live: &Live, result: &RunResult) {
+    gateway.recorder().ended(&live.output);
+    let spot = live.about.spot.as_ref();
+    if let Some(spot) = spot {
+        gateway.tracer().run(spot, result, &live.owner, &live.about.image);
+    }
+    if !gateway.quiet() && log::wants(Level::Info) {
+        let id = |id: &Option<Id>| id.as_ref().map(ToString::to_string).unwrap_or_default();
+        let fields = Fields {
+            status: result.status.name().to_owned(),
+            ms: Some((result.moments.ended.saturating_sub(result.moments.begun)) as f64 / 1000.0),
+            key: live.about.key.clone(),
+            tenant: live.owner.clone(),
+            run: live.id.to_string(),
+            task: id(&result.task_id),
+            job: id(&result.job_id),
+            trace: spot.map(Spot::trace).unwrap_or_default(),
+        };
+        log::tell(Line::new(Level::Info, "run", "run", fields));
+    }
+}
+
+/// What of a result is written down beside it.
+#[derive(Clone, Copy)]
+struct End {
+    status: Status,
+    container: ContainerEnd<'static>,
+}
+
+impl End {
+    fn of(result: &RunResult) -> End {
+        let ms = |us: u64| us / 1000;
+        let moments = &result.moments;
+        let status = match result.status {
+            Status::NotStarted => "failed",
+            Status::Lost => "lost",
+            _ => "exited",
+        };
+        // One whose driver failed has no moments.
+        let ended = if moments.ended > 0 { ms(moments.ended) } else { engine::now().0 };
+        let stopped_ms = if moments.over > 0 { ms(moments.over) } else { ended };
+        let started_ms = (moments.started > 0).then(|| ms(moments.started));
+        let exit_code = result.exit_code;
+        let container =
+            ContainerEnd { status, exit_code, started_ms, stopped_ms, removed_ms: ended.max(stopped_ms) };
+        End { status: result.status, container }
+    }
+}
+
 /// Whether it could be written. If it never can, the next start of the server will find it without an end, and say `lost`.
-async fn write_end(gateway: &Gateway, live: &Arc<Live>, status: Status, kept: &Bytes) -> bool {
+async fn write_end(gateway: &Gateway, live: &Arc<Live>, end: End, kept: &Bytes) -> bool {
     let (id, kept) = (live.id.clone(), kept.clone());
     let finish = move |writing: &Writing<'_>| {
         // It was text a moment ago.
-        writing.finish(id.as_str(), status.name(), &String::from_utf8_lossy(&kept))
+        writing.finish(id.as_str(), end.status.name(), &String::from_utf8_lossy(&kept))?;
+        writing.end_container(id.as_str(), &end.container)
     };
-    gateway.writer().write(finish).await.is_ok()
+    let written = gateway.writer().write(finish).await.is_ok();
+    if written {
+        gateway.metrics().container(end.container.status);
+    }
+    written
 }
 
 /// A run that could not start; a command that cannot be executed is a result like any other.

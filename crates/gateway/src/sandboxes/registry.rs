@@ -17,6 +17,7 @@ use std::{
 use store::{
     DatabaseError,
     served::{PROMISED_MS, Remembered, SandboxRow, Writing},
+    telemetry::{ContainerEnd, NewContainer},
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -378,7 +379,26 @@ impl Gateway {
             promise: opening.replay.clone(),
             ended: None,
         };
-        let added = self.writer().write(move |writing| writing.add_sandbox(&row)).await?;
+        let image = crate::runs::live::image(&spec.run.sandbox.root);
+        let (task, job) = (spec.run.task_id.clone(), spec.run.job_id.clone());
+        let add = move |writing: &Writing<'_>| {
+            let added = writing.add_sandbox(&row)?;
+            if added {
+                writing.add_container(&NewContainer {
+                    id: &row.id,
+                    owner: &row.owner,
+                    runtime: &row.backend,
+                    image: &image,
+                    task: task.as_ref().map(|task| task.as_str()),
+                    job: job.as_ref().map(|job| job.as_str()),
+                    labels: &row.labels,
+                    trace: None,
+                    at_ms: row.created_ms,
+                })?;
+            }
+            Ok(added)
+        };
+        let added = self.writer().write(add).await?;
         Ok(added.then_some(id))
     }
 
@@ -422,6 +442,8 @@ impl Gateway {
             });
             known.all.insert(entry.id.clone(), entry.clone());
             self.metrics().sandboxes.inc();
+            self.metrics().container("created");
+            self.recorder().started(&entry.id);
             tokio::spawn(self.clone().remember(entry.clone(), session));
             entry
         });
@@ -437,7 +459,11 @@ impl Gateway {
         };
         if let (Err(_), Some(id)) = (&made, written) {
             // If it cannot be forgotten now, the next start of the server will find it without an end, and say `lost`.
-            _ = self.writer().write(move |writing| writing.drop_sandbox(&id)).await;
+            let forget = move |writing: &Writing<'_>| {
+                writing.drop_sandbox(&id)?;
+                writing.drop_container(&id)
+            };
+            _ = self.writer().write(forget).await;
         }
         Ok(made?)
     }
@@ -449,6 +475,7 @@ impl Gateway {
         *locked(&entry.held) = Held::Ended(Box::new(state));
         entry.written.send_replace(written);
         self.metrics().sandboxes.dec();
+        self.metrics().container("exited");
     }
 
     /// Tries until it is written, or the server ends: then the next start of it will find one without an end, and say
@@ -473,6 +500,10 @@ impl Gateway {
         let is_time = self.0.sandboxes.ends.fetch_add(1, Ordering::Relaxed).is_multiple_of(FORGOTTEN_EVERY);
         let end = move |writing: &Writing<'_>| {
             writing.end_sandbox(&id, wire::reason(why), now)?;
+            let status = if why == SessionEnd::Lost { "lost" } else { "exited" };
+            let (stopped_ms, removed_ms) = (now, now);
+            let end = ContainerEnd { status, exit_code: None, started_ms: None, stopped_ms, removed_ms };
+            writing.end_container(&id, &end)?;
             if is_time { writing.forget_sandboxes(&remembered(now)) } else { Ok(()) }
         };
         self.writer().write(end).await.is_ok()

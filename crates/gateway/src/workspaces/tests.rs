@@ -76,6 +76,8 @@ impl Place {
             bounds: crate::Bounds::default(),
             tenants: spec::Tenants::default(),
             quiet: true,
+            trace: None,
+            node: crate::NodeFacts::default(),
         };
         Gateway::new(settings).unwrap()
     }

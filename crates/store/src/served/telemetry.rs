@@ -239,12 +239,16 @@ impl Served {
 
     /// Forgets what is too old or too much, in small pieces. How many rows are gone.
     pub fn prune_telemetry(&self, kept: &Kept) -> Result<usize, DatabaseError> {
-        let logs = format!("DELETE FROM log_event WHERE n IN (SELECT n FROM log_event WHERE at_ms < ?1 LIMIT {TOGETHER})");
+        let logs = format!(
+            "DELETE FROM log_event WHERE n IN (SELECT n FROM log_event WHERE at_ms < ?1 LIMIT {TOGETHER})"
+        );
         let containers = format!(
             "DELETE FROM container_inventory WHERE n IN (SELECT n FROM container_inventory
              WHERE created_ms < ?1 AND stopped_ms IS NOT NULL LIMIT {TOGETHER})"
         );
-        let boots = format!("DELETE FROM node_boot WHERE n IN (SELECT n FROM node_boot WHERE ended_ms < ?1 LIMIT {TOGETHER})");
+        let boots = format!(
+            "DELETE FROM node_boot WHERE n IN (SELECT n FROM node_boot WHERE ended_ms < ?1 LIMIT {TOGETHER})"
+        );
         let logs_since = number(kept.logs_since_ms).max(self.too_much(kept.log_bytes)?);
         let since = number(kept.containers_since_ms);
         let mut gone = self.in_pieces(&logs, logs_since)?;

@@ -18,7 +18,15 @@ impl Drop for Folder {
 }
 
 fn container<'a>(id: &'a str, owner: &'a str, at_ms: u64) -> NewContainer<'a> {
-    NewContainer { id, owner, runtime: "native", image: "host", labels: "{}", at_ms, ..NewContainer::default() }
+    NewContainer {
+        id,
+        owner,
+        runtime: "native",
+        image: "host",
+        labels: "{}",
+        at_ms,
+        ..NewContainer::default()
+    }
 }
 
 fn log(name: &str, at_ms: u64, lines: &str) -> LogRow {
@@ -37,7 +45,8 @@ fn end(stopped_ms: u64) -> ContainerEnd<'static> {
     ContainerEnd { status: "exited", exit_code: Some(0), started_ms, stopped_ms, removed_ms }
 }
 
-const ALL: Kept = Kept { logs_since_ms: 0, containers_since_ms: 0, log_bytes: u64::MAX, containers: u32::MAX };
+const ALL: Kept =
+    Kept { logs_since_ms: 0, containers_since_ms: 0, log_bytes: u64::MAX, containers: u32::MAX };
 
 #[test]
 fn a_container_has_four_moments_and_what_was_open_at_a_start_is_lost() {
@@ -88,17 +97,22 @@ fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
     };
     let times = || {
         let mut times = Vec::new();
-        let filter = LogFilter {
-            source_kind: "container".into(),
-            source_name: "a".into(),
-            ..LogFilter::default()
-        };
-        served.logs(&filter, |row| { times.push(row.at_ms); true }).unwrap();
+        let filter =
+            LogFilter { source_kind: "container".into(), source_name: "a".into(), ..LogFilter::default() };
+        served
+            .logs(&filter, |row| {
+                times.push(row.at_ms);
+                true
+            })
+            .unwrap();
         times
     };
     assert_eq!(served.prune_telemetry(&ALL).unwrap(), 0);
     served.prune_telemetry(&Kept { logs_since_ms: 1, containers_since_ms: 10, ..ALL }).unwrap();
-    assert_eq!((names(), times()), (vec!["open".into(), "c".into(), "b".into(), "a".into()], vec![1, 2, 3, 4]));
+    assert_eq!(
+        (names(), times()),
+        (vec!["open".into(), "c".into(), "b".into(), "a".into()], vec![1, 2, 3, 4])
+    );
     served.prune_telemetry(&Kept { log_bytes: 25, containers: 2, ..ALL }).unwrap();
     assert_eq!((names(), times()), (vec!["open".into(), "c".into(), "b".into()], vec![3, 4]));
 }
