@@ -79,6 +79,7 @@ struct Outputs {
 impl Driver {
     pub(crate) async fn drive(mut self, input: io::Result<Option<OwnedFd>>) -> RunResult {
         let mut result = blank(&self.making.id, &self.making.spec);
+        result.moments.begun = record::now_us();
         let started = Instant::now();
         let ran = self.run(input, &mut result).await;
         self.making.settle_workspace(ran.is_ok(), &mut result).await;
@@ -91,7 +92,9 @@ impl Driver {
             result.error = Some(refused);
         }
         result.ended_at = record::now();
-        result.duration_ms = started.elapsed().as_millis() as u64;
+        let took = started.elapsed();
+        result.duration_ms = took.as_millis() as u64;
+        result.moments.ended = result.moments.begun + took.as_micros() as u64;
         result
     }
 
@@ -162,6 +165,7 @@ impl Driver {
         result.notes.extend(self.making.told_secrets());
         result.barriers = sandbox.barriers();
         result.started_at = record::now();
+        result.moments.started = record::now_us();
         let ending = self.watch(sandbox).await;
         self.conclude(sandbox, ending, outputs, result).await;
         Ok(())
@@ -324,6 +328,7 @@ impl Driver {
                 }
             }
         }
+        result.moments.over = record::now_us();
         self.over.send_replace(true);
         let ([(stdout, cut_out), (stderr, cut_err)], denials) = outputs.finish().await;
         (result.stdout, result.stderr) = (stdout, stderr);
@@ -331,6 +336,7 @@ impl Driver {
         result.denials = denials.list;
         result.notes.extend(denials.note);
         self.keep_artifacts(sandbox, result).await;
+        result.moments.kept = record::now_us();
         let counters = before.unwrap_or_else(|| sandbox.counters());
         result.usage = Usage {
             cpu_ms: counters.cpu.unwrap_or(Duration::from_micros(ending.cpu_us)).as_millis() as u64,

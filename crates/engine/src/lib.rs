@@ -53,7 +53,7 @@ pub use crate::doors::DoorSettings;
 pub use ::doors::till::Day;
 pub use doctor::{Check, CheckState};
 pub use feed::{Feed, Piece};
-pub use record::{Swept, fresh_id, now};
+pub use record::{Swept, fresh_id, now, now_us};
 pub use rights::Rights;
 pub use sandbox::{
     FIRST_PROCESS,

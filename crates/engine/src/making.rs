@@ -309,6 +309,7 @@ pub(crate) fn environment(id: &Id, spec: &RunSpec) -> BTreeMap<OsString, OsStrin
     ];
     let known = [("CYNODE_TASK_ID", &spec.task_id), ("CYNODE_JOB_ID", &spec.job_id)];
     let known = known.into_iter().filter_map(|(name, id)| id.as_ref().map(|id| (name, id.as_str())));
+    let known = known.chain(spec.traceparent.as_deref().map(|trace| ("TRACEPARENT", trace)));
     env.extend(fixed.into_iter().chain(known).map(|(name, value)| (name.into(), value.into())));
     env.insert("PATH".into(), path);
     env

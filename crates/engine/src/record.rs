@@ -295,6 +295,11 @@ pub fn now() -> Timestamp {
     Timestamp(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64))
 }
 
+/// The same in microseconds.
+pub fn now_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+}
+
 /// A new id, sortable by time: 48 bits of milliseconds, 80 of chance, in Crockford's base 32 (a ULID).
 pub fn fresh_id() -> Id {
     const DIGITS: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";

@@ -2,7 +2,14 @@
 //! lent our address by DNS), does it come from a page of somebody else's, and who is asking. And what is told of it
 //! afterwards: one line, and numbers.
 
-use crate::{Caller, Gateway, Problem, Scope, audit::Told, turns::Turn, validity::Validity};
+use crate::{
+    Caller, Gateway, Problem, Scope,
+    audit::Told,
+    log::{self, Fields, Level, Line},
+    trace::{self, Spot},
+    turns::Turn,
+    validity::Validity,
+};
 use axum::{
     body::Body,
     extract::{MatchedPath, Request, State},
@@ -47,7 +54,8 @@ pub(crate) struct Place(
 
 /// Lets a request in, or says why not; then tells of it.
 pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
-    let begun = Instant::now();
+    let (begun, begun_us) = (Instant::now(), engine::now_us());
+    let spot = gateway.tracer().begin(request.headers());
     let method = request.method().clone();
     let of_the_node = crate::node::is_its_path(request.uri().path());
     let route = request.extensions().get::<MatchedPath>().cloned();
@@ -68,27 +76,83 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
         Some((caller, _)) => told.allowed(&gateway, caller).map(|()| passed),
         None => Ok(passed),
     };
-    let response = match admitted.and_then(scope).and_then(turn).and_then(note) {
+    let mut response = match admitted.and_then(scope).and_then(turn).and_then(note) {
         Ok(Some((caller, turn))) => {
             if let Some(place) = request.extensions_mut().get_mut::<Place>() {
                 place.1 = Some(turn.clone());
             }
             let validity = caller.validity.clone();
             request.extensions_mut().insert(caller);
+            if let Some(spot) = &spot {
+                request.extensions_mut().insert(spot.clone());
+            }
             turn.keep(while_good(validity, next.run(request)).await)
         }
         Ok(None) => next.run(request).await,
         Err(problem) => refused(problem),
     };
     told.refused(&gateway, caller.as_ref(), &response);
-    let response = if of_the_node { crate::node::in_its_words(response) } else { response };
+    if of_the_node {
+        response = crate::node::in_its_words(response);
+    }
     gateway.metrics().request(&method, route, response.status());
-    if !gateway.quiet() {
-        let key = caller.as_ref().map_or("-", |caller| caller.key.as_str());
-        let (status, took) = (response.status().as_u16(), begun.elapsed().as_secs_f64() * 1000.0);
-        crate::say(format_args!("{} {method} {route} {status} {took:.1}ms {key}", engine::now()));
+    let seen = Seen { method: method.as_str(), route, caller: caller.as_ref(), spot: spot.as_ref() };
+    if let Some(spot) = &spot {
+        seen.trace(
+            &gateway,
+            spot,
+            response.status(),
+            (begun_us, begun_us + begun.elapsed().as_micros() as u64),
+        );
+        if let Ok(value) = HeaderValue::try_from(spot.written()) {
+            response.headers_mut().insert("traceresponse", value);
+        }
+    }
+    if !gateway.quiet() && log::wants(Level::Info) {
+        seen.log(response.status(), begun.elapsed().as_secs_f64() * 1000.0);
     }
     response
+}
+
+/// What is told of a request: never more of its path than the route's own words, and of its key the name.
+struct Seen<'a> {
+    method: &'a str,
+    route: &'a str,
+    caller: Option<&'a Caller>,
+    spot: Option<&'a Spot>,
+}
+
+impl Seen<'_> {
+    fn log(&self, status: StatusCode, ms: f64) {
+        let of = |part: fn(&Caller) -> &str| self.caller.map_or("", part).to_owned();
+        let key = of(|caller| &caller.key);
+        let fields = Fields {
+            status: status.as_u16().to_string(),
+            ms: Some(ms),
+            key: if key.is_empty() { "-".to_owned() } else { key },
+            tenant: of(|caller| &caller.tenant),
+            trace: self.spot.map(Spot::trace).unwrap_or_default(),
+            ..Fields::default()
+        };
+        let about = format!("{} {}", self.method, self.route);
+        log::tell(Line::new(Level::Info, "request", about, fields));
+    }
+
+    fn trace(&self, gateway: &Gateway, spot: &Spot, status: StatusCode, time: trace::Time) {
+        let mut attributes = vec![
+            trace::text("http.request.method", self.method),
+            trace::text("http.route", self.route),
+            trace::number("http.response.status_code", i64::from(status.as_u16())),
+        ];
+        if let Some(caller) = self.caller {
+            attributes.extend([
+                trace::text("airlock.tenant", &caller.tenant),
+                trace::text("airlock.key", &caller.key),
+            ]);
+        }
+        let name = format!("{} {}", self.method, self.route);
+        gateway.tracer().request(spot, &name, time, status.is_server_error(), attributes);
+    }
 }
 
 /// The answer, unless the key ends before it; what the answer still sends ends with it, too.
@@ -137,6 +201,7 @@ fn needed(route: &str) -> Option<Scope> {
         ("/v1/runs", Scope::Runs),
         ("/v1/jobs", Scope::Runs),
         ("/v1/worker/admin", Scope::Admin),
+        ("/v1/worker/capability", Scope::Admin),
         ("/v1/worker/sessions", Scope::Sandboxes),
         ("/v1/worker", Scope::Runs),
         ("/v1/workflow", Scope::Runs),

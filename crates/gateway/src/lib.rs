@@ -12,6 +12,7 @@ mod health;
 mod images;
 mod jobs;
 mod keys;
+pub mod log;
 mod metrics;
 mod node;
 mod openapi;
@@ -24,7 +25,9 @@ mod sent;
 mod server;
 mod shares;
 mod stream;
+mod telemetry;
 mod tenants;
+mod trace;
 mod turns;
 mod usage;
 mod validity;
@@ -35,14 +38,20 @@ mod writer;
 
 pub use caller::{Caller, Scope};
 pub use keys::{Key, KeyError, Keys, Token};
+pub use node::capability::{NodeFacts, report as capability};
 pub use node::settings::{Mode, Node, Resources};
 pub use openapi::document as openapi;
 pub use problem::Problem;
 pub use server::{Listener, Tls, TlsError};
+pub use trace::{Parent, TraceSettings, is_state};
 
 use engine::Engine;
 use spec::{Bounds, JobBounds, Policy, Quota, Tenants};
-use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
 use store::{
     DatabaseError,
     audit::{Audit, AuditSettings, Entry},
@@ -92,8 +101,12 @@ pub struct Settings {
     pub keep_ledger: Option<Duration>,
     /// How the audit is kept.
     pub audit: AuditSettings,
-    /// No line for each request on stderr.
+    /// No line for each request.
     pub quiet: bool,
+    /// Where traces go, if anywhere.
+    pub trace: Option<TraceSettings>,
+    /// What is known of this node.
+    pub facts: NodeFacts,
 }
 
 /// A gateway. Cheap to clone; all clones are the same.
@@ -113,6 +126,15 @@ struct Inner {
     node: Node,
     keep_ledger: Option<Duration>,
     quiet: bool,
+    facts: NodeFacts,
+    /// Where it is reached, once it is.
+    address: OnceLock<String>,
+    /// What it could do when somebody last looked.
+    report: Mutex<Option<serde_json::Value>>,
+    tracer: trace::Tracer,
+    recorder: Arc<telemetry::Recorder>,
+    /// Which start of a server this is.
+    boot: OnceLock<i64>,
     audit: Audit,
     days: tenants::Days,
     refusals: audit::Refusals,
@@ -154,6 +176,8 @@ impl Gateway {
             audit,
             keep_ledger,
             quiet,
+            trace,
+            facts,
         } = settings;
         let unwritable = |error| DatabaseError::Place {
             path: state.clone(),
@@ -188,6 +212,12 @@ impl Gateway {
             node,
             keep_ledger,
             quiet,
+            tracer: trace::Tracer::new(trace, &facts.slug),
+            facts,
+            address: OnceLock::new(),
+            report: Mutex::default(),
+            recorder: Arc::default(),
+            boot: OnceLock::new(),
             audit,
             refusals: audit::Refusals::default(),
             keys: Keys::of(served.clone()),
@@ -214,6 +244,7 @@ impl Gateway {
         })?;
         jobs::settle(&gateway)?;
         gateway.recall_sandboxes()?;
+        gateway.begin_records()?;
         Ok(gateway)
     }
 
@@ -234,22 +265,91 @@ impl Gateway {
             }
         });
         let scheduling = tokio::spawn(jobs::schedule(self.clone(), stop.clone()));
-        let tidying = tokio::spawn(self.clone().tidy());
-        let looking = tokio::spawn(self.clone().look_at_keys());
-        let counting = tokio::spawn(self.clone().count_days());
+        let exporting = self.clone();
+        let beside = [
+            tokio::spawn(self.clone().tidy()),
+            tokio::spawn(self.clone().look_at_keys()),
+            tokio::spawn(self.clone().count_days()),
+            tokio::spawn(self.clone().record()),
+            tokio::spawn(self.clone().keep_telemetry_small()),
+            tokio::spawn(self.clone().look_at_capability()),
+            tokio::spawn(async move { exporting.tracer().export().await }),
+        ];
         // Answers of runs that were cancelled still go out.
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
         let left = ending.await.unwrap_or_else(|_| vec!["what was to be ended is not known".to_owned()]);
         _ = scheduling.await;
-        tidying.abort();
-        looking.abort();
-        counting.abort();
+        beside.iter().for_each(tokio::task::JoinHandle::abort);
         self.count_now().await;
+        self.end_records(&left).await;
         let gateway = self.clone();
         // If it broke off, the last mark is an older one.
         _ = tokio::task::spawn_blocking(move || gateway.0.audit.mark()).await;
         left
+    }
+
+    /// Writes down that a server starts here, and how the one before ended.
+    fn begin_records(&self) -> Result<(), DatabaseError> {
+        log::tap(&self.0.recorder);
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        let version = env!("CARGO_PKG_VERSION");
+        let boot = self.served().boot(version, &kernel, std::process::id(), engine::now().0)?;
+        _ = self.0.boot.set(boot);
+        let before = self.served().ended_before(boot)?;
+        let before = before.map_or(String::new(), |outcome| format!(", the one before ended: {outcome}"));
+        let about = format!("node_boot: airlock {version} on Linux {kernel}, start {boot}{before}");
+        log::tell(log::Line::new(log::Level::Info, "node_boot", about, log::Fields::default()));
+        Ok(())
+    }
+
+    /// Writes down how it ends; nothing comes behind that.
+    async fn end_records(&self, left: &[String]) {
+        let outcome = match left {
+            [] => "clean".to_owned(),
+            left => format!("not ended: {}", left[..left.len().min(MOST_LEFT_SHOWN)].join(", ")),
+        };
+        let level = if left.is_empty() { log::Level::Info } else { log::Level::Error };
+        let about = format!("node_shutdown: {outcome}");
+        log::tell(log::Line::new(level, "node_shutdown", about, log::Fields::default()));
+        self.write_records().await;
+        let (gateway, boot) = (self.clone(), self.0.boot.get().copied().unwrap_or_default());
+        let ended = move || gateway.served().shut_down(boot, &outcome, engine::now().0);
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(ended).await {
+            say(format_args!("the end of this server cannot be written down: {error}"));
+        }
+        self.tracer().finish().await;
+    }
+
+    /// Says where it is reached, for its capability report.
+    pub fn listens_at(&self, address: &str) {
+        // It listens at one place, and does not move.
+        _ = self.0.address.set(address.to_owned());
+    }
+
+    pub(crate) fn address(&self) -> Option<&str> {
+        self.0.address.get().map(String::as_str)
+    }
+
+    pub(crate) fn facts(&self) -> &NodeFacts {
+        &self.0.facts
+    }
+
+    pub(crate) fn last_report(&self) -> Option<serde_json::Value> {
+        self.0.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Keeps a report; gives back the one before.
+    pub(crate) fn swap_report(&self, report: serde_json::Value) -> Option<serde_json::Value> {
+        self.0.report.lock().unwrap_or_else(PoisonError::into_inner).replace(report)
+    }
+
+    pub(crate) fn tracer(&self) -> &trace::Tracer {
+        &self.0.tracer
+    }
+
+    pub(crate) fn recorder(&self) -> &telemetry::Recorder {
+        &self.0.recorder
     }
 
     /// Ends all that goes on; what is left of it. Says in the audit how that went.
@@ -473,9 +573,10 @@ impl Gateway {
     }
 }
 
-/// A line on stderr. Where that is gone there is nobody left to tell, and no reason to stop.
+/// Something that the operator should look at, in the log.
 fn say(line: std::fmt::Arguments<'_>) {
-    _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    let about = line.to_string();
+    log::tell(log::Line::warn(about.strip_prefix("airlock: ").unwrap_or(&about)));
 }
 
 /// Every route, with its description.

@@ -31,6 +31,19 @@ struct Ended {
     status: &'static str,
 }
 
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct Build {
+    version: &'static str,
+}
+
+/// What was to be told of, and found no room.
+#[derive(Debug, Default)]
+struct Dropped {
+    lines: Gauge,
+    records: Gauge,
+    spans: Gauge,
+}
+
 /// What is counted.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -39,6 +52,8 @@ pub(crate) struct Metrics {
     runs: Family<Ended, Counter>,
     run_seconds: Histogram,
     output: Counter,
+    containers: Family<Ended, Counter>,
+    dropped: Dropped,
     /// Runs under way.
     pub(crate) running: Gauge,
     /// Sessions under way.
@@ -68,18 +83,49 @@ impl Metrics {
         let (jobs_queued, jobs_running) = (Gauge::default(), Gauge::default());
         registry.register("jobs_queued", "Jobs that wait", jobs_queued.clone());
         registry.register("jobs_running", "Jobs under way", jobs_running.clone());
+        let containers = Family::default();
+        registry.register(
+            "containers",
+            "Runs and sandboxes as containers, by what became of them",
+            containers.clone(),
+        );
+        let build = Family::<Build, Gauge>::default();
+        build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
+        registry.register("build_info", "Which Airlock this is", build);
+        let dropped = Dropped::default();
+        let help = "Lines of the log that found no room since the start";
+        registry.register("log_lines_dropped", help, dropped.lines.clone());
+        let help = "Records of telemetry that found no room since the start";
+        registry.register("telemetry_records_dropped", help, dropped.records.clone());
+        let help = "Spans that nobody took since the start";
+        registry.register("trace_spans_dropped", help, dropped.spans.clone());
         Metrics {
             registry,
             requests,
             runs,
             run_seconds,
             output,
+            containers,
+            dropped,
             running,
             sandboxes,
             jobs,
             jobs_queued,
             jobs_running,
         }
+    }
+
+    /// Something became of a container.
+    pub(crate) fn container(&self, status: &'static str) {
+        self.containers.get_or_create(&Ended { status }).inc();
+    }
+
+    /// Takes over what others count.
+    fn look(&self, gateway: &Gateway) {
+        let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        self.dropped.lines.set(whole(crate::log::dropped()));
+        self.dropped.records.set(whole(gateway.recorder().dropped()));
+        self.dropped.spans.set(whole(gateway.tracer().dropped()));
     }
 
     pub(crate) fn request(&self, method: &Method, route: &str, status: StatusCode) {
@@ -116,6 +162,7 @@ async fn metrics(State(gateway): State<Gateway>, _: Caller) -> Response {
         gateway.metrics().jobs_queued.set(i64::try_from(counts.queued).unwrap_or(i64::MAX));
         gateway.metrics().jobs_running.set(i64::try_from(counts.running).unwrap_or(i64::MAX));
     }
+    gateway.metrics().look(&gateway);
     match encode(&mut text, &gateway.metrics().registry) {
         Ok(()) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

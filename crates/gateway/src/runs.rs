@@ -11,16 +11,17 @@ use crate::{
     path::Path,
     problem::Answer,
     tenants::{Needs, What},
+    trace::Spot,
     wire::{Raw, RunOrder},
 };
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Query, State},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use live::{Admission, Live, Taken};
+use live::{About, Live, Taken};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use spec::{RunSpec, Status, Timestamp};
@@ -100,20 +101,34 @@ impl RunState {
 async fn create(
     State(gateway): State<Gateway>,
     caller: Caller,
+    spot: Option<Extension<Spot>>,
     headers: HeaderMap,
     raw: Raw,
 ) -> Answer<Response> {
+    let begun_us = engine::now_us();
     caller.require(Scope::Runs)?;
     gateway.has_room()?;
     let promise = promise(&headers)?.map(|name| (name.to_owned(), Sha256::digest(&raw.0).into()));
     let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
-    let spec = admit(&gateway, &caller, request)?;
-    let asked = asked(&caller, &spec, promise);
+    let mut spec = admit(&gateway, &caller, request)?;
+    let spot = spot.map(|Extension(spot)| (spot.child(), spot.child()));
+    // The program is told of a trace if whoever asked for it is part of one.
+    spec.traceparent = spot.as_ref().and_then(|(_, run)| run.for_program());
+    let mut asked = asked(&caller, &spec, promise);
     let needs =
         Needs { what: What::Run, llm: spec.grants.llm.is_some(), storage: spec.sandbox.copy_on_write };
     let may = gateway.may_begin(&caller.tenant, needs).await;
-    let admission = Admission { key: caller.key.clone(), may };
-    let begun = begin(gateway.clone(), (asked, admission), spec, stdin, follows(&headers));
+    if let Some((admission, run)) = spot {
+        gateway.tracer().tell(
+            &admission,
+            "admission",
+            (begun_us, engine::now_us()),
+            may.is_err(),
+            Vec::new(),
+        );
+        asked.about.spot = Some(run);
+    }
+    let begun = begin(gateway.clone(), asked, may, spec, stdin, follows(&headers));
     // Whoever hangs up meanwhile leaves no run behind that was accepted and never starts.
     let begun = tokio::spawn(begun).await.map_err(|_| crate::writer::busy())?;
     let live = match begun? {
@@ -198,6 +213,7 @@ fn asked(caller: &Caller, spec: &RunSpec, promise: Option<(String, [u8; 32])>) -
         job: spec.job_id.clone(),
         promise,
         keeping: live::Keeping::default(),
+        about: About::of(caller, spec),
     }
 }
 
@@ -214,13 +230,14 @@ pub(crate) enum Begun {
 
 pub(crate) async fn begin(
     gateway: Gateway,
-    (asked, admission): (live::Asked, Admission),
+    asked: live::Asked,
+    may: Answer<()>,
     spec: RunSpec,
     stdin: Option<Vec<u8>>,
     follows: bool,
 ) -> Answer<Begun> {
-    let key = admission.key.clone();
-    let live = match live::take(&gateway, asked, admission).await? {
+    let key = asked.about.key.clone();
+    let live = match live::take(&gateway, asked, may).await? {
         Taken::New(live) => live,
         Taken::Before(id) => return Ok(Begun::Before(id)),
     };

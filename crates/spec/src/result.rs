@@ -217,6 +217,22 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Timestamp(pub u64);
 
+/// When a run came how far, in microseconds since 1970: for whoever traces it, and in no result that is shown. Zero where it
+/// did not come so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moments {
+    /// The driver began.
+    pub begun: u64,
+    /// The program runs.
+    pub started: u64,
+    /// It has ended, by itself or not, and everything in its box with it.
+    pub over: u64,
+    /// What it left is kept.
+    pub kept: u64,
+    /// Nothing is left to do.
+    pub ended: u64,
+}
+
 /// What came of a run.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the fields are those of the contract")]
@@ -253,6 +269,8 @@ pub struct RunResult {
     pub learned: Vec<LearnedRule>,
     /// What the program changed in a workspace that is copied on writing, if it was one and there is anything.
     pub workspace: Option<WorkspaceChanges>,
+    /// Not shown.
+    pub moments: Moments,
 }
 
 /// Changes that are kept apart from the folder that they are based on.
@@ -299,6 +317,7 @@ impl RunResult {
             notes: Vec::new(),
             learned: Vec::new(),
             workspace: None,
+            moments: Moments::default(),
         }
     }
 }

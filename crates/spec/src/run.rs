@@ -121,6 +121,8 @@ pub struct RunSpec {
     pub keep: bool,
     /// What is granted beyond the box.
     pub grants: Grants,
+    /// The trace that the program belongs to, in the words of W3C's `traceparent`. A front fills it in.
+    pub traceparent: Option<String>,
     /// The box.
     pub sandbox: SandboxSpec,
 }
@@ -388,6 +390,7 @@ impl Policy {
             keep: true,
             grants: Grants { secrets, ..grants },
             owner: None,
+            traceparent: None,
             sandbox: SandboxSpec {
                 profile: name,
                 backend,

@@ -273,6 +273,8 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
     connection.pragma_update(None, "cell_size_check", true)?;
+    // What nothing lies in any more can be given back in small pieces. Heard only by a database that is still empty.
+    connection.pragma_update(None, "auto_vacuum", 2)?;
     // Readers and a writer do not wait for each other; what was confirmed outlasts a power cut.
     let mode: String = connection.pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))?;
     if mode != "wal" {

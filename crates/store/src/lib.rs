@@ -25,3 +25,4 @@ pub use artifacts::{
 };
 pub use database::DatabaseError;
 pub use lent::Buffers;
+pub use served::telemetry;

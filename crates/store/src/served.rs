@@ -3,6 +3,7 @@
 
 mod days;
 mod sandboxes;
+pub mod telemetry;
 mod workflows;
 
 pub use days::DayUse;

@@ -13,6 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   airlock doctor
   airlock doctor --json | jq '.checks[] | select(.state != \"good\")'
+  airlock doctor --capability-report | jq .sandbox.features
 
 ok: as it should be.  weaker: runs work, without these barriers or with a weaker form.  MISSING: no run can be made.
 Exit status: 0 if runs can be made on this host, 1 if not.";
@@ -27,6 +28,9 @@ pub(super) struct Options {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Print what this machine can do as a node, as JSON: its capability report
+    #[arg(long)]
+    capability_report: bool,
 }
 
 /// Carries out the command. That nothing can be run is its answer, not its failure.
@@ -46,6 +50,15 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     let config = global.configure(surroundings)?;
     let runtime = super::runtime()?;
+    if options.capability_report {
+        let facts = super::serve::telemetry::facts(&config, None)?;
+        let report = runtime.block_on(async {
+            let engine = open_engine(&config, None)?;
+            Ok::<_, Failure>(gateway::capability(&engine, &config.policy, &facts, None).await)
+        })?;
+        print_json(&report)?;
+        return Ok(if report["sandbox"]["supported"] == true { 0 } else { UNFIT });
+    }
     let checks = runtime.block_on(async { Ok::<_, Failure>(open_engine(&config, None)?.doctor().await) })?;
     let can_run = checks.iter().all(|check| check.state != CheckState::Missing);
     match options.json {

@@ -27,6 +27,7 @@ use tokio::{
 mod admin_key;
 mod lock;
 mod notify;
+pub(super) mod telemetry;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,6 +35,7 @@ Examples:
   airlock serve --listen 127.0.0.1:0 --json
   airlock serve --listen unix:/run/airlock.sock --admin-key-file ~/.airlock-admin
   airlock serve --listen 0.0.0.0:7443 --tls-cert chain.pem --tls-key key.pem
+  airlock serve --log-format json 2>> airlock.log
   airlock serve --print-openapi > openapi.json
 
 The first start makes an admin's key and prints it, once:
@@ -64,9 +66,12 @@ pub(super) struct Options {
     /// How many sandboxes of each kind to keep ready; 0 for none [default: 4]
     #[arg(long, value_name = "NUMBER")]
     pool: Option<usize>,
-    /// Do not write a line for each request on stderr
+    /// Do not write a line for each request
     #[arg(long)]
     quiet: bool,
+    /// What the lines of the log look like: text, or one JSON object each [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<gateway::log::Format>,
     /// Print one JSON object when it is ready
     #[arg(long)]
     json: bool,
@@ -122,10 +127,15 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             .guarded
             .extend(options.admin_key_file.iter().map(|file| surroundings.current_folder.join(file)));
         let engine = engine::Engine::open_after(begun, settings)?;
-        let gateway = open(&config, engine.clone(), options.quiet)?;
+        telemetry::open_log(&config, options.quiet, options.log_format)?;
+        let certificate = options.tls_cert.as_ref().map(|path| surroundings.current_folder.join(path));
+        let gateway = open(&config, engine.clone(), options.quiet, certificate.as_deref())?;
         let admin_key = admin(options, &gateway, surroundings)?;
         let manager = notify::Manager::of(surroundings);
-        serve(&gateway, &place, tls, (&lock, &manager), options.json, admin_key).await?;
+        let hangs_up = config.telemetry.log.file.is_some();
+        let served = serve(&gateway, &place, tls, (&lock, &manager), options.json, admin_key, hangs_up).await;
+        gateway::log::flush();
+        served?;
         engine.close().await;
         Ok(0)
     });
@@ -135,10 +145,17 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     served
 }
 
-fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway, Failure> {
+fn open(
+    config: &Config,
+    engine: engine::Engine,
+    quiet: bool,
+    certificate: Option<&Path>,
+) -> Result<Gateway, Failure> {
     let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
     let (policy, state, jobs) = (config.policy.clone(), config.state.clone(), config.jobs.clone());
     let tenants = config.doors.quotas.clone();
+    let trace = telemetry::trace(config)?;
+    let facts = telemetry::facts(config, certificate)?;
     let settings = gateway::Settings {
         engine,
         policy,
@@ -153,6 +170,8 @@ fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway,
         audit: config.audit,
         keep_ledger: config.doors.keep_ledger,
         quiet,
+        trace,
+        facts,
     };
     Gateway::new(settings).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
@@ -216,6 +235,7 @@ async fn serve(
     (lock, manager): (&lock::Lock, &notify::Manager),
     json: bool,
     admin_key: Option<Token>,
+    hangs_up: bool,
 ) -> Result<(), Failure> {
     let on =
         |kind| signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")));
@@ -223,6 +243,10 @@ async fn serve(
     let (listener, address) = listen(place, tls.is_some())?;
     lock.say(&address);
     let ready = address.clone();
+    gateway.listens_at(&address);
+    if hangs_up {
+        telemetry::reopen_on(on(SignalKind::hangup())?);
+    }
     let admin_key = admin_key.map(|token| token.expose().to_owned());
     Ready { listen: address, admin_key, pid: std::process::id() }.tell(json)?;
     manager.ready(&ready);

@@ -17,11 +17,13 @@ mod prices;
 mod provider;
 mod secrets;
 mod serve;
+mod telemetry;
 
 pub(crate) use self::{
     artifacts::{Artifacts, Bucket, Store},
     doors::Doors,
     serve::{Place, Serve},
+    telemetry::Telemetry,
 };
 
 use ::doors::{
@@ -87,6 +89,8 @@ pub(crate) struct Config {
     pub(crate) artifacts: Artifacts,
     /// How the audit is kept.
     pub(crate) audit: store::audit::AuditSettings,
+    /// What a server tells of itself.
+    pub(crate) telemetry: Telemetry,
     /// Finds credentials.
     pub(crate) secrets: Secrets,
     /// The operator's file, if there was one.
@@ -117,7 +121,8 @@ impl Config {
             MasterKey::Given(_) | MasterKey::Keyring | MasterKey::Beside => None,
         };
         let token = self.secrets.vault.as_ref().map(|vault| &vault.token);
-        let keys = self.doors.keys().chain(self.artifacts.keys()).chain(token).filter_map(|key| match key {
+        let keys = self.doors.keys().chain(self.artifacts.keys()).chain(self.telemetry.keys());
+        let keys = keys.chain(token).filter_map(|key| match key {
             KeySource::File(path) => Some(path),
             KeySource::Stored(_) | KeySource::Variable(_) | KeySource::Vault { .. } => None,
         });
@@ -186,11 +191,26 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
         Some((path, text)) => (Some(path.clone()), operator::read(&file::parse(&text, &path)?, &path)?),
         None => (None, operator::Said::default()),
     };
-    let operator::Said { policy, pool, serve, jobs, doors, secrets, artifacts, audit } = said;
+    let operator::Said { policy, pool, serve, jobs, doors, secrets, artifacts, audit, telemetry } = said;
     let (docker, podman) = (around.docker(), around.podman());
     let state = state_folder(flags, around)?;
-    let secrets = secrets::assemble(secrets, doors.keys().chain(artifacts.keys()), &state, around)?;
-    Ok(Config { policy, pool, serve, jobs, state, docker, podman, doors, artifacts, audit, secrets, file })
+    let keys = doors.keys().chain(artifacts.keys()).chain(telemetry.keys());
+    let secrets = secrets::assemble(secrets, keys, &state, around)?;
+    Ok(Config {
+        policy,
+        pool,
+        serve,
+        jobs,
+        state,
+        docker,
+        podman,
+        doors,
+        artifacts,
+        audit,
+        telemetry,
+        secrets,
+        file,
+    })
 }
 
 /// Applies `airlock.toml` of the current folder, if there is one, to the profile this run will use.

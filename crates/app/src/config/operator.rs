@@ -9,6 +9,8 @@ use super::{
     file::{LIMITS, Section},
     images, jobs, provider, secrets, serve,
     serve::Serve,
+    telemetry,
+    telemetry::Telemetry,
 };
 use spec::{
     Budget, EgressLimits, EgressRule, EnvName, Id, JobBounds, Maximum, ModelPattern, Network, Policy, Pool,
@@ -31,6 +33,7 @@ pub(super) struct Said {
     pub(super) secrets: secrets::Said,
     pub(super) artifacts: Artifacts,
     pub(super) audit: store::audit::AuditSettings,
+    pub(super) telemetry: Telemetry,
 }
 
 impl Default for Said {
@@ -46,6 +49,7 @@ impl Default for Said {
             secrets,
             artifacts,
             audit: Default::default(),
+            telemetry: Telemetry::default(),
         }
     }
 }
@@ -69,6 +73,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
     let Said { mut policy, mut doors, mut secrets, artifacts: mut kept, mut audit, .. } = Said::default();
     let (mut ahead, mut served, mut jobbed) = (Pool::OFF, Serve::default(), JobBounds::default());
+    let mut told = Telemetry::default();
     let mut said = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {
@@ -86,6 +91,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
             "images" => policy.images = images::read(top.table(key, value)?, path)?,
             "secrets" => secrets.read(top.table(key, value)?, path)?,
             "vault" => secrets.read_vault(top.table(key, value)?, path)?,
+            table if telemetry::TABLES.contains(&table) => told.read(table, top.table(key, value)?, path)?,
             table if doors::TABLES.contains(&table) => doors.read(table, top.table(key, value)?, path)?,
             other => return Err(top.unknown(other, &known())),
         }
@@ -97,12 +103,23 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
         policy.profiles.insert(name.clone(), resolved);
     }
     doors.check(path)?;
-    Ok(Said { policy, pool: ahead, serve: served, jobs: jobbed, doors, secrets, artifacts: kept, audit })
+    Ok(Said {
+        policy,
+        pool: ahead,
+        serve: served,
+        jobs: jobbed,
+        doors,
+        secrets,
+        artifacts: kept,
+        audit,
+        telemetry: told,
+    })
 }
 
 fn known() -> Vec<&'static str> {
     ["profile", "maximum", "pool", "serve", "jobs", "artifacts", "audit", "images", "secrets", "vault"]
         .into_iter()
+        .chain(telemetry::TABLES)
         .chain(doors::TABLES)
         .collect()
 }

@@ -10,7 +10,7 @@ use crate::{
     problem::Answer,
     runs::{
         self,
-        live::{self, Live},
+        live::{self, About, Live},
     },
 };
 use http::StatusCode;
@@ -65,7 +65,13 @@ async fn begin(gateway: &Gateway, id: &str) -> Answer<Option<(Arc<Live>, tokio::
     drop(order);
     rest_is_gone(gateway, &row).await?;
     let owner = crate::caller::owner_of(&row.tenant)?;
-    let live = Arc::new(Live::attempt(gateway, engine::fresh_id(), &owner, row.id.clone()));
+    let live = Arc::new(Live::attempt(
+        gateway,
+        engine::fresh_id(),
+        &owner,
+        row.id.clone(),
+        About::by(&row.key, &spec),
+    ));
     let writer = if row.rerun { gateway.writer() } else { gateway.durable() };
     let (of, listed, task) = (gateway.clone(), live.clone(), spec.task_id.clone());
     let written = writer.write(move |writing| take(&of, writing, &row, &listed, task.as_ref())).await;
@@ -178,6 +184,7 @@ fn take(
     }
     let day = gateway.days().count(owner, DayUse::RUN);
     writing.add_to_day(owner, day, DayUse::RUN)?;
+    live::contain(gateway, writing, &run, live.about())?;
     let changed = Change {
         id: job.id.clone(),
         tenant: job.tenant.clone(),

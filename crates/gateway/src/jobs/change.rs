@@ -8,16 +8,18 @@ use super::{
 };
 use crate::{
     Gateway,
-    runs::{self, live::Live},
+    runs::{
+        self,
+        live::{Ending, Live},
+    },
 };
-use bytes::Bytes;
-use spec::{Day, ErrorCode, ErrorInfo, Status};
+use spec::{ErrorCode, ErrorInfo, Status};
 use std::sync::atomic::Ordering;
 use store::{
     DatabaseError,
     audit::{Decision, Entry},
     jobs::{Change, End},
-    served::{DayUse, Writing},
+    served::Writing,
 };
 
 /// Writes a line of the audit; what it tells of is not done without.
@@ -84,31 +86,18 @@ pub(super) fn after(gateway: &Gateway, changes: &[Change]) {
     jobs.wake();
 }
 
-/// How a try ended.
-pub(crate) struct Ended {
-    pub(crate) status: Status,
-    /// Because the server ends.
-    pub(crate) interrupted: bool,
-    pub(crate) error: Option<ErrorInfo>,
-    /// The result, as it is kept.
-    pub(crate) kept: Bytes,
-    /// What it adds to its tenant's day.
-    pub(crate) day: Day,
-    pub(crate) used: DayUse,
-}
-
 /// A try is over: its run and its job are written down together, so that neither is ever without the other. Whether that
 /// could be done. One that ended because the server does is not the job's end: that is decided as after a crash.
-pub(crate) async fn ended(gateway: &Gateway, live: &Live, ended: Ended) -> bool {
-    let Ended { status, interrupted, error, kept, day, used } = ended;
+pub(crate) async fn ended(gateway: &Gateway, live: &Live, ending: Ending) -> bool {
     let (of, run, owner, at_ms) = (gateway.clone(), live.id.clone(), live.owner.clone(), engine::now().0);
-    let error = if interrupted { Some(lost()) } else { error };
     let written = gateway.durable().write(move |writing| {
-        writing.add_to_day(&owner, day, used)?;
+        ending.write(writing, run.as_str(), &owner)?;
         // It was text a moment ago.
-        let result = String::from_utf8_lossy(&kept);
-        writing.finish(run.as_str(), status.name(), &result)?;
-        let status = if interrupted { Status::Lost } else { status };
+        let result = String::from_utf8_lossy(&ending.kept);
+        let (status, error) = match ending.interrupted {
+            true => (Status::Lost, Some(lost())),
+            false => (ending.status, ending.error.clone()),
+        };
         let error = error.as_ref().and_then(|error| serde_json::to_string(error).ok());
         let end = End { status: status.name(), result: Some(&result), error: error.as_deref(), at_ms };
         let changes = writing.end_job(run.as_str(), &end)?;

@@ -22,7 +22,7 @@ mod scheduler;
 mod show;
 mod webhook;
 
-pub(crate) use change::{Ended, abandoned, ended, settle};
+pub(crate) use change::{abandoned, ended, settle};
 pub(crate) use routes::routes;
 pub(crate) use scheduler::schedule;
 

@@ -12,7 +12,7 @@ use crate::{
     problem::Answer,
     runs::{
         self, Begun, host,
-        live::{Admission, Asked, Keeping, Live},
+        live::{About, Asked, Keeping, Live},
     },
     tenants::{Needs, What},
 };
@@ -208,8 +208,7 @@ async fn begin(gateway: &Gateway, caller: &Caller, order: &JobOrder) -> Answer<O
     note(gateway, caller, order, Decision::Allowed, "")?;
     let needs = Needs { what: What::Run, llm: spec.grants.llm.is_some(), storage: false };
     let may = gateway.may_begin(&caller.tenant, needs).await;
-    let admission = Admission { key: caller.key.clone(), may };
-    let begun = runs::begin(gateway.clone(), (asked, admission), spec, None, false);
+    let begun = runs::begin(gateway.clone(), asked, may, spec, None, false);
     // Whoever hangs up meanwhile leaves no job behind that was accepted and never starts.
     let begun = tokio::spawn(begun).await.map_err(|_| crate::writer::busy())?;
     match begun.map_err(of_another)? {
@@ -233,6 +232,7 @@ fn admitted(gateway: &Gateway, caller: &Caller, order: &JobOrder) -> Answer<(Ask
         task: spec.task_id.clone(),
         job: spec.job_id.clone(),
         promise: Some((name, digest(order))),
+        about: About::of(caller, &spec),
         keeping: Keeping {
             stream: MOST_OUTPUT,
             whole: LARGEST_KEPT,

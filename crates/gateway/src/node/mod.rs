@@ -3,12 +3,15 @@
 //! `jobs` are runs and `sessions` sandboxes by those words, `pty` their terminals, `stop` ends one or all of them,
 //! `workflow` says who works on a task. `settings` is what the operator's node file says; `wire` what all bodies share.
 
+pub(crate) mod capability;
 mod jobs;
+mod moment;
 mod pty;
 mod sessions;
 pub(crate) mod settings;
 mod steps;
 mod stop;
+mod telemetry;
 mod told;
 mod wire;
 mod workflow;
@@ -25,6 +28,8 @@ pub(crate) fn routes() -> OpenApiRouter<Gateway> {
         .merge(sessions::routes())
         .merge(pty::routes())
         .merge(workflow::routes())
+        .merge(telemetry::routes())
+        .merge(capability::routes())
 }
 
 /// Whether a path is one of this room's, known or not.

@@ -6,12 +6,19 @@
 //! ```
 
 use super::{hold::Held, recent::Recents};
-use crate::{Gateway, Problem, audit, jobs, problem::Answer, tenants::Counted};
+use crate::{
+    Caller, Gateway, Problem, audit, jobs,
+    log::{self, Fields, Level, Line},
+    problem::Answer,
+    telemetry,
+    tenants::Counted,
+    trace::Spot,
+};
 use bytes::Bytes;
 use engine::{Feed, Run};
 use http::StatusCode;
 use serde::Deserialize;
-use spec::{Barrier, Day, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, RunSpec, Status};
+use spec::{Barrier, Day, Denial, ErrorCode, ErrorInfo, Event, Id, Root, RunResult, RunSpec, Status};
 use std::{
     collections::HashMap,
     sync::{
@@ -20,7 +27,10 @@ use std::{
     },
     time::Duration,
 };
-use store::served::{Accepted, DayUse, NewRun, Writing};
+use store::{
+    served::{Accepted, DayUse, NewRun, Writing},
+    telemetry::{ContainerEnd, NewContainer},
+};
 use tokio::sync::watch;
 
 /// What is kept of each stream for whoever reads events; beyond a little of it on the disk.
@@ -71,6 +81,32 @@ pub(crate) struct Live {
     /// Milliseconds of CPU time so far, once it runs; and what of it is in its tenant's day.
     cpu_ms: OnceLock<Arc<AtomicU64>>,
     counted: Counted,
+    /// What of its output becomes records of the node.
+    output: telemetry::Output,
+    about: About,
+}
+
+/// What is told of a run elsewhere.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct About {
+    /// The key that asked.
+    pub(crate) key: String,
+    runtime: &'static str,
+    image: String,
+    /// Its place in a trace.
+    pub(crate) spot: Option<Spot>,
+}
+
+impl About {
+    pub(crate) fn of(caller: &Caller, spec: &RunSpec) -> About {
+        About::by(&caller.key, spec)
+    }
+
+    /// The same for whoever is not there any more.
+    pub(crate) fn by(key: &str, spec: &RunSpec) -> About {
+        let (runtime, image) = (spec.sandbox.backend.name(), image(&spec.sandbox.root));
+        About { key: key.to_owned(), runtime, image, spot: None }
+    }
 }
 
 /// How much is kept of a run, and what is kept with it.
@@ -122,13 +158,17 @@ pub(crate) struct Asked {
     pub(crate) promise: Option<(String, [u8; 32])>,
     /// What is kept of it.
     pub(crate) keeping: Keeping,
+    /// What is told of it.
+    pub(crate) about: About,
 }
 
-/// Whether a run may be begun, if it was not asked for before; and by which key.
-#[derive(Debug)]
-pub(crate) struct Admission {
-    pub(crate) key: String,
-    pub(crate) may: Answer<()>,
+/// What a run starts from, without the paths of this machine.
+pub(crate) fn image(root: &Root) -> String {
+    match root {
+        Root::Host => "host".to_owned(),
+        Root::Folder(_) => "folder".to_owned(),
+        Root::Image(image) => image.to_string(),
+    }
 }
 
 /// What became of a request for a run.
@@ -220,14 +260,15 @@ impl Runs {
 }
 
 /// Writes a run down and lists it, if it was asked for before or may be begun.
-pub(crate) async fn take(gateway: &Gateway, asked: Asked, admission: Admission) -> Answer<Taken> {
-    let (tenant, may) = (asked.owner.clone(), admission.may);
+pub(crate) async fn take(gateway: &Gateway, asked: Asked, may: Answer<()>) -> Answer<Taken> {
+    let tenant = asked.owner.clone();
     let is_admitted = may.is_ok();
     let owner = crate::caller::owner_of(&asked.owner)?;
     let feed = gateway.engine().feed(Some(&owner), FEED_BYTES);
     let mut live = Live::new(asked.id.clone(), &asked.owner, feed);
     (live.task, live.job) = (asked.task.clone(), asked.job.clone());
-    let live = Arc::new(Live { keeping: asked.keeping.clone(), ..live });
+    (live.keeping, live.about) = (asked.keeping.clone(), asked.about.clone());
+    let live = Arc::new(live);
     let (listed, of) = (live.clone(), gateway.clone());
     let accepted =
         gateway.writer().write(move |writing| list(&of, writing, &asked, &listed, is_admitted)).await;
@@ -291,8 +332,31 @@ fn list(
         let day = gateway.days().count(&asked.owner, DayUse::RUN);
         writing.add_to_day(&asked.owner, day, DayUse::RUN)?;
         gateway.runs().add(live);
+        contain(gateway, writing, &new, &asked.about)?;
     }
     Ok(accepted)
+}
+
+/// A run is a container of the node.
+pub(crate) fn contain(
+    gateway: &Gateway,
+    writing: &Writing<'_>,
+    new: &NewRun<'_>,
+    about: &About,
+) -> Result<(), store::DatabaseError> {
+    let trace = about.spot.as_ref().map(Spot::trace);
+    gateway.metrics().container("created");
+    writing.add_container(&NewContainer {
+        id: new.id,
+        owner: new.owner,
+        runtime: about.runtime,
+        image: &about.image,
+        task: new.task,
+        job: new.job,
+        labels: "{}",
+        trace: trace.as_deref(),
+        at_ms: new.at_ms,
+    })
 }
 
 fn prune(gateway: &Gateway) {
@@ -307,6 +371,7 @@ fn prune(gateway: &Gateway) {
 impl Live {
     pub(crate) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
+        let output = telemetry::Output::new(id.as_str(), owner);
         let (terminated, keeping, held) = Default::default();
         let (interrupted, cpu_ms, counted) = Default::default();
         Live {
@@ -324,13 +389,15 @@ impl Live {
             interrupted,
             cpu_ms,
             counted,
+            output,
+            about: About::default(),
         }
     }
 
     /// A try of a job.
-    pub(crate) fn attempt(gateway: &Gateway, id: Id, owner: &Id, job: String) -> Live {
+    pub(crate) fn attempt(gateway: &Gateway, id: Id, owner: &Id, job: String, about: About) -> Live {
         let feed = gateway.engine().feed(Some(owner), FEED_BYTES);
-        Live { attempt_of: Some(job), ..Live::new(id, owner.as_str(), feed) }
+        Live { attempt_of: Some(job), about, ..Live::new(id, owner.as_str(), feed) }
     }
 
     /// Waits until whoever must not miss anything has room for more. Once it is to end, nobody does; nor once its program
@@ -353,6 +420,11 @@ impl Live {
             task: self.task.as_ref().map_or("", |task| task.as_str()),
             job: self.job.as_ref().map_or("", |job| job.as_str()),
         }
+    }
+
+    /// What is told of it.
+    pub(crate) fn about(&self) -> &About {
+        &self.about
     }
 
     /// Asks for its end.
@@ -413,7 +485,7 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
             event = async { live.room(&mut over).await; run.next_event().await } => match event {
                 Some(event) => {
                     gateway.note_event(&live.of(), &event, &mut denials);
-                    note(&live, event);
+                    note(&gateway, &live, event);
                 }
                 None => break,
             },
@@ -449,12 +521,16 @@ pub(crate) async fn give_up(gateway: &Gateway, live: &Arc<Live>, spec: &RunSpec)
     conclude(gateway, live, result).await;
 }
 
-fn note(live: &Live, event: Event) {
+fn note(gateway: &Gateway, live: &Live, event: Event) {
     match event {
         Event::Started { barriers } => {
+            gateway.recorder().started(live.id.as_str());
             live.progress.send_modify(|progress| progress.started = Some(barriers))
         }
-        Event::Output { stream, data } => live.feed.append(stream, &data),
+        Event::Output { stream, data } => {
+            gateway.recorder().wrote(&live.output, stream, &data);
+            live.feed.append(stream, &data);
+        }
         Event::Denied(denial) => live.progress.send_modify(|progress| progress.denied.push(denial)),
     }
 }
@@ -462,9 +538,11 @@ fn note(live: &Live, event: Event) {
 /// Writes the end down, however long that takes, and only then tells of it: what was told is never taken back. Whoever
 /// waits for it waits; if the server ends meanwhile it is `lost`, and nobody was told otherwise.
 pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
+    tell(gateway, live, &result);
     let (status, error) = (result.status, result.error.clone());
     let used = DayUse::cpu(live.counted.up_to(result.usage.cpu_ms));
     let day = gateway.days().count(&live.owner, used);
+    let container = container_end(&result);
     let problem = problem_of(&result);
     let keeping = live.keeping.clone();
     let (whole, kept) = match result.stdout.len() + result.stderr.len() > LARGE {
@@ -474,7 +552,8 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
     };
     let mut pause = FIRST_PAUSE;
     // It is under way until then: so no more than may run at once wait for a disk that has no room.
-    while !write_end(gateway, live, (status, &error), &kept, (day, used)).await {
+    let end = Ending { status, interrupted: false, error, kept: kept.clone(), day, used, container };
+    while !write_end(gateway, live, end.clone()).await {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
@@ -486,28 +565,90 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
     gateway.jobs().wake();
 }
 
-/// Whether it could be written. If it never can, the next start of the server will find it without an end, and say `lost`.
-async fn write_end(
-    gateway: &Gateway,
-    live: &Arc<Live>,
-    (status, error): (Status, &Option<ErrorInfo>),
-    kept: &Bytes,
-    (day, used): (Day, DayUse),
-) -> bool {
-    if live.attempt_of.is_some() {
-        let interrupted = status == Status::Cancelled && live.interrupted.load(Ordering::SeqCst);
-        let ended = jobs::Ended { status, interrupted, error: error.clone(), kept: kept.clone(), day, used };
-        return jobs::ended(gateway, live, ended).await;
+/// What is told of it, but for the result itself: the log, the trace, the records of the node.
+fn tell(gateway: &Gateway, live: &Live, result: &RunResult) {
+    gateway.recorder().ended(&live.output);
+    let spot = live.about.spot.as_ref();
+    if let Some(spot) = spot {
+        gateway.tracer().run(spot, result, &live.owner, &live.about.image);
     }
-    let (id, owner, kept) = (live.id.clone(), live.owner.clone(), kept.clone());
-    let finish = move |writing: &Writing<'_>| {
-        writing.add_to_day(&owner, day, used)?;
-        // It was text a moment ago.
-        writing.finish(id.as_str(), status.name(), &String::from_utf8_lossy(&kept))
-    };
-    gateway.writer().write(finish).await.is_ok()
+    if !gateway.quiet() && log::wants(Level::Info) {
+        let id = |id: &Option<Id>| id.as_ref().map(ToString::to_string).unwrap_or_default();
+        let fields = Fields {
+            status: result.status.name().to_owned(),
+            ms: Some((result.moments.ended.saturating_sub(result.moments.begun)) as f64 / 1000.0),
+            key: live.about.key.clone(),
+            tenant: live.owner.clone(),
+            run: live.id.to_string(),
+            task: id(&result.task_id),
+            job: id(&result.job_id),
+            trace: spot.map(Spot::trace).unwrap_or_default(),
+        };
+        log::tell(Line::new(Level::Info, "run", "run", fields));
+    }
 }
 
+/// How a run ended, as it is written down.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    pub(crate) status: Status,
+    /// Because the server ends.
+    pub(crate) interrupted: bool,
+    pub(crate) error: Option<ErrorInfo>,
+    /// The result, as it is kept.
+    pub(crate) kept: Bytes,
+    /// What it adds to its tenant's day.
+    day: Day,
+    used: DayUse,
+    container: ContainerEnd<'static>,
+}
+
+impl Ending {
+    /// The result as it is kept, and what is counted and told with it.
+    pub(crate) fn write(
+        &self,
+        writing: &Writing<'_>,
+        id: &str,
+        owner: &str,
+    ) -> Result<(), store::DatabaseError> {
+        writing.add_to_day(owner, self.day, self.used)?;
+        // It was text a moment ago.
+        writing.finish(id, self.status.name(), &String::from_utf8_lossy(&self.kept))?;
+        writing.end_container(id, &self.container)
+    }
+}
+
+fn container_end(result: &RunResult) -> ContainerEnd<'static> {
+    let ms = |us: u64| us / 1000;
+    let moments = &result.moments;
+    let status = match result.status {
+        Status::NotStarted => "failed",
+        Status::Lost => "lost",
+        _ => "exited",
+    };
+    // One whose driver failed has no moments.
+    let ended = if moments.ended > 0 { ms(moments.ended) } else { engine::now().0 };
+    let stopped_ms = if moments.over > 0 { ms(moments.over) } else { ended };
+    let started_ms = (moments.started > 0).then(|| ms(moments.started));
+    let removed_ms = ended.max(stopped_ms);
+    ContainerEnd { status, exit_code: result.exit_code, started_ms, stopped_ms, removed_ms }
+}
+
+/// Whether it could be written. If it never can, the next start of the server will find it without an end, and say `lost`.
+async fn write_end(gateway: &Gateway, live: &Arc<Live>, mut end: Ending) -> bool {
+    let status = end.container.status;
+    let written = if live.attempt_of.is_some() {
+        end.interrupted = end.status == Status::Cancelled && live.interrupted.load(Ordering::SeqCst);
+        jobs::ended(gateway, live, end).await
+    } else {
+        let (id, owner) = (live.id.clone(), live.owner.clone());
+        gateway.writer().write(move |writing| end.write(writing, id.as_str(), &owner)).await.is_ok()
+    };
+    if written {
+        gateway.metrics().container(status);
+    }
+    written
+}
 /// A run that could not start; a command that cannot be executed is a result like any other.
 fn problem_of(result: &RunResult) -> Option<Problem> {
     let told = Unstarted {

@@ -5,9 +5,16 @@ use super::{
     events,
     wire::{ExecAsked, ExecList, ExecState, Order},
 };
-use crate::{Caller, Gateway, Problem, path::Path, problem::Answer, wire::Raw};
+use crate::{
+    Caller, Gateway, Problem,
+    path::Path,
+    problem::Answer,
+    telemetry::Output,
+    trace::{self, Spot},
+    wire::Raw,
+};
 use axum::{
-    Json,
+    Extension, Json,
     extract::State,
     response::{IntoResponse, Response},
 };
@@ -17,13 +24,15 @@ use http::{
     header::{ACCEPT, LOCATION},
 };
 use serde::Deserialize;
-use spec::{ErrorCode, ErrorInfo};
+use spec::{ErrorCode, ErrorInfo, Status, Stream};
 use std::time::Duration;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 /// What a program has to end by itself before it is killed, unless said: with it, an end takes less than a second.
 const GRACE: Duration = Duration::from_millis(300);
+/// What is read at once of what it writes.
+const LARGEST_PIECE: usize = 64 << 10;
 const LONGEST_GRACE: Duration = Duration::from_secs(60);
 
 pub(super) fn routes() -> OpenApiRouter<Gateway> {
@@ -52,6 +61,40 @@ pub(crate) async fn begin(session: Session, order: Order) -> Answer<Exec> {
         Ok(exec)
     })
     .await
+}
+
+/// Follows a program to its end: what it writes becomes records of the node, and itself part of a trace.
+async fn tell(gateway: Gateway, tenant: String, sandbox: String, exec: Exec, spot: Option<Spot>) {
+    let output = Output::new(&sandbox, &tenant);
+    let (feed, mut seen) = (exec.output().clone(), [0, 0]);
+    loop {
+        let more = feed.grown(seen).await;
+        for (index, stream) in [Stream::Stdout, Stream::Stderr].into_iter().enumerate() {
+            loop {
+                let piece = feed.read(stream, seen[index], LARGEST_PIECE);
+                if piece.bytes.is_empty() {
+                    seen[index] = seen[index].max(piece.from);
+                    break;
+                }
+                seen[index] = piece.from + piece.bytes.len() as u64;
+                gateway.recorder().wrote(&output, stream, &piece.bytes);
+            }
+        }
+        if !more {
+            break;
+        }
+    }
+    gateway.recorder().ended(&output);
+    let Some(spot) = spot else { return };
+    let result = exec.wait().await;
+    let attributes = vec![
+        trace::text("airlock.sandbox", &sandbox),
+        trace::text("airlock.exec", exec.id()),
+        trace::text("airlock.tenant", &tenant),
+        trace::text("airlock.status", result.status.name()),
+    ];
+    let time = (exec.started_at().0 * 1000, result.ended_at.0 * 1000);
+    gateway.tracer().tell(&spot, "exec", time, result.status != Status::Succeeded, attributes);
 }
 
 /// A program that is not there is the caller's mistake, not ours.
@@ -93,6 +136,7 @@ async fn start(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(id): Path<String>,
+    spot: Option<Extension<Spot>>,
     headers: HeaderMap,
     body: Raw,
 ) -> Answer<Response> {
@@ -100,6 +144,8 @@ async fn start(
     let asked: ExecAsked = parsed(&body)?;
     let background = asked.background();
     let exec = begin(session.clone(), asked.order()?).await?;
+    let spot = spot.map(|Extension(spot)| spot.child());
+    tokio::spawn(tell(gateway.clone(), caller.tenant.clone(), id.clone(), exec.clone(), spot));
     if names(&headers, ACCEPT, "text/event-stream") {
         return Ok(events::stream(session, exec, [0, 0]));
     }

@@ -22,6 +22,7 @@ use store::{
     DatabaseError,
     audit::Entry as Line,
     served::{DayUse, PROMISED_MS, Remembered, SandboxRow, Writing},
+    telemetry::{ContainerEnd, NewContainer},
 };
 use tokio::{sync::watch, task::JoinSet};
 
@@ -449,9 +450,25 @@ impl Gateway {
             ended: None,
         };
         let day = self.days().count(&row.owner, DayUse::SANDBOX);
+        let image = crate::runs::live::image(&spec.run.sandbox.root);
+        let (task, job) = (spec.run.task_id.clone(), spec.run.job_id.clone());
         let add = move |writing: &Writing<'_>| {
             writing.add_to_day(&row.owner, day, DayUse::SANDBOX)?;
-            writing.add_sandbox(&row)
+            let added = writing.add_sandbox(&row)?;
+            if added {
+                writing.add_container(&NewContainer {
+                    id: &row.id,
+                    owner: &row.owner,
+                    runtime: &row.backend,
+                    image: &image,
+                    task: task.as_ref().map(|task| task.as_str()),
+                    job: job.as_ref().map(|job| job.as_str()),
+                    labels: &row.labels,
+                    trace: None,
+                    at_ms: row.created_ms,
+                })?;
+            }
+            Ok(added)
         };
         let added = self.writer().write(add).await?;
         Ok(added.then_some(id))
@@ -504,6 +521,8 @@ impl Gateway {
                 run: &entry.id,
                 ..Line::default()
             });
+            self.metrics().container("created");
+            self.recorder().started(&entry.id);
             tokio::spawn(self.clone().remember(entry.clone(), session));
             entry
         });
@@ -519,7 +538,11 @@ impl Gateway {
         };
         if let (Err(_), Some(id)) = (&made, written) {
             // If it cannot be forgotten now, the next start of the server will find it without an end, and say `lost`.
-            _ = self.writer().write(move |writing| writing.drop_sandbox(&id)).await;
+            let forget = move |writing: &Writing<'_>| {
+                writing.drop_sandbox(&id)?;
+                writing.drop_container(&id)
+            };
+            _ = self.writer().write(forget).await;
         }
         Ok(made?)
     }
@@ -535,6 +558,7 @@ impl Gateway {
         *locked(&entry.held) = Held::Ended(Box::new(state));
         entry.written.send_replace(written);
         self.metrics().sandboxes.dec();
+        self.metrics().container("exited");
     }
 
     /// Tries until it is written, or the server ends: then the next start of it will find one without an end, and say
@@ -568,6 +592,10 @@ impl Gateway {
         let end = move |writing: &Writing<'_>| {
             writing.add_to_day(&owner, day, used)?;
             writing.end_sandbox(&id, wire::reason(why), now)?;
+            let status = if why == SessionEnd::Lost { "lost" } else { "exited" };
+            let (stopped_ms, removed_ms) = (now, now);
+            let end = ContainerEnd { status, exit_code: None, started_ms: None, stopped_ms, removed_ms };
+            writing.end_container(&id, &end)?;
             if is_time { writing.forget_sandboxes(&remembered(now)) } else { Ok(()) }
         };
         self.writer().write(end).await.is_ok()

@@ -77,6 +77,8 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
         tenants: spec::Tenants::default(),
         node: crate::Node::default(),
         quiet: true,
+        trace: None,
+        node: crate::NodeFacts::default(),
     })
     .unwrap();
     let live = SandboxRow { created_ms: engine::now().0, ended: None, ..row("her", 1, None) };

@@ -78,6 +78,8 @@ impl Place {
             tenants: spec::Tenants::default(),
             node: crate::Node::default(),
             quiet: true,
+            trace: None,
+            node: crate::NodeFacts::default(),
         };
         Gateway::new(settings).unwrap()
     }

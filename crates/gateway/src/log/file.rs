@@ -1,0 +1,174 @@
+//! Where lines go: stderr, or a file of ours that nobody else reads, in pieces of a size.
+
+use rustix::fs::{FileType, Mode, OFlags};
+use std::{
+    fs::File,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+/// A log in files: `PATH`, and behind it `PATH.1` to `PATH.KEEP`, the newest first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogFile {
+    /// Where.
+    pub path: PathBuf,
+    /// No piece is larger.
+    pub size: u64,
+    /// How many older pieces stay.
+    pub keep: u32,
+}
+
+/// Where lines go.
+#[derive(Debug)]
+pub(super) enum Target {
+    Stderr,
+    File { settings: LogFile, open: Option<(File, u64)> },
+}
+
+impl Target {
+    pub(super) fn open(file: Option<LogFile>) -> io::Result<Target> {
+        Ok(match file {
+            None => Target::Stderr,
+            Some(settings) => {
+                let open = Some(open(&settings.path)?);
+                Target::File { settings, open }
+            }
+        })
+    }
+
+    /// For whoever moved the file away. If it cannot be had now, the next line tries again.
+    pub(super) fn reopen(&mut self) {
+        if let Target::File { settings, open: held } = self {
+            *held = open(&settings.path).ok();
+        }
+    }
+
+    pub(super) fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        match self {
+            Target::Stderr => io::stderr().write_all(line),
+            Target::File { settings, open: held } => {
+                let written = put(settings, held, line);
+                if written.is_err() {
+                    *held = None;
+                }
+                written
+            }
+        }
+    }
+}
+
+fn put(settings: &LogFile, held: &mut Option<(File, u64)>, line: &[u8]) -> io::Result<()> {
+    if held.as_ref().is_some_and(|(_, size)| *size > 0 && *size + line.len() as u64 > settings.size) {
+        *held = None;
+        rotate(settings)?;
+    }
+    let (file, size) = match held {
+        Some(held) => held,
+        None => held.insert(open(&settings.path)?),
+    };
+    file.write_all(line)?;
+    *size += line.len() as u64;
+    Ok(())
+}
+
+fn numbered(path: &Path, number: u32) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{number}"));
+    name.into()
+}
+
+/// Renames never follow what is in their way: they take its place.
+fn rotate(settings: &LogFile) -> io::Result<()> {
+    let moved = |from: &Path, to: u32| match std::fs::rename(from, numbered(&settings.path, to)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    };
+    for number in (1..settings.keep).rev() {
+        moved(&numbered(&settings.path, number), number + 1)?;
+    }
+    moved(&settings.path, 1)
+}
+
+/// Opens or makes it; a link, a pipe or somebody else's file is refused.
+fn open(path: &Path) -> io::Result<(File, u64)> {
+    let flags = OFlags::WRONLY
+        | OFlags::CREATE
+        | OFlags::APPEND
+        | OFlags::CLOEXEC
+        | OFlags::NOFOLLOW
+        | OFlags::NONBLOCK
+        | OFlags::NOCTTY;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let file = rustix::fs::open(path, flags, mode)?;
+    let found = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_nlink > 1 {
+        return Err(io::Error::other("it is not a plain file with one name"));
+    }
+    if found.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other("it belongs to another user"));
+    }
+    rustix::fs::fchmod(&file, mode)?;
+    Ok((File::from(file), u64::try_from(found.st_size).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("airlock-log-{}-{name}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Folder(path)
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = fs::read_dir(&self.0).unwrap();
+            let mut names: Vec<_> =
+                entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn pieces_have_a_size_and_a_number_and_nobody_else_reads_them() {
+        let folder = Folder::new("pieces");
+        let path = folder.0.join("log");
+        let settings = LogFile { path: path.clone(), size: 10, keep: 2 };
+        let mut target = Target::open(Some(settings)).unwrap();
+        for line in ["first\n", "second\n", "third\n", "fourth\n"] {
+            target.write(line.as_bytes()).unwrap();
+        }
+        assert_eq!(folder.names(), ["log", "log.1", "log.2"]);
+        let read = |name: &str| fs::read_to_string(folder.0.join(name)).unwrap();
+        assert_eq!([read("log"), read("log.1"), read("log.2")], ["fourth\n", "third\n", "second\n"]);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::rename(&path, folder.0.join("moved")).unwrap();
+        target.reopen();
+        target.write(b"fifth\n").unwrap();
+        assert_eq!((read("log"), read("moved")), ("fifth\n".to_owned(), "fourth\n".to_owned()));
+    }
+
+    #[test]
+    fn what_is_no_plain_file_of_ours_is_no_log() {
+        let folder = Folder::new("links");
+        let (elsewhere, link) = (folder.0.join("elsewhere"), folder.0.join("link"));
+        fs::write(&elsewhere, "").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+        assert!(open(&link).is_err());
+        assert!(open(&elsewhere).is_ok());
+        fs::hard_link(&elsewhere, folder.0.join("second")).unwrap();
+        assert!(open(&elsewhere).is_err());
+        assert!(open(&folder.0).is_err());
+    }
+}

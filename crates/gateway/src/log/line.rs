@@ -1,0 +1,226 @@
+//! One line of the log: bounded, on one line, whoever its words come from.
+
+use serde_json::{Map, Value};
+use spec::Timestamp;
+use std::{fmt::Write, str::FromStr};
+
+/// Of the words of a line, and of each of its fields.
+const LONGEST_WORDS: usize = 4096;
+const LONGEST_FIELD: usize = 256;
+
+/// How grave something is; the gravest first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Something is broken.
+    Error,
+    /// Somebody should look at it.
+    Warn,
+    /// What happens.
+    #[default]
+    Info,
+    /// What happens inside.
+    Debug,
+}
+
+impl Level {
+    /// All of them.
+    pub const ALL: [Level; 4] = [Level::Error, Level::Warn, Level::Info, Level::Debug];
+
+    /// The public name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Level::Error => "error",
+            Level::Warn => "warn",
+            Level::Info => "info",
+            Level::Debug => "debug",
+        }
+    }
+}
+
+/// What lines look like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// One object a line.
+    Json,
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Format, String> {
+        match text {
+            "text" => Ok(Format::Text),
+            "json" => Ok(Format::Json),
+            _ => Err("write text or json".to_owned()),
+        }
+    }
+}
+
+/// One line.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) at: Timestamp,
+    pub(crate) level: Level,
+    /// The kind of event: `request`, `run`, `node_boot`, …
+    pub(crate) what: &'static str,
+    /// In words.
+    pub(crate) about: String,
+    pub(crate) fields: Fields,
+}
+
+/// What is known of an event; what is empty is left out.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fields {
+    pub(crate) status: String,
+    pub(crate) ms: Option<f64>,
+    pub(crate) key: String,
+    pub(crate) tenant: String,
+    pub(crate) run: String,
+    pub(crate) task: String,
+    pub(crate) job: String,
+    pub(crate) trace: String,
+}
+
+impl Line {
+    pub(crate) fn new(level: Level, what: &'static str, about: impl Into<String>, fields: Fields) -> Line {
+        Line { at: engine::now(), level, what, about: about.into(), fields }
+    }
+
+    /// Something that somebody should look at.
+    pub(crate) fn warn(about: impl Into<String>) -> Line {
+        Line::new(Level::Warn, "server", about, Fields::default())
+    }
+
+    /// With what ends it.
+    pub(super) fn rendered(&self, format: Format) -> String {
+        match format {
+            Format::Text => self.text(),
+            Format::Json => self.json(),
+        }
+    }
+
+    /// For people.
+    pub(crate) fn text(&self) -> String {
+        format!("{} {}\n", self.at, self.record())
+    }
+
+    /// The same without its time.
+    pub(crate) fn record(&self) -> String {
+        let mut text = match self.level {
+            Level::Info => String::new(),
+            level => format!("{}: ", level.name()),
+        };
+        text.push_str(&printable(&self.about, LONGEST_WORDS));
+        let Fields { status, ms, key, .. } = &self.fields;
+        if !status.is_empty() {
+            _ = write!(text, " {}", printable(status, LONGEST_FIELD));
+        }
+        if let Some(ms) = ms {
+            _ = write!(text, " {ms:.1}ms");
+        }
+        if !key.is_empty() {
+            _ = write!(text, " {}", printable(key, LONGEST_FIELD));
+        }
+        for (name, value) in self.names() {
+            _ = write!(text, " {name}={}", printable(value, LONGEST_FIELD));
+        }
+        text
+    }
+
+    fn json(&self) -> String {
+        let mut object = Map::new();
+        let mut add = |name: &str, value: Value| _ = object.insert(name.to_owned(), value);
+        add("at", self.at.to_string().into());
+        add("level", self.level.name().into());
+        add("what", self.what.into());
+        add("about", printable(&self.about, LONGEST_WORDS).into());
+        let Fields { status, ms, key, .. } = &self.fields;
+        let words = [("status", status), ("key", key)];
+        let words = words.into_iter().filter(|(_, value)| !value.is_empty()).chain(self.names());
+        for (name, value) in words {
+            // A status of HTTP is a number.
+            let number = value.parse::<u16>().ok().filter(|_| name == "status");
+            add(name, number.map_or_else(|| printable(value, LONGEST_FIELD).into(), Value::from));
+        }
+        if let Some(ms) = ms {
+            add("ms", ((ms * 10.0).round() / 10.0).into());
+        }
+        Value::Object(object).to_string() + "\n"
+    }
+
+    fn names(&self) -> impl Iterator<Item = (&'static str, &String)> {
+        let Fields { tenant, run, task, job, trace, .. } = &self.fields;
+        let all = [("tenant", tenant), ("run", run), ("task", task), ("job", job), ("trace", trace)];
+        all.into_iter().filter(|(_, value)| !value.is_empty())
+    }
+}
+
+/// Text that neither ends a line nor steers a terminal, of bounded length.
+fn printable(text: &str, most: usize) -> String {
+    let mut shown = String::with_capacity(text.len().min(most));
+    for character in text.chars() {
+        let start = shown.len();
+        match is_plain(character) {
+            true => shown.push(character),
+            false => shown.extend(character.escape_unicode()),
+        }
+        if shown.len() > most {
+            shown.truncate(start);
+            shown.push('…');
+            break;
+        }
+    }
+    shown
+}
+
+/// Neither a control character, nor one that turns a line around or breaks it.
+fn is_plain(character: char) -> bool {
+    !character.is_control()
+        && !matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200b}'..='\u{200f}' | '\u{feff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(about: &str) -> Line {
+        let fields = Fields {
+            status: "200".into(),
+            ms: Some(2.06),
+            key: "k1".into(),
+            run: "r".into(),
+            ..Fields::default()
+        };
+        Line { at: Timestamp(0), ..Line::new(Level::Info, "request", about, fields) }
+    }
+
+    #[test]
+    fn a_line_is_the_same_in_words_and_as_an_object() {
+        let line = line("GET /v1/runs");
+        assert_eq!(line.text(), "1970-01-01T00:00:00.000Z GET /v1/runs 200 2.1ms k1 run=r\n");
+        let object: Value = serde_json::from_str(&line.rendered(Format::Json)).unwrap();
+        let wanted = serde_json::json!({
+            "at": "1970-01-01T00:00:00.000Z", "level": "info", "what": "request", "about": "GET /v1/runs",
+            "status": 200, "ms": 2.1, "key": "k1", "run": "r",
+        });
+        assert_eq!(object, wanted);
+    }
+
+    #[test]
+    fn no_words_end_a_line_or_steer_a_terminal_or_have_no_end() {
+        for evil in ["a\nb", "a\u{1b}[2Jb", "a\u{9b}31mb", "a\u{202e}b", "a\u{2028}b", "a\r\u{7}b"] {
+            for format in [Format::Text, Format::Json] {
+                let shown = line(evil).rendered(format);
+                assert_eq!(shown.matches('\n').count(), 1, "{shown:?}");
+                let plain = shown.trim_end_matches('\n').chars().all(is_plain);
+                assert!(plain, "{shown:?}");
+            }
+        }
+        let long = line(&"\u{1}".repeat(100_000)).text();
+        assert!(long.len() < LONGEST_WORDS + 200 && long.contains('…'), "{}", long.len());
+        assert!(line("plain").text().contains("plain"));
+    }
+}

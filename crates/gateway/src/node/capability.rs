@@ -1,0 +1,307 @@
+//! What this node can do, by looking: at the kernel's files, and at a sandbox that was really made. Nothing in it is
+//! assumed; what cannot be seen is left out.
+
+use crate::{Caller, Gateway, Problem, Scope, health};
+use axum::{Json, extract::State};
+use engine::Engine;
+use serde_json::{Map, Value, json};
+use spec::{Barrier, Enforcer, Network, Policy, RunResult, Status};
+use std::{fs, path::Path, time::Duration};
+use tokio::net::TcpStream;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// Between looks at whether anything has changed.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(300);
+/// How long a model server may take to be reached.
+const REACHED_WITHIN: Duration = Duration::from_secs(1);
+/// What the host's files are read to, at most.
+const MOST_READ: usize = 1 << 20;
+
+/// What only whoever starts a node knows of it.
+#[derive(Clone, Debug, Default)]
+pub struct NodeFacts {
+    /// Its name.
+    pub slug: String,
+    /// Runs at a time, of all.
+    pub max_concurrency: usize,
+    /// Host and port of the node's own model server, if there is one.
+    pub inference: Option<(String, u16)>,
+    /// The certificates that it presents, PEM.
+    pub certificate: Option<String>,
+}
+
+impl NodeFacts {
+    /// With the name of this machine where none was chosen.
+    pub fn named(slug: Option<String>) -> NodeFacts {
+        let name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        NodeFacts { slug: slug.unwrap_or_else(name), ..NodeFacts::default() }
+    }
+}
+
+/// The system that it runs on.
+#[derive(Clone, Debug)]
+pub(super) struct Platform {
+    pub(super) os: &'static str,
+    pub(super) arch: &'static str,
+    pub(super) kernel: String,
+    distro: Option<String>,
+}
+
+impl Platform {
+    pub(super) fn look() -> Platform {
+        let release = text("/etc/os-release");
+        let distro = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+        Platform {
+            os: std::env::consts::OS,
+            arch: std::env::consts::ARCH,
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            distro: distro.map(|name| name.trim_matches('"').to_owned()),
+        }
+    }
+}
+
+/// How busy it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Load {
+    pub(super) average: [f64; 3],
+    pub(super) memory_total_mb: u64,
+    /// What programs could still have.
+    pub(super) memory_free_mb: u64,
+    pub(super) disk_free_mb: u64,
+    pub(super) disk_total_mb: u64,
+}
+
+impl Load {
+    pub(super) fn look(state: &Path) -> Load {
+        let mut load = Load::default();
+        for (value, word) in load.average.iter_mut().zip(text("/proc/loadavg").split(' ')) {
+            *value = word.parse().unwrap_or_default();
+        }
+        let memory = text("/proc/meminfo");
+        let kib = |name: &str| {
+            let line = memory.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default()
+        };
+        (load.memory_total_mb, load.memory_free_mb) = (kib("MemTotal") >> 10, kib("MemAvailable") >> 10);
+        if let Ok(disk) = rustix::fs::statvfs(state) {
+            let mb = |blocks: u64| blocks.saturating_mul(disk.f_frsize) >> 20;
+            (load.disk_free_mb, load.disk_total_mb) = (mb(disk.f_bavail), mb(disk.f_blocks));
+        }
+        load
+    }
+}
+
+/// As affinity and cgroups allow.
+pub(super) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A file of the kernel's or the system's; empty if there is none.
+fn text(path: &str) -> String {
+    let mut bytes = fs::read(path).unwrap_or_default();
+    bytes.truncate(MOST_READ);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn cpu_model() -> Option<String> {
+    let model = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == "model name").then(|| value.trim().to_owned())
+    };
+    text("/proc/cpuinfo").lines().find_map(model)
+}
+
+/// What can compute: a card that only shows a screen has no render node.
+fn gpus() -> Vec<Value> {
+    let names = |folder: &str, start: &str| -> Vec<String> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.starts_with(start)).collect()
+    };
+    let of_node = |name: String| {
+        let read = |file: &str| text(&format!("/sys/class/drm/{name}/device/{file}")).trim().to_owned();
+        let vendor = match read("vendor").as_str() {
+            "0x10de" => "nvidia",
+            "0x1002" => "amd",
+            "0x8086" => "intel",
+            // Those of virtual machines compute nothing.
+            _ => return None,
+        };
+        Some(json!({ "vendor": vendor, "device_id": read("device") }))
+    };
+    let mut devices: Vec<_> = names("/sys/class/drm", "renderD").into_iter().filter_map(of_node).collect();
+    let numbered = |name: &String| name["nvidia".len()..].parse::<u32>().is_ok();
+    if !devices.iter().any(|device| device["vendor"] == "nvidia") {
+        let found = names("/dev", "nvidia").into_iter().filter(numbered);
+        devices.extend(found.map(|name| json!({ "vendor": "nvidia", "device_id": name })));
+    }
+    devices
+}
+
+/// What stood around a program that was really run.
+fn features(trial: &RunResult) -> Vec<&'static str> {
+    let barriers = [
+        (Barrier::OwnNet, "netns"),
+        (Barrier::OwnUser, "userns"),
+        (Barrier::OwnPid, "pidns"),
+        (Barrier::SyscallFilter, "seccomp"),
+        (Barrier::PathRules, "landlock"),
+        (Barrier::NoNewPrivileges, "no_new_privileges"),
+    ];
+    let stood = barriers.into_iter().filter(|(barrier, _)| trial.barriers.contains(barrier));
+    let held = [(Enforcer::CgroupV2, "cgroups_v2"), (Enforcer::CgroupV1, "cgroups_v1")];
+    let held = held.into_iter().filter(|(by, _)| trial.enforced_by.values().any(|found| found == by));
+    stood.map(|(_, name)| name).chain(held.map(|(_, name)| name)).collect()
+}
+
+fn outbound(policy: &Policy) -> &'static str {
+    let usual = policy.admit(health::trial()).map(|spec| spec.sandbox.network);
+    match usual {
+        Ok(Network::Doors) => "allowlist",
+        Ok(Network::Open | Network::Host) => "unrestricted",
+        Ok(Network::None) | Err(_) => "none",
+    }
+}
+
+async fn inference(facts: &NodeFacts) -> Value {
+    let Some((host, port)) = &facts.inference else {
+        return json!({ "supported": false, "mode": "disabled" });
+    };
+    let reached = tokio::time::timeout(REACHED_WITHIN, TcpStream::connect((host.as_str(), *port))).await;
+    let running = matches!(reached, Ok(Ok(_)));
+    json!({ "supported": running, "mode": "allow", "existing_service": true, "running": running })
+}
+
+/// What this node can do. Makes a real sandbox to know.
+pub async fn report(engine: &Engine, policy: &Policy, facts: &NodeFacts, address: Option<&str>) -> Value {
+    let trial = match policy.admit(health::trial()) {
+        Ok(spec) => engine.run(spec).await,
+        Err(_) => RunResult::blank(engine::fresh_id(), String::new(), engine::now()),
+    };
+    let (state, platform) = (engine.state_folder().to_owned(), Platform::look());
+    let looked = tokio::task::spawn_blocking(move || (Load::look(&state), cpu_model(), gpus())).await;
+    let (load, model, gpus) = looked.unwrap_or_default();
+    let as_user = !rustix::process::geteuid().is_root();
+    let mut sandbox = Map::new();
+    sandbox.insert("supported".to_owned(), (trial.status == Status::Succeeded).into());
+    sandbox.insert("features".to_owned(), features(&trial).into());
+    if facts.max_concurrency > 0 {
+        sandbox.insert("max_concurrency".to_owned(), facts.max_concurrency.into());
+    }
+    let mut report = json!({
+        "version": 1,
+        "reported_at": engine::now().to_string(),
+        "node": { "node_slug": facts.slug },
+        "platform": { "os": platform.os, "arch": platform.arch, "kernel_version": platform.kernel },
+        "container_runtime": {
+            "runtime": "native", "version": env!("CARGO_PKG_VERSION"),
+            // Seen where we are an ordinary user; as root nobody has tried.
+            "rootless_enabled": as_user,
+        },
+        "compute": { "cpu_cores": cores(), "ram_mb": load.memory_total_mb, "storage_free_mb": load.disk_free_mb },
+        "gpu": { "present": !gpus.is_empty() },
+        "sandbox": sandbox,
+        "network": { "outbound_policy": outbound(policy) },
+        "inference": inference(facts).await,
+        "managed_services": { "supported": false },
+    });
+    if as_user && trial.status == Status::Succeeded {
+        report["container_runtime"]["rootless_supported"] = true.into();
+    }
+    let mut add = |part: &str, name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            report[part][name] = value;
+        }
+    };
+    add("platform", "distro", platform.distro.map(Value::from));
+    add("compute", "cpu_model", model.map(Value::from));
+    add("gpu", "devices", (!gpus.is_empty()).then(|| gpus.into()));
+    add("worker_api", "base_url", address.map(Value::from));
+    add("tls", "worker_api_server_cert_pem", facts.certificate.clone().map(Value::from));
+    report
+}
+
+/// The same but for what always changes.
+fn lasting(report: &Value) -> Value {
+    let mut report = report.clone();
+    report["reported_at"] = Value::Null;
+    report["compute"]["storage_free_mb"] = Value::Null;
+    report
+}
+
+impl Gateway {
+    /// Looks at what this node can do, now and every few minutes, and says so if it changes.
+    pub(crate) async fn look_at_capability(self) {
+        loop {
+            let now = self.fresh_report().await;
+            let before = self.swap_report(now.clone());
+            if before.as_ref().map(lasting) != Some(lasting(&now)) {
+                let about = match before {
+                    None => "capability report made",
+                    Some(_) => "capability report changed",
+                };
+                crate::log::tell(crate::log::Line::new(
+                    crate::log::Level::Info,
+                    "capability_report",
+                    about,
+                    crate::log::Fields::default(),
+                ));
+            }
+            tokio::time::sleep(BETWEEN_LOOKS).await;
+        }
+    }
+
+    async fn fresh_report(&self) -> Value {
+        report(self.engine(), self.policy(), self.facts(), self.address()).await
+    }
+}
+
+/// What this node can do
+///
+/// By looking, and by making a sandbox.
+#[utoipa::path(get, path = "/v1/worker/capability", tag = "worker", responses(
+    (status = 200, description = "The report, made now", body = Object),
+    (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
+async fn capability(State(gateway): State<Gateway>, caller: Caller) -> Result<Json<Value>, Problem> {
+    caller.require(Scope::Admin)?;
+    let report = gateway.fresh_report().await;
+    gateway.swap_report(report.clone());
+    Ok(Json(report))
+}
+
+pub(super) fn routes() -> OpenApiRouter<Gateway> {
+    OpenApiRouter::new().routes(routes!(capability))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_are_those_that_stood_in_a_real_run() {
+        let mut trial = RunResult::blank(engine::fresh_id(), String::new(), engine::now());
+        assert_eq!(features(&trial), Vec::<&str>::new());
+        trial.barriers = vec![Barrier::OwnNet, Barrier::SyscallFilter];
+        trial.enforced_by = [("memory", Enforcer::CgroupV1), ("cpu", Enforcer::Rlimit)].into();
+        assert_eq!(features(&trial), ["netns", "seccomp", "cgroups_v1"]);
+    }
+
+    #[test]
+    fn what_is_seen_of_this_machine_can_be() {
+        let load = Load::look(Path::new("/"));
+        assert!(load.memory_total_mb > 0 && load.memory_total_mb >= load.memory_free_mb);
+        assert!(load.disk_total_mb > 0 && load.disk_total_mb >= load.disk_free_mb);
+        assert!(cores() > 0 && !Platform::look().kernel.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_model_server_is_there_once_it_is_reached() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let facts = NodeFacts { inference: Some(("127.0.0.1".to_owned(), port)), ..NodeFacts::named(None) };
+        assert_eq!(inference(&facts).await["supported"], true);
+        drop(listener);
+        assert_eq!(inference(&facts).await["supported"], false);
+        assert_eq!(inference(&NodeFacts::default()).await["mode"], "disabled");
+    }
+}

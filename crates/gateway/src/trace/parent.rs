@@ -1,0 +1,149 @@
+//! The words of W3C Trace Context: who called us, in a header that anybody may have written.
+
+use http::HeaderMap;
+
+/// More than this is no `tracestate` of any use.
+const LONGEST_STATE: usize = 512;
+const MOST_MEMBERS: usize = 32;
+
+/// Of which trace a caller is part, and where in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parent {
+    /// The trace.
+    pub trace: [u8; 16],
+    /// The caller's span.
+    pub span: [u8; 8],
+    /// Bit 0: it is recorded.
+    pub flags: u8,
+    /// What others keep with it; passed on, never read.
+    pub state: Option<String>,
+}
+
+impl Parent {
+    /// Reads a `traceparent`; nothing if it is none.
+    pub fn read(text: &str) -> Option<Parent> {
+        let bytes = text.as_bytes();
+        let (version, flags) = (hex::<1>(bytes.get(..2)?)?[0], hex::<1>(bytes.get(53..55)?)?[0]);
+        let dashes = [2, 35, 52].iter().all(|at| bytes.get(*at) == Some(&b'-'));
+        // A later version may have more behind, and this one has not.
+        let ends = match version {
+            0 => bytes.len() == 55,
+            0xff => false,
+            _ => matches!(bytes.get(55), None | Some(b'-')),
+        };
+        let (trace, span) = (hex::<16>(bytes.get(3..35)?)?, hex::<8>(bytes.get(36..52)?)?);
+        let good = dashes && ends && trace != [0; 16] && span != [0; 8];
+        good.then_some(Parent { trace, span, flags: flags & 1, state: None })
+    }
+
+    /// Reads the headers of a request. What is malformed, or there twice, is as if it were not there.
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Parent> {
+        let mut told = headers.get_all("traceparent").iter();
+        let (Some(one), None) = (told.next(), told.next()) else { return None };
+        let parent = Parent::read(one.to_str().ok()?)?;
+        let state: Option<Vec<_>> =
+            headers.get_all("tracestate").iter().map(|value| value.to_str().ok()).collect();
+        let state = state.map(|parts| parts.join(",")).filter(|state| is_state(state));
+        Some(Parent { state, ..parent })
+    }
+
+    /// As it is passed on.
+    pub fn written(trace: &[u8; 16], span: &[u8; 8], flags: u8) -> String {
+        format!("00-{}-{}-{flags:02x}", shown(trace), shown(span))
+    }
+}
+
+/// Whether this is a list of members: `name=value`, a few of them, each name once.
+pub fn is_state(text: &str) -> bool {
+    let plain = |byte: u8| (0x20..0x7f).contains(&byte);
+    let members: Vec<_> = text.split(',').map(str::trim).filter(|member| !member.is_empty()).collect();
+    let mut names: Vec<_> =
+        members.iter().filter_map(|member| member.split_once('=').map(|(name, _)| name)).collect();
+    let all_named = names.len() == members.len();
+    let name = |name: &&str| {
+        let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-*/@".contains(&byte);
+        (1..=256).contains(&name.len()) && name.bytes().all(known)
+    };
+    let good = all_named && names.iter().all(name);
+    names.sort_unstable();
+    names.dedup();
+    text.len() <= LONGEST_STATE
+        && text.bytes().all(plain)
+        && (1..=MOST_MEMBERS).contains(&members.len())
+        && good
+        && names.len() == members.len()
+}
+
+/// In lower case, as the words demand.
+fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let mut bytes = [0; N];
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = digit(*text.get(2 * index)?)? << 4 | digit(*text.get(2 * index + 1)?)?;
+    }
+    (text.len() == 2 * N).then_some(bytes)
+}
+
+/// The same the other way.
+pub(crate) fn shown(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    #[test]
+    fn a_parent_is_read_as_it_is_written() {
+        let parent = Parent::read(GOOD).unwrap();
+        assert_eq!(Parent::written(&parent.trace, &parent.span, parent.flags), GOOD);
+        let later = Parent::read(&format!("cc{}-what-the-future-brings", &GOOD[2..])).unwrap();
+        assert_eq!((later.trace, later.span), (parent.trace, parent.span));
+    }
+
+    #[test]
+    fn what_is_malformed_is_as_if_it_were_not_there() {
+        let zeros = ["0".repeat(32), "0".repeat(16)];
+        for bad in [
+            "",
+            &GOOD[..54],
+            &format!("{GOOD}-more"),
+            &GOOD.to_uppercase(),
+            &format!("ff{}", &GOOD[2..]),
+            &format!("cc{}x", &GOOD[2..]),
+            &GOOD.replace('-', "_"),
+            &GOOD.replace("4bf92f3577b34da6a3ce929d0e0e4736", &zeros[0]),
+            &GOOD.replace("00f067aa0ba902b7", &zeros[1]),
+            &GOOD.replace('b', "é"),
+            &format!("{GOOD} "),
+        ] {
+            assert_eq!(Parent::read(bad), None, "{bad}");
+        }
+        let twice: HeaderMap = [("traceparent", GOOD), ("traceparent", GOOD)].iter().fold(
+            HeaderMap::new(),
+            |mut all, (name, value)| {
+                all.append(*name, value.parse().unwrap());
+                all
+            },
+        );
+        assert_eq!(Parent::of(&twice), None);
+    }
+
+    #[test]
+    fn a_state_is_a_short_list_of_named_values() {
+        for good in ["a=1", "rojo=00f067,congo=t61", "fw529a3039@dt=x y ,b=", "a=1,,b=2"] {
+            assert!(is_state(good), "{good}");
+        }
+        let long = format!("a={}", "x".repeat(600));
+        let many: Vec<_> = (0..33).map(|n| format!("k{n}=v")).collect();
+        for bad in ["", "a", "=1", "A=1", "a=1,a=2", "a=\u{7}", &long, &many.join(",")] {
+            assert!(!is_state(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+use super::*;
+use std::path::PathBuf;
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("airlock-telemetry-{}-{name}", std::process::id()));
+        _ = std::fs::remove_dir_all(&path);
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn container<'a>(id: &'a str, owner: &'a str, at_ms: u64) -> NewContainer<'a> {
+    NewContainer {
+        id,
+        owner,
+        runtime: "native",
+        image: "host",
+        labels: "{}",
+        at_ms,
+        ..NewContainer::default()
+    }
+}
+
+fn log(name: &str, at_ms: u64, lines: &str) -> LogRow {
+    LogRow {
+        at_ms,
+        source_kind: "container".to_owned(),
+        source_name: name.to_owned(),
+        stream: "stdout".to_owned(),
+        lines: lines.to_owned(),
+        ..LogRow::default()
+    }
+}
+
+fn end(stopped_ms: u64) -> ContainerEnd<'static> {
+    let (started_ms, removed_ms) = (Some(stopped_ms - 1), stopped_ms);
+    ContainerEnd { status: "exited", exit_code: Some(0), started_ms, stopped_ms, removed_ms }
+}
+
+const ALL: Kept =
+    Kept { logs_since_ms: 0, containers_since_ms: 0, log_bytes: u64::MAX, containers: u32::MAX };
+
+#[test]
+fn a_container_has_four_moments_and_what_was_open_at_a_start_is_lost() {
+    let folder = Folder::new("moments");
+    let served = Served::open(&folder.0).unwrap();
+    let boot = served.boot("1", "k", 1, 5).unwrap();
+    served
+        .together(|writing| {
+            writing.add_container(&container("a", "acme", 10))?;
+            writing.add_container(&container("b", "acme", 10))?;
+            writing.start_container("a", 11)?;
+            writing.end_container("a", &end(20))?;
+            // Too late: it is over.
+            writing.start_container("a", 30)
+        })
+        .unwrap();
+    let a = served.container("a").unwrap().unwrap();
+    let moments = (a.created_ms, a.started_ms, a.stopped_ms, a.removed_ms);
+    assert_eq!((a.status.as_str(), moments), ("exited", (10, Some(11), Some(20), Some(20))));
+    let next = served.boot("1", "k", 2, 40).unwrap();
+    assert_eq!(served.ended_before(next).unwrap().as_deref(), Some("killed"));
+    assert_eq!(served.container("b").unwrap().unwrap().status, "lost");
+    assert_eq!(served.container("a").unwrap().unwrap().status, "exited");
+    served.shut_down(next, "clean", 50).unwrap();
+    let last = served.boot("1", "k", 3, 60).unwrap();
+    assert_eq!(served.ended_before(last).unwrap().as_deref(), Some("clean"));
+    assert_eq!(served.ended_before(boot).unwrap(), None);
+}
+
+#[test]
+fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
+    let folder = Folder::new("prune");
+    let served = Served::open(&folder.0).unwrap();
+    served
+        .together(|writing| {
+            for (id, owner, at) in [("a", "one", 10), ("b", "one", 20), ("c", "one", 30), ("d", "two", 5)] {
+                writing.add_container(&container(id, owner, at))?;
+                writing.end_container(id, &end(at + 1))?;
+            }
+            writing.add_container(&container("open", "one", 1))?;
+            (0..5).try_for_each(|at| writing.add_log(&log("a", at, "0123456789")))
+        })
+        .unwrap();
+    let names = || {
+        let filter = ContainerFilter { limit: 100, ..ContainerFilter::default() };
+        let rows = served.containers(&filter).unwrap();
+        rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
+    };
+    let times = || {
+        let mut times = Vec::new();
+        let filter =
+            LogFilter { source_kind: "container".into(), source_name: "a".into(), ..LogFilter::default() };
+        served
+            .logs(&filter, |row| {
+                times.push(row.at_ms);
+                true
+            })
+            .unwrap();
+        times
+    };
+    assert_eq!(served.prune_telemetry(&ALL).unwrap(), 0);
+    served.prune_telemetry(&Kept { logs_since_ms: 1, containers_since_ms: 10, ..ALL }).unwrap();
+    assert_eq!(
+        (names(), times()),
+        (vec!["open".into(), "c".into(), "b".into(), "a".into()], vec![1, 2, 3, 4])
+    );
+    served.prune_telemetry(&Kept { log_bytes: 25, containers: 2, ..ALL }).unwrap();
+    assert_eq!((names(), times()), (vec!["open".into(), "c".into(), "b".into()], vec![3, 4]));
+}
+
+#[test]
+fn whoever_has_the_most_containers_loses_the_oldest_first() {
+    let folder = Folder::new("fair");
+    let served = Served::open(&folder.0).unwrap();
+    served
+        .together(|writing| {
+            writing.add_container(&container("hers", "quiet", 1))?;
+            writing.end_container("hers", &end(2))?;
+            (0..50).try_for_each(|n| {
+                let id = format!("his{n}");
+                writing.add_container(&container(&id, "noisy", 10 + n))?;
+                writing.end_container(&id, &end(100))
+            })
+        })
+        .unwrap();
+    served.prune_telemetry(&Kept { containers: 3, ..ALL }).unwrap();
+    assert!(served.container("hers").unwrap().is_some());
+    assert!(served.container("his49").unwrap().is_some() && served.container("his0").unwrap().is_none());
+}
+
+#[test]
+fn pages_without_use_are_given_back() {
+    let folder = Folder::new("vacuum");
+    let served = Served::open(&folder.0).unwrap();
+    let text = "x".repeat(4000);
+    served.together(|writing| (0..500).try_for_each(|at| writing.add_log(&log("a", at, &text)))).unwrap();
+    served.prune_telemetry(&Kept { logs_since_ms: 1000, ..ALL }).unwrap();
+    let mut left = vec![served.vacuum().unwrap()];
+    while left.last() != Some(&0) && left.len() < 100 {
+        left.push(served.vacuum().unwrap());
+    }
+    assert!(left[0] > 0 && left.last() == Some(&0), "{left:?}");
+    assert!(left.windows(2).all(|two| two[0] > two[1]), "{left:?}");
+}
