@@ -32,7 +32,7 @@ mod workspaces;
 mod writer;
 
 pub use caller::{Caller, Scope};
-pub use node::settings::{Mode, Node, Resources};
+pub use node::settings::{Logging, Mode, Node, Resources};
 pub use keys::{Key, KeyError, Keys, Token};
 pub use openapi::document as openapi;
 pub use problem::Problem;
