@@ -12,6 +12,7 @@ mod file;
 mod images;
 mod jobs;
 mod local;
+pub(crate) mod node;
 mod operator;
 mod prices;
 mod provider;
@@ -23,7 +24,7 @@ pub(crate) use self::{
     artifacts::{Artifacts, Bucket, Store},
     doors::Doors,
     serve::{Place, Serve},
-    telemetry::Telemetry,
+    telemetry::{Telemetry, log_file},
 };
 
 use ::doors::{

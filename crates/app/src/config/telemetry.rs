@@ -53,6 +53,11 @@ impl Telemetry {
     }
 }
 
+/// A file of the usual size.
+pub(crate) fn log_file(path: PathBuf) -> LogFile {
+    LogFile { path, size: USUAL_SIZE, keep: USUAL_KEEP }
+}
+
 fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError> {
     let mut log = LogSettings::default();
     let mut file: Option<PathBuf> = None;

@@ -4,7 +4,7 @@
 use crate::{Problem, problem::Answer};
 use http::StatusCode;
 use spec::{Cpus, ImagePattern, ImageRef, RunRequest, Size};
-use std::{path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 /// The most that a body of the worker API may have.
 const LARGEST_REQUEST: usize = 10 << 20;
@@ -33,6 +33,14 @@ pub struct Resources {
 /// What a gateway is told as a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
+    /// What it is called, and words of the operator's about it.
+    pub id: Option<String>,
+    /// The same for people.
+    pub name: Option<String>,
+    /// By which work finds it.
+    pub labels: BTreeMap<String, String>,
+    /// Whatever else.
+    pub metadata: BTreeMap<String, String>,
     /// Whether it takes work.
     pub mode: Mode,
     /// Whether jobs may have the inference door.
@@ -56,6 +64,10 @@ pub struct Node {
 impl Default for Node {
     fn default() -> Node {
         Node {
+            id: None,
+            name: None,
+            labels: BTreeMap::new(),
+            metadata: BTreeMap::new(),
             mode: Mode::Allow,
             inference: true,
             backend: None,
