@@ -1,5 +1,7 @@
 //! What the claims about a node share: the real server, and keys of tenants.
 
+pub mod payers;
+
 pub use gateway_tests::{Answer, Folder, Server};
 use serde_json::json;
 

@@ -34,12 +34,7 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 }
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
-    let Some(client) = global.server(surroundings)? else {
-        return Err(Failure::invalid(
-            "a quota is a server's: this machine by itself has no tenants",
-            "give --server URL, or set AIRLOCK_URL",
-        ));
-    };
+    let client = global.needs_server(surroundings)?;
     let path = format!("/v1/quota{}", query(&[("tenant", options.tenant.clone())]));
     let told: Value = super::runtime()?.block_on(client.json(Ask::get(path)))?;
     match options.json {

@@ -1,0 +1,213 @@
+//! Bills: what a tenant is told that it used is what the provider says it served, whoever asks, in whatever form, and
+//! however the server ended meanwhile.
+
+use doors_tests::money::{dollars, price};
+use node_tests::{
+    Folder, Server, key_of,
+    payers::{Payers, cost, order},
+};
+use provider::Fault;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::process::Command;
+
+const ALL: &[&str] = &["runs", "sandboxes", "usage"];
+
+fn usage(server: &Server, key: &str, query: &str) -> Value {
+    let answer = server.ask(key, "GET", &format!("/v1/usage{query}"), &[], &Value::Null);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["rows"].clone()
+}
+
+/// Name, calls and money of each row.
+fn sums(rows: &Value) -> Vec<(String, u64, u64)> {
+    let rows = rows.as_array().expect("rows").iter();
+    let number = |row: &Value, name: &str| row[name].as_u64().expect("a number");
+    rows.map(|row| {
+        let key = row["key"].as_str().expect("a key").to_owned();
+        (key, number(row, "calls"), number(row, "cost_nano_usd"))
+    })
+    .collect()
+}
+
+#[test]
+fn a_tenant_is_told_exactly_what_the_provider_served_it_and_nothing_of_others() {
+    let payers = Payers::new("");
+    let server = &payers.server;
+    let [one, two, other] =
+        [("acme", 1), ("acme", 2), ("else", 1)].map(|(tenant, _)| key_of(server, tenant, ALL));
+    payers.call(&one, &["a", "a"]);
+    let second = payers.call(&two, &["a"]);
+    let theirs = payers.call(&other, &["b", "=1+1"]);
+    let served = payers.provider.await_served(|served| served.open == 0);
+    let of = |model: &str| {
+        let calls: Vec<_> = served.calls.iter().filter(|call| call.model == model).collect();
+        (calls.len() as u64, calls.iter().map(|call| price(&call.tokens)).sum::<u64>())
+    };
+    let ((a, a_money), (b, b_money), (c, c_money)) = (of("a"), of("b"), of("=1+1"));
+    assert_eq!((a, b, c), (3, 1, 1));
+    let acme = ("acme".to_owned(), a, a_money);
+    for key in [&one, &two] {
+        for query in ["?by=tenant", "?by=tenant&tenant=else", "?by=tenant&tenant=nobody"] {
+            assert_eq!(sums(&usage(server, key, query)), [acme.clone()], "{query}");
+        }
+        assert_eq!(sums(&usage(server, key, "?by=model")), [("a".to_owned(), a, a_money)]);
+    }
+    let all = sums(&usage(server, &server.admin, "?by=tenant"));
+    assert_eq!(all.iter().map(|(_, _, money)| money).sum::<u64>(), price(&served.tokens));
+    assert!(all.contains(&acme) && all.contains(&("else".to_owned(), b + c, b_money + c_money)), "{all:?}");
+    assert_eq!(sums(&usage(server, &server.admin, "?by=model&tenant=acme")), [("a".to_owned(), a, a_money)]);
+    let run = |key: &str, id: &Value| {
+        let path = format!("/v1/usage?run={}", id.as_str().expect("a name"));
+        let answer = server.ask(key, "GET", &path, &[], &Value::Null);
+        (answer.status, answer.text())
+    };
+    assert_eq!(run(&one, &second["run_id"]).0, 200, "whichever key of the tenant it was");
+    assert_eq!(run(&one, &theirs["run_id"]), run(&one, &json!("no-such-run")));
+    assert_eq!(run(&one, &theirs["run_id"]).0, 404);
+}
+
+#[test]
+fn tables_say_the_same_as_json_and_steer_no_spreadsheet() {
+    let payers = Payers::new("");
+    let server = &payers.server;
+    let key = key_of(server, "acme", ALL);
+    payers.call(&key, &["m", "=1+1", "@x"]);
+    payers.provider.await_served(|served| served.open == 0);
+    let csv = |path: &str, headers: &[(&str, &str)]| {
+        let answer = server.ask(&key, "GET", path, headers, &Value::Null);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert!(answer.header("content-type").expect("a type").starts_with("text/csv"));
+        answer.text()
+    };
+    let table = csv("/v1/usage?by=model&format=csv", &[]);
+    assert_eq!(csv("/v1/usage?by=model", &[("accept", "text/csv")]), table);
+    let rows = usage(server, &key, "?by=model");
+    let quoted = |key: &str| match key {
+        key if key.starts_with(['=', '@']) => format!("\"'{key}\""),
+        key => format!("\"{}\"", key.replace('"', "\"\"")),
+    };
+    let expected: Vec<_> = sums(&rows)
+        .into_iter()
+        .map(|(key, calls, money)| (quoted(&key), format!("{calls},"), format!(",{money},")))
+        .collect();
+    let lines: Vec<_> = table.split("\r\n").collect();
+    assert_eq!((lines.len(), lines[4], expected.len()), (5, "", 3), "{table}");
+    assert!(lines[0].starts_with("model,calls,input_tokens,"), "{table}");
+    for (line, (key, calls, money)) in lines[1..4].iter().zip(expected) {
+        let rest = line.strip_prefix(&format!("{key},")).unwrap_or_else(|| panic!("{line} {key}"));
+        assert!(rest.starts_with(&calls) && rest.contains(&money), "{line}");
+    }
+    let command = |words: &[&str]| {
+        let mut airlock = Command::new(cli::airlock());
+        airlock.arg("--config").arg(server.folder.at("config.toml"));
+        let output = airlock.arg("--state").arg(server.folder.at("state")).args(words).output();
+        String::from_utf8(output.expect("airlock starts").stdout).expect("text")
+    };
+    let local = command(&["usage", "--by", "model", "--tenant", "acme", "--csv"]);
+    assert_eq!(local, table, "the same at the machine itself");
+}
+
+#[test]
+fn days_and_months_are_asked_for_and_what_may_change_says_so() {
+    let payers = Payers::new("");
+    let server = &payers.server;
+    let key = key_of(server, "acme", ALL);
+    payers.call(&key, &["m"]);
+    let rows = usage(server, &key, "?by=day");
+    let today = rows[0]["key"].as_str().expect("a day").to_owned();
+    let row = |query: &str| usage(server, &key, query)[0].clone();
+    let day = row(&format!("?by=tenant&day={today}"));
+    assert_eq!((&day["cost_nano_usd"], &day["runs"]), (&json!(cost()), &json!(1)), "{day}");
+    assert_eq!(row(&format!("?by=tenant&month={}", &today[..7])), day);
+    assert_eq!((&day["may_change"], &rows[0]["may_change"]), (&json!(true), &json!(true)));
+    assert!(day["cpu_ms"].as_u64().is_some_and(|cpu| cpu > 0), "{day}");
+    assert_eq!(usage(server, &key, "?by=tenant&day=2020-01-01"), json!([]));
+    assert_eq!(usage(server, &key, "?by=day&until_ms=1000"), json!([]));
+    for bad in ["?day=2020-02-30", "?month=2020-13", "?day=2020-01-01&month=2020-01", "?since_ms=-1", "?by=x"]
+    {
+        let answer = server.ask(&key, "GET", &format!("/v1/usage{bad}"), &[], &Value::Null);
+        assert_eq!(answer.status, 400, "{bad}: {}", answer.text());
+    }
+}
+
+#[test]
+fn what_was_reserved_counts_in_the_day_of_a_tenant_although_its_server_was_killed() {
+    let configuration = format!("[tenant.acme]\nday_usd = {}\n", dollars(2 * cost()));
+    let payers = Payers::new(&configuration);
+    let [acme, other] = ["acme", "else"].map(|tenant| key_of(&payers.server, tenant, ALL));
+    assert_eq!(payers.call(&acme, &["m"])["stdout"], "200 ");
+    payers.provider.next(Fault::HoldHeaders);
+    let asked =
+        payers.server.request(&acme, "POST", "/v1/runs", &[("prefer", "respond-async")], &order(&["m"]));
+    assert_eq!(payers.server.client.open(&asked).answer().status, 202);
+    payers.provider.await_served(|served| served.held == 1);
+    let Payers { server, provider, configuration, .. } = &mut { payers };
+    let server = std::mem::replace(server, Server::new()).restart(Signal::KILL, configuration);
+    provider.release();
+    let rows = usage(&server, &acme, "?by=tenant");
+    assert_eq!(sums(&rows), [("acme".to_owned(), 2, 2 * cost())], "{rows}");
+    assert_eq!(rows[0]["unsettled_nano_usd"], json!(cost()), "apart, since nobody saw its end");
+    let quota = server.ask(&acme, "GET", "/v1/quota", &[], &Value::Null).json();
+    assert_eq!(quota["money_of_day"]["spent_nano_usd"], json!(2 * cost()), "{quota}");
+    let refused = server.ask(&acme, "POST", "/v1/runs", &[], &order(&["m"]));
+    assert_eq!(
+        (refused.status, &refused.json()["code"]),
+        (429, &json!("budget_exceeded")),
+        "{}",
+        refused.text()
+    );
+    assert!(refused.text().contains("tenant_day_usd") && refused.text().contains("begins anew"));
+    let seconds: u64 = refused.header("retry-after").and_then(|text| text.parse().ok()).expect("when");
+    assert!(seconds <= 86_400);
+    let without = json!({ "command": ["echo", "hello"] });
+    assert_eq!(server.ask(&acme, "POST", "/v1/runs", &[], &without).json()["stdout"], "hello\n", "no model");
+    let theirs = server.ask(&other, "POST", "/v1/runs", &[], &order(&["m"]));
+    assert_eq!(theirs.json()["stdout"], "200 ", "the day of another is his own");
+    let mut verify = Command::new(cli::airlock());
+    verify.arg("--state").arg(server.folder.at("state")).args(["usage", "--verify"]);
+    let verified = verify.output().expect("airlock starts");
+    assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stderr));
+}
+
+#[test]
+fn a_spent_day_ends_the_call_by_its_name_and_not_the_run_and_all_runs_of_a_tenant_share_it() {
+    let configuration = format!("[tenant.\"*\"]\nday_usd = {}\n", dollars(3 * cost()));
+    let payers = Payers::new(&configuration);
+    let [one, two, other] = ["acme", "acme", "else"].map(|tenant| key_of(&payers.server, tenant, ALL));
+    assert_eq!(payers.call(&one, &["m", "m"])["stdout"], "200 200 ");
+    let result = payers.call(&two, &["m", "m"]);
+    assert_eq!(result["stdout"], "200 402 limit `tenant_day_usd`\n", "{result}");
+    assert_eq!(
+        (&result["status"], &result["usage"]["llm"]["calls"]),
+        (&json!("succeeded"), &json!(1)),
+        "{result}"
+    );
+    assert_eq!(payers.call(&other, &["m", "m", "m"])["stdout"], "200 200 200 ", "each for itself");
+    let served = payers.provider.await_served(|served| served.open == 0);
+    assert_eq!((served.count, price(&served.tokens)), (6, 6 * cost()));
+    let of = |tenant: &str| (tenant.to_owned(), 3, 3 * cost());
+    assert_eq!(sums(&usage(&payers.server, &payers.server.admin, "?by=tenant")), [of("acme"), of("else")]);
+}
+
+#[test]
+fn a_server_and_a_proxy_do_not_own_the_money_of_one_folder() {
+    let server = Server::new();
+    let mut proxy = Command::new(cli::airlock());
+    proxy.args(["proxy", "--listen", "127.0.0.1:0", "--state"]).arg(server.folder.at("state"));
+    let refused = proxy.output().expect("airlock starts");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(125), "{said}");
+    assert!(said.contains("belongs to another process") && said.contains("airlock serve"), "{said}");
+    let folder = Folder::new();
+    let mut proxy = Command::new(cli::airlock());
+    proxy.args(["proxy", "--json", "--listen", "127.0.0.1:0", "--state"]).arg(folder.at("state"));
+    let mut proxy = proxy.stdout(std::process::Stdio::piped()).spawn().expect("airlock starts");
+    let mut line = String::new();
+    let stdout = proxy.stdout.as_mut().expect("it is ours");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).expect("it is ready");
+    let said = gateway_tests::refusal(&mut gateway_tests::serve(&folder, "", &[]));
+    assert!(said.contains("airlock proxy"), "{said}");
+    proxy.kill().expect("it is ours");
+    proxy.wait().expect("it ends");
+}
