@@ -184,7 +184,8 @@ pub struct SandboxSpec {
 impl RunSpec {
     /// Whether anything outside can be reached, be it only some of it.
     pub fn reaches_out(&self) -> bool {
-        let egress = self.grants.egress.as_ref().is_some_and(|egress| egress.learn || !egress.rules.is_empty());
+        let egress =
+            self.grants.egress.as_ref().is_some_and(|egress| egress.learn || !egress.rules.is_empty());
         egress || self.sandbox.network == Network::Host
     }
 
@@ -936,7 +937,9 @@ mod tests {
                 let mut spec = Policy::default().admit(request).unwrap();
                 assert_eq!(spec.reaches_out(), ["standard", "permissive"].contains(&profile), "{profile}");
                 spec.close_egress();
-                assert!(!spec.reaches_out() && spec.sandbox.passing.is_none() && !spec.sandbox.leads_everywhere);
+                assert!(
+                    !spec.reaches_out() && spec.sandbox.passing.is_none() && !spec.sandbox.leads_everywhere
+                );
                 assert_eq!((spec.sandbox.network, &spec.sandbox.doors), (network, &spec.grants.ports()));
             }
         }

@@ -59,6 +59,9 @@ pub(crate) struct Live {
     terminated: watch::Sender<Option<Duration>>,
     keeping: Keeping,
     pub(super) held: Held,
+    /// The caller's task and job.
+    pub(crate) task: Option<Id>,
+    pub(crate) job: Option<Id>,
 }
 
 /// How much is kept of a run, and what is kept with it.
@@ -187,7 +190,8 @@ pub(crate) async fn take(gateway: &Gateway, asked: Asked) -> Answer<Taken> {
     let owner = crate::caller::owner_of(&asked.owner)?;
     let feed = gateway.engine().feed(Some(&owner), FEED_BYTES);
     let live = Live::new(asked.id.clone(), &asked.owner, feed);
-    let live = Arc::new(Live { keeping: asked.keeping.clone(), ..live });
+    let (task, job) = (asked.task.clone(), asked.job.clone());
+    let live = Arc::new(Live { keeping: asked.keeping.clone(), task, job, ..live });
     let (listed, of) = (live.clone(), gateway.clone());
     let accepted = gateway.writer().write(move |writing| list(&of, writing, &asked, &listed)).await;
     match accepted {
@@ -263,7 +267,8 @@ impl Live {
     pub(super) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
         let (terminated, keeping, held) = (watch::Sender::default(), Keeping::default(), Held::default());
-        Live { id, owner: owner.to_owned(), feed, progress, cancelled, terminated, keeping, held }
+        let (task, job) = (None, None);
+        Live { id, owner: owner.to_owned(), feed, progress, cancelled, terminated, keeping, held, task, job }
     }
 
     /// Waits until whoever must not miss anything has room for more. Once it is to end, nobody does; nor once its program
@@ -285,8 +290,24 @@ impl Live {
 
     /// Asks its program to end by itself within this time.
     pub(crate) fn terminate(&self, grace: Duration) {
-        let least = |asked: &mut Option<Duration>| *asked = Some(asked.map_or(grace, |before| before.min(grace)));
+        let least =
+            |asked: &mut Option<Duration>| *asked = Some(asked.map_or(grace, |before| before.min(grace)));
         self.terminated.send_modify(least);
+    }
+
+    /// It is carried out from now on.
+    pub(crate) fn begins(&self) {
+        self.progress.send_modify(|progress| progress.started = Some(Vec::new()));
+    }
+
+    /// Waits until somebody asks for its end, in whatever way.
+    pub(crate) async fn to_end(&self) {
+        let (mut cancelled, mut terminated) = (self.cancelled.subscribe(), self.terminated.subscribe());
+        // Their senders live as long as this does.
+        tokio::select! {
+            _ = cancelled.wait_for(|cancelled| *cancelled) => {}
+            _ = terminated.wait_for(Option::is_some) => {}
+        }
     }
 
     /// Whether anybody has asked for its end.
