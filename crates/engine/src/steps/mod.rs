@@ -19,13 +19,13 @@ mod search;
 
 pub(crate) use folder::sweep;
 
-use crate::{Engine, Session, files::Bounds, keep::Keeper, making::until_cancelled};
+use crate::{Engine, Session, SessionKept, files::Bounds, keep::Keeper, making::until_cancelled};
 use bench::Bench;
 use folder::JobFolder;
 use spec::{
-    ArtifactRef, BadJob, ErrorCode, ErrorInfo, ExecutionMode, InferenceSource, Json, MOST_JOB_BYTES, Policy,
-    RunRequest, SessionRequest, SessionSpec, StepAction, StepArtifact, StepJob, StepsResult, Time, Truncated,
-    WorkspacePath,
+    ArtifactRef, BadJob, Barrier, ErrorCode, ErrorInfo, ExecutionMode, InferenceSource, Json, MOST_JOB_BYTES,
+    Policy, RunRequest, SessionRequest, SessionSpec, StepAction, StepArtifact, StepJob, StepsResult, Time,
+    Truncated, WorkspacePath,
 };
 use std::{ffi::OsString, path::Path, time::Duration};
 use tokio::sync::watch;
@@ -176,6 +176,8 @@ fn told(error: &ErrorInfo) -> String {
 pub struct Carried {
     pub result: StepsResult,
     pub said: Said,
+    /// Behind which it was carried out; none if it never was.
+    pub barriers: Vec<Barrier>,
 }
 
 /// What a program wrote, the beginning of it, and how it exited. Steps have their own outputs.
@@ -190,7 +192,7 @@ pub struct Said {
 
 impl From<StepsResult> for Carried {
     fn from(result: StepsResult) -> Carried {
-        Carried { result, said: Said::default() }
+        Carried { result, said: Said::default(), barriers: Vec::new() }
     }
 }
 
@@ -262,17 +264,23 @@ impl Engine {
         if cut_short {
             result = result.failed("cancelled", "the job was cancelled");
         }
-        let kept = self.keep_of_session(&session, Vec::new()).await.unwrap_or_default();
+        let keep = session.spec().run.keep;
+        let kept = match keep {
+            true => self.keep_of_session(&session, Vec::new()).await.unwrap_or_default(),
+            false => SessionKept::default(),
+        };
         let ended = session.end().await;
         if let (Carrier::Program(_), Some(folder)) = (&carrier, folder) {
             result = agent::read_result(folder, job, &said, result);
         }
         if let Some(folder) = folder {
             result.inference_used = Some(ended.usage.llm.calls > 0);
-            name_artifacts(&mut result, self.keep_of_job(&session, folder).await, "/job/");
+            if keep {
+                name_artifacts(&mut result, self.keep_of_job(&session, folder).await, "/job/");
+            }
         }
         name_artifacts(&mut result, kept.kept, "/workspace/");
-        Carried { result, said }
+        Carried { result, said, barriers: ended.barriers }
     }
 
     /// What lies in `/job/artifacts`, kept like that of a workspace.

@@ -221,30 +221,35 @@ fn admitted(gateway: &Gateway, caller: &Caller, order: &JobOrder) -> Answer<(Ask
     let request = host::admit(gateway, caller, order.request(gateway)?)?;
     let image = request.image.as_ref().map(|image| image.to_string_lossy().into_owned());
     let mut spec = gateway.policy().admit(request)?;
-    let id = order.run_id(caller)?;
-    spec.run_id = Some(id.clone());
+    spec.run_id = Some(order.run_id(caller)?);
     spec.owner = Some(caller.owner()?);
     spec.keep = caller.require(Scope::Artifacts).is_ok();
+    let about = About::of(caller, &spec);
+    Ok((Asked { about, ..asked(caller, order, image)? }, spec))
+}
+
+/// How a job is written down, and what is kept of it.
+pub(super) fn asked(caller: &Caller, order: &JobOrder, image: Option<String>) -> Answer<Asked> {
+    let id = order.run_id(caller)?;
     let name = format!("{LASTING}job {id}");
-    let asked = Asked {
+    Ok(Asked {
         id,
         owner: caller.tenant.clone(),
-        task: spec.task_id.clone(),
-        job: spec.job_id.clone(),
+        task: Id::new(order.task_id.as_str()).ok(),
+        job: Id::new(order.job_id.as_str()).ok(),
         promise: Some((name, digest(order))),
-        about: About::of(caller, &spec),
+        about: About::default(),
         keeping: Keeping {
             stream: MOST_OUTPUT,
             whole: LARGEST_KEPT,
             exact: true,
             asked: serde_json::to_value(AskedFor { image }).ok(),
         },
-    };
-    Ok((asked, spec))
+    })
 }
 
 /// A `job_id` stands for one job.
-fn of_another(problem: Problem) -> Problem {
+pub(super) fn of_another(problem: Problem) -> Problem {
     match problem.status() {
         StatusCode::UNPROCESSABLE_ENTITY | StatusCode::CONFLICT => Problem::conflict(
             "this `job_id` stands for another job",
@@ -254,7 +259,13 @@ fn of_another(problem: Problem) -> Problem {
     }
 }
 
-fn note(gateway: &Gateway, caller: &Caller, order: &JobOrder, decision: Decision, rule: &str) -> Answer<()> {
+pub(super) fn note(
+    gateway: &Gateway,
+    caller: &Caller,
+    order: &JobOrder,
+    decision: Decision,
+    rule: &str,
+) -> Answer<()> {
     let run = order.run_id(caller)?;
     gateway.note(&Entry {
         what: "job.accept",
@@ -269,7 +280,7 @@ fn note(gateway: &Gateway, caller: &Caller, order: &JobOrder, decision: Decision
     })
 }
 
-fn accepted(order: &JobOrder) -> Response {
+pub(super) fn accepted(order: &JobOrder) -> Response {
     let state = JobState {
         version: Version,
         task_id: order.task_id.to_string(),
@@ -287,7 +298,12 @@ fn accepted(order: &JobOrder) -> Response {
 }
 
 /// What a job came to that was sent before.
-async fn of_before(gateway: &Gateway, caller: &Caller, order: &JobOrder, early: bool) -> Answer<Response> {
+pub(super) async fn of_before(
+    gateway: &Gateway,
+    caller: &Caller,
+    order: &JobOrder,
+    early: bool,
+) -> Answer<Response> {
     match row(gateway, caller, &order.job_id).await {
         Ok(row) => match row.result {
             Some(kept) => told_of(gateway, caller, kept.as_bytes()),

@@ -1,17 +1,164 @@
-//! Jobs that are steps: a job spec, carried out inside by the step runner.
+//! Jobs that are steps: a job spec, carried out by the engine from outside the box, or by the program that the job names. They are
+//! accepted and kept like every job: what came of the steps is the `sba_result` of the result.
 
-use super::jobs::JobOrder;
-use crate::{Caller, Gateway, Problem, problem::Answer};
+use super::jobs::{self, JobOrder};
+use crate::{
+    Caller, Gateway, Problem, Scope,
+    problem::Answer,
+    runs::{
+        host,
+        live::{self, About, Live, Taken},
+    },
+    tenants::{Needs, What},
+};
 use axum::response::Response;
-use http::StatusCode;
+use engine::steps::{Carried, Carrier, admit, read_job};
+use spec::{RunResult, SessionSpec, Status, StepJob, StepStatus, StepsResult, Timestamp};
+use std::{sync::Arc, time::Duration};
+use store::audit::Decision;
+use tokio::sync::watch;
 
-/// Carries out the steps of a job whose `job_spec_json` is JSON; nothing else of that has been looked at.
+/// What the steps of a job may write together here, so that the result can be kept whole.
+const MOST_OUTPUT: u64 = 512 << 10;
+
+/// A job of steps that has been checked.
+struct Admitted {
+    job: StepJob,
+    document: String,
+    carrier: Carrier,
+    /// Its box; or what it has come to if there is none for it.
+    spec: Result<SessionSpec, Box<StepsResult>>,
+    profile: String,
+}
+
+/// Carries out the steps of a job, once however often it is sent, and answers with what came of it.
 pub(crate) async fn carry_out(
-    _: &Gateway,
-    _: &Caller,
-    _: &JobOrder,
-    _in_background: bool,
+    gateway: &Gateway,
+    caller: &Caller,
+    order: &JobOrder,
+    in_background: bool,
 ) -> Answer<Response> {
-    let hint = "send `sandbox.command` without `job_spec_json`".to_owned();
-    Err(Problem::new(StatusCode::NOT_IMPLEMENTED, "internal", "not built: `job_spec_json`", Some(hint)))
+    let (admitted, image) = admitted(gateway, caller, order)?;
+    jobs::note(gateway, caller, order, Decision::Allowed, "")?;
+    let mut asked = jobs::asked(caller, order, image)?;
+    let mut llm = false;
+    if let Ok(spec) = &admitted.spec {
+        asked.about = About::of(caller, &spec.run);
+        llm = spec.run.grants.llm.is_some();
+    }
+    let needs = Needs { what: What::Run, llm, storage: false };
+    let may = gateway.may_begin(&caller.tenant, needs).await;
+    let begin = {
+        let gateway = gateway.clone();
+        async move {
+            let taken = live::take(&gateway, asked, may).await?;
+            if let Taken::New(live) = &taken {
+                tokio::spawn(attend(gateway.clone(), live.clone(), admitted));
+            }
+            Ok::<_, Problem>(taken)
+        }
+    };
+    // Whoever hangs up meanwhile leaves no job behind that was accepted and never starts.
+    let taken = tokio::spawn(begin).await.map_err(|_| crate::writer::busy())?.map_err(jobs::of_another)?;
+    let live = match taken {
+        Taken::New(live) => Some(live),
+        Taken::Before(id) => gateway.runs().find(&id),
+    };
+    match live {
+        Some(_) if in_background => Ok(jobs::accepted(order)),
+        Some(live) => jobs::told_of(gateway, caller, &live.ended().await?.kept),
+        None => jobs::of_before(gateway, caller, order, in_background).await,
+    }
+}
+
+fn admitted(gateway: &Gateway, caller: &Caller, order: &JobOrder) -> Answer<(Admitted, Option<String>)> {
+    let document = order.sandbox.job_spec_json.clone().unwrap_or_default();
+    let mut job = read_job(document.as_bytes(), None).map_err(|refused| {
+        let why = refused.failure_message.unwrap_or_default();
+        Problem::invalid(
+            format!("`sandbox.job_spec_json`: {why}"),
+            "docs/steps.md shows what a job is made of",
+        )
+    })?;
+    job.constraints.max_output_bytes = job.constraints.max_output_bytes.min(MOST_OUTPUT);
+    let mut request = host::admit(gateway, caller, order.request(gateway)?)?;
+    let image = request.image.as_ref().map(|image| image.to_string_lossy().into_owned());
+    let command = std::mem::take(&mut request.command);
+    let carrier = if command.is_empty() { Carrier::Own } else { Carrier::Program(command) };
+    let profile = request.profile.clone().unwrap_or_else(|| gateway.policy().default_profile.clone());
+    let mut spec = admit(gateway.policy(), request, &job);
+    if let Ok(spec) = &mut spec {
+        spec.run.run_id = Some(order.run_id(caller)?);
+        spec.run.owner = Some(caller.owner()?);
+        spec.run.keep = caller.require(Scope::Artifacts).is_ok();
+    }
+    Ok((Admitted { job, document, carrier, spec, profile }, image))
+}
+
+/// Carries it through to its end, whoever waits for it.
+async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
+    gateway.metrics().running.inc();
+    let started_at = engine::now();
+    let Admitted { job, document, carrier, spec, profile } = admitted;
+    let carried = match spec {
+        Err(result) => Carried::from(*result),
+        Ok(spec) => {
+            let (cancel, cancelled) = watch::channel(false);
+            live.begins();
+            let work = gateway.engine().carry_out(spec, &job, document.as_bytes(), carrier, cancelled);
+            let ending = async {
+                live.to_end().await;
+                cancel.send_replace(true);
+                std::future::pending().await
+            };
+            tokio::select! {
+                carried = work => carried,
+                () = ending => Carried::from(StepsResult::of("").failed("cancelled", "the job was cancelled")),
+            }
+        }
+    };
+    let result = as_run(&live, &job, carried, started_at, profile);
+    gateway.metrics().running.dec();
+    let took = Duration::from_millis(result.duration_ms);
+    gateway.metrics().run(result.status.name(), took, (result.stdout.len() + result.stderr.len()) as u64);
+    live::conclude(&gateway, &live, result).await;
+}
+
+/// What came of it as of every run; what came of the steps is its output.
+fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, profile: String) -> RunResult {
+    let Carried { result, said, barriers } = carried;
+    let code = result.failure_code.as_deref();
+    let status = match (result.status, code) {
+        (StepStatus::Success, _) => Status::Succeeded,
+        (StepStatus::Timeout, _) => Status::TimedOut,
+        (StepStatus::Failure, Some("cancelled")) => Status::Cancelled,
+        (StepStatus::Failure, Some("oom_killed")) => Status::OomKilled,
+        (StepStatus::Failure, _) => Status::Failed,
+    };
+    let of_step = || result.steps.iter().rev().find_map(|step| step.exit_code.filter(|code| *code != 0));
+    let exit_code = match (status, code) {
+        (Status::Succeeded, _) => Some(0),
+        // Nobody knows what it would have been.
+        (_, Some("schema_validation")) | (Status::TimedOut | Status::Cancelled, _) => None,
+        _ => said.exit_code.or_else(of_step).or(Some(1)),
+    };
+    let ended_at = engine::now();
+    // It was serialized from a value of ours.
+    let output = serde_json::to_value(&result).and_then(serde_json::from_value).ok();
+    RunResult {
+        task_id: live.task.clone(),
+        job_id: live.job.clone().or_else(|| Some(job.job_id.clone())),
+        status,
+        exit_code,
+        exit_status: if status == Status::Succeeded { 0 } else { 1 },
+        stdout: said.stdout,
+        stderr: said.stderr,
+        truncated: said.truncated,
+        output,
+        started_at,
+        ended_at,
+        duration_ms: ended_at.0.saturating_sub(started_at.0),
+        barriers,
+        ..RunResult::blank(live.id.clone(), profile, started_at)
+    }
 }

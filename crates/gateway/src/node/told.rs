@@ -50,6 +50,9 @@ pub(crate) struct JobResult {
     truncated: Cut,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     artifacts: Vec<JobArtifact>,
+    /// Of a job of steps: what came of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sba_result: Option<serde_json::Value>,
     run_diagnostics: Diagnostics,
 }
 
@@ -114,6 +117,8 @@ struct Kept {
     started_at: String,
     ended_at: String,
     artifacts: Vec<ArtifactRef>,
+    #[serde(default)]
+    output: Option<serde_json::Value>,
     backend: String,
     barriers: Vec<serde_json::Value>,
     #[serde(default)]
@@ -139,6 +144,7 @@ pub(crate) fn result(kept: &[u8]) -> Option<JobResult> {
         ended_at: kept.ended_at,
         truncated,
         artifacts: kept.artifacts.into_iter().map(artifact).collect(),
+        sba_result: kept.output,
         run_diagnostics: diagnostics,
     })
 }

@@ -65,8 +65,8 @@ struct Lists {
 pub(crate) struct Live {
     pub(crate) id: Id,
     pub(crate) owner: String,
-    task: Option<Id>,
-    job: Option<Id>,
+    pub(crate) task: Option<Id>,
+    pub(crate) job: Option<Id>,
     pub(crate) feed: Feed,
     progress: watch::Sender<Progress>,
     cancelled: watch::Sender<bool>,
@@ -444,6 +444,21 @@ impl Live {
         let least =
             |asked: &mut Option<Duration>| *asked = Some(asked.map_or(grace, |before| before.min(grace)));
         self.terminated.send_modify(least);
+    }
+
+    /// It is carried out from now on.
+    pub(crate) fn begins(&self) {
+        self.progress.send_modify(|progress| progress.started = Some(Vec::new()));
+    }
+
+    /// Waits until somebody asks for its end, in whatever way.
+    pub(crate) async fn to_end(&self) {
+        let (mut cancelled, mut terminated) = (self.cancelled.subscribe(), self.terminated.subscribe());
+        // Their senders live as long as this does.
+        tokio::select! {
+            _ = cancelled.wait_for(|cancelled| *cancelled) => {}
+            _ = terminated.wait_for(Option::is_some) => {}
+        }
     }
 
     /// Whether anybody has asked for its end.
