@@ -237,7 +237,7 @@ impl Gateway {
             result.duration_ms
         );
         let counts = [
-            ("model_calls", result.usage.llm.requests),
+            ("model_calls", result.usage.llm.calls),
             ("denials", denials),
             ("egress", result.usage.egress.passed),
         ];

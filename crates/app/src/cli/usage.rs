@@ -195,7 +195,7 @@ fn tell(problems: &[Problem], json: bool) -> u8 {
     1
 }
 
-fn listed(problems: &[Problem]) -> Vec<Value> {
+pub(super) fn listed(problems: &[Problem]) -> Vec<Value> {
     let one = |problem: &Problem| json!({ "file": problem.file.display().to_string(), "line": problem.line, "what": problem.what });
     problems.iter().map(one).collect()
 }
@@ -291,7 +291,7 @@ fn row(total: &Total) -> Value {
 }
 
 /// A day as milliseconds since 1970.
-fn date(text: &str) -> Result<u64, String> {
+pub(super) fn date(text: &str) -> Result<u64, String> {
     let bad = || format!("`{text}` is no day such as 2026-01-31");
     let mut parts = text.splitn(3, '-').map(|part| part.parse::<u64>().ok());
     let mut next = || parts.next().flatten().ok_or_else(bad);
