@@ -55,7 +55,8 @@ fn every_kind_of_decision_is_written_with_its_rule_and_nothing_secret_is() {
     let (server, one, two) = with_tenants();
     let post = |key: &str, path: &str, body: &Value| server.ask(key, "POST", path, &[], body);
     let script = format!("echo {CANARY}; curl -s http://192.0.2.1/ ; cat /{CANARY}; exit 3");
-    let order = json!({"command": ["sh", "-c", script], "env": {"TOKEN": CANARY}, "task_id": "t-1", "job_id": "j-1"});
+    let order =
+        json!({"command": ["sh", "-c", script], "env": {"TOKEN": CANARY}, "task_id": "t-1", "job_id": "j-1"});
     let ran = post(&one, "/v1/runs", &order).json();
     let run = ran["run_id"].as_str().expect("an identifier").to_owned();
     // Refused: no key, a bad one, no scope, a rule of the host, a quota, somebody else's.
@@ -116,7 +117,8 @@ fn every_kind_of_decision_is_written_with_its_rule_and_nothing_secret_is() {
         assert!(has(&all, what, decision, rule), "{what} {decision} {rule} is in {all:#?}");
     }
     assert!(all.iter().any(|line| line["what"] == "run.deny" && line["rule"] == "network"), "{all:#?}");
-    let end = all.iter().find(|line| line["what"] == "run.end" && line["run"] == run.as_str()).expect("an end");
+    let end =
+        all.iter().find(|line| line["what"] == "run.end" && line["run"] == run.as_str()).expect("an end");
     assert!(end["about"].as_str().expect("words").starts_with("failed exit=3 cpu_ms="), "{end}");
     assert_eq!((&end["tenant"], &end["task"], &end["job"]), (&json!("one"), &json!("t-1"), &json!("j-1")));
 
@@ -133,8 +135,10 @@ fn written(folder: &Path) -> String {
 }
 
 fn paths(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("it can be listed").map(|entry| entry.expect("an entry").path());
-    let mut paths: Vec<_> = entries.filter(|path| path.extension().is_some_and(|end| end == "jsonl")).collect();
+    let entries =
+        fs::read_dir(folder).expect("it can be listed").map(|entry| entry.expect("an entry").path());
+    let mut paths: Vec<_> =
+        entries.filter(|path| path.extension().is_some_and(|end| end == "jsonl")).collect();
     paths.sort();
     paths
 }
@@ -167,7 +171,8 @@ fn a_tenant_sees_its_own_lines_and_a_run_has_its_record() {
 fn used() -> (Server, Vec<PathBuf>) {
     let provider = Provider::start(Settings { keys: vec![REAL_KEY.to_owned()], ..Settings::default() });
     let folder = doors_tests::Folder::new();
-    let configuration = format!("{}\n[audit]\nfile_bytes = \"64K\"\n", doors_tests::configuration(&provider, &folder));
+    let configuration =
+        format!("{}\n[audit]\nfile_bytes = \"64K\"\n", doors_tests::configuration(&provider, &folder));
     let mut server = Server::with(&configuration, &[]);
     let key = key_of(&server, "payer", &["runs", "usage"]);
     let body = Way::Chat.body("m", false, Some(20));
@@ -288,9 +293,7 @@ fn a_kill_at_any_moment_leaves_an_audit_that_can_be_believed() {
                 .collect();
             // Whenever that is, it is in the middle of something; which line it is differs each time.
             let enough = 3 + 7 * time;
-            server.until("lines are written", || {
-                lines_of(&server.folder.at("state/audit")) > enough
-            });
+            server.until("lines are written", || lines_of(&server.folder.at("state/audit")) > enough);
             server.end(Signal::KILL);
             handles.into_iter().for_each(|handle| handle.join().expect("it ends"));
         });

@@ -125,7 +125,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway, Failure> {
     let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
     let (policy, state) = (config.policy.clone(), config.state.clone());
-    let (tenants, audit) = (spec::Tenants::default(), config.audit);
+    let (tenants, audit) = (spec::Tenants::default(), audit(&config.audit));
     let settings =
         gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, audit, quiet };
     Gateway::new(settings).map_err(|error| Failure {
@@ -133,6 +133,16 @@ fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway,
         message: error.to_string(),
         hint: error.hint().to_owned(),
     })
+}
+
+fn audit(said: &crate::config::Audit) -> store::audit::AuditSettings {
+    let usual = store::audit::AuditSettings::default();
+    store::audit::AuditSettings {
+        durability: said.durability,
+        keep_for: said.keep_for.unwrap_or(usual.keep_for),
+        keep_bytes: said.keep_bytes.unwrap_or(usual.keep_bytes),
+        file_bytes: said.file_bytes.unwrap_or(usual.file_bytes),
+    }
 }
 
 /// A key that nobody has seen yet, if one had to be made.

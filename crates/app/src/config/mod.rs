@@ -19,6 +19,7 @@ mod serve;
 
 pub(crate) use self::{
     artifacts::{Artifacts, Bucket, Store},
+    audit::Audit,
     doors::Doors,
     serve::{Place, Serve},
 };
@@ -83,7 +84,7 @@ pub(crate) struct Config {
     /// Where artifacts are kept, how many, and for how long.
     pub(crate) artifacts: Artifacts,
     /// How the audit is kept.
-    pub(crate) audit: store::audit::AuditSettings,
+    pub(crate) audit: Audit,
     /// Finds credentials.
     pub(crate) secrets: Secrets,
     /// The operator's file, if there was one.
