@@ -44,6 +44,8 @@ fn main() -> io::Result<()> {
     write(&folder.join("request_path"), egress::request_paths())?;
     write(&folder.join("http"), exchanges())?;
     write(&folder.join("pkt"), pushes())?;
+    // Lines are lines: what the ledger writes is a journal, too.
+    write(&folder.join("journal"), ledgers(folder)?)?;
     write(&folder.join("ledger"), ledgers(folder)?)
 }
 

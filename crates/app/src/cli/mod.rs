@@ -3,6 +3,7 @@
 //! Data goes to stdout, everything else to stderr. What Airlock itself refuses exits with 125.
 
 mod artifact;
+mod audit;
 mod backup;
 mod bench;
 mod doctor;
@@ -106,6 +107,8 @@ enum Command {
     Usage(usage::Options),
     /// Show what a tenant of a server may have, and has now
     Quota(quota::Options),
+    /// Show what was asked for and decided, and whether audit and ledger are as they were written
+    Audit(audit::Options),
     /// Load, pull, list, check or build the images that runs start from
     Image(image::Options),
     /// Keep, list or remove secrets: keys of providers, and what runs are let have
@@ -146,6 +149,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Artifact(options) => artifact::execute(options, &global, &surroundings),
             Command::Workspace(options) => workspace::execute(options, &global, &surroundings),
             Command::Usage(options) => usage::execute(&options, &global, &surroundings),
+            Command::Audit(options) => audit::execute(&options, &global, &surroundings),
             Command::Image(options) => image::execute(options, &global, &surroundings),
             Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
             Command::Serve(options) => serve::execute(&options, &global, &surroundings),

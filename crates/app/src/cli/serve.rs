@@ -201,7 +201,7 @@ fn open(
         jobs,
         tenants,
         node,
-        audit: config.audit,
+        audit: audit(&config.audit),
         keep_ledger: config.doors.keep_ledger,
         quiet,
         trace,
@@ -225,6 +225,16 @@ fn reclaim(state: &Path) {
         }
         // Whoever opens it next says so.
         Err(_) => {}
+    }
+}
+
+fn audit(said: &crate::config::Audit) -> store::audit::AuditSettings {
+    let usual = store::audit::AuditSettings::default();
+    store::audit::AuditSettings {
+        durability: said.durability,
+        keep_for: said.keep_for.unwrap_or(usual.keep_for),
+        keep_bytes: said.keep_bytes.unwrap_or(usual.keep_bytes),
+        file_bytes: said.file_bytes.unwrap_or(usual.file_bytes),
     }
 }
 

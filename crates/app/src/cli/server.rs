@@ -50,6 +50,7 @@ impl Cli {
             Command::Key(_) => "key",
             Command::Proxy(_) => "proxy",
             Command::Bench(_) => "bench",
+            Command::Audit(_) => "audit",
             Command::Quota(_) => "quota",
             Command::EscapeTest(_) => "escape-test",
         };

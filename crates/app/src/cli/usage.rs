@@ -223,7 +223,7 @@ fn tell(problems: &[Problem], json: bool) -> u8 {
     1
 }
 
-fn listed(problems: &[Problem]) -> Vec<Value> {
+pub(super) fn listed(problems: &[Problem]) -> Vec<Value> {
     let one = |problem: &Problem| json!({ "file": problem.file.display().to_string(), "line": problem.line, "what": problem.what });
     problems.iter().map(one).collect()
 }
@@ -323,7 +323,7 @@ fn row(total: &Total) -> Value {
 }
 
 /// A day as milliseconds since 1970.
-fn date(text: &str) -> Result<u64, String> {
+pub(super) fn date(text: &str) -> Result<u64, String> {
     text.parse::<Day>()
         .map(|day| day.start().0)
         .map_err(|_| format!("`{}` is no day such as 2026-01-31", text.escape_debug()))

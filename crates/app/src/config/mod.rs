@@ -22,6 +22,7 @@ mod telemetry;
 
 pub(crate) use self::{
     artifacts::{Artifacts, Bucket, Store},
+    audit::Audit,
     doors::Doors,
     serve::{Place, Serve},
     telemetry::{Telemetry, log_file},
@@ -89,7 +90,7 @@ pub(crate) struct Config {
     /// Where artifacts are kept, how many, and for how long.
     pub(crate) artifacts: Artifacts,
     /// How the audit is kept.
-    pub(crate) audit: store::audit::AuditSettings,
+    pub(crate) audit: Audit,
     /// What a server tells of itself.
     pub(crate) telemetry: Telemetry,
     /// Finds credentials.

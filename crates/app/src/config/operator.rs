@@ -32,7 +32,7 @@ pub(super) struct Said {
     pub(super) doors: Doors,
     pub(super) secrets: secrets::Said,
     pub(super) artifacts: Artifacts,
-    pub(super) audit: store::audit::AuditSettings,
+    pub(super) audit: audit::Audit,
     pub(super) telemetry: Telemetry,
 }
 

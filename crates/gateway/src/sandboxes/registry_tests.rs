@@ -76,9 +76,11 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
         jobs: spec::JobBounds::default(),
         tenants: spec::Tenants::default(),
         node: crate::Node::default(),
+        audit: Default::default(),
         quiet: true,
         trace: None,
-        node: crate::NodeFacts::default(),
+        facts: crate::NodeFacts::default(),
+        keep_ledger: None,
     })
     .unwrap();
     let live = SandboxRow { created_ms: engine::now().0, ended: None, ..row("her", 1, None) };

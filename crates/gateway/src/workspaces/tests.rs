@@ -77,9 +77,11 @@ impl Place {
             jobs: spec::JobBounds::default(),
             tenants: spec::Tenants::default(),
             node: crate::Node::default(),
+            audit: Default::default(),
             quiet: true,
             trace: None,
-            node: crate::NodeFacts::default(),
+            facts: crate::NodeFacts::default(),
+            keep_ledger: None,
         };
         Gateway::new(settings).unwrap()
     }

@@ -108,6 +108,7 @@ mod tests {
 
     fn result(status: Status) -> RunResult {
         RunResult {
+            moments: Default::default(),
             run_id: Id::new("r").unwrap(),
             task_id: None,
             job_id: None,

@@ -1,0 +1,336 @@
+//! The audit of a real server: every kind of decision is in it with its rule, nothing secret is, whoever may not see a line
+//! does not, whatever is changed in it or in the ledger is found, and a kill at any moment leaves one that can be believed.
+
+use doors_tests::{REAL_KEY, money::Way};
+use node_tests::{Folder, Server, key_of};
+use provider::{Provider, Settings};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+const CANARY: &str = "canary-7f3a9c";
+
+fn airlock(state: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(cli::airlock());
+    command.args(arguments).arg("--state").arg(state).env_clear().env("HOME", state);
+    command.output().expect("airlock runs")
+}
+
+fn verifies(state: &Path) -> Result<(), String> {
+    let output = airlock(state, &["audit", "verify"]);
+    match output.status.code() {
+        Some(0) => Ok(()),
+        Some(1) => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        other => panic!("{other:?}: {}", String::from_utf8_lossy(&output.stderr)),
+    }
+}
+
+fn lines(server: &Server, key: &str, query: &str) -> Vec<Value> {
+    let answer = server.ask(key, "GET", &format!("/v1/audit?limit=1000{query}"), &[], &Value::Null);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["lines"].as_array().expect("lines").clone()
+}
+
+fn has(lines: &[Value], what: &str, decision: &str, rule: &str) -> bool {
+    let text = |line: &Value, name: &str| line[name].as_str().unwrap_or_default().to_owned();
+    lines.iter().any(|line| {
+        text(line, "what") == what && text(line, "decision") == decision && text(line, "rule") == rule
+    })
+}
+
+/// A server whose keys are told apart by tenant.
+fn with_tenants() -> (Server, String, String) {
+    let server = Server::with("[serve]\nruns_per_key = 1\n", &[]);
+    let scopes = ["runs", "sandboxes", "artifacts", "usage"];
+    let (one, two) = (key_of(&server, "one", &scopes), key_of(&server, "two", &scopes));
+    (server, one, two)
+}
+
+#[test]
+fn every_kind_of_decision_is_written_with_its_rule_and_nothing_secret_is() {
+    let (server, one, two) = with_tenants();
+    let post = |key: &str, path: &str, body: &Value| server.ask(key, "POST", path, &[], body);
+    let script = format!("echo {CANARY}; curl -s http://192.0.2.1/ ; cat /{CANARY}; exit 3");
+    let order =
+        json!({"command": ["sh", "-c", script], "env": {"TOKEN": CANARY}, "task_id": "t-1", "job_id": "j-1"});
+    let ran = post(&one, "/v1/runs", &order).json();
+    let run = ran["run_id"].as_str().expect("an identifier").to_owned();
+    // Refused: no key, a bad one, no scope, a rule of the host, a quota, somebody else's.
+    let bad = format!("alk_{}_{}", "0".repeat(16), "a".repeat(64));
+    assert_eq!(post("", "/v1/runs", &order).status, 401);
+    assert_eq!(post(&bad, "/v1/runs", &order).status, 401);
+    assert_eq!(post(&one, "/v1/keys", &json!({"name": "x", "scopes": ["runs"]})).status, 403);
+    let host = json!({"command": ["true"], "network": "host"});
+    assert_eq!(post(&one, "/v1/runs", &host).status, 403);
+    let folder = json!({"command": ["true"], "workspace": "/etc"});
+    assert_eq!(post(&one, "/v1/runs", &folder).status, 403);
+    let headers = [("prefer", "respond-async")];
+    let long = server.ask(&one, "POST", "/v1/runs", &headers, &json!({"command": ["sleep", "60"]})).json();
+    assert_eq!(post(&one, "/v1/runs", &json!({"command": ["true"]})).status, 429);
+    let path = format!("/v1/runs/{run}");
+    assert_eq!(server.ask(&two, "DELETE", &path, &[], &Value::Null).status, 404);
+    let long = long["run_id"].as_str().expect("an identifier").to_owned();
+    server.ask(&one, "DELETE", &format!("/v1/runs/{long}"), &[], &Value::Null);
+    // A sandbox with a program and files, an artifact, a key that comes and goes.
+    let made = post(&one, "/v1/sandboxes", &json!({})).json();
+    let sandbox = made["sandbox_id"].as_str().expect("an identifier").to_owned();
+    post(&one, &format!("/v1/sandboxes/{sandbox}/exec"), &json!({"command": ["echo", CANARY]}));
+    let file = format!("/v1/sandboxes/{sandbox}/files/{CANARY}.txt");
+    server.ask(&one, "PUT", &file, &[], &json!("contents"));
+    server.ask(&one, "GET", &file, &[], &Value::Null);
+    server.ask(&one, "DELETE", &format!("/v1/sandboxes/{sandbox}"), &[], &Value::Null);
+    server.ask(&one, "PUT", "/v1/artifacts/notes.txt", &[], &json!(CANARY));
+    server.ask(&one, "DELETE", "/v1/artifacts/notes.txt", &[], &Value::Null);
+    let key = server.post("/v1/keys", &json!({"name": CANARY, "scopes": ["runs"]})).json();
+    server.delete(&format!("/v1/keys/{}", key["id"].as_str().expect("an identifier")));
+
+    let all = lines(&server, &server.admin, "");
+    for (what, decision, rule) in [
+        ("server.start", "happened", ""),
+        ("run.accept", "allowed", ""),
+        ("run.start", "happened", ""),
+        ("run.end", "happened", ""),
+        ("run.cancel", "allowed", ""),
+        ("run.cancel", "refused", "not_found"),
+        ("auth", "refused", "unauthorized"),
+        ("key.make", "refused", "scope:admin"),
+        ("run.accept", "refused", "admin:network: host"),
+        ("run.accept", "refused", "serve.folders"),
+        ("run.accept", "refused", "quota:runs"),
+        ("sandbox.make", "allowed", ""),
+        ("sandbox.made", "happened", ""),
+        ("sandbox.exec", "allowed", ""),
+        ("sandbox.end", "allowed", ""),
+        ("sandbox.ended", "happened", ""),
+        ("file.write", "allowed", ""),
+        ("file.read", "allowed", ""),
+        ("artifact.put", "allowed", ""),
+        ("artifact.remove", "allowed", ""),
+        ("key.make", "allowed", ""),
+        ("key.made", "happened", ""),
+        ("key.revoke", "allowed", ""),
+    ] {
+        assert!(has(&all, what, decision, rule), "{what} {decision} {rule} is in {all:#?}");
+    }
+    assert!(all.iter().any(|line| line["what"] == "run.deny" && line["rule"] == "network"), "{all:#?}");
+    let end =
+        all.iter().find(|line| line["what"] == "run.end" && line["run"] == run.as_str()).expect("an end");
+    assert!(end["about"].as_str().expect("words").starts_with("failed exit=3 cpu_ms="), "{end}");
+    assert_eq!((&end["tenant"], &end["task"], &end["job"]), (&json!("one"), &json!("t-1"), &json!("j-1")));
+
+    let files = written(&server.folder.at("state/audit"));
+    assert!(files.contains(&run), "the positive control");
+    for secret in [CANARY, &one[21..], &two[21..], &server.admin[21..], &bad[21..]] {
+        assert!(!files.contains(secret), "{secret} is in the audit");
+    }
+}
+
+/// Everything in the files of a folder.
+fn written(folder: &Path) -> String {
+    paths(folder).iter().map(|path| fs::read_to_string(path).expect("it can be read")).collect()
+}
+
+fn paths(folder: &Path) -> Vec<PathBuf> {
+    let entries =
+        fs::read_dir(folder).expect("it can be listed").map(|entry| entry.expect("an entry").path());
+    let mut paths: Vec<_> =
+        entries.filter(|path| path.extension().is_some_and(|end| end == "jsonl")).collect();
+    paths.sort();
+    paths
+}
+
+#[test]
+fn a_tenant_sees_its_own_lines_and_a_run_has_its_record() {
+    let (server, one, two) = with_tenants();
+    let ran = server.ask(&one, "POST", "/v1/runs", &[], &json!({"command": ["true"]})).json();
+    let run = ran["run_id"].as_str().expect("an identifier");
+    server.ask(&two, "GET", &format!("/v1/runs/{run}"), &[], &Value::Null);
+    let of = |key: &str, query: &str| lines(&server, key, query);
+    assert!(of(&one, "").iter().all(|line| line["tenant"] == "one") && of(&one, "").len() >= 3);
+    assert!(of(&two, "").iter().all(|line| line["tenant"] == "two"));
+    assert_eq!(of(&two, "&tenant=one"), Vec::<Value>::new());
+    assert_eq!(of(&two, "&tenant=nobody"), Vec::<Value>::new(), "as if there were none");
+    assert!(of(&two, &format!("&run={run}")).iter().all(|line| line["decision"] == "refused"));
+    let path = format!("/v1/runs/{run}/record");
+    let record = server.ask(&one, "GET", &path, &[], &Value::Null).json();
+    let kinds: Vec<_> = record["lines"].as_array().expect("lines").iter().map(|line| &line["what"]).collect();
+    assert_eq!(kinds, ["run.accept", "run.start", "run.end"], "{record:#}");
+    assert_eq!(server.ask(&two, "GET", &path, &[], &Value::Null).status, 404);
+    let no_scope = key_of(&server, "one", &["runs"]);
+    assert_eq!(server.ask(&no_scope, "GET", "/v1/audit", &[], &Value::Null).status, 403);
+    for query in ["limit=0", "limit=1001", "before=x", "before=1-3", "nothing=1"] {
+        assert_eq!(server.get(&format!("/v1/audit?{query}")).status, 400, "{query}");
+    }
+}
+
+/// A state folder with an audit and a ledger of real runs and model calls, of a server that has ended; and a head.
+fn used() -> (Server, Vec<PathBuf>) {
+    let provider = Provider::start(Settings { keys: vec![REAL_KEY.to_owned()], ..Settings::default() });
+    let folder = doors_tests::Folder::new();
+    let configuration =
+        format!("{}\n[audit]\nfile_bytes = \"64K\"\n", doors_tests::configuration(&provider, &folder));
+    let mut server = Server::with(&configuration, &[]);
+    let key = key_of(&server, "payer", &["runs", "usage"]);
+    let body = Way::Chat.body("m", false, Some(20));
+    let call = format!(
+        "curl -sN -o /dev/null -H \"authorization: Bearer $OPENAI_API_KEY\" -H 'content-type: application/json' \
+         -d '{body}' $OPENAI_BASE_URL/chat/completions"
+    );
+    let order = json!({"command": ["sh", "-c", call], "models": ["m"]});
+    for _ in 0..2 {
+        let ran = server.ask(&key, "POST", "/v1/runs", &[], &order);
+        assert_eq!((ran.status, &ran.json()["usage"]["llm"]["calls"]), (200, &json!(1)), "{}", ran.text());
+    }
+    // Enough for a second file.
+    for _ in 0..250 {
+        server.ask(&server.admin, "DELETE", "/v1/keys/ffffffffffffffff", &[], &Value::Null);
+    }
+    // The books are read, so that the database knows how far they went.
+    assert_eq!(server.get("/v1/usage").status, 200);
+    assert!(server.end(Signal::TERM).0.success());
+    let audit = paths(&server.folder.at("state/audit"));
+    assert!(audit.len() >= 2, "{audit:?}");
+    let ledger = paths(&server.folder.at("state/ledger"));
+    assert!(!ledger.is_empty());
+    (server, [audit, ledger].concat())
+}
+
+#[test]
+fn whatever_is_changed_in_audit_or_ledger_is_found() {
+    let (server, files) = used();
+    let state = server.folder.at("state");
+    verifies(&state).expect("the positive control");
+    let head = String::from_utf8(airlock(&state, &["audit", "head"]).stdout).expect("text");
+    let hash = head.trim().split(' ').nth(1).expect("a hash").to_owned();
+    assert!(airlock(&state, &["audit", "verify", "--head", &hash]).status.success());
+    let other = airlock(&state, &["audit", "verify", "--head", &"0".repeat(64)]);
+    assert_eq!(other.status.code(), Some(1));
+    let full = std::env::var_os("AIRLOCK_FULL").is_some();
+    for file in &files {
+        let whole = fs::read(file).expect("it can be read");
+        let step = if full { 1 } else { (whole.len() / 20).max(1) };
+        let tried = |what: &str, changed: &[u8]| {
+            fs::write(file, changed).expect("it can be written");
+            let found = verifies(&state);
+            let told = found.expect_err(&format!("{}: {what} is found", file.display()));
+            assert!(told.contains(".jsonl"), "{what}: {told}");
+        };
+        for at in (0..whole.len()).step_by(step).chain([whole.len() - 1]) {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            tried(&format!("byte {at}"), &changed);
+        }
+        let lines: Vec<&[u8]> = whole.split_inclusive(|byte| *byte == b'\n').collect();
+        let middle = lines.len() / 2;
+        tried("a missing line", &[&lines[..middle], &lines[middle + 1..]].concat().concat());
+        tried("a line twice", &[&lines[..=middle], &lines[middle..]].concat().concat());
+        let mut swapped = lines.clone();
+        swapped.swap(middle, middle - 1);
+        tried("two lines in another order", &swapped.concat());
+        tried("a tail that is cut off", &lines[..lines.len() - 1].concat());
+        tried("half a line", &whole[..whole.len() - 9]);
+        fs::remove_file(file).expect("it is there");
+        verifies(&state).expect_err("a file that is taken away is found");
+        fs::write(file, &whole).expect("it can be written");
+        verifies(&state).expect("as it was");
+    }
+}
+
+#[test]
+fn an_older_copy_of_the_whole_folder_is_found_and_a_server_does_not_go_on_with_it() {
+    let mut server = Server::new();
+    server.post("/v1/runs", &json!({"command": ["true"]}));
+    assert!(server.end(Signal::TERM).0.success());
+    let (audit, copy) = (server.folder.at("state/audit"), server.folder.at("copy"));
+    let copied = Command::new("cp").arg("-a").arg(&audit).arg(&copy).status().expect("cp runs");
+    assert!(copied.success());
+    let mut server = server_again(server);
+    server.post("/v1/runs", &json!({"command": ["true"]}));
+    assert!(server.end(Signal::TERM).0.success());
+    let state = server.folder.at("state");
+    verifies(&state).expect("the positive control");
+    fs::remove_dir_all(&audit).expect("it is there");
+    fs::rename(&copy, &audit).expect("it can be put back");
+    let told = verifies(&state).expect_err("an older copy is found");
+    assert!(told.contains("which was surely written"), "{told}");
+    let refused = gateway_tests::serve(&server.folder, "", &[]).output().expect("it runs");
+    assert_eq!(refused.status.code(), Some(125));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("airlock audit set-aside"), "{said}");
+    assert!(airlock(&state, &["audit", "set-aside"]).status.success());
+    verifies(&state).expect("a new one has begun");
+    let mut server = server_again(server);
+    assert_eq!(server.post("/v1/runs", &json!({"command": ["true"]})).status, 200);
+    server.end(Signal::TERM);
+}
+
+fn server_again(mut server: Server) -> Server {
+    let folder = std::mem::replace(&mut server.folder, Folder(PathBuf::new()));
+    Server::on(folder, "", &[], Some(server.admin.clone()))
+}
+
+#[test]
+fn a_kill_at_any_moment_leaves_an_audit_that_can_be_believed() {
+    let mut server = Server::new();
+    for time in 0..6u64 {
+        std::thread::scope(|scope| {
+            let (client, admin) = (server.client.clone(), server.admin.clone());
+            let bearer = format!("Bearer {admin}");
+            let order = json!({"command": ["true"]});
+            let request = client.request("POST", "/v1/runs", &[("authorization", &bearer)], &order);
+            let handles: Vec<_> = (0..4)
+                .map(|_| {
+                    let (client, request) = (client.clone(), request.clone());
+                    scope.spawn(move || {
+                        // Until nobody answers any more.
+                        while client.try_open(&request).is_ok_and(|mut stream| stream.head().is_some()) {}
+                    })
+                })
+                .collect();
+            // Whenever that is, it is in the middle of something; which line it is differs each time.
+            let enough = 3 + 7 * time;
+            server.until("lines are written", || lines_of(&server.folder.at("state/audit")) > enough);
+            server.end(Signal::KILL);
+            handles.into_iter().for_each(|handle| handle.join().expect("it ends"));
+        });
+        server = server_again(server);
+        verifies(&server.folder.at("state")).expect("what was killed can be believed");
+    }
+    let ends = lines(&server, &server.admin, "&what=run.end");
+    assert!(!ends.is_empty());
+}
+
+fn lines_of(folder: &Path) -> u64 {
+    written(folder).lines().count() as u64
+}
+
+#[test]
+fn it_is_shown_and_exported_here_and_through_a_server() {
+    let mut server = Server::new();
+    server.post("/v1/runs", &json!({"command": ["true"]}));
+    let state = server.folder.at("state");
+    let address = match &server.client {
+        gateway_tests::Client::Tcp(address) => format!("http://{address}"),
+        gateway_tests::Client::Unix(path) => format!("unix:{}", path.display()),
+    };
+    let remote = |arguments: &[&str]| {
+        let mut command = Command::new(cli::airlock());
+        command.args(arguments).args(["--server", &address]).env_clear().env("AIRLOCK_KEY", &server.admin);
+        command.output().expect("airlock runs")
+    };
+    let export = ["audit", "export", "--what", "run."];
+    let (here, there) = (airlock(&state, &export), remote(&export));
+    assert!(here.status.success() && there.status.success(), "{}", String::from_utf8_lossy(&there.stderr));
+    assert_eq!(String::from_utf8_lossy(&here.stdout), String::from_utf8_lossy(&there.stdout));
+    assert_eq!(here.stdout.split(|byte| *byte == b'\n').count(), 4, "accept, start, end");
+    let csv = airlock(&state, &["audit", "export", "--what", "run.end", "--format", "csv"]);
+    assert!(String::from_utf8_lossy(&csv.stdout).starts_with("n,at,what,decision,tenant,"));
+    let shown = airlock(&state, &["audit", "show", "--limit", "1"]);
+    assert_eq!(String::from_utf8_lossy(&shown.stdout).lines().count(), 1);
+    assert_eq!(remote(&["audit", "verify"]).status.code(), Some(125));
+    server.end(Signal::TERM);
+}
