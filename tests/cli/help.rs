@@ -46,6 +46,13 @@ fn every_command_explains_itself() {
     }
     same(help(&["proxy", "--help"]), written("help/proxy.txt"));
     same(help(&["serve", "--help"]), written("help/serve.txt"));
+    same(help(&["service", "--help"]), written("help/service.txt"));
+    for word in ["install", "uninstall", "status", "print-unit"] {
+        same(help(&["service", word, "--help"]), written(&format!("help/service-{word}.txt")));
+    }
+    for word in ["backup", "restore", "state"] {
+        same(help(&[word, "--help"]), written(&format!("help/{word}.txt")));
+    }
     same(help(&["key", "--help"]), written("help/key.txt"));
     for word in ["create", "list", "revoke"] {
         same(help(&["key", word, "--help"]), written(&format!("help/key-{word}.txt")));

@@ -27,9 +27,10 @@ Examples:
   airlock backup - | ssh elsewhere 'cat > node.tar'
   airlock restore --check node.tar
 
-In it: keys (only their hashes), runs, jobs, usage, the ledger, the audit, artifacts of the state folder, secrets
-as they are encrypted. Not in it: the master key of the secrets, images, layers of workspaces, and
-artifacts in a bucket. The file appears once it is whole, with mode 0600; one that is there is not replaced.
+In it: keys (only their hashes), runs, jobs, usage, the ledger, the audit, artifacts of the state
+folder, secrets as they are encrypted. Not in it: the master key of the secrets, images, layers of
+workspaces, and artifacts in a bucket. The file appears once it is whole, with mode 0600; one that
+is there is not replaced.
 Exit status: 0; 1 if the ledger was damaged before, which is then named; 125 if there is no backup.";
 
 const BUFFER: usize = 1 << 20;

@@ -22,9 +22,11 @@ Examples:
   airlock restore node.tar --state /var/lib/airlock
   ssh elsewhere 'cat node.tar' | airlock restore - --state ./state
 
-The state folder must be empty or absent. It appears once every file is there with the hash that the backup says.
-What was under way when the backup was made is treated at the next start as after a crash.
-Exit status: 0; 1 if what was backed up does not fit together, which is named; 125 if nothing was restored.";
+The state folder must be empty or absent. It appears once every file is there with the hash that
+the backup says. What was under way when the backup was made is treated at the next start as after
+a crash.
+Exit status: 0; 1 if what was backed up does not fit together, which is named; 125 if nothing was
+restored.";
 
 const BUFFER: usize = 1 << 20;
 

@@ -11,8 +11,8 @@ Examples:
   airlock state
   airlock state --json
 
-`airlock sweep` removes what nobody needs any more. Exit status: 0, or 1 if the disk is nearly full: a server then
-begins nothing new.";
+`airlock sweep` removes what nobody needs any more.
+Exit status: 0, or 1 if the disk is nearly full: a server then begins nothing new.";
 
 /// The options of `airlock state`.
 #[derive(Args, Debug)]

@@ -350,3 +350,67 @@ fn a_byte_that_was_changed_is_found() {
         assert!(check(&whole[..length], &mut ()).is_err(), "{length}");
     }
 }
+
+/// Sees whether what is handed on is what may be.
+#[derive(Default)]
+struct Seen {
+    paths: std::collections::BTreeSet<String>,
+    left: u64,
+}
+
+impl Sink for Seen {
+    fn begin(&mut self, path: &str, size: u64) -> Result<(), BackupError> {
+        let names: Vec<_> = path.split('/').collect();
+        assert!(PARTS.contains(&names[0]) && path != "secrets/key", "{path:?}");
+        assert!(names.iter().all(|name| !name.is_empty() && !name.starts_with('.')), "{path:?}");
+        assert!(!path.contains(char::is_control) && self.paths.insert(path.to_owned()), "{path:?}");
+        self.left = size;
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), BackupError> {
+        self.left = self.left.checked_sub(bytes.len() as u64).expect("no more than was said");
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), BackupError> {
+        assert_eq!(self.left, 0);
+        Ok(())
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(2000))]
+    #[test]
+    fn no_bytes_make_the_reader_panic_or_hand_on_what_may_not_be(
+        changes in proptest::collection::vec((0_usize..6000, proptest::prelude::any::<u8>()), 0..12),
+        cut in 0_usize..8000,
+        again in 0_usize..6000,
+        sums in proptest::prelude::any::<bool>(),
+    ) {
+        let mut made = Made::new();
+        made.file("state/artifacts/a/1/bytes", b"contents");
+        made.file(&format!("state/artifacts/{}/1/bytes", "n".repeat(120)), b"x");
+        made.file("state/ledger/run-a.jsonl", b"{}\n");
+        let mut bytes = made.done();
+        for (at, byte) in changes {
+            if let Some(place) = bytes.get_mut(at) {
+                *place = byte;
+            }
+        }
+        // As somebody would who wants to be believed.
+        for header in bytes.chunks_exact_mut(512).filter(|block| sums && block[257..262] == *b"ustar") {
+            header[148..156].fill(b' ');
+            let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+            header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        }
+        if let Some(more) = bytes.get(again / 512 * 512..).map(<[u8]>::to_vec).filter(|_| again % 3 == 0) {
+            bytes.extend(more);
+        }
+        bytes.truncate(cut.max(512));
+        let mut seen = Seen::default();
+        if let Ok(report) = check(&bytes[..], &mut seen) {
+            assert_eq!(report.files, seen.paths.len() as u64);
+        }
+    }
+}

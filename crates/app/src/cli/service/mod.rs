@@ -27,9 +27,9 @@ Examples:
   airlock service status --json
   airlock service uninstall
 
-The key of the admin is made at the first start, in the file `admin-key` of the state folder (mode 0600).
-Nothing that is not Airlock's own is ever overwritten or removed. Exit status: 0, or 125 if it was refused;
-`status` exits with 1 if the service is not installed.";
+The key of the admin is made at the first start, in the file `admin-key` of the state folder
+(mode 0600). Nothing that is not Airlock's own is ever overwritten or removed.
+Exit status: 0, or 125 if it was refused; `status` exits with 1 if the service is not installed.";
 
 const LARGEST_UNIT: u64 = 1 << 20;
 const FIRST_CONFIGURATION: &str = "\
