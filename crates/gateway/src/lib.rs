@@ -40,7 +40,7 @@ pub use node::capability::{NodeFacts, report as capability};
 pub use openapi::document as openapi;
 pub use problem::Problem;
 pub use server::{Listener, Tls, TlsError};
-pub use trace::{Parent, TraceSettings, is_state};
+pub use trace::TraceSettings;
 
 use engine::Engine;
 use spec::{Bounds, Policy, Quota, Tenants};

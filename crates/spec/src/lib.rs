@@ -16,6 +16,8 @@ mod image;
 mod image_pattern;
 mod image_policy;
 mod limits;
+mod log;
+mod moment;
 mod money;
 mod nearest;
 mod paths;
@@ -27,6 +29,7 @@ mod result;
 mod run;
 mod session;
 mod tenant;
+mod trace_parent;
 
 pub use barrier::Barrier;
 pub use bounds::{ArtifactLimits, Bounds, Retention};
@@ -46,6 +49,7 @@ pub use image_policy::{
     RequireMark, Who, decide,
 };
 pub use limits::{LimitName, Limits, Maximum};
+pub use log::{LogFile, LogFormat, LogLevel, LogSettings};
 pub use money::{BadMoney, Money};
 pub use nearest::nearest;
 pub use paths::{BadPath, InsidePath, WorkspacePath};
@@ -67,3 +71,4 @@ pub use session::{
     DEFAULT_IDLE, DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, SessionRequest, SessionSpec,
 };
 pub use tenant::{Quota, Tenants};
+pub use trace_parent::TraceParent;

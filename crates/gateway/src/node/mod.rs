@@ -1,7 +1,6 @@
 //! The worker API of a node: the words of another system's orchestrator for the same runs, sandboxes and records.
 
 pub(crate) mod capability;
-mod moment;
 pub(crate) mod problem;
 mod telemetry;
 
