@@ -6,9 +6,8 @@
 mod file;
 mod line;
 
-pub use file::LogFile;
 pub(crate) use line::{Fields, Line};
-pub use line::{Format, Level};
+pub(crate) use spec::LogLevel as Level;
 
 use crate::telemetry::Recorder;
 use file::Target;

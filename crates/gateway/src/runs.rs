@@ -118,13 +118,15 @@ async fn create(
     // The program is told of a trace if whoever asked for it is part of one.
     spec.traceparent = spot.as_ref().and_then(|(_, run)| run.for_program());
     let mut asked = asked(&caller, &spec, promise);
-    if let Some((admission, run)) = spot {
-        gateway.tracer().tell(&admission, "admission", (begun_us, engine::now_us()), false, Vec::new());
-        asked.spot = Some(run);
-    }
+    let (admission, run) = spot.unzip();
+    asked.spot = run;
     let begun = begin(gateway.clone(), asked, spec, stdin, follows(&headers));
     // Whoever hangs up meanwhile leaves no run behind that was accepted and never starts.
     let begun = tokio::spawn(begun).await.map_err(|_| crate::writer::busy())?;
+    if let Some(admission) = admission {
+        let time = (begun_us, engine::now_us());
+        gateway.tracer().tell(&admission, "admission", time, begun.is_err(), Vec::new());
+    }
     let live = match begun? {
         Begun::Held(live, hold) => return Ok(events::held(live, hold)),
         Begun::New(live) => live,

@@ -65,7 +65,7 @@ fn features_are_the_barriers_of_a_real_run() {
 fn a_model_server_counts_once_it_can_be_reached() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    let settings = format!("[inference]\nbase_url = \"http://127.0.0.1:{port}\"\n");
+    let settings = format!("[inference]\nbase = \"http://127.0.0.1:{port}\"\n");
     let server = Server::with(&settings, &[]);
     assert_eq!(report(&server)["inference"]["supported"], true);
     drop(listener);

@@ -20,7 +20,7 @@ fn objects(text: &str) -> Vec<Value> {
 }
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(120);
     while !holds() {
         assert!(Instant::now() < end, "{what} does not come");
         std::thread::sleep(Duration::from_millis(5));

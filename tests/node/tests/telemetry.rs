@@ -123,7 +123,7 @@ fn a_run_that_goes_on_is_seen_running_and_a_sandbox_is_a_container_too() {
     assert_eq!(server.delete("/v1/runs/long").status, 200);
     assert_eq!(found(&server, "containers/long")["container"]["status"], "exited");
     let made = server.post("/v1/sandboxes", &json!({ "labels": { "a": "b" } }));
-    let id = made.json()["sandbox_id"].as_str().or(made.json()["id"].as_str()).expect("an id").to_owned();
+    let id = made.json()["sandbox_id"].as_str().expect("an id").to_owned();
     server.until("it stands", || {
         found(&server, &format!("containers/{id}"))["container"]["status"] == "running"
     });
