@@ -97,7 +97,8 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
     }
     gateway.metrics().request(&method, route, response.status());
     let seen = Seen { method: method.as_str(), route, caller: caller.as_ref(), spot: spot.as_ref() };
-    if let Some(spot) = &spot {
+    // Whoever has no key does not fill the queue of those who have.
+    if let (Some(spot), Some(_)) = (&spot, &caller) {
         seen.trace(
             &gateway,
             spot,

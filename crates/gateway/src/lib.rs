@@ -43,7 +43,7 @@ pub use node::settings::{Mode, Node, Resources};
 pub use openapi::document as openapi;
 pub use problem::Problem;
 pub use server::{Listener, Tls, TlsError};
-pub use trace::{Parent, TraceSettings, is_state};
+pub use trace::TraceSettings;
 
 use engine::Engine;
 use spec::{Bounds, JobBounds, Policy, Quota, Tenants};

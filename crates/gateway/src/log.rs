@@ -6,12 +6,12 @@
 mod file;
 mod line;
 
-pub use file::LogFile;
 pub(crate) use line::{Fields, Line};
-pub use line::{Format, Level};
+pub(crate) use spec::LogLevel as Level;
 
 use crate::telemetry::Recorder;
 use file::Target;
+use spec::{LogFormat as Format, LogSettings};
 use std::{
     io::{self, Write},
     sync::{
@@ -26,19 +26,6 @@ use std::{
 const MOST_WAITING: usize = 4096;
 /// How long the last lines are waited for.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-
-/// How a log is kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LogSettings {
-    /// What is less grave is left out.
-    pub level: Level,
-    /// For people or for programs.
-    pub format: Format,
-    /// Where; stderr unless said.
-    pub file: Option<LogFile>,
-    /// Nothing that is not at least a warning: on the way out, not in the records of the node.
-    pub quiet: bool,
-}
 
 /// The log of this process: like stderr there is one, and whoever has something to say reaches it.
 static LOG: OnceLock<Log> = OnceLock::new();

@@ -118,19 +118,15 @@ async fn create(
     let needs =
         Needs { what: What::Run, llm: spec.grants.llm.is_some(), storage: spec.sandbox.copy_on_write };
     let may = gateway.may_begin(&caller.tenant, needs).await;
-    if let Some((admission, run)) = spot {
-        gateway.tracer().tell(
-            &admission,
-            "admission",
-            (begun_us, engine::now_us()),
-            may.is_err(),
-            Vec::new(),
-        );
-        asked.about.spot = Some(run);
-    }
+    let (admission, run) = spot.unzip();
+    asked.about.spot = run;
     let begun = begin(gateway.clone(), asked, may, spec, stdin, follows(&headers));
     // Whoever hangs up meanwhile leaves no run behind that was accepted and never starts.
     let begun = tokio::spawn(begun).await.map_err(|_| crate::writer::busy())?;
+    if let Some(admission) = admission {
+        let time = (begun_us, engine::now_us());
+        gateway.tracer().tell(&admission, "admission", time, begun.is_err(), Vec::new());
+    }
     let live = match begun? {
         Begun::Held(live, hold) => return Ok(events::held(live, hold)),
         Begun::New(live) => live,

@@ -11,15 +11,10 @@
 //!          └─ exec
 //! ```
 
-mod parent;
-
-pub use parent::{Parent, is_state};
-
 use http::HeaderMap;
-use parent::shown;
 use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
-use spec::RunResult;
+use spec::{RunResult, TraceParent};
 use std::{
     fmt,
     sync::{
@@ -86,12 +81,12 @@ impl Spot {
 
     /// The trace, as logs know it.
     pub(crate) fn trace(&self) -> String {
-        shown(&self.trace)
+        TraceParent::hex(&self.trace)
     }
 
     /// As it is passed on.
     pub(crate) fn written(&self) -> String {
-        Parent::written(&self.trace, &self.span, self.flags)
+        TraceParent::written(&self.trace, &self.span, self.flags)
     }
 
     /// The same for a program inside: only if the caller is part of it himself.
@@ -136,13 +131,13 @@ impl Span {
             attributes.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
         let nanos = |us: u64| us.saturating_mul(1000).to_string();
         let mut span = json!({
-            "traceId": shown(&spot.trace), "spanId": shown(&spot.span), "flags": spot.flags,
+            "traceId": TraceParent::hex(&spot.trace), "spanId": TraceParent::hex(&spot.span), "flags": spot.flags,
             "name": name, "kind": kind, "attributes": attributes,
             "startTimeUnixNano": nanos(time.0), "endTimeUnixNano": nanos(time.1.max(time.0)),
             "status": if *failed { json!({ "code": 2 }) } else { json!({}) },
         });
         if let Some(parent) = &spot.parent {
-            span["parentSpanId"] = shown(parent).into();
+            span["parentSpanId"] = TraceParent::hex(parent).into();
         }
         if let Some(state) = &spot.state {
             span["traceState"] = state.as_str().into();
@@ -170,8 +165,8 @@ impl Tracer {
     /// Where a request is in whose trace: the caller's, or a new one if anybody wants those.
     pub(crate) fn begin(&self, headers: &HeaderMap) -> Option<Spot> {
         let sample = self.settings.as_ref().map(|settings| settings.sample).filter(|sample| *sample > 0.0);
-        match (Parent::of(headers), sample) {
-            (Some(Parent { trace, span, flags, state }), sample) => {
+        match (parent_of(headers), sample) {
+            (Some(TraceParent { trace, span, flags, state }), sample) => {
                 let recorded = sample.is_some() && flags & 1 == 1;
                 let (own, parent) = if recorded { (chance(), Some(span)) } else { (span, None) };
                 Some(Spot { trace, span: own, parent, flags, state, given: true, recorded })
@@ -378,6 +373,17 @@ impl Sender {
     }
 }
 
+/// Where the caller is in a trace. What is malformed, or there twice, is as if it were not there.
+fn parent_of(headers: &HeaderMap) -> Option<TraceParent> {
+    let mut told = headers.get_all("traceparent").iter();
+    let (Some(one), None) = (told.next(), told.next()) else { return None };
+    let parent = TraceParent::read(one.to_str().ok()?)?;
+    let state: Option<Vec<_>> =
+        headers.get_all("tracestate").iter().map(|value| value.to_str().ok()).collect();
+    let state = state.map(|parts| parts.join(",")).filter(|state| TraceParent::is_state(state));
+    Some(TraceParent { state, ..parent })
+}
+
 /// The same for everybody who sees this trace: by its last seven bytes.
 fn is_chosen(trace: &[u8; 16], sample: f64) -> bool {
     let value = trace[9..].iter().fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
@@ -434,6 +440,14 @@ mod tests {
 
     fn tracer_of_none() -> Tracer {
         tracer(Some(0.0))
+    }
+
+    #[test]
+    fn a_trace_that_is_named_twice_is_not_believed() {
+        let mut twice = headers(Some(GIVEN));
+        assert!(parent_of(&twice).is_some());
+        twice.append("traceparent", GIVEN.parse().unwrap());
+        assert!(parent_of(&twice).is_none());
     }
 
     #[test]

@@ -17,6 +17,8 @@ mod image;
 mod image_pattern;
 mod image_policy;
 mod limits;
+mod log;
+mod moment;
 mod money;
 mod nearest;
 mod paths;
@@ -29,6 +31,7 @@ mod run;
 mod session;
 mod steps;
 mod tenant;
+mod trace_parent;
 
 pub use barrier::Barrier;
 pub use bounds::{ArtifactLimits, Bounds, JobBounds, Retention};
@@ -49,6 +52,7 @@ pub use image_policy::{
     RequireMark, Who, decide,
 };
 pub use limits::{LimitName, Limits, Maximum};
+pub use log::{LogFile, LogFormat, LogLevel, LogSettings};
 pub use money::{BadMoney, Money};
 pub use nearest::nearest;
 pub use paths::{BadPath, InsidePath, WorkspacePath};
@@ -75,3 +79,4 @@ pub use steps::{
     StepStatus, StepsResult,
 };
 pub use tenant::{Quota, Tenants};
+pub use trace_parent::TraceParent;

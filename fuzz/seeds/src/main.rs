@@ -42,11 +42,25 @@ fn main() -> io::Result<()> {
     write(&folder.join("hello"), egress::hellos())?;
     write(&folder.join("question"), egress::questions())?;
     write(&folder.join("request_path"), egress::request_paths())?;
+    write(&folder.join("trace"), traces())?;
     write(&folder.join("http"), exchanges())?;
     write(&folder.join("pkt"), pushes())?;
     // Lines are lines: what the ledger writes is a journal, too.
     write(&folder.join("journal"), ledgers(folder)?)?;
     write(&folder.join("ledger"), ledgers(folder)?)
+}
+
+/// What callers say of traces and moments.
+fn traces() -> Vec<Vec<u8>> {
+    let texts = [
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        "cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00-more",
+        "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE",
+        "fw529a3039@dt=x y, b=",
+        "2026-01-31T12:00:00.123Z",
+        "2024-02-29t23:59:60.5-23:59",
+    ];
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
 /// As `targets/events.rs` reads them: where they are cut, and what a server sends.

@@ -82,7 +82,7 @@ pub(super) struct Options {
     quiet: bool,
     /// What the lines of the log look like: text, or one JSON object each [default: text]
     #[arg(long, value_name = "FORMAT")]
-    log_format: Option<gateway::log::Format>,
+    log_format: Option<spec::LogFormat>,
     /// Print one JSON object when it is ready
     #[arg(long)]
     json: bool,

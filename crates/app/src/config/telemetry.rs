@@ -2,8 +2,7 @@
 
 use super::{ConfigError, file::Section, provider};
 use ::doors::secrets::KeySource;
-use gateway::log::{Format, Level, LogFile, LogSettings};
-use spec::Size;
+use spec::{LogFile, LogFormat, LogLevel, LogSettings, Size};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
@@ -65,10 +64,11 @@ fn log(table: &Table, section: &Section<'_>) -> Result<LogSettings, ConfigError>
     for (key, value) in table {
         match key.as_str() {
             "level" => {
-                log.level = section.word(key, value, &Level::ALL.map(|level| (level.name(), level)))?
+                log.level = section.word(key, value, &LogLevel::ALL.map(|level| (level.name(), level)))?
             }
             "format" => {
-                log.format = section.word(key, value, &[("text", Format::Text), ("json", Format::Json)])?;
+                log.format =
+                    section.word(key, value, &[("text", LogFormat::Text), ("json", LogFormat::Json)])?;
             }
             "file" => file = Some(section.absolute(key, value)?),
             "size" => size = section.quantity::<Size>(key, value)?.0,
@@ -175,7 +175,7 @@ mod tests {
                     [node]\nslug = \"one\"\n";
         let said = said(text).unwrap();
         let file = Some(LogFile { path: "/l".into(), size: 1 << 20, keep: 2 });
-        let log = LogSettings { level: Level::Warn, format: Format::Json, file, quiet: false };
+        let log = LogSettings { level: LogLevel::Warn, format: LogFormat::Json, file, quiet: false };
         assert_eq!((said.log.clone(), said.slug.as_deref(), said.keys().count()), (log, Some("one"), 1));
         let trace = said.trace.unwrap();
         assert_eq!((trace.endpoint.as_str(), trace.sample), ("http://127.0.0.1:4318", 0.5));

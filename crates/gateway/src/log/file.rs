@@ -1,22 +1,12 @@
 //! Where lines go: stderr, or a file of ours that nobody else reads, in pieces of a size.
 
 use rustix::fs::{FileType, Mode, OFlags};
+use spec::LogFile;
 use std::{
     fs::File,
     io::{self, Write},
     path::{Path, PathBuf},
 };
-
-/// A log in files: `PATH`, and behind it `PATH.1` to `PATH.KEEP`, the newest first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogFile {
-    /// Where.
-    pub path: PathBuf,
-    /// No piece is larger.
-    pub size: u64,
-    /// How many older pieces stay.
-    pub keep: u32,
-}
 
 /// Where lines go.
 #[derive(Debug)]

@@ -1,63 +1,12 @@
 //! One line of the log: bounded, on one line, whoever its words come from.
 
 use serde_json::{Map, Value};
-use spec::Timestamp;
-use std::{fmt::Write, str::FromStr};
+use spec::{LogFormat as Format, LogLevel as Level, Timestamp};
+use std::fmt::Write;
 
 /// Of the words of a line, and of each of its fields.
 const LONGEST_WORDS: usize = 4096;
 const LONGEST_FIELD: usize = 256;
-
-/// How grave something is; the gravest first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// Something is broken.
-    Error,
-    /// Somebody should look at it.
-    Warn,
-    /// What happens.
-    #[default]
-    Info,
-    /// What happens inside.
-    Debug,
-}
-
-impl Level {
-    /// All of them.
-    pub const ALL: [Level; 4] = [Level::Error, Level::Warn, Level::Info, Level::Debug];
-
-    /// The public name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Level::Error => "error",
-            Level::Warn => "warn",
-            Level::Info => "info",
-            Level::Debug => "debug",
-        }
-    }
-}
-
-/// What lines look like.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Format {
-    /// For people.
-    #[default]
-    Text,
-    /// One object a line.
-    Json,
-}
-
-impl FromStr for Format {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Format, String> {
-        match text {
-            "text" => Ok(Format::Text),
-            "json" => Ok(Format::Json),
-            _ => Err("write text or json".to_owned()),
-        }
-    }
-}
 
 /// One line.
 #[derive(Clone, Debug)]

@@ -5,7 +5,6 @@
 
 pub(crate) mod capability;
 mod jobs;
-mod moment;
 mod pty;
 mod sessions;
 pub(crate) mod settings;

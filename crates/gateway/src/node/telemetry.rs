@@ -1,7 +1,6 @@
 //! Records of the node for whoever watches it: an admin sees all, a tenant what is his own. Best effort: nobody should
 //! schedule by them alone.
 
-use super::moment;
 use crate::{Caller, Gateway, Problem, Scope, fitting, path::Path, problem::Answer};
 use axum::{
     Json,
@@ -353,7 +352,7 @@ async fn logs(
     let (source_kind, source_name) = source(&which)?;
     let moment = |text: Option<&String>, name: &str| {
         let unknown = || invalid(&format!("`{name}` is no moment"), "write it as 2026-01-31T12:00:00Z");
-        text.map(|text| moment::read(text).ok_or_else(unknown)).transpose()
+        text.map(|text| Timestamp::read(text).map(|moment| moment.0).ok_or_else(unknown)).transpose()
     };
     let (from, skip) = which.page_token.as_deref().map_or(Some((0, 0)), token).ok_or_else(no_token)?;
     let filter = LogFilter {

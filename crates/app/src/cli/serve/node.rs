@@ -5,7 +5,7 @@ use crate::config::{
     Config, Place, Surroundings, Telemetry, log_file,
     node::{self, NodeFile, NodeMode},
 };
-use gateway::log::Level;
+use spec::LogLevel;
 use std::path::Path;
 
 /// A node file that was read.
@@ -75,7 +75,7 @@ impl Told {
         let (said, log) = (&self.0.logging, &mut telemetry.log);
         // There is nothing to tell beyond `debug`.
         let level = said.level.as_deref().map(|level| if level == "trace" { "debug" } else { level });
-        let level = Level::ALL.into_iter().find(|known| Some(known.name()) == level);
+        let level = LogLevel::ALL.into_iter().find(|known| Some(known.name()) == level);
         log.level = level.unwrap_or(log.level);
         let format = said.format.as_deref().and_then(|format| format.parse().ok());
         log.format = format.unwrap_or(log.format);

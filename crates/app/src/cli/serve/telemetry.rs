@@ -5,13 +5,13 @@ use crate::{
     config::{Config, ConfigError},
 };
 use ::doors::secrets::{KeySource, Secrets};
-use gateway::{NodeFacts, TraceSettings, log::Format};
-use spec::ErrorCode;
+use gateway::{NodeFacts, TraceSettings};
+use spec::{ErrorCode, LogFormat};
 use std::path::Path;
 use tokio::signal::unix::Signal;
 
 /// Opens the log of this process.
-pub(super) fn open_log(config: &Config, quiet: bool, format: Option<Format>) -> Result<(), Failure> {
+pub(super) fn open_log(config: &Config, quiet: bool, format: Option<LogFormat>) -> Result<(), Failure> {
     let mut settings = config.telemetry.log.clone();
     settings.format = format.unwrap_or(settings.format);
     settings.quiet = quiet;

@@ -1,7 +1,15 @@
 //! Moments as callers write them: RFC 3339.
 
-/// Milliseconds since 1970, of a moment of this era; nothing if it is none. What is finer than a millisecond is cut.
-pub(crate) fn read(text: &str) -> Option<u64> {
+use crate::Timestamp;
+
+impl Timestamp {
+    /// A moment of this era; nothing if it is none. What is finer than a millisecond is cut.
+    pub fn read(text: &str) -> Option<Timestamp> {
+        read(text).map(Timestamp)
+    }
+}
+
+fn read(text: &str) -> Option<u64> {
     let bytes = text.as_bytes();
     let at = |index: usize, wanted: &[u8]| bytes.get(index).is_some_and(|byte| wanted.contains(byte));
     let part = |from: usize, to: usize| digits(bytes.get(from..to)?);
@@ -74,7 +82,6 @@ fn days(year: i64, month: i64, day: i64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spec::Timestamp;
 
     #[test]
     fn what_we_write_we_read() {

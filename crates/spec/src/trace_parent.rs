@@ -1,14 +1,12 @@
 //! The words of W3C Trace Context: who called us, in a header that anybody may have written.
 
-use http::HeaderMap;
-
 /// More than this is no `tracestate` of any use.
 const LONGEST_STATE: usize = 512;
 const MOST_MEMBERS: usize = 32;
 
 /// Of which trace a caller is part, and where in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parent {
+pub struct TraceParent {
     /// The trace.
     pub trace: [u8; 16],
     /// The caller's span.
@@ -19,9 +17,9 @@ pub struct Parent {
     pub state: Option<String>,
 }
 
-impl Parent {
+impl TraceParent {
     /// Reads a `traceparent`; nothing if it is none.
-    pub fn read(text: &str) -> Option<Parent> {
+    pub fn read(text: &str) -> Option<TraceParent> {
         let bytes = text.as_bytes();
         let (version, flags) = (hex::<1>(bytes.get(..2)?)?[0], hex::<1>(bytes.get(53..55)?)?[0]);
         let dashes = [2, 35, 52].iter().all(|at| bytes.get(*at) == Some(&b'-'));
@@ -33,28 +31,26 @@ impl Parent {
         };
         let (trace, span) = (hex::<16>(bytes.get(3..35)?)?, hex::<8>(bytes.get(36..52)?)?);
         let good = dashes && ends && trace != [0; 16] && span != [0; 8];
-        good.then_some(Parent { trace, span, flags: flags & 1, state: None })
-    }
-
-    /// Reads the headers of a request. What is malformed, or there twice, is as if it were not there.
-    pub(crate) fn of(headers: &HeaderMap) -> Option<Parent> {
-        let mut told = headers.get_all("traceparent").iter();
-        let (Some(one), None) = (told.next(), told.next()) else { return None };
-        let parent = Parent::read(one.to_str().ok()?)?;
-        let state: Option<Vec<_>> =
-            headers.get_all("tracestate").iter().map(|value| value.to_str().ok()).collect();
-        let state = state.map(|parts| parts.join(",")).filter(|state| is_state(state));
-        Some(Parent { state, ..parent })
+        good.then_some(TraceParent { trace, span, flags: flags & 1, state: None })
     }
 
     /// As it is passed on.
     pub fn written(trace: &[u8; 16], span: &[u8; 8], flags: u8) -> String {
-        format!("00-{}-{}-{flags:02x}", shown(trace), shown(span))
+        format!("00-{}-{}-{flags:02x}", TraceParent::hex(trace), TraceParent::hex(span))
+    }
+
+    /// Bytes as these words write them.
+    pub fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Whether this is a `tracestate`: a list of members `name=value`, a few of them, each name once.
+    pub fn is_state(text: &str) -> bool {
+        is_state(text)
     }
 }
 
-/// Whether this is a list of members: `name=value`, a few of them, each name once.
-pub fn is_state(text: &str) -> bool {
+fn is_state(text: &str) -> bool {
     let plain = |byte: u8| (0x20..0x7f).contains(&byte);
     let members: Vec<_> = text.split(',').map(str::trim).filter(|member| !member.is_empty()).collect();
     let mut names: Vec<_> =
@@ -88,11 +84,6 @@ fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     (text.len() == 2 * N).then_some(bytes)
 }
 
-/// The same the other way.
-pub(crate) fn shown(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,9 +92,9 @@ mod tests {
 
     #[test]
     fn a_parent_is_read_as_it_is_written() {
-        let parent = Parent::read(GOOD).unwrap();
-        assert_eq!(Parent::written(&parent.trace, &parent.span, parent.flags), GOOD);
-        let later = Parent::read(&format!("cc{}-what-the-future-brings", &GOOD[2..])).unwrap();
+        let parent = TraceParent::read(GOOD).unwrap();
+        assert_eq!(TraceParent::written(&parent.trace, &parent.span, parent.flags), GOOD);
+        let later = TraceParent::read(&format!("cc{}-what-the-future-brings", &GOOD[2..])).unwrap();
         assert_eq!((later.trace, later.span), (parent.trace, parent.span));
     }
 
@@ -123,16 +114,8 @@ mod tests {
             &GOOD.replace('b', "é"),
             &format!("{GOOD} "),
         ] {
-            assert_eq!(Parent::read(bad), None, "{bad}");
+            assert_eq!(TraceParent::read(bad), None, "{bad}");
         }
-        let twice: HeaderMap = [("traceparent", GOOD), ("traceparent", GOOD)].iter().fold(
-            HeaderMap::new(),
-            |mut all, (name, value)| {
-                all.append(*name, value.parse().unwrap());
-                all
-            },
-        );
-        assert_eq!(Parent::of(&twice), None);
     }
 
     #[test]
