@@ -32,8 +32,8 @@ mod workspaces;
 mod writer;
 
 pub use caller::{Caller, Scope};
-pub use node::settings::{Logging, Mode, Node, Resources};
 pub use keys::{Key, KeyError, Keys, Token};
+pub use node::settings::{Logging, Mode, Node, Resources};
 pub use openapi::document as openapi;
 pub use problem::Problem;
 pub use server::{Listener, Tls, TlsError};
@@ -126,7 +126,8 @@ struct Inner {
 impl Gateway {
     /// A gateway to an engine. Runs that a server before left without an end are `lost` from now on.
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
-        let Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, node, quiet } = settings;
+        let Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, node, quiet } =
+            settings;
         let unwritable = |error| DatabaseError::Place {
             path: state.clone(),
             why: format!("the audit cannot be written: {error}"),
@@ -204,7 +205,8 @@ impl Gateway {
         let (mut left, boxes) = tokio::join!(self.end_runs(), self.end_sandboxes());
         left.extend(boxes);
         let shown = left.iter().take(MOST_LEFT_SHOWN).cloned().collect::<Vec<_>>().join(", ");
-        let about = if left.is_empty() { "everything was stopped".to_owned() } else { format!("left: {shown}") };
+        let about =
+            if left.is_empty() { "everything was stopped".to_owned() } else { format!("left: {shown}") };
         // Where it cannot be written that was said on stderr, and ending goes on.
         _ = self.note(&Entry { what: "server.stop", about: &about, ..Entry::default() });
         left

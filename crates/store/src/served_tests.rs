@@ -259,7 +259,10 @@ fn a_task_has_one_holder_until_he_gives_it_back_or_his_time_is_over() {
     let release = |holder, now| served.together(|w| w.release_workflow("a", "t", holder, now)).unwrap();
     assert_eq!(resume("one", 0), Taking::Unknown);
     let Taking::Started(first) = start("one", 0) else { panic!("nobody had it") };
-    assert_eq!((start("two", 9), note("two", 9, "2"), release("two", 9)), (Taking::Held, Taking::Held, false));
+    assert_eq!(
+        (start("two", 9), note("two", 9, "2"), release("two", 9)),
+        (Taking::Held, Taking::Held, false)
+    );
     let Taking::AlreadyHis(again) = start("one", 9) else { panic!("it is his") };
     assert_eq!((&again.run, again.expires_ms), (&first.run, 19));
     assert!(matches!(note("one", 12, "1"), Taking::AlreadyHis(_)));

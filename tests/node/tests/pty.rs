@@ -78,7 +78,11 @@ fn what_is_typed_is_run_and_what_is_shown_can_be_read_on() {
         last = terminal.recv();
     }
     assert_eq!((&last["ended"], &last["exit_code"]), (&json!(true), &json!(5)));
-    assert_eq!(terminal.ask("close", json!({})).json()["exit_code"], 5, "closing what has ended changes nothing");
+    assert_eq!(
+        terminal.ask("close", json!({})).json()["exit_code"],
+        5,
+        "closing what has ended changes nothing"
+    );
 }
 
 #[test]

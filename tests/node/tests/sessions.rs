@@ -73,7 +73,9 @@ fn a_session_is_found_only_by_its_own_task_and_tenant() {
     for id in ["..", "x", "..%2f.."] {
         assert!(matches!(server.get(&format!("{ALL}/{id}")).status, 400 | 404));
     }
-    for bad in [json!({ "version": 2, "task_id": TASK }), json!({ "version": 1, "task_id": "..", }), json!({})] {
+    for bad in
+        [json!({ "version": 2, "task_id": TASK }), json!({ "version": 1, "task_id": "..", }), json!({})]
+    {
         assert_eq!(server.post(ALL, &bad).status, 400);
     }
     assert_eq!(server.post(ALL, &order(json!({ "privileged": true }))).status, 400);

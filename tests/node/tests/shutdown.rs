@@ -30,7 +30,10 @@ fn a_node_that_stopped_everything_exits_with_0_and_what_it_stopped_is_known() {
     let folder = std::mem::replace(&mut server.folder, node_tests::Folder(std::path::PathBuf::new()));
     let server = Server::on(folder, "", &[], Some(server.admin.clone()));
     let told = server.get(&format!("/v1/worker/jobs/{JOB}")).json();
-    assert_eq!((&told["status"], &told["run_diagnostics"]["reason"]), (&json!("failed"), &json!("cancelled")));
+    assert_eq!(
+        (&told["status"], &told["run_diagnostics"]["reason"]),
+        (&json!("failed"), &json!("cancelled"))
+    );
 }
 
 /// A run whose end nobody can write down has none: somebody else keeps the database.

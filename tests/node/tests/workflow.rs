@@ -21,7 +21,10 @@ fn a_task_has_one_holder_at_a_time_who_can_go_on_after_a_crash() {
     let (status, refused) = ask(&server, "start", "two", json!({}));
     assert_eq!((status, refused["code"].as_str()), (409, Some("conflict")), "{refused}");
     let (status, again) = ask(&server, "start", "one", json!({}));
-    assert_eq!((status, &again["status"], &again["run_id"]), (200, &json!("already_running"), &started["run_id"]));
+    assert_eq!(
+        (status, &again["status"], &again["run_id"]),
+        (200, &json!("already_running"), &started["run_id"])
+    );
     let (_, replay) = ask(&server, "start", "one", json!({ "idempotency": "first" }));
     assert_eq!(replay["status"], "started", "the same request has the same answer");
     assert_eq!(ask(&server, "checkpoint", "two", json!({ "checkpoint": 1 })).0, 409);

@@ -46,7 +46,11 @@ fn one_job_more_than_the_file_allows_is_429() {
     assert_eq!(server.ask(&server.admin, "POST", RUN, &prefer, &sleeper).status, 202);
     let more = server.post(RUN, &job(2, json!({ "command": ["true"] })));
     assert_eq!((more.status, more.json()["type"].as_str()), (429, Some("urn:cynodeai:error:rate_limit")));
-    assert_eq!(server.ask(&server.admin, "POST", RUN, &prefer, &sleeper).status, 202, "the first one is joined");
+    assert_eq!(
+        server.ask(&server.admin, "POST", RUN, &prefer, &sleeper).status,
+        202,
+        "the first one is joined"
+    );
 }
 
 /// Requirement 45, item 2.
@@ -72,7 +76,11 @@ fn a_missing_runtime_is_named() {
     let server = Server::started(command, folder, None);
     let ready = server.get("/readyz");
     assert_eq!(ready.status, 503, "{}", ready.text());
-    assert!(ready.json()["title"].as_str().is_some_and(|title| title.to_lowercase().contains("podman")), "{}", ready.text());
+    assert!(
+        ready.json()["title"].as_str().is_some_and(|title| title.to_lowercase().contains("podman")),
+        "{}",
+        ready.text()
+    );
     let told = server.post(RUN, &job(1, json!({ "command": ["true"] })));
     assert_eq!(told.status, 200, "{}", told.text());
     let told = told.json();
@@ -111,7 +119,11 @@ fn what_cannot_be_honoured_stops_the_start() {
         let file = folder.at("node.yaml");
         fs::write(&file, yaml).expect("a node file");
         let mut plain = std::process::Command::new(cli::airlock());
-        plain.args(["serve", "--quiet", "--pool", "0", "--node"]).arg(&file).arg("--state").arg(folder.at("state"));
+        plain
+            .args(["serve", "--quiet", "--pool", "0", "--node"])
+            .arg(&file)
+            .arg("--state")
+            .arg(folder.at("state"));
         plain.env_clear().stdin(std::process::Stdio::null());
         plain.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         let said = refusal(&mut plain);

@@ -139,8 +139,17 @@ pub(crate) fn parse(text: &str, path: &Path) -> Result<NodeFile, ConfigError> {
     Ok(said)
 }
 
-const TOP: [&str; 9] =
-    ["version", "orchestrator", "node", "worker_api", "sandbox", "inference", "storage", "logging", "updates"];
+const TOP: [&str; 9] = [
+    "version",
+    "orchestrator",
+    "node",
+    "worker_api",
+    "sandbox",
+    "inference",
+    "storage",
+    "logging",
+    "updates",
+];
 
 /// What two keys say together.
 fn agree(said: &NodeFile, path: &Path) -> Result<(), ConfigError> {
@@ -154,7 +163,8 @@ fn agree(said: &NodeFile, path: &Path) -> Result<(), ConfigError> {
         return Err(at.error("runtime", what, "name one, or use `native`, which can use the host's /usr"));
     }
     if let (Some(image), Some(allowed)) = (&said.default_image, &said.allowed_images) {
-        let listed = image.parse::<ImageRef>().is_ok_and(|image| allowed.iter().any(|one| one.matches(&image)));
+        let listed =
+            image.parse::<ImageRef>().is_ok_and(|image| allowed.iter().any(|one| one.matches(&image)));
         if !listed {
             let hint = "add it to the list, or name another";
             return Err(at.error("default_image", "is not in `sandbox.allowed_images`", hint));
@@ -265,7 +275,8 @@ fn sandbox(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Resu
             }
             "default_image" => {
                 let text = at.word(key, value)?;
-                text.parse::<ImageRef>().map_err(|error| at.error(key, error, "write NAME[:TAG][@DIGEST]"))?;
+                text.parse::<ImageRef>()
+                    .map_err(|error| at.error(key, error, "write NAME[:TAG][@DIGEST]"))?;
                 said.default_image = Some(text);
             }
             "allowed_images" => said.allowed_images = Some(images(at, key, value)?),

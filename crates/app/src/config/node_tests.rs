@@ -65,18 +65,42 @@ fn what_is_not_honoured_is_refused_with_its_reason() {
     for (text, key, why) in [
         ("version: 2", "version", "only 1 is known"),
         ("orchestrator: {url: 'http://o'}", "orchestrator.url", "registers with nobody"),
-        ("orchestrator: {registration_psk_env: X}", "orchestrator.registration_psk_env", "registers with nobody"),
+        (
+            "orchestrator: {registration_psk_env: X}",
+            "orchestrator.registration_psk_env",
+            "registers with nobody",
+        ),
         ("sandbox: {default_network_policy: allowlist}", "sandbox.default_network_policy", "reach nothing"),
         ("sandbox: {allowed_egress_domains: [a.example]}", "sandbox.allowed_egress_domains", "reach nothing"),
         ("sandbox: {mount_root: /srv}", "sandbox.mount_root", "memory of its own box"),
-        ("sandbox: {mounts: {read_only_by_default: false}}", "sandbox.mounts.read_only_by_default", "read-only"),
-        ("sandbox: {security: {allow_privileged: true}}", "sandbox.security.allow_privileged", "ever gets that"),
-        ("sandbox: {security: {allow_host_network: true}}", "sandbox.security.allow_host_network", "ever gets"),
-        ("sandbox: {security: {allow_device_mounts: true}}", "sandbox.security.allow_device_mounts", "ever gets"),
+        (
+            "sandbox: {mounts: {read_only_by_default: false}}",
+            "sandbox.mounts.read_only_by_default",
+            "read-only",
+        ),
+        (
+            "sandbox: {security: {allow_privileged: true}}",
+            "sandbox.security.allow_privileged",
+            "ever gets that",
+        ),
+        (
+            "sandbox: {security: {allow_host_network: true}}",
+            "sandbox.security.allow_host_network",
+            "ever gets",
+        ),
+        (
+            "sandbox: {security: {allow_device_mounts: true}}",
+            "sandbox.security.allow_device_mounts",
+            "ever gets",
+        ),
         ("sandbox: {runtime: podman}", "sandbox.runtime", "default_image"),
         ("sandbox: {runtime: direct}", "sandbox.runtime", "cannot be `direct`"),
         ("sandbox: {default_image: a, allowed_images: [b]}", "sandbox.default_image", "not in"),
-        ("sandbox: {timeouts: {default_seconds: 9, max_seconds: 8}}", "timeouts.default_seconds", "more than"),
+        (
+            "sandbox: {timeouts: {default_seconds: 9, max_seconds: 8}}",
+            "timeouts.default_seconds",
+            "more than",
+        ),
         ("inference: {mode: require}", "inference.mode", "cannot be `require`"),
         ("inference: {max_concurrency: 1}", "inference.max_concurrency", "runs no models"),
         ("inference: {allow_gpu: true}", "inference.allow_gpu", "no device"),
@@ -95,7 +119,11 @@ fn what_is_not_honoured_is_refused_with_its_reason() {
         ("sandbox: []", "sandbox", "must be a table"),
     ] {
         let refused = parse(text).expect_err(text);
-        assert!(refused.message.contains(key) && refused.message.contains(why), "{text}: {}", refused.message);
+        assert!(
+            refused.message.contains(key) && refused.message.contains(why),
+            "{text}: {}",
+            refused.message
+        );
         assert!(!refused.hint.is_empty());
     }
 }

@@ -2,8 +2,7 @@
 //! is a program of its sandbox, and ends with it.
 
 use super::{
-    sessions,
-    told,
+    sessions, told,
     wire::{Sent, Uuid, Version},
 };
 use crate::{
@@ -64,7 +63,13 @@ fn size(cols: u16, rows: u16) -> Answer<TerminalSize> {
 }
 
 /// The terminal of that name in a live session; any other program is none.
-fn terminal(gateway: &Gateway, caller: &Caller, session: String, task: Option<&Uuid>, pty: &str) -> Answer<Exec> {
+fn terminal(
+    gateway: &Gateway,
+    caller: &Caller,
+    session: String,
+    task: Option<&Uuid>,
+    pty: &str,
+) -> Answer<Exec> {
     let exec = sessions::live(gateway, caller, session, task)?.find_exec(pty);
     exec.filter(|exec| exec.request().tty.is_some()).ok_or_else(|| Problem::not_found("terminal"))
 }

@@ -121,8 +121,9 @@ async fn create(
     };
     let run = host::admit(&gateway, &caller, order.request(&gateway)?)?;
     let name = session.name("session", &caller.tenant);
-    let labels: Labels =
-        [(TASK, order.task_id.to_string()), (SESSION, session.to_string())].map(|(k, v)| (k.into(), v)).into();
+    let labels: Labels = [(TASK, order.task_id.to_string()), (SESSION, session.to_string())]
+        .map(|(k, v)| (k.into(), v))
+        .into();
     note(&gateway, &caller, "sandbox.make", &name, &order.task_id)?;
     let opening = Opening {
         owner: caller.tenant.clone(),

@@ -149,9 +149,8 @@ impl Node {
 
 fn is_listed(allowed: &[ImagePattern], image: Option<&Path>) -> Answer<()> {
     let name = image.and_then(Path::to_str).unwrap_or_default();
-    let listed = name
-        .parse::<ImageRef>()
-        .is_ok_and(|image| allowed.iter().any(|pattern| pattern.matches(&image)));
+    let listed =
+        name.parse::<ImageRef>().is_ok_and(|image| allowed.iter().any(|pattern| pattern.matches(&image)));
     match listed {
         true => Ok(()),
         false => Err(Problem::new(

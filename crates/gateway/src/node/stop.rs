@@ -67,8 +67,7 @@ async fn stop(
 }
 
 fn note(gateway: &Gateway, caller: &Caller, entry: &Entry<'_>) -> Answer<()> {
-    let entry =
-        Entry { decision: Decision::Allowed, tenant: &caller.tenant, key: &caller.key, ..*entry };
+    let entry = Entry { decision: Decision::Allowed, tenant: &caller.tenant, key: &caller.key, ..*entry };
     gateway.note(&entry)
 }
 

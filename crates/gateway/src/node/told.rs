@@ -214,7 +214,9 @@ pub(crate) fn shortened(mut text: String, cut: &mut bool) -> String {
 
 fn artifact(kept: ArtifactRef) -> JobArtifact {
     let encode = |byte: u8| match byte {
-        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => char::from(byte).to_string(),
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+            char::from(byte).to_string()
+        }
         other => format!("%{other:02X}"),
     };
     let path: String = kept.name.bytes().map(encode).collect();

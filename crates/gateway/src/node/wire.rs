@@ -147,7 +147,11 @@ pub(crate) fn digest(order: &impl Serialize) -> [u8; 32] {
 }
 
 /// A JSON answer within what its tenant may have waiting.
-pub(crate) fn answer(gateway: &Gateway, tenant: &str, told: &impl Serialize) -> Answer<axum::response::Response> {
+pub(crate) fn answer(
+    gateway: &Gateway,
+    tenant: &str,
+    told: &impl Serialize,
+) -> Answer<axum::response::Response> {
     let text = serde_json::to_vec(told).unwrap_or_default();
     crate::fitting::sent(gateway.answering(), tenant, Bytes::from(text))
 }
@@ -161,7 +165,9 @@ mod tests {
         let good = "0f8fad5b-d9cb-469f-A165-70867728950e";
         assert!(Uuid::try_from(good.to_owned()).is_ok());
         let long = "a".repeat(300);
-        for bad in ["", "..", "../../etc", &good[1..], &good.replace('-', "_"), &good.replace('0', "g"), &long] {
+        for bad in
+            ["", "..", "../../etc", &good[1..], &good.replace('-', "_"), &good.replace('0', "g"), &long]
+        {
             assert!(Uuid::try_from(bad.to_owned()).is_err(), "{bad}");
         }
         let multibyte = format!("{}é", &good[..34]);

@@ -124,7 +124,14 @@ fn taken(taking: Taking) -> Answer<(Lease, bool)> {
     }
 }
 
-fn note(gateway: &Gateway, caller: &Caller, what: &str, task: &Uuid, about: &str, refused: bool) -> Answer<()> {
+fn note(
+    gateway: &Gateway,
+    caller: &Caller,
+    what: &str,
+    task: &Uuid,
+    about: &str,
+    refused: bool,
+) -> Answer<()> {
     let decision = if refused { Decision::Refused } else { Decision::Allowed };
     let (tenant, key, task) = (caller.tenant.as_str(), caller.key.as_str(), task.as_str());
     gateway.note(&Entry { what, decision, tenant, key, task, about, ..Entry::default() })
@@ -179,7 +186,10 @@ async fn resume(
 ) -> Answer<Json<WorkflowTold>> {
     caller.require(Scope::Runs)?;
     if order.idempotency.is_some() {
-        return Err(Problem::invalid("`idempotency` is for `start`", "leave it away: resuming can be repeated"));
+        return Err(Problem::invalid(
+            "`idempotency` is for `start`",
+            "leave it away: resuming can be repeated",
+        ));
     }
     let wanted = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
     let taking = gateway.writer().write(move |writing| writing.resume_workflow(&wanted)).await?;
@@ -228,10 +238,8 @@ async fn release(
     visible(&order.holder, "holder")?;
     let (owner, holder) = (caller.tenant.clone(), order.holder.clone());
     let (task, now) = (order.task_id.as_str().to_ascii_lowercase(), engine::now().0);
-    let released = gateway
-        .writer()
-        .write(move |writing| writing.release_workflow(&owner, &task, &holder, now))
-        .await?;
+    let released =
+        gateway.writer().write(move |writing| writing.release_workflow(&owner, &task, &holder, now)).await?;
     note(&gateway, &caller, "workflow.release", &order.task_id, &order.holder, !released)?;
     match released {
         true => Ok(StatusCode::NO_CONTENT),

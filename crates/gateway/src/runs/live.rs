@@ -285,7 +285,8 @@ impl Live {
 
     /// Asks its program to end by itself within this time.
     pub(crate) fn terminate(&self, grace: Duration) {
-        let least = |asked: &mut Option<Duration>| *asked = Some(asked.map_or(grace, |before| before.min(grace)));
+        let least =
+            |asked: &mut Option<Duration>| *asked = Some(asked.map_or(grace, |before| before.min(grace)));
         self.terminated.send_modify(least);
     }
 
