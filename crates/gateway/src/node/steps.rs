@@ -1,6 +1,6 @@
 //! Jobs that are steps: a job spec, carried out inside by the step runner.
 
-use super::jobs::JobOrder;
+use super::jobs::WorkerJob;
 use crate::{Caller, Gateway, Problem, problem::Answer};
 use axum::response::Response;
 use http::StatusCode;
@@ -9,7 +9,7 @@ use http::StatusCode;
 pub(crate) async fn carry_out(
     _: &Gateway,
     _: &Caller,
-    _: &JobOrder,
+    _: &WorkerJob,
     _in_background: bool,
 ) -> Answer<Response> {
     let hint = "send `sandbox.command` without `job_spec_json`".to_owned();
