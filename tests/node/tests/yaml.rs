@@ -87,6 +87,7 @@ fn a_missing_runtime_is_named() {
     assert_eq!((&told["status"], &told["exit_code"]), (&json!("failed"), &json!(-1)));
     assert_eq!(told["run_diagnostics"]["container_started"], false);
     assert_eq!(told["run_diagnostics"]["image"], "alpine:3");
+    assert_eq!(told["run_diagnostics"]["runtime"], "podman");
 }
 
 /// Item 42 for the file's own list, requirement 74, `use_inference`.
@@ -100,6 +101,7 @@ fn images_that_are_not_listed_and_models_that_are_not_given_are_refused() {
     }
     let listed = server.post(RUN, &job(2, json!({ "image": "alpine:no-such", "command": ["true"] })));
     assert_eq!(listed.status, 200, "the control: {}", listed.text());
+    assert_eq!(server.get("/readyz").status, 200, "no list is about our own trial");
     let models = json!({ "image": "alpine", "command": ["true"], "use_inference": true });
     assert_eq!(server.post(RUN, &job(3, models)).status, 403);
 }

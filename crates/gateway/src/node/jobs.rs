@@ -223,6 +223,7 @@ fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(As
     spec.owner = Some(caller.owner()?);
     spec.keep = caller.require(Scope::Artifacts).is_ok();
     let name = format!("{LASTING}job {id}");
+    let runtime = Some(spec.sandbox.backend.name().to_owned());
     let asked = Asked {
         id,
         owner: caller.tenant.clone(),
@@ -233,7 +234,7 @@ fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(As
             stream: MOST_OUTPUT,
             whole: LARGEST_KEPT,
             exact: true,
-            asked: serde_json::to_value(AskedFor { image }).ok(),
+            asked: serde_json::to_value(AskedFor { image, runtime }).ok(),
         },
     };
     Ok((asked, spec))

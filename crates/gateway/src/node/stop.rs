@@ -107,7 +107,8 @@ async fn stop_all(
     note(&gateway, &caller, &Entry { what: "node.stop_all", rule: "admin", ..Entry::default() })?;
     // First what waits, so that nothing of it begins in the place of what is ended.
     let jobs = end_jobs(&gateway).await;
-    let (runs, (sessions, mut left)) = tokio::join!(end_runs(&gateway), gateway.end_all_sandboxes());
+    let (runs, (sessions, alive)) = tokio::join!(end_runs(&gateway), gateway.end_all_sandboxes());
+    let mut left: Vec<_> = alive.into_iter().map(|id| format!("sandbox {id}")).collect();
     left.extend(runs.iter().filter(|(_, gone)| !gone).map(|(id, _)| format!("run {id}")));
     let runs = runs.into_iter().filter_map(|(id, gone)| gone.then_some(id)).collect();
     Ok(Json(StoppedAll { version: Version, runs, sessions, jobs, left }))

@@ -87,7 +87,11 @@ struct RunDiagnostics {
 /// What a request said that its result does not.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct AskedFor {
+    #[serde(default)]
     pub(crate) image: Option<String>,
+    /// What was to make its box.
+    #[serde(default)]
+    pub(crate) runtime: Option<String>,
 }
 
 /// A run's result as it is kept.
@@ -171,7 +175,11 @@ impl Kept {
             other => Some(other.name().to_owned()),
         };
         RunDiagnostics {
-            runtime: self.backend.clone(),
+            // One that did not start does not know by whom.
+            runtime: match self.barriers.is_empty() {
+                true => self.asked.runtime.clone().unwrap_or_else(|| self.backend.clone()),
+                false => self.backend.clone(),
+            },
             image: self.asked.image.clone(),
             container_started: (self.status != Status::Lost).then_some(!self.barriers.is_empty()),
             reason,
