@@ -433,9 +433,7 @@ impl Gateway {
     /// Makes what the commonest runs need, ahead of them.
     pub async fn warm(&self) {
         let mut request = health::trial();
-        if self.node().furnish(&mut request).is_err() {
-            return;
-        }
+        self.node().fill_in(&mut request);
         if let Ok(spec) = self.policy().admit(request) {
             self.engine().warm(&spec).await;
         }

@@ -111,15 +111,20 @@ impl Node {
     /// Fills in what a request left open, and refuses work and images that this node does not take.
     pub(crate) fn furnish(&self, request: &mut RunRequest) -> Answer<()> {
         self.takes_work()?;
+        self.fill_in(request);
+        match &self.allowed_images {
+            Some(allowed) => is_listed(allowed, request.image.as_deref()),
+            None => Ok(()),
+        }
+    }
+
+    /// Fills in what a request left open: of our own trials, which no list is about.
+    pub(crate) fn fill_in(&self, request: &mut RunRequest) {
         if request.backend.is_none() {
             request.backend.clone_from(&self.backend);
         }
         if request.image.is_none() {
             request.image = self.default_image.as_ref().map(Into::into);
-        }
-        match &self.allowed_images {
-            Some(allowed) => is_listed(allowed, request.image.as_deref()),
-            None => Ok(()),
         }
     }
 
