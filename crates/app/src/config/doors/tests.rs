@@ -24,7 +24,9 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
          [unknown_prices]\ninput = 20\noutput = 100\n[ledger]\ndurability = \"power\"\nkeep_for = \"8760h\"\n\
          [doors]\nbody = \"1M\"\nheader_time = 1\nbody_time = 2\nconnections = 3\nconcurrent = 4\n\
          [inference]\ntime = \"30s\"\nmodels = [\"llama*\"]\n\
-         [tenant.acme]\nday_usd = 50.0\ncall_usd = 0.5\nrequests_per_minute = 60\ntokens_per_minute = 400000\nconcurrent = 8\n",
+         [tenant.acme]\nday_usd = 50.0\ncall_usd = 0.5\nrequests_per_minute = 60\ntokens_per_minute = 400000\nconcurrent = 8\n\
+         runs = 2\nsandboxes = 3\njobs = 4\ncpu_day = \"5s\"\nstorage = \"6K\"\nweight = 7\n\
+         [tenant.\"*\"]\nruns = 1\nday_usd = 1\n",
     )
     .unwrap();
     let target = |provider: &str, model: &str| Target { provider: provider.into(), model: model.into() };
