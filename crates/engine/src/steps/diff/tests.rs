@@ -96,9 +96,9 @@ proptest! {
         fs::write(folder.0.join("new"), &new).unwrap();
         for context in ["-U0", "-U1", "-U3"] {
             let (_, plain) = folder.run(&["diff", context, "old", "new"]);
-            prop_assert_eq!(applied(&old, &plain).as_ref(), Ok(&new), "{}", plain);
+            prop_assert_eq!(applied(&old, &plain), Ok(new.clone()), "{}", plain);
             let (_, gits) = folder.run(&[&git()[..], &[context, "old", "new"]].concat());
-            prop_assert_eq!(applied(&old, &gits).as_ref(), Ok(&new), "{}", gits);
+            prop_assert_eq!(applied(&old, &gits), Ok(new.clone()), "{}", gits);
         }
     }
 
