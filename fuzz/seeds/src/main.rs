@@ -36,6 +36,8 @@ fn main() -> io::Result<()> {
     write(&folder.join("manifest"), manifests())?;
     write(&folder.join("entry"), entries())?;
     write(&folder.join("contract"), results())?;
+    write(&folder.join("diff"), diffs())?;
+    write(&folder.join("job_spec"), jobs())?;
     write(&folder.join("ask"), dialect::asks())?;
     write(&folder.join("tap"), dialect::taps())?;
     write(&folder.join("head"), dialect::heads())?;
@@ -62,6 +64,41 @@ fn traces() -> Vec<Vec<u8>> {
         "2024-02-29t23:59:60.5-23:59",
     ];
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+/// As `targets/diff.rs` reads them: a text, NUL, a diff.
+fn diffs() -> Vec<Vec<u8>> {
+    let diffs: [&str; 6] = [
+        "a\nb\nc\n\0--- a/x\n+++ b/x\n@@ -1,3 +1,3 @@\n a\n-b\n+B\n c\n",
+        "a\0--- x\t2026-01-01\n+++ x\n@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+b\n",
+        "\0diff --git a/x b/x\nnew file mode 100755\nindex 0..1\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+x\n",
+        "\0diff --git a/x b/y\nsimilarity index 90%\nrename from x\nrename to y\n",
+        "a\n\0diff --git \"a/\\303\\244\" \"b/\\303\\244\"\nold mode 100644\nnew mode 100755\n",
+        "\0diff --git a/x b/x\nGIT binary patch\nliteral 1\n",
+    ];
+    diffs.iter().map(|diff| diff.as_bytes().to_vec()).collect()
+}
+
+/// As `targets/job_spec.rs` reads them.
+fn jobs() -> Vec<Vec<u8>> {
+    let step = |kind: &str, args: &str| {
+        format!(
+            r#"{{"protocol_version":"1.0","job_id":"j","constraints":{{"max_runtime_seconds":1,"max_output_bytes":1}},
+            "steps":[{{"type":"{kind}","args":{args},"on_failure":"continue"}}]}}"#
+        )
+    };
+    let jobs = [
+        step("run_command", r#"{"argv":["a"],"cwd":"b"}"#),
+        step("write_file", r#"{"path":"a","content":"b"}"#),
+        step("read_file", r#"{"path":"a","start_line":1,"end_line":2}"#),
+        step("apply_unified_diff", r#"{"diff":"x"}"#),
+        step("search_files", r#"{"pattern":"x","path":"y","include":"*"}"#),
+        r#"{"protocol_version":"1.1","job_id":"j","constraints":{"max_runtime_seconds":1,"max_output_bytes":1},
+        "persona":{"title":"t","description":"d"},"inference":{"allowed_models":["m*"],"source":"worker"},
+        "context":{"task_context":"t","requirements":["r"],"preferences":{"a":1}}}"#
+            .to_owned(),
+    ];
+    jobs.map(String::into_bytes).into()
 }
 
 /// As `targets/events.rs` reads them: where they are cut, and what a server sends.

@@ -49,9 +49,20 @@ pub(super) fn checked(path: &str) -> Result<&Path, String> {
     }
 }
 
+/// The same, of a path that leads through no link either. What is made of it afterwards is refused where it is opened; this is
+/// for the words.
+fn without_links<'a>(tree: &Tree, path: &'a str) -> Result<&'a Path, String> {
+    let clean = checked(path)?;
+    match tree.stat(clean) {
+        Ok(found) if found.kind == EntryKind::Link => Err(by_link(path)),
+        Err(error @ TreeError::Link { .. }) => Err(told(&error)),
+        Ok(_) | Err(_) => Ok(clean),
+    }
+}
+
 /// Writes a file whole; one that is there keeps its permissions.
 pub(super) fn write(tree: &Tree, path: &str, content: &str) -> Result<String, String> {
-    let path = checked(path)?;
+    let path = without_links(tree, path)?;
     let mode = tree.stat(path).ok().filter(|found| found.kind == EntryKind::File).map(|found| found.mode);
     let written = tree.put(path, true).and_then(|mut file| {
         if let Some(mode) = mode {
@@ -71,7 +82,7 @@ pub(super) fn read(
     (first, last): (u64, u64),
     until: Until,
 ) -> Result<String, String> {
-    let (file, _) = tree.open(checked(path)?).map_err(|error| told(&error))?;
+    let (file, _) = tree.open(without_links(tree, path)?).map_err(|error| told(&error))?;
     let (mut reader, mut bytes, mut line) = (BufReader::with_capacity(64 << 10, file), Vec::new(), 1);
     while line <= last && bytes.len() <= until.room && !until.is_over() {
         let piece =
@@ -94,7 +105,7 @@ pub(super) fn read(
 /// Everything below a folder, one name a line, sorted; folders end with a slash. What is cut says so.
 pub(super) fn list(tree: &Tree, path: &str, until: Until) -> Result<String, String> {
     let mut output = String::new();
-    let more = walk(tree, checked(path)?, until, &mut |place, found| {
+    let more = walk(tree, without_links(tree, path)?, until, &mut |place, found| {
         let mark = match found.kind {
             EntryKind::File => "",
             EntryKind::Folder => "/",
