@@ -22,6 +22,7 @@ struct Readme;
 mod capture;
 mod contract;
 pub mod control;
+mod courier;
 mod denials;
 mod doctor;
 mod doors;
@@ -47,6 +48,8 @@ mod verdict;
 pub mod workspaces;
 
 pub use crate::doors::DoorSettings;
+pub use ::doors::courier::{BadReceiver, Courier, CourierSettings, Receiver, Undelivered};
+pub use courier::OwnKey;
 pub use doctor::{Check, CheckState};
 pub use feed::{Feed, Piece};
 pub use record::{Swept, fresh_id, now};

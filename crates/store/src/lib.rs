@@ -13,6 +13,7 @@ mod lent;
 mod names;
 pub mod served;
 pub mod usage;
+pub mod webhooks;
 
 pub use allowed_images::{AllowedImages, AllowedImagesError, NewEntry, TrailLine};
 pub use artifacts::{

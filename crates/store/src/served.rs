@@ -24,7 +24,7 @@ pub struct Served {
     /// Reads keys, and never waits: a reader does not, and nobody writes by it.
     keys: Database,
     /// Reads runs.
-    reading: Database,
+    pub(crate) reading: Database,
     /// Writes keys.
     changes: Database,
     /// Writes runs.
@@ -34,8 +34,8 @@ pub struct Served {
 /// What is written together.
 #[derive(Debug)]
 pub struct Writing<'a> {
-    transaction: &'a Transaction<'a>,
-    database: &'a Database,
+    pub(crate) transaction: &'a Transaction<'a>,
+    pub(crate) database: &'a Database,
 }
 
 /// A key, as it is kept.
@@ -339,11 +339,11 @@ fn run_row(row: &Row<'_>) -> rusqlite::Result<RunRow> {
 }
 
 /// SQLite counts to 2^63.
-fn number(value: u64) -> i64 {
+pub(crate) fn number(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-fn back(value: i64) -> u64 {
+pub(crate) fn back(value: i64) -> u64 {
     u64::try_from(value).unwrap_or_default()
 }
 

@@ -28,13 +28,13 @@ mod tunnel;
 
 pub use books::Learned;
 pub use credential::{Credential, Inject};
+pub(crate) use dial::{Dialler, NoWay};
 pub use internet::Internet;
 
 use crate::{OpenError, ledger::Ledger, line::Crowd, secrets::Secrets};
 use authority::Authority;
 use books::Books;
 use credential::Credentials;
-use dial::Dialler;
 use limits::{Meter, Spent, Way};
 use names::Names;
 use policy::{Passage, Refusal, Rules, Standing};

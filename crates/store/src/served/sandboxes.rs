@@ -35,7 +35,7 @@ pub struct Remembered {
 }
 
 impl Writing<'_> {
-    fn done<T>(&self, done: rusqlite::Result<T>) -> Result<T, DatabaseError> {
+    pub(crate) fn done<T>(&self, done: rusqlite::Result<T>) -> Result<T, DatabaseError> {
         done.map_err(|source| self.database.failed(source))
     }
 
