@@ -175,7 +175,8 @@ fn request(to: &Receiver, mut headers: HeaderMap, body: Bytes) -> Result<Request
     headers.insert(HOST, HeaderValue::try_from(&to.authority).map_err(|error| unfit(error.into()))?);
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
     headers.insert(USER_AGENT, HeaderValue::from_static(concat!("airlock/", env!("CARGO_PKG_VERSION"))));
-    let mut request = Request::builder().method(Method::POST).uri(&to.target).body(Full::new(body)).map_err(unfit)?;
+    let mut request =
+        Request::builder().method(Method::POST).uri(&to.target).body(Full::new(body)).map_err(unfit)?;
     *request.headers_mut() = headers;
     Ok(request)
 }
@@ -244,7 +245,8 @@ mod tests {
 
     #[test]
     fn what_the_operator_allows_is_allowed_and_a_metadata_service_never_is() {
-        let open = courier(CourierSettings { allow_private: true, allow_plain_http: true, ..Default::default() });
+        let open =
+            courier(CourierSettings { allow_private: true, allow_plain_http: true, ..Default::default() });
         assert!(open.check("http://127.0.0.1:9/x").is_ok());
         assert!(open.check("http://169.254.169.254/latest").is_err());
         let listed = CourierSettings { hosts: vec!["10.0.0.7".parse().unwrap()], ..Default::default() };

@@ -32,6 +32,7 @@ mod workspaces;
 mod writer;
 
 pub use caller::{Caller, Scope};
+pub use jobs::webhook::WebhookSettings;
 pub use keys::{Key, KeyError, Keys, Token};
 pub use openapi::document as openapi;
 pub use problem::Problem;
@@ -78,6 +79,8 @@ pub struct Settings {
     pub bounds: Bounds,
     /// How much of it for each tenant.
     pub tenants: Tenants,
+    /// Where notices about jobs may go.
+    pub webhooks: WebhookSettings,
     /// No line for each request on stderr.
     pub quiet: bool,
 }
@@ -96,6 +99,7 @@ struct Inner {
     profiles: Option<Vec<String>>,
     bounds: Bounds,
     tenants: Tenants,
+    webhooks: jobs::webhook::Webhooks,
     quiet: bool,
     audit: Audit,
     served: Arc<Served>,
@@ -119,7 +123,9 @@ struct Inner {
 impl Gateway {
     /// A gateway to an engine. Runs that a server before left without an end are `lost` from now on.
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
-        let Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, quiet } = settings;
+        let Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, webhooks, quiet } =
+            settings;
+        let webhooks = jobs::webhook::Webhooks::new(webhooks, &engine);
         let unwritable = |error| DatabaseError::Place {
             path: state.clone(),
             why: format!("the audit cannot be written: {error}"),
@@ -140,6 +146,7 @@ impl Gateway {
             profiles,
             bounds,
             tenants,
+            webhooks,
             quiet,
             audit,
             keys: Keys::of(served.clone()),
@@ -174,12 +181,14 @@ impl Gateway {
         });
         let tidying = tokio::spawn(self.clone().tidy());
         let looking = tokio::spawn(self.clone().look_at_keys());
+        let telling = tokio::spawn(jobs::webhook::delivery::deliver(self.clone()));
         // Answers of runs that were cancelled still go out.
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
         _ = ending.await;
         tidying.abort();
         looking.abort();
+        telling.abort();
     }
 
     /// Every now and then: what artifacts may not stay. Those who put some do that, too, but they may be gone.
@@ -262,12 +271,15 @@ impl Gateway {
     }
 
     /// Writes down what was decided. What cannot be written down must not be done.
-    #[expect(dead_code, reason = "nobody decides yet")]
     pub(crate) fn note(&self, entry: &Entry<'_>) -> problem::Answer<()> {
         self.0.audit.note(entry).map_err(|error| {
             say(format_args!("airlock: the audit cannot be written: {error}"));
             writer::busy()
         })
+    }
+
+    pub(crate) fn webhooks(&self) -> &jobs::webhook::Webhooks {
+        &self.0.webhooks
     }
 
     pub(crate) fn quiet(&self) -> bool {
@@ -338,6 +350,7 @@ fn routes() -> OpenApiRouter<Gateway> {
         .merge(openapi::routes())
         .merge(runs::routes())
         .merge(jobs::routes())
+        .merge(jobs::webhook::routes())
         .merge(node::routes())
         .merge(sandboxes::routes())
         .merge(workspaces::routes())

@@ -109,7 +109,8 @@ fn settle_in(transaction: &Transaction<'_>, notice: &Notice, settled: &Settled) 
         Settled::PutOff { due_ms, problem } => {
             let again = "UPDATE webhook_notice SET attempts = attempts + 1, problem = ?2 WHERE n = ?1";
             transaction.execute(again, params![notice.n, problem])?;
-            let behind = "UPDATE webhook_notice SET due_ms = max(due_ms, ?2) WHERE job = ?1 AND state = 'waiting'";
+            let behind =
+                "UPDATE webhook_notice SET due_ms = max(due_ms, ?2) WHERE job = ?1 AND state = 'waiting'";
             transaction.execute(behind, params![notice.job, number(*due_ms)])?;
         }
     }
@@ -132,17 +133,19 @@ pub fn forget(writing: &Writing<'_>, before_ms: u64) -> Result<usize, DatabaseEr
 }
 
 impl Served {
-    /// Notices whose time has come: the first of each job that is not among `busy`, at most so many of each tenant, and of
-    /// everybody before a second one of anybody's.
+    /// Notices whose time has come: the first of each job that is not `busy`, at most so many of each tenant, and no more
+    /// than `most`. Tenants behind `last` come first, then those from the beginning on.
     pub fn due_notices(
         &self,
         now_ms: u64,
+        (last, most): (&str, usize),
         of_one: impl Fn(&str) -> u32,
         busy: impl Fn(&str) -> bool,
     ) -> Result<Vec<Notice>, DatabaseError> {
         self.reading.read(|connection| {
-            let mut next = connection
-                .prepare_cached("SELECT min(tenant) FROM webhook_notice WHERE state = 'waiting' AND tenant > ?")?;
+            let mut next = connection.prepare_cached(
+                "SELECT min(tenant) FROM webhook_notice WHERE state = 'waiting' AND tenant > ?",
+            )?;
             let mut due = connection.prepare_cached(
                 "SELECT n, id, job, tenant, url, body, attempts FROM webhook_notice AS notice
                  WHERE state = 'waiting' AND tenant = ?1 AND due_ms <= ?2 AND NOT EXISTS (
@@ -150,21 +153,27 @@ impl Served {
                     WHERE earlier.job = notice.job AND earlier.n < notice.n AND earlier.state = 'waiting')
                  ORDER BY due_ms, n LIMIT ?3",
             )?;
-            let (mut found, mut tenant) = (Vec::new(), None);
-            loop {
-                tenant = match tenant {
-                    // Nobody's name is empty.
-                    None => next.query_row([""], |row| row.get::<_, Option<String>>(0))?,
-                    Some(last) => next.query_row([last], |row| row.get(0))?,
+            let (mut found, mut at, mut again) = (Vec::new(), last.to_owned(), false);
+            while found.len() < most {
+                let tenant: Option<String> = next.query_row([&at], |row| row.get(0))?;
+                let tenant = match tenant {
+                    Some(tenant) if !again || tenant.as_str() <= last => tenant,
+                    // Nobody's name is empty: from the beginning, once.
+                    None if !again && !last.is_empty() => {
+                        (at, again) = (String::new(), true);
+                        continue;
+                    }
+                    _ => break,
                 };
-                let Some(tenant) = &tenant else { return Ok(found) };
-                let room = of_one(tenant) as usize;
+                let room = (of_one(&tenant) as usize).min(most - found.len());
                 if room > 0 {
                     let rows = due.query_map(params![tenant, number(now_ms), MOST_LOOKED_AT], notice)?;
                     let rows = rows.filter(|row| !row.as_ref().is_ok_and(|row| busy(&row.job))).take(room);
                     found.extend(rows.collect::<Result<Vec<_>, _>>()?);
                 }
+                at = tenant;
             }
+            Ok(found)
         })
     }
 
@@ -180,7 +189,9 @@ impl Served {
                 let (state, attempts): (String, u32) = (row.get(0)?, row.get(1)?);
                 let problem: Option<String> = row.get(2)?;
                 progress = Some(match progress {
-                    Some(before) if before.state == "waiting" => Progress { attempts: before.attempts + attempts, ..before },
+                    Some(before) if before.state == "waiting" => {
+                        Progress { attempts: before.attempts + attempts, ..before }
+                    }
                     Some(before) => Progress { state, attempts: before.attempts + attempts, problem },
                     None => Progress { state, attempts, problem },
                 });

@@ -22,7 +22,7 @@ impl Ground {
     }
 
     fn due(&self, now_ms: u64, of_one: u32) -> Vec<Notice> {
-        self.1.due_notices(now_ms, |_| of_one, |_| false).unwrap()
+        self.1.due_notices(now_ms, ("", 100), |_| of_one, |_| false).unwrap()
     }
 
     fn ids(&self, now_ms: u64, of_one: u32) -> Vec<String> {
@@ -39,14 +39,23 @@ impl Drop for Ground {
 #[test]
 fn notices_of_one_job_come_one_after_another_and_everybody_has_a_turn() {
     let ground = Ground::new("order");
-    for (id, job, tenant) in [("1", "a", "t"), ("2", "a", "t"), ("3", "b", "t"), ("4", "c", "u"), ("5", "d", "t")] {
+    for (id, job, tenant) in
+        [("1", "a", "t"), ("2", "a", "t"), ("3", "b", "t"), ("4", "c", "u"), ("5", "d", "t")]
+    {
         ground.enqueue(id, job, tenant, 10);
     }
     assert_eq!(ground.ids(9, 8), [""; 0], "not yet");
     assert_eq!(ground.ids(10, 8), ["1", "3", "5", "4"]);
     assert_eq!(ground.ids(10, 1), ["1", "4"], "a share of each");
-    let free = ground.1.due_notices(10, |_| 8, |job| job == "a").unwrap();
+    let free = ground.1.due_notices(10, ("", 100), |_| 8, |job| job == "a").unwrap();
     assert_eq!(free.iter().map(|notice| notice.id.as_str()).collect::<Vec<_>>(), ["3", "5", "4"]);
+    let behind = |last: &str, most| {
+        let found = ground.1.due_notices(10, (last, most), |_| 8, |_| false).unwrap();
+        found.into_iter().map(|notice| notice.id).collect::<Vec<_>>()
+    };
+    assert_eq!(behind("t", 100), ["4", "1", "3", "5"], "whoever comes behind the last one has the next turn");
+    assert_eq!(behind("u", 2), ["1", "3"]);
+    assert_eq!(behind("zz", 100), ["1", "3", "5", "4"]);
     let first = &ground.due(10, 8)[0];
     ground.settle(first, Settled::PutOff { due_ms: 50, problem: "down".into() });
     assert_eq!(ground.ids(49, 8), ["3", "5", "4"], "the second waits for the first");
@@ -75,7 +84,11 @@ fn a_job_says_how_far_its_notices_are() {
     ground.settle(&second, Settled::GivenUp("gone".into()));
     assert_eq!(ground.1.notices_of("a").unwrap(), of("given_up", 3, Some("gone")));
     ground.settle(&second, Settled::Delivered);
-    assert_eq!(ground.1.notices_of("a").unwrap(), of("given_up", 3, Some("gone")), "what is settled stays so");
+    assert_eq!(
+        ground.1.notices_of("a").unwrap(),
+        of("given_up", 3, Some("gone")),
+        "what is settled stays so"
+    );
     assert_eq!(ground.1.together(|writing| forget(writing, 2)).unwrap(), 2);
 }
 

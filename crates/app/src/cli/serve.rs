@@ -125,9 +125,19 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway, Failure> {
     let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
     let (policy, state) = (config.policy.clone(), config.state.clone());
-    let tenants = spec::Tenants::default();
-    let settings =
-        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, quiet };
+    let (tenants, webhooks) = (spec::Tenants::default(), config.webhooks.clone());
+    let settings = gateway::Settings {
+        engine,
+        policy,
+        state,
+        hosts,
+        folders,
+        profiles,
+        bounds,
+        tenants,
+        webhooks,
+        quiet,
+    };
     Gateway::new(settings).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),

@@ -9,6 +9,7 @@ use super::{
     file::{LIMITS, Section},
     images, provider, secrets, serve,
     serve::Serve,
+    webhooks,
 };
 use spec::{
     Budget, EgressLimits, EgressRule, EnvName, Id, Maximum, ModelPattern, Network, Policy, Pool, Profile,
@@ -25,6 +26,7 @@ pub(super) struct Said {
     pub(super) policy: Policy,
     pub(super) pool: Pool,
     pub(super) serve: Serve,
+    pub(super) webhooks: gateway::WebhookSettings,
     pub(super) doors: Doors,
     pub(super) secrets: secrets::Said,
     pub(super) artifacts: Artifacts,
@@ -34,7 +36,8 @@ impl Default for Said {
     fn default() -> Self {
         let (policy, doors) = (Policy::default(), Doors::default());
         let (secrets, artifacts) = (secrets::Said::default(), Artifacts::default());
-        Said { policy, pool: Pool::OFF, serve: Serve::default(), doors, secrets, artifacts }
+        let webhooks = gateway::WebhookSettings::default();
+        Said { policy, pool: Pool::OFF, serve: Serve::default(), webhooks, doors, secrets, artifacts }
     }
 }
 
@@ -55,8 +58,15 @@ struct OfProfile {
 /// What is built in with what the file says.
 pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
-    let Said { mut policy, pool: mut ahead, serve: mut served, mut doors, mut secrets, artifacts: mut kept } =
-        Said::default();
+    let Said {
+        mut policy,
+        pool: mut ahead,
+        serve: mut served,
+        webhooks: mut told,
+        mut doors,
+        mut secrets,
+        artifacts: mut kept,
+    } = Said::default();
     let mut said = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {
@@ -69,6 +79,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
             "pool" => ahead = pool(top.table(key, value)?, path)?,
             "artifacts" => kept = artifacts::read(top.table(key, value)?, path)?,
             "serve" => served = serve::read(top.table(key, value)?, path)?,
+            "webhooks" => told = webhooks::read(top.table(key, value)?, path)?,
             "images" => policy.images = images::read(top.table(key, value)?, path)?,
             "secrets" => secrets.read(top.table(key, value)?, path)?,
             "vault" => secrets.read_vault(top.table(key, value)?, path)?,
@@ -83,11 +94,11 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
         policy.profiles.insert(name.clone(), resolved);
     }
     doors.check(path)?;
-    Ok(Said { policy, pool: ahead, serve: served, doors, secrets, artifacts: kept })
+    Ok(Said { policy, pool: ahead, serve: served, webhooks: told, doors, secrets, artifacts: kept })
 }
 
 fn known() -> Vec<&'static str> {
-    ["profile", "maximum", "pool", "serve", "artifacts", "images", "secrets", "vault"]
+    ["profile", "maximum", "pool", "serve", "webhooks", "artifacts", "images", "secrets", "vault"]
         .into_iter()
         .chain(doors::TABLES)
         .collect()

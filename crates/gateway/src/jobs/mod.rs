@@ -3,8 +3,8 @@
 
 #![allow(dead_code, reason = "the rooms are marked out first")]
 
-mod agent;
-mod webhook;
+pub(crate) mod agent;
+pub(crate) mod webhook;
 
 use crate::{
     Gateway,

@@ -75,6 +75,7 @@ impl Place {
             profiles: None,
             bounds: crate::Bounds::default(),
             tenants: spec::Tenants::default(),
+            webhooks: crate::WebhookSettings::default(),
             quiet: true,
         };
         Gateway::new(settings).unwrap()
