@@ -8,6 +8,7 @@ mod doctor;
 mod escape_test;
 mod grant;
 mod image;
+mod jobs;
 mod key;
 mod message;
 mod mistake;
@@ -101,6 +102,8 @@ enum Command {
     Serve(serve::Options),
     /// Make sandboxes that stay, in a server, and run programs in them
     Sandbox(sandbox::Options),
+    /// Submit, watch, wait for or cancel jobs of a server
+    Jobs(jobs::Options),
     /// Make, list or revoke the keys of a server
     Key(key::Options),
     /// Serve the doors to models by themselves, to whoever has a session's token
@@ -127,6 +130,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Secrets(options) => secrets::execute(options, &global, &surroundings),
             Command::Serve(options) => serve::execute(&options, &global, &surroundings),
             Command::Sandbox(options) => sandbox::execute(options, &global, &surroundings),
+            Command::Jobs(options) => jobs::execute(options, &global, &surroundings),
             Command::Key(options) => key::execute(&options, &global, &surroundings),
             Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),

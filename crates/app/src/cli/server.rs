@@ -42,6 +42,7 @@ impl Cli {
             Command::Serve(_) => "serve",
             Command::Sandbox(_) => "sandbox",
             Command::Workspace(_) => "workspace",
+            Command::Jobs(_) => "jobs",
             Command::Key(_) => "key",
             Command::Proxy(_) => "proxy",
             Command::Bench(_) => "bench",
