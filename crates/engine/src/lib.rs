@@ -373,6 +373,11 @@ impl Engine {
         sweep(state, native, containers, records, artifacts)
     }
 
+    /// Whether something of this run may still be there: its record stays until nothing is.
+    pub fn may_be_left(&self, run: &spec::Id) -> bool {
+        self.inner.records.has(run)
+    }
+
     /// What was removed when this engine was opened.
     pub fn swept_at_opening(&self) -> &Swept {
         &self.inner.swept_at_opening

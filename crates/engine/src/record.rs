@@ -104,6 +104,11 @@ impl Records {
         self.state.join("runs")
     }
 
+    /// Whether there is a record of this run. What cannot be looked at may be there.
+    pub(crate) fn has(&self, id: &Id) -> bool {
+        self.path(id).try_exists().unwrap_or(true)
+    }
+
     fn path(&self, id: &Id) -> PathBuf {
         self.state.join("runs").join(id.as_str())
     }

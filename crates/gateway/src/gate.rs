@@ -126,6 +126,7 @@ fn needed(route: &str) -> Option<Scope> {
         |start: &str| route.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     [
         ("/v1/runs", Scope::Runs),
+        ("/v1/jobs", Scope::Runs),
         ("/v1/sandboxes", Scope::Sandboxes),
         ("/v1/workspaces", Scope::Sandboxes),
         ("/v1/artifacts", Scope::Artifacts),

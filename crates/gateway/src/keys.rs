@@ -218,10 +218,17 @@ impl Keys {
         let found = self.served.key(token.id())?;
         let kept = found.as_ref().map_or([0; 32], |key| key.hash);
         let same = bool::from(kept.ct_eq(&token.hash()));
-        Ok(found.filter(|key| same && good(key)).map(|key| {
-            let (scopes, validity) = (scopes(&key.scopes), self.in_use.watch(&key.id));
-            Caller { tenant: tenant(&key).to_owned(), key: key.id, scopes, validity }
-        }))
+        Ok(found.filter(|key| same && good(key)).map(|key| self.caller(key)))
+    }
+
+    /// Whoever holds the key of that identifier, with the rights that it has now; none if it is good no more.
+    pub(crate) fn holder(&self, id: &str) -> Result<Option<Caller>, DatabaseError> {
+        Ok(self.served.key(id)?.filter(good).map(|key| self.caller(key)))
+    }
+
+    fn caller(&self, key: KeyRow) -> Caller {
+        let (scopes, validity) = (scopes(&key.scopes), self.in_use.watch(&key.id));
+        Caller { tenant: tenant(&key).to_owned(), key: key.id, scopes, validity }
     }
 
     /// Ends what is under way by keys that are good no more.

@@ -39,7 +39,7 @@ pub use problem::Problem;
 pub use server::{Listener, Tls, TlsError};
 
 use engine::Engine;
-use spec::{Bounds, Policy, Quota, Tenants};
+use spec::{Bounds, JobBounds, Policy, Quota, Tenants};
 use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
 use store::{
     DatabaseError,
@@ -77,6 +77,8 @@ pub struct Settings {
     pub profiles: Option<Vec<String>>,
     /// How much of everything.
     pub bounds: Bounds,
+    /// How many jobs.
+    pub jobs: JobBounds,
     /// How much of it for each tenant.
     pub tenants: Tenants,
     /// Where notices about jobs may go.
@@ -104,10 +106,12 @@ struct Inner {
     audit: Audit,
     served: Arc<Served>,
     writer: writer::Writer,
+    durable: writer::Writer,
     keys: Keys,
     metrics: metrics::Metrics,
     readiness: health::Readiness,
     runs: runs::live::Runs,
+    jobs: jobs::Jobs,
     sandboxes: sandboxes::Sandboxes,
     viewers: sandboxes::Viewers,
     /// For the bytes of bodies that are arriving.
@@ -121,10 +125,22 @@ struct Inner {
 }
 
 impl Gateway {
-    /// A gateway to an engine. Runs that a server before left without an end are `lost` from now on.
+    /// A gateway to an engine. Runs that a server before left without an end are `lost` from now on; what becomes of the
+    /// jobs that they were tries of is decided with it.
     pub fn new(settings: Settings) -> Result<Gateway, DatabaseError> {
-        let Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, webhooks, quiet } =
-            settings;
+        let Settings {
+            engine,
+            policy,
+            state,
+            hosts,
+            folders,
+            profiles,
+            bounds,
+            jobs,
+            tenants,
+            webhooks,
+            quiet,
+        } = settings;
         let webhooks = jobs::webhook::Webhooks::new(webhooks, &engine);
         let unwritable = |error| DatabaseError::Place {
             path: state.clone(),
@@ -133,6 +149,13 @@ impl Gateway {
         let audit = Audit::open(&state).map_err(unwritable)?;
         let served = Arc::new(Served::open(&state)?);
         let place = state.clone();
+        let writer = |lasts| {
+            writer::Writer::start(served.clone(), lasts).map_err(|error| DatabaseError::Place {
+                path: place.clone(),
+                why: format!("no thread for it: {error}"),
+            })
+        };
+        let (writer, durable) = (writer(writer::Lasts::OutOurEnd)?, writer(writer::Lasts::OutPowerCuts)?);
         // One body fits, although nobody has more than half.
         let most_arriving = MOST_ARRIVING.max(bounds.body.saturating_mul(2));
         let arriving = shares::Shares::new(most_arriving, MOST_ARRIVING_OF_ONE.max(bounds.body));
@@ -150,14 +173,13 @@ impl Gateway {
             quiet,
             audit,
             keys: Keys::of(served.clone()),
-            writer: writer::Writer::start(served.clone()).map_err(|error| DatabaseError::Place {
-                path: place,
-                why: format!("no thread for it: {error}"),
-            })?,
+            writer,
+            durable,
             served,
             metrics: metrics::Metrics::new(),
             readiness: health::Readiness::default(),
             runs: runs::live::Runs::default(),
+            jobs: jobs::Jobs::new(jobs),
             sandboxes: sandboxes::Sandboxes::default(),
             viewers: sandboxes::Viewers::default(),
             arriving,
@@ -165,7 +187,7 @@ impl Gateway {
             working: work::shares(),
             turns,
         }));
-        runs::live::settle(&gateway)?;
+        jobs::settle(&gateway)?;
         gateway.recall_sandboxes()?;
         Ok(gateway)
     }
@@ -179,6 +201,7 @@ impl Gateway {
                 tokio::join!(gateway.end_runs(), gateway.end_sandboxes());
             }
         });
+        let scheduling = tokio::spawn(jobs::schedule(self.clone(), stop.clone()));
         let tidying = tokio::spawn(self.clone().tidy());
         let looking = tokio::spawn(self.clone().look_at_keys());
         let telling = tokio::spawn(jobs::webhook::delivery::deliver(self.clone()));
@@ -186,6 +209,7 @@ impl Gateway {
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
         _ = ending.await;
+        _ = scheduling.await;
         tidying.abort();
         looking.abort();
         telling.abort();
@@ -198,6 +222,7 @@ impl Gateway {
             for problem in self.engine().artifacts().tidy().await.1 {
                 say(format_args!("{problem}"));
             }
+            jobs::forget(&self).await;
         }
     }
 
@@ -213,15 +238,21 @@ impl Gateway {
     }
 
     async fn end_runs(&self) {
+        self.jobs().stop();
         let patience = tokio::time::Instant::now() + self.bounds().grace;
-        while self.runs().count() > 0 && tokio::time::Instant::now() < patience {
+        while self.goes_on() && tokio::time::Instant::now() < patience {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         self.runs().cancel_all();
         let patience = tokio::time::Instant::now() + Duration::from_secs(3);
-        while self.runs().count() > 0 && tokio::time::Instant::now() < patience {
+        while self.goes_on() && tokio::time::Instant::now() < patience {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// Whether a run is under way, or a job about to start one.
+    fn goes_on(&self) -> bool {
+        self.runs().count() + self.jobs().starting() > 0
     }
 
     /// Makes what the commonest runs need, ahead of them.
@@ -265,7 +296,6 @@ impl Gateway {
     }
 
     /// What this tenant may have.
-    #[expect(dead_code, reason = "nobody asks yet")]
     pub(crate) fn quota(&self, tenant: &str) -> &Quota {
         self.0.tenants.quota(tenant)
     }
@@ -292,6 +322,15 @@ impl Gateway {
 
     pub(crate) fn writer(&self) -> &writer::Writer {
         &self.0.writer
+    }
+
+    /// Writes what must outlast a power cut.
+    pub(crate) fn durable(&self) -> &writer::Writer {
+        &self.0.durable
+    }
+
+    pub(crate) fn jobs(&self) -> &jobs::Jobs {
+        &self.0.jobs
     }
 
     /// Asks the database off the event loop.

@@ -43,6 +43,9 @@ pub(crate) struct Metrics {
     pub(crate) running: Gauge,
     /// Sessions under way.
     pub(crate) sandboxes: Gauge,
+    jobs: Family<Ended, Counter>,
+    jobs_queued: Gauge,
+    jobs_running: Gauge,
 }
 
 impl Metrics {
@@ -60,7 +63,23 @@ impl Metrics {
         let (running, sandboxes) = (Gauge::default(), Gauge::default());
         registry.register("runs_now", "Runs under way", running.clone());
         registry.register("sandboxes_now", "Sessions under way", sandboxes.clone());
-        Metrics { registry, requests, runs, run_seconds, output, running, sandboxes }
+        let jobs = Family::default();
+        registry.register("jobs_ended", "Jobs by how they ended", jobs.clone());
+        let (jobs_queued, jobs_running) = (Gauge::default(), Gauge::default());
+        registry.register("jobs_queued", "Jobs that wait", jobs_queued.clone());
+        registry.register("jobs_running", "Jobs under way", jobs_running.clone());
+        Metrics {
+            registry,
+            requests,
+            runs,
+            run_seconds,
+            output,
+            running,
+            sandboxes,
+            jobs,
+            jobs_queued,
+            jobs_running,
+        }
     }
 
     pub(crate) fn request(&self, method: &Method, route: &str, status: StatusCode) {
@@ -68,6 +87,14 @@ impl Metrics {
         let method = known.into_iter().find(|known| *known == method.as_str()).unwrap_or("other");
         let asked = Asked { method, route: route.to_owned(), status: status.as_u16() };
         self.requests.get_or_create(&asked).inc();
+    }
+
+    /// A job has ended.
+    pub(crate) fn job(&self, status: &str) {
+        let known = spec::Status::ALL.into_iter().find(|known| known.name() == status);
+        if let Some(status) = known.map(spec::Status::name) {
+            self.jobs.get_or_create(&Ended { status }).inc();
+        }
     }
 
     pub(crate) fn run(&self, status: &'static str, took: Duration, output: u64) {
@@ -84,6 +111,11 @@ impl Metrics {
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn metrics(State(gateway): State<Gateway>, _: Caller) -> Response {
     let mut text = String::new();
+    // Those of the last time, if the database cannot be asked now.
+    if let Ok(counts) = gateway.look_up(|served| served.job_counts(None)).await {
+        gateway.metrics().jobs_queued.set(i64::try_from(counts.queued).unwrap_or(i64::MAX));
+        gateway.metrics().jobs_running.set(i64::try_from(counts.running).unwrap_or(i64::MAX));
+    }
     match encode(&mut text, &gateway.metrics().registry) {
         Ok(()) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

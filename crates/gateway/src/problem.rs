@@ -82,6 +82,16 @@ impl Problem {
         Problem { instance: Some(instance.into()), ..self }
     }
 
+    /// As the error of something that was accepted before: code, message, hint.
+    pub(crate) fn as_error(&self) -> String {
+        serde_json::json!({ "code": self.code, "message": self.title, "hint": self.detail }).to_string()
+    }
+
+    /// The code of the contract.
+    pub(crate) fn code(&self) -> &str {
+        &self.code
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }

@@ -1,7 +1,7 @@
 //! Runs: asked for, waited for or not, followed, cancelled, found again.
 
-mod events;
-mod hold;
+pub(crate) mod events;
+pub(crate) mod hold;
 pub(crate) mod host;
 pub(crate) mod live;
 mod recent;
@@ -105,12 +105,7 @@ async fn create(
     caller.require(Scope::Runs)?;
     let promise = promise(&headers)?.map(|name| (name.to_owned(), Sha256::digest(&raw.0).into()));
     let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
-    let request = host::admit(&gateway, &caller, request)?;
-    let mut spec = gateway.policy().admit(request)?;
-    fits_an_answer(&spec)?;
-    // Whose artifacts and workspaces it reads and keeps.
-    spec.owner = Some(caller.owner()?);
-    spec.keep = caller.require(Scope::Artifacts).is_ok();
+    let spec = admit(&gateway, &caller, request)?;
     let asked = asked(&caller, &spec, promise);
     let begun = begin(gateway.clone(), asked, spec, stdin, follows(&headers));
     // Whoever hangs up meanwhile leaves no run behind that was accepted and never starts.
@@ -138,6 +133,17 @@ async fn create(
             }
         }
     }
+}
+
+/// What may be run for the caller; refused if it may not.
+pub(crate) fn admit(gateway: &Gateway, caller: &Caller, request: spec::RunRequest) -> Answer<RunSpec> {
+    let request = host::admit(gateway, caller, request)?;
+    let mut spec = gateway.policy().admit(request)?;
+    fits_an_answer(&spec)?;
+    // Whose artifacts and workspaces it reads and keeps.
+    spec.owner = Some(caller.owner()?);
+    spec.keep = caller.require(Scope::Artifacts).is_ok();
+    Ok(spec)
 }
 
 /// What is kept of a run's output is in memory, and its result is one text.
@@ -211,20 +217,26 @@ async fn begin(
     };
     // Before it can write anything.
     let hold = follows.then(|| hold::Hold::take(&live, [0, 0]));
-    start(&gateway, &live, spec, stdin);
+    drop(start(&gateway, &live, spec, stdin));
     Ok(match hold {
         Some(hold) => Begun::Held(live, hold),
         None => Begun::New(live),
     })
 }
 
-fn start(gateway: &Gateway, live: &Arc<Live>, spec: RunSpec, stdin: Option<Vec<u8>>) {
+/// Starts what was written down; the task ends once its end is, too.
+pub(crate) fn start(
+    gateway: &Gateway,
+    live: &Arc<Live>,
+    spec: RunSpec,
+    stdin: Option<Vec<u8>>,
+) -> tokio::task::JoinHandle<()> {
     let mut run = gateway.engine().start_as(live.id.clone(), spec);
     if let (Some(mut pipe), Some(bytes)) = (run.take_stdin(), stdin) {
         // A program need not read all of it.
         tokio::spawn(async move { _ = pipe.write_all(&bytes).await });
     }
-    tokio::spawn(live::carry_out(gateway.clone(), live.clone(), run));
+    tokio::spawn(live::carry_out(gateway.clone(), live.clone(), run))
 }
 
 /// `Accept: text/event-stream`: whoever asks wants to see it go on.
@@ -240,7 +252,7 @@ fn is_async(headers: &HeaderMap) -> bool {
     wishes.flat_map(|value| value.split(',')).any(|wish| wish.trim().eq_ignore_ascii_case("respond-async"))
 }
 
-fn promise(headers: &HeaderMap) -> Answer<Option<&str>> {
+pub(crate) fn promise(headers: &HeaderMap) -> Answer<Option<&str>> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
     match value.to_str().ok().map(str::trim) {
         Some(name) if (1..=LONGEST_PROMISE).contains(&name.len()) => Ok(Some(name)),

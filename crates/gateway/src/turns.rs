@@ -59,7 +59,7 @@ fn lasts(method: &Method, route: &str) -> bool {
                 || ["/files", "/artifacts/"].iter().any(|part| route.contains(part))
         }
         // A word to what is there, with a small body or none.
-        Method::POST => !is_end(&["/signal", "/resize", "/pause", "/resume", "/v1/keys"]),
+        Method::POST => !is_end(&["/signal", "/resize", "/pause", "/resume", "/retry", "/v1/keys"]),
         _ => true,
     }
 }
@@ -120,6 +120,7 @@ mod tests {
             (Method::POST, "/v1/sandboxes/{id}/resume"),
             (Method::POST, "/v1/sandboxes/{id}/exec/{exec}/signal"),
             (Method::POST, "/v1/sandboxes/{id}/exec/{exec}/resize"),
+            (Method::POST, "/v1/jobs/{id}/retry"),
             (Method::POST, "/v1/keys"),
         ] {
             assert!(!lasts(&method, route), "{method} {route}");

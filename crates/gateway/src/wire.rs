@@ -234,6 +234,11 @@ pub(crate) struct RunOrder {
 }
 
 impl RunOrder {
+    /// Whether it says what it, or the job that it belongs to, is called.
+    pub(crate) fn is_named(&self) -> bool {
+        self.run_id.is_some() || self.job_id.is_some()
+    }
+
     /// As the rest of Airlock knows it, with what is written to its standard input. Host paths have not been looked at.
     pub(crate) fn into_request(self) -> Answer<(RunRequest, Option<Vec<u8>>)> {
         let (limits, stdin) = (self.limits()?, self.stdin()?);

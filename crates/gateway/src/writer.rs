@@ -1,5 +1,5 @@
-//! The one thread that writes runs down. Whatever waits for it is written together, in one transaction, and answered once
-//! that is committed; where the database cannot be had soon, all of it is refused. The event loop never waits for a disk.
+//! Threads that write things down: one runs, one what must outlast a power cut. Whatever waits for one is written together,
+//! in one transaction, and answered once that is committed; where the database cannot be had soon, all of it is refused. The event loop never waits for a disk.
 
 use crate::{Problem, problem::Answer};
 use http::StatusCode;
@@ -16,6 +16,15 @@ use tokio::sync::oneshot;
 /// What may wait, and how much of it is written together.
 const MOST_WAITING: usize = 2048;
 const MOST_TOGETHER: usize = 256;
+
+/// What may take back what was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lasts {
+    /// A power cut, but no end of this process.
+    OutOurEnd,
+    /// Nothing. A commit waits for the disk, so that many are made together.
+    OutPowerCuts,
+}
 
 type Reply = Box<dyn FnOnce() + Send>;
 type Work = Box<dyn FnOnce(&Writing<'_>) -> Result<Reply, DatabaseError> + Send>;
@@ -58,10 +67,14 @@ impl Drop for Writer {
 
 impl Writer {
     /// Starts the thread, which ends with this.
-    pub(crate) fn start(served: Arc<Served>) -> io::Result<Writer> {
+    pub(crate) fn start(served: Arc<Served>, lasts: Lasts) -> io::Result<Writer> {
         let (sender, jobs) = mpsc::sync_channel(MOST_WAITING);
+        let name = match lasts {
+            Lasts::OutOurEnd => "runs",
+            Lasts::OutPowerCuts => "jobs",
+        };
         let thread =
-            std::thread::Builder::new().name("runs".to_owned()).spawn(move || write(&served, &jobs))?;
+            std::thread::Builder::new().name(name.to_owned()).spawn(move || write(&served, lasts, &jobs))?;
         Ok(Writer { jobs: Some(sender), thread: Some(thread) })
     }
 
@@ -83,12 +96,17 @@ impl Writer {
     }
 }
 
-fn write(served: &Served, jobs: &mpsc::Receiver<Job>) {
+fn write(served: &Served, lasts: Lasts, jobs: &mpsc::Receiver<Job>) {
     while let Ok(first) = jobs.recv() {
         let all = std::iter::once(first).chain(jobs.try_iter().take(MOST_TOGETHER - 1));
         let (works, refusals): (Vec<_>, Vec<_>) = all.map(|job| (job.work, job.refuse)).unzip();
-        let written = served
-            .together(|writing| works.into_iter().map(|work| work(writing)).collect::<Result<Vec<_>, _>>());
+        let all = |writing: &Writing<'_>| {
+            works.into_iter().map(|work| work(writing)).collect::<Result<Vec<_>, _>>()
+        };
+        let written = match lasts {
+            Lasts::OutOurEnd => served.together(all),
+            Lasts::OutPowerCuts => served.together_durably(all),
+        };
         match written {
             Ok(replies) => replies.into_iter().for_each(|reply| reply()),
             Err(error) => {

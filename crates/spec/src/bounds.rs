@@ -41,6 +41,33 @@ impl Default for Bounds {
     }
 }
 
+/// How many jobs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobBounds {
+    /// That run at once; unless said twice the cores, and at least four.
+    pub slots: Option<usize>,
+    /// That wait, of all tenants.
+    pub queued: u64,
+    /// The same of one.
+    pub queued_per_tenant: u64,
+    /// That are remembered once they have ended.
+    pub keep_jobs: u64,
+    /// How long they are.
+    pub keep_for: Duration,
+}
+
+impl Default for JobBounds {
+    fn default() -> JobBounds {
+        JobBounds {
+            slots: None,
+            queued: 200_000,
+            queued_per_tenant: 100_000,
+            keep_jobs: 100_000,
+            keep_for: Duration::from_secs(7 * 24 * 3600),
+        }
+    }
+}
+
 /// What a store holds at most. Names and bytes in all are counted once a minute, and between by what this process keeps,
 /// so that several processes, or several machines with one bucket, can go over these by what the others keep within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

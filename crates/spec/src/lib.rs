@@ -29,7 +29,7 @@ mod session;
 mod tenant;
 
 pub use barrier::Barrier;
-pub use bounds::{ArtifactLimits, Bounds, Retention};
+pub use bounds::{ArtifactLimits, Bounds, JobBounds, Retention};
 pub use contract::{Contract, Json};
 pub use egress::{
     BadRule, EGRESS_PORT, EgressGrant, EgressLimits, EgressMode, EgressRule, NAMES_PORT, Operation,
@@ -56,8 +56,8 @@ pub use request_path::{BadRequestPath, PathPattern, RequestPath};
 #[cfg(feature = "serde")]
 pub use result::base64;
 pub use result::{
-    ArtifactRef, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo, Event, LearnedRule, LlmUsage,
-    RunResult, Status, Stream, Timestamp, Truncated, Usage, WorkspaceChanges,
+    ArtifactRef, BadTimestamp, Denial, EgressUsage, Enforcer, ErrorCode, ErrorInfo, Event, LearnedRule,
+    LlmUsage, RunResult, Status, Stream, Timestamp, Truncated, Usage, WorkspaceChanges,
 };
 pub use run::{
     Access, Backend, DEFAULT_ID, DEFAULT_PATH, EnvName, InputSource, Mount, Network, Root, RunRequest,

@@ -4,6 +4,7 @@ use crate::{Barrier, Host, Id, Json, LimitName};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    str::FromStr,
 };
 
 /// How a run stands or ended.
@@ -311,6 +312,62 @@ impl fmt::Display for Timestamp {
     }
 }
 
+/// Why a text is no moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadTimestamp;
+
+impl fmt::Display for BadTimestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("it is not a moment such as 2030-01-31T23:59:59Z, in UTC")
+    }
+}
+
+/// RFC 3339 in UTC, from 1970 on; parts of a second finer than thousandths are left away.
+impl FromStr for Timestamp {
+    type Err = BadTimestamp;
+
+    fn from_str(text: &str) -> Result<Timestamp, BadTimestamp> {
+        moment(text).ok_or(BadTimestamp)
+    }
+}
+
+fn moment(text: &str) -> Option<Timestamp> {
+    let (body, fraction) = match text.strip_suffix('Z')?.split_once('.') {
+        Some((body, fraction)) if (1..=9).contains(&fraction.len()) => (body, fraction),
+        Some(_) => return None,
+        None => (text.strip_suffix('Z')?, "0"),
+    };
+    let signs = [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':')];
+    let bytes = body.as_bytes();
+    let is_digit =
+        |(at, byte): (usize, &u8)| signs.iter().any(|(sign, _)| *sign == at) || byte.is_ascii_digit();
+    let is_shaped = bytes.len() == 19
+        && bytes.iter().enumerate().all(is_digit)
+        && signs.iter().all(|(at, sign)| bytes[*at] == *sign)
+        && fraction.bytes().all(|byte| byte.is_ascii_digit());
+    let number = |from: usize, to: usize| body.get(from..to)?.parse::<u64>().ok();
+    if !is_shaped {
+        return None;
+    }
+    let [hour, minute, second] = [number(11, 13)?, number(14, 16)?, number(17, 19)?];
+    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+    let days = days_of(year as i64, month as i64, day as i64);
+    // A day that there is not would come back as another.
+    let is_real =
+        civil(days) == (year as i64, month as i64, day as i64) && hour < 24 && minute < 60 && second < 60;
+    let thousandths: u64 = format!("{fraction:0<3}")[..3].parse().ok()?;
+    let seconds = u64::try_from(days).ok()? * 86_400 + hour * 3600 + minute * 60 + second;
+    is_real.then_some(Timestamp(seconds * 1000 + thousandths))
+}
+
+/// The other way round of [`civil`].
+fn days_of(year: i64, month: i64, day: i64) -> i64 {
+    let year = year - i64::from(month <= 2);
+    let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
+}
+
 /// Days since 1970 to year, month, day (proleptic Gregorian, counted in 400-year eras that start on 1 March).
 fn civil(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
@@ -422,6 +479,42 @@ mod tests {
             (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
         ] {
             assert_eq!(Timestamp(ms).to_string(), text);
+            assert_eq!(text.parse(), Ok(Timestamp(ms)));
+        }
+    }
+
+    #[test]
+    fn what_is_no_moment_is_not_taken_for_one() {
+        assert_eq!("2030-01-02T03:04:05Z".parse(), Ok(Timestamp(1_893_553_445_000)));
+        assert_eq!("2030-01-02T03:04:05.6789Z".parse(), Ok(Timestamp(1_893_553_445_678)));
+        for text in [
+            "",
+            "Z",
+            "2030-01-02",
+            "2030-01-02T03:04:05",
+            "2030-01-02T03:04:05+00:00",
+            "2030-02-30T00:00:00Z",
+            "2030-13-01T00:00:00Z",
+            "2030-00-01T00:00:00Z",
+            "2030-01-01T24:00:00Z",
+            "2030-01-01T00:00:60Z",
+            "1969-12-31T23:59:59Z",
+            "2030-01-01T00:00:00.Z",
+            "2030-01-01T00:00:00.1234567890Z",
+            "+030-01-01T00:00:00Z",
+            "2030-01-01t00:00:00Z",
+            "20３0-01-01T00:00:0Z",
+        ] {
+            assert_eq!(text.parse::<Timestamp>(), Err(BadTimestamp), "{text}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_moment_is_read_as_it_is_shown(ms in 0u64..253_402_300_800_000, text in ".{0,40}") {
+            proptest::prop_assert_eq!(Timestamp(ms).to_string().parse(), Ok(Timestamp(ms)));
+            // No text panics.
+            _ = text.parse::<Timestamp>();
         }
     }
 

@@ -9,6 +9,7 @@ mod artifacts;
 pub mod audit;
 mod beneath;
 mod database;
+pub mod jobs;
 mod lent;
 mod names;
 pub mod served;

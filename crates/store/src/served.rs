@@ -7,7 +7,11 @@ pub use sandboxes::{Remembered, SandboxRow};
 
 use crate::database::{Database, DatabaseError};
 use rusqlite::{OptionalExtension, Row, Transaction, params};
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 /// How long an idempotency key is kept.
 pub const PROMISED_MS: u64 = 24 * 3_600_000;
@@ -29,13 +33,19 @@ pub struct Served {
     changes: Database,
     /// Writes runs.
     runs: Database,
+    /// Writes what must outlast a power cut: that a job was accepted, started, ended.
+    durable: Database,
+    /// Reads what the scheduler asks for, and never waits for whoever reads lists.
+    pub(crate) jobs: Database,
+    /// Whose turn it is to write, among those of this process: SQLite itself would let them sleep and try again.
+    turn: Mutex<()>,
 }
 
 /// What is written together.
 #[derive(Debug)]
 pub struct Writing<'a> {
     pub(crate) transaction: &'a Transaction<'a>,
-    pub(crate) database: &'a Database,
+    database: &'a Database,
 }
 
 /// A key, as it is kept.
@@ -115,11 +125,13 @@ impl Served {
     pub fn open(state: &Path) -> Result<Served, DatabaseError> {
         let (keys, reading) = (Database::open(state)?, Database::open(state)?);
         let (changes, runs) = (Database::open(state)?, Database::open(state)?);
+        let (durable, jobs) = (Database::open(state)?, Database::open(state)?);
         changes.wait_at_most(PATIENCE)?;
         runs.wait_at_most(PATIENCE)?;
+        durable.wait_at_most(PATIENCE)?;
         // A commit then costs microseconds, outlasts us, and may be missing after a power cut, as the run is.
         runs.read(|connection| connection.pragma_update(None, "synchronous", "normal"))?;
-        Ok(Served { keys, reading, changes, runs })
+        Ok(Served { keys, reading, changes, runs, durable, jobs, turn: Mutex::default() })
     }
 
     /// Adds a key. False if its identifier is taken.
@@ -182,7 +194,29 @@ impl Served {
         &self,
         work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError>,
     ) -> Result<T, DatabaseError> {
-        self.runs.together(|transaction| work(&Writing { transaction, database: &self.runs }))
+        self.write_by(&self.runs, work)
+    }
+
+    /// The same, and once it returns a power cut takes nothing of it back, nor of what was written before.
+    pub fn together_durably<T>(
+        &self,
+        work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError>,
+    ) -> Result<T, DatabaseError> {
+        self.write_by(&self.durable, work)
+    }
+
+    fn write_by<T>(
+        &self,
+        database: &Database,
+        work: impl FnOnce(&Writing<'_>) -> Result<T, DatabaseError>,
+    ) -> Result<T, DatabaseError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        database.together(|transaction| work(&Writing { transaction, database }))
+    }
+
+    /// The connection that lists are read by.
+    pub(crate) fn reading(&self) -> &Database {
+        &self.reading
     }
 
     /// The run of that identifier.
@@ -249,6 +283,11 @@ fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: u32) -> rusq
 }
 
 impl Writing<'_> {
+    /// What SQLite said, with the place that it said it of.
+    pub(crate) fn done<T>(&self, done: rusqlite::Result<T>) -> Result<T, DatabaseError> {
+        done.map_err(|source| self.database.failed(source))
+    }
+
     /// As [`Served::accept`].
     pub fn accept(&self, run: &NewRun<'_>, room: bool) -> Result<Accepted, DatabaseError> {
         accept(self.transaction, run, room).map_err(|source| self.database.failed(source))

@@ -69,6 +69,24 @@ pub struct Progress {
     pub problem: Option<String>,
 }
 
+impl Progress {
+    /// Of the notices of one job in their order, each as state, attempts and problem in a list of lists.
+    pub(crate) fn read(text: &str) -> Option<Progress> {
+        let notices: Vec<(String, u32, Option<String>)> = serde_json::from_str(text).ok()?;
+        notices.into_iter().fold(None, |before, (state, attempts, problem)| {
+            Some(match before {
+                Some(before) if before.state == "waiting" => {
+                    Progress { attempts: before.attempts.saturating_add(attempts), ..before }
+                }
+                Some(before) => {
+                    Progress { state, attempts: before.attempts.saturating_add(attempts), problem }
+                }
+                None => Progress { state, attempts, problem },
+            })
+        })
+    }
+}
+
 /// Which secret signs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Generation {
@@ -89,6 +107,16 @@ pub fn enqueue(writing: &Writing<'_>, notice: &NewNotice<'_>) -> Result<(), Data
         .prepare_cached(add)
         .and_then(|mut add| add.execute(params![id, job, tenant, url, event, number(at_ms), body]));
     writing.done(added.map(|_| ()))
+}
+
+/// What came of the job's last attempt, as far as this transaction knows: JSON.
+pub fn result_of(writing: &Writing<'_>, job: &str) -> Result<Option<String>, DatabaseError> {
+    let find = "SELECT body FROM job_result WHERE n = (SELECT n FROM job WHERE id = ?)";
+    let found = writing
+        .transaction
+        .prepare_cached(find)
+        .and_then(|mut find| find.query_row([job], |row| row.get(0)).optional());
+    writing.done(found)
 }
 
 /// Writes down what became of an attempt.
@@ -174,29 +202,6 @@ impl Served {
                 at = tenant;
             }
             Ok(found)
-        })
-    }
-
-    /// How far the notices of a job are; none if it never had any.
-    pub fn notices_of(&self, job: &str) -> Result<Option<Progress>, DatabaseError> {
-        self.reading.read(|connection| {
-            let mut rows = connection.prepare_cached(
-                "SELECT state, attempts, problem FROM webhook_notice WHERE job = ? ORDER BY n",
-            )?;
-            let mut progress: Option<Progress> = None;
-            let mut rows = rows.query([job])?;
-            while let Some(row) = rows.next()? {
-                let (state, attempts): (String, u32) = (row.get(0)?, row.get(1)?);
-                let problem: Option<String> = row.get(2)?;
-                progress = Some(match progress {
-                    Some(before) if before.state == "waiting" => {
-                        Progress { attempts: before.attempts + attempts, ..before }
-                    }
-                    Some(before) => Progress { state, attempts: before.attempts + attempts, problem },
-                    None => Progress { state, attempts, problem },
-                });
-            }
-            Ok(progress)
         })
     }
 

@@ -25,6 +25,16 @@ impl Ground {
         self.1.due_notices(now_ms, ("", 100), |_| of_one, |_| false).unwrap()
     }
 
+    /// As a job's row has it.
+    fn progress(&self, job: &str) -> Option<Progress> {
+        let all = "SELECT json_group_array(json_array(state, attempts, problem)) FROM (
+            SELECT state, attempts, problem FROM webhook_notice WHERE job = ? ORDER BY n)";
+        let read = |connection: &rusqlite::Connection| {
+            connection.query_row(all, [job], |row| row.get::<_, String>(0))
+        };
+        Progress::read(&self.1.reading.read(read).unwrap())
+    }
+
     fn ids(&self, now_ms: u64, of_one: u32) -> Vec<String> {
         self.due(now_ms, of_one).into_iter().map(|notice| notice.id).collect()
     }
@@ -68,27 +78,23 @@ fn notices_of_one_job_come_one_after_another_and_everybody_has_a_turn() {
 #[test]
 fn a_job_says_how_far_its_notices_are() {
     let ground = Ground::new("progress");
-    assert_eq!(ground.1.notices_of("a").unwrap(), None);
+    assert_eq!(ground.progress("a"), None);
     ground.enqueue("1", "a", "t", 1);
     ground.enqueue("2", "a", "t", 1);
     let of = |state: &str, attempts, problem: Option<&str>| {
         Some(Progress { state: state.into(), attempts, problem: problem.map(str::to_owned) })
     };
-    assert_eq!(ground.1.notices_of("a").unwrap(), of("waiting", 0, None));
+    assert_eq!(ground.progress("a"), of("waiting", 0, None));
     let first = ground.due(1, 1)[0].clone();
     ground.settle(&first, Settled::PutOff { due_ms: 2, problem: "down".into() });
-    assert_eq!(ground.1.notices_of("a").unwrap(), of("waiting", 1, Some("down")));
+    assert_eq!(ground.progress("a"), of("waiting", 1, Some("down")));
     ground.settle(&first, Settled::Delivered);
-    assert_eq!(ground.1.notices_of("a").unwrap(), of("waiting", 2, None));
+    assert_eq!(ground.progress("a"), of("waiting", 2, None));
     let second = ground.due(2, 1)[0].clone();
     ground.settle(&second, Settled::GivenUp("gone".into()));
-    assert_eq!(ground.1.notices_of("a").unwrap(), of("given_up", 3, Some("gone")));
+    assert_eq!(ground.progress("a"), of("given_up", 3, Some("gone")));
     ground.settle(&second, Settled::Delivered);
-    assert_eq!(
-        ground.1.notices_of("a").unwrap(),
-        of("given_up", 3, Some("gone")),
-        "what is settled stays so"
-    );
+    assert_eq!(ground.progress("a"), of("given_up", 3, Some("gone")), "what is settled stays so");
     assert_eq!(ground.1.together(|writing| forget(writing, 2)).unwrap(), 2);
 }
 

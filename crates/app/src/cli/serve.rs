@@ -124,7 +124,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
 
 fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway, Failure> {
     let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
-    let (policy, state) = (config.policy.clone(), config.state.clone());
+    let (policy, state, jobs) = (config.policy.clone(), config.state.clone(), config.jobs.clone());
     let (tenants, webhooks) = (spec::Tenants::default(), config.webhooks.clone());
     let settings = gateway::Settings {
         engine,
@@ -134,6 +134,7 @@ fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway,
         folders,
         profiles,
         bounds,
+        jobs,
         tenants,
         webhooks,
         quiet,

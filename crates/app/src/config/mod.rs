@@ -9,6 +9,7 @@ mod doors;
 mod egress;
 mod file;
 mod images;
+mod jobs;
 mod local;
 mod operator;
 mod prices;
@@ -74,6 +75,8 @@ pub(crate) struct Config {
     pub(crate) serve: Serve,
     /// Where its notices may go.
     pub(crate) webhooks: gateway::WebhookSettings,
+    /// How many jobs.
+    pub(crate) jobs: spec::JobBounds,
     /// The folder for run records and artifacts; absolute.
     pub(crate) state: PathBuf,
     /// Where Docker may listen, best first.
@@ -183,11 +186,11 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
         Some((path, text)) => (Some(path.clone()), operator::read(&file::parse(&text, &path)?, &path)?),
         None => (None, operator::Said::default()),
     };
-    let operator::Said { policy, pool, serve, webhooks, doors, secrets, artifacts } = said;
+    let operator::Said { policy, pool, serve, jobs, webhooks, doors, secrets, artifacts } = said;
     let (docker, podman) = (around.docker(), around.podman());
     let state = state_folder(flags, around)?;
     let secrets = secrets::assemble(secrets, doors.keys().chain(artifacts.keys()), &state, around)?;
-    Ok(Config { policy, pool, serve, webhooks, state, docker, podman, doors, artifacts, secrets, file })
+    Ok(Config { policy, pool, serve, jobs, webhooks, state, docker, podman, doors, artifacts, secrets, file })
 }
 
 /// Applies `airlock.toml` of the current folder, if there is one, to the profile this run will use.

@@ -7,12 +7,13 @@ use super::{
     doors::Doors,
     egress,
     file::{LIMITS, Section},
-    images, provider, secrets, serve,
+    images, jobs, provider, secrets, serve,
     serve::Serve,
     webhooks,
 };
 use spec::{
-    Budget, EgressLimits, EgressRule, EnvName, Id, Maximum, ModelPattern, Network, Policy, Pool, Profile,
+    Budget, EgressLimits, EgressRule, EnvName, Id, JobBounds, Maximum, ModelPattern, Network, Policy, Pool,
+    Profile,
 };
 use std::{collections::BTreeMap, ffi::OsStr, path::Path};
 use toml::{Table, Value};
@@ -27,6 +28,7 @@ pub(super) struct Said {
     pub(super) pool: Pool,
     pub(super) serve: Serve,
     pub(super) webhooks: gateway::WebhookSettings,
+    pub(super) jobs: JobBounds,
     pub(super) doors: Doors,
     pub(super) secrets: secrets::Said,
     pub(super) artifacts: Artifacts,
@@ -36,8 +38,16 @@ impl Default for Said {
     fn default() -> Self {
         let (policy, doors) = (Policy::default(), Doors::default());
         let (secrets, artifacts) = (secrets::Said::default(), Artifacts::default());
-        let webhooks = gateway::WebhookSettings::default();
-        Said { policy, pool: Pool::OFF, serve: Serve::default(), webhooks, doors, secrets, artifacts }
+        Said {
+            policy,
+            pool: Pool::OFF,
+            serve: Serve::default(),
+            jobs: JobBounds::default(),
+            webhooks: gateway::WebhookSettings::default(),
+            doors,
+            secrets,
+            artifacts,
+        }
     }
 }
 
@@ -58,15 +68,9 @@ struct OfProfile {
 /// What is built in with what the file says.
 pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
-    let Said {
-        mut policy,
-        pool: mut ahead,
-        serve: mut served,
-        webhooks: mut told,
-        mut doors,
-        mut secrets,
-        artifacts: mut kept,
-    } = Said::default();
+    let Said { mut policy, webhooks: mut told, mut doors, mut secrets, artifacts: mut kept, .. } =
+        Said::default();
+    let (mut ahead, mut served, mut jobbed) = (Pool::OFF, Serve::default(), JobBounds::default());
     let mut said = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {
@@ -80,6 +84,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
             "artifacts" => kept = artifacts::read(top.table(key, value)?, path)?,
             "serve" => served = serve::read(top.table(key, value)?, path)?,
             "webhooks" => told = webhooks::read(top.table(key, value)?, path)?,
+            "jobs" => jobbed = jobs::read(top.table(key, value)?, path)?,
             "images" => policy.images = images::read(top.table(key, value)?, path)?,
             "secrets" => secrets.read(top.table(key, value)?, path)?,
             "vault" => secrets.read_vault(top.table(key, value)?, path)?,
@@ -94,11 +99,20 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
         policy.profiles.insert(name.clone(), resolved);
     }
     doors.check(path)?;
-    Ok(Said { policy, pool: ahead, serve: served, webhooks: told, doors, secrets, artifacts: kept })
+    Ok(Said {
+        policy,
+        pool: ahead,
+        serve: served,
+        jobs: jobbed,
+        webhooks: told,
+        doors,
+        secrets,
+        artifacts: kept,
+    })
 }
 
 fn known() -> Vec<&'static str> {
-    ["profile", "maximum", "pool", "serve", "webhooks", "artifacts", "images", "secrets", "vault"]
+    ["profile", "maximum", "pool", "serve", "jobs", "webhooks", "artifacts", "images", "secrets", "vault"]
         .into_iter()
         .chain(doors::TABLES)
         .collect()

@@ -1,19 +1,154 @@
 //! Jobs: runs that outlast the server. Written down when they are accepted, run when their turn comes, and again after a
 //! crash, if that is what was asked for.
 
-#![allow(dead_code, reason = "the rooms are marked out first")]
+//!
+//! | file | what of it |
+//! |---|---|
+//! | `order.rs` | what is checked of a request, at once and again at every start |
+//! | `routes.rs`, `events.rs`, `show.rs` | what clients ask and see |
+//! | `scheduler.rs`, `fair.rs` | whose turn it is |
+//! | `attempt.rs` | one try: from its turn to its end |
+//! | `change.rs` | what follows when a job changes: the audit, webhooks, whoever watches |
+//! | `agent.rs`, `webhook.rs` | agents as runs, and whom to tell |
 
 pub(crate) mod agent;
+mod attempt;
+mod change;
+mod events;
+mod fair;
+mod order;
+mod routes;
+mod scheduler;
+mod show;
 pub(crate) mod webhook;
+
+pub(crate) use change::{abandoned, ended, settle};
+pub(crate) use routes::routes;
+pub(crate) use scheduler::schedule;
 
 use crate::{
     Gateway,
     wire::{Quantity, RunOrder},
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use spec::JobBounds;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+use store::jobs::JobRoom;
+use tokio::sync::{Notify, watch};
 use utoipa::ToSchema;
-use utoipa_axum::router::OpenApiRouter;
+
+/// Bytes of all orders and results that are kept, and those of one tenant.
+const MOST_BYTES: u64 = 16 << 30;
+const MOST_BYTES_OF_ONE: u64 = MOST_BYTES / 4;
+/// Jobs that end between two looks for what is too old.
+const PRUNED_EVERY: u64 = 256;
+
+/// What a server knows of jobs beside the database: never those that wait.
+#[derive(Debug)]
+pub(crate) struct Jobs {
+    bounds: JobBounds,
+    /// Names this server in the leases of jobs.
+    boot: String,
+    /// Something has changed that the scheduler may have waited for.
+    wake: Notify,
+    /// Whose turn it is, until the database says that they run; each with its tenant. At most as many as there are slots.
+    starting: Mutex<HashMap<String, String>>,
+    /// Jobs that somebody follows.
+    watched: Mutex<HashMap<String, watch::Sender<()>>>,
+    stopping: AtomicBool,
+    ended: AtomicU64,
+}
+
+impl Jobs {
+    pub(crate) fn new(bounds: JobBounds) -> Jobs {
+        Jobs {
+            bounds,
+            boot: engine::fresh_id().to_string(),
+            wake: Notify::new(),
+            starting: Mutex::default(),
+            watched: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            ended: AtomicU64::new(0),
+        }
+    }
+
+    fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the scheduler look again.
+    pub(crate) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// No job starts from now on.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// How many are about to start.
+    pub(crate) fn starting(&self) -> usize {
+        Jobs::locked(&self.starting).len()
+    }
+
+    /// How many run at once.
+    fn slots(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, |count| count.get());
+        self.bounds.slots.unwrap_or_else(|| (2 * cores()).max(4))
+    }
+
+    /// Tells when the job changes.
+    fn watch(&self, id: &str) -> watch::Receiver<()> {
+        let mut watched = Jobs::locked(&self.watched);
+        // Whoever stopped following is forgotten with the next who begins.
+        watched.retain(|_, changes| changes.receiver_count() > 0);
+        watched.entry(id.to_owned()).or_insert_with(|| watch::Sender::new(())).subscribe()
+    }
+
+    fn tell(&self, id: &str) {
+        if let Some(changes) = Jobs::locked(&self.watched).get(id) {
+            changes.send_replace(());
+        }
+    }
+}
+
+impl Gateway {
+    /// How many jobs this tenant may have.
+    fn job_room(&self, tenant: &str) -> JobRoom {
+        let bounds = &self.jobs().bounds;
+        JobRoom {
+            queued: bounds.queued,
+            queued_of_one: bounds.queued_per_tenant,
+            jobs: self.quota(tenant).jobs,
+            bytes: MOST_BYTES,
+            bytes_of_one: MOST_BYTES_OF_ONE,
+        }
+    }
+
+    /// How many runs this tenant may have at once, those of jobs among them.
+    fn most_runs(&self, tenant: &str) -> usize {
+        self.quota(tenant).runs.unwrap_or(usize::MAX).min(self.bounds().runs_per_key)
+    }
+}
+
+/// Forgets what is too old or too much, off the event loop.
+pub(crate) async fn forget(gateway: &Gateway) {
+    let most = gateway.jobs().bounds.keep_jobs;
+    let pruned = gateway.look_up(move |served| served.prune_jobs(engine::now().0, most, MOST_BYTES / 2));
+    // What cannot be forgotten now is forgotten next time; why is said where it failed.
+    _ = pruned.await;
+}
 
 /// A job: what to run, when, and what to do if it does not succeed.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
@@ -66,8 +201,4 @@ pub(crate) enum OnLost {
     /// It is `lost`: nobody knows how far it came.
     #[default]
     Lost,
-}
-
-pub(crate) fn routes() -> OpenApiRouter<Gateway> {
-    OpenApiRouter::new()
 }

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use spec::Timestamp;
 use store::{
     DatabaseError,
-    served::{Served, Writing},
-    webhooks::{self, NewNotice},
+    served::Writing,
+    webhooks::{self, NewNotice, Progress},
 };
 use utoipa::ToSchema;
 
@@ -89,6 +89,12 @@ pub(crate) struct Shown {
 }
 
 impl WebhookOrder {
+    /// Whether the operator lets notices go there, as far as the address says.
+    pub(crate) fn allowed(&self, gateway: &Gateway) -> Answer<()> {
+        let checked = gateway.webhooks().courier.check(&self.url);
+        checked.map(drop).map_err(|bad| Problem::invalid(format!("`webhook.url`: {bad}"), bad.hint))
+    }
+
     /// Checks what can be said of it without the operator's rules.
     pub(crate) fn checked(self) -> Answer<KeptWebhook> {
         let given = self.events.unwrap_or_else(|| vec!["final".to_owned()]);
@@ -101,14 +107,6 @@ impl WebhookOrder {
         }
         let events = EVENTS.into_iter().filter(|event| given.iter().any(|given| given == event));
         Ok(KeptWebhook { url: self.url, events: events.map(str::to_owned).collect() })
-    }
-}
-
-impl KeptWebhook {
-    /// Whether the operator lets notices go there, as far as the address says.
-    pub(crate) fn allowed(&self, gateway: &Gateway) -> Answer<()> {
-        let checked = gateway.webhooks().courier.check(&self.url);
-        checked.map(drop).map_err(|bad| Problem::invalid(format!("`webhook.url`: {bad}"), bad.hint))
     }
 }
 
@@ -132,14 +130,14 @@ pub(crate) fn enqueue(
 }
 
 /// How far the webhook of a job is.
-pub(crate) fn shown(served: &Served, webhook: &KeptWebhook, job: &str) -> Result<Shown, DatabaseError> {
-    let url = webhook.url.clone();
-    Ok(match served.notices_of(job)? {
+pub(crate) fn shown(webhook: KeptWebhook, progress: Option<&Progress>) -> Shown {
+    let url = webhook.url;
+    match progress {
         None => Shown { url, state: "none".to_owned(), attempts: 0, error: None },
-        Some(progress) => {
-            Shown { url, state: progress.state, attempts: progress.attempts, error: progress.problem }
+        Some(Progress { state, attempts, problem }) => {
+            Shown { url, state: state.clone(), attempts: *attempts, error: problem.clone() }
         }
-    })
+    }
 }
 
 /// What a receiver reads. Words that are too long for a notice are left out, and named.

@@ -16,19 +16,19 @@ use store::served::RunRow;
 use tokio::sync::mpsc;
 
 /// Silence is broken so often, for whatever stands between.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const LARGEST_PIECE: usize = 32 << 10;
 
 /// How much a reader has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
+pub(crate) struct Seen {
     started: bool,
     denied: usize,
     streams: [u64; 2],
 }
 
 impl Seen {
-    fn id(&self) -> String {
+    pub(crate) fn id(&self) -> String {
         let [stdout, stderr] = self.streams;
         format!("{}.{}.{stdout}.{stderr}", u8::from(self.started), self.denied)
     }
@@ -103,7 +103,7 @@ pub(super) async fn of(
     Ok(answer(body))
 }
 
-fn answer(body: axum::body::Body) -> Response {
+pub(crate) fn answer(body: axum::body::Body) -> Response {
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     (headers, body).into_response()
 }
@@ -116,18 +116,26 @@ pub(super) fn held(live: Arc<Live>, hold: Hold) -> Response {
 }
 
 /// Where events go.
-struct Reader {
-    seen: Seen,
-    hold: Option<Hold>,
-    to: mpsc::Sender<Bytes>,
+pub(crate) struct Reader {
+    /// What stands before each id.
+    pub(crate) before: String,
+    /// The whole id of the last event, if it is another.
+    pub(crate) at_end: Option<String>,
+    pub(crate) seen: Seen,
+    pub(crate) hold: Option<Hold>,
+    pub(crate) to: mpsc::Sender<Bytes>,
 }
 
 /// Nobody reads any more.
-struct Gone;
+pub(crate) struct Gone;
 
 impl Reader {
+    fn new(seen: Seen, hold: Option<Hold>, to: mpsc::Sender<Bytes>) -> Reader {
+        Reader { before: String::new(), at_end: None, seen, hold, to }
+    }
+
     async fn send(&self, event: &str, data: &Value) -> Result<(), Gone> {
-        let text = format!("id: {}\nevent: {event}\ndata: {data}\n\n", self.seen.id());
+        let text = format!("id: {}{}\nevent: {event}\ndata: {data}\n\n", self.before, self.seen.id());
         self.to.send(text.into()).await.map_err(|_| Gone)
     }
 
@@ -153,7 +161,8 @@ impl Reader {
     async fn finish(&self, result: &[u8]) -> Result<(), Gone> {
         // Its lines are one: JSON has no other.
         let text = String::from_utf8_lossy(result);
-        let event = format!("id: {}\nevent: finished\ndata: {text}\n\n", self.seen.id());
+        let id = self.at_end.clone().unwrap_or_else(|| self.before.clone() + &self.seen.id());
+        let event = format!("id: {id}\nevent: finished\ndata: {text}\n\n");
         self.to.send(event.into()).await.map_err(|_| Gone)
     }
 }
@@ -167,10 +176,10 @@ fn place(stream: Stream) -> (usize, &'static str) {
 
 async fn follow(live: Arc<Live>, seen: Seen, hold: Option<Hold>, to: mpsc::Sender<Bytes>) {
     // Whoever hung up is told nothing more.
-    _ = until_ended(&live, Reader { seen, hold, to }).await;
+    _ = until_ended(&live, Reader::new(seen, hold, to)).await;
 }
 
-async fn until_ended(live: &Live, mut reader: Reader) -> Result<(), Gone> {
+pub(crate) async fn until_ended(live: &Live, mut reader: Reader) -> Result<(), Gone> {
     let mut progress = live.progress();
     loop {
         let now = progress.borrow_and_update().clone();
@@ -230,10 +239,11 @@ async fn pass_on(live: &Live, reader: &mut Reader, stream: Stream, ended: bool) 
 
 /// The same of a run that only the database knows.
 async fn replay(result: String, seen: Seen, to: mpsc::Sender<Bytes>) {
-    _ = all(&result, Reader { seen, hold: None, to }).await;
+    _ = all(&result, Reader::new(seen, None, to)).await;
 }
 
-async fn all(result: &str, mut reader: Reader) -> Result<(), Gone> {
+/// Everything that a kept result tells.
+pub(crate) async fn all(result: &str, mut reader: Reader) -> Result<(), Gone> {
     let told: Value = serde_json::from_str(result).unwrap_or_default();
     let barriers = told["barriers"].as_array().filter(|barriers| !barriers.is_empty());
     if let Some(barriers) = barriers.filter(|_| !reader.seen.started) {

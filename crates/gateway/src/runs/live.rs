@@ -6,7 +6,7 @@
 //! ```
 
 use super::{hold::Held, recent::Recents};
-use crate::{Bounds, Gateway, Problem, problem::Answer};
+use crate::{Bounds, Gateway, Problem, jobs, problem::Answer};
 use bytes::Bytes;
 use engine::{Feed, Run};
 use http::StatusCode;
@@ -14,7 +14,10 @@ use serde::Deserialize;
 use spec::{Barrier, Denial, ErrorCode, ErrorInfo, Event, Id, RunResult, Status};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use store::served::{Accepted, NewRun, Writing};
@@ -56,6 +59,10 @@ pub(crate) struct Live {
     progress: watch::Sender<Progress>,
     cancelled: watch::Sender<bool>,
     pub(super) held: Held,
+    /// The job that it is a try of.
+    attempt_of: Option<String>,
+    /// Ended by the server, not by anybody who asked for it.
+    interrupted: AtomicBool,
 }
 
 /// How far a run has come.
@@ -103,19 +110,19 @@ impl Runs {
     }
 
     /// Whether there is room for one more of this key.
-    fn room(&self, owner: &str, bounds: &Bounds) -> bool {
+    pub(crate) fn room(&self, owner: &str, bounds: &Bounds) -> bool {
         let lists = self.lists();
         let own = lists.live.values().filter(|live| live.owner == owner).count();
         own < bounds.runs_per_key && lists.live.len() < bounds.runs
     }
 
     /// Lists a run.
-    fn add(&self, live: &Arc<Live>) {
+    pub(crate) fn add(&self, live: &Arc<Live>) {
         self.lists().live.insert(live.id.to_string(), live.clone());
     }
 
     /// Takes one back that could not be written down.
-    fn remove(&self, live: &Arc<Live>) {
+    pub(crate) fn remove(&self, live: &Arc<Live>) {
         let mut lists = self.lists();
         if lists.live.get(live.id.as_str()).is_some_and(|listed| Arc::ptr_eq(listed, live)) {
             lists.live.remove(live.id.as_str());
@@ -142,9 +149,18 @@ impl Runs {
         lists.recent.add(live.clone(), bytes);
     }
 
-    /// Cancels all of them.
+    /// Ends all of them because the server ends.
     pub(crate) fn cancel_all(&self) {
-        self.lists().live.values().for_each(|live| live.cancel());
+        self.lists().live.values().for_each(|live| live.interrupt());
+    }
+
+    /// How many each owner has under way.
+    pub(crate) fn counts(&self) -> HashMap<String, usize> {
+        let mut counts = HashMap::new();
+        for live in self.lists().live.values() {
+            *counts.entry(live.owner.clone()).or_default() += 1;
+        }
+        counts
     }
 
     /// How many are under way.
@@ -181,11 +197,16 @@ pub(crate) async fn take(gateway: &Gateway, asked: Asked) -> Answer<Taken> {
             return Err(problem);
         }
     }
+    prune_now_and_then(gateway);
+    Ok(Taken::New(live))
+}
+
+/// Forgets old runs, if that is due with one more.
+pub(crate) fn prune_now_and_then(gateway: &Gateway) {
     if gateway.runs().is_time_to_prune() {
         let gateway = gateway.clone();
         tokio::task::spawn_blocking(move || prune(&gateway));
     }
-    Ok(Taken::New(live))
 }
 
 /// One after the other, by the thread that writes; and before it is committed: nobody learns of a run that cannot be
@@ -230,9 +251,17 @@ fn too_many() -> Problem {
 }
 
 impl Live {
-    pub(super) fn new(id: Id, owner: &str, feed: Feed) -> Live {
+    pub(crate) fn new(id: Id, owner: &str, feed: Feed) -> Live {
         let (progress, cancelled) = (watch::Sender::default(), watch::Sender::new(false));
-        Live { id, owner: owner.to_owned(), feed, progress, cancelled, held: Held::default() }
+        let (held, interrupted) = (Held::default(), AtomicBool::new(false));
+        let owner = owner.to_owned();
+        Live { id, owner, feed, progress, cancelled, held, attempt_of: None, interrupted }
+    }
+
+    /// A try of a job.
+    pub(crate) fn attempt(gateway: &Gateway, id: Id, owner: &Id, job: String) -> Live {
+        let feed = gateway.engine().feed(Some(owner), FEED_BYTES);
+        Live { attempt_of: Some(job), ..Live::new(id, owner.as_str(), feed) }
     }
 
     /// Waits until whoever must not miss anything has room for more. Once it is to end, nobody does; nor once its program
@@ -250,6 +279,13 @@ impl Live {
     /// Asks for its end.
     pub(crate) fn cancel(&self) {
         self.cancelled.send_replace(true);
+    }
+
+    /// Ends it because the server ends, unless somebody asked for its end before.
+    fn interrupt(&self) {
+        if !self.cancelled.send_replace(true) {
+            self.interrupted.store(true, Ordering::SeqCst);
+        }
     }
 
     /// How far it has come, and what comes.
@@ -310,7 +346,7 @@ fn note(live: &Live, event: Event) {
 /// Writes the end down, however long that takes, and only then tells of it: what was told is never taken back. Whoever
 /// waits for it waits; if the server ends meanwhile it is `lost`, and nobody was told otherwise.
 pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunResult) {
-    let status = result.status;
+    let (status, error) = (result.status, result.error.clone());
     let problem = problem_of(&result);
     let (whole, kept) = match result.stdout.len() + result.stderr.len() > LARGE {
         // The text of megabytes takes its time, and others wait for the loop.
@@ -319,7 +355,7 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
     };
     let mut pause = FIRST_PAUSE;
     // It is under way until then: so no more than may run at once wait for a disk that has no room.
-    while !write_end(gateway, live, status, &kept).await {
+    while !write_end(gateway, live, (status, &error), &kept).await {
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
@@ -327,10 +363,21 @@ pub(crate) async fn conclude(gateway: &Gateway, live: &Arc<Live>, result: RunRes
     live.feed.end();
     live.progress.send_modify(|progress| progress.ended = Some(ended));
     gateway.runs().retire(live, live.size());
+    // There is room for one more of this tenant.
+    gateway.jobs().wake();
 }
 
 /// Whether it could be written. If it never can, the next start of the server will find it without an end, and say `lost`.
-async fn write_end(gateway: &Gateway, live: &Arc<Live>, status: Status, kept: &Bytes) -> bool {
+async fn write_end(
+    gateway: &Gateway,
+    live: &Arc<Live>,
+    (status, error): (Status, &Option<ErrorInfo>),
+    kept: &Bytes,
+) -> bool {
+    if live.attempt_of.is_some() {
+        let interrupted = status == Status::Cancelled && live.interrupted.load(Ordering::SeqCst);
+        return jobs::ended(gateway, &live.id, status, interrupted, error.clone(), kept.clone()).await;
+    }
     let (id, kept) = (live.id.clone(), kept.clone());
     let finish = move |writing: &Writing<'_>| {
         // It was text a moment ago.
@@ -409,26 +456,38 @@ fn text(result: &RunResult) -> String {
     serde_json::to_string(result).unwrap_or_default()
 }
 
-/// Gives every run that a server before us left without an end its end.
+/// Gives every run that a server before us left without an end its end, and every job whose try it was what follows: all
+/// of it or nothing.
 pub(crate) fn settle(gateway: &Gateway) -> Result<usize, store::DatabaseError> {
     let unfinished = gateway.served().unfinished()?;
-    for row in &unfinished {
-        // Identifiers were checked when they came.
-        let Ok(id) = Id::new(&row.id) else { continue };
-        let mut result = RunResult::blank(id, String::new(), spec::Timestamp(row.accepted_ms));
-        result.status = Status::Lost;
-        result.task_id = row.task.as_deref().and_then(|task| Id::new(task).ok());
-        result.job_id = row.job.as_deref().and_then(|job| Id::new(job).ok());
-        result.ended_at = engine::now();
-        result.error = Some(ErrorInfo {
-            code: ErrorCode::Lost,
-            message: "the server ended before the run did".to_owned(),
-            hint: Some("start it again".to_owned()),
-        });
-        gateway.served().finish(&row.id, Status::Lost.name(), &text(&result))?;
-    }
+    gateway.served().together_durably(|writing| {
+        for row in &unfinished {
+            // Identifiers were checked when they came.
+            let Ok(id) = Id::new(&row.id) else { continue };
+            let mut result = lost(id, spec::Timestamp(row.accepted_ms));
+            result.task_id = row.task.as_deref().and_then(|task| Id::new(task).ok());
+            result.job_id = row.job.as_deref().and_then(|job| Id::new(job).ok());
+            let text = text(&result);
+            writing.finish(&row.id, Status::Lost.name(), &text)?;
+            jobs::abandoned(gateway, writing, &row.id, Some(&text))?;
+        }
+        Ok(())
+    })?;
     prune(gateway);
     Ok(unfinished.len())
+}
+
+/// What is said of a run whose end nobody saw.
+pub(crate) fn lost(id: Id, accepted: spec::Timestamp) -> RunResult {
+    let mut result = RunResult::blank(id, String::new(), accepted);
+    result.status = Status::Lost;
+    result.ended_at = engine::now();
+    result.error = Some(ErrorInfo {
+        code: ErrorCode::Lost,
+        message: "the server ended before the run did".to_owned(),
+        hint: Some("start it again".to_owned()),
+    });
+    result
 }
 
 #[cfg(test)]

@@ -73,6 +73,7 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
         folders: Vec::new(),
         profiles: None,
         bounds: spec::Bounds::default(),
+        jobs: spec::JobBounds::default(),
         tenants: spec::Tenants::default(),
         webhooks: crate::WebhookSettings::default(),
         quiet: true,

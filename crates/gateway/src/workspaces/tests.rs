@@ -74,6 +74,7 @@ impl Place {
             folders,
             profiles: None,
             bounds: crate::Bounds::default(),
+            jobs: spec::JobBounds::default(),
             tenants: spec::Tenants::default(),
             webhooks: crate::WebhookSettings::default(),
             quiet: true,

@@ -35,10 +35,6 @@ pub struct Remembered {
 }
 
 impl Writing<'_> {
-    pub(crate) fn done<T>(&self, done: rusqlite::Result<T>) -> Result<T, DatabaseError> {
-        done.map_err(|source| self.database.failed(source))
-    }
-
     /// Writes a sandbox down before it is made. False if one of that name lives.
     pub fn add_sandbox(&self, row: &SandboxRow) -> Result<bool, DatabaseError> {
         let add = "INSERT INTO gateway_sandbox (id, owner, labels, backend, profile, created_ms, promise, body)

@@ -1,0 +1,152 @@
+//! What follows when a job changes. In the transaction that changes it: a line of the audit, and a notice for whoever wants
+//! to be told; so neither is ever missing. Behind it: whoever waits is woken.
+
+use super::{
+    PRUNED_EVERY,
+    show::Job,
+    webhook::{self, KeptWebhook},
+};
+use crate::{Gateway, runs};
+use bytes::Bytes;
+use spec::{ErrorCode, ErrorInfo, Id, Status};
+use std::sync::atomic::Ordering;
+use store::{
+    DatabaseError,
+    audit::{Decision, Entry},
+    jobs::{Change, End},
+    served::Writing,
+};
+
+/// Writes a line of the audit; what it tells of is not done without.
+pub(super) fn note(gateway: &Gateway, entry: &Entry<'_>) -> Result<(), DatabaseError> {
+    gateway.note(entry).map_err(|_| DatabaseError::Place {
+        path: gateway.state().to_owned(),
+        why: "the audit cannot be written".to_owned(),
+    })
+}
+
+/// What belongs into the transaction of these changes.
+pub(super) fn follow(
+    gateway: &Gateway,
+    writing: &Writing<'_>,
+    changes: &[Change],
+    at_ms: u64,
+) -> Result<(), DatabaseError> {
+    for change in changes {
+        let (what, event) = match change.status.as_str() {
+            "queued" => ("job.again", None),
+            "running" => ("job.start", Some("running")),
+            _ => ("job.end", Some("final")),
+        };
+        let run = change.run.as_deref().unwrap_or_default();
+        let (tenant, job, about) = (change.tenant.as_str(), change.id.as_str(), change.status.as_str());
+        let decision = Decision::Happened;
+        note(gateway, &Entry { what, decision, tenant, job, run, about, ..Entry::default() })?;
+        if let Some(event) = event {
+            tell(gateway, writing, change, event, at_ms)?;
+        }
+    }
+    Ok(())
+}
+
+fn tell(
+    gateway: &Gateway,
+    writing: &Writing<'_>,
+    change: &Change,
+    event: &str,
+    at_ms: u64,
+) -> Result<(), DatabaseError> {
+    let kept = change.webhook.as_deref().and_then(|text| serde_json::from_str::<KeptWebhook>(text).ok());
+    let Some(kept) = kept.filter(|kept| kept.events.iter().any(|wanted| wanted == event)) else {
+        return Ok(());
+    };
+    let Some(row) = writing.job(&change.id)? else { return Ok(()) };
+    let result = store::webhooks::result_of(writing, &change.id)?;
+    let body = Job::of(gateway, &row).whole(result.as_deref());
+    webhook::enqueue(writing, &kept, &change.id, &change.tenant, event, at_ms, body)
+}
+
+/// What is done once they are committed.
+pub(super) fn after(gateway: &Gateway, changes: &[Change]) {
+    let jobs = gateway.jobs();
+    for change in changes {
+        jobs.tell(&change.id);
+        if !matches!(change.status.as_str(), "queued" | "running") {
+            gateway.metrics().job(&change.status);
+            if jobs.ended.fetch_add(1, Ordering::Relaxed) % PRUNED_EVERY == PRUNED_EVERY - 1 {
+                let gateway = gateway.clone();
+                tokio::spawn(async move { super::forget(&gateway).await });
+            }
+        }
+    }
+    jobs.wake();
+}
+
+/// A try is over: its run and its job are written down together, so that neither is ever without the other. Whether that
+/// could be done. One that ended because the server does is not the job's end: that is decided as after a crash.
+pub(crate) async fn ended(
+    gateway: &Gateway,
+    run: &Id,
+    status: Status,
+    interrupted: bool,
+    error: Option<ErrorInfo>,
+    kept: Bytes,
+) -> bool {
+    let (of, run, at_ms) = (gateway.clone(), run.clone(), engine::now().0);
+    let error = if interrupted { Some(lost()) } else { error };
+    let written = gateway.durable().write(move |writing| {
+        // It was text a moment ago.
+        let result = String::from_utf8_lossy(&kept);
+        writing.finish(run.as_str(), status.name(), &result)?;
+        let status = if interrupted { Status::Lost } else { status };
+        let error = error.as_ref().and_then(|error| serde_json::to_string(error).ok());
+        let end = End { status: status.name(), result: Some(&result), error: error.as_deref(), at_ms };
+        let changes = writing.end_job(run.as_str(), &end)?;
+        follow(&of, writing, &changes, at_ms)?;
+        Ok(changes)
+    });
+    let written = written.await;
+    if let Ok(changes) = &written {
+        after(gateway, changes);
+    }
+    written.is_ok()
+}
+
+/// A job whose try ended with its server, in the transaction that gives the run its end.
+pub(crate) fn abandoned(
+    gateway: &Gateway,
+    writing: &Writing<'_>,
+    run: &str,
+    result: Option<&str>,
+) -> Result<(), DatabaseError> {
+    let at_ms = engine::now().0;
+    let error = serde_json::to_string(&lost()).ok();
+    let end = End { status: Status::Lost.name(), result, error: error.as_deref(), at_ms };
+    let changes = writing.end_job(run, &end)?;
+    follow(gateway, writing, &changes, at_ms)
+}
+
+/// Those whose run has an end already, or is forgotten: as long as both are written together there is none, and should
+/// there be one all the same it does not stay under way for ever.
+pub(crate) fn settle(gateway: &Gateway) -> Result<(), DatabaseError> {
+    runs::live::settle(gateway)?;
+    let served = gateway.served();
+    let rest = served.abandoned_jobs(&gateway.jobs().boot)?;
+    if !rest.is_empty() {
+        served.together_durably(|writing| {
+            rest.iter().try_for_each(|job| abandoned(gateway, writing, &job.run, None))
+        })?;
+    }
+    served.prune_jobs(engine::now().0, gateway.jobs().bounds.keep_jobs, super::MOST_BYTES / 2)?;
+    Ok(())
+}
+
+fn lost() -> ErrorInfo {
+    ErrorInfo {
+        code: ErrorCode::Lost,
+        message: "the server ended before the job did".to_owned(),
+        hint: Some(
+            "nobody knows how far it came; look, then retry it, or ask for `on_lost`: `rerun`".to_owned(),
+        ),
+    }
+}

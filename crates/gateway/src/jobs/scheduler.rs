@@ -1,0 +1,128 @@
+//! The one task that starts jobs. It holds a free slot first, then looks whose turn it is: the tenant by [`Fair`], of that
+//! tenant the highest priority, of those the oldest. Nothing is asked again and again: it is woken when a job is accepted,
+//! ends or is released, when a run of anybody ends, and when the next `not_before` or pause is over.
+//!
+//! Rows of jobs that wait are never in memory, and each look is answered by indexes. Starts are written down by the tasks of
+//! their tries, several at once, so that one wait for the disk serves all of them.
+
+use super::{Jobs, attempt, fair::Fair};
+use crate::{Gateway, problem::Answer};
+use std::{collections::HashMap, sync::Arc, time::Duration};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// Those whose time has come, in one transaction.
+const MOST_DUE: u32 = 1000;
+/// The clock of the machine may be set while we sleep.
+const LONGEST_SLEEP: Duration = Duration::from_secs(30);
+/// How long nothing is tried when the database cannot be had.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A job whose turn it is. Nobody else picks it until this is dropped, and then the database says that it runs.
+#[derive(Debug)]
+pub(super) struct Picked {
+    gateway: Gateway,
+    pub(super) id: String,
+}
+
+impl Drop for Picked {
+    fn drop(&mut self) {
+        Jobs::locked(&self.gateway.jobs().starting).remove(&self.id);
+        self.gateway.jobs().wake();
+    }
+}
+
+/// Starts jobs until the server is told to stop.
+pub(crate) async fn schedule(gateway: Gateway, mut stop: watch::Receiver<bool>) {
+    let slots = Arc::new(Semaphore::new(gateway.jobs().slots()));
+    let mut fair = Fair::default();
+    loop {
+        let slot = tokio::select! {
+            slot = slots.clone().acquire_owned() => slot,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        // Nobody closes it.
+        let Ok(slot) = slot else { return };
+        let picked = tokio::select! {
+            picked = next(&gateway, &mut fair) => picked,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        begin(picked, slot);
+    }
+}
+
+fn begin(picked: Picked, slot: OwnedSemaphorePermit) {
+    let gateway = picked.gateway.clone();
+    tokio::spawn(async move {
+        attempt::carry_out(gateway, picked).await;
+        drop(slot);
+    });
+}
+
+/// Waits for the next.
+async fn next(gateway: &Gateway, fair: &mut Fair) -> Picked {
+    loop {
+        // What wakes us from here on is not missed: it is remembered until we wait.
+        let sleep = match look(gateway, fair).await {
+            Ok(Look::Found(picked)) => return picked,
+            Ok(Look::Until(due)) => until(due),
+            Err(_) => PAUSE,
+        };
+        tokio::select! {
+            () = gateway.jobs().wake.notified() => {}
+            () = tokio::time::sleep(sleep) => {}
+        }
+    }
+}
+
+fn until(due: Option<u64>) -> Duration {
+    let left = due.map(|due| Duration::from_millis(due.saturating_sub(engine::now().0)));
+    left.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP)
+}
+
+enum Look {
+    Found(Picked),
+    /// There is none before this moment.
+    Until(Option<u64>),
+}
+
+async fn look(gateway: &Gateway, fair: &mut Fair) -> Answer<Look> {
+    let asked = || gateway.look_up(|served| Ok((served.next_due()?, served.active_tenants()?)));
+    let (mut due, mut tenants) = asked().await?;
+    let now = engine::now().0;
+    if due.is_some_and(|due| due <= now) {
+        // A power cut may take it back: then it is due again.
+        gateway.writer().write(move |writing| writing.due_jobs(now, MOST_DUE)).await?;
+        (due, tenants) = asked().await?;
+    }
+    let tenants = fair.order(with_room(gateway, tenants));
+    let taken = Jobs::locked(&gateway.jobs().starting).clone();
+    let first = gateway
+        .look_up(move |served| {
+            for tenant in tenants {
+                let own = taken.values().filter(|of| **of == tenant).count();
+                let next = served.next_jobs(&tenant, own + 1)?;
+                if let Some(id) = next.into_iter().find(|id| !taken.contains_key(id)) {
+                    return Ok(Some((id, tenant)));
+                }
+            }
+            Ok(None)
+        })
+        .await?;
+    let Some((id, tenant)) = first else { return Ok(Look::Until(due)) };
+    fair.charge(&tenant, gateway.quota(&tenant).weight);
+    Jobs::locked(&gateway.jobs().starting).insert(id.clone(), tenant);
+    Ok(Look::Found(Picked { gateway: gateway.clone(), id }))
+}
+
+/// Those that may have one more run. Whoever is at his bound is passed over, and keeps nobody waiting.
+fn with_room(gateway: &Gateway, mut tenants: Vec<String>) -> Vec<String> {
+    let mut counts: HashMap<String, usize> = gateway.runs().counts();
+    for tenant in Jobs::locked(&gateway.jobs().starting).values() {
+        *counts.entry(tenant.clone()).or_default() += 1;
+    }
+    if counts.values().sum::<usize>() >= gateway.bounds().runs {
+        return Vec::new();
+    }
+    tenants.retain(|tenant| counts.get(tenant).copied().unwrap_or(0) < gateway.most_runs(tenant));
+    tenants
+}

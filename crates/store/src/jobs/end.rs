@@ -1,0 +1,323 @@
+//! Starts and ends of tries, and what follows: another try, a final state, and what waits for the job.
+
+use super::{
+    add::{self, JobRoom, WhichBound},
+    next::{Next, Policy, next},
+    read,
+};
+use crate::{
+    DatabaseError,
+    served::{Writing, back, number},
+};
+use rusqlite::{OptionalExtension, Row, Transaction, params};
+use spec::{ErrorCode, ErrorInfo};
+
+/// Tries that are remembered of a job.
+const MOST_RUNS: i64 = 200;
+
+/// A job whose state has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Change {
+    pub id: String,
+    pub tenant: String,
+    pub status: String,
+    pub run: Option<String>,
+    /// JSON.
+    pub webhook: Option<String>,
+}
+
+/// How a try ended.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct End<'a> {
+    pub status: &'a str,
+    /// JSON, as it is kept.
+    pub result: Option<&'a str>,
+    /// JSON.
+    pub error: Option<&'a str>,
+    pub at_ms: u64,
+}
+
+/// What became of a wish to cancel a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    /// It waited, and is over, with all that waited for it.
+    Queued(Vec<Change>),
+    /// It is under way as this run, which is to be ended.
+    Running(String),
+    /// It was over before.
+    Before,
+    /// There is none.
+    Unknown,
+}
+
+/// What became of a wish to run a job again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Retried {
+    /// It waits.
+    Queued,
+    /// It has not ended.
+    NotFinal,
+    /// It is to come after this one, which did not succeed.
+    InVain(String),
+    /// There is no room.
+    Full(WhichBound),
+    /// There is none.
+    Unknown,
+}
+
+impl Writing<'_> {
+    /// A try begins: false unless it is the job's turn. Nobody else starts it then.
+    pub fn start_job(&self, id: &str, run: &str, boot: &str, now_ms: u64) -> Result<bool, DatabaseError> {
+        self.done(start(self.transaction, id, run, boot, now_ms))
+    }
+
+    /// The try that was this run is over. What has changed, the job itself first; nothing if it is not under way as this run.
+    pub fn end_job(&self, run: &str, end: &End<'_>) -> Result<Vec<Change>, DatabaseError> {
+        self.done(end_try(self.transaction, run, end))
+    }
+
+    /// A job that waits is over without another try.
+    pub fn refuse_job(&self, id: &str, end: &End<'_>) -> Result<Vec<Change>, DatabaseError> {
+        self.done(refuse(self.transaction, id, end))
+    }
+
+    /// Cancels a job: at once if it waits, else somebody has to end its run.
+    pub fn cancel_job(&self, id: &str, now_ms: u64) -> Result<Cancelled, DatabaseError> {
+        self.done(cancel(self.transaction, id, now_ms))
+    }
+
+    /// A job that is over waits again, as if it had not been tried; unless so many wait already.
+    pub fn retry_job(&self, id: &str, now_ms: u64, room: &JobRoom) -> Result<Retried, DatabaseError> {
+        self.done(retry(self.transaction, id, now_ms, room))
+    }
+
+    /// Those whose time has come wait for their turn from now on. How many, at most so many.
+    pub fn due_jobs(&self, now_ms: u64, most: u32) -> Result<usize, DatabaseError> {
+        let due = "UPDATE job SET waits_for = 'turn', version = version + 1 WHERE n IN
+            (SELECT n FROM job WHERE waits_for = 'time' AND due_ms <= ? ORDER BY due_ms LIMIT ?)";
+        let moved = self.transaction.prepare_cached(due);
+        self.done(moved.and_then(|mut due| due.execute(params![number(now_ms), most])))
+    }
+}
+
+fn start(
+    transaction: &Transaction<'_>,
+    id: &str,
+    run: &str,
+    boot: &str,
+    now_ms: u64,
+) -> rusqlite::Result<bool> {
+    let start =
+        "UPDATE job SET status = 'running', waits_for = '', version = version + 1, boot = ?2, run = ?3,
+            started_ms = ?4, attempt = attempt + 1, error = NULL
+        WHERE id = ?1 AND waits_for = 'turn' RETURNING n";
+    let started: Option<i64> = transaction
+        .prepare_cached(start)?
+        .query_row(params![id, boot, run, number(now_ms)], |row| row.get(0))
+        .optional()?;
+    let Some(n) = started else { return Ok(false) };
+    let note = "INSERT INTO job_run (job, place, run)
+        VALUES (?1, coalesce((SELECT max(place) + 1 FROM job_run WHERE job = ?1), 1), ?2)";
+    transaction.prepare_cached(note)?.execute(params![n, run])?;
+    let forget = "DELETE FROM job_run WHERE job = ?1 AND place <= (SELECT max(place) FROM job_run WHERE job = ?1) - ?2";
+    transaction.prepare_cached(forget)?.execute(params![n, MOST_RUNS])?;
+    Ok(true)
+}
+
+fn end_try(transaction: &Transaction<'_>, run: &str, end: &End<'_>) -> rusqlite::Result<Vec<Change>> {
+    let find = "SELECT n, attempt, most_attempts, reruns, retry_on, pause_ms, on_lost, cancelled
+        FROM job WHERE run = ? AND status = 'running'";
+    let found = transaction.prepare_cached(find)?.query_row([run], policy).optional()?;
+    let Some((n, policy)) = found else { return Ok(Vec::new()) };
+    if let Some(result) = end.result {
+        keep(transaction, n, result)?;
+    }
+    match next(&policy, end.status) {
+        Next::Final => finish(transaction, n, end),
+        Next::Cancelled => finish(transaction, n, &End { status: "cancelled", ..*end }),
+        Next::Retry(pause) => again(transaction, n, end, pause, 0).map(|change| vec![change]),
+        Next::Rerun => again(transaction, n, end, 0, 1).map(|change| vec![change]),
+    }
+}
+
+fn policy(row: &Row<'_>) -> rusqlite::Result<(i64, Policy)> {
+    let policy = Policy {
+        attempt: row.get("attempt")?,
+        most_attempts: row.get("most_attempts")?,
+        reruns: row.get("reruns")?,
+        retry_on: row.get("retry_on")?,
+        pause_ms: back(row.get("pause_ms")?),
+        rerun: row.get::<_, String>("on_lost")? == "rerun",
+        cancelled: row.get("cancelled")?,
+    };
+    Ok((row.get("n")?, policy))
+}
+
+fn keep(transaction: &Transaction<'_>, n: i64, result: &str) -> rusqlite::Result<()> {
+    let weigh = "UPDATE job SET bytes = bytes + ?2 - coalesce((SELECT length(CAST(body AS BLOB)) FROM job_result WHERE n = ?1), 0)
+        WHERE n = ?1";
+    transaction.prepare_cached(weigh)?.execute(params![n, result.len() as i64])?;
+    let keep =
+        "INSERT INTO job_result (n, body) VALUES (?, ?) ON CONFLICT (n) DO UPDATE SET body = excluded.body";
+    transaction.prepare_cached(keep)?.execute(params![n, result])?;
+    Ok(())
+}
+
+const CHANGE: &str = "RETURNING id, tenant, status, run, webhook";
+
+fn change(row: &Row<'_>) -> rusqlite::Result<Change> {
+    Ok(Change {
+        id: row.get(0)?,
+        tenant: row.get(1)?,
+        status: row.get(2)?,
+        run: row.get(3)?,
+        webhook: row.get(4)?,
+    })
+}
+
+/// Another try: in place of this one if `rerun` is 1.
+fn again(
+    transaction: &Transaction<'_>,
+    n: i64,
+    end: &End<'_>,
+    pause_ms: u64,
+    rerun: i64,
+) -> rusqlite::Result<Change> {
+    let again = format!(
+        "UPDATE job SET status = 'queued', waits_for = CASE WHEN ?2 > 0 THEN 'time' ELSE 'turn' END, version = version + 1,
+            due_ms = ?3, boot = NULL, attempt = attempt - ?4, reruns = reruns + ?4, error = ?5 WHERE n = ?1 {CHANGE}"
+    );
+    let due = read::later(end.at_ms, pause_ms);
+    let row = params![n, number(pause_ms), due, rerun, end.error];
+    transaction.prepare_cached(&again)?.query_row(row, change)
+}
+
+/// The final state, with what follows for those that wait for it.
+fn finish(transaction: &Transaction<'_>, n: i64, end: &End<'_>) -> rusqlite::Result<Vec<Change>> {
+    let finish = format!(
+        "UPDATE job SET status = ?2, waits_for = '', version = version + 1, boot = NULL, ended_ms = ?3,
+            keep_until = ?3 + keep_ms, error = ?4 WHERE n = ?1 AND ended_ms IS NULL {CHANGE}"
+    );
+    let row = params![n, end.status, number(end.at_ms), end.error];
+    let Some(first) = transaction.prepare_cached(&finish)?.query_row(row, change).optional()? else {
+        return Ok(Vec::new());
+    };
+    let mut changes = vec![first];
+    let id = changes[0].id.clone();
+    match end.status == "succeeded" {
+        true => release(transaction, &id, end.at_ms)?,
+        false => changes.extend(cancel_behind(transaction, &id, end.at_ms)?),
+    }
+    Ok(changes)
+}
+
+/// Those that waited for nothing else wait for their time or turn.
+fn release(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Result<()> {
+    transaction.prepare_cached("UPDATE job_after SET done = 1 WHERE needs = ?")?.execute([id])?;
+    let release =
+        "UPDATE job SET waits_for = CASE WHEN due_ms > ?2 THEN 'time' ELSE 'turn' END, version = version + 1
+        WHERE waits_for = 'jobs' AND n IN (SELECT job FROM job_after WHERE needs = ?1)
+          AND NOT EXISTS (SELECT 1 FROM job_after AS edge WHERE edge.job = job.n AND edge.done = 0)";
+    transaction.prepare_cached(release)?.execute(params![id, number(now_ms)])?;
+    Ok(())
+}
+
+/// All that wait for it, and for those, and so on. There are no circles: a job only waits for older ones.
+fn cancel_behind(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Result<Vec<Change>> {
+    let cancel = format!(
+        "WITH RECURSIVE behind (n) AS (
+            SELECT job.n FROM job_after JOIN job ON job.n = job_after.job
+            WHERE job_after.needs = ?1 AND job.waits_for = 'jobs'
+            UNION
+            SELECT job.n FROM behind JOIN job AS before ON before.n = behind.n
+            JOIN job_after ON job_after.needs = before.id JOIN job ON job.n = job_after.job
+            WHERE job.waits_for = 'jobs')
+        UPDATE job SET status = 'cancelled', waits_for = '', version = version + 1, ended_ms = ?2, keep_until = ?2 + keep_ms,
+            error = ?3 WHERE n IN (SELECT n FROM behind) {CHANGE}"
+    );
+    let row = params![id, number(now_ms), in_vain(id)];
+    transaction.prepare_cached(&cancel)?.query_map(row, change)?.collect()
+}
+
+/// What is said of a job that waits for one that did not succeed.
+pub(super) fn in_vain(id: &str) -> String {
+    error(
+        ErrorCode::Cancelled,
+        format!("it was to come after the job `{id}`, which did not succeed"),
+        "see that job; once it has succeeded, retry this one",
+    )
+}
+
+fn error(code: ErrorCode, message: String, hint: &str) -> String {
+    let error = ErrorInfo { code, message, hint: Some(hint.to_owned()) };
+    // Nothing in it can fail to be JSON.
+    serde_json::to_string(&error).unwrap_or_default()
+}
+
+/// One that waits, and for which nothing waits yet.
+pub(super) fn cancel_one(
+    transaction: &Transaction<'_>,
+    n: i64,
+    error: &str,
+    now_ms: u64,
+) -> rusqlite::Result<()> {
+    let end = End { status: "cancelled", result: None, error: Some(error), at_ms: now_ms };
+    finish(transaction, n, &end).map(drop)
+}
+
+fn refuse(transaction: &Transaction<'_>, id: &str, end: &End<'_>) -> rusqlite::Result<Vec<Change>> {
+    let find = "SELECT n FROM job WHERE id = ? AND status = 'queued'";
+    let found: Option<i64> =
+        transaction.prepare_cached(find)?.query_row([id], |row| row.get(0)).optional()?;
+    found.map_or(Ok(Vec::new()), |n| finish(transaction, n, end))
+}
+
+fn cancel(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Result<Cancelled> {
+    let find = "SELECT n, status, run FROM job WHERE id = ?";
+    let found: Option<(i64, String, Option<String>)> = transaction
+        .prepare_cached(find)?
+        .query_row([id], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .optional()?;
+    let Some((n, status, run)) = found else { return Ok(Cancelled::Unknown) };
+    match status.as_str() {
+        "queued" => {
+            let why =
+                error(ErrorCode::Cancelled, "it was cancelled before it started".to_owned(), "retry it");
+            let end = End { status: "cancelled", result: None, error: Some(&why), at_ms: now_ms };
+            Ok(Cancelled::Queued(finish(transaction, n, &end)?))
+        }
+        "running" => {
+            let ask = "UPDATE job SET cancelled = 1, version = version + 1 WHERE n = ? AND cancelled = 0";
+            transaction.execute(ask, [n])?;
+            Ok(Cancelled::Running(run.unwrap_or_default()))
+        }
+        _ => Ok(Cancelled::Before),
+    }
+}
+
+fn retry(transaction: &Transaction<'_>, id: &str, now_ms: u64, room: &JobRoom) -> rusqlite::Result<Retried> {
+    let Some(row) = read::find(transaction, id)? else { return Ok(Retried::Unknown) };
+    if !row.is_final() {
+        return Ok(Retried::NotFinal);
+    }
+    if let Some(bound) = add::full(transaction, &row.tenant, 0, room)? {
+        return Ok(Retried::Full(bound));
+    }
+    let open =
+        "SELECT needs, (SELECT status FROM job WHERE id = needs) FROM job_after WHERE job = ? AND done = 0";
+    let open: Vec<(String, Option<String>)> = transaction
+        .prepare_cached(open)?
+        .query_map([row.n], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<Result<_, _>>()?;
+    let goes_on = |status: &Option<String>| matches!(status.as_deref(), Some("queued" | "running"));
+    if let Some((needs, _)) = open.iter().find(|(_, status)| !goes_on(status)) {
+        return Ok(Retried::InVain(needs.clone()));
+    }
+    let again = "UPDATE job SET status = 'queued', waits_for = ?2, version = version + 1, due_ms = ?3, ended_ms = NULL,
+            keep_until = NULL, attempt = 0, reruns = 0, cancelled = 0, error = NULL WHERE n = ?1";
+    let waits_for = if open.is_empty() { "turn" } else { "jobs" };
+    transaction.execute(again, params![row.n, waits_for, number(now_ms)])?;
+    Ok(Retried::Queued)
+}

@@ -1,0 +1,546 @@
+use super::*;
+use crate::{
+    DatabaseError,
+    served::{NewRun, Served},
+};
+use proptest::prelude::*;
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    path::PathBuf,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+/// A state folder of its own; gone with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("airlock-jobs-{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        Folder(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+const ROOM: JobRoom =
+    JobRoom { queued: 1000, queued_of_one: 1000, jobs: None, bytes: 1 << 30, bytes_of_one: 1 << 30 };
+
+fn new<'a>(id: &'a str, tenant: &'a str) -> NewJob<'a> {
+    NewJob {
+        id,
+        tenant,
+        key: "key",
+        name: None,
+        labels: "{}",
+        priority: 0,
+        at_ms: 1000,
+        not_before_ms: None,
+        keep_ms: 10_000,
+        most_attempts: 1,
+        retry_on: "",
+        pause_ms: 0,
+        rerun: false,
+        after: &[],
+        webhook: None,
+        order: "{}",
+        promise: None,
+    }
+}
+
+fn add(served: &Served, job: &NewJob<'_>) -> Added {
+    served.together(|writing| writing.add_job(job, &ROOM)).unwrap()
+}
+
+fn start(served: &Served, id: &str, run: &str, boot: &str) -> bool {
+    let work = |writing: &crate::served::Writing<'_>| {
+        let started = writing.start_job(id, run, boot, 2000)?;
+        if started {
+            let new = NewRun { id: run, owner: "t", task: None, job: Some(id), at_ms: 2000, promise: None };
+            assert_eq!(writing.accept(&new, true)?, crate::served::Accepted::New);
+        }
+        Ok::<_, DatabaseError>(started)
+    };
+    served.together(work).unwrap()
+}
+
+fn end(served: &Served, run: &str, status: &str, at_ms: u64) -> Vec<Change> {
+    let end = End { status, result: Some(r#"{"a":1}"#), error: None, at_ms };
+    let work = |writing: &crate::served::Writing<'_>| {
+        writing.finish(run, status, "{}")?;
+        writing.end_job(run, &end)
+    };
+    served.together(work).unwrap()
+}
+
+fn status(served: &Served, id: &str) -> String {
+    served.job(id).unwrap().unwrap().status
+}
+
+#[test]
+fn a_job_is_started_once_and_ends_once() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    assert_eq!(add(&served, &new("a", "t")), Added::New);
+    assert_eq!(served.next_jobs("t", 9).unwrap(), ["a"]);
+    assert!(start(&served, "a", "r1", "boot"));
+    assert!(!start(&served, "a", "r2", "boot"), "it is under way");
+    let row = served.job("a").unwrap().unwrap();
+    assert_eq!((row.status.as_str(), row.attempt, row.run.as_deref()), ("running", 1, Some("r1")));
+    assert!(end(&served, "r2", "failed", 3000).is_empty(), "that is not its run");
+    let changes = end(&served, "r1", "succeeded", 3000);
+    assert_eq!(changes.iter().map(|change| change.status.as_str()).collect::<Vec<_>>(), ["succeeded"]);
+    assert!(end(&served, "r1", "failed", 4000).is_empty(), "what is final stays so");
+    let row = served.job("a").unwrap().unwrap();
+    assert_eq!(
+        (row.status.as_str(), row.ended_ms, row.runs),
+        ("succeeded", Some(3000), vec!["r1".to_owned()])
+    );
+    assert_eq!(served.job_result("a").unwrap().as_deref(), Some(r#"{"a":1}"#));
+    let counts = served.job_counts(Some("t")).unwrap();
+    assert_eq!(counts, Counts { queued: 0, turn: 0, running: 0, ended: 1, bytes: 9 });
+}
+
+#[test]
+fn priorities_come_first_and_then_age() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    for (id, priority) in [("a", 0), ("b", 5), ("c", -5), ("d", 5), ("e", 0)] {
+        add(&served, &NewJob { priority, ..new(id, "t") });
+    }
+    add(&served, &new("x", "other"));
+    assert_eq!(served.next_jobs("t", 9).unwrap(), ["b", "d", "a", "e", "c"]);
+    assert_eq!(served.next_jobs("t", 1).unwrap(), ["b"]);
+    assert_eq!(served.active_tenants().unwrap(), ["other", "t"]);
+}
+
+#[test]
+fn a_job_waits_for_its_time() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    add(&served, &NewJob { not_before_ms: Some(5000), ..new("a", "t") });
+    add(&served, &NewJob { not_before_ms: Some(500), ..new("past", "t") });
+    assert_eq!(served.next_jobs("t", 9).unwrap(), ["past"]);
+    assert_eq!(served.next_due().unwrap(), Some(5000));
+    assert!(!start(&served, "a", "r", "boot"));
+    assert_eq!(served.together(|writing| writing.due_jobs(4999, 10)).unwrap(), 0);
+    assert_eq!(served.together(|writing| writing.due_jobs(5000, 10)).unwrap(), 1);
+    assert_eq!((served.next_due().unwrap(), served.next_jobs("t", 9).unwrap().len()), (None, 2));
+}
+
+#[test]
+fn what_comes_after_follows() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    let (a, b) = (vec!["a".to_owned()], vec!["a".to_owned(), "b".to_owned()]);
+    add(&served, &new("a", "t"));
+    add(&served, &NewJob { after: &a, ..new("b", "t") });
+    add(&served, &NewJob { after: &b, ..new("c", "t") });
+    assert_eq!(add(&served, &NewJob { after: &a, ..new("x", "other") }), Added::NoSuchJob("a".into()));
+    assert_eq!(served.next_jobs("t", 9).unwrap(), ["a"]);
+    start(&served, "a", "ra", "boot");
+    end(&served, "ra", "succeeded", 3000);
+    assert_eq!(served.next_jobs("t", 9).unwrap(), ["b"], "c waits for b, too");
+    start(&served, "b", "rb", "boot");
+    let told: Vec<_> =
+        end(&served, "rb", "failed", 4000).into_iter().map(|change| (change.id, change.status)).collect();
+    assert_eq!(told, [("b".into(), "failed".into()), ("c".into(), "cancelled".into())]);
+    // Whoever comes after what failed is told at once; once that is tried again it can wait for it.
+    let after = ["b".to_owned()];
+    add(&served, &NewJob { after: &after, ..new("late", "t") });
+    assert_eq!(status(&served, "late"), "cancelled");
+    let retry = |id: &str| served.together(|writing| writing.retry_job(id, 5000, &ROOM)).unwrap();
+    assert_eq!(retry("late"), Retried::InVain("b".into()));
+    assert_eq!(
+        (retry("b"), retry("late"), retry("late")),
+        (Retried::Queued, Retried::Queued, Retried::NotFinal)
+    );
+    start(&served, "b", "rb2", "boot");
+    end(&served, "rb2", "succeeded", 6000);
+    assert_eq!(served.next_jobs("t", 9).unwrap(), ["late"]);
+}
+
+#[test]
+fn cancelling_takes_all_behind_it() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    add(&served, &new("0", "t"));
+    for number in 1..200 {
+        let (id, before) = (number.to_string(), [(number - 1).to_string()]);
+        add(&served, &NewJob { after: &before, ..new(&id, "t") });
+    }
+    let cancelled = served.together(|writing| writing.cancel_job("0", 2000)).unwrap();
+    let Cancelled::Queued(changes) = cancelled else { panic!("{cancelled:?}") };
+    assert_eq!(changes.len(), 200);
+    assert_eq!(served.job_counts(None).unwrap().ended, 200);
+    assert_eq!(served.together(|writing| writing.cancel_job("0", 2000)).unwrap(), Cancelled::Before);
+    assert_eq!(served.together(|writing| writing.cancel_job("?", 2000)).unwrap(), Cancelled::Unknown);
+}
+
+#[test]
+fn one_that_is_to_be_cancelled_is_not_tried_again() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    let eager = |id| NewJob { most_attempts: 9, retry_on: "failed lost", rerun: true, ..new(id, "t") };
+    for (id, run, ended, wanted) in [
+        ("a", "ra", "failed", "failed"),
+        ("b", "rb", "lost", "cancelled"),
+        ("c", "rc", "succeeded", "succeeded"),
+    ] {
+        add(&served, &eager(id));
+        start(&served, id, run, "boot");
+        assert_eq!(
+            served.together(|writing| writing.cancel_job(id, 2000)).unwrap(),
+            Cancelled::Running(run.into())
+        );
+        end(&served, run, ended, 3000);
+        assert_eq!(status(&served, id), wanted);
+    }
+}
+
+#[test]
+fn tries_pause_twice_as_long_each_time_and_reruns_do_not_count() {
+    let policy = |attempt, reruns| Policy {
+        attempt,
+        most_attempts: 3,
+        reruns,
+        retry_on: "failed".into(),
+        pause_ms: 1000,
+        rerun: true,
+        cancelled: false,
+    };
+    assert_eq!(
+        [1, 2, 3].map(|attempt| next(&policy(attempt, 0), "failed")),
+        [Next::Retry(1000), Next::Retry(2000), Next::Final]
+    );
+    assert_eq!(next(&policy(1, 9), "lost"), Next::Rerun);
+    assert_eq!(next(&policy(1, 10), "lost"), Next::Final);
+    assert_eq!(next(&policy(1, 0), "timed_out"), Next::Final);
+    let long = Policy { attempt: 90, most_attempts: 99, ..policy(1, 0) };
+    assert_eq!(next(&long, "failed"), Next::Retry(3_600_000));
+
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    add(
+        &served,
+        &NewJob { most_attempts: 2, retry_on: "failed", pause_ms: 700, rerun: true, ..new("a", "t") },
+    );
+    start(&served, "a", "r1", "boot");
+    end(&served, "r1", "lost", 3000);
+    assert_eq!(served.job("a").unwrap().unwrap().attempt, 0);
+    start(&served, "a", "r2", "boot");
+    end(&served, "r2", "failed", 3000);
+    assert_eq!((status(&served, "a").as_str(), served.next_due().unwrap()), ("queued", Some(3700)));
+    served.together(|writing| writing.due_jobs(3700, 1)).unwrap();
+    start(&served, "a", "r3", "boot");
+    let row = served.job("a").unwrap().unwrap();
+    assert_eq!((row.attempt, row.runs.len()), (2, 3));
+    end(&served, "r3", "failed", 5000);
+    assert_eq!(status(&served, "a"), "failed");
+}
+
+#[test]
+fn a_promise_is_one_job() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    let promised = |id, body| NewJob { promise: Some(("p", [body; 32])), ..new(id, "t") };
+    assert_eq!(add(&served, &promised("a", 1)), Added::New);
+    assert_eq!(add(&served, &promised("b", 1)), Added::Before("a".into()));
+    assert_eq!(add(&served, &promised("b", 2)), Added::OtherRequest);
+    let other = NewJob { tenant: "other", ..promised("b", 2) };
+    assert_eq!(add(&served, &other), Added::New, "everybody has his own");
+    let later = NewJob { at_ms: 1001 + crate::served::PROMISED_MS, ..promised("c", 2) };
+    assert_eq!(add(&served, &later), Added::New, "a day later it is forgotten");
+}
+
+#[test]
+fn there_is_room_for_so_many() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    let add = |id: &str, tenant: &str, room: &JobRoom| {
+        served.together(|writing| writing.add_job(&new(id, tenant), room)).unwrap()
+    };
+    let few = JobRoom { queued: 3, queued_of_one: 2, ..ROOM };
+    assert_eq!([add("a", "t", &few), add("b", "t", &few)], [Added::New, Added::New]);
+    assert_eq!(add("c", "t", &few), Added::Full(WhichBound::QueuedOfOne));
+    assert_eq!(add("c", "other", &few), Added::New);
+    assert_eq!(add("d", "third", &few), Added::Full(WhichBound::Queued));
+    assert_eq!(add("d", "t", &JobRoom { jobs: Some(2), ..ROOM }), Added::Full(WhichBound::Jobs));
+    assert_eq!(add("d", "t", &JobRoom { bytes_of_one: 5, ..ROOM }), Added::Full(WhichBound::BytesOfOne));
+    assert_eq!(add("d", "t", &JobRoom { bytes: 7, ..ROOM }), Added::Full(WhichBound::Bytes));
+    start(&served, "a", "r", "boot");
+    assert_eq!(
+        add("d", "t", &JobRoom { jobs: Some(2), ..ROOM }),
+        Added::Full(WhichBound::Jobs),
+        "those that run count"
+    );
+    assert_eq!(add("d", "t", &few), Added::New);
+}
+
+#[test]
+fn whoever_has_the_most_loses_the_oldest_first() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    let end_all = |tenant: &str, count: u32| {
+        for number in 0..count {
+            let id = format!("{tenant}{number}");
+            add(&served, &new(&id, tenant));
+            served.together(|writing| writing.cancel_job(&id, 2000)).unwrap();
+        }
+    };
+    end_all("many", 10);
+    end_all("few", 3);
+    add(&served, &new("waits", "many"));
+    assert_eq!(served.prune_jobs(3000, 6, u64::MAX).unwrap(), 7);
+    let left = |tenant: &str| {
+        let filter = JobFilter { tenant: Some(tenant.into()), limit: 100, ..JobFilter::default() };
+        served.list_jobs(&filter).unwrap().into_iter().map(|row| row.id).collect::<Vec<_>>()
+    };
+    assert_eq!(left("many"), ["waits", "many9", "many8", "many7"]);
+    assert_eq!(left("few"), ["few2", "few1", "few0"]);
+    assert_eq!(served.prune_jobs(12_001, 6, u64::MAX).unwrap(), 6, "and in the end what is old");
+    assert_eq!(left("many"), ["waits"]);
+    assert_eq!(
+        served.job_counts(None).unwrap(),
+        Counts { queued: 1, turn: 1, bytes: 2, ..Counts::default() }
+    );
+    assert_eq!(served.job_counts(Some("few")).unwrap(), Counts::default());
+}
+
+#[test]
+fn lists_are_filtered_and_paged() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    for number in 0..5 {
+        let (id, labels) = (number.to_string(), format!(r#"{{"even":"{}","'\"$":"x"}}"#, number % 2 == 0));
+        add(&served, &NewJob { labels: &labels, name: Some("n"), ..new(&id, "t") });
+    }
+    let ids = |filter: JobFilter| {
+        served.list_jobs(&filter).unwrap().into_iter().map(|row| row.id).collect::<Vec<_>>().concat()
+    };
+    let all = JobFilter { tenant: Some("t".into()), limit: 9, ..JobFilter::default() };
+    assert_eq!(ids(all.clone()), "43210");
+    assert_eq!(ids(JobFilter { limit: 2, before: Some(4), ..all.clone() }), "21");
+    assert_eq!(ids(JobFilter { label: Some(("even".into(), "true".into())), ..all.clone() }), "420");
+    assert_eq!(ids(JobFilter { label: Some(("'\"$".into(), "x".into())), limit: 1, ..all.clone() }), "4");
+    assert_eq!(
+        ids(JobFilter { name: Some("n".into()), status: Some("queued".into()), ..all.clone() }),
+        "43210"
+    );
+    assert_eq!(ids(JobFilter { name: Some("m".into()), ..all.clone() }), "");
+    assert_eq!(ids(JobFilter { tenant: Some("other".into()), ..all }), "");
+}
+
+#[test]
+fn no_look_of_the_scheduler_reads_what_waits() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    let plan = |query: &str, values: &[&str]| {
+        let explain = format!("EXPLAIN QUERY PLAN {query}");
+        let rows = served.jobs.read(|connection| {
+            let mut rows = connection.prepare(&explain)?;
+            rows.query_map(rusqlite::params_from_iter(values), |row| row.get::<_, String>(3))?
+                .collect::<Result<Vec<_>, _>>()
+        });
+        rows.unwrap().join("; ")
+    };
+    let next = plan(read::NEXT, &["t", "1"]);
+    assert!(next.contains("job_turn (tenant=?)") && !next.contains("TEMP B-TREE"), "{next}");
+    let active = plan(read::ACTIVE, &[]);
+    assert!(active.contains("job_tenant_turn"), "{active}");
+    let due = plan(read::DUE, &[]);
+    assert!(due.contains("job_time"), "{due}");
+    let naive = plan("SELECT id FROM job WHERE tenant = ? ORDER BY priority DESC, n LIMIT ?", &["t", "1"]);
+    assert!(naive.contains("TEMP B-TREE"), "the positive control: {naive}");
+}
+
+/// What may happen to jobs, in any order.
+#[derive(Clone, Debug)]
+enum Step {
+    Submit { after: Vec<usize>, rerun: bool, retries: u32 },
+    Start,
+    End(usize, &'static str),
+    Cancel(usize),
+    Retry(usize),
+    Crash,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let submit = (prop::collection::vec(any::<usize>(), 0..3), any::<bool>(), 0u32..3);
+    let ends = prop::sample::select(vec!["succeeded", "failed", "timed_out", "cancelled", "not_started"]);
+    prop_oneof![
+        4 => submit.prop_map(|(after, rerun, retries)| Step::Submit { after, rerun, retries }),
+        4 => Just(Step::Start),
+        4 => (any::<usize>(), ends).prop_map(|(which, status)| Step::End(which, status)),
+        1 => any::<usize>().prop_map(Step::Cancel),
+        1 => any::<usize>().prop_map(Step::Retry),
+        1 => Just(Step::Crash),
+    ]
+}
+
+/// The world around the store: which runs really are under way.
+struct World {
+    folder: Folder,
+    served: Served,
+    boot: u32,
+    runs: u32,
+    jobs: Vec<String>,
+    /// Runs that go on, with their jobs.
+    live: BTreeMap<String, String>,
+    /// The final state of each job since it was last retried.
+    finals: HashMap<String, String>,
+    /// Jobs that succeeded, at least once.
+    succeeded: HashSet<String>,
+}
+
+impl World {
+    fn new() -> World {
+        let folder = Folder::new();
+        let served = Served::open(&folder.0).unwrap();
+        let (jobs, live, finals) = (Vec::new(), BTreeMap::new(), HashMap::new());
+        World { folder, served, boot: 1, runs: 0, jobs, live, finals, succeeded: HashSet::new() }
+    }
+
+    fn apply(&mut self, step: Step) {
+        match step {
+            Step::Submit { after, rerun, retries } => self.submit(&after, rerun, retries),
+            Step::Start => self.start(),
+            Step::End(which, status) => {
+                let chosen = self.live.keys().nth(which % self.live.len().max(1)).cloned();
+                if let Some(run) = chosen {
+                    self.live.remove(&run);
+                    let changes = end(&self.served, &run, status, 3000);
+                    assert!(!changes.is_empty(), "its run was under way");
+                    self.note(&changes);
+                }
+            }
+            Step::Cancel(which) => {
+                let Some(id) = self.chosen(which) else { return };
+                let cancelled = self.served.together(|writing| writing.cancel_job(&id, 3000)).unwrap();
+                if let Cancelled::Queued(changes) = cancelled {
+                    self.note(&changes);
+                }
+            }
+            Step::Retry(which) => {
+                let Some(id) = self.chosen(which) else { return };
+                if self.served.together(|writing| writing.retry_job(&id, 3000, &ROOM)).unwrap()
+                    == Retried::Queued
+                {
+                    assert!(self.finals.remove(&id).is_some(), "only what was final is retried");
+                }
+            }
+            Step::Crash => self.crash(),
+        }
+        self.check();
+    }
+
+    fn chosen(&self, which: usize) -> Option<String> {
+        self.jobs.get(which % self.jobs.len().max(1)).cloned()
+    }
+
+    fn submit(&mut self, after: &[usize], rerun: bool, retries: u32) {
+        let id = format!("j{}", self.jobs.len());
+        let mut after: Vec<_> = after.iter().filter_map(|which| self.chosen(*which)).collect();
+        after.sort();
+        after.dedup();
+        let job = NewJob {
+            after: &after,
+            rerun,
+            most_attempts: 1 + retries,
+            retry_on: "failed lost",
+            ..new(&id, "t")
+        };
+        assert_eq!(add(&self.served, &job), Added::New);
+        if status(&self.served, &id) == "cancelled" {
+            self.finals.insert(id.clone(), "cancelled".into());
+        }
+        self.jobs.push(id);
+    }
+
+    fn start(&mut self) {
+        self.served.together(|writing| writing.due_jobs(u64::MAX >> 1, 1000)).unwrap();
+        let Some(id) = self.served.next_jobs("t", 1).unwrap().pop() else { return };
+        self.runs += 1;
+        let run = format!("r{}", self.runs);
+        assert!(start(&self.served, &id, &run, &self.boot.to_string()));
+        assert!(!self.live.values().any(|job| *job == id), "{id} runs twice at once");
+        let row = self.served.job(&id).unwrap().unwrap();
+        for needed in &row.after {
+            assert!(self.succeeded.contains(needed), "{id} started before {needed} succeeded");
+        }
+        self.live.insert(run, id);
+    }
+
+    /// The server is gone, and with it all that ran; the next one settles what it left.
+    fn crash(&mut self) {
+        self.live.clear();
+        self.served = Served::open(&self.folder.0).unwrap();
+        self.boot += 1;
+        let runs = self.served.unfinished().unwrap();
+        let lost = End { status: "lost", result: None, error: None, at_ms: 3000 };
+        let settle = |writing: &crate::served::Writing<'_>| {
+            let mut changes = Vec::new();
+            for run in &runs {
+                writing.finish(&run.id, "lost", "{}")?;
+                changes.extend(writing.end_job(&run.id, &lost)?);
+            }
+            Ok::<_, DatabaseError>(changes)
+        };
+        let changes = self.served.together_durably(settle).unwrap();
+        self.note(&changes);
+        assert!(self.served.abandoned_jobs(&self.boot.to_string()).unwrap().is_empty());
+    }
+
+    fn note(&mut self, changes: &[Change]) {
+        for change in changes.iter().filter(|change| change.status != "queued") {
+            let before = self.finals.insert(change.id.clone(), change.status.clone());
+            assert_eq!(before, None, "{} ended twice", change.id);
+            if change.status == "succeeded" {
+                self.succeeded.insert(change.id.clone());
+            }
+        }
+    }
+
+    fn check(&self) {
+        let all = JobFilter { limit: 200, ..JobFilter::default() };
+        let rows = self.served.list_jobs(&all).unwrap();
+        assert_eq!(rows.len(), self.jobs.len(), "none is dropped");
+        let mut counts = Counts { bytes: self.served.job_counts(None).unwrap().bytes, ..Counts::default() };
+        for row in &rows {
+            assert_eq!(row.is_final(), self.finals.contains_key(&row.id), "{}", row.id);
+            let runs = self.live.iter().any(|(run, job)| *job == row.id && Some(run) == row.run.as_ref());
+            assert_eq!(row.status == "running", runs, "{}", row.id);
+            if row.waits_for.as_deref() == Some("jobs") {
+                let goes_on = |id: &String| !self.finals.contains_key(id);
+                assert!(row.after.iter().any(goes_on), "{} waits for nothing", row.id);
+                let in_vain = |id: &String| self.finals.get(id).is_some_and(|status| status != "succeeded");
+                assert!(!row.after.iter().any(in_vain), "{} waits in vain", row.id);
+            }
+            counts.queued += u64::from(row.status == "queued");
+            counts.turn += u64::from(row.waits_for.as_deref() == Some("turn"));
+            counts.running += u64::from(row.status == "running");
+            counts.ended += u64::from(row.is_final());
+        }
+        assert_eq!(self.served.job_counts(None).unwrap(), counts, "the counters are right");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_each_job_has_one_state_and_runs_once_at_a_time(
+        steps in prop::collection::vec(step(), 1..40),
+    ) {
+        let mut world = World::new();
+        for step in steps {
+            world.apply(step);
+        }
+        world.crash();
+        world.check();
+    }
+}
