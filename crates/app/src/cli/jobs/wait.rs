@@ -103,8 +103,6 @@ struct Watch {
 struct Seen {
     /// How much of each stream of this attempt.
     at: [u64; 2],
-    /// Which attempt.
-    run: String,
     /// How much never came.
     lost: u64,
     /// The last byte on standard error.
@@ -142,10 +140,6 @@ impl Watch {
             "job" => {
                 self.job = serde_json::from_str(&event.data)
                     .map_err(|error| self.client.foreign(error.to_string()))?;
-                let run = text(&self.job, "run_id");
-                if run != self.seen.run {
-                    (self.seen.run, self.seen.at) = (run.to_owned(), [0; 2]);
-                }
             }
             "output" => {
                 let piece = self.seen.output(&event.data).map_err(|cause| self.client.foreign(cause))?;
@@ -153,6 +147,8 @@ impl Watch {
                     room.send(piece);
                 }
             }
+            // Each attempt has streams of its own.
+            "started" | "finished" => self.seen.at = [0; 2],
             LAST => return Ok(false),
             _ => {}
         }

@@ -5,8 +5,8 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use engine::{Engine, OwnKey};
 use http::{HeaderMap, HeaderValue, header::CONTENT_TYPE};
 use ring::hmac;
-use spec::ErrorInfo;
-use std::sync::OnceLock;
+use spec::{ErrorCode, ErrorInfo};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use store::webhooks::Generation;
 use zeroize::Zeroizing;
 
@@ -23,6 +23,8 @@ type Secret = Zeroizing<[u8; 32]>;
 pub(super) struct Signer {
     engine: Engine,
     key: OnceLock<Hidden>,
+    /// Held by whoever looks for the key: two who made one at once would each believe in another.
+    looking: Mutex<()>,
 }
 
 /// A key that does not print.
@@ -36,18 +38,23 @@ impl std::fmt::Debug for Hidden {
 
 impl Signer {
     pub(super) fn new(engine: Engine) -> Signer {
-        Signer { engine, key: OnceLock::new() }
+        Signer { engine, key: OnceLock::new(), looking: Mutex::default() }
     }
 
     /// The secret of a tenant. Reads the disk the first time.
     fn secret(&self, tenant: &str, generation: u64) -> Result<Secret, ErrorInfo> {
-        let key = match self.key.get() {
-            Some(key) => key,
-            None => {
-                let key = Hidden(self.engine.own_key(KEY)?);
-                self.key.get_or_init(|| key)
+        if self.key.get().is_none() {
+            let _looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.key.get().is_none() {
+                let key = self.engine.own_key(KEY)?;
+                self.key.get_or_init(|| Hidden(key));
             }
-        };
+        }
+        let key = self.key.get().ok_or_else(|| ErrorInfo {
+            code: ErrorCode::Internal,
+            message: "there is no key to sign by".to_owned(),
+            hint: None,
+        })?;
         Ok(derived(&key.0, tenant, generation))
     }
 
