@@ -461,8 +461,7 @@ fn more_jobs_than_may_wait_are_refused_by_name() {
 #[test]
 fn events_go_on_behind_the_last_one_seen() {
     let server = Server::new();
-    let order =
-        json!({ "run": run("echo one; echo two; exit 1"), "retries": { "most": 1, "pause": "10ms" } });
+    let order = json!({ "run": run("printf 'one two'; exit 1"), "retries": { "most": 1, "pause": "10ms" } });
     let id = submit(&server, &server.admin, &order);
     let all = events(&server, &id, None);
     assert_eq!(all.iter().filter(|event| event.kind == "finished").count(), 2, "both tries");
@@ -493,8 +492,9 @@ fn events_go_on_behind_the_last_one_seen() {
             again[place]
         );
     };
-    [("output", 0), ("finished", 0), ("started", 1), ("output", 1), ("finished", 1)]
-        .map(|(kind, nth)| behind(kind, nth));
+    for (kind, nth) in [("output", 0), ("finished", 0), ("started", 1), ("output", 1), ("finished", 1)] {
+        behind(kind, nth);
+    }
     let bad = server.ask(
         &server.admin,
         "GET",
