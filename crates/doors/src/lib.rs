@@ -9,6 +9,7 @@
 
 pub mod admin;
 pub mod catalogue;
+pub mod courier;
 pub mod dialect;
 pub mod egress;
 mod front;

@@ -23,6 +23,7 @@ pub mod backup;
 mod capture;
 mod contract;
 pub mod control;
+mod courier;
 mod denials;
 mod doctor;
 mod doors;
@@ -50,7 +51,9 @@ pub mod weight;
 pub mod workspaces;
 
 pub use crate::doors::DoorSettings;
+pub use ::doors::courier::{BadReceiver, Courier, CourierSettings, Receiver, Undelivered};
 pub use ::doors::till::Day;
+pub use courier::OwnKey;
 pub use doctor::{Check, CheckState};
 pub use feed::{Feed, Piece};
 pub use record::{Swept, fresh_id, now, now_us};

@@ -37,6 +37,7 @@ mod workspaces;
 mod writer;
 
 pub use caller::{Caller, Scope};
+pub use jobs::webhook::WebhookSettings;
 pub use keys::{Key, KeyError, Keys, Token};
 pub use node::capability::{NodeFacts, report as capability};
 pub use node::settings::{Mode, Node, Resources};
@@ -95,6 +96,8 @@ pub struct Settings {
     pub jobs: JobBounds,
     /// How much of it for each tenant.
     pub tenants: Tenants,
+    /// Where notices about jobs may go.
+    pub webhooks: WebhookSettings,
     /// What it is told as a node.
     pub node: Node,
     /// How long the ledgers of runs that ended are kept; for ever if not said.
@@ -125,6 +128,7 @@ struct Inner {
     tenants: Tenants,
     node: Node,
     keep_ledger: Option<Duration>,
+    webhooks: jobs::webhook::Webhooks,
     quiet: bool,
     facts: NodeFacts,
     /// Where it is reached, once it is.
@@ -172,6 +176,7 @@ impl Gateway {
             bounds,
             jobs,
             tenants,
+            webhooks,
             node,
             audit,
             keep_ledger,
@@ -179,6 +184,7 @@ impl Gateway {
             trace,
             facts,
         } = settings;
+        let webhooks = jobs::webhook::Webhooks::new(webhooks, &engine);
         let unwritable = |error| DatabaseError::Place {
             path: state.clone(),
             why: format!(
@@ -211,6 +217,7 @@ impl Gateway {
             tenants,
             node,
             keep_ledger,
+            webhooks,
             quiet,
             tracer: trace::Tracer::new(trace, &facts.slug),
             facts,
@@ -273,6 +280,7 @@ impl Gateway {
             tokio::spawn(self.clone().record()),
             tokio::spawn(self.clone().keep_telemetry_small()),
             tokio::spawn(self.clone().look_at_capability()),
+            tokio::spawn(jobs::webhook::delivery::deliver(self.clone())),
             tokio::spawn(async move { exporting.tracer().export().await }),
         ];
         // Answers of runs that were cancelled still go out.
@@ -507,6 +515,10 @@ impl Gateway {
         &self.0.refusals
     }
 
+    pub(crate) fn webhooks(&self) -> &jobs::webhook::Webhooks {
+        &self.0.webhooks
+    }
+
     pub(crate) fn quiet(&self) -> bool {
         self.0.quiet
     }
@@ -585,6 +597,7 @@ fn routes() -> OpenApiRouter<Gateway> {
         .merge(openapi::routes())
         .merge(runs::routes())
         .merge(jobs::routes())
+        .merge(jobs::webhook::routes())
         .merge(node::routes())
         .merge(sandboxes::routes())
         .merge(workspaces::routes())

@@ -148,7 +148,7 @@ pub(crate) fn word<T: FromStr<Err: Display>>(text: &str, field: &str) -> Answer<
 /// `true`, or the name of a provider.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
-enum Llm {
+pub(crate) enum Llm {
     Open(bool),
     Provider(String),
 }
@@ -156,15 +156,15 @@ enum Llm {
 /// A file to put into the workspace before the run.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-struct Input {
+pub(crate) struct Input {
     /// Where, below `/workspace`.
-    name: String,
+    pub(crate) name: String,
     /// A kept artifact, `NAME` or `NAME@VERSION`.
-    artifact: Option<String>,
+    pub(crate) artifact: Option<String>,
     /// What is in it.
-    text: Option<String>,
+    pub(crate) text: Option<String>,
     /// The same for what is not text.
-    base64: Option<String>,
+    pub(crate) base64: Option<String>,
 }
 
 /// A run: the options of `airlock run`. Sizes and times are texts such as `"512M"` and `"30s"`, or numbers of bytes and seconds.
@@ -172,9 +172,9 @@ struct Input {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RunOrder {
     /// Exact argument list; no shell.
-    command: Vec<String>,
+    pub(crate) command: Vec<String>,
     /// One that shows folders of the server's machine only for an admin, unless the operator lists it.
-    profile: Option<String>,
+    pub(crate) profile: Option<String>,
     /// `native`, `docker`, `podman` or `container`.
     backend: Option<String>,
     /// An image, or a folder below one that the operator shares.
@@ -187,7 +187,7 @@ pub(crate) struct RunOrder {
     internal_network: Option<String>,
     /// `UID[:GID]`.
     user: Option<String>,
-    env: BTreeMap<String, String>,
+    pub(crate) env: BTreeMap<String, String>,
     /// Stored secrets, each with the variable that it becomes. Only for an admin.
     secrets: BTreeMap<String, String>,
     /// Barriers without which it must not run.
@@ -209,13 +209,13 @@ pub(crate) struct RunOrder {
     mounts: Vec<String>,
     /// `NAME:INSIDE[:ro|rw]`. Only for an admin.
     volumes: Vec<String>,
-    inputs: Vec<Input>,
+    pub(crate) inputs: Vec<Input>,
     /// What to keep of `/workspace`.
     artifacts: Vec<String>,
     /// Only for an admin.
     allow_protected: Vec<String>,
     /// Opens the LLM door: `true`, or the name of a provider.
-    llm: Option<Llm>,
+    pub(crate) llm: Option<Llm>,
     inference: bool,
     allow_models: Vec<String>,
     budget_usd: Option<Quantity>,
@@ -223,13 +223,13 @@ pub(crate) struct RunOrder {
     allow_hosts: Vec<String>,
     learn: bool,
     /// What the program reads on standard input.
-    stdin: Option<String>,
+    pub(crate) stdin: Option<String>,
     /// The same for what is not text.
-    stdin_base64: Option<String>,
-    contract: Option<String>,
+    pub(crate) stdin_base64: Option<String>,
+    pub(crate) contract: Option<String>,
     /// Only for an admin: names of runs are everybody's. Others find theirs by `task_id` or an `Idempotency-Key`.
     run_id: Option<String>,
-    task_id: Option<String>,
+    pub(crate) task_id: Option<String>,
     job_id: Option<String>,
 }
 

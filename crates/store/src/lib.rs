@@ -17,6 +17,7 @@ mod migrations_tests;
 mod names;
 pub mod served;
 pub mod usage;
+pub mod webhooks;
 
 pub use allowed_images::{AllowedImages, AllowedImagesError, NewEntry, TrailLine};
 pub use artifacts::{

@@ -36,7 +36,7 @@ pub struct Served {
     /// Reads keys, and never waits: a reader does not, and nobody writes by it.
     keys: Database,
     /// Reads runs.
-    reading: Database,
+    pub(crate) reading: Database,
     /// Writes keys.
     changes: Database,
     /// Writes runs.

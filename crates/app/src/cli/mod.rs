@@ -10,6 +10,7 @@ mod doctor;
 mod escape_test;
 mod grant;
 mod image;
+mod jobs;
 mod key;
 mod message;
 mod mistake;
@@ -125,6 +126,8 @@ enum Command {
     State(state::Options),
     /// Make sandboxes that stay, in a server, and run programs in them
     Sandbox(sandbox::Options),
+    /// Submit, watch, wait for or cancel jobs of a server
+    Jobs(jobs::Options),
     /// Make, list or revoke the keys of a server
     Key(key::Options),
     /// Serve the doors to models by themselves, to whoever has a session's token
@@ -158,6 +161,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Restore(options) => restore::execute(&options, &global, &surroundings),
             Command::State(options) => state::execute(&options, &global, &surroundings),
             Command::Sandbox(options) => sandbox::execute(options, &global, &surroundings),
+            Command::Jobs(options) => jobs::execute(options, &global, &surroundings),
             Command::Key(options) => key::execute(&options, &global, &surroundings),
             Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),

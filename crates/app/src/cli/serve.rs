@@ -190,6 +190,7 @@ fn open(
     let tenants = config.doors.quotas.clone();
     let trace = telemetry::trace(config)?;
     let facts = telemetry::facts(config, certificate)?;
+    let webhooks = config.webhooks.clone();
     let settings = gateway::Settings {
         engine,
         policy,
@@ -200,6 +201,7 @@ fn open(
         bounds,
         jobs,
         tenants,
+        webhooks,
         node,
         audit: audit(&config.audit),
         keep_ledger: config.doors.keep_ledger,

@@ -47,6 +47,7 @@ impl Cli {
             Command::State(_) => "state",
             Command::Sandbox(_) => "sandbox",
             Command::Workspace(_) => "workspace",
+            Command::Jobs(_) => "jobs",
             Command::Key(_) => "key",
             Command::Proxy(_) => "proxy",
             Command::Bench(_) => "bench",

@@ -19,6 +19,7 @@ mod provider;
 mod secrets;
 mod serve;
 mod telemetry;
+mod webhooks;
 
 pub(crate) use self::{
     artifacts::{Artifacts, Bucket, Store},
@@ -77,6 +78,8 @@ pub(crate) struct Config {
     pub(crate) pool: Pool,
     /// What a server is told.
     pub(crate) serve: Serve,
+    /// Where its notices may go.
+    pub(crate) webhooks: gateway::WebhookSettings,
     /// How many jobs.
     pub(crate) jobs: spec::JobBounds,
     /// The folder for run records and artifacts; absolute.
@@ -193,7 +196,8 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
         Some((path, text)) => (Some(path.clone()), operator::read(&file::parse(&text, &path)?, &path)?),
         None => (None, operator::Said::default()),
     };
-    let operator::Said { policy, pool, serve, jobs, doors, secrets, artifacts, audit, telemetry } = said;
+    let operator::Said { policy, pool, serve, jobs, webhooks, doors, secrets, artifacts, audit, telemetry } =
+        said;
     let (docker, podman) = (around.docker(), around.podman());
     let state = state_folder(flags, around)?;
     let keys = doors.keys().chain(artifacts.keys()).chain(telemetry.keys());
@@ -203,6 +207,7 @@ pub(crate) fn load(flags: &Flags, around: &Surroundings) -> Result<Config, Confi
         pool,
         serve,
         jobs,
+        webhooks,
         state,
         docker,
         podman,

@@ -11,6 +11,7 @@ use super::{
     serve::Serve,
     telemetry,
     telemetry::Telemetry,
+    webhooks,
 };
 use spec::{
     Budget, EgressLimits, EgressRule, EnvName, Id, JobBounds, Maximum, ModelPattern, Network, Policy, Pool,
@@ -28,6 +29,7 @@ pub(super) struct Said {
     pub(super) policy: Policy,
     pub(super) pool: Pool,
     pub(super) serve: Serve,
+    pub(super) webhooks: gateway::WebhookSettings,
     pub(super) jobs: JobBounds,
     pub(super) doors: Doors,
     pub(super) secrets: secrets::Said,
@@ -45,6 +47,7 @@ impl Default for Said {
             pool: Pool::OFF,
             serve: Serve::default(),
             jobs: JobBounds::default(),
+            webhooks: gateway::WebhookSettings::default(),
             doors,
             secrets,
             artifacts,
@@ -73,7 +76,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
     let Said { mut policy, mut doors, mut secrets, artifacts: mut kept, mut audit, .. } = Said::default();
     let (mut ahead, mut served, mut jobbed) = (Pool::OFF, Serve::default(), JobBounds::default());
-    let mut told = Telemetry::default();
+    let (mut told, mut noticed) = (Telemetry::default(), gateway::WebhookSettings::default());
     let mut said = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {
@@ -87,6 +90,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
             "artifacts" => kept = artifacts::read(top.table(key, value)?, path)?,
             "audit" => audit = audit::read(top.table(key, value)?, path)?,
             "serve" => served = serve::read(top.table(key, value)?, path)?,
+            "webhooks" => noticed = webhooks::read(top.table(key, value)?, path)?,
             "jobs" => jobbed = jobs::read(top.table(key, value)?, path)?,
             "images" => policy.images = images::read(top.table(key, value)?, path)?,
             "secrets" => secrets.read(top.table(key, value)?, path)?,
@@ -108,6 +112,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
         pool: ahead,
         serve: served,
         jobs: jobbed,
+        webhooks: noticed,
         doors,
         secrets,
         artifacts: kept,
@@ -117,11 +122,23 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
 }
 
 fn known() -> Vec<&'static str> {
-    ["profile", "maximum", "pool", "serve", "jobs", "artifacts", "audit", "images", "secrets", "vault"]
-        .into_iter()
-        .chain(telemetry::TABLES)
-        .chain(doors::TABLES)
-        .collect()
+    [
+        "profile",
+        "maximum",
+        "pool",
+        "serve",
+        "jobs",
+        "webhooks",
+        "artifacts",
+        "audit",
+        "images",
+        "secrets",
+        "vault",
+    ]
+    .into_iter()
+    .chain(telemetry::TABLES)
+    .chain(doors::TABLES)
+    .collect()
 }
 
 /// What servers make ahead of runs.

@@ -28,6 +28,7 @@ mod tunnel;
 
 pub use books::Learned;
 pub use credential::{Credential, Inject};
+pub(crate) use dial::{Dialler, NoWay};
 pub use internet::Internet;
 
 use crate::{
@@ -39,7 +40,6 @@ use crate::{
 use authority::Authority;
 use books::Books;
 use credential::Credentials;
-use dial::Dialler;
 use limits::{Meter, Spent, Way};
 use names::Names;
 use policy::{Passage, Refusal, Rules, Standing};

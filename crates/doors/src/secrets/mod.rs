@@ -16,7 +16,9 @@ pub use master::MasterKey;
 pub use vault::Vault;
 
 use crate::secret::Secret;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use folder::Folder;
+use ring::rand::{SecureRandom, SystemRandom};
 use rustix::{
     fs::{CWD, Mode, OFlags},
     process::geteuid,
@@ -144,6 +146,28 @@ impl Secrets {
         let folder = Folder::make(&self.folder)?;
         let key = self.master.read_or_make(&folder)?;
         folder.write(&id, &seal::seal(&key, &id, value)?)
+    }
+
+    /// A key of Airlock's own, made by random numbers when it is first asked for. One that is there and cannot be read is
+    /// not replaced: what was made with it would fit nothing any more.
+    pub fn own_key(&self, name: &str) -> Result<Zeroizing<[u8; 32]>, SecretsError> {
+        let id = check(name)?;
+        if !self.list()?.iter().any(|stored| stored.name == id) {
+            let mut fresh = Zeroizing::new([0; 32]);
+            SystemRandom::new().fill(&mut fresh[..]).map_err(|_| {
+                SecretsError::new("no key could be made", "try again; the kernel gave no random numbers")
+            })?;
+            let text = STANDARD.encode(&fresh[..]).into_bytes();
+            let text = Secret::new(text).map_err(|bad| SecretsError::new(bad.to_string(), "try again"))?;
+            self.set(name, &text)?;
+        }
+        let kept = self.stored(name)?;
+        let bytes = STANDARD.decode(kept.expose()).ok().map(Zeroizing::new);
+        let key = bytes.and_then(|bytes| <[u8; 32]>::try_from(&bytes[..]).ok()).map(Zeroizing::new);
+        key.ok_or_else(|| {
+            let hint = format!("remove it, to have another one made: airlock secrets rm {id}");
+            SecretsError::new(format!("the secret `{id}` is Airlock's own, and was changed"), hint)
+        })
     }
 
     /// The names that are kept, and since when. No values.

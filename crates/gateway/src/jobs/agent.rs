@@ -1,21 +1,232 @@
 //! Jobs whose program is an agent: a prompt, tools and a budget become the run of an agent in its sandbox.
+//!
+//! The task goes in as JSON, in `TASK_PAYLOAD`, or on standard input where it is too long for a variable; what comes out
+//! is a task result. The agent is the reference one, which every image with python3 can run, or a command of the user's.
 
-use crate::{Problem, problem::Answer, wire::RunOrder};
+use crate::{
+    Problem,
+    problem::Answer,
+    wire::{Input, Llm, RunOrder},
+};
+use image::recipe::REFERENCE_AGENT;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+/// The variable that has the task.
+const TASK: &str = "TASK_PAYLOAD";
+/// The longest task in a variable: the kernel takes 128 KiB of each, with its name.
+const LONGEST_VARIABLE: usize = 100 << 10;
+/// The longest task that the reference agent reads.
+const LONGEST_TASK: usize = 4 << 20;
+const MOST_ITERATIONS: u32 = 100;
+const MOST_MESSAGES: usize = 1000;
+const MOST_TOOLS: usize = 256;
+/// Where the reference agent lies, below `/workspace` and as it is started.
+const PLACE: &str = ".airlock/agent";
+const COMMAND: [&str; 3] = ["python3", "/workspace/.airlock/agent", "task"];
+
 /// An agent and what it shall do.
-#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct AgentOrder {
     /// What it shall do.
     prompt: String,
+    /// What it is told before.
+    system_prompt: Option<String>,
+    /// Which model it uses; else `AIRLOCK_AGENT_MODEL` of its environment.
+    model: Option<String>,
+    /// Which tools it has; all of its own unless said.
+    tools: Option<Vec<Tool>>,
+    /// What was said before the prompt.
+    context: Vec<Message>,
+    /// How often it may ask the model: 10 unless said, at most 100, which is also what 0 means.
+    #[schema(maximum = 100)]
+    max_iterations: Option<u32>,
+    /// An agent of one's own, which takes `TASK_PAYLOAD` (or standard input, for a task of more than 100 KiB) and prints a task result.
+    command: Vec<String>,
+    /// Everything else of the run, but its command: image, budget, limits, inputs, artifacts. The profile is `agent`, `llm`
+    /// is true and the contract `task`, unless said.
+    run: RunOrder,
+}
+
+/// A tool that an agent has.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Tool {
+    /// `shell`, `read_file`, `write_file`, `list_files`, or one of an agent of one's own.
+    name: String,
+    /// For a parameter, the values that it may have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    arguments: Option<Map<String, Value>>,
+}
+
+/// Something that was said.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Message {
+    /// `user` or `assistant`.
+    role: String,
+    content: String,
+}
+
+/// A task as an agent reads it.
+#[derive(Serialize)]
+struct Task<'a> {
+    task_id: &'a str,
+    prompt: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system_prompt: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<&'a [Tool]>,
+    #[serde(skip_serializing_if = "<[Message]>::is_empty")]
+    context: &'a [Message],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_iterations: Option<u32>,
 }
 
 impl AgentOrder {
     /// The run that it is.
-    pub(crate) fn into_run(self, _job_id: &str) -> Answer<RunOrder> {
-        let _ = self.prompt;
-        Err(Problem::invalid("`agent` cannot be run yet", "use `run` with a command"))
+    pub(crate) fn into_run(self, job_id: &str) -> Answer<RunOrder> {
+        self.check()?;
+        let task = self.task(job_id)?;
+        let AgentOrder { command, mut run, .. } = self;
+        run.profile.get_or_insert_with(|| "agent".to_owned());
+        run.llm.get_or_insert(Llm::Open(true));
+        run.contract.get_or_insert_with(|| "task".to_owned());
+        match task.len() <= LONGEST_VARIABLE {
+            true => drop(run.env.insert(TASK.to_owned(), task)),
+            false => run.stdin = Some(task),
+        }
+        run.command = match command.is_empty() {
+            false => command,
+            true => {
+                let text = Some(REFERENCE_AGENT.1.to_owned());
+                run.inputs.push(Input { name: PLACE.to_owned(), artifact: None, text, base64: None });
+                COMMAND.map(str::to_owned).to_vec()
+            }
+        };
+        Ok(run)
+    }
+
+    fn check(&self) -> Answer<()> {
+        let run = &self.run;
+        let refused = |title: &str, hint: &str| Err(Problem::invalid(title, hint));
+        if self.prompt.trim().is_empty() {
+            return refused("the agent has no prompt", "say in `agent.prompt` what it shall do");
+        }
+        if !run.command.is_empty() {
+            return refused("`agent.run` has a command", "give an agent of your own as `agent.command`");
+        }
+        if run.env.contains_key(TASK) || run.stdin.is_some() || run.stdin_base64.is_some() {
+            let hint = "give what it shall do as `agent.prompt`, and files as `agent.run.inputs`";
+            return refused("an agent has its task in `TASK_PAYLOAD` or on standard input", hint);
+        }
+        if self.command.is_empty() && run.contract.as_deref().is_some_and(|contract| contract != "task") {
+            let hint = "leave `agent.run.contract` away, or give an agent of your own as `agent.command`";
+            return refused("the reference agent has the contract `task`", hint);
+        }
+        let many = self.tools.as_ref().is_some_and(|tools| tools.len() > MOST_TOOLS);
+        if many
+            || self.context.len() > MOST_MESSAGES
+            || self.max_iterations.is_some_and(|most| most > MOST_ITERATIONS)
+        {
+            let hint = "there may be 256 tools, 1,000 messages of context and 100 iterations";
+            return refused("the agent is given too much", hint);
+        }
+        Ok(())
+    }
+
+    /// What it reads.
+    fn task(&self, job_id: &str) -> Answer<String> {
+        let task = Task {
+            task_id: self.run.task_id.as_deref().unwrap_or(job_id),
+            prompt: &self.prompt,
+            system_prompt: self.system_prompt.as_deref(),
+            model: self.model.as_deref(),
+            tools: self.tools.as_deref(),
+            context: &self.context,
+            max_iterations: self.max_iterations,
+        };
+        let too_long = || {
+            Problem::invalid("the task is too long", "give at most 4 MiB, and the rest as `agent.run.inputs`")
+        };
+        let text = serde_json::to_string(&task).map_err(|_| too_long())?;
+        match text.len() <= LONGEST_TASK {
+            true => Ok(text),
+            false => Err(too_long()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn run(order: Value) -> Answer<RunOrder> {
+        serde_json::from_value::<AgentOrder>(order).unwrap().into_run("job-1")
+    }
+
+    fn task(run: &RunOrder) -> Value {
+        serde_json::from_str(&run.env[TASK]).unwrap()
+    }
+
+    #[test]
+    fn a_prompt_becomes_a_run_of_the_reference_agent() {
+        let tools =
+            json!([{ "name": "shell", "arguments": { "command": ["make"] } }, { "name": "read_file" }]);
+        let made =
+            run(json!({ "prompt": "do", "model": "m", "tools": tools, "run": { "budget_usd": 1 } })).unwrap();
+        assert_eq!(made.command, COMMAND);
+        assert_eq!((made.profile.as_deref(), made.contract.as_deref()), (Some("agent"), Some("task")));
+        assert!(matches!(made.llm, Some(Llm::Open(true))) && made.stdin.is_none());
+        assert_eq!(task(&made), json!({ "task_id": "job-1", "prompt": "do", "model": "m", "tools": tools }));
+        assert_eq!((made.inputs.len(), made.inputs[0].name.as_str()), (1, ".airlock/agent"));
+        assert!(made.inputs[0].text.as_ref().is_some_and(|text| text.starts_with("#!/usr/bin/env python3")));
+        assert!(made.into_request().is_ok());
+    }
+
+    #[test]
+    fn what_is_said_stays_and_a_command_of_ones_own_gets_the_same_task() {
+        let said = json!({ "profile": "ci", "llm": "p", "contract": "raw", "task_id": "t" });
+        let made = run(json!({ "prompt": "do", "command": ["mine"], "run": said })).unwrap();
+        assert_eq!((made.profile.as_deref(), made.contract.as_deref()), (Some("ci"), Some("raw")));
+        assert!(matches!(&made.llm, Some(Llm::Provider(name)) if name == "p"));
+        assert_eq!((made.command.as_slice(), made.inputs.len()), (&["mine".to_owned()][..], 0));
+        assert_eq!(task(&made), json!({ "task_id": "t", "prompt": "do" }));
+    }
+
+    #[test]
+    fn a_long_task_goes_in_on_standard_input() {
+        let prompt = "x".repeat(LONGEST_VARIABLE);
+        let made = run(json!({ "prompt": prompt })).unwrap();
+        assert!(!made.env.contains_key(TASK));
+        let read: Value = serde_json::from_str(made.stdin.as_deref().unwrap()).unwrap();
+        assert_eq!(read["prompt"], prompt);
+        assert!(run(json!({ "prompt": "x".repeat(LONGEST_TASK) })).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_before_anything_runs() {
+        for order in [
+            json!({}),
+            json!({ "prompt": "  " }),
+            json!({ "prompt": "do", "run": { "command": ["sh"] } }),
+            json!({ "prompt": "do", "run": { "env": { "TASK_PAYLOAD": "{}" } } }),
+            json!({ "prompt": "do", "run": { "stdin": "{}" } }),
+            json!({ "prompt": "do", "run": { "contract": "raw" } }),
+            json!({ "prompt": "do", "max_iterations": 101 }),
+        ] {
+            assert!(run(order.clone()).is_err(), "{order}");
+        }
+        for unknown in
+            [json!({ "prompt": "do", "promt": 1 }), json!({ "prompt": "do", "tools": [{ "nam": "x" }] })]
+        {
+            assert!(serde_json::from_value::<AgentOrder>(unknown).is_err());
+        }
     }
 }

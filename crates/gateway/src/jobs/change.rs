@@ -66,7 +66,8 @@ fn tell(
         return Ok(());
     };
     let Some(row) = writing.job(&change.id)? else { return Ok(()) };
-    let body = serde_json::json!({ "event": event, "job": Job::of(gateway, &row) }).to_string();
+    let result = store::webhooks::result_of(writing, &change.id)?;
+    let body = Job::of(gateway, &row).whole(result.as_deref());
     webhook::enqueue(writing, &kept, &change.id, &change.tenant, event, at_ms, body)
 }
 

@@ -11,7 +11,7 @@
 //! | `change.rs` | what follows when a job changes: the audit, webhooks, whoever watches |
 //! | `agent.rs`, `webhook.rs` | agents as runs, and whom to tell |
 
-mod agent;
+pub(crate) mod agent;
 mod attempt;
 mod change;
 mod events;
@@ -20,7 +20,7 @@ mod order;
 mod routes;
 mod scheduler;
 mod show;
-mod webhook;
+pub(crate) mod webhook;
 
 pub(crate) use change::{abandoned, ended, settle};
 pub(crate) use routes::routes;

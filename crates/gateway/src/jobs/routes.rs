@@ -112,6 +112,7 @@ async fn create(
     let id = engine::fresh_id();
     let order = raw.json::<JobOrder>()?;
     let at_ms = engine::now().0;
+    order.webhook.as_ref().map_or(Ok(()), |webhook| webhook.allowed(&gateway))?;
     let terms = Terms::of(&order, &gateway.jobs().bounds, at_ms)?;
     let is_now = order.not_before.is_none();
     // Whoever asks hears of mistakes now; at its start it is measured again.

@@ -1,6 +1,6 @@
 //! A job as clients see it.
 
-use super::webhook::KeptWebhook;
+use super::webhook::{self, KeptWebhook};
 use crate::Gateway;
 use serde::Serialize;
 use serde_json::Value;
@@ -32,19 +32,10 @@ pub(crate) struct Job {
     after: Vec<String>,
     /// While it is queued: `turn`, `time`, `jobs` or `quota`.
     waiting_for: Option<String>,
-    webhook: Option<WebhookState>,
+    webhook: Option<webhook::Shown>,
     /// Why it ended so, or why it is tried again: code, message, hint.
     #[schema(value_type = Option<Object>)]
     error: Option<Value>,
-}
-
-/// Whom to tell, and whether he was.
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct WebhookState {
-    url: String,
-    /// `none`, `waiting`, `delivered` or `given_up`.
-    state: String,
-    attempts: u32,
 }
 
 impl Job {
@@ -68,11 +59,7 @@ impl Job {
             ended_at: time(row.ended_ms),
             after: row.after.clone(),
             waiting_for: row.waits_for.as_deref().map(|word| waiting_for(gateway, row, word).to_owned()),
-            webhook: webhook.map(|kept| WebhookState {
-                url: kept.url,
-                state: "none".to_owned(),
-                attempts: 0,
-            }),
+            webhook: webhook.map(|kept| webhook::shown(kept, row.told.as_ref())),
             error: row.error.as_deref().and_then(|text| serde_json::from_str(text).ok()),
         }
     }

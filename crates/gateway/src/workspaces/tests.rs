@@ -78,6 +78,7 @@ impl Place {
             tenants: spec::Tenants::default(),
             node: crate::Node::default(),
             audit: Default::default(),
+            webhooks: crate::WebhookSettings::default(),
             quiet: true,
             trace: None,
             facts: crate::NodeFacts::default(),

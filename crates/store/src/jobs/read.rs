@@ -1,5 +1,6 @@
 //! Questions about jobs. Those of the scheduler are answered by indexes alone, however many wait.
 
+use crate::webhooks::Progress;
 use crate::{
     DatabaseError,
     served::{MOST_LISTED, Served, Writing, back, number},
@@ -37,6 +38,8 @@ pub struct JobRow {
     pub cancelled: bool,
     /// JSON.
     pub webhook: Option<String>,
+    /// How far its notices are; none before the first.
+    pub told: Option<Progress>,
     /// JSON.
     pub error: Option<String>,
 }
@@ -86,7 +89,9 @@ pub struct Ended {
 const JOB: &str = "n, id, tenant, key, name, labels, status, waits_for, version, priority, accepted_ms, not_before_ms,
     started_ms, ended_ms, attempt, most_attempts, on_lost, run, cancelled, webhook, error,
     (SELECT json_group_array(run) FROM (SELECT run FROM job_run WHERE job = job.n ORDER BY place)) AS runs,
-    (SELECT json_group_array(needs) FROM (SELECT needs FROM job_after WHERE job = job.n ORDER BY place)) AS after";
+    (SELECT json_group_array(needs) FROM (SELECT needs FROM job_after WHERE job = job.n ORDER BY place)) AS after,
+    CASE WHEN webhook IS NOT NULL THEN (SELECT json_group_array(json_array(state, attempts, problem)) FROM (
+        SELECT state, attempts, problem FROM webhook_notice WHERE webhook_notice.job = job.id ORDER BY webhook_notice.n)) END AS told";
 
 /// Of a tenant, whose turn is next.
 pub(super) const NEXT: &str =
@@ -250,6 +255,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
         after: texts("after")?,
         cancelled: row.get("cancelled")?,
         webhook: row.get("webhook")?,
+        told: row.get::<_, Option<String>>("told")?.and_then(|text| Progress::read(&text)),
         error: row.get("error")?,
     })
 }

@@ -14,7 +14,7 @@ pub(super) use live::{Delivery, Piece, Show, delivered, leave_at_once, open_outl
 pub(super) use options::Options;
 pub(super) use order::words;
 pub(super) use refusal::{Identity, print_refusal};
-pub(super) use remote::{Output, standing_order};
+pub(super) use remote::{Output, job_order, standing_order, told};
 pub(super) use signals::Signals;
 
 use super::{

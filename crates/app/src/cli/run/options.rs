@@ -261,6 +261,11 @@ impl Options {
         self.profile.as_deref()
     }
 
+    /// The contract, if one was given.
+    pub(super) fn contract(&self) -> Option<Contract> {
+        self.contract
+    }
+
     /// What identifies this run even if it never becomes one.
     pub(super) fn identity(&self) -> Identity {
         Identity {

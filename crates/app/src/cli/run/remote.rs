@@ -84,6 +84,38 @@ pub(in crate::cli) fn standing_order(
     }
 }
 
+/// The options of a run that a job shall be, later and more than once.
+pub(in crate::cli) fn job_order(
+    options: Options,
+    surroundings: &Surroundings,
+) -> Result<Map<String, Value>, Failure> {
+    options.refuse_at_a_server()?;
+    let identity = options.identity();
+    if let Some(option) = identity.run_id.map(|_| "--run-id").or(identity.job_id.map(|_| "--job-id")) {
+        let message = format!("{option} has no meaning for a job, which the server names");
+        return Err(Failure::invalid(message, "find it by --name or --label"));
+    }
+    let contract = options.contract();
+    let request = options.into_request(surroundings)?;
+    let goods = Goods::gather(&request)?;
+    if let Some((name, _)) = goods.large.first() {
+        let message = format!("the input `{}` is too large to go along", name.escape_debug());
+        let hint = "keep it first with `airlock artifact put FILE`, then --input NAME=artifact:NAME";
+        return Err(Failure::invalid(message, hint));
+    }
+    let Value::Object(mut order) = order::body(request, &goods)? else { return Ok(Map::new()) };
+    // An agent has another one unless it is said.
+    order.extend(contract.map(|contract| ("contract".to_owned(), contract.to_string().into())));
+    Ok(order)
+}
+
+/// Of a result that a server kept: the exit status, and what is left to say.
+pub(in crate::cli) fn told(result: &Value) -> Result<(u8, Vec<Line>), String> {
+    let told = Told::deserialize(result).map_err(|error| format!("its result cannot be read: {error}"))?;
+    let result = told.result();
+    Ok((result.exit_status, report::lines(&result)))
+}
+
 /// Inputs that were too large for the request: artifacts of the server for as long as the run takes.
 struct Uploads {
     goods: Goods,

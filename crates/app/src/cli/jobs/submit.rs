@@ -1,0 +1,331 @@
+//! `airlock jobs submit`: the options of a run or an agent, and when, how often and after what it is run.
+
+use super::{submitted, text, wait};
+use crate::{
+    cli::{
+        message::{self, Failure, Line},
+        run,
+    },
+    config::Surroundings,
+    remote::{Ask, Client, PAUSES, RemoteError},
+};
+use clap::Args;
+use http::{HeaderName, Method};
+use serde_json::{Map, Value, json};
+use spec::Time;
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+pub(super) const USAGE: &str = "airlock jobs submit [OPTIONS] -- COMMAND [ARG]...
+       airlock jobs submit [OPTIONS] --agent PROMPT [-- COMMAND [ARG]...]
+       airlock jobs submit [OPTIONS] --file FILE";
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  airlock jobs submit --name nightly --retries 2 --timeout 10m -- make test
+  airlock jobs submit --not-before 2030-01-01T03:00:00Z --priority -10 -- ./clean-up
+  airlock jobs submit --after $first --webhook https://example.com/hook -- ./report
+  airlock jobs submit --agent 'Make the tests pass.' --llm=anthropic --model claude-sonnet-4-5 --budget-usd 0.50 --wait
+  airlock jobs submit --file job.json
+
+It prints the job's identifier; with --wait the program's output, and exits like the program. Ctrl-C stops waiting, not the job.";
+
+const PROMISE: HeaderName = HeaderName::from_static("idempotency-key");
+/// What a file with a job may have: more than servers take.
+const LARGEST_FILE: u64 = 16 << 20;
+const JOB: &str = "The job";
+const AGENT: &str = "The agent";
+
+/// A job that is asked for.
+#[derive(Args, Debug)]
+pub(super) struct Options {
+    #[command(flatten)]
+    run: run::Options,
+    /// Run an agent that does this; a COMMAND is an agent of your own, which takes TASK_PAYLOAD
+    #[arg(long, value_name = "PROMPT", help_heading = AGENT)]
+    agent: Option<String>,
+    /// The model that the agent uses
+    #[arg(long, value_name = "NAME", requires = "agent", help_heading = AGENT)]
+    model: Option<String>,
+    /// What the agent is told before the prompt
+    #[arg(long, value_name = "TEXT", requires = "agent", help_heading = AGENT)]
+    system_prompt: Option<String>,
+    /// A tool that the agent has; repeatable [default: all of them]
+    #[arg(long, value_name = "NAME", requires = "agent", help_heading = AGENT)]
+    tool: Vec<String>,
+    /// How often the agent may ask the model [default: 10]
+    #[arg(long, value_name = "NUMBER", requires = "agent", help_heading = AGENT)]
+    max_iterations: Option<u32>,
+    /// Read the job from this file, or from standard input if it is -; options about the job win
+    #[arg(long, value_name = "FILE", conflicts_with = "agent", help_heading = JOB)]
+    file: Option<PathBuf>,
+    /// What it is called
+    #[arg(long, value_name = "NAME", help_heading = JOB)]
+    name: Option<String>,
+    /// A word of your own about it; repeatable
+    #[arg(long, value_name = "NAME=VALUE", help_heading = JOB)]
+    label: Vec<String>,
+    /// Which of your jobs come first: -100 to 100, higher ones first [default: 0]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, help_heading = JOB)]
+    priority: Option<i32>,
+    /// Not before this moment, such as 2030-01-01T03:00:00Z
+    #[arg(long, value_name = "TIME", help_heading = JOB)]
+    not_before: Option<String>,
+    /// Try again so many times if it does not succeed
+    #[arg(long, value_name = "NUMBER", help_heading = JOB)]
+    retries: Option<u32>,
+    /// Try again only after these ends: failed, timed_out, oom_killed, lost
+    #[arg(long, value_name = "STATUS,…", value_delimiter = ',', requires = "retries", help_heading = JOB)]
+    retry_on: Vec<String>,
+    /// Before the first time it is tried again; doubles each time [default: 10s]
+    #[arg(long, value_name = "TIME", requires = "retries", help_heading = JOB)]
+    retry_pause: Option<Time>,
+    /// What to do if the server ends before it: rerun, or lost [default: lost]
+    #[arg(long, value_name = "WORD", help_heading = JOB)]
+    on_lost: Option<String>,
+    /// Only once this job has succeeded; repeatable
+    #[arg(long, value_name = "ID", help_heading = JOB)]
+    after: Vec<String>,
+    /// Tell this address when it has ended, by a signed request
+    #[arg(long, value_name = "URL", help_heading = JOB)]
+    webhook: Option<String>,
+    /// Of what to tell: running, final [default: final]
+    #[arg(long, value_name = "EVENT,…", value_delimiter = ',', requires = "webhook", help_heading = JOB)]
+    webhook_on: Vec<String>,
+    /// How long it is remembered once it has ended
+    #[arg(long, value_name = "TIME", help_heading = JOB)]
+    keep_for: Option<Time>,
+    /// Wait for its end, passing its output on
+    #[arg(long, help_heading = JOB)]
+    wait: bool,
+}
+
+/// Hides what has no meaning for a job.
+pub(super) fn hidden(argument: clap::Arg) -> clap::Arg {
+    match ["tty", "explain", "run_id", "job_id"].contains(&argument.get_id().as_str()) {
+        true => argument.hide(true),
+        false => argument,
+    }
+}
+
+impl Options {
+    pub(super) fn json(&self) -> bool {
+        self.run.json
+    }
+
+    /// The body of the request.
+    fn order(self, surroundings: &Surroundings) -> Result<Value, Failure> {
+        let about = self.about()?;
+        let mut order = match &self.file {
+            Some(file) => read(file, &surroundings.current_folder)?,
+            None => Map::new(),
+        };
+        let file = self.file.is_some();
+        let Options { run, agent, model, system_prompt, tool, max_iterations, .. } = self;
+        let mut run = run::job_order(run, surroundings)?;
+        match (file, agent) {
+            (true, _) if run.is_empty() => {}
+            (true, _) => {
+                let hint = "put what is run into the file, and leave its options and the command away";
+                return Err(Failure::invalid("--file and options of a run exclude each other", hint));
+            }
+            (false, None) if !run.contains_key("command") => {
+                let hint =
+                    "write: airlock jobs submit [OPTIONS] -- COMMAND, or --agent PROMPT, or --file FILE";
+                return Err(Failure::invalid("there is nothing to run", hint));
+            }
+            (false, None) => drop(order.insert("run".to_owned(), run.into())),
+            (false, Some(prompt)) => {
+                let tools: Vec<_> = tool.iter().map(|name| json!({ "name": name })).collect();
+                let agent = said(json!({
+                    "prompt": prompt, "model": model, "system_prompt": system_prompt, "tools": tools,
+                    "max_iterations": max_iterations, "command": run.remove("command"), "run": run,
+                }));
+                order.insert("agent".to_owned(), agent.into());
+            }
+        }
+        order.extend(about);
+        Ok(order.into())
+    }
+
+    /// What is said of the job itself.
+    fn about(&self) -> Result<Map<String, Value>, Failure> {
+        let labels = self.label.iter().map(|text| match text.split_once('=') {
+            Some((name, value)) => Ok((name.to_owned(), Value::from(value))),
+            None => {
+                let message = format!("`{}` is not a label with its value", text.escape_debug());
+                Err(Failure::invalid(message, "write --label NAME=VALUE"))
+            }
+        });
+        let labels = labels.collect::<Result<Map<_, _>, _>>()?;
+        let time = |time: Option<Time>| time.map(|time| time.to_string());
+        let retries = self
+            .retries
+            .map(|most| said(json!({ "most": most, "on": self.retry_on, "pause": time(self.retry_pause) })));
+        let webhook = self.webhook.as_ref().map(|url| said(json!({ "url": url, "events": self.webhook_on })));
+        Ok(said(json!({
+            "name": self.name, "labels": labels, "priority": self.priority, "not_before": self.not_before,
+            "retries": retries, "on_lost": self.on_lost, "after": self.after, "webhook": webhook,
+            "keep_for": time(self.keep_for),
+        })))
+    }
+}
+
+/// What was not said is not sent.
+fn said(value: Value) -> Map<String, Value> {
+    let Value::Object(map) = value else { return Map::new() };
+    let is_said = |value: &Value| match value {
+        Value::Null => false,
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
+    };
+    map.into_iter().filter(|(_, value)| is_said(value)).collect()
+}
+
+/// A job from a file.
+fn read(file: &Path, folder: &Path) -> Result<Map<String, Value>, Failure> {
+    let hint = "give a file with one JSON object, as POST /v1/jobs takes it";
+    let bad =
+        |why: String| Failure::invalid(format!("cannot read the job in `{}`: {why}", file.display()), hint);
+    let mut bytes = Vec::new();
+    let read = match file == Path::new("-") {
+        true => io::stdin().lock().take(LARGEST_FILE + 1).read_to_end(&mut bytes),
+        false => {
+            File::open(folder.join(file)).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes))
+        }
+    };
+    read.map_err(|error| bad(error.to_string()))?;
+    if bytes.len() as u64 > LARGEST_FILE {
+        return Err(bad(format!("it is longer than {} MiB", LARGEST_FILE >> 20)));
+    }
+    serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))
+}
+
+/// Carries out the command.
+pub(super) async fn execute(
+    options: Options,
+    client: Client,
+    surroundings: &Surroundings,
+) -> Result<u8, Failure> {
+    let (json, waits) = (options.json(), options.wait);
+    let order = options.order(surroundings)?;
+    let job = submit(&client, &order).await?;
+    if !waits {
+        return submitted(&job, json);
+    }
+    let id = text(&job, "job_id").to_owned();
+    message::say(&[Line::Note(format!("the job is {id}"))]);
+    wait::execute(client, id, json).await
+}
+
+/// However often it is asked for, it is one job.
+async fn submit(client: &Client, order: &Value) -> Result<Value, RemoteError> {
+    let promise = engine::fresh_id().to_string();
+    let mut pauses = PAUSES.iter();
+    loop {
+        let ask = Ask::new(Method::POST, "/v1/jobs").json(order).header(PROMISE, &promise);
+        match (client.json(ask).await, pauses.next()) {
+            (Err(RemoteError::Broken { .. } | RemoteError::Silent { .. }), Some(pause)) => {
+                tokio::time::sleep(Duration::from_millis(*pause)).await;
+            }
+            (answer, _) => return answer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Words {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn order(words: &[&str]) -> Result<Value, String> {
+        let words =
+            Words::try_parse_from([&["submit"], words].concat()).map_err(|error| error.to_string())?;
+        words.options.order(&Surroundings::default()).map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn a_command_with_its_options_is_a_job_of_a_run() {
+        let words = [
+            "--timeout",
+            "5s",
+            "--priority",
+            "-3",
+            "--retries",
+            "2",
+            "--retry-on",
+            "failed,lost",
+            "--label",
+            "a=b=c",
+        ];
+        let asked = order(
+            &[&words[..], &["--after", "x", "--webhook", "https://h", "--", "sh", "-c", "true"]].concat(),
+        );
+        let wanted = json!({
+            "run": { "command": ["sh", "-c", "true"], "timeout": "5s" }, "priority": -3,
+            "retries": { "most": 2, "on": ["failed", "lost"] }, "labels": { "a": "b=c" }, "after": ["x"],
+            "webhook": { "url": "https://h" },
+        });
+        assert_eq!(asked, Ok(wanted));
+    }
+
+    #[test]
+    fn a_prompt_is_a_job_of_an_agent_and_a_command_is_its_own() {
+        let asked = order(&[
+            "--agent",
+            "do",
+            "--model",
+            "m",
+            "--tool",
+            "shell",
+            "--llm=p",
+            "--contract",
+            "raw",
+            "--",
+            "mine",
+        ]);
+        let wanted = json!({ "agent": {
+            "prompt": "do", "model": "m", "tools": [{ "name": "shell" }], "command": ["mine"],
+            "run": { "llm": "p", "contract": "raw" },
+        } });
+        assert_eq!(asked, Ok(wanted));
+        assert_eq!(order(&["--agent", "do"]), Ok(json!({ "agent": { "prompt": "do" } })));
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        assert!(order(&[]).unwrap_err().contains("nothing to run"));
+        assert!(order(&["--model", "m", "--", "x"]).unwrap_err().contains("--agent"));
+        assert!(order(&["--agent", "a", "--file", "f"]).is_err());
+        assert!(order(&["--retry-on", "lost", "--", "x"]).is_err());
+        assert!(order(&["--label", "a", "--", "x"]).unwrap_err().contains("not a label"));
+        assert!(order(&["--run-id", "a", "--", "x"]).unwrap_err().contains("--run-id"));
+        assert!(order(&["--tty", "--", "x"]).unwrap_err().contains("--tty"));
+    }
+
+    #[test]
+    fn a_file_has_a_job_and_options_about_it_win() {
+        let file = std::env::temp_dir().join(format!("airlock-job-{}.json", std::process::id()));
+        std::fs::write(&file, r#"{"run":{"command":["true"]},"priority":1}"#).unwrap();
+        let name = file.to_str().unwrap();
+        assert_eq!(
+            order(&["--file", name, "--priority", "2"]),
+            Ok(json!({ "run": { "command": ["true"] }, "priority": 2 }))
+        );
+        assert!(order(&["--file", name, "--", "x"]).unwrap_err().contains("exclude each other"));
+        std::fs::write(&file, "[]").unwrap();
+        assert!(order(&["--file", name]).unwrap_err().contains("cannot read the job"));
+        std::fs::remove_file(&file).unwrap();
+    }
+}

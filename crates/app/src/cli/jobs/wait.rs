@@ -1,0 +1,265 @@
+//! `airlock jobs wait` and `events`: a job to its end, over as many connections as it takes. Its output is passed on as
+//! `airlock run` would, and so is its exit status. Ctrl-C ends the waiting, not the job.
+
+use super::{path, text};
+use crate::{
+    cli::{
+        REFUSED,
+        message::{self, Failure, Line},
+        print_json,
+        run::{self, Delivery, Piece, Show, Signals},
+    },
+    remote::{Ask, Client, Event, Follow, Followed},
+};
+use http::HeaderName;
+use serde_json::{Value, json};
+use spec::Stream;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+const LAST: &str = "end";
+/// A job that waits longer than this is told of.
+const QUIET: Duration = Duration::from_secs(2);
+const INTERRUPTED: u8 = 130;
+const BROKEN_PIPE: u8 = 128 + 13;
+
+fn follow(client: &Client, id: &str) -> Followed {
+    let path = format!("{}/events", path(id));
+    let ask = move |last: Option<&str>| match last {
+        None => Ask::get(path.clone()),
+        Some(last) => Ask::get(path.clone()).header(LAST_EVENT, last),
+    };
+    Follow { ask, last: LAST }.begin(client)
+}
+
+/// Prints each event as one JSON object.
+pub(super) async fn print_events(client: &Client, id: &str) -> Result<u8, Failure> {
+    let mut followed = follow(client, id);
+    while let Some(event) = followed.next().await {
+        let Event { id, name, data } = event?;
+        let data = serde_json::from_str(&data).unwrap_or(Value::String(data));
+        print_json(&json!({ "event": name, "id": id, "data": data }))?;
+    }
+    Ok(0)
+}
+
+/// Waits for a job, and exits like its program.
+pub(super) async fn execute(client: Client, id: String, json: bool) -> Result<u8, Failure> {
+    let mut signals =
+        Signals::listen().map_err(|error| Failure::internal(format!("cannot await signals: {error}")))?;
+    let show = if json { Show::Nothing } else { Show::Streams };
+    let (outlet, writer) = run::open_outlet(show).unzip();
+    let mut watch =
+        Watch { followed: follow(&client, &id), client, id, outlet, job: Value::Null, seen: Seen::default() };
+    let mut told = tokio::time::interval(QUIET);
+    told.tick().await;
+    loop {
+        tokio::select! {
+            more = watch.next() => if !more? { break },
+            _ = told.tick() => watch.tell(),
+            () = signals.next() => return Ok(watch.left()),
+        }
+    }
+    let Watch { client, id, outlet, seen, .. } = watch;
+    drop(outlet);
+    let delivery = tokio::select! {
+        delivery = run::delivered(writer) => delivery,
+        () = signals.next() => run::leave_at_once(),
+    };
+    let job: Value = client.json(Ask::get(path(&id))).await?;
+    if json {
+        print_json(&job)?;
+    }
+    let (status, lines) = ended(&job).map_err(|cause| client.foreign(cause))?;
+    message::say_below(&seen.last, &if json { Vec::new() } else { lines });
+    Ok(match (delivery, seen.lost) {
+        (Delivery::Complete, 0) => status,
+        (Delivery::Complete, lost) => {
+            message::say(&[Line::Note(format!("{lost} bytes of output are not kept any more"))]);
+            status
+        }
+        (Delivery::NobodyReads, _) => BROKEN_PIPE,
+        (Delivery::Failed(error), _) => {
+            message::say(&[Line::Error(format!("cannot pass on the program's output: {error}"))]);
+            REFUSED
+        }
+    })
+}
+
+/// A job that is waited for.
+struct Watch {
+    client: Client,
+    id: String,
+    followed: Followed,
+    outlet: Option<mpsc::Sender<Piece>>,
+    /// As it was told last.
+    job: Value,
+    seen: Seen,
+}
+
+/// What of its output was seen.
+#[derive(Default)]
+struct Seen {
+    /// How much of each stream of this attempt.
+    at: [u64; 2],
+    /// How much never came.
+    lost: u64,
+    /// The last byte on standard error.
+    last: Vec<u8>,
+    /// What was said of its waiting.
+    told: String,
+}
+
+impl Watch {
+    /// Takes one event; false behind the last. Nothing is lost if this is dropped while it waits for one.
+    async fn next(&mut self) -> Result<bool, Failure> {
+        let room = match &self.outlet {
+            None => None,
+            Some(outlet) => match outlet.reserve().await {
+                Ok(room) => Some(room),
+                // Nobody reads any more; that ends the waiting, as it would end a program.
+                Err(_) => return Ok(false),
+            },
+        };
+        let event = match self.followed.next().await {
+            None => return Ok(false),
+            Some(Ok(event)) => event,
+            Some(Err(error)) => {
+                let failure = Failure::from(error);
+                return Err(match self.job {
+                    Value::Null => failure,
+                    _ => Failure {
+                        hint: format!("the job may go on there: airlock jobs wait {}", self.id),
+                        ..failure
+                    },
+                });
+            }
+        };
+        match event.name.as_str() {
+            "job" => {
+                self.job = serde_json::from_str(&event.data)
+                    .map_err(|error| self.client.foreign(error.to_string()))?;
+            }
+            "output" => {
+                let piece = self.seen.output(&event.data).map_err(|cause| self.client.foreign(cause))?;
+                if let (Some(room), false) = (room, piece.1.is_empty()) {
+                    room.send(piece);
+                }
+            }
+            // Each attempt has streams of its own.
+            "started" | "finished" => self.seen.at = [0; 2],
+            LAST => return Ok(false),
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    /// Says for what it waits, if that is new.
+    fn tell(&mut self) {
+        if let Some(line) = waits(&self.job)
+            && line != self.seen.told
+        {
+            message::say(&[Line::Note(line.clone())]);
+            self.seen.told = line;
+        }
+    }
+
+    fn left(&self) -> u8 {
+        let note = format!(
+            "the job goes on; wait again with: airlock jobs wait {}; end it with: airlock jobs cancel {}",
+            self.id, self.id
+        );
+        message::say(&[Line::Note(note)]);
+        INTERRUPTED
+    }
+}
+
+impl Seen {
+    fn output(&mut self, data: &str) -> Result<Piece, String> {
+        let piece = run::Output::read(data)?;
+        let stream = piece.stream();
+        let (bytes, lost) = piece.beyond(&mut self.at[usize::from(stream == Stream::Stderr)]);
+        self.lost = self.lost.saturating_add(lost);
+        if stream == Stream::Stderr {
+            self.last = bytes.last().copied().into_iter().chain(self.last.iter().copied()).take(1).collect();
+        }
+        Ok((stream, bytes))
+    }
+}
+
+/// For what a job waits, in words.
+fn waits(job: &Value) -> Option<String> {
+    let for_what = match (text(job, "status"), text(job, "waiting_for")) {
+        ("queued", "time") => format!("for its time, {}", text(job, "not_before")),
+        ("queued", "jobs") => "for the jobs that come before it".to_owned(),
+        ("queued", "quota") => "for its tenant's quota".to_owned(),
+        ("queued", _) => "for its turn".to_owned(),
+        _ => return None,
+    };
+    let before = match job["attempt"].as_u64() {
+        Some(attempt @ 1..) => format!(", after {attempt} attempts"),
+        _ => String::new(),
+    };
+    Some(format!("the job is queued since {}, and waits {for_what}{before}", text(job, "accepted_at")))
+}
+
+/// The exit status of a job, and what is left to say of it.
+fn ended(job: &Value) -> Result<(u8, Vec<Line>), String> {
+    let error = |job: &Value| {
+        let error = &job["error"];
+        vec![Line::Error(text(error, "message").to_owned()), Line::Hint(text(error, "hint").to_owned())]
+    };
+    match (text(job, "status"), &job["result"]) {
+        ("cancelled", Value::Null) => Ok((INTERRUPTED, error(job))),
+        ("lost", _) | (_, Value::Null) => Ok((REFUSED, error(job))),
+        (_, result) => run::told(result),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_exits_like_its_program_would() {
+        let of = |status: &str, result: Value| {
+            let job = json!({ "status": status, "result": result, "error": { "message": "m", "hint": "h" } });
+            ended(&job).map(|(status, _)| status)
+        };
+        let result = |status: &str, exit: u8| json!({ "status": status, "signal": null, "exit_status": exit, "error": null });
+        assert_eq!(of("succeeded", result("succeeded", 0)), Ok(0));
+        assert_eq!(of("failed", result("failed", 3)), Ok(3));
+        assert_eq!(of("timed_out", result("timed_out", 124)), Ok(124));
+        assert_eq!(of("oom_killed", result("oom_killed", 137)), Ok(137));
+        assert_eq!(of("cancelled", result("cancelled", 130)), Ok(130));
+        assert_eq!(of("cancelled", Value::Null), Ok(130), "it never ran");
+        assert_eq!(of("not_started", result("not_started", 127)), Ok(127));
+        assert_eq!(of("lost", Value::Null), Ok(125));
+        assert_eq!(of("lost", result("failed", 3)), Ok(125), "of an attempt before");
+        assert!(of("succeeded", json!("what")).is_err(), "no server of ours says that");
+    }
+
+    #[test]
+    fn what_a_job_waits_for_is_said_only_while_it_waits() {
+        let job = json!({ "status": "queued", "waiting_for": "time", "not_before": "T2", "accepted_at": "T1", "attempt": 0 });
+        assert_eq!(waits(&job).unwrap(), "the job is queued since T1, and waits for its time, T2");
+        let again = json!({ "status": "queued", "waiting_for": "turn", "accepted_at": "T1", "attempt": 2 });
+        assert_eq!(
+            waits(&again).unwrap(),
+            "the job is queued since T1, and waits for its turn, after 2 attempts"
+        );
+        assert_eq!(waits(&json!({ "status": "running" })), None);
+        assert_eq!(waits(&Value::Null), None);
+    }
+
+    #[test]
+    fn each_attempt_has_output_of_its_own() {
+        let mut seen = Seen::default();
+        let piece = |text: &str| format!(r#"{{"stream":"stderr","offset":0,"text":"{text}"}}"#);
+        assert_eq!(seen.output(&piece("abc")).unwrap().1, b"abc");
+        assert_eq!(seen.output(&piece("abc")).unwrap().1, b"", "again");
+        seen.at = [0; 2];
+        assert_eq!((seen.output(&piece("x")).unwrap().1, seen.last), (b"x".to_vec(), b"x".to_vec()));
+    }
+}

@@ -1,0 +1,89 @@
+//! `[webhooks]`: where notices about jobs may go, and how often one is tried.
+
+use super::{ConfigError, file::Section};
+use gateway::WebhookSettings;
+use spec::Host;
+use std::path::Path;
+use toml::{Table, Value};
+
+const KEYS: [&str; 5] = ["attempts", "allow_private", "allow_plain_http", "hosts", "ca"];
+/// With pauses of up to an hour, four days.
+const MOST_ATTEMPTS: u32 = 100;
+
+/// Reads the table.
+pub(super) fn read(table: &Table, path: &Path) -> Result<WebhookSettings, ConfigError> {
+    let section = Section { path, name: "webhooks" };
+    let mut said = WebhookSettings::default();
+    for (key, value) in table {
+        match key.as_str() {
+            "attempts" => said.attempts = attempts(&section, key, value)?,
+            "allow_private" => said.courier.allow_private = section.flag(key, value)?,
+            "allow_plain_http" => said.courier.allow_plain_http = section.flag(key, value)?,
+            "hosts" => said.courier.hosts = hosts(&section, key, value)?,
+            "ca" => {
+                let file = Path::new(section.text(key, value)?);
+                if !file.is_absolute() {
+                    return Err(section.error(
+                        key,
+                        "must be a file, from the root on",
+                        "such as /etc/ssl/own.pem",
+                    ));
+                }
+                said.courier.ca = Some(file.to_owned());
+            }
+            other => return Err(section.unknown(other, &KEYS)),
+        }
+    }
+    Ok(said)
+}
+
+fn attempts(section: &Section<'_>, key: &str, value: &Value) -> Result<u32, ConfigError> {
+    match section.count(key, value)? {
+        count @ ..=MOST_ATTEMPTS => Ok(count),
+        _ => Err(section.error(key, "is too large", "write 1 to 100")),
+    }
+}
+
+fn hosts(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<Host>, ConfigError> {
+    let parse = |text: &str| {
+        let bad = |error| {
+            section.error(key, format_args!("has a bad value: {error}"), "name hosts, without a port")
+        };
+        text.parse().map_err(bad)
+    };
+    section.texts(key, value)?.into_iter().map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<WebhookSettings, String> {
+        super::read(&text.parse().unwrap(), Path::new("/c.toml")).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn nothing_private_and_nothing_in_the_open_unless_said() {
+        let usual = read("").unwrap();
+        assert_eq!(
+            (usual.attempts, usual.courier.allow_private, usual.courier.allow_plain_http),
+            (12, false, false)
+        );
+        let said = read("attempts = 3\nallow_private = true\nallow_plain_http = true\nhosts = [\"in.house\", \"10.0.0.1\"]\nca = \"/a.pem\"").unwrap();
+        assert_eq!(
+            (said.attempts, said.courier.allow_private, said.courier.allow_plain_http),
+            (3, true, true)
+        );
+        assert_eq!(said.courier.hosts, ["in.house".parse().unwrap(), "10.0.0.1".parse().unwrap()]);
+        for bad in [
+            "attempts = 0",
+            "attempts = 101",
+            "hosts = [\"a b\"]",
+            "ca = \"a.pem\"",
+            "alow_private = true",
+            "allow_private = 1",
+        ] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+}

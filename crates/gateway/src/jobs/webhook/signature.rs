@@ -1,0 +1,157 @@
+//! Who a notice is from: the scheme of Standard Webhooks. A tenant's secret follows from a key of this node's own, the
+//! tenant's name and how often it was renewed, so that no secret lies in the database.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use engine::{Engine, OwnKey};
+use http::{HeaderMap, HeaderValue, header::CONTENT_TYPE};
+use ring::hmac;
+use spec::{ErrorCode, ErrorInfo};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use store::webhooks::Generation;
+use zeroize::Zeroizing;
+
+/// What the node's key is called among the secrets.
+const KEY: &str = "airlock.webhooks";
+/// How long a renewed secret's predecessor still signs.
+pub(super) const BOTH_MS: u64 = 24 * 3_600_000;
+
+/// A tenant's secret.
+type Secret = Zeroizing<[u8; 32]>;
+
+/// Signs, once it is first asked to.
+#[derive(Debug)]
+pub(super) struct Signer {
+    engine: Engine,
+    key: OnceLock<Hidden>,
+    /// Held by whoever looks for the key: two who made one at once would each believe in another.
+    looking: Mutex<()>,
+}
+
+/// A key that does not print.
+struct Hidden(OwnKey);
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Hidden(..)")
+    }
+}
+
+impl Signer {
+    pub(super) fn new(engine: Engine) -> Signer {
+        Signer { engine, key: OnceLock::new(), looking: Mutex::default() }
+    }
+
+    /// The secret of a tenant. Reads the disk the first time.
+    fn secret(&self, tenant: &str, generation: u64) -> Result<Secret, ErrorInfo> {
+        if self.key.get().is_none() {
+            let _looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.key.get().is_none() {
+                let key = self.engine.own_key(KEY)?;
+                self.key.get_or_init(|| Hidden(key));
+            }
+        }
+        let key = self.key.get().ok_or_else(|| ErrorInfo {
+            code: ErrorCode::Internal,
+            message: "there is no key to sign by".to_owned(),
+            hint: None,
+        })?;
+        Ok(derived(&key.0, tenant, generation))
+    }
+
+    /// As a receiver is given it.
+    pub(super) fn shown(&self, tenant: &str, generation: u64) -> Result<String, ErrorInfo> {
+        let secret = self.secret(tenant, generation)?;
+        Ok(format!("whsec_{}", STANDARD.encode(&secret[..])))
+    }
+
+    /// The headers of a notice that is sent now: signed by the newest secret, and for a day by the one before.
+    pub(super) fn headers(
+        &self,
+        tenant: &str,
+        generation: Generation,
+        (id, body): (&str, &str),
+        now_ms: u64,
+    ) -> Result<HeaderMap, ErrorInfo> {
+        let seconds = now_ms / 1000;
+        let mut secrets = vec![self.secret(tenant, generation.number)?];
+        if has_predecessor(generation, now_ms) {
+            secrets.push(self.secret(tenant, generation.number - 1)?);
+        }
+        let signatures: Vec<_> = secrets.iter().map(|secret| signature(secret, id, seconds, body)).collect();
+        let texts = [
+            ("webhook-id", id.to_owned()),
+            ("webhook-timestamp", seconds.to_string()),
+            ("webhook-signature", signatures.join(" ")),
+        ];
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        // Ours are letters, digits and signs.
+        headers.extend(texts.into_iter().filter_map(|(name, text)| {
+            Some((http::HeaderName::from_static(name), HeaderValue::try_from(text).ok()?))
+        }));
+        Ok(headers)
+    }
+}
+
+/// Whether notices are signed by the secret before, too.
+pub(super) fn has_predecessor(generation: Generation, now_ms: u64) -> bool {
+    generation.number > 1 && now_ms < generation.since_ms.saturating_add(BOTH_MS)
+}
+
+/// One step of derivation by HMAC: the key is random and as long as what is derived from it.
+fn derived(key: &[u8; 32], tenant: &str, generation: u64) -> Secret {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, key);
+    // A tenant's name has no zero byte, so that no two become one.
+    let words =
+        [b"airlock webhook secret 1\0", tenant.as_bytes(), b"\0", generation.to_string().as_bytes()].concat();
+    let mut secret = Zeroizing::new([0; 32]);
+    secret.copy_from_slice(hmac::sign(&key, &words).as_ref());
+    secret
+}
+
+fn signature(secret: &[u8; 32], id: &str, seconds: u64, body: &str) -> String {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
+    let mut context = hmac::Context::with_key(&key);
+    for part in [id, ".", &seconds.to_string(), ".", body] {
+        context.update(part.as_bytes());
+    }
+    format!("v1,{}", STANDARD.encode(context.sign()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_is_as_the_scheme_says() {
+        // By Python's hmac: key 0x00…0x1f, "msg_1.1700000000.{}".
+        let secret: [u8; 32] = std::array::from_fn(|index| index as u8);
+        assert_eq!(
+            signature(&secret, "msg_1", 1_700_000_000, "{}"),
+            "v1,fhksJF5ElKjlPoT/jtefCO5XjQPvhf7Dhf/8R1ad9yU="
+        );
+    }
+
+    #[test]
+    fn every_tenant_and_every_generation_has_a_secret_of_its_own() {
+        let key = [7; 32];
+        let one = derived(&key, "a", 1);
+        assert_eq!(one, derived(&key, "a", 1));
+        for other in [
+            derived(&key, "b", 1),
+            derived(&key, "a", 2),
+            derived(&key, "a\u{1}", 1),
+            derived(&[8; 32], "a", 1),
+        ] {
+            assert_ne!(one, other);
+        }
+    }
+
+    #[test]
+    fn the_secret_before_signs_for_a_day() {
+        let first = Generation { number: 1, since_ms: 0 };
+        let second = Generation { number: 2, since_ms: 1000 };
+        assert!(!has_predecessor(first, 5));
+        assert!(has_predecessor(second, 1000 + BOTH_MS - 1) && !has_predecessor(second, 1000 + BOTH_MS));
+    }
+}

@@ -1,0 +1,238 @@
+//! Notices about jobs on their way out: written in the transaction that changes the job, taken out once somebody has them
+//! or nobody ever will.
+//!
+//! ```text
+//! enqueue ── waiting ── due ── settle ──┬── delivered
+//!               ▲                │      └── given_up
+//!               └── put off ─────┘
+//! ```
+
+use crate::{
+    database::DatabaseError,
+    served::{Served, Writing, back, number},
+};
+use rusqlite::{OptionalExtension, Row, Transaction, params};
+
+/// Notices that are looked at of one tenant in one go, at most: those of jobs that have one under way are passed over.
+const MOST_LOOKED_AT: u32 = 64;
+
+/// A notice that is about to wait.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct NewNotice<'a> {
+    pub id: &'a str,
+    pub job: &'a str,
+    pub tenant: &'a str,
+    pub url: &'a str,
+    pub event: &'a str,
+    pub at_ms: u64,
+    pub body: &'a str,
+}
+
+/// A notice that waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Notice {
+    pub n: i64,
+    pub id: String,
+    pub job: String,
+    pub tenant: String,
+    pub url: String,
+    pub body: String,
+    pub attempts: u32,
+}
+
+/// What became of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It was taken.
+    Delivered,
+    /// It will not be tried again.
+    GivenUp(String),
+    /// It is tried again then, and no later notice of its job before.
+    PutOff {
+        /// When.
+        due_ms: u64,
+        /// Why it failed.
+        problem: String,
+    },
+}
+
+/// How far the notices of a job are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// `waiting` as long as one waits, else how the last one ended.
+    pub state: String,
+    /// Of all notices together.
+    pub attempts: u32,
+    /// Why the last failed attempt failed, unless all is well.
+    pub problem: Option<String>,
+}
+
+impl Progress {
+    /// Of the notices of one job in their order, each as state, attempts and problem in a list of lists.
+    pub(crate) fn read(text: &str) -> Option<Progress> {
+        let notices: Vec<(String, u32, Option<String>)> = serde_json::from_str(text).ok()?;
+        notices.into_iter().fold(None, |before, (state, attempts, problem)| {
+            Some(match before {
+                Some(before) if before.state == "waiting" => {
+                    Progress { attempts: before.attempts.saturating_add(attempts), ..before }
+                }
+                Some(before) => {
+                    Progress { state, attempts: before.attempts.saturating_add(attempts), problem }
+                }
+                None => Progress { state, attempts, problem },
+            })
+        })
+    }
+}
+
+/// Which secret signs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Generation {
+    /// The first is 1.
+    pub number: u64,
+    /// Since when; 0 for the first.
+    pub since_ms: u64,
+}
+
+/// Lets a notice wait, behind those of the same job.
+pub fn enqueue(writing: &Writing<'_>, notice: &NewNotice<'_>) -> Result<(), DatabaseError> {
+    let NewNotice { id, job, tenant, url, event, at_ms, body } = *notice;
+    let add = "INSERT INTO webhook_notice (id, job, tenant, url, event, at_ms, body, state, attempts, due_ms)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'waiting', 0,
+                 max(?6, coalesce((SELECT max(due_ms) FROM webhook_notice WHERE job = ?2 AND state = 'waiting'), 0)))";
+    let added = writing
+        .transaction
+        .prepare_cached(add)
+        .and_then(|mut add| add.execute(params![id, job, tenant, url, event, number(at_ms), body]));
+    writing.done(added.map(|_| ()))
+}
+
+/// What came of the job's last attempt, as far as this transaction knows: JSON.
+pub fn result_of(writing: &Writing<'_>, job: &str) -> Result<Option<String>, DatabaseError> {
+    let find = "SELECT body FROM job_result WHERE n = (SELECT n FROM job WHERE id = ?)";
+    let found = writing
+        .transaction
+        .prepare_cached(find)
+        .and_then(|mut find| find.query_row([job], |row| row.get(0)).optional());
+    writing.done(found)
+}
+
+/// Writes down what became of an attempt.
+pub fn settle(writing: &Writing<'_>, notice: &Notice, settled: &Settled) -> Result<(), DatabaseError> {
+    writing.done(settle_in(writing.transaction, notice, settled))
+}
+
+fn settle_in(transaction: &Transaction<'_>, notice: &Notice, settled: &Settled) -> rusqlite::Result<()> {
+    let end = "UPDATE webhook_notice SET state = ?2, attempts = attempts + 1, body = '', problem = ?3
+         WHERE n = ?1 AND state = 'waiting'";
+    match settled {
+        Settled::Delivered => {
+            transaction.execute(end, params![notice.n, "delivered", None::<&str>])?;
+        }
+        Settled::GivenUp(problem) => {
+            transaction.execute(end, params![notice.n, "given_up", problem])?;
+        }
+        Settled::PutOff { due_ms, problem } => {
+            let again = "UPDATE webhook_notice SET attempts = attempts + 1, problem = ?2 WHERE n = ?1";
+            transaction.execute(again, params![notice.n, problem])?;
+            let behind =
+                "UPDATE webhook_notice SET due_ms = max(due_ms, ?2) WHERE job = ?1 AND state = 'waiting'";
+            transaction.execute(behind, params![notice.job, number(*due_ms)])?;
+        }
+    }
+    Ok(())
+}
+
+/// A new secret of this tenant's from now on.
+pub fn rotate(writing: &Writing<'_>, tenant: &str, now_ms: u64) -> Result<Generation, DatabaseError> {
+    let next = "INSERT INTO webhook_secret (tenant, generation, since_ms) VALUES (?1, 2, ?2)
+         ON CONFLICT (tenant) DO UPDATE SET generation = generation + 1, since_ms = excluded.since_ms
+         RETURNING generation, since_ms";
+    let rotated = writing.transaction.query_row(next, params![tenant, number(now_ms)], generation);
+    writing.done(rotated)
+}
+
+/// Forgets settled notices that are older, whose jobs are nobody's any more.
+pub fn forget(writing: &Writing<'_>, before_ms: u64) -> Result<usize, DatabaseError> {
+    let old = "DELETE FROM webhook_notice WHERE state <> 'waiting' AND at_ms < ?";
+    writing.done(writing.transaction.execute(old, [number(before_ms)]))
+}
+
+impl Served {
+    /// Notices whose time has come: the first of each job that is not `busy`, at most so many of each tenant, and no more
+    /// than `most`. Tenants behind `last` come first, then those from the beginning on.
+    pub fn due_notices(
+        &self,
+        now_ms: u64,
+        (last, most): (&str, usize),
+        of_one: impl Fn(&str) -> u32,
+        busy: impl Fn(&str) -> bool,
+    ) -> Result<Vec<Notice>, DatabaseError> {
+        self.reading.read(|connection| {
+            let mut next = connection.prepare_cached(
+                "SELECT min(tenant) FROM webhook_notice WHERE state = 'waiting' AND tenant > ?",
+            )?;
+            let mut due = connection.prepare_cached(
+                "SELECT n, id, job, tenant, url, body, attempts FROM webhook_notice AS notice
+                 WHERE state = 'waiting' AND tenant = ?1 AND due_ms <= ?2 AND NOT EXISTS (
+                    SELECT 1 FROM webhook_notice AS earlier
+                    WHERE earlier.job = notice.job AND earlier.n < notice.n AND earlier.state = 'waiting')
+                 ORDER BY due_ms, n LIMIT ?3",
+            )?;
+            let (mut found, mut at, mut again) = (Vec::new(), last.to_owned(), false);
+            while found.len() < most {
+                let tenant: Option<String> = next.query_row([&at], |row| row.get(0))?;
+                let tenant = match tenant {
+                    Some(tenant) if !again || tenant.as_str() <= last => tenant,
+                    // Nobody's name is empty: from the beginning, once.
+                    None if !again && !last.is_empty() => {
+                        (at, again) = (String::new(), true);
+                        continue;
+                    }
+                    _ => break,
+                };
+                let room = (of_one(&tenant) as usize).min(most - found.len());
+                if room > 0 {
+                    let rows = due.query_map(params![tenant, number(now_ms), MOST_LOOKED_AT], notice)?;
+                    let rows = rows.filter(|row| !row.as_ref().is_ok_and(|row| busy(&row.job))).take(room);
+                    found.extend(rows.collect::<Result<Vec<_>, _>>()?);
+                }
+                at = tenant;
+            }
+            Ok(found)
+        })
+    }
+
+    /// Which secret signs this tenant's notices.
+    pub fn webhook_generation(&self, tenant: &str) -> Result<Generation, DatabaseError> {
+        self.reading.read(|connection| {
+            let found = connection
+                .prepare_cached("SELECT generation, since_ms FROM webhook_secret WHERE tenant = ?")?
+                .query_row([tenant], generation)
+                .optional()?;
+            Ok(found.unwrap_or(Generation { number: 1, since_ms: 0 }))
+        })
+    }
+}
+
+fn generation(row: &Row<'_>) -> rusqlite::Result<Generation> {
+    Ok(Generation { number: back(row.get(0)?), since_ms: back(row.get(1)?) })
+}
+
+fn notice(row: &Row<'_>) -> rusqlite::Result<Notice> {
+    Ok(Notice {
+        n: row.get("n")?,
+        id: row.get("id")?,
+        job: row.get("job")?,
+        tenant: row.get("tenant")?,
+        url: row.get("url")?,
+        body: row.get("body")?,
+        attempts: row.get("attempts")?,
+    })
+}
+
+#[cfg(test)]
+#[path = "webhooks_tests.rs"]
+mod tests;

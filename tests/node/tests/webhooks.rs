@@ -1,0 +1,281 @@
+//! Webhooks: notices about jobs, signed, delivered at least once and in order, to where the operator lets them go. The
+//! receiver is the test's own, and signatures are checked by Python's.
+
+use node_tests::{Server, key_of};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::{
+    collections::VecDeque,
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+};
+
+const OPEN: &str = "[webhooks]\nallow_private = true\nallow_plain_http = true\n";
+
+/// A request that came.
+#[derive(Clone, Debug)]
+struct Seen {
+    line: String,
+    headers: Vec<(String, String)>,
+    body: String,
+}
+
+impl Seen {
+    fn header(&self, name: &str) -> &str {
+        let found = self.headers.iter().find(|(known, _)| known == name);
+        found.map_or_else(|| panic!("{name} in {self:?}"), |(_, value)| value.as_str())
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).expect("JSON")
+    }
+}
+
+/// Takes notices, and answers as it is told; 200 unless told.
+struct Receiver {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    answers: Arc<Mutex<VecDeque<String>>>,
+}
+
+impl Receiver {
+    fn new() -> Receiver {
+        Receiver::at(SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    fn at(address: SocketAddr) -> Receiver {
+        let listener = TcpListener::bind(address).expect("a listener");
+        let address = listener.local_addr().expect("an address");
+        let (seen, answers) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(VecDeque::new())));
+        let (log, orders) = (seen.clone(), answers.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let Some((request, mut stream)) = take(stream) else { continue };
+                log.lock().expect("whole").push(request);
+                let order = orders.lock().expect("whole").pop_front();
+                let answer = order.unwrap_or_else(|| "200 OK\r\n".to_owned());
+                _ = write!(stream, "HTTP/1.1 {answer}content-length: 0\r\nconnection: close\r\n\r\n");
+            }
+        });
+        Receiver { address, seen, answers }
+    }
+
+    fn answers(&self, answer: &str) {
+        self.answers.lock().expect("whole").push_back(format!("{answer}\r\n"));
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}/hook?token=1", self.address)
+    }
+
+    fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().expect("whole").clone()
+    }
+}
+
+fn take(mut stream: TcpStream) -> Option<(Seen, TcpStream)> {
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    let head = loop {
+        let count = stream.read(&mut buffer).ok().filter(|count| *count > 0)?;
+        bytes.extend_from_slice(&buffer[..count]);
+        if let Some(end) = bytes.windows(4).position(|part| part == b"\r\n\r\n") {
+            break end;
+        }
+    };
+    let text = String::from_utf8(bytes[..head].to_vec()).ok()?;
+    let mut lines = text.lines();
+    let line = lines.next()?.to_owned();
+    let headers: Vec<_> = lines
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()))
+        .collect();
+    let length = headers.iter().find(|(name, _)| name == "content-length")?.1.parse::<usize>().ok()?;
+    while bytes.len() < head + 4 + length {
+        let count = stream.read(&mut buffer).ok().filter(|count| *count > 0)?;
+        bytes.extend_from_slice(&buffer[..count]);
+    }
+    let body = String::from_utf8(bytes[head + 4..].to_vec()).ok()?;
+    Some((Seen { line, headers, body }, stream))
+}
+
+/// Which of the signatures of a notice fit this secret, by an implementation that is not ours.
+fn fitting(notice: &Seen, secret: &str) -> Vec<bool> {
+    const CHECK: &str = "import base64, hashlib, hmac, json, sys\n\
+        n = json.load(sys.stdin)\n\
+        key = base64.b64decode(n['secret'].removeprefix('whsec_'))\n\
+        said = '.'.join([n['id'], n['at'], n['body']]).encode()\n\
+        own = 'v1,' + base64.b64encode(hmac.new(key, said, hashlib.sha256).digest()).decode()\n\
+        print(json.dumps([hmac.compare_digest(own, s) for s in n['signatures'].split(' ')]))";
+    let given = json!({ "secret": secret, "id": notice.header("webhook-id"), "at": notice.header("webhook-timestamp"),
+        "body": notice.body, "signatures": notice.header("webhook-signature") });
+    let mut child = Command::new("python3")
+        .args(["-c", CHECK])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("prerequisite: python3");
+    child.stdin.take().expect("ours").write_all(given.to_string().as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    serde_json::from_slice(&output.stdout).expect("a list")
+}
+
+fn submit(server: &Server, key: &str, webhook: &Value) -> String {
+    let order = json!({ "run": { "command": ["echo", "hello"] }, "webhook": webhook });
+    let made = server.ask(key, "POST", "/v1/jobs", &[], &order);
+    assert_eq!(made.status, 202, "{}", made.text());
+    made.json()["job_id"].as_str().expect("a name").to_owned()
+}
+
+fn webhook(server: &Server, id: &str) -> Value {
+    server.get(&format!("/v1/jobs/{id}")).json()["webhook"].clone()
+}
+
+/// Waits until the webhook of a job is so; what it is then.
+fn until(server: &Server, id: &str, state: &str) -> Value {
+    server.until(&format!("`{state}` of the webhook"), || webhook(server, id)["state"] == state);
+    webhook(server, id)
+}
+
+fn secret(server: &Server, key: &str) -> String {
+    let answer = server.ask(key, "GET", "/v1/webhook-secret", &[], &Value::Null);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["secret"].as_str().expect("a secret").to_owned()
+}
+
+#[test]
+fn notices_come_in_order_with_the_job_and_a_signature_that_others_can_check() {
+    let (server, receiver) = (Server::with(OPEN, &[]), Receiver::new());
+    let key = key_of(&server, "anna", &["runs"]);
+    let id = submit(&server, &key, &json!({ "url": receiver.url(), "events": ["final", "running"] }));
+    let told = until(&server, &id, "delivered");
+    assert_eq!(told, json!({ "url": receiver.url(), "state": "delivered", "attempts": 2, "error": null }));
+    let seen = receiver.seen();
+    let kinds: Vec<_> = seen.iter().map(|notice| notice.json()["type"].clone()).collect();
+    assert_eq!(kinds, ["job.running", "job.final"]);
+    assert_ne!(seen[0].header("webhook-id"), seen[1].header("webhook-id"));
+    let last = &seen[1];
+    assert_eq!(
+        (last.line.as_str(), last.header("content-type")),
+        ("POST /hook?token=1 HTTP/1.1", "application/json")
+    );
+    let data = &last.json()["data"];
+    assert_eq!((&data["job_id"], &data["status"]), (&json!(id), &json!("succeeded")));
+    assert_eq!(data["result"]["stdout"], "hello\n", "{data}");
+    let own = secret(&server, &key);
+    assert!(seen.iter().all(|notice| fitting(notice, &own) == [true]));
+    let other = secret(&server, &key_of(&server, "berta", &["runs"]));
+    assert_eq!(fitting(last, &other), [false], "everybody has a secret of his own");
+    let changed = Seen { body: last.body.replace("succeeded", "failed"), ..last.clone() };
+    assert_eq!(fitting(&changed, &own), [false], "the control");
+    let stranger = server.key(&["usage"]);
+    assert_eq!(server.ask(&stranger, "GET", "/v1/webhook-secret", &[], &Value::Null).status, 403);
+}
+
+#[test]
+fn a_receiver_that_is_down_has_the_notice_once_it_is_up() {
+    let server = Server::with(OPEN, &[]);
+    let address = Receiver::free();
+    let id = submit(&server, &server.admin, &json!({ "url": format!("http://{address}/x") }));
+    server.until("a failed attempt", || webhook(&server, &id)["attempts"].as_u64() > Some(0));
+    let told = webhook(&server, &id);
+    assert_eq!((&told["state"], told["error"].is_string()), (&json!("waiting"), true), "{told}");
+    let receiver = Receiver::at(address);
+    assert_eq!(until(&server, &id, "delivered")["error"], Value::Null);
+    assert_eq!(receiver.seen().len(), 1);
+}
+
+impl Receiver {
+    /// An address where nobody listens.
+    fn free() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        listener.local_addr().expect("an address")
+    }
+}
+
+#[test]
+fn a_notice_outlasts_its_server_and_is_known_again() {
+    let (server, receiver) = (Server::with(OPEN, &[]), Receiver::new());
+    receiver.answers("503 Not Now");
+    let id = submit(&server, &server.admin, &json!({ "url": receiver.url() }));
+    server.until("an attempt", || receiver.seen().len() == 1);
+    let before = secret(&server, &server.admin);
+    let server = server.restart(Signal::KILL, OPEN);
+    until(&server, &id, "delivered");
+    let seen = receiver.seen();
+    let first = seen[0].header("webhook-id");
+    assert!(seen.len() > 1 && seen.iter().all(|notice| notice.header("webhook-id") == first), "{seen:?}");
+    assert_eq!(
+        seen.last().map(|notice| fitting(notice, &before)),
+        Some(vec![true]),
+        "the secret outlasts it, too"
+    );
+}
+
+#[test]
+fn private_addresses_and_plain_http_are_refused_unless_the_operator_says_so() {
+    let receiver = Receiver::new();
+    let server = Server::with("[webhooks]\nallow_plain_http = true\n", &[]);
+    let port = receiver.address.port();
+    for url in [
+        format!("http://127.0.0.1:{port}/"),
+        format!("http://[::ffff:127.0.0.1]:{port}/"),
+        "http://169.254.169.254/".into(),
+        "gopher://x/".into(),
+    ] {
+        let order = json!({ "run": { "command": ["true"] }, "webhook": { "url": url } });
+        let refused = server.post("/v1/jobs", &order);
+        assert_eq!((refused.status, &refused.json()["code"]), (400, &json!("invalid_spec")), "{url}");
+    }
+    let id = submit(&server, &server.admin, &json!({ "url": format!("http://localhost:{port}/") }));
+    let told = until(&server, &id, "given_up");
+    assert!(told["error"].as_str().is_some_and(|why| why.contains("private")), "{told}");
+    assert_eq!(receiver.seen().len(), 0, "nobody was dialled");
+    let usual = Server::new();
+    let order = json!({ "run": { "command": ["true"] }, "webhook": { "url": "http://example.com/" } });
+    assert_eq!(usual.post("/v1/jobs", &order).status, 400, "readable for everybody on the way");
+    let listed = Server::with("[webhooks]\nallow_plain_http = true\nhosts = [\"localhost\"]\n", &[]);
+    let id = submit(&listed, &listed.admin, &json!({ "url": format!("http://localhost:{port}/") }));
+    until(&listed, &id, "delivered");
+}
+
+#[test]
+fn a_redirect_is_not_followed_and_giving_up_is_told() {
+    let (receiver, elsewhere) = (Receiver::new(), Receiver::new());
+    let server = Server::with(&format!("{OPEN}attempts = 2\n"), &[]);
+    for answer in [format!("307 Elsewhere\r\nlocation: {}", elsewhere.url()), "500 No".to_owned()] {
+        receiver.answers(&answer);
+    }
+    let id = submit(&server, &server.admin, &json!({ "url": receiver.url() }));
+    let told = until(&server, &id, "given_up");
+    assert_eq!(
+        (&told["attempts"], &told["error"]),
+        (&json!(2), &json!("the receiver answered 500; given up after 2 attempts"))
+    );
+    assert_eq!((receiver.seen().len(), elsewhere.seen().len()), (2, 0));
+    assert_eq!(
+        server.get(&format!("/v1/jobs/{id}")).json()["status"],
+        "succeeded",
+        "the job is well all the same"
+    );
+    receiver.answers("410 Gone");
+    let id = submit(&server, &server.admin, &json!({ "url": receiver.url() }));
+    assert_eq!(until(&server, &id, "given_up")["attempts"], 1, "it wants no more");
+}
+
+#[test]
+fn a_renewed_secret_signs_and_for_a_day_so_does_the_one_before() {
+    let (server, receiver) = (Server::with(OPEN, &[]), Receiver::new());
+    let before = secret(&server, &server.admin);
+    let renewed = server.post("/v1/webhook-secret/rotate", &Value::Null);
+    assert_eq!(renewed.status, 200, "{}", renewed.text());
+    assert!(renewed.json()["previous_until"].is_string());
+    let now = secret(&server, &server.admin);
+    assert_eq!(renewed.json()["secret"], json!(now));
+    assert_ne!(before, now);
+    let id = submit(&server, &server.admin, &json!({ "url": receiver.url() }));
+    until(&server, &id, "delivered");
+    let notice = &receiver.seen()[0];
+    assert_eq!((fitting(notice, &now), fitting(notice, &before)), (vec![true, false], vec![false, true]));
+}
