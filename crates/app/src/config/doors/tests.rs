@@ -55,7 +55,34 @@ fn everything_that_the_file_says_is_in_the_catalogue() {
         requests_per_minute: Some(60),
         tokens_per_minute: Some(400_000),
     };
-    assert_eq!(doors.tenants, [("acme".to_owned(), acme)].into());
+    let other =
+        Terms { level: Level::Tenant, name: "*".into(), day: Some(Money(1_000_000_000)), ..Terms::default() };
+    assert_eq!(doors.tenants, [("acme".to_owned(), acme), ("*".to_owned(), other)].into());
+    let acme = Quota {
+        runs: Some(2),
+        sandboxes: Some(3),
+        jobs: Some(4),
+        cpu_day: Some(Time(seconds(5))),
+        storage: Some(Size(6 << 10)),
+        weight: 7,
+    };
+    let other = Quota { runs: Some(1), ..Quota::default() };
+    assert_eq!(doors.quotas, Tenants { named: [("acme".to_owned(), acme)].into(), other });
+}
+
+#[test]
+fn what_is_no_quota_is_refused_by_its_name() {
+    for (bad, named) in [
+        ("[tenant.\"a b\"]\nruns = 1\n", "is not a name for a tenant"),
+        ("[tenant.a]\nweight = 0\n", "weight"),
+        ("[tenant.a]\nweight = 1001\n", "weight"),
+        ("[tenant.a]\nruns = -1\n", "runs"),
+        ("[tenant.a]\ncpu_day = \"soon\"\n", "cpu_day"),
+        ("[tenant.a]\nstorrage = \"1G\"\n", "storrage"),
+    ] {
+        let refused = read(bad).unwrap_err();
+        assert!(refused.message.contains(named), "{refused:?}");
+    }
 }
 
 #[test]
