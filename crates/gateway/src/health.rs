@@ -68,7 +68,7 @@ pub(crate) fn trial() -> RunRequest {
 async fn try_one(gateway: Gateway) -> Answer<()> {
     gateway.node().takes_work()?;
     let mut request = trial();
-    gateway.node().furnish(&mut request)?;
+    gateway.node().fill_in(&mut request);
     let spec = gateway.policy().admit(request)?;
     let result = gateway.engine().run(spec).await;
     match (result.status, result.error) {

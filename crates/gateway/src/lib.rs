@@ -33,7 +33,7 @@ mod writer;
 
 pub use caller::{Caller, Scope};
 pub use keys::{Key, KeyError, Keys, Token};
-pub use node::settings::{Mode, Node, Resources};
+pub use node::settings::{Logging, Mode, Node, Resources};
 pub use openapi::document as openapi;
 pub use problem::Problem;
 pub use server::{Listener, Tls, TlsError};
@@ -249,9 +249,7 @@ impl Gateway {
     /// Makes what the commonest runs need, ahead of them.
     pub async fn warm(&self) {
         let mut request = health::trial();
-        if self.node().furnish(&mut request).is_err() {
-            return;
-        }
+        self.node().fill_in(&mut request);
         if let Ok(spec) = self.policy().admit(request) {
             self.engine().warm(&spec).await;
         }

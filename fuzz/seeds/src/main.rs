@@ -28,6 +28,7 @@ fn main() -> io::Result<()> {
     write(&folder.join("request"), requests())?;
     write(&folder.join("address"), addresses())?;
     write(&folder.join("config"), settings())?;
+    write(&folder.join("node_yaml"), node_files())?;
     write(&folder.join("registry"), registries())?;
     write(&folder.join("screen"), screens())?;
     write(&folder.join("events"), events())?;
@@ -356,6 +357,17 @@ fn screens() -> Vec<Vec<u8>> {
     ];
     let level = |level: u8| all.iter().map(move |text| [&[level, 3], text.as_bytes()].concat());
     level(0).chain(level(1)).collect()
+}
+
+/// Settings of a worker node.
+fn node_files() -> Vec<Vec<u8>> {
+    let files = [
+        "version: 1\nworker_api: {listen_host: 0.0.0.0, listen_port: 12090, max_request_bytes: 1000}\n",
+        "sandbox:\n  mode: allow\n  runtime: native\n  allowed_images: [alpine, 'registry.example/team/*']\n  resources:\n    max_cpu_cores: 1.5\n",
+        "node: {id: n, labels: {zone: a}}\nlogging: {level: info, format: json}\nstorage: {state_dir: /s}\n",
+        "a: &a [1]\nb: [*a, *a]\n<<: {c: d}\n---\n!!x\n",
+    ];
+    files.iter().map(|file| file.as_bytes().to_vec()).collect()
 }
 
 /// The operator's file, then a local one, as `targets/config.rs` reads them.

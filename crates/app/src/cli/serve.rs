@@ -24,6 +24,13 @@ use tokio::{
 
 mod admin_key;
 mod lock;
+mod node;
+
+/// The exit status of a server of which something is left.
+const NOT_STOPPED: u8 = 1;
+const MOST_LEFT_SHOWN: usize = 20;
+/// How long what is made ahead and cleared away behind may take to end when something else did not.
+const LONGEST_CLOSING: std::time::Duration = std::time::Duration::from_secs(3);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,13 +38,14 @@ Examples:
   airlock serve --listen 127.0.0.1:0 --json
   airlock serve --listen unix:/run/airlock.sock --admin-key-file ~/.airlock-admin
   airlock serve --listen 0.0.0.0:7443 --tls-cert chain.pem --tls-key key.pem
+  airlock serve --node /etc/cynode/node.yaml
   airlock serve --print-openapi > openapi.json
 
 The first start makes an admin's key and prints it, once:
   curl -H \"Authorization: Bearer $KEY\" localhost:7070/v1/runs -d '{\"command\": [\"echo\", \"hello\"]}'
 
 It runs until SIGTERM or Ctrl-C, lets runs go on for a moment, then cancels them.
-Exit status: 0, or 125 if it could not start.";
+Exit status: 0 if all of them were stopped, 1 if not, 125 if it could not start.";
 
 /// The options of `airlock serve`.
 #[derive(Args, Debug)]
@@ -58,6 +66,9 @@ pub(super) struct Options {
     /// Listen without TLS on an address that other machines reach: keys and output then travel unencrypted
     #[arg(long)]
     plain_http: bool,
+    /// Settings of a worker node, as YAML: see docs/node.md
+    #[arg(long, value_name = "FILE")]
+    node: Option<PathBuf>,
     /// How many sandboxes of each kind to keep ready; 0 for none [default: 4]
     #[arg(long, value_name = "NUMBER")]
     pool: Option<usize>,
@@ -94,7 +105,8 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     }
     super::leave_no_dump()?;
     let begun = engine::HeadStart::give();
-    let config = global.configure(surroundings)?;
+    let told = options.node.as_ref().map(|file| node::Told::read(file, surroundings)).transpose()?;
+    let config = node::configure(told.as_ref(), global, surroundings)?;
     let usual = || Place::Tcp(SocketAddr::from(([127, 0, 0, 1], 7070)));
     let place = options.listen.clone().or(config.serve.listen.clone()).unwrap_or_else(usual);
     options.check(&place)?;
@@ -113,21 +125,47 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         settings
             .guarded
             .extend(options.admin_key_file.iter().map(|file| surroundings.current_folder.join(file)));
+        settings.guarded.extend(options.node.iter().map(|file| surroundings.current_folder.join(file)));
         let engine = engine::Engine::open_after(begun, settings)?;
-        let gateway = open(&config, engine.clone(), options.quiet)?;
+        let node = told.as_ref().map(node::Told::of_gateway).unwrap_or_default();
+        let gateway = open(&config, engine.clone(), node, options.quiet)?;
         let admin_key = admin(options, &gateway, surroundings)?;
-        serve(&gateway, &place, tls, &lock, options.json, admin_key).await?;
-        engine.close().await;
-        Ok(0)
+        let left = serve(&gateway, &place, tls, &lock, options.json, admin_key).await?;
+        match left.is_empty() {
+            true => engine.close().await,
+            // What does not end would be waited for.
+            false => _ = tokio::time::timeout(LONGEST_CLOSING, engine.close()).await,
+        }
+        Ok(stopped(&left))
     })
 }
 
-fn open(config: &Config, engine: engine::Engine, quiet: bool) -> Result<Gateway, Failure> {
+/// Says what could not be stopped.
+fn stopped(left: &[String]) -> u8 {
+    if left.is_empty() {
+        return 0;
+    }
+    let shown = left.iter().take(MOST_LEFT_SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    let more = left.len().saturating_sub(MOST_LEFT_SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    message::say(&[
+        Line::Error(format!("not everything was stopped in time: {shown}{more}")),
+        Line::Hint("the next start clears away what is left; give more `grace` under [serve]".to_owned()),
+    ]);
+    NOT_STOPPED
+}
+
+fn open(
+    config: &Config,
+    engine: engine::Engine,
+    node: gateway::Node,
+    quiet: bool,
+) -> Result<Gateway, Failure> {
     let crate::config::Serve { hosts, folders, profiles, bounds, .. } = config.serve.clone();
     let (policy, state) = (config.policy.clone(), config.state.clone());
     let tenants = spec::Tenants::default();
     let settings =
-        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, quiet };
+        gateway::Settings { engine, policy, state, hosts, folders, profiles, bounds, tenants, node, quiet };
     Gateway::new(settings).map_err(|error| Failure {
         code: ErrorCode::StartFailed,
         message: error.to_string(),
@@ -168,7 +206,7 @@ fn tls(surroundings: &Surroundings, certificate: &Path, key: &Path) -> Result<Tl
     })
 }
 
-/// Serves until it is told to stop.
+/// Serves until it is told to stop; what could not be stopped then.
 async fn serve(
     gateway: &Gateway,
     place: &Place,
@@ -176,7 +214,7 @@ async fn serve(
     lock: &lock::Lock,
     json: bool,
     admin_key: Option<Token>,
-) -> Result<(), Failure> {
+) -> Result<Vec<String>, Failure> {
     let on =
         |kind| signal(kind).map_err(|error| Failure::internal(format!("cannot wait for signals: {error}")));
     let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
@@ -194,16 +232,16 @@ async fn serve(
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        () = &mut served => {}
+        left = &mut served => return Ok(left),
     }
     stop.send_replace(true);
-    served.await;
+    let left = served.await;
     // What is half made is ended with the engine.
     _ = warming.await;
     if let Place::Unix(path) = place {
         _ = fs::remove_file(path);
     }
-    Ok(())
+    Ok(left)
 }
 
 fn listen(place: &Place, encrypted: bool) -> Result<(Listener, String), Failure> {

@@ -10,6 +10,7 @@ mod egress;
 mod file;
 mod images;
 mod local;
+pub(crate) mod node;
 mod operator;
 mod prices;
 mod provider;

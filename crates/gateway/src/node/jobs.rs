@@ -3,7 +3,7 @@
 
 use super::{
     steps,
-    told::{self, AskedFor, JobResult, JobState, JobStatus, MOST_OUTPUT},
+    told::{self, AskedFor, MOST_OUTPUT, WorkerJobResult, WorkerJobState, WorkerJobStatus},
     wire::{NetworkPolicy, Sent, Uuid, Version, answer, digest, variables},
 };
 use crate::{
@@ -39,18 +39,18 @@ const LARGEST_SPEC: usize = 4 << 20;
 /// A job.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct JobOrder {
+pub(crate) struct WorkerJob {
     #[schema(value_type = u64, minimum = 1, maximum = 1)]
     pub(crate) version: Version,
     pub(crate) task_id: Uuid,
     pub(crate) job_id: Uuid,
-    pub(crate) sandbox: JobSandbox,
+    pub(crate) sandbox: WorkerJobSandbox,
 }
 
 /// What is run, and in what.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct JobSandbox {
+pub(crate) struct WorkerJobSandbox {
     /// Unless said, the node's default; without one the host's own `/usr`.
     pub(crate) image: Option<String>,
     /// Exact argument list; no shell. May be empty only with `job_spec_json`.
@@ -69,7 +69,7 @@ pub(crate) struct JobSandbox {
     pub(crate) job_spec_json: Option<String>,
 }
 
-impl JobOrder {
+impl WorkerJob {
     /// The run that carries it out: what it is called among all runs.
     pub(crate) fn run_id(&self, caller: &Caller) -> Answer<Id> {
         run_id(&self.job_id, &caller.tenant)
@@ -160,11 +160,11 @@ pub(crate) fn limits(gateway: &Gateway, timeout_seconds: Option<u64>) -> Answer<
 ///
 /// A program in a fresh sandbox. The same `job_id` with the same body is the same job, also after a restart: it is joined
 /// or its result is answered, and never run twice.
-#[utoipa::path(post, path = "/v1/worker/jobs:run", tag = "worker", request_body = JobOrder,
+#[utoipa::path(post, path = "/v1/worker/jobs:run", tag = "worker", request_body = WorkerJob,
     params(("Prefer" = Option<String>, Header, description = "`respond-async`: do not wait")),
     responses(
-    (status = 200, description = "It ran, or could not start; the result says how it ended", body = JobResult),
-    (status = 202, description = "It goes on", body = JobState),
+    (status = 200, description = "It ran, or could not start; the result says how it ended", body = WorkerJobResult),
+    (status = 202, description = "It goes on", body = WorkerJobState),
     (status = 409, description = "The `job_id` stands for another job", body = Problem, content_type = "application/problem+json"),
     (status = 413, description = "The body is too large", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many are under way", body = Problem, content_type = "application/problem+json"),
@@ -173,7 +173,7 @@ async fn run(
     State(gateway): State<Gateway>,
     caller: Caller,
     headers: HeaderMap,
-    Sent(order): Sent<JobOrder>,
+    Sent(order): Sent<WorkerJob>,
 ) -> Answer<Response> {
     let in_background = runs::is_async(&headers);
     let begun = match begin(&gateway, &caller, &order).await {
@@ -197,7 +197,7 @@ async fn run(
 }
 
 /// The job under way, if it is a new one or one that still goes on; nothing if it has ended, or is one of steps.
-async fn begin(gateway: &Gateway, caller: &Caller, order: &JobOrder) -> Answer<Option<Arc<Live>>> {
+async fn begin(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<Option<Arc<Live>>> {
     caller.require(Scope::Runs)?;
     order.check(gateway)?;
     if order.sandbox.job_spec_json.is_some() {
@@ -214,18 +214,19 @@ async fn begin(gateway: &Gateway, caller: &Caller, order: &JobOrder) -> Answer<O
     }
 }
 
-fn admitted(gateway: &Gateway, caller: &Caller, order: &JobOrder) -> Answer<(Asked, RunSpec)> {
+fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(Asked, RunSpec)> {
     let request = host::admit(gateway, caller, order.request(gateway)?)?;
     let image = request.image.as_ref().map(|image| image.to_string_lossy().into_owned());
     let mut spec = gateway.policy().admit(request)?;
     spec.run_id = Some(order.run_id(caller)?);
     spec.owner = Some(caller.owner()?);
     spec.keep = caller.require(Scope::Artifacts).is_ok();
-    Ok((asked(caller, order, image)?, spec))
+    let runtime = Some(spec.sandbox.backend.name().to_owned());
+    Ok((asked(caller, order, AskedFor { image, runtime })?, spec))
 }
 
 /// How a job is written down, and what is kept of it.
-pub(super) fn asked(caller: &Caller, order: &JobOrder, image: Option<String>) -> Answer<Asked> {
+pub(super) fn asked(caller: &Caller, order: &WorkerJob, said: AskedFor) -> Answer<Asked> {
     let id = order.run_id(caller)?;
     let name = format!("{LASTING}job {id}");
     Ok(Asked {
@@ -238,7 +239,7 @@ pub(super) fn asked(caller: &Caller, order: &JobOrder, image: Option<String>) ->
             stream: MOST_OUTPUT,
             whole: LARGEST_KEPT,
             exact: true,
-            asked: serde_json::to_value(AskedFor { image }).ok(),
+            asked: serde_json::to_value(said).ok(),
         },
     })
 }
@@ -257,7 +258,7 @@ pub(super) fn of_another(problem: Problem) -> Problem {
 pub(super) fn note(
     gateway: &Gateway,
     caller: &Caller,
-    order: &JobOrder,
+    order: &WorkerJob,
     decision: Decision,
     rule: &str,
 ) -> Answer<()> {
@@ -275,12 +276,12 @@ pub(super) fn note(
     })
 }
 
-pub(super) fn accepted(order: &JobOrder) -> Response {
-    let state = JobState {
+pub(super) fn accepted(order: &WorkerJob) -> Response {
+    let state = WorkerJobState {
         version: Version,
         task_id: order.task_id.to_string(),
         job_id: order.job_id.to_string(),
-        status: JobStatus::Accepted,
+        status: WorkerJobStatus::Accepted,
         stopping: false,
     };
     let mut response = (StatusCode::ACCEPTED, Json(state)).into_response();
@@ -296,7 +297,7 @@ pub(super) fn accepted(order: &JobOrder) -> Response {
 pub(super) async fn of_before(
     gateway: &Gateway,
     caller: &Caller,
-    order: &JobOrder,
+    order: &WorkerJob,
     early: bool,
 ) -> Answer<Response> {
     match row(gateway, caller, &order.job_id).await {
@@ -341,11 +342,11 @@ pub(crate) fn state_of(gateway: &Gateway, caller: &Caller, row: &RunRow) -> Answ
         return told_of(gateway, caller, &ended.kept);
     }
     let started = live.as_ref().is_some_and(|live| live.progress().borrow().started.is_some());
-    let state = JobState {
+    let state = WorkerJobState {
         version: Version,
         task_id: row.task.clone().unwrap_or_default(),
         job_id: row.job.clone().unwrap_or_default(),
-        status: if started { JobStatus::InProgress } else { JobStatus::Accepted },
+        status: if started { WorkerJobStatus::InProgress } else { WorkerJobStatus::Accepted },
         stopping: live.is_some_and(|live| live.is_to_end()),
     };
     Ok(Json(state).into_response())
@@ -353,7 +354,7 @@ pub(crate) fn state_of(gateway: &Gateway, caller: &Caller, row: &RunRow) -> Answ
 
 /// One job: its result, or how far it is
 #[utoipa::path(get, path = "/v1/worker/jobs/{job_id}", tag = "worker", params(("job_id" = String, Path,)), responses(
-    (status = 200, description = "Its state (`accepted`, `in_progress`), or once it has ended its result", body = JobResult),
+    (status = 200, description = "Its state (`accepted`, `in_progress`), or once it has ended its result", body = WorkerJobResult),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn get(State(gateway): State<Gateway>, caller: Caller, Path(job): Path<String>) -> Answer<Response> {
     caller.require(Scope::Runs)?;

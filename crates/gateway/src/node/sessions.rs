@@ -2,7 +2,7 @@
 
 use super::{
     jobs,
-    told::{self, Cut, JobStatus, MOST_OUTPUT},
+    told::{self, Cut, MOST_OUTPUT, WorkerJobStatus},
     wire::{NetworkPolicy, Sent, Uuid, Version, answer, digest, variables},
 };
 use crate::{
@@ -267,7 +267,7 @@ struct ExecTold {
     task_id: String,
     session_id: String,
     exec_id: String,
-    status: JobStatus,
+    status: WorkerJobStatus,
     exit_code: i32,
     stdout: String,
     stderr: String,
@@ -340,9 +340,9 @@ async fn exec(
         session_id: session,
         exec_id: exec.id().to_owned(),
         status: match result.status {
-            Status::Succeeded => JobStatus::Completed,
-            Status::TimedOut => JobStatus::Timeout,
-            _ => JobStatus::Failed,
+            Status::Succeeded => WorkerJobStatus::Completed,
+            Status::TimedOut => WorkerJobStatus::Timeout,
+            _ => WorkerJobStatus::Failed,
         },
         exit_code: told::code(result.status, result.exit_code, result.signal, result.exit_status),
         stdout,

@@ -4,7 +4,11 @@
 use crate::{Problem, problem::Answer};
 use http::StatusCode;
 use spec::{Cpus, ImagePattern, ImageRef, RunRequest, Size};
-use std::{path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// The most that a body of the worker API may have.
 const LARGEST_REQUEST: usize = 10 << 20;
@@ -30,9 +34,30 @@ pub struct Resources {
     pub pids: Option<u32>,
 }
 
+/// How a log is to be written; as usual where nothing is said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Logging {
+    /// `trace`, `debug`, `info`, `warn` or `error`.
+    pub level: Option<String>,
+    /// `text` or `json`.
+    pub format: Option<String>,
+    /// Where.
+    pub file: Option<PathBuf>,
+}
+
 /// What a gateway is told as a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
+    /// What it is called, and words of the operator's about it.
+    pub id: Option<String>,
+    /// The same for people.
+    pub name: Option<String>,
+    /// By which work finds it.
+    pub labels: BTreeMap<String, String>,
+    /// Whatever else.
+    pub metadata: BTreeMap<String, String>,
+    /// How its log is to be written.
+    pub logging: Logging,
     /// Whether it takes work.
     pub mode: Mode,
     /// Whether jobs may have the inference door.
@@ -56,6 +81,11 @@ pub struct Node {
 impl Default for Node {
     fn default() -> Node {
         Node {
+            id: None,
+            name: None,
+            labels: BTreeMap::new(),
+            metadata: BTreeMap::new(),
+            logging: Logging::default(),
             mode: Mode::Allow,
             inference: true,
             backend: None,
@@ -99,15 +129,20 @@ impl Node {
     /// Fills in what a request left open, and refuses work and images that this node does not take.
     pub(crate) fn furnish(&self, request: &mut RunRequest) -> Answer<()> {
         self.takes_work()?;
+        self.fill_in(request);
+        match &self.allowed_images {
+            Some(allowed) => is_listed(allowed, request.image.as_deref()),
+            None => Ok(()),
+        }
+    }
+
+    /// Fills in what a request left open: of our own trials, which no list is about.
+    pub(crate) fn fill_in(&self, request: &mut RunRequest) {
         if request.backend.is_none() {
             request.backend.clone_from(&self.backend);
         }
         if request.image.is_none() {
             request.image = self.default_image.as_ref().map(Into::into);
-        }
-        match &self.allowed_images {
-            Some(allowed) => is_listed(allowed, request.image.as_deref()),
-            None => Ok(()),
         }
     }
 

@@ -1,7 +1,10 @@
 //! Jobs that are steps: a job spec, carried out by the engine from outside the box, or by the program that the job names. They are
 //! accepted and kept like every job: what came of the steps is the `sba_result` of the result.
 
-use super::jobs::{self, JobOrder};
+use super::{
+    jobs::{self, WorkerJob},
+    told::AskedFor,
+};
 use crate::{
     Caller, Gateway, Problem, Scope,
     problem::Answer,
@@ -34,12 +37,12 @@ struct Admitted {
 pub(crate) async fn carry_out(
     gateway: &Gateway,
     caller: &Caller,
-    order: &JobOrder,
+    order: &WorkerJob,
     in_background: bool,
 ) -> Answer<Response> {
-    let (admitted, image) = admitted(gateway, caller, order)?;
+    let (admitted, said) = admitted(gateway, caller, order)?;
     jobs::note(gateway, caller, order, Decision::Allowed, "")?;
-    let asked = jobs::asked(caller, order, image)?;
+    let asked = jobs::asked(caller, order, said)?;
     let begin = {
         let gateway = gateway.clone();
         async move {
@@ -63,7 +66,7 @@ pub(crate) async fn carry_out(
     }
 }
 
-fn admitted(gateway: &Gateway, caller: &Caller, order: &JobOrder) -> Answer<(Admitted, Option<String>)> {
+fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(Admitted, AskedFor)> {
     let document = order.sandbox.job_spec_json.clone().unwrap_or_default();
     let mut job = read_job(document.as_bytes(), None).map_err(|refused| {
         let why = refused.failure_message.unwrap_or_default();
@@ -84,7 +87,8 @@ fn admitted(gateway: &Gateway, caller: &Caller, order: &JobOrder) -> Answer<(Adm
         spec.run.owner = Some(caller.owner()?);
         spec.run.keep = caller.require(Scope::Artifacts).is_ok();
     }
-    Ok((Admitted { job, document, carrier, spec, profile }, image))
+    let runtime = spec.as_ref().ok().map(|spec| spec.run.sandbox.backend.name().to_owned());
+    Ok((Admitted { job, document, carrier, spec, profile }, AskedFor { image, runtime }))
 }
 
 /// Carries it through to its end, whoever waits for it.

@@ -2,7 +2,7 @@
 
 use super::{
     jobs,
-    told::JobState,
+    told::WorkerJobState,
     wire::{Sent, Uuid, Version},
 };
 use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
@@ -38,7 +38,7 @@ struct StopOrder {
 /// SIGTERM to its program; what is left of it after the grace is killed. Asking again changes nothing but a longer grace
 /// to a shorter one. Answers with the result if the end comes within two seconds, else with the state.
 #[utoipa::path(post, path = "/v1/worker/jobs:stop", tag = "worker", request_body = StopOrder, responses(
-    (status = 200, description = "Its state, or its result", body = JobState),
+    (status = 200, description = "Its state, or its result", body = WorkerJobState),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn stop(
     State(gateway): State<Gateway>,
@@ -82,7 +82,7 @@ struct StopAll {
 
 /// What was stopped.
 #[derive(Debug, Serialize, ToSchema)]
-struct Stopped {
+struct StoppedAll {
     #[schema(value_type = u64)]
     version: Version,
     runs: Vec<String>,
@@ -96,21 +96,22 @@ struct Stopped {
 ///
 /// Every tenant's runs are cancelled and their sessions ended. New work is still taken. Only for an admin.
 #[utoipa::path(post, path = "/v1/worker/admin/stop-all-orchestrator-directed", tag = "worker", request_body = StopAll,
-    responses((status = 200, description = "What was stopped", body = Stopped),
+    responses((status = 200, description = "What was stopped", body = StoppedAll),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn stop_all(
     State(gateway): State<Gateway>,
     caller: Caller,
     Sent(_order): Sent<StopAll>,
-) -> Answer<Json<Stopped>> {
+) -> Answer<Json<StoppedAll>> {
     caller.require(Scope::Admin)?;
     note(&gateway, &caller, &Entry { what: "node.stop_all", rule: "admin", ..Entry::default() })?;
     // First what waits, so that nothing of it begins in the place of what is ended.
     let jobs = end_jobs(&gateway).await;
-    let (runs, (sessions, mut left)) = tokio::join!(end_runs(&gateway), gateway.end_all_sandboxes());
+    let (runs, (sessions, alive)) = tokio::join!(end_runs(&gateway), gateway.end_all_sandboxes());
+    let mut left: Vec<_> = alive.into_iter().map(|id| format!("sandbox {id}")).collect();
     left.extend(runs.iter().filter(|(_, gone)| !gone).map(|(id, _)| format!("run {id}")));
     let runs = runs.into_iter().filter_map(|(id, gone)| gone.then_some(id)).collect();
-    Ok(Json(Stopped { version: Version, runs, sessions, jobs, left }))
+    Ok(Json(StoppedAll { version: Version, runs, sessions, jobs, left }))
 }
 
 /// Cancels every run, and says of each whether it is gone.

@@ -11,7 +11,7 @@ pub(crate) const MOST_OUTPUT: usize = 262_144;
 /// How a job stands or ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum JobStatus {
+pub(crate) enum WorkerJobStatus {
     Accepted,
     InProgress,
     Completed,
@@ -21,12 +21,12 @@ pub(crate) enum JobStatus {
 
 /// A job that has not ended.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct JobState {
+pub(crate) struct WorkerJobState {
     #[schema(value_type = u64)]
     pub(crate) version: Version,
     pub(crate) task_id: String,
     pub(crate) job_id: String,
-    pub(crate) status: JobStatus,
+    pub(crate) status: WorkerJobStatus,
     /// Whether its end was asked for.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) stopping: bool,
@@ -34,12 +34,12 @@ pub(crate) struct JobState {
 
 /// What came of a job.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct JobResult {
+pub(crate) struct WorkerJobResult {
     #[schema(value_type = u64)]
     version: Version,
     task_id: String,
     job_id: String,
-    status: JobStatus,
+    status: WorkerJobStatus,
     /// Of the program; 128 and the signal that killed it; -1 where there was none.
     exit_code: i32,
     /// At most 262,144 bytes.
@@ -49,11 +49,11 @@ pub(crate) struct JobResult {
     ended_at: String,
     truncated: Cut,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    artifacts: Vec<JobArtifact>,
+    artifacts: Vec<WorkerArtifact>,
     /// Of a job of steps: what came of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     sba_result: Option<serde_json::Value>,
-    run_diagnostics: Diagnostics,
+    run_diagnostics: RunDiagnostics,
 }
 
 /// Which streams were longer.
@@ -65,7 +65,7 @@ pub(crate) struct Cut {
 
 /// A file that was kept.
 #[derive(Debug, Serialize, ToSchema)]
-struct JobArtifact {
+struct WorkerArtifact {
     name: String,
     content_type: &'static str,
     size_bytes: u64,
@@ -76,7 +76,7 @@ struct JobArtifact {
 
 /// How it was carried out, without anything of this machine.
 #[derive(Debug, Serialize, ToSchema)]
-struct Diagnostics {
+struct RunDiagnostics {
     runtime: String,
     /// None where it started from the host's own `/usr`.
     image: Option<String>,
@@ -90,7 +90,11 @@ struct Diagnostics {
 /// What a request said that its result does not.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct AskedFor {
+    #[serde(default)]
     pub(crate) image: Option<String>,
+    /// What was to make its box.
+    #[serde(default)]
+    pub(crate) runtime: Option<String>,
 }
 
 /// A run's result as it is kept.
@@ -126,13 +130,13 @@ struct Kept {
 }
 
 /// From a run's result as it is kept; none if that is no result.
-pub(crate) fn result(kept: &[u8]) -> Option<JobResult> {
+pub(crate) fn result(kept: &[u8]) -> Option<WorkerJobResult> {
     let kept: Kept = serde_json::from_slice(kept).ok()?;
     let (status, exit_code, diagnostics) = (kept.job_status(), kept.code(), kept.diagnostics());
     let mut truncated = kept.truncated;
     let stdout = text(kept.stdout, kept.stdout_base64.as_deref(), &mut truncated.stdout);
     let stderr = text(kept.stderr, kept.stderr_base64.as_deref(), &mut truncated.stderr);
-    Some(JobResult {
+    Some(WorkerJobResult {
         version: Version,
         task_id: kept.task_id.unwrap_or_default(),
         job_id: kept.job_id.unwrap_or_default(),
@@ -150,17 +154,17 @@ pub(crate) fn result(kept: &[u8]) -> Option<JobResult> {
 }
 
 impl Kept {
-    fn job_status(&self) -> JobStatus {
+    fn job_status(&self) -> WorkerJobStatus {
         match self.status {
-            Status::Succeeded => JobStatus::Completed,
-            Status::TimedOut => JobStatus::Timeout,
+            Status::Succeeded => WorkerJobStatus::Completed,
+            Status::TimedOut => WorkerJobStatus::Timeout,
             Status::Queued
             | Status::Running
             | Status::Failed
             | Status::OomKilled
             | Status::Cancelled
             | Status::NotStarted
-            | Status::Lost => JobStatus::Failed,
+            | Status::Lost => WorkerJobStatus::Failed,
         }
     }
 
@@ -168,7 +172,7 @@ impl Kept {
         code(self.status, self.exit_code, self.signal, self.exit_status)
     }
 
-    fn diagnostics(&self) -> Diagnostics {
+    fn diagnostics(&self) -> RunDiagnostics {
         let said = || self.error.as_ref().map_or("", |error| error.message.as_str());
         let reason = match self.status {
             Status::Queued | Status::Running | Status::Succeeded | Status::Failed => None,
@@ -176,8 +180,12 @@ impl Kept {
             Status::NotStarted => Some(format!("not_started: {}", said())),
             other => Some(other.name().to_owned()),
         };
-        Diagnostics {
-            runtime: self.backend.clone(),
+        RunDiagnostics {
+            // One that did not start does not know by whom.
+            runtime: match self.barriers.is_empty() {
+                true => self.asked.runtime.clone().unwrap_or_else(|| self.backend.clone()),
+                false => self.backend.clone(),
+            },
             image: self.asked.image.clone(),
             container_started: (self.status != Status::Lost).then_some(!self.barriers.is_empty()),
             reason,
@@ -218,7 +226,7 @@ pub(crate) fn shortened(mut text: String, cut: &mut bool) -> String {
     text
 }
 
-fn artifact(kept: ArtifactRef) -> JobArtifact {
+fn artifact(kept: ArtifactRef) -> WorkerArtifact {
     let encode = |byte: u8| match byte {
         b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
             char::from(byte).to_string()
@@ -226,7 +234,7 @@ fn artifact(kept: ArtifactRef) -> JobArtifact {
         other => format!("%{other:02X}"),
     };
     let path: String = kept.name.bytes().map(encode).collect();
-    JobArtifact {
+    WorkerArtifact {
         place: format!("/v1/artifacts/{path}?version={}", kept.version),
         content_type: "application/octet-stream",
         size_bytes: kept.size_bytes,

@@ -325,7 +325,7 @@ impl Gateway {
     /// Ends all of them because the server ends, and waits until nothing is left of them; those of which something is.
     pub(crate) async fn end_sandboxes(&self) -> Vec<String> {
         self.0.sandboxes.closing.store(true, Ordering::Relaxed);
-        self.end_all_sandboxes().await.1
+        self.end_all_sandboxes().await.1.into_iter().map(|id| format!("sandbox {id}")).collect()
     }
 
     /// Ends all that live now: those that are gone by then, and those that are not.
@@ -334,7 +334,7 @@ impl Gateway {
         let live = entries.into_iter().filter_map(|entry| Some((entry.id.clone(), entry.session().ok()?)));
         let ending = live.map(|(id, session)| async move {
             let ended = tokio::time::timeout(LONGEST_ENDING, session.end()).await.is_ok();
-            (format!("sandbox {id}"), ended)
+            (id, ended)
         });
         let mut ending: JoinSet<_> = ending.collect();
         let (mut gone, mut left) = (Vec::new(), Vec::new());
@@ -342,7 +342,7 @@ impl Gateway {
             match ended {
                 Ok((id, true)) => gone.push(id),
                 Ok((id, false)) => left.push(id),
-                Err(_) => left.push("a sandbox whose end broke off".to_owned()),
+                Err(_) => left.push("whose end broke off".to_owned()),
             }
         }
         (gone, left)

@@ -1,0 +1,96 @@
+//! Sessions of the worker API, against the real server. Each claim names the item of the acceptance list that it proves.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use node_tests::{Server, key_of};
+use serde_json::{Value, json};
+
+const TASK: &str = "11111111-1111-4111-8111-111111111111";
+const OTHER: &str = "33333333-3333-4333-8333-333333333333";
+const SESSION: &str = "22222222-2222-4222-8222-222222222222";
+const ALL: &str = "/v1/worker/sessions";
+
+fn order(more: Value) -> Value {
+    let mut order = json!({ "version": 1, "task_id": TASK });
+    order.as_object_mut().expect("it is").extend(more.as_object().expect("it is").clone());
+    order
+}
+
+fn exec(server: &Server, script: &str) -> Value {
+    let asked = order(json!({ "command": ["sh", "-c", script] }));
+    let answer = server.post(&format!("{ALL}/{SESSION}/exec"), &asked);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+/// Item 39.
+#[test]
+fn programs_of_a_session_share_what_they_write_until_it_is_ended() {
+    let server = Server::new();
+    let made = server.post(ALL, &order(json!({ "session_id": SESSION, "env": { "X": "y" } })));
+    assert_eq!((made.status, made.json()["session_id"].as_str()), (201, Some(SESSION)), "{}", made.text());
+    assert_eq!(exec(&server, "echo $X > file; cd /tmp; pwd")["stdout"], "/tmp\n");
+    let second = exec(&server, "cat file; echo err >&2; exit 4");
+    assert_eq!((&second["stdout"], &second["stderr"]), (&json!("y\n"), &json!("err\n")));
+    assert_eq!((&second["status"], &second["exit_code"]), (&json!("failed"), &json!(4)));
+    let bytes: Vec<u8> = (0..=255).collect();
+    let typed = order(json!({ "command": ["cat"], "stdin_b64": STANDARD.encode("typed"), "cwd": "/tmp" }));
+    assert_eq!(server.post(&format!("{ALL}/{SESSION}/exec"), &typed).json()["stdout"], "typed");
+    let sandbox = made.json()["sandbox_id"].as_str().expect("its name").to_owned();
+    let path = format!("/v1/sandboxes/{sandbox}/files/bin");
+    let head = format!(
+        "PUT {path} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ncontent-length: 256\r\n\r\n",
+        server.client.host(),
+        server.admin
+    );
+    let put = server.client.open(&[head.as_bytes(), &bytes].concat()).answer();
+    assert!(put.status < 300, "{}", put.text());
+    assert_eq!(exec(&server, "wc -c < bin")["stdout"].as_str().map(str::trim), Some("256"));
+    assert_eq!(server.get(&path).body, bytes);
+    let end = || server.post(&format!("{ALL}/{SESSION}/end"), &order(json!({})));
+    assert_eq!((end().status, end().status), (200, 200), "again changes nothing");
+    assert_eq!(end().json()["status"], "ended");
+    let after = server.post(&format!("{ALL}/{SESSION}/exec"), &order(json!({ "command": ["true"] })));
+    assert_eq!((after.status, after.json()["type"].as_str()), (404, Some("urn:cynodeai:error:not_found")));
+}
+
+/// Item 39: names are of one task and one tenant.
+#[test]
+fn a_session_is_found_only_by_its_own_task_and_tenant() {
+    let server = Server::new();
+    let first = server.post(ALL, &order(json!({ "session_id": SESSION })));
+    let again = server.post(ALL, &order(json!({ "session_id": SESSION })));
+    assert_eq!((again.status, again.json()["sandbox_id"].clone()), (201, first.json()["sandbox_id"].clone()));
+    assert_eq!(server.post(ALL, &order(json!({ "session_id": SESSION, "env": { "A": "b" } }))).status, 409);
+    let wrong = json!({ "version": 1, "task_id": OTHER, "command": ["true"] });
+    assert_eq!(server.post(&format!("{ALL}/{SESSION}/exec"), &wrong).status, 404);
+    let path = format!("{ALL}/{SESSION}");
+    assert_eq!(server.get(&path).status, 200, "the control");
+    assert_eq!(server.get(&format!("{path}?task_id={OTHER}")).status, 404);
+    let stranger = key_of(&server, "else", &["sandboxes"]);
+    assert_eq!(server.ask(&stranger, "GET", &path, &[], &Value::Null).status, 404);
+    let theirs = server.ask(&stranger, "POST", ALL, &[], &order(json!({ "session_id": SESSION })));
+    assert_eq!(theirs.status, 201, "the same name is another tenant's as well: {}", theirs.text());
+    for id in ["..", "x", "..%2f.."] {
+        assert!(matches!(server.get(&format!("{ALL}/{id}")).status, 400 | 404));
+    }
+    for bad in
+        [json!({ "version": 2, "task_id": TASK }), json!({ "version": 1, "task_id": "..", }), json!({})]
+    {
+        assert_eq!(server.post(ALL, &bad).status, 400);
+    }
+    assert_eq!(server.post(ALL, &order(json!({ "privileged": true }))).status, 400);
+}
+
+/// Item 40.
+#[test]
+fn a_session_ends_by_itself_when_its_time_is_over_or_nobody_uses_it() {
+    let server = Server::new();
+    for (field, reason) in [("lifetime_seconds", "lifetime"), ("idle_seconds", "idle")] {
+        let made = server.post(ALL, &order(json!({ field: 1 }))).json();
+        let path = format!("{ALL}/{}", made["session_id"].as_str().expect("its name"));
+        server.until("its end", || server.get(&path).json()["status"] == "ended");
+        assert_eq!(server.get(&path).json()["reason"], reason);
+        let after = server.post(&format!("{path}/exec"), &order(json!({ "command": ["true"] })));
+        assert_eq!(after.status, 404);
+    }
+}
