@@ -15,6 +15,7 @@ fn every_command_explains_itself() {
     same(help(&["--help"]), written("help/airlock.txt"));
     same(help(&["run", "-h"]), written("help/run-short.txt"));
     same(help(&["run", "--help"]), written("help/run.txt"));
+    same(help(&["steps", "-h"]), written("help/steps.txt"));
     same(help(&["grant", "--help"]), written("help/grant.txt"));
     same(help(&["doctor", "--help"]), written("help/doctor.txt"));
     same(help(&["sweep", "--help"]), written("help/sweep.txt"));
