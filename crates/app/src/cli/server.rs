@@ -45,6 +45,7 @@ impl Cli {
             Command::Key(_) => "key",
             Command::Proxy(_) => "proxy",
             Command::Bench(_) => "bench",
+            Command::Audit(_) => "audit",
             Command::EscapeTest(_) => "escape-test",
         };
         Cli { global: Global { command, ..self.global }, ..self }
