@@ -180,7 +180,7 @@ fn used() -> (Server, Vec<PathBuf>) {
         "curl -sN -o /dev/null -H \"authorization: Bearer $OPENAI_API_KEY\" -H 'content-type: application/json' \
          -d '{body}' $OPENAI_BASE_URL/chat/completions"
     );
-    let order = json!({"command": ["sh", "-c", call], "models": ["m"]});
+    let order = json!({"command": ["sh", "-c", call], "llm": "openai", "allow_models": ["m"]});
     for _ in 0..2 {
         let ran = server.ask(&key, "POST", "/v1/runs", &[], &order);
         assert_eq!((ran.status, &ran.json()["usage"]["llm"]["calls"]), (200, &json!(1)), "{}", ran.text());
