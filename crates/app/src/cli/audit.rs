@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 use spec::{ErrorCode, Timestamp};
 use std::{io, path::Path};
-use store::audit::{self, Asked, Problem, Row, Verified};
+use store::audit::{self, Asked, Problem, Row, Verified, Wrong};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -153,10 +153,11 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
     let mut problems = Vec::new();
     let verified = match audit::verify(state, head) {
         Ok(verified) => verified,
-        Err(error) => {
-            problems.push(Problem { file: state.join("audit"), line: 0, what: error.to_string() });
+        Err(Wrong::Problem(problem)) => {
+            problems.push(problem);
             Verified::default()
         }
+        Err(Wrong::Read(error)) => return Err(unreadable(&error)),
     };
     let books = Books::open(state)?;
     problems.extend(books.verify()?);
