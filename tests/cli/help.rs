@@ -22,6 +22,7 @@ fn every_command_explains_itself() {
     same(help(&["bench", "--help"]), written("help/bench.txt"));
     same(help(&["usage", "--help"]), written("help/usage.txt"));
     same(help(&["quota", "--help"]), written("help/quota.txt"));
+    same(help(&["audit", "--help"]), written("help/audit.txt"));
     same(help(&["artifact", "--help"]), written("help/artifact.txt"));
     same(help(&["artifact", "list", "--help"]), written("help/artifact-list.txt"));
     same(help(&["artifact", "show", "--help"]), written("help/artifact-show.txt"));

@@ -141,9 +141,9 @@ impl Told {
         }
         let what = match response.status() {
             StatusCode::UNAUTHORIZED => "auth",
+            _ if self.about.starts_with("POST /v1/runs ") => "run.accept",
             _ => self.what.unwrap_or("request"),
         };
-        let what = if self.about.starts_with("POST /v1/runs ") { "run.accept" } else { what };
         let entry = Entry { what, rule: &refused.rule, about: &about, ..self.entry(caller) };
         gateway.note_happened(&Entry { decision: Decision::Refused, ..entry });
     }

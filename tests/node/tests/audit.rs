@@ -180,7 +180,7 @@ fn used() -> (Server, Vec<PathBuf>) {
         "curl -sN -o /dev/null -H \"authorization: Bearer $OPENAI_API_KEY\" -H 'content-type: application/json' \
          -d '{body}' $OPENAI_BASE_URL/chat/completions"
     );
-    let order = json!({"command": ["sh", "-c", call], "models": ["m"]});
+    let order = json!({"command": ["sh", "-c", call], "llm": "openai", "allow_models": ["m"]});
     for _ in 0..2 {
         let ran = server.ask(&key, "POST", "/v1/runs", &[], &order);
         assert_eq!((ran.status, &ran.json()["usage"]["llm"]["calls"]), (200, &json!(1)), "{}", ran.text());
@@ -207,7 +207,7 @@ fn whatever_is_changed_in_audit_or_ledger_is_found() {
     let head = String::from_utf8(airlock(&state, &["audit", "head"]).stdout).expect("text");
     let hash = head.trim().split(' ').nth(1).expect("a hash").to_owned();
     assert!(airlock(&state, &["audit", "verify", "--head", &hash]).status.success());
-    let other = airlock(&state, &["audit", "verify", "--head", &"0".repeat(64)]);
+    let other = airlock(&state, &["audit", "verify", "--head", &"1".repeat(64)]);
     assert_eq!(other.status.code(), Some(1));
     let full = std::env::var_os("AIRLOCK_FULL").is_some();
     for file in &files {
