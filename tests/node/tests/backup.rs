@@ -108,7 +108,7 @@ fn backups_of_a_server_under_load_restore_to_servers_that_know_all_that_was_told
             threads.spawn(move || load(server, number, known, stop));
         }
         let _loaders = Stopping(&stop);
-        for round in 0..8 {
+        for round in 0..5 {
             // Let it become more between two.
             let before = known.lock().expect("it is not poisoned").runs.len();
             server.until("more runs", || known.lock().expect("it is not poisoned").runs.len() >= before + 5);
