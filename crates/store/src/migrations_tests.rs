@@ -86,7 +86,7 @@ fn version(connection: &Connection) -> i64 {
 fn is_intact(state: &Path, schema: usize) {
     let images = AllowedImages::open(state).unwrap();
     let patterns: Vec<_> = images.list().unwrap().iter().map(|image| image.pattern.to_string()).collect();
-    assert_eq!(patterns, ["docker.io/library/alpine:3.*", "ghcr.io/acme/tool:1"]);
+    assert_eq!(patterns, ["docker.io/library/alpine:3.19", "ghcr.io/acme/tool:1"]);
     assert_eq!(images.trail().unwrap().len(), 2);
     let totals = Usage::open(state).unwrap().totals(By::Tenant, &Filter::default()).unwrap();
     if schema >= 2 {

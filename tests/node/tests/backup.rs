@@ -42,8 +42,18 @@ struct Known {
     artifacts: Vec<(String, String)>,
 }
 
+/// Stops the others, also when an assertion fails.
+struct Stopping<'a>(&'a AtomicBool);
+
+impl Drop for Stopping<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Makes keys, runs and artifacts until it is told to stop.
 fn load(server: &Server, number: usize, known: &Mutex<Known>, stop: &AtomicBool) {
+    let _others = Stopping(stop);
     let mut count = 0;
     while !stop.load(Ordering::Relaxed) {
         count += 1;
@@ -52,7 +62,7 @@ fn load(server: &Server, number: usize, known: &Mutex<Known>, stop: &AtomicBool)
         assert_eq!(run.status, 200, "{}", run.text());
         let id = run.json()["run_id"].as_str().expect("an id").to_owned();
         let name = format!("kept-{number}-{count}");
-        let put = server.client.open(&artifact(&server.admin, &name, &word)).answer();
+        let put = server.client.open(&artifact(server, &name, &word)).answer();
         assert_eq!(put.status, 201, "{}", put.text());
         let key = (count % 5 == 0).then(|| key_of(server, &format!("t{number}"), &["runs"]));
         let mut known = known.lock().expect("it is not poisoned");
@@ -62,9 +72,10 @@ fn load(server: &Server, number: usize, known: &Mutex<Known>, stop: &AtomicBool)
     }
 }
 
-fn artifact(key: &str, name: &str, contents: &str) -> Vec<u8> {
+fn artifact(server: &Server, name: &str, contents: &str) -> Vec<u8> {
+    let (host, key) = (server.client.host(), &server.admin);
     format!(
-        "PUT /v1/artifacts/{name} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-length: {}\r\n\
+        "PUT /v1/artifacts/{name} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\ncontent-length: {}\r\n\
          connection: close\r\n\r\n{contents}",
         contents.len()
     )
@@ -96,7 +107,8 @@ fn backups_of_a_server_under_load_restore_to_servers_that_know_all_that_was_told
             let (server, known, stop) = (&server, &known, &stop);
             threads.spawn(move || load(server, number, known, stop));
         }
-        for round in 0..8 {
+        let _loaders = Stopping(&stop);
+        for round in 0..5 {
             // Let it become more between two.
             let before = known.lock().expect("it is not poisoned").runs.len();
             server.until("more runs", || known.lock().expect("it is not poisoned").runs.len() >= before + 5);
@@ -118,7 +130,6 @@ fn backups_of_a_server_under_load_restore_to_servers_that_know_all_that_was_told
             done(&mut airlock(&restored.at("state"), &["usage", "--verify"]));
             is_there(&Server::on(restored, "", &[], Some(server.admin.clone())), &told);
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }
 
@@ -149,7 +160,7 @@ fn a_backup_has_its_name_only_when_it_is_whole_and_is_never_replaced() {
     let (server, place) = (Server::new(), Folder::new());
     let state = server.folder.at("state");
     for number in 0..40 {
-        let put = artifact(&server.admin, &format!("a{number}"), &"x".repeat(200_000));
+        let put = artifact(&server, &format!("a{number}"), &"x".repeat(200_000));
         assert_eq!(server.client.open(&put).answer().status, 201);
     }
     let file = place.at("b.tar");
@@ -208,7 +219,7 @@ fn a_folder_that_is_not_empty_is_left_alone() {
 #[test]
 fn a_state_folder_says_what_it_weighs() {
     let server = Server::new();
-    assert_eq!(server.client.open(&artifact(&server.admin, "a", &"x".repeat(100_000))).answer().status, 201);
+    assert_eq!(server.client.open(&artifact(&server, "a", &"x".repeat(100_000))).answer().status, 201);
     let told = done(&mut airlock(&server.folder.at("state"), &["state", "--json"]));
     let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
     let part = |name: &str| {

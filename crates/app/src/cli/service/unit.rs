@@ -1,10 +1,10 @@
 //! The text of a systemd unit for `airlock serve`.
 //!
-//! What it must not say, because a sandbox could then not be made: nothing that covers parts of `/proc` or `/sys`
-//! (`ProtectKernelTunables`, `ProtectKernelLogs`, `ProtectControlGroups`, `ProtectProc`, `ProcSubset`: a box mounts a `/proc` of
-//! its own, which the kernel allows only to whoever sees all of the one before), nothing that forbids namespaces or
-//! names (`RestrictNamespaces`, `ProtectHostname`, `PrivateUsers`), and no filter of system calls
-//! (`SystemCallFilter`, `MemoryDenyWriteExecute`, `RestrictSUIDSGID`), which every program inside would inherit.
+//! What it does not say: nothing that forbids namespaces or names (`RestrictNamespaces`, `PrivateUsers`, `ProtectHostname`),
+//! which boxes are made of; nothing that takes the cgroup tree away (`ProtectControlGroups`); no filter of system calls
+//! (`SystemCallFilter`, `MemoryDenyWriteExecute`, `RestrictSUIDSGID`), which every program inside would inherit; and
+//! nothing that covers parts of `/proc` (`ProtectProc`, `ProcSubset`, `ProtectKernelTunables`, `ProtectKernelLogs`): the kernel
+//! lets an ordinary user mount a `/proc` of a box only where all of the one before can be seen.
 
 use std::{
     os::unix::ffi::OsStrExt,
