@@ -169,7 +169,7 @@ async fn inference(facts: &NodeFacts) -> Value {
     };
     let reached = tokio::time::timeout(REACHED_WITHIN, TcpStream::connect((host.as_str(), *port))).await;
     let running = matches!(reached, Ok(Ok(_)));
-    json!({ "supported": running, "mode": "allow", "existing_service": true, "running": running })
+    json!({ "supported": running, "mode": "allow", "existing_service": running, "running": running })
 }
 
 /// What this node can do. Makes a real sandbox to know.
