@@ -26,7 +26,7 @@ pub(crate) enum What {
     /// A sandbox.
     Sandbox,
     /// A job, which will wait for its turn.
-    #[expect(dead_code, reason = "jobs ask for it")]
+    #[allow(dead_code, reason = "jobs ask for it")]
     Job,
     /// Something that is kept.
     Artifact,
