@@ -77,6 +77,8 @@ fn what_is_new_is_copied_once_and_what_is_lost_counts_in_full() {
         overrun: 0,
         unsettled: 1,
         unsettled_money: 100,
+        may_change: true,
+        ..Total::default()
     };
     assert_eq!((&runs[0], runs[1].money), (&a, 7));
     assert_eq!(books.verify().unwrap(), []);
