@@ -185,7 +185,7 @@ async fn run(
         }
     };
     match begun {
-        Some(_) if in_background => Ok(accepted(&order)),
+        Some(live) if in_background && !is_over(&live) => Ok(accepted(&order)),
         Some(live) => {
             let ended = live.ended().await?;
             told_of(&gateway, &caller, &ended.kept)
@@ -195,6 +195,10 @@ async fn run(
         }
         None => of_before(&gateway, &caller, &order, in_background).await,
     }
+}
+
+fn is_over(live: &Live) -> bool {
+    live.progress().borrow().ended.is_some()
 }
 
 /// The job under way, if it is a new one or one that still goes on; nothing if it has ended, or is one of steps.
