@@ -51,16 +51,18 @@ fn words(texts: &[&str]) -> Vec<OsString> {
 /// Runs the reference agent; its answer is the job's.
 pub(super) async fn infer(bench: &mut Bench<'_>) {
     let grants = &bench.session.spec().run.grants;
-    let env = match (&grants.llm, &grants.inference) {
-        (Some(_), _) => Vec::new(),
-        (None, Some(_)) => inference_variables(),
-        (None, None) => {
-            let message = "the job needs a model, and no door leads to one: grant --llm or --inference";
-            return bench.fail("inference_unavailable", message);
-        }
-    };
+    if grants.llm.is_none() {
+        let message = match grants.inference {
+            None => "the job needs a model, and no door leads to one: grant --llm",
+            Some(_) => {
+                "the inference door speaks Ollama's API, which airlock-agent does not: grant --llm, or name a program of \
+                 your own that does"
+            }
+        };
+        return bench.fail("inference_unavailable", message);
+    }
     let command = words(&["python3", "/job/airlock-agent", "task"]);
-    let request = ExecRequest { command, env, stdin: true, ..ExecRequest::default() };
+    let request = ExecRequest { command, stdin: true, ..ExecRequest::default() };
     let task = task(bench.job).to_string();
     let Some(exec) = bench.start(request).await else { return };
     // One that does not read it ends without an answer, and says so itself.
@@ -79,14 +81,6 @@ pub(super) async fn infer(bench: &mut Bench<'_>) {
             bench.fail("agent_failed", format!("the agent ended without an answer: {why}"));
         }
     }
-}
-
-/// At the inference door the agent speaks the dialect that model servers share.
-fn inference_variables() -> Vec<(OsString, OsString)> {
-    let base = format!("http://127.0.0.1:{}/v1", spec::INFERENCE_PORT);
-    let variables =
-        [("OPENAI_BASE_URL", base.as_str()), ("OPENAI_API_KEY", "none"), ("AIRLOCK_AGENT_DIALECT", "openai")];
-    variables.map(|(name, value)| (name.into(), value.into())).into()
 }
 
 fn answer(bench: &mut Bench<'_>, exec: &Exec, printed: Followed, code: i32) {
