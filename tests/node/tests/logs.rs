@@ -32,9 +32,10 @@ fn every_line_is_an_object_with_what_is_known_and_no_secret() {
     let mut server = Server::with("", &[LOUD, "--log-format", "json"]);
     let key = key_of(&server, "acme", &["runs"]);
     let order = json!({ "command": ["sh", "-c", "echo canary-output; exit 0", "canary-argument"],
-        "env": { "CANARY": "canary-variable" }, "run_id": "r1", "task_id": "t1", "job_id": "j1" });
+        "env": { "CANARY": "canary-variable" }, "task_id": "t1", "job_id": "j1" });
     let ran = server.ask(&key, "POST", "/v1/runs?canary=value", &[("traceparent", PARENT)], &order);
     assert_eq!(ran.status, 200, "{}", ran.text());
+    let id = ran.json()["run_id"].as_str().expect("it ran").to_owned();
     let bad = server.ask("ak_wrong_canary-token", "GET", "/v1/runs", &[], &Value::Null);
     assert_eq!(bad.status, 401);
     let (_, said) = server.end(Signal::TERM);
@@ -45,7 +46,7 @@ fn every_line_is_an_object_with_what_is_known_and_no_secret() {
     let run = find("run");
     for (name, value) in [
         ("level", "info"),
-        ("run", "r1"),
+        ("run", id.as_str()),
         ("task", "t1"),
         ("job", "j1"),
         ("tenant", "acme"),
