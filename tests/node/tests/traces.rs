@@ -129,11 +129,11 @@ fn a_run_is_a_tree_of_spans_below_the_callers_own() {
     let (received, address) = Received::listen("200 OK");
     let server = Server::with(&settings(&address, ""), &[]);
     let key = key_of(&server, "acme", &["runs"]);
-    let order = json!({ "command": ["sh", "-c", "echo $TRACEPARENT; exit 3", "canary-argument"], "run_id": "r1",
-        "task_id": "t1", "job_id": "j1", "env": { "CANARY": "canary-variable", "TRACEPARENT": "forged" } });
+    let order = json!({ "command": ["sh", "-c", "echo $TRACEPARENT; exit 3", "canary-argument"], "task_id": "t1", "job_id": "j1", "env": { "CANARY": "canary-variable", "TRACEPARENT": "forged" } });
     let headers = [("traceparent", PARENT), ("tracestate", "vendor=value")];
     let ran = server.ask(&key, "POST", "/v1/runs", &headers, &order);
     assert_eq!(ran.status, 200, "{}", ran.text());
+    let id = ran.json()["run_id"].as_str().expect("it ran").to_owned();
     server.until("the request's span", || received.has("POST /v1/runs") && received.has("run"));
     let spans: Vec<_> = received.spans().into_iter().filter(|span| span["trace"] == TRACE).collect();
     let (request, run) = (named(&spans, "POST /v1/runs"), named(&spans, "run"));
@@ -160,7 +160,7 @@ fn a_run_is_a_tree_of_spans_below_the_callers_own() {
     }
     assert!(last <= time(run).1 && time(request).0 <= time(run).0);
     for (name, value) in [
-        ("airlock.run", "r1"),
+        ("airlock.run", id.as_str()),
         ("airlock.task", "t1"),
         ("airlock.job", "j1"),
         ("airlock.tenant", "acme"),
@@ -174,7 +174,7 @@ fn a_run_is_a_tree_of_spans_below_the_callers_own() {
     for secret in ["canary", &key[21..], &server.admin[21..]] {
         assert!(!all.contains(secret), "{secret}");
     }
-    let row = server.get("/v1/worker/telemetry/containers/r1").json();
+    let row = server.get(&format!("/v1/worker/telemetry/containers/{id}")).json();
     assert_eq!(row["container"]["trace_id"], TRACE);
 }
 
