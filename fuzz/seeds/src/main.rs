@@ -141,7 +141,7 @@ fn ledgers(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
     let call = Call { run: "r".into(), tenant: "t\u{1}\"".into(), model: "m".into(), ..Call::default() };
     let first = ledger.reserve(&call, Money(100), 10)?;
     ledger.settle(first, &Outcome::unknown(Money(100), "dropped"))?;
-    ledger.inject("r", "secret", "VARIABLE")?;
+    ledger.inject("r".into(), "secret", "VARIABLE")?;
     ledger.revoke("r", "s")?;
     ledger.reserve(&call, Money(u64::MAX), 10)?;
     drop(ledger);
