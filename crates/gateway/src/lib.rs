@@ -64,6 +64,10 @@ use utoipa_axum::router::OpenApiRouter;
 /// Of what is left at the end, how much is named in the audit.
 const MOST_LEFT_SHOWN: usize = 20;
 
+/// How often the database is told how far the ledger goes.
+const BETWEEN_READINGS: Duration = Duration::from_secs(60);
+/// How long a server that ends may write about that.
+const LONGEST_LAST_WORDS: Duration = Duration::from_secs(5);
 /// How often what may not stay is looked for.
 const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
 
@@ -275,6 +279,7 @@ impl Gateway {
         let exporting = self.clone();
         let beside = [
             tokio::spawn(self.clone().tidy()),
+            tokio::spawn(self.clone().read_ledger()),
             tokio::spawn(self.clone().look_at_keys()),
             tokio::spawn(self.clone().count_days()),
             tokio::spawn(self.clone().record()),
@@ -290,7 +295,8 @@ impl Gateway {
         _ = scheduling.await;
         beside.iter().for_each(tokio::task::JoinHandle::abort);
         self.count_now().await;
-        self.end_records(&left).await;
+        // A database that somebody keeps is not waited for: what is missing there is told otherwise.
+        _ = tokio::time::timeout(LONGEST_LAST_WORDS, self.end_records(&left)).await;
         let gateway = self.clone();
         // If it broke off, the last mark is an older one.
         _ = tokio::task::spawn_blocking(move || gateway.0.audit.mark()).await;
@@ -397,6 +403,26 @@ impl Gateway {
         });
         if let Ok(Err(error)) = retired.await {
             say(format_args!("airlock: old ledgers cannot be taken away: {error}"));
+        }
+    }
+
+    /// The database knows how far the ledger goes: what is cut off of it later is noticed.
+    async fn read_ledger(self) {
+        loop {
+            self.read_ledger_now().await;
+            tokio::time::sleep(BETWEEN_READINGS).await;
+        }
+    }
+
+    async fn read_ledger_now(&self) {
+        let state = self.0.state.clone();
+        let read = tokio::task::spawn_blocking(move || engine::usage::Books::open(&state)?.refresh());
+        match read.await {
+            Ok(Err(error)) => say(format_args!("airlock: the ledger cannot be read: {error}")),
+            Ok(Ok(problems)) => {
+                problems.iter().for_each(|problem| say(format_args!("airlock: the ledger: {problem}")))
+            }
+            Err(_) => {}
         }
     }
 

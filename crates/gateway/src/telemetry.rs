@@ -262,8 +262,12 @@ impl Gateway {
                 };
                 Ok(some.iter().filter(|record| write(record).is_err()).count() as u64)
             };
-            let lost = self.writer().write(work).await.unwrap_or(count);
-            self.recorder().dropped.fetch_add(lost, Ordering::Relaxed);
+            let written = self.writer().write(work).await;
+            self.recorder().dropped.fetch_add(*written.as_ref().unwrap_or(&count), Ordering::Relaxed);
+            // That it failed is a line of the log, too: whoever went on at once would never end.
+            if written.is_err() {
+                return;
+            }
         }
     }
 

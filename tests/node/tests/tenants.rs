@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fs};
 
 const ALL: &[&str] = &["runs", "sandboxes", "artifacts", "usage"];
 /// Whose routes name no thing of a tenant's, or are claimed elsewhere.
-const OTHERS: [&str; 5] = ["/v1/keys/", "/v1/images/", "/v1/jobs/", "/v1/worker/", "/v1/workflows/"];
+const OTHERS: [&str; 4] = ["/v1/keys/", "/v1/images/", "/v1/worker/", "/v1/workflows/"];
 
 #[test]
 fn the_keys_of_a_tenant_see_the_same_runs_and_nobody_elses() {
@@ -63,6 +63,12 @@ fn rows() -> Vec<Row> {
         row("get", "/v1/workspaces/{id}/diff", nothing(), 200),
         row("post", "/v1/workspaces/{id}/commit", json!({ "keep": true }), 200),
         row("delete", "/v1/workspaces/{id}", nothing(), 204),
+        row("get", "/v1/runs/{id}/record", nothing(), 200),
+        row("get", "/v1/jobs/{id}", nothing(), 200),
+        row("get", "/v1/jobs/{id}/events", nothing(), 200),
+        row("get", "/v1/jobs/{id}/logs", nothing(), 200),
+        row("delete", "/v1/jobs/{id}", nothing(), 200),
+        row("post", "/v1/jobs/{id}/retry", nothing(), 202),
         row("delete", "/v1/artifacts/{name}", nothing(), 200),
         row("delete", "/v1/runs/{id}", nothing(), 200),
         row("delete", "/v1/sandboxes/{id}", nothing(), 200),
@@ -72,6 +78,7 @@ fn rows() -> Vec<Row> {
 /// What a tenant made, by the parts of paths that name it.
 struct Things {
     run: String,
+    job: String,
     sandbox: String,
     exec: String,
     workspace: String,
@@ -89,23 +96,29 @@ impl Things {
         let run = text(&post("/v1/runs", json!({ "command": ["true"] })), "run_id");
         let order = json!({ "command": ["touch", "new"], "workspace": project.0, "copy_on_write": true });
         let workspace = text(&post("/v1/runs", order), "run_id");
+        let job = text(&post("/v1/jobs", json!({ "run": { "command": ["true"] } })), "job_id");
+        server.until("its end", || {
+            let path = format!("/v1/jobs/{job}");
+            server.ask(key, "GET", &path, &[], &Value::Null).json()["status"] == "succeeded"
+        });
         let sandbox = text(&post("/v1/sandboxes", json!({})), "sandbox_id");
         let order = json!({ "command": ["sh", "-c", "echo x > file; echo y > kept"] });
         let exec = text(&post(&format!("/v1/sandboxes/{sandbox}/exec"), order), "exec_id");
         let put = server.ask(key, "PUT", "/v1/artifacts/report", &[], &json!("text"));
         assert_eq!(put.status, 201, "{}", put.text());
-        Things { run, sandbox, exec, workspace, artifact: "report" }
+        Things { run, job, sandbox, exec, workspace, artifact: "report" }
     }
 
     /// The same names for things that nobody has.
     fn missing() -> Things {
-        let [run, sandbox, exec, workspace] = ["nobodys"; 4].map(str::to_owned);
-        Things { run, sandbox, exec, workspace, artifact: "nobodys" }
+        let [run, job, sandbox, exec, workspace] = ["nobodys"; 5].map(str::to_owned);
+        Things { run, job, sandbox, exec, workspace, artifact: "nobodys" }
     }
 
     fn path(&self, template: &str) -> String {
         let id = match template.split('/').nth(2) {
             Some("runs") => &self.run,
+            Some("jobs") => &self.job,
             Some("sandboxes") => &self.sandbox,
             _ => &self.workspace,
         };

@@ -89,8 +89,11 @@ fn what_is_missing_or_unknown_is_named() {
     assert!(with(&|order| order["sandbox"]["timeout_seconds"] = json!(0)).contains("timeout_seconds"));
     assert!(with(&|order| order["sandbox"]["job_spec_json"] = json!("{")).contains("job_spec_json"));
     assert!(with(&|order| order["sandbox"]["env"] = json!({ "PATH": "/x" })).contains("PATH"));
-    let steps = server.post(RUN, &job(&uuid(1), json!({ "job_spec_json": "{}" })));
-    assert_ne!(steps.status, 400, "a command may be missing with steps: {}", steps.text());
+    let steps = json!({ "protocol_version": "1.0", "job_id": "j", "task_id": "t",
+        "constraints": { "max_runtime_seconds": 9, "max_output_bytes": 9 },
+        "steps": [{ "type": "run_command", "args": { "argv": ["true"] } }] });
+    let steps = server.post(RUN, &job(&uuid(1), json!({ "job_spec_json": steps.to_string() })));
+    assert_eq!(steps.status, 200, "a command may be missing with steps: {}", steps.text());
     assert_eq!(server.post(RUN, &good).status, 200, "the control");
 }
 

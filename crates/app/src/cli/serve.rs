@@ -160,6 +160,10 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     // Whatever is still under way ends with it, and settles: the ledger is closed behind everybody.
     drop(runtime);
     drop(ledger);
+    // The database knows how far it goes, so that nobody cuts anything off. Whoever asks for usage next hears what is wrong.
+    if matches!(served, Ok(0)) {
+        _ = engine::usage::Books::open(&config.state).and_then(|books| books.refresh());
+    }
     served
 }
 
