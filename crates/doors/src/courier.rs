@@ -110,7 +110,9 @@ impl Courier {
         let authority = authority.ok_or_else(|| bad("it names no host, or a user", form))?;
         let host: Host =
             authority.host().parse().map_err(|error| bad(&format!("{error}"), "name a host by its name"))?;
-        let port = match (authority.port_u16(), authority.port().is_some(), encrypted) {
+        // What is no number that a port can be is not told from none otherwise.
+        let says_port = authority.as_str().len() > authority.host().len();
+        let port = match (authority.port_u16(), says_port, encrypted) {
             (Some(0), ..) | (None, true, _) => return Err(bad("its port is none", form)),
             (Some(port), ..) => port,
             (None, false, true) => 443,

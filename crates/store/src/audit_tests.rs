@@ -241,21 +241,3 @@ fn power_is_waited_for_by_many_at_once() {
     drop(audit);
     assert_eq!(verify(&scratch.0, None).unwrap().lines, 80);
 }
-
-/// Not a claim: a number for whoever asks what the audit costs. `cargo test --release -p airlock-store -- --ignored --nocapture`
-#[test]
-#[ignore = "measures"]
-fn what_a_line_costs() {
-    const LINES: u32 = 50_000;
-    let scratch = Scratch::new("cost");
-    let audit = Audit::open(&scratch.0).unwrap();
-    let spent = || {
-        let told = fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-        Duration::from_nanos(told.split(' ').next().unwrap().parse().unwrap())
-    };
-    let before = spent();
-    for _ in 0..LINES {
-        audit.note(&run("01M7HFHSZANFJSETPJ8V89A5WV", "tenant")).unwrap();
-    }
-    println!("{:?} of CPU a line", (spent() - before) / LINES);
-}

@@ -209,7 +209,7 @@ fn pages_that_nobody_needs_are_given_back() {
 }
 
 #[test]
-#[ignore = "started by the others"]
+#[ignore = "a child of other tests"]
 fn another_process_opens_it() {
     let Some(state) = std::env::var_os(FOLDER) else { return };
     drop(Database::open(Path::new(&state)).unwrap());

@@ -12,13 +12,16 @@ const TURN: u64 = 1 << 32;
 pub(super) struct Fair {
     /// Where the last start was.
     now: u64,
-    /// Where the next start of a tenant is, if that is not now.
-    next: HashMap<String, u64>,
+    /// Where the next start of a tenant is, if that is not now; and which start its last one was.
+    next: HashMap<String, (u64, u64)>,
+    started: u64,
 }
 
 impl Fair {
-    fn place(&self, tenant: &str) -> u64 {
-        self.next.get(tenant).copied().unwrap_or(0).max(self.now)
+    /// Of two at the same place the one who has waited longer is first.
+    fn place(&self, tenant: &str) -> (u64, u64) {
+        let (next, last) = self.next.get(tenant).copied().unwrap_or_default();
+        (next.max(self.now), last)
     }
 
     /// Those that could start something, in the order of their turns.
@@ -29,12 +32,13 @@ impl Fair {
 
     /// This tenant has had a turn.
     pub(super) fn charge(&mut self, tenant: &str, weight: u32) {
-        self.now = self.place(tenant);
+        self.now = self.place(tenant).0;
+        self.started += 1;
         let next = self.now.saturating_add(TURN / u64::from(weight.max(1)));
-        self.next.insert(tenant.to_owned(), next);
+        self.next.insert(tenant.to_owned(), (next, self.started));
         // Who is not ahead of the others need not be remembered.
         let now = self.now;
-        self.next.retain(|_, next| *next > now);
+        self.next.retain(|_, (next, _)| *next > now);
     }
 }
 

@@ -104,9 +104,11 @@ async fn what_is_no_longer_shared_is_neither_compared_nor_changed() {
     }
     assert_eq!(fs::read_to_string(place.folder().join("a")).unwrap(), "a");
     assert_eq!(ask(her, "DELETE /v1/workspaces/second", "").await.0, 204, "what is hers she may drop");
-    // An admin needs no leave, and where the folder is shared, nor does she.
+    // An admin needs no leave, and where the folder is shared, nor does she. Each state has one owner at a time.
+    let place = Place::new("unshared-admin", &[("hers", Some("her"))]);
     let admin = serve(&place.gateway(Vec::new()), "root", &[Scope::Admin]).await;
     assert_eq!(ask(admin, "GET /v1/workspaces/hers/diff", "").await.0, 200);
+    let place = Place::new("unshared-shared", &[("hers", Some("her"))]);
     let shared = serve(&place.gateway(vec![place.root.clone()]), "her", &[Scope::Sandboxes]).await;
     assert_eq!(ask(shared, "POST /v1/workspaces/hers/commit", "").await.0, 200);
     assert_eq!(fs::read_to_string(place.folder().join("a")).unwrap(), "hers");

@@ -48,6 +48,7 @@ const OUTPUT: &str = "Output and identifiers";
 /// The command sees the host's /usr read-only, an empty /workspace, no network, none of your environment and
 /// none of your processes. What it may see beyond that is granted by name, below.
 #[derive(Args, Clone, Debug, Default)]
+#[group(id = "run_options")]
 #[command(override_usage = "airlock run [OPTIONS] -- COMMAND [ARG]...",
           after_help = EXAMPLES, after_long_help = long_help())]
 pub(crate) struct Options {
