@@ -1,5 +1,6 @@
 //! What runs, sessions and files cost over HTTP: `airlock serve` beside the library, and beside nginx. Decides nothing.
 
+mod audit;
 mod client;
 mod jobs;
 mod library;
@@ -118,6 +119,7 @@ fn run(options: &Options) -> Result<(), Trouble> {
     let mut bench =
         Bench { airlock: &options.airlock, folder: &folder.0, amount, samples: Samples::default() };
     bench.jobs()?;
+    bench.audit()?;
     let missing = match options.only_jobs {
         true => Vec::new(),
         false => {

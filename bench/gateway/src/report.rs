@@ -47,6 +47,7 @@ pub(crate) enum Metric {
     PickUp,
     PickUpFull,
     Neighbour,
+    AuditShare,
 }
 
 /// What the project wants.
@@ -63,7 +64,7 @@ enum Wanted {
 }
 
 impl Metric {
-    const ALL: [Metric; 17] = [
+    const ALL: [Metric; 18] = [
         Metric::Run,
         Metric::RunP99,
         Metric::Rate,
@@ -81,6 +82,7 @@ impl Metric {
         Metric::PickUp,
         Metric::PickUpFull,
         Metric::Neighbour,
+        Metric::AuditShare,
     ];
 
     fn title(self) -> &'static str {
@@ -102,6 +104,7 @@ impl Metric {
             Metric::PickUp => "job waits ms, empty queue, p50",
             Metric::PickUpFull => "  with all that wait",
             Metric::Neighbour => "beside a noisy tenant, slot times",
+            Metric::AuditShare => "audit and ledger, % of a run's CPU",
         }
     }
 
@@ -116,7 +119,7 @@ impl Metric {
             Metric::FirstReady | Metric::Ready => Some(Wanted::Value(300.0)),
             Metric::Submit => Some(Wanted::Least(1000.0)),
             Metric::QueueMemory => Some(Wanted::Value(16.0)),
-            Metric::PickUp | Metric::PickUpFull => Some(Wanted::Value(5.0)),
+            Metric::PickUp | Metric::PickUpFull | Metric::AuditShare => Some(Wanted::Value(5.0)),
             Metric::Neighbour => Some(Wanted::Value(1.0)),
             Metric::RunP99 => None,
         }

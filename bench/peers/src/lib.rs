@@ -6,7 +6,7 @@ mod samples;
 
 pub use process::{
     Process, Processors, adopt_orphans, allow_files, await_listener, memory_below_us, move_aside,
-    processor_time_at,
+    processor_time_at, processor_time_below_us,
 };
 pub use samples::Samples;
 

@@ -163,6 +163,12 @@ pub fn memory_below_us() -> io::Result<f64> {
     Ok(below.iter().skip(1).filter_map(|stat| kib(stat.pid, "smaps_rollup", "Pss:").ok()).sum())
 }
 
+/// Processor time so far of all that lives below us, and of what they waited for, in seconds.
+pub fn processor_time_below_us() -> io::Result<f64> {
+    let ticks: u64 = tree(std::process::id())?.iter().skip(1).map(|stat| stat.ticks).sum();
+    Ok(ticks as f64 / TICKS)
+}
+
 /// Processor time so far of whatever this `stat` of /proc is about, in seconds.
 pub fn processor_time_at(path: &Path) -> io::Result<f64> {
     stat(0, path).map(|stat| stat.ticks as f64 / TICKS).ok_or_else(|| io::Error::other("no stat"))
