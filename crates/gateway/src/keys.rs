@@ -46,7 +46,9 @@ pub struct Key {
     pub id: String,
     /// What it is for.
     pub name: String,
-    /// Whose it is: all keys of a tenant see the same things. Its own identifier, unless it was given another's.
+    /// Whose it is: all keys of a tenant see the same things. Its own identifier, unless it was given another's. A server
+    /// of before there were tenants does not say.
+    #[serde(default)]
     pub tenant: String,
     /// What it may do.
     pub scopes: Vec<Scope>,

@@ -515,7 +515,10 @@ impl Gateway {
     pub(crate) fn note(&self, entry: &Entry<'_>) -> problem::Answer<()> {
         self.0.audit.note(entry).map_err(|error| {
             say(format_args!("airlock: the audit cannot be written: {error}"));
-            writer::busy()
+            match error.kind() {
+                std::io::ErrorKind::StorageFull => Problem::full(),
+                _ => writer::busy(),
+            }
         })
     }
 

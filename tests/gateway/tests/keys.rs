@@ -39,8 +39,12 @@ fn a_key_may_do_what_its_scopes_say_and_nothing_else() {
         let body = json!({ "name": "mine", "scopes": ["admin"] });
         assert_eq!(server.ask(&runs, method, path, &[], &body).status, 403, "{method} {path}");
     }
-    assert_eq!(server.ask(&usage, "GET", "/v1/usage", &[], &json!(null)).status, 403, "everybody's");
-    assert_eq!(server.get("/v1/usage").status, 200);
+    let own = server.ask(&usage, "GET", "/v1/usage?by=tenant", &[], &json!(null));
+    let told = own.json();
+    let tenants: Vec<_> = told["rows"].as_array().expect("sums").iter().map(|row| &row["key"]).collect();
+    let everybody = server.get("/v1/usage?by=tenant").json();
+    assert!(own.status == 200 && tenants.is_empty(), "she has run nothing, and sees nobody else: {told}");
+    assert_eq!(everybody["rows"].as_array().map(Vec::len), Some(1), "the control: an admin sees {everybody}");
 }
 
 #[test]
