@@ -68,9 +68,9 @@ total       3   4000    1600     800  0.513120001       0.50  0.000280001
     same(
         world.run(&["usage", "--by", "model", "--run", "first", "--csv"]).stdout,
         str![[r#"
-model,calls,input,cached,output,usd,unsettled,overrun
-"claude-sonnet-4-5",1,2000,800,400,0.00984,0.00,0.00
-"claude-haiku-4-5",1,2000,800,400,0.003280001,0.00,0.000280001
+model,calls,input_tokens,cached_tokens,output_tokens,cost_nano_usd,overrun_nano_usd,unsettled_calls,unsettled_nano_usd,runs,sandboxes,cpu_ms,may_change
+"claude-sonnet-4-5",1,2000,800,400,9840000,0,0,0,,,,true
+"claude-haiku-4-5",1,2000,800,400,3280001,280001,0,0,,,,true
 
 "#]],
     );
