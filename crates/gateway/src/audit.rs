@@ -352,6 +352,10 @@ async fn audit(
     if !caller.is_admin() && question.tenant.as_ref().is_some_and(|tenant| *tenant != caller.tenant) {
         return Ok(Json(AuditLines { lines: Vec::new(), before: None }));
     }
+    let moments = [question.since_ms, question.until_ms];
+    if moments.into_iter().flatten().any(|moment| i64::try_from(moment).is_err()) {
+        return Err(Problem::invalid("this is no moment", "give milliseconds since 1970"));
+    }
     let asked = Asked {
         run: question.run,
         tenant: question.tenant.or_else(|| (!caller.is_admin()).then(|| caller.tenant.clone())),

@@ -280,7 +280,19 @@ impl Storm {
         let left = host::listing(&state).into_iter().filter(|path| is_draft(path) || !is_kept(path));
         let left: BTreeSet<_> =
             left.filter(|path| !path.to_string_lossy().starts_with("artifacts/@")).collect();
-        let always = ["airlock.db", "artifacts", "artifacts/.drafts", "runs", "serve.lock", "stubs"];
+        let always = [
+            "airlock.db",
+            "artifacts",
+            "artifacts/.drafts",
+            "audit",
+            "audit/server.jsonl",
+            "audit/server.lock",
+            "ledger",
+            "ledger/owner.jsonl",
+            "runs",
+            "serve.lock",
+            "stubs",
+        ];
         assert_eq!(left, always.map(PathBuf::from).into());
     }
 }

@@ -138,7 +138,7 @@ struct LogEvent {
 
 /// What of the lines is missing here.
 #[derive(Debug, Serialize, ToSchema)]
-struct Cut {
+struct Missing {
     /// `none`, `count` or `bytes`.
     limited_by: &'static str,
     max_bytes: usize,
@@ -149,7 +149,7 @@ struct Cut {
 struct Lines {
     version: u32,
     events: Vec<LogEvent>,
-    truncated: Cut,
+    truncated: Missing,
     #[serde(skip_serializing_if = "Option::is_none")]
     next_page_token: Option<String>,
 }
@@ -441,7 +441,7 @@ impl Page {
     fn lines(self) -> Lines {
         let (limited_by, next_page_token) =
             self.full.map_or(("none", None), |(why, token)| (why, Some(token)));
-        let truncated = Cut { limited_by, max_bytes: MOST_LOG_BYTES };
+        let truncated = Missing { limited_by, max_bytes: MOST_LOG_BYTES };
         Lines { version: VERSION, events: self.events, truncated, next_page_token }
     }
 }
