@@ -34,7 +34,10 @@ use spec::{
 use std::{
     collections::BTreeSet,
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, oneshot, watch};
@@ -129,6 +132,8 @@ struct Shared {
 #[derive(Debug)]
 struct Book {
     state: SessionState,
+    /// The CPU time of it, for whoever counts while it goes on.
+    cpu_ms: Arc<AtomicU64>,
     /// The oldest first.
     execs: Vec<Exec>,
     started: u64,
@@ -235,6 +240,7 @@ impl Book {
         let usage = &mut self.state.usage;
         let cpu = counters.cpu.unwrap_or(Duration::from_micros(self.ended_cpu_us));
         usage.cpu_ms = usage.cpu_ms.max(cpu.as_millis() as u64);
+        self.cpu_ms.store(usage.cpu_ms, Ordering::Relaxed);
         usage.memory_peak_bytes =
             counters.memory_peak.unwrap_or(self.largest_bytes).max(usage.memory_peak_bytes);
         usage.pids_peak = counters.pids_peak.or(usage.pids_peak);
@@ -277,6 +283,11 @@ impl Session {
             None => Timestamp(record::now().0 + left).min(book.state.expires_at),
         };
         SessionState { idle_until, ..book.state.clone() }
+    }
+
+    /// Milliseconds of CPU time so far, counted every now and then while it goes on.
+    pub fn cpu_ms(&self) -> Arc<AtomicU64> {
+        self.shared.book().cpu_ms.clone()
     }
 
     /// Somebody uses it: the idle time begins anew.

@@ -26,9 +26,17 @@ pub use store::{
 
 /// Where the ledger lies in a state folder.
 pub const LEDGER: &str = "ledger";
+/// The segment of whoever owns the money of a state folder.
+pub const OWNER: &str = "owner";
 /// Lines between two writes to the database.
 const BATCH: usize = 4096;
 const BUFFER: usize = 256 << 10;
+
+/// How long a segment is, in bytes of all its files: it says more than before only if this is more.
+pub fn length(state: &Path, name: &str) -> io::Result<u64> {
+    let files = ledger::segments(&state.join(LEDGER))?.remove(name).unwrap_or_default();
+    files.iter().map(|file| Ok(std::fs::metadata(file)?.len())).sum()
+}
 
 /// Why nothing can be said.
 #[derive(Debug, thiserror::Error)]
@@ -107,6 +115,38 @@ impl Books {
             problems.extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
         }
         Ok(problems)
+    }
+
+    /// What is wrong with a segment that says less than was read from it before, or other things. What is broken in itself is
+    /// named by whoever takes it over.
+    pub fn check(&self, name: &str) -> Result<Option<Problem>, UsageError> {
+        let Some(progress) = self.usage.segments()?.remove(name) else { return Ok(None) };
+        let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
+        let files = there.get(name).map(Vec::as_slice).unwrap_or_default();
+        Ok(match files.get(progress.part as usize - 1) {
+            None => Some(gone(self.folder.join(format!("{name}.jsonl")))),
+            Some(file) => compare(file, files, progress),
+        })
+    }
+
+    /// Copies what is new in one segment, whose owner lives. What is wrong with it a refresh says.
+    pub fn follow(&self, name: &str) -> Result<(), UsageError> {
+        let known = self.usage.segments()?.remove(name);
+        let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
+        if let Some(files) = there.get(name) {
+            self.copy(name, files, known)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the files of a segment that nobody owns beside the ledger, and forgets how far it was read: whoever takes its name
+    /// next begins anew. What was copied of it stays in the sums. Where they are; none if there were none.
+    pub fn set_aside(&self, name: &str, now_ms: u64) -> Result<Option<PathBuf>, UsageError> {
+        let place = self.folder.with_file_name(format!("{LEDGER}-aside-{now_ms}"));
+        let moved = ledger::set_aside(&self.folder, name, &place).map_err(|source| self.failed(source))?;
+        // Should we end here, it is known and not there, and can be set aside again.
+        self.usage.set_aside(name, now_ms)?;
+        Ok(moved.then_some(place))
     }
 
     /// Takes away the ledgers of runs that ended before this time, once the database knows all that they say. What they
@@ -212,8 +252,14 @@ fn compare(file: &Path, files: &[PathBuf], progress: Progress) -> Option<Problem
     let mut head = Head::default();
     for path in files {
         let Ok(mut reader) = open_at(path, Head { offset: 0, ..head }) else { return None };
-        // What is broken is named by whoever reads every line.
-        while reader.head().n < progress.n && matches!(reader.next_row(), Ok(Some(_))) {}
+        while reader.head().n < progress.n {
+            match reader.next_row() {
+                Ok(Some(_)) => {}
+                Ok(None) | Err(Fault::Torn) => break,
+                // What is broken is named by whoever reads every line.
+                Err(_) => return None,
+            }
+        }
         head = reader.head();
         if head.n == progress.n {
             break;

@@ -66,6 +66,8 @@ const MOST_LEFT_SHOWN: usize = 20;
 
 /// How often the database is told how far the ledger goes.
 const BETWEEN_READINGS: Duration = Duration::from_secs(60);
+/// The same for the server's own, of which nothing is to be cut off: it is only read if there is more of it.
+const BETWEEN_LOOKS_AT_OWN: Duration = Duration::from_secs(5);
 /// How long a server that ends may write about that.
 const LONGEST_LAST_WORDS: Duration = Duration::from_secs(5);
 /// How often what may not stay is looked for.
@@ -410,8 +412,28 @@ impl Gateway {
     async fn read_ledger(self) {
         loop {
             self.read_ledger_now().await;
-            tokio::time::sleep(BETWEEN_READINGS).await;
+            let next = tokio::time::Instant::now() + BETWEEN_READINGS;
+            let mut length = 0;
+            while tokio::time::Instant::now() < next {
+                tokio::time::sleep(BETWEEN_LOOKS_AT_OWN).await;
+                length = self.follow_ledger(length).await;
+            }
         }
+    }
+
+    /// Reads what is new in our own ledger, if it is longer than this; how long it is.
+    async fn follow_ledger(&self, before: u64) -> u64 {
+        use engine::usage::{Books, OWNER, length};
+        let state = self.0.state.clone();
+        let follow = move || {
+            // What goes wrong here is said when all of it is read.
+            let now = length(&state, OWNER).unwrap_or(before);
+            if now == before || Books::open(&state).and_then(|books| books.follow(OWNER)).is_ok() {
+                return now;
+            }
+            before
+        };
+        tokio::task::spawn_blocking(follow).await.unwrap_or(before)
     }
 
     async fn read_ledger_now(&self) {

@@ -238,7 +238,7 @@ pub(crate) async fn begin(
         Taken::Before(id) => return Ok(Begun::Before(id)),
     };
     if let Err(problem) = gateway.note_accepted(&live.of(), &key, &told(&spec)) {
-        live::give_up(&gateway, &live, &spec).await;
+        live::give_up(&gateway, &live, &spec.sandbox.profile).await;
         return Err(problem);
     }
     // Before it can write anything.

@@ -1,7 +1,7 @@
 //! What was used, as `airlock usage` says it, for bills. An admin is told everything; anybody else everything of his own
 //! tenant, and of nobody else whether there is anything.
 
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
+use crate::{Caller, Gateway, Problem, Scope, problem::Answer, work};
 use axum::{
     Json,
     extract::{Query, State, rejection::QueryRejection},
@@ -196,15 +196,14 @@ async fn usage(
     let (state, by) = (gateway.state().to_owned(), question.by.unwrap_or(Column::Run));
     // What goes on is in the sums of days as of now.
     gateway.count_now().await;
-    let summed = tokio::task::spawn_blocking(move || sums(state, by, &filter)).await;
-    let (totals, problems) = match summed {
-        Ok(Ok(summed)) => summed,
-        Ok(Err(error)) => {
+    let read = move || {
+        sums(state, by, &filter).map_err(|error| {
             crate::say(format_args!("airlock: {error}"));
-            return Err(unavailable());
-        }
-        Err(_) => return Err(unavailable()),
+            unavailable()
+        })
     };
+    // Off the event loop, within the caller's share: it takes as long as the ledger is long.
+    let (totals, problems) = work::aside(gateway.working(), &caller.tenant, read).await?;
     match question.wants_csv(&headers) {
         // A table has no place to say that something is missing.
         true if problems > 0 => Err(unavailable()),

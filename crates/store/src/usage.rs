@@ -219,6 +219,20 @@ impl Usage {
         })
     }
 
+    /// Forgets how far a segment was read, whose files somebody put aside. What it said stays, and its name is free.
+    pub fn set_aside(&self, segment: &str, now_ms: u64) -> Result<(), DatabaseError> {
+        self.database.write(|transaction| {
+            let name = format!("{segment}~{now_ms}");
+            let note = "INSERT OR IGNORE INTO usage_retired (name, segment, n, hash, at_ms, done)
+                SELECT ?2, segment, n, hash, ?3, 1 FROM usage_segment WHERE segment = ?1";
+            transaction.execute(note, params![segment, name, number(now_ms, u64::MAX)])?;
+            let rename = "UPDATE usage_attempt SET segment = ?2 WHERE segment = ?1";
+            transaction.execute(rename, params![segment, name])?;
+            transaction.execute("DELETE FROM usage_segment WHERE segment = ?", [segment])?;
+            Ok(())
+        })
+    }
+
     /// Sums, the dearest first; days in their order.
     pub fn totals(&self, by: By, filter: &Filter) -> Result<Vec<Total>, DatabaseError> {
         self.database.read(|connection| totals(connection, by, filter))

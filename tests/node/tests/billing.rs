@@ -2,6 +2,7 @@
 //! however the server ended meanwhile.
 
 use doors_tests::money::{dollars, price};
+use gateway_tests::{refusal, serve};
 use node_tests::{
     Folder, Server, key_of,
     payers::{Payers, cost, order},
@@ -210,4 +211,57 @@ fn a_server_and_a_proxy_do_not_own_the_money_of_one_folder() {
     assert!(said.contains("airlock proxy"), "{said}");
     proxy.kill().expect("it is ours");
     proxy.wait().expect("it ends");
+}
+
+/// What the server's ledger says, and where it is.
+fn own_ledger(folder: &Folder) -> (std::path::PathBuf, String) {
+    let path = folder.at("state/ledger/owner.jsonl");
+    let text = std::fs::read_to_string(&path).expect("a ledger");
+    (path, text)
+}
+
+/// The same without its last line.
+fn cut(text: &str) -> &str {
+    let end = text.trim_end().rfind('\n').map_or(0, |at| at + 1);
+    &text[..end]
+}
+
+#[test]
+fn a_server_starts_upon_no_ledger_of_which_something_was_cut_off() {
+    let mut server = Server::new();
+    assert!(server.end(Signal::TERM).0.success());
+    let folder = std::mem::replace(&mut server.folder, Folder(std::path::PathBuf::new()));
+    let (path, whole) = own_ledger(&folder);
+    std::fs::write(&path, cut(&whole)).expect("it is ours");
+    let told = refusal(&mut serve(&folder, "", &[]));
+    assert!(told.contains("--set-aside") && told.contains("it was longer"), "{told}");
+    assert_eq!(own_ledger(&folder).1, cut(&whole), "it is left as it was found");
+    std::fs::remove_file(&path).expect("it is ours");
+    let told = refusal(&mut serve(&folder, "", &[]));
+    assert!(told.contains("it is gone"), "{told}");
+    std::fs::write(&path, &whole).expect("it is ours");
+    // The positive control: nothing is cut off.
+    let server = Server::on(folder, "", &[], Some(server.admin.clone()));
+    assert_eq!(server.get("/v1/usage").status, 200);
+}
+
+#[test]
+fn what_a_killed_server_had_read_cannot_be_cut_off_and_set_aside_it_starts() {
+    let mut server = Server::new();
+    // The database knows all of it by now.
+    assert_eq!(server.get("/v1/usage").status, 200);
+    server.end(Signal::KILL);
+    let folder = std::mem::replace(&mut server.folder, Folder(std::path::PathBuf::new()));
+    let (path, whole) = own_ledger(&folder);
+    std::fs::write(&path, cut(&whole)).expect("it is ours");
+    let told = refusal(&mut serve(&folder, "", &[]));
+    assert!(told.contains("--set-aside"), "{told}");
+    let aside = Command::new(cli::airlock())
+        .args(["usage", "--set-aside", "--json", "--state"])
+        .arg(folder.at("state"))
+        .output()
+        .expect("it runs");
+    assert!(aside.status.success(), "{}", String::from_utf8_lossy(&aside.stderr));
+    let server = Server::on(folder, "", &[], Some(server.admin.clone()));
+    assert_eq!(server.get("/v1/usage").status, 200);
 }

@@ -160,11 +160,21 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     // Whatever is still under way ends with it, and settles: the ledger is closed behind everybody.
     drop(runtime);
     drop(ledger);
-    // The database knows how far it goes, so that nobody cuts anything off. Whoever asks for usage next hears what is wrong.
-    if matches!(served, Ok(0)) {
-        _ = engine::usage::Books::open(&config.state).and_then(|books| books.refresh());
-    }
+    remember(config.state);
     served
+}
+
+/// Lets the database know how far the ledger goes, however it ended, so that nobody cuts anything off. Whoever keeps the
+/// database from us keeps us no longer than this; whoever asks for usage next hears what is wrong.
+fn remember(state: PathBuf) {
+    let (done, is_done) = std::sync::mpsc::channel();
+    let read = move || {
+        _ = engine::usage::Books::open(&state).and_then(|books| books.refresh());
+        _ = done.send(());
+    };
+    if std::thread::Builder::new().spawn(read).is_ok() {
+        _ = is_done.recv_timeout(LONGEST_CLOSING);
+    }
 }
 
 /// Says what could not be stopped.

@@ -10,7 +10,7 @@ use crate::{
     remote::{Ask, Client, query},
 };
 use clap::{Args, ValueEnum};
-use engine::usage::{Books, By, DayUse, Filter, Problem, Total, UsageError};
+use engine::usage::{Books, By, DayUse, Filter, OWNER, Problem, Total, UsageError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use spec::{Day, ErrorCode, Money};
@@ -24,6 +24,7 @@ Examples:
   airlock usage --tenant acme --by model
   airlock usage --run 01JEXAMPLE --json
   airlock usage --verify
+  airlock usage --set-aside --state /var/lib/airlock
 
 A call whose end nobody saw counts at what was reserved for it; `unsettled` is how much that is.
 `overrun` is what providers served beyond what was reserved. Money is exact; --csv has it in billionths of a dollar.
@@ -57,6 +58,9 @@ pub(super) struct Options {
     /// Read every line of the ledger, and say what was changed or taken away; exits with 1 if anything was
     #[arg(long, conflicts_with_all = ["by", "run", "tenant", "since", "until", "csv"])]
     verify: bool,
+    /// Put a server's ledger aside that cannot be believed, so that it starts: tenants spend their day from nothing again
+    #[arg(long, conflicts_with_all = ["by", "run", "tenant", "since", "until", "csv", "verify"])]
+    set_aside: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -99,6 +103,9 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 }
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
+    if options.set_aside {
+        return set_aside(&Books::open(&global.configure(surroundings)?.state)?, options.json);
+    }
     if let Some(client) = global.server(surroundings)? {
         return super::runtime()?.block_on(at_server(options, &client));
     }
@@ -208,6 +215,21 @@ fn verify(books: &Books, json: bool) -> Result<u8, Failure> {
         false => {}
     }
     Ok(tell(&problems, json))
+}
+
+fn set_aside(books: &Books, json: bool) -> Result<u8, Failure> {
+    let place = books.set_aside(OWNER, engine::now().0).map_err(|error| Failure {
+        code: ErrorCode::Conflict,
+        message: format!("cannot put the ledger aside: {error}"),
+        hint: "end the server or proxy of this state folder first".to_owned(),
+    })?;
+    let shown = place.as_ref().map(|place| place.display().to_string());
+    match (&shown, json) {
+        (_, true) => print_json(&json!({ "aside": shown }))?,
+        (Some(place), false) => print(&format!("{}\n", printable(place)))?,
+        (None, false) => message::say(&[Line::Note("there was no ledger of a server".to_owned())]),
+    }
+    Ok(0)
 }
 
 /// Says what is wrong; the exit status.

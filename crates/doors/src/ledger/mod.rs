@@ -15,7 +15,8 @@ pub use journal::{Durability, Fault, Head, Problem};
 pub use line::{Kind, Row};
 pub use reader::Reader;
 pub use recover::{
-    Found, Past, Recovered, Retirable, Segments, recover, remove_retired, retirable, segments, verify,
+    Found, Past, Recovered, Retirable, Segments, recover, remove_retired, retirable, segments, set_aside,
+    verify,
 };
 
 use crate::usage::{Source, Usage};

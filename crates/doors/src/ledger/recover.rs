@@ -45,7 +45,7 @@ pub struct Past {
     pub cached_tokens: u64,
     pub money: Money,
     pub overrun: Money,
-    /// The last day on which something was reserved, in days since 1970.
+    /// The last day on which something was settled, in days since 1970.
     pub day: u64,
     pub day_money: Money,
 }
@@ -160,6 +160,29 @@ pub fn remove_retired(folder: &Path, name: &str) -> io::Result<()> {
     folder.sync()
 }
 
+/// Moves the files of a segment that nobody owns into a folder, which is made; whether there were any.
+pub fn set_aside(folder: &Path, name: &str, place: &Path) -> io::Result<bool> {
+    let Some(folder) = existing(folder)? else { return Ok(false) };
+    let parts = folder.segments()?.remove(name).unwrap_or_default();
+    if parts.is_empty() {
+        return Ok(false);
+    }
+    // Held until all are moved: nobody takes up a part of it.
+    let lock = folder.make_file(name, 1)?;
+    if !journal::lock(&lock)? {
+        return Err(io::Error::other(format!("the ledger `{name}` belongs to another process")));
+    }
+    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(place)?;
+    // The last file first: what a crash leaves is a beginning.
+    for part in folder.segments()?.remove(name).unwrap_or_default().iter().rev() {
+        let path = folder.path(name, *part);
+        let file = path.file_name().ok_or(ErrorKind::InvalidInput)?;
+        std::fs::rename(&path, place.join(file))?;
+    }
+    folder.sync()?;
+    Ok(true)
+}
+
 /// Reads every line of every segment; what is wrong with them.
 pub fn verify(folder: &Path) -> io::Result<Vec<Problem>> {
     let Some(folder) = existing(folder)? else { return Ok(Vec::new()) };
@@ -215,7 +238,9 @@ pub(super) fn take(folder: Folder, name: &str, lock: File) -> io::Result<Ledger>
 fn settle_lost(ledger: &Ledger, mut replay: Replay) -> io::Result<Found> {
     let mut open: Vec<(u64, Reserved)> = replay.open.drain().collect();
     open.sort_unstable_by_key(|(n, _)| *n);
-    for (n, reserved) in open {
+    let today = journal::now() / MILLISECONDS_A_DAY;
+    for (n, mut reserved) in open {
+        reserved.spent.day = today;
         ledger.settle(n, &Outcome::unknown(reserved.spent.money, "lost"))?;
         replay.found.lost += 1;
         replay.found.lost_money = replay.found.lost_money.plus(reserved.spent.money);
@@ -343,6 +368,8 @@ impl Replay {
 impl Reserved {
     fn settle(&mut self, row: &Row<'_>) {
         let spent = &mut self.spent;
+        // As whoever settles counts it: a call over midnight is of the day on which it ended.
+        spent.day = row.at / MILLISECONDS_A_DAY;
         (spent.money, spent.overrun) = (Money(row.money), Money(row.overrun));
         if row.source != Some(Source::Reserved) {
             spent.tokens = row.usage.tokens();

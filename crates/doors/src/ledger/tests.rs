@@ -281,3 +281,65 @@ async fn many_wait_for_one_disk() {
     assert_eq!(scratch.problems(), Vec::<String>::new());
     assert_eq!(scratch.open().found().tenants["t"].money, Money(200));
 }
+
+#[test]
+fn a_call_over_midnight_is_of_the_day_on_which_it_ended_as_in_memory() {
+    let scratch = Scratch::new("midnight");
+    drop(scratch.open());
+    let (mut text, mut hash) = (Vec::new(), [0; 32]);
+    let midnight = 20_000 * 86_400_000;
+    let mut put = |n, at, kind: &str, tell: &dyn Fn(&mut Line<'_>)| {
+        let mut line = Line::begin(&mut text, n, at, kind);
+        tell(&mut line);
+        hash = line.seal(&hash);
+    };
+    put(1, midnight - 5, "open", &|line| _ = line.text("segment", "owner"));
+    put(2, midnight - 4, "reserve", &|line| {
+        _ = line.text("run", "r").text("tenant", "t").number("money", 100)
+    });
+    put(3, midnight - 3, "reserve", &|line| {
+        _ = line.text("run", "r").text("tenant", "t").number("money", 100)
+    });
+    put(4, midnight - 2, "settle", &|line| {
+        _ = line.number("of", 2).text("source", "final").number("money", 7)
+    });
+    put(5, midnight + 1, "settle", &|line| {
+        _ = line.number("of", 3).text("source", "final").number("money", 40)
+    });
+    fs::write(scratch.file(), &text).unwrap();
+    let past = scratch.open().found().tenants["t"];
+    assert_eq!((past.day, past.day_money, past.money), (20_000, Money(40), Money(47)));
+}
+
+#[test]
+fn a_reservation_that_nobody_settled_is_of_the_day_on_which_it_was_found() {
+    let scratch = Scratch::new("lost-today");
+    drop(scratch.open());
+    let mut text = Vec::new();
+    let mut line = Line::begin(&mut text, 1, 5, "reserve");
+    line.text("run", "r").text("tenant", "t").number("money", 100);
+    line.seal(&[0; 32]);
+    fs::write(scratch.file(), &text).unwrap();
+    let first = scratch.open().found().tenants["t"];
+    let again = scratch.open().found().tenants["t"];
+    assert_eq!(
+        (first.day, first.day_money),
+        (again.day, again.day_money),
+        "as the line says that was written"
+    );
+    assert!(first.day > 20_000 && first.day_money == Money(100), "{first:?}");
+}
+
+#[test]
+fn what_is_put_aside_is_whole_there_and_the_next_begins_anew() {
+    let (scratch, aside) = (Scratch::new("aside"), Scratch::new("aside-place"));
+    small(&scratch);
+    let text = fs::read(scratch.file()).unwrap();
+    let owner = scratch.open();
+    assert!(set_aside(&scratch.0, "owner", &aside.0).is_err(), "it has an owner");
+    drop(owner);
+    fs::write(scratch.file(), &text).unwrap();
+    assert!(set_aside(&scratch.0, "owner", &aside.0).unwrap());
+    assert_eq!(fs::read(aside.file()).unwrap(), text);
+    assert!(scratch.open().found().tenants.is_empty());
+}

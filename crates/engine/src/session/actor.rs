@@ -176,6 +176,7 @@ impl Actor {
         let workspace = sandbox.workspace().try_clone_to_owned().ok();
         let book = Book {
             state,
+            cpu_ms: Arc::default(),
             execs: Vec::new(),
             started: 0,
             ended_cpu_us: 0,

@@ -23,11 +23,11 @@ use crate::{Engine, Session, SessionKept, files::Bounds, keep::Keeper, making::u
 use bench::Bench;
 use folder::JobFolder;
 use spec::{
-    ArtifactRef, BadJob, Barrier, ErrorCode, ErrorInfo, ExecutionMode, InferenceSource, Json, MOST_JOB_BYTES,
-    Policy, RunRequest, SessionRequest, SessionSpec, StepAction, StepArtifact, StepJob, StepsResult, Time,
-    Truncated, WorkspacePath,
+    ArtifactRef, BadJob, Barrier, Denial, ErrorCode, ErrorInfo, ExecutionMode, InferenceSource, Json,
+    LimitName, MOST_JOB_BYTES, Policy, RunRequest, SessionRequest, SessionSpec, StepAction, StepArtifact,
+    StepJob, StepsResult, Time, Truncated, Usage, WorkspacePath,
 };
-use std::{ffi::OsString, path::Path, time::Duration};
+use std::{collections::BTreeSet, ffi::OsString, path::Path, time::Duration};
 use tokio::sync::watch;
 
 /// How long a box may take longer than its job: to be made, and to be cleared away.
@@ -178,6 +178,11 @@ pub struct Carried {
     pub said: Said,
     /// Behind which it was carried out; none if it never was.
     pub barriers: Vec<Barrier>,
+    /// Of its box, from its beginning to its end.
+    pub usage: Usage,
+    pub limits_hit: BTreeSet<LimitName>,
+    /// What its doors refused.
+    pub denials: Vec<Denial>,
 }
 
 /// What a program wrote, the beginning of it, and how it exited. Steps have their own outputs.
@@ -192,14 +197,16 @@ pub struct Said {
 
 impl From<StepsResult> for Carried {
     fn from(result: StepsResult) -> Carried {
-        Carried { result, said: Said::default(), barriers: Vec::new() }
+        let (said, barriers, usage, limits_hit, denials) = Default::default();
+        Carried { result, said, barriers, usage, limits_hit, denials }
     }
 }
 
 impl Engine {
     /// Carries a job out in a box of its own, and clears that away; `document` is the job as it was given, for a
-    /// program that wants to read it. Becomes `cancelled` once the channel says so. To be awaited to its end: whoever
-    /// lets go of it leaves the box to its lifetime, and the folder of the job to the next sweep.
+    /// program that wants to read it. `begun` hears of the box as soon as it stands. Becomes `cancelled` once the channel
+    /// says so. To be awaited to its end: whoever lets go of it leaves the box to its lifetime, and the folder of the job
+    /// to the next sweep.
     pub async fn carry_out(
         &self,
         spec: SessionSpec,
@@ -207,10 +214,11 @@ impl Engine {
         document: &[u8],
         carrier: Carrier,
         cancelled: watch::Receiver<bool>,
+        begun: impl FnOnce(&Session),
     ) -> Carried {
         let blank = StepsResult::of(job.job_id.as_str());
         if carrier == Carrier::Own && job.mode == ExecutionMode::DirectSteps {
-            return self.carry_out_in(spec, job, None, carrier, cancelled).await;
+            return self.carry_out_in(spec, job, None, carrier, cancelled, begun).await;
         }
         if spec.run.sandbox.mounts.iter().any(|mount| mount.inside.as_path().starts_with(folder::INSIDE)) {
             return blank
@@ -228,7 +236,7 @@ impl Engine {
                     .into();
             }
         };
-        let carried = self.carry_out_in(spec, job, Some(&folder), carrier, cancelled).await;
+        let carried = self.carry_out_in(spec, job, Some(&folder), carrier, cancelled, begun).await;
         // What cannot be removed now, a sweep removes.
         _ = tokio::task::spawn_blocking(move || folder.remove()).await;
         carried
@@ -241,6 +249,7 @@ impl Engine {
         folder: Option<&JobFolder>,
         carrier: Carrier,
         mut cancelled: watch::Receiver<bool>,
+        begun: impl FnOnce(&Session),
     ) -> Carried {
         let result = StepsResult::of(job.job_id.as_str());
         let mounts = match folder.map(JobFolder::mount).transpose() {
@@ -255,6 +264,7 @@ impl Engine {
             Ok(session) => session,
             Err(error) => return result.failed(code_of(error.code), told(&error)).into(),
         };
+        begun(&session);
         let mut bench = Bench::new(session.clone(), job, result);
         let cut_short = tokio::select! {
             () = work(&mut bench, &carrier) => false,
@@ -280,7 +290,8 @@ impl Engine {
             }
         }
         name_artifacts(&mut result, kept.kept, "/workspace/");
-        Carried { result, said, barriers: ended.barriers }
+        let crate::SessionState { barriers, usage, limits_hit, denials, .. } = ended;
+        Carried { result, said, barriers, usage, limits_hit, denials }
     }
 
     /// What lies in `/job/artifacts`, kept like that of a workspace.

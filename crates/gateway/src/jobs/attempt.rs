@@ -12,9 +12,10 @@ use crate::{
         self,
         live::{self, About, Live},
     },
+    tenants::{Needs, What},
 };
 use http::StatusCode;
-use spec::{Id, RunSpec};
+use spec::{Day, Id, RunSpec};
 use std::{sync::Arc, time::Duration};
 use store::{
     DatabaseError,
@@ -25,6 +26,10 @@ use store::{
 
 /// How long nothing is tried when something of the server's own stands in the way.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a job waits for what its tenant has none of now: as long as it has waited before, within these.
+const SHORTEST_WAIT: Duration = Duration::from_secs(60);
+const LONGEST_WAIT: Duration = Duration::from_secs(15 * 60);
 
 /// Between two looks whether the try before is gone.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
@@ -63,6 +68,15 @@ async fn begin(gateway: &Gateway, id: &str) -> Answer<Option<(Arc<Live>, tokio::
         Err(refused) => return refuse(gateway, row, refused).await.map(|()| None),
     };
     drop(order);
+    let needs =
+        Needs { what: What::Job, llm: spec.grants.llm.is_some(), storage: spec.sandbox.copy_on_write };
+    match gateway.may_begin(&row.tenant, needs).await {
+        Ok(()) => {}
+        Err(problem) if is_quota(problem.code()) => {
+            return put_off(gateway, row, problem).await.map(|()| None);
+        }
+        Err(problem) => return Err(problem),
+    }
     rest_is_gone(gateway, &row).await?;
     let owner = crate::caller::owner_of(&row.tenant)?;
     let live = Arc::new(Live::attempt(
@@ -139,6 +153,39 @@ fn admitted(gateway: &Gateway, row: &JobRow, order: &str) -> Result<(RunSpec, Op
         order::admit(gateway, &caller, order, &id)
     };
     admit().map_err(not_started)
+}
+
+/// Whether something is refused because its tenant has none of it left.
+pub(super) fn is_quota(code: &str) -> bool {
+    matches!(code, "quota_exceeded" | "budget_exceeded")
+}
+
+/// Lets a job wait for what its tenant has none of now. Others go before it meanwhile: they may need none of that.
+async fn put_off(gateway: &Gateway, row: JobRow, problem: Problem) -> Answer<()> {
+    let now = engine::now();
+    let waited = Duration::from_millis(now.0.saturating_sub(row.accepted_ms));
+    let pause = waited.clamp(SHORTEST_WAIT, LONGEST_WAIT).as_millis() as u64;
+    // With the day all of it begins anew, but for storage.
+    let due_ms = (now.0 + pause).min(Day::of(now).next().start().0);
+    let of = gateway.clone();
+    let written = gateway.writer().write(move |writing| {
+        let before = row.error.as_ref().is_some_and(|error| *error == problem.as_error());
+        // Whoever waits for long is told of once.
+        if writing.put_off_job(&row.id, due_ms, &problem.as_error())? && !before {
+            let (what, decision) = ("job.start", Decision::Refused);
+            let entry = Entry {
+                what,
+                decision,
+                tenant: &row.tenant,
+                key: &row.key,
+                job: &row.id,
+                ..Entry::default()
+            };
+            change::note(&of, &Entry { rule: problem.code(), ..entry })?;
+        }
+        Ok(())
+    });
+    written.await
 }
 
 async fn refuse(gateway: &Gateway, row: JobRow, refused: Refused) -> Answer<()> {

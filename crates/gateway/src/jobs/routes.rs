@@ -114,7 +114,7 @@ async fn create(
     let at_ms = engine::now().0;
     order.webhook.as_ref().map_or(Ok(()), |webhook| webhook.allowed(&gateway))?;
     let terms = Terms::of(&order, &gateway.jobs().bounds, at_ms)?;
-    let is_now = order.not_before.is_none();
+    let is_now = terms.not_before_ms.is_none_or(|moment| moment <= at_ms);
     // Whoever asks hears of mistakes now; at its start it is measured again.
     let spec = match order::admit(&gateway, &caller, order, &id) {
         Ok((spec, _)) => spec,
@@ -126,7 +126,7 @@ async fn create(
     };
     let needs =
         Needs { what: What::Job, llm: spec.grants.llm.is_some(), storage: spec.sandbox.copy_on_write };
-    // What is to run another day has that day's CPU time and money.
+    // What is to run another day has that day's CPU time and money, and is asked for them then.
     let may = if is_now { gateway.may_begin(&caller.tenant, needs).await } else { Ok(()) };
     let Ok(order) = String::from_utf8(raw.0.to_vec()) else {
         return Err(wire::unreadable("it is not UTF-8"));

@@ -1,6 +1,9 @@
 //! A job as clients see it.
 
-use super::webhook::{self, KeptWebhook};
+use super::{
+    attempt::is_quota,
+    webhook::{self, KeptWebhook},
+};
 use crate::Gateway;
 use serde::Serialize;
 use serde_json::Value;
@@ -83,7 +86,12 @@ impl Job {
 
 fn waiting_for<'a>(gateway: &Gateway, row: &JobRow, word: &'a str) -> &'a str {
     let may_not = || gateway.runs_full(&row.tenant).is_some() || gateway.has_cpu(&row.tenant).is_err();
-    match word == "turn" && may_not() {
+    // It was its turn, and there was none of what it needs.
+    let was_put_off = || {
+        let error: Option<Value> = row.error.as_deref().and_then(|text| serde_json::from_str(text).ok());
+        error.is_some_and(|error| error["code"].as_str().is_some_and(is_quota))
+    };
+    match word == "turn" && may_not() || word == "time" && was_put_off() {
         true => "quota",
         false => word,
     }

@@ -86,6 +86,7 @@ async fn open(
     Sent(order): Sent<PtyOrder>,
 ) -> Answer<Json<PtyOpened>> {
     let live = sessions::live(&gateway, &caller, session, Some(&order.task_id))?;
+    gateway.has_cpu(&caller.tenant)?;
     let command = match order.command.is_empty() {
         true => vec!["/bin/sh".to_owned()],
         false => order.command,

@@ -327,6 +327,7 @@ async fn exec(
     Sent(asked): Sent<SessionExec>,
 ) -> Answer<Response> {
     let live = live(&gateway, &caller, session.clone(), Some(&asked.task_id))?;
+    gateway.has_cpu(&caller.tenant)?;
     let order = asked.order(&gateway)?;
     note(&gateway, &caller, "sandbox.exec", live.id().as_str(), &asked.task_id)?;
     let exec = sandboxes::begin(live, order).await?;

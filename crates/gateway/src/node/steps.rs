@@ -15,7 +15,10 @@ use crate::{
     tenants::{Needs, What},
 };
 use axum::response::Response;
-use engine::steps::{Carried, Carrier, admit, read_job};
+use engine::{
+    Session,
+    steps::{Carried, Carrier, admit, read_job},
+};
 use spec::{RunResult, SessionSpec, Status, StepJob, StepStatus, StepsResult, Timestamp};
 use std::{sync::Arc, time::Duration};
 use store::audit::Decision;
@@ -34,6 +37,14 @@ struct Admitted {
     profile: String,
 }
 
+impl Admitted {
+    /// What the audit says of it.
+    fn told(&self) -> String {
+        let backend = self.spec.as_ref().map_or("none", |spec| spec.run.sandbox.backend.name());
+        format!("profile={} backend={backend}", self.profile)
+    }
+}
+
 /// Carries out the steps of a job, once however often it is sent, and answers with what came of it.
 pub(crate) async fn carry_out(
     gateway: &Gateway,
@@ -44,6 +55,7 @@ pub(crate) async fn carry_out(
     let (admitted, asked_for) = admitted(gateway, caller, order)?;
     jobs::note(gateway, caller, order, Decision::Allowed, "")?;
     let mut asked = jobs::asked(caller, order, asked_for)?;
+    asked.about.key.clone_from(&caller.key);
     let mut llm = false;
     if let Ok(spec) = &admitted.spec {
         asked.about = About::of(caller, &spec.run);
@@ -54,8 +66,13 @@ pub(crate) async fn carry_out(
     let begin = {
         let gateway = gateway.clone();
         async move {
+            let key = asked.about.key.clone();
             let taken = live::take(&gateway, asked, may).await?;
             if let Taken::New(live) = &taken {
+                if let Err(problem) = gateway.note_accepted(&live.of(), &key, &admitted.told()) {
+                    live::give_up(&gateway, live, &admitted.profile).await;
+                    return Err(problem);
+                }
                 tokio::spawn(attend(gateway.clone(), live.clone(), admitted));
             }
             Ok::<_, Problem>(taken)
@@ -109,7 +126,9 @@ async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
         Ok(spec) => {
             let (cancel, cancelled) = watch::channel(false);
             live.begins();
-            let work = gateway.engine().carry_out(spec, &job, document.as_bytes(), carrier, cancelled);
+            // It counts while it goes on.
+            let begun = |session: &Session| live.has_box(&gateway, session);
+            let work = gateway.engine().carry_out(spec, &job, document.as_bytes(), carrier, cancelled, begun);
             let ending = async {
                 live.to_end().await;
                 cancel.send_replace(true);
@@ -125,12 +144,13 @@ async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
     gateway.metrics().running.dec();
     let took = Duration::from_millis(result.duration_ms);
     gateway.metrics().run(result.status.name(), took, (result.stdout.len() + result.stderr.len()) as u64);
+    gateway.note_ended(&live.of(), &result, result.denials.len() as u64);
     live::conclude(&gateway, &live, result).await;
 }
 
 /// What came of it as of every run; what came of the steps is its output.
 fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, profile: String) -> RunResult {
-    let Carried { result, said, barriers } = carried;
+    let Carried { result, said, barriers, usage, limits_hit, denials } = carried;
     let code = result.failure_code.as_deref();
     let status = match (result.status, code) {
         (StepStatus::Success, _) => Status::Succeeded,
@@ -163,6 +183,9 @@ fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, p
         ended_at,
         duration_ms: ended_at.0.saturating_sub(started_at.0),
         barriers,
+        usage,
+        limits_hit,
+        denials,
         ..RunResult::blank(live.id.clone(), profile, started_at)
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     trace::Spot,
 };
 use bytes::Bytes;
-use engine::{Feed, Run};
+use engine::{Feed, Run, Session};
 use http::StatusCode;
 use serde::Deserialize;
 use spec::{Barrier, Day, Denial, ErrorCode, ErrorInfo, Event, Id, Root, RunResult, RunSpec, Status};
@@ -451,6 +451,14 @@ impl Live {
         self.progress.send_modify(|progress| progress.started = Some(Vec::new()));
     }
 
+    /// The box stands in which it is carried out step by step: what that uses counts from now on.
+    pub(crate) fn has_box(&self, gateway: &Gateway, session: &Session) {
+        _ = self.cpu_ms.set(session.cpu_ms());
+        let event = Event::Started { barriers: session.state().barriers };
+        gateway.note_event(&self.of(), &event, &mut 0);
+        note(gateway, self, event);
+    }
+
     /// Waits until somebody asks for its end, in whatever way.
     pub(crate) async fn to_end(&self) {
         let (mut cancelled, mut terminated) = (self.cancelled.subscribe(), self.terminated.subscribe());
@@ -524,8 +532,8 @@ pub(crate) async fn carry_out(gateway: Gateway, live: Arc<Live>, mut run: Run) {
 }
 
 /// Ends a run that was accepted and cannot be started: what cannot be written down is not done.
-pub(crate) async fn give_up(gateway: &Gateway, live: &Arc<Live>, spec: &RunSpec) {
-    let mut result = RunResult::blank(live.id.clone(), spec.sandbox.profile.clone(), engine::now());
+pub(crate) async fn give_up(gateway: &Gateway, live: &Arc<Live>, profile: &str) {
+    let mut result = RunResult::blank(live.id.clone(), profile.to_owned(), engine::now());
     (result.task_id, result.job_id) = (live.task.clone(), live.job.clone());
     result.error = Some(ErrorInfo {
         code: ErrorCode::Internal,

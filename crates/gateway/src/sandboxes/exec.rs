@@ -140,7 +140,7 @@ async fn start(
     headers: HeaderMap,
     body: Raw,
 ) -> Answer<Response> {
-    let session = gateway.session(&caller, &id)?;
+    let session = gateway.session_to_work_in(&caller, &id)?;
     let asked: ExecAsked = parsed(&body)?;
     let background = asked.background();
     let exec = begin(session.clone(), asked.order()?).await?;

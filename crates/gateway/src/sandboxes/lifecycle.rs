@@ -206,6 +206,7 @@ async fn resume(
     if !session.state().is_asked_to_pause {
         return Err(Problem::conflict("this sandbox is not paused", "only a paused one can go on"));
     }
+    gateway.session_to_work_in(&caller, &id)?;
     to_the_end(async move { Ok(session.resume().await?) }).await?;
     Ok(Json(gateway.entry(&caller, &id)?.view()))
 }

@@ -103,7 +103,7 @@ async fn pty(
     let viewing = gateway.viewers().admit(&id)?;
     let exec = match &view.exec {
         Some(exec) => session.find_exec(exec).ok_or_else(|| Problem::not_found("program"))?,
-        None => exec::begin(session.clone(), order(&view)?).await?,
+        None => exec::begin(gateway.session_to_work_in(&caller, &id)?, order(&view)?).await?,
     };
     if exec.request().tty.is_none() {
         return Err(Problem::conflict(

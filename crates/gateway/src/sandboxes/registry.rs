@@ -327,6 +327,14 @@ impl Gateway {
         Ok(session)
     }
 
+    /// The same for whoever begins something in it: what is under way may finish, but nothing new begins once the CPU time of
+    /// its tenant's day is used up.
+    pub(super) fn session_to_work_in(&self, caller: &Caller, id: &str) -> Answer<Session> {
+        let session = self.session(caller, id)?;
+        self.has_cpu(&self.entry(caller, id)?.owner)?;
+        Ok(session)
+    }
+
     /// A program of a live session.
     pub(super) fn exec(&self, caller: &Caller, id: &str, exec: &str) -> Answer<(Session, Exec)> {
         let session = self.session(caller, id)?;

@@ -78,6 +78,15 @@ impl Writing<'_> {
         self.done(end_try(self.transaction, run, end))
     }
 
+    /// A job whose turn it is waits until this moment, and this is why (JSON). False if that is not its turn any more.
+    pub fn put_off_job(&self, id: &str, due_ms: u64, why: &str) -> Result<bool, DatabaseError> {
+        let put_off = "UPDATE job SET waits_for = 'time', due_ms = ?2, error = ?3, version = version + 1
+            WHERE id = ?1 AND waits_for = 'turn'";
+        let changed = self.transaction.prepare_cached(put_off);
+        self.done(changed.and_then(|mut put| put.execute(params![id, number(due_ms), why])))
+            .map(|rows| rows == 1)
+    }
+
     /// A job that waits is over without another try.
     pub fn refuse_job(&self, id: &str, end: &End<'_>) -> Result<Vec<Change>, DatabaseError> {
         self.done(refuse(self.transaction, id, end))

@@ -133,6 +133,25 @@ fn a_job_waits_for_its_time() {
 }
 
 #[test]
+fn a_job_that_is_put_off_waits_lets_others_go_and_has_its_turn_again() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    add(&served, &NewJob { priority: 9, ..new("a", "t") });
+    add(&served, &new("b", "t"));
+    let put_off =
+        || served.together(|writing| writing.put_off_job("a", 9000, r#"{"code":"quota_exceeded"}"#));
+    assert!(put_off().unwrap());
+    assert!(!put_off().unwrap(), "it waits already");
+    assert_eq!(served.next_jobs("t", 9).unwrap(), ["b"]);
+    let row = served.job("a").unwrap().unwrap();
+    assert_eq!((row.status.as_str(), row.attempt, row.error.is_some()), ("queued", 0, true));
+    served.together(|writing| writing.due_jobs(9000, 9)).unwrap();
+    assert_eq!(served.next_jobs("t", 9).unwrap(), ["a", "b"]);
+    assert!(start(&served, "a", "r", "boot"));
+    assert_eq!(served.job("a").unwrap().unwrap().error, None);
+}
+
+#[test]
 fn what_comes_after_follows() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();

@@ -192,9 +192,12 @@ impl Order {
             let engine = super::open_engine(&config, Some(begun))?;
             self.tell(json!({ "status": "in_progress", "job_id": job.job_id.as_str() })).await;
             let (cancel, cancelled) = watch::channel(false);
-            let carried =
-                until_signal(signals, cancel, engine.carry_out(spec, job, document, carrier, cancelled))
-                    .await;
+            let carried = until_signal(
+                signals,
+                cancel,
+                engine.carry_out(spec, job, document, carrier, cancelled, |_| ()),
+            )
+            .await;
             self.tell(
                 json!({ "status": "completed", "job_id": job.job_id.as_str(), "result": carried.result }),
             )
