@@ -352,3 +352,60 @@ fn what_a_job_keeps_can_be_fetched() {
     let place = artifact["ref"].as_str().unwrap_or_else(|| panic!("a place: {told}"));
     assert_eq!(server.get(place).text(), "kept\n");
 }
+
+/// Item 36 for what waits: nothing of it starts in the place of what was ended.
+#[test]
+fn an_admin_stops_the_queue_too() {
+    let server = Server::with("[jobs]\nslots = 1\n", &[]);
+    let tenant = key_of(&server, "acme", &["runs"]);
+    let submit = |key: &str, order: Value| {
+        let answer = server.ask(key, "POST", "/v1/jobs", &[], &order);
+        assert_eq!(answer.status, 202, "{}", answer.text());
+        answer.json()["job_id"].as_str().expect("its name").to_owned()
+    };
+    let job = |id: &str| server.get(&format!("/v1/jobs/{id}")).json();
+    let first = submit(&server.admin, json!({ "command": ["sleep", "600"] }));
+    server.until("its start", || job(&first)["status"] == "running");
+    let second = submit(&server.admin, json!({ "command": ["sleep", "600"] }));
+    let behind = submit(&server.admin, json!({ "command": ["sleep", "600"], "after": [second] }));
+    let others = submit(&tenant, json!({ "command": ["sleep", "600"] }));
+    let stopped =
+        server.post("/v1/worker/admin/stop-all-orchestrator-directed", &json!({ "version": 1 })).json();
+    let mut named: Vec<_> =
+        stopped["jobs"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    named.sort_unstable();
+    let mut waited = [second.as_str(), &behind, &others];
+    waited.sort_unstable();
+    assert_eq!(named, waited, "{stopped}");
+    assert_eq!(
+        (stopped["runs"].as_array().map(Vec::len), &stopped["left"]),
+        (Some(1), &json!([])),
+        "{stopped}"
+    );
+    for id in [&first, &second, &behind, &others] {
+        assert_eq!(job(id)["status"], "cancelled", "{id}");
+    }
+    let next = submit(&tenant, json!({ "command": ["true"] }));
+    server.until("new work", || job(&next)["status"] == "succeeded");
+    // Nothing comes back with the next start, either.
+    let server = server.restart(Signal::KILL, "");
+    assert_eq!(server.get(&format!("/v1/jobs/{second}")).json()["status"], "cancelled");
+}
+
+/// What a job may use is held while it ends, too.
+#[test]
+fn a_job_that_is_to_end_is_held_to_its_cpu_time() {
+    let server = Server::with("[maximum]\ncpu_time = \"2s\"\n", &[]);
+    // Many short processes: only the box as a whole has a limit that they reach.
+    let busy =
+        "trap '' TERM; echo began; while :; do (i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done); done";
+    let prefer = [("prefer", "respond-async")];
+    assert_eq!(server.ask(&server.admin, "POST", RUN, &prefer, &job(JOB, shell(busy))).status, 202);
+    let path = format!("/v1/worker/jobs/{JOB}");
+    server.until("its start", || server.get(&path).json()["status"] == "in_progress");
+    let order = json!({ "version": 1, "task_id": TASK, "job_id": JOB, "grace_seconds": 300 });
+    assert_eq!(server.post("/v1/worker/jobs:stop", &order).status, 200);
+    server.until("its end", || server.get(&path).json()["exit_code"].is_i64());
+    let told = server.get(&path).json();
+    assert_ne!(told["run_diagnostics"]["reason"], "cancelled", "its grace is not over: {told}");
+}
