@@ -103,7 +103,7 @@ async fn pty(
     let viewing = gateway.viewers().admit(&id)?;
     let exec = match &view.exec {
         Some(exec) => session.find_exec(exec).ok_or_else(|| Problem::not_found("program"))?,
-        None => exec::begin(session.clone(), order(&view)?).await?,
+        None => exec::begin(session.clone(), order(&view)?, exec::For::of(&gateway, &caller)).await?,
     };
     if exec.request().tty.is_none() {
         return Err(Problem::conflict(
