@@ -407,13 +407,6 @@ fn uuid(number: u32) -> String {
 
 const ASYNC: [(&str, &str); 1] = [("prefer", "respond-async")];
 
-/// Whether a process of this machine has these arguments.
-fn runs(argv: &[&str]) -> bool {
-    let wanted = argv.iter().map(|word| format!("{word}\0")).collect::<String>().into_bytes();
-    let all = fs::read_dir("/proc").expect("it is there").flatten();
-    all.into_iter().any(|process| fs::read(process.path().join("cmdline")).is_ok_and(|argv| argv == wanted))
-}
-
 /// Of one who sends as many patterns as he can, others do not notice anything: what is too much is refused, and the rest is
 /// compiled elsewhere.
 #[test]
@@ -447,7 +440,7 @@ fn a_job_of_steps_that_is_stopped_has_its_grace() {
     assert_eq!(over_http(&server, 1, &spec, &ASYNC).status, 202);
     let id = uuid(1);
     let path = format!("/v1/worker/jobs/{id}");
-    server.until("its start", || runs(&["sleep", &marker]));
+    server.until("its start", || node_tests::is_running(&["sleep", &marker]));
     let order = json!({ "version": 1, "task_id": id, "job_id": id, "grace_seconds": 300 });
     assert_eq!(server.post("/v1/worker/jobs:stop", &order).status, 200);
     server.until("its end", || server.get(&path).json()["exit_code"].is_i64());

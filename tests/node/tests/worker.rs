@@ -1,6 +1,6 @@
 //! Jobs of the worker API, against the real server. Each claim names the item of the acceptance list that it proves.
 
-use node_tests::{Answer, Server, key_of};
+use node_tests::{Answer, Server, is_running, key_of};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -149,8 +149,14 @@ fn its_own_variables_are_there_and_cannot_be_forged() {
 #[test]
 fn a_job_whose_time_is_over_is_gone() {
     let server = Server::new();
-    let told =
-        ran(&server, JOB, json!({ "command": ["sh", "-c", "echo began; sleep 600"], "timeout_seconds": 1 }));
+    let marker = format!("600.9{}", std::process::id());
+    let script = format!("echo began; sleep {marker} & wait");
+    let order = job(JOB, json!({ "command": ["sh", "-c", script], "timeout_seconds": 3 }));
+    let prefer = [("prefer", "respond-async")];
+    assert_eq!(server.ask(&server.admin, "POST", RUN, &prefer, &order).status, 202);
+    server.until("its process", || is_running(&["sleep", &marker]));
+    let told = server.post(RUN, &order).json();
+    assert!(!is_running(&["sleep", &marker]), "all of it is gone");
     assert_eq!((&told["status"], &told["exit_code"]), (&json!("timeout"), &json!(-1)), "{told}");
     assert_eq!(told["stdout"], "began\n");
     assert_eq!(told["run_diagnostics"]["container_started"], true);
