@@ -370,11 +370,11 @@ fn an_admin_stops_the_queue_too() {
         answer.json()["job_id"].as_str().expect("its name").to_owned()
     };
     let job = |id: &str| server.get(&format!("/v1/jobs/{id}")).json();
-    let first = submit(&server.admin, json!({ "command": ["sleep", "600"] }));
+    let first = submit(&server.admin, json!({ "run": { "command": ["sleep", "600"] } }));
     server.until("its start", || job(&first)["status"] == "running");
-    let second = submit(&server.admin, json!({ "command": ["sleep", "600"] }));
-    let behind = submit(&server.admin, json!({ "command": ["sleep", "600"], "after": [second] }));
-    let others = submit(&tenant, json!({ "command": ["sleep", "600"] }));
+    let second = submit(&server.admin, json!({ "run": { "command": ["sleep", "600"] } }));
+    let behind = submit(&server.admin, json!({ "run": { "command": ["sleep", "600"] }, "after": [second] }));
+    let others = submit(&tenant, json!({ "run": { "command": ["sleep", "600"] } }));
     let stopped =
         server.post("/v1/worker/admin/stop-all-orchestrator-directed", &json!({ "version": 1 })).json();
     let mut named: Vec<_> =
@@ -391,7 +391,7 @@ fn an_admin_stops_the_queue_too() {
     for id in [&first, &second, &behind, &others] {
         assert_eq!(job(id)["status"], "cancelled", "{id}");
     }
-    let next = submit(&tenant, json!({ "command": ["true"] }));
+    let next = submit(&tenant, json!({ "run": { "command": ["true"] } }));
     server.until("new work", || job(&next)["status"] == "succeeded");
     // Nothing comes back with the next start, either.
     let server = server.restart(Signal::KILL, "");

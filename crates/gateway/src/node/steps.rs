@@ -18,7 +18,8 @@ use crate::{
 use axum::response::Response;
 use engine::steps::{Carried, Carrier, admit, read_job};
 use spec::{
-    ErrorCode, ErrorInfo, RunResult, SessionSpec, Status, StepJob, StepStatus, StepsResult, Stream, Timestamp,
+    ErrorCode, ErrorInfo, Moments, RunResult, SessionSpec, Status, StepJob, StepStatus, StepsResult, Stream,
+    Timestamp,
 };
 use std::{sync::Arc, time::Duration};
 use store::audit::Decision;
@@ -182,6 +183,8 @@ fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, p
         _ => said.exit_code.or_else(of_step).or(Some(1)),
     };
     let ended_at = engine::now();
+    let (begun, ended) = (started_at.0 * 1000, ended_at.0 * 1000);
+    let moments = Moments { begun, started: if never { 0 } else { begun }, over: ended, kept: ended, ended };
     // It was serialized from a value of ours.
     let output = serde_json::to_value(&result).and_then(serde_json::from_value).ok();
     RunResult {
@@ -203,6 +206,7 @@ fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, p
         ended_at,
         duration_ms: ended_at.0.saturating_sub(started_at.0),
         barriers,
+        moments,
         ..RunResult::blank(live.id.clone(), profile, started_at)
     }
 }
