@@ -24,6 +24,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// How long a server that is told to end may take for that.
+const LONGEST_END: Duration = Duration::from_secs(60);
+
 /// A folder of its own; gone with the test.
 #[derive(Debug)]
 pub struct Folder(pub PathBuf);
@@ -146,9 +149,18 @@ impl Server {
     pub fn end(&mut self, signal: Signal) -> (ExitStatus, String) {
         let mut child = self.child.take().expect("it runs");
         kill_process(Pid::from_child(&child), signal).expect("it is ours");
-        let mut said = String::new();
-        child.stderr.as_mut().expect("it is ours").read_to_string(&mut said).expect("it writes text");
-        (child.wait().expect("it ends"), said)
+        let mut stderr = child.stderr.take().expect("it is ours");
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut said = String::new();
+            tell.send(stderr.read_to_string(&mut said).map(|_| said))
+        });
+        let Ok(said) = told.recv_timeout(LONGEST_END) else {
+            child.kill().expect("it is ours");
+            child.wait().expect("it ends");
+            panic!("the server did not end within {LONGEST_END:?}");
+        };
+        (child.wait().expect("it ends"), said.expect("it writes text"))
     }
 
     /// Asks with this key, or with none if it is empty, and these headers; the body is left away if it is null.

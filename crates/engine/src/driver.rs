@@ -247,20 +247,31 @@ impl Driver {
         let (state, has_layer) = (self.making.engine.state.clone(), self.making.layer.is_some());
         let shortage = room::shortage(&state);
         tokio::pin!(shortage);
+        let mut asked = None;
         loop {
+            let grace = self.terminated.borrow_and_update().map(|grace| {
+                // Once: asking again changes nothing but how long it has.
+                let asked = *asked.get_or_insert_with(|| {
+                    sandbox.signal(SIGTERM);
+                    tokio::time::Instant::now()
+                });
+                asked + grace
+            });
             let stopped = tokio::select! {
                 () = &mut shortage, if has_layer => Stopped::Disk,
-                progress = sandbox.progress() => return ending(progress, None),
-                () = &mut deadline => Stopped::WallTime,
+                progress = sandbox.progress() => return ending(progress, grace.map(|_| Stopped::Cancelled)),
+                () = until(grace), if grace.is_some() => return killed(),
+                () = &mut deadline => match grace {
+                    None => Stopped::WallTime,
+                    Some(_) => return killed(),
+                },
                 () = until_cancelled(&mut self.making.cancelled) => Stopped::Cancelled,
                 _ = counting.tick(), if is_counted => {
                     let cpu = sandbox.counters().cpu.unwrap_or_default();
                     self.cpu_ms.fetch_max(cpu.as_millis() as u64, Ordering::Relaxed);
                     continue;
                 }
-                () = until_terminated(&mut self.terminated) => {
-                    return self.terminate(sandbox, deadline.deadline()).await;
-                }
+                () = told_again(&mut self.terminated) => continue,
                 () = tokio::time::sleep_until(next_look.into()) => {
                     match cpu_left(sandbox, &limits) {
                         Some(left) => {
@@ -272,31 +283,6 @@ impl Driver {
                 }
             };
             return stop(sandbox, stopped).await;
-        }
-    }
-
-    /// Asks the program to end and waits for that: for the shortest grace that anybody gave, at most until its time is up
-    /// or somebody does not want to wait any more.
-    async fn terminate(&mut self, sandbox: &mut dyn Sandbox, deadline: tokio::time::Instant) -> Ending {
-        let Driver { terminated, making, .. } = self;
-        let asked = tokio::time::Instant::now();
-        sandbox.signal(SIGTERM);
-        loop {
-            let grace = terminated.borrow_and_update().unwrap_or_default();
-            // The sender lives in `Run`; one who dropped it asks for nothing else.
-            let other = async {
-                if terminated.changed().await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            };
-            tokio::select! {
-                progress = sandbox.progress() => return ending(progress, Some(Stopped::Cancelled)),
-                () = until_cancelled(&mut making.cancelled) => return stop(sandbox, Stopped::Cancelled).await,
-                () = tokio::time::sleep_until((asked + grace).min(deadline)) => {
-                    return Ending { status: Some(SIGKILL), stopped: Some(Stopped::Cancelled), ..Ending::default() };
-                }
-                () = other => {}
-            }
         }
     }
 
@@ -433,11 +419,24 @@ async fn read_output(
     }
 }
 
-async fn until_terminated(terminated: &mut watch::Receiver<Option<Duration>>) {
-    // The sender lives in `Run`; a caller who dropped it asked for nothing.
-    if terminated.wait_for(Option::is_some).await.is_err() {
+/// Until somebody asks the program to end by itself, or gives it less time for that.
+async fn told_again(terminated: &mut watch::Receiver<Option<Duration>>) {
+    // The sender lives in `Run`; a caller who dropped it asks for nothing else.
+    if terminated.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
+}
+
+async fn until(moment: Option<tokio::time::Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// It did not end by itself when it was asked to, and is ended with its box.
+fn killed() -> Ending {
+    Ending { status: Some(SIGKILL), stopped: Some(Stopped::Cancelled), ..Ending::default() }
 }
 
 /// Asks the program to end, and gives it a moment.

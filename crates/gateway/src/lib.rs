@@ -70,6 +70,8 @@ const BETWEEN_READINGS: Duration = Duration::from_secs(60);
 const BETWEEN_LOOKS_AT_OWN: Duration = Duration::from_secs(5);
 /// How long a server that ends may write about that.
 const LONGEST_LAST_WORDS: Duration = Duration::from_secs(5);
+/// How much longer than its grace the end of everything may take: then it is not known how that went.
+const LONGEST_ENDING: Duration = Duration::from_secs(8);
 /// How often what may not stay is looked for.
 const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
 
@@ -293,16 +295,34 @@ impl Gateway {
         // Answers of runs that were cancelled still go out.
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
-        let left = ending.await.unwrap_or_else(|_| vec!["what was to be ended is not known".to_owned()]);
-        _ = scheduling.await;
+        let mut left = self.ended_in_time(ending).await;
+        scheduling.abort();
         beside.iter().for_each(tokio::task::JoinHandle::abort);
-        self.count_now().await;
         // A database that somebody keeps is not waited for: what is missing there is told otherwise.
-        _ = tokio::time::timeout(LONGEST_LAST_WORDS, self.end_records(&left)).await;
+        let said = tokio::time::timeout(LONGEST_LAST_WORDS, self.last_words(&left)).await;
+        if !matches!(said, Ok(true)) {
+            left.push("the record of its end".to_owned());
+        }
+        left
+    }
+
+    /// What was left of everything, or that nobody knows.
+    async fn ended_in_time(&self, ending: tokio::task::JoinHandle<Vec<String>>) -> Vec<String> {
+        let patience = self.bounds().grace + LONGEST_ENDING;
+        match tokio::time::timeout(patience, ending).await {
+            Ok(Ok(left)) => left,
+            _ => vec!["what was to be ended is not known".to_owned()],
+        }
+    }
+
+    /// Writes down what is known only now; whether that could be done.
+    async fn last_words(&self, left: &[String]) -> bool {
+        self.count_now().await;
+        let recorded = self.end_records(left).await;
         let gateway = self.clone();
         // If it broke off, the last mark is an older one.
         _ = tokio::task::spawn_blocking(move || gateway.0.audit.mark()).await;
-        left
+        recorded
     }
 
     /// Writes down that a server starts here, and how the one before ended.
@@ -319,8 +339,8 @@ impl Gateway {
         Ok(())
     }
 
-    /// Writes down how it ends; nothing comes behind that.
-    async fn end_records(&self, left: &[String]) {
+    /// Writes down how it ends, and whether that could be done; nothing comes behind that.
+    async fn end_records(&self, left: &[String]) -> bool {
         let outcome = match left {
             [] => "clean".to_owned(),
             left => format!("not ended: {}", left[..left.len().min(MOST_LEFT_SHOWN)].join(", ")),
@@ -331,10 +351,12 @@ impl Gateway {
         self.write_records().await;
         let (gateway, boot) = (self.clone(), self.0.boot.get().copied().unwrap_or_default());
         let ended = move || gateway.served().shut_down(boot, &outcome, engine::now().0);
-        if let Ok(Err(error)) = tokio::task::spawn_blocking(ended).await {
+        let ended = tokio::task::spawn_blocking(ended).await;
+        if let Ok(Err(error)) = &ended {
             say(format_args!("the end of this server cannot be written down: {error}"));
         }
         self.tracer().finish().await;
+        matches!(ended, Ok(Ok(_)))
     }
 
     /// Says where it is reached, for its capability report.
@@ -390,6 +412,9 @@ impl Gateway {
                 say(format_args!("{problem}"));
             }
             jobs::forget(&self).await;
+            let now = engine::now().0;
+            // What cannot be forgotten now is forgotten next time.
+            _ = self.writer().write(move |writing| writing.prune_workflows(now)).await;
         }
     }
 

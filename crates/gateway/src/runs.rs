@@ -156,6 +156,7 @@ async fn create(
 pub(crate) fn admit(gateway: &Gateway, caller: &Caller, request: spec::RunRequest) -> Answer<RunSpec> {
     let request = host::admit(gateway, caller, request)?;
     let mut spec = gateway.policy().admit(request)?;
+    gateway.node().grants(&spec.grants)?;
     fits_an_answer(&spec)?;
     // Whose artifacts and workspaces it reads and keeps.
     spec.owner = Some(caller.owner()?);

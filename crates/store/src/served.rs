@@ -8,7 +8,7 @@ mod workflows;
 
 pub use days::DayUse;
 pub use sandboxes::{Remembered, SandboxRow};
-pub use workflows::{Lease, MOST_WORKFLOWS, NewLease, Taking};
+pub use workflows::{Lease, MOST_CHECKPOINTS, MOST_WORKFLOWS, NewLease, Taking};
 
 use crate::database::{Database, DatabaseError};
 use rusqlite::{OptionalExtension, Row, Transaction, params};

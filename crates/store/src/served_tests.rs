@@ -276,3 +276,24 @@ fn a_task_has_one_holder_until_he_gives_it_back_or_his_time_is_over() {
     let Taking::Started(fresh) = start("two", 42) else { panic!("it was given back") };
     assert_eq!(fresh.checkpoint, None);
 }
+
+#[test]
+fn checkpoints_of_one_owner_have_a_bound_and_those_that_nobody_took_over_are_forgotten() {
+    use crate::served::MOST_CHECKPOINTS;
+    let folder = folder();
+    let served = Served::open(&folder.0).unwrap();
+    let half = "x".repeat(MOST_CHECKPOINTS as usize / 2);
+    let note = |task: &str, text: &str| {
+        served.together(|w| {
+            w.start_workflow(&wanted(task, "one", 0))?;
+            w.checkpoint_workflow(&wanted(task, "one", 0), text)
+        })
+    };
+    for task in ["a", "b", "b"] {
+        assert!(matches!(note(task, &half).unwrap(), Taking::AlreadyHis(_)), "{task}");
+    }
+    assert_eq!(note("c", "x").unwrap(), Taking::TooMuch);
+    assert_eq!(served.together(|w| w.prune_workflows(1000)).unwrap(), 0, "somebody may take them over");
+    assert_eq!(served.together(|w| w.prune_workflows(8 * 24 * 3_600_000)).unwrap(), 3);
+    assert!(matches!(note("c", "x").unwrap(), Taking::AlreadyHis(_)));
+}

@@ -111,3 +111,27 @@ fn a_terminal_ends_with_its_session() {
     let path = format!("{}/pty:recv?pty_id={}", terminal.session, terminal.pty);
     assert_eq!(server.get(&path).status, 404);
 }
+
+/// Requirement 93: who opened a terminal, of which task, and how much was typed and shown.
+#[test]
+fn a_terminal_is_in_the_audit_with_its_task_and_how_much_was_typed_and_shown() {
+    let server = Server::new();
+    let mut terminal = Terminal::open(&server);
+    terminal.keys("echo a$((1+1))b\n");
+    terminal.until("a2b");
+    assert_eq!(terminal.ask("close", json!({})).status, 200);
+    let mut seen = Value::Null;
+    server.until("its end in the audit", || {
+        seen = server.get("/v1/audit?limit=1000").json();
+        seen.to_string().matches("sandbox.pty").count() == 2
+    });
+    let entries = seen["lines"].as_array().unwrap_or_else(|| panic!("a list: {seen}"));
+    let of_terminal: Vec<_> = entries.iter().filter(|entry| entry["what"] == "sandbox.pty").collect();
+    for entry in &of_terminal {
+        assert_eq!(entry["task"], TASK, "{entry}");
+        assert!(entry["run"].as_str().is_some_and(|run| run.starts_with("session-")), "{entry}");
+    }
+    let about =
+        |entry: &&&Value| entry["about"].as_str().is_some_and(|about| about.contains("typed=16 shown="));
+    assert_eq!(of_terminal.iter().filter(about).count(), 1, "{of_terminal:?}");
+}

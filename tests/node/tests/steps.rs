@@ -393,3 +393,100 @@ fn the_worker_api_carries_job_specs_out() {
     assert_eq!(refused.status, 400);
     assert!(refused.text().contains("protocol_version"), "{}", refused.text());
 }
+
+fn over_http(server: &Server, number: u32, spec: &Value, prefer: &[(&str, &str)]) -> node_tests::Answer {
+    let id = uuid(number);
+    let sandbox = json!({ "job_spec_json": spec.to_string() });
+    let order = json!({ "version": 1, "task_id": id, "job_id": id, "sandbox": sandbox });
+    server.ask(&server.admin, "POST", "/v1/worker/jobs:run", prefer, &order)
+}
+
+fn uuid(number: u32) -> String {
+    format!("{number:08}-0000-4000-8000-00000000000a")
+}
+
+const ASYNC: [(&str, &str); 1] = [("prefer", "respond-async")];
+
+/// Of one who sends as many patterns as he can, others do not notice anything: what is too much is refused, and the rest is
+/// compiled elsewhere.
+#[test]
+fn patterns_hold_nobody_up() {
+    let server = Server::new();
+    let search = |count: usize| {
+        let step = json!({ "type": "search_files", "args": { "pattern": "[a-z]{100}" } });
+        job(json!(vec![step; count]))
+    };
+    let refused = over_http(&server, 1, &search(65), &[]);
+    assert_eq!(refused.status, 400);
+    assert!(refused.text().contains("more than 64 steps that search"), "{}", refused.text());
+    assert_eq!(over_http(&server, 2, &search(64), &[]).json()["status"], "completed", "the control");
+    let mut long = job(json!([command(&["true"])]));
+    long["context"] = json!({ "task_context": "x".repeat(1 << 20) });
+    let refused = over_http(&server, 3, &long, &[]);
+    assert_eq!(refused.status, 400);
+    assert!(refused.text().contains("too large"), "{}", refused.text());
+    let listed = json!({ "job_spec_json": "[1]" });
+    let order = json!({ "version": 1, "task_id": uuid(4), "job_id": uuid(4), "sandbox": listed });
+    assert_eq!(server.post("/v1/worker/jobs:run", &order).status, 400);
+}
+
+/// A program of a step may end by itself when the job is stopped, and nothing follows.
+#[test]
+fn a_job_of_steps_that_is_stopped_has_its_grace() {
+    let server = Server::new();
+    let marker = format!("600.{}", std::process::id());
+    let waits = format!("trap 'echo bye; exit 7' TERM; sleep {marker} >/dev/null 2>&1 & wait");
+    let spec = job(json!([command(&["sh", "-c", &waits]), command(&["echo", "after"])]));
+    assert_eq!(over_http(&server, 1, &spec, &ASYNC).status, 202);
+    let id = uuid(1);
+    let path = format!("/v1/worker/jobs/{id}");
+    server.until("its start", || node_tests::is_running(&["sleep", &marker]));
+    let order = json!({ "version": 1, "task_id": id, "job_id": id, "grace_seconds": 300 });
+    assert_eq!(server.post("/v1/worker/jobs:stop", &order).status, 200);
+    server.until("its end", || server.get(&path).json()["exit_code"].is_i64());
+    let told = server.get(&path).json();
+    assert_eq!(
+        (&told["exit_code"], &told["run_diagnostics"]["reason"]),
+        (&json!(7), &json!("cancelled")),
+        "{told}"
+    );
+    let steps = told["sba_result"]["steps"].as_array().unwrap_or_else(|| panic!("steps: {told}"));
+    assert_eq!((steps.len(), &steps[0]["output"]), (1, &json!("bye\n")), "{told}");
+    assert_eq!(told["sba_result"]["failure_code"], "cancelled");
+    let again = over_http(&server, 1, &spec, &ASYNC);
+    assert_eq!((again.status, again.json()), (200, told), "it has ended, and is answered like every job");
+}
+
+/// Time, an image that is not there, a restart, another tenant: as for every job.
+#[test]
+fn jobs_of_steps_end_like_all_jobs() {
+    let server = Server::new();
+    let mut slow = job(json!([command(&["sleep", "600"])]));
+    slow["constraints"]["max_runtime_seconds"] = json!(1);
+    let late = over_http(&server, 1, &slow, &[]).json();
+    assert_eq!((&late["status"], &late["exit_code"]), (&json!("timeout"), &json!(-1)), "{late}");
+    let sandbox =
+        json!({ "image": "alpine:no-such", "job_spec_json": job(json!([command(&["true"])])).to_string() });
+    let order = json!({ "version": 1, "task_id": uuid(2), "job_id": uuid(2), "sandbox": sandbox });
+    let missing = server.post("/v1/worker/jobs:run", &order).json();
+    assert_eq!((&missing["status"], &missing["exit_code"]), (&json!("failed"), &json!(-1)), "{missing}");
+    let about = &missing["run_diagnostics"];
+    assert_eq!(about["container_started"], false, "{missing}");
+    assert!(about["reason"].as_str().is_some_and(|reason| reason.starts_with("not_started: ")), "{missing}");
+    let fine = over_http(&server, 3, &job(json!([command(&["echo", "hello"])])), &[]).json();
+    assert_eq!(fine["status"], "completed", "{fine}");
+    let stranger = node_tests::key_of(&server, "else", &["runs"]);
+    let path = format!("/v1/worker/jobs/{}", uuid(3));
+    assert_eq!(server.ask(&stranger, "GET", &path, &[], &Value::Null).status, 404);
+    let upper = format!("/v1/worker/jobs/{}", uuid(3).to_ascii_uppercase());
+    assert_eq!(server.get(&upper).json(), fine, "it is the same name");
+    assert_eq!(over_http(&server, 4, &job(json!([command(&["sleep", "600"])])), &ASYNC).status, 202);
+    let server = server.restart(rustix::process::Signal::KILL, "");
+    assert_eq!(server.get(&path).json(), fine);
+    let lost = server.get(&format!("/v1/worker/jobs/{}", uuid(4))).json();
+    assert_eq!(
+        (&lost["status"], &lost["run_diagnostics"]["reason"]),
+        (&json!("failed"), &json!("lost")),
+        "{lost}"
+    );
+}

@@ -294,3 +294,35 @@ fn endless_output_is_bounded_and_what_is_missing_is_said() {
     assert!((200_000..=262_144).contains(&bytes), "{bytes}");
     assert!(all.last().is_some_and(|last| last.contains("more bytes of this stream are not kept")));
 }
+
+/// What the worker API runs is in the records, too: programs of sessions, and steps.
+#[test]
+fn programs_of_sessions_and_steps_leave_their_lines() {
+    let server = Server::new();
+    let task = "11111111-1111-4111-8111-111111111111";
+    let made = server.post("/v1/worker/sessions", &json!({ "version": 1, "task_id": task })).json();
+    let (session, id) = (&made["session_id"], made["sandbox_id"].as_str().expect("its name"));
+    let path = format!("/v1/worker/sessions/{}/exec", session.as_str().expect("its name"));
+    let order = json!({ "version": 1, "task_id": task, "command": ["echo", "of a session"] });
+    assert_eq!(server.post(&path, &order).status, 200);
+    let of = |id: &str| format!("source_kind=container&container_id={id}");
+    assert_eq!(lines(&server, &of(id), 1), ["of a session"]);
+    let spec = json!({
+        "protocol_version": "1.0", "job_id": "job-1",
+        "constraints": { "max_runtime_seconds": 60, "max_output_bytes": 100_000 },
+        "steps": [{ "type": "run_command", "args": { "argv": ["echo", "of a step"] } }],
+    });
+    let sandbox = json!({ "job_spec_json": spec.to_string() });
+    let order = json!({ "version": 1, "task_id": task, "job_id": task, "sandbox": sandbox });
+    assert_eq!(server.post("/v1/worker/jobs:run", &order).status, 200);
+    let listed = found(&server, &format!("containers?job_id={task}"));
+    let id =
+        listed["containers"][0]["container_id"].as_str().unwrap_or_else(|| panic!("it is there: {listed}"));
+    assert_eq!(lines(&server, &of(id), 1), ["of a step"]);
+    let mut events = Value::Null;
+    server.until("its events", || {
+        events = found(&server, &format!("containers/{id}"))["container"]["events"].clone();
+        events.to_string().contains("stopped")
+    });
+    assert!(events.to_string().contains("started"), "{events}");
+}

@@ -1,6 +1,6 @@
 //! Jobs of the worker API, against the real server. Each claim names the item of the acceptance list that it proves.
 
-use node_tests::{Answer, Server, key_of};
+use node_tests::{Answer, Server, is_running, key_of};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -149,8 +149,14 @@ fn its_own_variables_are_there_and_cannot_be_forged() {
 #[test]
 fn a_job_whose_time_is_over_is_gone() {
     let server = Server::new();
-    let told =
-        ran(&server, JOB, json!({ "command": ["sh", "-c", "echo began; sleep 600"], "timeout_seconds": 1 }));
+    let marker = format!("600.9{}", std::process::id());
+    let script = format!("echo began; sleep {marker} & wait");
+    let order = job(JOB, json!({ "command": ["sh", "-c", script], "timeout_seconds": 3 }));
+    let prefer = [("prefer", "respond-async")];
+    assert_eq!(server.ask(&server.admin, "POST", RUN, &prefer, &order).status, 202);
+    server.until("its process", || is_running(&["sleep", &marker]));
+    let told = server.post(RUN, &order).json();
+    assert!(!is_running(&["sleep", &marker]), "all of it is gone");
     assert_eq!((&told["status"], &told["exit_code"]), (&json!("timeout"), &json!(-1)), "{told}");
     assert_eq!(told["stdout"], "began\n");
     assert_eq!(told["run_diagnostics"]["container_started"], true);
@@ -351,4 +357,61 @@ fn what_a_job_keeps_can_be_fetched() {
     );
     let place = artifact["ref"].as_str().unwrap_or_else(|| panic!("a place: {told}"));
     assert_eq!(server.get(place).text(), "kept\n");
+}
+
+/// Item 36 for what waits: nothing of it starts in the place of what was ended.
+#[test]
+fn an_admin_stops_the_queue_too() {
+    let server = Server::with("[jobs]\nslots = 1\n", &[]);
+    let tenant = key_of(&server, "acme", &["runs"]);
+    let submit = |key: &str, order: Value| {
+        let answer = server.ask(key, "POST", "/v1/jobs", &[], &order);
+        assert_eq!(answer.status, 202, "{}", answer.text());
+        answer.json()["job_id"].as_str().expect("its name").to_owned()
+    };
+    let job = |id: &str| server.get(&format!("/v1/jobs/{id}")).json();
+    let first = submit(&server.admin, json!({ "run": { "command": ["sleep", "600"] } }));
+    server.until("its start", || job(&first)["status"] == "running");
+    let second = submit(&server.admin, json!({ "run": { "command": ["sleep", "600"] } }));
+    let behind = submit(&server.admin, json!({ "run": { "command": ["sleep", "600"] }, "after": [second] }));
+    let others = submit(&tenant, json!({ "run": { "command": ["sleep", "600"] } }));
+    let stopped =
+        server.post("/v1/worker/admin/stop-all-orchestrator-directed", &json!({ "version": 1 })).json();
+    let mut named: Vec<_> =
+        stopped["jobs"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    named.sort_unstable();
+    let mut waited = [second.as_str(), &behind, &others];
+    waited.sort_unstable();
+    assert_eq!(named, waited, "{stopped}");
+    assert_eq!(
+        (stopped["runs"].as_array().map(Vec::len), &stopped["left"]),
+        (Some(1), &json!([])),
+        "{stopped}"
+    );
+    for id in [&first, &second, &behind, &others] {
+        assert_eq!(job(id)["status"], "cancelled", "{id}");
+    }
+    let next = submit(&tenant, json!({ "run": { "command": ["true"] } }));
+    server.until("new work", || job(&next)["status"] == "succeeded");
+    // Nothing comes back with the next start, either.
+    let server = server.restart(Signal::KILL, "");
+    assert_eq!(server.get(&format!("/v1/jobs/{second}")).json()["status"], "cancelled");
+}
+
+/// What a job may use is held while it ends, too.
+#[test]
+fn a_job_that_is_to_end_is_held_to_its_cpu_time() {
+    let server = Server::with("[maximum]\ncpu_time = \"2s\"\n", &[]);
+    // Many short processes: only the box as a whole has a limit that they reach.
+    let busy =
+        "trap '' TERM; echo began; while :; do (i=0; while [ $i -lt 30000 ]; do i=$((i+1)); done); done";
+    let prefer = [("prefer", "respond-async")];
+    assert_eq!(server.ask(&server.admin, "POST", RUN, &prefer, &job(JOB, shell(busy))).status, 202);
+    let path = format!("/v1/worker/jobs/{JOB}");
+    server.until("its start", || server.get(&path).json()["status"] == "in_progress");
+    let order = json!({ "version": 1, "task_id": TASK, "job_id": JOB, "grace_seconds": 300 });
+    assert_eq!(server.post("/v1/worker/jobs:stop", &order).status, 200);
+    server.until("its end", || server.get(&path).json()["exit_code"].is_i64());
+    let told = server.get(&path).json();
+    assert_ne!(told["run_diagnostics"]["reason"], "cancelled", "its grace is not over: {told}");
 }

@@ -155,3 +155,18 @@ fn the_state_folder_and_the_port_are_those_of_the_file() {
     assert!(state.join("airlock.db").exists());
     assert_eq!(server.post(RUN, &job(1, json!({ "command": ["true"] }))).json()["status"], "completed");
 }
+
+/// What the file gives no job, it gives nobody else, either.
+#[test]
+fn the_inference_door_is_closed_for_runs_and_sandboxes_too() {
+    for (yaml, status) in [("inference: {mode: disabled}\n", 403), ("sandbox: {mode: sandbox_only}\n", 403)] {
+        let server = server(yaml);
+        let asked = json!({ "command": ["true"], "network": "doors", "inference": true });
+        let run = server.post("/v1/runs", &asked);
+        assert_eq!(run.status, status, "{yaml}: {}", run.text());
+        assert!(run.text().contains("inference door"), "{}", run.text());
+        let made = server.post("/v1/sandboxes", &json!({ "network": "doors", "inference": true }));
+        assert_eq!(made.status, status, "{yaml}: {}", made.text());
+        assert_eq!(server.post("/v1/runs", &json!({ "command": ["true"] })).status, 200, "the control");
+    }
+}

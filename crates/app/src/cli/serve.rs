@@ -33,6 +33,8 @@ pub(super) mod telemetry;
 /// The exit status of a server of which something is left.
 const NOT_STOPPED: u8 = 1;
 const MOST_LEFT_SHOWN: usize = 20;
+/// The same when all else did: what large runs left takes its time.
+const LONGEST_CLEARING: std::time::Duration = std::time::Duration::from_secs(10);
 /// How long what is made ahead and cleared away behind may take to end when something else did not.
 const LONGEST_CLOSING: std::time::Duration = std::time::Duration::from_secs(3);
 
@@ -149,16 +151,17 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         let hangs_up = config.telemetry.log.file.is_some();
         let served = serve(&gateway, &place, tls, (&lock, &manager), options.json, admin_key, hangs_up).await;
         gateway::log::flush();
-        let left = served?;
-        match left.is_empty() {
-            true => engine.close().await,
-            // What does not end would be waited for.
-            false => _ = tokio::time::timeout(LONGEST_CLOSING, engine.close()).await,
+        let mut left = served?;
+        // What does not end by itself is not waited for where something else did not, either.
+        let patience = if left.is_empty() { LONGEST_CLEARING } else { LONGEST_CLOSING };
+        if tokio::time::timeout(patience, engine.close()).await.is_err() {
+            left.push("what is cleared away behind runs".to_owned());
         }
         Ok(stopped(&left))
     });
-    // Whatever is still under way ends with it, and settles: the ledger is closed behind everybody.
-    drop(runtime);
+    // Whatever is still under way ends with it, and settles: the ledger is closed behind everybody. A thread that waits
+    // for somebody else's lock ends with the process.
+    runtime.shutdown_timeout(LONGEST_CLOSING);
     drop(ledger);
     remember(config.state);
     served
@@ -327,7 +330,7 @@ async fn serve(
     stop.send_replace(true);
     let left = served.await;
     // What is half made is ended with the engine.
-    _ = warming.await;
+    warming.abort();
     // While it ends it lives, too.
     living.abort();
     if let Place::Unix(path) = place {

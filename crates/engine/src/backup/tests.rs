@@ -343,7 +343,8 @@ fn a_byte_that_was_changed_is_found() {
         }
     }
     // What fills blocks, and what ends a checksum, says nothing.
-    let says_nothing = |at: &usize| whole[*at] == 0 && !at.is_multiple_of(512) || (154..156).contains(&(at % 512));
+    let says_nothing =
+        |at: &usize| whole[*at] == 0 && !at.is_multiple_of(512) || (154..156).contains(&(at % 512));
     let noticed = unnoticed.iter().filter(|at| !says_nothing(at)).collect::<Vec<_>>();
     assert!(noticed.is_empty(), "{noticed:?}");
     for length in (0..whole.len() - 1024).step_by(97) {

@@ -4,7 +4,7 @@ use super::{Said, command, files, patch, search};
 use crate::Session;
 use spec::{MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus, StepsResult};
 use std::time::Duration;
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 /// Where a job is carried out, and how far it is.
 pub(super) struct Bench<'a> {
@@ -16,6 +16,8 @@ pub(super) struct Bench<'a> {
     pub(super) deadline: Instant,
     /// What may still be written, in bytes.
     pub(super) room: usize,
+    /// That nothing more is begun, if so.
+    terminated: watch::Receiver<Option<Duration>>,
 }
 
 /// What came of a step.
@@ -59,11 +61,16 @@ impl<T: Into<String>> From<Result<String, T>> for Done {
 }
 
 impl<'a> Bench<'a> {
-    pub(super) fn new(session: Session, job: &'a StepJob, result: StepsResult) -> Bench<'a> {
+    pub(super) fn new(
+        session: Session,
+        job: &'a StepJob,
+        result: StepsResult,
+        terminated: watch::Receiver<Option<Duration>>,
+    ) -> Bench<'a> {
         let granted = session.spec().run.sandbox.limits.wall_time.0;
         let deadline = Instant::now() + job.constraints.max_runtime.min(granted);
         let room = job.constraints.max_output_bytes.min(MOST_STEP_OUTPUT) as usize;
-        Bench { session, job, result, said: Said::default(), deadline, room }
+        Bench { session, job, result, said: Said::default(), deadline, room, terminated }
     }
 
     pub(super) fn time_left(&self) -> Duration {
@@ -73,6 +80,9 @@ impl<'a> Bench<'a> {
     /// Carries the steps out. The job has failed if one of them has, also where others followed.
     pub(super) async fn carry_out(&mut self) {
         for (index, step) in self.job.steps.iter().enumerate() {
+            if self.terminated.borrow().is_some() {
+                return;
+            }
             let done = match self.time_left().is_zero() {
                 true => Done { failure: Some(Failure::TimedOut), ..Done::default() },
                 false => self.take(step).await,

@@ -19,7 +19,9 @@ mod search;
 
 pub(crate) use folder::sweep;
 
-use crate::{Engine, Session, SessionKept, files::Bounds, keep::Keeper, making::until_cancelled};
+use crate::{
+    Engine, Session, SessionKept, files::Bounds, keep::Keeper, making::until_cancelled, verdict::SIGTERM,
+};
 use bench::Bench;
 use folder::JobFolder;
 use spec::{
@@ -27,11 +29,20 @@ use spec::{
     LimitName, MOST_JOB_BYTES, Policy, RunRequest, SessionRequest, SessionSpec, StepAction, StepArtifact,
     StepJob, StepsResult, Time, Truncated, Usage, WorkspacePath,
 };
-use std::{collections::BTreeSet, ffi::OsString, path::Path, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    ffi::OsString,
+    path::Path,
+    time::Duration,
+};
 use tokio::sync::watch;
 
 /// How long a box may take longer than its job: to be made, and to be cleared away.
 const SPARE: Duration = Duration::from_secs(120);
+/// Steps of one job that search: each has patterns, and compiling one costs time and memory.
+const MOST_SEARCHES: usize = 64;
+/// How often it is looked whether a program began that is to end.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 /// Artifacts that a result names.
 const MOST_ARTIFACTS: usize = 1000;
 
@@ -44,7 +55,8 @@ pub enum Carrier {
     Program(Vec<OsString>),
 }
 
-/// Reads a job. What is refused is told as the result that it has. Whoever starts it may say how it is carried out.
+/// Reads a job. What is refused is told as the result that it has. Whoever starts it may say how it is carried out. Takes its
+/// time: patterns are compiled.
 pub fn read_job(bytes: &[u8], mode: Option<ExecutionMode>) -> Result<StepJob, Box<StepsResult>> {
     let refused = |job_id: String, why: String| {
         Box::new(StepsResult::of(job_id).failed("schema_validation", format!("the job is not taken: {why}")))
@@ -65,6 +77,11 @@ pub fn read_job(bytes: &[u8], mode: Option<ExecutionMode>) -> Result<StepJob, Bo
 
 /// Patterns are part of what is checked before anything is carried out.
 fn check_patterns(job: &StepJob) -> Result<(), BadJob> {
+    let searches = |step: &&spec::Step| matches!(step.action, StepAction::SearchFiles { .. });
+    if job.steps.iter().filter(searches).count() > MOST_SEARCHES {
+        let why = format!("has more than {MOST_SEARCHES} steps that search");
+        return Err(BadJob { field: "steps".to_owned(), why });
+    }
     job.steps.iter().enumerate().try_for_each(|(index, step)| match &step.action {
         StepAction::SearchFiles { pattern, include, .. } => {
             let bad = |name: &str, why| BadJob { field: format!("steps[{index}].args.{name}"), why };
@@ -202,23 +219,26 @@ impl From<StepsResult> for Carried {
     }
 }
 
+/// What others want of its end: that it comes; or that its program brings it about within a time.
+pub type Wishes = (watch::Receiver<bool>, watch::Receiver<Option<Duration>>);
+
 impl Engine {
     /// Carries a job out in a box of its own, and clears that away; `document` is the job as it was given, for a
-    /// program that wants to read it. `begun` hears of the box as soon as it stands. Becomes `cancelled` once the channel
-    /// says so. To be awaited to its end: whoever lets go of it leaves the box to its lifetime, and the folder of the job
-    /// to the next sweep.
+    /// program that wants to read it. `begun` hears of the box as soon as it stands. Becomes `cancelled` once the first
+    /// wish says so; and once the second does, after the program that runs has had so long to end by itself. To be awaited
+    /// to its end: whoever lets go of it leaves the box to its lifetime, and the folder of the job to the next sweep.
     pub async fn carry_out(
         &self,
         spec: SessionSpec,
         job: &StepJob,
         document: &[u8],
         carrier: Carrier,
-        cancelled: watch::Receiver<bool>,
+        wishes: Wishes,
         begun: impl FnOnce(&Session),
     ) -> Carried {
         let blank = StepsResult::of(job.job_id.as_str());
         if carrier == Carrier::Own && job.mode == ExecutionMode::DirectSteps {
-            return self.carry_out_in(spec, job, None, carrier, cancelled, begun).await;
+            return self.carry_out_in(spec, job, None, carrier, wishes, begun).await;
         }
         if spec.run.sandbox.mounts.iter().any(|mount| mount.inside.as_path().starts_with(folder::INSIDE)) {
             return blank
@@ -236,7 +256,7 @@ impl Engine {
                     .into();
             }
         };
-        let carried = self.carry_out_in(spec, job, Some(&folder), carrier, cancelled, begun).await;
+        let carried = self.carry_out_in(spec, job, Some(&folder), carrier, wishes, begun).await;
         // What cannot be removed now, a sweep removes.
         _ = tokio::task::spawn_blocking(move || folder.remove()).await;
         carried
@@ -248,7 +268,7 @@ impl Engine {
         job: &StepJob,
         folder: Option<&JobFolder>,
         carrier: Carrier,
-        mut cancelled: watch::Receiver<bool>,
+        (mut cancelled, terminated): Wishes,
         begun: impl FnOnce(&Session),
     ) -> Carried {
         let result = StepsResult::of(job.job_id.as_str());
@@ -265,9 +285,10 @@ impl Engine {
             Err(error) => return result.failed(code_of(error.code), told(&error)).into(),
         };
         begun(&session);
-        let mut bench = Bench::new(session.clone(), job, result);
+        let mut bench = Bench::new(session.clone(), job, result, terminated.clone());
         let cut_short = tokio::select! {
-            () = work(&mut bench, &carrier) => false,
+            () = work(&mut bench, &carrier) => terminated.borrow().is_some(),
+            () = terminate(&session, terminated.clone()) => true,
             () = until_cancelled(&mut cancelled) => true,
         };
         let Bench { mut result, said, .. } = bench;
@@ -325,6 +346,23 @@ fn name_artifacts(result: &mut StepsResult, kept: Vec<ArtifactRef>, place: &str)
 /// Whether an agent that named an artifact, by its whole path or a part of it, meant this one.
 fn is_same(known: &str, path: &str) -> bool {
     Path::new(path).ends_with(known.trim_start_matches('/'))
+}
+
+/// Once somebody asks for it, asks the programs of the box to end by themselves, and waits as long as they have for that.
+async fn terminate(session: &Session, mut terminated: watch::Receiver<Option<Duration>>) {
+    // One who dropped the sender asks for nothing.
+    if terminated.wait_for(Option::is_some).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+    let (asked, mut told) = (tokio::time::Instant::now(), HashSet::new());
+    while asked.elapsed() < terminated.borrow().unwrap_or_default() {
+        for exec in session.execs() {
+            if exec.result().is_none() && told.insert(exec.id().to_owned()) {
+                exec.signal(SIGTERM);
+            }
+        }
+        tokio::time::sleep(BETWEEN_LOOKS).await;
+    }
 }
 
 async fn work(bench: &mut Bench<'_>, carrier: &Carrier) {

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     Gateway,
+    problem::Answer,
     runs::{
         self,
         live::{Ending, Live},
@@ -18,9 +19,12 @@ use std::sync::atomic::Ordering;
 use store::{
     DatabaseError,
     audit::{Decision, Entry},
-    jobs::{Change, End},
+    jobs::{Cancelled, Change, End, JobFilter},
     served::Writing,
 };
+
+/// Jobs that are cancelled in one transaction.
+const A_PAGE: u32 = 200;
 
 /// Writes a line of the audit; what it tells of is not done without.
 pub(super) fn note(gateway: &Gateway, entry: &Entry<'_>) -> Result<(), DatabaseError> {
@@ -85,6 +89,35 @@ pub(super) fn after(gateway: &Gateway, changes: &[Change]) {
         }
     }
     jobs.wake();
+}
+
+/// Cancels all that wait now, of every tenant, with all that waits for them; which these were. Each page is one
+/// transaction, and what is accepted meanwhile comes behind the first.
+pub(crate) async fn cancel_all(gateway: &Gateway, key: &str) -> Answer<Vec<String>> {
+    let (mut before, mut cancelled) = (None, Vec::new());
+    loop {
+        let filter =
+            JobFilter { status: Some("queued".to_owned()), before, limit: A_PAGE, ..JobFilter::default() };
+        let page = gateway.look_up(move |served| served.list_jobs(&filter)).await?;
+        let Some(last) = page.last() else { return Ok(cancelled) };
+        before = Some(last.n);
+        let (of, key, at_ms) = (gateway.clone(), key.to_owned(), engine::now().0);
+        let write = move |writing: &Writing<'_>| {
+            let mut all = Vec::new();
+            for row in &page {
+                let Cancelled::Queued(changes) = writing.cancel_job(&row.id, at_ms)? else { continue };
+                let (what, decision, rule) = ("job.cancel", Decision::Allowed, "admin");
+                let entry = Entry { what, decision, rule, key: &key, ..Entry::default() };
+                note(&of, &Entry { tenant: &row.tenant, job: &row.id, ..entry })?;
+                follow(&of, writing, &changes, at_ms)?;
+                all.extend(changes);
+            }
+            Ok(all)
+        };
+        let changes = gateway.durable().write(write).await?;
+        after(gateway, &changes);
+        cancelled.extend(changes.into_iter().map(|change| change.id));
+    }
 }
 
 /// A try is over: its run and its job are written down together, so that neither is ever without the other. Whether that

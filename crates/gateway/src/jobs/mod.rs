@@ -22,7 +22,7 @@ mod scheduler;
 mod show;
 pub(crate) mod webhook;
 
-pub(crate) use change::{abandoned, ended, settle};
+pub(crate) use change::{abandoned, cancel_all, ended, settle};
 pub(crate) use routes::routes;
 pub(crate) use scheduler::schedule;
 

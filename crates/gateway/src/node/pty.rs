@@ -87,6 +87,7 @@ async fn open(
 ) -> Answer<Json<PtyOpened>> {
     let live = sessions::live(&gateway, &caller, session, Some(&order.task_id))?;
     gateway.has_cpu(&caller.tenant)?;
+    let whose = sandboxes::For::of(&gateway, &caller).task(order.task_id.as_str());
     let command = match order.command.is_empty() {
         true => vec!["/bin/sh".to_owned()],
         false => order.command,
@@ -95,7 +96,8 @@ async fn open(
     // It lives as long as its session; what keeps that from being idle is somebody who sends or receives.
     let (tty, background, stdin) = (Some(size(order.cols, order.rows)?), true, true);
     let request = ExecRequest { tty, background, stdin, ..request };
-    let exec = sandboxes::begin(live, Order { request, typed: Vec::new(), stays_open: true }).await?;
+    let order = Order { request, typed: Vec::new(), stays_open: true };
+    let exec = sandboxes::begin(live, order, whose).await?;
     Ok(Json(PtyOpened { version: Version, pty_id: exec.id().to_owned() }))
 }
 

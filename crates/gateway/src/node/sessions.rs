@@ -330,7 +330,8 @@ async fn exec(
     gateway.has_cpu(&caller.tenant)?;
     let order = asked.order(&gateway)?;
     note(&gateway, &caller, "sandbox.exec", live.id().as_str(), &asked.task_id)?;
-    let exec = sandboxes::begin(live, order).await?;
+    let whose = sandboxes::For::of(&gateway, &caller).task(asked.task_id.as_str());
+    let exec = sandboxes::begin(live, order, whose).await?;
     let result = exec.wait().await;
     let mut truncated = Cut::default();
     let stdout = stream(&exec, Stream::Stdout, &mut truncated.stdout);

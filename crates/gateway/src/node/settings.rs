@@ -3,7 +3,7 @@
 
 use crate::{Problem, problem::Answer};
 use http::StatusCode;
-use spec::{Cpus, ImagePattern, ImageRef, RunRequest, Size};
+use spec::{Cpus, Grants, ImagePattern, ImageRef, RunRequest, Size};
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 /// The most that a body of the worker API may have.
@@ -15,7 +15,7 @@ pub enum Mode {
     /// It is.
     #[default]
     Allow,
-    /// It is, and no job gets a door to models.
+    /// It is, and nothing gets the inference door.
     SandboxOnly,
     /// It is not.
     Disabled,
@@ -43,7 +43,7 @@ pub struct Node {
     pub metadata: BTreeMap<String, String>,
     /// Whether it takes work.
     pub mode: Mode,
-    /// Whether jobs may have the inference door.
+    /// Whether anything may have the inference door.
     pub inference: bool,
     /// What makes boxes, unless a request says.
     pub backend: Option<String>,
@@ -95,15 +95,26 @@ impl Node {
         }
     }
 
-    /// Refuses the inference door where jobs do not get it.
+    /// Refuses what was admitted if its profile grants what this node gives nobody.
+    pub(crate) fn grants(&self, grants: &Grants) -> Answer<()> {
+        match &grants.inference {
+            Some(_) => self.gives_inference(),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses the inference door where nobody gets it.
     pub(crate) fn gives_inference(&self) -> Answer<()> {
         match self.inference && self.mode != Mode::SandboxOnly {
             true => Ok(()),
             false => Err(Problem::new(
                 StatusCode::FORBIDDEN,
                 "policy_denied",
-                "this node gives no job the inference door",
-                Some("leave `use_inference` away, or ask the operator".to_owned()),
+                "this node gives nobody the inference door",
+                Some(
+                    "ask without inference, by a profile that does not grant it, or ask the operator"
+                        .to_owned(),
+                ),
             )),
         }
     }
@@ -111,6 +122,9 @@ impl Node {
     /// Fills in what a request left open, and refuses work and images that this node does not take.
     pub(crate) fn furnish(&self, request: &mut RunRequest) -> Answer<()> {
         self.takes_work()?;
+        if request.inference {
+            self.gives_inference()?;
+        }
         self.fill_in(request);
         match &self.allowed_images {
             Some(allowed) => is_listed(allowed, request.image.as_deref()),
@@ -179,5 +193,19 @@ mod tests {
         assert!(furnished(None, &Node::default()).is_ok(), "the control");
         let disabled = Node { mode: Mode::Disabled, ..Node::default() };
         assert!(furnished(None, &disabled).is_err());
+    }
+
+    #[test]
+    fn the_inference_door_is_refused_whoever_grants_it() {
+        let closed = Node { inference: false, ..Node::default() };
+        let only = Node { mode: Mode::SandboxOnly, ..Node::default() };
+        let grants = Grants { inference: Some(Vec::new()), ..Grants::default() };
+        for (node, gives) in [(Node::default(), true), (closed, false), (only, false)] {
+            let mut request = RunRequest { inference: true, ..RunRequest::default() };
+            assert_eq!(node.furnish(&mut request).is_ok(), gives, "{node:?}");
+            assert_eq!(node.grants(&grants).is_ok(), gives, "{node:?}");
+            assert!(node.furnish(&mut RunRequest::default()).is_ok());
+            assert!(node.grants(&Grants::default()).is_ok());
+        }
     }
 }

@@ -13,16 +13,19 @@ use crate::{
         live::{self, About, Live, Taken},
     },
     tenants::{Needs, What},
+    work,
 };
 use axum::response::Response;
 use engine::{
     Session,
     steps::{Carried, Carrier, admit, read_job},
 };
-use spec::{RunResult, SessionSpec, Status, StepJob, StepStatus, StepsResult, Timestamp};
+use spec::{
+    ErrorCode, ErrorInfo, Moments, RunResult, SessionSpec, Status, StepJob, StepStatus, StepsResult, Stream,
+    Timestamp,
+};
 use std::{sync::Arc, time::Duration};
 use store::audit::Decision;
-use tokio::sync::watch;
 
 /// What the steps of a job may write together here, so that the result can be kept whole.
 const MOST_OUTPUT: u64 = 512 << 10;
@@ -52,7 +55,10 @@ pub(crate) async fn carry_out(
     order: &WorkerJob,
     in_background: bool,
 ) -> Answer<Response> {
-    let (admitted, asked_for) = admitted(gateway, caller, order)?;
+    let document = order.sandbox.job_spec_json.clone().unwrap_or_default();
+    // Its patterns are compiled, which takes as long as they like.
+    let job = work::aside(gateway.working(), &caller.tenant, move || read(&document)).await?;
+    let (admitted, asked_for) = admitted(gateway, caller, order, job)?;
     jobs::note(gateway, caller, order, Decision::Allowed, "")?;
     let mut asked = jobs::asked(caller, order, asked_for)?;
     asked.about.key.clone_from(&caller.key);
@@ -85,14 +91,13 @@ pub(crate) async fn carry_out(
         Taken::Before(id) => gateway.runs().find(&id),
     };
     match live {
-        Some(_) if in_background => Ok(jobs::accepted(order)),
+        Some(live) if in_background && !jobs::is_over(&live) => Ok(jobs::accepted(order)),
         Some(live) => jobs::told_of(gateway, caller, &live.ended().await?.kept),
         None => jobs::of_before(gateway, caller, order, in_background).await,
     }
 }
 
-fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(Admitted, AskedFor)> {
-    let document = order.sandbox.job_spec_json.clone().unwrap_or_default();
+fn read(document: &str) -> Answer<StepJob> {
     let mut job = read_job(document.as_bytes(), None).map_err(|refused| {
         let why = refused.failure_message.unwrap_or_default();
         Problem::invalid(
@@ -101,6 +106,16 @@ fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(Ad
         )
     })?;
     job.constraints.max_output_bytes = job.constraints.max_output_bytes.min(MOST_OUTPUT);
+    Ok(job)
+}
+
+fn admitted(
+    gateway: &Gateway,
+    caller: &Caller,
+    order: &WorkerJob,
+    job: StepJob,
+) -> Answer<(Admitted, AskedFor)> {
+    let document = order.sandbox.job_spec_json.clone().unwrap_or_default();
     let mut request = host::admit(gateway, caller, order.request(gateway)?)?;
     let image = request.image.as_ref().map(|image| image.to_string_lossy().into_owned());
     let command = std::mem::take(&mut request.command);
@@ -108,6 +123,7 @@ fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(Ad
     let profile = request.profile.clone().unwrap_or_else(|| gateway.policy().default_profile.clone());
     let mut spec = admit(gateway.policy(), request, &job);
     if let Ok(spec) = &mut spec {
+        gateway.node().grants(&spec.run.grants)?;
         spec.run.run_id = Some(order.run_id(caller)?);
         spec.run.owner = Some(caller.owner()?);
         spec.run.keep = caller.require(Scope::Artifacts).is_ok();
@@ -124,22 +140,14 @@ async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
     let carried = match spec {
         Err(result) => Carried::from(*result),
         Ok(spec) => {
-            let (cancel, cancelled) = watch::channel(false);
             live.begins();
             // It counts while it goes on.
             let begun = |session: &Session| live.has_box(&gateway, session);
-            let work = gateway.engine().carry_out(spec, &job, document.as_bytes(), carrier, cancelled, begun);
-            let ending = async {
-                live.to_end().await;
-                cancel.send_replace(true);
-                std::future::pending().await
-            };
-            tokio::select! {
-                carried = work => carried,
-                () = ending => Carried::from(StepsResult::of("").failed("cancelled", "the job was cancelled")),
-            }
+            let (engine, wishes) = (gateway.engine(), live.wishes());
+            engine.carry_out(spec, &job, document.as_bytes(), carrier, wishes, begun).await
         }
     };
+    record(&gateway, &live, &carried);
     let result = as_run(&live, &job, carried, started_at, profile);
     gateway.metrics().running.dec();
     let took = Duration::from_millis(result.duration_ms);
@@ -148,14 +156,39 @@ async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
     live::conclude(&gateway, &live, result).await;
 }
 
+/// What was written becomes records of the node.
+fn record(gateway: &Gateway, live: &Live, carried: &Carried) {
+    let wrote = |stream, bytes: &[u8]| {
+        gateway.recorder().wrote(live.output(), stream, bytes);
+        if !bytes.is_empty() && !bytes.ends_with(b"\n") {
+            gateway.recorder().wrote(live.output(), stream, b"\n");
+        }
+    };
+    let outputs = carried.result.steps.iter().filter_map(|step| step.output.as_deref());
+    outputs.for_each(|output| wrote(Stream::Stdout, output.as_bytes()));
+    wrote(Stream::Stdout, &carried.said.stdout);
+    wrote(Stream::Stderr, &carried.said.stderr);
+}
+
+/// Why it never was carried out, if so.
+fn why_not(result: &StepsResult) -> ErrorInfo {
+    let code = result.failure_code.as_deref().unwrap_or_default();
+    let message = result.failure_message.clone().unwrap_or_default();
+    // Codes of steps have no other name here.
+    let code = serde_json::from_value(code.into()).unwrap_or(ErrorCode::StartFailed);
+    ErrorInfo { code, message, hint: None }
+}
+
 /// What came of it as of every run; what came of the steps is its output.
 fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, profile: String) -> RunResult {
     let Carried { result, said, barriers, usage, limits_hit, denials } = carried;
     let code = result.failure_code.as_deref();
+    let never = barriers.is_empty();
     let status = match (result.status, code) {
         (StepStatus::Success, _) => Status::Succeeded,
         (StepStatus::Timeout, _) => Status::TimedOut,
         (StepStatus::Failure, Some("cancelled")) => Status::Cancelled,
+        (StepStatus::Failure, _) if never => Status::NotStarted,
         (StepStatus::Failure, Some("oom_killed")) => Status::OomKilled,
         (StepStatus::Failure, _) => Status::Failed,
     };
@@ -163,10 +196,13 @@ fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, p
     let exit_code = match (status, code) {
         (Status::Succeeded, _) => Some(0),
         // Nobody knows what it would have been.
-        (_, Some("schema_validation")) | (Status::TimedOut | Status::Cancelled, _) => None,
+        (_, Some("schema_validation")) | (Status::TimedOut | Status::NotStarted, _) => None,
+        (Status::Cancelled, _) => said.exit_code.or_else(of_step),
         _ => said.exit_code.or_else(of_step).or(Some(1)),
     };
     let ended_at = engine::now();
+    let (begun, ended) = (started_at.0 * 1000, ended_at.0 * 1000);
+    let moments = Moments { begun, started: if never { 0 } else { begun }, over: ended, kept: ended, ended };
     // It was serialized from a value of ours.
     let output = serde_json::to_value(&result).and_then(serde_json::from_value).ok();
     RunResult {
@@ -174,7 +210,12 @@ fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, p
         job_id: live.job.clone().or_else(|| Some(job.job_id.clone())),
         status,
         exit_code,
-        exit_status: if status == Status::Succeeded { 0 } else { 1 },
+        exit_status: match status {
+            Status::Succeeded => 0,
+            Status::NotStarted => 125,
+            _ => 1,
+        },
+        error: (status == Status::NotStarted).then(|| why_not(&result)),
         stdout: said.stdout,
         stderr: said.stderr,
         truncated: said.truncated,
@@ -186,6 +227,7 @@ fn as_run(live: &Live, job: &StepJob, carried: Carried, started_at: Timestamp, p
         usage,
         limits_hit,
         denials,
+        moments,
         ..RunResult::blank(live.id.clone(), profile, started_at)
     }
 }

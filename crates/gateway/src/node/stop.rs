@@ -87,6 +87,7 @@ struct StoppedAll {
     version: Version,
     runs: Vec<String>,
     sessions: Vec<String>,
+    /// Those that waited, and what waited for them.
     jobs: Vec<String>,
     /// What had not ended after ten seconds.
     left: Vec<String>,
@@ -94,7 +95,7 @@ struct StoppedAll {
 
 /// Stop everything
 ///
-/// Every tenant's runs are cancelled and their sessions ended. New work is still taken. Only for an admin.
+/// Every tenant's jobs that wait are cancelled, then its runs, and its sessions ended. New work is still taken. Only for an admin.
 #[utoipa::path(post, path = "/v1/worker/admin/stop-all-orchestrator-directed", tag = "worker", request_body = StopAll,
     responses((status = 200, description = "What was stopped", body = StoppedAll),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
@@ -106,9 +107,13 @@ async fn stop_all(
     caller.require(Scope::Admin)?;
     note(&gateway, &caller, &Entry { what: "node.stop_all", rule: "admin", ..Entry::default() })?;
     // First what waits, so that nothing of it begins in the place of what is ended.
-    let jobs = end_jobs(&gateway).await;
+    let jobs = crate::jobs::cancel_all(&gateway, &caller.key).await;
     let (runs, (sessions, alive)) = tokio::join!(end_runs(&gateway), gateway.end_all_sandboxes());
     let mut left: Vec<_> = alive.into_iter().map(|id| format!("sandbox {id}")).collect();
+    let jobs = jobs.unwrap_or_else(|_| {
+        left.push("jobs that wait".to_owned());
+        Vec::new()
+    });
     left.extend(runs.iter().filter(|(_, gone)| !gone).map(|(id, _)| format!("run {id}")));
     let runs = runs.into_iter().filter_map(|(id, gone)| gone.then_some(id)).collect();
     Ok(Json(StoppedAll { version: Version, runs, sessions, jobs, left }))
@@ -125,11 +130,6 @@ async fn end_runs(gateway: &Gateway) -> Vec<(String, bool)> {
         ended.push((live.id.to_string(), gone));
     }
     ended
-}
-
-/// Jobs that wait in the queue of this gateway: whoever keeps that queue cancels them here and names them.
-async fn end_jobs(_: &Gateway) -> Vec<String> {
-    Vec::new()
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {

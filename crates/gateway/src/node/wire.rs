@@ -34,7 +34,7 @@ impl From<Version> for u64 {
     }
 }
 
-/// A UUID in its usual form: 8-4-4-4-12 hexadecimal digits.
+/// A UUID in its usual form: 8-4-4-4-12 hexadecimal digits, in lower case.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(try_from = "String")]
 #[schema(value_type = String, format = "uuid")]
@@ -49,7 +49,8 @@ impl TryFrom<String> for Uuid {
             _ => byte.is_ascii_hexdigit(),
         };
         match text.len() == 36 && text.bytes().enumerate().all(is_digit) {
-            true => Ok(Uuid(text)),
+            // However it was written, it is the same one.
+            true => Ok(Uuid(text.to_ascii_lowercase())),
             false => {
                 let shown: String = text.chars().take(48).collect();
                 Err(format!("`{}` is no UUID: write 8-4-4-4-12 hexadecimal digits", shown.escape_debug()))
@@ -89,7 +90,7 @@ impl Uuid {
     /// The name of what belongs to it: every tenant has its own, and nobody can guess or take another's.
     pub(crate) fn name(&self, kind: &str, tenant: &str) -> String {
         let mut hash = Sha256::new();
-        for part in [kind, tenant, &self.0.to_ascii_lowercase()] {
+        for part in [kind, tenant, &self.0] {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part.as_bytes());
         }
@@ -179,7 +180,7 @@ mod tests {
     #[test]
     fn a_name_is_of_one_tenant_and_one_kind() {
         let id = Uuid::try_from("0f8fad5b-d9cb-469f-a165-70867728950e".to_owned()).unwrap();
-        let upper = Uuid(id.0.to_ascii_uppercase());
+        let upper = Uuid::try_from(id.0.to_ascii_uppercase()).unwrap();
         assert_eq!(id.name("job", "a"), upper.name("job", "a"));
         assert_ne!(id.name("job", "a"), id.name("job", "b"));
         assert_ne!(id.name("job", "a")[4..], id.name("session", "a")[8..]);

@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::time::Duration;
 use store::{
     audit::{Decision, Entry},
-    served::{Lease, MOST_WORKFLOWS, NewLease, Taking},
+    served::{Lease, MOST_CHECKPOINTS, MOST_WORKFLOWS, NewLease, Taking},
 };
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -115,6 +115,12 @@ fn taken(taking: Taking) -> Answer<(Lease, bool)> {
             Err(Problem::conflict("somebody else works on this task", hint))
         }
         Taking::Unknown => Err(Problem::not_found("workflow")),
+        Taking::TooMuch => Err(Problem::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "quota_exceeded",
+            format!("the checkpoints of all tasks would be more than {} MiB", MOST_CHECKPOINTS >> 20),
+            Some("release tasks that are done, or keep the rest as artifacts".to_owned()),
+        )),
         Taking::Full => Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
             "quota_exceeded",
@@ -150,6 +156,7 @@ async fn start(
     Sent(order): Sent<WorkflowOrder>,
 ) -> Answer<Json<WorkflowTold>> {
     caller.require(Scope::Runs)?;
+    gateway.has_room()?;
     let mut wanted = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
     if let Some(name) = order.idempotency {
         visible(&name, "idempotency")?;
@@ -211,6 +218,7 @@ async fn checkpoint(
     Sent(order): Sent<WorkflowCheckpoint>,
 ) -> Answer<StatusCode> {
     caller.require(Scope::Runs)?;
+    gateway.has_room()?;
     let text = order.checkpoint.to_string();
     if text.len() > LARGEST_CHECKPOINT {
         let hint = Some("keep the rest as an artifact".to_owned());

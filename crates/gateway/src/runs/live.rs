@@ -459,14 +459,14 @@ impl Live {
         note(gateway, self, event);
     }
 
-    /// Waits until somebody asks for its end, in whatever way.
-    pub(crate) async fn to_end(&self) {
-        let (mut cancelled, mut terminated) = (self.cancelled.subscribe(), self.terminated.subscribe());
-        // Their senders live as long as this does.
-        tokio::select! {
-            _ = cancelled.wait_for(|cancelled| *cancelled) => {}
-            _ = terminated.wait_for(Option::is_some) => {}
-        }
+    /// What others want of its end: that it comes, or that its program brings it about within a time.
+    pub(crate) fn wishes(&self) -> (watch::Receiver<bool>, watch::Receiver<Option<Duration>>) {
+        (self.cancelled.subscribe(), self.terminated.subscribe())
+    }
+
+    /// What of its output becomes records of the node.
+    pub(crate) fn output(&self) -> &telemetry::Output {
+        &self.output
     }
 
     /// Whether anybody has asked for its end.

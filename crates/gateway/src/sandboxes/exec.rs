@@ -26,6 +26,7 @@ use http::{
 use serde::Deserialize;
 use spec::{ErrorCode, ErrorInfo, Status, Stream};
 use std::time::Duration;
+use store::audit::{Decision, Entry};
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -39,15 +40,47 @@ pub(super) fn routes() -> OpenApiRouter<Gateway> {
     OpenApiRouter::new().routes(routes!(start, list)).routes(routes!(show, stop))
 }
 
-/// Starts a program, and types what was given with it behind the caller's back.
-pub(crate) async fn begin(session: Session, order: Order) -> Answer<Exec> {
+/// For whom a program is started: where it is told of.
+#[derive(Debug)]
+pub(crate) struct For {
+    gateway: Gateway,
+    tenant: String,
+    key: String,
+    task: String,
+    spot: Option<Spot>,
+}
+
+impl For {
+    pub(crate) fn of(gateway: &Gateway, caller: &Caller) -> For {
+        let (tenant, key) = (caller.tenant.clone(), caller.key.clone());
+        For { gateway: gateway.clone(), tenant, key, task: String::new(), spot: None }
+    }
+
+    pub(crate) fn task(self, task: &str) -> For {
+        For { task: task.to_owned(), ..self }
+    }
+
+    fn entry<'a>(&'a self, sandbox: &'a str) -> Entry<'a> {
+        let For { tenant, key, task, .. } = self;
+        Entry { what: "sandbox.pty", tenant, key, task, run: sandbox, ..Entry::default() }
+    }
+}
+
+/// Starts a program, and types what was given with it behind the caller's back. It is followed to its end.
+pub(crate) async fn begin(session: Session, order: Order, whose: For) -> Answer<Exec> {
     if session.state().status == SessionStatus::Paused {
         return Err(paused());
     }
     to_the_end(async move {
         let Order { request, typed, stays_open } = order;
         let has_input = request.stdin;
+        // Of others the gate has written it down.
+        if request.tty.is_some() && !whose.task.is_empty() {
+            let entry = whose.entry(session.id().as_str());
+            whose.gateway.note(&Entry { decision: Decision::Allowed, ..entry })?;
+        }
         let exec = session.exec(request).await.map_err(not_started)?;
+        tokio::spawn(tell(whose, session.id().to_string(), exec.clone()));
         if has_input {
             let exec = exec.clone();
             tokio::spawn(async move {
@@ -64,8 +97,9 @@ pub(crate) async fn begin(session: Session, order: Order) -> Answer<Exec> {
 }
 
 /// Follows a program to its end: what it writes becomes records of the node, and itself part of a trace.
-async fn tell(gateway: Gateway, tenant: String, sandbox: String, exec: Exec, spot: Option<Spot>) {
-    let output = Output::new(&sandbox, &tenant);
+async fn tell(whose: For, sandbox: String, exec: Exec) {
+    let For { gateway, tenant, spot, .. } = &whose;
+    let output = Output::new(&sandbox, tenant);
     let (feed, mut seen) = (exec.output().clone(), [0, 0]);
     loop {
         let more = feed.grown(seen).await;
@@ -85,16 +119,22 @@ async fn tell(gateway: Gateway, tenant: String, sandbox: String, exec: Exec, spo
         }
     }
     gateway.recorder().ended(&output);
-    let Some(spot) = spot else { return };
     let result = exec.wait().await;
+    if exec.request().tty.is_some() {
+        let (id, typed, shown) = (exec.id(), exec.typed(), feed.lengths()[0]);
+        let about = format!("exec={id} typed={typed} shown={shown}");
+        let entry = Entry { decision: Decision::Happened, about: &about, ..whose.entry(&sandbox) };
+        gateway.note_happened(&entry);
+    }
+    let Some(spot) = spot else { return };
     let attributes = vec![
         trace::text("airlock.sandbox", &sandbox),
         trace::text("airlock.exec", exec.id()),
-        trace::text("airlock.tenant", &tenant),
+        trace::text("airlock.tenant", tenant),
         trace::text("airlock.status", result.status.name()),
     ];
     let time = (exec.started_at().0 * 1000, result.ended_at.0 * 1000);
-    gateway.tracer().tell(&spot, "exec", time, result.status != Status::Succeeded, attributes);
+    gateway.tracer().tell(spot, "exec", time, result.status != Status::Succeeded, attributes);
 }
 
 /// A program that is not there is the caller's mistake, not ours.
@@ -143,9 +183,9 @@ async fn start(
     let session = gateway.session_to_work_in(&caller, &id)?;
     let asked: ExecAsked = parsed(&body)?;
     let background = asked.background();
-    let exec = begin(session.clone(), asked.order()?).await?;
     let spot = spot.map(|Extension(spot)| spot.child());
-    tokio::spawn(tell(gateway.clone(), caller.tenant.clone(), id.clone(), exec.clone(), spot));
+    let whose = For { spot, ..For::of(&gateway, &caller) };
+    let exec = begin(session.clone(), asked.order()?, whose).await?;
     if names(&headers, ACCEPT, "text/event-stream") {
         return Ok(events::stream(session, exec, [0, 0]));
     }

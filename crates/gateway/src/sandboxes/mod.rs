@@ -17,7 +17,7 @@ mod registry;
 mod wire;
 
 pub(crate) use body::{Asked, parsed, to_the_end};
-pub(crate) use exec::begin;
+pub(crate) use exec::{For, begin};
 pub(crate) use output::longer;
 pub(crate) use pty::Viewers;
 pub(crate) use registry::{Entry, Opening, Sandboxes};

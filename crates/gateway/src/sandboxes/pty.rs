@@ -103,7 +103,10 @@ async fn pty(
     let viewing = gateway.viewers().admit(&id)?;
     let exec = match &view.exec {
         Some(exec) => session.find_exec(exec).ok_or_else(|| Problem::not_found("program"))?,
-        None => exec::begin(gateway.session_to_work_in(&caller, &id)?, order(&view)?).await?,
+        None => {
+            let session = gateway.session_to_work_in(&caller, &id)?;
+            exec::begin(session, order(&view)?, exec::For::of(&gateway, &caller)).await?
+        }
     };
     if exec.request().tty.is_none() {
         return Err(Problem::conflict(

@@ -406,6 +406,7 @@ impl Gateway {
     /// Makes a sandbox, whether or not somebody still waits for it. By the same key only one is ever made.
     pub(crate) async fn open(&self, opening: Opening) -> Answer<Arc<Entry>> {
         let mut spec = self.policy().admit_session(opening.request.clone())?;
+        self.node().grants(&spec.run.grants)?;
         // Whose artifacts and workspaces it reads and keeps.
         spec.run.owner = Some(crate::caller::owner_of(&opening.owner)?);
         spec.run.run_id.get_or_insert_with(engine::fresh_id);

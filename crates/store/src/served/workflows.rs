@@ -12,6 +12,8 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 
 /// Tasks of one owner that are worked on, or wait to be taken over.
 pub const MOST_WORKFLOWS: u32 = 10_000;
+/// What may be written down of how far they have come, of one owner, in bytes.
+pub const MOST_CHECKPOINTS: u64 = 64 << 20;
 /// For how long somebody may still take over what nobody holds any more.
 const ABANDONED_MS: u64 = 7 * 24 * 3_600_000;
 
@@ -54,6 +56,8 @@ pub enum Taking {
     Held,
     /// His tenant has too many.
     Full,
+    /// His tenant has written down too much.
+    TooMuch,
     /// Nobody has begun.
     Unknown,
 }
@@ -76,6 +80,9 @@ impl Writing<'_> {
     /// Writes down how far it has come, and holds it for longer.
     pub fn checkpoint_workflow(&self, wanted: &NewLease, checkpoint: &str) -> Result<Taking, DatabaseError> {
         self.worked((|| {
+            if is_too_much(self.transaction, wanted, checkpoint)? {
+                return Ok(Taking::TooMuch);
+            }
             let taking = hold(self.transaction, wanted)?;
             if let Taking::AlreadyHis(_) = taking {
                 let write = "UPDATE workflow SET checkpoint = ?3 WHERE owner = ?1 AND task = ?2";
@@ -83,6 +90,11 @@ impl Writing<'_> {
             }
             Ok(taking)
         })())
+    }
+
+    /// Forgets what nobody took over for long.
+    pub fn prune_workflows(&self, now_ms: u64) -> Result<usize, DatabaseError> {
+        self.worked(forget(self.transaction, now_ms))
     }
 
     /// Gives it back, with how far it had come. False if it is somebody else's.
@@ -157,11 +169,23 @@ fn hold(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<Ta
 
 /// Forgets what nobody took over, then counts.
 fn is_full(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<bool> {
-    let old = number(wanted.now_ms.saturating_sub(ABANDONED_MS));
-    transaction.execute("DELETE FROM workflow WHERE expires_ms < ?", [old])?;
+    forget(transaction, wanted.now_ms)?;
     let count = "SELECT count(*) FROM workflow WHERE owner = ?";
     let count: u32 = transaction.query_row(count, [&wanted.owner], |row| row.get(0))?;
     Ok(count >= MOST_WORKFLOWS)
+}
+
+fn forget(transaction: &Transaction<'_>, now_ms: u64) -> rusqlite::Result<usize> {
+    let old = number(now_ms.saturating_sub(ABANDONED_MS));
+    transaction.execute("DELETE FROM workflow WHERE expires_ms < ?", [old])
+}
+
+/// Whether the owner would have more written down than he may. Lengths are known without reading the texts.
+fn is_too_much(transaction: &Transaction<'_>, wanted: &NewLease, checkpoint: &str) -> rusqlite::Result<bool> {
+    let sum = "SELECT coalesce(sum(octet_length(checkpoint)), 0) FROM workflow WHERE owner = ? AND task <> ?";
+    let row = params![wanted.owner, wanted.task];
+    let others: i64 = transaction.prepare_cached(sum)?.query_row(row, |row| row.get(0))?;
+    Ok(back(others).saturating_add(checkpoint.len() as u64) > MOST_CHECKPOINTS)
 }
 
 fn renew(transaction: &Transaction<'_>, wanted: &NewLease, before: Lease) -> rusqlite::Result<Lease> {

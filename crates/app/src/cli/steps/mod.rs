@@ -192,12 +192,11 @@ impl Order {
             let engine = super::open_engine(&config, Some(begun))?;
             self.tell(json!({ "status": "in_progress", "job_id": job.job_id.as_str() })).await;
             let (cancel, cancelled) = watch::channel(false);
-            let carried = until_signal(
-                signals,
-                cancel,
-                engine.carry_out(spec, job, document, carrier, cancelled, |_| ()),
-            )
-            .await;
+            // Whoever sends a signal does not wait.
+            let (_, terminated) = watch::channel(None);
+            let wishes = (cancelled, terminated);
+            let work = engine.carry_out(spec, job, document, carrier, wishes, |_| ());
+            let carried = until_signal(signals, cancel, work).await;
             self.tell(
                 json!({ "status": "completed", "job_id": job.job_id.as_str(), "result": carried.result }),
             )
