@@ -18,7 +18,6 @@ use axum::response::Response;
 use engine::steps::{Carried, Carrier, admit, read_job};
 use spec::{RunResult, SessionSpec, Status, StepJob, StepStatus, StepsResult, Timestamp};
 use std::{sync::Arc, time::Duration};
-use store::audit::Decision;
 use tokio::sync::watch;
 
 /// What the steps of a job may write together here, so that the result can be kept whole.
@@ -42,7 +41,7 @@ pub(crate) async fn carry_out(
     in_background: bool,
 ) -> Answer<Response> {
     let (admitted, asked_for) = admitted(gateway, caller, order)?;
-    jobs::note(gateway, caller, order, Decision::Allowed, "")?;
+    jobs::note(gateway, caller, order).await?;
     let mut asked = jobs::asked(caller, order, asked_for)?;
     let mut llm = false;
     if let Ok(spec) = &admitted.spec {
