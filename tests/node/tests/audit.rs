@@ -339,7 +339,7 @@ fn it_is_shown_and_exported_here_and_through_a_server() {
 fn files_that_jobs_fill_are_all_known_and_can_be_removed() {
     const SETTINGS: &str = "[audit]\nfile_bytes = \"64K\"\n";
     let mut server = Server::with(SETTINGS, &[]);
-    let order = json!({"command": ["true"], "not_before": "2099-01-01T00:00:00Z"});
+    let order = json!({"run": {"command": ["true"]}});
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -372,7 +372,8 @@ fn a_token_in_a_path_is_not_written_and_each_refusal_has_one_line() {
         }
     }
     server.ask(&one, "DELETE", "/v1/runs/a-name", &[], &Value::Null);
-    let refused = server.ask(&one, "POST", "/v1/jobs", &[], &json!({"command": ["true"], "network": "host"}));
+    let refused =
+        server.ask(&one, "POST", "/v1/jobs", &[], &json!({"run": {"command": ["true"], "network": "host"}}));
     assert_eq!(refused.status, 403, "{}", refused.text());
     server.ask(&one, "GET", "/v1/webhook-secret", &[], &Value::Null);
     let files = written(&server.folder.at("state/audit"));
