@@ -16,7 +16,7 @@ use axum::{
 };
 use http::{Method, StatusCode, header::CONTENT_LENGTH};
 use serde::{Deserialize, Serialize};
-use spec::{Event, RunResult};
+use spec::{Denial, Event, RunResult};
 use std::{
     collections::HashMap,
     fmt::Write,
@@ -37,25 +37,57 @@ pub(crate) const MOST_DENIALS: u64 = 200;
 const USUALLY_LISTED: usize = 100;
 const MOST_LISTED: usize = 1000;
 
-/// Accepted by a line of their own, which knows their names.
-const SPEAK_FOR_THEMSELVES: [&str; 2] = ["/v1/runs", "/v1/jobs"];
-/// What is typed, and how large a window is, is nobody's decision.
-const NOT_TOLD: [&str; 2] = ["/v1/sandboxes/{id}/exec/{exec}/stdin", "/v1/sandboxes/{id}/exec/{exec}/resize"];
+/// Accepted by a line of their own, which knows more of them.
+const SPEAK_FOR_THEMSELVES: [&str; 13] = [
+    "run.accept",
+    "job.accept",
+    "job.cancel",
+    "job.retry",
+    "job.stop",
+    "node.stop_all",
+    "session.make",
+    "session.exec",
+    "session.end",
+    "workflow.start",
+    "workflow.resume",
+    "workflow.release",
+    // What is typed, shown, and how large a window is, is nobody's decision.
+    "input",
+];
+/// What has no name of its own yet.
+const REQUEST: &str = "request";
 
-/// What a request to this route is called, if a line is written before it is carried out.
+/// What a request to this route is called; nothing if it only looks.
 fn called(method: &Method, route: &str) -> Option<&'static str> {
     let is_reading = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     Some(match (method.as_str(), route) {
         (_, crate::gate::UNMATCHED) => return None,
-        ("POST", route) if SPEAK_FOR_THEMSELVES.contains(&route) => return None,
-        ("POST", route) if NOT_TOLD.contains(&route) => return None,
+        ("POST", "/v1/runs") => "run.accept",
         ("DELETE", "/v1/runs/{id}") => "run.cancel",
+        ("POST", "/v1/jobs" | "/v1/worker/jobs:run") => "job.accept",
+        ("DELETE", "/v1/jobs/{id}") => "job.cancel",
+        ("POST", "/v1/jobs/{id}/retry") => "job.retry",
+        ("POST", "/v1/worker/jobs:stop") => "job.stop",
+        ("POST", "/v1/worker/admin/stop-all-orchestrator-directed") => "node.stop_all",
+        ("POST", "/v1/worker/sessions") => "session.make",
+        ("POST", "/v1/worker/sessions/{session_id}/exec") => "session.exec",
+        ("POST", "/v1/worker/sessions/{session_id}/end") => "session.end",
+        ("POST", route) if is_terminal(route) => match route.ends_with(":open") {
+            true => "pty.open",
+            false => "input",
+        },
+        ("POST", "/v1/workflow/start") => "workflow.start",
+        ("POST", "/v1/workflow/resume") => "workflow.resume",
+        ("POST", "/v1/workflow/checkpoint") => "workflow.checkpoint",
+        ("POST", "/v1/workflow/release") => "workflow.release",
         ("POST", "/v1/sandboxes") => "sandbox.make",
         ("DELETE", "/v1/sandboxes/{id}") => "sandbox.end",
         ("POST", "/v1/sandboxes/{id}/pause") => "sandbox.pause",
         ("POST", "/v1/sandboxes/{id}/resume") => "sandbox.resume",
         ("POST", "/v1/sandboxes/{id}/fork") => "sandbox.fork",
         ("POST", "/v1/sandboxes/{id}/exec") => "sandbox.exec",
+        ("POST", "/v1/sandboxes/{id}/exec/{exec}/signal") => "sandbox.signal",
+        ("POST", "/v1/sandboxes/{id}/exec/{exec}/stdin" | "/v1/sandboxes/{id}/exec/{exec}/resize") => "input",
         ("GET", "/v1/sandboxes/{id}/pty") => "pty.open",
         ("POST", "/v1/sandboxes/{id}/artifacts") => "artifact.keep",
         ("PUT", route) if is_file(route) => "file.write",
@@ -69,12 +101,19 @@ fn called(method: &Method, route: &str) -> Option<&'static str> {
         ("DELETE", "/v1/images/{*name}" | "/v1/images/{name}") => "image.remove",
         ("POST", "/v1/workspaces/{id}/commit") => "workspace.commit",
         ("DELETE", "/v1/workspaces/{id}") => "workspace.discard",
+        ("GET", "/v1/webhook-secret") => "secret.read",
+        ("POST", "/v1/webhook-secret/rotate") => "secret.rotate",
         ("POST", "/v1/keys") => "key.make",
         ("DELETE", "/v1/keys/{id}") => "key.revoke",
         _ if is_reading => return None,
         // Whatever is added later is told of, too.
-        _ => "request",
+        _ => REQUEST,
     })
+}
+
+/// Those of a session of the worker.
+fn is_terminal(route: &str) -> bool {
+    route.starts_with("/v1/worker/sessions/{session_id}/pty:")
 }
 
 fn is_file(route: &str) -> bool {
@@ -95,23 +134,24 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// Before it is carried out.
-    pub(crate) fn of(request: &axum::extract::Request, route: &str) -> Told {
+    /// Before it is carried out. Of a path only what can be a name of ours is written, and nothing for whoever has no key:
+    /// a token may stand there by mistake.
+    pub(crate) fn of(request: &axum::extract::Request, route: &str, caller: Option<&Caller>) -> Told {
         let (method, path) = (request.method(), request.uri().path());
-        let what = called(method, route);
         let mut parts = path.split('/').skip(2);
         let (kind, id) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let id = if caller.is_some() && route != crate::gate::UNMATCHED && is_writable(id) { id } else { "" };
         let is_box = matches!(kind, "runs" | "sandboxes");
         // Names of files are the programs' business; those of things that stay here are ours.
         let mut about = format!("{method} {route}");
-        if !is_box && !id.is_empty() && route != crate::gate::UNMATCHED {
+        if !is_box && !id.is_empty() {
             _ = write!(about, " {id}");
         }
         let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         if let Some(bytes) = length.and_then(|length| length.parse::<u64>().ok()).filter(|bytes| *bytes > 0) {
             _ = write!(about, " bytes={bytes}");
         }
-        Told { what, run: if is_box { id.to_owned() } else { String::new() }, about }
+        Told { what: called(method, route), run: if is_box { id.to_owned() } else { String::new() }, about }
     }
 
     fn entry<'a>(&'a self, caller: Option<&'a Caller>) -> Entry<'a> {
@@ -125,12 +165,17 @@ impl Told {
     }
 
     /// That it may be done. What cannot be written down is not done.
-    pub(crate) fn allowed(&self, gateway: &Gateway, caller: &Caller) -> Answer<()> {
-        let Some(what) = self.what else { return Ok(()) };
-        gateway.note(&Entry { what, decision: Decision::Allowed, ..self.entry(Some(caller)) })
+    pub(crate) async fn allowed(&self, gateway: &Gateway, caller: &Caller) -> Answer<()> {
+        let told = self.what.filter(|what| !SPEAK_FOR_THEMSELVES.contains(what));
+        let Some(what) = told else { return Ok(()) };
+        // A line that says so little is worth no more than a refusal.
+        if what == REQUEST && gateway.refusals().count(&caller.tenant).is_none() {
+            return Ok(());
+        }
+        gateway.note_aside(&Entry { what, decision: Decision::Allowed, ..self.entry(Some(caller)) }).await
     }
 
-    /// That it was not done, if the answer says so.
+    /// That it was not done, if the answer says so: the one line about it, whoever decided.
     pub(crate) fn refused(&self, gateway: &Gateway, caller: Option<&Caller>, response: &Response) {
         let Some(refused) = response.extensions().get::<Refused>() else { return };
         let tenant = caller.map_or("", |caller| &caller.tenant);
@@ -139,14 +184,21 @@ impl Told {
         if left_out > 0 {
             _ = write!(about, "; {left_out} before it were left out");
         }
-        let what = match response.status() {
-            StatusCode::UNAUTHORIZED => "auth",
-            _ if self.about.starts_with("POST /v1/runs ") => "run.accept",
-            _ => self.what.unwrap_or("request"),
+        let what = match (response.status(), self.what) {
+            (StatusCode::UNAUTHORIZED, _) => "auth",
+            (_, Some("session.make")) => "sandbox.make",
+            (_, Some("session.exec")) => "sandbox.exec",
+            (_, Some("session.end")) => "sandbox.end",
+            (_, what) => what.unwrap_or(REQUEST),
         };
         let entry = Entry { what, rule: &refused.rule, about: &about, ..self.entry(caller) };
         gateway.note_happened(&Entry { decision: Decision::Refused, ..entry });
     }
+}
+
+/// Whether a part of a path can be a name, and is no token.
+fn is_writable(part: &str) -> bool {
+    spec::Id::new(part).is_ok() && !part.to_ascii_lowercase().contains("alk_") && !part.starts_with("whsec_")
 }
 
 /// How many refusals were written in this minute, and how many were not.
@@ -198,8 +250,27 @@ impl Of<'_> {
 
 impl Gateway {
     /// A run is accepted by this key.
-    pub(crate) fn note_accepted(&self, of: &Of<'_>, key: &str, about: &str) -> Answer<()> {
-        self.note(&Entry { what: "run.accept", decision: Decision::Allowed, key, about, ..of.entry() })
+    pub(crate) async fn note_accepted(&self, of: &Of<'_>, key: &str, about: &str) -> Answer<()> {
+        let entry = Entry { what: "run.accept", decision: Decision::Allowed, key, about, ..of.entry() };
+        self.note_aside(&entry).await
+    }
+
+    /// What the doors and the programs of a sandbox were denied, at its end; how many are not written.
+    pub(crate) fn note_denials<'a>(&self, of: &Of<'_>, all: impl Iterator<Item = &'a Denial>) -> u64 {
+        let mut denials = 0;
+        for denial in all {
+            denials += 1;
+            self.note_denial(of, denial, denials);
+        }
+        denials.saturating_sub(MOST_DENIALS)
+    }
+
+    fn note_denial(&self, of: &Of<'_>, denial: &Denial, number: u64) {
+        if number <= MOST_DENIALS {
+            let about = format!("{} {}", denial.what, denial.target);
+            let entry = Entry { what: "run.deny", rule: &denial.rule, about: &about, ..of.entry() };
+            self.note_happened(&Entry { decision: Decision::Refused, ..entry });
+        }
     }
 
     /// What a run tells of itself. Output is not told.
@@ -212,11 +283,7 @@ impl Gateway {
             }
             Event::Denied(denial) => {
                 *denials += 1;
-                if *denials <= MOST_DENIALS {
-                    let about = format!("{} {}", denial.what, denial.target);
-                    let entry = Entry { what: "run.deny", rule: &denial.rule, about: &about, ..of.entry() };
-                    self.note_happened(&Entry { decision: Decision::Refused, ..entry });
-                }
+                self.note_denial(of, denial, *denials);
             }
             Event::Output { .. } => {}
         }
@@ -277,7 +344,9 @@ struct Question {
 /// One line. What is not there was not said.
 #[derive(Debug, Serialize, ToSchema)]
 struct AuditLine {
-    n: u64,
+    /// Its number among all lines; only an admin is told, because it tells how busy the others are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n: Option<u64>,
     /// Milliseconds since 1970.
     at_ms: u64,
     what: String,
@@ -308,11 +377,16 @@ struct AuditLine {
     hash: String,
 }
 
-impl From<Row> for AuditLine {
-    fn from(row: Row) -> AuditLine {
+impl AuditLine {
+    fn of(row: Row, caller: &Caller) -> AuditLine {
         let Row { n, at_ms, what, decision, tenant, key, run, task, job, rule, about, hash } = row;
+        let n = caller.is_admin().then_some(n);
         AuditLine { n, at_ms, what, decision, tenant, key, run, task, job, rule, about, hash }
     }
+}
+
+fn shown(rows: impl Iterator<Item = Row>, caller: &Caller) -> Vec<AuditLine> {
+    rows.map(|row| AuditLine::of(row, caller)).collect()
 }
 
 /// Lines, the newest first.
@@ -366,7 +440,7 @@ async fn audit(
         limit,
     };
     let Page { rows, before } = read(&gateway, &caller, asked).await?;
-    Ok(Json(AuditLines { lines: rows.into_iter().map(AuditLine::from).collect(), before }))
+    Ok(Json(AuditLines { lines: shown(rows.into_iter(), &caller), before }))
 }
 
 /// What is written down of one run: how it was accepted, started, denied, and how it ended
@@ -388,7 +462,7 @@ async fn record(
         ..Asked::default()
     };
     let Page { rows, before } = read(&gateway, &caller, asked).await?;
-    let lines = rows.into_iter().rev().map(AuditLine::from).collect();
+    let lines = shown(rows.into_iter().rev(), &caller);
     Ok(Json(Record { run_id: row.id, lines, truncated: before.is_some() }))
 }
 
@@ -429,15 +503,46 @@ mod tests {
     }
 
     #[test]
-    fn every_change_has_a_name_and_looking_has_none() {
+    fn every_change_has_a_name_and_so_has_every_look_that_hands_out_contents() {
         let named = |method: &str, route| called(&method.parse().unwrap(), route);
-        for path in crate::openapi().split('"').filter(|word| word.starts_with("/v1/")) {
-            let told = named("DELETE", path);
-            assert!(told.is_some(), "{path}");
+        let document: serde_json::Value = serde_json::from_str(&crate::openapi()).unwrap();
+        let mut looks = Vec::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for method in
+                ["get", "post", "put", "delete", "patch"].iter().filter(|of| methods.get(of).is_some())
+            {
+                match (*method, named(&method.to_ascii_uppercase(), path)) {
+                    ("get", Some(what)) => looks.push((path.as_str(), what)),
+                    ("get", None) => {}
+                    (_, what) => {
+                        assert!(what.is_some_and(|what| what != REQUEST), "{method} {path}: {what:?}")
+                    }
+                }
+            }
         }
-        assert_eq!(named("POST", "/v1/of/later"), Some("request"));
+        // Whatever else is got is a state, a list, or what a program wrote, which its owner asked for.
+        assert_eq!(
+            looks,
+            [
+                ("/v1/artifacts/{name}", "artifact.read"),
+                ("/v1/artifacts/{name}/versions", "artifact.read"),
+                ("/v1/sandboxes/{id}/files", "file.read"),
+                ("/v1/sandboxes/{id}/files/{path}", "file.read"),
+                ("/v1/sandboxes/{id}/pty", "pty.open"),
+                ("/v1/webhook-secret", "secret.read"),
+            ]
+        );
+        assert_eq!(named("POST", "/v1/of/later"), Some(REQUEST));
         assert_eq!(named("GET", "/v1/runs/{id}"), None);
-        assert_eq!(named("GET", "/v1/sandboxes/{id}/files/{*path}"), Some("file.read"));
         assert_eq!(named("POST", "unmatched"), None);
+    }
+
+    #[test]
+    fn what_looks_like_a_token_is_no_name() {
+        assert!(is_writable("notes.txt") && is_writable("0198c0de-0000-7000-8000-000000000000"));
+        let long = "a".repeat(129);
+        for part in ["", "alk_0_a", "ALK_0_a", "x-alk_0", "whsec_AAAA", "a%61", "a b", ".x", "a=", &long] {
+            assert!(!is_writable(part), "{part}");
+        }
     }
 }

@@ -66,17 +66,17 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
         Some(caller) => gateway.turns().take(&caller.tenant, &method, route).map(|turn| Some((caller, turn))),
         None => Ok(None),
     };
-    let told = Told::of(&request, route);
+    let told = Told::of(&request, route, caller.as_ref());
     // Before anything of the body is read.
     let scope = |caller: Option<Caller>| match (&caller, needed(route)) {
         (Some(asking), Some(scope)) => asking.require(scope).map(|()| caller),
         _ => Ok(caller),
     };
-    let note = |passed: Option<(Caller, Turn)>| match &passed {
-        Some((caller, _)) => told.allowed(&gateway, caller).map(|()| passed),
-        None => Ok(passed),
+    let passed = match admitted.and_then(scope).and_then(turn) {
+        Ok(Some((caller, turn))) => told.allowed(&gateway, &caller).await.map(|()| Some((caller, turn))),
+        other => other,
     };
-    let mut response = match admitted.and_then(scope).and_then(turn).and_then(note) {
+    let mut response = match passed {
         Ok(Some((caller, turn))) => {
             if let Some(place) = request.extensions_mut().get_mut::<Place>() {
                 place.1 = Some(turn.clone());

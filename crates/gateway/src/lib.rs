@@ -569,6 +569,16 @@ impl Gateway {
         })
     }
 
+    /// The same where others wait for their turn: if it is the disk that has to be waited for, that is done elsewhere.
+    pub(crate) async fn note_aside(&self, entry: &Entry<'_>) -> problem::Answer<()> {
+        if !self.0.audit.waits() {
+            return self.note(entry);
+        }
+        let (gateway, note) = (self.clone(), store::audit::Note::from(entry));
+        let noted = tokio::task::spawn_blocking(move || gateway.note(&note.entry()));
+        noted.await.map_err(|_| writer::busy())?
+    }
+
     pub(crate) fn days(&self) -> &tenants::Days {
         &self.0.days
     }

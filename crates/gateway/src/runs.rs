@@ -238,7 +238,7 @@ pub(crate) async fn begin(
         Taken::New(live) => live,
         Taken::Before(id) => return Ok(Begun::Before(id)),
     };
-    if let Err(problem) = gateway.note_accepted(&live.of(), &key, &told(&spec)) {
+    if let Err(problem) = gateway.note_accepted(&live.of(), &key, &told(&spec)).await {
         live::give_up(&gateway, &live, &spec.sandbox.profile).await;
         return Err(problem);
     }

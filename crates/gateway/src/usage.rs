@@ -90,8 +90,9 @@ struct Row {
 struct Sums {
     by: Column,
     rows: Vec<Row>,
-    /// How many lines of the ledger could not be believed, and are left out.
-    problems: usize,
+    /// How many lines of the ledger could not be believed, and are left out; only an admin is told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problems: Option<usize>,
 }
 
 impl Column {
@@ -213,6 +214,7 @@ async fn usage(
         )
             .into_response()),
         false => {
+            let problems = caller.is_admin().then_some(problems);
             Ok(Json(Sums { by, rows: totals.into_iter().map(Row::from).collect(), problems }).into_response())
         }
     }

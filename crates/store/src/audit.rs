@@ -83,7 +83,7 @@ pub struct Entry<'a> {
 #[derive(Debug)]
 pub struct Audit {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Audit {
@@ -95,10 +95,18 @@ impl Audit {
     /// The same, kept as these settings say.
     pub fn open_with(state: &Path, settings: AuditSettings) -> io::Result<Audit> {
         let shared = Arc::new(Shared::open(state, settings)?);
-        let theirs = Arc::clone(&shared);
-        let thread =
-            std::thread::Builder::new().name("audit".to_owned()).spawn(move || tidy::work(&theirs))?;
-        Ok(Audit { shared, thread: Some(thread) })
+        let mut audit = Audit { shared, threads: Vec::new() };
+        for (name, work) in [("audit", tidy::work as fn(&Shared)), ("audit-marks", tidy::keep)] {
+            let theirs = Arc::clone(&audit.shared);
+            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || work(&theirs))?;
+            audit.threads.push(thread);
+        }
+        Ok(audit)
+    }
+
+    /// Whether [`note`](Audit::note) waits for the disk, and is not to be called where others wait for their turn.
+    pub fn waits(&self) -> bool {
+        self.shared.waits()
     }
 
     /// Adds a line. Once it returns, the line outlasts this process; if it fails, what it tells of must not be done.
@@ -114,7 +122,8 @@ impl Audit {
 
     /// Makes sure of everything that was written, and marks it, so that nothing of it can be cut off unseen.
     pub fn mark(&self) {
-        tidy::sync_and_mark(&self.shared);
+        // A mark that is missing makes less certain, and nothing wrong.
+        _ = tidy::sync_and_mark(&self.shared);
     }
 
     /// Why lines cannot be written, if they cannot.
@@ -126,10 +135,11 @@ impl Audit {
 impl Drop for Audit {
     fn drop(&mut self) {
         self.shared.finish();
-        if let Some(thread) = self.thread.take() {
-            // It marks the end; if it panicked the last mark is an older one, and nothing is lost.
+        for thread in self.threads.drain(..) {
+            // If it panicked the last mark is an older one, and nothing is lost.
             _ = thread.join();
         }
+        self.mark();
     }
 }
 

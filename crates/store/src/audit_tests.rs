@@ -68,6 +68,7 @@ fn what_is_written_is_believed_and_goes_on() {
     }
     assert!(verify(&scratch.0, Some(noted)).is_ok(), "a head from before is still there");
     assert!(verify(&scratch.0, Some([7; 32])).is_err());
+    assert!(verify(&scratch.0, Some([0; 32])).is_err(), "no line has this hash");
 }
 
 #[test]
@@ -240,4 +241,68 @@ fn power_is_waited_for_by_many_at_once() {
     });
     drop(audit);
     assert_eq!(verify(&scratch.0, None).unwrap().lines, 80);
+}
+
+/// A line that tells of a change is written within the transaction that changes it.
+#[test]
+fn the_next_file_is_begun_within_a_transaction_of_the_database() {
+    let scratch = Scratch::new("within");
+    let audit = Audit::open_with(&scratch.0, small()).unwrap();
+    let other = crate::database::Database::open(&scratch.0).unwrap();
+    let begun = std::time::Instant::now();
+    let within = other.write(|_| {
+        (0..20).for_each(|index| audit.note(&run(&format!("r{index}"), "t")).unwrap());
+        Ok(begun.elapsed())
+    });
+    assert!(within.unwrap() < Duration::from_secs(1), "nobody waited for the database");
+    assert!(scratch.files() > 3);
+    drop(audit);
+    known_and_removable(&scratch);
+}
+
+/// Every file has its row, so the oldest can go, and what is left is believed.
+fn known_and_removable(scratch: &Scratch) {
+    let known = marks::Marks::open(&scratch.0).unwrap().beginnings(NAME).unwrap();
+    assert_eq!(known.len(), scratch.files(), "{known:?}");
+    drop(Audit::open_with(&scratch.0, AuditSettings { keep_bytes: 1500, ..small() }).unwrap());
+    assert!(scratch.files() < 4, "{}", scratch.files());
+    verify(&scratch.0, None).unwrap();
+}
+
+#[test]
+fn what_the_database_does_not_know_of_a_file_is_found_again() {
+    let scratch = filled("unknown");
+    let forget = |part: &str| {
+        let database = crate::database::Database::open(&scratch.0).unwrap();
+        database.write(|all| all.execute("DELETE FROM audit_parts WHERE part = ?1", [part])).unwrap();
+    };
+    ["1", "3"].into_iter().for_each(forget);
+    drop(Audit::open_with(&scratch.0, small()).unwrap());
+    known_and_removable(&scratch);
+    // Nor does it keep a server that runs from removing.
+    let scratch = Scratch::new("unknown-live");
+    let audit = Audit::open_with(&scratch.0, AuditSettings { keep_bytes: 1500, ..small() }).unwrap();
+    (0..20).for_each(|_| audit.note(&run("r", "t")).unwrap());
+    audit.mark();
+    let database = crate::database::Database::open(&scratch.0).unwrap();
+    database.write(|all| all.execute("DELETE FROM audit_parts", [])).unwrap();
+    tidy::remove_old(&audit.shared).unwrap();
+    drop(audit);
+    assert!(scratch.files() < 4, "{}", scratch.files());
+    verify(&scratch.0, None).unwrap();
+}
+
+#[test]
+fn whoever_looks_whether_it_is_written_keeps_nobody_from_it() {
+    let scratch = filled("looked");
+    let folder = journal::Folder::open(&scratch.0.join(FOLDER)).unwrap();
+    let lock = folder.lock_file(NAME).unwrap();
+    assert!(journal::lock(&lock).unwrap());
+    let opened = std::thread::scope(|scope| {
+        let opening = scope.spawn(|| Audit::open(&scratch.0));
+        std::thread::sleep(Duration::from_millis(100));
+        drop(lock);
+        opening.join().unwrap()
+    });
+    opened.unwrap();
 }

@@ -334,3 +334,69 @@ fn it_is_shown_and_exported_here_and_through_a_server() {
     assert_eq!(remote(&["audit", "verify"]).status.code(), Some(125));
     server.end(Signal::TERM);
 }
+
+#[test]
+fn files_that_jobs_fill_are_all_known_and_can_be_removed() {
+    const SETTINGS: &str = "[audit]\nfile_bytes = \"64K\"\n";
+    let mut server = Server::with(SETTINGS, &[]);
+    let order = json!({"run": {"command": ["true"]}});
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let answer = server.post("/v1/jobs", &order);
+                    assert_eq!(answer.status, 202, "{}", answer.text());
+                }
+            });
+        }
+    });
+    assert!(server.end(Signal::TERM).0.success());
+    let audit = server.folder.at("state/audit");
+    let before = paths(&audit).len();
+    assert!(before >= 3, "{before}");
+    let folder = std::mem::replace(&mut server.folder, Folder(PathBuf::new()));
+    let less = format!("{SETTINGS}keep_bytes = \"100K\"\n");
+    let mut server = Server::on(folder, &less, &[], Some(server.admin.clone()));
+    server.until("old files are removed", || paths(&audit).len() < before);
+    assert!(server.end(Signal::TERM).0.success());
+    verifies(&server.folder.at("state")).expect("what is left is believed");
+}
+
+#[test]
+fn a_token_in_a_path_is_not_written_and_each_refusal_has_one_line() {
+    let (server, one, _) = with_tenants();
+    for path in ["runs", "sandboxes", "jobs", "keys", "artifacts", "images"] {
+        for key in ["", one.as_str()] {
+            server.ask(key, "DELETE", &format!("/v1/{path}/{one}"), &[], &Value::Null);
+            server.ask(key, "DELETE", &format!("/v1/{path}/x{CANARY}%20y"), &[], &Value::Null);
+        }
+    }
+    server.ask(&one, "DELETE", "/v1/runs/a-name", &[], &Value::Null);
+    let refused =
+        server.ask(&one, "POST", "/v1/jobs", &[], &json!({"run": {"command": ["true"], "network": "host"}}));
+    assert_eq!(refused.status, 403, "{}", refused.text());
+    server.ask(&one, "GET", "/v1/webhook-secret", &[], &Value::Null);
+    let files = written(&server.folder.at("state/audit"));
+    assert!(files.contains("a-name"), "the positive control");
+    assert!(!files.contains(&one[21..]) && !files.contains(CANARY), "{files}");
+    let own = lines(&server, &one, "");
+    let of = |what: &str| own.iter().filter(|line| line["what"] == what).count();
+    assert_eq!((of("job.accept"), of("secret.read")), (1, 1), "{own:#?}");
+    assert!(own.iter().all(|line| line["n"].is_null()), "how many others there are is nobody's business");
+    assert!(lines(&server, &server.admin, "").iter().all(|line| line["n"].is_u64()));
+}
+
+#[test]
+fn what_a_sandbox_was_denied_is_written_at_its_end() {
+    let (server, one, _) = with_tenants();
+    let made = server.ask(&one, "POST", "/v1/sandboxes", &[], &json!({})).json();
+    let sandbox = made["sandbox_id"].as_str().expect("an identifier").to_owned();
+    let command = json!({"command": ["curl", "-s", "http://192.0.2.1/"]});
+    let path = format!("/v1/sandboxes/{sandbox}");
+    server.ask(&one, "POST", &format!("{path}/exec"), &[], &command);
+    server.ask(&one, "DELETE", &path, &[], &Value::Null);
+    server.until("it is written", || {
+        let all = lines(&server, &one, &format!("&run={sandbox}"));
+        all.iter().any(|line| line["what"] == "run.deny" && line["rule"] == "network")
+    });
+}

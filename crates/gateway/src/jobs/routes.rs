@@ -116,14 +116,7 @@ async fn create(
     let terms = Terms::of(&order, &gateway.jobs().bounds, at_ms)?;
     let is_now = terms.not_before_ms.is_none_or(|moment| moment <= at_ms);
     // Whoever asks hears of mistakes now; at its start it is measured again.
-    let spec = match order::admit(&gateway, &caller, order, &id) {
-        Ok((spec, _)) => spec,
-        Err(problem) => {
-            let entry = Entry { decision: Decision::Refused, rule: problem.code(), ..about(&caller) };
-            gateway.note(&Entry { job: id.as_str(), ..entry })?;
-            return Err(problem);
-        }
-    };
+    let (spec, _) = order::admit(&gateway, &caller, order, &id)?;
     let needs =
         Needs { what: What::Job, llm: spec.grants.llm.is_some(), storage: spec.sandbox.copy_on_write };
     // What is to run another day has that day's CPU time and money, and is asked for them then.
@@ -207,8 +200,6 @@ impl Accepting {
             (Added::Full(_), Err(refusal)) => refusal,
             (Added::Full(bound), Ok(())) => full(bound),
         };
-        let entry = Entry { decision: Decision::Refused, rule: problem.code(), ..about(&self.caller) };
-        change::note(gateway, &Entry { job: self.id.as_str(), ..entry })?;
         Ok(Taken::Refused(problem))
     }
 }
@@ -372,9 +363,10 @@ async fn retry(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<St
     let (of, key, at_ms) = (gateway.clone(), caller.key.clone(), engine::now().0);
     let retried = gateway.durable().write(move |writing| {
         let retried = writing.retry_job(&before.id, at_ms, &of.job_room(&before.tenant))?;
-        let decision = if retried == Retried::Queued { Decision::Allowed } else { Decision::Refused };
-        let entry = Entry { what: "job.retry", decision, ..Entry::default() };
-        change::note(&of, &Entry { tenant: &before.tenant, key: &key, job: &before.id, ..entry })?;
+        if retried == Retried::Queued {
+            let entry = Entry { what: "job.retry", decision: Decision::Allowed, ..Entry::default() };
+            change::note(&of, &Entry { tenant: &before.tenant, key: &key, job: &before.id, ..entry })?;
+        }
         Ok(retried)
     });
     match retried.await? {

@@ -172,14 +172,7 @@ async fn run(
     Sent(order): Sent<WorkerJob>,
 ) -> Answer<Response> {
     let in_background = runs::is_async(&headers);
-    let begun = match begin(&gateway, &caller, &order).await {
-        Ok(begun) => begun,
-        Err(problem) => {
-            note(&gateway, &caller, &order, Decision::Refused, problem.code())?;
-            return Err(problem);
-        }
-    };
-    match begun {
+    match begin(&gateway, &caller, &order).await? {
         Some(live) if in_background && !is_over(&live) => Ok(accepted(&order)),
         Some(live) => {
             let ended = live.ended().await?;
@@ -204,7 +197,7 @@ async fn begin(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<
         return Ok(None);
     }
     let (asked, spec) = admitted(gateway, caller, order)?;
-    note(gateway, caller, order, Decision::Allowed, "")?;
+    note(gateway, caller, order).await?;
     let needs = Needs { what: What::Run, llm: spec.grants.llm.is_some(), storage: false };
     let may = gateway.may_begin(&caller.tenant, needs).await;
     let begun = runs::begin(gateway.clone(), asked, may, spec, None, false);
@@ -260,25 +253,19 @@ pub(super) fn of_another(problem: Problem) -> Problem {
     }
 }
 
-pub(super) fn note(
-    gateway: &Gateway,
-    caller: &Caller,
-    order: &WorkerJob,
-    decision: Decision,
-    rule: &str,
-) -> Answer<()> {
+pub(super) async fn note(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<()> {
     let run = order.run_id(caller)?;
-    gateway.note(&Entry {
+    let entry = Entry {
         what: "job.accept",
-        decision,
+        decision: Decision::Allowed,
         tenant: &caller.tenant,
         key: &caller.key,
         run: run.as_str(),
         task: order.task_id.as_str(),
         job: order.job_id.as_str(),
-        rule,
         ..Entry::default()
-    })
+    };
+    gateway.note_aside(&entry).await
 }
 
 pub(super) fn accepted(order: &WorkerJob) -> Response {

@@ -124,7 +124,7 @@ async fn create(
     let labels: Labels = [(TASK, order.task_id.to_string()), (SESSION, session.to_string())]
         .map(|(k, v)| (k.into(), v))
         .into();
-    note(&gateway, &caller, "sandbox.make", &name, &order.task_id)?;
+    note(&gateway, &caller, "sandbox.make", &name, &order.task_id).await?;
     let opening = Opening {
         owner: caller.tenant.clone(),
         labels,
@@ -169,8 +169,8 @@ impl SessionOrder {
     }
 }
 
-fn note(gateway: &Gateway, caller: &Caller, what: &str, sandbox: &str, task: &Uuid) -> Answer<()> {
-    gateway.note(&audit::Entry {
+async fn note(gateway: &Gateway, caller: &Caller, what: &str, sandbox: &str, task: &Uuid) -> Answer<()> {
+    let entry = audit::Entry {
         what,
         decision: Decision::Allowed,
         tenant: &caller.tenant,
@@ -178,7 +178,8 @@ fn note(gateway: &Gateway, caller: &Caller, what: &str, sandbox: &str, task: &Uu
         run: sandbox,
         task: task.as_str(),
         ..audit::Entry::default()
-    })
+    };
+    gateway.note_aside(&entry).await
 }
 
 /// The session of that name, dead or alive; of this task, if one is named. Another task's is as if there were none.
@@ -329,7 +330,7 @@ async fn exec(
     let live = live(&gateway, &caller, session.clone(), Some(&asked.task_id))?;
     gateway.has_cpu(&caller.tenant)?;
     let order = asked.order(&gateway)?;
-    note(&gateway, &caller, "sandbox.exec", live.id().as_str(), &asked.task_id)?;
+    note(&gateway, &caller, "sandbox.exec", live.id().as_str(), &asked.task_id).await?;
     let whose = sandboxes::For::of(&gateway, &caller).task(asked.task_id.as_str());
     let exec = sandboxes::begin(live, order, whose).await?;
     let result = exec.wait().await;
@@ -396,7 +397,7 @@ async fn end(
     Sent(asked): Sent<SessionEnding>,
 ) -> Answer<Json<SessionView>> {
     let entry = entry(&gateway, &caller, session, Some(&asked.task_id))?;
-    note(&gateway, &caller, "sandbox.end", &entry.id, &asked.task_id)?;
+    note(&gateway, &caller, "sandbox.end", &entry.id, &asked.task_id).await?;
     let ending = entry.clone();
     sandboxes::to_the_end(async move {
         ending.end().await;

@@ -25,7 +25,6 @@ use spec::{
     Timestamp,
 };
 use std::{sync::Arc, time::Duration};
-use store::audit::Decision;
 
 /// What the steps of a job may write together here, so that the result can be kept whole.
 const MOST_OUTPUT: u64 = 512 << 10;
@@ -59,7 +58,7 @@ pub(crate) async fn carry_out(
     // Its patterns are compiled, which takes as long as they like.
     let job = work::aside(gateway.working(), &caller.tenant, move || read(&document)).await?;
     let (admitted, asked_for) = admitted(gateway, caller, order, job)?;
-    jobs::note(gateway, caller, order, Decision::Allowed, "")?;
+    jobs::note(gateway, caller, order).await?;
     let mut asked = jobs::asked(caller, order, asked_for)?;
     asked.about.key.clone_from(&caller.key);
     let mut llm = false;
@@ -75,7 +74,7 @@ pub(crate) async fn carry_out(
             let key = asked.about.key.clone();
             let taken = live::take(&gateway, asked, may).await?;
             if let Taken::New(live) = &taken {
-                if let Err(problem) = gateway.note_accepted(&live.of(), &key, &admitted.told()) {
+                if let Err(problem) = gateway.note_accepted(&live.of(), &key, &admitted.told()).await {
                     live::give_up(&gateway, live, &admitted.profile).await;
                     return Err(problem);
                 }

@@ -57,7 +57,8 @@ async fn stop(
     let live = gateway.runs().find(&row.id).filter(|_| row.result.is_none());
     if let Some(live) = live {
         let (task, job) = (order.task_id.as_str(), order.job_id.as_str());
-        note(&gateway, &caller, &Entry { what: "job.stop", run: &row.id, task, job, ..Entry::default() })?;
+        note(&gateway, &caller, &Entry { what: "job.stop", run: &row.id, task, job, ..Entry::default() })
+            .await?;
         live.terminate(Duration::from_secs(grace));
         if let Ok(ended) = tokio::time::timeout(WAITED_FOR, live.ended()).await {
             return jobs::told_of(&gateway, &caller, &ended?.kept);
@@ -66,9 +67,9 @@ async fn stop(
     jobs::state_of(&gateway, &caller, &row)
 }
 
-fn note(gateway: &Gateway, caller: &Caller, entry: &Entry<'_>) -> Answer<()> {
+async fn note(gateway: &Gateway, caller: &Caller, entry: &Entry<'_>) -> Answer<()> {
     let entry = Entry { decision: Decision::Allowed, tenant: &caller.tenant, key: &caller.key, ..*entry };
-    gateway.note(&entry)
+    gateway.note_aside(&entry).await
 }
 
 /// A body that says nothing but its version.
@@ -105,7 +106,7 @@ async fn stop_all(
     Sent(_order): Sent<StopAll>,
 ) -> Answer<Json<StoppedAll>> {
     caller.require(Scope::Admin)?;
-    note(&gateway, &caller, &Entry { what: "node.stop_all", rule: "admin", ..Entry::default() })?;
+    note(&gateway, &caller, &Entry { what: "node.stop_all", rule: "admin", ..Entry::default() }).await?;
     // First what waits, so that nothing of it begins in the place of what is ended.
     let jobs = crate::jobs::cancel_all(&gateway, &caller.key).await;
     let (runs, (sessions, alive)) = tokio::join!(end_runs(&gateway), gateway.end_all_sandboxes());

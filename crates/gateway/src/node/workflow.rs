@@ -130,17 +130,11 @@ fn taken(taking: Taking) -> Answer<(Lease, bool)> {
     }
 }
 
-fn note(
-    gateway: &Gateway,
-    caller: &Caller,
-    what: &str,
-    task: &Uuid,
-    about: &str,
-    refused: bool,
-) -> Answer<()> {
-    let decision = if refused { Decision::Refused } else { Decision::Allowed };
+/// What was given; that something was not is the gate's to write.
+async fn note(gateway: &Gateway, caller: &Caller, what: &str, task: &Uuid, about: &str) -> Answer<()> {
+    let decision = Decision::Allowed;
     let (tenant, key, task) = (caller.tenant.as_str(), caller.key.as_str(), task.as_str());
-    gateway.note(&Entry { what, decision, tenant, key, task, about, ..Entry::default() })
+    gateway.note_aside(&Entry { what, decision, tenant, key, task, about, ..Entry::default() }).await
 }
 
 /// Begin to work on a task
@@ -163,9 +157,8 @@ async fn start(
         wanted.idempotency = Some(name);
     }
     let taking = gateway.writer().write(move |writing| writing.start_workflow(&wanted)).await?;
-    let taken = taken(taking);
-    note(&gateway, &caller, "workflow.start", &order.task_id, &order.holder, taken.is_err())?;
-    let (lease, fresh) = taken?;
+    let (lease, fresh) = taken(taking)?;
+    note(&gateway, &caller, "workflow.start", &order.task_id, &order.holder).await?;
     Ok(Json(told(lease, if fresh { "started" } else { "already_running" }, false)))
 }
 
@@ -200,9 +193,9 @@ async fn resume(
     }
     let wanted = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
     let taking = gateway.writer().write(move |writing| writing.resume_workflow(&wanted)).await?;
-    let taken = taken(taking);
-    note(&gateway, &caller, "workflow.resume", &order.task_id, &order.holder, taken.is_err())?;
-    Ok(Json(told(taken?.0, "resumed", true)))
+    let (lease, _) = taken(taking)?;
+    note(&gateway, &caller, "workflow.resume", &order.task_id, &order.holder).await?;
+    Ok(Json(told(lease, "resumed", true)))
 }
 
 /// Write down how far a task has come
@@ -248,11 +241,11 @@ async fn release(
     let (task, now) = (order.task_id.as_str().to_ascii_lowercase(), engine::now().0);
     let released =
         gateway.writer().write(move |writing| writing.release_workflow(&owner, &task, &holder, now)).await?;
-    note(&gateway, &caller, "workflow.release", &order.task_id, &order.holder, !released)?;
-    match released {
-        true => Ok(StatusCode::NO_CONTENT),
-        false => taken(Taking::Held).map(|_| StatusCode::NO_CONTENT),
+    if !released {
+        return taken(Taking::Held).map(|_| StatusCode::NO_CONTENT);
     }
+    note(&gateway, &caller, "workflow.release", &order.task_id, &order.holder).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {

@@ -560,14 +560,31 @@ impl Gateway {
     async fn remember(self, entry: Arc<Entry>, session: Session) {
         let state = session.ended().await;
         let written = self.write_end(&entry, &state).await;
-        let about = wire::reason(state.ended.unwrap_or(SessionEnd::Lost));
-        let line =
-            Line { what: "sandbox.ended", tenant: &entry.owner, run: &entry.id, about, ..Line::default() };
-        self.note_happened(&line);
+        self.note_end(&entry, &session, &state);
         *locked(&entry.held) = Held::Ended(Box::new(state));
         entry.written.send_replace(written);
         self.metrics().sandboxes.dec();
         self.metrics().container("exited");
+    }
+
+    /// What it was denied, and how it ended.
+    fn note_end(&self, entry: &Entry, session: &Session, state: &SessionState) {
+        let (tenant, run) = (entry.owner.as_str(), entry.id.as_str());
+        let task = session.spec().run.task_id.as_ref().map_or("", |task| task.as_str());
+        let of = crate::audit::Of { tenant, run, task, job: "" };
+        let of_programs: Vec<_> = session
+            .execs()
+            .iter()
+            .filter_map(|exec| exec.result())
+            .flat_map(|result| result.denials)
+            .collect();
+        let left_out = self.note_denials(&of, state.denials.iter().chain(&of_programs));
+        let mut about = wire::reason(state.ended.unwrap_or(SessionEnd::Lost)).to_owned();
+        if left_out > 0 {
+            about += &format!("; {left_out} denials were left out");
+        }
+        let line = Line { what: "sandbox.ended", tenant, run, task, about: &about, ..Line::default() };
+        self.note_happened(&line);
     }
 
     /// Tries until it is written, or the server ends: then the next start of it will find one without an end, and say

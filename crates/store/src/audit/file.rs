@@ -2,17 +2,17 @@
 
 use super::{
     Entry, FOLDER, NAME,
-    marks::{Beginning, Mark, Marks},
+    marks::{Beginning, Marks},
     verify::{self, Check},
 };
-use journal::{Durability, Folder, LARGEST, Problem, Writer};
+use journal::{Durability, Folder, Hash, LARGEST, Problem, Writer};
 use std::{
     collections::VecDeque,
     fs::File,
     io,
     path::{Path, PathBuf},
-    sync::{Condvar, Mutex, PoisonError},
-    time::Duration,
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 /// What messages call it.
@@ -20,6 +20,8 @@ const CALLED: &str = "audit";
 /// Lines about what has happened that may wait for a disk with room.
 const MOST_WAITING: usize = 10_000;
 const DAY_MS: u64 = 86_400_000;
+/// How long somebody may hold the lock who only looks whether the audit is written.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How the audit is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +108,10 @@ pub(super) struct Shared {
     pub(super) lasting: Condvar,
     /// Told when somebody waits for that, and at the end.
     pub(super) wanted: Condvar,
+    /// Told when a file was begun, and at the end.
+    pub(super) begun: Condvar,
+    /// One sync at a time: nothing is sure before what stands before it.
+    pub(super) syncing: Mutex<()>,
     /// Held for life.
     _lock: File,
 }
@@ -121,10 +127,21 @@ pub(super) struct State {
     left_out: u64,
     /// Why the last line could not be written.
     pub(super) trouble: Option<String>,
+    /// Files that were begun and that the database does not know yet. Whoever writes a line may do so within a transaction
+    /// of that very database: it must not wait for it.
+    pub(super) opened: Vec<Opened>,
     /// How many wait until a line is surely on the disk.
     pub(super) waiters: usize,
     /// Its owner is gone.
     pub(super) over: bool,
+}
+
+/// A file that was begun.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) beginning: Beginning,
+    /// The file before it, until that is surely on the disk.
+    pub(super) before: Option<Arc<File>>,
 }
 
 impl Shared {
@@ -141,10 +158,11 @@ impl Shared {
         if end.torn {
             rustix::fs::ftruncate(&file, end.head.offset)?;
         }
-        for beginning in &end.beginnings {
+        folder.sync()?;
+        let first = Beginning { part, n: 0, hash: Hash::default(), began_ms: journal::now(), removed: false };
+        for beginning in end.beginnings.iter().chain(parts.is_empty().then_some(&first)) {
             marks.begin(NAME, beginning)?;
         }
-        folder.sync()?;
         let began = end.beginnings.last().map_or_else(journal::now, |beginning| beginning.began_ms);
         let synced = Some(mark.map_or(0, |mark| mark.n));
         let state = State {
@@ -154,6 +172,7 @@ impl Shared {
             waiting: VecDeque::new(),
             left_out: 0,
             trouble: None,
+            opened: Vec::new(),
             waiters: 0,
             over: false,
         };
@@ -164,6 +183,8 @@ impl Shared {
             state: Mutex::new(state),
             lasting: Condvar::new(),
             wanted: Condvar::new(),
+            begun: Condvar::new(),
+            syncing: Mutex::new(()),
             _lock: lock,
         };
         shared.remove_marked(&beginnings, &parts)?;
@@ -187,6 +208,11 @@ impl Shared {
             Durability::Process => Ok(()),
             Durability::Power => self.last(state, n),
         }
+    }
+
+    /// Whether whoever adds a line waits for the disk.
+    pub(super) fn waits(&self) -> bool {
+        self.settings.durability == Durability::Power
     }
 
     /// Many wait, one sync answers them all.
@@ -218,6 +244,7 @@ impl Shared {
     pub(super) fn finish(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).over = true;
         self.wanted.notify_one();
+        self.begun.notify_one();
     }
 
     /// Tries again to write what waits.
@@ -266,24 +293,28 @@ impl Shared {
         })
     }
 
-    /// The next file has a mark before it has a line: that it is missing is found.
+    /// Goes on in the next file, without waiting for a disk or the database: its row and its mark are the threads' to write.
     fn next_file(&self, state: &mut State) -> io::Result<()> {
-        let (head, part) = (state.writer.head(), state.writer.part() + 1);
-        rustix::fs::fdatasync(&*state.writer.file)?;
-        state.writer.next_file(&self.folder, NAME, true)?;
-        let now = journal::now();
-        self.marks
-            .begin(NAME, &Beginning { part, n: head.n, hash: head.hash, began_ms: now, removed: false })?;
-        self.marks.mark(NAME, &Mark { part, n: head.n, hash: head.hash }, now)
+        let (head, before) = (state.writer.head(), Arc::clone(&state.writer.file));
+        state.writer.next_file(&self.folder, NAME, false)?;
+        let (part, began_ms) = (state.writer.part(), journal::now());
+        let beginning = Beginning { part, n: head.n, hash: head.hash, began_ms, removed: false };
+        state.opened.push(Opened { beginning, before: Some(before) });
+        self.begun.notify_one();
+        Ok(())
     }
 }
 
 fn take_lock(folder: &Folder) -> io::Result<File> {
     let lock = folder.lock_file(NAME)?;
-    match journal::lock(&lock)? {
-        true => Ok(lock),
-        false => Err(io::Error::other("the audit belongs to another process")),
+    let until = Instant::now() + PATIENCE;
+    while !journal::lock(&lock)? {
+        if Instant::now() > until {
+            return Err(io::Error::other("the audit belongs to another process"));
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
+    Ok(lock)
 }
 
 /// Whether somebody writes it now.

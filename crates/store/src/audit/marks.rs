@@ -49,7 +49,7 @@ fn read(row: &Row<'_>, index: usize) -> rusqlite::Result<u64> {
 impl Marks {
     pub(super) fn open(state: &Path) -> io::Result<Marks> {
         let database = Database::open(state).map_err(io::Error::other)?;
-        // Whoever begins a new file waits for it.
+        // Whoever opens the audit waits for it.
         database.wait_at_most(PATIENCE).map_err(io::Error::other)?;
         Ok(Marks(database))
     }

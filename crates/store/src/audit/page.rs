@@ -49,6 +49,8 @@ impl Numbered for Line<'_> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[allow(missing_docs, reason = "as of an entry")]
 pub struct Row {
+    /// Left out for whoever may not know how many there are.
+    #[serde(default)]
     pub n: u64,
     /// Milliseconds since 1970.
     pub at_ms: u64,

@@ -9,7 +9,7 @@ use super::{
 };
 use journal::{Fault, Folder, Hash, Head, Problem, Reader};
 use std::{
-    io::{self, BufReader, ErrorKind},
+    io::{self, BufRead, BufReader, ErrorKind, Read},
     path::Path,
 };
 
@@ -95,6 +95,30 @@ pub(super) fn existing(folder: &Path) -> io::Result<Option<Folder>> {
     }
 }
 
+/// Where a file begins of which the database knows nothing, as its own first line says.
+pub(super) fn first_of(folder: &Folder, name: &str, part: u32) -> io::Result<Beginning> {
+    #[derive(serde::Deserialize)]
+    struct First {
+        n: u64,
+        at: u64,
+        prev: String,
+    }
+    let mut text = Vec::new();
+    let file = BufReader::new(folder.read(name, part)?);
+    file.take(journal::LONGEST as u64).read_until(b'\n', &mut text)?;
+    let first: First = serde_json::from_slice(&text)?;
+    let mut hash = Hash::default();
+    let fits = first.prev.len() == 2 * hash.len() && first.prev.is_ascii() && first.n > 0;
+    for (index, byte) in hash.iter_mut().enumerate().filter(|_| fits) {
+        let digits = &first.prev[2 * index..2 * index + 2];
+        *byte = u8::from_str_radix(digits, 16).map_err(io::Error::other)?;
+    }
+    match fits {
+        true => Ok(Beginning { part, n: first.n - 1, hash, began_ms: first.at, removed: false }),
+        false => Err(io::Error::other("its first line is none of ours")),
+    }
+}
+
 /// The files of a journal, and what is known of them beside.
 pub(super) struct Check<'a> {
     pub(super) folder: &'a Folder,
@@ -133,7 +157,9 @@ impl Check<'_> {
     /// Reads the last files, from the one with the mark on: those before are believed by whoever reads all.
     pub(super) fn newest(&self) -> Result<End, Problem> {
         let marked = self.mark.map_or(0, |mark| mark.part);
-        let from = self.parts.iter().rposition(|part| *part <= marked && self.known(*part).is_some());
+        // One of which nothing is known is read from the one before, so that it is known from then on.
+        let known = self.parts.iter().take_while(|part| self.known(**part).is_some()).count();
+        let from = self.parts[..known].iter().rposition(|part| *part <= marked);
         self.read(from.unwrap_or(0), None)
     }
 
@@ -149,7 +175,9 @@ impl Check<'_> {
         let parts = &self.parts[from.min(self.parts.len())..];
         if let Some(&first) = parts.first() {
             let beginning = self.beginning(first)?;
-            (end.head, end.seen) = (beginning.head(), wanted == Some(beginning.hash));
+            end.head = beginning.head();
+            // Before the first line of all there is none that could have been noted.
+            end.seen = beginning.n > 0 && wanted == Some(beginning.hash);
         }
         end.marked = self.mark.is_none_or(|mark| mark.n == end.head.n && mark.hash == end.head.hash);
         for (index, &part) in parts.iter().enumerate() {
@@ -192,6 +220,7 @@ impl Check<'_> {
         let file = file.map_err(|error| self.problem(part, 0, error.to_string()))?;
         let head = Head { offset: 0, ..end.head };
         let mut reader = Reader::new(BufReader::with_capacity(BUFFER, file), head);
+        let mut first = true;
         loop {
             let at = match reader.next_record::<Line<'_>>() {
                 Ok(Some(line)) => line.at,
@@ -203,6 +232,10 @@ impl Check<'_> {
                 Err(fault) => return Err(self.problem(part, reader.line(), fault.to_string())),
             };
             let head = reader.head();
+            if first && self.known(part).is_none() {
+                end.beginnings.iter_mut().filter(|of| of.part == part).for_each(|of| of.began_ms = at);
+            }
+            first = false;
             if end.lines == 0 {
                 (end.first, end.since_ms) = (head.n, at);
             }

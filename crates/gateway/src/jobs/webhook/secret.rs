@@ -6,10 +6,7 @@ use axum::{Json, extract::State, response::IntoResponse, response::Response};
 use http::header::CACHE_CONTROL;
 use serde::Serialize;
 use spec::Timestamp;
-use store::{
-    audit::{Decision, Entry},
-    webhooks::{self, Generation},
-};
+use store::webhooks::{self, Generation};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -43,13 +40,6 @@ async fn show(State(gateway): State<Gateway>, caller: Caller) -> Answer<Response
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn rotate(State(gateway): State<Gateway>, caller: Caller) -> Answer<Response> {
     caller.require(Scope::Runs)?;
-    gateway.note(&Entry {
-        what: "webhook.rotate",
-        decision: Decision::Allowed,
-        tenant: &caller.tenant,
-        key: &caller.key,
-        ..Entry::default()
-    })?;
     let (tenant, now) = (caller.tenant.clone(), engine::now().0);
     let generation = gateway.writer().write(move |writing| webhooks::rotate(writing, &tenant, now)).await?;
     answer(gateway, caller, generation).await
