@@ -3,7 +3,6 @@
 
 mod csv;
 
-use crate::backup::Upkeep;
 pub use csv::{csv, name};
 pub use doors::ledger::Problem;
 use doors::{
@@ -15,6 +14,7 @@ use std::{
     io::{self, BufReader, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
+use store::Upkeep;
 use store::{
     DatabaseError,
     usage::{Attempt, Change, Ended, Progress, Usage},

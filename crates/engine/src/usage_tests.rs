@@ -147,7 +147,7 @@ fn an_old_ledger_goes_and_what_it_cost_stays() {
     let before = all(&books);
     // Not old enough; then while a backup is being made.
     assert_eq!(books.retire(state, 1000, now).unwrap(), 0);
-    let backup = crate::backup::Upkeep::shared(state).unwrap();
+    let backup = store::Upkeep::shared(state).unwrap();
     assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 0);
     drop(backup);
     assert_eq!(books.retire(state, u64::MAX, now).unwrap(), 1);

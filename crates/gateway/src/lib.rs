@@ -257,6 +257,7 @@ impl Gateway {
             path: gateway.state().to_owned(),
             why: format!("the audit cannot be written: {error}"),
         })?;
+        gateway.note_restored()?;
         jobs::settle(&gateway)?;
         gateway.recall_sandboxes()?;
         gateway.begin_records()?;
@@ -323,6 +324,20 @@ impl Gateway {
         // If it broke off, the last mark is an older one.
         _ = tokio::task::spawn_blocking(move || gateway.0.audit.mark()).await;
         recorded
+    }
+
+    /// The first start after a restore says so.
+    fn note_restored(&self) -> Result<(), DatabaseError> {
+        let path = self.state().join(store::copy::RESTORED);
+        let failed = |why: std::io::Error| DatabaseError::Place { path: path.clone(), why: why.to_string() };
+        let about = match std::fs::read_to_string(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            about => about.map_err(failed)?,
+        };
+        let about: String = about.chars().take(200).collect();
+        let entry = Entry { what: "state.restored", about: &about, ..Entry::default() };
+        // Should it end between the two it says so twice.
+        self.0.audit.note(&entry).and_then(|()| std::fs::remove_file(&path)).map_err(failed)
     }
 
     /// Writes down that a server starts here, and how the one before ended.

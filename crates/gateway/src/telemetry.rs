@@ -30,7 +30,9 @@ const RECORDS_TOGETHER: usize = 250;
 const PAUSE: Duration = Duration::from_millis(200);
 /// Between looks for what is too old; between looks for room to give back.
 const BETWEEN_PRUNINGS: Duration = Duration::from_secs(3600);
-const PRUNINGS_A_DAY: u32 = 24;
+const BETWEEN_VACUUMS: Duration = Duration::from_secs(24 * 3600);
+/// What may be written before somebody looks for what is too much.
+const MOST_UNSEEN: u64 = MOST_LOG_BYTES / 16;
 const DAY_MS: u64 = 24 * 3_600_000;
 const MOST_LOG_BYTES: u64 = 512 << 20;
 const MOST_CONTAINERS: u32 = 200_000;
@@ -51,12 +53,25 @@ impl Record {
     }
 }
 
+impl Record {
+    /// With what a row takes beside its lines.
+    fn stored(&self) -> u64 {
+        match self {
+            Record::Started { .. } => 0,
+            Record::Lines(row) => row.lines.len() as u64 + 100,
+        }
+    }
+}
+
 /// Where records wait.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     waiting: Mutex<Waiting>,
     dropped: AtomicU64,
     grown: Notify,
+    /// Bytes written since somebody looked for what is too much.
+    written: AtomicU64,
+    crowded: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -253,7 +268,7 @@ impl Gateway {
             if some.is_empty() {
                 return;
             }
-            let count = some.len() as u64;
+            let (count, bytes) = (some.len() as u64, some.iter().map(Record::stored).sum());
             let work = move |writing: &store::served::Writing<'_>| {
                 // One that cannot be written is no reason to refuse what is written together with it.
                 let write = |record: &Record| match record {
@@ -264,6 +279,9 @@ impl Gateway {
             };
             let written = self.writer().write(work).await;
             self.recorder().dropped.fetch_add(*written.as_ref().unwrap_or(&count), Ordering::Relaxed);
+            if self.recorder().written.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_UNSEEN {
+                self.recorder().crowded.notify_one();
+            }
             // That it failed is a line of the log, too: whoever went on at once would never end.
             if written.is_err() {
                 return;
@@ -271,12 +289,19 @@ impl Gateway {
         }
     }
 
-    /// Forgets what is too old, at once and every hour; once a day room is given back to the disk. On threads that may
+    /// Forgets what is too old or too much, at once, every hour, and whenever much was written; once a day room is given back to the disk. On threads that may
     /// wait for it.
     pub(crate) async fn keep_telemetry_small(self) {
-        for hour in 0_u32.. {
-            self.prune_telemetry(hour.is_multiple_of(PRUNINGS_A_DAY)).await;
-            tokio::time::sleep(BETWEEN_PRUNINGS).await;
+        let mut given_back = None::<std::time::Instant>;
+        loop {
+            let gives_back = given_back.is_none_or(|last| last.elapsed() >= BETWEEN_VACUUMS);
+            if gives_back {
+                given_back = Some(std::time::Instant::now());
+            }
+            self.recorder().written.store(0, Ordering::Relaxed);
+            self.prune_telemetry(gives_back).await;
+            // Either is a reason.
+            _ = tokio::time::timeout(BETWEEN_PRUNINGS, self.recorder().crowded.notified()).await;
         }
     }
 

@@ -1,7 +1,11 @@
 //! A copy of the database while others use it, and what is done to its file: pages that nobody needs are given back.
 
-use crate::database::{self, Database, DatabaseError};
-use std::path::Path;
+use crate::database::{self, Database, DatabaseError, MIGRATIONS};
+use rusqlite::{Connection, params};
+use std::{collections::BTreeSet, path::Path};
+
+/// The file in a state folder that tells the first start after a restore of it.
+pub const RESTORED: &str = "restored";
 
 /// Free pages are given back when they are more than half of the file, and worth the copying.
 const LEAST_FREE: u64 = 16 << 20;
@@ -27,6 +31,61 @@ pub fn check(state: &Path) -> Result<Vec<String>, DatabaseError> {
         let mut rows = connection.prepare("PRAGMA integrity_check(20)")?;
         let all: Vec<String> = rows.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
         Ok(all.into_iter().filter(|line| line != "ok").collect())
+    })
+}
+
+/// The first difference between the schema of a database, as it is, and that which its version had when we made it.
+pub fn foreign(state: &Path) -> Result<Option<String>, DatabaseError> {
+    let Some(database) = Database::open_as_it_is(state)? else { return Ok(None) };
+    database.read(|connection| {
+        let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        let steps = usize::try_from(version).ok().and_then(|version| MIGRATIONS.get(..version));
+        let Some(steps) = steps else { return Ok(Some(format!("schema {version}"))) };
+        let fresh = Connection::open_in_memory()?;
+        steps.iter().try_for_each(|step| fresh.execute_batch(step))?;
+        let (found, ours) = (shape(connection)?, shape(&fresh)?);
+        let odd = found.symmetric_difference(&ours).next();
+        Ok(odd.map(|(kind, name, _)| format!("{kind} `{}`", name.escape_debug())))
+    })
+}
+
+/// Without what SQLite makes by itself, whose names nobody else may use.
+fn shape(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, String)>> {
+    let all = "SELECT type, name, coalesce(sql, '') FROM sqlite_schema WHERE substr(name, 1, 7) <> 'sqlite_'";
+    let mut rows = connection.prepare(all)?;
+    rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?.collect()
+}
+
+/// What waited in a database that was restored, and does not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Held {
+    /// Jobs that were ended as `lost`, with those that needed them.
+    pub jobs: usize,
+    /// Notices that were given up.
+    pub notices: usize,
+}
+
+/// Ends jobs that must not run twice, with those behind them, and gives up notices: since the backup of that moment they
+/// may have been dealt with. The notices name why; nobody is told of these ends.
+pub fn hold(state: &Path, made: &str, now_ms: u64) -> Result<Held, DatabaseError> {
+    let database = Database::open(state)?;
+    let message = format!("the state was restored from a backup of {made}");
+    let hint = "look whether it ran since then, and retry it if not";
+    let error = serde_json::json!({ "code": "lost", "message": message, "hint": hint }).to_string();
+    let now = i64::try_from(now_ms).unwrap_or(i64::MAX);
+    let end = "WITH RECURSIVE held (n, id) AS (
+            SELECT n, id FROM job WHERE ended_ms IS NULL AND on_lost = 'lost'
+            UNION
+            SELECT job.n, job.id FROM held JOIN job_after ON job_after.needs = held.id JOIN job ON job.n = job_after.job
+            WHERE job.ended_ms IS NULL)
+        UPDATE job SET status = 'lost', waits_for = '', boot = NULL, version = version + 1, ended_ms = ?1,
+            keep_until = ?1 + keep_ms, error = ?2 WHERE n IN (SELECT n FROM held)";
+    database.write(|transaction| {
+        let jobs = transaction.execute(end, params![now, error])?;
+        let give_up =
+            "UPDATE webhook_notice SET state = 'given_up', body = '', problem = ? WHERE state = 'waiting'";
+        let notices = transaction.execute(give_up, [&message])?;
+        Ok(Held { jobs, notices })
     })
 }
 

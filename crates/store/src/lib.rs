@@ -16,6 +16,7 @@ mod lent;
 mod migrations_tests;
 mod names;
 pub mod served;
+mod upkeep;
 pub mod usage;
 pub mod webhooks;
 
@@ -27,3 +28,4 @@ pub use artifacts::{
 pub use database::DatabaseError;
 pub use lent::Buffers;
 pub use served::telemetry;
+pub use upkeep::Upkeep;

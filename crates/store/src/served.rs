@@ -45,6 +45,8 @@ pub struct Served {
     durable: Database,
     /// Reads what the scheduler asks for, and never waits for whoever reads lists.
     pub(crate) jobs: Database,
+    /// Reads records of the node, which are long: whoever reads keys, runs or jobs does not wait for that.
+    pub(crate) telemetry: Database,
     /// Whose turn it is to write, among those of this process: SQLite itself would let them sleep and try again.
     turn: Mutex<()>,
 }
@@ -134,12 +136,13 @@ impl Served {
         let (keys, reading) = (Database::open(state)?, Database::open(state)?);
         let (changes, runs) = (Database::open(state)?, Database::open(state)?);
         let (durable, jobs) = (Database::open(state)?, Database::open(state)?);
+        let telemetry = Database::open(state)?;
         changes.wait_at_most(PATIENCE)?;
         runs.wait_at_most(PATIENCE)?;
         durable.wait_at_most(PATIENCE)?;
         // A commit then costs microseconds, outlasts us, and may be missing after a power cut, as the run is.
         runs.read(|connection| connection.pragma_update(None, "synchronous", "normal"))?;
-        Ok(Served { keys, reading, changes, runs, durable, jobs, turn: Mutex::default() })
+        Ok(Served { keys, reading, changes, runs, durable, jobs, telemetry, turn: Mutex::default() })
     }
 
     /// Adds a key. False if its identifier is taken.

@@ -31,7 +31,8 @@ In it: keys (only their hashes), runs, jobs, usage, the ledger, the audit, artif
 folder, secrets as they are encrypted. Not in it: the master key of the secrets, images, layers of
 workspaces, and artifacts in a bucket. The file appears once it is whole, with mode 0600; one that
 is there is not replaced.
-Exit status: 0; 1 if the ledger was damaged before, which is then named; 125 if there is no backup.";
+Exit status: 0; 1 if ledger or audit were damaged before, or a file
+could not be taken, which is then named; 125 if there is no backup.";
 
 const BUFFER: usize = 1 << 20;
 const BETWEEN_WORDS: Duration = Duration::from_millis(200);

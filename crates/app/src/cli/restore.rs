@@ -9,7 +9,7 @@ use super::{
 };
 use crate::config::Surroundings;
 use clap::Args;
-use engine::backup::Report;
+use engine::backup::{Report, Waiting};
 use std::{
     fs::File,
     io::{self, BufRead, BufReader, Read},
@@ -24,7 +24,11 @@ Examples:
 
 The state folder must be empty or absent. It appears once every file is there with the hash that
 the backup says. What was under way when the backup was made is treated at the next start as after
-a crash.
+a crash. Others may have gone on since then, so jobs that waited end as `lost` unless they said
+`on_lost`: `rerun`, and notices that waited are given up; with --resume all of it goes on. Keys that
+were revoked since the backup are valid again, and what was spent since is forgotten: revoke them
+again. A backup is as trusted as whoever could write it.
+--check reads every hash, and does not open the database.
 Exit status: 0; 1 if what was backed up does not fit together, which is named; 125 if nothing was
 restored.";
 
@@ -40,6 +44,9 @@ pub(super) struct Options {
     /// Only read it and check every hash; write nothing
     #[arg(long)]
     check: bool,
+    /// Let jobs and notices that waited go on as if nothing had happened since
+    #[arg(long, conflicts_with = "check")]
+    resume: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -58,7 +65,10 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     };
     let done = match options.check {
         true => engine::backup::check(input, &mut ()),
-        false => engine::backup::restore(input, &config.state),
+        false => {
+            let waiting = if options.resume { Waiting::Resumed } else { Waiting::Held };
+            engine::backup::restore(input, &config.state, waiting, engine::now().0)
+        }
     };
     let report = done.map_err(|error| failure(&error))?;
     tell(options, &report, &config.state)?;
@@ -79,7 +89,18 @@ fn tell(options: &Options, report: &Report, state: &Path) -> Result<(), Failure>
     let what = if options.check { "are whole" } else { "restored" };
     print(&format!("{} files, {}, {what}\n", report.files, super::image::shared::size(report.bytes)))?;
     let mut lines: Vec<_> = report.problems.iter().cloned().map(Line::Error).collect();
-    if !options.check {
+    if options.check {
+        lines.push(Line::Note("the database was not opened: a restore does".to_owned()));
+    } else {
+        if let Some(held) = report.held {
+            lines.push(Line::Note(format!(
+                "{} jobs that waited are `lost`, {} notices are given up; those of `on_lost`: `rerun` run",
+                held.jobs, held.notices
+            )));
+        }
+        lines.push(Line::Note(
+            "keys revoked since the backup are valid again, and what was spent since is forgotten".to_owned(),
+        ));
         lines.push(Line::Note(format!(
             "`{}` needs the master key that its secrets were encrypted with, and its images again",
             state.display()

@@ -12,8 +12,8 @@
 //! The database is copied first. It knows how far ledger and audit were read; those are only added to, so what is copied
 //! later has all that the database knows of. Nothing may be retired meanwhile: both take `upkeep.lock`.
 //!
-//! Not in it: the master key of the secrets, run records, sockets and locks, images (they are pulled or loaded again) and
-//! layers of workspaces.
+//! Not in it: the master key of the secrets, run records, sockets and locks, images (they are pulled or loaded again),
+//! layers of workspaces, and audits that were set aside (`audit-aside-…`).
 
 mod read;
 mod restore;
@@ -23,23 +23,17 @@ mod tests;
 mod write;
 
 pub use read::{Sink, check};
-pub use restore::restore;
+pub use restore::{Waiting, restore};
 pub use write::{Backup, Progress, backup};
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
-use std::{
-    fs::File,
-    io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::PathBuf};
 
 /// The form of the archive.
 const FORMAT: u32 = 1;
 const ABOUT: &str = "backup.json";
 const MANIFEST: &str = "manifest.jsonl";
 const STATE: &str = "state/";
-const LOCK: &str = "upkeep.lock";
 
 /// What of a state folder is in a backup.
 const PARTS: [&str; 5] = ["airlock.db", "artifacts", "audit", "ledger", "secrets"];
@@ -68,8 +62,11 @@ pub struct Report {
     pub files: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// What does not fit together in ledger or database; it is in the backup as it was found.
+    /// What does not fit together in ledger, audit or database, or could not be taken; it is in the backup as it was found.
     pub problems: Vec<String>,
+    /// What a restore held back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held: Option<store::copy::Held>,
 }
 
 /// Why there is no backup, or nothing was restored.
@@ -145,32 +142,4 @@ fn hexadecimal(hash: &[u8]) -> String {
         _ = write!(text, "{byte:02x}");
         text
     })
-}
-
-/// Keeps others from taking ledgers away while it is held.
-#[derive(Debug)]
-pub(crate) struct Upkeep(#[allow(dead_code, reason = "held for its lock")] File);
-
-impl Upkeep {
-    /// For those who only look: waits for whoever takes something away.
-    pub(crate) fn shared(state: &Path) -> io::Result<Upkeep> {
-        let file = Upkeep::file(state)?;
-        rustix::fs::flock(&file, FlockOperation::LockShared)?;
-        Ok(Upkeep(file))
-    }
-
-    /// For whoever takes something away; none while somebody looks.
-    pub(crate) fn alone(state: &Path) -> io::Result<Option<Upkeep>> {
-        let file = Upkeep::file(state)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Upkeep(file))),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    fn file(state: &Path) -> io::Result<File> {
-        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        Ok(File::from(rustix::fs::open(state.join(LOCK), flags, Mode::RUSR | Mode::WUSR)?))
-    }
 }

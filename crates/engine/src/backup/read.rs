@@ -209,7 +209,7 @@ impl<R: Input> Reading<R> {
 }
 
 /// The path below the state folder, if it is one that a backup may have.
-fn placed(path: &str) -> Result<&str, String> {
+pub(super) fn placed(path: &str) -> Result<&str, String> {
     let shown = || path.chars().take(200).collect::<String>().escape_debug().to_string();
     let bad = |why: &str| Err(format!("`{}` {why}", shown()));
     let Some(below) = path.strip_prefix(STATE) else { return bad("is not of a state folder") };

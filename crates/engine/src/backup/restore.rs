@@ -16,13 +16,28 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// What becomes of jobs and notices that waited when the backup was made, and may have been dealt with since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// Jobs that must not run twice are ended, notices are given up.
+    Held,
+    /// All goes on.
+    Resumed,
+}
+
 /// Unpacks an archive into a folder that is empty or absent.
-pub fn restore(input: impl Input, state: &Path) -> Result<Report, BackupError> {
+pub fn restore(
+    input: impl Input,
+    state: &Path,
+    waiting: Waiting,
+    now_ms: u64,
+) -> Result<Report, BackupError> {
     look(state)?;
     let draft = Draft::new(state)?;
     let mut unpacking = Unpacking { folder: draft.folder()?, file: None };
     let mut report = check(input, &mut unpacking)?;
     report.problems = judge(&draft.path, &report)?;
+    report.held = hold(&draft.path, &report, waiting, now_ms)?;
     rustix::fs::syncfs(&unpacking.folder).map_err(|error| BackupError::file("write", state)(error.into()))?;
     draft.publish(state)?;
     Ok(report)
@@ -48,7 +63,14 @@ fn judge(state: &Path, report: &Report) -> Result<Vec<String>, BackupError> {
     }
     let mut problems = Vec::new();
     if has_database {
+        // Before anything is written: a trigger would do what its maker wants.
+        if let Some(odd) = store::copy::foreign(state)? {
+            return Err(BackupError::Archive(format!("its database has what no Airlock made: {odd}")));
+        }
         problems.extend(store::copy::check(state)?);
+        if let Err(wrong) = store::audit::verify(state, None) {
+            problems.push(told(state, &wrong));
+        }
     }
     let verified = crate::usage::Books::open(state).and_then(|books| books.verify());
     match verified {
@@ -59,6 +81,41 @@ fn judge(state: &Path, report: &Report) -> Result<Vec<String>, BackupError> {
         Err(error) => problems.push(error.to_string()),
     }
     Ok(problems)
+}
+
+/// Without the place where it was found.
+pub(super) fn told(state: &Path, wrong: &store::audit::Wrong) -> String {
+    match wrong {
+        store::audit::Wrong::Problem(problem) => {
+            let name = problem.file.strip_prefix(state).unwrap_or(&problem.file);
+            format!("`{}`, line {}: {}", name.display(), problem.line, problem.what)
+        }
+        store::audit::Wrong::Read(error) => format!("the audit cannot be read: {error}"),
+    }
+}
+
+/// Holds what waited, and leaves word for the first start, which writes it into the audit.
+fn hold(
+    state: &Path,
+    report: &Report,
+    waiting: Waiting,
+    now_ms: u64,
+) -> Result<Option<store::copy::Held>, BackupError> {
+    let made = spec::Timestamp(report.about.as_ref().map_or(0, |about| about.made_ms)).to_string();
+    let held = match (waiting, state.join("airlock.db").exists()) {
+        (Waiting::Held, true) => Some(store::copy::hold(state, &made, now_ms)?),
+        _ => None,
+    };
+    let about = match held {
+        Some(held) => format!("backup of {made}; jobs={} notices={}", held.jobs, held.notices),
+        None => format!("backup of {made}; resumed"),
+    };
+    let path = state.join(store::copy::RESTORED);
+    let mut options = fs::OpenOptions::new();
+    std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), 0o600);
+    let written = options.open(&path).and_then(|mut file| file.write_all(about.as_bytes()));
+    written.map_err(BackupError::file("write", path))?;
+    Ok(held)
 }
 
 /// The folder beside, which goes away unless it is published.

@@ -7,6 +7,7 @@ use spec::Money;
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
+    path::Path,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
@@ -93,7 +94,8 @@ fn what_must_last_comes_back_and_what_must_not_travel_does_not() {
     let state = place.state();
     let (archive, report) = taken(&state);
     let restored = place.at("restored");
-    let told = restore(&archive[..], &restored).unwrap();
+    let mut told = restore(&archive[..], &restored, Waiting::Held, 2).unwrap();
+    assert_eq!(told.held.take(), Some(store::copy::Held { jobs: 0, notices: 0 }));
     assert_eq!(told, report);
     assert_eq!((told.files, told.problems.len()), (8, 0));
     assert_eq!(
@@ -106,6 +108,7 @@ fn what_must_last_comes_back_and_what_must_not_travel_does_not() {
             "artifacts/a/1/bytes",
             "audit/audit.jsonl",
             "ledger/run-one.jsonl",
+            "restored",
             "secrets/name.secret",
         ]
     );
@@ -136,7 +139,10 @@ fn a_folder_that_is_in_use_is_backed_up_so_that_the_database_never_knows_more_th
             let (archive, report) = taken(&state);
             assert_eq!(report.problems, Vec::<String>::new());
             let restored = place.at(&format!("restored-{round}"));
-            assert_eq!(restore(&archive[..], &restored).unwrap().problems, Vec::<String>::new());
+            assert_eq!(
+                restore(&archive[..], &restored, Waiting::Held, 2).unwrap().problems,
+                Vec::<String>::new()
+            );
         }
         stop.store(true, Ordering::Relaxed);
     });
@@ -151,7 +157,116 @@ fn a_ledger_that_was_changed_is_backed_up_as_it_is_and_named() {
     fs::write(&ledger, text.replacen("\"money\":7", "\"money\":8", 1)).unwrap();
     let (archive, report) = taken(&state);
     assert_eq!(report.problems.len(), 1);
-    assert_eq!(restore(&archive[..], &place.at("restored")).unwrap().problems.len(), 1);
+    assert_eq!(restore(&archive[..], &place.at("restored"), Waiting::Held, 2).unwrap().problems.len(), 1);
+}
+
+#[test]
+fn a_folder_of_somebody_elses_is_refused_and_nothing_is_left_in_it() {
+    let place = Place::new();
+    let state = place.state();
+    let _ = fs::remove_file(state.join("upkeep.lock"));
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root gives folders away");
+        return;
+    }
+    let before = files(&state);
+    std::os::unix::fs::chown(&state, Some(12345), None).unwrap();
+    let of = Backup { state: &state, version: "0.0.0", now_ms: 1, artifacts: true };
+    let refused = backup(&of, Vec::new(), &mut |_, _| {}).unwrap_err().to_string();
+    assert!(refused.contains("belongs to user 12345"), "{refused}");
+    assert_eq!((files(&state), state.join("backup").exists()), (before, false));
+    std::os::unix::fs::chown(&state, Some(0), None).unwrap();
+    assert!(backup(&of, Vec::new(), &mut |_, _| {}).is_ok());
+}
+
+#[test]
+fn an_audit_is_looked_at_when_it_is_backed_up_and_when_it_is_restored() {
+    let place = Place::new();
+    let state = place.state();
+    let audit = store::audit::Audit::open(&state).unwrap();
+    for _ in 0..3 {
+        audit.note(&store::audit::Entry { what: "run.accept", ..Default::default() }).unwrap();
+    }
+    drop(audit);
+    let restored = place.at("restored");
+    let (archive, report) = taken(&state);
+    assert_eq!(report.problems, Vec::<String>::new());
+    assert!(restore(&archive[..], &restored, Waiting::Held, 2).unwrap().problems.is_empty());
+    assert_eq!(store::audit::verify(&restored, None).unwrap().lines, 3);
+    let file = state.join("audit/server.jsonl");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replacen("run.accept", "run.refuse", 1)).unwrap();
+    let (archive, report) = taken(&state);
+    assert_eq!(report.problems.len(), 1, "{report:?}");
+    let told = restore(&archive[..], &place.at("tampered"), Waiting::Held, 2).unwrap();
+    assert_eq!(told.problems, report.problems);
+}
+
+/// Somebody who reads so slowly that the audit is tidied while the backup goes on.
+struct Slow<'a> {
+    read: Vec<u8>,
+    state: &'a Path,
+    waited: bool,
+}
+
+impl io::Write for Slow<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !std::mem::replace(&mut self.waited, true) {
+            tidy(self.state);
+        }
+        self.read.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Removes all files of the audit but the last, if it may.
+fn tidy(state: &Path) {
+    let settings = store::audit::AuditSettings {
+        file_bytes: 500,
+        keep_bytes: 0,
+        ..store::audit::AuditSettings::default()
+    };
+    drop(store::audit::Audit::open_with(state, settings).unwrap());
+}
+
+#[test]
+fn no_file_of_the_audit_goes_while_a_backup_is_read() {
+    let place = Place::new();
+    let state = place.state();
+    let settings = store::audit::AuditSettings { file_bytes: 500, ..store::audit::AuditSettings::default() };
+    let audit = store::audit::Audit::open_with(&state, settings).unwrap();
+    for _ in 0..20 {
+        audit.note(&store::audit::Entry { what: "run.accept", ..Default::default() }).unwrap();
+    }
+    drop(audit);
+    let count = || fs::read_dir(state.join("audit")).unwrap().count();
+    let before = count();
+    let mut slow = Slow { read: Vec::new(), state: &state, waited: false };
+    let of = Backup { state: &state, version: "0.0.0", now_ms: 1, artifacts: true };
+    let report = backup(&of, &mut slow, &mut |_, _| {}).unwrap();
+    assert_eq!((report.problems.as_slice(), slow.waited, count()), (&[][..], true, before));
+    let restored = place.at("restored");
+    let told = restore(&slow.read[..], &restored, Waiting::Held, 2).unwrap();
+    assert_eq!(told.problems, Vec::<String>::new());
+    assert!(store::audit::verify(&restored, None).unwrap().lines >= 20);
+    drop(store::audit::Audit::open(&restored).unwrap());
+    // Afterwards they do.
+    tidy(&state);
+    assert!(count() < before);
+}
+
+#[test]
+fn names_that_no_reader_takes_are_left_out_and_named() {
+    let place = Place::new();
+    let state = place.state();
+    fs::write(state.join("audit/od\nd"), "x").unwrap();
+    let (archive, report) = taken(&state);
+    assert_eq!(report.problems.len(), 1, "{report:?}");
+    assert!(restore(&archive[..], &place.at("restored"), Waiting::Held, 2).is_ok());
 }
 
 #[test]
@@ -159,12 +274,15 @@ fn nothing_is_restored_over_something() {
     let place = Place::new();
     let state = place.state();
     let (archive, _) = taken(&state);
-    assert!(matches!(restore(&archive[..], &state), Err(BackupError::Taken { .. })));
+    assert!(matches!(restore(&archive[..], &state, Waiting::Held, 2), Err(BackupError::Taken { .. })));
     let empty = place.at("empty");
     fs::create_dir(&empty).unwrap();
-    assert!(restore(&archive[..], &empty).is_ok());
+    assert!(restore(&archive[..], &empty, Waiting::Held, 2).is_ok());
     fs::create_dir(place.at("killed.restoring")).unwrap();
-    assert!(matches!(restore(&archive[..], &place.at("killed")), Err(BackupError::Taken { .. })));
+    assert!(matches!(
+        restore(&archive[..], &place.at("killed"), Waiting::Held, 2),
+        Err(BackupError::Taken { .. })
+    ));
 }
 
 /// An archive by hand.
@@ -212,7 +330,8 @@ impl Made {
 fn refusal(archive: &[u8]) -> String {
     let place = Place::new();
     let checked = check(archive, &mut ()).err().map(|error| error.to_string());
-    let refused = restore(archive, &place.at("state")).expect_err("it is refused").to_string();
+    let refused =
+        restore(archive, &place.at("state"), Waiting::Held, 2).expect_err("it is refused").to_string();
     assert!(checked.is_none_or(|checked| checked == refused));
     // Neither the folder nor its draft.
     assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
@@ -225,7 +344,7 @@ fn the_control_is_restored() {
     let mut made = Made::new();
     made.file("state/artifacts/a/1/bytes", b"x");
     let archive = made.done();
-    assert_eq!(restore(&archive[..], &place.at("state")).unwrap().files, 1);
+    assert_eq!(restore(&archive[..], &place.at("state"), Waiting::Held, 2).unwrap().files, 1);
 }
 
 #[test]

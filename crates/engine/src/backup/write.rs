@@ -1,6 +1,8 @@
 //! From a state folder to an archive.
 
-use super::{ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, Report, STATE, Upkeep, hexadecimal, tar};
+use super::{
+    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, Report, STATE, hexadecimal, read::placed, tar,
+};
 use doors::ledger::{self, Fault, Head, Reader};
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags};
 use sha2::{Digest, Sha256};
@@ -14,6 +16,7 @@ use std::{
     },
     path::{Path, PathBuf},
 };
+use store::Upkeep;
 
 const BUFFER: usize = 256 << 10;
 /// Folders of artifacts: owner, name, version.
@@ -41,6 +44,7 @@ pub struct Backup<'a> {
 pub fn backup(of: &Backup<'_>, to: impl Write, progress: Progress<'_>) -> Result<Report, BackupError> {
     let state = of.state.canonicalize().map_err(BackupError::file("open", of.state))?;
     let folder = open_folder(&state)?;
+    is_ours(&folder).map_err(BackupError::file("back up", &state))?;
     let _nothing_goes = Upkeep::shared(&state).map_err(BackupError::file("lock", &state))?;
     let draft = Draft::new(&state)?;
     // First: what is copied after it has all that it knows of.
@@ -52,13 +56,10 @@ pub fn backup(of: &Backup<'_>, to: impl Write, progress: Progress<'_>) -> Result
         archive.file(&format!("{STATE}airlock.db"), &draft.file, None)?;
     }
     drop(draft);
+    archive.audit(&state, &folder, schema)?;
     if of.artifacts {
         archive.tree(&folder, "artifacts", &|_| Kind::Whole)?;
     }
-    archive.tree(&folder, "audit", &|name| match name.ends_with(".jsonl") {
-        true => Kind::Lines,
-        false => Kind::Whole,
-    })?;
     archive.ledger(&state)?;
     archive.tree(&folder, "secrets", &|name| match name.ends_with(".secret") {
         true => Kind::Whole,
@@ -71,6 +72,15 @@ fn open_folder(path: &Path) -> Result<OwnedFd, BackupError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     rustix::fs::open(path, flags, Mode::empty())
         .map_err(|error| BackupError::file("open", path)(error.into()))
+}
+
+/// Before anything is made in it: what root leaves in another's folder, its owner cannot use.
+fn is_ours(folder: &OwnedFd) -> io::Result<()> {
+    let (owner, us) = (rustix::fs::fstat(folder)?.st_uid, rustix::process::geteuid().as_raw());
+    match owner == us {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("it belongs to user {owner}, and you are {us}"))),
+    }
 }
 
 /// How much of a file is taken.
@@ -181,6 +191,20 @@ impl<W: Write> Archive<'_, W> {
         Ok(())
     }
 
+    /// As it is, also where lines do not follow from each other; that is named.
+    fn audit(&mut self, state: &Path, folder: &OwnedFd, schema: Option<i64>) -> Result<(), BackupError> {
+        // Whoever verifies brings the database forward, which is not for a backup to do.
+        if schema == Some(store::copy::newest_schema())
+            && let Err(wrong) = store::audit::verify(state, None)
+        {
+            self.report.problems.push(super::restore::told(state, &wrong));
+        }
+        self.tree(folder, "audit", &|name| match name.ends_with(".jsonl") {
+            true => Kind::Lines,
+            false => Kind::Whole,
+        })
+    }
+
     /// The files below a folder, in the order of their names.
     fn tree(&mut self, state: &OwnedFd, part: &str, kind: &dyn Fn(&str) -> Kind) -> Result<(), BackupError> {
         let failed = BackupError::file("read", part);
@@ -203,6 +227,10 @@ impl<W: Write> Archive<'_, W> {
         for name in names(folder).map_err(BackupError::file("list", path))? {
             let path = format!("{path}/{name}");
             let found = match rustix::fs::statat(folder, name.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
+                Err(rustix::io::Errno::NOENT) if together => {
+                    held.clear();
+                    break;
+                }
                 Err(rustix::io::Errno::NOENT) => continue,
                 found => found.map_err(|error| BackupError::file("read", &path)(error.into()))?,
             };
@@ -212,9 +240,16 @@ impl<W: Write> Archive<'_, W> {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     Err(error) => return Err(BackupError::file("open", path)(error)),
                 },
+                FileType::Directory => self.skip(format!("`{}` is too deep", path.escape_debug())),
                 FileType::RegularFile if kind(&name) != Kind::NotOurs => {
+                    // What no reader would take must not spoil the rest.
+                    if let Err(why) = placed(&format!("{STATE}{path}")) {
+                        self.skip(why);
+                        continue;
+                    }
                     match beneath(folder, &name, OFlags::NONBLOCK) {
-                        Ok(file) => held.push((path, File::from(file), kind(&name))),
+                        Ok(file) if together => held.push((path, File::from(file), kind(&name))),
+                        Ok(file) => self.taken(&path, &File::from(file), kind(&name))?,
                         Err(error) if error.kind() == io::ErrorKind::NotFound && together => {
                             held.clear();
                             break;
@@ -227,14 +262,19 @@ impl<W: Write> Archive<'_, W> {
                 _ => {}
             }
         }
-        for (path, file, kind) in held {
-            let size = match kind {
-                Kind::Lines => Some(lines(&file).map_err(BackupError::file("read", &path))?),
-                Kind::Whole | Kind::NotOurs => None,
-            };
-            self.file(&format!("{STATE}{path}"), &file, size)?;
-        }
-        Ok(())
+        held.iter().try_for_each(|(path, file, kind)| self.taken(path, file, *kind))
+    }
+
+    fn taken(&mut self, path: &str, file: &File, kind: Kind) -> Result<(), BackupError> {
+        let size = match kind {
+            Kind::Lines => Some(lines(file).map_err(BackupError::file("read", path))?),
+            Kind::Whole | Kind::NotOurs => None,
+        };
+        self.file(&format!("{STATE}{path}"), file, size)
+    }
+
+    fn skip(&mut self, why: String) {
+        self.report.problems.push(format!("not in the backup: {why}"));
     }
 
     /// Every segment, as far as its lines follow from each other.

@@ -12,7 +12,7 @@ use std::{
 #[derive(Debug)]
 pub(super) enum Target {
     Stderr,
-    File { settings: LogFile, open: Option<(File, u64)> },
+    File { settings: LogFile, open: Option<(File, u64)>, warned: bool },
 }
 
 impl Target {
@@ -21,14 +21,14 @@ impl Target {
             None => Target::Stderr,
             Some(settings) => {
                 let open = Some(open(&settings.path)?);
-                Target::File { settings, open }
+                Target::File { settings, open, warned: false }
             }
         })
     }
 
     /// For whoever moved the file away. If it cannot be had now, the next line tries again.
     pub(super) fn reopen(&mut self) {
-        if let Target::File { settings, open: held } = self {
+        if let Target::File { settings, open: held, .. } = self {
             *held = open(&settings.path).ok();
         }
     }
@@ -36,8 +36,8 @@ impl Target {
     pub(super) fn write(&mut self, line: &[u8]) -> io::Result<()> {
         match self {
             Target::Stderr => io::stderr().write_all(line),
-            Target::File { settings, open: held } => {
-                let written = put(settings, held, line);
+            Target::File { settings, open: held, warned } => {
+                let written = put(settings, held, warned, line);
                 if written.is_err() {
                     *held = None;
                 }
@@ -47,10 +47,19 @@ impl Target {
     }
 }
 
-fn put(settings: &LogFile, held: &mut Option<(File, u64)>, line: &[u8]) -> io::Result<()> {
+fn put(settings: &LogFile, held: &mut Option<(File, u64)>, warned: &mut bool, line: &[u8]) -> io::Result<()> {
     if held.as_ref().is_some_and(|(_, size)| *size > 0 && *size + line.len() as u64 > settings.size) {
-        *held = None;
-        rotate(settings)?;
+        match (rotate(settings), held.as_mut()) {
+            (Err(error), Some((_, size))) => {
+                // Lines matter more than the size of a file: it goes on, and is tried again a file's size later.
+                *size = 0;
+                if !std::mem::replace(warned, true) {
+                    let name = settings.path.display();
+                    _ = writeln!(io::stderr(), "airlock: `{name}` cannot be moved away and grows: {error}");
+                }
+            }
+            _ => *held = None,
+        }
     }
     let (file, size) = match held {
         Some(held) => held,
@@ -147,6 +156,23 @@ mod tests {
         target.reopen();
         target.write(b"fifth\n").unwrap();
         assert_eq!((read("log"), read("moved")), ("fifth\n".to_owned(), "fourth\n".to_owned()));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_moved_away_goes_on() {
+        let folder = Folder::new("stuck");
+        let path = folder.0.join("log");
+        // No file takes the place of a folder.
+        fs::create_dir(folder.0.join("log.1")).unwrap();
+        let settings = LogFile { path: path.clone(), size: 10, keep: 1 };
+        let mut target = Target::open(Some(settings)).unwrap();
+        for line in ["first\n", "second\n", "third\n"] {
+            target.write(line.as_bytes()).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "first\nsecond\nthird\n");
+        fs::remove_dir(folder.0.join("log.1")).unwrap();
+        target.write(b"fourth\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "fourth\n", "tried again");
     }
 
     #[test]

@@ -193,6 +193,8 @@ impl Shared {
 
     /// What was marked as removed, by somebody who then died.
     fn remove_marked(&self, beginnings: &[Beginning], parts: &[u32]) -> io::Result<()> {
+        // Whoever starts next tries again.
+        let Some(_alone) = super::tidy::alone(self)? else { return Ok(()) };
         for beginning in beginnings.iter().filter(|of| of.removed && parts.contains(&of.part)) {
             self.folder.remove(NAME, beginning.part)?;
         }

@@ -7,6 +7,7 @@ use super::{
     marks::{Beginning, Mark},
     verify,
 };
+use crate::Upkeep;
 use std::{
     fs::File,
     io,
@@ -123,8 +124,17 @@ fn sync_files(shared: &Shared, older: &[Arc<File>], last: &File) -> io::Result<(
     Ok(rustix::fs::fdatasync(last)?)
 }
 
+/// None while somebody copies the state folder: what was copied of the database tells of files that are still to be copied.
+pub(super) fn alone(shared: &Shared) -> io::Result<Option<Upkeep>> {
+    match shared.folder.path(NAME, 1).ancestors().nth(2) {
+        Some(state) => Upkeep::alone(state),
+        None => Ok(None),
+    }
+}
+
 /// Removes whole files whose every line is older than they are kept, and the oldest of those beyond the bytes that are kept.
 pub(super) fn remove_old(shared: &Shared) -> io::Result<()> {
+    let Some(_alone) = alone(shared)? else { return Ok(()) };
     let beginnings: Vec<Beginning> = shared.marks.beginnings(NAME)?;
     let parts = shared.folder.segments()?.remove(NAME).unwrap_or_default();
     let sizes: Vec<u64> =

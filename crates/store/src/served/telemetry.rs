@@ -4,9 +4,13 @@
 use super::{Served, Writing, back, number};
 use crate::database::DatabaseError;
 use rusqlite::{Connection, OptionalExtension, Row, params};
+use std::collections::HashMap;
 
 /// Deleted in one go, so that nobody who writes waits long.
 const TOGETHER: u32 = 2000;
+
+/// What a row takes beside its lines, in the table and its indexes.
+const ROW_BYTES: u64 = 100;
 
 /// How long and how much is kept.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +18,7 @@ const TOGETHER: u32 = 2000;
 pub struct Kept {
     pub logs_since_ms: u64,
     pub containers_since_ms: u64,
-    /// Bytes of lines, of all.
+    /// Bytes of lines, of all; whoever has the most loses the oldest first, and the node's own are apart.
     pub log_bytes: u64,
     /// Containers of all; whoever has the most loses the oldest first.
     pub containers: u32,
@@ -193,7 +197,7 @@ impl Served {
 
     /// The container of that name.
     pub fn container(&self, id: &str) -> Result<Option<ContainerRow>, DatabaseError> {
-        self.reading.read(|connection| {
+        self.telemetry.read(|connection| {
             let mut find = connection.prepare_cached("SELECT * FROM container_inventory WHERE id = ?")?;
             find.query_row([id], container_row).optional()
         })
@@ -201,13 +205,10 @@ impl Served {
 
     /// Containers, the newest first.
     pub fn containers(&self, filter: &ContainerFilter) -> Result<Vec<ContainerRow>, DatabaseError> {
-        self.reading.read(|connection| {
-            let mut rows = connection.prepare_cached(
-                "SELECT * FROM container_inventory WHERE (?1 IS NULL OR owner = ?1) AND (?2 IS NULL OR kind = ?2)
-                 AND (?3 IS NULL OR status = ?3) AND (?4 IS NULL OR task = ?4) AND (?5 IS NULL OR job = ?5)
-                 AND (?6 IS NULL OR n < ?6) ORDER BY n DESC LIMIT ?7",
-            )?;
+        self.telemetry.read(|connection| {
+            let mut rows = connection.prepare_cached(&containers_query(filter))?;
             let ContainerFilter { owner, kind, status, task, job, before, limit } = filter;
+            let before = before.unwrap_or(i64::MAX);
             rows.query_map(params![owner, kind, status, task, job, before, limit], container_row)?.collect()
         })
     }
@@ -218,7 +219,7 @@ impl Served {
         filter: &LogFilter,
         mut visit: impl FnMut(LogRow) -> bool,
     ) -> Result<(), DatabaseError> {
-        self.reading.read(|connection| {
+        self.telemetry.read(|connection| {
             let mut find = connection.prepare_cached(
                 "SELECT * FROM log_event WHERE source_kind = ?1 AND source_name = ?2 AND n >= ?3
                  AND (?4 IS NULL OR owner = ?4) AND (?5 IS NULL OR stream = ?5)
@@ -249,9 +250,9 @@ impl Served {
         let boots = format!(
             "DELETE FROM node_boot WHERE n IN (SELECT n FROM node_boot WHERE ended_ms < ?1 LIMIT {TOGETHER})"
         );
-        let logs_since = number(kept.logs_since_ms).max(self.too_much(kept.log_bytes)?);
         let since = number(kept.containers_since_ms);
-        let mut gone = self.in_pieces(&logs, logs_since)?;
+        let mut gone = self.in_pieces(&logs, number(kept.logs_since_ms))?;
+        gone += self.shrink_logs(kept.log_bytes)?;
         gone += self.in_pieces(&containers, since)?;
         gone += self.in_pieces(&boots, since)?;
         let many = format!(
@@ -275,21 +276,44 @@ impl Served {
         }
     }
 
-    /// The moment before which lines are more than so many bytes; 0 if all fit.
-    fn too_much(&self, most: u64) -> Result<i64, DatabaseError> {
-        self.reading.read(|connection| {
-            // Answered by the index alone.
-            let mut newest = connection.prepare("SELECT at_ms, bytes FROM log_event ORDER BY at_ms DESC")?;
-            let mut rows = newest.query([])?;
-            let mut sum = 0;
-            while let Some(row) = rows.next()? {
-                sum += back(row.get(1)?);
-                if sum > most {
-                    return Ok(row.get::<_, i64>(0)? + 1);
+    /// Forgets the oldest lines of each who has more than his share. How many rows are gone.
+    fn shrink_logs(&self, most: u64) -> Result<usize, DatabaseError> {
+        let sizes = self.telemetry.read(|connection| {
+            let all = "SELECT owner, sum(bytes) + count(*) * ?1 FROM log_event GROUP BY owner";
+            let mut rows = connection.prepare(all)?;
+            let size = |row: &Row<'_>| Ok((row.get(0)?, back(row.get(1)?)));
+            rows.query_map([number(ROW_BYTES)], size)?.collect::<Result<Vec<(String, u64)>, _>>()
+        })?;
+        let mut over: Vec<_> = sizes.iter().map(|(owner, size)| (owner.clone(), *size)).collect();
+        let shares = shares(sizes, most);
+        over.retain(|(owner, size)| shares.get(owner).is_some_and(|share| size > share));
+        if over.is_empty() {
+            return Ok(0);
+        }
+        let mut left: HashMap<_, _> =
+            over.iter().map(|(owner, size)| (owner.as_str(), size - shares[owner.as_str()])).collect();
+        let old = self.telemetry.read(|connection| {
+            let mut old = Vec::new();
+            let mut oldest = connection.prepare("SELECT n, owner, bytes FROM log_event ORDER BY n")?;
+            let mut rows = oldest.query([])?;
+            while let Some(row) = rows.next()?.filter(|_| !left.is_empty()) {
+                let owner: String = row.get(1)?;
+                let Some(too_much) = left.get_mut(owner.as_str()) else { continue };
+                *too_much = too_much.saturating_sub(back(row.get(2)?) + ROW_BYTES);
+                if *too_much == 0 {
+                    left.remove(owner.as_str());
                 }
+                old.push(row.get::<_, i64>(0)?);
             }
-            Ok(0)
-        })
+            Ok(old)
+        })?;
+        for some in old.chunks(TOGETHER as usize) {
+            self.runs.write(|transaction| {
+                let mut delete = transaction.prepare_cached("DELETE FROM log_event WHERE n = ?")?;
+                some.iter().try_for_each(|n| delete.execute([n]).map(drop))
+            })?;
+        }
+        Ok(old.len())
     }
 
     /// Gives pages that nothing lies in back to the disk, a few at a time; how many are left. A database of before these
@@ -312,6 +336,32 @@ impl Served {
             Ok(back(left))
         })
     }
+}
+
+/// By its owner's index, or by number: what is asked for in both ways at once is found by no index.
+fn containers_query(filter: &ContainerFilter) -> String {
+    let whose = if filter.owner.is_some() { "owner = ?1" } else { "?1 IS NULL" };
+    format!(
+        "SELECT * FROM container_inventory WHERE {whose} AND n < ?6 AND (?2 IS NULL OR kind = ?2)
+         AND (?3 IS NULL OR status = ?3) AND (?4 IS NULL OR task = ?4) AND (?5 IS NULL OR job = ?5)
+         ORDER BY n DESC LIMIT ?7"
+    )
+}
+
+/// How many bytes of each owner's stay: as many as there are, up to what all who have more may have alike. The node's own,
+/// whose owner is empty, are apart; of the rest nobody has more than a quarter of all.
+fn shares(mut sizes: Vec<(String, u64)>, most: u64) -> HashMap<String, u64> {
+    let quarter = most / 4;
+    let mut shares: HashMap<String, u64> = HashMap::from([(String::new(), quarter)]);
+    sizes.retain(|(owner, _)| !owner.is_empty());
+    sizes.sort_by_key(|(_, size)| *size);
+    let (mut left, mut owners) = (most - quarter, sizes.len() as u64);
+    for (owner, size) in sizes {
+        let share = size.min(left / owners.max(1)).min(quarter);
+        (left, owners) = (left - share, owners - 1);
+        shares.insert(owner, share);
+    }
+    shares
 }
 
 fn container_row(row: &Row<'_>) -> rusqlite::Result<ContainerRow> {

@@ -113,7 +113,7 @@ fn what_is_too_old_or_too_much_is_forgotten_and_the_rest_stays() {
         (names(), times()),
         (vec!["open".into(), "c".into(), "b".into(), "a".into()], vec![1, 2, 3, 4])
     );
-    served.prune_telemetry(&Kept { log_bytes: 25, containers: 2, ..ALL }).unwrap();
+    served.prune_telemetry(&Kept { log_bytes: 4 * 250, containers: 2, ..ALL }).unwrap();
     assert_eq!((names(), times()), (vec!["open".into(), "c".into(), "b".into()], vec![3, 4]));
 }
 
@@ -150,4 +150,71 @@ fn pages_without_use_are_given_back() {
     }
     assert!(left[0] > 0 && left.last() == Some(&0), "{left:?}");
     assert!(left.windows(2).all(|two| two[0] > two[1]), "{left:?}");
+}
+
+#[test]
+fn a_flood_costs_only_whoever_made_it_and_the_nodes_own_lines_stay() {
+    let folder = Folder::new("flood");
+    let served = Served::open(&folder.0).unwrap();
+    let of = |owner: &str, name: &str, at| LogRow { owner: owner.to_owned(), ..log(name, at, "0123456789") };
+    served
+        .together(|writing| {
+            writing.add_log(&of("", "node", 1))?;
+            writing.add_log(&of("quiet", "hers", 1))?;
+            (0..100).try_for_each(|at| writing.add_log(&of("noisy", "his", 10 + at)))
+        })
+        .unwrap();
+    served.prune_telemetry(&Kept { log_bytes: 40 * 110, ..ALL }).unwrap();
+    let times = |name: &str| {
+        let (source_kind, source_name) = ("container".to_owned(), name.to_owned());
+        let mut times = Vec::new();
+        let filter = LogFilter { source_kind, source_name, ..LogFilter::default() };
+        served
+            .logs(&filter, |row| {
+                times.push(row.at_ms);
+                true
+            })
+            .unwrap();
+        times
+    };
+    assert_eq!((times("node"), times("hers")), (vec![1], vec![1]));
+    assert_eq!(times("his"), (100..110).collect::<Vec<_>>(), "a quarter, the newest");
+}
+
+#[test]
+fn whoever_has_most_loses_first() {
+    let sizes = [("", 900), ("a", 10), ("b", 60), ("c", 500), ("d", 90), ("e", 90)];
+    let shares = shares(sizes.map(|(owner, size)| (owner.to_owned(), size)).to_vec(), 400);
+    let of = |owner: &str| shares[owner];
+    assert_eq!((of(""), of("a"), of("b")), (100, 10, 60));
+    assert_eq!((of("c"), of("d"), of("e")), (77, 76, 76).max((of("c"), of("d"), of("e"))));
+    assert!(of("c") + of("d") + of("e") + 70 <= 300 && of("c") >= 76);
+}
+
+#[test]
+fn a_tenants_list_is_read_by_his_own_index() {
+    let folder = Folder::new("plan");
+    let served = Served::open(&folder.0).unwrap();
+    let plan = |query: &str| {
+        let plan = served.telemetry.read(|connection| {
+            let mut rows = connection.prepare(&format!("EXPLAIN QUERY PLAN {query}"))?;
+            let mut rows = rows.raw_query();
+            let mut all = Vec::new();
+            while let Some(row) = rows.next()? {
+                all.push(row.get::<_, String>(3)?);
+            }
+            Ok(all.join("; "))
+        });
+        plan.unwrap()
+    };
+    let his =
+        plan(&containers_query(&ContainerFilter { owner: Some("t".into()), ..ContainerFilter::default() }));
+    assert!(
+        his.contains("container_inventory_owner (owner=? AND n<?)") && !his.contains("TEMP B-TREE"),
+        "{his}"
+    );
+    let all = plan(&containers_query(&ContainerFilter::default()));
+    assert!(all.contains("rowid<?") && !all.contains("TEMP B-TREE"), "{all}");
+    let naive = plan("SELECT * FROM container_inventory WHERE (?1 IS NULL OR owner = ?1) ORDER BY n DESC");
+    assert!(naive.contains("SCAN"), "the positive control: {naive}");
 }

@@ -63,6 +63,8 @@ impl Unit {
              Restart=on-failure\n\
              RestartSec=2\n\
              WatchdogSec=60\n\
+             # A large database takes its time when it is brought to a new schema.\n\
+             TimeoutStartSec=infinity\n\
              # Runs may go on for {grace} seconds (`serve.grace`) before they are cancelled.\n\
              TimeoutStopSec={stop}\n\
              # The server ends its sandboxes; what it has not ended by then is killed.\n\
@@ -175,6 +177,7 @@ mod tests {
         let unit = Unit { grace: Duration::from_secs(100), ..unit() };
         let text = unit.text().unwrap();
         assert!(text.starts_with(MARK) && text.contains("\nTimeoutStopSec=125\n"), "{text}");
+        assert!(text.contains("\nTimeoutStartSec=infinity\n"), "{text}");
         for never in [
             "ProtectKernel",
             "ProtectControlGroups",
