@@ -37,7 +37,8 @@ pub(super) fn follow(
     changes: &[Change],
     at_ms: u64,
 ) -> Result<(), DatabaseError> {
-    for change in changes {
+    // What only waits for something else is nobody's decision.
+    for change in changes.iter().filter(|change| !change.moved) {
         let (what, event) = match change.status.as_str() {
             "queued" => ("job.again", None),
             "running" => ("job.start", Some("running")),
@@ -85,6 +86,7 @@ pub(super) fn after(gateway: &Gateway, changes: &[Change]) {
         }
     }
     jobs.wake();
+    jobs.behind.notify_one();
 }
 
 /// A try is over: its run and its job are written down together, so that neither is ever without the other. Whether that
