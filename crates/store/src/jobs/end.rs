@@ -299,8 +299,7 @@ fn retry(transaction: &Transaction<'_>, id: &str, now_ms: u64, room: &JobRoom) -
         .query_map([row.n], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<Result<_, _>>()?;
     // What had succeeded and is forgotten since was good enough.
-    let is_in_vain =
-        |done: bool, status: Option<&str>| status.map_or(!done, |status| add::is_in_vain(status));
+    let is_in_vain = |done: bool, status: Option<&str>| status.map_or(!done, add::is_in_vain);
     if let Some((needs, ..)) = needed.iter().find(|(_, done, status)| is_in_vain(*done, status.as_deref())) {
         return Ok(Retried::InVain(needs.clone()));
     }
