@@ -291,6 +291,7 @@ impl Gateway {
             tokio::spawn(self.clone().keep_telemetry_small()),
             tokio::spawn(self.clone().look_at_capability()),
             tokio::spawn(jobs::webhook::delivery::deliver(self.clone())),
+            tokio::spawn(jobs::follow(self.clone())),
             tokio::spawn(async move { exporting.tracer().export().await }),
         ];
         // Answers of runs that were cancelled still go out.

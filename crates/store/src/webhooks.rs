@@ -16,6 +16,14 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 /// Notices that are looked at of one tenant in one go, at most: those of jobs that have one under way are passed over.
 const MOST_LOOKED_AT: u32 = 64;
 
+/// Notices that wait, of a job and of a tenant, and the bytes of the latter: beyond that the oldest is given up.
+pub const MOST_OF_JOB: u32 = 16;
+/// The same of a tenant.
+pub const MOST_OF_TENANT: u32 = 10_000;
+const MOST_BYTES_OF_TENANT: i64 = 256 << 20;
+/// Notices of one job that are remembered.
+const MOST_REMEMBERED: u32 = 32;
+
 /// A notice that is about to wait.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -96,17 +104,57 @@ pub struct Generation {
     pub since_ms: u64,
 }
 
-/// Lets a notice wait, behind those of the same job.
+/// Lets a notice wait, behind those of the same job. Where too many wait the oldest is given up.
 pub fn enqueue(writing: &Writing<'_>, notice: &NewNotice<'_>) -> Result<(), DatabaseError> {
+    writing.done(enqueue_in(writing.transaction, notice))
+}
+
+fn enqueue_in(transaction: &Transaction<'_>, notice: &NewNotice<'_>) -> rusqlite::Result<()> {
     let NewNotice { id, job, tenant, url, event, at_ms, body } = *notice;
+    make_room(transaction, job, tenant, body.len() as i64)?;
     let add = "INSERT INTO webhook_notice (id, job, tenant, url, event, at_ms, body, state, attempts, due_ms)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'waiting', 0,
                  max(?6, coalesce((SELECT max(due_ms) FROM webhook_notice WHERE job = ?2 AND state = 'waiting'), 0)))";
-    let added = writing
-        .transaction
-        .prepare_cached(add)
-        .and_then(|mut add| add.execute(params![id, job, tenant, url, event, number(at_ms), body]));
-    writing.done(added.map(|_| ()))
+    let row = params![id, job, tenant, url, event, number(at_ms), body];
+    transaction.prepare_cached(add)?.execute(row).map(drop)
+}
+
+/// Drops what is too much, the oldest first.
+fn make_room(transaction: &Transaction<'_>, job: &str, tenant: &str, more: i64) -> rusqlite::Result<()> {
+    let forget = "DELETE FROM webhook_notice WHERE job = ?1 AND state <> 'waiting' AND n <=
+        (SELECT n FROM webhook_notice WHERE job = ?1 ORDER BY n DESC LIMIT 1 OFFSET ?2)";
+    transaction.prepare_cached(forget)?.execute(params![job, MOST_REMEMBERED - 1])?;
+    let of_job =
+        "SELECT n FROM webhook_notice WHERE job = ?1 AND state = 'waiting' ORDER BY n DESC LIMIT 1 OFFSET ?2";
+    let excess: Option<i64> = transaction
+        .prepare_cached(of_job)?
+        .query_row(params![job, MOST_OF_JOB - 1], |row| row.get(0))
+        .optional()?;
+    if let Some(n) = excess {
+        let why = format!("more than {MOST_OF_JOB} notices of this job waited");
+        give_up(transaction, job, n, &why)?;
+    }
+    let counts = "SELECT waiting >= ?2 OR bytes + ?3 > ?4 FROM webhook_tenant WHERE tenant = ?1";
+    let counts = |transaction: &Transaction<'_>| {
+        let row = params![tenant, MOST_OF_TENANT, more, MOST_BYTES_OF_TENANT];
+        transaction.prepare_cached(counts)?.query_row(row, |row| row.get(0)).optional()
+    };
+    while counts(transaction)? == Some(true) {
+        let oldest =
+            "SELECT n, job FROM webhook_notice WHERE state = 'waiting' AND tenant = ? ORDER BY n LIMIT 1";
+        let (n, job): (i64, String) =
+            transaction.prepare_cached(oldest)?.query_row([tenant], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let why = format!("more than {MOST_OF_TENANT} notices of this tenant waited, or more than 256 MiB");
+        give_up(transaction, &job, n, &why)?;
+    }
+    Ok(())
+}
+
+/// Nobody hears of what came before a notice that is given up: it would be out of order.
+fn give_up(transaction: &Transaction<'_>, job: &str, n: i64, why: &str) -> rusqlite::Result<()> {
+    let drop = "UPDATE webhook_notice SET state = 'given_up', body = '', problem = ?3
+        WHERE job = ?1 AND n <= ?2 AND state = 'waiting'";
+    transaction.prepare_cached(drop)?.execute(params![job, n, why]).map(|_| ())
 }
 
 /// What came of the job's last attempt, as far as this transaction knows: JSON.
@@ -133,6 +181,7 @@ fn settle_in(transaction: &Transaction<'_>, notice: &Notice, settled: &Settled) 
         }
         Settled::GivenUp(problem) => {
             transaction.execute(end, params![notice.n, "given_up", problem])?;
+            give_up(transaction, &notice.job, notice.n, problem)?;
         }
         Settled::PutOff { due_ms, problem } => {
             let again = "UPDATE webhook_notice SET attempts = attempts + 1, problem = ?2 WHERE n = ?1";
@@ -142,6 +191,9 @@ fn settle_in(transaction: &Transaction<'_>, notice: &Notice, settled: &Settled) 
             transaction.execute(behind, params![notice.job, number(*due_ms)])?;
         }
     }
+    let orphans = "DELETE FROM webhook_notice WHERE job = ?1 AND state <> 'waiting'
+        AND NOT EXISTS (SELECT 1 FROM job WHERE id = ?1)";
+    transaction.execute(orphans, [&notice.job])?;
     Ok(())
 }
 

@@ -1,9 +1,35 @@
 //! Claims about notices on their way out.
 
 use super::*;
+use crate::jobs::{JobRoom, NewJob};
 use std::path::PathBuf;
 
 struct Ground(PathBuf, Served);
+
+const ROOM: JobRoom =
+    JobRoom { queued: 1 << 20, queued_of_one: 1 << 20, jobs: None, bytes: 1 << 30, bytes_of_one: 1 << 30 };
+
+fn new<'a>(id: &'a str, tenant: &'a str) -> NewJob<'a> {
+    NewJob {
+        id,
+        tenant,
+        key: "key",
+        name: None,
+        labels: "{}",
+        priority: 0,
+        at_ms: 1,
+        not_before_ms: None,
+        keep_ms: 1,
+        most_attempts: 1,
+        retry_on: "",
+        pause_ms: 0,
+        rerun: false,
+        after: &[],
+        webhook: Some("{}"),
+        order: "{}",
+        promise: None,
+    }
+}
 
 impl Ground {
     fn new(name: &str) -> Ground {
@@ -14,7 +40,15 @@ impl Ground {
 
     fn enqueue(&self, id: &str, job: &str, tenant: &str, at_ms: u64) {
         let notice = NewNotice { id, job, tenant, url: "https://x", event: "final", at_ms, body: "{}" };
+        if self.1.job(job).unwrap().is_none() {
+            self.1.together(|writing| writing.add_job(&new(job, tenant), &ROOM)).unwrap();
+        }
         self.1.together(|writing| enqueue(writing, &notice)).unwrap();
+    }
+
+    fn count(&self, which: &str) -> i64 {
+        let count = format!("SELECT count(*) FROM webhook_notice WHERE {which}");
+        self.1.reading.read(|connection| connection.query_row(&count, [], |row| row.get(0))).unwrap()
     }
 
     fn settle(&self, notice: &Notice, settled: Settled) {
@@ -107,4 +141,88 @@ fn a_tenants_secret_has_a_first_generation_and_each_turn_is_another() {
     assert_eq!(rotate("t", 8), Generation { number: 3, since_ms: 8 });
     assert_eq!(ground.1.webhook_generation("t").unwrap(), Generation { number: 3, since_ms: 8 });
     assert_eq!(ground.1.webhook_generation("u").unwrap().number, 1, "nobody else's");
+}
+
+#[test]
+fn of_too_many_notices_the_oldest_is_given_up_by_name() {
+    let ground = Ground::new("bound");
+    for number in 0..100 {
+        ground.enqueue(&number.to_string(), "a", "t", 1);
+    }
+    assert_eq!(ground.count("state = 'waiting'"), i64::from(MOST_OF_JOB));
+    assert_eq!(ground.count("1"), i64::from(MOST_REMEMBERED));
+    assert_eq!(ground.ids(1, 1), ["84"], "the newest are told");
+    assert_eq!(
+        ground.count("state = 'given_up' AND body = '' AND problem LIKE 'more than 16 notices of this job%'"),
+        16
+    );
+    let told = ground.1.job("a").unwrap().unwrap().told.unwrap();
+    assert_eq!(told.state, "waiting");
+    let many = |writing: &Writing<'_>| {
+        for number in 0..MOST_OF_TENANT + 3 {
+            let (id, job) = (format!("u{number}"), format!("j{number}"));
+            let notice =
+                NewNotice { id: &id, job: &job, tenant: "u", url: "", event: "final", at_ms: 1, body: "x" };
+            enqueue(writing, &notice)?;
+        }
+        Ok::<_, DatabaseError>(())
+    };
+    ground.1.together(many).unwrap();
+    assert_eq!(ground.count("tenant = 'u' AND state = 'waiting'"), i64::from(MOST_OF_TENANT));
+    assert_eq!(ground.count("tenant = 'u' AND problem LIKE 'more than 10000 notices of this tenant%'"), 3);
+    let large = "x".repeat(1 << 20);
+    for number in 0..300 {
+        let (id, job) = (format!("v{number}"), format!("k{number}"));
+        let notice =
+            NewNotice { id: &id, job: &job, tenant: "v", url: "", event: "final", at_ms: 1, body: &large };
+        ground.1.together(|writing| enqueue(writing, &notice)).unwrap();
+    }
+    assert_eq!(ground.count("tenant = 'v' AND state = 'waiting'"), 256, "by bytes, too");
+}
+
+#[test]
+fn what_was_told_of_a_job_goes_with_it_and_what_waits_is_still_told() {
+    let ground = Ground::new("orphans");
+    ["1", "2", "3"].iter().for_each(|id| ground.enqueue(id, "a", "t", 1));
+    ground.settle(&ground.due(1, 1)[0].clone(), Settled::Delivered);
+    ground.1.together(|writing| writing.cancel_job("a", 1)).unwrap();
+    assert_eq!(ground.1.prune_jobs(10, 100, u64::MAX).unwrap(), 1);
+    assert_eq!((ground.count("1"), ground.ids(1, 1)), (2, vec!["2".to_owned()]));
+    let [second, third] = [1, 2].map(|_| ground.due(1, 1)[0].clone());
+    assert_eq!(second, third);
+    ground.settle(&second, Settled::GivenUp("gone".into()));
+    assert_eq!((ground.count("1"), ground.ids(1, 1)), (1, vec!["3".to_owned()]));
+    ground.settle(&ground.due(1, 1)[0].clone(), Settled::Delivered);
+    assert_eq!(
+        (
+            ground.count("1"),
+            ground
+                .1
+                .reading
+                .read(|connection| connection
+                    .query_row("SELECT count(*) FROM webhook_tenant", [], |row| row.get::<_, i64>(0)))
+                .unwrap()
+        ),
+        (0, 0)
+    );
+}
+
+#[test]
+fn how_far_notices_are_is_found_by_an_index() {
+    let ground = Ground::new("index");
+    let plan = |query: &str| {
+        let explain = format!("EXPLAIN QUERY PLAN {query}");
+        let rows = ground.1.reading.read(|connection| {
+            let mut rows = connection.prepare(&explain)?;
+            rows.query_map(["x"], |row| row.get::<_, String>(3))?.collect::<Result<Vec<_>, _>>()
+        });
+        rows.unwrap().join("; ")
+    };
+    let told = plan("SELECT state, attempts, problem FROM webhook_notice WHERE job = ? ORDER BY n");
+    assert!(told.contains("webhook_notice_job (job=?)") && !told.contains("TEMP B-TREE"), "{told}");
+    let oldest =
+        plan("SELECT n, job FROM webhook_notice WHERE state = 'waiting' AND tenant = ? ORDER BY n LIMIT 1");
+    assert!(oldest.contains("webhook_notice_oldest") && !oldest.contains("TEMP B-TREE"), "{oldest}");
+    let naive = plan("SELECT n FROM webhook_notice WHERE url = ? ORDER BY at_ms");
+    assert!(naive.contains("SCAN"), "the positive control: {naive}");
 }

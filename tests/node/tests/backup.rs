@@ -254,6 +254,11 @@ fn nothing_new_is_begun_on_a_disk_that_is_nearly_full() {
     let server = Server::started(command, folder, None);
     let ran = || server.post("/v1/runs", &json!({ "command": ["true"] })).status;
     assert_eq!((ran(), server.get("/readyz").text().as_str()), (200, "ready\n"));
+    let soon = Command::new("date").args(["-u", "-d", "+4 seconds", "+%FT%TZ"]).output().expect("date");
+    let soon = String::from_utf8(soon.stdout).expect("text");
+    let order = json!({ "run": { "command": ["true"] }, "not_before": soon.trim() });
+    let job = server.post("/v1/jobs", &order).json()["job_id"].as_str().expect("a name").to_owned();
+    let job = || server.get(&format!("/v1/jobs/{job}")).json();
     let disk = format!("/proc/{}/root{}", server.pid, state.display());
     let filler = format!("{disk}/filler");
     let free = || rustix::fs::statvfs(&disk).map(|found| found.f_bavail * found.f_frsize).expect("a disk");
@@ -267,7 +272,10 @@ fn nothing_new_is_begun_on_a_disk_that_is_nearly_full() {
         refused.text()
     );
     assert_eq!(server.post("/v1/sandboxes", &json!({})).status, 507);
+    assert_eq!(server.post("/v1/jobs", &json!({ "run": { "command": ["true"] } })).status, 507);
+    server.until("its time", || job()["waiting_for"] == "turn");
     assert!(server.get("/readyz").text().contains("nearly full"));
     fs::remove_file(&filler).expect("it is ours");
     assert_eq!(ran(), 200);
+    server.until("its end", || job()["status"] == "succeeded");
 }

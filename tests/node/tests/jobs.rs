@@ -525,3 +525,98 @@ fn a_noisy_tenant_delays_another_by_one_slot_at_most() {
     let place = log.lines().position(|line| line == "quiet").expect("it ran");
     assert!(place <= 1, "{place} of the other's ran before it");
 }
+
+fn audit(server: &Server, query: &str) -> Vec<Value> {
+    let answer = server.get(&format!("/v1/audit?limit=1000{query}"));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["lines"].as_array().expect("lines").clone()
+}
+
+#[test]
+fn a_cancel_is_carried_out_even_if_whoever_asked_hangs_up() {
+    let server = Server::with("[jobs]\nslots = 16\n", &[]);
+    let sleep = json!({ "run": { "command": ["sleep", "600"] } });
+    let ids: Vec<_> = (0..16).map(|_| submit(&server, &server.admin, &sleep)).collect();
+    ids.iter().for_each(|id| started(&server, id));
+    for (number, id) in (0..).zip(&ids) {
+        let ask = server.request(&server.admin, "DELETE", &format!("/v1/jobs/{id}"), &[], &Value::Null);
+        let stream = server.client.open(&ask);
+        // Some hang up before it is written down, some behind: the moment is the point.
+        std::thread::sleep(std::time::Duration::from_micros(300 * number));
+        drop(stream);
+    }
+    let cancelled = || {
+        let lines = audit(&server, "");
+        let asked = |id: &&String| {
+            lines.iter().any(|line| line["what"] == "job.cancel" && line["job"] == id.as_str())
+        };
+        ids.iter().filter(asked).collect::<Vec<_>>()
+    };
+    server.until("a cancel that is written down", || !cancelled().is_empty());
+    for id in cancelled() {
+        server.until(&format!("the end of {id}"), || job(&server, id)["status"] == "cancelled");
+    }
+}
+
+#[test]
+fn whatever_is_behind_a_job_follows_it_even_through_a_kill() {
+    let (folder, config) = (Folder::new(), ONE_SLOT);
+    let server = Server::on(folder, config, &[], None);
+    let blocker = submit(&server, &server.admin, &json!({ "run": { "command": ["sleep", "600"] } }));
+    started(&server, &blocker);
+    let first = submit(&server, &server.admin, &json!({ "run": run("true") }));
+    let behind: Vec<_> = (0..350)
+        .map(|_| submit(&server, &server.admin, &json!({ "run": run("true"), "after": [first] })))
+        .collect();
+    let last = submit(&server, &server.admin, &json!({ "run": run("true"), "after": [behind[349]] }));
+    assert_eq!(cancel(&server, &first).json()["status"], "cancelled");
+    let server = server.restart(Signal::KILL, config);
+    for id in behind.iter().chain([&last]) {
+        assert_eq!(ended(&server, id)["status"], "cancelled");
+    }
+    assert!(job(&server, &last)["error"]["message"].as_str().unwrap().contains(&first));
+    let again = || server.post(&format!("/v1/jobs/{first}/retry"), &Value::Null).status;
+    server.until("all of them", || again() == 202);
+}
+
+#[test]
+fn lines_of_the_audit_about_a_run_name_its_job_and_task() {
+    let server = Server::new();
+    let order = json!({ "run": { "command": ["sh", "-c", "curl -s http://192.0.2.1/"], "task_id": "t-1" } });
+    let id = submit(&server, &server.admin, &order);
+    let run = ended(&server, &id)["run_id"].as_str().expect("its run").to_owned();
+    let lines = audit(&server, &format!("&run={run}"));
+    let ends: Vec<_> =
+        lines.iter().filter(|line| line["what"] != "job.start" && line["what"] != "job.end").collect();
+    assert!(!ends.is_empty(), "{lines:?}");
+    for line in ends {
+        assert_eq!((&line["job"], &line["task"]), (&json!(id), &json!("t-1")), "{line}");
+    }
+}
+
+#[test]
+fn a_cancelled_retry_does_not_look_like_the_success_before_it() {
+    let server = Server::with(ONE_SLOT, &[]);
+    let id = submit(&server, &server.admin, &json!({ "run": run("true") }));
+    assert_eq!(ended(&server, &id)["status"], "succeeded");
+    let blocker = submit(&server, &server.admin, &json!({ "run": { "command": ["sleep", "600"] } }));
+    started(&server, &blocker);
+    assert_eq!(server.post(&format!("/v1/jobs/{id}/retry"), &Value::Null).status, 202);
+    let answer = cancel(&server, &id).json();
+    assert_eq!((&answer["status"], &answer["result"]), (&json!("cancelled"), &Value::Null));
+}
+
+#[test]
+fn a_list_by_name_or_label_goes_on_behind_what_was_looked_through() {
+    let server = Server::with(ONE_SLOT, &[]);
+    let one = submit(
+        &server,
+        &server.admin,
+        &json!({ "run": run("true"), "name": "n", "labels": { "team": "blue" } }),
+    );
+    submit(&server, &server.admin, &json!({ "run": run("true") }));
+    for query in ["label=team=blue", "name=n"] {
+        let page = server.get(&format!("/v1/jobs?{query}")).json();
+        assert_eq!((&page["jobs"][0]["job_id"], &page["before"]), (&json!(one), &Value::Null), "{query}");
+    }
+}

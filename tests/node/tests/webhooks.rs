@@ -279,3 +279,21 @@ fn a_renewed_secret_signs_and_for_a_day_so_does_the_one_before() {
     let notice = &receiver.seen()[0];
     assert_eq!((fitting(notice, &now), fitting(notice, &before)), (vec![true, false], vec![false, true]));
 }
+
+#[test]
+fn a_job_that_is_in_vain_from_the_beginning_tells_of_its_end() {
+    let (server, receiver) = (Server::with(OPEN, &[]), Receiver::new());
+    let parent = server.post("/v1/jobs", &json!({ "run": { "command": ["false"] } })).json();
+    let parent = parent["job_id"].as_str().expect("a name").to_owned();
+    server.until("its end", || server.get(&format!("/v1/jobs/{parent}")).json()["status"] == "failed");
+    let order =
+        json!({ "run": { "command": ["true"] }, "after": [parent], "webhook": { "url": receiver.url() } });
+    let child = server.post("/v1/jobs", &order).json();
+    assert_eq!(child["status"], "cancelled", "{child}");
+    let id = child["job_id"].as_str().expect("a name");
+    until(&server, id, "delivered");
+    assert_eq!(receiver.seen()[0].json()["data"]["status"], "cancelled");
+    let lines = server.get("/v1/audit?limit=1000").json();
+    let lines = lines["lines"].as_array().expect("lines");
+    assert!(lines.iter().any(|line| line["what"] == "job.end" && line["job"] == id), "{lines:?}");
+}

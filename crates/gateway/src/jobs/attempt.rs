@@ -83,7 +83,7 @@ async fn begin(gateway: &Gateway, id: &str) -> Answer<Option<(Arc<Live>, tokio::
         gateway,
         engine::fresh_id(),
         &owner,
-        row.id.clone(),
+        (row.id.clone(), spec.task_id.clone()),
         About::by(&row.key, &spec),
     ));
     let writer = if row.rerun { gateway.writer() } else { gateway.durable() };
@@ -238,6 +238,7 @@ fn take(
         status: "running".to_owned(),
         run: Some(live.id.to_string()),
         webhook: job.webhook.clone(),
+        moved: false,
     };
     change::follow(gateway, writing, std::slice::from_ref(&changed), at_ms)?;
     gateway.runs().add(live);

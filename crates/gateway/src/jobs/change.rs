@@ -41,7 +41,8 @@ pub(super) fn follow(
     changes: &[Change],
     at_ms: u64,
 ) -> Result<(), DatabaseError> {
-    for change in changes {
+    // What only waits for something else is nobody's decision.
+    for change in changes.iter().filter(|change| !change.moved) {
         let (what, event) = match change.status.as_str() {
             "queued" => ("job.again", None),
             "running" => ("job.start", Some("running")),
@@ -89,6 +90,7 @@ pub(super) fn after(gateway: &Gateway, changes: &[Change]) {
         }
     }
     jobs.wake();
+    jobs.behind.notify_one();
 }
 
 /// Cancels all that wait now, of every tenant, with all that waits for them; which these were. Each page is one
@@ -99,12 +101,12 @@ pub(crate) async fn cancel_all(gateway: &Gateway, key: &str) -> Answer<Vec<Strin
         let filter =
             JobFilter { status: Some("queued".to_owned()), before, limit: A_PAGE, ..JobFilter::default() };
         let page = gateway.look_up(move |served| served.list_jobs(&filter)).await?;
-        let Some(last) = page.last() else { return Ok(cancelled) };
-        before = Some(last.n);
+        let is_last = page.before.is_none();
+        before = page.before;
         let (of, key, at_ms) = (gateway.clone(), key.to_owned(), engine::now().0);
         let write = move |writing: &Writing<'_>| {
             let mut all = Vec::new();
-            for row in &page {
+            for row in &page.rows {
                 let Cancelled::Queued(changes) = writing.cancel_job(&row.id, at_ms)? else { continue };
                 let (what, decision, rule) = ("job.cancel", Decision::Allowed, "admin");
                 let entry = Entry { what, decision, rule, key: &key, ..Entry::default() };
@@ -117,6 +119,9 @@ pub(crate) async fn cancel_all(gateway: &Gateway, key: &str) -> Answer<Vec<Strin
         let changes = gateway.durable().write(write).await?;
         after(gateway, &changes);
         cancelled.extend(changes.into_iter().map(|change| change.id));
+        if is_last {
+            return Ok(cancelled);
+        }
     }
 }
 

@@ -8,11 +8,12 @@
 //! | `routes.rs`, `events.rs`, `show.rs` | what clients ask and see |
 //! | `scheduler.rs`, `fair.rs` | whose turn it is |
 //! | `attempt.rs` | one try: from its turn to its end |
-//! | `change.rs` | what follows when a job changes: the audit, webhooks, whoever watches |
+//! | `change.rs`, `behind.rs` | what follows when a job changes: the audit, webhooks, whoever watches; jobs behind it |
 //! | `agent.rs`, `webhook.rs` | agents as runs, and whom to tell |
 
 pub(crate) mod agent;
 mod attempt;
+mod behind;
 mod change;
 mod events;
 mod fair;
@@ -22,6 +23,7 @@ mod scheduler;
 mod show;
 pub(crate) mod webhook;
 
+pub(crate) use behind::follow;
 pub(crate) use change::{abandoned, cancel_all, ended, settle};
 pub(crate) use routes::routes;
 pub(crate) use scheduler::schedule;
@@ -38,6 +40,7 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 use store::jobs::JobRoom;
 use tokio::sync::{Notify, watch};
@@ -46,6 +49,8 @@ use utoipa::ToSchema;
 /// Bytes of all orders and results that are kept, and those of one tenant.
 const MOST_BYTES: u64 = 16 << 30;
 const MOST_BYTES_OF_ONE: u64 = MOST_BYTES / 4;
+/// Between two looks at the disk.
+const LOOK_AT_DISK: Duration = Duration::from_secs(1);
 /// Jobs that end between two looks for what is too old.
 const PRUNED_EVERY: u64 = 256;
 
@@ -57,6 +62,10 @@ pub(crate) struct Jobs {
     boot: String,
     /// Something has changed that the scheduler may have waited for.
     wake: Notify,
+    /// A job has ended, and others may come after it.
+    behind: Notify,
+    /// When the disk was last looked at, and whether it had room.
+    room: Mutex<Option<(Instant, bool)>>,
     /// Whose turn it is, until the database says that they run; each with its tenant. At most as many as there are slots.
     starting: Mutex<HashMap<String, String>>,
     /// Jobs that somebody follows.
@@ -71,6 +80,8 @@ impl Jobs {
             bounds,
             boot: engine::fresh_id().to_string(),
             wake: Notify::new(),
+            behind: Notify::new(),
+            room: Mutex::default(),
             starting: Mutex::default(),
             watched: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -124,6 +135,19 @@ impl Jobs {
 }
 
 impl Gateway {
+    /// Whether the disk has room for what a job leaves, as of a moment ago.
+    fn has_room_for_jobs(&self) -> bool {
+        let mut room = Jobs::locked(&self.jobs().room);
+        match *room {
+            Some((at, had)) if at.elapsed() < LOOK_AT_DISK => had,
+            _ => {
+                let has = self.has_room().is_ok();
+                *room = Some((Instant::now(), has));
+                has
+            }
+        }
+    }
+
     /// How many jobs this tenant may have.
     fn job_room(&self, tenant: &str) -> JobRoom {
         let bounds = &self.jobs().bounds;

@@ -9,7 +9,7 @@ use crate::{
     Caller, Gateway, Problem, Scope, fitting,
     path::Path,
     problem::Answer,
-    runs,
+    runs::{self, live::Live},
     tenants::{Needs, What},
     wire::{self, Raw},
 };
@@ -23,11 +23,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use spec::{Id, Status, Stream};
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 use store::{
     DatabaseError,
     audit::{Decision, Entry},
-    jobs::{Added, Cancelled, JobFilter, JobRoom, JobRow, NewJob, Retried, WhichBound},
+    jobs::{Added, Cancelled, Change, JobFilter, JobRoom, JobRow, Listed, NewJob, Retried, WhichBound},
     served::Writing,
 };
 use utoipa::{IntoParams, ToSchema};
@@ -43,7 +43,8 @@ const LARGEST_PIECE: usize = 64 << 10;
 #[derive(Debug, Serialize, ToSchema)]
 struct JobList {
     jobs: Vec<Job>,
-    /// Give it as `before` to read on; null at the end.
+    /// Give it as `before` to read on; null at the end. 2,000 jobs are looked through for a page by label, and for one by
+    /// name and status; it may have fewer than were asked for, or none, and go on all the same.
     before: Option<i64>,
 }
 
@@ -108,6 +109,7 @@ async fn create(
     raw: Raw,
 ) -> Answer<Response> {
     caller.require(Scope::Runs)?;
+    gateway.has_room()?;
     let promise = runs::promise(&headers)?.map(|name| (name.to_owned(), Sha256::digest(&raw.0).into()));
     let id = engine::fresh_id();
     let order = raw.json::<JobOrder>()?;
@@ -125,15 +127,25 @@ async fn create(
         return Err(wire::unreadable("it is not UTF-8"));
     };
     let new = Accepting { id: id.clone(), caller: caller.clone(), at_ms, terms, order, promise, may };
-    let of = gateway.clone();
-    match gateway.durable().write(move |writing| new.accept(&of, writing)).await? {
-        Taken::New(row) => {
-            gateway.jobs().wake();
-            accepted(&gateway, &row)
-        }
+    match to_its_end(take(gateway.clone(), new)).await? {
+        Taken::New(row, _) => accepted(&gateway, &row),
         Taken::Before(id) => accepted(&gateway, &promised(&gateway, &caller, &id).await?),
         Taken::Refused(problem) => Err(problem),
     }
+}
+
+/// Goes on even if whoever asked hangs up: what is written down is carried out.
+async fn to_its_end<T: Send + 'static>(work: impl Future<Output = Answer<T>> + Send + 'static) -> Answer<T> {
+    tokio::spawn(work).await.map_err(|_| crate::writer::busy())?
+}
+
+async fn take(gateway: Gateway, new: Accepting) -> Answer<Taken> {
+    let of = gateway.clone();
+    let taken = gateway.durable().write(move |writing| new.accept(&of, writing)).await?;
+    if let Taken::New(_, changes) = &taken {
+        change::after(&gateway, changes);
+    }
+    Ok(taken)
 }
 
 fn about(caller: &Caller) -> Entry<'_> {
@@ -153,7 +165,8 @@ struct Accepting {
 }
 
 enum Taken {
-    New(Box<JobRow>),
+    /// With what changed at once.
+    New(Box<JobRow>, Vec<Change>),
     Before(String),
     Refused(Problem),
 }
@@ -183,15 +196,21 @@ impl Accepting {
         let room = gateway.job_room(&self.caller.tenant);
         let queued = if self.may.is_ok() { room.queued } else { 0 };
         let added = writing.add_job(&new, &JobRoom { queued, ..room })?;
+        // What was to come after a failure is over at once, and that is told like any end.
+        let (added, changes) = match added {
+            Added::InVain(changes) => (Added::New, changes),
+            added => (added, Vec::new()),
+        };
         let problem = match (added, self.may) {
-            (Added::New, _) => {
+            (Added::New | Added::InVain(_), _) => {
                 let entry =
                     Entry { decision: Decision::Allowed, job: self.id.as_str(), ..about(&self.caller) };
                 change::note(gateway, &Entry { rule: Scope::Runs.name(), ..entry })?;
+                change::follow(gateway, writing, &changes, self.at_ms)?;
                 let row = writing.job(self.id.as_str())?;
                 return Ok(row.map_or_else(
                     || Taken::Refused(Problem::not_found("job")),
-                    |row| Taken::New(Box::new(row)),
+                    |row| Taken::New(Box::new(row), changes),
                 ));
             }
             (Added::Before(id), _) => return Ok(Taken::Before(id)),
@@ -216,7 +235,7 @@ fn other_request() -> Problem {
 fn full(bound: WhichBound) -> Problem {
     let (title, hint) = match bound {
         WhichBound::Queued => (
-            "too many jobs wait on this server",
+            "too many jobs wait on this server: a tenant may have half of what the others leave",
             "wait until some have started, or raise `queued` under [jobs]",
         ),
         WhichBound::QueuedOfOne => (
@@ -234,6 +253,10 @@ fn full(bound: WhichBound) -> Problem {
         WhichBound::BytesOfOne => (
             "the orders and results of this tenant's jobs take too much room",
             "ask for a shorter `keep_for`; keep large files as artifacts",
+        ),
+        WhichBound::Behind => (
+            "too many jobs come right after one that `after` names: there may be 10,000",
+            "let one job come after it, and the others after that one",
         ),
     };
     Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint.to_owned()))
@@ -286,8 +309,7 @@ async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which
         before: which.before,
         limit,
     };
-    let rows = gateway.look_up(move |served| served.list_jobs(&filter)).await?;
-    let before = rows.last().filter(|_| rows.len() == limit as usize).map(|row| row.n);
+    let Listed { rows, before } = gateway.look_up(move |served| served.list_jobs(&filter)).await?;
     Ok(Json(JobList { jobs: rows.iter().map(|row| Job::of(&gateway, row)).collect(), before }))
 }
 
@@ -326,7 +348,16 @@ async fn get(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<Stri
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn cancel(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
     let row = row(&gateway, &caller, &id).await?;
-    let (of, key, at_ms) = (gateway.clone(), caller.key.clone(), engine::now().0);
+    if let Some(live) = to_its_end(end(gateway.clone(), row, caller.key.clone())).await? {
+        // Whether it has ended by then, the job says.
+        _ = tokio::time::timeout(CANCELLED_WITHIN, live.ended()).await;
+    }
+    whole(&gateway, &caller, &id).await
+}
+
+/// Ends a job. The run that is about to end, if there is one.
+async fn end(gateway: Gateway, row: JobRow, key: String) -> Answer<Option<Arc<Live>>> {
+    let (of, id, at_ms) = (gateway.clone(), row.id.clone(), engine::now().0);
     let cancelled = gateway.durable().write(move |writing| {
         let entry = Entry { what: "job.cancel", decision: Decision::Allowed, ..Entry::default() };
         change::note(&of, &Entry { tenant: &row.tenant, key: &key, job: &row.id, ..entry })?;
@@ -340,15 +371,13 @@ async fn cancel(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<S
         Cancelled::Queued(changes) => change::after(&gateway, &changes),
         Cancelled::Running(run) => {
             gateway.jobs().tell(&id);
-            if let Some(live) = gateway.runs().find(&run) {
-                live.cancel();
-                // Whether it has ended by then, the job says.
-                _ = tokio::time::timeout(CANCELLED_WITHIN, live.ended()).await;
-            }
+            let live = gateway.runs().find(&run);
+            live.iter().for_each(|live| live.cancel());
+            return Ok(live);
         }
         Cancelled::Before | Cancelled::Unknown => {}
     }
-    whole(&gateway, &caller, &id).await
+    Ok(None)
 }
 
 /// Run a job again that is over
@@ -360,21 +389,9 @@ async fn cancel(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<S
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn retry(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
     let before = row(&gateway, &caller, &id).await?;
-    let (of, key, at_ms) = (gateway.clone(), caller.key.clone(), engine::now().0);
-    let retried = gateway.durable().write(move |writing| {
-        let retried = writing.retry_job(&before.id, at_ms, &of.job_room(&before.tenant))?;
-        if retried == Retried::Queued {
-            let entry = Entry { what: "job.retry", decision: Decision::Allowed, ..Entry::default() };
-            change::note(&of, &Entry { tenant: &before.tenant, key: &key, job: &before.id, ..entry })?;
-        }
-        Ok(retried)
-    });
-    match retried.await? {
-        Retried::Queued => {
-            gateway.jobs().tell(&id);
-            gateway.jobs().wake();
-            accepted(&gateway, &row(&gateway, &caller, &id).await?)
-        }
+    gateway.has_room()?;
+    match to_its_end(again(gateway.clone(), before, caller.key.clone())).await? {
+        Retried::Queued => accepted(&gateway, &row(&gateway, &caller, &id).await?),
         Retried::NotFinal => {
             Err(Problem::conflict("the job has not ended", "wait for its end, or cancel it first"))
         }
@@ -382,9 +399,31 @@ async fn retry(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<St
             format!("it comes after the job `{needed}`, which did not succeed"),
             "retry that one first",
         )),
+        Retried::Followed => Err(Problem::conflict(
+            "not all jobs that come after it have followed its end yet",
+            "try again in a moment",
+        )),
         Retried::Full(bound) => Err(full(bound)),
         Retried::Unknown => Err(Problem::not_found("job")),
     }
+}
+
+/// Lets a job that is over begin again.
+async fn again(gateway: Gateway, before: JobRow, key: String) -> Answer<Retried> {
+    let (of, id, at_ms) = (gateway.clone(), before.id.clone(), engine::now().0);
+    let retried = gateway.durable().write(move |writing| {
+        let retried = writing.retry_job(&before.id, at_ms, &of.job_room(&before.tenant))?;
+        let decision = if retried == Retried::Queued { Decision::Allowed } else { Decision::Refused };
+        let entry = Entry { what: "job.retry", decision, ..Entry::default() };
+        change::note(&of, &Entry { tenant: &before.tenant, key: &key, job: &before.id, ..entry })?;
+        Ok(retried)
+    });
+    let retried = retried.await?;
+    if retried == Retried::Queued {
+        gateway.jobs().tell(&id);
+        gateway.jobs().wake();
+    }
+    Ok(retried)
 }
 
 /// What its last try wrote
@@ -405,7 +444,9 @@ async fn logs(
     };
     let live = row.run.as_deref().and_then(|run| gateway.runs().find(run));
     let (bytes, truncated) = match live {
-        Some(live) => written(&live.feed, stream),
+        Some(live) => tokio::task::spawn_blocking(move || written(&live.feed, stream))
+            .await
+            .map_err(|_| crate::writer::busy())?,
         None => {
             let id = row.id.clone();
             kept(gateway.look_up(move |served| served.job_result(&id)).await?, stream)
@@ -422,13 +463,15 @@ async fn logs(
     Ok(response)
 }
 
-/// What there is of it now.
+/// What there is of it now; what is written meanwhile is not waited for.
 fn written(feed: &engine::Feed, stream: Stream) -> (Vec<u8>, bool) {
     let (mut bytes, mut from, mut truncated) = (Vec::new(), 0, false);
+    let [stdout, stderr] = feed.lengths();
+    let end = if stream == Stream::Stdout { stdout } else { stderr };
     loop {
         let piece = feed.read(stream, from, LARGEST_PIECE);
         truncated |= piece.from > from;
-        if piece.bytes.is_empty() {
+        if piece.bytes.is_empty() || from >= end {
             return (bytes, truncated);
         }
         from = piece.from + piece.bytes.len() as u64;

@@ -91,8 +91,13 @@ async fn look(gateway: &Gateway, fair: &mut Fair) -> Answer<Look> {
     let now = engine::now().0;
     if due.is_some_and(|due| due <= now) {
         // A power cut may take it back: then it is due again.
-        gateway.writer().write(move |writing| writing.due_jobs(now, MOST_DUE)).await?;
+        let moved = gateway.writer().write(move |writing| writing.due_jobs(now, MOST_DUE)).await?;
+        moved.iter().for_each(|id| gateway.jobs().tell(id));
         (due, tenants) = asked().await?;
+    }
+    if !tenants.is_empty() && !gateway.has_room_for_jobs() {
+        let next = now.saturating_add(PAUSE.as_millis() as u64);
+        return Ok(Look::Until(Some(due.map_or(next, |due| due.min(next)))));
     }
     let tenants = fair.order(with_room(gateway, tenants));
     let taken = Jobs::locked(&gateway.jobs().starting).clone();

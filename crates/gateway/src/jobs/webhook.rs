@@ -149,6 +149,9 @@ fn notice(event: &str, at_ms: u64, job: String) -> String {
         let words = ["stdout", "stderr", "stdout_base64", "stderr_base64", "output", "denials", "notes"];
         let left_out: Vec<_> = words.into_iter().filter(|name| result.remove(*name).is_some()).collect();
         result.insert("left_out".to_owned(), json!(left_out));
+        if data["result"].to_string().len() > MOST_WORDS {
+            data["result"] = json!({ "left_out": ["all"] });
+        }
     }
     json!({ "type": format!("job.{event}"), "timestamp": Timestamp(at_ms).to_string(), "data": data })
         .to_string()
@@ -183,5 +186,8 @@ mod tests {
         assert!(long.len() < 1000);
         let long: Value = serde_json::from_str(&long).unwrap();
         assert_eq!(long["data"]["result"], json!({ "exit_code": 0, "left_out": ["stdout"] }));
+        let other = json!({ "result": { "artifacts": ["x".repeat(MOST_WORDS)] } }).to_string();
+        let other: Value = serde_json::from_str(&notice("final", 0, other)).unwrap();
+        assert_eq!(other["data"]["result"], json!({ "left_out": ["all"] }));
     }
 }

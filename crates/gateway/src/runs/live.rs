@@ -395,9 +395,16 @@ impl Live {
     }
 
     /// A try of a job.
-    pub(crate) fn attempt(gateway: &Gateway, id: Id, owner: &Id, job: String, about: About) -> Live {
+    pub(crate) fn attempt(
+        gateway: &Gateway,
+        id: Id,
+        owner: &Id,
+        (job, task): (String, Option<Id>),
+        about: About,
+    ) -> Live {
         let feed = gateway.engine().feed(Some(owner), FEED_BYTES);
-        Live { attempt_of: Some(job), about, ..Live::new(id, owner.as_str(), feed) }
+        let named = Id::new(&job).ok();
+        Live { attempt_of: Some(job), job: named, task, about, ..Live::new(id, owner.as_str(), feed) }
     }
 
     /// Waits until whoever must not miss anything has room for more. Once it is to end, nobody does; nor once its program

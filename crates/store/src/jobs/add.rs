@@ -1,11 +1,17 @@
 //! A job is accepted: written down with all that is needed to run it, unless it was before or there is no room.
 
-use super::{end, read};
+use super::{
+    end::{self, Change},
+    read,
+};
 use crate::{
     DatabaseError,
-    served::{PROMISED_MS, Writing, number},
+    served::{PROMISED_MS, Writing, back, number},
 };
-use rusqlite::{OptionalExtension, Transaction, params};
+use rusqlite::{OptionalExtension, Row, Transaction, params};
+
+/// Jobs that come right after one, at most.
+pub const MOST_BEHIND: u64 = 10_000;
 
 /// A job that is about to be accepted.
 #[derive(Clone, Debug)]
@@ -60,6 +66,7 @@ pub enum WhichBound {
     Jobs,
     Bytes,
     BytesOfOne,
+    Behind,
 }
 
 /// What became of a request to accept a job.
@@ -67,6 +74,8 @@ pub enum WhichBound {
 pub enum Added {
     /// It is accepted.
     New,
+    /// The same, and over at once: it was to come after what did not succeed.
+    InVain(Vec<Change>),
     /// The same request came before: this is its job.
     Before(String),
     /// Its idempotency key stands for another request.
@@ -97,11 +106,16 @@ fn add(transaction: &Transaction<'_>, job: &NewJob<'_>, room: &JobRoom) -> rusql
         Ok(needed) => needed,
         Err(unknown) => return Ok(Added::NoSuchJob(unknown)),
     };
+    if needed.iter().any(|needed| needed.behind >= MOST_BEHIND) {
+        return Ok(Added::Full(WhichBound::Behind));
+    }
     let n = insert(transaction, job, &needed)?;
-    for (place, (needs, status)) in needed.iter().enumerate() {
+    for (place, needed) in needed.iter().enumerate() {
         let edge = "INSERT INTO job_after (job, place, needs, done) VALUES (?, ?, ?, ?)";
-        let row = params![n, place as i64, needs, status == "succeeded"];
+        let row = params![n, place as i64, needed.id, needed.status == "succeeded"];
         transaction.prepare_cached(edge)?.execute(row)?;
+        let count = "UPDATE job SET behind = behind + 1 WHERE id = ?";
+        transaction.prepare_cached(count)?.execute([&needed.id])?;
     }
     transaction
         .prepare_cached("INSERT INTO job_order (n, body) VALUES (?, ?)")?
@@ -112,24 +126,22 @@ fn add(transaction: &Transaction<'_>, job: &NewJob<'_>, room: &JobRoom) -> rusql
         transaction.execute(promise, params![job.tenant, name, &body[..], job.id, number(job.at_ms)])?;
     }
     // Whoever waits for what did not succeed is told at once.
-    if let Some((ended, _)) = needed.iter().find(|(_, status)| is_in_vain(status)) {
-        end::cancel_one(transaction, n, &end::in_vain(ended), job.at_ms)?;
+    match needed.iter().find(|needed| is_in_vain(&needed.status)) {
+        Some(ended) => {
+            end::cancel_one(transaction, n, &end::in_vain(&ended.id), job.at_ms).map(Added::InVain)
+        }
+        None => Ok(Added::New),
     }
-    Ok(Added::New)
 }
 
 /// Whether nothing comes of waiting for a job of this status.
-fn is_in_vain(status: &str) -> bool {
+pub(super) fn is_in_vain(status: &str) -> bool {
     !matches!(status, "queued" | "running" | "succeeded")
 }
 
-fn insert(
-    transaction: &Transaction<'_>,
-    job: &NewJob<'_>,
-    needed: &[(String, String)],
-) -> rusqlite::Result<i64> {
+fn insert(transaction: &Transaction<'_>, job: &NewJob<'_>, needed: &[Needed]) -> rusqlite::Result<i64> {
     let due = job.not_before_ms.unwrap_or_default();
-    let waits_for = match needed.iter().any(|(_, status)| status != "succeeded") {
+    let waits_for = match needed.iter().any(|needed| needed.status != "succeeded") {
         true => "jobs",
         false if due > job.at_ms => "time",
         false => "turn",
@@ -158,20 +170,32 @@ fn insert(
     ])
 }
 
-/// Those that it comes after, each with its status; or the first that its tenant does not have.
-fn needed(
-    transaction: &Transaction<'_>,
-    job: &NewJob<'_>,
-) -> rusqlite::Result<Result<Vec<(String, String)>, String>> {
+/// A job that another comes after.
+struct Needed {
+    id: String,
+    status: String,
+    behind: u64,
+}
+
+/// Those that it comes after; or the first that its tenant does not have.
+fn needed(transaction: &Transaction<'_>, job: &NewJob<'_>) -> rusqlite::Result<Result<Vec<Needed>, String>> {
     let mut found = Vec::with_capacity(job.after.len());
-    let mut find = transaction.prepare_cached("SELECT status FROM job WHERE id = ? AND tenant = ?")?;
+    let mut find =
+        transaction.prepare_cached("SELECT id, status, behind FROM job WHERE id = ? AND tenant = ?")?;
     for id in job.after {
-        match find.query_row([id, job.tenant], |row| row.get(0)).optional()? {
-            Some(status) => found.push((id.clone(), status)),
+        let needed =
+            |row: &Row<'_>| Ok(Needed { id: row.get(0)?, status: row.get(1)?, behind: back(row.get(2)?) });
+        match find.query_row([id, job.tenant], needed).optional()? {
+            Some(needed) => found.push(needed),
             None => return Ok(Err(id.clone())),
         }
     }
     Ok(Ok(found))
+}
+
+/// What one may have of what all have together: half of what the others leave, so that no two of them take everything.
+fn share(most: u64, all: u64, own: u64) -> u64 {
+    most.saturating_sub(all.saturating_sub(own)).div_ceil(2)
 }
 
 /// Which bound one more of this tenant, with so many bytes, would be beyond.
@@ -185,9 +209,9 @@ pub(super) fn full(
     let reached = [
         (WhichBound::Jobs, room.jobs.is_some_and(|most| own.queued + own.running >= most)),
         (WhichBound::QueuedOfOne, own.queued >= room.queued_of_one),
-        (WhichBound::Queued, all.queued >= room.queued),
+        (WhichBound::Queued, own.queued >= share(room.queued, all.queued, own.queued)),
         (WhichBound::BytesOfOne, own.bytes.saturating_add(more) > room.bytes_of_one),
-        (WhichBound::Bytes, all.bytes.saturating_add(more) > room.bytes),
+        (WhichBound::Bytes, own.bytes.saturating_add(more) > share(room.bytes, all.bytes, own.bytes)),
     ];
     Ok(reached.into_iter().find_map(|(bound, reached)| reached.then_some(bound)))
 }
@@ -199,7 +223,8 @@ fn promised(
     name: &str,
     body: [u8; 32],
 ) -> rusqlite::Result<Option<Added>> {
-    let find = "SELECT body, job FROM job_promise WHERE tenant = ? AND name = ? AND at_ms >= ?";
+    let find = "SELECT body, job FROM job_promise WHERE tenant = ? AND name = ?
+        AND (at_ms >= ? OR EXISTS (SELECT 1 FROM job WHERE id = job_promise.job AND ended_ms IS NULL))";
     let since = number(job.at_ms.saturating_sub(PROMISED_MS));
     let found: Option<(Vec<u8>, String)> = transaction
         .prepare_cached(find)?

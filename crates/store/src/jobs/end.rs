@@ -2,6 +2,7 @@
 
 use super::{
     add::{self, JobRoom, WhichBound},
+    behind,
     next::{Next, Policy, next},
     read,
 };
@@ -25,6 +26,8 @@ pub struct Change {
     pub run: Option<String>,
     /// JSON.
     pub webhook: Option<String>,
+    /// It only waits for something else than before.
+    pub moved: bool,
 }
 
 /// How a try ended.
@@ -61,6 +64,8 @@ pub enum Retried {
     NotFinal,
     /// It is to come after this one, which did not succeed.
     InVain(String),
+    /// It has ended, and not all that come after it have followed yet.
+    Followed,
     /// There is no room.
     Full(WhichBound),
     /// There is none.
@@ -102,12 +107,21 @@ impl Writing<'_> {
         self.done(retry(self.transaction, id, now_ms, room))
     }
 
-    /// Those whose time has come wait for their turn from now on. How many, at most so many.
-    pub fn due_jobs(&self, now_ms: u64, most: u32) -> Result<usize, DatabaseError> {
+    /// Those whose time has come wait for their turn from now on. Which, at most so many.
+    pub fn due_jobs(&self, now_ms: u64, most: u32) -> Result<Vec<String>, DatabaseError> {
         let due = "UPDATE job SET waits_for = 'turn', version = version + 1 WHERE n IN
-            (SELECT n FROM job WHERE waits_for = 'time' AND due_ms <= ? ORDER BY due_ms LIMIT ?)";
+            (SELECT n FROM job WHERE waits_for = 'time' AND due_ms <= ? ORDER BY due_ms LIMIT ?) RETURNING id";
         let moved = self.transaction.prepare_cached(due);
-        self.done(moved.and_then(|mut due| due.execute(params![number(now_ms), most])))
+        self.done(
+            moved.and_then(|mut due| {
+                due.query_map(params![number(now_ms), most], |row| row.get(0))?.collect()
+            }),
+        )
+    }
+
+    /// What comes after jobs that have ended follows them, some of it; nothing once all has.
+    pub fn follow_jobs(&self, now_ms: u64) -> Result<Vec<Change>, DatabaseError> {
+        self.done(behind::follow(self.transaction, None, now_ms))
     }
 }
 
@@ -174,15 +188,16 @@ fn keep(transaction: &Transaction<'_>, n: i64, result: &str) -> rusqlite::Result
     Ok(())
 }
 
-const CHANGE: &str = "RETURNING id, tenant, status, run, webhook";
+pub(super) const CHANGE: &str = "RETURNING id, tenant, status, run, webhook";
 
-fn change(row: &Row<'_>) -> rusqlite::Result<Change> {
+pub(super) fn change(row: &Row<'_>) -> rusqlite::Result<Change> {
     Ok(Change {
         id: row.get(0)?,
         tenant: row.get(1)?,
         status: row.get(2)?,
         run: row.get(3)?,
         webhook: row.get(4)?,
+        moved: false,
     })
 }
 
@@ -214,40 +229,10 @@ fn finish(transaction: &Transaction<'_>, n: i64, end: &End<'_>) -> rusqlite::Res
         return Ok(Vec::new());
     };
     let mut changes = vec![first];
-    let id = changes[0].id.clone();
-    match end.status == "succeeded" {
-        true => release(transaction, &id, end.at_ms)?,
-        false => changes.extend(cancel_behind(transaction, &id, end.at_ms)?),
-    }
+    behind::begin(transaction, &changes[0].id, &changes[0].id, end.status == "succeeded")?;
+    // Few follow at once; of many the rest does soon.
+    changes.extend(behind::follow(transaction, Some(&changes[0].id), end.at_ms)?);
     Ok(changes)
-}
-
-/// Those that waited for nothing else wait for their time or turn.
-fn release(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Result<()> {
-    transaction.prepare_cached("UPDATE job_after SET done = 1 WHERE needs = ?")?.execute([id])?;
-    let release =
-        "UPDATE job SET waits_for = CASE WHEN due_ms > ?2 THEN 'time' ELSE 'turn' END, version = version + 1
-        WHERE waits_for = 'jobs' AND n IN (SELECT job FROM job_after WHERE needs = ?1)
-          AND NOT EXISTS (SELECT 1 FROM job_after AS edge WHERE edge.job = job.n AND edge.done = 0)";
-    transaction.prepare_cached(release)?.execute(params![id, number(now_ms)])?;
-    Ok(())
-}
-
-/// All that wait for it, and for those, and so on. There are no circles: a job only waits for older ones.
-fn cancel_behind(transaction: &Transaction<'_>, id: &str, now_ms: u64) -> rusqlite::Result<Vec<Change>> {
-    let cancel = format!(
-        "WITH RECURSIVE behind (n) AS (
-            SELECT job.n FROM job_after JOIN job ON job.n = job_after.job
-            WHERE job_after.needs = ?1 AND job.waits_for = 'jobs'
-            UNION
-            SELECT job.n FROM behind JOIN job AS before ON before.n = behind.n
-            JOIN job_after ON job_after.needs = before.id JOIN job ON job.n = job_after.job
-            WHERE job.waits_for = 'jobs')
-        UPDATE job SET status = 'cancelled', waits_for = '', version = version + 1, ended_ms = ?2, keep_until = ?2 + keep_ms,
-            error = ?3 WHERE n IN (SELECT n FROM behind) {CHANGE}"
-    );
-    let row = params![id, number(now_ms), in_vain(id)];
-    transaction.prepare_cached(&cancel)?.query_map(row, change)?.collect()
 }
 
 /// What is said of a job that waits for one that did not succeed.
@@ -271,9 +256,9 @@ pub(super) fn cancel_one(
     n: i64,
     error: &str,
     now_ms: u64,
-) -> rusqlite::Result<()> {
+) -> rusqlite::Result<Vec<Change>> {
     let end = End { status: "cancelled", result: None, error: Some(error), at_ms: now_ms };
-    finish(transaction, n, &end).map(drop)
+    finish(transaction, n, &end)
 }
 
 fn refuse(transaction: &Transaction<'_>, id: &str, end: &End<'_>) -> rusqlite::Result<Vec<Change>> {
@@ -314,19 +299,43 @@ fn retry(transaction: &Transaction<'_>, id: &str, now_ms: u64, room: &JobRoom) -
     if let Some(bound) = add::full(transaction, &row.tenant, 0, room)? {
         return Ok(Retried::Full(bound));
     }
-    let open =
-        "SELECT needs, (SELECT status FROM job WHERE id = needs) FROM job_after WHERE job = ? AND done = 0";
-    let open: Vec<(String, Option<String>)> = transaction
-        .prepare_cached(open)?
-        .query_map([row.n], |row| Ok((row.get(0)?, row.get(1)?)))?
+    if behind::is_followed(transaction, id)? {
+        return Ok(Retried::Followed);
+    }
+    let needed = "SELECT needs, done, (SELECT status FROM job WHERE id = needs) FROM job_after WHERE job = ?";
+    let needed: Vec<(String, bool, Option<String>)> = transaction
+        .prepare_cached(needed)?
+        .query_map([row.n], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<Result<_, _>>()?;
-    let goes_on = |status: &Option<String>| matches!(status.as_deref(), Some("queued" | "running"));
-    if let Some((needs, _)) = open.iter().find(|(_, status)| !goes_on(status)) {
+    // What had succeeded and is forgotten since was good enough.
+    let is_in_vain = |done: bool, status: Option<&str>| status.map_or(!done, add::is_in_vain);
+    if let Some((needs, ..)) = needed.iter().find(|(_, done, status)| is_in_vain(*done, status.as_deref())) {
         return Ok(Retried::InVain(needs.clone()));
     }
+    let met = "UPDATE job_after SET done = 1 WHERE job = ?
+        AND (SELECT status FROM job WHERE id = needs) = 'succeeded'";
+    transaction.execute(met, [row.n])?;
+    let is_open =
+        |(_, done, status): &(String, bool, Option<String>)| !done && status.as_deref() != Some("succeeded");
+    let due = now_ms.max(row.not_before_ms.unwrap_or_default());
+    let waits_for = match needed.iter().any(is_open) {
+        true => "jobs",
+        false if due > now_ms => "time",
+        false => "turn",
+    };
+    forget_result(transaction, row.n)?;
     let again = "UPDATE job SET status = 'queued', waits_for = ?2, version = version + 1, due_ms = ?3, ended_ms = NULL,
             keep_until = NULL, attempt = 0, reruns = 0, cancelled = 0, error = NULL WHERE n = ?1";
-    let waits_for = if open.is_empty() { "turn" } else { "jobs" };
-    transaction.execute(again, params![row.n, waits_for, number(now_ms)])?;
+    transaction.execute(again, params![row.n, waits_for, number(due)])?;
     Ok(Retried::Queued)
+}
+
+/// What came of the tries before says nothing of those to come.
+fn forget_result(transaction: &Transaction<'_>, n: i64) -> rusqlite::Result<()> {
+    let weigh =
+        "UPDATE job SET bytes = bytes - (SELECT length(CAST(body AS BLOB)) FROM job_result WHERE n = ?1)
+        WHERE n = ?1 AND EXISTS (SELECT 1 FROM job_result WHERE n = ?1)";
+    transaction.execute(weigh, [n])?;
+    transaction.execute("DELETE FROM job_result WHERE n = ?", [n])?;
+    Ok(())
 }

@@ -1,5 +1,5 @@
 //! Forgets jobs that are over: what is too old, and of whoever has the most the oldest, a few at a time. Nothing waits for
-//! a job that is over: what did was released or cancelled in the transaction that ended it.
+//! a job that is forgotten: one behind which not everything has followed its end (`behind.rs`) is kept until then.
 
 use crate::{
     DatabaseError,
@@ -9,8 +9,10 @@ use rusqlite::{OptionalExtension, Transaction, params};
 
 /// How many are forgotten in one transaction: others wait for it.
 const TOGETHER: i64 = 500;
-/// Promises of one tenant; the oldest are forgotten first.
-const MOST_PROMISES: i64 = 50_000;
+/// Promises of one tenant whose jobs have ended; the oldest are forgotten first.
+pub const MOST_PROMISES: u32 = 200_000;
+/// Not everything behind it has followed.
+const FOLLOWED: &str = "EXISTS (SELECT 1 FROM job_followed WHERE job_followed.id = job.id)";
 
 impl Served {
     /// Forgets what is too old or too much. How many jobs are gone.
@@ -35,20 +37,22 @@ impl Served {
 }
 
 fn prune_old(transaction: &Transaction<'_>, now_ms: u64) -> rusqlite::Result<usize> {
-    let old =
-        "DELETE FROM job WHERE n IN (SELECT n FROM job WHERE keep_until < ? ORDER BY keep_until LIMIT ?)";
-    transaction.prepare_cached(old)?.execute(params![number(now_ms), TOGETHER])
+    let old = format!(
+        "DELETE FROM job WHERE n IN
+            (SELECT n FROM job WHERE keep_until < ? AND NOT {FOLLOWED} ORDER BY keep_until LIMIT ?)"
+    );
+    transaction.prepare_cached(&old)?.execute(params![number(now_ms), TOGETHER])
 }
 
 fn prune_many(transaction: &Transaction<'_>, most: i64, most_bytes: i64) -> rusqlite::Result<usize> {
-    let all = "SELECT ended - ?, bytes > ? FROM job_tenant WHERE tenant = ''";
+    let all = "SELECT ended - ?, over > ? FROM job_tenant WHERE tenant = ''";
     let all: Option<(i64, bool)> = transaction
         .query_row(all, params![most, most_bytes], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     let (excess, order) = match all {
         Some((excess, _)) if excess > 0 => (excess.min(TOGETHER), "ended"),
         // By weight few are forgotten at a time: one may be most of it.
-        Some((_, true)) => (16, "bytes"),
+        Some((_, true)) => (16, "over"),
         _ => return Ok(0),
     };
     let richest = format!(
@@ -61,23 +65,28 @@ fn prune_many(transaction: &Transaction<'_>, most: i64, most_bytes: i64) -> rusq
     let Some((tenant, ended)) = richest.first() else { return Ok(0) };
     // Not below the second: then it is that one's turn.
     let lead = richest.get(1).map_or(*ended, |(_, second)| ended - second).max(1);
-    let drop = "DELETE FROM job WHERE n IN
-        (SELECT n FROM job WHERE tenant = ? AND ended_ms IS NOT NULL ORDER BY n LIMIT ?)";
-    transaction.prepare_cached(drop)?.execute(params![tenant, excess.min(lead)])
+    let drop = format!(
+        "DELETE FROM job WHERE n IN
+            (SELECT n FROM job WHERE tenant = ? AND ended_ms IS NOT NULL AND NOT {FOLLOWED} ORDER BY n LIMIT ?)"
+    );
+    transaction.prepare_cached(&drop)?.execute(params![tenant, excess.min(lead)])
 }
 
-fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: i64) -> rusqlite::Result<()> {
-    let old = "DELETE FROM job_promise WHERE at_ms < ?";
-    transaction.execute(old, [number(now_ms.saturating_sub(PROMISED_MS))])?;
+/// One whose job has not ended is kept, however old it is.
+fn prune_promises(transaction: &Transaction<'_>, now_ms: u64, most: u32) -> rusqlite::Result<()> {
+    const ENDED: &str =
+        "NOT EXISTS (SELECT 1 FROM job WHERE job.id = job_promise.job AND job.ended_ms IS NULL)";
+    let old = format!("DELETE FROM job_promise WHERE at_ms < ? AND {ENDED}");
+    transaction.execute(&old, [number(now_ms.saturating_sub(PROMISED_MS))])?;
     let mut too_many =
         transaction.prepare("SELECT tenant FROM job_promise GROUP BY tenant HAVING count(*) > ?")?;
     let tenants: Vec<String> = too_many.query_map([most], |row| row.get(0))?.collect::<Result<_, _>>()?;
     for tenant in tenants {
-        transaction.execute(
-            "DELETE FROM job_promise WHERE tenant = ?1 AND at_ms <= (SELECT at_ms FROM job_promise
-             WHERE tenant = ?1 ORDER BY at_ms DESC LIMIT 1 OFFSET ?2)",
-            params![tenant, most],
-        )?;
+        let oldest = format!(
+            "DELETE FROM job_promise WHERE tenant = ?1 AND {ENDED} AND at_ms <= (SELECT at_ms FROM job_promise
+             WHERE tenant = ?1 ORDER BY at_ms DESC LIMIT 1 OFFSET ?2)"
+        );
+        transaction.execute(&oldest, params![tenant, most])?;
     }
     Ok(())
 }

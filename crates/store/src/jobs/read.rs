@@ -64,6 +64,18 @@ pub struct JobFilter {
     pub limit: u32,
 }
 
+/// Rows that are looked at for one page, at most, where no index knows the answer.
+pub(super) const MOST_LOOKED_AT: i64 = if cfg!(test) { 3 } else { 2000 };
+
+/// A page of jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Listed {
+    pub rows: Vec<JobRow>,
+    /// Behind which there may be more.
+    pub before: Option<i64>,
+}
+
 /// How many there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -125,12 +137,26 @@ impl Served {
         })
     }
 
-    /// Jobs, the newest first.
-    pub fn list_jobs(&self, filter: &JobFilter) -> Result<Vec<JobRow>, DatabaseError> {
-        let (query, values) = listing(filter);
+    /// Jobs, the newest first. With a label, or a name of any tenant's, a page may have fewer than there are, or none: its
+    /// end says from where to go on.
+    pub fn list_jobs(&self, filter: &JobFilter) -> Result<Listed, DatabaseError> {
+        let Listing { looked_at, query, values, of_them } = listing(filter);
+        let limit = filter.limit.min(MOST_LISTED) as usize;
         self.reading().read(|connection| {
-            let mut rows = connection.prepare_cached(&query)?;
-            rows.query_map(rusqlite::params_from_iter(values), job_row)?.collect()
+            let rows: Vec<JobRow> = {
+                let mut rows = connection.prepare_cached(&query)?;
+                let values = values.iter().chain(&of_them);
+                rows.query_map(rusqlite::params_from_iter(values), job_row)?.collect::<Result<_, _>>()?
+            };
+            if rows.len() == limit {
+                return Ok(Listed { before: rows.last().map(|row| row.n), rows });
+            }
+            let Some(looked_at) = looked_at else { return Ok(Listed { rows, before: None }) };
+            let last = format!("SELECT min(n), count(*) FROM ({looked_at})");
+            let (last, count): (Option<i64>, i64) = connection
+                .prepare_cached(&last)?
+                .query_row(rusqlite::params_from_iter(&values), |row| Ok((row.get(0)?, row.get(1)?)))?;
+            Ok(Listed { rows, before: last.filter(|_| count == MOST_LOOKED_AT) })
         })
     }
 
@@ -154,6 +180,12 @@ impl Served {
             let due: Option<i64> = connection.prepare_cached(DUE)?.query_row([], |row| row.get(0))?;
             Ok(due.map(back))
         })
+    }
+
+    /// Whether something behind jobs that have ended has not followed yet.
+    pub fn jobs_follow(&self) -> Result<bool, DatabaseError> {
+        self.jobs
+            .read(|connection| connection.prepare_cached("SELECT 1 FROM job_followed LIMIT 1")?.exists([]))
     }
 
     /// How many there are: of this tenant, or of all.
@@ -199,30 +231,57 @@ pub(super) fn counts(connection: &Connection, tenant: &str) -> rusqlite::Result<
     Ok(found.unwrap_or_default())
 }
 
-/// Only with the conditions that there are: so the indexes fit.
-fn listing(filter: &JobFilter) -> (String, Vec<Box<dyn ToSql>>) {
+/// How to find a page.
+struct Listing {
+    /// Which rows are looked at, if not each of them is wanted.
+    looked_at: Option<String>,
+    query: String,
+    /// For these rows, and then for those that are wanted.
+    values: Vec<Box<dyn ToSql>>,
+    of_them: Vec<Box<dyn ToSql>>,
+}
+
+/// Only with the conditions that there are: so the indexes fit. What no index knows is looked for among a few rows.
+fn listing(filter: &JobFilter) -> Listing {
     let JobFilter { tenant, status, name, label, before, limit } = filter.clone();
-    let mut query = format!("SELECT {JOB} FROM job WHERE 1 = 1");
-    let mut values: Vec<Box<dyn ToSql>> = Vec::new();
-    let equal = [("tenant", tenant), ("status", status), ("name", name)];
-    for (column, value) in equal.into_iter().filter_map(|(column, value)| Some((column, value?))) {
-        query.push_str(&format!(" AND {column} = ?"));
-        values.push(Box::new(value));
+    let (mut first, mut values): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
+    let (mut then, mut of_them): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
+    let known = tenant.is_some();
+    // An index has either of them behind the tenant; where both are asked for, that of the name.
+    let status_known = known && name.is_none();
+    for (column, value, known) in
+        [("tenant", tenant, true), ("status", status, status_known), ("name", name, known)]
+    {
+        let Some(value) = value else { continue };
+        let (into, of) = if known { (&mut first, &mut values) } else { (&mut then, &mut of_them) };
+        into.push_str(&format!(" AND {column} = ?"));
+        of.push(Box::new(value));
     }
     if let Some((key, value)) = label {
-        query.push_str(
+        then.push_str(
             " AND EXISTS (SELECT 1 FROM json_each(labels) AS label WHERE label.key = ? AND label.value = ?)",
         );
-        values.push(Box::new(key));
-        values.push(Box::new(value));
+        of_them.push(Box::new(key));
+        of_them.push(Box::new(value));
     }
     if let Some(before) = before {
-        query.push_str(" AND n < ?");
+        first.push_str(" AND n < ?");
         values.push(Box::new(before));
     }
-    query.push_str(" ORDER BY n DESC LIMIT ?");
-    values.push(Box::new(limit.min(MOST_LISTED)));
-    (query, values)
+    let is_few = !of_them.is_empty();
+    of_them.push(Box::new(limit.min(MOST_LISTED)));
+    let few = |columns: &str| {
+        format!("SELECT {columns} FROM job WHERE {first} ORDER BY n DESC LIMIT {MOST_LOOKED_AT}")
+    };
+    let (looked_at, query) = match is_few {
+        false => (None, format!("SELECT {JOB} FROM job WHERE {first} ORDER BY n DESC LIMIT ?")),
+        true => {
+            let from = few("*");
+            let query = format!("SELECT {JOB} FROM ({from}) AS job WHERE {then} ORDER BY n DESC LIMIT ?");
+            (Some(few("n")), query)
+        }
+    };
+    Listing { looked_at, query, values, of_them }
 }
 
 fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {

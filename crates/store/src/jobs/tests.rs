@@ -127,8 +127,8 @@ fn a_job_waits_for_its_time() {
     assert_eq!(served.next_jobs("t", 9).unwrap(), ["past"]);
     assert_eq!(served.next_due().unwrap(), Some(5000));
     assert!(!start(&served, "a", "r", "boot"));
-    assert_eq!(served.together(|writing| writing.due_jobs(4999, 10)).unwrap(), 0);
-    assert_eq!(served.together(|writing| writing.due_jobs(5000, 10)).unwrap(), 1);
+    assert_eq!(served.together(|writing| writing.due_jobs(4999, 10)).unwrap(), [""; 0]);
+    assert_eq!(served.together(|writing| writing.due_jobs(5000, 10)).unwrap(), ["a"]);
     assert_eq!((served.next_due().unwrap(), served.next_jobs("t", 9).unwrap().len()), (None, 2));
 }
 
@@ -193,10 +193,19 @@ fn cancelling_takes_all_behind_it() {
         add(&served, &NewJob { after: &before, ..new(&id, "t") });
     }
     let cancelled = served.together(|writing| writing.cancel_job("0", 2000)).unwrap();
-    let Cancelled::Queued(changes) = cancelled else { panic!("{cancelled:?}") };
+    let Cancelled::Queued(mut changes) = cancelled else { panic!("{cancelled:?}") };
+    assert_eq!(changes.len(), 1 + behind::TOGETHER, "a few at a time");
+    assert_eq!(served.together(|writing| writing.retry_job("3", 2000, &ROOM)).unwrap(), Retried::Followed);
+    let gone = served.prune_jobs(u64::MAX >> 1, 0, 0).unwrap();
+    assert!((1..=behind::TOGETHER).contains(&gone), "not what is still followed: {gone}");
+    // Another server goes on.
+    let served = Served::open(&folder.0).unwrap();
+    while served.jobs_follow().unwrap() {
+        changes.extend(served.together(|writing| writing.follow_jobs(2000)).unwrap());
+    }
     assert_eq!(changes.len(), 200);
-    assert_eq!(served.job_counts(None).unwrap().ended, 200);
-    assert_eq!(served.together(|writing| writing.cancel_job("0", 2000)).unwrap(), Cancelled::Before);
+    assert_eq!(served.job_counts(None).unwrap().ended, 200 - gone as u64);
+    assert_eq!(served.together(|writing| writing.cancel_job("3", 2000)).unwrap(), Cancelled::Before);
     assert_eq!(served.together(|writing| writing.cancel_job("?", 2000)).unwrap(), Cancelled::Unknown);
 }
 
@@ -272,7 +281,11 @@ fn a_promise_is_one_job() {
     assert_eq!(add(&served, &promised("b", 2)), Added::OtherRequest);
     let other = NewJob { tenant: "other", ..promised("b", 2) };
     assert_eq!(add(&served, &other), Added::New, "everybody has his own");
-    let later = NewJob { at_ms: 1001 + crate::served::PROMISED_MS, ..promised("c", 2) };
+    let late = 1001 + crate::served::PROMISED_MS;
+    let later = NewJob { at_ms: late, ..promised("c", 1) };
+    served.prune_jobs(late, u64::MAX >> 1, u64::MAX >> 1).unwrap();
+    assert_eq!(add(&served, &later), Added::Before("a".into()), "as long as the job has not ended");
+    served.together(|writing| writing.cancel_job("a", 1000)).unwrap();
     assert_eq!(add(&served, &later), Added::New, "a day later it is forgotten");
 }
 
@@ -297,7 +310,7 @@ fn there_is_room_for_so_many() {
         Added::Full(WhichBound::Jobs),
         "those that run count"
     );
-    assert_eq!(add("d", "t", &few), Added::New);
+    assert_eq!(add("d", "t", &JobRoom { queued: 5, ..few }), Added::New);
 }
 
 #[test]
@@ -317,7 +330,7 @@ fn whoever_has_the_most_loses_the_oldest_first() {
     assert_eq!(served.prune_jobs(3000, 6, u64::MAX).unwrap(), 7);
     let left = |tenant: &str| {
         let filter = JobFilter { tenant: Some(tenant.into()), limit: 100, ..JobFilter::default() };
-        served.list_jobs(&filter).unwrap().into_iter().map(|row| row.id).collect::<Vec<_>>()
+        served.list_jobs(&filter).unwrap().rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
     };
     assert_eq!(left("many"), ["waits", "many9", "many8", "many7"]);
     assert_eq!(left("few"), ["few2", "few1", "few0"]);
@@ -339,7 +352,16 @@ fn lists_are_filtered_and_paged() {
         add(&served, &NewJob { labels: &labels, name: Some("n"), ..new(&id, "t") });
     }
     let ids = |filter: JobFilter| {
-        served.list_jobs(&filter).unwrap().into_iter().map(|row| row.id).collect::<Vec<_>>().concat()
+        let mut found = String::new();
+        let mut filter = filter;
+        loop {
+            let page = served.list_jobs(&filter).unwrap();
+            found.extend(page.rows.into_iter().map(|row| row.id));
+            filter.before = page.before.filter(|_| (found.len() as u32) < filter.limit);
+            if filter.before.is_none() {
+                return found;
+            }
+        }
     };
     let all = JobFilter { tenant: Some("t".into()), limit: 9, ..JobFilter::default() };
     assert_eq!(ids(all.clone()), "43210");
@@ -377,6 +399,91 @@ fn no_look_of_the_scheduler_reads_what_waits() {
     assert!(naive.contains("TEMP B-TREE"), "the positive control: {naive}");
 }
 
+#[test]
+fn what_is_in_vain_at_birth_is_told_like_any_other_end() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    add(&served, &new("a", "t"));
+    served.together(|writing| writing.cancel_job("a", 2000)).unwrap();
+    let after = ["a".to_owned()];
+    let Added::InVain(changes) = add(&served, &NewJob { after: &after, webhook: Some("w"), ..new("b", "t") })
+    else {
+        panic!("it is over")
+    };
+    let told: Vec<_> = changes.iter().map(|change| (change.id.as_str(), change.status.as_str())).collect();
+    assert_eq!(told, [("b", "cancelled")]);
+    assert_eq!(changes[0].webhook.as_deref(), Some("w"));
+}
+
+#[test]
+fn a_retry_waits_for_its_time_and_has_no_result() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    add(&served, &NewJob { not_before_ms: Some(9000), ..new("a", "t") });
+    served.together(|writing| writing.cancel_job("a", 2000)).unwrap();
+    let retry = |id: &str| served.together(|writing| writing.retry_job(id, 3000, &ROOM)).unwrap();
+    assert_eq!(retry("a"), Retried::Queued);
+    assert_eq!((served.next_jobs("t", 9).unwrap(), served.next_due().unwrap()), (vec![], Some(9000)));
+    add(&served, &new("b", "t"));
+    start(&served, "b", "r", "boot");
+    end(&served, "r", "succeeded", 2500);
+    assert!(served.job_result("b").unwrap().is_some(), "the control");
+    assert_eq!(retry("b"), Retried::Queued);
+    assert_eq!(served.job_result("b").unwrap(), None);
+    assert_eq!(served.job_counts(None).unwrap().bytes, 4);
+}
+
+#[test]
+fn nobody_takes_more_than_half_of_what_the_others_leave() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    let room = JobRoom { queued: 8, queued_of_one: 8, bytes: 1 << 30, ..ROOM };
+    let fill = |tenant: &str, room: &JobRoom| {
+        (0..20)
+            .take_while(|number| {
+                let id = format!("{tenant}{number}");
+                served.together(|writing| writing.add_job(&new(&id, tenant), room)).unwrap() == Added::New
+            })
+            .count()
+    };
+    assert_eq!(["a", "b", "c", "d", "e"].map(|tenant| fill(tenant, &room)), [4, 2, 1, 1, 0]);
+    let room = JobRoom { bytes: 16 + 32, ..ROOM };
+    assert_eq!(["f", "g"].map(|tenant| fill(tenant, &room)), [8, 4], "two bytes each");
+}
+
+#[test]
+fn what_waits_does_not_push_out_what_has_ended() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    add(&served, &new("old", "small"));
+    served.together(|writing| writing.cancel_job("old", 2000)).unwrap();
+    let order = "x".repeat(1000);
+    add(&served, &NewJob { order: &order, ..new("waits", "large") });
+    assert_eq!(served.prune_jobs(3000, 100, 100).unwrap(), 0);
+    served.together(|writing| writing.cancel_job("waits", 2000)).unwrap();
+    assert_eq!(served.prune_jobs(3000, 100, 100).unwrap(), 1, "the control");
+    assert_eq!(status(&served, "old"), "cancelled");
+}
+
+#[test]
+fn only_so_many_come_right_after_one() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    add(&served, &new("a", "t"));
+    let after = ["a".to_owned()];
+    let room = JobRoom { queued: 1 << 20, queued_of_one: 1 << 20, ..ROOM };
+    let many = |writing: &crate::served::Writing<'_>| {
+        for number in 0..MOST_BEHIND {
+            let id = number.to_string();
+            assert_eq!(writing.add_job(&NewJob { after: &after, ..new(&id, "t") }, &room)?, Added::New);
+        }
+        let more = NewJob { after: &after, ..new("more", "t") };
+        assert_eq!(writing.add_job(&more, &room)?, Added::Full(WhichBound::Behind));
+        Ok::<_, DatabaseError>(())
+    };
+    served.together(many).unwrap();
+}
+
 /// What may happen to jobs, in any order.
 #[derive(Clone, Debug)]
 enum Step {
@@ -385,6 +492,7 @@ enum Step {
     End(usize, &'static str),
     Cancel(usize),
     Retry(usize),
+    Follow,
     Crash,
 }
 
@@ -397,6 +505,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (any::<usize>(), ends).prop_map(|(which, status)| Step::End(which, status)),
         1 => any::<usize>().prop_map(Step::Cancel),
         1 => any::<usize>().prop_map(Step::Retry),
+        2 => Just(Step::Follow),
         1 => Just(Step::Crash),
     ]
 }
@@ -452,6 +561,10 @@ impl World {
                     assert!(self.finals.remove(&id).is_some(), "only what was final is retried");
                 }
             }
+            Step::Follow => {
+                let changes = self.served.together(|writing| writing.follow_jobs(3000)).unwrap();
+                self.note(&changes);
+            }
             Step::Crash => self.crash(),
         }
         self.check();
@@ -473,7 +586,8 @@ impl World {
             retry_on: "failed lost",
             ..new(&id, "t")
         };
-        assert_eq!(add(&self.served, &job), Added::New);
+        let added = add(&self.served, &job);
+        assert_eq!(matches!(added, Added::InVain(_)), status(&self.served, &id) == "cancelled", "{added:?}");
         if status(&self.served, &id) == "cancelled" {
             self.finals.insert(id.clone(), "cancelled".into());
         }
@@ -515,7 +629,7 @@ impl World {
     }
 
     fn note(&mut self, changes: &[Change]) {
-        for change in changes.iter().filter(|change| change.status != "queued") {
+        for change in changes.iter().filter(|change| change.status != "queued" && !change.moved) {
             let before = self.finals.insert(change.id.clone(), change.status.clone());
             assert_eq!(before, None, "{} ended twice", change.id);
             if change.status == "succeeded" {
@@ -526,17 +640,29 @@ impl World {
 
     fn check(&self) {
         let all = JobFilter { limit: 200, ..JobFilter::default() };
-        let rows = self.served.list_jobs(&all).unwrap();
+        let rows = self.served.list_jobs(&all).unwrap().rows;
         assert_eq!(rows.len(), self.jobs.len(), "none is dropped");
+        let followed: HashSet<String> = self
+            .served
+            .jobs
+            .read(|connection| {
+                let mut rows = connection.prepare("SELECT id FROM job_followed")?;
+                rows.query_map([], |row| row.get(0))?.collect()
+            })
+            .unwrap();
         let mut counts = Counts { bytes: self.served.job_counts(None).unwrap().bytes, ..Counts::default() };
         for row in &rows {
             assert_eq!(row.is_final(), self.finals.contains_key(&row.id), "{}", row.id);
             let runs = self.live.iter().any(|(run, job)| *job == row.id && Some(run) == row.run.as_ref());
             assert_eq!(row.status == "running", runs, "{}", row.id);
             if row.waits_for.as_deref() == Some("jobs") {
-                let goes_on = |id: &String| !self.finals.contains_key(id);
+                // What it waits for may have ended, if it is about to follow.
+                let follows = |id: &String| followed.contains(id);
+                let goes_on = |id: &String| !self.finals.contains_key(id) || follows(id);
                 assert!(row.after.iter().any(goes_on), "{} waits for nothing", row.id);
-                let in_vain = |id: &String| self.finals.get(id).is_some_and(|status| status != "succeeded");
+                let in_vain = |id: &String| {
+                    self.finals.get(id).is_some_and(|status| status != "succeeded") && !follows(id)
+                };
                 assert!(!row.after.iter().any(in_vain), "{} waits in vain", row.id);
             }
             counts.queued += u64::from(row.status == "queued");
@@ -561,5 +687,8 @@ proptest! {
         }
         world.crash();
         world.check();
+        while world.served.jobs_follow().unwrap() {
+            world.apply(Step::Follow);
+        }
     }
 }

@@ -29,6 +29,7 @@ CREATE TABLE job (
     webhook       TEXT, -- JSON
     error         TEXT, -- JSON
     bytes         INTEGER NOT NULL, -- of its order and result
+    behind        INTEGER NOT NULL DEFAULT 0, -- jobs that come right after it
     CHECK ((status = 'queued') = (waits_for <> '')),
     CHECK ((status = 'running') = (boot IS NOT NULL)),
     CHECK ((status IN ('queued', 'running')) = (ended_ms IS NULL)),
@@ -40,6 +41,7 @@ CREATE INDEX job_running ON job (run) WHERE status = 'running';
 CREATE INDEX job_of ON job (tenant, n);
 CREATE INDEX job_status ON job (tenant, status, n);
 CREATE INDEX job_ended ON job (tenant, n) WHERE ended_ms IS NOT NULL;
+CREATE INDEX job_named ON job (tenant, name, n) WHERE name IS NOT NULL;
 CREATE INDEX job_kept ON job (keep_until) WHERE keep_until IS NOT NULL;
 
 -- What is large of a job, apart, so that its row is small.
@@ -64,6 +66,16 @@ CREATE TABLE job_after (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX job_behind ON job_after (needs, job);
 
+-- Jobs that have ended, and behind which not everything has followed yet: a few at a time, so that nobody waits long.
+CREATE TABLE job_followed (
+    n         INTEGER PRIMARY KEY AUTOINCREMENT,
+    id        TEXT NOT NULL UNIQUE,
+    root      TEXT NOT NULL,              -- the job that this began with
+    succeeded INTEGER NOT NULL CHECK (succeeded IN (0, 1)),
+    seen      INTEGER NOT NULL DEFAULT 0  -- of those behind it all up to this one have followed
+) STRICT;
+CREATE INDEX job_followed_root ON job_followed (root, n);
+
 -- Which job an idempotency key stands for.
 CREATE TABLE job_promise (
     tenant TEXT NOT NULL,
@@ -84,7 +96,8 @@ CREATE TABLE job_tenant (
     turn     INTEGER NOT NULL DEFAULT 0, -- of those, the ones that could start now
     running  INTEGER NOT NULL DEFAULT 0,
     ended    INTEGER NOT NULL DEFAULT 0,
-    bytes    INTEGER NOT NULL DEFAULT 0
+    bytes    INTEGER NOT NULL DEFAULT 0,
+    over     INTEGER NOT NULL DEFAULT 0 -- bytes of those that have ended
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX job_tenant_turn ON job_tenant (tenant) WHERE turn > 0;
 CREATE INDEX job_tenant_ended ON job_tenant (ended) WHERE ended > 0;
@@ -92,23 +105,27 @@ CREATE INDEX job_tenant_ended ON job_tenant (ended) WHERE ended > 0;
 CREATE TRIGGER job_comes AFTER INSERT ON job BEGIN
     INSERT INTO job_tenant (tenant) VALUES (NEW.tenant), ('') ON CONFLICT DO NOTHING;
     UPDATE job_tenant SET queued = queued + (NEW.status = 'queued'), turn = turn + (NEW.waits_for = 'turn'),
-        running = running + (NEW.status = 'running'), ended = ended + (NEW.ended_ms IS NOT NULL), bytes = bytes + NEW.bytes
+        running = running + (NEW.status = 'running'), ended = ended + (NEW.ended_ms IS NOT NULL), bytes = bytes + NEW.bytes,
+        over = over + iif(NEW.ended_ms IS NULL, 0, NEW.bytes)
         WHERE tenant IN (NEW.tenant, '');
 END;
 CREATE TRIGGER job_changes AFTER UPDATE OF status, waits_for, ended_ms, bytes ON job BEGIN
     UPDATE job_tenant SET queued = queued + (NEW.status = 'queued') - (OLD.status = 'queued'),
         turn = turn + (NEW.waits_for = 'turn') - (OLD.waits_for = 'turn'),
         running = running + (NEW.status = 'running') - (OLD.status = 'running'),
-        ended = ended + (NEW.ended_ms IS NOT NULL) - (OLD.ended_ms IS NOT NULL), bytes = bytes + NEW.bytes - OLD.bytes
+        ended = ended + (NEW.ended_ms IS NOT NULL) - (OLD.ended_ms IS NOT NULL), bytes = bytes + NEW.bytes - OLD.bytes,
+        over = over + iif(NEW.ended_ms IS NULL, 0, NEW.bytes) - iif(OLD.ended_ms IS NULL, 0, OLD.bytes)
         WHERE tenant IN (NEW.tenant, '');
 END;
 CREATE TRIGGER job_goes AFTER DELETE ON job BEGIN
     UPDATE job_tenant SET queued = queued - (OLD.status = 'queued'), turn = turn - (OLD.waits_for = 'turn'),
-        running = running - (OLD.status = 'running'), ended = ended - (OLD.ended_ms IS NOT NULL), bytes = bytes - OLD.bytes
+        running = running - (OLD.status = 'running'), ended = ended - (OLD.ended_ms IS NOT NULL), bytes = bytes - OLD.bytes,
+        over = over - iif(OLD.ended_ms IS NULL, 0, OLD.bytes)
         WHERE tenant IN (OLD.tenant, '');
     DELETE FROM job_tenant WHERE tenant = OLD.tenant AND queued + running + ended = 0;
     DELETE FROM job_order WHERE n = OLD.n;
     DELETE FROM job_result WHERE n = OLD.n;
     DELETE FROM job_run WHERE job = OLD.n;
+    UPDATE job SET behind = behind - 1 WHERE id IN (SELECT needs FROM job_after WHERE job = OLD.n);
     DELETE FROM job_after WHERE job = OLD.n;
 END;

@@ -191,6 +191,9 @@ impl Logs {
     }
 }
 
+/// What a server lists unless said.
+const USUALLY_LISTED: u32 = 50;
+
 #[derive(Deserialize)]
 struct Page {
     jobs: Vec<Value>,
@@ -199,14 +202,30 @@ struct Page {
 
 impl List {
     async fn show(self, client: &Client) -> Result<u8, Failure> {
-        let asked = query(&[
-            ("status", self.status),
-            ("name", self.name),
-            ("label", self.label),
-            ("limit", self.limit.map(|limit| limit.to_string())),
-            ("before", self.before.map(|before| before.to_string())),
-        ]);
-        let Page { jobs, before } = client.json(Ask::get(format!("/v1/jobs{asked}"))).await?;
+        let (mut jobs, mut before) = (Vec::new(), self.before);
+        let most = self.limit.unwrap_or(USUALLY_LISTED);
+        // A server looks through so many at a time: a page may have few, and not be the last.
+        loop {
+            let left = (most as usize).saturating_sub(jobs.len());
+            let limit = if jobs.is_empty() {
+                self.limit.map(|limit| limit.to_string())
+            } else {
+                Some(left.to_string())
+            };
+            let asked = query(&[
+                ("status", self.status.clone()),
+                ("name", self.name.clone()),
+                ("label", self.label.clone()),
+                ("limit", limit),
+                ("before", before.map(|before| before.to_string())),
+            ]);
+            let page: Page = client.json(Ask::get(format!("/v1/jobs{asked}"))).await?;
+            jobs.extend(page.jobs);
+            before = page.before;
+            if before.is_none() || jobs.len() >= most as usize {
+                break;
+            }
+        }
         match self.json {
             true => print_json(&json!({ "jobs": jobs, "before": before }))?,
             false => print_lines(jobs.iter().map(line))?,

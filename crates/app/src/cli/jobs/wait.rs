@@ -210,7 +210,11 @@ fn ended(job: &Value) -> Result<(u8, Vec<Line>), String> {
         let error = &job["error"];
         vec![Line::Error(text(error, "message").to_owned()), Line::Hint(text(error, "hint").to_owned())]
     };
-    match (text(job, "status"), &job["result"]) {
+    // What is there of an attempt before says nothing of this end.
+    let status = text(job, "status");
+    let result =
+        Some(&job["result"]).filter(|result| !result.is_object() || text(result, "status") == status);
+    match (status, result.unwrap_or(&Value::Null)) {
         ("cancelled", Value::Null) => Ok((INTERRUPTED, error(job))),
         ("lost", _) | (_, Value::Null) => Ok((REFUSED, error(job))),
         (_, result) => run::told(result),
@@ -234,6 +238,8 @@ mod tests {
         assert_eq!(of("oom_killed", result("oom_killed", 137)), Ok(137));
         assert_eq!(of("cancelled", result("cancelled", 130)), Ok(130));
         assert_eq!(of("cancelled", Value::Null), Ok(130), "it never ran");
+        assert_eq!(of("cancelled", result("succeeded", 0)), Ok(130), "that was an attempt before");
+        assert_eq!(of("not_started", result("succeeded", 0)), Ok(125), "so was that");
         assert_eq!(of("not_started", result("not_started", 127)), Ok(127));
         assert_eq!(of("lost", Value::Null), Ok(125));
         assert_eq!(of("lost", result("failed", 3)), Ok(125), "of an attempt before");

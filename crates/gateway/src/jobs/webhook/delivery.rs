@@ -1,4 +1,5 @@
-//! Delivers notices that wait: a few at a time, of every tenant some, and one of each job. What fails is tried again after
+//! Delivers notices that wait: a few at a time, of every tenant some, and one of each job. Whose last attempt failed has one
+//! at a time, and all of those together no more than half: receivers that never answer hold nobody else up. What fails is tried again after
 //! a pause that doubles, until it is given up.
 //!
 //! That a notice was taken is written down afterwards: after a crash in between it goes out once more, with the same
@@ -9,7 +10,8 @@ use bytes::Bytes;
 use engine::Undelivered;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::{
-    collections::HashMap,
+    cell::Cell,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -18,7 +20,9 @@ use tokio::{sync::Notify, task::JoinSet};
 
 /// Notices under way at a time, and those of one tenant: a receiver that is slow holds nobody else up.
 const MOST_UNDER_WAY: usize = 32;
-const MOST_OF_ONE: u32 = 4;
+const MOST_OF_ONE: usize = 4;
+/// Those of all tenants whose last attempt failed.
+const MOST_IN_DOUBT: usize = MOST_UNDER_WAY / 2;
 /// Between two looks at what waits.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// Where the database cannot be used.
@@ -29,8 +33,41 @@ const LONGEST_PAUSE_MS: u64 = 3_600_000;
 const REMEMBERED_MS: u64 = 32 * 24 * 3_600_000;
 const BETWEEN_TIDYINGS_MS: u64 = 3_600_000;
 
-/// What is under way: jobs, with whose they are.
-type UnderWay = Arc<Mutex<HashMap<String, String>>>;
+/// What is under way.
+#[derive(Clone, Debug, Default)]
+struct Sky {
+    /// Jobs, with whose they are.
+    jobs: HashMap<String, String>,
+    /// Tenants whose last attempt failed.
+    doubted: HashSet<String>,
+}
+
+impl Sky {
+    /// How many more a tenant may send, where those in doubt may have so many more together.
+    fn room(&self, tenant: &str, doubts: usize) -> usize {
+        let own = self.jobs.values().filter(|owner| *owner == tenant).count();
+        if self.doubted.contains(tenant) {
+            return 1_usize.saturating_sub(own).min(doubts);
+        }
+        let left = MOST_UNDER_WAY.saturating_sub(self.jobs.len() - own);
+        MOST_OF_ONE.min(left.div_ceil(2)).saturating_sub(own)
+    }
+
+    /// How many more there may be of those in doubt.
+    fn doubts(&self) -> usize {
+        let under_way = self.jobs.values().filter(|owner| self.doubted.contains(*owner)).count();
+        MOST_IN_DOUBT.saturating_sub(under_way)
+    }
+
+    fn landed(&mut self, notice: &Notice, well: bool) {
+        match well {
+            true => self.doubted.remove(&notice.tenant),
+            false => self.doubted.insert(notice.tenant.clone()),
+        };
+    }
+}
+
+type UnderWay = Arc<Mutex<Sky>>;
 
 /// Delivers for ever.
 pub(crate) async fn deliver(gateway: Gateway) {
@@ -42,7 +79,7 @@ pub(crate) async fn deliver(gateway: Gateway) {
             Ok(notices) => {
                 for notice in notices {
                     last.clone_from(&notice.tenant);
-                    lock(&under_way).insert(notice.job.clone(), notice.tenant.clone());
+                    lock(&under_way).jobs.insert(notice.job.clone(), notice.tenant.clone());
                     flights.spawn(fly(gateway.clone(), notice, under_way.clone(), landed.clone()));
                 }
             }
@@ -64,24 +101,29 @@ async fn tidy(gateway: &Gateway, now: u64) {
     _ = gateway.writer().write(move |writing| webhooks::forget(writing, before)).await;
 }
 
-fn lock(under_way: &UnderWay) -> std::sync::MutexGuard<'_, HashMap<String, String>> {
+fn lock(under_way: &UnderWay) -> std::sync::MutexGuard<'_, Sky> {
     under_way.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What can be sent now. Tenants behind the last one come first.
 async fn due(gateway: &Gateway, under_way: &UnderWay, last: &str) -> Result<Vec<Notice>, ()> {
     let busy = lock(under_way).clone();
-    let room = MOST_UNDER_WAY.saturating_sub(busy.len());
+    let room = MOST_UNDER_WAY.saturating_sub(busy.jobs.len());
     if room == 0 {
         return Ok(Vec::new());
     }
     let (last, now) = (last.to_owned(), engine::now().0);
     let found = gateway.look_up(move |served| {
+        let doubts = Cell::new(busy.doubts());
         let of_one = |tenant: &str| {
-            let under_way = busy.values().filter(|owner| *owner == tenant).count() as u32;
-            MOST_OF_ONE.saturating_sub(under_way)
+            let room = busy.room(tenant, doubts.get());
+            // Whether it has something to send or not: the next look is soon.
+            if busy.doubted.contains(tenant) {
+                doubts.set(doubts.get() - room);
+            }
+            room as u32
         };
-        served.due_notices(now, (&last, room), of_one, |job| busy.contains_key(job))
+        served.due_notices(now, (&last, room), of_one, |job| busy.jobs.contains_key(job))
     });
     found.await.map_err(drop)
 }
@@ -96,13 +138,17 @@ async fn fly(gateway: Gateway, notice: Notice, under_way: UnderWay, landed: Arc<
             why.escape_debug()
         ));
     }
-    let (job, written) = (notice.job.clone(), settled);
+    let landing = notice.clone();
+    let (well, written) = (settled == Settled::Delivered, settled);
     let done = gateway.writer().write(move |writing| webhooks::settle(writing, &notice, &written)).await;
     if done.is_err() {
         // It waits as before, and is due at once.
         tokio::time::sleep(AFTER_TROUBLE).await;
     }
-    lock(&under_way).remove(&job);
+    let mut sky = lock(&under_way);
+    sky.jobs.remove(&landing.job);
+    sky.landed(&landing, well);
+    drop(sky);
     landed.notify_one();
 }
 
@@ -189,6 +235,25 @@ mod tests {
             assert!((2_880_000..=LONGEST_PAUSE_MS).contains(&pause_ms(attempts, 0)));
             assert_eq!(pause_ms(attempts, 255), LONGEST_PAUSE_MS);
         }
+    }
+
+    #[test]
+    fn receivers_that_never_answer_hold_nobody_else_up() {
+        let mut sky = Sky::default();
+        let fill = |sky: &mut Sky, tenant: &str| {
+            let room = sky.room(tenant, sky.doubts()).min(MOST_UNDER_WAY - sky.jobs.len());
+            for number in 0..room {
+                sky.jobs.insert(format!("{tenant}{number}"), tenant.to_owned());
+            }
+            room
+        };
+        assert_eq!(fill(&mut sky, "a"), 4);
+        let dead: Vec<_> = (0..40).map(|number| format!("dead{number}")).collect();
+        dead.iter().for_each(|tenant| sky.landed(&Notice { tenant: tenant.clone(), ..notice(0) }, false));
+        assert_eq!(dead.iter().map(|tenant| fill(&mut sky, tenant)).sum::<usize>(), 16);
+        assert_eq!(["b", "c", "d", "e", "f"].map(|tenant| fill(&mut sky, tenant)), [4, 4, 2, 1, 1]);
+        sky.landed(&Notice { tenant: dead[0].clone(), ..notice(0) }, true);
+        assert!(!sky.doubted.contains(&dead[0]), "one yes is enough");
     }
 
     #[test]

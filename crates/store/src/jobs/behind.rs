@@ -1,0 +1,130 @@
+//! What follows for those that come after a job that has ended: they wait for their turn, or are cancelled with all that
+//! come after them. A few at a time: one job may have thousands behind it, and everybody's writes wait for a transaction.
+//!
+//! Until all have followed the job is neither retried nor forgotten, and none of those behind it starts: whoever is to be
+//! cancelled still waits.
+
+use super::end::{CHANGE, Change, change, in_vain};
+use crate::served::number;
+use rusqlite::{OptionalExtension, Transaction, params};
+
+/// Jobs that are looked at in one transaction.
+pub(super) const TOGETHER: usize = if cfg!(test) { 3 } else { 100 };
+
+/// From now on those behind this job follow it.
+pub(super) fn begin(
+    transaction: &Transaction<'_>,
+    id: &str,
+    root: &str,
+    succeeded: bool,
+) -> rusqlite::Result<()> {
+    let begin = "INSERT INTO job_followed (id, root, succeeded)
+        SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM job_after WHERE needs = ?1) ON CONFLICT (id) DO NOTHING";
+    transaction.prepare_cached(begin)?.execute(params![id, root, succeeded])?;
+    Ok(())
+}
+
+/// Whether some behind it have not followed yet.
+pub(super) fn is_followed(transaction: &Transaction<'_>, id: &str) -> rusqlite::Result<bool> {
+    transaction.prepare_cached("SELECT 1 FROM job_followed WHERE id = ?")?.exists([id])
+}
+
+/// A job behind which not everything has followed.
+struct Followed {
+    id: String,
+    root: String,
+    succeeded: bool,
+    seen: i64,
+}
+
+/// Some of what follows: of what began with this job, or with any.
+pub(super) fn follow(
+    transaction: &Transaction<'_>,
+    root: Option<&str>,
+    now_ms: u64,
+) -> rusqlite::Result<Vec<Change>> {
+    let of = if root.is_some() { "WHERE root = ?1" } else { "WHERE ?1 IS NULL" };
+    let first = format!("SELECT id, root, succeeded, seen FROM job_followed {of} ORDER BY n LIMIT 1");
+    let (mut changes, mut left) = (Vec::new(), TOGETHER);
+    while left > 0 {
+        let first = transaction.prepare_cached(&first)?.query_row([root], |row| {
+            Ok(Followed { id: row.get(0)?, root: row.get(1)?, succeeded: row.get(2)?, seen: row.get(3)? })
+        });
+        let Some(first) = first.optional()? else { break };
+        let looked = some(transaction, &first, left, now_ms, &mut changes)?;
+        // Each costs something, even one behind which there is nothing left.
+        left -= looked.clamp(1, left);
+    }
+    Ok(changes)
+}
+
+/// At most so many behind this one. How many were looked at.
+fn some(
+    transaction: &Transaction<'_>,
+    followed: &Followed,
+    most: usize,
+    now_ms: u64,
+    changes: &mut Vec<Change>,
+) -> rusqlite::Result<usize> {
+    let next = "SELECT job FROM job_after WHERE needs = ? AND job > ? ORDER BY job LIMIT ?";
+    let next: Vec<i64> = transaction
+        .prepare_cached(next)?
+        .query_map(params![followed.id, followed.seen, most as i64], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
+    for n in &next {
+        let change = match followed.succeeded {
+            true => release(transaction, *n, &followed.id, now_ms)?,
+            false => cancel(transaction, *n, &followed.root, now_ms)?,
+        };
+        changes.extend(change);
+    }
+    match next.last().filter(|_| next.len() == most) {
+        Some(last) => transaction
+            .prepare_cached("UPDATE job_followed SET seen = ? WHERE id = ?")?
+            .execute(params![last, followed.id])?,
+        None => {
+            transaction.prepare_cached("DELETE FROM job_followed WHERE id = ?")?.execute([&followed.id])?
+        }
+    };
+    Ok(next.len())
+}
+
+/// One that waits for nothing else waits for its time or turn.
+fn release(
+    transaction: &Transaction<'_>,
+    n: i64,
+    needs: &str,
+    now_ms: u64,
+) -> rusqlite::Result<Option<Change>> {
+    let met = "UPDATE job_after SET done = 1 WHERE job = ? AND needs = ?";
+    transaction.prepare_cached(met)?.execute(params![n, needs])?;
+    // What is about to be cancelled does not start before.
+    let release = format!(
+        "UPDATE job SET waits_for = CASE WHEN due_ms > ?2 THEN 'time' ELSE 'turn' END, version = version + 1
+        WHERE n = ?1 AND waits_for = 'jobs' AND NOT EXISTS (SELECT 1 FROM job_after AS edge WHERE edge.job = ?1
+            AND (edge.done = 0 OR EXISTS (SELECT 1 FROM job_followed WHERE id = edge.needs AND succeeded = 0)))
+        {CHANGE}"
+    );
+    let released =
+        transaction.prepare_cached(&release)?.query_row(params![n, number(now_ms)], change).optional()?;
+    Ok(released.map(|change| Change { moved: true, ..change }))
+}
+
+/// One that waits is over, and what comes after it follows. There are no circles: a job only waits for older ones.
+fn cancel(
+    transaction: &Transaction<'_>,
+    n: i64,
+    root: &str,
+    now_ms: u64,
+) -> rusqlite::Result<Option<Change>> {
+    let cancel = format!(
+        "UPDATE job SET status = 'cancelled', waits_for = '', version = version + 1, ended_ms = ?2,
+            keep_until = ?2 + keep_ms, error = ?3 WHERE n = ?1 AND waits_for = 'jobs' {CHANGE}"
+    );
+    let row = params![n, number(now_ms), in_vain(root)];
+    let cancelled = transaction.prepare_cached(&cancel)?.query_row(row, change).optional()?;
+    if let Some(change) = &cancelled {
+        begin(transaction, &change.id, root, false)?;
+    }
+    Ok(cancelled)
+}
