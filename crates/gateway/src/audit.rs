@@ -87,6 +87,7 @@ fn called(method: &Method, route: &str) -> Option<&'static str> {
         ("POST", "/v1/sandboxes/{id}/fork") => "sandbox.fork",
         ("POST", "/v1/sandboxes/{id}/exec") => "sandbox.exec",
         ("POST", "/v1/sandboxes/{id}/exec/{exec}/signal") => "sandbox.signal",
+        ("DELETE", "/v1/sandboxes/{id}/exec/{exec}") => "sandbox.stop",
         ("POST", "/v1/sandboxes/{id}/exec/{exec}/stdin" | "/v1/sandboxes/{id}/exec/{exec}/resize") => "input",
         ("GET", "/v1/sandboxes/{id}/pty") => "pty.open",
         ("POST", "/v1/sandboxes/{id}/artifacts") => "artifact.keep",

@@ -207,7 +207,8 @@ fn open(
     let tenants = config.doors.quotas.clone();
     let trace = telemetry::trace(config)?;
     let facts = telemetry::facts(config, certificate)?;
-    let webhooks = config.webhooks.clone();
+    let crate::config::Webhooks { attempts, courier } = config.webhooks.clone();
+    let webhooks = gateway::WebhookSettings { attempts, courier };
     let settings = gateway::Settings {
         engine,
         policy,

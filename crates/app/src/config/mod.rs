@@ -27,6 +27,7 @@ pub(crate) use self::{
     doors::Doors,
     serve::{Place, Serve},
     telemetry::{Telemetry, log_file},
+    webhooks::Webhooks,
 };
 
 use ::doors::{
@@ -79,7 +80,7 @@ pub(crate) struct Config {
     /// What a server is told.
     pub(crate) serve: Serve,
     /// Where its notices may go.
-    pub(crate) webhooks: gateway::WebhookSettings,
+    pub(crate) webhooks: webhooks::Webhooks,
     /// How many jobs.
     pub(crate) jobs: spec::JobBounds,
     /// The folder for run records and artifacts; absolute.

@@ -29,7 +29,7 @@ pub(super) struct Said {
     pub(super) policy: Policy,
     pub(super) pool: Pool,
     pub(super) serve: Serve,
-    pub(super) webhooks: gateway::WebhookSettings,
+    pub(super) webhooks: webhooks::Webhooks,
     pub(super) jobs: JobBounds,
     pub(super) doors: Doors,
     pub(super) secrets: secrets::Said,
@@ -47,7 +47,7 @@ impl Default for Said {
             pool: Pool::OFF,
             serve: Serve::default(),
             jobs: JobBounds::default(),
-            webhooks: gateway::WebhookSettings::default(),
+            webhooks: webhooks::Webhooks::default(),
             doors,
             secrets,
             artifacts,
@@ -76,7 +76,7 @@ pub(super) fn read(file: &Table, path: &Path) -> Result<Said, ConfigError> {
     let top = Section { path, name: "" };
     let Said { mut policy, mut doors, mut secrets, artifacts: mut kept, mut audit, .. } = Said::default();
     let (mut ahead, mut served, mut jobbed) = (Pool::OFF, Serve::default(), JobBounds::default());
-    let (mut told, mut noticed) = (Telemetry::default(), gateway::WebhookSettings::default());
+    let (mut told, mut noticed) = (Telemetry::default(), webhooks::Webhooks::default());
     let mut said = BTreeMap::new();
     for (key, value) in file {
         match key.as_str() {

@@ -1,7 +1,7 @@
 //! `[webhooks]`: where notices about jobs may go, and how often one is tried.
 
 use super::{ConfigError, file::Section};
-use gateway::WebhookSettings;
+use ::doors::courier::CourierSettings;
 use spec::Host;
 use std::path::Path;
 use toml::{Table, Value};
@@ -10,10 +10,25 @@ const KEYS: [&str; 5] = ["attempts", "allow_private", "allow_plain_http", "hosts
 /// With pauses of up to an hour, four days.
 const MOST_ATTEMPTS: u32 = 100;
 
+/// What the file says.
+#[derive(Clone, Debug)]
+pub(crate) struct Webhooks {
+    /// How often one notice is tried.
+    pub(crate) attempts: u32,
+    /// Where notices may go.
+    pub(crate) courier: CourierSettings,
+}
+
+impl Default for Webhooks {
+    fn default() -> Webhooks {
+        Webhooks { attempts: 12, courier: CourierSettings::default() }
+    }
+}
+
 /// Reads the table.
-pub(super) fn read(table: &Table, path: &Path) -> Result<WebhookSettings, ConfigError> {
+pub(super) fn read(table: &Table, path: &Path) -> Result<Webhooks, ConfigError> {
     let section = Section { path, name: "webhooks" };
-    let mut said = WebhookSettings::default();
+    let mut said = Webhooks::default();
     for (key, value) in table {
         match key.as_str() {
             "attempts" => said.attempts = attempts(&section, key, value)?,
@@ -58,7 +73,7 @@ fn hosts(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<Host>, C
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<WebhookSettings, String> {
+    fn read(text: &str) -> Result<Webhooks, String> {
         super::read(&text.parse().unwrap(), Path::new("/c.toml")).map_err(|error| error.message)
     }
 

@@ -289,9 +289,11 @@ fn a_call_over_midnight_is_of_the_day_on_which_it_ended_as_in_memory() {
     let (mut text, mut hash) = (Vec::new(), [0; 32]);
     let midnight = 20_000 * 86_400_000;
     let mut put = |n, at, kind: &str, tell: &dyn Fn(&mut Line<'_>)| {
-        let mut line = Line::begin(&mut text, n, at, kind);
+        let mut one = Vec::new();
+        let mut line = Line::begin(&mut one, n, at, kind);
         tell(&mut line);
         hash = line.seal(&hash);
+        text.extend(one);
     };
     put(1, midnight - 5, "open", &|line| _ = line.text("segment", "owner"));
     put(2, midnight - 4, "reserve", &|line| {

@@ -201,7 +201,8 @@ impl<W: Write> Archive<'_, W> {
         }
         self.tree(folder, "audit", &|name| match name.ends_with(".jsonl") {
             true => Kind::Lines,
-            false => Kind::Whole,
+            // Locks.
+            false => Kind::NotOurs,
         })
     }
 

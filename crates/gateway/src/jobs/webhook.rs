@@ -36,12 +36,6 @@ pub struct WebhookSettings {
     pub courier: CourierSettings,
 }
 
-impl Default for WebhookSettings {
-    fn default() -> Self {
-        WebhookSettings { attempts: 12, courier: CourierSettings::default() }
-    }
-}
-
 /// What tells of jobs.
 #[derive(Debug)]
 pub(crate) struct Webhooks {

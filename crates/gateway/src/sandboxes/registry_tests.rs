@@ -77,7 +77,7 @@ async fn an_end_is_written_down_as_soon_as_the_database_can_be_had_again() {
         tenants: spec::Tenants::default(),
         node: crate::Node::default(),
         audit: Default::default(),
-        webhooks: crate::WebhookSettings::default(),
+        webhooks: crate::WebhookSettings { attempts: 1, courier: Default::default() },
         quiet: true,
         trace: None,
         facts: crate::NodeFacts::default(),

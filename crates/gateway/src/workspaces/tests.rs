@@ -78,7 +78,7 @@ impl Place {
             tenants: spec::Tenants::default(),
             node: crate::Node::default(),
             audit: Default::default(),
-            webhooks: crate::WebhookSettings::default(),
+            webhooks: crate::WebhookSettings { attempts: 1, courier: Default::default() },
             quiet: true,
             trace: None,
             facts: crate::NodeFacts::default(),
