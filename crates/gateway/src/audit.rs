@@ -506,7 +506,7 @@ mod tests {
     #[test]
     fn every_change_has_a_name_and_so_has_every_look_that_hands_out_contents() {
         let named = |method: &str, route| called(&method.parse().unwrap(), route);
-        let document: serde_json::Value = serde_json::from_str(&crate::openapi()).unwrap();
+        let document: serde_json::Value = serde_json::from_str(crate::openapi()).unwrap();
         let mut looks = Vec::new();
         for (path, methods) in document["paths"].as_object().unwrap() {
             for method in

@@ -100,7 +100,7 @@ impl Storm {
         drop(server);
         // In half of the rounds the next server comes while processes of this one are still about to end: no job may
         // run beside what is left of it.
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             eventually("every process of the dead server ends", || {
                 orphans::reap();
                 orphans::below_us().is_empty().then_some(())

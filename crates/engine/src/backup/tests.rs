@@ -107,6 +107,8 @@ fn what_must_last_comes_back_and_what_must_not_travel_does_not() {
             "artifacts/a/1/about.json",
             "artifacts/a/1/bytes",
             "audit/audit.jsonl",
+            // Of whoever looked at it.
+            "audit/server.lock",
             "ledger/run-one.jsonl",
             "restored",
             "secrets/name.secret",

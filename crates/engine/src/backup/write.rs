@@ -199,10 +199,10 @@ impl<W: Write> Archive<'_, W> {
         {
             self.report.problems.push(super::restore::told(state, &wrong));
         }
-        self.tree(folder, "audit", &|name| match name.ends_with(".jsonl") {
-            true => Kind::Lines,
-            // Locks.
-            false => Kind::NotOurs,
+        self.tree(folder, "audit", &|name| match name.rsplit_once('.').map(|(_, end)| end) {
+            Some("jsonl") => Kind::Lines,
+            Some("lock") => Kind::NotOurs,
+            _ => Kind::Whole,
         })
     }
 
