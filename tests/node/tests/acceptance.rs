@@ -3,8 +3,11 @@
 
 use std::{collections::BTreeSet, fs};
 
-/// Each line, what it asks for, and the claims that hold it: file and function.
-const LINES: &[(u32, &str, &[(&str, &str)])] = &[
+/// A line's number, what it asks for, and the claims that hold it: file and function.
+type Line = (u32, &'static str, &'static [(&'static str, &'static str)]);
+
+/// All of them.
+const LINES: &[Line] = &[
     (
         1,
         "no key, a wrong one, an expired one",

@@ -292,6 +292,7 @@ impl Storm {
             "runs",
             "serve.lock",
             "stubs",
+            "upkeep.lock",
         ];
         assert_eq!(left, always.map(PathBuf::from).into());
     }
