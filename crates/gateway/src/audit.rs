@@ -57,6 +57,13 @@ const SPEAK_FOR_THEMSELVES: [&str; 13] = [
 /// What has no name of its own yet.
 const REQUEST: &str = "request";
 
+/// What cannot be written down is not done.
+pub(crate) fn unwritable() -> Problem {
+    let hint = "nothing is done that cannot be written down; look whether the disk of this server is full";
+    let title = "the audit cannot be written";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", title, Some(hint.to_owned()))
+}
+
 /// What a request to this route is called; nothing if it only looks.
 fn called(method: &Method, route: &str) -> Option<&'static str> {
     let is_reading = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);

@@ -68,11 +68,7 @@ pub(crate) fn trial() -> RunRequest {
 async fn try_one(gateway: Gateway) -> Answer<()> {
     if let Some(why) = gateway.audit_trouble() {
         crate::say(format_args!("airlock: the audit cannot be written: {why}"));
-        let hint =
-            "nothing is done that cannot be written down; look whether the disk of this server is full"
-                .to_owned();
-        let title = "the audit cannot be written";
-        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "internal", title, Some(hint)));
+        return Err(crate::audit::unwritable());
     }
     gateway.node().takes_work()?;
     let mut request = trial();

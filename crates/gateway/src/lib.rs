@@ -580,7 +580,7 @@ impl Gateway {
             say(format_args!("airlock: the audit cannot be written: {error}"));
             match error.kind() {
                 std::io::ErrorKind::StorageFull => Problem::full(),
-                _ => writer::busy(),
+                _ => audit::unwritable(),
             }
         })
     }

@@ -56,11 +56,17 @@ fn line(total: &Total) -> String {
     format!("{},{}\r\n", cell(&total.key), cells.join(","))
 }
 
+/// Invisible characters that change how their neighbours are shown.
+fn reorders(letter: char) -> bool {
+    matches!(letter,
+        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{061c}')
+}
+
 /// Programs and tenants choose names: no spreadsheet shall take one for a formula, and no terminal for an order.
 fn cell(text: &str) -> String {
     let plain: String = text
         .chars()
-        .flat_map(|letter| match letter.is_control() {
+        .flat_map(|letter| match letter.is_control() || reorders(letter) {
             true => letter.escape_default().collect::<Vec<_>>(),
             false => vec![letter],
         })
