@@ -24,11 +24,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What a job of the noisy tenant does.
 const NOISE: &str = "0.2";
 const NOISY_SLOTS: &str = "[jobs]\nslots = 2\n";
+/// One tenant may have half of all that wait.
+const MANY: &str = "[jobs]\nqueued = 2000000\nqueued_per_tenant = 1000000\n";
 
 impl Bench<'_> {
     /// Everything about jobs.
     pub(crate) fn jobs(&mut self) -> Result<(), Trouble> {
-        let server = self.serve("jobs")?;
+        let server = Airlock::start_with(self.airlock, &self.folder.join("jobs"), MANY)?;
         for round in 0..self.amount.rounds {
             eprintln!("jobs, round {} of {}", round + 1, self.amount.rounds);
             let rate = self.submitted(&server);
@@ -67,7 +69,8 @@ impl Bench<'_> {
 
     /// Memory and pick-up, with an empty queue and with a full one, in turn.
     fn queue(&mut self) -> Result<(), Trouble> {
-        let (empty, full) = (self.serve("empty")?, self.serve("full")?);
+        let full = Airlock::start_with(self.airlock, &self.folder.join("full"), MANY)?;
+        let empty = self.serve("empty")?;
         let before = full.process.memory()?;
         eprintln!("{} jobs wait", self.amount.queued);
         if let Err(error) = self.fill(&full) {
