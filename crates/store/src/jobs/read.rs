@@ -65,7 +65,7 @@ pub struct JobFilter {
 }
 
 /// Rows that are looked at for one page, at most, where no index knows the answer.
-pub(super) const MOST_LOOKED_AT: i64 = if cfg!(test) { 3 } else { 2000 };
+const MOST_LOOKED_AT: i64 = 2000;
 
 /// A page of jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -140,7 +140,12 @@ impl Served {
     /// Jobs, the newest first. With a label, or a name of any tenant's, a page may have fewer than there are, or none: its
     /// end says from where to go on.
     pub fn list_jobs(&self, filter: &JobFilter) -> Result<Listed, DatabaseError> {
-        let Listing { looked_at, query, values, of_them } = listing(filter);
+        self.list_among(filter, MOST_LOOKED_AT)
+    }
+
+    /// The same, where so many rows are looked at in one go.
+    pub(super) fn list_among(&self, filter: &JobFilter, most: i64) -> Result<Listed, DatabaseError> {
+        let Listing { looked_at, query, values, of_them } = listing(filter, most);
         let limit = filter.limit.min(MOST_LISTED) as usize;
         self.reading().read(|connection| {
             let rows: Vec<JobRow> = {
@@ -156,7 +161,7 @@ impl Served {
             let (last, count): (Option<i64>, i64) = connection
                 .prepare_cached(&last)?
                 .query_row(rusqlite::params_from_iter(&values), |row| Ok((row.get(0)?, row.get(1)?)))?;
-            Ok(Listed { rows, before: last.filter(|_| count == MOST_LOOKED_AT) })
+            Ok(Listed { rows, before: last.filter(|_| count == most) })
         })
     }
 
@@ -242,7 +247,7 @@ struct Listing {
 }
 
 /// Only with the conditions that there are: so the indexes fit. What no index knows is looked for among a few rows.
-fn listing(filter: &JobFilter) -> Listing {
+fn listing(filter: &JobFilter, most: i64) -> Listing {
     let JobFilter { tenant, status, name, label, before, limit } = filter.clone();
     let (mut first, mut values): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
     let (mut then, mut of_them): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
@@ -270,9 +275,7 @@ fn listing(filter: &JobFilter) -> Listing {
     }
     let is_few = !of_them.is_empty();
     of_them.push(Box::new(limit.min(MOST_LISTED)));
-    let few = |columns: &str| {
-        format!("SELECT {columns} FROM job WHERE {first} ORDER BY n DESC LIMIT {MOST_LOOKED_AT}")
-    };
+    let few = |columns: &str| format!("SELECT {columns} FROM job WHERE {first} ORDER BY n DESC LIMIT {most}");
     let (looked_at, query) = match is_few {
         false => (None, format!("SELECT {JOB} FROM job WHERE {first} ORDER BY n DESC LIMIT ?")),
         true => {
