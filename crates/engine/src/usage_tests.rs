@@ -78,10 +78,11 @@ fn what_is_new_is_copied_once_and_what_is_lost_counts_in_full() {
         unsettled: 1,
         unsettled_money: 100,
         may_change: true,
-        // A process that another test has just forked may hold the dead owner's lock for a moment.
+        // Seen as 1 once, beside other tests: probably a process just forked, which holds the dead owner's lock until it is another program.
         open: runs[0].open,
         ..Total::default()
     };
+    assert!(runs[0].open <= 1, "no more than the one that nobody settled");
     assert_eq!((&runs[0], runs[1].money), (&a, 7));
     assert_eq!(books.verify().unwrap(), []);
 }
