@@ -113,6 +113,17 @@ impl Problem {
         &self.code
     }
 
+    /// Which rule said no: its code, unless somebody knew better.
+    pub(crate) fn rule(&self) -> &str {
+        self.rule.as_deref().unwrap_or(&self.code)
+    }
+
+    /// Whether this is what an error says (JSON), whatever it hints at: that may name the time.
+    pub(crate) fn is_said_by(&self, error: &str) -> bool {
+        let error: Option<serde_json::Value> = serde_json::from_str(error).ok();
+        error.is_some_and(|error| error["code"] == *self.code && error["message"] == *self.title)
+    }
+
     /// The same, which passes in so many seconds.
     pub(crate) fn retry_after(self, seconds: u64) -> Problem {
         Problem { retry_after: Some(u32::try_from(seconds).unwrap_or(u32::MAX)), ..self }
@@ -171,7 +182,7 @@ impl IntoResponse for Problem {
         let seconds = self.retry_after.unwrap_or(1);
         // For those who say the same in other words.
         let kept = self.clone();
-        let refused = Refused { rule: self.rule.clone().unwrap_or_else(|| self.code.clone()) };
+        let refused = Refused { rule: self.rule().into() };
         let mut response = (self.status(), Json(self)).into_response();
         response.extensions_mut().insert(kept);
         response.extensions_mut().insert(refused);

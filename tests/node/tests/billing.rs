@@ -265,3 +265,90 @@ fn what_a_killed_server_had_read_cannot_be_cut_off_and_set_aside_it_starts() {
     let server = Server::on(folder, "", &[], Some(server.admin.clone()));
     assert_eq!(server.get("/v1/usage").status, 200);
 }
+
+fn shown(server: &Server, key: &str, id: &str) -> Value {
+    server.ask(key, "GET", &format!("/v1/jobs/{id}"), &[], &Value::Null).json()
+}
+
+fn submitted(server: &Server, key: &str, order: &Value) -> String {
+    let made = server.ask(key, "POST", "/v1/jobs", &[], order);
+    assert_eq!(made.status, 202, "{}", made.text());
+    made.json()["job_id"].as_str().expect("a name").to_owned()
+}
+
+/// How often the audit says that this job did not start because the money of the day is spent.
+fn told_of_no_money(server: &Server, id: &str) -> usize {
+    let lines = server.get("/v1/audit?what=job.start&limit=1000").json();
+    let lines = lines["lines"].as_array().expect("lines").iter();
+    lines
+        .filter(|line| line["job"] == id && line["decision"] == "refused")
+        .inspect(|line| {
+            assert_eq!((&line["rule"], &line["tenant"]), (&json!("quota:tenant_day_usd"), &json!("acme")));
+        })
+        .count()
+}
+
+#[test]
+fn a_job_that_finds_no_money_waits_alone_is_told_of_once_and_runs_when_there_is_some() {
+    let gate = Folder::new();
+    let settings = |day: &str| {
+        let serve = format!("[serve]\nfolders = [{:?}]\n[jobs]\nslots = 1\n", gate.0);
+        format!("{serve}[tenant.acme]\nday_usd = {day}\n")
+    };
+    let payers = Payers::new(&settings(&dollars(2 * cost())));
+    let Payers { server, provider, configuration, .. } = &mut { payers };
+    let raised = configuration.replace(&settings(&dollars(2 * cost())), &settings("1000.0"));
+    let [acme, other] = ["acme", "else"].map(|tenant| key_of(server, tenant, ALL));
+    // They are sent while there is money, and have their turn when it is spent.
+    let wait = "until [ -e /gate/open ]; do sleep 0.02; done";
+    let mounts = json!([format!("{}:/gate:ro", gate.0.display())]);
+    let first = json!({ "run": { "command": ["sh", "-c", wait], "mounts": mounts } });
+    let first = submitted(server, &acme, &first);
+    let agent = json!({ "prompt": "Do.", "model": "m", "run": { "llm": "openai" } });
+    let costly = [
+        submitted(server, &acme, &json!({ "run": order(&["m"]), "after": [first] })),
+        submitted(server, &acme, &json!({ "agent": agent, "after": [first] })),
+    ];
+    let free = json!({ "run": { "command": ["echo", "free"] } });
+    let mut later = free.clone();
+    later["after"] = json!([first]);
+    let later = submitted(server, &acme, &later);
+    let spent = server.ask(&acme, "POST", "/v1/runs", &[], &order(&["m", "m"]));
+    assert_eq!(spent.json()["stdout"], "200 200 ", "{}", spent.text());
+    let theirs = submitted(server, &other, &json!({ "run": order(&["m"]) }));
+    std::fs::write(gate.at("open"), "").expect("it is ours");
+    for id in &costly {
+        server.until("a job that waits for money", || shown(server, &acme, id)["waiting_for"] == "quota");
+        let job = shown(server, &acme, id);
+        assert_eq!(
+            (&job["status"], &job["attempt"], &job["runs"]),
+            (&json!("queued"), &json!(0), &json!([])),
+            "{job}"
+        );
+        assert_eq!(job["error"]["code"], "budget_exceeded", "{job}");
+        let message = job["error"]["message"].as_str().expect("a message");
+        assert!(message.contains("`tenant_day_usd`"), "{job}");
+    }
+    // There is one slot, and whoever waits for money does not hold it.
+    let ends = |server: &Server, key: &str, id: &str| {
+        server.until("an end", || !shown(server, key, id)["ended_at"].is_null());
+        shown(server, key, id)
+    };
+    assert_eq!(ends(server, &acme, &later)["result"]["stdout"], "free\n");
+    assert_eq!(ends(server, &other, &theirs)["result"]["stdout"], "200 ");
+    assert_eq!(provider.await_served(|served| served.open == 0).count, 3, "nobody else was served");
+    assert_eq!(costly.each_ref().map(|id| told_of_no_money(server, id)), [1, 1]);
+    // A start looks at them again, before what comes later, and finds as little as before.
+    let server = std::mem::replace(server, Server::new()).restart(Signal::KILL, configuration);
+    let after = submitted(&server, &acme, &free);
+    ends(&server, &acme, &after);
+    for id in &costly {
+        server.until("it waits again", || shown(&server, &acme, id)["waiting_for"] == "quota");
+        assert_eq!(told_of_no_money(&server, id), 1, "whoever waits for long is told of once");
+    }
+    let server = server.restart(Signal::TERM, &raised);
+    let [run, agent] = costly.each_ref().map(|id| ends(&server, &acme, id));
+    assert_eq!((&run["attempt"], &run["result"]["stdout"]), (&json!(1), &json!("200 ")), "{run}");
+    assert_eq!((&agent["status"], &agent["attempt"]), (&json!("succeeded"), &json!(1)), "{agent:#}");
+    assert_eq!((&run["error"], &agent["error"]), (&Value::Null, &Value::Null));
+}

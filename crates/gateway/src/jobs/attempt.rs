@@ -169,7 +169,7 @@ async fn put_off(gateway: &Gateway, row: JobRow, problem: Problem) -> Answer<()>
     let due_ms = (now.0 + pause).min(Day::of(now).next().start().0);
     let of = gateway.clone();
     let written = gateway.writer().write(move |writing| {
-        let before = row.error.as_ref().is_some_and(|error| *error == problem.as_error());
+        let before = row.error.as_ref().is_some_and(|error| problem.is_said_by(error));
         // Whoever waits for long is told of once.
         if writing.put_off_job(&row.id, due_ms, &problem.as_error())? && !before {
             let (what, decision) = ("job.start", Decision::Refused);
@@ -181,7 +181,7 @@ async fn put_off(gateway: &Gateway, row: JobRow, problem: Problem) -> Answer<()>
                 job: &row.id,
                 ..Entry::default()
             };
-            change::note(&of, &Entry { rule: problem.code(), ..entry })?;
+            change::note(&of, &Entry { rule: problem.rule(), ..entry })?;
         }
         Ok(())
     });
@@ -191,7 +191,7 @@ async fn put_off(gateway: &Gateway, row: JobRow, problem: Problem) -> Answer<()>
 async fn refuse(gateway: &Gateway, row: JobRow, refused: Refused) -> Answer<()> {
     let (of, at_ms) = (gateway.clone(), engine::now().0);
     let written = gateway.durable().write(move |writing| {
-        let (error, rule) = (refused.problem.as_error(), refused.problem.code().to_owned());
+        let (error, rule) = (refused.problem.as_error(), refused.problem.rule().to_owned());
         let end = End { status: refused.status, result: None, error: Some(&error), at_ms };
         let changes = writing.refuse_job(&row.id, &end)?;
         let (what, decision) = ("job.start", Decision::Refused);

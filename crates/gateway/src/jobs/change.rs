@@ -175,6 +175,8 @@ pub(crate) fn settle(gateway: &Gateway) -> Result<(), DatabaseError> {
             rest.iter().try_for_each(|job| abandoned(gateway, writing, &job.run, None))
         })?;
     }
+    // Whoever starts a server may have said otherwise what tenants may have.
+    served.together(|writing| writing.look_again_at_jobs(engine::now().0))?;
     served.prune_jobs(engine::now().0, gateway.jobs().bounds.keep_jobs, super::MOST_BYTES / 2)?;
     Ok(())
 }

@@ -92,6 +92,13 @@ impl Writing<'_> {
             .map(|rows| rows == 1)
     }
 
+    /// All that were put off have their turn again at this moment: what there was none of may be there now. How many.
+    pub fn look_again_at_jobs(&self, now_ms: u64) -> Result<usize, DatabaseError> {
+        let again = "UPDATE job SET due_ms = ?1 WHERE waits_for = 'time' AND due_ms > ?1
+            AND json_extract(error, '$.code') IN ('quota_exceeded', 'budget_exceeded')";
+        self.done(self.transaction.execute(again, [number(now_ms)]))
+    }
+
     /// A job that waits is over without another try.
     pub fn refuse_job(&self, id: &str, end: &End<'_>) -> Result<Vec<Change>, DatabaseError> {
         self.done(refuse(self.transaction, id, end))

@@ -152,6 +152,18 @@ fn a_job_that_is_put_off_waits_lets_others_go_and_has_its_turn_again() {
 }
 
 #[test]
+fn only_those_that_were_put_off_are_looked_at_again() {
+    let folder = Folder::new();
+    let served = Served::open(&folder.0).unwrap();
+    add(&served, &new("a", "t"));
+    add(&served, &NewJob { not_before_ms: Some(9000), ..new("later", "t") });
+    served.together(|writing| writing.put_off_job("a", 9000, r#"{"code":"budget_exceeded"}"#)).unwrap();
+    assert_eq!(served.together(|writing| writing.look_again_at_jobs(3000)).unwrap(), 1);
+    assert_eq!(served.together(|writing| writing.due_jobs(3000, 9)).unwrap(), ["a"]);
+    assert_eq!(served.next_due().unwrap(), Some(9000));
+}
+
+#[test]
 fn what_comes_after_follows() {
     let folder = Folder::new();
     let served = Served::open(&folder.0).unwrap();
