@@ -7,6 +7,7 @@
 //! ```
 
 mod client;
+pub mod receiver;
 pub mod socket;
 
 pub use client::{Answer, Client, Stream};

@@ -24,6 +24,13 @@ pub fn copy(state: &Path, to: &Path) -> Result<Option<i64>, DatabaseError> {
     })
 }
 
+/// The schema of the database of a state folder, as it is; none if there is no database.
+pub fn schema(state: &Path) -> Result<Option<i64>, DatabaseError> {
+    let Some(database) = Database::open_as_it_is(state)? else { return Ok(None) };
+    database
+        .read(|connection| connection.pragma_query_value(None, "user_version", |row| row.get(0)).map(Some))
+}
+
 /// Whether the database of a state folder is whole, brought forward to today's schema; what is wrong with it.
 pub fn check(state: &Path) -> Result<Vec<String>, DatabaseError> {
     let database = Database::open(state)?;

@@ -95,6 +95,17 @@ impl DatabaseError {
         }
     }
 
+    /// Whether what is in the file is no database any more.
+    pub fn is_damaged(&self) -> bool {
+        match self {
+            DatabaseError::Sqlite { source, .. } => matches!(
+                source.sqlite_error_code(),
+                Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt)
+            ),
+            DatabaseError::Place { .. } | DatabaseError::Newer { .. } => false,
+        }
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> &'static str {
         match self {

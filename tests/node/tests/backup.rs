@@ -1,6 +1,9 @@
 //! Backups of a server that works, and what is restored from them.
 
-use gateway_tests::serve;
+use gateway_tests::{
+    receiver::{OPEN, Receiver, all_fitting},
+    serve,
+};
 use node_tests::{Folder, Server, key_of};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -155,6 +158,213 @@ fn what_was_under_way_is_lost_after_a_restore_as_after_a_crash() {
     assert_eq!(second.get(&path).json()["status"], "lost");
     assert_eq!(server.get(&path).json()["status"], "running");
     assert_eq!(server.delete(&path).status, 200);
+}
+
+/// Jobs that wait or run when a backup is made, and the backup.
+struct Before {
+    admin: String,
+    /// By which its notices are signed.
+    secret: String,
+    address: std::net::SocketAddr,
+    file: std::path::PathBuf,
+    /// Has ended, and its receiver was not told yet.
+    told: String,
+    /// Runs, and must not run twice.
+    running: String,
+    /// Waits, and must not run twice.
+    waiting: String,
+    /// May run twice, but comes after that one.
+    behind: String,
+    /// May run twice.
+    again: String,
+    place: Folder,
+}
+
+/// With the master key elsewhere, since no backup has it: notices are signed by what it keeps.
+fn settings(place: &Folder) -> String {
+    format!("{OPEN}[jobs]\nslots = 1\n[secrets]\nkey_file = {:?}\n", place.at("master.key"))
+}
+
+impl Before {
+    fn new() -> Before {
+        let place = Folder::new();
+        fs::write(place.at("master.key"), "k".repeat(32)).expect("a key");
+        fs::set_permissions(place.at("master.key"), fs::Permissions::from_mode(0o600)).expect("its rights");
+        let server = Server::with(&settings(&place), &[]);
+        let address = Receiver::free();
+        let webhook = json!({ "url": format!("http://{address}/") });
+        let submit = |command: &[&str], more: Value| {
+            let mut order = json!({ "run": { "command": command } });
+            order.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+            let made = server.post("/v1/jobs", &order);
+            assert_eq!(made.status, 202, "{}", made.text());
+            made.json()["job_id"].as_str().expect("a name").to_owned()
+        };
+        let told = submit(&["true"], json!({ "webhook": webhook }));
+        let notice = || job(&server, &told)["webhook"]["attempts"].as_u64() > Some(0);
+        server.until("a notice that nobody takes", notice);
+        let running = submit(&["sleep", "600"], json!({}));
+        server.until("a job that runs", || job(&server, &running)["status"] == "running");
+        let waiting = submit(&["true"], json!({ "webhook": webhook }));
+        let behind = submit(&["true"], json!({ "after": [waiting], "on_lost": "rerun" }));
+        let again = submit(&["true"], json!({ "on_lost": "rerun", "webhook": webhook }));
+        let file = place.at("b.tar");
+        done(&mut airlock(&server.folder.at("state"), &["backup", file.to_str().expect("text")]));
+        let (admin, secret) = (server.admin.clone(), server.get("/v1/webhook-secret").json());
+        // The machine is lost, and nothing of it goes on.
+        let mut server = server;
+        server.end(Signal::KILL);
+        let secret = secret["secret"].as_str().expect("a secret").to_owned();
+        Before { admin, secret, address, file, told, running, waiting, behind, again, place }
+    }
+
+    /// What a restore says, and a server upon it whose receiver listens.
+    fn restored(&self, options: &[&str]) -> (Value, Server, Receiver) {
+        let receiver = Receiver::at(self.address);
+        let folder = Folder::new();
+        let words = [&["restore", self.file.to_str().expect("text"), "--json"], options].concat();
+        let told = done(&mut airlock(&folder.at("state"), &words));
+        let told = serde_json::from_slice(&told.stdout).expect("JSON");
+        let server = Server::on(folder, &settings(&self.place), &[], Some(self.admin.clone()));
+        (told, server, receiver)
+    }
+}
+
+fn job(server: &Server, id: &str) -> Value {
+    server.get(&format!("/v1/jobs/{id}")).json()
+}
+
+/// What the audit says of restores.
+fn restores(server: &Server) -> Vec<String> {
+    let lines = server.get("/v1/audit?what=state.restored").json();
+    let lines = lines["lines"].as_array().expect("lines").iter();
+    lines.map(|line| line["about"].as_str().expect("words").to_owned()).collect()
+}
+
+/// Whom a receiver was told of.
+fn told_of(receiver: &Receiver) -> Vec<String> {
+    let seen = receiver.seen();
+    let mut all: Vec<_> = seen.iter().map(|notice| notice.json()["data"]["job_id"].clone()).collect();
+    all.sort_by_key(Value::to_string);
+    all.iter().map(|id| id.as_str().expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn what_waited_is_lost_after_a_restore_unless_it_may_run_twice_and_no_old_notice_goes_out() {
+    let before = Before::new();
+    let (told, server, receiver) = before.restored(&[]);
+    assert_eq!(told["held"], json!({ "jobs": 3, "notices": 1 }), "{told}");
+    for id in [&before.running, &before.waiting, &before.behind] {
+        let job = job(&server, id);
+        assert_eq!((&job["status"], &job["error"]["code"]), (&json!("lost"), &json!("lost")), "{job}");
+        let message = job["error"]["message"].as_str().expect("a message");
+        assert!(message.contains("restored from a backup"), "{job}");
+    }
+    assert_eq!(job(&server, &before.waiting)["runs"], json!([]), "it never ran");
+    let old = job(&server, &before.told)["webhook"].clone();
+    assert_eq!(old["state"], "given_up", "{old}");
+    assert!(old["error"].as_str().is_some_and(|why| why.contains("restored")), "{old}");
+    server.until("the end of one that may run twice", || {
+        let again = job(&server, &before.again);
+        (&again["status"], &again["webhook"]["state"]) == (&json!("succeeded"), &json!("delivered"))
+    });
+    assert_eq!(told_of(&receiver), [before.again.as_str()], "nobody else is told of");
+    let about = restores(&server);
+    assert_eq!(about.len(), 1);
+    assert!(about[0].ends_with("jobs=3 notices=1"), "{about:?}");
+    let server = server.restart(Signal::TERM, &settings(&before.place));
+    assert_eq!(restores(&server).len(), 1, "only the first start says so");
+    assert_eq!(job(&server, &before.waiting)["status"], "lost");
+    let retried = server.post(&format!("/v1/jobs/{}/retry", before.waiting), &Value::Null);
+    assert!(retried.status < 300, "whoever looked may let it run: {}", retried.text());
+    server.until("its end", || job(&server, &before.waiting)["status"] == "succeeded");
+}
+
+#[test]
+fn what_waited_goes_on_after_a_restore_that_is_told_to_resume() {
+    let before = Before::new();
+    let (told, server, receiver) = before.restored(&["--resume"]);
+    assert_eq!(told["held"], Value::Null, "{told}");
+    for id in [&before.waiting, &before.behind, &before.again] {
+        server.until("its end", || job(&server, id)["status"] == "succeeded");
+    }
+    // It ran when the backup was made: that is a crash to it.
+    let running = job(&server, &before.running);
+    assert_eq!(
+        (&running["status"], &running["error"]["code"]),
+        (&json!("lost"), &json!("lost")),
+        "{running}"
+    );
+    for id in [&before.told, &before.waiting, &before.again] {
+        server.until("its notice", || job(&server, id)["webhook"]["state"] == "delivered");
+    }
+    let mut expected = [&before.told, &before.waiting, &before.again].map(String::as_str);
+    expected.sort_unstable();
+    assert_eq!(told_of(&receiver), expected);
+    let fit = all_fitting(&receiver.seen(), &before.secret);
+    assert!(fit.iter().all(|fits| *fits == [true]), "whoever knew the secret believes them: {fit:?}");
+    let about = restores(&server);
+    assert_eq!(about.len(), 1);
+    assert!(about[0].ends_with("; resumed"), "{about:?}");
+}
+
+/// Writes a backup anew in which a page of the database is filled with this byte, with hashes that fit. How many pages it has.
+const DAMAGE: &str = r#"
+import hashlib, io, json, sys, tarfile
+source, target, page, byte = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+manifest = b""
+with tarfile.open(source) as old, tarfile.open(target, "w", format=tarfile.USTAR_FORMAT) as new:
+    for entry in old:
+        contents = old.extractfile(entry).read()
+        if entry.name == "state/airlock.db":
+            size = int.from_bytes(contents[16:18], "big")
+            size = 65536 if size == 1 else size
+            pages = len(contents) // size
+            if page < pages:
+                contents = contents[:page * size] + bytes([byte]) * size + contents[(page + 1) * size:]
+        if entry.name == "manifest.jsonl":
+            contents = manifest
+        else:
+            line = {"path": entry.name, "size": len(contents), "sha256": hashlib.sha256(contents).hexdigest()}
+            manifest += json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        entry.size = len(contents)
+        new.addfile(entry, io.BytesIO(contents))
+print(pages)
+"#;
+
+fn damaged(from: &Path, to: &Path, page: usize, byte: u8) -> usize {
+    let mut python = Command::new("python3");
+    python.args(["-c", DAMAGE]).args([from, to]).args([page.to_string(), byte.to_string()]);
+    let output = done(&mut python);
+    String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
+}
+
+#[test]
+fn a_backup_whose_database_is_damaged_is_refused_by_a_check_and_by_a_restore() {
+    let (server, place, scratch) = (Server::new(), Folder::new(), Folder::new());
+    assert_eq!(server.post("/v1/runs", &json!({ "command": ["true"] })).status, 200);
+    let (whole, other) = (place.at("whole.tar"), place.at("other.tar"));
+    done(&mut airlock(&server.folder.at("state"), &["backup", whole.to_str().expect("text")]));
+    let asked = |words: &[&str], state: &Path| {
+        let mut command = airlock(state, words);
+        command.env("TMPDIR", &scratch.0).output().expect("airlock starts")
+    };
+    let check = ["restore", "--check", other.to_str().expect("text")];
+    // The control: written anew without damage.
+    let pages = damaged(&whole, &other, usize::MAX, 0);
+    let control = asked(&check, &place.at("state"));
+    assert!(control.status.success(), "{control:?}");
+    assert!(pages > 50, "{pages}");
+    for page in (0..pages).step_by(7).chain([1, pages - 1]) {
+        damaged(&whole, &other, page, if page % 2 == 0 { 0 } else { 0xff });
+        let refused = asked(&check, &place.at("state"));
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(125), "page {page}: {said}");
+        assert!(said.contains("its database is damaged"), "page {page}: {said}");
+    }
+    let restored = asked(&["restore", other.to_str().expect("text")], &place.at("state"));
+    assert_eq!((restored.status.code(), place.at("state").exists()), (Some(125), false), "{restored:?}");
+    assert_eq!(fs::read_dir(&scratch.0).expect("a folder").count(), 0, "nothing stays");
 }
 
 #[test]

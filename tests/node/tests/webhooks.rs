@@ -1,125 +1,10 @@
 //! Webhooks: notices about jobs, signed, delivered at least once and in order, to where the operator lets them go. The
 //! receiver is the test's own, and signatures are checked by Python's.
 
+use gateway_tests::receiver::{OPEN, Receiver, Seen, fitting};
 use node_tests::{Server, key_of};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use std::{
-    collections::VecDeque,
-    io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
-    process::{Command, Stdio},
-    sync::{Arc, Mutex},
-};
-
-const OPEN: &str = "[webhooks]\nallow_private = true\nallow_plain_http = true\n";
-
-/// A request that came.
-#[derive(Clone, Debug)]
-struct Seen {
-    line: String,
-    headers: Vec<(String, String)>,
-    body: String,
-}
-
-impl Seen {
-    fn header(&self, name: &str) -> &str {
-        let found = self.headers.iter().find(|(known, _)| known == name);
-        found.map_or_else(|| panic!("{name} in {self:?}"), |(_, value)| value.as_str())
-    }
-
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.body).expect("JSON")
-    }
-}
-
-/// Takes notices, and answers as it is told; 200 unless told.
-struct Receiver {
-    address: SocketAddr,
-    seen: Arc<Mutex<Vec<Seen>>>,
-    answers: Arc<Mutex<VecDeque<String>>>,
-}
-
-impl Receiver {
-    fn new() -> Receiver {
-        Receiver::at(SocketAddr::from(([127, 0, 0, 1], 0)))
-    }
-
-    fn at(address: SocketAddr) -> Receiver {
-        let listener = TcpListener::bind(address).expect("a listener");
-        let address = listener.local_addr().expect("an address");
-        let (seen, answers) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(VecDeque::new())));
-        let (log, orders) = (seen.clone(), answers.clone());
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let Some((request, mut stream)) = take(stream) else { continue };
-                log.lock().expect("whole").push(request);
-                let order = orders.lock().expect("whole").pop_front();
-                let answer = order.unwrap_or_else(|| "200 OK\r\n".to_owned());
-                _ = write!(stream, "HTTP/1.1 {answer}content-length: 0\r\nconnection: close\r\n\r\n");
-            }
-        });
-        Receiver { address, seen, answers }
-    }
-
-    fn answers(&self, answer: &str) {
-        self.answers.lock().expect("whole").push_back(format!("{answer}\r\n"));
-    }
-
-    fn url(&self) -> String {
-        format!("http://{}/hook?token=1", self.address)
-    }
-
-    fn seen(&self) -> Vec<Seen> {
-        self.seen.lock().expect("whole").clone()
-    }
-}
-
-fn take(mut stream: TcpStream) -> Option<(Seen, TcpStream)> {
-    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
-    let head = loop {
-        let count = stream.read(&mut buffer).ok().filter(|count| *count > 0)?;
-        bytes.extend_from_slice(&buffer[..count]);
-        if let Some(end) = bytes.windows(4).position(|part| part == b"\r\n\r\n") {
-            break end;
-        }
-    };
-    let text = String::from_utf8(bytes[..head].to_vec()).ok()?;
-    let mut lines = text.lines();
-    let line = lines.next()?.to_owned();
-    let headers: Vec<_> = lines
-        .filter_map(|line| line.split_once(':'))
-        .map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()))
-        .collect();
-    let length = headers.iter().find(|(name, _)| name == "content-length")?.1.parse::<usize>().ok()?;
-    while bytes.len() < head + 4 + length {
-        let count = stream.read(&mut buffer).ok().filter(|count| *count > 0)?;
-        bytes.extend_from_slice(&buffer[..count]);
-    }
-    let body = String::from_utf8(bytes[head + 4..].to_vec()).ok()?;
-    Some((Seen { line, headers, body }, stream))
-}
-
-/// Which of the signatures of a notice fit this secret, by an implementation that is not ours.
-fn fitting(notice: &Seen, secret: &str) -> Vec<bool> {
-    const CHECK: &str = "import base64, hashlib, hmac, json, sys\n\
-        n = json.load(sys.stdin)\n\
-        key = base64.b64decode(n['secret'].removeprefix('whsec_'))\n\
-        said = '.'.join([n['id'], n['at'], n['body']]).encode()\n\
-        own = 'v1,' + base64.b64encode(hmac.new(key, said, hashlib.sha256).digest()).decode()\n\
-        print(json.dumps([hmac.compare_digest(own, s) for s in n['signatures'].split(' ')]))";
-    let given = json!({ "secret": secret, "id": notice.header("webhook-id"), "at": notice.header("webhook-timestamp"),
-        "body": notice.body, "signatures": notice.header("webhook-signature") });
-    let mut child = Command::new("python3")
-        .args(["-c", CHECK])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("prerequisite: python3");
-    child.stdin.take().expect("ours").write_all(given.to_string().as_bytes()).expect("it reads");
-    let output = child.wait_with_output().expect("it ends");
-    serde_json::from_slice(&output.stdout).expect("a list")
-}
 
 fn submit(server: &Server, key: &str, webhook: &Value) -> String {
     let order = json!({ "run": { "command": ["echo", "hello"] }, "webhook": webhook });
@@ -149,6 +34,8 @@ fn notices_come_in_order_with_the_job_and_a_signature_that_others_can_check() {
     let (server, receiver) = (Server::with(OPEN, &[]), Receiver::new());
     let key = key_of(&server, "anna", &["runs"]);
     let id = submit(&server, &key, &json!({ "url": receiver.url(), "events": ["final", "running"] }));
+    // That it runs may be delivered before it has ended.
+    server.until("both notices", || receiver.seen().len() == 2);
     let told = until(&server, &id, "delivered");
     assert_eq!(told, json!({ "url": receiver.url(), "state": "delivered", "attempts": 2, "error": null }));
     let seen = receiver.seen();
@@ -184,14 +71,6 @@ fn a_receiver_that_is_down_has_the_notice_once_it_is_up() {
     let receiver = Receiver::at(address);
     assert_eq!(until(&server, &id, "delivered")["error"], Value::Null);
     assert_eq!(receiver.seen().len(), 1);
-}
-
-impl Receiver {
-    /// An address where nobody listens.
-    fn free() -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-        listener.local_addr().expect("an address")
-    }
 }
 
 #[test]

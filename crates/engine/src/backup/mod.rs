@@ -15,6 +15,7 @@
 //! Not in it: the master key of the secrets, run records, sockets and locks, images (they are pulled or loaded again),
 //! layers of workspaces, and audits that were set aside (`audit-aside-…`).
 
+mod judge;
 mod read;
 mod restore;
 mod tar;
@@ -23,7 +24,7 @@ mod tests;
 mod write;
 
 pub use read::{Sink, check};
-pub use restore::{Waiting, restore};
+pub use restore::{Waiting, examine, restore};
 pub use write::{Backup, Progress, backup};
 
 use serde::{Deserialize, Serialize};
@@ -34,9 +35,10 @@ const FORMAT: u32 = 1;
 const ABOUT: &str = "backup.json";
 const MANIFEST: &str = "manifest.jsonl";
 const STATE: &str = "state/";
+const DATABASE: &str = "airlock.db";
 
 /// What of a state folder is in a backup.
-const PARTS: [&str; 5] = ["airlock.db", "artifacts", "audit", "ledger", "secrets"];
+const PARTS: [&str; 5] = [DATABASE, "artifacts", "audit", "ledger", "secrets"];
 
 /// What a backup says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,7 +64,7 @@ pub struct Report {
     pub files: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// What does not fit together in ledger, audit or database, or could not be taken; it is in the backup as it was found.
+    /// What does not fit together in ledger or audit, or could not be taken; it is in the backup as it was found.
     pub problems: Vec<String>,
     /// What a restore held back.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,6 +1,6 @@
 //! From an archive to a state folder: unpacked beside its place, and put there as a whole once all of it is believed.
 
-use super::{BackupError, Report, Sink, check};
+use super::{BackupError, DATABASE, Report, Sink, check, judge};
 use image::tar::Input;
 use rustix::{
     fs::{Mode, OFlags, ResolveFlags},
@@ -36,10 +36,20 @@ pub fn restore(
     let draft = Draft::new(state)?;
     let mut unpacking = Unpacking { folder: draft.folder()?, file: None };
     let mut report = check(input, &mut unpacking)?;
-    report.problems = judge(&draft.path, &report)?;
+    report.problems = judge::all(&draft.path, &report)?;
     report.held = hold(&draft.path, &report, waiting, now_ms)?;
     rustix::fs::syncfs(&unpacking.folder).map_err(|error| BackupError::file("write", state)(error.into()))?;
     draft.publish(state)?;
+    Ok(report)
+}
+
+/// Reads all of an archive, and judges its database as a restore would, in a folder of its own below this one. Nothing stays.
+pub fn examine(input: impl Input, scratch: &Path) -> Result<Report, BackupError> {
+    // Of one that is killed it stays, as with everybody's who works there.
+    let draft = Draft::at(scratch.join(format!("airlock-check-{}", crate::fresh_id())))?;
+    let mut database = OnlyDatabase(Unpacking { folder: draft.folder()?, file: None });
+    let report = check(input, &mut database)?;
+    judge::database(&draft.path, &report)?;
     Ok(report)
 }
 
@@ -55,45 +65,6 @@ fn look(state: &Path) -> Result<(), BackupError> {
     }
 }
 
-/// What does not fit together. It is there as it was backed up, for whoever wants to look.
-fn judge(state: &Path, report: &Report) -> Result<Vec<String>, BackupError> {
-    let has_database = report.about.as_ref().is_some_and(|about| about.schema.is_some());
-    if has_database != state.join("airlock.db").exists() {
-        return Err(BackupError::Archive("its database is not what it says of it".to_owned()));
-    }
-    let mut problems = Vec::new();
-    if has_database {
-        // Before anything is written: a trigger would do what its maker wants.
-        if let Some(odd) = store::copy::foreign(state)? {
-            return Err(BackupError::Archive(format!("its database has what no Airlock made: {odd}")));
-        }
-        problems.extend(store::copy::check(state)?);
-        if let Err(wrong) = store::audit::verify(state, None) {
-            problems.push(told(state, &wrong));
-        }
-    }
-    let verified = crate::usage::Books::open(state).and_then(|books| books.verify());
-    match verified {
-        Ok(found) => problems.extend(found.iter().map(|problem| {
-            let name = problem.file.strip_prefix(state).unwrap_or(&problem.file);
-            format!("`{}`: {}", name.display(), problem.what)
-        })),
-        Err(error) => problems.push(error.to_string()),
-    }
-    Ok(problems)
-}
-
-/// Without the place where it was found.
-pub(super) fn told(state: &Path, wrong: &store::audit::Wrong) -> String {
-    match wrong {
-        store::audit::Wrong::Problem(problem) => {
-            let name = problem.file.strip_prefix(state).unwrap_or(&problem.file);
-            format!("`{}`, line {}: {}", name.display(), problem.line, problem.what)
-        }
-        store::audit::Wrong::Read(error) => format!("the audit cannot be read: {error}"),
-    }
-}
-
 /// Holds what waited, and leaves word for the first start, which writes it into the audit.
 fn hold(
     state: &Path,
@@ -102,7 +73,7 @@ fn hold(
     now_ms: u64,
 ) -> Result<Option<store::copy::Held>, BackupError> {
     let made = spec::Timestamp(report.about.as_ref().map_or(0, |about| about.made_ms)).to_string();
-    let held = match (waiting, state.join("airlock.db").exists()) {
+    let held = match (waiting, state.join(DATABASE).exists()) {
         (Waiting::Held, true) => Some(store::copy::hold(state, &made, now_ms)?),
         _ => None,
     };
@@ -133,6 +104,10 @@ impl Draft {
             let made = DirBuilder::new().recursive(true).mode(0o755).create(above);
             made.map_err(BackupError::file("make", above))?;
         }
+        Draft::at(path)
+    }
+
+    fn at(path: PathBuf) -> Result<Draft, BackupError> {
         match DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => Ok(Draft { path, published: false }),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -224,5 +199,25 @@ impl Sink for Unpacking {
     fn end(&mut self) -> Result<(), BackupError> {
         self.file = None;
         Ok(())
+    }
+}
+
+/// Of all files only the database is unpacked: the others are judged where they are restored.
+struct OnlyDatabase(Unpacking);
+
+impl Sink for OnlyDatabase {
+    fn begin(&mut self, path: &str, size: u64) -> Result<(), BackupError> {
+        match path == DATABASE {
+            true => self.0.begin(path, size),
+            false => Ok(()),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), BackupError> {
+        self.0.write(bytes)
+    }
+
+    fn end(&mut self) -> Result<(), BackupError> {
+        self.0.end()
     }
 }

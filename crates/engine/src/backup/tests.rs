@@ -331,7 +331,7 @@ impl Made {
 
 fn refusal(archive: &[u8]) -> String {
     let place = Place::new();
-    let checked = check(archive, &mut ()).err().map(|error| error.to_string());
+    let checked = examine(archive, &place.0).err().map(|error| error.to_string());
     let refused =
         restore(archive, &place.at("state"), Waiting::Held, 2).expect_err("it is refused").to_string();
     assert!(checked.is_none_or(|checked| checked == refused));

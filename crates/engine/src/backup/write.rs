@@ -197,7 +197,7 @@ impl<W: Write> Archive<'_, W> {
         if schema == Some(store::copy::newest_schema())
             && let Err(wrong) = store::audit::verify(state, None)
         {
-            self.report.problems.push(super::restore::told(state, &wrong));
+            self.report.problems.push(super::judge::told(state, &wrong));
         }
         self.tree(folder, "audit", &|name| match name.rsplit_once('.').map(|(_, end)| end) {
             Some("jsonl") => Kind::Lines,
