@@ -263,6 +263,11 @@ impl Gateway {
         self.note_aside(&entry).await
     }
 
+    /// A run that was accepted is refused before anything of it starts.
+    pub(crate) fn note_not_started(&self, of: &Of<'_>, rule: &str) {
+        self.note_happened(&Entry { what: "run.start", decision: Decision::Refused, rule, ..of.entry() });
+    }
+
     /// What the doors and the programs of a sandbox were denied, at its end; how many are not written.
     pub(crate) fn note_denials<'a>(&self, of: &Of<'_>, all: impl Iterator<Item = &'a Denial>) -> u64 {
         let mut denials = 0;

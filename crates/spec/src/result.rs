@@ -142,11 +142,11 @@ pub struct LlmUsage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Denial {
-    /// `connect`, `write`, or the name of a system call.
+    /// `connect`, `write`, the name of a system call, or the type of a step.
     pub what: String,
     /// What it was about, where that is known: an address, a path inside, arguments. The program's own words.
     pub target: String,
-    /// What denied it: `network`, `protected`, `mount`, `read_only_root` or `syscall_filter`.
+    /// What denied it: `network`, `protected`, `mount`, `read_only_root` or `syscall_filter`; of a step `workspace`, too.
     pub rule: String,
     /// The option that would have allowed it, or `nothing`.
     pub allow_with: String,

@@ -400,3 +400,87 @@ fn what_a_sandbox_was_denied_is_written_at_its_end() {
         all.iter().any(|line| line["what"] == "run.deny" && line["rule"] == "network")
     });
 }
+
+/// Sends a job of these steps; what came of them.
+fn steps(server: &Server, key: &str, number: u32, network: bool, steps: &Value) -> Value {
+    let constraints =
+        json!({ "max_runtime_seconds": 60, "max_output_bytes": 10_000, "ext_net_allowed": network });
+    let job = json!({ "protocol_version": "1.0", "job_id": "j", "task_id": "t",
+        "constraints": constraints, "steps": steps });
+    let order = json!({
+        "version": 1,
+        "task_id": "018f6a2e-0000-7000-8000-000000000001",
+        "job_id": format!("018f6a2e-0000-7000-8000-0000000001{number:02}"),
+        "sandbox": { "job_spec_json": job.to_string() },
+    });
+    let answer = server.ask(key, "POST", "/v1/worker/jobs:run", &[], &order);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
+#[test]
+fn what_steps_were_denied_is_written_with_run_tenant_and_rule() {
+    let (server, one, two) = with_tenants();
+    let step = |kind: &str, args: Value| json!({ "type": kind, "args": args, "on_failure": "continue" });
+    let run = |argv: &[&str], cwd: Option<&str>| step("run_command", json!({ "argv": argv, "cwd": cwd }));
+    let diff = "--- a/x\n+++ b/../out/patched\n@@ -0,0 +1 @@\n+x\n";
+    let told = steps(
+        &server,
+        &one,
+        1,
+        false,
+        &json!([
+            step("write_file", json!({ "path": "inside", "content": CANARY })),
+            step("read_file", json!({ "path": "../out/read" })),
+            step("write_file", json!({ "path": "/etc/written", "content": "x" })),
+            step("list_tree", json!({ "path": "/proc" })),
+            step("search_files", json!({ "pattern": "x", "path": "a/../../searched" })),
+            step("apply_unified_diff", json!({ "diff": diff })),
+            step("run_command", json!({ "argv": ["ln", "-s", "/etc", "link"] })),
+            step("read_file", json!({ "path": "link/passwd" })),
+            run(&["touch", CANARY], Some("/root")),
+            run(&["curl", "-s", "http://192.0.2.1/"], None),
+            step("read_file", json!({ "path": "missing" })),
+            step("read_file", json!({ "path": "inside" })),
+        ]),
+    );
+    let results = told["sba_result"]["steps"].as_array().expect("steps");
+    assert_eq!((results.len(), &results[11]["output"]), (12, &json!(CANARY)), "the positive control: {told}");
+    let denied = lines(&server, &one, "&what=run.deny");
+    let run = denied[0]["run"].as_str().expect("a run").to_owned();
+    for line in &denied {
+        assert_eq!(
+            (&line["tenant"], &line["run"], &line["decision"], &line["task"]),
+            (&json!("one"), &json!(run), &json!("refused"), &json!("018f6a2e-0000-7000-8000-000000000001")),
+            "{line}"
+        );
+    }
+    let mut found: Vec<_> = denied
+        .iter()
+        .map(|line| (line["rule"].as_str().expect("a rule"), line["about"].as_str().expect("words")))
+        .collect();
+    found.sort_unstable();
+    let network = found.iter().position(|(rule, _)| *rule == "network").expect("of the program");
+    assert!(found.remove(network).1.contains("192.0.2.1"), "{denied:#?}");
+    assert_eq!(
+        found,
+        [
+            ("workspace", "apply_unified_diff ../out/patched"),
+            ("workspace", "list_tree /proc"),
+            ("workspace", "read_file ../out/read"),
+            ("workspace", "read_file link/passwd"),
+            ("workspace", "run_command /root"),
+            ("workspace", "search_files a/../../searched"),
+            ("workspace", "write_file /etc/written"),
+        ],
+        "and nothing of what was only missing"
+    );
+    let end = lines(&server, &one, &format!("&what=run.end&run={run}"));
+    assert!(end[0]["about"].as_str().expect("words").contains(" denials=8"), "{end:?}");
+    assert_eq!(lines(&server, &two, "&what=run."), Vec::<Value>::new(), "nobody else is told");
+    // A job that may not begin says by which rule.
+    steps(&server, &one, 2, true, &json!([step("run_command", json!({ "argv": ["true"] }))]));
+    let own = lines(&server, &one, "&what=run.start");
+    assert!(has(&own, "run.start", "refused", "ext_net_required"), "{own:#?}");
+    assert!(!written(&server.folder.at("state/audit")).contains(CANARY));
+}

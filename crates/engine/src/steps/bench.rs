@@ -1,8 +1,13 @@
 //! Direct steps: one after the other, within one time and one amount of output.
 
-use super::{Said, command, files, patch, search};
+use super::{
+    Said, command,
+    denied::{self, Denied},
+    files::{self, Wrong},
+    patch, search,
+};
 use crate::Session;
-use spec::{MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus, StepsResult};
+use spec::{Denial, MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus, StepsResult};
 use std::time::Duration;
 use tokio::{sync::watch, time::Instant};
 
@@ -13,6 +18,7 @@ pub(super) struct Bench<'a> {
     pub(super) result: StepsResult,
     /// What a program that carries it out said.
     pub(super) said: Said,
+    pub(super) denied: Denied,
     pub(super) deadline: Instant,
     /// What may still be written, in bytes.
     pub(super) room: usize,
@@ -26,13 +32,15 @@ pub(super) struct Done {
     pub(super) exit_code: Option<i32>,
     pub(super) output: Option<String>,
     pub(super) failure: Option<Failure>,
+    /// What its program was denied.
+    pub(super) denials: Vec<Denial>,
 }
 
 /// Why a step failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// What it was to do cannot be done.
-    Failed(String),
+    Failed(Wrong),
     /// Its time, or that of the job, is over.
     TimedOut,
     /// It wrote more than the job may.
@@ -45,17 +53,19 @@ impl Done {
     pub(super) fn wrote(output: impl Into<String>) -> Done {
         Done { output: Some(output.into()), ..Done::default() }
     }
+}
 
-    pub(super) fn failed(why: impl Into<String>) -> Done {
-        Done { failure: Some(Failure::Failed(why.into())), ..Done::default() }
+impl Failure {
+    pub(super) fn failed(why: impl Into<String>) -> Failure {
+        Failure::Failed(Wrong::from(why.into()))
     }
 }
 
-impl<T: Into<String>> From<Result<String, T>> for Done {
-    fn from(result: Result<String, T>) -> Done {
+impl From<Result<String, Wrong>> for Done {
+    fn from(result: Result<String, Wrong>) -> Done {
         match result {
             Ok(output) => Done::wrote(output),
-            Err(why) => Done::failed(why),
+            Err(wrong) => Done { failure: Some(Failure::Failed(wrong)), ..Done::default() },
         }
     }
 }
@@ -70,7 +80,8 @@ impl<'a> Bench<'a> {
         let granted = session.spec().run.sandbox.limits.wall_time.0;
         let deadline = Instant::now() + job.constraints.max_runtime.min(granted);
         let room = job.constraints.max_output_bytes.min(MOST_STEP_OUTPUT) as usize;
-        Bench { session, job, result, said: Said::default(), deadline, room, terminated }
+        let (said, denied) = Default::default();
+        Bench { session, job, result, said, denied, deadline, room, terminated }
     }
 
     pub(super) fn time_left(&self) -> Duration {
@@ -126,7 +137,7 @@ impl<'a> Bench<'a> {
     /// Does something with the files of the workspace, off the event loop and with its rights.
     async fn on_files(
         &self,
-        work: impl FnOnce(&crate::tree::Tree, Until) -> Result<String, String> + Send + 'static,
+        work: impl FnOnce(&crate::tree::Tree, Until) -> Result<String, Wrong> + Send + 'static,
     ) -> Done {
         let tree = match self.session.tree() {
             Ok(tree) => tree,
@@ -137,7 +148,10 @@ impl<'a> Bench<'a> {
         let done = tokio::task::spawn_blocking(move || work(&tree, until));
         match tokio::time::timeout_at(self.deadline, done).await {
             Err(_) => Done { failure: Some(Failure::TimedOut), ..Done::default() },
-            Ok(Err(broken)) => Done::failed(format!("the step failed in Airlock itself: {broken}")),
+            Ok(Err(broken)) => {
+                let why = format!("the step failed in Airlock itself: {broken}");
+                Done { failure: Some(Failure::failed(why)), ..Done::default() }
+            }
             Ok(Ok(done)) => Done::from(done),
         }
     }
@@ -152,6 +166,10 @@ impl<'a> Bench<'a> {
             self.room -= output.len();
         }
         let kind = step.action.name();
+        self.denied.add(std::mem::take(&mut done.denials));
+        if let Some(Failure::Failed(wrong)) = &done.failure {
+            self.denied.add(denied::outside(kind, wrong));
+        }
         let (status, error, ends) = match &done.failure {
             None => (StepStatus::Success, None, false),
             Some(failure) => {
@@ -173,7 +191,7 @@ impl<'a> Bench<'a> {
 
     fn told(&self, failure: &Failure) -> (StepStatus, &'static str, String) {
         match failure {
-            Failure::Failed(why) => (StepStatus::Failure, "step_failed", why.clone()),
+            Failure::Failed(wrong) => (StepStatus::Failure, "step_failed", wrong.why.clone()),
             Failure::Lost(why) => (StepStatus::Failure, "lost", why.clone()),
             Failure::TimedOut => {
                 let seconds = self.job.constraints.max_runtime.as_secs();

@@ -2,7 +2,7 @@
 
 use super::{
     bench::{Bench, Done, Failure},
-    files::{self, escapes},
+    files::{self, Wrong, checked},
 };
 use crate::{Exec, tree::EntryKind};
 use spec::{ExecRequest, Status, Stream};
@@ -18,8 +18,8 @@ pub(super) struct Followed {
 }
 
 pub(super) async fn run(bench: &Bench<'_>, argv: &[String], cwd: Option<&str>) -> Done {
-    if let Some(why) = wrong_folder(bench, cwd).await {
-        return Done::failed(why);
+    if let Some(wrong) = wrong_folder(bench, cwd).await {
+        return Done::from(Err(wrong));
     }
     let request = ExecRequest {
         command: argv.iter().map(Into::into).collect(),
@@ -37,38 +37,41 @@ pub(super) async fn run(bench: &Bench<'_>, argv: &[String], cwd: Option<&str>) -
         _ if too_much => Some(Failure::TooMuch),
         Status::Succeeded => None,
         Status::TimedOut => Some(Failure::TimedOut),
-        Status::Failed => Some(Failure::Failed(match ended.signal {
+        Status::Failed => Some(Failure::failed(match ended.signal {
             Some(signal) => format!("the program was killed by signal {signal}"),
             None => format!("the program exited with {}", ended.exit_code.unwrap_or_default()),
         })),
         Status::Lost => Some(Failure::Lost("the program is lost with its box".to_owned())),
         Status::NotStarted | Status::OomKilled | Status::Cancelled | Status::Queued | Status::Running => {
-            let why = ended.error.map_or_else(|| ended.status.name().to_owned(), |error| super::told(&error));
-            Some(Failure::Failed(why))
+            let why = ended.error.as_ref().map_or_else(|| ended.status.name().to_owned(), super::told);
+            Some(Failure::failed(why))
         }
     };
     let exit_code = Some(ended.exit_code.unwrap_or_else(|| i32::from(ended.exit_status)));
     let exit_code = exit_code.filter(|_| ended.status != Status::TimedOut && !too_much);
-    Done { exit_code, output: Some(String::from_utf8_lossy(&bytes).into_owned()), failure }
+    let output = Some(String::from_utf8_lossy(&bytes).into_owned());
+    Done { exit_code, output, failure, denials: ended.denials }
 }
 
 /// Where a program starts must be a folder of the workspace. What becomes of it afterwards cannot harm: it is the box
 /// that holds the program, not this.
-async fn wrong_folder(bench: &Bench<'_>, cwd: Option<&str>) -> Option<String> {
+async fn wrong_folder(bench: &Bench<'_>, cwd: Option<&str>) -> Option<Wrong> {
     let cwd = cwd?.to_owned();
-    if let Some(why) = escapes(&cwd) {
-        return Some(why);
+    if let Err(wrong) = checked(&cwd) {
+        return Some(wrong);
     }
     let tree = bench.session.tree().ok()?;
     let looked = tokio::task::spawn_blocking(move || match tree.stat(Path::new(&cwd)) {
         Ok(found) => match found.kind {
             EntryKind::Folder => None,
             EntryKind::Link => Some(files::by_link(&cwd)),
-            EntryKind::File | EntryKind::Special => Some(format!("`{}` is not a folder", cwd.escape_debug())),
+            EntryKind::File | EntryKind::Special => {
+                Some(format!("`{}` is not a folder", cwd.escape_debug()).into())
+            }
         },
         Err(error) => Some(files::told(&error)),
     });
-    looked.await.unwrap_or_else(|broken| Some(broken.to_string()))
+    looked.await.unwrap_or_else(|broken| Some(broken.to_string().into()))
 }
 
 /// Takes what a program writes, until it has ended or has written more than `room`; then it is stopped.

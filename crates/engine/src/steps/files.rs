@@ -11,18 +11,31 @@ use std::{
 pub(super) const MOST_NAMES: usize = 10_000;
 const DEEPEST: usize = 64;
 
-/// Why a path leaves the workspace, if it does by its words alone.
-pub(super) fn escapes(path: &str) -> Option<String> {
-    let given = Path::new(path);
-    let outside = given.is_absolute() && !given.starts_with(spec::WORKSPACE);
-    let upwards = given.components().any(|part| part == Component::ParentDir);
-    let why = if outside { "lies outside /workspace" } else { "contains `..`" };
-    (outside || upwards).then(|| format!("path escapes workspace: `{}` {why}", shown(path)))
+/// Why something cannot be done with files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    pub(super) why: String,
+    /// The path that leads out of the workspace, if it is that.
+    pub(super) outside: Option<String>,
 }
 
+impl From<String> for Wrong {
+    fn from(why: String) -> Wrong {
+        Wrong { why, outside: None }
+    }
+}
+
+impl Wrong {
+    fn outside(path: String, how: &str) -> Wrong {
+        Wrong { why: format!("path escapes workspace: `{path}` {how}"), outside: Some(path) }
+    }
+}
+
+const BY_LINK: &str = "leads through a symbolic link, which nobody follows";
+
 /// Of a path that is a link: nobody follows it, so that it does not matter where it leads.
-pub(super) fn by_link(path: &str) -> String {
-    format!("path escapes workspace: `{}` leads through a symbolic link, which nobody follows", shown(path))
+pub(super) fn by_link(path: &str) -> Wrong {
+    Wrong::outside(shown(path), BY_LINK)
 }
 
 fn shown(path: &str) -> String {
@@ -30,28 +43,33 @@ fn shown(path: &str) -> String {
 }
 
 /// An error of the workspace, in words.
-pub(super) fn told(error: &TreeError) -> String {
+pub(super) fn told(error: &TreeError) -> Wrong {
     match error {
         TreeError::Link { path } | TreeError::Kind { path, what: "a symbolic link", .. } => {
-            format!("path escapes workspace: `{path}` leads through a symbolic link, which nobody follows")
+            Wrong::outside(path.clone(), BY_LINK)
         }
-        other => match std::error::Error::source(other) {
+        other => Wrong::from(match std::error::Error::source(other) {
             Some(cause) => format!("{other}: {cause}"),
             None => other.to_string(),
-        },
+        }),
     }
 }
 
-pub(super) fn checked(path: &str) -> Result<&Path, String> {
-    match escapes(path) {
-        Some(why) => Err(why),
-        None => Ok(Path::new(path)),
+/// A path that by its words alone does not leave the workspace.
+pub(super) fn checked(path: &str) -> Result<&Path, Wrong> {
+    let given = Path::new(path);
+    if given.is_absolute() && !given.starts_with(spec::WORKSPACE) {
+        return Err(Wrong::outside(shown(path), "lies outside /workspace"));
+    }
+    match given.components().any(|part| part == Component::ParentDir) {
+        true => Err(Wrong::outside(shown(path), "contains `..`")),
+        false => Ok(given),
     }
 }
 
 /// The same, of a path that leads through no link either. What is made of it afterwards is refused where it is opened; this is
 /// for the words.
-fn without_links<'a>(tree: &Tree, path: &'a str) -> Result<&'a Path, String> {
+fn without_links<'a>(tree: &Tree, path: &'a str) -> Result<&'a Path, Wrong> {
     let clean = checked(path)?;
     match tree.stat(clean) {
         Ok(found) if found.kind == EntryKind::Link => Err(by_link(path)),
@@ -61,7 +79,7 @@ fn without_links<'a>(tree: &Tree, path: &'a str) -> Result<&'a Path, String> {
 }
 
 /// Writes a file whole; one that is there keeps its permissions.
-pub(super) fn write(tree: &Tree, path: &str, content: &str) -> Result<String, String> {
+pub(super) fn write(tree: &Tree, path: &str, content: &str) -> Result<String, Wrong> {
     let path = without_links(tree, path)?;
     let mode = tree.stat(path).ok().filter(|found| found.kind == EntryKind::File).map(|found| found.mode);
     let written = tree.put(path, true).and_then(|mut file| {
@@ -81,7 +99,7 @@ pub(super) fn read(
     path: &str,
     (first, last): (u64, u64),
     until: Until,
-) -> Result<String, String> {
+) -> Result<String, Wrong> {
     let (file, _) = tree.open(without_links(tree, path)?).map_err(|error| told(&error))?;
     let (mut reader, mut bytes, mut line) = (BufReader::with_capacity(64 << 10, file), Vec::new(), 1);
     while line <= last && bytes.len() <= until.room && !until.is_over() {
@@ -103,7 +121,7 @@ pub(super) fn read(
 }
 
 /// Everything below a folder, one name a line, sorted; folders end with a slash. What is cut says so.
-pub(super) fn list(tree: &Tree, path: &str, until: Until) -> Result<String, String> {
+pub(super) fn list(tree: &Tree, path: &str, until: Until) -> Result<String, Wrong> {
     let mut output = String::new();
     let more = walk(tree, without_links(tree, path)?, until, &mut |place, found| {
         let mark = match found.kind {
@@ -134,7 +152,7 @@ pub(super) fn walk(
     top: &Path,
     until: Until,
     visit: &mut dyn FnMut(&Path, &Entry) -> bool,
-) -> Result<Option<String>, String> {
+) -> Result<Option<String>, Wrong> {
     let top = top.strip_prefix(spec::WORKSPACE).unwrap_or(top);
     let mut open: Vec<(PathBuf, Entry)> = Vec::new();
     let mut left_out = fill(tree, top, &mut open).map_err(|error| told(&error))?;
@@ -156,7 +174,7 @@ pub(super) fn walk(
             match fill(tree, &path, &mut open) {
                 Ok(more) => left_out = left_out.or(more),
                 Err(TreeError::Missing { .. }) => {}
-                Err(error) => left_out = Some(told(&error)),
+                Err(error) => left_out = Some(told(&error).why),
             }
         }
     }

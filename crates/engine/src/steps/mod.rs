@@ -11,6 +11,7 @@
 mod agent;
 mod bench;
 mod command;
+mod denied;
 mod diff;
 mod files;
 mod folder;
@@ -198,7 +199,7 @@ pub struct Carried {
     /// Of its box, from its beginning to its end.
     pub usage: Usage,
     pub limits_hit: BTreeSet<LimitName>,
-    /// What its doors refused.
+    /// What its doors, the boxes of its programs and we refused.
     pub denials: Vec<Denial>,
 }
 
@@ -291,7 +292,7 @@ impl Engine {
             () = terminate(&session, terminated.clone()) => true,
             () = until_cancelled(&mut cancelled) => true,
         };
-        let Bench { mut result, said, .. } = bench;
+        let Bench { mut result, said, mut denied, .. } = bench;
         if cut_short {
             result = result.failed("cancelled", "the job was cancelled");
         }
@@ -312,6 +313,10 @@ impl Engine {
         }
         name_artifacts(&mut result, kept.kept, "/workspace/");
         let crate::SessionState { barriers, usage, limits_hit, denials, .. } = ended;
+        // By its doors; and of programs that were no step, or one that was cut short.
+        denied.add(denials);
+        denied.add(session.execs().iter().filter_map(|exec| exec.result()).flat_map(|result| result.denials));
+        let denials = denied.into_list();
         Carried { result, said, barriers, usage, limits_hit, denials }
     }
 

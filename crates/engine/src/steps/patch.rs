@@ -3,7 +3,7 @@
 
 use super::{
     diff::{self, Change, LARGEST_FILE, What},
-    files::{checked, told},
+    files::{Wrong, checked, told},
 };
 use crate::tree::{EntryKind, Tree, TreeError, Upload};
 use std::{
@@ -25,7 +25,7 @@ struct Draft<'a> {
     bytes: usize,
 }
 
-pub(super) fn apply(tree: &Tree, text: &str) -> Result<String, String> {
+pub(super) fn apply(tree: &Tree, text: &str) -> Result<String, Wrong> {
     let changes = diff::parse(text).map_err(|bad| bad.to_string())?;
     // Names first: of a diff that would leave the workspace, nothing else is of interest.
     for path in changes.iter().flat_map(|change| change.what.paths()) {
@@ -48,7 +48,7 @@ impl What {
 
 impl Draft<'_> {
     /// Works out what becomes of one file; says so on one line.
-    fn change(&mut self, change: &Change<'_>) -> Result<String, String> {
+    fn change(&mut self, change: &Change<'_>) -> Result<String, Wrong> {
         let line = match &change.what {
             What::Modify(path) => {
                 let (old, mode) = self.there(path)?;
@@ -64,7 +64,7 @@ impl Draft<'_> {
                 let (old, _) = self.there(path)?;
                 let left = diff::apply(&old, &change.hunks).map_err(|bad| format!("`{path}`: {bad}"))?;
                 if !left.is_empty() {
-                    return Err(format!("`{path}` has more in it than the diff deletes"));
+                    return Err(format!("`{path}` has more in it than the diff deletes").into());
                 }
                 self.set(path, None)?;
                 format!("deleted {path}\n")
@@ -86,7 +86,7 @@ impl Draft<'_> {
         Ok(line)
     }
 
-    fn put(&mut self, path: &str, old: &[u8], mode: u32, change: &Change<'_>) -> Result<(), String> {
+    fn put(&mut self, path: &str, old: &[u8], mode: u32, change: &Change<'_>) -> Result<(), Wrong> {
         let new = diff::apply(old, &change.hunks).map_err(|bad| format!("`{path}`: {bad}"))?;
         let mode = match change.executable {
             Some(true) => mode | 0o111,
@@ -96,28 +96,28 @@ impl Draft<'_> {
         self.set(path, Some((new, mode)))
     }
 
-    fn set(&mut self, path: &str, content: Content) -> Result<(), String> {
+    fn set(&mut self, path: &str, content: Content) -> Result<(), Wrong> {
         self.bytes += content.as_ref().map_or(0, |(bytes, _)| bytes.len());
         if self.bytes > MOST_BYTES {
-            return Err(format!("the files of the diff have more than {MOST_BYTES} bytes together"));
+            return Err(format!("the files of the diff have more than {MOST_BYTES} bytes together").into());
         }
         self.look(path)?.1 = content;
         Ok(())
     }
 
-    fn there(&mut self, path: &str) -> Result<(Vec<u8>, u32), String> {
-        self.look(path)?.1.clone().ok_or_else(|| format!("there is no `{}`", path.escape_debug()))
+    fn there(&mut self, path: &str) -> Result<(Vec<u8>, u32), Wrong> {
+        self.look(path)?.1.clone().ok_or_else(|| format!("there is no `{}`", path.escape_debug()).into())
     }
 
-    fn not_there(&mut self, path: &str) -> Result<(), String> {
+    fn not_there(&mut self, path: &str) -> Result<(), Wrong> {
         match self.look(path)?.1 {
             None => Ok(()),
-            Some(_) => Err(format!("`{}` is there already", path.escape_debug())),
+            Some(_) => Err(format!("`{}` is there already", path.escape_debug()).into()),
         }
     }
 
     /// A file as it is to be by now. Read once.
-    fn look(&mut self, path: &str) -> Result<&mut (Content, Content), String> {
+    fn look(&mut self, path: &str) -> Result<&mut (Content, Content), Wrong> {
         let clean: PathBuf =
             Path::new(path).strip_prefix(spec::WORKSPACE).unwrap_or(Path::new(path)).components().collect();
         if !self.files.contains_key(&clean) {
@@ -125,10 +125,10 @@ impl Draft<'_> {
             self.bytes += found.as_ref().map_or(0, |(bytes, _)| bytes.len());
             self.files.insert(clean.clone(), (found.clone(), found));
         }
-        self.files.get_mut(&clean).ok_or_else(|| "a file is lost".to_owned())
+        self.files.get_mut(&clean).ok_or_else(|| "a file is lost".to_owned().into())
     }
 
-    fn write(self) -> Result<(), String> {
+    fn write(self) -> Result<(), Wrong> {
         let words = |error: TreeError| told(&error);
         let changed: Vec<_> = self.files.iter().filter(|(_, (old, new))| old != new).collect();
         let mut uploads = Vec::new();
@@ -153,7 +153,8 @@ impl Draft<'_> {
         });
         removed.map_err(|error| {
             done.iter().for_each(|path| self.put_back(path));
-            format!("{}; what was changed before is as it was", told(&error))
+            let Wrong { why, outside } = told(&error);
+            Wrong { why: format!("{why}; what was changed before is as it was"), outside }
         })
     }
 
@@ -174,7 +175,7 @@ fn stage(tree: &Tree, path: &Path, (bytes, mode): &(Vec<u8>, u32)) -> Result<Upl
     Ok(upload)
 }
 
-fn read(tree: &Tree, path: &Path) -> Result<Content, String> {
+fn read(tree: &Tree, path: &Path) -> Result<Content, Wrong> {
     match tree.stat(path) {
         // A folder on the way is missing, too, or is none.
         Err(TreeError::Missing { .. }) => return Ok(None),
@@ -189,7 +190,7 @@ fn read(tree: &Tree, path: &Path) -> Result<Content, String> {
     let read = file.take(LARGEST_FILE as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| format!("`{}` cannot be read: {error}", path.display()))?;
     match bytes.len() > LARGEST_FILE {
-        true => Err(format!("`{}` has more than {LARGEST_FILE} bytes", path.display())),
+        true => Err(format!("`{}` has more than {LARGEST_FILE} bytes", path.display()).into()),
         false => Ok(Some((bytes, entry.mode & 0o777))),
     }
 }

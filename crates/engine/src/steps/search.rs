@@ -3,7 +3,7 @@
 
 use super::{
     bench::Until,
-    files::{self, checked, told, walk},
+    files::{self, Wrong, checked, told, walk},
 };
 use crate::tree::{EntryKind, Tree};
 use regex::bytes::{Regex, RegexBuilder};
@@ -83,7 +83,7 @@ pub(super) fn search(
     path: &str,
     include: Option<&str>,
     until: Until,
-) -> Result<String, String> {
+) -> Result<String, Wrong> {
     let regex = pattern(text).map_err(|why| format!("the pattern {why}"))?;
     let glob = include.map(glob).transpose().map_err(|why| format!("the glob {why}"))?;
     let top = checked(path)?;

@@ -137,7 +137,11 @@ async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
     let started_at = engine::now();
     let Admitted { job, document, carrier, spec, profile } = admitted;
     let carried = match spec {
-        Err(result) => Carried::from(*result),
+        Err(result) => {
+            let rule = result.failure_code.as_deref().unwrap_or_default();
+            gateway.note_not_started(&live.of(), rule);
+            Carried::from(*result)
+        }
         Ok(spec) => {
             live.begins();
             // It counts while it goes on.
@@ -147,6 +151,7 @@ async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
         }
     };
     record(&gateway, &live, &carried);
+    gateway.note_denials(&live.of(), carried.denials.iter());
     let result = as_run(&live, &job, carried, started_at, profile);
     gateway.metrics().running.dec();
     let took = Duration::from_millis(result.duration_ms);
