@@ -1,5 +1,7 @@
 //! SIGKILL of the server at any moment while fifty jobs run, again and again on the same state: every job that was accepted
-//! comes to exactly one end, none runs twice at once, what must not be repeated is not, and the money adds up.
+//! comes to exactly one end, none runs twice at once, what must not be repeated is not, and the money adds up. What was
+//! cancelled stays so, what comes after another waits for it and is cancelled with it, and whoever asked for a notice of the
+//! end gets it.
 //!
 //! `AIRLOCK_KILLS` says how often (8 unless said), `AIRLOCK_SEED` repeats delays and orders. What a job really did is seen
 //! in a folder that the operator shares: it holds a lock there while it runs, which the kernel gives back with its process.
@@ -9,7 +11,10 @@ use doors_tests::{
     REAL_KEY,
     money::{Way, price},
 };
-use gateway_tests::{Folder, Server};
+use gateway_tests::{
+    Folder, Server,
+    receiver::{OPEN, Receiver, Seen, all_fitting},
+};
 use provider::{Provider, Script, Settings};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -20,7 +25,6 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
-    sync::Mutex,
     time::Duration,
 };
 
@@ -36,6 +40,11 @@ const ENDS: [&str; 7] =
 struct Asked {
     name: String,
     reruns: bool,
+    /// The job that it comes after.
+    parent: Option<String>,
+    /// Somebody is to be told of its end.
+    told: bool,
+    cancel: Cancel,
     body: Value,
     /// Known once it was accepted.
     id: Option<String>,
@@ -43,10 +52,24 @@ struct Asked {
     ended: Option<String>,
 }
 
+/// Whether somebody asked for its end.
+#[derive(Clone, Debug, PartialEq)]
+enum Cancel {
+    No,
+    /// And was not answered.
+    Asked,
+    /// And was told how it stood then. It had begun so often.
+    Answered {
+        status: String,
+        begun: usize,
+    },
+}
+
 struct Storm {
     configuration: String,
     marks: Folder,
     provider: Provider,
+    receiver: Receiver,
     admin: String,
     key: String,
     chance: Chance,
@@ -64,17 +87,19 @@ fn jobs_outlive_a_server_that_is_killed_at_any_moment_and_none_is_lost_doubled_o
     fs::set_permissions(&marks.0, fs::Permissions::from_mode(0o777)).expect("anybody writes there");
     let provider = Provider::start(Settings { keys: vec![REAL_KEY.to_owned()], ..Settings::default() });
     provider.set(Script { tokens: 20, input: Some(100), ..Script::default() });
+    let receiver = Receiver::new();
     let configuration = format!(
-        "[serve]\nfolders = [\"{}\"]\n[jobs]\nslots = {AT_ONCE}\n{}",
+        "[serve]\nfolders = [\"{}\"]\n[jobs]\nslots = {AT_ONCE}\n{OPEN}{}",
         marks.0.display(),
         doors_tests::configuration(&provider, &secrets)
     );
     let server = Server::on(folder, &configuration, &["--pool", "2"], None);
     let (admin, key) = (server.admin.clone(), server.key(&["runs", "usage"]));
     let (chance, asked) = (Chance::seeded(), Vec::new());
-    let mut storm = Storm { configuration, marks, provider, admin, key, chance, asked };
+    let mut storm = Storm { configuration, marks, provider, receiver, admin, key, chance, asked };
     let server = (0..kills()).fold(server, |server, number| storm.round(server, number));
     storm.settle(&server);
+    storm.check_notices(&server);
     storm.check_money(&server);
     storm.finish(server);
 }
@@ -82,18 +107,22 @@ fn jobs_outlive_a_server_that_is_killed_at_any_moment_and_none_is_lost_doubled_o
 impl Storm {
     /// Jobs, a kill, and a start.
     fn round(&mut self, mut server: Server, number: u64) -> Server {
-        let asked = Mutex::new(Vec::new());
         let delay = Duration::from_nanos(self.chance.below(LONGEST.as_nanos() as u64));
         let seeds: Vec<u64> = (0..CLIENTS).map(|_| self.chance.number()).collect();
-        std::thread::scope(|scope| {
-            for (client, seed) in seeds.iter().enumerate() {
-                let (server, asked, storm) = (&server, &asked, &*self);
-                scope.spawn(move || storm.submit(server, &format!("{number}-{client}"), *seed, asked));
-            }
+        // So that at least one notice comes twice.
+        self.receiver.answers("503 Not Now");
+        let asked: Vec<_> = std::thread::scope(|scope| {
+            let (storm, served) = (&*self, &server);
+            let client = |(client, seed): (usize, &u64)| {
+                let (name, seed) = (format!("{number}-{client}"), *seed);
+                scope.spawn(move || storm.submit(served, &name, seed))
+            };
+            let clients: Vec<_> = seeds.iter().enumerate().map(client).collect();
             // The moment is the point.
             std::thread::sleep(delay);
             let process = host::hold(server.pid as i32).expect("the server lives");
             assert!(host::kill(&process), "it is killed");
+            clients.into_iter().flat_map(|client| client.join().expect("no client panicked")).collect()
         });
         server.end(Signal::KILL);
         let folder = std::mem::replace(&mut server.folder, Folder(PathBuf::new()));
@@ -107,56 +136,69 @@ impl Storm {
             });
         }
         let server = Server::on(folder, &self.configuration, &["--pool", "2"], Some(self.admin.clone()));
-        self.asked.extend(asked.into_inner().expect("no client panicked"));
+        self.asked.extend(asked);
         self.look(&server);
         server
     }
 
-    /// A tenth of them each, so that fifty run at once.
-    fn submit(&self, server: &Server, name: &str, seed: u64, asked: &Mutex<Vec<Asked>>) {
-        let mut chance = Chance::of(seed);
+    /// A tenth of them each, so that fifty run at once; some come after one before, and some are cancelled.
+    fn submit(&self, server: &Server, name: &str, seed: u64) -> Vec<Asked> {
+        let (mut chance, mut own) = (Chance::of(seed), Vec::<Asked>::new());
         for number in 0..AT_ONCE as u64 / CLIENTS {
-            let name = format!("job-{name}-{number}");
-            let reruns = chance.below(2) == 0;
-            let body = self.order(&name, reruns, &mut chance);
-            let promise = [("idempotency-key", name.as_str())];
-            let mut job = Asked { name: name.clone(), reruns, body, id: None, ended: None };
+            let mut job = self.order(format!("job-{name}-{number}"), &own, &mut chance);
+            let promise = [("idempotency-key", job.name.as_str())];
             let answer = attempt(server, &self.key, "POST", "/v1/jobs", &promise, &job.body);
             if let Some(answer) = &answer {
                 assert_eq!(answer.status, 202, "{}", answer.text());
                 job.id = answer.json()["job_id"].as_str().map(str::to_owned);
             }
-            asked.lock().expect("nobody panicked").push(job);
-            if answer.is_none() {
-                return;
+            own.push(job);
+            let cancelled = answer.is_some() && chance.below(6) == 0;
+            let whom = chance.below(own.len() as u64) as usize;
+            if answer.is_none() || cancelled && !self.cancel(server, &mut own[whom]) {
+                break;
             }
         }
+        own
+    }
+
+    /// Whether that was answered.
+    fn cancel(&self, server: &Server, job: &mut Asked) -> bool {
+        let path = format!("/v1/jobs/{}", job.id.as_deref().expect("it was accepted"));
+        let Some(answer) = attempt(server, &self.key, "DELETE", &path, &[], &Value::Null) else {
+            if job.cancel == Cancel::No {
+                job.cancel = Cancel::Asked;
+            }
+            return false;
+        };
+        assert!(matches!(answer.status, 200 | 202), "{}", answer.text());
+        let begun = lines(&self.marks.0, &format!("{}.begun", job.name));
+        let status = answer.json()["status"].as_str().expect("a status").to_owned();
+        job.cancel = Cancel::Answered { status, begun };
+        true
     }
 
     /// It holds a lock while it runs, and says when it began and when it was done.
-    fn order(&self, name: &str, reruns: bool, chance: &mut Chance) -> Value {
+    fn order(&self, name: String, own: &[Asked], chance: &mut Chance) -> Asked {
+        let reruns = chance.below(2) == 0;
         let pays = chance.below(3) == 0;
-        let call = match pays {
-            true => format!(
-                "curl -s -o /dev/null -H \"authorization: Bearer $OPENAI_API_KEY\" -H 'content-type: application/json' \
-                 -d '{}' $OPENAI_BASE_URL/chat/completions; ",
-                Way::Chat.body("m", false, Some(20))
-            ),
-            false => String::new(),
-        };
-        let work = format!(
-            "echo begun >> /marks/{name}.begun; {call}sleep 0.{}; echo done >> /marks/{name}.done",
-            chance.below(9)
-        );
-        let script = format!(
-            "exec 9>/marks/{name}.lock; flock -n 9 || {{ echo twice >> /marks/{name}.twice; exit 9; }}; {work}"
-        );
-        let mut run = json!({ "command": ["sh", "-c", script], "timeout": "30s",
+        let told = chance.below(3) == 0;
+        let parent =
+            (chance.below(3) == 0 && !own.is_empty()).then(|| &own[chance.below(own.len() as u64) as usize]);
+        let mut run = json!({ "command": ["sh", "-c", script(&name, parent, pays, chance)], "timeout": "30s",
             "mounts": [format!("{}:/marks:rw", self.marks.0.display())] });
         if pays {
             run["llm"] = json!("openai");
         }
-        json!({ "name": name, "run": run, "on_lost": if reruns { "rerun" } else { "lost" } })
+        let mut body = json!({ "name": name, "run": run, "on_lost": if reruns { "rerun" } else { "lost" } });
+        if told {
+            body["webhook"] = json!({ "url": self.receiver.url() });
+        }
+        if let Some(parent) = parent {
+            body["after"] = json!([parent.id]);
+        }
+        let parent = parent.map(|parent| parent.name.clone());
+        Asked { name, reruns, parent, told, cancel: Cancel::No, body, id: None, ended: None }
     }
 
     /// What was told of an end is never taken back; what nobody answered for is there or is not, and then once.
@@ -187,19 +229,9 @@ impl Storm {
         });
         let mut counted = BTreeMap::<String, u64>::new();
         for job in &self.asked {
-            let lines = |end: &str| lines(&self.marks.0, &format!("{}.{end}", job.name));
-            let status = job.ended.as_deref().expect("it has ended");
-            let (begun, done) = (lines("begun"), lines("done"));
-            assert_eq!(lines("twice"), 0, "{job:?} ran twice at once");
-            match (status, job.reruns) {
-                ("succeeded", _) => assert!(done >= 1, "{job:?} is said to have succeeded"),
-                ("lost", false) => {}
-                other => {
-                    panic!("{other:?} is no end that this job can have: {}", shown(server, &self.key, job))
-                }
-            }
-            assert!(job.reruns || begun <= 1, "{job:?} was repeated: begun {begun} times");
+            let begun = self.check(server, job);
             let kind = if job.reruns { "to be run again" } else { "to be lost" };
+            let status = job.ended.as_deref().expect("it has ended");
             *counted.entry(format!("{status}, {kind}, begun {}", begun.min(3))).or_default() += 1;
         }
         println!("{counted:?}");
@@ -208,6 +240,97 @@ impl Storm {
             counted.keys().any(|key| key.contains("again, begun 2")),
             "no job was ever repeated: {counted:?}"
         );
+        let is_behind = |job: &&Asked| job.parent.is_some() && job.cancel == Cancel::No;
+        let behind = |status: &str| {
+            let ended = |job: &&Asked| job.ended.as_deref() == Some(status);
+            self.asked.iter().filter(is_behind).filter(ended).count()
+        };
+        let answered = |job: &&Asked| matches!(job.cancel, Cancel::Answered { .. });
+        let answered = self.asked.iter().filter(answered).count();
+        println!(
+            "of those behind another {} succeeded and {} were cancelled with it; {answered} were cancelled by somebody",
+            behind("succeeded"),
+            behind("cancelled")
+        );
+        assert!(answered > 0 && behind("succeeded") > 0 && behind("cancelled") > 0, "the control");
+    }
+
+    /// Compares the end of a job with what it did, what was said of it, and what it comes after. How often it began.
+    fn check(&self, server: &Server, job: &Asked) -> usize {
+        let lines = |end: &str| lines(&self.marks.0, &format!("{}.{end}", job.name));
+        let status = job.ended.as_deref().expect("it has ended");
+        let (begun, done) = (lines("begun"), lines("done"));
+        assert_eq!(lines("twice"), 0, "{job:?} ran twice at once");
+        assert_eq!(lines("early"), 0, "{job:?} ran before what it comes after was done");
+        assert!(job.reruns || begun <= 1, "{job:?} was repeated: begun {begun} times");
+        let is_in_vain = self.check_parent(server, job, begun);
+        match (status, job.reruns) {
+            ("succeeded", _) => assert!(done >= 1, "{job:?} is said to have succeeded"),
+            ("lost", false) => {}
+            ("cancelled", _) if is_in_vain || job.cancel != Cancel::No => {}
+            other => panic!("{other:?} is no end that this job can have: {}", shown(server, &self.key, job)),
+        }
+        if let Cancel::Answered { status: then, begun: before } = &job.cancel {
+            match ENDS.contains(&then.as_str()) {
+                true => assert_eq!((status, begun), (then.as_str(), *before), "{job:?} was over"),
+                // It was about to end, one way or the other, and does not begin again.
+                false => assert!(matches!(status, "cancelled" | "succeeded"), "{job:?} was cancelled"),
+            }
+        }
+        begun
+    }
+
+    /// Whether it is in vain, because what it comes after did not succeed.
+    fn check_parent(&self, server: &Server, job: &Asked, begun: usize) -> bool {
+        let Some(name) = &job.parent else { return false };
+        let parent = self.asked.iter().find(|other| other.name == *name).expect("it was asked for");
+        if parent.ended.as_deref() != Some("succeeded") {
+            assert_eq!((job.ended.as_deref(), begun), (Some("cancelled"), 0), "{job:?} after {parent:?}");
+            return true;
+        }
+        let [own, before] = [job, parent].map(|job| shown(server, &self.key, job));
+        if let (Some(started), Some(ended)) = (own["started_at"].as_str(), before["ended_at"].as_str()) {
+            assert!(started >= ended, "{own} started before the end of {before}");
+        }
+        false
+    }
+
+    /// Whoever asked for it is told of each end, at least once, in words that are the same and signed.
+    fn check_notices(&self, server: &Server) {
+        let wanted: Vec<_> = self.asked.iter().filter(|job| job.told).collect();
+        eventually("every notice is delivered", || {
+            let is_told = |job: &&Asked| shown(server, &self.key, job)["webhook"]["state"] == "delivered";
+            wanted.iter().all(is_told).then_some(())
+        });
+        let (seen, mut of, mut repeated) = (self.receiver.seen(), BTreeMap::<String, Vec<Seen>>::new(), 0);
+        let secret = server.ask(&self.key, "GET", "/v1/webhook-secret", &[], &Value::Null).json();
+        let fits = all_fitting(&seen, secret["secret"].as_str().expect("a secret"));
+        assert!(fits.iter().all(|fits| *fits == [true]), "{} notices: {fits:?}", seen.len());
+        for notice in seen {
+            let id = notice.json()["data"]["job_id"].as_str().expect("a job").to_owned();
+            of.entry(id).or_default().push(notice);
+        }
+        for job in &wanted {
+            let all = of.remove(job.id.as_deref().expect("it was accepted")).unwrap_or_default();
+            assert!(!all.is_empty(), "nobody was told of {job:?}");
+            for notice in &all {
+                let told = notice.json();
+                assert_eq!(
+                    (&told["type"], told["data"]["status"].as_str()),
+                    (&json!("job.final"), job.ended.as_deref()),
+                    "{job:?}"
+                );
+                assert_eq!(
+                    (notice.header("webhook-id"), &notice.body),
+                    (all[0].header("webhook-id"), &all[0].body),
+                    "one end has one notice: {job:?}"
+                );
+            }
+            repeated += usize::from(all.len() > 1);
+        }
+        println!("{} notices, of which {repeated} came more than once", wanted.len());
+        assert_eq!(of.keys().collect::<Vec<_>>(), Vec::<&String>::new(), "nobody asked for these");
+        assert!(repeated > 0, "the control: a receiver that said no is told again");
     }
 
     /// The provider's own account lies between what is settled and what counts.
@@ -238,6 +361,29 @@ impl Storm {
         assert_eq!(host::cgroups_naming(&host::owner(&server.folder.at("state"))), Vec::<PathBuf>::new());
         assert_eq!(host::mounts_naming(&self.marks.0), Vec::<String>::new());
     }
+}
+
+/// What such a job does. One that comes after another looks whether that was done.
+fn script(name: &str, parent: Option<&Asked>, pays: bool, chance: &mut Chance) -> String {
+    let call = match pays {
+        true => format!(
+            "curl -s -o /dev/null -H \"authorization: Bearer $OPENAI_API_KEY\" -H 'content-type: application/json' \
+             -d '{}' $OPENAI_BASE_URL/chat/completions; ",
+            Way::Chat.body("m", false, Some(20))
+        ),
+        false => String::new(),
+    };
+    let look = match parent {
+        Some(parent) => format!("[ -e /marks/{}.done ] || echo early >> /marks/{name}.early; ", parent.name),
+        None => String::new(),
+    };
+    let work = format!(
+        "{look}echo begun >> /marks/{name}.begun; {call}sleep 0.{}; echo done >> /marks/{name}.done",
+        chance.below(9)
+    );
+    format!(
+        "exec 9>/marks/{name}.lock; flock -n 9 || {{ echo twice >> /marks/{name}.twice; exit 9; }}; {work}"
+    )
 }
 
 fn shown(server: &Server, key: &str, job: &Asked) -> Value {
