@@ -28,7 +28,17 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     // Programs of their own that measure ours from outside, and what they share.
     ("airlock-bench-doors", &["airlock-bench-peers", "airlock-provider"]),
     ("airlock-bench-egress", &["airlock-bench-peers", "airlock-doors", "airlock-spec"]),
-    ("airlock-bench-gateway", &["airlock-bench-peers", "airlock-engine", "airlock-spec", "airlock-store"]),
+    (
+        "airlock-bench-gateway",
+        &[
+            "airlock-bench-peers",
+            "airlock-doors",
+            "airlock-engine",
+            "airlock-provider",
+            "airlock-spec",
+            "airlock-store",
+        ],
+    ),
     ("airlock-bench-peers", &[]),
     ("airlock-escape", &["airlock-doors", "airlock-engine", "airlock-spec"]),
     (

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const RUN: &str = r#"{"command":["/bin/true"]}"#;
+pub(crate) const RUN: &str = r#"{"command":["/bin/true"]}"#;
 /// After each run of a lone client: what was used up is made anew meanwhile, for both.
 const REST: Duration = Duration::from_millis(10);
 
@@ -251,9 +251,14 @@ impl<'a> Way<'a> {
 }
 
 /// Seconds of one run, which must have succeeded.
-pub(crate) fn once(client: &mut Client) -> io::Result<f64> {
+fn once(client: &mut Client) -> io::Result<f64> {
+    once_of(client, RUN)
+}
+
+/// The same of another order.
+pub(crate) fn once_of(client: &mut Client, order: &str) -> io::Result<f64> {
     let begun = Instant::now();
-    let answer = client.ask("POST", "/v1/runs", RUN)?;
+    let answer = client.ask("POST", "/v1/runs", order)?;
     let seconds = begun.elapsed().as_secs_f64();
     let succeeded = answer.windows(SUCCEEDED.len()).any(|part| part == SUCCEEDED.as_bytes());
     succeeded

@@ -48,6 +48,7 @@ pub(crate) enum Metric {
     PickUpFull,
     Neighbour,
     AuditShare,
+    AuditShareCall,
 }
 
 /// What the project wants.
@@ -64,7 +65,7 @@ enum Wanted {
 }
 
 impl Metric {
-    const ALL: [Metric; 18] = [
+    const ALL: [Metric; 19] = [
         Metric::Run,
         Metric::RunP99,
         Metric::Rate,
@@ -83,6 +84,7 @@ impl Metric {
         Metric::PickUpFull,
         Metric::Neighbour,
         Metric::AuditShare,
+        Metric::AuditShareCall,
     ];
 
     fn title(self) -> &'static str {
@@ -105,6 +107,7 @@ impl Metric {
             Metric::PickUpFull => "  with all that wait",
             Metric::Neighbour => "beside a noisy tenant, slot times",
             Metric::AuditShare => "audit and ledger, % of a run's CPU",
+            Metric::AuditShareCall => "  with a model call",
         }
     }
 
@@ -119,7 +122,9 @@ impl Metric {
             Metric::FirstReady | Metric::Ready => Some(Wanted::Value(300.0)),
             Metric::Submit => Some(Wanted::Least(1000.0)),
             Metric::QueueMemory => Some(Wanted::Value(16.0)),
-            Metric::PickUp | Metric::PickUpFull | Metric::AuditShare => Some(Wanted::Value(5.0)),
+            Metric::PickUp | Metric::PickUpFull | Metric::AuditShare | Metric::AuditShareCall => {
+                Some(Wanted::Value(5.0))
+            }
             Metric::Neighbour => Some(Wanted::Value(1.0)),
             Metric::RunP99 => None,
         }

@@ -8,10 +8,10 @@ use store::DatabaseError;
 /// that is damaged is refused: nobody knows what it forgot of keys and money.
 pub(super) fn all(state: &Path, report: &Report) -> Result<Vec<String>, BackupError> {
     let mut problems = Vec::new();
-    if database(state, report)? {
-        if let Err(wrong) = store::audit::verify(state, None) {
-            problems.push(told(state, &wrong));
-        }
+    if database(state, report)?
+        && let Err(wrong) = store::audit::verify(state, None)
+    {
+        problems.push(told(state, &wrong));
     }
     let verified = crate::usage::Books::open(state).and_then(|books| books.verify());
     match verified {
