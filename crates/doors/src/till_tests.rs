@@ -210,7 +210,7 @@ fn what_was_spent_before_a_restart_is_spent_on_its_day_and_in_all() {
     let lost = take(&till, &tenant, 25, 0).unwrap();
     // The end of this process, as far as the ledger can see.
     std::mem::forget(lost);
-    let ledger = Arc::clone(&till.inner.ledger);
+    let ledger = till.ledger();
     drop((tenant, till));
     ledger.give_up();
     let till = scratch.till();
@@ -250,7 +250,7 @@ fn without_a_ledger_nothing_is_spent() {
     let till = scratch.till();
     let run = till.account(terms(Level::Run, "r", Some(100)), None);
     take(&till, &run, 10, 0).unwrap().settle(bill(10, 0));
-    till.inner.ledger.cannot_write();
+    till.ledger().cannot_write();
     assert!(matches!(take(&till, &run, 10, 0), Err(Refused::Ledger(_))));
     let used = till.used(&run);
     assert_eq!((used.money, used.held, used.calls), (Money(10), Money(0), 1));
