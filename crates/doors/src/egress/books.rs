@@ -232,3 +232,29 @@ impl Entry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::{Durability, Ledger};
+    use std::{fs, sync::Arc};
+
+    #[test]
+    fn what_passes_on_a_new_day_is_written_to_its_ledger() {
+        let folder = std::env::temp_dir().join(format!("airlock-passes-{}", std::process::id()));
+        _ = fs::remove_dir_all(&folder);
+        let ledger = |name: &str| Arc::new(Ledger::open(&folder, name, Durability::Process).unwrap());
+        let till = Till::new(ledger("owner"));
+        let books = Books::new(till.clone(), "r".into());
+        for name in ["owner-2024-10-04", "owner-2024-10-05"] {
+            till.write_to(ledger(name));
+            books.write(&Entry { target: format!("{name}.example"), ..Entry::default() }).unwrap();
+        }
+        for name in ["owner-2024-10-04", "owner-2024-10-05"] {
+            let text = fs::read_to_string(folder.join(format!("{name}.jsonl"))).unwrap();
+            assert_eq!(text.matches(".example").count(), 1, "{text}");
+            assert!(text.contains(&format!("{name}.example")), "{text}");
+        }
+        _ = fs::remove_dir_all(&folder);
+    }
+}

@@ -87,3 +87,7 @@ impl Past {
         (self.day, self.day_money) = (day, day_money);
     }
 }
+
+#[cfg(test)]
+#[path = "days_tests.rs"]
+mod tests;

@@ -123,3 +123,7 @@ impl Books {
         Ok(wrong)
     }
 }
+
+#[cfg(test)]
+#[path = "own_tests.rs"]
+mod tests;
