@@ -15,17 +15,11 @@ use spec::{Budget, Money};
 use state::State;
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
 /// Stands for every tenant that is not named; no tenant can be called so.
 pub const OTHERS: &str = "*";
-/// What was settled is written within this time.
-const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
 /// Accounts and the ledger they are written to. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -35,11 +29,12 @@ pub struct Till {
 
 #[derive(Debug)]
 struct Inner {
-    ledger: Arc<Ledger>,
+    /// Where it began: its past counts, and it is owned as long as anybody spends.
+    first: Arc<Ledger>,
+    /// Where it writes now.
+    ledger: RwLock<Arc<Ledger>>,
     clock: Clock,
     accounts: Mutex<Accounts>,
-    /// Somebody is about to write what waits.
-    writing: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -146,6 +141,8 @@ pub struct Hold {
     /// What was reserved.
     pub claim: Claim,
     account: Account,
+    /// Where it was written, and is settled.
+    ledger: Arc<Ledger>,
     number: u64,
     phase: Phase,
 }
@@ -194,17 +191,27 @@ impl Till {
     fn with_clock(ledger: Arc<Ledger>, clock: Clock) -> Till {
         Till {
             inner: Arc::new(Inner {
-                ledger,
+                first: ledger.clone(),
+                ledger: RwLock::new(ledger),
                 clock,
                 accounts: Mutex::default(),
-                writing: AtomicBool::new(false),
             }),
         }
     }
 
     /// Where it writes.
-    pub fn ledger(&self) -> &Arc<Ledger> {
-        &self.inner.ledger
+    pub fn ledger(&self) -> Arc<Ledger> {
+        self.inner.ledger.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Writes what begins from now on to another ledger. What is under way ends in the one before, which is closed when
+    /// nobody has it any more.
+    pub fn write_to(&self, ledger: Arc<Ledger>) {
+        let mut place = self.inner.ledger.write().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *place, ledger);
+        drop(place);
+        // Behind the lock: to close it takes a write.
+        drop(before);
     }
 
     /// Opens an account below another. What recovery found spent under this name is spent. One that is open under this
@@ -238,12 +245,13 @@ impl Till {
         worst: impl FnOnce(Room) -> Option<Claim> + Send,
     ) -> Result<Hold, Refused> {
         let claim = self.inner.hold(account, worst)?;
-        let number = self.inner.ledger.reserve(&call, claim.money, claim.tokens).map_err(|error| {
+        let ledger = self.ledger();
+        let number = ledger.reserve(&call, claim.money, claim.tokens).map_err(|error| {
             self.inner.each(account, |state| state.undo(claim));
             Refused::Ledger(error.to_string())
         })?;
-        let mut hold = Hold { claim, account: account.clone(), number, phase: Phase::Written };
-        let lasting = self.inner.ledger.lasting(number).await;
+        let mut hold = Hold { claim, account: account.clone(), ledger, number, phase: Phase::Written };
+        let lasting = hold.ledger.lasting(number).await;
         lasting.map_err(|error| Refused::Ledger(error.to_string()))?;
         hold.phase = Phase::Given;
         Ok(hold)
@@ -264,13 +272,20 @@ impl Till {
     }
 }
 
+/// A till that stays with this ledger.
+impl From<Arc<Ledger>> for Till {
+    fn from(ledger: Arc<Ledger>) -> Till {
+        Till::new(ledger)
+    }
+}
+
 impl Inner {
     fn accounts(&self) -> MutexGuard<'_, Accounts> {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn past(&self, terms: &Terms) -> Past {
-        let found = self.ledger.found();
+        let found = self.first.found();
         match terms.level {
             // A run begins anew, whoever had its name before.
             Level::Run => Past::default(),
@@ -372,7 +387,7 @@ impl Hold {
         }
         outcome.overrun = outcome.money.minus(self.claim.money);
         let inner = &self.account.handle.inner;
-        if inner.ledger.settle(self.number, &outcome).is_err() {
+        if self.ledger.settle(self.number, &outcome).is_err() {
             // In the ledger it stays open, so that it counts in full there: here, too.
             outcome.money = outcome.money.max(self.claim.money);
         }
@@ -382,29 +397,8 @@ impl Hold {
             state.pass_time(now);
             state.settle(self.claim, &outcome);
         });
-        write_soon(inner);
+        self.ledger.flush_soon();
     }
-}
-
-/// What was settled waits for company, but not long. Where nobody could do it later, it is done now.
-fn write_soon(inner: &Arc<Inner>) {
-    if inner.writing.swap(true, Ordering::Relaxed) {
-        return;
-    }
-    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-        inner.writing.store(false, Ordering::Relaxed);
-        // Not written it stays open, and counts in full.
-        _ = inner.ledger.flush();
-        return;
-    };
-    let inner = Arc::downgrade(inner);
-    runtime.spawn(async move {
-        tokio::time::sleep(LONGEST_WAIT).await;
-        if let Some(inner) = inner.upgrade() {
-            inner.writing.store(false, Ordering::Relaxed);
-            _ = inner.ledger.flush();
-        }
-    });
 }
 
 impl Drop for Hold {

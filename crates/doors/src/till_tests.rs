@@ -210,7 +210,7 @@ fn what_was_spent_before_a_restart_is_spent_on_its_day_and_in_all() {
     let lost = take(&till, &tenant, 25, 0).unwrap();
     // The end of this process, as far as the ledger can see.
     std::mem::forget(lost);
-    let ledger = Arc::clone(&till.inner.ledger);
+    let ledger = till.ledger();
     drop((tenant, till));
     ledger.give_up();
     let till = scratch.till();
@@ -250,7 +250,7 @@ fn without_a_ledger_nothing_is_spent() {
     let till = scratch.till();
     let run = till.account(terms(Level::Run, "r", Some(100)), None);
     take(&till, &run, 10, 0).unwrap().settle(bill(10, 0));
-    till.inner.ledger.cannot_write();
+    till.ledger().cannot_write();
     assert!(matches!(take(&till, &run, 10, 0), Err(Refused::Ledger(_))));
     let used = till.used(&run);
     assert_eq!((used.money, used.held, used.calls), (Money(10), Money(0), 1));
@@ -375,4 +375,40 @@ proptest! {
         let past = found.found().tenants.get("t").copied().unwrap_or_default();
         prop_assert_eq!((past.money, found.found().lost), (left, 0));
     }
+}
+
+#[test]
+fn what_is_under_way_when_the_day_changes_ends_where_it_began_and_the_day_before_is_closed_then() {
+    const DAY: u64 = 86_400;
+    let (scratch, seconds) = (Scratch::new(), Arc::new(AtomicU64::new(0)));
+    let day = |number| {
+        Arc::new(Ledger::open(&scratch.0, &ledger::of_day(spec::Day(number)), Durability::Process).unwrap())
+    };
+    let kinds = |number| {
+        let text = fs::read_to_string(scratch.0.join(format!("{}.jsonl", ledger::of_day(spec::Day(number)))))
+            .unwrap();
+        let kind = |line: &str| line.split('"').nth(7).unwrap().to_owned();
+        text.lines().map(kind).collect::<Vec<_>>()
+    };
+    let till = scratch.till_at(20_001 * DAY - 10, &seconds);
+    till.write_to(day(20_000));
+    let tenant = till.account(Terms { day: Some(Money(50)), ..terms(Level::Tenant, "t", None) }, None);
+    let (first, second) = (take(&till, &tenant, 20, 0).unwrap(), take(&till, &tenant, 30, 0).unwrap());
+    let flushing = Arc::downgrade(&first.ledger);
+    seconds.store(10, Ordering::Relaxed);
+    till.write_to(day(20_001));
+    assert_eq!(till.ledger().name(), "owner-2024-10-05");
+    first.settle(bill(20, 0));
+    assert_eq!(kinds(20_000), ["open", "reserve", "reserve", "settle"], "a call of it goes on");
+    let third = take(&till, &tenant, 0, 0).unwrap();
+    second.settle(bill(25, 0));
+    assert_eq!(kinds(20_000), ["open", "reserve", "reserve", "settle", "settle", "close"]);
+    assert!(flushing.upgrade().is_none());
+    third.settle(bill(0, 0));
+    assert_eq!(kinds(20_001), ["open", "reserve", "settle"]);
+    assert_eq!(till.day(&tenant).spent, Money(45), "both ended on the new day");
+    drop((tenant, till));
+    assert_eq!(kinds(20_001).pop().unwrap(), "close");
+    assert_eq!(ledger::verify(&scratch.0).unwrap(), []);
+    assert_eq!(ledger::recover(&scratch.0).unwrap(), ledger::Recovered::default(), "each was closed");
 }

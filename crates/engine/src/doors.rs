@@ -70,6 +70,12 @@ impl DoorSettings {
         let account = self.account(tenant)?;
         self.till.as_ref().map(|till| till.day(&account))
     }
+
+    /// Has a server write to the ledger of a day.
+    pub(crate) fn begin_day(&self, state: &Path, today: spec::Day) -> io::Result<()> {
+        let Some(till) = &self.till else { return Ok(()) };
+        crate::usage::begin_day(till, state, self.durability, today)
+    }
 }
 
 /// A socket that is older listens, or its owner is gone.
@@ -111,7 +117,7 @@ pub(crate) struct Opened {
     /// Where the inference door's socket is, outside.
     socket: Option<Shown>,
     /// What is let in and out of the run is written down there.
-    ledger: Option<Arc<Ledger>>,
+    till: Option<Till>,
 }
 
 /// Opens what a run was granted. What is missing is known before there is a box.
@@ -129,13 +135,12 @@ pub(crate) async fn open(engine: &Inner, id: &Id, spec: &mut RunSpec) -> Result<
         Some(till) => till.clone(),
         None => Till::new(begin_ledger(engine, id)?),
     };
-    let ledger = till.ledger().clone();
-    opened.ledger = Some(ledger.clone());
+    opened.till = Some(till.clone());
     let tenant = tenant(spec).to_owned();
     let above = settings.account(&tenant);
     if let Some(grant) = spec.grants.egress.clone() {
         let with = (&settings.egress, &settings.secrets);
-        opened.egress = Some(egress::open(&engine.state, id, spec, &grant, with, ledger.clone()).await?);
+        opened.egress = Some(egress::open(&engine.state, id, spec, &grant, with, till.clone()).await?);
     }
     let doors = Doors::new(settings.catalogue.clone(), settings.secrets.clone(), till);
     if let Some((grant, provider)) = spec.grants.llm.clone().zip(provider) {
@@ -357,9 +362,9 @@ impl Opened {
     ) -> Result<(), ErrorInfo> {
         let failed = |error: &io::Error| internal("cannot write down that a secret is let in", error);
         secrets.iter().try_for_each(|(name, variable)| {
-            let ledger = self.ledger.as_ref().ok_or_else(|| failed(&io::ErrorKind::NotFound.into()))?;
+            let till = self.till.as_ref().ok_or_else(|| failed(&io::ErrorKind::NotFound.into()))?;
             let variable = variable.as_os_str().to_string_lossy();
-            ledger.inject(whose, name, &variable).map_err(|error| failed(&error))
+            till.ledger().inject(whose, name, &variable).map_err(|error| failed(&error))
         })
     }
 

@@ -6,11 +6,7 @@ use crate::{
     guard,
 };
 use doors::egress::{Egress, EgressReport, Settings};
-use doors::{
-    OpenError,
-    ledger::{Ledger, Whose},
-    secrets::Secrets,
-};
+use doors::{OpenError, ledger::Whose, secrets::Secrets, till::Till};
 use sandbox::{MeantFor, Passing};
 use spec::{
     Access, EgressGrant, EgressUsage, ErrorCode, ErrorInfo, Id, InsidePath, LearnedRule, LimitName, Mount,
@@ -55,10 +51,10 @@ pub(crate) async fn open(
     spec: &mut RunSpec,
     grant: &EgressGrant,
     (settings, secrets): (&Settings, &Secrets),
-    ledger: Arc<Ledger>,
+    till: Till,
 ) -> Result<OpenEgress, ErrorInfo> {
     let whose = Whose { run: id.as_str(), tenant: tenant(spec) };
-    let door = Egress::open(whose, grant, settings, secrets, ledger).await;
+    let door = Egress::open(whose, grant, settings, secrets, till).await;
     let door = door.map_err(|error| refused(&error))?;
     let proxy = format!("http://127.0.0.1:{}", spec::EGRESS_PORT);
     let mut variables = Vec::new();

@@ -420,6 +420,11 @@ impl Engine {
         self.inner.doors.day(tenant)
     }
 
+    /// Writes what runs of a server spend from now on to the ledger of this day.
+    pub fn begin_day(&self, today: spec::Day) -> std::io::Result<()> {
+        self.inner.doors.begin_day(&self.inner.state, today)
+    }
+
     /// Bytes that the artifacts of an owner take, and the layers of his workspaces.
     pub async fn stored(&self, owner: &Id) -> std::io::Result<[u64; 2]> {
         let artifacts = self.inner.artifacts.held(&store::Owner::key(owner)).await?;

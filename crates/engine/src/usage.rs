@@ -2,6 +2,7 @@
 //! and says what does not fit together. A ledger that shrank or vanished is noticed because the database knows more.
 
 mod csv;
+mod own;
 
 pub use csv::{csv, name};
 pub use doors::ledger::Problem;
@@ -9,6 +10,8 @@ use doors::{
     Source,
     ledger::{self, Fault, Head, Kind, Reader, Row},
 };
+pub use own::{Aside, begin_day, lengths};
+use spec::{Day, Timestamp};
 use std::{
     fs::File,
     io::{self, BufReader, Seek, SeekFrom},
@@ -26,17 +29,9 @@ pub use store::{
 
 /// Where the ledger lies in a state folder.
 pub const LEDGER: &str = "ledger";
-/// The segment of whoever owns the money of a state folder.
-pub const OWNER: &str = "owner";
 /// Lines between two writes to the database.
 const BATCH: usize = 4096;
 const BUFFER: usize = 256 << 10;
-
-/// How long a segment is, in bytes of all its files: it says more than before only if this is more.
-pub fn length(state: &Path, name: &str) -> io::Result<u64> {
-    let files = ledger::segments(&state.join(LEDGER))?.remove(name).unwrap_or_default();
-    files.iter().map(|file| Ok(std::fs::metadata(file)?.len())).sum()
-}
 
 /// Why nothing can be said.
 #[derive(Debug, thiserror::Error)]
@@ -108,49 +103,34 @@ impl Books {
         let (known, going) = (self.usage.segments()?, self.usage.retiring()?);
         for (name, progress) in known.into_iter().filter(|(name, _)| !going.contains(name)) {
             let files = there.get(&name).map(Vec::as_slice).unwrap_or_default();
-            let problem = match files.get(progress.part as usize - 1) {
-                None => Some(gone(self.folder.join(format!("{name}.jsonl")))),
-                Some(file) => compare(file, files, progress),
-            };
+            let problem = self.lacks(&name, files, progress);
             problems.extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
         }
         Ok(problems)
     }
 
-    /// What is wrong with a segment that says less than was read from it before, or other things. What is broken in itself is
-    /// named by whoever takes it over.
-    pub fn check(&self, name: &str) -> Result<Option<Problem>, UsageError> {
-        let Some(progress) = self.usage.segments()?.remove(name) else { return Ok(None) };
-        let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
-        let files = there.get(name).map(Vec::as_slice).unwrap_or_default();
-        Ok(match files.get(progress.part as usize - 1) {
+    /// Whether a segment says less than was read from it, or other things.
+    fn lacks(&self, name: &str, files: &[PathBuf], progress: Progress) -> Option<Problem> {
+        match files.get(progress.part as usize - 1) {
             None => Some(gone(self.folder.join(format!("{name}.jsonl")))),
             Some(file) => compare(file, files, progress),
-        })
+        }
     }
 
-    /// Copies what is new in one segment, whose owner lives. What is wrong with it a refresh says.
-    pub fn follow(&self, name: &str) -> Result<(), UsageError> {
-        let known = self.usage.segments()?.remove(name);
+    /// Copies what is new in segments whose owner lives. What is wrong with them a refresh says.
+    pub fn follow<'a>(&self, names: impl IntoIterator<Item = &'a String>) -> Result<(), UsageError> {
+        let known = self.usage.segments()?;
         let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
-        if let Some(files) = there.get(name) {
-            self.copy(name, files, known)?;
+        for name in names {
+            if let Some(files) = there.get(name) {
+                self.copy(name, files, known.get(name).copied())?;
+            }
         }
         Ok(())
     }
 
-    /// Puts the files of a segment that nobody owns beside the ledger, and forgets how far it was read: whoever takes its name
-    /// next begins anew. What was copied of it stays in the sums. Where they are; none if there were none.
-    pub fn set_aside(&self, name: &str, now_ms: u64) -> Result<Option<PathBuf>, UsageError> {
-        let place = self.folder.with_file_name(format!("{LEDGER}-aside-{now_ms}"));
-        let moved = ledger::set_aside(&self.folder, name, &place).map_err(|source| self.failed(source))?;
-        // Should we end here, it is known and not there, and can be set aside again.
-        self.usage.set_aside(name, now_ms)?;
-        Ok(moved.then_some(place))
-    }
-
-    /// Takes away the ledgers of runs that ended before this time, once the database knows all that they say. What they
-    /// cost stays in its sums. How many went; none while a backup is being made.
+    /// Takes away the ledgers of runs, and of days of a server, that ended before this time, once the database knows all that they
+    /// say. What they cost stays in its sums. How many went; none while a backup is being made.
     pub fn retire(&self, state: &Path, before_ms: u64, now_ms: u64) -> Result<u64, UsageError> {
         let failed = |source| self.failed(source);
         let Some(_alone) = Upkeep::alone(state).map_err(failed)? else { return Ok(0) };
@@ -160,10 +140,13 @@ impl Books {
         }
         let mut gone = 0;
         for (name, end) in self.usage.segments()? {
-            // Those of `airlock proxy` are taken up again, and limits ask what they say.
-            if !name.starts_with("run-") {
-                continue;
-            }
+            let before_ms = match &*name {
+                name if name.starts_with("run-") => before_ms,
+                // Whatever is kept: what was spent today is asked for by the next start.
+                name if ledger::is_of_day(name) => before_ms.min(Day::of(Timestamp(now_ms)).start().0),
+                // That of `airlock proxy` is taken up again, and limits ask what it says.
+                _ => continue,
+            };
             let head = Head { n: end.n, hash: end.hash, offset: end.offset };
             // One that cannot be believed stays, and is named by whoever verifies.
             let Ok(Some(old)) = ledger::retirable(&self.folder, &name, &head, before_ms) else { continue };

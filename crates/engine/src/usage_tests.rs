@@ -7,24 +7,24 @@ use spec::Money;
 use std::fs;
 
 /// A state folder that is gone afterwards.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Scratch {
-    fn new(name: &str) -> Scratch {
+    pub(super) fn new(name: &str) -> Scratch {
         let path = std::env::temp_dir().join(format!("airlock-books-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         Scratch(path)
     }
 
-    fn ledger(&self, name: &str) -> Ledger {
+    pub(super) fn ledger(&self, name: &str) -> Ledger {
         Ledger::open(&self.0.join(LEDGER), name, Durability::Process).unwrap()
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(super) fn file(&self, name: &str) -> PathBuf {
         self.0.join(LEDGER).join(format!("{name}.jsonl"))
     }
 
-    fn books(&self) -> Books {
+    pub(super) fn books(&self) -> Books {
         Books::open(&self.0).unwrap()
     }
 }
@@ -33,6 +33,12 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// The same without its last line.
+pub(super) fn cut(text: &[u8]) -> &[u8] {
+    let end = text[..text.len() - 1].iter().rposition(|&byte| byte == b'\n').unwrap() + 1;
+    &text[..end]
 }
 
 fn serve(ledger: &Ledger, run: &str, money: u64) {
@@ -114,8 +120,7 @@ fn a_ledger_that_shrank_changed_or_vanished_is_named() {
     assert_eq!((books.refresh().unwrap(), books.verify().unwrap()), (vec![], vec![]));
 
     // A line less is a chain as good as any, but not the one that was read.
-    let shorter = whole[..whole.len() - 1].iter().rposition(|&byte| byte == b'\n').unwrap() + 1;
-    fs::write(&file, &whole[..shorter]).unwrap();
+    fs::write(&file, cut(&whole)).unwrap();
     assert_eq!(told(books.verify().unwrap()), [SHRANK]);
 
     fs::remove_file(&file).unwrap();

@@ -83,6 +83,9 @@ const MOST_ARRIVING_OF_ONE: usize = MOST_ARRIVING / 4;
 const MOST_ANSWERING: usize = 256 << 20;
 const MOST_ANSWERING_OF_ONE: usize = MOST_ANSWERING / 4;
 
+/// Segments of the ledger and how long they are.
+type Lengths = std::collections::BTreeMap<String, u64>;
+
 /// What a gateway is given; it reads neither environment nor home.
 #[derive(Debug)]
 pub struct Settings {
@@ -108,7 +111,7 @@ pub struct Settings {
     pub webhooks: WebhookSettings,
     /// What it is told as a node.
     pub node: Node,
-    /// How long the ledgers of runs that ended are kept; for ever if not said.
+    /// How long the ledgers of runs that ended, and of days, are kept; for ever if not said.
     pub keep_ledger: Option<Duration>,
     /// How the audit is kept.
     pub audit: AuditSettings,
@@ -451,30 +454,42 @@ impl Gateway {
 
     /// The database knows how far the ledger goes: what is cut off of it later is noticed.
     async fn read_ledger(self) {
+        let mut lengths = Lengths::new();
         loop {
+            self.begin_day().await;
             self.read_ledger_now().await;
             let next = tokio::time::Instant::now() + BETWEEN_READINGS;
-            let mut length = 0;
             while tokio::time::Instant::now() < next {
                 tokio::time::sleep(BETWEEN_LOOKS_AT_OWN).await;
-                length = self.follow_ledger(length).await;
+                lengths = self.follow_ledger(lengths).await;
             }
         }
     }
 
-    /// Reads what is new in our own ledger, if it is longer than this; how long it is.
-    async fn follow_ledger(&self, before: u64) -> u64 {
-        use engine::usage::{Books, OWNER, length};
+    /// Each day has a ledger of its own, which can be taken away one day.
+    async fn begin_day(&self) {
+        let engine = self.engine().clone();
+        let today = spec::Day::of(engine::now());
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(move || engine.begin_day(today)).await {
+            say(format_args!(
+                "airlock: the ledger of {today} cannot be begun, that of the day before goes on: {error}"
+            ));
+        }
+    }
+
+    /// Reads what is new in our own ledgers, where they are not as long as this; how long they are.
+    async fn follow_ledger(&self, before: Lengths) -> Lengths {
         let state = self.0.state.clone();
         let follow = move || {
             // What goes wrong here is said when all of it is read.
-            let now = length(&state, OWNER).unwrap_or(before);
-            if now == before || Books::open(&state).and_then(|books| books.follow(OWNER)).is_ok() {
-                return now;
-            }
-            before
+            let Ok(now) = engine::usage::lengths(&state) else { return before };
+            let longer: Vec<_> = now.keys().filter(|name| now.get(*name) != before.get(*name)).collect();
+            let books = || engine::usage::Books::open(&state);
+            let is_read = longer.is_empty() || books().and_then(|books| books.follow(longer)).is_ok();
+            if is_read { now } else { before }
         };
-        tokio::task::spawn_blocking(follow).await.unwrap_or(before)
+        // Broken off, all of them are looked at next time.
+        tokio::task::spawn_blocking(follow).await.unwrap_or_default()
     }
 
     async fn read_ledger_now(&self) {

@@ -1,6 +1,7 @@
 //! Bills: what a tenant is told that it used is what the provider says it served, whoever asks, in whatever form, and
 //! however the server ended meanwhile.
 
+use doors::ledger::{self, Call, Durability, Ledger};
 use doors_tests::money::{dollars, price};
 use gateway_tests::{refusal, serve};
 use node_tests::{
@@ -10,7 +11,12 @@ use node_tests::{
 use provider::Fault;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use std::process::Command;
+use spec::{Day, Money};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, SystemTime},
+};
 
 const ALL: &[&str] = &["runs", "sandboxes", "usage"];
 
@@ -213,9 +219,11 @@ fn a_server_and_a_proxy_do_not_own_the_money_of_one_folder() {
     proxy.wait().expect("it ends");
 }
 
-/// What the server's ledger says, and where it is.
-fn own_ledger(folder: &Folder) -> (std::path::PathBuf, String) {
-    let path = folder.at("state/ledger/owner.jsonl");
+/// What the server's ledger of the last day says, and where it is.
+fn own_ledger(folder: &Folder) -> (PathBuf, String) {
+    let files = std::fs::read_dir(folder.at("state/ledger")).expect("a ledger");
+    let paths = files.map(|file| file.expect("a file").path());
+    let path = paths.filter(|path| path.to_string_lossy().contains("/owner-")).max().expect("a day");
     let text = std::fs::read_to_string(&path).expect("a ledger");
     (path, text)
 }
@@ -226,20 +234,37 @@ fn cut(text: &str) -> &str {
     &text[..end]
 }
 
+fn name(path: &Path) -> String {
+    path.file_stem().expect("a name").to_string_lossy().into_owned()
+}
+
+fn set_aside(folder: &Folder) -> Value {
+    let aside = Command::new(cli::airlock())
+        .args(["usage", "--set-aside", "--json", "--state"])
+        .arg(folder.at("state"))
+        .output()
+        .expect("it runs");
+    assert!(aside.status.success(), "{}", String::from_utf8_lossy(&aside.stderr));
+    serde_json::from_slice(&aside.stdout).expect("JSON")
+}
+
 #[test]
 fn a_server_starts_upon_no_ledger_of_which_something_was_cut_off() {
     let mut server = Server::new();
     assert!(server.end(Signal::TERM).0.success());
-    let folder = std::mem::replace(&mut server.folder, Folder(std::path::PathBuf::new()));
-    let (path, whole) = own_ledger(&folder);
-    std::fs::write(&path, cut(&whole)).expect("it is ours");
-    let told = refusal(&mut serve(&folder, "", &[]));
-    assert!(told.contains("--set-aside") && told.contains("it was longer"), "{told}");
-    assert_eq!(own_ledger(&folder).1, cut(&whole), "it is left as it was found");
-    std::fs::remove_file(&path).expect("it is ours");
-    let told = refusal(&mut serve(&folder, "", &[]));
-    assert!(told.contains("it is gone"), "{told}");
-    std::fs::write(&path, &whole).expect("it is ours");
+    let folder = std::mem::replace(&mut server.folder, Folder(PathBuf::new()));
+    for path in [own_ledger(&folder).0, folder.at("state/ledger/owner.jsonl")] {
+        let whole = std::fs::read_to_string(&path).expect("a ledger");
+        std::fs::write(&path, cut(&whole)).expect("it is ours");
+        let told = refusal(&mut serve(&folder, "", &[]));
+        assert!(told.contains("--set-aside") && told.contains("it was longer"), "{told}");
+        assert!(told.contains(&format!("{}.jsonl", name(&path))), "{told}");
+        assert_eq!(std::fs::read_to_string(&path).expect("a ledger"), cut(&whole), "as it was found");
+        std::fs::remove_file(&path).expect("it is ours");
+        let told = refusal(&mut serve(&folder, "", &[]));
+        assert!(told.contains("it is gone"), "{told}");
+        std::fs::write(&path, &whole).expect("it is ours");
+    }
     // The positive control: nothing is cut off.
     let server = Server::on(folder, "", &[], Some(server.admin.clone()));
     assert_eq!(server.get("/v1/usage").status, 200);
@@ -251,17 +276,12 @@ fn what_a_killed_server_had_read_cannot_be_cut_off_and_set_aside_it_starts() {
     // The database knows all of it by now.
     assert_eq!(server.get("/v1/usage").status, 200);
     server.end(Signal::KILL);
-    let folder = std::mem::replace(&mut server.folder, Folder(std::path::PathBuf::new()));
+    let folder = std::mem::replace(&mut server.folder, Folder(PathBuf::new()));
     let (path, whole) = own_ledger(&folder);
     std::fs::write(&path, cut(&whole)).expect("it is ours");
     let told = refusal(&mut serve(&folder, "", &[]));
     assert!(told.contains("--set-aside"), "{told}");
-    let aside = Command::new(cli::airlock())
-        .args(["usage", "--set-aside", "--json", "--state"])
-        .arg(folder.at("state"))
-        .output()
-        .expect("it runs");
-    assert!(aside.status.success(), "{}", String::from_utf8_lossy(&aside.stderr));
+    assert_eq!(set_aside(&folder)["segments"], json!([name(&path)]), "and nothing else");
     let server = Server::on(folder, "", &[], Some(server.admin.clone()));
     assert_eq!(server.get("/v1/usage").status, 200);
 }
@@ -351,4 +371,43 @@ fn a_job_that_finds_no_money_waits_alone_is_told_of_once_and_runs_when_there_is_
     assert_eq!((&run["attempt"], &run["result"]["stdout"]), (&json!(1), &json!("200 ")), "{run}");
     assert_eq!((&agent["status"], &agent["attempt"]), (&json!("succeeded"), &json!(1)), "{agent:#}");
     assert_eq!((&run["error"], &agent["error"]), (&Value::Null, &Value::Null));
+}
+
+#[test]
+fn what_a_server_that_died_days_ago_left_open_counts_today_and_once_and_its_ledger_is_missed() {
+    let payers = Payers::new("[tenant.acme]\nday_usd = 1.0\n");
+    let acme = key_of(&payers.server, "acme", ALL);
+    assert_eq!(payers.call(&acme, &["m"])["stdout"], "200 ");
+    let Payers { server, configuration, .. } = &mut { payers };
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("it is later");
+    let day = Day(since.as_secs() / 86_400 - 3);
+    let ledgers = server.folder.at("state/ledger");
+    assert!(server.end(Signal::TERM).0.success());
+    let dead = Ledger::open(&ledgers, &ledger::of_day(day), Durability::Process).expect("a ledger");
+    let call = Call { tenant: "acme".into(), model: "m".into(), ..Call::default() };
+    dead.reserve(&call, Money(7_000), 1).expect("it is written");
+    drop(dead);
+    let path = ledgers.join(format!("{}.jsonl", ledger::of_day(day)));
+    let file = std::fs::File::options().append(true).open(&path).expect("a ledger");
+    file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_millis(day.start().0)).expect("it is ours");
+    let mut admin = Some(server.admin.clone());
+    for signal in [Signal::KILL, Signal::KILL, Signal::TERM] {
+        let folder = std::mem::replace(&mut server.folder, Folder(PathBuf::new()));
+        *server = Server::on(folder, configuration, &[], admin.take());
+        admin = Some(server.admin.clone());
+        let quota = server.ask(&acme, "GET", "/v1/quota", &[], &Value::Null).json();
+        assert_eq!(quota["money_of_day"]["spent_nano_usd"], json!(cost() + 7_000), "{quota}");
+        assert_eq!(sums(&usage(server, &acme, "?by=tenant")), [("acme".to_owned(), 2, cost() + 7_000)]);
+        server.end(signal);
+    }
+    let folder = std::mem::replace(&mut server.folder, Folder(PathBuf::new()));
+    std::fs::remove_file(&path).expect("it is ours");
+    let told = refusal(&mut serve(&folder, configuration, &[]));
+    assert!(told.contains(&name(&path)) && told.contains("it is gone"), "{told}");
+    assert_eq!(set_aside(&folder), json!({ "aside": null, "segments": [name(&path)] }));
+    let server = Server::on(folder, configuration, &[], admin);
+    let quota = server.ask(&acme, "GET", "/v1/quota", &[], &Value::Null).json();
+    assert_eq!(quota["money_of_day"]["spent_nano_usd"], json!(cost()), "what is left of today: {quota}");
+    let rows = usage(&server, &acme, "?by=tenant");
+    assert_eq!(sums(&rows), [("acme".to_owned(), 2, cost() + 7_000)], "what was read stays in bills");
 }

@@ -3,40 +3,61 @@
 
 use super::message::{self, Failure, Line};
 use crate::config::Config;
-use doors::ledger::{self, Ledger};
-use engine::usage::{Books, LEDGER, OWNER, UsageError};
-use spec::ErrorCode;
-use std::{io, path::Path};
+use doors::{
+    ledger::{self, Ledger, OWNER},
+    till::Till,
+};
+use engine::usage::{Books, LEDGER, UsageError, begin_day};
+use spec::{Day, ErrorCode};
+use std::{io, sync::Arc};
 
-/// Takes the ledger over. What owners that died have not settled counts in full.
+/// Takes the ledger over, and writes to that of today.
+pub(super) fn till(config: &Config) -> Result<Till, Failure> {
+    let till = Till::new(Arc::new(open(config)?));
+    let today = Day::of(engine::now());
+    begin_day(&till, &config.state, config.doors.durability, today).map_err(|error| cannot_own(&error))?;
+    Ok(till)
+}
+
+/// Takes the ledger over, with what was spent today. What owners that died have not settled counts in full.
 pub(super) fn open(config: &Config) -> Result<Ledger, Failure> {
-    let folder = config.state.join(LEDGER);
-    is_whole(&config.state)?;
-    let opened = Ledger::open(&folder, OWNER, config.doors.durability).and_then(|ledger| {
-        let recovered = ledger::recover(&folder)?;
-        let mut notes: Vec<_> =
-            recovered.problems.iter().map(|problem| Line::Note(problem.to_string())).collect();
-        let (own, lost) = (ledger.found(), ledger.found().lost + recovered.lost);
-        if lost > 0 {
-            let money = own.lost_money.plus(recovered.lost_money);
-            notes.push(Line::Note(format!(
-                "calls whose end nobody saw: {lost}; they count at what was reserved for them, {money} USD"
-            )));
-        }
-        message::say(&notes);
-        Ok(ledger)
-    });
-    opened.map_err(|error| Failure {
+    let (folder, today) = (config.state.join(LEDGER), Day::of(engine::now()));
+    let books = Books::open(&config.state)?;
+    is_whole(&books, today)?;
+    let opened = Ledger::open(&folder, OWNER, config.doors.durability);
+    let mut ledger = opened.map_err(|error| cannot_own(&error))?;
+    // Behind that lock nobody writes to those of days. What nobody settled there is counted by this, and is not found again below.
+    let past = books.past(today).map_err(|error| match error {
+        UsageError::Ledger { source, .. } => cannot_own(&source),
+        UsageError::Database(_) => error.into(),
+    })?;
+    ledger.add_past(past, today);
+    let recovered = ledger::recover(&folder).map_err(|error| cannot_own(&error))?;
+    let mut notes: Vec<_> =
+        recovered.problems.iter().map(|problem| Line::Note(problem.to_string())).collect();
+    let (own, lost) = (ledger.found(), ledger.found().lost + recovered.lost);
+    if lost > 0 {
+        let money = own.lost_money.plus(recovered.lost_money);
+        notes.push(Line::Note(format!(
+            "calls whose end nobody saw: {lost}; they count at what was reserved for them, {money} USD"
+        )));
+    }
+    message::say(&notes);
+    Ok(ledger)
+}
+
+fn cannot_own(error: &io::Error) -> Failure {
+    Failure {
         code: ErrorCode::StartFailed,
         message: format!("cannot own the ledger, without which nothing may be spent: {error}"),
-        hint: what_to_do(&error),
-    })
+        hint: what_to_do(error),
+    }
 }
 
 /// Refuses a ledger of which something was cut off: without it, what tenants spent today would be theirs again. The database
 /// knows how far it went.
-fn is_whole(state: &Path) -> Result<(), Failure> {
-    let problem = match Books::open(state)?.check(OWNER) {
+fn is_whole(books: &Books, today: Day) -> Result<(), Failure> {
+    let problem = match books.check(today) {
         Ok(problem) => problem,
         // Whoever opens it says what is wrong.
         Err(UsageError::Ledger { .. }) => None,
@@ -46,7 +67,7 @@ fn is_whole(state: &Path) -> Result<(), Failure> {
     Err(Failure {
         code: ErrorCode::StartFailed,
         message: format!("the ledger was changed behind our back, and what was spent is not known: {problem}"),
-        hint: "put the file back from a backup; or `airlock usage --set-aside` puts what is left of it aside, and tenants spend their day from nothing again"
+        hint: "put the file back from a backup; or `airlock usage --set-aside` puts what is left of it aside, and what tenants spent in it today is theirs again"
             .to_owned(),
     })
 }

@@ -7,7 +7,6 @@ use super::{
 };
 use crate::config::{Config, Place, Surroundings};
 use clap::Args;
-use doors::till::Till;
 use gateway::{Gateway, Listener, Tls, Token};
 use serde::Serialize;
 use spec::{ErrorCode, Pool};
@@ -16,7 +15,6 @@ use std::{
     net::SocketAddr,
     os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
     path::{Path, PathBuf},
-    sync::Arc,
 };
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -125,7 +123,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         _ => None,
     };
     let lock = lock::Lock::take(&config.state)?;
-    let ledger = Arc::new(super::own_ledger::open(&config)?);
+    let till = super::own_ledger::till(&config)?;
     reclaim(&config.state);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime =
@@ -133,7 +131,7 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let served = runtime.block_on(async {
         let mut settings = super::settings(&config)?;
         settings.pool = options.pool(&config);
-        settings.doors.till = Some(Till::new(ledger.clone()));
+        settings.doors.till = Some(till.clone());
         settings.doors.tenants = config.doors.tenants.clone();
         settings.artifacts.tenants = config.doors.quotas.clone();
         settings.guarded.extend(options.tls_key.iter().map(|key| surroundings.current_folder.join(key)));
@@ -159,10 +157,10 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         }
         Ok(stopped(&left))
     });
-    // Whatever is still under way ends with it, and settles: the ledger is closed behind everybody. A thread that waits
+    // Whatever is still under way ends with it, and settles: the ledgers are closed behind everybody. A thread that waits
     // for somebody else's lock ends with the process.
     runtime.shutdown_timeout(LONGEST_CLOSING);
-    drop(ledger);
+    drop(till);
     remember(config.state);
     served
 }

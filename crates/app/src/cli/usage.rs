@@ -10,7 +10,7 @@ use crate::{
     remote::{Ask, Client, query},
 };
 use clap::{Args, ValueEnum};
-use engine::usage::{Books, By, DayUse, Filter, OWNER, Problem, Total, UsageError};
+use engine::usage::{Books, By, DayUse, Filter, Problem, Total, UsageError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use spec::{Day, ErrorCode, Money};
@@ -58,7 +58,7 @@ pub(super) struct Options {
     /// Read every line of the ledger, and say what was changed or taken away; exits with 1 if anything was
     #[arg(long, conflicts_with_all = ["by", "run", "tenant", "since", "until", "csv"])]
     verify: bool,
-    /// Put a server's ledger aside that cannot be believed, so that it starts: tenants spend their day from nothing again
+    /// Put those of a server's ledgers aside that cannot be believed, so that it starts: what tenants spent in them today is theirs again
     #[arg(long, conflicts_with_all = ["by", "run", "tenant", "since", "until", "csv", "verify"])]
     set_aside: bool,
 }
@@ -218,16 +218,24 @@ fn verify(books: &Books, json: bool) -> Result<u8, Failure> {
 }
 
 fn set_aside(books: &Books, json: bool) -> Result<u8, Failure> {
-    let place = books.set_aside(OWNER, engine::now().0).map_err(|error| Failure {
+    let aside = books.set_aside(engine::now().0).map_err(|error| Failure {
         code: ErrorCode::Conflict,
         message: format!("cannot put the ledger aside: {error}"),
         hint: "end the server or proxy of this state folder first".to_owned(),
     })?;
-    let shown = place.as_ref().map(|place| place.display().to_string());
-    match (&shown, json) {
-        (_, true) => print_json(&json!({ "aside": shown }))?,
-        (Some(place), false) => print(&format!("{}\n", printable(place)))?,
-        (None, false) => message::say(&[Line::Note("there was no ledger of a server".to_owned())]),
+    let shown = aside.place.as_ref().map(|place| place.display().to_string());
+    if json {
+        print_json(&json!({ "aside": shown, "segments": aside.segments }))?;
+        return Ok(0);
+    }
+    let names = aside.segments.join(", ");
+    message::say(&[Line::Note(match (aside.segments.is_empty(), &shown) {
+        (true, _) => "nothing is wrong with the ledger of a server, and nothing was put aside".to_owned(),
+        (false, Some(_)) => format!("put aside: {names}"),
+        (false, None) => format!("nothing was left of these, which nobody looks for any more: {names}"),
+    })]);
+    if let Some(place) = shown {
+        print(&format!("{}\n", printable(&place)))?;
     }
     Ok(0)
 }

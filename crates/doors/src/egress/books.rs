@@ -1,12 +1,15 @@
 //! What is written down of a door: in the ledger, line by line; and for the result of the run, in short.
 
 use super::{locked, policy::Refusal};
-use crate::ledger::{self, Ledger, Whose};
+use crate::{
+    ledger::{self, Whose},
+    till::Till,
+};
 use spec::{Denial, Destination, Host, HostPattern};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc, Mutex,
+        Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -50,7 +53,8 @@ pub struct Learned {
 
 /// The books of one door.
 pub(crate) struct Books {
-    ledger: Arc<Ledger>,
+    /// Its ledger may change while the door is open.
+    till: Till,
     run: String,
     tenant: String,
     lines: AtomicU64,
@@ -63,9 +67,9 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    pub(crate) fn new(ledger: Arc<Ledger>, whose: Whose<'_>) -> Books {
+    pub(crate) fn new(till: Till, whose: Whose<'_>) -> Books {
         Books {
-            ledger,
+            till,
             run: whose.run.to_owned(),
             tenant: whose.tenant.to_owned(),
             lines: 0.into(),
@@ -78,7 +82,7 @@ impl Books {
     }
 
     fn line(&self, entry: &Entry) -> std::io::Result<()> {
-        self.ledger.egress(Whose { run: &self.run, tenant: &self.tenant }, &entry.row())
+        self.till.ledger().egress(Whose { run: &self.run, tenant: &self.tenant }, &entry.row())
     }
 
     /// Writes down what passed. An error means that it must not pass.
@@ -181,7 +185,7 @@ impl Books {
             // Nothing passes any more; there is nobody to stop.
             _ = self.line(&entry);
         }
-        _ = self.ledger.flush();
+        _ = self.till.ledger().flush();
     }
 }
 
@@ -226,5 +230,31 @@ impl Entry {
                 ("duration_ms", self.duration_ms),
             ],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::{Durability, Ledger};
+    use std::{fs, sync::Arc};
+
+    #[test]
+    fn what_passes_on_a_new_day_is_written_to_its_ledger() {
+        let folder = std::env::temp_dir().join(format!("airlock-passes-{}", std::process::id()));
+        _ = fs::remove_dir_all(&folder);
+        let ledger = |name: &str| Arc::new(Ledger::open(&folder, name, Durability::Process).unwrap());
+        let till = Till::new(ledger("owner"));
+        let books = Books::new(till.clone(), "r".into());
+        for name in ["owner-2024-10-04", "owner-2024-10-05"] {
+            till.write_to(ledger(name));
+            books.write(&Entry { target: format!("{name}.example"), ..Entry::default() }).unwrap();
+        }
+        for name in ["owner-2024-10-04", "owner-2024-10-05"] {
+            let text = fs::read_to_string(folder.join(format!("{name}.jsonl"))).unwrap();
+            assert_eq!(text.matches(".example").count(), 1, "{text}");
+            assert!(text.contains(&format!("{name}.example")), "{text}");
+        }
+        _ = fs::remove_dir_all(&folder);
     }
 }

@@ -31,12 +31,7 @@ pub use credential::{Credential, Inject};
 pub(crate) use dial::{Dialler, NoWay};
 pub use internet::Internet;
 
-use crate::{
-    OpenError,
-    ledger::{Ledger, Whose},
-    line::Crowd,
-    secrets::Secrets,
-};
+use crate::{OpenError, ledger::Whose, line::Crowd, secrets::Secrets, till::Till};
 use authority::Authority;
 use books::Books;
 use credential::Credentials;
@@ -143,9 +138,9 @@ impl Egress {
         grant: &EgressGrant,
         settings: &Settings,
         secrets: &Secrets,
-        ledger: Arc<Ledger>,
+        till: impl Into<Till>,
     ) -> Result<Arc<Egress>, OpenError> {
-        let whose = whose.into();
+        let (whose, till) = (whose.into(), till.into());
         let authority = Authority::for_rules(&grant.rules)?;
         let credentials = Credentials::find(&grant.rules, settings, secrets).await?;
         Ok(Arc::new(Egress {
@@ -153,7 +148,7 @@ impl Egress {
             rules: Mutex::new(Arc::new(Rules::new(grant))),
             changed: watch::Sender::new(()),
             meter: Meter::new(&grant.limits),
-            books: Books::new(ledger, whose),
+            books: Books::new(till, whose),
             dialler: Dialler::new(settings.internet.clone()),
             names: Names::default(),
             authority,

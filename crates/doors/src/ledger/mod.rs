@@ -7,31 +7,38 @@
 //!           └──────▶ settle
 //! ```
 
+mod days;
 mod line;
 mod reader;
 mod recover;
 
+pub use days::{OWNER, is_of_day, of_day, past, tells_of};
 pub use journal::{Durability, Fault, Head, Problem};
 pub use line::{Kind, Row};
 pub use reader::Reader;
 pub use recover::{
-    Found, Past, Recovered, Retirable, Segments, recover, remove_retired, retirable, segments, set_aside,
-    verify,
+    Found, Past, Recovered, Retirable, Segments, believe, recover, remove_retired, retirable, segments,
+    set_aside, verify,
 };
 
 use crate::usage::{Source, Usage};
 use journal::{Folder, LARGEST, Line, Syncer, Writer};
-use spec::Money;
+use spec::{Day, Money};
 use std::{
     fs::File,
     io,
     path::Path,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 /// What messages call it.
 const CALLED: &str = "ledger";
+/// What was settled is written within this time.
+const LONGEST_WAIT: Duration = Duration::from_millis(5);
 /// A sweep may look at our segment while we take it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -114,6 +121,8 @@ pub struct Ledger {
     state: Mutex<State>,
     syncer: Option<Syncer>,
     found: Found,
+    /// Somebody is about to write what waits.
+    writing: AtomicBool,
     /// Held for life; the first file of the segment.
     _lock: File,
 }
@@ -137,24 +146,7 @@ impl Ledger {
             return Err(io::Error::other(format!("`{}` is no name for a ledger", name.escape_debug())));
         }
         let folder = Folder::make(folder)?;
-        let mut lock = folder.make_file(name, 1)?;
-        let patience = Instant::now() + PATIENCE;
-        loop {
-            match (journal::lock(&lock)?, journal::is_gone(&lock)?) {
-                (true, false) => break,
-                // An old one of this name was taken away while we waited for it.
-                (_, true) => lock = folder.make_file(name, 1)?,
-                (false, false) => {}
-            }
-            if Instant::now() > patience {
-                let path = folder.path(name, 1);
-                return Err(io::Error::other(format!(
-                    "the ledger `{}` belongs to another process",
-                    path.display()
-                )));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let lock = segment_lock(&folder, name)?;
         let mut ledger = recover::take(folder, name, lock)?;
         ledger.largest = largest;
         if durability == Durability::Power {
@@ -170,9 +162,14 @@ impl Ledger {
         &self.found
     }
 
-    /// Whether this is the segment of one run, and of this one.
-    pub fn is_of_run(&self, run: &str) -> bool {
-        self.name.strip_prefix("run-") == Some(run)
+    /// Adds what tenants spent elsewhere.
+    pub fn add_past(&mut self, past: Found, today: Day) {
+        self.found.join(past, today);
+    }
+
+    /// The segment's.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Writes that so much is reserved; the number by which it is settled.
@@ -267,6 +264,28 @@ impl Ledger {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).writer.flush()
     }
 
+    /// What was settled waits for company, but not long. Where nobody could do it later, it is written now.
+    pub(crate) fn flush_soon(self: &Arc<Ledger>) {
+        if self.writing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            self.writing.store(false, Ordering::Relaxed);
+            // Not written it stays open, and counts in full.
+            _ = self.flush();
+            return;
+        };
+        // Whoever drops the last one writes it.
+        let ledger = Arc::downgrade(self);
+        runtime.spawn(async move {
+            tokio::time::sleep(LONGEST_WAIT).await;
+            if let Some(ledger) = ledger.upgrade() {
+                ledger.writing.store(false, Ordering::Relaxed);
+                _ = ledger.flush();
+            }
+        });
+    }
+
     /// One record; one write, but for the end of a reservation, which waits for company. `open` is what it adds to the open reservations.
     fn append(&self, kind: &str, open: i64, tell: impl FnOnce(&mut Line<'_>)) -> io::Result<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -289,6 +308,28 @@ impl Ledger {
             line.text("segment", &self.name).number("pid", u64::from(std::process::id()));
         });
         written.map(|_| ())
+    }
+}
+
+/// The lock of a segment, which is made if absent.
+fn segment_lock(folder: &Folder, name: &str) -> io::Result<File> {
+    let mut lock = folder.make_file(name, 1)?;
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        match (journal::lock(&lock)?, journal::is_gone(&lock)?) {
+            (true, false) => return Ok(lock),
+            // An old one of this name was taken away while we waited for it.
+            (_, true) => lock = folder.make_file(name, 1)?,
+            (false, false) => {}
+        }
+        if Instant::now() > patience {
+            let path = folder.path(name, 1);
+            return Err(io::Error::other(format!(
+                "the ledger `{}` belongs to another process",
+                path.display()
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

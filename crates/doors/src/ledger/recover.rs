@@ -13,7 +13,7 @@ use std::{
     fs::File,
     io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Mutex, atomic::AtomicBool},
 };
 
 const MILLISECONDS_A_DAY: u64 = 86_400_000;
@@ -160,7 +160,7 @@ pub fn remove_retired(folder: &Path, name: &str) -> io::Result<()> {
     folder.sync()
 }
 
-/// Moves the files of a segment that nobody owns into a folder, which is made; whether there were any.
+/// Moves the files of a segment that nobody owns into a folder, which is made if absent; whether there were any.
 pub fn set_aside(folder: &Path, name: &str, place: &Path) -> io::Result<bool> {
     let Some(folder) = existing(folder)? else { return Ok(false) };
     let parts = folder.segments()?.remove(name).unwrap_or_default();
@@ -172,7 +172,8 @@ pub fn set_aside(folder: &Path, name: &str, place: &Path) -> io::Result<bool> {
     if !journal::lock(&lock)? {
         return Err(io::Error::other(format!("the ledger `{name}` belongs to another process")));
     }
-    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(place)?;
+    std::os::unix::fs::DirBuilderExt::mode(std::fs::DirBuilder::new().recursive(true), 0o700)
+        .create(place)?;
     // The last file first: what a crash leaves is a beginning.
     for part in folder.segments()?.remove(name).unwrap_or_default().iter().rev() {
         let path = folder.path(name, *part);
@@ -181,6 +182,13 @@ pub fn set_aside(folder: &Path, name: &str, place: &Path) -> io::Result<bool> {
     }
     folder.sync()?;
     Ok(true)
+}
+
+/// Reads every line of one segment; what is wrong with it. That it ends in half a line is not: whoever takes it over cuts it off.
+pub fn believe(folder: &Path, name: &str) -> io::Result<Option<Problem>> {
+    let Some(folder) = existing(folder)? else { return Ok(None) };
+    let parts = folder.segments()?.remove(name).unwrap_or_default();
+    Ok(replay(&folder, name, &parts).err())
 }
 
 /// Reads every line of every segment; what is wrong with them.
@@ -204,7 +212,7 @@ pub fn verify(folder: &Path) -> io::Result<Vec<Problem>> {
     Ok(problems)
 }
 
-fn existing(folder: &Path) -> io::Result<Option<Folder>> {
+pub(super) fn existing(folder: &Path) -> io::Result<Option<Folder>> {
     match Folder::open(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         opened => opened.map(Some),
@@ -229,6 +237,7 @@ pub(super) fn take(folder: Folder, name: &str, lock: File) -> io::Result<Ledger>
         state: Mutex::new(state),
         syncer: None,
         found: Found::default(),
+        writing: AtomicBool::new(false),
         _lock: lock,
     };
     ledger.found = settle_lost(&ledger, replay)?;
@@ -258,7 +267,7 @@ struct Reserved {
     spent: Past,
 }
 
-struct Replay {
+pub(super) struct Replay {
     segment: String,
     head: Head,
     line: u64,
@@ -266,11 +275,11 @@ struct Replay {
     last_ms: u64,
     torn: bool,
     open: HashMap<u64, Reserved>,
-    found: Found,
+    pub(super) found: Found,
 }
 
 /// Reads a segment from its beginning; the first thing that is wrong ends it.
-fn replay(folder: &Folder, name: &str, parts: &[u32]) -> Result<Replay, Problem> {
+pub(super) fn replay(folder: &Folder, name: &str, parts: &[u32]) -> Result<Replay, Problem> {
     let mut replay = Replay {
         segment: name.to_owned(),
         head: Head::default(),
@@ -382,7 +391,7 @@ impl Reserved {
 
 impl Past {
     /// A clock that was put back gives nothing back: what seems older counts on the last day, too.
-    fn add(&mut self, spent: &Past) {
+    pub(super) fn add(&mut self, spent: &Past) {
         if spent.day > self.day {
             (self.day, self.day_money) = (spent.day, Money::ZERO);
         }
@@ -398,7 +407,7 @@ impl Past {
 }
 
 /// Whether the last line of a segment is its owner's farewell: then nothing is open. `verify` reads the rest.
-fn ends_in_peace(folder: &Folder, name: &str, parts: &[u32]) -> io::Result<bool> {
+pub(super) fn ends_in_peace(folder: &Folder, name: &str, parts: &[u32]) -> io::Result<bool> {
     const LAST: u64 = 512;
     let Some(&part) = parts.last() else { return Ok(true) };
     let mut file = folder.read(name, part)?;
