@@ -461,7 +461,9 @@ impl Attending {
     fn told(&self, ended: Option<Ended>, stopped: Option<Stopped>) -> Ending {
         let session = *self.session.ending.borrow();
         let by_session = session.and_then(|why| match why {
-            SessionEnd::Asked | SessionEnd::Idle | SessionEnd::Lifetime => Some(Stopped::Cancelled),
+            SessionEnd::Asked | SessionEnd::Idle | SessionEnd::Lifetime | SessionEnd::ServerStopped => {
+                Some(Stopped::Cancelled)
+            }
             SessionEnd::Limit => {
                 Some(match self.session.book().state.limits_hit.contains(&LimitName::Disk) {
                     true => Stopped::Disk,

@@ -68,7 +68,7 @@ pub(crate) struct SessionView {
     sandbox_id: String,
     /// `ready`, `paused` or `ended`.
     status: &'static str,
-    /// Why it ended: `asked`, `idle`, `lifetime`, `limit` or `lost`.
+    /// Why it ended: `asked`, `idle`, `lifetime`, `limit`, `server_stopped` or `lost`.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     created_at: String,

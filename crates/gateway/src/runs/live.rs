@@ -274,6 +274,7 @@ pub(crate) async fn take(gateway: &Gateway, asked: Asked, may: Answer<()>) -> An
         gateway.writer().write(move |writing| list(&of, writing, &asked, &listed, is_admitted)).await;
     match accepted {
         Ok(Accepted::New) => {}
+        Ok(Accepted::Full) if gateway.is_closing() => return Err(Problem::closing()),
         Ok(Accepted::Full) => {
             // Some may have ended meanwhile; what was asked was too much all the same.
             let full = || gateway.runs_full(&tenant).map_or_else(|| Err(crate::writer::busy()), Ok);
@@ -326,7 +327,8 @@ fn list(
         at_ms: engine::now().0,
         promise: asked.promise.as_ref().map(|(name, body)| (name.as_str(), *body)),
     };
-    let room = is_admitted && gateway.runs_full(&asked.owner).is_none();
+    let listing = gateway.may_list();
+    let room = listing.is_some() && is_admitted && gateway.runs_full(&asked.owner).is_none();
     let accepted = writing.accept(&new, room)?;
     if accepted == Accepted::New {
         let day = gateway.days().count(&asked.owner, DayUse::RUN);
