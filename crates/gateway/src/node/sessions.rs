@@ -21,7 +21,7 @@ use axum::{
 use engine::{Exec, Session};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use spec::{ExecRequest, Network, RunRequest, SessionRequest, Status, Stream};
+use spec::{DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, Network, RunRequest, SessionRequest, Status, Stream};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use store::{
     audit::{self, Decision},
@@ -119,7 +119,7 @@ async fn create(
         Some(session) => session.clone(),
         None => Uuid::fresh()?,
     };
-    let run = host::admit(&gateway, &caller, order.request(&gateway)?)?;
+    let run = host::admit(&gateway, &caller, order.request(&gateway))?;
     let name = session.name("session", &caller.tenant);
     let labels: Labels = [(TASK, order.task_id.to_string()), (SESSION, session.to_string())]
         .map(|(k, v)| (k.into(), v))
@@ -157,15 +157,17 @@ fn of_another(problem: Problem) -> Problem {
 }
 
 impl SessionOrder {
-    fn request(&self, gateway: &Gateway) -> Answer<RunRequest> {
-        Ok(RunRequest {
+    fn request(&self, gateway: &Gateway) -> RunRequest {
+        let lifetime = self.lifetime_seconds.map_or(DEFAULT_LIFETIME, Duration::from_secs);
+        RunRequest {
             image: self.image.as_ref().map(Into::into),
             env: variables(&self.env),
-            limits: jobs::limits(gateway, None)?,
+            // Each program says how long it takes, up to the longest; and there may be one after the other.
+            limits: jobs::given(gateway, gateway.node().longest_timeout, lifetime.min(LONGEST_LIFETIME)),
             network: Some(Network::None),
             task_id: Some(self.task_id.to_string()),
             ..RunRequest::default()
-        })
+        }
     }
 }
 
