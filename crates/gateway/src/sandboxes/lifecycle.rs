@@ -73,7 +73,6 @@ async fn create(
     body: Raw,
 ) -> Answer<Response> {
     caller.require(Scope::Sandboxes)?;
-    gateway.has_room()?;
     let (stay, run) = split(&body)?;
     check_labels(&stay.labels)?;
     let request = SessionRequest {
