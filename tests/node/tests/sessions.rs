@@ -94,3 +94,21 @@ fn a_session_ends_by_itself_when_its_time_is_over_or_nobody_uses_it() {
         assert_eq!(after.status, 404);
     }
 }
+
+/// As of a job: the beginning, however much came behind it, and no half of a character.
+#[test]
+fn of_long_output_the_beginning_is_told() {
+    let server = Server::new();
+    assert_eq!(server.post(ALL, &order(json!({ "session_id": SESSION }))).status, 201);
+    // More than is kept for whoever reads it later, on both streams.
+    let told = exec(&server, "printf a; yes €€€€€€€ | head -c 6000000; seq 1 1000000 >&2");
+    let text = |name: &str| told[name].as_str().expect("text").to_owned();
+    let (stdout, stderr) = (text("stdout"), text("stderr"));
+    assert!(stdout.starts_with("a€€€€€€€\n€"), "{}", stdout.chars().take(20).collect::<String>());
+    assert!((262_141..=262_144).contains(&stdout.len()) && !stdout.contains('\u{fffd}'), "{}", stdout.len());
+    assert!(stderr.starts_with("1\n2\n3\n") && stderr.len() == 262_144, "{}", stderr.len());
+    assert_eq!(told["truncated"], json!({ "stdout": true, "stderr": true }));
+    let whole = exec(&server, "printf €; printf e >&2");
+    assert_eq!((&whole["stdout"], &whole["stderr"]), (&json!("€"), &json!("e")), "the control");
+    assert_eq!(whole["truncated"], json!({ "stdout": false, "stderr": false }));
+}

@@ -18,7 +18,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use engine::{Exec, Session};
+use engine::Session;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use spec::{DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, Network, RunRequest, SessionRequest, Status, Stream};
@@ -309,6 +309,7 @@ impl SessionExec {
             directory: self.cwd.as_ref().map(Into::into),
             stdin: typed.is_some(),
             timeout,
+            beginning: MOST_OUTPUT,
             ..exec_request(&self.command, &self.env)?
         };
         Ok(Order { request, typed: typed.unwrap_or_default(), stays_open: false })
@@ -335,10 +336,17 @@ async fn exec(
     note(&gateway, &caller, "sandbox.exec", live.id().as_str(), &asked.task_id).await?;
     let whose = sandboxes::For::of(&gateway, &caller).task(asked.task_id.as_str());
     let exec = sandboxes::begin(live, order, whose).await?;
-    let result = exec.wait().await;
     let mut truncated = Cut::default();
-    let stdout = stream(&exec, Stream::Stdout, &mut truncated.stdout);
-    let stderr = stream(&exec, Stream::Stderr, &mut truncated.stderr);
+    let ended = exec.clone();
+    // Also if nobody waits any longer: what is taken is not kept.
+    let (result, stdout, stderr) = sandboxes::to_the_end(async move {
+        let result = ended.wait().await;
+        Ok((result, ended.take_beginning(Stream::Stdout), ended.take_beginning(Stream::Stderr)))
+    })
+    .await?;
+    let [of_stdout, of_stderr] = exec.output().lengths();
+    let stdout = beginning(stdout, of_stdout, &mut truncated.stdout);
+    let stderr = beginning(stderr, of_stderr, &mut truncated.stderr);
     let told = ExecTold {
         version: Version,
         task_id: asked.task_id.to_string(),
@@ -363,16 +371,14 @@ async fn exec(
     answer(&gateway, &caller.tenant, &told)
 }
 
-/// The beginning of what a program wrote, or of what is still there of it.
-fn stream(exec: &Exec, stream: Stream, cut: &mut bool) -> String {
-    let mut piece = exec.output().read(stream, 0, MOST_OUTPUT);
-    let total = exec.output().lengths()[if stream == Stream::Stdout { 0 } else { 1 }];
-    *cut = piece.from > 0 || total > piece.bytes.len() as u64;
+/// The beginning of what a program wrote, as text; a character is not cut in two.
+fn beginning(mut bytes: Vec<u8>, total: u64, cut: &mut bool) -> String {
+    *cut = total > bytes.len() as u64;
     if *cut {
-        let half = piece.bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
-        piece.bytes.truncate(piece.bytes.len() - half);
+        let half = bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
+        bytes.truncate(bytes.len() - half);
     }
-    told::shortened(told::lossy(&piece.bytes), cut)
+    told::shortened(told::lossy(&bytes), cut)
 }
 
 /// Which session is meant.

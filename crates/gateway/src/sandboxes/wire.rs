@@ -270,6 +270,7 @@ impl ExecAsked {
             tty: self.tty.map(Size::checked).transpose()?,
             timeout: span(self.timeout.as_ref(), "timeout")?,
             background: self.background,
+            beginning: 0,
         };
         let has_nul = |text: &OsString| text.as_encoded_bytes().contains(&0);
         if request.command.iter().chain(request.env.iter().flat_map(|(n, v)| [n, v])).any(has_nul) {
