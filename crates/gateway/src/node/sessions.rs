@@ -397,22 +397,19 @@ struct SessionEnding {
 #[utoipa::path(post, path = "/v1/worker/sessions/{session_id}/end", tag = "worker", request_body = SessionEnding,
     params(("session_id" = String, Path)), responses(
     (status = 200, description = "It has ended", body = SessionView),
+    (status = 202, description = "It is being ended, and that takes unusually long", body = SessionView),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn end(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(session): Path<String>,
     Sent(asked): Sent<SessionEnding>,
-) -> Answer<Json<SessionView>> {
+) -> Answer<Response> {
     let entry = entry(&gateway, &caller, session, Some(&asked.task_id))?;
     note(&gateway, &caller, "sandbox.end", &entry.id, &asked.task_id).await?;
     let ending = entry.clone();
-    sandboxes::to_the_end(async move {
-        ending.end().await;
-        Ok(())
-    })
-    .await?;
-    Ok(Json(SessionView::of(&entry)))
+    let status = sandboxes::to_the_end(async move { Ok(ending.end_soon().await) }).await?;
+    Ok((status, Json(SessionView::of(&entry))).into_response())
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {

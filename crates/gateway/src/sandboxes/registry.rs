@@ -38,7 +38,7 @@ const REMEMBERED_MS: u64 = 3_600_000;
 /// Between tries to write an end down: at first so long, then twice as long each time, up to this.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How long the end of one is waited for when all are to end. It takes far less; this is for a machine that hangs.
+/// How long the end of one is waited for, or of all of them. It takes far less; this is for a machine that hangs.
 const LONGEST_ENDING: Duration = Duration::from_secs(10);
 /// Ends between two looks for what the database is to forget.
 const FORGOTTEN_EVERY: u32 = 64;
@@ -129,8 +129,16 @@ impl Entry {
         }
     }
 
+    /// Ends it: 200 once it has ended, 202 if that takes unusually long.
+    pub(crate) async fn end_soon(&self) -> StatusCode {
+        match tokio::time::timeout(LONGEST_ENDING, self.end()).await {
+            Ok(()) => StatusCode::OK,
+            Err(_) => StatusCode::ACCEPTED,
+        }
+    }
+
     /// Ends it, and waits until that is written down: what was told is not taken back by the next start of the server.
-    pub(crate) async fn end(&self) {
+    async fn end(&self) {
         if let Ok(session) = self.session() {
             session.end().await;
         }
