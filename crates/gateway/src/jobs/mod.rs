@@ -24,7 +24,7 @@ mod show;
 pub(crate) mod webhook;
 
 pub(crate) use behind::follow;
-pub(crate) use change::{abandoned, cancel_all, ended, settle};
+pub(crate) use change::{abandoned, cancel_all, ended, note, settle};
 pub(crate) use routes::routes;
 pub(crate) use scheduler::schedule;
 

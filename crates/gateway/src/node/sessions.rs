@@ -21,7 +21,9 @@ use axum::{
 use engine::Session;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use spec::{DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, Network, RunRequest, SessionRequest, Status, Stream};
+use spec::{
+    DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, Network, RunRequest, SessionRequest, Status, Stream,
+};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use store::{
     audit::{self, Decision},
