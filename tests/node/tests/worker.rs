@@ -415,3 +415,28 @@ fn a_job_that_is_to_end_is_held_to_its_cpu_time() {
     let told = server.get(&path).json();
     assert_ne!(told["run_diagnostics"]["reason"], "cancelled", "its grace is not over: {told}");
 }
+
+/// Many clients send all of a body before they read anything, and read nothing if that fails; they, too, hear of it.
+#[test]
+fn who_sends_all_of_a_body_that_is_too_large_is_told_so() {
+    let server = Server::new();
+    let script = "import http.client, sys\n\
+                  host, key, path, size = sys.argv[1:]\n\
+                  for _ in range(8):\n    \
+                      plain = http.client.HTTPConnection(host, timeout=60)\n    \
+                      plain.request('POST', path, b'x' * int(size), {'authorization': 'Bearer ' + key})\n    \
+                      print(plain.getresponse().status)\n";
+    let sent = |key: &str, path: &str, mebibytes: usize| {
+        let size = (mebibytes << 20).to_string();
+        let host = server.client.host();
+        let client =
+            std::process::Command::new("python3").args(["-c", script, &host, key, path, &size]).output();
+        let client = client.expect("python3");
+        assert!(client.status.success(), "{}", String::from_utf8_lossy(&client.stderr));
+        String::from_utf8(client.stdout).expect("text")
+    };
+    assert_eq!(sent(&server.admin, RUN, 11), "413\n".repeat(8));
+    assert_eq!(sent(&server.admin, "/v1/runs", 40), "413\n".repeat(8));
+    assert_eq!(sent("nobody's", "/v1/runs", 11), "401\n".repeat(8));
+    assert_eq!(sent(&server.admin, RUN, 1), "400\n".repeat(8), "the control: all of it is read");
+}
