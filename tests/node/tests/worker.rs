@@ -440,3 +440,17 @@ fn who_sends_all_of_a_body_that_is_too_large_is_told_so() {
     assert_eq!(sent("nobody's", "/v1/runs", 11), "401\n".repeat(8));
     assert_eq!(sent(&server.admin, RUN, 1), "400\n".repeat(8), "the control: all of it is read");
 }
+
+/// Nothing of ours is in it, however little the operator allows.
+#[test]
+fn output_of_which_little_is_kept_is_its_beginning_too() {
+    let server = Server::with("[maximum]\noutput = \"100K\"\n", &[]);
+    let told = ran(&server, JOB, json!({ "command": ["seq", "1", "100000"] }));
+    let stdout = told["stdout"].as_str().expect("text");
+    let wanted: String = (1..=100_000).map(|number| format!("{number}\n")).collect();
+    assert!(wanted.starts_with(stdout) && stdout.len() == 50 << 10, "{}", stdout.len());
+    assert_eq!(told["truncated"]["stdout"], true);
+    let told = ran(&server, &uuid(1), json!({ "command": ["head", "-c", "90000", "/dev/zero"] }));
+    assert_eq!(told["stdout"].as_str().map(str::len), Some(90_000), "the control: it fits");
+    assert_eq!(told["truncated"]["stdout"], false);
+}

@@ -226,7 +226,10 @@ fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(As
     spec.keep = caller.require(Scope::Artifacts).is_ok();
     let about = About::of(caller, &spec);
     let runtime = Some(spec.sandbox.backend.name().to_owned());
-    Ok((Asked { about, ..asked(caller, order, AskedFor { image, runtime })? }, spec))
+    let mut asked = Asked { about, ..asked(caller, order, AskedFor { image, runtime })? };
+    // The first half of what may be written is kept.
+    asked.keeping.exact = usize::try_from(spec.sandbox.limits.output.0 / 2).ok();
+    Ok((asked, spec))
 }
 
 /// How a job is written down, and what is kept of it.
@@ -243,7 +246,7 @@ pub(super) fn asked(caller: &Caller, order: &WorkerJob, asked: AskedFor) -> Answ
         keeping: Keeping {
             stream: MOST_OUTPUT,
             whole: LARGEST_KEPT,
-            exact: true,
+            exact: Some(MOST_OUTPUT),
             asked: serde_json::to_value(asked).ok(),
         },
     })
