@@ -35,6 +35,9 @@ fn programs_of_a_session_share_what_they_write_until_it_is_ended() {
     let bytes: Vec<u8> = (0..=255).collect();
     let typed = order(json!({ "command": ["cat"], "stdin_b64": STANDARD.encode("typed"), "cwd": "/tmp" }));
     assert_eq!(server.post(&format!("{ALL}/{SESSION}/exec"), &typed).json()["stdout"], "typed");
+    let late = order(json!({ "command": ["sleep", "300"], "timeout_seconds": 1 }));
+    let late = server.post(&format!("{ALL}/{SESSION}/exec"), &late).json();
+    assert_eq!((&late["status"], &late["reason"]), (&json!("timeout"), &json!("timeout")), "as of a job");
     let sandbox = made.json()["sandbox_id"].as_str().expect("its name").to_owned();
     let path = format!("/v1/sandboxes/{sandbox}/files/bin");
     let head = format!(

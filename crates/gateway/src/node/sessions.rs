@@ -279,7 +279,7 @@ struct ExecTold {
     truncated: Cut,
     started_at: String,
     ended_at: String,
-    /// Why it did not end by itself.
+    /// Why it did not end by itself, as of a job.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }
@@ -365,10 +365,7 @@ async fn exec(
         truncated,
         started_at: exec.started_at().to_string(),
         ended_at: result.ended_at.to_string(),
-        reason: match result.status {
-            Status::Succeeded | Status::Failed => None,
-            other => Some(other.name().to_owned()),
-        },
+        reason: told::reason(result.status, result.error.as_ref()),
     };
     answer(&gateway, &caller.tenant, &told)
 }
