@@ -43,8 +43,10 @@ fn without_a_good_key_nothing_is_let_in() {
     let key = server.key(&["artifacts"]);
     refused(&server.ask(&key, "POST", RUN, &[], &order), 403, "authorization");
     refused(&server.ask(&server.admin, "GET", "/v1/worker/nothing", &[], &Value::Null), 404, "not_found");
-    let expired = server.post("/v1/keys", &json!({ "name": "e", "scopes": ["runs"], "expires_in": "1s" }));
+    let expired = server.post("/v1/keys", &json!({ "name": "e", "scopes": ["runs"], "expires_in": "3s" }));
     let token = expired.json()["token"].as_str().expect("a token").to_owned();
+    let path = format!("/v1/worker/jobs/{JOB}");
+    refused(&server.ask(&token, "GET", &path, &[], &Value::Null), 404, "not_found");
     server.until("its end", || server.ask(&token, "POST", RUN, &[], &order).status == 401);
 }
 
@@ -453,4 +455,33 @@ fn output_of_which_little_is_kept_is_its_beginning_too() {
     let told = ran(&server, &uuid(1), json!({ "command": ["head", "-c", "90000", "/dev/zero"] }));
     assert_eq!(told["stdout"].as_str().map(str::len), Some(90_000), "the control: it fits");
     assert_eq!(told["truncated"]["stdout"], false);
+}
+
+/// Item 10: the server reads for as long as somebody writes, and keeps only what it tells.
+#[test]
+fn who_writes_without_end_takes_no_memory_of_the_server() {
+    let server = Server::new();
+    let of = |file: &str, name: &str| -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/{file}", server.pid)).expect("it runs");
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
+        line.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number")
+    };
+    // One that writes little makes what every job needs.
+    ran(&server, &uuid(1), json!({ "command": ["true"] }));
+    let (memory, read) = (of("status", "VmRSS:"), of("io", "rchar:"));
+    let prefer = [("prefer", "respond-async")];
+    let order = job(JOB, json!({ "command": ["sh", "-c", "yes >&2 & exec yes"] }));
+    assert_eq!(server.ask(&server.admin, "POST", RUN, &prefer, &order).status, 202);
+    let mut most = 0;
+    server.until("a hundred times what is kept", || {
+        most = of("status", "VmRSS:").max(most);
+        of("io", "rchar:") > read + (64 << 20)
+    });
+    assert!(most < memory + (32 << 10), "{memory} KiB became {most} KiB");
+    let stop = json!({ "version": 1, "task_id": TASK, "job_id": JOB, "grace_seconds": 0 });
+    assert_eq!(server.post("/v1/worker/jobs:stop", &stop).status, 200);
+    let told = server.post(RUN, &order).json();
+    for stream in ["stdout", "stderr"] {
+        assert_eq!(told[stream].as_str().map(str::len), Some(262_144), "{stream}");
+    }
 }
