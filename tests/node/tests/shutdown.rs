@@ -179,3 +179,20 @@ fn sessions_that_are_being_made_when_a_node_ends_are_ended_with_it() {
         assert_eq!(told["reason"], "server_stopped", "{told}");
     }
 }
+
+/// Nor does whoever ends a session wait for ever: it is gone, and that is written down later.
+#[test]
+fn the_end_of_a_session_is_answered_although_somebody_keeps_the_database() {
+    let server = Server::new();
+    let order = json!({ "version": 1, "task_id": TASK, "session_id": JOB });
+    assert_eq!(server.post("/v1/worker/sessions", &order).status, 201);
+    let keeper = Keeper::of(&server);
+    let path = format!("/v1/worker/sessions/{JOB}");
+    let end = || server.post(&format!("{path}/end"), &json!({ "version": 1, "task_id": TASK }));
+    let begun = std::time::Instant::now();
+    let ended = end();
+    assert_eq!(ended.status, 202, "{}", ended.text());
+    assert!(begun.elapsed() < WITHIN, "{:?}", begun.elapsed());
+    keeper.let_go();
+    assert_eq!((end().status, &server.get(&path).json()["reason"]), (200, &json!("asked")));
+}
