@@ -80,6 +80,8 @@ pub enum SessionEnd {
     Lifetime,
     /// A limit of the whole box was spent: `limits_hit` says which.
     Limit,
+    /// Its server was stopped: whoever keeps sessions says so, they do not know it themselves.
+    ServerStopped,
     /// The box died by itself.
     Lost,
 }

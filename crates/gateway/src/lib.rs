@@ -50,7 +50,7 @@ use engine::Engine;
 use spec::{Bounds, JobBounds, Policy, Quota, Tenants};
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard},
     time::Duration,
 };
 use store::{
@@ -71,7 +71,7 @@ const BETWEEN_LOOKS_AT_OWN: Duration = Duration::from_secs(5);
 /// How long a server that ends may write about that.
 const LONGEST_LAST_WORDS: Duration = Duration::from_secs(5);
 /// How much longer than its grace the end of everything may take: then it is not known how that went.
-const LONGEST_ENDING: Duration = Duration::from_secs(8);
+const LONGEST_ENDING: Duration = Duration::from_secs(12);
 /// How often what may not stay is looked for.
 const BETWEEN_TIDYINGS: Duration = Duration::from_secs(3600);
 
@@ -150,6 +150,9 @@ struct Inner {
     recorder: Arc<telemetry::Recorder>,
     /// Which start of a server this is.
     boot: OnceLock<i64>,
+    /// The server ends: nothing begins any more. Whatever begins is listed while this is read, so that whoever sets it
+    /// finds all of it.
+    closing: RwLock<bool>,
     audit: Audit,
     days: tenants::Days,
     refusals: audit::Refusals,
@@ -236,6 +239,7 @@ impl Gateway {
             report: Mutex::default(),
             recorder: Arc::default(),
             boot: OnceLock::new(),
+            closing: RwLock::new(false),
             audit,
             refusals: audit::Refusals::default(),
             keys: Keys::of(served.clone()),
@@ -279,7 +283,7 @@ impl Gateway {
         let ending = tokio::spawn(async move {
             let is_told = told.wait_for(|stop| *stop).await.is_ok();
             match is_told {
-                true => gateway.end_everything().await,
+                true => gateway.end_in_time().await,
                 false => Vec::new(),
             }
         });
@@ -300,9 +304,10 @@ impl Gateway {
         // Answers of runs that were cancelled still go out.
         let grace = self.bounds().grace + Duration::from_secs(2);
         server::serve(self, listener, tls, stop, grace).await;
-        let mut left = self.ended_in_time(ending).await;
+        let mut left = ending.await.unwrap_or_else(|_| not_known());
         scheduling.abort();
         beside.iter().for_each(tokio::task::JoinHandle::abort);
+        self.note_stop(&left);
         // A database that somebody keeps is not waited for: what is missing there is told otherwise.
         let said = tokio::time::timeout(LONGEST_LAST_WORDS, self.last_words(&left)).await;
         if !matches!(said, Ok(true)) {
@@ -312,12 +317,9 @@ impl Gateway {
     }
 
     /// What was left of everything, or that nobody knows.
-    async fn ended_in_time(&self, ending: tokio::task::JoinHandle<Vec<String>>) -> Vec<String> {
+    async fn end_in_time(&self) -> Vec<String> {
         let patience = self.bounds().grace + LONGEST_ENDING;
-        match tokio::time::timeout(patience, ending).await {
-            Ok(Ok(left)) => left,
-            _ => vec!["what was to be ended is not known".to_owned()],
-        }
+        tokio::time::timeout(patience, self.end_everything()).await.unwrap_or_else(|_| not_known())
     }
 
     /// Writes down what is known only now; whether that could be done.
@@ -409,17 +411,33 @@ impl Gateway {
         &self.0.recorder
     }
 
-    /// Ends all that goes on; what is left of it. Says in the audit how that went.
+    /// Lets nothing begin any more, and ends all that goes on; what is left of it.
     async fn end_everything(&self) -> Vec<String> {
+        *self.0.closing.write().unwrap_or_else(PoisonError::into_inner) = true;
+        self.jobs().wake();
         // A sandbox has no end of its own that could be waited for.
         let (mut left, boxes) = tokio::join!(self.end_runs(), self.end_sandboxes());
         left.extend(boxes);
+        left
+    }
+
+    /// What may begin is listed before this is dropped; none if the server ends.
+    pub(crate) fn may_list(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        Some(self.0.closing.read().unwrap_or_else(PoisonError::into_inner)).filter(|closing| !**closing)
+    }
+
+    /// Whether the server ends.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.may_list().is_none()
+    }
+
+    /// Says in the audit how the end of everything went.
+    fn note_stop(&self, left: &[String]) {
         let shown = left.iter().take(MOST_LEFT_SHOWN).cloned().collect::<Vec<_>>().join(", ");
         let about =
             if left.is_empty() { "everything was stopped".to_owned() } else { format!("left: {shown}") };
         // Where it cannot be written that was said on stderr, and ending goes on.
         _ = self.note(&Entry { what: "server.stop", about: &about, ..Entry::default() });
-        left
     }
 
     /// Every now and then: what artifacts and ledgers may not stay. Those who put artifacts do that, too, but they may be gone.
@@ -524,7 +542,6 @@ impl Gateway {
     }
 
     async fn end_runs(&self) -> Vec<String> {
-        self.jobs().stop();
         let patience = tokio::time::Instant::now() + self.bounds().grace;
         while self.goes_on() && tokio::time::Instant::now() < patience {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -698,6 +715,10 @@ impl Gateway {
     pub(crate) fn runs(&self) -> &runs::live::Runs {
         &self.0.runs
     }
+}
+
+fn not_known() -> Vec<String> {
+    vec!["what was to be ended is not known".to_owned()]
 }
 
 /// Something that the operator should look at, in the log.

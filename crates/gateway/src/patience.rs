@@ -1,16 +1,28 @@
 //! A connection whose other side must take what it is sent: a write that waits for too long without any progress breaks it.
 //! Otherwise whoever asks and never reads would keep a connection for ever, without any key.
+//!
+//! Whoever was answered before he had sent all of his body may only read once he has. So what he still sends is thrown away
+//! for a while before the connection closes: a connection that closes with something unread takes its answer with it.
 
+use http_body::{Body, Frame, SizeHint};
 use std::{
     io::{self, IoSlice},
     pin::Pin,
-    task::{Context, Poll},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
     time::Duration,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep},
 };
+
+/// How long something is thrown away before a connection closes, and how much of it.
+const LONGEST_THROWING: Duration = Duration::from_secs(10);
+const MOST_THROWN: usize = 64 << 20;
 
 /// Such a connection.
 pub(crate) struct Patient<S> {
@@ -19,12 +31,21 @@ pub(crate) struct Patient<S> {
     late: Pin<Box<Sleep>>,
     /// A write waits, and since then the clock runs.
     waits: bool,
+    /// Something that was announced was not read.
+    unread: Unread,
+    /// Once nothing more is written: what may still be thrown away.
+    thrown: Option<usize>,
 }
+
+/// Whether a body was left before its end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unread(Arc<AtomicBool>);
 
 impl<S> Patient<S> {
     /// Waits so long for a write to get on.
-    pub(crate) fn new(stream: S, longest: Duration) -> Patient<S> {
-        Patient { stream, longest, late: Box::pin(tokio::time::sleep(longest)), waits: false }
+    pub(crate) fn new(stream: S, longest: Duration, unread: Unread) -> Patient<S> {
+        let late = Box::pin(tokio::time::sleep(longest));
+        Patient { stream, longest, late, waits: false, unread, thrown: None }
     }
 
     fn progress<T>(&mut self, context: &mut Context<'_>, done: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -53,7 +74,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -82,7 +103,65 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shut = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.progress(context, shut)
+        let Some(mut room) = self.thrown else {
+            let shut = Pin::new(&mut self.stream).poll_shutdown(context);
+            ready!(self.progress(context, shut))?;
+            if !self.unread.0.load(Ordering::Relaxed) {
+                return Poll::Ready(Ok(()));
+            }
+            self.thrown = Some(MOST_THROWN);
+            self.late.as_mut().reset(Instant::now() + LONGEST_THROWING);
+            return self.poll_shutdown(context);
+        };
+        let mut bytes = [0; 16 << 10];
+        while room > 0 && self.late.as_mut().poll(context).is_pending() {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            // One that broke has nothing more to lose.
+            if ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer)).is_err() {
+                break;
+            }
+            room = match buffer.filled().len() {
+                0 => 0,
+                count => room.saturating_sub(count),
+            };
+            self.thrown = Some(room);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A body that says if it was left before its end.
+pub(crate) struct Watched<B> {
+    body: B,
+    unread: Unread,
+}
+
+impl<B: Body> Watched<B> {
+    pub(crate) fn new(body: B, unread: &Unread) -> Watched<B> {
+        unread.0.store(!body.is_end_stream(), Ordering::Relaxed);
+        Watched { body, unread: unread.clone() }
+    }
+}
+
+impl<B: Body + Unpin> Body for Watched<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        // Until it is known how it ends.
+        self.unread.0.store(frame.is_some() && !self.body.is_end_stream(), Ordering::Relaxed);
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

@@ -88,6 +88,14 @@ impl Problem {
         Problem::new(StatusCode::INSUFFICIENT_STORAGE, "quota_exceeded", title, Some(hint))
     }
 
+    /// Nothing begins any more.
+    pub(crate) fn closing() -> Problem {
+        let hint = "nothing was done; ask again once it is back".to_owned();
+        let (status, title) =
+            (StatusCode::SERVICE_UNAVAILABLE, "this server is ending, and takes no new work");
+        Problem::new(status, "unavailable", title, Some(hint)).ruled("server:closing")
+    }
+
     /// The same with another status.
     pub(crate) fn with_status(self, status: StatusCode) -> Problem {
         Problem { status: status.as_u16(), ..self }

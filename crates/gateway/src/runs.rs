@@ -107,7 +107,6 @@ async fn create(
 ) -> Answer<Response> {
     let begun_us = engine::now_us();
     caller.require(Scope::Runs)?;
-    gateway.has_room()?;
     let promise = promise(&headers)?.map(|name| (name.to_owned(), Sha256::digest(&raw.0).into()));
     let (request, stdin) = raw.json::<RunOrder>()?.into_request()?;
     let mut spec = admit(&gateway, &caller, request)?;

@@ -3,7 +3,7 @@
 use crate::{
     Gateway,
     gate::{Connection, Place},
-    patience::Patient,
+    patience::{Patient, Unread, Watched},
 };
 use axum::{Router, body::Body};
 use http::Request;
@@ -188,12 +188,14 @@ impl Context {
         connection: Connection,
         place: Place,
     ) {
-        let (router, stream) = (self.router, Patient::new(stream, self.write_time));
+        let unread = Unread::default();
+        let (router, stream) = (self.router, Patient::new(stream, self.write_time, unread.clone()));
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(connection);
             request.extensions_mut().insert(place.clone());
             let mut router = router.clone();
-            async move { tower_service::Service::call(&mut router, request.map(Body::new)).await }
+            let request = request.map(|body| Body::new(Watched::new(body, &unread)));
+            async move { tower_service::Service::call(&mut router, request).await }
         });
         let served = http1::Builder::new()
             .timer(TokioTimer::new())

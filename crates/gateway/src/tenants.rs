@@ -57,6 +57,10 @@ impl Gateway {
     /// Refuses what a tenant may not begin now. Whatever lists what is begun looks once more at how many there are.
     pub(crate) async fn may_begin(&self, tenant: &str, needs: Needs) -> Answer<()> {
         self.has_place(tenant, needs.what)?;
+        // Whose turn it is was asked whether there is room; artifacts have a bound of their own.
+        if matches!(needs.what, What::Run | What::Sandbox) {
+            self.has_room()?;
+        }
         if needs.what != What::Artifact {
             self.has_cpu(tenant)?;
         }

@@ -54,6 +54,8 @@ pub struct ExecRequest {
     pub timeout: Option<Duration>,
     /// Runs for as long as the session does, and does not keep it from being idle.
     pub background: bool,
+    /// So much of the beginning of each stream is kept beside the newest, until it is taken.
+    pub beginning: usize,
 }
 
 /// The most and least of a terminal's rows and columns.

@@ -242,7 +242,7 @@ fn wanted(task: &str, holder: &str, now_ms: u64) -> NewLease {
         run: format!("{task}-{holder}-{now_ms}"),
         holder: holder.into(),
         idempotency: None,
-        lease_ms: 10,
+        lease_ms: Some(10),
         now_ms,
     }
 }
@@ -256,13 +256,10 @@ fn a_task_has_one_holder_until_he_gives_it_back_or_his_time_is_over() {
     let note = |holder, now, text| {
         served.together(|w| w.checkpoint_workflow(&wanted("t", holder, now), text)).unwrap()
     };
-    let release = |holder, now| served.together(|w| w.release_workflow("a", "t", holder, now)).unwrap();
+    let release = |holder| served.together(|w| w.release_workflow("a", "t", holder)).unwrap();
     assert_eq!(resume("one", 0), Taking::Unknown);
     let Taking::Started(first) = start("one", 0) else { panic!("nobody had it") };
-    assert_eq!(
-        (start("two", 9), note("two", 9, "2"), release("two", 9)),
-        (Taking::Held, Taking::Held, false)
-    );
+    assert_eq!((start("two", 9), note("two", 9, "2"), release("two")), (Taking::Held, Taking::Held, false));
     let Taking::AlreadyHis(again) = start("one", 9) else { panic!("it is his") };
     assert_eq!((&again.run, again.expires_ms), (&first.run, 19));
     assert!(matches!(note("one", 12, "1"), Taking::AlreadyHis(_)));
@@ -272,7 +269,14 @@ fn a_task_has_one_holder_until_he_gives_it_back_or_his_time_is_over() {
     assert_eq!(note("one", 23, "late"), Taking::Held, "who lost it writes nothing");
     let Taking::Started(third) = resume("one", 40) else { panic!("its time is over again") };
     assert_eq!((&third.run, third.checkpoint.as_deref()), (&second.run, Some("1")));
-    assert!(release("one", 41) && release("one", 41));
+    let as_before = |now| NewLease { lease_ms: None, ..wanted("t", "one", now) };
+    let renewed = served.together(|w| w.checkpoint_workflow(&as_before(41), "2")).unwrap();
+    assert!(
+        matches!(renewed, Taking::AlreadyHis(Lease { expires_ms: 51, .. })),
+        "as long as before: {renewed:?}"
+    );
+    assert!(!release("two"), "what he does not have he cannot give back, whenever he asks");
+    assert!(release("one") && release("one"));
     let Taking::Started(fresh) = start("two", 42) else { panic!("it was given back") };
     assert_eq!(fresh.checkpoint, None);
 }

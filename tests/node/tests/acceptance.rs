@@ -49,12 +49,20 @@ const LINES: &[Line] = &[
     ),
     (7, "no network", &[("node/tests/worker.rs", "there_is_no_network_by_either_policy")]),
     (8, "its variables", &[("node/tests/worker.rs", "its_own_variables_are_there_and_cannot_be_forged")]),
-    (9, "a timeout", &[("node/tests/worker.rs", "a_job_whose_time_is_over_is_gone")]),
+    (
+        9,
+        "a timeout, never longer than the node's",
+        &[
+            ("node/tests/worker.rs", "a_job_whose_time_is_over_is_gone"),
+            ("node/tests/yaml.rs", "bounds_of_the_file_hold"),
+        ],
+    ),
     (
         10,
-        "streams that are cut",
+        "streams that are cut, in bounded memory",
         &[
             ("node/tests/worker.rs", "both_streams_are_cut_at_a_character_and_say_so"),
+            ("node/tests/worker.rs", "who_writes_without_end_takes_no_memory_of_the_server"),
             ("node/tests/telemetry.rs", "endless_output_is_bounded_and_what_is_missing_is_said"),
         ],
     ),
@@ -78,7 +86,7 @@ const LINES: &[Line] = &[
     (
         20,
         "the fields of a result",
-        &[("node/tests/steps.rs", "steps_are_carried_out_in_their_order_and_say_what_they_wrote")],
+        &[("node/tests/steps.rs", "a_job_is_checked_whole_before_anything_is_carried_out")],
     ),
     (
         21,
@@ -136,6 +144,7 @@ const LINES: &[Line] = &[
         "create, exec, files, logs, destroy",
         &[
             ("node/tests/sessions.rs", "programs_of_a_session_share_what_they_write_until_it_is_ended"),
+            ("node/tests/sessions.rs", "what_a_program_writes_is_followed_while_it_runs"),
             ("gateway/tests/sandboxes/files.rs", "a_file_comes_back_as_it_was_put"),
         ],
     ),
@@ -157,13 +166,15 @@ const LINES: &[Line] = &[
         "images that are not allowed",
         &[
             ("cli/images.rs", "an_image_that_is_not_allowed_is_refused_with_the_reason"),
+            ("cli/allowed.rs", "a_digest_and_a_mark_are_asked_for_with_the_reason"),
             ("node/tests/yaml.rs", "images_that_are_not_listed_and_models_that_are_not_given_are_refused"),
         ],
     ),
     (
         43,
-        "artifacts with their checksum",
+        "artifacts with their checksum, no more of them than may be",
         &[
+            ("node/tests/quotas.rs", "a_tenant_stores_what_it_may_and_no_more"),
             ("gateway/tests/artifacts.rs", "what_is_put_comes_back_whole_in_parts_and_in_versions"),
             ("gateway/tests/artifacts.rs", "bytes_with_another_digest_than_announced_are_not_kept"),
             ("gateway/tests/artifacts.rs", "names_that_lead_elsewhere_are_refused"),

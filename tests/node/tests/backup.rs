@@ -483,6 +483,11 @@ fn nothing_new_is_begun_on_a_disk_that_is_nearly_full() {
     );
     assert_eq!(server.post("/v1/sandboxes", &json!({})).status, 507);
     assert_eq!(server.post("/v1/jobs", &json!({ "run": { "command": ["true"] } })).status, 507);
+    let id = "11111111-1111-4111-8111-111111111111";
+    let session = json!({ "version": 1, "task_id": id });
+    assert_eq!(server.post("/v1/worker/sessions", &session).status, 507);
+    let order = json!({ "version": 1, "task_id": id, "job_id": id, "sandbox": { "command": ["true"] } });
+    assert_eq!(server.post("/v1/worker/jobs:run", &order).status, 507);
     server.until("its time", || job()["waiting_for"] == "turn");
     assert!(server.get("/readyz").text().contains("nearly full"));
     fs::remove_file(&filler).expect("it is ours");

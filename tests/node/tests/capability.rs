@@ -1,6 +1,7 @@
 //! What a node says that it can do, held against what can be seen of this machine.
 
-use node_tests::{Server, key_of};
+use gateway_tests::serve;
+use node_tests::{Folder, Server, key_of};
 use serde_json::{Value, json};
 use std::{fs, net::TcpListener, process::Command};
 
@@ -96,4 +97,46 @@ fn the_command_says_the_same_without_a_server() {
         assert_eq!(told[part], report[part], "{part}");
     }
     assert_eq!(told["sandbox"]["features"], report["sandbox"]["features"]);
+}
+
+/// With a node file, and nothing where a container engine would be.
+fn node(yaml: &str, configuration: &str) -> Server {
+    let folder = Folder::new();
+    let file = folder.at("node.yaml");
+    fs::write(&file, yaml).expect("a node file");
+    let options = ["--node", &file.to_string_lossy()];
+    let mut command = serve(&folder, configuration, &options);
+    command.env("CONTAINER_HOST", format!("unix://{}", folder.at("nobody.sock").display()));
+    Server::started(command, folder, None)
+}
+
+#[test]
+fn the_report_has_what_the_node_file_says() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let settings = format!("[inference]\nbase = \"http://127.0.0.1:{port}\"\n");
+    let named = "node: {id: n1, name: Nice Name, labels: [gpu, fast], metadata: {owner: ops}}\n\
+                 worker_api: {public_base_url: 'https://node.example:9443/'}\n";
+    let told = report(&node(named, &settings));
+    let wanted = json!({
+        "node_slug": "n1", "name": "Nice Name", "labels": ["gpu", "fast"], "metadata": { "owner": "ops" },
+    });
+    assert_eq!(told["node"], wanted);
+    assert_eq!(told["worker_api"]["base_url"], "https://node.example:9443");
+    assert_eq!((&told["sandbox"]["supported"], &told["inference"]["mode"]), (&json!(true), &json!("allow")));
+    let closed = node("sandbox: {mode: disabled}\ninference: {mode: disabled}\n", &settings);
+    let told = report(&closed);
+    assert_eq!((&told["sandbox"]["supported"], &told["sandbox"]["features"]), (&json!(false), &json!([])));
+    let disabled = json!({ "supported": false, "mode": "disabled" });
+    assert_eq!(told["inference"], disabled, "the server is there, and nobody gets to it");
+}
+
+#[test]
+fn a_node_whose_container_engine_is_not_there_says_so() {
+    let server = node("sandbox: {runtime: podman, default_image: 'alpine:3'}\n", "");
+    let told = report(&server);
+    assert_eq!(told["container_runtime"], json!({ "runtime": "podman" }));
+    assert_eq!((&told["sandbox"]["supported"], &told["sandbox"]["features"]), (&json!(false), &json!([])));
+    let stats = server.get("/v1/worker/telemetry/node:stats").json();
+    assert_eq!(stats["container_runtime"]["runtime"], "podman");
 }

@@ -3,6 +3,7 @@
 
 use cli::World;
 use node_tests::Server;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::{
     fs,
@@ -455,6 +456,39 @@ fn a_job_of_steps_that_is_stopped_has_its_grace() {
     assert_eq!(told["sba_result"]["failure_code"], "cancelled");
     let again = over_http(&server, 1, &spec, &ASYNC);
     assert_eq!((again.status, again.json()), (200, told), "it has ended, and is answered like every job");
+}
+
+/// What was done, and what a step had written that did not end by itself, is in the result, whoever ended it.
+#[test]
+fn a_step_that_is_killed_is_told_of_with_what_it_wrote() {
+    let server = Server::with("[serve]\ngrace = \"100ms\"\n", &[]);
+    let spec = |marker: &str| {
+        let waits = format!("trap '' TERM; echo partial; sleep {marker}; while :; do sleep 0.1; done");
+        job(json!([command(&["echo", "first"]), command(&["sh", "-c", &waits]), command(&["echo", "after"])]))
+    };
+    let check = |told: &Value| {
+        assert_eq!(told["run_diagnostics"]["reason"], "cancelled", "{told}");
+        assert_eq!(
+            (&told["exit_code"], &told["sba_result"]["failure_code"]),
+            (&json!(-1), &json!("cancelled"))
+        );
+        let steps = told["sba_result"]["steps"].as_array().unwrap_or_else(|| panic!("steps: {told}"));
+        let outputs: Vec<_> = steps.iter().map(|step| step["output"].clone()).collect();
+        assert_eq!(outputs, ["first\n", "partial\n"], "{told}");
+    };
+    let begun = |number: u32, marker: String| {
+        assert_eq!(over_http(&server, number, &spec(&marker), &ASYNC).status, 202);
+        server.until("its start", || node_tests::is_running(&["sleep", &marker]));
+    };
+    begun(1, format!("601.{}", std::process::id()));
+    let order = json!({ "version": 1, "task_id": uuid(1), "job_id": uuid(1), "grace_seconds": 0 });
+    let path = |number| format!("/v1/worker/jobs/{}", uuid(number));
+    assert_eq!(server.post("/v1/worker/jobs:stop", &order).status, 200);
+    server.until("its end", || server.get(&path(1)).json()["exit_code"].is_i64());
+    check(&server.get(&path(1)).json());
+    begun(2, format!("602.{}", std::process::id()));
+    let server = server.restart(Signal::TERM, "");
+    check(&server.get(&path(2)).json());
 }
 
 /// Time, an image that is not there, a restart, another tenant: as for every job.

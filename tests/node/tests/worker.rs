@@ -43,8 +43,10 @@ fn without_a_good_key_nothing_is_let_in() {
     let key = server.key(&["artifacts"]);
     refused(&server.ask(&key, "POST", RUN, &[], &order), 403, "authorization");
     refused(&server.ask(&server.admin, "GET", "/v1/worker/nothing", &[], &Value::Null), 404, "not_found");
-    let expired = server.post("/v1/keys", &json!({ "name": "e", "scopes": ["runs"], "expires_in": "1s" }));
+    let expired = server.post("/v1/keys", &json!({ "name": "e", "scopes": ["runs"], "expires_in": "3s" }));
     let token = expired.json()["token"].as_str().expect("a token").to_owned();
+    let path = format!("/v1/worker/jobs/{JOB}");
+    refused(&server.ask(&token, "GET", &path, &[], &Value::Null), 404, "not_found");
     server.until("its end", || server.ask(&token, "POST", RUN, &[], &order).status == 401);
 }
 
@@ -414,4 +416,72 @@ fn a_job_that_is_to_end_is_held_to_its_cpu_time() {
     server.until("its end", || server.get(&path).json()["exit_code"].is_i64());
     let told = server.get(&path).json();
     assert_ne!(told["run_diagnostics"]["reason"], "cancelled", "its grace is not over: {told}");
+}
+
+/// Many clients send all of a body before they read anything, and read nothing if that fails; they, too, hear of it.
+#[test]
+fn who_sends_all_of_a_body_that_is_too_large_is_told_so() {
+    let server = Server::new();
+    let script = "import http.client, sys\n\
+                  host, key, path, size = sys.argv[1:]\n\
+                  for _ in range(8):\n    \
+                      plain = http.client.HTTPConnection(host, timeout=60)\n    \
+                      plain.request('POST', path, b'x' * int(size), {'authorization': 'Bearer ' + key})\n    \
+                      print(plain.getresponse().status)\n";
+    let sent = |key: &str, path: &str, mebibytes: usize| {
+        let size = (mebibytes << 20).to_string();
+        let host = server.client.host();
+        let client =
+            std::process::Command::new("python3").args(["-c", script, &host, key, path, &size]).output();
+        let client = client.expect("python3");
+        assert!(client.status.success(), "{}", String::from_utf8_lossy(&client.stderr));
+        String::from_utf8(client.stdout).expect("text")
+    };
+    assert_eq!(sent(&server.admin, RUN, 11), "413\n".repeat(8));
+    assert_eq!(sent(&server.admin, "/v1/runs", 40), "413\n".repeat(8));
+    assert_eq!(sent("nobody's", "/v1/runs", 11), "401\n".repeat(8));
+    assert_eq!(sent(&server.admin, RUN, 1), "400\n".repeat(8), "the control: all of it is read");
+}
+
+/// Nothing of ours is in it, however little the operator allows.
+#[test]
+fn output_of_which_little_is_kept_is_its_beginning_too() {
+    let server = Server::with("[maximum]\noutput = \"100K\"\n", &[]);
+    let told = ran(&server, JOB, json!({ "command": ["seq", "1", "100000"] }));
+    let stdout = told["stdout"].as_str().expect("text");
+    let wanted: String = (1..=100_000).map(|number| format!("{number}\n")).collect();
+    assert!(wanted.starts_with(stdout) && stdout.len() == 50 << 10, "{}", stdout.len());
+    assert_eq!(told["truncated"]["stdout"], true);
+    let told = ran(&server, &uuid(1), json!({ "command": ["head", "-c", "90000", "/dev/zero"] }));
+    assert_eq!(told["stdout"].as_str().map(str::len), Some(90_000), "the control: it fits");
+    assert_eq!(told["truncated"]["stdout"], false);
+}
+
+/// Item 10: the server reads for as long as somebody writes, and keeps only what it tells.
+#[test]
+fn who_writes_without_end_takes_no_memory_of_the_server() {
+    let server = Server::new();
+    let of = |file: &str, name: &str| -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/{file}", server.pid)).expect("it runs");
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
+        line.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number")
+    };
+    // One that writes little makes what every job needs.
+    ran(&server, &uuid(1), json!({ "command": ["true"] }));
+    let (memory, read) = (of("status", "VmRSS:"), of("io", "rchar:"));
+    let prefer = [("prefer", "respond-async")];
+    let order = job(JOB, json!({ "command": ["sh", "-c", "yes >&2 & exec yes"] }));
+    assert_eq!(server.ask(&server.admin, "POST", RUN, &prefer, &order).status, 202);
+    let mut most = 0;
+    server.until("a hundred times what is kept", || {
+        most = of("status", "VmRSS:").max(most);
+        of("io", "rchar:") > read + (64 << 20)
+    });
+    assert!(most < memory + (32 << 10), "{memory} KiB became {most} KiB");
+    let stop = json!({ "version": 1, "task_id": TASK, "job_id": JOB, "grace_seconds": 0 });
+    assert_eq!(server.post("/v1/worker/jobs:stop", &stop).status, 200);
+    let told = server.post(RUN, &order).json();
+    for stream in ["stdout", "stderr"] {
+        assert_eq!(told[stream].as_str().map(str::len), Some(262_144), "{stream}");
+    }
 }

@@ -76,3 +76,34 @@ fn tenants_have_tasks_of_their_own_and_what_is_too_much_is_refused() {
         assert_eq!(ask(&server, "start", holder, more.clone()).0, 400, "{holder} {more}");
     }
 }
+
+#[test]
+fn a_lease_stays_as_long_as_it_was_and_a_checkpoint_as_it_was_written() {
+    let server = Server::new();
+    let hours = |told: &Value| {
+        let at = |moment: &str| {
+            let date = std::process::Command::new("date").args(["-d", moment, "+%s"]).output().expect("date");
+            String::from_utf8(date.stdout).expect("text").trim().parse::<i64>().expect("seconds")
+        };
+        (at(told["expires_at"].as_str().expect("a moment")) - at("now")) as f64 / 3600.0
+    };
+    let (_, usual) = ask(&server, "start", "one", json!({}));
+    assert!(hours(&usual) < 0.2, "the control: {usual}");
+    let (_, long) = ask(&server, "start", "one", json!({ "lease_seconds": 36_000 }));
+    assert!(hours(&long) > 9.0, "{long}");
+    // Numbers that no machine word holds, and as many digits as were written.
+    let written = r#"{"n":123456789012345678901234567890,"f":0.10,"b":18446744073709551616}"#;
+    let body = format!(r#"{{"task_id":"{TASK}","holder":"one","checkpoint":{written}}}"#);
+    let head = format!(
+        "POST /v1/workflow/checkpoint HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ncontent-length: {}\r\n\r\n",
+        server.client.host(),
+        server.admin,
+        body.len()
+    );
+    assert_eq!(server.client.open(&[head, body].concat().into_bytes()).answer().status, 204);
+    let resumed = server.post("/v1/workflow/resume", &json!({ "task_id": TASK, "holder": "one" }));
+    assert!(resumed.text().contains(&format!(r#""checkpoint":{written}"#)), "{}", resumed.text());
+    assert!(hours(&resumed.json()) > 9.0, "{}", resumed.text());
+    let (_, short) = ask(&server, "resume", "one", json!({ "lease_seconds": 60 }));
+    assert!(hours(&short) < 0.1, "he may say so: {short}");
+}

@@ -170,3 +170,29 @@ fn the_inference_door_is_closed_for_runs_and_sandboxes_too() {
         assert_eq!(server.post("/v1/runs", &json!({ "command": ["true"] })).status, 200, "the control");
     }
 }
+
+/// What a program of a session asks for counts, not what jobs get that ask for nothing; nor is the CPU time of one
+/// such job all that the session has.
+#[test]
+fn a_session_lasts_as_long_as_it_was_asked_to_and_so_do_its_programs() {
+    let server = server("sandbox: {timeouts: {default_seconds: 1, max_seconds: 600}}\n");
+    let task = "11111111-1111-4111-8111-111111111111";
+    let made = server.post("/v1/worker/sessions", &json!({ "version": 1, "task_id": task }));
+    assert_eq!(made.status, 201, "{}", made.text());
+    let path = format!("/v1/worker/sessions/{}/exec", made.json()["session_id"].as_str().expect("one"));
+    let exec = |script: &str, seconds: Option<u64>| {
+        let mut order = json!({ "version": 1, "task_id": task, "command": ["sh", "-c", script] });
+        if let Some(seconds) = seconds {
+            order["timeout_seconds"] = seconds.into();
+        }
+        let answer = server.post(&path, &order);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        (answer.json()["status"].clone(), answer.json()["exit_code"].clone())
+    };
+    assert_eq!(exec("sleep 300", None), (json!("timeout"), json!(-1)), "the control: the default holds");
+    assert_eq!(exec("sleep 2; exit 3", Some(60)), (json!("failed"), json!(3)));
+    // More than a second of all CPUs: SIGXCPU, 24, ends it.
+    let busy = "ulimit -S -t $(($(nproc) + 2)); while :; do :; done";
+    assert_eq!(exec(busy, Some(300)), (json!("failed"), json!(128 + 24)));
+    assert_eq!(exec("exit 5", None), (json!("failed"), json!(5)), "the session is still there");
+}

@@ -54,7 +54,9 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
         let facts = super::serve::telemetry::facts(&config, None)?;
         let report = runtime.block_on(async {
             let engine = open_engine(&config, None)?;
-            Ok::<_, Failure>(gateway::capability(&engine, &config.policy, &facts, None).await)
+            Ok::<_, Failure>(
+                gateway::capability(&engine, &config.policy, &facts, &gateway::Node::default(), None).await,
+            )
         })?;
         print_json(&report)?;
         return Ok(if report["sandbox"]["supported"] == true { 0 } else { UNFIT });

@@ -35,12 +35,12 @@ pub(crate) enum NodeMode {
 pub(crate) struct NodeFile {
     pub(crate) id: Option<String>,
     pub(crate) name: Option<String>,
-    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) labels: Vec<String>,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) listen_host: Option<IpAddr>,
     pub(crate) listen_port: Option<u16>,
-    /// Host and port by which it is addressed from outside.
-    pub(crate) public_name: Option<String>,
+    /// Where it is reached from outside: a scheme, a host and perhaps a port.
+    pub(crate) public_url: Option<String>,
     pub(crate) max_request_bytes: Option<usize>,
     pub(crate) mode: NodeMode,
     pub(crate) runtime: Option<String>,
@@ -74,6 +74,11 @@ impl NodeFile {
     pub(crate) fn listen(&self) -> SocketAddr {
         let host = self.listen_host.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         SocketAddr::new(host, self.listen_port.unwrap_or(PORT))
+    }
+
+    /// Host and port by which it is addressed from outside.
+    pub(crate) fn public_name(&self) -> Option<String> {
+        self.public_url.as_deref().and_then(authority).map(str::to_owned)
     }
 }
 
@@ -191,7 +196,7 @@ fn of_node(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> Resu
         match key.as_str() {
             "id" => said.id = Some(at.word(key, value)?),
             "name" => said.name = Some(at.word(key, value)?),
-            "labels" => said.labels = at.words(key, value)?,
+            "labels" => said.labels = at.labels(key, value)?,
             "metadata" => said.metadata = at.words(key, value)?,
             other => return Err(at.unknown(other, &["id", "name", "labels", "metadata"])),
         }
@@ -212,7 +217,7 @@ fn worker_api(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> R
                 let port = u16::try_from(at.whole(key, value, 0)?);
                 said.listen_port = Some(port.map_err(|_| at.error(key, "is no port", "write 0 to 65535"))?);
             }
-            "public_base_url" => said.public_name = Some(public_name(at, key, value)?),
+            "public_base_url" => said.public_url = Some(public_url(at, key, value)?),
             "max_request_bytes" => {
                 said.max_request_bytes = Some(at.whole(key, value, 1)?.try_into().unwrap_or(usize::MAX));
             }
@@ -225,17 +230,20 @@ fn worker_api(said: &mut NodeFile, at: &At<'_>, table: &Map<String, Value>) -> R
     Ok(())
 }
 
-/// Host and port of a URL without a path: it may be addressed as that.
-fn public_name(at: &At<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
+fn authority(url: &str) -> Option<&str> {
+    url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"))
+}
+
+/// A URL without a path: it may be addressed as its host and port.
+fn public_url(at: &At<'_>, key: &str, value: &Value) -> Result<String, ConfigError> {
     let text = at.text(key, value)?;
-    let authority = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
-    let authority = authority.map(|rest| rest.strip_suffix('/').unwrap_or(rest));
+    let text = text.strip_suffix('/').unwrap_or(text);
     let plain = |name: &&str| {
         let sign = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte);
         (1..=LONGEST_WORD).contains(&name.len()) && name.bytes().all(sign)
     };
-    match authority.filter(plain) {
-        Some(name) => Ok(name.to_owned()),
+    match authority(text).filter(plain) {
+        Some(_) => Ok(text.to_owned()),
         None => Err(at.error(key, "is no URL of a host", "write https://HOST or https://HOST:PORT")),
     }
 }
@@ -548,6 +556,19 @@ impl<'a> At<'a> {
             Ok((name.clone(), below.word(name, value)?))
         };
         table.iter().map(word).collect()
+    }
+
+    /// A list of words, or a table of them.
+    fn labels(&self, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {
+        if !value.is_array() {
+            let words = self.words(key, value)?;
+            return Ok(words.into_iter().map(|(name, value)| format!("{name}={value}")).collect());
+        }
+        let labels = self.texts(key, value)?;
+        if labels.len() > MOST_WORDS {
+            return Err(self.error(key, "has too many entries", "write at most 64"));
+        }
+        labels.into_iter().map(|label| self.word(key, &Value::String(label))).collect()
     }
 
     fn texts(&self, key: &str, value: &Value) -> Result<Vec<String>, ConfigError> {

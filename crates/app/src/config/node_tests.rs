@@ -28,11 +28,11 @@ fn every_key_that_is_honoured_reaches_its_field() {
     let wanted = NodeFile {
         id: Some("n1".into()),
         name: Some("Node one".into()),
-        labels: word("zone", "a"),
+        labels: vec!["zone=a".into()],
         metadata: word("rack", "7"),
         listen_host: "0.0.0.0".parse().ok(),
         listen_port: Some(9),
-        public_name: Some("w.example:8443".into()),
+        public_url: Some("https://w.example:8443".into()),
         max_request_bytes: Some(1000),
         mode: NodeMode::SandboxOnly,
         runtime: Some("podman".into()),
@@ -56,6 +56,8 @@ fn every_key_that_is_honoured_reaches_its_field() {
     };
     assert_eq!(said, wanted);
     assert_eq!(said.listen().to_string(), "0.0.0.0:9");
+    assert_eq!(said.public_name().as_deref(), Some("w.example:8443"));
+    assert_eq!(parse("node: {labels: [gpu, fast]}").unwrap().labels, ["gpu", "fast"]);
     assert_eq!(parse("").unwrap(), NodeFile::default());
     assert_eq!(NodeFile::default().listen().to_string(), "127.0.0.1:12090");
 }

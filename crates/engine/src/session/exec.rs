@@ -24,7 +24,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -92,6 +92,8 @@ struct Common {
     /// How much was typed. Changes only with the input locked.
     typed: watch::Sender<u64>,
     window: Mutex<Option<Window>>,
+    /// The beginning of each stream, as much of it as was asked for.
+    beginnings: [Mutex<Vec<u8>>; 2],
 }
 
 /// A program's standard input.
@@ -145,6 +147,22 @@ impl Exec {
     /// What it writes. A terminal writes to standard output only.
     pub fn output(&self) -> &Feed {
         &self.shared.feed
+    }
+
+    /// What is kept of the beginning of a stream, which is not kept here any longer.
+    pub fn take_beginning(&self, stream: Stream) -> Vec<u8> {
+        std::mem::take(&mut *self.beginning(stream))
+    }
+
+    fn beginning(&self, stream: Stream) -> MutexGuard<'_, Vec<u8>> {
+        let place = if stream == Stream::Stdout { 0 } else { 1 };
+        self.shared.beginnings[place].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep_beginning(&self, stream: Stream, bytes: &[u8]) {
+        let mut kept = self.beginning(stream);
+        let room = self.shared.request.beginning.saturating_sub(kept.len());
+        kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
     /// What came of it, once it has ended and its output is complete.
@@ -332,6 +350,7 @@ pub(super) fn begin(
         input_is_over: watch::Sender::new(!request.stdin),
         typed: watch::Sender::new(0),
         window: Mutex::new(window),
+        beginnings: Default::default(),
         request,
     };
     let wall_time = common.request.timeout.map_or(limits.wall_time.0, |time| time.min(limits.wall_time.0));
@@ -343,7 +362,7 @@ pub(super) fn begin(
         let reading = Reading::new(pipe?, has_ended.clone());
         let (read, is_read) = oneshot::channel();
         let session = held.is_none().then(|| session.clone());
-        tokio::spawn(read_into(exec.output().clone(), stream, reading, read, session));
+        tokio::spawn(read_into(exec.clone(), stream, reading, read, session));
         Some(is_read)
     });
     let reads = reads.collect();
@@ -368,7 +387,7 @@ pub(super) fn begin(
 
 /// Reads to the end of the program; then for whoever was left behind, as long as the session lives and has room.
 async fn read_into(
-    feed: Feed,
+    exec: Exec,
     stream: Stream,
     mut reading: Reading,
     read: oneshot::Sender<()>,
@@ -376,9 +395,10 @@ async fn read_into(
 ) {
     let mut buffer = vec![0; 64 << 10];
     while let count @ 1.. = reading.next(&mut buffer).await {
-        buffer = feed.append_from(stream, buffer, count).await;
+        exec.keep_beginning(stream, &buffer[..count]);
+        buffer = exec.output().append_from(stream, buffer, count).await;
     }
-    drop((buffer, feed));
+    drop((buffer, exec));
     // The task that waits for it may be gone.
     _ = read.send(());
     if let Some(session) = session.filter(|_| !reading.is_over()) {
@@ -461,7 +481,9 @@ impl Attending {
     fn told(&self, ended: Option<Ended>, stopped: Option<Stopped>) -> Ending {
         let session = *self.session.ending.borrow();
         let by_session = session.and_then(|why| match why {
-            SessionEnd::Asked | SessionEnd::Idle | SessionEnd::Lifetime => Some(Stopped::Cancelled),
+            SessionEnd::Asked | SessionEnd::Idle | SessionEnd::Lifetime | SessionEnd::ServerStopped => {
+                Some(Stopped::Cancelled)
+            }
             SessionEnd::Limit => {
                 Some(match self.session.book().state.limits_hit.contains(&LimitName::Disk) {
                     true => Stopped::Disk,
@@ -570,6 +592,7 @@ pub(super) fn never(id: String, request: ExecRequest, error: &SandboxError) -> E
         input: tokio::sync::Mutex::default(),
         input_is_over: watch::Sender::new(true),
         typed: watch::Sender::new(0),
+        beginnings: Default::default(),
         window: Mutex::new(None),
     };
     Exec { shared: Arc::new(common) }

@@ -28,8 +28,8 @@ impl Bench<'_> {
     }
 
     fn out_of_time(&mut self) {
-        let seconds = self.job.constraints.max_runtime.as_secs();
-        self.fail("timeout", format!("the time of the job is over (max_runtime_seconds {seconds})"));
+        let told = self.out_of_time_told();
+        self.fail("timeout", told);
     }
 
     async fn start(&mut self, request: ExecRequest) -> Option<Exec> {

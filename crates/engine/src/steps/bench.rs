@@ -1,7 +1,7 @@
 //! Direct steps: one after the other, within one time and one amount of output.
 
 use super::{
-    Said, command,
+    Said, Wishes, command,
     denied::{self, Denied},
     files::{self, Wrong},
     patch, search,
@@ -9,7 +9,7 @@ use super::{
 use crate::Session;
 use spec::{Denial, MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus, StepsResult};
 use std::time::Duration;
-use tokio::{sync::watch, time::Instant};
+use tokio::time::Instant;
 
 /// Where a job is carried out, and how far it is.
 pub(super) struct Bench<'a> {
@@ -22,8 +22,8 @@ pub(super) struct Bench<'a> {
     pub(super) deadline: Instant,
     /// What may still be written, in bytes.
     pub(super) room: usize,
-    /// That nothing more is begun, if so.
-    terminated: watch::Receiver<Option<Duration>>,
+    /// Nothing more is begun once somebody wants its end.
+    wishes: Wishes,
 }
 
 /// What came of a step.
@@ -71,17 +71,27 @@ impl From<Result<String, Wrong>> for Done {
 }
 
 impl<'a> Bench<'a> {
-    pub(super) fn new(
-        session: Session,
-        job: &'a StepJob,
-        result: StepsResult,
-        terminated: watch::Receiver<Option<Duration>>,
-    ) -> Bench<'a> {
+    pub(super) fn new(session: Session, job: &'a StepJob, result: StepsResult, wishes: Wishes) -> Bench<'a> {
         let granted = session.spec().run.sandbox.limits.wall_time.0;
         let deadline = Instant::now() + job.constraints.max_runtime.min(granted);
         let room = job.constraints.max_output_bytes.min(MOST_STEP_OUTPUT) as usize;
         let (said, denied) = Default::default();
-        Bench { session, job, result, said, denied, deadline, room, terminated }
+        Bench { session, job, result, said, denied, deadline, room, wishes }
+    }
+
+    fn is_to_end(&self) -> bool {
+        let (cancelled, terminated) = &self.wishes;
+        *cancelled.borrow() || terminated.borrow().is_some()
+    }
+
+    /// That its time is over, and which.
+    pub(super) fn out_of_time_told(&self) -> String {
+        let (asked, granted) =
+            (self.job.constraints.max_runtime, self.session.spec().run.sandbox.limits.wall_time.0);
+        match asked <= granted {
+            true => format!("the time of the job is over (max_runtime_seconds {})", asked.as_secs()),
+            false => format!("the time of the job is over (it was given {} seconds)", granted.as_secs_f64()),
+        }
     }
 
     pub(super) fn time_left(&self) -> Duration {
@@ -91,7 +101,7 @@ impl<'a> Bench<'a> {
     /// Carries the steps out. The job has failed if one of them has, also where others followed.
     pub(super) async fn carry_out(&mut self) {
         for (index, step) in self.job.steps.iter().enumerate() {
-            if self.terminated.borrow().is_some() {
+            if self.is_to_end() {
                 return;
             }
             let done = match self.time_left().is_zero() {
@@ -193,14 +203,7 @@ impl<'a> Bench<'a> {
         match failure {
             Failure::Failed(wrong) => (StepStatus::Failure, "step_failed", wrong.why.clone()),
             Failure::Lost(why) => (StepStatus::Failure, "lost", why.clone()),
-            Failure::TimedOut => {
-                let seconds = self.job.constraints.max_runtime.as_secs();
-                (
-                    StepStatus::Timeout,
-                    "timeout",
-                    format!("the time of the job is over (max_runtime_seconds {seconds})"),
-                )
-            }
+            Failure::TimedOut => (StepStatus::Timeout, "timeout", self.out_of_time_told()),
             Failure::TooMuch => {
                 let most = self.job.constraints.max_output_bytes.min(MOST_STEP_OUTPUT);
                 let message = format!("the steps wrote more than the {most} bytes of max_output_bytes");

@@ -47,8 +47,13 @@ pub(super) async fn run(bench: &Bench<'_>, argv: &[String], cwd: Option<&str>) -
             Some(Failure::failed(why))
         }
     };
-    let exit_code = Some(ended.exit_code.unwrap_or_else(|| i32::from(ended.exit_status)));
-    let exit_code = exit_code.filter(|_| ended.status != Status::TimedOut && !too_much);
+    let exit_code = match ended.status {
+        Status::TimedOut => None,
+        _ if too_much => None,
+        // What it would have been nobody knows, unless it said so itself.
+        Status::Cancelled => ended.exit_code,
+        _ => Some(ended.exit_code.unwrap_or_else(|| i32::from(ended.exit_status))),
+    };
     let output = Some(String::from_utf8_lossy(&bytes).into_owned());
     Done { exit_code, output, failure, denials: ended.denials }
 }

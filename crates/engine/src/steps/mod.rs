@@ -21,7 +21,11 @@ mod search;
 pub(crate) use folder::sweep;
 
 use crate::{
-    Engine, Session, SessionKept, files::Bounds, keep::Keeper, making::until_cancelled, verdict::SIGTERM,
+    Engine, Session, SessionKept,
+    files::Bounds,
+    keep::Keeper,
+    making::until_cancelled,
+    verdict::{SIGKILL, SIGTERM},
 };
 use bench::Bench;
 use folder::JobFolder;
@@ -44,6 +48,8 @@ const SPARE: Duration = Duration::from_secs(120);
 const MOST_SEARCHES: usize = 64;
 /// How often it is looked whether a program began that is to end.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+/// How long a step that is killed may take to be gone.
+const LONGEST_LAST_STEP: Duration = Duration::from_secs(2);
 /// Artifacts that a result names.
 const MOST_ARTIFACTS: usize = 1000;
 
@@ -269,9 +275,10 @@ impl Engine {
         job: &StepJob,
         folder: Option<&JobFolder>,
         carrier: Carrier,
-        (mut cancelled, terminated): Wishes,
+        wishes: Wishes,
         begun: impl FnOnce(&Session),
     ) -> Carried {
+        let (mut cancelled, terminated) = wishes.clone();
         let result = StepsResult::of(job.job_id.as_str());
         let mounts = match folder.map(JobFolder::mount).transpose() {
             Ok(mount) => mount.into_iter().collect(),
@@ -286,11 +293,21 @@ impl Engine {
             Err(error) => return result.failed(code_of(error.code), told(&error)).into(),
         };
         begun(&session);
-        let mut bench = Bench::new(session.clone(), job, result, terminated.clone());
-        let cut_short = tokio::select! {
-            () = work(&mut bench, &carrier) => terminated.borrow().is_some(),
-            () = terminate(&session, terminated.clone()) => true,
-            () = until_cancelled(&mut cancelled) => true,
+        let mut bench = Bench::new(session.clone(), job, result, wishes);
+        let cut_short = {
+            let working = work(&mut bench, &carrier);
+            tokio::pin!(working);
+            let is_cut = tokio::select! {
+                () = &mut working => false,
+                () = terminate(&session, terminated.clone()) => true,
+                () = until_cancelled(&mut cancelled) => true,
+            };
+            if is_cut {
+                // What was under way is told of with what it had written; where it does not end it is left away.
+                session.execs().iter().for_each(|exec| exec.signal(SIGKILL));
+                _ = tokio::time::timeout(LONGEST_LAST_STEP, working).await;
+            }
+            is_cut || terminated.borrow().is_some()
         };
         let Bench { mut result, said, mut denied, .. } = bench;
         if cut_short {

@@ -213,9 +213,10 @@ fn take(
     live: &Arc<Live>,
     task: Option<&Id>,
 ) -> Result<Option<Change>, DatabaseError> {
+    let Some(_listing) = gateway.may_list() else { return Ok(None) };
     let (jobs, at_ms) = (gateway.jobs(), engine::now().0);
     let is_full = gateway.runs_full(&job.tenant).is_some();
-    if jobs.is_stopping() || is_full || !writing.start_job(&job.id, live.id.as_str(), &jobs.boot, at_ms)? {
+    if is_full || !writing.start_job(&job.id, live.id.as_str(), &jobs.boot, at_ms)? {
         return Ok(None);
     }
     let (id, owner) = (live.id.as_str(), job.tenant.as_str());

@@ -27,7 +27,7 @@ use store::{
 const A_PAGE: u32 = 200;
 
 /// Writes a line of the audit; what it tells of is not done without.
-pub(super) fn note(gateway: &Gateway, entry: &Entry<'_>) -> Result<(), DatabaseError> {
+pub(crate) fn note(gateway: &Gateway, entry: &Entry<'_>) -> Result<(), DatabaseError> {
     gateway.note(entry).map_err(|_| DatabaseError::Place {
         path: gateway.state().to_owned(),
         why: "the audit cannot be written".to_owned(),

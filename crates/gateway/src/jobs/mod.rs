@@ -24,7 +24,7 @@ mod show;
 pub(crate) mod webhook;
 
 pub(crate) use behind::follow;
-pub(crate) use change::{abandoned, cancel_all, ended, settle};
+pub(crate) use change::{abandoned, cancel_all, ended, note, settle};
 pub(crate) use routes::routes;
 pub(crate) use scheduler::schedule;
 
@@ -36,10 +36,7 @@ use serde::{Deserialize, Serialize};
 use spec::JobBounds;
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 use store::jobs::JobRoom;
@@ -70,7 +67,6 @@ pub(crate) struct Jobs {
     starting: Mutex<HashMap<String, String>>,
     /// Jobs that somebody follows.
     watched: Mutex<HashMap<String, watch::Sender<()>>>,
-    stopping: AtomicBool,
     ended: AtomicU64,
 }
 
@@ -84,7 +80,6 @@ impl Jobs {
             room: Mutex::default(),
             starting: Mutex::default(),
             watched: Mutex::default(),
-            stopping: AtomicBool::new(false),
             ended: AtomicU64::new(0),
         }
     }
@@ -96,16 +91,6 @@ impl Jobs {
     /// Lets the scheduler look again.
     pub(crate) fn wake(&self) {
         self.wake.notify_one();
-    }
-
-    /// No job starts from now on.
-    pub(crate) fn stop(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
-        self.wake();
-    }
-
-    fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
     }
 
     /// How many are about to start.

@@ -1,11 +1,12 @@
 //! What this node can do, by looking: at the kernel's files, and at a sandbox that was really made. Nothing in it is
 //! assumed; what cannot be seen is left out.
 
+use super::settings::Node;
 use crate::{Caller, Gateway, Problem, Scope, health};
 use axum::{Json, extract::State};
 use engine::Engine;
 use serde_json::{Map, Value, json};
-use spec::{Barrier, Enforcer, Network, Policy, RunResult, Status};
+use spec::{Barrier, Enforcer, Network, Policy, RunResult, RunSpec, Status};
 use std::{fs, path::Path, time::Duration};
 use tokio::net::TcpStream;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -154,17 +155,35 @@ fn features(trial: &RunResult) -> Vec<&'static str> {
     stood.map(|(_, name)| name).chain(held.map(|(_, name)| name)).collect()
 }
 
-fn outbound(policy: &Policy) -> &'static str {
-    let usual = policy.admit(health::trial()).map(|spec| spec.sandbox.network);
-    match usual {
-        Ok(Network::Doors) => "allowlist",
-        Ok(Network::Open | Network::Host) => "unrestricted",
-        Ok(Network::None) | Err(_) => "none",
+/// What this node runs for whoever says nothing, if it takes any work.
+fn usual(policy: &Policy, node: &Node) -> Option<RunSpec> {
+    node.takes_work().ok()?;
+    let mut request = health::trial();
+    node.fill_in(&mut request);
+    policy.admit(request).ok()
+}
+
+/// By what boxes are made here. What version an engine of others' has is its own to say.
+pub(super) fn runtime(policy: &Policy, node: &Node) -> Value {
+    let named = || node.backend.clone().unwrap_or_else(|| "native".to_owned());
+    let name = usual(policy, node).map_or_else(named, |spec| spec.sandbox.backend.name().to_owned());
+    match name.as_str() {
+        "native" => json!({ "runtime": name, "version": env!("CARGO_PKG_VERSION") }),
+        _ => json!({ "runtime": name }),
     }
 }
 
-async fn inference(facts: &NodeFacts) -> Value {
-    let Some((host, port)) = &facts.inference else {
+fn outbound(usual: Option<&RunSpec>) -> &'static str {
+    match usual.map(|spec| spec.sandbox.network) {
+        Some(Network::Doors) => "allowlist",
+        Some(Network::Open | Network::Host) => "unrestricted",
+        Some(Network::None) | None => "none",
+    }
+}
+
+async fn inference(facts: &NodeFacts, node: &Node) -> Value {
+    let server = facts.inference.as_ref().filter(|_| node.gives_inference().is_ok());
+    let Some((host, port)) = server else {
         return json!({ "supported": false, "mode": "disabled" });
     };
     let reached = tokio::time::timeout(REACHED_WITHIN, TcpStream::connect((host.as_str(), *port))).await;
@@ -173,10 +192,18 @@ async fn inference(facts: &NodeFacts) -> Value {
 }
 
 /// What this node can do. Makes a real sandbox to know.
-pub async fn report(engine: &Engine, policy: &Policy, facts: &NodeFacts, address: Option<&str>) -> Value {
-    let trial = match policy.admit(health::trial()) {
-        Ok(spec) => engine.run(spec).await,
-        Err(_) => RunResult::blank(engine::fresh_id(), String::new(), engine::now()),
+pub async fn report(
+    engine: &Engine,
+    policy: &Policy,
+    facts: &NodeFacts,
+    node: &Node,
+    address: Option<&str>,
+) -> Value {
+    let usual = usual(policy, node);
+    let outbound = outbound(usual.as_ref());
+    let trial = match usual {
+        Some(spec) => engine.run(spec).await,
+        None => RunResult::blank(engine::fresh_id(), String::new(), engine::now()),
     };
     let (state, platform) = (engine.state_folder().to_owned(), Platform::look());
     let looked = tokio::task::spawn_blocking(move || (Load::look(&state), cpu_model(), gpus())).await;
@@ -193,30 +220,34 @@ pub async fn report(engine: &Engine, policy: &Policy, facts: &NodeFacts, address
         "reported_at": engine::now().to_string(),
         "node": { "node_slug": facts.slug },
         "platform": { "os": platform.os, "arch": platform.arch, "kernel_version": platform.kernel },
-        "container_runtime": {
-            "runtime": "native", "version": env!("CARGO_PKG_VERSION"),
-            // Seen where we are an ordinary user; as root nobody has tried.
-            "rootless_enabled": as_user,
-        },
+        "container_runtime": runtime(policy, node),
         "compute": { "cpu_cores": cores(), "ram_mb": load.memory_total_mb, "storage_free_mb": load.disk_free_mb },
         "gpu": { "present": !gpus.is_empty() },
         "sandbox": sandbox,
-        "network": { "outbound_policy": outbound(policy) },
-        "inference": inference(facts).await,
+        "network": { "outbound_policy": outbound },
+        "inference": inference(facts, node).await,
         "managed_services": { "supported": false },
     });
-    if as_user && trial.status == Status::Succeeded {
-        report["container_runtime"]["rootless_supported"] = true.into();
+    if report["container_runtime"]["runtime"] == "native" {
+        report["container_runtime"]["rootless_enabled"] = as_user.into();
+        // Seen where we are an ordinary user; as root nobody has tried.
+        if as_user && trial.status == Status::Succeeded {
+            report["container_runtime"]["rootless_supported"] = true.into();
+        }
     }
     let mut add = |part: &str, name: &str, value: Option<Value>| {
         if let Some(value) = value {
             report[part][name] = value;
         }
     };
+    let (labels, metadata) = (node.labels.clone(), &node.metadata);
+    add("node", "name", node.name.clone().map(Value::from));
+    add("node", "labels", (!labels.is_empty()).then(|| labels.into()));
+    add("node", "metadata", (!metadata.is_empty()).then(|| json!(metadata)));
     add("platform", "distro", platform.distro.map(Value::from));
     add("compute", "cpu_model", model.map(Value::from));
     add("gpu", "devices", (!gpus.is_empty()).then(|| gpus.into()));
-    add("worker_api", "base_url", address.map(Value::from));
+    add("worker_api", "base_url", node.public_url.as_deref().or(address).map(Value::from));
     add("tls", "worker_api_server_cert_pem", facts.certificate.clone().map(Value::from));
     report
 }
@@ -252,7 +283,7 @@ impl Gateway {
     }
 
     async fn fresh_report(&self) -> Value {
-        report(self.engine(), self.policy(), self.facts(), self.address()).await
+        report(self.engine(), self.policy(), self.facts(), self.node(), self.address()).await
     }
 }
 
@@ -299,9 +330,11 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let facts = NodeFacts { inference: Some(("127.0.0.1".to_owned(), port)), ..NodeFacts::named(None) };
-        assert_eq!(inference(&facts).await["supported"], true);
+        let (node, closed) = (Node::default(), Node { inference: false, ..Node::default() });
+        assert_eq!(inference(&facts, &node).await["supported"], true);
+        assert_eq!(inference(&facts, &closed).await["mode"], "disabled");
         drop(listener);
-        assert_eq!(inference(&facts).await["supported"], false);
-        assert_eq!(inference(&NodeFacts::default()).await["mode"], "disabled");
+        assert_eq!(inference(&facts, &node).await["supported"], false);
+        assert_eq!(inference(&NodeFacts::default(), &node).await["mode"], "disabled");
     }
 }

@@ -125,31 +125,38 @@ pub(crate) fn run_id(job: &Uuid, tenant: &str) -> Answer<Id> {
 
 /// What a job may use: its time, what the node gives, and twice the output that is told, of which the first half is kept.
 pub(crate) fn limits(gateway: &Gateway, timeout_seconds: Option<u64>) -> Answer<Maximum> {
-    fn least<T: Ord>(value: T, most: Option<T>) -> T {
-        match most {
-            Some(most) => value.min(most),
-            None => value,
-        }
-    }
-    let (node, maximum) = (gateway.node(), &gateway.policy().maximum);
+    let node = gateway.node();
     if timeout_seconds == Some(0) {
         return Err(Problem::invalid("`sandbox.timeout_seconds` is 0", "give at least 1, or leave it away"));
     }
     let wanted = timeout_seconds.map_or(node.default_timeout, Duration::from_secs).min(node.longest_timeout);
-    let wall_time = least(Time(wanted), maximum.wall_time);
+    let wanted = least(Time(wanted), gateway.policy().maximum.wall_time).0;
+    Ok(given(gateway, wanted, wanted))
+}
+
+/// What a box may use whose programs take so long, and which itself lasts so long.
+pub(crate) fn given(gateway: &Gateway, of_one: Duration, of_all: Duration) -> Maximum {
+    let (node, maximum) = (gateway.node(), &gateway.policy().maximum);
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-    // Its time on the clock is what counts: all CPUs may be busy for that long.
-    let cpu_time = least(Time(wall_time.0.saturating_mul(cpus)), maximum.cpu_time);
+    // The time on the clock is what counts: all CPUs may be busy for that long.
+    let cpu_time = least(Time(of_all.saturating_mul(cpus)), maximum.cpu_time);
     let output = least(Size(2 * MOST_OUTPUT as u64), maximum.output);
-    Ok(Maximum {
-        wall_time: Some(wall_time),
+    Maximum {
+        wall_time: Some(least(Time(of_one), maximum.wall_time)),
         cpu_time: Some(cpu_time),
         output: Some(output),
         memory: node.resources.memory.map(|memory| least(memory, maximum.memory)),
         cpus: node.resources.cpus.map(|cpus| least(cpus, maximum.cpus)),
         pids: node.resources.pids.map(|pids| least(pids, maximum.pids)),
         ..Maximum::default()
-    })
+    }
+}
+
+fn least<T: Ord>(value: T, most: Option<T>) -> T {
+    match most {
+        Some(most) => value.min(most),
+        None => value,
+    }
 }
 
 /// Run a job
@@ -219,7 +226,10 @@ fn admitted(gateway: &Gateway, caller: &Caller, order: &WorkerJob) -> Answer<(As
     spec.keep = caller.require(Scope::Artifacts).is_ok();
     let about = About::of(caller, &spec);
     let runtime = Some(spec.sandbox.backend.name().to_owned());
-    Ok((Asked { about, ..asked(caller, order, AskedFor { image, runtime })? }, spec))
+    let mut asked = Asked { about, ..asked(caller, order, AskedFor { image, runtime })? };
+    // The first half of what may be written is kept.
+    asked.keeping.exact = usize::try_from(spec.sandbox.limits.output.0 / 2).ok();
+    Ok((asked, spec))
 }
 
 /// How a job is written down, and what is kept of it.
@@ -236,7 +246,7 @@ pub(super) fn asked(caller: &Caller, order: &WorkerJob, asked: AskedFor) -> Answ
         keeping: Keeping {
             stream: MOST_OUTPUT,
             whole: LARGEST_KEPT,
-            exact: true,
+            exact: Some(MOST_OUTPUT),
             asked: serde_json::to_value(asked).ok(),
         },
     })

@@ -18,10 +18,12 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use engine::{Exec, Session};
+use engine::Session;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use spec::{ExecRequest, Network, RunRequest, SessionRequest, Status, Stream};
+use spec::{
+    DEFAULT_LIFETIME, ExecRequest, LONGEST_LIFETIME, Network, RunRequest, SessionRequest, Status, Stream,
+};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use store::{
     audit::{self, Decision},
@@ -68,7 +70,7 @@ pub(crate) struct SessionView {
     sandbox_id: String,
     /// `ready`, `paused` or `ended`.
     status: &'static str,
-    /// Why it ended: `asked`, `idle`, `lifetime`, `limit` or `lost`.
+    /// Why it ended: `asked`, `idle`, `lifetime`, `limit`, `server_stopped` or `lost`.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     created_at: String,
@@ -119,7 +121,7 @@ async fn create(
         Some(session) => session.clone(),
         None => Uuid::fresh()?,
     };
-    let run = host::admit(&gateway, &caller, order.request(&gateway)?)?;
+    let run = host::admit(&gateway, &caller, order.request(&gateway))?;
     let name = session.name("session", &caller.tenant);
     let labels: Labels = [(TASK, order.task_id.to_string()), (SESSION, session.to_string())]
         .map(|(k, v)| (k.into(), v))
@@ -157,15 +159,17 @@ fn of_another(problem: Problem) -> Problem {
 }
 
 impl SessionOrder {
-    fn request(&self, gateway: &Gateway) -> Answer<RunRequest> {
-        Ok(RunRequest {
+    fn request(&self, gateway: &Gateway) -> RunRequest {
+        let lifetime = self.lifetime_seconds.map_or(DEFAULT_LIFETIME, Duration::from_secs);
+        RunRequest {
             image: self.image.as_ref().map(Into::into),
             env: variables(&self.env),
-            limits: jobs::limits(gateway, None)?,
+            // Each program says how long it takes, up to the longest; and there may be one after the other.
+            limits: jobs::given(gateway, gateway.node().longest_timeout, lifetime.min(LONGEST_LIFETIME)),
             network: Some(Network::None),
             task_id: Some(self.task_id.to_string()),
             ..RunRequest::default()
-        })
+        }
     }
 }
 
@@ -275,7 +279,7 @@ struct ExecTold {
     truncated: Cut,
     started_at: String,
     ended_at: String,
-    /// Why it did not end by itself.
+    /// Why it did not end by itself, as of a job.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }
@@ -307,6 +311,7 @@ impl SessionExec {
             directory: self.cwd.as_ref().map(Into::into),
             stdin: typed.is_some(),
             timeout,
+            beginning: MOST_OUTPUT,
             ..exec_request(&self.command, &self.env)?
         };
         Ok(Order { request, typed: typed.unwrap_or_default(), stays_open: false })
@@ -333,10 +338,17 @@ async fn exec(
     note(&gateway, &caller, "sandbox.exec", live.id().as_str(), &asked.task_id).await?;
     let whose = sandboxes::For::of(&gateway, &caller).task(asked.task_id.as_str());
     let exec = sandboxes::begin(live, order, whose).await?;
-    let result = exec.wait().await;
     let mut truncated = Cut::default();
-    let stdout = stream(&exec, Stream::Stdout, &mut truncated.stdout);
-    let stderr = stream(&exec, Stream::Stderr, &mut truncated.stderr);
+    let ended = exec.clone();
+    // Also if nobody waits any longer: what is taken is not kept.
+    let (result, stdout, stderr) = sandboxes::to_the_end(async move {
+        let result = ended.wait().await;
+        Ok((result, ended.take_beginning(Stream::Stdout), ended.take_beginning(Stream::Stderr)))
+    })
+    .await?;
+    let [of_stdout, of_stderr] = exec.output().lengths();
+    let stdout = beginning(stdout, of_stdout, &mut truncated.stdout);
+    let stderr = beginning(stderr, of_stderr, &mut truncated.stderr);
     let told = ExecTold {
         version: Version,
         task_id: asked.task_id.to_string(),
@@ -353,24 +365,19 @@ async fn exec(
         truncated,
         started_at: exec.started_at().to_string(),
         ended_at: result.ended_at.to_string(),
-        reason: match result.status {
-            Status::Succeeded | Status::Failed => None,
-            other => Some(other.name().to_owned()),
-        },
+        reason: told::reason(result.status, result.error.as_ref()),
     };
     answer(&gateway, &caller.tenant, &told)
 }
 
-/// The beginning of what a program wrote, or of what is still there of it.
-fn stream(exec: &Exec, stream: Stream, cut: &mut bool) -> String {
-    let mut piece = exec.output().read(stream, 0, MOST_OUTPUT);
-    let total = exec.output().lengths()[if stream == Stream::Stdout { 0 } else { 1 }];
-    *cut = piece.from > 0 || total > piece.bytes.len() as u64;
+/// The beginning of what a program wrote, as text; a character is not cut in two.
+fn beginning(mut bytes: Vec<u8>, total: u64, cut: &mut bool) -> String {
+    *cut = total > bytes.len() as u64;
     if *cut {
-        let half = piece.bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
-        piece.bytes.truncate(piece.bytes.len() - half);
+        let half = bytes.utf8_chunks().last().map_or(0, |last| last.invalid().len());
+        bytes.truncate(bytes.len() - half);
     }
-    told::shortened(told::lossy(&piece.bytes), cut)
+    told::shortened(told::lossy(&bytes), cut)
 }
 
 /// Which session is meant.
@@ -389,22 +396,19 @@ struct SessionEnding {
 #[utoipa::path(post, path = "/v1/worker/sessions/{session_id}/end", tag = "worker", request_body = SessionEnding,
     params(("session_id" = String, Path)), responses(
     (status = 200, description = "It has ended", body = SessionView),
+    (status = 202, description = "It is being ended, and that takes unusually long", body = SessionView),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
 async fn end(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path(session): Path<String>,
     Sent(asked): Sent<SessionEnding>,
-) -> Answer<Json<SessionView>> {
+) -> Answer<Response> {
     let entry = entry(&gateway, &caller, session, Some(&asked.task_id))?;
     note(&gateway, &caller, "sandbox.end", &entry.id, &asked.task_id).await?;
     let ending = entry.clone();
-    sandboxes::to_the_end(async move {
-        ending.end().await;
-        Ok(())
-    })
-    .await?;
-    Ok(Json(SessionView::of(&entry)))
+    let status = sandboxes::to_the_end(async move { Ok(ending.end_soon().await) }).await?;
+    Ok((status, Json(SessionView::of(&entry))).into_response())
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {

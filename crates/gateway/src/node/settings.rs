@@ -33,14 +33,14 @@ pub struct Resources {
 /// What a gateway is told as a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// What it is called, and words of the operator's about it.
-    pub id: Option<String>,
-    /// The same for people.
+    /// What it is called by people.
     pub name: Option<String>,
     /// By which work finds it.
-    pub labels: BTreeMap<String, String>,
+    pub labels: Vec<String>,
     /// Whatever else.
     pub metadata: BTreeMap<String, String>,
+    /// Where it is reached from outside; where it listens if that is not said.
+    pub public_url: Option<String>,
     /// Whether it takes work.
     pub mode: Mode,
     /// Whether anything may have the inference door.
@@ -64,10 +64,10 @@ pub struct Node {
 impl Default for Node {
     fn default() -> Node {
         Node {
-            id: None,
             name: None,
-            labels: BTreeMap::new(),
+            labels: Vec::new(),
             metadata: BTreeMap::new(),
+            public_url: None,
             mode: Mode::Allow,
             inference: true,
             backend: None,

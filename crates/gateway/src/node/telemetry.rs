@@ -247,7 +247,7 @@ async fn stats(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<Va
         "version": VERSION,
         "captured_at": engine::now().to_string(),
         "cpu": { "cores": super::capability::cores() },
-        "container_runtime": { "runtime": "native", "version": env!("CARGO_PKG_VERSION") },
+        "container_runtime": super::capability::runtime(gateway.policy(), gateway.node()),
     });
     // How busy others are is nobody's business.
     if caller.is_admin() {

@@ -173,13 +173,7 @@ impl Kept {
     }
 
     fn diagnostics(&self) -> RunDiagnostics {
-        let said = || self.error.as_ref().map_or("", |error| error.message.as_str());
-        let reason = match self.status {
-            Status::Queued | Status::Running | Status::Succeeded | Status::Failed => None,
-            Status::TimedOut => Some("timeout".to_owned()),
-            Status::NotStarted => Some(format!("not_started: {}", said())),
-            other => Some(other.name().to_owned()),
-        };
+        let reason = reason(self.status, self.error.as_ref());
         RunDiagnostics {
             // One that did not start does not know by whom.
             runtime: match self.barriers.is_empty() {
@@ -190,6 +184,17 @@ impl Kept {
             container_started: (self.status != Status::Lost).then_some(!self.barriers.is_empty()),
             reason,
         }
+    }
+}
+
+/// Why it did not end by itself, if so.
+pub(crate) fn reason(status: Status, error: Option<&ErrorInfo>) -> Option<String> {
+    let said = || error.map_or("", |error| error.message.as_str());
+    match status {
+        Status::Queued | Status::Running | Status::Succeeded | Status::Failed => None,
+        Status::TimedOut => Some("timeout".to_owned()),
+        Status::NotStarted => Some(format!("not_started: {}", said())),
+        other => Some(other.name().to_owned()),
     }
 }
 

@@ -1,20 +1,19 @@
 //! Who works on a task: one holder at a time, by a lease that he renews, with a checkpoint for whoever goes on.
 
 use super::wire::{Sent, Uuid, Version};
-use crate::{Caller, Gateway, Problem, Scope, problem::Answer};
+use crate::{Caller, Gateway, Problem, Scope, jobs, problem::Answer};
 use axum::{Json, extract::State};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use std::time::Duration;
+use serde_json::value::RawValue;
 use store::{
+    DatabaseError,
     audit::{Decision, Entry},
-    served::{Lease, MOST_CHECKPOINTS, MOST_WORKFLOWS, NewLease, Taking},
+    served::{Lease, MOST_CHECKPOINTS, MOST_WORKFLOWS, NewLease, Taking, Writing},
 };
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-const USUAL_LEASE: u64 = 300;
 const LONGEST_LEASE: u64 = 86_400;
 const LONGEST_HOLDER: usize = 128;
 const LARGEST_CHECKPOINT: usize = 256 << 10;
@@ -30,7 +29,7 @@ struct WorkflowOrder {
     task_id: Uuid,
     /// Who: 1 to 128 visible characters.
     holder: String,
-    /// How long it is his without another word: 300 unless said, 1 to 86400.
+    /// How long it is his without another word: 1 to 86400; unless said as long as before, at first 300.
     lease_seconds: Option<u64>,
     /// A name for this request: sent again by the same holder, it has the same answer.
     idempotency: Option<String>,
@@ -46,7 +45,7 @@ struct WorkflowTold {
     /// How far whoever had it before has come.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Object)]
-    checkpoint: Option<Value>,
+    checkpoint: Option<Box<RawValue>>,
 }
 
 /// How far it has come.
@@ -59,9 +58,9 @@ struct WorkflowCheckpoint {
     version: Version,
     task_id: Uuid,
     holder: String,
-    /// Any JSON of at most 256 KiB.
+    /// Any JSON of at most 256 KiB. It is kept as it was written: numbers stay what they are.
     #[schema(value_type = Object)]
-    checkpoint: Value,
+    checkpoint: Box<RawValue>,
     lease_seconds: Option<u64>,
 }
 
@@ -90,8 +89,7 @@ fn visible(text: &str, field: &str) -> Answer<()> {
 
 fn lease(caller: &Caller, task: &Uuid, holder: &str, seconds: Option<u64>) -> Answer<NewLease> {
     visible(holder, "holder")?;
-    let seconds = seconds.unwrap_or(USUAL_LEASE);
-    if !(1..=LONGEST_LEASE).contains(&seconds) {
+    if seconds.is_some_and(|seconds| !(1..=LONGEST_LEASE).contains(&seconds)) {
         return Err(Problem::invalid("`lease_seconds` is out of range", "give 1 to 86400"));
     }
     Ok(NewLease {
@@ -100,7 +98,7 @@ fn lease(caller: &Caller, task: &Uuid, holder: &str, seconds: Option<u64>) -> An
         run: Uuid::fresh()?.to_string(),
         holder: holder.to_owned(),
         idempotency: None,
-        lease_ms: Duration::from_secs(seconds).as_millis() as u64,
+        lease_ms: seconds.map(|seconds| seconds * 1000),
         now_ms: engine::now().0,
     })
 }
@@ -130,11 +128,32 @@ fn taken(taking: Taking) -> Answer<(Lease, bool)> {
     }
 }
 
-/// What was given; that something was not is the gate's to write.
-async fn note(gateway: &Gateway, caller: &Caller, what: &str, task: &Uuid, about: &str) -> Answer<()> {
-    let decision = Decision::Allowed;
-    let (tenant, key, task) = (caller.tenant.as_str(), caller.key.as_str(), task.as_str());
-    gateway.note_aside(&Entry { what, decision, tenant, key, task, about, ..Entry::default() }).await
+/// Changes who works on a task. What was given is in the audit or was not given; that something was not is the gate's to
+/// write.
+async fn change<T: Send + 'static>(
+    gateway: &Gateway,
+    caller: &Caller,
+    (what, task, holder): (&'static str, &Uuid, &str),
+    work: impl FnOnce(&Writing<'_>) -> Result<(T, bool), DatabaseError> + Send + 'static,
+) -> Answer<T> {
+    let (of, caller) = (gateway.clone(), caller.clone());
+    let (task, holder) = (task.to_string(), holder.to_owned());
+    let write = gateway.writer().write(move |writing| {
+        let (done, given) = work(writing)?;
+        if given {
+            let (tenant, key, task, about) = (&*caller.tenant, &*caller.key, &*task, &*holder);
+            let decision = Decision::Allowed;
+            jobs::note(&of, &Entry { what, decision, tenant, key, task, about, ..Entry::default() })?;
+        }
+        Ok(done)
+    });
+    write.await
+}
+
+/// Whether it was given to whoever asked.
+fn told_apart(taking: Taking) -> (Taking, bool) {
+    let given = matches!(taking, Taking::Started(_) | Taking::AlreadyHis(_));
+    (taking, given)
 }
 
 /// Begin to work on a task
@@ -156,19 +175,20 @@ async fn start(
         visible(&name, "idempotency")?;
         wanted.idempotency = Some(name);
     }
-    let taking = gateway.writer().write(move |writing| writing.start_workflow(&wanted)).await?;
-    let (lease, fresh) = taken(taking)?;
-    note(&gateway, &caller, "workflow.start", &order.task_id, &order.holder).await?;
+    let line = ("workflow.start", &order.task_id, order.holder.as_str());
+    let start = move |writing: &Writing<'_>| writing.start_workflow(&wanted).map(told_apart);
+    let (lease, fresh) = taken(change(&gateway, &caller, line, start).await?)?;
     Ok(Json(told(lease, if fresh { "started" } else { "already_running" }, false)))
 }
 
 fn told(lease: Lease, status: &'static str, with_checkpoint: bool) -> WorkflowTold {
-    let checkpoint = lease.checkpoint.as_deref().filter(|_| with_checkpoint);
+    let checkpoint = lease.checkpoint.filter(|_| with_checkpoint);
     WorkflowTold {
         run_id: lease.run,
         status,
         expires_at: spec::Timestamp(lease.expires_ms).to_string(),
-        checkpoint: checkpoint.map(|text| serde_json::from_str(text).unwrap_or(Value::Null)),
+        // It was JSON when it came.
+        checkpoint: checkpoint.and_then(|text| RawValue::from_string(text).ok()),
     }
 }
 
@@ -192,9 +212,9 @@ async fn resume(
         ));
     }
     let wanted = lease(&caller, &order.task_id, &order.holder, order.lease_seconds)?;
-    let taking = gateway.writer().write(move |writing| writing.resume_workflow(&wanted)).await?;
-    let (lease, _) = taken(taking)?;
-    note(&gateway, &caller, "workflow.resume", &order.task_id, &order.holder).await?;
+    let line = ("workflow.resume", &order.task_id, order.holder.as_str());
+    let resume = move |writing: &Writing<'_>| writing.resume_workflow(&wanted).map(told_apart);
+    let (lease, _) = taken(change(&gateway, &caller, line, resume).await?)?;
     Ok(Json(told(lease, "resumed", true)))
 }
 
@@ -212,7 +232,7 @@ async fn checkpoint(
 ) -> Answer<StatusCode> {
     caller.require(Scope::Runs)?;
     gateway.has_room()?;
-    let text = order.checkpoint.to_string();
+    let text = order.checkpoint.get().to_owned();
     if text.len() > LARGEST_CHECKPOINT {
         let hint = Some("keep the rest as an artifact".to_owned());
         let title = "`checkpoint` is more than 256 KiB";
@@ -238,14 +258,15 @@ async fn release(
     caller.require(Scope::Runs)?;
     visible(&order.holder, "holder")?;
     let (owner, holder) = (caller.tenant.clone(), order.holder.clone());
-    let (task, now) = (order.task_id.as_str().to_ascii_lowercase(), engine::now().0);
-    let released =
-        gateway.writer().write(move |writing| writing.release_workflow(&owner, &task, &holder, now)).await?;
-    if !released {
-        return taken(Taking::Held).map(|_| StatusCode::NO_CONTENT);
+    let task = order.task_id.as_str().to_ascii_lowercase();
+    let line = ("workflow.release", &order.task_id, order.holder.as_str());
+    let release = move |writing: &Writing<'_>| {
+        writing.release_workflow(&owner, &task, &holder).map(|released| (released, released))
+    };
+    match change(&gateway, &caller, line, release).await? {
+        true => Ok(StatusCode::NO_CONTENT),
+        false => taken(Taking::Held).map(|_| StatusCode::NO_CONTENT),
     }
-    note(&gateway, &caller, "workflow.release", &order.task_id, &order.holder).await?;
-    Ok(StatusCode::NO_CONTENT)
 }
 
 pub(crate) fn routes() -> OpenApiRouter<Gateway> {

@@ -116,15 +116,16 @@ pub(crate) struct Keeping {
     pub(crate) stream: usize,
     /// Bytes of the whole result.
     pub(crate) whole: usize,
-    /// Whether whoever asked gets no more of a stream than that, either.
-    pub(crate) exact: bool,
+    /// Whether whoever asked gets no more of a stream than that, either, and only what is before what was left out: that
+    /// is behind so many bytes.
+    pub(crate) exact: Option<usize>,
     /// What the request said that the result does not.
     pub(crate) asked: Option<serde_json::Value>,
 }
 
 impl Default for Keeping {
     fn default() -> Keeping {
-        Keeping { stream: KEPT_BYTES, whole: LARGEST_KEPT, exact: false, asked: None }
+        Keeping { stream: KEPT_BYTES, whole: LARGEST_KEPT, exact: None, asked: None }
     }
 }
 
@@ -274,6 +275,7 @@ pub(crate) async fn take(gateway: &Gateway, asked: Asked, may: Answer<()>) -> An
         gateway.writer().write(move |writing| list(&of, writing, &asked, &listed, is_admitted)).await;
     match accepted {
         Ok(Accepted::New) => {}
+        Ok(Accepted::Full) if gateway.is_closing() => return Err(Problem::closing()),
         Ok(Accepted::Full) => {
             // Some may have ended meanwhile; what was asked was too much all the same.
             let full = || gateway.runs_full(&tenant).map_or_else(|| Err(crate::writer::busy()), Ok);
@@ -326,7 +328,8 @@ fn list(
         at_ms: engine::now().0,
         promise: asked.promise.as_ref().map(|(name, body)| (name.as_str(), *body)),
     };
-    let room = is_admitted && gateway.runs_full(&asked.owner).is_none();
+    let listing = gateway.may_list();
+    let room = listing.is_some() && is_admitted && gateway.runs_full(&asked.owner).is_none();
     let accepted = writing.accept(&new, room)?;
     if accepted == Accepted::New {
         let day = gateway.days().count(&asked.owner, DayUse::RUN);
@@ -714,9 +717,9 @@ impl Unstarted {
 
 /// The result as it is answered, and as it is kept.
 fn texts(mut result: RunResult, keeping: &Keeping) -> (Bytes, Bytes) {
-    if keeping.exact {
-        beginning(&mut result.stdout, keeping.stream, &mut result.truncated.stdout);
-        beginning(&mut result.stderr, keeping.stream, &mut result.truncated.stderr);
+    if let Some(gap) = keeping.exact {
+        beginning(&mut result.stdout, (keeping.stream, gap), &mut result.truncated.stdout);
+        beginning(&mut result.stderr, (keeping.stream, gap), &mut result.truncated.stderr);
     }
     let whole = Bytes::from(text(&result, keeping));
     let fits = result.stdout.len() <= keeping.stream && result.stderr.len() <= keeping.stream;
@@ -746,8 +749,8 @@ const GAP: &[u8] = b"\n[... ";
 
 /// Of a stream whose beginning and end were kept, with a mark between them, only what the program wrote at its beginning;
 /// and whether that is less than what it wrote. A character is not cut in two.
-fn beginning(bytes: &mut Vec<u8>, most: usize, cut: &mut bool) {
-    let mut marks = most.saturating_sub(3)..=most;
+fn beginning(bytes: &mut Vec<u8>, (most, gap): (usize, usize), cut: &mut bool) {
+    let mut marks = gap.saturating_sub(3)..=gap;
     let mark = marks.find(|at| bytes.get(*at..).is_some_and(|rest| rest.starts_with(GAP)));
     if let (true, Some(mark)) = (*cut, mark) {
         bytes.truncate(mark);
@@ -843,7 +846,7 @@ mod tests {
         let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap();
         assert_eq!(kept["truncated"]["stdout"], true);
         assert_eq!(kept["stdout"].as_str().unwrap().len(), KEPT_BYTES);
-        let keeping = Keeping { stream: 2, exact: true, asked: Some("x".into()), ..keeping };
+        let keeping = Keeping { stream: 2, exact: Some(2), asked: Some("x".into()), ..keeping };
         let (whole, kept) = texts(result("a€".into()), &keeping);
         assert_eq!(whole, kept);
         let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap();

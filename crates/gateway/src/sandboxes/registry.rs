@@ -14,7 +14,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -38,7 +38,7 @@ const REMEMBERED_MS: u64 = 3_600_000;
 /// Between tries to write an end down: at first so long, then twice as long each time, up to this.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How long the end of one is waited for when all are to end. It takes far less; this is for a machine that hangs.
+/// How long the end of one is waited for, or of all of them. It takes far less; this is for a machine that hangs.
 const LONGEST_ENDING: Duration = Duration::from_secs(10);
 /// Ends between two looks for what the database is to forget.
 const FORGOTTEN_EVERY: u32 = 64;
@@ -47,8 +47,6 @@ const FORGOTTEN_EVERY: u32 = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Sandboxes {
     known: Mutex<Known>,
-    /// The server ends, and they with it.
-    closing: AtomicBool,
     /// How many ends were written down.
     ends: AtomicU32,
 }
@@ -58,8 +56,8 @@ struct Known {
     all: BTreeMap<String, Arc<Entry>>,
     /// Being made: nobody makes a second one by the same key.
     under_way: HashMap<Replay, (Vec<u8>, Outcome)>,
-    /// How many are being made for whom, with or without a key.
-    making: HashMap<String, usize>,
+    /// Being made, and for whom, with or without a key.
+    making: Vec<(String, Outcome)>,
 }
 
 /// What came of making one, for all who asked by the same key.
@@ -131,8 +129,16 @@ impl Entry {
         }
     }
 
+    /// Ends it: 200 once it has ended, 202 if that takes unusually long.
+    pub(crate) async fn end_soon(&self) -> StatusCode {
+        match tokio::time::timeout(LONGEST_ENDING, self.end()).await {
+            Ok(()) => StatusCode::OK,
+            Err(_) => StatusCode::ACCEPTED,
+        }
+    }
+
     /// Ends it, and waits until that is written down: what was told is not taken back by the next start of the server.
-    pub(crate) async fn end(&self) {
+    async fn end(&self) {
         if let Ok(session) = self.session() {
             session.end().await;
         }
@@ -212,9 +218,9 @@ impl Known {
     /// need not wait for an answer.
     fn counts(&self, owner: &str) -> (usize, usize) {
         let live = || self.all.values().filter(|entry| entry.ended_at().is_none());
-        let all = live().count() + self.making.values().sum::<usize>();
+        let all = live().count() + self.making.len();
         let own = live().filter(|entry| entry.owner == owner).count();
-        (own + self.making.get(owner).copied().unwrap_or(0), all)
+        (own + self.making.iter().filter(|(of, _)| of == owner).count(), all)
     }
 
     /// Why there is no room for one more, if there is none.
@@ -232,11 +238,15 @@ impl Known {
         Some(problem.ruled(format!("quota:{rule}")))
     }
 
-    fn is_made(&mut self, owner: &str) {
-        if let Some(count) = self.making.get_mut(owner) {
-            *count -= 1;
-        }
-        self.making.retain(|_, count| *count > 0);
+    fn is_made(&mut self, outcome: &Outcome) {
+        self.making.retain(|(_, other)| !other.same_channel(outcome));
+    }
+
+    /// All that live, and those that are being made.
+    fn outcomes(&self) -> Vec<Outcome> {
+        let live = self.all.values().filter(|entry| entry.ended_at().is_none());
+        let live = live.map(|entry| watch::channel(Some(Ok(entry.clone()))).1);
+        live.chain(self.making.iter().map(|(_, outcome)| outcome.clone())).collect()
     }
 
     /// The sandbox that this key made already, or is making.
@@ -292,6 +302,24 @@ fn remembered(now: u64) -> Remembered {
         of_one: ENDED_OF_ONE as u32,
         of_all: MOST_ENDED as u32,
     }
+}
+
+/// Ends one once it is made, and waits until that is told: which, and whether it is gone. None if none was made.
+async fn end_of(mut outcome: Outcome, until: tokio::time::Instant) -> Option<(String, bool)> {
+    let made = async { outcome.wait_for(Option::is_some).await.ok()?.clone()?.ok() };
+    let entry = match tokio::time::timeout_at(until, made).await {
+        Err(_) => return Some(("that is being made".to_owned(), false)),
+        Ok(made) => made?,
+    };
+    let ending = async {
+        if let Ok(session) = entry.session() {
+            session.end().await;
+        }
+        // Its sender lives as long as it does; where it cannot be written down that is not waited for.
+        _ = entry.written.subscribe().wait_for(|_| entry.ended_at().is_some()).await;
+    };
+    let gone = tokio::time::timeout_at(until, ending).await.is_ok();
+    Some((entry.id.clone(), gone))
 }
 
 fn same(asked: &[u8], digest: &[u8]) -> Answer<()> {
@@ -356,24 +384,20 @@ impl Gateway {
 
     /// Ends all of them because the server ends, and waits until nothing is left of them; those of which something is.
     pub(crate) async fn end_sandboxes(&self) -> Vec<String> {
-        self.0.sandboxes.closing.store(true, Ordering::Relaxed);
         self.end_all_sandboxes().await.1.into_iter().map(|id| format!("sandbox {id}")).collect()
     }
 
-    /// Ends all that live now: those that are gone by then, and those that are not.
+    /// Ends all that live now or are being made: those that are gone by then, and those that are not.
     pub(crate) async fn end_all_sandboxes(&self) -> (Vec<String>, Vec<String>) {
-        let entries: Vec<_> = self.known().all.values().cloned().collect();
-        let live = entries.into_iter().filter_map(|entry| Some((entry.id.clone(), entry.session().ok()?)));
-        let ending = live.map(|(id, session)| async move {
-            let ended = tokio::time::timeout(LONGEST_ENDING, session.end()).await.is_ok();
-            (id, ended)
-        });
-        let mut ending: JoinSet<_> = ending.collect();
+        let until = tokio::time::Instant::now() + LONGEST_ENDING;
+        let outcomes = self.known().outcomes();
+        let mut ending: JoinSet<_> = outcomes.into_iter().map(|outcome| end_of(outcome, until)).collect();
         let (mut gone, mut left) = (Vec::new(), Vec::new());
         while let Some(ended) = ending.join_next().await {
             match ended {
-                Ok((id, true)) => gone.push(id),
-                Ok((id, false)) => left.push(id),
+                Ok(None) => {}
+                Ok(Some((id, true))) => gone.push(id),
+                Ok(Some((id, false))) => left.push(id),
                 Err(_) => left.push("whose end broke off".to_owned()),
             }
         }
@@ -429,12 +453,13 @@ impl Gateway {
         if let Some(outcome) = replay.as_ref().and_then(|(replay, digest)| known.replayed(replay, digest)) {
             return outcome;
         }
+        let Some(_listing) = self.may_list() else { return Err(Problem::closing()) };
         let full = known.full(&opening.owner, self.most_sandboxes(&opening.owner));
         if let Some(problem) = may.err().or(full) {
             return Err(problem);
         }
         let (tell, outcome) = watch::channel(None);
-        *known.making.entry(opening.owner.clone()).or_default() += 1;
+        known.making.push((opening.owner.clone(), outcome.clone()));
         if let Some((replay, digest)) = &replay {
             known.under_way.insert(replay.clone(), (digest.clone(), outcome.clone()));
         }
@@ -508,7 +533,7 @@ impl Gateway {
             Err(problem) => Err(problem),
         };
         let mut known = self.known();
-        known.is_made(&opening.owner);
+        known.is_made(&tell.subscribe());
         if let Some((replay, _)) = &replay {
             known.under_way.remove(replay);
         }
@@ -558,7 +583,11 @@ impl Gateway {
 
     /// Waits for its end; then only how it ended is kept.
     async fn remember(self, entry: Arc<Entry>, session: Session) {
-        let state = session.ended().await;
+        let mut state = session.ended().await;
+        // Nobody but the server has asked for it then.
+        if self.is_closing() && state.ended == Some(SessionEnd::Asked) {
+            state.ended = Some(SessionEnd::ServerStopped);
+        }
         let written = self.write_end(&entry, &state).await;
         self.note_end(&entry, &session, &state);
         *locked(&entry.held) = Held::Ended(Box::new(state));
@@ -590,14 +619,13 @@ impl Gateway {
     /// Tries until it is written, or the server ends: then the next start of it will find one without an end, and say
     /// `lost`. Until then it counts as one that lives, so no more of them wait for a disk without room than may live.
     async fn write_end(&self, entry: &Entry, state: &SessionState) -> bool {
-        let is_closing = || self.0.sandboxes.closing.load(Ordering::Relaxed);
-        let why = if is_closing() { SessionEnd::Lost } else { state.ended.unwrap_or(SessionEnd::Lost) };
+        let why = state.ended.unwrap_or(SessionEnd::Lost);
         let now = engine::now().0;
         let used = DayUse::cpu(entry.counted.up_to(state.usage.cpu_ms));
         let day = self.days().count(&entry.owner, used);
         let mut pause = FIRST_PAUSE;
         while !self.try_to_write_end(entry, why, now, (day, used)).await {
-            if is_closing() {
+            if self.is_closing() {
                 return false;
             }
             tokio::time::sleep(pause).await;

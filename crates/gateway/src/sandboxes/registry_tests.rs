@@ -50,16 +50,17 @@ fn what_was_promised_is_remembered_for_a_day_and_the_rest_for_an_hour() {
 #[test]
 fn those_being_made_count_among_those_that_one_may_have() {
     let mut known = Known::default();
-    known.making.insert("loud".to_owned(), MOST_OF_ONE - 1);
+    let made = |of: &str| (of.to_owned(), watch::channel(None).1);
+    known.making.extend((1..MOST_OF_ONE).map(|_| made("loud")));
     assert!(known.full("loud", MOST_OF_ONE).is_none(), "the positive control: one more fits");
-    *known.making.get_mut("loud").unwrap() += 1;
+    known.making.push(made("loud"));
     assert!(known.full("loud", MOST_OF_ONE).is_some());
     assert!(known.full("quiet", MOST_OF_ONE).is_none(), "there is room for others");
-    known.is_made("loud");
+    let first = known.making[0].1.clone();
+    known.is_made(&first);
     assert!(known.full("loud", MOST_OF_ONE).is_none());
-    known.making.insert("quiet".to_owned(), 1);
-    known.is_made("quiet");
-    assert_eq!(known.making.len(), 1, "who makes nothing takes no room");
+    known.is_made(&first);
+    assert_eq!(known.making.len(), MOST_OF_ONE - 1, "each is made once");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -106,7 +106,7 @@ pub(crate) enum SandboxStatus {
 pub(crate) struct SandboxState {
     sandbox_id: String,
     pub(super) status: SandboxStatus,
-    /// Why it ended: `asked`, `idle`, `lifetime`, `limit` or `lost`.
+    /// Why it ended: `asked`, `idle`, `lifetime`, `limit`, `server_stopped` or `lost`.
     reason: Option<&'static str>,
     labels: Labels,
     #[schema(value_type = String)]
@@ -161,7 +161,8 @@ impl SandboxState {
 
 /// What [`reason`] says; whatever else is written was lost.
 pub(super) fn end_of(reason_said: &str) -> SessionEnd {
-    let ends = [SessionEnd::Asked, SessionEnd::Idle, SessionEnd::Lifetime, SessionEnd::Limit];
+    use SessionEnd::{Asked, Idle, Lifetime, Limit, ServerStopped};
+    let ends = [Asked, Idle, Lifetime, Limit, ServerStopped];
     ends.into_iter().find(|end| reason(*end) == reason_said).unwrap_or(SessionEnd::Lost)
 }
 
@@ -171,6 +172,7 @@ pub(crate) fn reason(end: SessionEnd) -> &'static str {
         SessionEnd::Idle => "idle",
         SessionEnd::Lifetime => "lifetime",
         SessionEnd::Limit => "limit",
+        SessionEnd::ServerStopped => "server_stopped",
         SessionEnd::Lost => "lost",
     }
 }
@@ -182,6 +184,7 @@ pub(super) fn gone(state: &SessionState) -> Problem {
         Some(SessionEnd::Idle) => "nobody used it for its `idle_timeout`",
         Some(SessionEnd::Lifetime) => "its `lifetime` was over",
         Some(SessionEnd::Limit) => "a limit of the whole sandbox was spent",
+        Some(SessionEnd::ServerStopped) => "its server was stopped",
         Some(SessionEnd::Lost) | None => "its box or its server died",
     };
     let hint = "make another with `POST /v1/sandboxes`".to_owned();
@@ -267,6 +270,7 @@ impl ExecAsked {
             tty: self.tty.map(Size::checked).transpose()?,
             timeout: span(self.timeout.as_ref(), "timeout")?,
             background: self.background,
+            beginning: 0,
         };
         let has_nul = |text: &OsString| text.as_encoded_bytes().contains(&0);
         if request.command.iter().chain(request.env.iter().flat_map(|(n, v)| [n, v])).any(has_nul) {

@@ -14,6 +14,8 @@ use rusqlite::{OptionalExtension, Row, Transaction, params};
 pub const MOST_WORKFLOWS: u32 = 10_000;
 /// What may be written down of how far they have come, of one owner, in bytes.
 pub const MOST_CHECKPOINTS: u64 = 64 << 20;
+/// How long a lease is if nobody says.
+const USUAL_MS: u64 = 300_000;
 /// For how long somebody may still take over what nobody holds any more.
 const ABANDONED_MS: u64 = 7 * 24 * 3_600_000;
 
@@ -41,7 +43,8 @@ pub struct NewLease {
     pub run: String,
     pub holder: String,
     pub idempotency: Option<String>,
-    pub lease_ms: u64,
+    /// As before if he does not say; else the usual.
+    pub lease_ms: Option<u64>,
     pub now_ms: u64,
 }
 
@@ -80,15 +83,17 @@ impl Writing<'_> {
     /// Writes down how far it has come, and holds it for longer.
     pub fn checkpoint_workflow(&self, wanted: &NewLease, checkpoint: &str) -> Result<Taking, DatabaseError> {
         self.worked((|| {
+            let before = match find(self.transaction, &wanted.owner, &wanted.task)? {
+                None => return Ok(Taking::Unknown),
+                Some(before) if before.holder != wanted.holder => return Ok(Taking::Held),
+                Some(before) => before,
+            };
             if is_too_much(self.transaction, wanted, checkpoint)? {
                 return Ok(Taking::TooMuch);
             }
-            let taking = hold(self.transaction, wanted)?;
-            if let Taking::AlreadyHis(_) = taking {
-                let write = "UPDATE workflow SET checkpoint = ?3 WHERE owner = ?1 AND task = ?2";
-                self.transaction.execute(write, params![wanted.owner, wanted.task, checkpoint])?;
-            }
-            Ok(taking)
+            let write = "UPDATE workflow SET checkpoint = ?3 WHERE owner = ?1 AND task = ?2";
+            self.transaction.execute(write, params![wanted.owner, wanted.task, checkpoint])?;
+            renew(self.transaction, wanted, before).map(Taking::AlreadyHis)
         })())
     }
 
@@ -97,16 +102,10 @@ impl Writing<'_> {
         self.worked(forget(self.transaction, now_ms))
     }
 
-    /// Gives it back, with how far it had come. False if it is somebody else's.
-    pub fn release_workflow(
-        &self,
-        owner: &str,
-        task: &str,
-        holder: &str,
-        now_ms: u64,
-    ) -> Result<bool, DatabaseError> {
+    /// Gives it back, with how far it had come. False if it is somebody else's, also if his time is over.
+    pub fn release_workflow(&self, owner: &str, task: &str, holder: &str) -> Result<bool, DatabaseError> {
         self.worked((|| match find(self.transaction, owner, task)? {
-            Some(lease) if lease.holder != holder => Ok(lease.expires_ms <= now_ms),
+            Some(lease) if lease.holder != holder => Ok(false),
             Some(_) => {
                 let release = "DELETE FROM workflow WHERE owner = ? AND task = ?";
                 self.transaction.execute(release, params![owner, task]).map(|_| true)
@@ -158,15 +157,6 @@ fn resume(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<
     }
 }
 
-/// Only for whoever has it.
-fn hold(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<Taking> {
-    match find(transaction, &wanted.owner, &wanted.task)? {
-        None => Ok(Taking::Unknown),
-        Some(before) if before.holder != wanted.holder => Ok(Taking::Held),
-        Some(before) => renew(transaction, wanted, before).map(Taking::AlreadyHis),
-    }
-}
-
 /// Forgets what nobody took over, then counts.
 fn is_full(transaction: &Transaction<'_>, wanted: &NewLease) -> rusqlite::Result<bool> {
     forget(transaction, wanted.now_ms)?;
@@ -189,11 +179,12 @@ fn is_too_much(transaction: &Transaction<'_>, wanted: &NewLease, checkpoint: &st
 }
 
 fn renew(transaction: &Transaction<'_>, wanted: &NewLease, before: Lease) -> rusqlite::Result<Lease> {
-    let expires_ms = wanted.now_ms.saturating_add(wanted.lease_ms);
+    let lease_ms = wanted.lease_ms.unwrap_or(before.lease_ms);
+    let expires_ms = wanted.now_ms.saturating_add(lease_ms);
     let renew = "UPDATE workflow SET lease_ms = ?3, expires_ms = ?4 WHERE owner = ?1 AND task = ?2";
-    let (lease_ms, until) = (number(wanted.lease_ms), number(expires_ms));
-    transaction.execute(renew, params![wanted.owner, wanted.task, lease_ms, until])?;
-    Ok(Lease { lease_ms: wanted.lease_ms, expires_ms, ..before })
+    let row = params![wanted.owner, wanted.task, number(lease_ms), number(expires_ms)];
+    transaction.execute(renew, row)?;
+    Ok(Lease { lease_ms, expires_ms, ..before })
 }
 
 fn write(
@@ -203,17 +194,18 @@ fn write(
     checkpoint: Option<&str>,
 ) -> rusqlite::Result<Lease> {
     let NewLease { owner, task, holder, idempotency, lease_ms, now_ms, .. } = wanted;
-    let expires_ms = now_ms.saturating_add(*lease_ms);
+    let lease_ms = lease_ms.unwrap_or(USUAL_MS);
+    let expires_ms = now_ms.saturating_add(lease_ms);
     transaction.execute(
         "INSERT OR REPLACE INTO workflow (owner, task, run, holder, idempotency, lease_ms, expires_ms, checkpoint)
          VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        params![owner, task, run, holder, idempotency, number(*lease_ms), number(expires_ms), checkpoint],
+        params![owner, task, run, holder, idempotency, number(lease_ms), number(expires_ms), checkpoint],
     )?;
     Ok(Lease {
         run: run.to_owned(),
         holder: holder.clone(),
         idempotency: idempotency.clone(),
-        lease_ms: *lease_ms,
+        lease_ms,
         expires_ms,
         checkpoint: checkpoint.map(str::to_owned),
     })

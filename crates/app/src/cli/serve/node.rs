@@ -22,10 +22,10 @@ impl Told {
         let (said, usual) = (self.0.clone(), gateway::Node::default());
         let longest_timeout = said.longest_timeout.unwrap_or(usual.longest_timeout);
         gateway::Node {
-            id: said.id,
             name: said.name,
             labels: said.labels,
             metadata: said.metadata,
+            public_url: said.public_url,
             mode: match said.mode {
                 NodeMode::Allow => gateway::Mode::Allow,
                 NodeMode::SandboxOnly => gateway::Mode::SandboxOnly,
@@ -52,7 +52,7 @@ impl Told {
         }
         let (said, serve) = (&self.0, &mut config.serve);
         serve.listen = Some(Place::Tcp(said.listen()));
-        serve.hosts.extend(said.public_name.clone());
+        serve.hosts.extend(said.public_name());
         serve.folders.extend(said.folders.iter().cloned());
         if let Some(most) = said.max_request_bytes {
             serve.bounds.body = serve.bounds.body.min(most);
