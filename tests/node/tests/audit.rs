@@ -400,3 +400,44 @@ fn what_a_sandbox_was_denied_is_written_at_its_end() {
         all.iter().any(|line| line["what"] == "run.deny" && line["rule"] == "network")
     });
 }
+
+#[test]
+fn nothing_is_said_to_be_allowed_that_was_refused() {
+    /// More than are written of refusals in a minute.
+    const MANY: usize = 150;
+    let (server, one, two) = with_tenants();
+    let made = server.ask(&one, "POST", "/v1/sandboxes", &[], &json!({})).json();
+    let sandbox = made["sandbox_id"].as_str().expect("an identifier").to_owned();
+    let headers = [("prefer", "respond-async")];
+    let long = server.ask(&one, "POST", "/v1/runs", &headers, &json!({"command": ["sleep", "600"]})).json();
+    let run = long["run_id"].as_str().expect("an identifier").to_owned();
+    let encoded = format!("%{:02x}{}", run.as_bytes()[0], &run[1..]);
+    for _ in 0..MANY {
+        for (method, path) in [
+            ("DELETE", format!("/v1/runs/{run}")),
+            ("DELETE", format!("/v1/runs/{encoded}")),
+            ("POST", format!("/v1/sandboxes/{sandbox}/pause")),
+            ("DELETE", format!("/v1/sandboxes/{sandbox}/exec/none")),
+            ("GET", format!("/v1/sandboxes/{sandbox}/files/x")),
+            ("DELETE", "/v1/workspaces/none".to_owned()),
+            ("DELETE", "/v1/artifacts/none".to_owned()),
+        ] {
+            let answer = server.ask(&two, method, &path, &[], &Value::Null);
+            assert_eq!(answer.status, 404, "{method} {path}: {}", answer.text());
+        }
+    }
+    let of = |key: &str, what: &str, decision: &str| {
+        let all = lines(&server, key, &format!("&what={what}"));
+        all.iter().filter(|line| line["decision"] == decision).count()
+    };
+    for what in ["run.cancel", "sandbox.pause", "sandbox.stop", "file.read", "workspace.discard"] {
+        assert_eq!(of(&two, what, "allowed"), 0, "{what}");
+    }
+    assert!(of(&two, "run.cancel", "refused") > 0, "the positive control");
+    // Only who looks for it knows that it is not there: each of these has both lines, however many there are.
+    let pairs = (of(&two, "artifact.remove", "allowed"), of(&two, "artifact.remove", "refused"));
+    assert_eq!(pairs, (MANY, MANY));
+    // Whose it is may; also by a name that is written otherwise.
+    assert_eq!(server.ask(&one, "DELETE", &format!("/v1/runs/{encoded}"), &[], &Value::Null).status, 200);
+    assert_eq!((of(&one, "run.cancel", "allowed"), of(&one, "run.cancel", "refused")), (1, 0));
+}
