@@ -202,6 +202,13 @@ fn a_database_with_more_than_ours_is_told_from_one_of_any_schema() {
         let odd = "CREATE TRIGGER odd AFTER INSERT ON gateway_key BEGIN UPDATE gateway_key SET scopes = 'admin'; END";
         connection.execute_batch(odd).unwrap();
         assert_eq!(crate::copy::foreign(&place.0).unwrap().as_deref(), Some("trigger `odd`"));
+        // A name that SQLite itself would not let anybody take.
+        let rename = "UPDATE sqlite_schema SET name = 'sqlite_odd', sql = replace(sql, 'odd', 'sqlite_odd')
+            WHERE name = 'odd'";
+        connection.pragma_update(None, "writable_schema", true).unwrap();
+        assert_eq!(connection.execute(rename, []).unwrap(), 1);
+        drop(connection);
+        assert_eq!(crate::copy::foreign(&place.0).unwrap().as_deref(), Some("trigger `sqlite_odd`"));
     }
 }
 
