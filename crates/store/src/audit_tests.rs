@@ -270,6 +270,36 @@ fn known_and_removable(scratch: &Scratch) {
 }
 
 #[test]
+fn a_failed_sync_is_told_of_for_as_long_as_nothing_is_sure() {
+    let scratch = Scratch::new("unsure");
+    let audit = Audit::open(&scratch.0).unwrap();
+    audit.note(&run("before", "t")).unwrap();
+    audit.mark();
+    assert_eq!((audit.trouble(), head(&scratch.0).unwrap().unwrap().0), (None, 1), "the positive control");
+    audit.note(&run("unsure", "t")).unwrap();
+    // What is no file on a disk cannot be synced.
+    let (_reader, pipe) = std::io::pipe().unwrap();
+    let pipe = std::fs::File::from(std::os::fd::OwnedFd::from(pipe));
+    let swap = |file| {
+        let mut state = audit.shared.state.lock().unwrap();
+        // Whether or not the threads have come by meanwhile, there is something to sync.
+        state.synced = state.synced.clone().map(|_| 0);
+        std::mem::replace(&mut state.writer.file, file)
+    };
+    let kept = swap(Arc::new(pipe));
+    audit.mark();
+    drop(swap(kept));
+    audit.note(&run("after", "t")).unwrap();
+    audit.mark();
+    let why = audit.trouble().expect("it is still unsure");
+    assert!(why.contains("cannot be made to last"), "{why}");
+    drop(audit);
+    let audit = Audit::open(&scratch.0).unwrap();
+    audit.mark();
+    assert_eq!((audit.trouble(), head(&scratch.0).unwrap().unwrap().0), (None, 3));
+}
+
+#[test]
 fn what_the_database_does_not_know_of_a_file_is_found_again() {
     let scratch = filled("unknown");
     let forget = |part: &str| {

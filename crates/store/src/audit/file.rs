@@ -121,8 +121,9 @@ pub(super) struct State {
     pub(super) writer: Writer,
     /// The day of the file, since 1970.
     day: u64,
-    /// Up to which line everything is surely on the disk; none if a sync has failed, after which nothing is sure.
-    pub(super) synced: Option<u64>,
+    /// Up to which line everything is surely on the disk; or why a sync has failed, after which nothing is sure until the
+    /// next start reads what is there.
+    pub(super) synced: Result<u64, String>,
     waiting: VecDeque<Note>,
     left_out: u64,
     /// Why the last line could not be written.
@@ -164,7 +165,7 @@ impl Shared {
             marks.begin(NAME, beginning)?;
         }
         let began = end.beginnings.last().map_or_else(journal::now, |beginning| beginning.began_ms);
-        let synced = Some(mark.map_or(0, |mark| mark.n));
+        let synced = Ok(mark.map_or(0, |mark| mark.n));
         let state = State {
             writer: Writer::new(CALLED, file, part, end.head),
             day: began / DAY_MS,
@@ -221,14 +222,11 @@ impl Shared {
     fn last(&self, mut state: std::sync::MutexGuard<'_, State>, n: u64) -> io::Result<()> {
         state.waiters += 1;
         self.wanted.notify_one();
-        while state.synced.is_some_and(|synced| synced < n) {
+        while state.synced.as_ref().is_ok_and(|synced| *synced < n) {
             state = self.lasting.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.waiters -= 1;
-        match state.synced {
-            Some(_) => Ok(()),
-            None => Err(io::Error::other("the audit cannot be made to last: a sync of its file failed")),
-        }
+        state.synced.as_ref().map(drop).map_err(|why| io::Error::other(why.clone()))
     }
 
     pub(super) fn note_happened(&self, entry: &Entry<'_>) {
