@@ -154,7 +154,10 @@ impl Shared {
         let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
         let check = Check { folder: &folder, name: NAME, parts: &parts, beginnings: &beginnings, mark };
         let end = check.newest().map_err(io::Error::other)?;
-        let part = parts.last().copied().unwrap_or(1);
+        let part = end.part.max(1);
+        for later in parts.iter().filter(|later| **later > part) {
+            folder.remove(NAME, *later)?;
+        }
         let file = folder.make_file(NAME, part)?;
         if end.torn {
             rustix::fs::ftruncate(&file, end.head.offset)?;

@@ -66,12 +66,12 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
     let before = is_live(&folder);
     let parts = folder.segments()?.remove(NAME).unwrap_or_default();
     let check = Check { folder: &folder, name: NAME, parts: &parts, beginnings: &beginnings, mark };
-    let (end, seen) = check.all(wanted)?;
+    let end = check.read(0, wanted)?;
     if end.torn && !before && !is_live(&folder) {
-        let file = folder.path(NAME, parts.last().copied().unwrap_or(1));
+        let file = folder.path(NAME, end.part);
         return Err(Problem { file, line: end.line, what: Fault::Torn.to_string() }.into());
     }
-    if wanted.is_some() && !seen {
+    if wanted.is_some() && !end.seen {
         return Err(whole("no line has the hash that was noted: it was changed, cut off, or put back").into());
     }
     let head = hex(&end.head.hash);
@@ -133,6 +133,8 @@ pub(super) struct Check<'a> {
 pub(super) struct End {
     pub(super) head: Head,
     pub(super) torn: bool,
+    /// The last file that was read.
+    pub(super) part: u32,
     pub(super) line: u64,
     lines: u64,
     first: u64,
@@ -163,13 +165,7 @@ impl Check<'_> {
         self.read(from.unwrap_or(0), None)
     }
 
-    /// Reads all of them; whether a line had the wanted hash.
-    pub(super) fn all(&self, wanted: Option<Hash>) -> Result<(End, bool), Problem> {
-        let end = self.read(0, wanted)?;
-        let seen = end.seen;
-        Ok((end, seen))
-    }
-
+    /// Reads them from this one on, and looks for a line of this hash.
     fn read(&self, from: usize, wanted: Option<Hash>) -> Result<End, Problem> {
         let mut end = End { wanted, ..End::default() };
         let parts = &self.parts[from.min(self.parts.len())..];
@@ -186,10 +182,19 @@ impl Check<'_> {
             }
             let at = self.beginning_as_read(part, &end.head)?;
             end.beginnings.push(at);
-            self.file(part, index + 1 == parts.len(), &mut end)?;
+            let is_last = parts[index + 1..].iter().all(|later| self.is_only_begun(*later));
+            self.file(part, is_last, &mut end)?;
+            if end.torn {
+                break;
+            }
         }
         self.reaches_the_mark(&end)?;
         Ok(end)
+    }
+
+    /// Whether nothing was ever surely written to it: a loss of power may leave it behind one that lost its end.
+    fn is_only_begun(&self, part: u32) -> bool {
+        self.known(part).is_none() && self.folder.size(self.name, part).is_ok_and(|size| size == 0)
     }
 
     /// What the first file must follow.
@@ -252,7 +257,7 @@ impl Check<'_> {
                 }
             }
         }
-        (end.head, end.line) = (reader.head(), reader.line());
+        (end.head, end.part, end.line) = (reader.head(), part, reader.line());
         Ok(())
     }
 
