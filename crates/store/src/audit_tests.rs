@@ -171,6 +171,19 @@ fn half_a_line_before_files_that_were_only_begun_is_cut_off_too() {
 }
 
 #[test]
+fn lines_of_which_the_database_knows_nothing_are_not_believed() {
+    let scratch = filled("forgotten");
+    fs::remove_file(scratch.0.join("airlock.db")).unwrap();
+    assert!(scratch.wrong().contains("airlock.db"), "{}", scratch.wrong());
+    assert!(!scratch.0.join("airlock.db").exists(), "whoever looks makes nothing");
+    drop(crate::database::Database::open(&scratch.0).unwrap());
+    assert!(scratch.wrong().contains("the database knows nothing of it"), "{}", scratch.wrong());
+    assert!(Audit::open(&scratch.0).is_err(), "nobody goes on with it");
+    set_aside(&scratch.0).unwrap().expect("a place");
+    assert_eq!(verify(&scratch.0, None).unwrap().lines, 1);
+}
+
+#[test]
 fn old_files_go_with_a_line_about_it_and_the_rest_is_still_believed() {
     let scratch = filled("old");
     let settings = AuditSettings { keep_for: Duration::ZERO, ..small() };

@@ -402,6 +402,25 @@ fn what_a_sandbox_was_denied_is_written_at_its_end() {
 }
 
 #[test]
+fn whoever_looks_where_nothing_is_is_told_so_and_leaves_nothing() {
+    let place = Folder::new();
+    let state = place.at("typo");
+    for words in [["audit", "verify"], ["audit", "head"], ["audit", "show"], ["audit", "set-aside"]] {
+        let output = airlock(&state, &words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(125) && said.contains("there is no state"), "{words:?}: {said}");
+        assert!(!state.exists(), "{words:?}");
+    }
+    let mut server = Server::new();
+    assert!(server.end(Signal::TERM).0.success());
+    let state = server.folder.at("state");
+    verifies(&state).expect("the positive control");
+    fs::remove_file(state.join("airlock.db")).expect("it is there");
+    assert!(verifies(&state).expect_err("it is gone").contains("airlock.db"));
+    assert!(!state.join("airlock.db").exists());
+}
+
+#[test]
 fn nothing_is_said_to_be_allowed_that_was_refused() {
     /// More than are written of refusals in a minute.
     const MANY: usize = 150;

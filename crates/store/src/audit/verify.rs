@@ -52,11 +52,16 @@ pub fn verify(state: &Path, head: Option<Hash>) -> Result<Verified, Wrong> {
 }
 
 fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
-    let marks = Marks::open(state)?;
-    // Before the files: what is marked is there.
-    let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
     let place = state.join(FOLDER);
     let whole = |what: &str| Problem { file: place.clone(), line: 0, what: what.to_owned() };
+    let Some(marks) = Marks::existing(state)? else {
+        return match existing(&place)?.is_some() || wanted.is_some() {
+            true => Err(whole("the `airlock.db` that knows it is gone").into()),
+            false => Ok(Verified::default()),
+        };
+    };
+    // Before the files: what is marked is there.
+    let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
     let Some(folder) = existing(&place)? else {
         return match (mark, wanted) {
             (None, None) => Ok(Verified::default()),
@@ -80,7 +85,8 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
 
 /// The last line that is surely on the disk: its number and hash.
 pub fn head(state: &Path) -> io::Result<Option<(u64, String)>> {
-    let mark = Marks::open(state)?.last(NAME)?;
+    let Some(marks) = Marks::existing(state)? else { return Ok(None) };
+    let mark = marks.last(NAME)?;
     Ok(mark.filter(|mark| mark.n > 0).map(|mark| (mark.n, hex(&mark.hash))))
 }
 
@@ -262,7 +268,12 @@ impl Check<'_> {
     }
 
     fn reaches_the_mark(&self, end: &End) -> Result<(), Problem> {
-        let Some(mark) = self.mark else { return Ok(()) };
+        let Some(mark) = self.mark else {
+            return match end.lines > 0 && self.beginnings.is_empty() {
+                true => Err(self.problem(end.part, 0, "the database knows nothing of it")),
+                false => Ok(()),
+            };
+        };
         let last = self.parts.last().copied().unwrap_or_default();
         if last < mark.part {
             return Err(self.problem(mark.part, 0, "the file is missing"));
