@@ -158,6 +158,28 @@ fn what_was_under_way_is_lost_after_a_restore_as_after_a_crash() {
 }
 
 #[test]
+fn a_backup_is_written_to_no_file_of_somebody_else() {
+    let (state, place) = (Folder::new(), Folder::new());
+    done(&mut airlock(&state.at("state"), &["usage"]));
+    // Somebody waits for it under every name that could be guessed, and holds what he made open.
+    let others = [".b.tar.partial", "b.tar.partial", ".b.tar.mine.partial"].map(|name| place.at(name));
+    for other in &others {
+        fs::write(other, "another's").expect("it can be written");
+        fs::set_permissions(other, fs::Permissions::from_mode(0o666)).expect("it is ours here");
+    }
+    let left = place.at(&format!(".b.tar.{}.partial", "0".repeat(26)));
+    fs::write(&left, "of one that was killed").expect("it can be written");
+    let file = place.at("b.tar");
+    done(&mut airlock(&state.at("state"), &["backup", file.to_str().expect("text")]));
+    for other in &others {
+        assert_eq!(fs::read_to_string(other).expect("it is there"), "another's");
+        assert_eq!(fs::metadata(other).expect("it is there").permissions().mode() & 0o777, 0o666);
+    }
+    assert!(file.exists() && !left.exists());
+    assert_eq!(fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
 fn a_backup_has_its_name_only_when_it_is_whole_and_is_never_replaced() {
     let (server, place) = (Server::new(), Folder::new());
     let state = server.folder.at("state");
