@@ -6,6 +6,8 @@ use std::{collections::BTreeSet, path::Path};
 
 /// The file in a state folder that tells the first start after a restore of it.
 pub const RESTORED: &str = "restored";
+/// The folder in a state folder into which a restore unpacks; while it is there this is no state yet.
+pub const RESTORING: &str = ".restoring";
 
 /// Free pages are given back when they are more than half of the file, and worth the copying.
 const LEAST_FREE: u64 = 16 << 20;

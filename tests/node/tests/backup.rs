@@ -158,6 +158,52 @@ fn what_was_under_way_is_lost_after_a_restore_as_after_a_crash() {
 }
 
 #[test]
+fn a_state_is_restored_behind_a_link_and_onto_a_disk_of_its_own() {
+    let (state, place) = (Folder::new(), Folder::new());
+    done(&mut airlock(&state.at("state"), &["key", "create", "--name", "ci", "--scope", "runs"]));
+    let file = place.at("b.tar");
+    let name = file.to_str().expect("text");
+    done(&mut airlock(&state.at("state"), &["backup", name]));
+    let has_key = |state: &Path| {
+        let keys = done(&mut airlock(state, &["key", "list"]));
+        assert!(String::from_utf8_lossy(&keys.stdout).contains("ci"), "{keys:?}");
+    };
+    let (real, link) = (place.at("real"), place.at("link"));
+    fs::create_dir(&real).expect("a folder");
+    std::os::unix::fs::symlink(&real, &link).expect("a link");
+    done(&mut airlock(&link, &["restore", name]));
+    has_key(&real);
+    assert!(link.is_symlink());
+    // What a restore that was killed leaves is no state.
+    let half = place.at("half");
+    fs::create_dir_all(half.join(".restoring")).expect("a folder");
+    for words in [&["usage"][..], &["restore", name]] {
+        let refused = airlock(&half, words).output().expect("airlock starts");
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(125) && said.contains("restore"), "{words:?}: {said}");
+        assert!(!half.join("airlock.db").exists());
+    }
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root mounts disks");
+        return;
+    }
+    let disk = place.at("disk");
+    fs::create_dir(&disk).expect("a folder");
+    for mount in ["mount -t tmpfs -o mode=700 disk \"$1\"", "mount --bind \"$1\" \"$1\""] {
+        let script = format!(
+            "set -e; {mount}; \"$2\" restore \"$3\" --state \"$1\" >&2; \"$2\" key list --state \"$1\"; ls -A \"$1\""
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--", "sh", "-c", &script, "sh"]);
+        command.arg(&disk).arg(cli::airlock()).arg(&file);
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        let told = done(command.env("HOME", "/nonexistent").stdin(Stdio::null()));
+        let told = String::from_utf8_lossy(&told.stdout);
+        assert!(told.contains("ci") && told.contains("airlock.db") && !told.contains(".restoring"), "{told}");
+    }
+}
+
+#[test]
 fn a_backup_is_written_to_no_file_of_somebody_else() {
     let (state, place) = (Folder::new(), Folder::new());
     done(&mut airlock(&state.at("state"), &["usage"]));

@@ -1,9 +1,11 @@
-//! From an archive to a state folder: unpacked beside its place, and put there as a whole once all of it is believed.
+//! From an archive to a state folder: unpacked beside its place, and put there as a whole once all of it is believed. Where
+//! a disk is mounted nothing can take its place: there it is unpacked within, in `.restoring`, and moved up. Until that is
+//! gone nobody opens the folder as a state.
 
 use super::{BackupError, Report, Sink, check};
 use image::tar::Input;
 use rustix::{
-    fs::{Mode, OFlags, ResolveFlags},
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags},
     io::Errno,
 };
 use std::{
@@ -32,27 +34,52 @@ pub fn restore(
     waiting: Waiting,
     now_ms: u64,
 ) -> Result<Report, BackupError> {
-    look(state)?;
-    let draft = Draft::new(state)?;
+    let (state, is_disk) = look(state)?;
+    let draft = Draft::new(&state, is_disk)?;
     let mut unpacking = Unpacking { folder: draft.folder()?, file: None };
     let mut report = check(input, &mut unpacking)?;
     report.problems = judge(&draft.path, &report)?;
     report.held = hold(&draft.path, &report, waiting, now_ms)?;
-    rustix::fs::syncfs(&unpacking.folder).map_err(|error| BackupError::file("write", state)(error.into()))?;
-    draft.publish(state)?;
+    rustix::fs::syncfs(&unpacking.folder)
+        .map_err(|error| BackupError::file("write", &state)(error.into()))?;
+    draft.publish(&state)?;
     Ok(report)
 }
 
-/// Whether something is there that must not be lost.
-fn look(state: &Path) -> Result<(), BackupError> {
-    match fs::read_dir(state) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(BackupError::file("open", state)(error)),
-        Ok(mut entries) => match entries.next() {
-            None => Ok(()),
-            Some(_) => Err(BackupError::Taken { path: state.to_owned(), why: "is not empty" }),
-        },
+/// Where it is behind all links, and whether a disk of its own; unless something is there that must not be lost.
+fn look(state: &Path) -> Result<(PathBuf, bool), BackupError> {
+    let taken = |why| BackupError::Taken { path: state.to_owned(), why };
+    let place = match state.canonicalize() {
+        Ok(place) => place,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return match state.symlink_metadata() {
+                Ok(_) => Err(taken("is a link to what is not there")),
+                Err(_) => Ok((state.to_owned(), false)),
+            };
+        }
+        Err(error) => return Err(BackupError::file("open", state)(error)),
+    };
+    let failed = |error| BackupError::file("open", state)(error);
+    let is_disk = is_disk(&place).map_err(failed)?;
+    for entry in fs::read_dir(&place).map_err(failed)? {
+        let name = entry.map_err(|error| BackupError::file("open", state)(error))?.file_name();
+        if name == store::copy::RESTORING {
+            return Err(taken("has `.restoring`: a restore is under way, or was killed"));
+        }
+        // Some file systems make it by themselves.
+        if !(is_disk && name == "lost+found") {
+            return Err(taken("is not empty"));
+        }
     }
+    Ok((place, is_disk))
+}
+
+/// Whether another folder cannot take its place: something is mounted there.
+fn is_disk(folder: &Path) -> io::Result<bool> {
+    let found = |path: &Path| rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
+    let (this, above) = (found(folder)?, found(&folder.join(".."))?);
+    let device = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor);
+    Ok(device(&this) != device(&above) || this.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// What does not fit together. It is there as it was backed up, for whoever wants to look.
@@ -118,23 +145,24 @@ fn hold(
     Ok(held)
 }
 
-/// The folder beside, which goes away unless it is published.
+/// The folder beside or within, which goes away unless its contents are about to be published.
 struct Draft {
     path: PathBuf,
-    published: bool,
+    is_within: bool,
+    stays: bool,
 }
 
 impl Draft {
-    fn new(state: &Path) -> Result<Draft, BackupError> {
+    fn new(state: &Path, is_within: bool) -> Result<Draft, BackupError> {
         let mut name = state.file_name().unwrap_or_default().to_owned();
-        name.push(".restoring");
-        let path = state.with_file_name(name);
+        name.push(store::copy::RESTORING);
+        let path = if is_within { state.join(store::copy::RESTORING) } else { state.with_file_name(name) };
         if let Some(above) = path.parent().filter(|above| !above.as_os_str().is_empty()) {
             let made = DirBuilder::new().recursive(true).mode(0o755).create(above);
             made.map_err(BackupError::file("make", above))?;
         }
         match DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => Ok(Draft { path, published: false }),
+            Ok(()) => Ok(Draft { path, is_within, stays: false }),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Err(BackupError::Taken { path, why: "is there: a restore is under way, or was killed" })
             }
@@ -150,10 +178,12 @@ impl Draft {
 
     /// Takes its place, if that is still empty.
     fn publish(mut self, state: &Path) -> Result<(), BackupError> {
-        match fs::rename(&self.path, state) {
-            Ok(()) => self.published = true,
-            Err(error) => return Err(BackupError::file("put the restored folder at", state)(error)),
-        }
+        let moved = match self.is_within {
+            true => self.move_up(state),
+            false => fs::rename(&self.path, state),
+        };
+        moved.map_err(BackupError::file("put the restored folder at", state))?;
+        self.stays = true;
         if let Some(above) = state.parent().filter(|above| !above.as_os_str().is_empty()) {
             File::open(above)
                 .and_then(|above| above.sync_all())
@@ -161,11 +191,24 @@ impl Draft {
         }
         Ok(())
     }
+
+    /// One by one, the database last. Should it break off, `.restoring` stays and says that this is no state.
+    fn move_up(&mut self, state: &Path) -> io::Result<()> {
+        let names = fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name()));
+        let mut names = names.collect::<io::Result<Vec<_>>>()?;
+        names.sort_by_key(|name| name == "airlock.db");
+        self.stays = true;
+        names.iter().try_for_each(|name| fs::rename(self.path.join(name), state.join(name)))?;
+        let folder = File::open(state)?;
+        folder.sync_all()?;
+        fs::remove_dir(&self.path)?;
+        folder.sync_all()
+    }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if !self.published {
+        if !self.stays {
             // What stays is named when somebody tries again.
             _ = fs::remove_dir_all(&self.path);
         }
