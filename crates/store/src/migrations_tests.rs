@@ -230,6 +230,9 @@ fn what_waited_when_it_was_backed_up_is_held_unless_it_may_run_again() {
     connection.execute_batch(add).unwrap();
     let held = crate::copy::hold(&place.0, "THEN", 100).unwrap();
     assert_eq!((held.jobs, held.notices), (3, 1));
+    let mut ended = Vec::new();
+    crate::copy::each_held(&place.0, 100, |tenant, job| ended.push(format!("{tenant}/{job}"))).unwrap();
+    assert_eq!(ended, ["t/once", "t/running", "t/behind"]);
     let text = |query: &str| connection.query_row(query, [], |row| row.get::<_, String>(0)).unwrap();
     let status = |id: &str| text(&format!("SELECT status FROM job WHERE id = '{id}'"));
     assert_eq!(["once", "running", "again", "behind"].map(status), ["lost", "lost", "queued", "lost"]);

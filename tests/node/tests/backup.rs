@@ -158,6 +158,38 @@ fn what_was_under_way_is_lost_after_a_restore_as_after_a_crash() {
 }
 
 #[test]
+fn jobs_that_a_restore_ends_have_a_line_each_and_so_has_the_restore() {
+    let (server, place) = (Server::new(), Folder::new());
+    let tomorrow = Command::new("date").args(["-u", "-d", "+1 day", "+%FT%TZ"]).output().expect("date");
+    let tomorrow = String::from_utf8(tomorrow.stdout).expect("text");
+    let order = |on_lost: &str| {
+        let order =
+            json!({ "run": { "command": ["true"] }, "not_before": tomorrow.trim(), "on_lost": on_lost });
+        let job = server.post("/v1/jobs", &order);
+        job.json()["job_id"].as_str().unwrap_or_else(|| panic!("{}", job.text())).to_owned()
+    };
+    let (lost, again) = (["lost", "lost"].map(order), order("rerun"));
+    let file = place.at("b.tar");
+    done(&mut airlock(&server.folder.at("state"), &["backup", file.to_str().expect("text")]));
+    let restored = Folder::new();
+    done(&mut airlock(&restored.at("state"), &["restore", file.to_str().expect("text")]));
+    let second = Server::on(restored, "", &[], Some(server.admin.clone()));
+    let lines = |what: &str| second.get(&format!("/v1/audit?what={what}")).json()["lines"].clone();
+    let ends = lines("job.end");
+    let told = |job: &String| {
+        let line = ends.as_array().expect("lines").iter().find(|line| line["job"] == job.as_str());
+        line.map(|line| (line["rule"].clone(), line["about"].clone()))
+    };
+    for job in &lost {
+        assert_eq!(told(job), Some((json!("state.restored"), json!("lost"))), "{ends:#}");
+        assert_eq!(second.get(&format!("/v1/jobs/{job}")).json()["status"], "lost");
+    }
+    assert_eq!(told(&again), None, "it goes on");
+    let about = lines("state.restored")[0]["about"].as_str().expect("words").to_owned();
+    assert!(about.ends_with("jobs=2 notices=0"), "{about}");
+}
+
+#[test]
 fn a_state_is_restored_behind_a_link_and_onto_a_disk_of_its_own() {
     let (state, place) = (Folder::new(), Folder::new());
     done(&mut airlock(&state.at("state"), &["key", "create", "--name", "ci", "--scope", "runs"]));

@@ -134,7 +134,8 @@ fn hold(
         _ => None,
     };
     let about = match held {
-        Some(held) => format!("backup of {made}; jobs={} notices={}", held.jobs, held.notices),
+        // The second line is the moment of their ends, by which the first start finds them.
+        Some(held) => format!("backup of {made}; jobs={} notices={}\n{now_ms}", held.jobs, held.notices),
         None => format!("backup of {made}; resumed"),
     };
     let path = state.join(store::copy::RESTORED);
