@@ -138,6 +138,31 @@ fn a_ledger_that_shrank_changed_or_vanished_is_named() {
 }
 
 #[test]
+fn nothing_is_missed_of_a_ledger_that_others_begin_read_and_take_away_meanwhile() {
+    let folder = Scratch::new("busy");
+    let (state, books) = (&folder.0, folder.books());
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            let books = Books::open(state).unwrap();
+            for number in 0..100 {
+                let name = format!("run-{number}");
+                spend(state, &name, 1);
+                books.follow(&name).unwrap();
+                if number % 10 == 9 {
+                    books.retire(state, u64::MAX, crate::now().0).unwrap();
+                }
+            }
+        });
+        while !others.is_finished() {
+            let gone = "it is gone, but what it said is known";
+            let problems = books.verify().unwrap();
+            assert!(problems.iter().all(|problem| problem.what != gone), "{problems:?}");
+        }
+    });
+    assert_eq!(books.verify().unwrap(), []);
+}
+
+#[test]
 fn an_old_ledger_goes_and_what_it_cost_stays() {
     let (folder, now) = (Scratch::new("old"), crate::now().0);
     let state = &folder.0;
