@@ -144,6 +144,10 @@ impl Books {
     /// next begins anew. What was copied of it stays in the sums. Where they are; none if there were none.
     pub fn set_aside(&self, name: &str, now_ms: u64) -> Result<Option<PathBuf>, UsageError> {
         let place = self.folder.with_file_name(format!("{LEDGER}-aside-{now_ms}"));
+        let state = self.folder.parent().unwrap_or(&self.folder);
+        let Some(_alone) = Upkeep::alone(state).map_err(|source| self.failed(source))? else {
+            return Err(self.failed(io::Error::other("the state folder is being copied")));
+        };
         let moved = ledger::set_aside(&self.folder, name, &place).map_err(|source| self.failed(source))?;
         // Should we end here, it is known and not there, and can be set aside again.
         self.usage.set_aside(name, now_ms)?;

@@ -163,6 +163,17 @@ fn nothing_is_missed_of_a_ledger_that_others_begin_read_and_take_away_meanwhile(
 }
 
 #[test]
+fn a_ledger_is_not_put_aside_while_somebody_copies_it() {
+    let folder = Scratch::new("aside");
+    spend(&folder.0, OWNER, 1);
+    let books = folder.books();
+    let copying = store::Upkeep::shared(&folder.0).unwrap();
+    assert!(books.set_aside(OWNER, 1).is_err() && folder.file(OWNER).exists());
+    drop(copying);
+    assert!(books.set_aside(OWNER, 1).unwrap().is_some() && !folder.file(OWNER).exists());
+}
+
+#[test]
 fn an_old_ledger_goes_and_what_it_cost_stays() {
     let (folder, now) = (Scratch::new("old"), crate::now().0);
     let state = &folder.0;

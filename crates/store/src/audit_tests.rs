@@ -179,6 +179,9 @@ fn lines_of_which_the_database_knows_nothing_are_not_believed() {
     drop(crate::database::Database::open(&scratch.0).unwrap());
     assert!(scratch.wrong().contains("the database knows nothing of it"), "{}", scratch.wrong());
     assert!(Audit::open(&scratch.0).is_err(), "nobody goes on with it");
+    let copying = crate::Upkeep::shared(&scratch.0).unwrap();
+    assert!(set_aside(&scratch.0).is_err(), "while somebody copies it, it stays");
+    drop(copying);
     set_aside(&scratch.0).unwrap().expect("a place");
     assert_eq!(verify(&scratch.0, None).unwrap().lines, 1);
 }

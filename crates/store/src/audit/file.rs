@@ -5,6 +5,7 @@ use super::{
     marks::{Beginning, Marks},
     verify::{self, Check},
 };
+use crate::Upkeep;
 use journal::{Durability, Folder, Hash, LARGEST, Problem, Writer};
 use std::{
     collections::VecDeque,
@@ -332,6 +333,9 @@ pub fn set_aside(state: &Path) -> io::Result<Option<PathBuf>> {
         return Ok(None);
     };
     let _lock = take_lock(&folder)?;
+    let Some(_alone) = Upkeep::alone(state)? else {
+        return Err(io::Error::other("the state folder is being copied"));
+    };
     let place = state.join(format!("{FOLDER}-aside-{}", journal::now()));
     std::fs::rename(state.join(FOLDER), &place)?;
     Marks::open(state)?.forget(NAME)?;
