@@ -17,7 +17,7 @@ mod verify;
 pub use file::{AuditSettings, Note, set_aside};
 pub use journal::{Durability, Problem};
 pub use page::{Asked, Page, Row, WrongPlace, page};
-pub use verify::{Verified, Wrong, head, verify};
+pub use verify::{Verified, Wrong, head, parsed as hash, verify};
 
 use file::Shared;
 use std::{

@@ -108,15 +108,9 @@ impl Which {
 
 /// 64 digits.
 fn hash(text: &str) -> Result<[u8; 32], String> {
-    let bad = || format!("`{}` is no hash of 64 digits, as `airlock audit head` prints it", printable(text));
-    let mut hash = [0; 32];
-    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(bad());
-    }
-    for (index, byte) in hash.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).map_err(|_| bad())?;
-    }
-    Ok(hash)
+    audit::hash(text).ok_or_else(|| {
+        format!("`{}` is no hash of 64 digits, as `airlock audit head` prints it", printable(text))
+    })
 }
 
 /// Carries out the command.

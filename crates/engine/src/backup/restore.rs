@@ -2,19 +2,16 @@
 //! a disk is mounted nothing can take its place: there it is unpacked within, in `.restoring`, and moved up. Until that is
 //! gone nobody opens the folder as a state.
 
-use super::{BackupError, Report, Sink, check};
+use super::{BackupError, Report, Sink, beneath, check};
 use image::tar::Input;
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags},
+    fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxAttributes, StatxFlags},
     io::Errno,
 };
 use std::{
     fs::{self, DirBuilder, File},
     io::{self, Write},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::fs::DirBuilderExt,
-    },
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
     path::{Path, PathBuf},
 };
 
@@ -242,13 +239,6 @@ impl Unpacking {
         // A file that a folder has to be made for, or the other way round, is refused by the kernel.
         Ok(File::from(beneath(&parent, name, OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY)?))
     }
-}
-
-fn beneath(folder: impl AsFd, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    Ok(rustix::io::retry_on_intr(|| rustix::fs::openat2(&folder, name, flags, mode, resolve))?)
 }
 
 impl Sink for Unpacking {

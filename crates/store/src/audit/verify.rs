@@ -7,6 +7,7 @@ use super::{
     marks::{Beginning, Mark, Marks},
     page::Line,
 };
+use crate::names::hexadecimal;
 use journal::{Fault, Folder, Hash, Head, Problem, Reader};
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Read},
@@ -79,7 +80,7 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
     if wanted.is_some() && !end.seen {
         return Err(whole("no line has the hash that was noted: it was changed, cut off, or put back").into());
     }
-    let head = hex(&end.head.hash);
+    let head = hexadecimal(&end.head.hash);
     Ok(Verified { lines: end.lines, first: end.first, since_ms: end.since_ms, last: end.head.n, head })
 }
 
@@ -87,11 +88,19 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
 pub fn head(state: &Path) -> io::Result<Option<(u64, String)>> {
     let Some(marks) = Marks::existing(state)? else { return Ok(None) };
     let mark = marks.last(NAME)?;
-    Ok(mark.filter(|mark| mark.n > 0).map(|mark| (mark.n, hex(&mark.hash))))
+    Ok(mark.filter(|mark| mark.n > 0).map(|mark| (mark.n, hexadecimal(&mark.hash))))
 }
 
-fn hex(hash: &Hash) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+/// A hash as its 64 digits are read.
+pub fn parsed(text: &str) -> Option<Hash> {
+    let mut hash = Hash::default();
+    if text.len() != 2 * hash.len() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (index, byte) in hash.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
+    }
+    Some(hash)
 }
 
 pub(super) fn existing(folder: &Path) -> io::Result<Option<Folder>> {
@@ -113,15 +122,9 @@ pub(super) fn first_of(folder: &Folder, name: &str, part: u32) -> io::Result<Beg
     let file = BufReader::new(folder.read(name, part)?);
     file.take(journal::LONGEST as u64).read_until(b'\n', &mut text)?;
     let first: First = serde_json::from_slice(&text)?;
-    let mut hash = Hash::default();
-    let fits = first.prev.len() == 2 * hash.len() && first.prev.is_ascii() && first.n > 0;
-    for (index, byte) in hash.iter_mut().enumerate().filter(|_| fits) {
-        let digits = &first.prev[2 * index..2 * index + 2];
-        *byte = u8::from_str_radix(digits, 16).map_err(io::Error::other)?;
-    }
-    match fits {
-        true => Ok(Beginning { part, n: first.n - 1, hash, began_ms: first.at, removed: false }),
-        false => Err(io::Error::other("its first line is none of ours")),
+    match (first.n, parsed(&first.prev)) {
+        (1.., Some(hash)) => Ok(Beginning { part, n: first.n - 1, hash, began_ms: first.at, removed: false }),
+        _ => Err(io::Error::other("its first line is none of ours")),
     }
 }
 
