@@ -81,7 +81,7 @@ impl Books {
         let (known, going) = (self.usage.segments()?, self.usage.retiring()?);
         let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
         for name in known.keys().filter(|name| !there.contains_key(*name) && !going.contains(name)) {
-            problems.push(gone(self.folder.join(format!("{name}.jsonl"))));
+            problems.extend(self.gone(name)?);
         }
         for (name, files) in there.iter().filter(|(name, _)| !going.contains(name)) {
             let problem = self.copy(name, files, known.get(name).copied())?;
@@ -99,21 +99,27 @@ impl Books {
     /// Reads every line that there is, and compares with what was read before.
     pub fn verify(&self) -> Result<Vec<Problem>, UsageError> {
         let mut problems = ledger::verify(&self.folder).map_err(|source| self.failed(source))?;
-        let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
+        // Before the files: others go on, and what is known is there.
         let (known, going) = (self.usage.segments()?, self.usage.retiring()?);
+        let there = ledger::segments(&self.folder).map_err(|source| self.failed(source))?;
         for (name, progress) in known.into_iter().filter(|(name, _)| !going.contains(name)) {
             let files = there.get(&name).map(Vec::as_slice).unwrap_or_default();
-            let problem = self.lacks(&name, files, progress);
+            let problem = self.lacks(&name, files, progress)?;
             problems.extend(problem.filter(|new| problems.iter().all(|known| known.file != new.file)));
         }
         Ok(problems)
     }
 
     /// Whether a segment says less than was read from it, or other things.
-    fn lacks(&self, name: &str, files: &[PathBuf], progress: Progress) -> Option<Problem> {
+    fn lacks(
+        &self,
+        name: &str,
+        files: &[PathBuf],
+        progress: Progress,
+    ) -> Result<Option<Problem>, UsageError> {
         match files.get(progress.part as usize - 1) {
-            None => Some(gone(self.folder.join(format!("{name}.jsonl")))),
-            Some(file) => compare(file, files, progress),
+            None => self.gone(name),
+            Some(file) => Ok(compare(file, files, progress)),
         }
     }
 
@@ -162,6 +168,14 @@ impl Books {
     /// Sums, the dearest first; days in their order. Which of them may still change is said as of now.
     pub fn totals(&self, by: By, filter: &Filter) -> Result<Vec<Total>, UsageError> {
         Ok(self.usage.statement(by, filter, crate::now())?)
+    }
+
+    /// A segment is known and not there, unless it was taken away by the rules since.
+    fn gone(&self, name: &str) -> Result<Option<Problem>, UsageError> {
+        // In this order: what has gone meanwhile is not known any more.
+        let is_going = self.usage.retiring()?.iter().any(|going| going == name);
+        let known = !is_going && self.usage.segments()?.contains_key(name);
+        Ok(known.then(|| gone(self.folder.join(format!("{name}.jsonl")))))
     }
 
     fn failed(&self, source: io::Error) -> UsageError {

@@ -1,7 +1,7 @@
 use super::*;
 use doors::{
     Usage as Tokens,
-    ledger::{Call, Durability, Ledger, Outcome},
+    ledger::{Call, Durability, Ledger, OWNER, Outcome},
 };
 use spec::Money;
 use std::fs;
@@ -140,6 +140,44 @@ fn a_ledger_that_shrank_changed_or_vanished_is_named() {
     assert_eq!((problems.len(), problems[0].line, &problems[0].file), (1, 3, &file));
     fs::write(&file, whole).unwrap();
     assert_eq!(books.verify().unwrap(), []);
+}
+
+#[test]
+fn nothing_is_missed_of_a_ledger_that_others_begin_read_and_take_away_meanwhile() {
+    let folder = Scratch::new("busy");
+    let (state, books) = (&folder.0, folder.books());
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            let books = Books::open(state).unwrap();
+            for number in 0..100 {
+                let name = format!("run-{number}");
+                spend(state, &name, 1);
+                books.follow([&name]).unwrap();
+                if number % 10 == 9 {
+                    books.retire(state, u64::MAX, crate::now().0).unwrap();
+                }
+            }
+        });
+        while !others.is_finished() {
+            let gone = "it is gone, but what it said is known";
+            let problems = books.verify().unwrap();
+            assert!(problems.iter().all(|problem| problem.what != gone), "{problems:?}");
+        }
+    });
+    assert_eq!(books.verify().unwrap(), []);
+}
+
+#[test]
+fn a_ledger_is_not_put_aside_while_somebody_copies_it() {
+    let folder = Scratch::new("aside");
+    spend(&folder.0, OWNER, 1);
+    let (books, file) = (folder.books(), folder.file(OWNER));
+    assert_eq!(books.refresh().unwrap(), []);
+    fs::write(&file, cut(&fs::read(&file).unwrap())).unwrap();
+    let copying = store::Upkeep::shared(&folder.0).unwrap();
+    assert!(books.set_aside(1).is_err() && file.exists());
+    drop(copying);
+    assert!(books.set_aside(1).unwrap().place.is_some() && !file.exists());
 }
 
 #[test]

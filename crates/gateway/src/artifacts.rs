@@ -7,6 +7,8 @@
 mod body;
 mod headers;
 
+pub(crate) use headers::percent_decoded;
+
 use crate::{
     Caller, Gateway, Problem, Scope,
     problem::Answer,
@@ -304,8 +306,7 @@ fn raw_name(uri: &Uri) -> Answer<&str> {
 
 fn name_of(raw: &str) -> Answer<WorkspacePath> {
     let bad = |why: String| Problem::invalid("the name cannot be used", why);
-    let bytes =
-        headers::percent_decoded(raw).ok_or_else(|| bad("its percent-encoding is broken".to_owned()))?;
+    let bytes = percent_decoded(raw).ok_or_else(|| bad("its percent-encoding is broken".to_owned()))?;
     WorkspacePath::new(Path::new(&OsString::from_vec(bytes))).map_err(|why| bad(why.why.to_owned()))
 }
 

@@ -5,6 +5,7 @@
 
 use crate::{
     Caller, Gateway, Problem, Scope,
+    artifacts::percent_decoded,
     path::Path as InPath,
     problem::{Answer, Refused},
     work,
@@ -139,6 +140,36 @@ pub(crate) struct Told {
     /// The run or sandbox that its path names.
     run: String,
     about: String,
+    /// A line says that it may be done: then whatever it was refused by has one, too.
+    is_allowed: bool,
+}
+
+/// The parts of a path that stand for the names in its route.
+fn named<'a>(route: &'a str, path: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let pairs = route.split('/').zip(path.split('/'));
+    pairs.filter_map(|(name, part)| Some((name.strip_prefix('{')?.trim_matches(['*', '}']), part)))
+}
+
+/// The second part of a route: `runs`, `sandboxes`, …
+fn kind(route: &str) -> &str {
+    route.split('/').nth(2).unwrap_or_default()
+}
+
+/// Whether what a path names is there for the caller. What is not, or is somebody else's, is nothing that could be allowed.
+async fn find(gateway: &Gateway, caller: &Caller, route: &str, path: &str) -> Answer<()> {
+    let of = |wanted| {
+        let part = named(route, path).find_map(|(name, part)| (name == wanted).then_some(part))?;
+        // What cannot be read is the name of nothing.
+        Some(percent_decoded(part).and_then(|name| String::from_utf8(name).ok()).unwrap_or_default())
+    };
+    match (kind(route), of("id"), of("exec"), of("session_id")) {
+        ("runs", Some(id), ..) => crate::runs::row(gateway, caller, &id).await.map(drop),
+        ("sandboxes", Some(id), Some(exec), _) => gateway.exec(caller, &id, &exec).map(drop),
+        ("sandboxes", Some(id), ..) => gateway.entry(caller, &id).map(drop),
+        ("workspaces", Some(id), ..) => crate::workspaces::known(gateway, caller, &id).await.map(drop),
+        ("worker", .., Some(id)) => crate::node::session(gateway, caller, id, None).map(drop),
+        _ => Ok(()),
+    }
 }
 
 impl Told {
@@ -146,10 +177,9 @@ impl Told {
     /// a token may stand there by mistake.
     pub(crate) fn of(request: &axum::extract::Request, route: &str, caller: Option<&Caller>) -> Told {
         let (method, path) = (request.method(), request.uri().path());
-        let mut parts = path.split('/').skip(2);
-        let (kind, id) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-        let id = if caller.is_some() && route != crate::gate::UNMATCHED && is_writable(id) { id } else { "" };
-        let is_box = matches!(kind, "runs" | "sandboxes");
+        let id = named(route, path).next().map_or("", |(_, part)| part);
+        let id = if caller.is_some() && is_writable(id) { id } else { "" };
+        let is_box = matches!(kind(route), "runs" | "sandboxes");
         // Names of files are the programs' business; those of things that stay here are ours.
         let mut about = format!("{method} {route}");
         if !is_box && !id.is_empty() {
@@ -159,7 +189,8 @@ impl Told {
         if let Some(bytes) = length.and_then(|length| length.parse::<u64>().ok()).filter(|bytes| *bytes > 0) {
             _ = write!(about, " bytes={bytes}");
         }
-        Told { what: called(method, route), run: if is_box { id.to_owned() } else { String::new() }, about }
+        let run = if is_box { id.to_owned() } else { String::new() };
+        Told { what: called(method, route), run, about, is_allowed: false }
     }
 
     fn entry<'a>(&'a self, caller: Option<&'a Caller>) -> Entry<'a> {
@@ -173,21 +204,37 @@ impl Told {
     }
 
     /// That it may be done. What cannot be written down is not done.
-    pub(crate) async fn allowed(&self, gateway: &Gateway, caller: &Caller) -> Answer<()> {
+    pub(crate) async fn allowed(
+        &mut self,
+        gateway: &Gateway,
+        caller: &Caller,
+        (route, path): (&str, &str),
+    ) -> Answer<()> {
         let told = self.what.filter(|what| !SPEAK_FOR_THEMSELVES.contains(what));
         let Some(what) = told else { return Ok(()) };
+        find(gateway, caller, route, path).await?;
         // A line that says so little is worth no more than a refusal.
         if what == REQUEST && gateway.refusals().count(&caller.tenant).is_none() {
             return Ok(());
         }
-        gateway.note_aside(&Entry { what, decision: Decision::Allowed, ..self.entry(Some(caller)) }).await
+        let entry = Entry { what, decision: Decision::Allowed, ..self.entry(Some(caller)) };
+        gateway.note_aside(&entry).await?;
+        self.is_allowed = true;
+        Ok(())
     }
 
-    /// That it was not done, if the answer says so: the one line about it, whoever decided.
+    /// That it was not done, if the answer says so: the one line about it, whoever decided. What was said to be allowed is
+    /// never left out: it would stand there as done.
     pub(crate) fn refused(&self, gateway: &Gateway, caller: Option<&Caller>, response: &Response) {
         let Some(refused) = response.extensions().get::<Refused>() else { return };
         let tenant = caller.map_or("", |caller| &caller.tenant);
-        let Some(left_out) = gateway.refusals().count(tenant) else { return };
+        let left_out = match self.is_allowed {
+            true => 0,
+            false => match gateway.refusals().count(tenant) {
+                Some(left_out) => left_out,
+                None => return,
+            },
+        };
         let mut about = format!("{} {}", self.about, response.status().as_u16());
         if left_out > 0 {
             _ = write!(about, "; {left_out} before it were left out");
@@ -225,7 +272,8 @@ impl Refusals {
     fn count(&self, tenant: &str) -> Option<u64> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() > MOST_COUNTED {
-            all.retain(|_, counted| counted.since.elapsed() < MINUTE);
+            // Those whose left-out ones no line has told of yet stay until one has.
+            all.retain(|_, counted| counted.since.elapsed() < MINUTE || counted.left_out > 0);
         }
         let new = || Counted { since: Instant::now(), written: 0, left_out: 0 };
         let counted = all.entry(tenant.to_owned()).or_insert_with(new);
@@ -513,6 +561,29 @@ mod tests {
         let long_ago = Instant::now().checked_sub(MINUTE).unwrap();
         refusals.0.lock().unwrap().get_mut("a").unwrap().since = long_ago;
         assert_eq!(refusals.count("a"), Some(2));
+    }
+
+    #[test]
+    fn what_was_left_out_is_told_however_many_others_are_counted() {
+        let refusals = Refusals::default();
+        assert_eq!((0..=MOST_REFUSALS).filter_map(|_| refusals.count("a")).count(), MOST_REFUSALS as usize);
+        let long_ago = Instant::now().checked_sub(MINUTE).unwrap();
+        refusals.0.lock().unwrap().get_mut("a").unwrap().since = long_ago;
+        assert!((0..=MOST_COUNTED).all(|number| refusals.count(&number.to_string()).is_some()));
+        assert_eq!(refusals.count("a"), Some(1));
+    }
+
+    #[test]
+    fn a_path_names_what_its_route_says() {
+        let all = |route, path| named(route, path).collect::<Vec<_>>();
+        assert_eq!(
+            all("/v1/sandboxes/{id}/exec/{exec}", "/v1/sandboxes/a/exec/b"),
+            [("id", "a"), ("exec", "b")]
+        );
+        assert_eq!(all("/v1/images/{*name}", "/v1/images/a/b"), [("name", "a")]);
+        let session = "/v1/worker/sessions/{session_id}/pty:open";
+        assert_eq!(all(session, "/v1/worker/sessions/c/pty:open"), [("session_id", "c")]);
+        assert_eq!(all("/v1/webhook-secret/rotate", "/v1/webhook-secret/rotate"), []);
     }
 
     #[test]

@@ -66,14 +66,17 @@ pub(crate) async fn pass(State(gateway): State<Gateway>, mut request: Request, n
         Some(caller) => gateway.turns().take(&caller.tenant, &method, route).map(|turn| Some((caller, turn))),
         None => Ok(None),
     };
-    let told = Told::of(&request, route, caller.as_ref());
+    let mut told = Told::of(&request, route, caller.as_ref());
     // Before anything of the body is read.
     let scope = |caller: Option<Caller>| match (&caller, needed(route)) {
         (Some(asking), Some(scope)) => asking.require(scope).map(|()| caller),
         _ => Ok(caller),
     };
     let passed = match admitted.and_then(scope).and_then(turn) {
-        Ok(Some((caller, turn))) => told.allowed(&gateway, &caller).await.map(|()| Some((caller, turn))),
+        Ok(Some((caller, turn))) => {
+            let of = (route, request.uri().path());
+            told.allowed(&gateway, &caller, of).await.map(|()| Some((caller, turn)))
+        }
         other => other,
     };
     let mut response = match passed {

@@ -63,6 +63,8 @@ use utoipa_axum::router::OpenApiRouter;
 
 /// Of what is left at the end, how much is named in the audit.
 const MOST_LEFT_SHOWN: usize = 20;
+/// What a restored state is called in the audit, and the rule by which its jobs ended.
+const RESTORED: &str = "state.restored";
 
 /// How often the database is told how far the ledger goes.
 const BETWEEN_READINGS: Duration = Duration::from_secs(60);
@@ -332,7 +334,7 @@ impl Gateway {
         recorded
     }
 
-    /// The first start after a restore says so.
+    /// The first start after a restore says so, and which jobs that ended.
     fn note_restored(&self) -> Result<(), DatabaseError> {
         let path = self.state().join(store::copy::RESTORED);
         let failed = |why: std::io::Error| DatabaseError::Place { path: path.clone(), why: why.to_string() };
@@ -340,9 +342,16 @@ impl Gateway {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             about => about.map_err(failed)?,
         };
-        let about: String = about.chars().take(200).collect();
-        let entry = Entry { what: "state.restored", about: &about, ..Entry::default() };
-        // Should it end between the two it says so twice.
+        let mut lines = about.lines();
+        let about: String = lines.next().unwrap_or_default().chars().take(200).collect();
+        if let Some(ended) = lines.next().and_then(|ended| ended.parse().ok()) {
+            store::copy::each_held(self.state(), ended, |tenant, job| {
+                let end = Entry { what: "job.end", rule: RESTORED, about: "lost", ..Entry::default() };
+                self.note_happened(&Entry { tenant, job, ..end });
+            })?;
+        }
+        // Behind it those before it are written, too. Should it end between the two all of them are said twice.
+        let entry = Entry { what: RESTORED, about: &about, ..Entry::default() };
         self.0.audit.note(&entry).and_then(|()| std::fs::remove_file(&path)).map_err(failed)
     }
 

@@ -201,7 +201,7 @@ async fn shared(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<Id> {
 }
 
 /// A workspace that the caller may see.
-async fn known(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<layers::Layer> {
+pub(crate) async fn known(gateway: &Gateway, caller: &Caller, id: &str) -> Answer<layers::Layer> {
     caller.require(Scope::Sandboxes)?;
     let id = Id::new(id).map_err(|_| Problem::not_found("workspace"))?;
     let layer = off_the_loop(gateway, caller, move |state| layers::find(state, &id)).await?;

@@ -17,7 +17,7 @@ mod verify;
 pub use file::{AuditSettings, Note, set_aside};
 pub use journal::{Durability, Problem};
 pub use page::{Asked, Page, Row, WrongPlace, page};
-pub use verify::{Verified, Wrong, head, verify};
+pub use verify::{Verified, Wrong, head, parsed as hash, verify};
 
 use file::Shared;
 use std::{
@@ -126,9 +126,10 @@ impl Audit {
         _ = tidy::sync_and_mark(&self.shared);
     }
 
-    /// Why lines cannot be written, if they cannot.
+    /// Why lines cannot be written, or no longer be made to last.
     pub fn trouble(&self) -> Option<String> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).trouble.clone()
+        let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.synced.as_ref().err().or(state.trouble.as_ref()).cloned()
     }
 }
 

@@ -62,11 +62,10 @@ fn what_is_written_is_believed_and_goes_on() {
     audit.note(&run("more", "even")).unwrap();
     assert_eq!(verify(&scratch.0, None).unwrap().lines, 21, "while it is written, too");
     drop(audit);
-    let mut noted = [0; 32];
-    for (index, byte) in noted.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&before.head[2 * index..2 * index + 2], 16).unwrap();
-    }
-    assert!(verify(&scratch.0, Some(noted)).is_ok(), "a head from before is still there");
+    assert!(
+        verify(&scratch.0, Some(hash(&before.head).unwrap())).is_ok(),
+        "a head from before is still there"
+    );
     assert!(verify(&scratch.0, Some([7; 32])).is_err());
     assert!(verify(&scratch.0, Some([0; 32])).is_err(), "no line has this hash");
 }
@@ -134,6 +133,56 @@ fn half_a_line_of_a_dead_owner_is_cut_off() {
     assert!(scratch.wrong().contains("ends within it"));
     Audit::open(&scratch.0).unwrap().note(&run("after", "even")).unwrap();
     assert_eq!(verify(&scratch.0, None).unwrap().lines, 21);
+}
+
+/// As a loss of power leaves it: the next file is there, and the end of the one before is not.
+#[test]
+fn half_a_line_before_files_that_were_only_begun_is_cut_off_too() {
+    let scratch = Scratch::new("begun");
+    let audit = Audit::open(&scratch.0).unwrap();
+    audit.note(&run("one", "t")).unwrap();
+    drop(audit);
+    let first = scratch.file("server.jsonl");
+    let whole = fs::read(&first).unwrap();
+    let begun = |whole: &[u8], text: &str| {
+        fs::write(&first, [whole, br#"{"n":2,"at":17"#].concat()).unwrap();
+        for name in ["server~2.jsonl", "server~3.jsonl"] {
+            fs::write(scratch.file(name), text).unwrap();
+            set_mode(&scratch.file(name));
+        }
+    };
+    begun(&whole, "{}\n");
+    assert!(Audit::open(&scratch.0).is_err(), "somebody wrote there");
+    begun(&whole, "");
+    assert!(
+        scratch.wrong().contains("server.jsonl`, line 2: the file ends within it"),
+        "{}",
+        scratch.wrong()
+    );
+    Audit::open(&scratch.0).unwrap().note(&run("after", "t")).unwrap();
+    assert_eq!((scratch.files(), verify(&scratch.0, None).unwrap().lines), (1, 2));
+    // What the database knows was begun behind a line that was surely written.
+    begun(&fs::read(&first).unwrap(), "");
+    let part = marks::Beginning { part: 2, ..known(&scratch)[0] };
+    marks::Marks::open(&scratch.0).unwrap().begin(NAME, &part).unwrap();
+    let refused = Audit::open(&scratch.0).unwrap_err().to_string();
+    assert!(refused.contains("server.jsonl`, line 3: the file ends within it"), "{refused}");
+}
+
+#[test]
+fn lines_of_which_the_database_knows_nothing_are_not_believed() {
+    let scratch = filled("forgotten");
+    fs::remove_file(scratch.0.join("airlock.db")).unwrap();
+    assert!(scratch.wrong().contains("airlock.db"), "{}", scratch.wrong());
+    assert!(!scratch.0.join("airlock.db").exists(), "whoever looks makes nothing");
+    drop(crate::database::Database::open(&scratch.0).unwrap());
+    assert!(scratch.wrong().contains("the database knows nothing of it"), "{}", scratch.wrong());
+    assert!(Audit::open(&scratch.0).is_err(), "nobody goes on with it");
+    let copying = crate::Upkeep::shared(&scratch.0).unwrap();
+    assert!(set_aside(&scratch.0).is_err(), "while somebody copies it, it stays");
+    drop(copying);
+    set_aside(&scratch.0).unwrap().expect("a place");
+    assert_eq!(verify(&scratch.0, None).unwrap().lines, 1);
 }
 
 #[test]
@@ -218,6 +267,36 @@ fn what_cannot_be_written_is_refused_and_what_happened_is_written_later() {
 }
 
 #[test]
+fn a_failed_sync_is_told_of_for_as_long_as_nothing_is_sure() {
+    let scratch = Scratch::new("unsure");
+    let audit = Audit::open(&scratch.0).unwrap();
+    audit.note(&run("before", "t")).unwrap();
+    audit.mark();
+    assert_eq!((audit.trouble(), head(&scratch.0).unwrap().unwrap().0), (None, 1), "the positive control");
+    audit.note(&run("unsure", "t")).unwrap();
+    // What is no file on a disk cannot be synced.
+    let (_reader, pipe) = std::io::pipe().unwrap();
+    let pipe = std::fs::File::from(std::os::fd::OwnedFd::from(pipe));
+    let swap = |file| {
+        let mut state = audit.shared.state.lock().unwrap();
+        // Whether or not the threads have come by meanwhile, there is something to sync.
+        state.synced = state.synced.clone().map(|_| 0);
+        std::mem::replace(&mut state.writer.file, file)
+    };
+    let kept = swap(Arc::new(pipe));
+    audit.mark();
+    drop(swap(kept));
+    audit.note(&run("after", "t")).unwrap();
+    audit.mark();
+    let why = audit.trouble().expect("it is still unsure");
+    assert!(why.contains("cannot be made to last"), "{why}");
+    drop(audit);
+    let audit = Audit::open(&scratch.0).unwrap();
+    audit.mark();
+    assert_eq!((audit.trouble(), head(&scratch.0).unwrap().unwrap().0), (None, 3));
+}
+
+#[test]
 fn hostile_words_stay_in_their_line() {
     let scratch = Scratch::new("words");
     let audit = Audit::open(&scratch.0).unwrap();
@@ -260,9 +339,13 @@ fn the_next_file_is_begun_within_a_transaction_of_the_database() {
     known_and_removable(&scratch);
 }
 
+fn known(scratch: &Scratch) -> Vec<marks::Beginning> {
+    marks::Marks::open(&scratch.0).unwrap().beginnings(NAME).unwrap()
+}
+
 /// Every file has its row, so the oldest can go, and what is left is believed.
 fn known_and_removable(scratch: &Scratch) {
-    let known = marks::Marks::open(&scratch.0).unwrap().beginnings(NAME).unwrap();
+    let known = known(scratch);
     assert_eq!(known.len(), scratch.files(), "{known:?}");
     drop(Audit::open_with(&scratch.0, AuditSettings { keep_bytes: 1500, ..small() }).unwrap());
     assert!(scratch.files() < 4, "{}", scratch.files());

@@ -6,6 +6,10 @@ use std::{collections::BTreeSet, path::Path};
 
 /// The file in a state folder that tells the first start after a restore of it.
 pub const RESTORED: &str = "restored";
+/// The folder in a state folder into which a restore unpacks; while it is there this is no state yet.
+pub const RESTORING: &str = ".restoring";
+/// Jobs that are read at a time.
+const A_PAGE: u32 = 500;
 
 /// Free pages are given back when they are more than half of the file, and worth the copying.
 const LEAST_FREE: u64 = 16 << 20;
@@ -56,9 +60,11 @@ pub fn foreign(state: &Path) -> Result<Option<String>, DatabaseError> {
     })
 }
 
-/// Without what SQLite makes by itself, whose names nobody else may use.
+/// Without the indexes that SQLite makes by itself. By its name alone nothing is left out: whoever writes the file with
+/// another program can give any name to a trigger.
 fn shape(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, String)>> {
-    let all = "SELECT type, name, coalesce(sql, '') FROM sqlite_schema WHERE substr(name, 1, 7) <> 'sqlite_'";
+    let all =
+        "SELECT type, name, coalesce(sql, '') FROM sqlite_schema WHERE NOT (type = 'index' AND sql IS NULL)";
     let mut rows = connection.prepare(all)?;
     rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?.collect()
 }
@@ -94,6 +100,25 @@ pub fn hold(state: &Path, made: &str, now_ms: u64) -> Result<Held, DatabaseError
         let notices = transaction.execute(give_up, [&message])?;
         Ok(Held { jobs, notices })
     })
+}
+
+/// Calls with tenant and name of each job that was held at this moment.
+pub fn each_held(state: &Path, at_ms: u64, mut each: impl FnMut(&str, &str)) -> Result<(), DatabaseError> {
+    let database = Database::open(state)?;
+    let at = i64::try_from(at_ms).unwrap_or(i64::MAX);
+    let page = "SELECT n, tenant, id FROM job WHERE n > ?1 AND ended_ms = ?2 AND status = 'lost' ORDER BY n LIMIT ?3";
+    let mut after = 0;
+    loop {
+        let found: Vec<(i64, String, String)> = database.read(|connection| {
+            let mut rows = connection.prepare_cached(page)?;
+            let all = rows
+                .query_map(params![after, at, A_PAGE], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            all.collect()
+        })?;
+        let Some((last, ..)) = found.last() else { return Ok(()) };
+        after = *last;
+        found.iter().for_each(|(_, tenant, job)| each(tenant, job));
+    }
 }
 
 /// Gives pages back that nobody needs, if there are many; how many bytes. For the owner of a state folder, before it serves:

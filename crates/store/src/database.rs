@@ -234,6 +234,9 @@ fn place(state: &Path) -> io::Result<(PathBuf, u32)> {
         return Err(io::Error::other("others may write to its folder"));
     }
     check_owner(found.st_uid, "its folder")?;
+    if state.join(crate::copy::RESTORING).symlink_metadata().is_ok() {
+        return Err(io::Error::other("a restore into it has not finished: empty it and restore again"));
+    }
     match rustix::fs::mknodat(&folder, NAME, FileType::RegularFile, Mode::RUSR | Mode::WUSR, 0) {
         // SQLite makes sure of what it makes itself; of this file we have to.
         Ok(()) => rustix::fs::fsync(&folder)?,

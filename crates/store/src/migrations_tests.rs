@@ -202,6 +202,13 @@ fn a_database_with_more_than_ours_is_told_from_one_of_any_schema() {
         let odd = "CREATE TRIGGER odd AFTER INSERT ON gateway_key BEGIN UPDATE gateway_key SET scopes = 'admin'; END";
         connection.execute_batch(odd).unwrap();
         assert_eq!(crate::copy::foreign(&place.0).unwrap().as_deref(), Some("trigger `odd`"));
+        // A name that SQLite itself would not let anybody take.
+        let rename = "UPDATE sqlite_schema SET name = 'sqlite_odd', sql = replace(sql, 'odd', 'sqlite_odd')
+            WHERE name = 'odd'";
+        connection.pragma_update(None, "writable_schema", true).unwrap();
+        assert_eq!(connection.execute(rename, []).unwrap(), 1);
+        drop(connection);
+        assert_eq!(crate::copy::foreign(&place.0).unwrap().as_deref(), Some("trigger `sqlite_odd`"));
     }
 }
 
@@ -223,6 +230,9 @@ fn what_waited_when_it_was_backed_up_is_held_unless_it_may_run_again() {
     connection.execute_batch(add).unwrap();
     let held = crate::copy::hold(&place.0, "THEN", 100).unwrap();
     assert_eq!((held.jobs, held.notices), (3, 1));
+    let mut ended = Vec::new();
+    crate::copy::each_held(&place.0, 100, |tenant, job| ended.push(format!("{tenant}/{job}"))).unwrap();
+    assert_eq!(ended, ["t/once", "t/running", "t/behind"]);
     let text = |query: &str| connection.query_row(query, [], |row| row.get::<_, String>(0)).unwrap();
     let status = |id: &str| text(&format!("SELECT status FROM job WHERE id = '{id}'"));
     assert_eq!(["once", "running", "again", "behind"].map(status), ["lost", "lost", "queued", "lost"]);

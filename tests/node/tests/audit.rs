@@ -484,3 +484,63 @@ fn what_steps_were_denied_is_written_with_run_tenant_and_rule() {
     assert!(has(&own, "run.start", "refused", "ext_net_required"), "{own:#?}");
     assert!(!written(&server.folder.at("state/audit")).contains(CANARY));
 }
+
+#[test]
+fn whoever_looks_where_nothing_is_is_told_so_and_leaves_nothing() {
+    let place = Folder::new();
+    let state = place.at("typo");
+    for words in [["audit", "verify"], ["audit", "head"], ["audit", "show"], ["audit", "set-aside"]] {
+        let output = airlock(&state, &words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(125) && said.contains("there is no state"), "{words:?}: {said}");
+        assert!(!state.exists(), "{words:?}");
+    }
+    let mut server = Server::new();
+    assert!(server.end(Signal::TERM).0.success());
+    let state = server.folder.at("state");
+    verifies(&state).expect("the positive control");
+    fs::remove_file(state.join("airlock.db")).expect("it is there");
+    assert!(verifies(&state).expect_err("it is gone").contains("airlock.db"));
+    assert!(!state.join("airlock.db").exists());
+}
+
+#[test]
+fn nothing_is_said_to_be_allowed_that_was_refused() {
+    /// More than are written of refusals in a minute.
+    const MANY: usize = 150;
+    let (server, one, two) = with_tenants();
+    let made = server.ask(&one, "POST", "/v1/sandboxes", &[], &json!({})).json();
+    let sandbox = made["sandbox_id"].as_str().expect("an identifier").to_owned();
+    let headers = [("prefer", "respond-async")];
+    let long = server.ask(&one, "POST", "/v1/runs", &headers, &json!({"command": ["sleep", "600"]})).json();
+    let run = long["run_id"].as_str().expect("an identifier").to_owned();
+    let encoded = format!("%{:02x}{}", run.as_bytes()[0], &run[1..]);
+    for _ in 0..MANY {
+        for (method, path) in [
+            ("DELETE", format!("/v1/runs/{run}")),
+            ("DELETE", format!("/v1/runs/{encoded}")),
+            ("POST", format!("/v1/sandboxes/{sandbox}/pause")),
+            ("DELETE", format!("/v1/sandboxes/{sandbox}/exec/none")),
+            ("GET", format!("/v1/sandboxes/{sandbox}/files/x")),
+            ("DELETE", "/v1/workspaces/none".to_owned()),
+            ("DELETE", "/v1/artifacts/none".to_owned()),
+        ] {
+            let answer = server.ask(&two, method, &path, &[], &Value::Null);
+            assert_eq!(answer.status, 404, "{method} {path}: {}", answer.text());
+        }
+    }
+    let of = |key: &str, what: &str, decision: &str| {
+        let all = lines(&server, key, &format!("&what={what}"));
+        all.iter().filter(|line| line["decision"] == decision).count()
+    };
+    for what in ["run.cancel", "sandbox.pause", "sandbox.stop", "file.read", "workspace.discard"] {
+        assert_eq!(of(&two, what, "allowed"), 0, "{what}");
+    }
+    assert!(of(&two, "run.cancel", "refused") > 0, "the positive control");
+    // Only who looks for it knows that it is not there: each of these has both lines, however many there are.
+    let pairs = (of(&two, "artifact.remove", "allowed"), of(&two, "artifact.remove", "refused"));
+    assert_eq!(pairs, (MANY, MANY));
+    // Whose it is may; also by a name that is written otherwise.
+    assert_eq!(server.ask(&one, "DELETE", &format!("/v1/runs/{encoded}"), &[], &Value::Null).status, 200);
+    assert_eq!((of(&one, "run.cancel", "allowed"), of(&one, "run.cancel", "refused")), (1, 0));
+}

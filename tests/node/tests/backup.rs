@@ -368,6 +368,106 @@ fn a_backup_whose_database_is_damaged_is_refused_by_a_check_and_by_a_restore() {
 }
 
 #[test]
+fn jobs_that_a_restore_ends_have_a_line_each_and_so_has_the_restore() {
+    let (server, place) = (Server::new(), Folder::new());
+    let tomorrow = Command::new("date").args(["-u", "-d", "+1 day", "+%FT%TZ"]).output().expect("date");
+    let tomorrow = String::from_utf8(tomorrow.stdout).expect("text");
+    let order = |on_lost: &str| {
+        let order =
+            json!({ "run": { "command": ["true"] }, "not_before": tomorrow.trim(), "on_lost": on_lost });
+        let job = server.post("/v1/jobs", &order);
+        job.json()["job_id"].as_str().unwrap_or_else(|| panic!("{}", job.text())).to_owned()
+    };
+    let (lost, again) = (["lost", "lost"].map(order), order("rerun"));
+    let file = place.at("b.tar");
+    done(&mut airlock(&server.folder.at("state"), &["backup", file.to_str().expect("text")]));
+    let restored = Folder::new();
+    done(&mut airlock(&restored.at("state"), &["restore", file.to_str().expect("text")]));
+    let second = Server::on(restored, "", &[], Some(server.admin.clone()));
+    let lines = |what: &str| second.get(&format!("/v1/audit?what={what}")).json()["lines"].clone();
+    let ends = lines("job.end");
+    let told = |job: &String| {
+        let line = ends.as_array().expect("lines").iter().find(|line| line["job"] == job.as_str());
+        line.map(|line| (line["rule"].clone(), line["about"].clone()))
+    };
+    for job in &lost {
+        assert_eq!(told(job), Some((json!("state.restored"), json!("lost"))), "{ends:#}");
+        assert_eq!(second.get(&format!("/v1/jobs/{job}")).json()["status"], "lost");
+    }
+    assert_eq!(told(&again), None, "it goes on");
+    let about = lines("state.restored")[0]["about"].as_str().expect("words").to_owned();
+    assert!(about.ends_with("jobs=2 notices=0"), "{about}");
+}
+
+#[test]
+fn a_state_is_restored_behind_a_link_and_onto_a_disk_of_its_own() {
+    let (state, place) = (Folder::new(), Folder::new());
+    done(&mut airlock(&state.at("state"), &["key", "create", "--name", "ci", "--scope", "runs"]));
+    let file = place.at("b.tar");
+    let name = file.to_str().expect("text");
+    done(&mut airlock(&state.at("state"), &["backup", name]));
+    let has_key = |state: &Path| {
+        let keys = done(&mut airlock(state, &["key", "list"]));
+        assert!(String::from_utf8_lossy(&keys.stdout).contains("ci"), "{keys:?}");
+    };
+    let (real, link) = (place.at("real"), place.at("link"));
+    fs::create_dir(&real).expect("a folder");
+    std::os::unix::fs::symlink(&real, &link).expect("a link");
+    done(&mut airlock(&link, &["restore", name]));
+    has_key(&real);
+    assert!(link.is_symlink());
+    // What a restore that was killed leaves is no state.
+    let half = place.at("half");
+    fs::create_dir_all(half.join(".restoring")).expect("a folder");
+    for words in [&["usage"][..], &["restore", name]] {
+        let refused = airlock(&half, words).output().expect("airlock starts");
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(125) && said.contains("restore"), "{words:?}: {said}");
+        assert!(!half.join("airlock.db").exists());
+    }
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root mounts disks");
+        return;
+    }
+    let disk = place.at("disk");
+    fs::create_dir(&disk).expect("a folder");
+    for mount in ["mount -t tmpfs -o mode=700 disk \"$1\"", "mount --bind \"$1\" \"$1\""] {
+        let script = format!(
+            "set -e; {mount}; \"$2\" restore \"$3\" --state \"$1\" >&2; \"$2\" key list --state \"$1\"; ls -A \"$1\""
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--", "sh", "-c", &script, "sh"]);
+        command.arg(&disk).arg(cli::airlock()).arg(&file);
+        command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        let told = done(command.env("HOME", "/nonexistent").stdin(Stdio::null()));
+        let told = String::from_utf8_lossy(&told.stdout);
+        assert!(told.contains("ci") && told.contains("airlock.db") && !told.contains(".restoring"), "{told}");
+    }
+}
+
+#[test]
+fn a_backup_is_written_to_no_file_of_somebody_else() {
+    let (state, place) = (Folder::new(), Folder::new());
+    done(&mut airlock(&state.at("state"), &["usage"]));
+    // Somebody waits for it under every name that could be guessed, and holds what he made open.
+    let others = [".b.tar.partial", "b.tar.partial", ".b.tar.mine.partial"].map(|name| place.at(name));
+    for other in &others {
+        fs::write(other, "another's").expect("it can be written");
+        fs::set_permissions(other, fs::Permissions::from_mode(0o666)).expect("it is ours here");
+    }
+    let left = place.at(&format!(".b.tar.{}.partial", "0".repeat(26)));
+    fs::write(&left, "of one that was killed").expect("it can be written");
+    let file = place.at("b.tar");
+    done(&mut airlock(&state.at("state"), &["backup", file.to_str().expect("text")]));
+    for other in &others {
+        assert_eq!(fs::read_to_string(other).expect("it is there"), "another's");
+        assert_eq!(fs::metadata(other).expect("it is there").permissions().mode() & 0o777, 0o666);
+    }
+    assert!(file.exists() && !left.exists());
+    assert_eq!(fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
 fn a_backup_has_its_name_only_when_it_is_whole_and_is_never_replaced() {
     let (server, place) = (Server::new(), Folder::new());
     let state = server.folder.at("state");

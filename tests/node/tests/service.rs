@@ -148,6 +148,30 @@ fn what_is_not_ours_is_neither_overwritten_nor_removed() {
 }
 
 #[test]
+fn nothing_below_a_root_leads_out_of_it_and_no_link_is_replaced() {
+    let link = |to: &std::path::Path, from: &std::path::Path| {
+        fs::create_dir_all(from.parent().expect("a folder")).expect("folders");
+        std::os::unix::fs::symlink(to, from).expect("a link");
+    };
+    for linked in ["etc", "etc/systemd", "etc/systemd/system", "etc/airlock", "etc/airlock/config.toml"] {
+        let (root, outside) = (Folder::new(), Folder::new());
+        link(&outside.0, &root.at(linked));
+        let refused = service(&root, &["install", "--root", root.0.to_str().expect("text")]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(125) && said.contains("may lead out of"), "{linked}: {said}");
+        assert_eq!(fs::read_dir(&outside.0).expect("a folder").count(), 0, "{linked}");
+    }
+    let home = Folder::new();
+    let config = home.at(".config/airlock/config.toml");
+    link(&home.at("nowhere"), &config);
+    let refused = service(&home, &["install", "--user"]);
+    assert!(refused.status.code() == Some(125) && config.is_symlink(), "{refused:?}");
+    fs::write(home.at("nowhere"), "").expect("it can be written");
+    assert!(service(&home, &["install", "--user"]).status.success(), "the control");
+    assert!(config.is_symlink());
+}
+
+#[test]
 fn names_and_places_cannot_break_out_and_a_bad_configuration_is_refused_now() {
     let home = Folder::new();
     for name in ["", "../x", "a/b", ".hidden", "a b", "a\nb", "-x"] {

@@ -108,15 +108,9 @@ impl Which {
 
 /// 64 digits.
 fn hash(text: &str) -> Result<[u8; 32], String> {
-    let bad = || format!("`{}` is no hash of 64 digits, as `airlock audit head` prints it", printable(text));
-    let mut hash = [0; 32];
-    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Err(bad());
-    }
-    for (index, byte) in hash.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).map_err(|_| bad())?;
-    }
-    Ok(hash)
+    audit::hash(text).ok_or_else(|| {
+        format!("`{}` is no hash of 64 digits, as `airlock audit head` prints it", printable(text))
+    })
 }
 
 /// Carries out the command.
@@ -126,9 +120,10 @@ pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroun
 
 fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> Result<u8, Failure> {
     if let Some(client) = global.server(surroundings)? {
-        return super::runtime()?.block_on(at_server(options, &client));
+        return at_server(options, &client);
     }
     let state = global.configure(surroundings)?.state;
+    is_there(&state)?;
     match &options.action {
         Action::Verify { head } => verify(&state, *head, options.json),
         Action::Head => head(&state, options.json),
@@ -141,6 +136,17 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
             tell(Shape::of(options.json, Some(*format)), &which.asked(usize::MAX), page)
         }
         Action::SetAside => set_aside(&state, options.json),
+    }
+}
+
+/// A folder that is none, or not the one that was meant, has nothing that could be right or wrong.
+fn is_there(state: &Path) -> Result<(), Failure> {
+    match ["airlock.db", "audit", "ledger"].iter().any(|name| state.join(name).symlink_metadata().is_ok()) {
+        true => Ok(()),
+        false => Err(Failure::invalid(
+            format!("there is no state of Airlock in `{}`", printable(&state.display().to_string())),
+            "name the folder of the server with --state DIR",
+        )),
     }
 }
 
@@ -158,9 +164,19 @@ fn verify(state: &Path, head: Option<[u8; 32]>, json: bool) -> Result<u8, Failur
             Verified::default()
         }
     };
-    let books = Books::open(state)?;
-    problems.extend(books.verify()?);
-    let ledgers = books.segments()?;
+    // Without the database the ledger cannot be compared; whoever looks does not make one.
+    let ledgers = match state.join("airlock.db").symlink_metadata().is_ok() {
+        true => {
+            let books = Books::open(state)?;
+            problems.extend(books.verify()?);
+            books.segments()?
+        }
+        false => {
+            let what = "it is gone, and what it knew of audit and ledger with it".to_owned();
+            problems.push(Problem { file: state.join("airlock.db"), line: 0, what });
+            0
+        }
+    };
     match json {
         true => print_json(&json!({
             "lines": verified.lines, "first": verified.first, "last": verified.last, "head": verified.head,
@@ -210,7 +226,7 @@ fn set_aside(state: &Path, json: bool) -> Result<u8, Failure> {
     let place = audit::set_aside(state).map_err(|error| Failure {
         code: ErrorCode::Conflict,
         message: format!("cannot put the audit aside: {error}"),
-        hint: "end the server of this state folder first".to_owned(),
+        hint: "end the server of this state folder first, and let a backup of it finish".to_owned(),
     })?;
     let shown = place.as_ref().map(|place| place.display().to_string());
     match (&shown, json) {
@@ -306,7 +322,7 @@ struct Told {
 }
 
 /// The same by a server's own reading.
-async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
+fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
     let (which, limit, shape) = match &options.action {
         Action::Show { which, limit } => (which, *limit, Shape::of(options.json, None)),
         Action::Export { which, format } => (which, usize::MAX, Shape::of(options.json, Some(*format))),
@@ -317,29 +333,22 @@ async fn at_server(options: &Options, client: &Client) -> Result<u8, Failure> {
             ));
         }
     };
-    if shape == Shape::Csv {
-        print(CSV)?;
-    }
-    let (mut left, mut before) = (limit, None::<String>);
-    while left > 0 {
-        let asked = [
-            ("run", which.run.clone()),
-            ("tenant", which.tenant.clone()),
-            ("what", which.what.clone()),
-            ("since_ms", which.since.map(|since| since.to_string())),
-            ("until_ms", which.until.map(|until| until.to_string())),
-            ("limit", Some(left.min(AT_ONCE).to_string())),
-            ("before", before.clone()),
+    let runtime = super::runtime()?;
+    tell(shape, &which.asked(limit), |asked| {
+        let number = |number: Option<u64>| number.map(|number| number.to_string());
+        let words = [
+            ("run", asked.run.clone()),
+            ("tenant", asked.tenant.clone()),
+            ("what", asked.what.clone()),
+            ("since_ms", number(asked.since_ms)),
+            ("until_ms", number(asked.until_ms)),
+            ("limit", Some(asked.limit.to_string())),
+            ("before", asked.before.clone()),
         ];
-        let told: Told = client.json(Ask::get(format!("/v1/audit{}", query(&asked)))).await?;
-        told.lines.iter().try_for_each(|row| shape.show(row))?;
-        left -= told.lines.len().min(left);
-        before = told.before;
-        if before.is_none() {
-            break;
-        }
-    }
-    Ok(0)
+        let asking = client.json(Ask::get(format!("/v1/audit{}", query(&words))));
+        let Told { lines, before } = runtime.block_on(asking)?;
+        Ok(audit::Page { rows: lines, before })
+    })
 }
 
 #[cfg(test)]

@@ -8,14 +8,13 @@ use super::{
 use crate::config::{Store, Surroundings};
 use clap::Args;
 use engine::backup::{Backup, BackupError, Report};
-use rustix::{
-    fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags},
-    io::Errno,
-};
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags};
 use spec::ErrorCode;
 use std::{
+    ffi::OsString,
     fs::File,
     io::{self, BufWriter, IsTerminal, Write},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -123,39 +122,12 @@ struct Draft {
 
 impl Draft {
     fn new(path: PathBuf) -> Result<Draft, Failure> {
-        let mut partial = path.clone().into_os_string();
-        partial.push(".partial");
-        let partial = PathBuf::from(partial);
         if path.symlink_metadata().is_ok() {
-            let message = format!("`{}` is there already", path.display());
-            return Err(Failure::invalid(message, "choose another name; backups are not replaced"));
+            return Err(taken(&path));
         }
-        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let opened = rustix::fs::openat(CWD, &partial, flags, Mode::RUSR | Mode::WUSR);
-        let file = File::from(opened.map_err(|error| unwritable(&partial, error.into()))?);
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                let message = format!("another backup is being written to `{}`", path.display());
-                return Err(Failure::invalid(message, "wait for it, or choose another name"));
-            }
-            Err(error) => return Err(unwritable(&partial, error.into())),
-        }
-        // Whoever had it may have finished meanwhile: then this is a whole backup by now.
-        let named = rustix::fs::statat(CWD, &partial, AtFlags::SYMLINK_NOFOLLOW).ok();
-        let held = rustix::fs::fstat(&file).ok();
-        if named.map(|found| (found.st_dev, found.st_ino)) != held.map(|found| (found.st_dev, found.st_ino)) {
-            let message = format!("another backup was written to `{}`", path.display());
-            return Err(Failure::invalid(message, "choose another name"));
-        }
-        // What a killed one left; or something else, which is not ours to take.
-        let fresh = file.metadata().and_then(|found| match found.is_file() {
-            true => rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)
-                .map_err(Into::into)
-                .and_then(|()| file.set_len(0)),
-            false => Err(io::Error::other("it is not a regular file")),
-        });
-        fresh.map_err(|error| unwritable(&partial, error))?;
+        // What cannot be swept is in nobody's way.
+        _ = sweep(&path);
+        let (partial, file) = begin(&path).map_err(|error| unwritable(&path, error))?;
         Ok(Draft { path, partial, file, published: false })
     }
 
@@ -163,10 +135,12 @@ impl Draft {
         let moved = || {
             self.file.sync_all()?;
             rustix::fs::renameat_with(CWD, &self.partial, CWD, &self.path, RenameFlags::NOREPLACE)?;
-            let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+            File::open(folder_of(&self.path))?.sync_all()
         };
-        moved().map_err(|error| unwritable(&self.path, error))?;
+        moved().map_err(|error: io::Error| match error.kind() {
+            io::ErrorKind::AlreadyExists => taken(&self.path),
+            _ => unwritable(&self.path, error),
+        })?;
         self.published = true;
         Ok(())
     }
@@ -175,10 +149,63 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.published {
-            // It is written over by the next one.
+            // The next one sweeps it.
             _ = std::fs::remove_file(&self.partial);
         }
     }
+}
+
+/// `.NAME.ID.partial` beside it, which nobody had: what lies in a folder that others may write to is neither followed nor
+/// written over.
+fn begin(path: &Path) -> io::Result<(PathBuf, File)> {
+    loop {
+        let mut name = OsString::from(".");
+        name.push(path.file_name().unwrap_or_default());
+        name.push(format!(".{}.partial", engine::fresh_id()));
+        let partial = path.with_file_name(name);
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::openat(CWD, &partial, flags, Mode::RUSR | Mode::WUSR)?);
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
+        // Another's sweep may have come between the two; from now on it cannot.
+        if rustix::fs::fstat(&file)?.st_nlink > 0 {
+            return Ok((partial, file));
+        }
+    }
+}
+
+fn is_partial(found: &[u8], name: &[u8]) -> bool {
+    let id = found.strip_prefix(b".").and_then(|rest| rest.strip_prefix(name));
+    let id = id.and_then(|rest| rest.strip_prefix(b".")?.strip_suffix(b".partial"));
+    id.is_some_and(|id| id.len() == 26 && id.iter().all(u8::is_ascii_alphanumeric))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Removes what killed ones left of a backup of this name: plain files of ours that nobody writes to.
+fn sweep(path: &Path) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    for entry in std::fs::read_dir(folder_of(path))? {
+        let entry = entry?;
+        if !is_partial(entry.file_name().as_bytes(), name) {
+            continue;
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let Ok(file) = rustix::fs::openat(CWD, entry.path(), flags, Mode::empty()) else { continue };
+        let found = rustix::fs::fstat(&file)?;
+        let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+        let is_ours = is_file && found.st_uid == rustix::process::geteuid().as_raw();
+        if is_ours && rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn taken(path: &Path) -> Failure {
+    let message = format!("`{}` is there already", path.display());
+    Failure::invalid(message, "choose another name; backups are not replaced")
 }
 
 fn unwritable(path: &Path, error: io::Error) -> Failure {

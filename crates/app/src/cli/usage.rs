@@ -221,7 +221,7 @@ fn set_aside(books: &Books, json: bool) -> Result<u8, Failure> {
     let aside = books.set_aside(engine::now().0).map_err(|error| Failure {
         code: ErrorCode::Conflict,
         message: format!("cannot put the ledger aside: {error}"),
-        hint: "end the server or proxy of this state folder first".to_owned(),
+        hint: "end the server or proxy of this state folder first, and let a backup of it finish".to_owned(),
     })?;
     let shown = aside.place.as_ref().map(|place| place.display().to_string());
     if json {

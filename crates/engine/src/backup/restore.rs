@@ -1,18 +1,17 @@
-//! From an archive to a state folder: unpacked beside its place, and put there as a whole once all of it is believed.
+//! From an archive to a state folder: unpacked beside its place, and put there as a whole once all of it is believed. Where
+//! a disk is mounted nothing can take its place: there it is unpacked within, in `.restoring`, and moved up. Until that is
+//! gone nobody opens the folder as a state.
 
-use super::{BackupError, DATABASE, Report, Sink, check, judge};
+use super::{BackupError, DATABASE, Report, Sink, beneath, check, judge};
 use image::tar::Input;
 use rustix::{
-    fs::{Mode, OFlags, ResolveFlags},
+    fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxAttributes, StatxFlags},
     io::Errno,
 };
 use std::{
     fs::{self, DirBuilder, File},
     io::{self, Write},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::fs::DirBuilderExt,
-    },
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
     path::{Path, PathBuf},
 };
 
@@ -32,37 +31,62 @@ pub fn restore(
     waiting: Waiting,
     now_ms: u64,
 ) -> Result<Report, BackupError> {
-    look(state)?;
-    let draft = Draft::new(state)?;
+    let (state, is_disk) = look(state)?;
+    let draft = Draft::new(&state, is_disk)?;
     let mut unpacking = Unpacking { folder: draft.folder()?, file: None };
     let mut report = check(input, &mut unpacking)?;
     report.problems = judge::all(&draft.path, &report)?;
     report.held = hold(&draft.path, &report, waiting, now_ms)?;
-    rustix::fs::syncfs(&unpacking.folder).map_err(|error| BackupError::file("write", state)(error.into()))?;
-    draft.publish(state)?;
+    rustix::fs::syncfs(&unpacking.folder)
+        .map_err(|error| BackupError::file("write", &state)(error.into()))?;
+    draft.publish(&state)?;
     Ok(report)
 }
 
 /// Reads all of an archive, and judges its database as a restore would, in a folder of its own below this one. Nothing stays.
 pub fn examine(input: impl Input, scratch: &Path) -> Result<Report, BackupError> {
     // Of one that is killed it stays, as with everybody's who works there.
-    let draft = Draft::at(scratch.join(format!("airlock-check-{}", crate::fresh_id())))?;
+    let draft = Draft::at(scratch.join(format!("airlock-check-{}", crate::fresh_id())), false)?;
     let mut database = OnlyDatabase(Unpacking { folder: draft.folder()?, file: None });
     let report = check(input, &mut database)?;
     judge::database(&draft.path, &report)?;
     Ok(report)
 }
 
-/// Whether something is there that must not be lost.
-fn look(state: &Path) -> Result<(), BackupError> {
-    match fs::read_dir(state) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(BackupError::file("open", state)(error)),
-        Ok(mut entries) => match entries.next() {
-            None => Ok(()),
-            Some(_) => Err(BackupError::Taken { path: state.to_owned(), why: "is not empty" }),
-        },
+/// Where it is behind all links, and whether a disk of its own; unless something is there that must not be lost.
+fn look(state: &Path) -> Result<(PathBuf, bool), BackupError> {
+    let taken = |why| BackupError::Taken { path: state.to_owned(), why };
+    let place = match state.canonicalize() {
+        Ok(place) => place,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return match state.symlink_metadata() {
+                Ok(_) => Err(taken("is a link to what is not there")),
+                Err(_) => Ok((state.to_owned(), false)),
+            };
+        }
+        Err(error) => return Err(BackupError::file("open", state)(error)),
+    };
+    let failed = |error| BackupError::file("open", state)(error);
+    let is_disk = is_disk(&place).map_err(failed)?;
+    for entry in fs::read_dir(&place).map_err(failed)? {
+        let name = entry.map_err(|error| BackupError::file("open", state)(error))?.file_name();
+        if name == store::copy::RESTORING {
+            return Err(taken("has `.restoring`: a restore is under way, or was killed"));
+        }
+        // Some file systems make it by themselves.
+        if !(is_disk && name == "lost+found") {
+            return Err(taken("is not empty"));
+        }
     }
+    Ok((place, is_disk))
+}
+
+/// Whether another folder cannot take its place: something is mounted there.
+fn is_disk(folder: &Path) -> io::Result<bool> {
+    let found = |path: &Path| rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
+    let (this, above) = (found(folder)?, found(&folder.join(".."))?);
+    let device = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor);
+    Ok(device(&this) != device(&above) || this.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// Holds what waited, and leaves word for the first start, which writes it into the audit.
@@ -78,7 +102,8 @@ fn hold(
         _ => None,
     };
     let about = match held {
-        Some(held) => format!("backup of {made}; jobs={} notices={}", held.jobs, held.notices),
+        // The second line is the moment of their ends, by which the first start finds them.
+        Some(held) => format!("backup of {made}; jobs={} notices={}\n{now_ms}", held.jobs, held.notices),
         None => format!("backup of {made}; resumed"),
     };
     let path = state.join(store::copy::RESTORED);
@@ -89,27 +114,28 @@ fn hold(
     Ok(held)
 }
 
-/// The folder beside, which goes away unless it is published.
+/// The folder beside or within, which goes away unless its contents are about to be published.
 struct Draft {
     path: PathBuf,
-    published: bool,
+    is_within: bool,
+    stays: bool,
 }
 
 impl Draft {
-    fn new(state: &Path) -> Result<Draft, BackupError> {
+    fn new(state: &Path, is_within: bool) -> Result<Draft, BackupError> {
         let mut name = state.file_name().unwrap_or_default().to_owned();
-        name.push(".restoring");
-        let path = state.with_file_name(name);
+        name.push(store::copy::RESTORING);
+        let path = if is_within { state.join(store::copy::RESTORING) } else { state.with_file_name(name) };
         if let Some(above) = path.parent().filter(|above| !above.as_os_str().is_empty()) {
             let made = DirBuilder::new().recursive(true).mode(0o755).create(above);
             made.map_err(BackupError::file("make", above))?;
         }
-        Draft::at(path)
+        Draft::at(path, is_within)
     }
 
-    fn at(path: PathBuf) -> Result<Draft, BackupError> {
+    fn at(path: PathBuf, is_within: bool) -> Result<Draft, BackupError> {
         match DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => Ok(Draft { path, published: false }),
+            Ok(()) => Ok(Draft { path, is_within, stays: false }),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Err(BackupError::Taken { path, why: "is there: a restore is under way, or was killed" })
             }
@@ -125,10 +151,12 @@ impl Draft {
 
     /// Takes its place, if that is still empty.
     fn publish(mut self, state: &Path) -> Result<(), BackupError> {
-        match fs::rename(&self.path, state) {
-            Ok(()) => self.published = true,
-            Err(error) => return Err(BackupError::file("put the restored folder at", state)(error)),
-        }
+        let moved = match self.is_within {
+            true => self.move_up(state),
+            false => fs::rename(&self.path, state),
+        };
+        moved.map_err(BackupError::file("put the restored folder at", state))?;
+        self.stays = true;
         if let Some(above) = state.parent().filter(|above| !above.as_os_str().is_empty()) {
             File::open(above)
                 .and_then(|above| above.sync_all())
@@ -136,11 +164,24 @@ impl Draft {
         }
         Ok(())
     }
+
+    /// One by one, the database last. Should it break off, `.restoring` stays and says that this is no state.
+    fn move_up(&mut self, state: &Path) -> io::Result<()> {
+        let names = fs::read_dir(&self.path)?.map(|entry| Ok(entry?.file_name()));
+        let mut names = names.collect::<io::Result<Vec<_>>>()?;
+        names.sort_by_key(|name| name == "airlock.db");
+        self.stays = true;
+        names.iter().try_for_each(|name| fs::rename(self.path.join(name), state.join(name)))?;
+        let folder = File::open(state)?;
+        folder.sync_all()?;
+        fs::remove_dir(&self.path)?;
+        folder.sync_all()
+    }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if !self.published {
+        if !self.stays {
             // What stays is named when somebody tries again.
             _ = fs::remove_dir_all(&self.path);
         }
@@ -173,13 +214,6 @@ impl Unpacking {
         // A file that a folder has to be made for, or the other way round, is refused by the kernel.
         Ok(File::from(beneath(&parent, name, OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY)?))
     }
-}
-
-fn beneath(folder: impl AsFd, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    Ok(rustix::io::retry_on_intr(|| rustix::fs::openat2(&folder, name, flags, mode, resolve))?)
 }
 
 impl Sink for Unpacking {

@@ -1,19 +1,17 @@
 //! From a state folder to an archive.
 
 use super::{
-    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, Report, STATE, hexadecimal, read::placed, tar,
+    ABOUT, About, BackupError, Entry, FORMAT, MANIFEST, Report, STATE, beneath, hexadecimal, read::placed,
+    tar,
 };
 use doors::ledger::{self, Fault, Head, Reader};
-use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
 use std::{
     collections::BTreeMap,
     fs::{self, DirBuilder, File},
     io::{self, BufReader, Read, Write},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::fs::DirBuilderExt,
-    },
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
     path::{Path, PathBuf},
 };
 use store::Upkeep;
@@ -348,13 +346,6 @@ impl Read for At<'_> {
         self.offset += count as u64;
         Ok(count)
     }
-}
-
-fn beneath(folder: impl AsFd, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
-    let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-    rustix::io::retry_on_intr(|| rustix::fs::openat2(&folder, name, flags, Mode::empty(), resolve))
-        .map_err(Into::into)
 }
 
 /// In order, without drafts and what else begins with a dot.

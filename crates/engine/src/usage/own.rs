@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use store::{DatabaseError, usage::Progress};
+use store::{DatabaseError, Upkeep, usage::Progress};
 
 /// How long each segment of a server is, in bytes of all its files: it says more than before only if this is more.
 pub fn lengths(state: &Path) -> io::Result<BTreeMap<String, u64>> {
@@ -56,8 +56,10 @@ impl Books {
         for (name, progress) in self.own()? {
             let files = there.get(&name).map(Vec::as_slice).unwrap_or_default();
             let whole = name == OWNER || ledger::tells_of(&self.folder, &name, today).map_err(failed)?;
-            let problem =
-                if whole { self.lacks(&name, files, progress) } else { self.shrank(&name, files, progress) };
+            let problem = match whole {
+                true => self.lacks(&name, files, progress)?,
+                false => self.shrank(&name, files, progress)?,
+            };
             if problem.is_some() {
                 return Ok(problem);
             }
@@ -72,11 +74,16 @@ impl Books {
         Ok(known)
     }
 
-    fn shrank(&self, name: &str, files: &[PathBuf], progress: Progress) -> Option<Problem> {
+    fn shrank(
+        &self,
+        name: &str,
+        files: &[PathBuf],
+        progress: Progress,
+    ) -> Result<Option<Problem>, UsageError> {
         let Some(file) = files.get(progress.part as usize - 1) else {
             return self.lacks(name, files, progress);
         };
-        open_at(file, Head { offset: progress.offset, ..Head::default() }).err()
+        Ok(open_at(file, Head { offset: progress.offset, ..Head::default() }).err())
     }
 
     /// What tenants spent today by the ledgers of days. What is open in them is settled as lost, so their owner must be gone.
@@ -94,6 +101,10 @@ impl Books {
     pub fn set_aside(&self, now_ms: u64) -> Result<Aside, UsageError> {
         let failed = |source| self.failed(source);
         let place = self.folder.with_file_name(format!("{LEDGER}-aside-{now_ms}"));
+        let state = self.folder.parent().unwrap_or(&self.folder);
+        let Some(_alone) = Upkeep::alone(state).map_err(failed)? else {
+            return Err(failed(io::Error::other("the state folder is being copied")));
+        };
         let mut aside = Aside::default();
         for name in self.unbelieved()? {
             if ledger::set_aside(&self.folder, &name, &place).map_err(failed)? {
@@ -115,8 +126,8 @@ impl Books {
         let mut wrong = Vec::new();
         for name in names.into_iter().filter(|name| is_own(name) && !going.contains(name)) {
             let files = there.get(name).map(Vec::as_slice).unwrap_or_default();
-            let lacks = known.get(name).and_then(|progress| self.lacks(name, files, *progress));
-            if lacks.is_some() || ledger::believe(&self.folder, name).map_err(failed)?.is_some() {
+            let lacks = known.get(name).map(|progress| self.lacks(name, files, *progress)).transpose()?;
+            if lacks.flatten().is_some() || ledger::believe(&self.folder, name).map_err(failed)?.is_some() {
                 wrong.push(name.clone());
             }
         }

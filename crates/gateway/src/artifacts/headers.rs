@@ -93,7 +93,7 @@ pub(super) fn describe(headers: &mut HeaderMap, reading: &Reading, partial: bool
 }
 
 /// The bytes of a path; none if its encoding is broken.
-pub(super) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -15,6 +15,8 @@ mod told;
 mod wire;
 mod workflow;
 
+pub(crate) use sessions::entry as session;
+
 use crate::{Gateway, Problem};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;

@@ -187,7 +187,7 @@ async fn note(gateway: &Gateway, caller: &Caller, what: &str, sandbox: &str, tas
 }
 
 /// The session of that name, dead or alive; of this task, if one is named. Another task's is as if there were none.
-pub(super) fn entry(
+pub(crate) fn entry(
     gateway: &Gateway,
     caller: &Caller,
     session: String,

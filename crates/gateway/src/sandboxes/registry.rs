@@ -364,7 +364,7 @@ impl Gateway {
     }
 
     /// A program of a live session.
-    pub(super) fn exec(&self, caller: &Caller, id: &str, exec: &str) -> Answer<(Session, Exec)> {
+    pub(crate) fn exec(&self, caller: &Caller, id: &str, exec: &str) -> Answer<(Session, Exec)> {
         let session = self.session(caller, id)?;
         let exec = session.find_exec(exec).ok_or_else(|| Problem::not_found("program"))?;
         Ok((session, exec))

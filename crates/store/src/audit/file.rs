@@ -5,6 +5,7 @@ use super::{
     marks::{Beginning, Marks},
     verify::{self, Check},
 };
+use crate::Upkeep;
 use journal::{Durability, Folder, Hash, LARGEST, Problem, Writer};
 use std::{
     collections::VecDeque,
@@ -121,8 +122,9 @@ pub(super) struct State {
     pub(super) writer: Writer,
     /// The day of the file, since 1970.
     day: u64,
-    /// Up to which line everything is surely on the disk; none if a sync has failed, after which nothing is sure.
-    pub(super) synced: Option<u64>,
+    /// Up to which line everything is surely on the disk; or why a sync has failed, after which nothing is sure until the
+    /// next start reads what is there.
+    pub(super) synced: Result<u64, String>,
     waiting: VecDeque<Note>,
     left_out: u64,
     /// Why the last line could not be written.
@@ -153,7 +155,10 @@ impl Shared {
         let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
         let check = Check { folder: &folder, name: NAME, parts: &parts, beginnings: &beginnings, mark };
         let end = check.newest().map_err(io::Error::other)?;
-        let part = parts.last().copied().unwrap_or(1);
+        let part = end.part.max(1);
+        for later in parts.iter().filter(|later| **later > part) {
+            folder.remove(NAME, *later)?;
+        }
         let file = folder.make_file(NAME, part)?;
         if end.torn {
             rustix::fs::ftruncate(&file, end.head.offset)?;
@@ -164,7 +169,7 @@ impl Shared {
             marks.begin(NAME, beginning)?;
         }
         let began = end.beginnings.last().map_or_else(journal::now, |beginning| beginning.began_ms);
-        let synced = Some(mark.map_or(0, |mark| mark.n));
+        let synced = Ok(mark.map_or(0, |mark| mark.n));
         let state = State {
             writer: Writer::new(CALLED, file, part, end.head),
             day: began / DAY_MS,
@@ -221,14 +226,11 @@ impl Shared {
     fn last(&self, mut state: std::sync::MutexGuard<'_, State>, n: u64) -> io::Result<()> {
         state.waiters += 1;
         self.wanted.notify_one();
-        while state.synced.is_some_and(|synced| synced < n) {
+        while state.synced.as_ref().is_ok_and(|synced| *synced < n) {
             state = self.lasting.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.waiters -= 1;
-        match state.synced {
-            Some(_) => Ok(()),
-            None => Err(io::Error::other("the audit cannot be made to last: a sync of its file failed")),
-        }
+        state.synced.as_ref().map(drop).map_err(|why| io::Error::other(why.clone()))
     }
 
     pub(super) fn note_happened(&self, entry: &Entry<'_>) {
@@ -331,6 +333,9 @@ pub fn set_aside(state: &Path) -> io::Result<Option<PathBuf>> {
         return Ok(None);
     };
     let _lock = take_lock(&folder)?;
+    let Some(_alone) = Upkeep::alone(state)? else {
+        return Err(io::Error::other("the state folder is being copied"));
+    };
     let place = state.join(format!("{FOLDER}-aside-{}", journal::now()));
     std::fs::rename(state.join(FOLDER), &place)?;
     Marks::open(state)?.forget(NAME)?;

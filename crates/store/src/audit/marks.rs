@@ -54,6 +54,14 @@ impl Marks {
         Ok(Marks(database))
     }
 
+    /// The same without making a database; none if there is none.
+    pub(super) fn existing(state: &Path) -> io::Result<Option<Marks>> {
+        match Database::open_as_it_is(state).map_err(io::Error::other)? {
+            Some(_) => Marks::open(state).map(Some),
+            None => Ok(None),
+        }
+    }
+
     /// In their order.
     pub(super) fn beginnings(&self, name: &str) -> io::Result<Vec<Beginning>> {
         let sql =

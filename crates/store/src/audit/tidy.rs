@@ -56,7 +56,7 @@ pub(super) fn keep(shared: &Shared) {
 /// Until it is time, or somebody waits; whether the owner is gone.
 fn wait(shared: &Shared) -> bool {
     let state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-    let idle = |state: &mut State| !state.over && (state.waiters == 0 || state.synced.is_none());
+    let idle = |state: &mut State| !state.over && (state.waiters == 0 || state.synced.is_err());
     let waited = shared.wanted.wait_timeout_while(state, BETWEEN_SYNCS, idle);
     waited.unwrap_or_else(PoisonError::into_inner).0.over
 }
@@ -64,7 +64,7 @@ fn wait(shared: &Shared) -> bool {
 /// Until it is time for a mark, or a file was begun; whether the owner is gone.
 fn wait_for_file(shared: &Shared) -> bool {
     let state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-    let idle = |state: &mut State| !state.over && (state.opened.is_empty() || state.synced.is_none());
+    let idle = |state: &mut State| !state.over && (state.opened.is_empty() || state.synced.is_err());
     let waited = shared.begun.wait_timeout_while(state, BETWEEN_MARKS, idle);
     waited.unwrap_or_else(PoisonError::into_inner).0.over
 }
@@ -96,23 +96,21 @@ fn sync(shared: &Shared) -> Option<Mark> {
         let head = state.writer.head();
         let mark = Mark { part: state.writer.part(), n: head.n, hash: head.hash };
         let older: Vec<_> = state.opened.iter().filter_map(|opened| opened.before.clone()).collect();
-        (older, Arc::clone(&state.writer.file), mark, state.synced?)
+        (older, Arc::clone(&state.writer.file), mark, *state.synced.as_ref().ok()?)
     };
     if synced >= mark.n && older.is_empty() {
         return Some(mark);
     }
     let done = sync_files(shared, &older, &file);
     let mut state = lock();
-    state.synced = done.is_ok().then_some(mark.n);
-    match done {
-        Ok(()) => {
-            let sure = state.opened.iter_mut().filter(|opened| opened.beginning.part <= mark.part);
-            sure.for_each(|opened| opened.before = None);
-        }
-        Err(error) => state.trouble = Some(format!("the audit cannot be made to last: {error}")),
+    if done.is_ok() {
+        let sure = state.opened.iter_mut().filter(|opened| opened.beginning.part <= mark.part);
+        sure.for_each(|opened| opened.before = None);
     }
+    let why = |error| format!("the audit cannot be made to last until the server starts again: {error}");
+    state.synced = done.map(|()| mark.n).map_err(why);
     shared.lasting.notify_all();
-    state.synced.map(|_| mark)
+    state.synced.is_ok().then_some(mark)
 }
 
 /// In the order of their lines, with the names of those that were begun.

@@ -7,6 +7,7 @@ use super::{
     marks::{Beginning, Mark, Marks},
     page::Line,
 };
+use crate::names::hexadecimal;
 use journal::{Fault, Folder, Hash, Head, Problem, Reader};
 use std::{
     io::{self, BufRead, BufReader, ErrorKind, Read},
@@ -52,11 +53,16 @@ pub fn verify(state: &Path, head: Option<Hash>) -> Result<Verified, Wrong> {
 }
 
 fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
-    let marks = Marks::open(state)?;
-    // Before the files: what is marked is there.
-    let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
     let place = state.join(FOLDER);
     let whole = |what: &str| Problem { file: place.clone(), line: 0, what: what.to_owned() };
+    let Some(marks) = Marks::existing(state)? else {
+        return match existing(&place)?.is_some() || wanted.is_some() {
+            true => Err(whole("the `airlock.db` that knows it is gone").into()),
+            false => Ok(Verified::default()),
+        };
+    };
+    // Before the files: what is marked is there.
+    let (beginnings, mark) = (marks.beginnings(NAME)?, marks.last(NAME)?);
     let Some(folder) = existing(&place)? else {
         return match (mark, wanted) {
             (None, None) => Ok(Verified::default()),
@@ -66,26 +72,35 @@ fn verify_once(state: &Path, wanted: Option<Hash>) -> Result<Verified, Wrong> {
     let before = is_live(&folder);
     let parts = folder.segments()?.remove(NAME).unwrap_or_default();
     let check = Check { folder: &folder, name: NAME, parts: &parts, beginnings: &beginnings, mark };
-    let (end, seen) = check.all(wanted)?;
+    let end = check.read(0, wanted)?;
     if end.torn && !before && !is_live(&folder) {
-        let file = folder.path(NAME, parts.last().copied().unwrap_or(1));
+        let file = folder.path(NAME, end.part);
         return Err(Problem { file, line: end.line, what: Fault::Torn.to_string() }.into());
     }
-    if wanted.is_some() && !seen {
+    if wanted.is_some() && !end.seen {
         return Err(whole("no line has the hash that was noted: it was changed, cut off, or put back").into());
     }
-    let head = hex(&end.head.hash);
+    let head = hexadecimal(&end.head.hash);
     Ok(Verified { lines: end.lines, first: end.first, since_ms: end.since_ms, last: end.head.n, head })
 }
 
 /// The last line that is surely on the disk: its number and hash.
 pub fn head(state: &Path) -> io::Result<Option<(u64, String)>> {
-    let mark = Marks::open(state)?.last(NAME)?;
-    Ok(mark.filter(|mark| mark.n > 0).map(|mark| (mark.n, hex(&mark.hash))))
+    let Some(marks) = Marks::existing(state)? else { return Ok(None) };
+    let mark = marks.last(NAME)?;
+    Ok(mark.filter(|mark| mark.n > 0).map(|mark| (mark.n, hexadecimal(&mark.hash))))
 }
 
-fn hex(hash: &Hash) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+/// A hash as its 64 digits are read.
+pub fn parsed(text: &str) -> Option<Hash> {
+    let mut hash = Hash::default();
+    if text.len() != 2 * hash.len() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (index, byte) in hash.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
+    }
+    Some(hash)
 }
 
 pub(super) fn existing(folder: &Path) -> io::Result<Option<Folder>> {
@@ -107,15 +122,9 @@ pub(super) fn first_of(folder: &Folder, name: &str, part: u32) -> io::Result<Beg
     let file = BufReader::new(folder.read(name, part)?);
     file.take(journal::LONGEST as u64).read_until(b'\n', &mut text)?;
     let first: First = serde_json::from_slice(&text)?;
-    let mut hash = Hash::default();
-    let fits = first.prev.len() == 2 * hash.len() && first.prev.is_ascii() && first.n > 0;
-    for (index, byte) in hash.iter_mut().enumerate().filter(|_| fits) {
-        let digits = &first.prev[2 * index..2 * index + 2];
-        *byte = u8::from_str_radix(digits, 16).map_err(io::Error::other)?;
-    }
-    match fits {
-        true => Ok(Beginning { part, n: first.n - 1, hash, began_ms: first.at, removed: false }),
-        false => Err(io::Error::other("its first line is none of ours")),
+    match (first.n, parsed(&first.prev)) {
+        (1.., Some(hash)) => Ok(Beginning { part, n: first.n - 1, hash, began_ms: first.at, removed: false }),
+        _ => Err(io::Error::other("its first line is none of ours")),
     }
 }
 
@@ -133,6 +142,8 @@ pub(super) struct Check<'a> {
 pub(super) struct End {
     pub(super) head: Head,
     pub(super) torn: bool,
+    /// The last file that was read.
+    pub(super) part: u32,
     pub(super) line: u64,
     lines: u64,
     first: u64,
@@ -163,13 +174,7 @@ impl Check<'_> {
         self.read(from.unwrap_or(0), None)
     }
 
-    /// Reads all of them; whether a line had the wanted hash.
-    pub(super) fn all(&self, wanted: Option<Hash>) -> Result<(End, bool), Problem> {
-        let end = self.read(0, wanted)?;
-        let seen = end.seen;
-        Ok((end, seen))
-    }
-
+    /// Reads them from this one on, and looks for a line of this hash.
     fn read(&self, from: usize, wanted: Option<Hash>) -> Result<End, Problem> {
         let mut end = End { wanted, ..End::default() };
         let parts = &self.parts[from.min(self.parts.len())..];
@@ -186,10 +191,19 @@ impl Check<'_> {
             }
             let at = self.beginning_as_read(part, &end.head)?;
             end.beginnings.push(at);
-            self.file(part, index + 1 == parts.len(), &mut end)?;
+            let is_last = parts[index + 1..].iter().all(|later| self.is_only_begun(*later));
+            self.file(part, is_last, &mut end)?;
+            if end.torn {
+                break;
+            }
         }
         self.reaches_the_mark(&end)?;
         Ok(end)
+    }
+
+    /// Whether nothing was ever surely written to it: a loss of power may leave it behind one that lost its end.
+    fn is_only_begun(&self, part: u32) -> bool {
+        self.known(part).is_none() && self.folder.size(self.name, part).is_ok_and(|size| size == 0)
     }
 
     /// What the first file must follow.
@@ -252,12 +266,17 @@ impl Check<'_> {
                 }
             }
         }
-        (end.head, end.line) = (reader.head(), reader.line());
+        (end.head, end.part, end.line) = (reader.head(), part, reader.line());
         Ok(())
     }
 
     fn reaches_the_mark(&self, end: &End) -> Result<(), Problem> {
-        let Some(mark) = self.mark else { return Ok(()) };
+        let Some(mark) = self.mark else {
+            return match end.lines > 0 && self.beginnings.is_empty() {
+                true => Err(self.problem(end.part, 0, "the database knows nothing of it")),
+                false => Ok(()),
+            };
+        };
         let last = self.parts.last().copied().unwrap_or_default();
         if last < mark.part {
             return Err(self.problem(mark.part, 0, "the file is missing"));

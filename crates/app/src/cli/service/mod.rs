@@ -13,7 +13,7 @@ use std::{
     fs::{self, DirBuilder, File},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 use unit::Unit;
 
@@ -115,13 +115,13 @@ fn attempt(options: &Options, global: &Global, surroundings: &Surroundings) -> R
     let place = UnitPlace::of(options, surroundings)?;
     match &options.action {
         Action::PrintUnit { served } => {
-            print(&text(options, served, global, surroundings)?)?;
+            print(&text(options, served, global, surroundings, &place)?)?;
             Ok(0)
         }
         Action::Install { served, dry_run, start } => {
-            let text = text(options, served, global, surroundings)?;
+            let text = text(options, served, global, surroundings, &place)?;
             let mut steps = Vec::new();
-            let config = place.below(&configuration(options, global, surroundings)?);
+            let config = place.below(&configuration(options, global, surroundings)?)?;
             write_all(&place, &text, &config, *dry_run, &mut steps)?;
             match (*start, *dry_run) {
                 (true, true) => steps.push(Step::new("would start", options.name.clone())),
@@ -178,15 +178,22 @@ impl UnitPlace {
             }
         };
         let mut place = UnitPlace { root, file: PathBuf::new() };
-        place.file = place.below(&folder.join(format!("{}.service", options.name)));
+        place.file = place.below(&folder.join(format!("{}.service", options.name)))?;
         Ok(place)
     }
 
-    fn below(&self, path: &Path) -> PathBuf {
-        match (&self.root, path.strip_prefix("/")) {
-            (Some(root), Ok(inner)) => root.join(inner),
-            _ => path.to_owned(),
+    /// Where it lies below the root, in which no link is followed: it would lead into this machine.
+    fn below(&self, path: &Path) -> Result<PathBuf, Failure> {
+        let Some(root) = &self.root else { return Ok(path.to_owned()) };
+        let mut below = root.clone();
+        for part in path.components().filter(|part| *part != Component::RootDir) {
+            below.push(part);
+            if part == Component::ParentDir || below.is_symlink() {
+                let message = format!("`{}` may lead out of `{}`", below.display(), root.display());
+                return Err(Failure::invalid(message, "put a plain folder or file in the place of the link"));
+            }
         }
+        Ok(below)
     }
 
     /// What lies there; none if nothing does.
@@ -258,6 +265,7 @@ fn text(
     served: &Served,
     global: &Global,
     around: &Surroundings,
+    place: &UnitPlace,
 ) -> Result<String, Failure> {
     let config = configuration(options, global, around)?;
     let program = std::env::current_exe()
@@ -269,22 +277,22 @@ fn text(
         state: state(options, global, around)?,
         listen: served.listen.as_ref().map(ToString::to_string),
         node: served.node.as_ref().map(|node| around.current_folder.join(node)),
-        grace: grace(options, &config, around)?,
+        grace: grace(&place.below(&config)?, around)?,
         config,
     };
-    unit.text().map_err(|why| Failure::invalid(why, "use paths and addresses without control characters"))
+    unit.text().map_err(|why| {
+        Failure::invalid(why, "use paths and addresses without control characters, and a program without `$`")
+    })
 }
 
 /// A configuration that cannot be read is refused now, and not by a service that does not start.
-fn grace(options: &Options, config: &Path, around: &Surroundings) -> Result<std::time::Duration, Failure> {
-    let there = match &options.root {
-        Some(root) => around.current_folder.join(root).join(config.strip_prefix("/").unwrap_or(config)),
-        None => config.to_owned(),
-    };
-    if !there.exists() {
+fn grace(config: &Path, around: &Surroundings) -> Result<std::time::Duration, Failure> {
+    // A link to what is not there is somebody's, and named by whoever reads it.
+    if config.symlink_metadata().is_err() {
         return Ok(spec::Bounds::default().grace);
     }
-    let flags = crate::config::Flags { config: Some(there), state: Some(around.current_folder.clone()) };
+    let flags =
+        crate::config::Flags { config: Some(config.to_owned()), state: Some(around.current_folder.clone()) };
     let Config { serve, .. } = crate::config::load(&flags, around)?;
     Ok(serve.bounds.grace)
 }
@@ -298,7 +306,7 @@ fn write_all(
 ) -> Result<(), Failure> {
     let before = place.ours()?;
     let shown = place.file.display().to_string();
-    if !config.exists() {
+    if config.symlink_metadata().is_err() {
         if !dry_run {
             write(config, FIRST_CONFIGURATION, 0o600).map_err(|error| unwritable("write", config, &error))?;
         }

@@ -87,6 +87,11 @@ impl Unit {
     fn start(&self) -> Result<String, String> {
         // Its output goes to a log, where no key belongs.
         let key = self.state.join("admin-key");
+        // There, and only there, systemd reads `$$` as it stands.
+        if self.program.as_os_str().as_bytes().contains(&b'$') {
+            let shown = self.program.to_string_lossy().escape_debug().to_string();
+            return Err(format!("systemd cannot start `{shown}`: its path has a `$`"));
+        }
         let mut words = vec![quoted(&self.program)?, "serve".to_owned()];
         for (option, path) in
             [("--config", &self.config), ("--state", &self.state), ("--admin-key-file", &key)]
@@ -170,6 +175,14 @@ mod tests {
     fn no_option_breaks_out_of_its_line() {
         let unit = Unit { listen: Some("unix:/x\nUser=nobody".to_owned()), ..unit() };
         assert!(unit.text().is_err());
+    }
+
+    #[test]
+    fn a_program_that_systemd_cannot_start_is_refused() {
+        let odd = Unit { program: "/opt/pr$og/airlock".into(), ..unit() };
+        assert_eq!(odd.text().unwrap_err(), "systemd cannot start `/opt/pr$og/airlock`: its path has a `$`");
+        let fine = Unit { state: "/srv/st$ate".into(), ..unit() };
+        assert!(fine.text().unwrap().contains("--state \"/srv/st$$ate\""), "the control");
     }
 
     #[test]
