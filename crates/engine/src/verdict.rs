@@ -102,7 +102,8 @@ pub(crate) fn judge(ending: &Ending, oom: bool, limits: &Limits, result: &mut Ru
         }
         Some(Stopped::Disk) => {
             result.limits_hit.insert(LimitName::Disk);
-            result.notes.push("it was ended because the disk of the state folder is almost full".to_owned());
+            let note = "it was ended because what it wrote took more of the disk than it may, or because that is almost full";
+            result.notes.push(note.to_owned());
             (result.status, result.exit_status) = by_status(result);
         }
         None if oom && signal == Some(SIGKILL) => {

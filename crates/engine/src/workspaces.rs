@@ -12,7 +12,7 @@ mod base;
 mod commit;
 mod diff;
 pub(crate) mod live;
-mod measure;
+pub(crate) mod measure;
 mod owned;
 mod tree;
 mod wire;

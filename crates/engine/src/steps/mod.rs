@@ -20,7 +20,8 @@ mod search;
 pub(crate) use folder::sweep;
 
 use crate::{
-    Engine, Session, SessionKept, files::Bounds, keep::Keeper, making::until_cancelled, verdict::SIGTERM,
+    Engine, Session, SessionEnd, SessionKept, files::Bounds, keep::Keeper, making::until_cancelled,
+    verdict::SIGTERM,
 };
 use bench::Bench;
 use folder::JobFolder;
@@ -311,6 +312,14 @@ impl Engine {
             }
         }
         name_artifacts(&mut result, kept.kept, "/workspace/");
+        if ended.ended == Some(SessionEnd::Limit) && ended.limits_hit.contains(&LimitName::Disk) {
+            let most = session.spec().run.sandbox.limits.disk;
+            let message = format!(
+                "what the job wrote to {} takes more than its limit `disk` ({most}), or fills the disk of the state folder",
+                folder::INSIDE
+            );
+            result = result.failed("constraint_violation", message);
+        }
         let crate::SessionState { barriers, usage, limits_hit, denials, .. } = ended;
         Carried { result, said, barriers, usage, limits_hit, denials }
     }
