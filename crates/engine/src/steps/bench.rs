@@ -1,10 +1,13 @@
 //! Direct steps: one after the other, within one time and one amount of output.
 
 use super::{Said, command, files, patch, search};
-use crate::Session;
+use crate::{Session, tree::Tree};
 use spec::{MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus, StepsResult};
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 use tokio::{sync::watch, time::Instant};
+
+/// Why something was left out that there was no time for.
+pub(super) const OVER: &str = "the time of the job is over";
 
 /// Where a job is carried out, and how far it is.
 pub(super) struct Bench<'a> {
@@ -126,19 +129,19 @@ impl<'a> Bench<'a> {
     /// Does something with the files of the workspace, off the event loop and with its rights.
     async fn on_files(
         &self,
-        work: impl FnOnce(&crate::tree::Tree, Until) -> Result<String, String> + Send + 'static,
+        work: impl FnOnce(&Tree, &Until) -> Result<String, String> + Send + 'static,
     ) -> Done {
         let tree = match self.session.tree() {
             Ok(tree) => tree,
             Err(error) => return Done { failure: Some(Failure::Lost(error.message)), ..Done::default() },
         };
         self.session.touch();
-        let until = Until { deadline: self.deadline.into_std(), room: self.room };
-        let done = tokio::task::spawn_blocking(move || work(&tree, until));
+        let until = Until::new(self.deadline.into_std(), self.room);
+        let done = tokio::task::spawn_blocking(move || within(&tree, &until, work));
         match tokio::time::timeout_at(self.deadline, done).await {
             Err(_) => Done { failure: Some(Failure::TimedOut), ..Done::default() },
             Ok(Err(broken)) => Done::failed(format!("the step failed in Airlock itself: {broken}")),
-            Ok(Ok(done)) => Done::from(done),
+            Ok(Ok(done)) => done,
         }
     }
 
@@ -177,11 +180,7 @@ impl<'a> Bench<'a> {
             Failure::Lost(why) => (StepStatus::Failure, "lost", why.clone()),
             Failure::TimedOut => {
                 let seconds = self.job.constraints.max_runtime.as_secs();
-                (
-                    StepStatus::Timeout,
-                    "timeout",
-                    format!("the time of the job is over (max_runtime_seconds {seconds})"),
-                )
+                (StepStatus::Timeout, "timeout", format!("{OVER} (max_runtime_seconds {seconds})"))
             }
             Failure::TooMuch => {
                 let most = self.job.constraints.max_output_bytes.min(MOST_STEP_OUTPUT);
@@ -192,16 +191,67 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// Does something with files. What stopped because its time was over is not done, whatever it has found until then.
+fn within(tree: &Tree, until: &Until, work: impl FnOnce(&Tree, &Until) -> Result<String, String>) -> Done {
+    let done = Done::from(work(tree, until));
+    match until.cut.get() {
+        true => Done { failure: Some(Failure::TimedOut), ..done },
+        false => done,
+    }
+}
+
 /// How long and how much something may go on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Until {
-    pub(super) deadline: std::time::Instant,
+    deadline: std::time::Instant,
     /// Bytes; what is longer by one is too much.
     pub(super) room: usize,
+    /// Whether something stopped because it was over.
+    cut: Cell<bool>,
 }
 
 impl Until {
+    fn new(deadline: std::time::Instant, room: usize) -> Until {
+        Until { deadline, room, cut: Cell::new(false) }
+    }
+
+    /// Whether to stop now; whoever is told so has not finished.
     pub(super) fn is_over(&self) -> bool {
-        std::time::Instant::now() >= self.deadline
+        let over = std::time::Instant::now() >= self.deadline;
+        self.cut.set(self.cut.get() || over);
+        over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, time::Instant};
+
+    type Work = fn(&Tree, &Until) -> Result<String, String>;
+
+    #[test]
+    fn what_its_time_cuts_is_timed_out_and_says_why() {
+        let folder = std::env::temp_dir().join(format!("airlock-steps-until-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("a.txt"), "one\n").unwrap();
+        let tree = || Tree::new(fs::File::open(&folder).unwrap().into(), None, 1 << 20);
+        let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
+        let cut = format!("[truncated: {OVER}]\n");
+        let works: [(Work, &str, &str); 4] = [
+            (|tree, until| search::search(tree, "one", "", None, until), "a.txt:1:one\n", &cut),
+            (|tree, until| search::search(tree, "one", "a.txt", None, until), "a.txt:1:one\n", &cut),
+            (|tree, until| files::list(tree, "", until), "a.txt\n", &cut),
+            (|tree, until| files::read(tree, "a.txt", (1, u64::MAX), until), "one\n", ""),
+        ];
+        for (index, (work, whole, cut)) in works.into_iter().enumerate() {
+            let done = |deadline| {
+                let done = within(&tree(), &Until::new(deadline, 1000), work);
+                (done.output.unwrap(), done.failure)
+            };
+            assert_eq!(done(later), (whole.to_owned(), None), "{index}");
+            assert_eq!(done(now), (cut.to_owned(), Some(Failure::TimedOut)), "{index}");
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 }
