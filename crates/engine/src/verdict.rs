@@ -61,13 +61,13 @@ pub(crate) fn first_look(limits: &Limits) -> Duration {
     }
 }
 
-/// How long CPU time cannot run out, however many CPUs are busy; nothing if it has.
-pub(crate) fn cpu_left(sandbox: &dyn Sandbox, limits: &Limits) -> Option<Duration> {
+/// How long CPU time cannot run out, however many CPUs are busy; nothing if it has. `beside` was used outside of the box.
+pub(crate) fn cpu_left(sandbox: &dyn Sandbox, beside: Duration, limits: &Limits) -> Option<Duration> {
     let (Some(limit), Some(used)) = (limits.cpu_time, sandbox.counters().cpu) else {
         // Each process has its own limit then.
         return Some(Duration::from_secs(24 * 3600));
     };
-    let left = limit.0.checked_sub(used).filter(|left| !left.is_zero())?;
+    let left = limit.0.checked_sub(used + beside).filter(|left| !left.is_zero())?;
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
     Some((left / cpus).max(CPU_LOOK))
 }

@@ -177,6 +177,8 @@ impl Actor {
         let book = Book {
             state,
             cpu_ms: Arc::default(),
+            box_cpu: Duration::ZERO,
+            own_cpu: Duration::ZERO,
             execs: Vec::new(),
             started: 0,
             ended_cpu_us: 0,
@@ -265,7 +267,8 @@ impl Actor {
         }
         if now >= self.next_look {
             self.count();
-            match cpu_left(&*self.sandbox, &self.making.spec.sandbox.limits) {
+            let own_cpu = self.shared.book().own_cpu;
+            match cpu_left(&*self.sandbox, own_cpu, &self.making.spec.sandbox.limits) {
                 Some(left) => self.next_look = now + left,
                 None => {
                     self.result.limits_hit.insert(LimitName::CpuTime);

@@ -1,9 +1,14 @@
 //! Direct steps: one after the other, within one time and one amount of output.
 
-use super::{Said, command, files, patch, search};
-use crate::{Session, tree::Tree};
-use spec::{MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus, StepsResult};
-use std::{cell::Cell, time::Duration};
+use super::{BETWEEN_LOOKS, Places, Said, command, files, patch, search};
+use crate::{Session, SessionEnd, SessionState, tree::Tree, verdict::COUNTED_EVERY};
+use rustix::time::ClockId;
+use spec::{LimitName, MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus, StepsResult};
+use std::{
+    cell::Cell,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 use tokio::{sync::watch, time::Instant};
 
 /// Why something was left out that there was no time for.
@@ -21,6 +26,7 @@ pub(super) struct Bench<'a> {
     pub(super) room: usize,
     /// That nothing more is begun, if so.
     terminated: watch::Receiver<Option<Duration>>,
+    places: Places,
 }
 
 /// What came of a step.
@@ -69,11 +75,12 @@ impl<'a> Bench<'a> {
         job: &'a StepJob,
         result: StepsResult,
         terminated: watch::Receiver<Option<Duration>>,
+        places: Places,
     ) -> Bench<'a> {
         let granted = session.spec().run.sandbox.limits.wall_time.0;
         let deadline = Instant::now() + job.constraints.max_runtime.min(granted);
         let room = job.constraints.max_output_bytes.min(MOST_STEP_OUTPUT) as usize;
-        Bench { session, job, result, said: Said::default(), deadline, room, terminated }
+        Bench { session, job, result, said: Said::default(), deadline, room, terminated, places }
     }
 
     pub(super) fn time_left(&self) -> Duration {
@@ -136,12 +143,30 @@ impl<'a> Bench<'a> {
             Err(error) => return Done { failure: Some(Failure::Lost(error.message)), ..Done::default() },
         };
         self.session.touch();
-        let until = Until::new(self.deadline.into_std(), self.room);
-        let done = tokio::task::spawn_blocking(move || within(&tree, &until, work));
-        match tokio::time::timeout_at(self.deadline, done).await {
-            Err(_) => Done { failure: Some(Failure::TimedOut), ..Done::default() },
-            Ok(Err(broken)) => Done::failed(format!("the step failed in Airlock itself: {broken}")),
-            Ok(Ok(done)) => done,
+        let (deadline, room) = (self.deadline.into_std(), self.room);
+        let late = || Done { failure: Some(Failure::TimedOut), ..Done::default() };
+        let Ok(place) = tokio::time::timeout_at(self.deadline, self.place()).await else { return late() };
+        let (wanted, session) = (Arc::new(()), self.session.clone());
+        let still_wanted = Arc::downgrade(&wanted);
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            let spend = move |cpu| session.worked_for(cpu);
+            within(&tree, &Until::new(deadline, room, still_wanted, Box::new(spend)), work)
+        });
+        tokio::select! {
+            done = done => done.unwrap_or_else(|broken| Done::failed(format!("the step failed in Airlock itself: {broken}"))),
+            () = tokio::time::sleep_until(self.deadline) => late(),
+            ended = self.session.ended() => Done { failure: Some(Failure::Lost(why(&ended))), ..Done::default() },
+        }
+    }
+
+    /// A place among what is done with files at a time.
+    async fn place(&self) -> Box<dyn Send> {
+        loop {
+            match (self.places)() {
+                Some(place) => return place,
+                None => tokio::time::sleep(BETWEEN_LOOKS).await,
+            }
         }
     }
 
@@ -191,35 +216,73 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// Why nothing can follow in a box that has ended.
+fn why(ended: &SessionState) -> String {
+    match ended.ended {
+        Some(SessionEnd::Limit) if ended.limits_hit.contains(&LimitName::CpuTime) => {
+            "the CPU time of its box is used up (`cpu_time`)".to_owned()
+        }
+        _ => "its box has ended".to_owned(),
+    }
+}
+
 /// Does something with files. What stopped because its time was over is not done, whatever it has found until then.
 fn within(tree: &Tree, until: &Until, work: impl FnOnce(&Tree, &Until) -> Result<String, String>) -> Done {
     let done = Done::from(work(tree, until));
+    until.count();
     match until.cut.get() {
         true => Done { failure: Some(Failure::TimedOut), ..done },
         false => done,
     }
 }
 
-/// How long and how much something may go on.
-#[derive(Debug)]
+/// How long and how much something may go on. Made on the thread that does it: its CPU time is the session's.
 pub(super) struct Until {
     deadline: std::time::Instant,
     /// Bytes; what is longer by one is too much.
     pub(super) room: usize,
+    /// Whether anybody waits for it.
+    wanted: Weak<()>,
     /// Whether something stopped because it was over.
     cut: Cell<bool>,
+    spend: Box<dyn Fn(Duration)>,
+    spent: Cell<Duration>,
+    next_count: Cell<std::time::Instant>,
+}
+
+/// What this thread has used.
+fn thread_cpu() -> Duration {
+    let used = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(used).unwrap_or_default()
 }
 
 impl Until {
-    fn new(deadline: std::time::Instant, room: usize) -> Until {
-        Until { deadline, room, cut: Cell::new(false) }
+    fn new(
+        deadline: std::time::Instant,
+        room: usize,
+        wanted: Weak<()>,
+        spend: Box<dyn Fn(Duration)>,
+    ) -> Until {
+        let (spent, next_count) =
+            (Cell::new(thread_cpu()), Cell::new(std::time::Instant::now() + COUNTED_EVERY));
+        Until { deadline, room, wanted, cut: Cell::new(false), spend, spent, next_count }
     }
 
     /// Whether to stop now; whoever is told so has not finished.
     pub(super) fn is_over(&self) -> bool {
-        let over = std::time::Instant::now() >= self.deadline;
+        let now = std::time::Instant::now();
+        if now >= self.next_count.get() {
+            self.next_count.set(now + COUNTED_EVERY);
+            self.count();
+        }
+        let over = now >= self.deadline || self.wanted.strong_count() == 0;
         self.cut.set(self.cut.get() || over);
         over
+    }
+
+    fn count(&self) {
+        let now = thread_cpu();
+        (self.spend)(now.saturating_sub(self.spent.replace(now)));
     }
 }
 
@@ -246,12 +309,35 @@ mod tests {
         ];
         for (index, (work, whole, cut)) in works.into_iter().enumerate() {
             let done = |deadline| {
-                let done = within(&tree(), &Until::new(deadline, 1000), work);
+                let wanted = Arc::new(());
+                let until = Until::new(deadline, 1000, Arc::downgrade(&wanted), Box::new(drop));
+                let done = within(&tree(), &until, work);
                 (done.output.unwrap(), done.failure)
             };
             assert_eq!(done(later), (whole.to_owned(), None), "{index}");
             assert_eq!(done(now), (cut.to_owned(), Some(Failure::TimedOut)), "{index}");
         }
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_nobody_waits_for_ends_and_all_that_is_used_is_counted() {
+        let tree = Tree::new(fs::File::open(std::env::temp_dir()).unwrap().into(), None, 1 << 20);
+        let later = Instant::now() + Duration::from_secs(3600);
+        let (wanted, counted) = (Arc::new(()), std::rc::Rc::new(Cell::new(Duration::ZERO)));
+        let sum = counted.clone();
+        let spend = Box::new(move |cpu| sum.set(sum.get() + cpu));
+        let until = Until::new(later, 1000, Arc::downgrade(&wanted), spend);
+        let (begun, least) = (thread_cpu(), Duration::from_millis(20));
+        let done = within(&tree, &until, |_, until| {
+            while thread_cpu() - begun < least {
+                assert!(!until.is_over());
+            }
+            drop(wanted);
+            assert!(until.is_over());
+            Ok(String::new())
+        });
+        assert_eq!(done.failure, Some(Failure::TimedOut));
+        assert!(counted.get() >= least - Duration::from_millis(1), "{counted:?}");
     }
 }

@@ -34,6 +34,7 @@ use std::{
     collections::{BTreeSet, HashSet},
     ffi::OsString,
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 use tokio::sync::watch;
@@ -220,8 +221,18 @@ impl From<StepsResult> for Carried {
     }
 }
 
-/// What others want of its end: that it comes; or that its program brings it about within a time.
-pub type Wishes = (watch::Receiver<bool>, watch::Receiver<Option<Duration>>);
+/// What others want of it.
+pub struct Wishes {
+    /// That its end comes.
+    pub cancelled: watch::Receiver<bool>,
+    /// That its program brings its end about within a time.
+    pub terminated: watch::Receiver<Option<Duration>>,
+    /// That what is done with its files waits for a place.
+    pub places: Places,
+}
+
+/// Gives a place among what is done with files at a time, which is held meanwhile; none while all are taken.
+pub type Places = Arc<dyn Fn() -> Option<Box<dyn Send>> + Send + Sync>;
 
 impl Engine {
     /// Carries a job out in a box of its own, and clears that away; `document` is the job as it was given, for a
@@ -269,7 +280,7 @@ impl Engine {
         job: &StepJob,
         folder: Option<&JobFolder>,
         carrier: Carrier,
-        (mut cancelled, terminated): Wishes,
+        Wishes { mut cancelled, terminated, places }: Wishes,
         begun: impl FnOnce(&Session),
     ) -> Carried {
         let result = StepsResult::of(job.job_id.as_str());
@@ -286,7 +297,7 @@ impl Engine {
             Err(error) => return result.failed(code_of(error.code), told(&error)).into(),
         };
         begun(&session);
-        let mut bench = Bench::new(session.clone(), job, result, terminated.clone());
+        let mut bench = Bench::new(session.clone(), job, result, terminated.clone(), places);
         let cut_short = tokio::select! {
             () = work(&mut bench, &carrier) => terminated.borrow().is_some(),
             () = terminate(&session, terminated.clone()) => true,
