@@ -6,6 +6,7 @@
 mod artifacts;
 mod audit;
 mod caller;
+mod cursor;
 mod fitting;
 mod gate;
 mod health;
@@ -148,6 +149,7 @@ struct Inner {
     /// Which start of a server this is.
     boot: OnceLock<i64>,
     audit: Audit,
+    cursors: cursor::Cursors,
     days: tenants::Days,
     refusals: audit::Refusals,
     served: Arc<Served>,
@@ -214,6 +216,10 @@ impl Gateway {
         let most_arriving = MOST_ARRIVING.max(bounds.body.saturating_mul(2));
         let arriving = shares::Shares::new(most_arriving, MOST_ARRIVING_OF_ONE.max(bounds.body));
         let turns = turns::Turns::new(bounds.connections);
+        let cursors = cursor::Cursors::new().map_err(|_| DatabaseError::Place {
+            path: state.clone(),
+            why: "the kernel gave no random numbers".to_owned(),
+        })?;
         let gateway = Gateway(Arc::new(Inner {
             engine,
             policy,
@@ -234,6 +240,7 @@ impl Gateway {
             recorder: Arc::default(),
             boot: OnceLock::new(),
             audit,
+            cursors,
             refusals: audit::Refusals::default(),
             keys: Keys::of(served.clone()),
             writer,
@@ -593,6 +600,10 @@ impl Gateway {
         let (gateway, note) = (self.clone(), store::audit::Note::from(entry));
         let noted = tokio::task::spawn_blocking(move || gateway.note(&note.entry()));
         noted.await.map_err(|_| writer::busy())?
+    }
+
+    pub(crate) fn cursors(&self) -> &cursor::Cursors {
+        &self.0.cursors
     }
 
     pub(crate) fn days(&self) -> &tenants::Days {
