@@ -12,9 +12,10 @@ use std::{
     path::Path,
 };
 
-/// No call has more tokens, and none costs ten million dollars: a provider that lies must not break the sums.
-const MOST_TOKENS: u64 = 1_000_000_000_000;
-const MOST_MONEY: u64 = 10_000_000_000_000_000;
+/// No call has more tokens, and none costs ten thousand dollars: a provider that lies, however often, must not break the sums,
+/// which end at 2^63.
+const MOST_TOKENS: u64 = 1_000_000_000;
+const MOST_MONEY: u64 = 10_000_000_000_000;
 const MILLISECONDS_A_DAY: u64 = 86_400_000;
 
 const RESERVED: &str = "
