@@ -140,8 +140,10 @@ impl Books {
     }
 
     /// Puts the files of a segment that nobody owns beside the ledger, and forgets how far it was read: whoever takes its name
-    /// next begins anew. What was copied of it stays in the sums. Where they are; none if there were none.
+    /// next begins anew. What it said up to its damage stays in the sums; what was open there is never settled, and counts in full. Where they are; none if there were none.
     pub fn set_aside(&self, name: &str, now_ms: u64) -> Result<Option<PathBuf>, UsageError> {
+        // What can be believed, up to the damage, counts.
+        self.follow(name)?;
         let place = self.folder.with_file_name(format!("{LEDGER}-aside-{now_ms}"));
         let moved = ledger::set_aside(&self.folder, name, &place).map_err(|source| self.failed(source))?;
         // Should we end here, it is known and not there, and can be set aside again.

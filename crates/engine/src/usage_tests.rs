@@ -127,6 +127,23 @@ fn each_of_two_readers_at_once_is_told_all() {
 }
 
 #[test]
+fn of_a_ledger_that_is_set_aside_all_up_to_its_damage_counts() {
+    let scratch = Scratch::new("aside");
+    let ledger = scratch.ledger("owner");
+    serve(&ledger, "a", 30);
+    reserve(&ledger, "a");
+    drop(ledger);
+    let mut damaged = fs::read(scratch.file("owner")).unwrap();
+    damaged.extend_from_slice(b"{}\n");
+    fs::write(scratch.file("owner"), damaged).unwrap();
+    // Nobody has read it before.
+    let books = scratch.books();
+    assert!(books.set_aside("owner", 7).unwrap().is_some_and(|place| place.exists()));
+    assert_eq!(total(&books), (2, 130, 1));
+    assert_eq!(books.totals(By::Model, &Filter::default()).unwrap()[0].open, 0, "nobody will settle it");
+}
+
+#[test]
 fn the_copy_can_be_thrown_away() {
     let scratch = Scratch::new("away");
     serve(&scratch.ledger("owner"), "a", 30);

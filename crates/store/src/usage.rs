@@ -227,7 +227,7 @@ impl Usage {
             let note = "INSERT OR IGNORE INTO usage_retired (name, segment, n, hash, at_ms, done)
                 SELECT ?2, segment, n, hash, ?3, 1 FROM usage_segment WHERE segment = ?1";
             transaction.execute(note, params![segment, name, number(now_ms, u64::MAX)])?;
-            let rename = "UPDATE usage_attempt SET segment = ?2 WHERE segment = ?1";
+            let rename = "UPDATE usage_attempt SET segment = ?2, source = iif(source = 'open', 'reserved', source) WHERE segment = ?1";
             transaction.execute(rename, params![segment, name])?;
             transaction.execute("DELETE FROM usage_segment WHERE segment = ?", [segment])?;
             Ok(())
