@@ -273,7 +273,7 @@ impl Driver {
                 }
                 () = told_again(&mut self.terminated) => continue,
                 () = tokio::time::sleep_until(next_look.into()) => {
-                    match cpu_left(sandbox, &limits) {
+                    match cpu_left(sandbox, Duration::ZERO, &limits) {
                         Some(left) => {
                             next_look = Instant::now() + left;
                             continue;

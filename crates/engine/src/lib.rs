@@ -425,12 +425,14 @@ impl Engine {
         self.inner.doors.begin_day(&self.inner.state, today)
     }
 
-    /// Bytes that the artifacts of an owner take, and the layers of his workspaces.
-    pub async fn stored(&self, owner: &Id) -> std::io::Result<[u64; 2]> {
-        let artifacts = self.inner.artifacts.held(&store::Owner::key(owner)).await?;
-        let (state, owner) = (self.inner.state.clone(), owner.to_string());
-        let layers = tokio::task::spawn_blocking(move || workspaces::taken(&state, &owner)).await;
-        Ok([artifacts, layers.unwrap_or(0)])
+    /// Bytes that the artifacts of an owner take.
+    pub async fn stored(&self, owner: &Id) -> std::io::Result<u64> {
+        self.inner.artifacts.held(&store::Owner::key(owner)).await
+    }
+
+    /// Bytes that the layers of his workspaces take. Reads the disk, as long as there are layers of anybody.
+    pub fn stored_layers(&self, owner: &Id) -> std::io::Result<u64> {
+        workspaces::taken(&self.inner.state, owner.as_str()).map_err(std::io::Error::other)
     }
 
     /// Whether the disk of the state folder has so little left that nothing new should begin.

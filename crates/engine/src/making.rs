@@ -24,7 +24,7 @@ use std::{
         fd::AsFd,
         unix::{ffi::OsStrExt, fs::OpenOptionsExt},
     },
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -32,6 +32,9 @@ use tokio::sync::watch;
 
 /// How long making a box may take; only a file system that does not answer takes this long.
 pub(crate) const LONGEST_START: Duration = Duration::from_secs(30);
+
+/// What Airlock itself puts into a folder of its own: a job, and the agent.
+const MOST_GIVEN: u64 = 2 << 20;
 
 /// The record of such a run stays: by it the sweep looks for what came of it.
 const LEFT_TO_SWEEP: &str = "what the container engine still makes of it, `airlock sweep` removes";
@@ -112,6 +115,13 @@ impl Making {
     /// Whether what the program writes lands on the disk of the state folder.
     pub(crate) fn fills_state(&self) -> bool {
         self.layer.is_some() || !self.own.is_empty()
+    }
+
+    /// The folders of Airlock's own that the program writes to, and what each may take: as much as its scratch space,
+    /// beside what it is given there.
+    pub(crate) fn own_folders(&self) -> (Vec<PathBuf>, u64) {
+        let most = self.spec.sandbox.limits.disk.0.saturating_add(MOST_GIVEN);
+        (self.own.iter().map(|mount| mount.host.clone()).collect(), most)
     }
 
     /// Once the box is gone: says what was changed in a workspace that is copied on writing.

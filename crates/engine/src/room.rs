@@ -1,10 +1,17 @@
-//! Whether the disk of the state folder has room. Layers of workspaces have no quota of their own: while a program writes
-//! one, it is looked whether others still have what they need.
+//! Whether the disk of the state folder has room. Layers of workspaces and folders of jobs have no quota of the kernel's:
+//! while a program writes one, it is looked whether others still have what they need, and what a folder of a job takes.
 
-use std::{path::Path, time::Duration};
+use crate::workspaces::measure;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// Between two looks.
 pub(crate) const LOOK: Duration = Duration::from_secs(2);
+/// Between two looks at what folders take, and how many times as long as one look takes: they may have many names.
+const WEIGHED_EVERY: Duration = Duration::from_millis(250);
+const REST: u32 = 10;
 /// What must be free: so much, or a twentieth of a small disk.
 const LEAST_FREE: u64 = 1 << 30;
 /// What is left for what is under way: so much, or a fiftieth of a small disk.
@@ -34,6 +41,28 @@ fn next_to_nothing(free: u64, total: u64) -> bool {
 pub(crate) async fn shortage(folder: &Path) {
     while !is_short(folder) {
         tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Whether one of the folders takes so much.
+pub(crate) async fn take(folders: &[PathBuf], bytes: u64) -> bool {
+    let folders = folders.to_owned();
+    let look = move || folders.iter().any(|folder| measure::takes(folder, bytes));
+    // What cannot be weighed might be too much.
+    tokio::task::spawn_blocking(look).await.unwrap_or(true)
+}
+
+/// Waits until one of the folders takes so much; forever if there is none.
+pub(crate) async fn until_they_take(folders: &[PathBuf], bytes: u64) {
+    if folders.is_empty() {
+        std::future::pending::<()>().await;
+    }
+    loop {
+        let begun = tokio::time::Instant::now();
+        if take(folders, bytes).await {
+            return;
+        }
+        tokio::time::sleep(WEIGHED_EVERY.max(begun.elapsed() * REST)).await;
     }
 }
 

@@ -139,6 +139,9 @@ struct Book {
     /// The oldest first.
     execs: Vec<Exec>,
     started: u64,
+    /// What of it was used inside, and what for it by Airlock itself.
+    box_cpu: Duration,
+    own_cpu: Duration,
     /// What programs that have ended used: all that is known where nothing counts for the whole box.
     ended_cpu_us: u64,
     largest_bytes: u64,
@@ -239,14 +242,20 @@ impl Book {
 
     /// Takes over what the box has used so far.
     fn tally(&mut self, counters: &Counters) {
-        let usage = &mut self.state.usage;
         let cpu = counters.cpu.unwrap_or(Duration::from_micros(self.ended_cpu_us));
-        usage.cpu_ms = usage.cpu_ms.max(cpu.as_millis() as u64);
-        self.cpu_ms.store(usage.cpu_ms, Ordering::Relaxed);
+        self.box_cpu = self.box_cpu.max(cpu);
+        self.sum_cpu();
+        let usage = &mut self.state.usage;
         usage.memory_peak_bytes =
             counters.memory_peak.unwrap_or(self.largest_bytes).max(usage.memory_peak_bytes);
         usage.pids_peak = counters.pids_peak.or(usage.pids_peak);
         self.state.limits_hit.extend(hit(counters));
+    }
+
+    fn sum_cpu(&mut self) {
+        let cpu_ms = (self.box_cpu + self.own_cpu).as_millis() as u64;
+        self.state.usage.cpu_ms = cpu_ms;
+        self.cpu_ms.store(cpu_ms, Ordering::Relaxed);
     }
 
     fn running(&self) -> usize {
@@ -290,6 +299,13 @@ impl Session {
     /// Milliseconds of CPU time so far, counted every now and then while it goes on.
     pub fn cpu_ms(&self) -> Arc<AtomicU64> {
         self.shared.book().cpu_ms.clone()
+    }
+
+    /// Airlock itself worked so long for it, outside of its box.
+    pub(crate) fn worked_for(&self, cpu: Duration) {
+        let mut book = self.shared.book();
+        book.own_cpu += cpu;
+        book.sum_cpu();
     }
 
     /// Somebody uses it: the idle time begins anew.

@@ -182,42 +182,68 @@ impl Books {
         UsageError::Ledger { path: self.folder.clone(), source }
     }
 
-    /// Copies what is new in a segment; what is wrong with it.
+    /// Copies what is new in a segment, to its end, whoever else copies it meanwhile; what is wrong with it.
     fn copy(
         &self,
         name: &str,
         files: &[PathBuf],
         mut from: Option<Progress>,
     ) -> Result<Option<Problem>, DatabaseError> {
+        loop {
+            match self.copy_from(name, files, from)? {
+                Copied::ToItsEnd(problem) => return Ok(problem),
+                Copied::Overtaken => from = self.usage.segments()?.remove(name),
+            }
+            // One that is known no more was taken away whole.
+            if from.is_none() {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn copy_from(
+        &self,
+        name: &str,
+        files: &[PathBuf],
+        mut from: Option<Progress>,
+    ) -> Result<Copied, DatabaseError> {
         let start = from.unwrap_or(Progress { part: 1, offset: 0, n: 0, hash: [0; 32] });
         let mut head = Head { n: start.n, hash: start.hash, offset: start.offset };
         for (index, file) in files.iter().enumerate().skip(start.part as usize - 1) {
             let part = index as u32 + 1;
             let mut reader = match open_at(file, head) {
                 Ok(reader) => reader,
-                Err(problem) => return Ok(Some(problem)),
+                Err(problem) => return Ok(Copied::ToItsEnd(Some(problem))),
             };
             loop {
                 let (changes, end) = batch(&mut reader);
                 let at = reader.head();
                 let to = Progress { part, offset: at.offset, n: at.n, hash: at.hash };
                 if from != Some(to) && !self.usage.add(name, from, to, &changes)? {
-                    // Another process is copying the same; it will have told, too.
-                    return Ok(None);
+                    return Ok(Copied::Overtaken);
                 }
                 from = Some(to);
                 match end {
                     End::More => {}
                     End::File => break,
                     End::Wrong(what) => {
-                        return Ok(Some(Problem { file: file.clone(), line: at.n + 1, what }));
+                        let problem = Problem { file: file.clone(), line: at.n + 1, what };
+                        return Ok(Copied::ToItsEnd(Some(problem)));
                     }
                 }
             }
             head = Head { offset: 0, ..reader.head() };
         }
-        Ok(None)
+        Ok(Copied::ToItsEnd(None))
     }
+}
+
+/// How far a segment was copied.
+enum Copied {
+    /// With what is wrong there.
+    ToItsEnd(Option<Problem>),
+    /// Somebody else has copied some of the same: it goes on where he is.
+    Overtaken,
 }
 
 type Lines = Reader<BufReader<File>>;

@@ -94,6 +94,62 @@ fn what_is_new_is_copied_once_and_what_is_lost_counts_in_full() {
 }
 
 #[test]
+fn whoever_is_overtaken_while_he_copies_goes_on_to_the_end() {
+    let (scratch, calls) = (Scratch::new("overtaken"), BATCH as u64 + 100);
+    let ledger = scratch.ledger("owner");
+    (0..calls).for_each(|_| serve(&ledger, "a", 1));
+    drop(ledger);
+    // He looked how far it was read, and another has copied the first of three batches before him.
+    let (books, files) = (scratch.books(), [scratch.file("owner")]);
+    let mut reader = open_at(&files[0], Head::default()).unwrap();
+    let (changes, _) = batch(&mut reader);
+    let at = reader.head();
+    let to = Progress { part: 1, offset: at.offset, n: at.n, hash: at.hash };
+    assert!(books.usage.add("owner", None, to, &changes).unwrap());
+    assert!(total(&books).0 < calls);
+    assert_eq!(books.copy("owner", &files, None).unwrap(), None);
+    assert_eq!(total(&books), (calls, calls, 0));
+}
+
+#[test]
+fn each_of_two_readers_at_once_is_told_all() {
+    let (scratch, calls) = (Scratch::new("at-once"), 2 * BATCH as u64);
+    let ledger = scratch.ledger("owner");
+    (0..calls).for_each(|_| serve(&ledger, "a", 1));
+    drop(ledger);
+    scratch.books();
+    let both = std::sync::Barrier::new(2);
+    let read = || {
+        let books = scratch.books();
+        both.wait();
+        (books.refresh().unwrap(), total(&books))
+    };
+    std::thread::scope(|scope| {
+        let readers = [scope.spawn(read), scope.spawn(read)];
+        for reader in readers {
+            assert_eq!(reader.join().unwrap(), (vec![], (calls, calls, 0)));
+        }
+    });
+}
+
+#[test]
+fn of_a_ledger_that_is_set_aside_all_up_to_its_damage_counts() {
+    let scratch = Scratch::new("aside");
+    let ledger = scratch.ledger("owner");
+    serve(&ledger, "a", 30);
+    reserve(&ledger, "a");
+    drop(ledger);
+    let mut damaged = fs::read(scratch.file("owner")).unwrap();
+    damaged.extend_from_slice(b"{}\n");
+    fs::write(scratch.file("owner"), damaged).unwrap();
+    // Nobody has read it before.
+    let books = scratch.books();
+    assert!(books.set_aside(7).unwrap().place.is_some_and(|place| place.exists()));
+    assert_eq!(total(&books), (2, 130, 1));
+    assert_eq!(books.totals(By::Model, &Filter::default()).unwrap()[0].open, 0, "nobody will settle it");
+}
+
+#[test]
 fn the_copy_can_be_thrown_away() {
     let scratch = Scratch::new("away");
     serve(&scratch.ledger("owner"), "a", 30);
@@ -169,7 +225,7 @@ fn nothing_is_missed_of_a_ledger_that_others_begin_read_and_take_away_meanwhile(
 
 #[test]
 fn a_ledger_is_not_put_aside_while_somebody_copies_it() {
-    let folder = Scratch::new("aside");
+    let folder = Scratch::new("copied");
     spend(&folder.0, OWNER, 1);
     let (books, file) = (folder.books(), folder.file(OWNER));
     assert_eq!(books.refresh().unwrap(), []);

@@ -61,13 +61,13 @@ pub(crate) fn first_look(limits: &Limits) -> Duration {
     }
 }
 
-/// How long CPU time cannot run out, however many CPUs are busy; nothing if it has.
-pub(crate) fn cpu_left(sandbox: &dyn Sandbox, limits: &Limits) -> Option<Duration> {
+/// How long CPU time cannot run out, however many CPUs are busy; nothing if it has. `beside` was used outside of the box.
+pub(crate) fn cpu_left(sandbox: &dyn Sandbox, beside: Duration, limits: &Limits) -> Option<Duration> {
     let (Some(limit), Some(used)) = (limits.cpu_time, sandbox.counters().cpu) else {
         // Each process has its own limit then.
         return Some(Duration::from_secs(24 * 3600));
     };
-    let left = limit.0.checked_sub(used).filter(|left| !left.is_zero())?;
+    let left = limit.0.checked_sub(used + beside).filter(|left| !left.is_zero())?;
     let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
     Some((left / cpus).max(CPU_LOOK))
 }
@@ -102,7 +102,8 @@ pub(crate) fn judge(ending: &Ending, oom: bool, limits: &Limits, result: &mut Ru
         }
         Some(Stopped::Disk) => {
             result.limits_hit.insert(LimitName::Disk);
-            result.notes.push("it was ended because the disk of the state folder is almost full".to_owned());
+            let note = "it was ended because what it wrote took more of the disk than it may, or because that is almost full";
+            result.notes.push(note.to_owned());
             (result.status, result.exit_status) = by_status(result);
         }
         None if oom && signal == Some(SIGKILL) => {

@@ -12,7 +12,7 @@ mod base;
 mod commit;
 mod diff;
 pub(crate) mod live;
-mod measure;
+pub(crate) mod measure;
 mod owned;
 mod tree;
 mod wire;
@@ -254,9 +254,12 @@ impl Hold {
 }
 
 /// Bytes that the layers of this owner take, as they were written down last.
-pub fn taken(state: &Path, owner: &str) -> u64 {
-    // Without a folder there are none.
-    owned::sum(state, Some(owner)).unwrap_or(0)
+pub fn taken(state: &Path, owner: &str) -> Result<u64, LayerError> {
+    match owned::sum(state, Some(owner)) {
+        // Without a folder there are none.
+        Err(LayerError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(0),
+        sum => sum,
+    }
 }
 
 /// Gives a box whose workspace is to be copied on writing a layer, and shows it that instead of the folder. The caller has

@@ -6,6 +6,7 @@
 use crate::{
     Caller, Gateway, Problem, Scope,
     artifacts::percent_decoded,
+    cursor::List,
     path::Path as InPath,
     problem::{Answer, Refused},
     work,
@@ -497,10 +498,12 @@ async fn audit(
         what: question.what,
         since_ms: question.since_ms,
         until_ms: question.until_ms,
-        before: question.before,
+        before: gateway.cursors().open(&caller.tenant, List::Audit, question.before.as_deref())?,
         limit,
     };
     let Page { rows, before } = read(&gateway, &caller, asked).await?;
+    let before =
+        before.map(|place| gateway.cursors().seal(&caller.tenant, List::Audit, place)).transpose()?;
     Ok(Json(AuditLines { lines: shown(rows.into_iter(), &caller), before }))
 }
 

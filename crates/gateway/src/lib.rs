@@ -6,6 +6,7 @@
 mod artifacts;
 mod audit;
 mod caller;
+mod cursor;
 mod fitting;
 mod gate;
 mod health;
@@ -156,6 +157,7 @@ struct Inner {
     /// finds all of it.
     closing: RwLock<bool>,
     audit: Audit,
+    cursors: cursor::Cursors,
     days: tenants::Days,
     refusals: audit::Refusals,
     served: Arc<Served>,
@@ -222,6 +224,10 @@ impl Gateway {
         let most_arriving = MOST_ARRIVING.max(bounds.body.saturating_mul(2));
         let arriving = shares::Shares::new(most_arriving, MOST_ARRIVING_OF_ONE.max(bounds.body));
         let turns = turns::Turns::new(bounds.connections);
+        let cursors = cursor::Cursors::new().map_err(|_| DatabaseError::Place {
+            path: state.clone(),
+            why: "the kernel gave no random numbers".to_owned(),
+        })?;
         let gateway = Gateway(Arc::new(Inner {
             engine,
             policy,
@@ -243,6 +249,7 @@ impl Gateway {
             boot: OnceLock::new(),
             closing: RwLock::new(false),
             audit,
+            cursors,
             refusals: audit::Refusals::default(),
             keys: Keys::of(served.clone()),
             writer,
@@ -634,6 +641,10 @@ impl Gateway {
         let (gateway, note) = (self.clone(), store::audit::Note::from(entry));
         let noted = tokio::task::spawn_blocking(move || gateway.note(&note.entry()));
         noted.await.map_err(|_| writer::busy())?
+    }
+
+    pub(crate) fn cursors(&self) -> &cursor::Cursors {
+        &self.0.cursors
     }
 
     pub(crate) fn days(&self) -> &tenants::Days {

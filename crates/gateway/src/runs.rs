@@ -7,7 +7,9 @@ pub(crate) mod live;
 mod recent;
 
 use crate::{
-    Caller, Gateway, Problem, Scope, fitting,
+    Caller, Gateway, Problem, Scope,
+    cursor::List,
+    fitting,
     path::Path,
     problem::Answer,
     tenants::{Needs, What},
@@ -53,7 +55,7 @@ pub(crate) struct RunState {
 struct RunList {
     runs: Vec<RunState>,
     /// Give it as `before` to read on; null at the end.
-    before: Option<i64>,
+    before: Option<String>,
 }
 
 /// Which runs.
@@ -68,7 +70,7 @@ struct Which {
     /// At most so many: 1 to 200, 50 unless said.
     limit: Option<u32>,
     /// Only older ones than this cursor.
-    before: Option<i64>,
+    before: Option<String>,
 }
 
 impl RunState {
@@ -366,11 +368,12 @@ async fn list(
         owner: (!caller.is_admin()).then(|| caller.tenant.clone()),
         status: which.status,
         task: which.task_id,
-        before: which.before,
+        before: gateway.cursors().open(&caller.tenant, List::Runs, which.before.as_deref())?,
         limit,
     };
     let rows = gateway.look_up(move |served| served.list(&filter)).await?;
-    let before = rows.last().filter(|_| rows.len() == limit as usize).map(|row| row.n);
+    let last = rows.last().filter(|_| rows.len() == limit as usize);
+    let before = last.map(|row| gateway.cursors().seal(&caller.tenant, List::Runs, row.n)).transpose()?;
     Ok(Json(RunList { runs: rows.iter().map(RunState::of).collect(), before }))
 }
 

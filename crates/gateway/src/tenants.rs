@@ -13,7 +13,7 @@ mod quota;
 pub(crate) use days::{Counted, Days};
 pub(crate) use quota::routes;
 
-use crate::{Gateway, Problem, problem::Answer};
+use crate::{Gateway, Problem, problem::Answer, work};
 use http::StatusCode;
 use spec::{Day, Id};
 
@@ -130,16 +130,26 @@ impl Gateway {
         Err(until_tomorrow(problem, "quota:tenant_day_usd"))
     }
 
+    /// What an owner's artifacts and workspaces take, looked at within the share of who asks. What cannot be weighed might be
+    /// too much.
+    async fn stored(&self, asking: &str, owner: Id) -> Answer<u64> {
+        let unknown = |error: std::io::Error| {
+            crate::say(format_args!("airlock: what a tenant stores cannot be weighed: {error}"));
+            crate::writer::busy()
+        };
+        let artifacts = self.engine().stored(&owner).await.map_err(unknown)?;
+        let gateway = self.clone();
+        let weigh = move || gateway.engine().stored_layers(&owner).map_err(unknown);
+        let layers = work::aside_in_turn(self.working(), asking, weigh).await?;
+        Ok(artifacts.saturating_add(layers))
+    }
+
     async fn has_storage(&self, tenant: &str) -> Answer<()> {
         let Some(limit) = self.quota(tenant).storage else { return Ok(()) };
         let refusal = |problem: Problem| problem.ruled("quota:storage");
         let owner = Id::new(tenant).map_err(|_| refusal(crate::writer::busy()))?;
-        // What cannot be weighed might be too much.
-        let stored = self.engine().stored(&owner).await.map_err(|error| {
-            crate::say(format_args!("airlock: what a tenant stores cannot be weighed: {error}"));
-            refusal(crate::writer::busy())
-        })?;
-        match stored.iter().sum::<u64>() < limit.0 {
+        let stored = self.stored(tenant, owner).await.map_err(refusal)?;
+        match stored < limit.0 {
             true => Ok(()),
             false => {
                 let title =

@@ -197,6 +197,7 @@ async fn usage(
     let (state, by) = (gateway.state().to_owned(), question.by.unwrap_or(Column::Run));
     // What goes on is in the sums of days as of now.
     gateway.count_now().await;
+    let unwritten = gateway.days().are_unwritten();
     let read = move || {
         sums(state, by, &filter).map_err(|error| {
             crate::say(format_args!("airlock: {error}"));
@@ -204,7 +205,12 @@ async fn usage(
         })
     };
     // Off the event loop, within the caller's share: it takes as long as the ledger is long.
-    let (totals, problems) = work::aside(gateway.working(), &caller.tenant, read).await?;
+    let (mut totals, problems) = work::aside(gateway.working(), &caller.tenant, read).await?;
+    // What waits to be written may be of a day that is over.
+    totals
+        .iter_mut()
+        .filter(|total| total.activity.is_some())
+        .for_each(|total| total.may_change |= unwritten);
     match question.wants_csv(&headers) {
         // A table has no place to say that something is missing.
         true if problems > 0 => Err(unavailable()),

@@ -47,6 +47,11 @@ pub(crate) async fn aside_in_turn<T: Send + 'static>(
     carry_out(share, work).await
 }
 
+/// Room for something that is carried out elsewhere, until it is dropped; none if the key has none now.
+pub(crate) fn place(working: &Shares, key: &str) -> Option<Box<dyn Send>> {
+    one(working, key).ok().map(|share| Box::new(share) as Box<dyn Send>)
+}
+
 async fn carry_out<T: Send + 'static>(
     share: Share,
     work: impl FnOnce() -> Answer<T> + Send + 'static,

@@ -12,9 +12,10 @@ use std::{
     path::Path,
 };
 
-/// No call has more tokens, and none costs ten million dollars: a provider that lies must not break the sums.
-const MOST_TOKENS: u64 = 1_000_000_000_000;
-const MOST_MONEY: u64 = 10_000_000_000_000_000;
+/// No call has more tokens, and none costs ten thousand dollars: a provider that lies, however often, must not break the sums,
+/// which end at 2^63.
+const MOST_TOKENS: u64 = 1_000_000_000;
+const MOST_MONEY: u64 = 10_000_000_000_000;
 const MILLISECONDS_A_DAY: u64 = 86_400_000;
 
 const RESERVED: &str = "
@@ -226,7 +227,7 @@ impl Usage {
             let note = "INSERT OR IGNORE INTO usage_retired (name, segment, n, hash, at_ms, done)
                 SELECT ?2, segment, n, hash, ?3, 1 FROM usage_segment WHERE segment = ?1";
             transaction.execute(note, params![segment, name, number(now_ms, u64::MAX)])?;
-            let rename = "UPDATE usage_attempt SET segment = ?2 WHERE segment = ?1";
+            let rename = "UPDATE usage_attempt SET segment = ?2, source = iif(source = 'open', 'reserved', source) WHERE segment = ?1";
             transaction.execute(rename, params![segment, name])?;
             transaction.execute("DELETE FROM usage_segment WHERE segment = ?", [segment])?;
             Ok(())

@@ -180,7 +180,7 @@ fn runs_are_listed_newest_first_page_by_page() {
         let page = server.get(&format!("/v1/runs{query}")).json();
         let ids =
             page["runs"].as_array().unwrap().iter().map(|run| run["run_id"].as_str().unwrap().to_owned());
-        (ids.collect::<Vec<_>>().join(""), page["before"].as_i64())
+        (ids.collect::<Vec<_>>().join(""), page["before"].as_str().map(str::to_owned))
     };
     assert_eq!(list("").0, "dcba");
     assert_eq!((list("?status=failed").0, list("?task_id=t0").0), ("db".into(), "ca".into()));

@@ -175,7 +175,10 @@ fn jobs_are_listed_newest_first_filtered_and_paged() {
             ids.iter().position(|id| job["job_id"] == json!(id)).expect("one of ours").to_string()
         };
         assert!(page["jobs"].as_array().unwrap().iter().all(|job| job.get("result").is_none()));
-        (page["jobs"].as_array().unwrap().iter().map(place).collect::<String>(), page["before"].as_i64())
+        (
+            page["jobs"].as_array().unwrap().iter().map(place).collect::<String>(),
+            page["before"].as_str().map(str::to_owned),
+        )
     };
     assert_eq!(list("").0, "3210");
     assert_eq!((list("?status=failed").0, list("?name=n0").0), ("31".into(), "20".into()));

@@ -338,6 +338,26 @@ fn a_program_of_the_callers_leaves_its_result_in_the_folder_of_the_job() {
     assert_eq!(left, 0, "each folder of a job is gone with it");
 }
 
+/// What a program writes to the folder of its job is held like its scratch space, also where it ends before anybody looks.
+#[test]
+fn the_folder_of_a_job_takes_no_more_than_the_disk_of_its_box() {
+    let world = World::new();
+    let agent = |script: &str| {
+        let script = format!("head -c {script}");
+        carried_out(&world, &job(json!([command(&["true"])])), &["--disk", "4M", "--", "sh", "-c", &script])
+    };
+    let answer = r#"printf '{"protocol_version":"1.0","job_id":"job-1","status":"success","steps":[],"artifacts":[]}' > /job/result.json"#;
+    let (status, result) = agent(&format!("3M /dev/zero > /job/large; {answer}"));
+    assert_eq!((status, &result["status"]), (Some(0), &json!("success")), "{result}");
+    let (status, result) = agent(&format!("16M /dev/zero > /job/large; {answer}; exec sleep 1000"));
+    assert_eq!(
+        (status, &result["status"], &result["failure_code"]),
+        (Some(1), &json!("failure"), &json!("constraint_violation")),
+        "{result}"
+    );
+    assert!(result["failure_message"].as_str().expect("a reason").contains("`disk`"), "{result}");
+}
+
 /// 112, 113: without a way out that the operator gives, a job that needs one is told so, and others have none.
 #[test]
 fn a_job_that_needs_the_network_is_told_that_it_has_none() {

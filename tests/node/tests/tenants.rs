@@ -208,6 +208,55 @@ fn lists_show_a_tenant_its_own_things_and_no_count_of_others() {
     assert!(own.iter().zip(&before).all(|(own, none)| own != none), "the positive control: {own:?}");
 }
 
+/// Rows and lines are numbered across all tenants: who is given such a number knows how much the others do.
+#[test]
+fn a_cursor_leads_its_tenant_on_and_says_nothing_of_others() {
+    let server = Server::new();
+    let keys = ["acme", "else"].map(|tenant| key_of(&server, tenant, ALL));
+    for key in keys.iter().flat_map(|key| [key; 2]) {
+        let ran = server.ask(key, "POST", "/v1/runs", &[], &json!({ "command": ["printf", "a\nb\n"] }));
+        assert_eq!(ran.status, 200, "{}", ran.text());
+        let job = json!({ "run": { "command": ["printf", "a\nb\n"] } });
+        let sent = server.ask(key, "POST", "/v1/jobs", &[], &job);
+        assert_eq!(sent.status, 202, "{}", sent.text());
+    }
+    let get = |key: &str, path: &str| server.ask(key, "GET", path, &[], &Value::Null);
+    for (path, things, next, parameter) in [
+        ("/v1/runs?limit=1", "runs", "before", "before"),
+        ("/v1/jobs?limit=1", "jobs", "before", "before"),
+        ("/v1/audit?limit=1&what=run.", "lines", "before", "before"),
+        ("/v1/worker/telemetry/containers?limit=1", "containers", "next_page_token", "page_token"),
+        ("/v1/worker/telemetry/logs?limit=1&container_id=ID", "events", "next_page_token", "page_token"),
+    ] {
+        let of = |key: &String| {
+            let containers = get(key, "/v1/worker/telemetry/containers").json();
+            let id = containers["containers"][0]["container_id"].as_str().expect("it ran").to_owned();
+            let mut page = Value::Null;
+            // Of a run that has just ended, lines are written a moment later.
+            server.until("a page that is not the last", || {
+                page = get(key, &path.replace("ID", &id)).json();
+                page[next].is_string()
+            });
+            (id, page[next].as_str().expect("there is more").to_owned(), page)
+        };
+        let [(id, mine, first), (_, again, _), (_, theirs, _)] = [&keys[0], &keys[0], &keys[1]].map(of);
+        let lengths: BTreeSet<_> = [&mine, &again, &theirs].map(String::len).into();
+        assert!(lengths.len() == 1 && mine.len() > 100, "{path}: {mine} {theirs}");
+        assert_ne!(
+            mine, again,
+            "{path}: nothing happened, and it is another: what changes in it says nothing"
+        );
+        let on = |cursor: &str| get(&keys[0], &format!("{}&{parameter}={cursor}", path.replace("ID", &id)));
+        let second = on(&mine);
+        assert_eq!(second.status, 200, "{path}: {}", second.text());
+        assert_ne!(second.json()[things][0], first[things][0], "{path}: it leads on");
+        assert!(second.json()[things][0].is_object(), "{path}: {}", second.text());
+        for wrong in [theirs.as_str(), "1", "1-3", "1.1", &mine[1..]] {
+            assert_eq!(on(wrong).status, 400, "{path}: {wrong}");
+        }
+    }
+}
+
 #[test]
 fn no_tenant_is_called_as_the_machine_itself() {
     let server = Server::new();

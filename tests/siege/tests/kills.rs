@@ -251,7 +251,7 @@ impl Storm {
                 assert!(seen.insert(run["run_id"].as_str().expect("an id").to_owned()), "twice: {run}");
                 assert!(ENDS.contains(&run["status"].as_str().unwrap_or_default()), "{run}");
             }
-            match page["before"].as_i64() {
+            match page["before"].as_str() {
                 Some(cursor) => before = format!("&before={cursor}"),
                 None => return,
             }

@@ -26,7 +26,7 @@ mod rewound;
 mod socks;
 mod tunnel;
 
-pub use books::Learned;
+pub use books::{Learned, Today};
 pub use credential::{Credential, Inject};
 pub(crate) use dial::{Dialler, NoWay};
 pub use internet::Internet;
@@ -70,6 +70,8 @@ pub struct Settings {
     pub ca: Option<PathBuf>,
     /// Where names lead, and where addresses lie.
     pub internet: Internet,
+    /// What tenants had written down today: all doors that are opened with clones of this share it.
+    pub today: Arc<Today>,
 }
 
 /// The egress door of one run.
@@ -148,7 +150,7 @@ impl Egress {
             rules: Mutex::new(Arc::new(Rules::new(grant))),
             changed: watch::Sender::new(()),
             meter: Meter::new(&grant.limits),
-            books: Books::new(till, whose),
+            books: Books::new(till, whose, settings.today.clone()),
             dialler: Dialler::new(settings.internet.clone()),
             names: Names::default(),
             authority,

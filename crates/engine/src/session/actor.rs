@@ -177,6 +177,8 @@ impl Actor {
         let book = Book {
             state,
             cpu_ms: Arc::default(),
+            box_cpu: Duration::ZERO,
+            own_cpu: Duration::ZERO,
             execs: Vec::new(),
             started: 0,
             ended_cpu_us: 0,
@@ -218,6 +220,9 @@ impl Actor {
     /// Does what it is asked, until something ends the session.
     async fn attend(&mut self, closing: &mut watch::Receiver<bool>) -> SessionEnd {
         let mut ending = self.ending.clone();
+        let (folders, most) = self.making.own_folders();
+        let overflow = room::until_they_take(&folders, most);
+        tokio::pin!(overflow);
         loop {
             while self.programs.try_join_next().is_some() {}
             let due = self.due();
@@ -226,6 +231,7 @@ impl Actor {
                 () = closes(closing) => return SessionEnd::Asked,
                 Some(order) = self.orders.recv() => self.obey(order, closing).await,
                 _ = self.sandbox.progress() => return SessionEnd::Lost,
+                () = &mut overflow => return self.disk_is_spent(),
                 () = tokio::time::sleep_until(due.into()) => {
                     if let Some(why) = self.overdue() {
                         return why;
@@ -261,7 +267,8 @@ impl Actor {
         }
         if now >= self.next_look {
             self.count();
-            match cpu_left(&*self.sandbox, &self.making.spec.sandbox.limits) {
+            let own_cpu = self.shared.book().own_cpu;
+            match cpu_left(&*self.sandbox, own_cpu, &self.making.spec.sandbox.limits) {
                 Some(left) => self.next_look = now + left,
                 None => {
                     self.result.limits_hit.insert(LimitName::CpuTime);
@@ -272,14 +279,18 @@ impl Actor {
         if self.making.fills_state() && now >= self.next_room {
             self.next_room = now + room::LOOK;
             if room::is_short(&self.making.engine.state) {
-                self.result.limits_hit.insert(LimitName::Disk);
-                // Its programs end by it, and say so.
-                self.shared.book().state.limits_hit.insert(LimitName::Disk);
-                return Some(SessionEnd::Limit);
+                return Some(self.disk_is_spent());
             }
         }
         let book = self.shared.book();
         (!book.is_at_work() && now >= book.used + spec.idle).then_some(SessionEnd::Idle)
+    }
+
+    fn disk_is_spent(&mut self) -> SessionEnd {
+        self.result.limits_hit.insert(LimitName::Disk);
+        // Its programs end by it, and say so.
+        self.shared.book().state.limits_hit.insert(LimitName::Disk);
+        SessionEnd::Limit
     }
 
     /// Whoever asked may be gone: then nobody hears the answer.
@@ -508,7 +519,8 @@ impl Actor {
         }
         let counters = before.unwrap_or_else(|| self.sandbox.counters());
         self.result.limits_hit.extend(super::hit(&counters));
-        if self.sandbox.scratch_is_full() {
+        let (folders, most) = self.making.own_folders();
+        if self.sandbox.scratch_is_full() || room::take(&folders, most).await {
             self.result.limits_hit.insert(LimitName::Disk);
         }
         let usage = {

@@ -1,15 +1,25 @@
 //! Direct steps: one after the other, within one time and one amount of output.
 
 use super::{
-    Said, Wishes, command,
+    BETWEEN_LOOKS, Said, Wishes, command,
     denied::{self, Denied},
     files::{self, Wrong},
     patch, search,
 };
-use crate::Session;
-use spec::{Denial, MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus, StepsResult};
-use std::time::Duration;
+use crate::{Session, SessionEnd, SessionState, tree::Tree, verdict::COUNTED_EVERY};
+use rustix::time::ClockId;
+use spec::{
+    Denial, LimitName, MOST_STEP_OUTPUT, Step, StepAction, StepJob, StepResult, StepStatus, StepsResult,
+};
+use std::{
+    cell::Cell,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 use tokio::time::Instant;
+
+/// Why something was left out that there was no time for.
+pub(super) const OVER: &str = "the time of the job is over";
 
 /// Where a job is carried out, and how far it is.
 pub(super) struct Bench<'a> {
@@ -80,8 +90,7 @@ impl<'a> Bench<'a> {
     }
 
     fn is_to_end(&self) -> bool {
-        let (cancelled, terminated) = &self.wishes;
-        *cancelled.borrow() || terminated.borrow().is_some()
+        *self.wishes.cancelled.borrow() || self.wishes.terminated.borrow().is_some()
     }
 
     /// That its time is over, and which.
@@ -89,8 +98,8 @@ impl<'a> Bench<'a> {
         let (asked, granted) =
             (self.job.constraints.max_runtime, self.session.spec().run.sandbox.limits.wall_time.0);
         match asked <= granted {
-            true => format!("the time of the job is over (max_runtime_seconds {})", asked.as_secs()),
-            false => format!("the time of the job is over (it was given {} seconds)", granted.as_secs_f64()),
+            true => format!("{OVER} (max_runtime_seconds {})", asked.as_secs()),
+            false => format!("{OVER} (it was given {} seconds)", granted.as_secs_f64()),
         }
     }
 
@@ -147,22 +156,40 @@ impl<'a> Bench<'a> {
     /// Does something with the files of the workspace, off the event loop and with its rights.
     async fn on_files(
         &self,
-        work: impl FnOnce(&crate::tree::Tree, Until) -> Result<String, Wrong> + Send + 'static,
+        work: impl FnOnce(&Tree, &Until) -> Result<String, Wrong> + Send + 'static,
     ) -> Done {
         let tree = match self.session.tree() {
             Ok(tree) => tree,
             Err(error) => return Done { failure: Some(Failure::Lost(error.message)), ..Done::default() },
         };
         self.session.touch();
-        let until = Until { deadline: self.deadline.into_std(), room: self.room };
-        let done = tokio::task::spawn_blocking(move || work(&tree, until));
-        match tokio::time::timeout_at(self.deadline, done).await {
-            Err(_) => Done { failure: Some(Failure::TimedOut), ..Done::default() },
-            Ok(Err(broken)) => {
+        let (deadline, room) = (self.deadline.into_std(), self.room);
+        let late = || Done { failure: Some(Failure::TimedOut), ..Done::default() };
+        let Ok(place) = tokio::time::timeout_at(self.deadline, self.place()).await else { return late() };
+        let (wanted, session) = (Arc::new(()), self.session.clone());
+        let still_wanted = Arc::downgrade(&wanted);
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            let spend = move |cpu| session.worked_for(cpu);
+            within(&tree, &Until::new(deadline, room, still_wanted, Box::new(spend)), work)
+        });
+        tokio::select! {
+            done = done => done.unwrap_or_else(|broken| {
                 let why = format!("the step failed in Airlock itself: {broken}");
                 Done { failure: Some(Failure::failed(why)), ..Done::default() }
+            }),
+            () = tokio::time::sleep_until(self.deadline) => late(),
+            ended = self.session.ended() => Done { failure: Some(Failure::Lost(why(&ended))), ..Done::default() },
+        }
+    }
+
+    /// A place among what is done with files at a time.
+    async fn place(&self) -> Box<dyn Send> {
+        loop {
+            match (self.wishes.places)() {
+                Some(place) => return place,
+                None => tokio::time::sleep(BETWEEN_LOOKS).await,
             }
-            Ok(Ok(done)) => Done::from(done),
         }
     }
 
@@ -213,16 +240,128 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// How long and how much something may go on.
-#[derive(Clone, Copy, Debug)]
+/// Why nothing can follow in a box that has ended.
+fn why(ended: &SessionState) -> String {
+    match ended.ended {
+        Some(SessionEnd::Limit) if ended.limits_hit.contains(&LimitName::CpuTime) => {
+            "the CPU time of its box is used up (`cpu_time`)".to_owned()
+        }
+        _ => "its box has ended".to_owned(),
+    }
+}
+
+/// Does something with files. What stopped because its time was over is not done, whatever it has found until then.
+fn within(tree: &Tree, until: &Until, work: impl FnOnce(&Tree, &Until) -> Result<String, Wrong>) -> Done {
+    let done = Done::from(work(tree, until));
+    until.count();
+    match until.cut.get() {
+        true => Done { failure: Some(Failure::TimedOut), ..done },
+        false => done,
+    }
+}
+
+/// How long and how much something may go on. Made on the thread that does it: its CPU time is the session's.
 pub(super) struct Until {
-    pub(super) deadline: std::time::Instant,
+    deadline: std::time::Instant,
     /// Bytes; what is longer by one is too much.
     pub(super) room: usize,
+    /// Whether anybody waits for it.
+    wanted: Weak<()>,
+    /// Whether something stopped because it was over.
+    cut: Cell<bool>,
+    spend: Box<dyn Fn(Duration)>,
+    spent: Cell<Duration>,
+    next_count: Cell<std::time::Instant>,
+}
+
+/// What this thread has used.
+fn thread_cpu() -> Duration {
+    let used = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(used).unwrap_or_default()
 }
 
 impl Until {
+    fn new(
+        deadline: std::time::Instant,
+        room: usize,
+        wanted: Weak<()>,
+        spend: Box<dyn Fn(Duration)>,
+    ) -> Until {
+        let (spent, next_count) =
+            (Cell::new(thread_cpu()), Cell::new(std::time::Instant::now() + COUNTED_EVERY));
+        Until { deadline, room, wanted, cut: Cell::new(false), spend, spent, next_count }
+    }
+
+    /// Whether to stop now; whoever is told so has not finished.
     pub(super) fn is_over(&self) -> bool {
-        std::time::Instant::now() >= self.deadline
+        let now = std::time::Instant::now();
+        if now >= self.next_count.get() {
+            self.next_count.set(now + COUNTED_EVERY);
+            self.count();
+        }
+        let over = now >= self.deadline || self.wanted.strong_count() == 0;
+        self.cut.set(self.cut.get() || over);
+        over
+    }
+
+    fn count(&self) {
+        let now = thread_cpu();
+        (self.spend)(now.saturating_sub(self.spent.replace(now)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, time::Instant};
+
+    type Work = fn(&Tree, &Until) -> Result<String, Wrong>;
+
+    #[test]
+    fn what_its_time_cuts_is_timed_out_and_says_why() {
+        let folder = std::env::temp_dir().join(format!("airlock-steps-until-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("a.txt"), "one\n").unwrap();
+        let tree = || Tree::new(fs::File::open(&folder).unwrap().into(), None, 1 << 20);
+        let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
+        let cut = format!("[truncated: {OVER}]\n");
+        let works: [(Work, &str, &str); 4] = [
+            (|tree, until| search::search(tree, "one", "", None, until), "a.txt:1:one\n", &cut),
+            (|tree, until| search::search(tree, "one", "a.txt", None, until), "a.txt:1:one\n", &cut),
+            (|tree, until| files::list(tree, "", until), "a.txt\n", &cut),
+            (|tree, until| files::read(tree, "a.txt", (1, u64::MAX), until), "one\n", ""),
+        ];
+        for (index, (work, whole, cut)) in works.into_iter().enumerate() {
+            let done = |deadline| {
+                let wanted = Arc::new(());
+                let until = Until::new(deadline, 1000, Arc::downgrade(&wanted), Box::new(drop));
+                let done = within(&tree(), &until, work);
+                (done.output.unwrap(), done.failure)
+            };
+            assert_eq!(done(later), (whole.to_owned(), None), "{index}");
+            assert_eq!(done(now), (cut.to_owned(), Some(Failure::TimedOut)), "{index}");
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_nobody_waits_for_ends_and_all_that_is_used_is_counted() {
+        let tree = Tree::new(fs::File::open(std::env::temp_dir()).unwrap().into(), None, 1 << 20);
+        let later = Instant::now() + Duration::from_secs(3600);
+        let (wanted, counted) = (Arc::new(()), std::rc::Rc::new(Cell::new(Duration::ZERO)));
+        let sum = counted.clone();
+        let spend = Box::new(move |cpu| sum.set(sum.get() + cpu));
+        let until = Until::new(later, 1000, Arc::downgrade(&wanted), spend);
+        let (begun, least) = (thread_cpu(), Duration::from_millis(20));
+        let done = within(&tree, &until, |_, until| {
+            while thread_cpu() - begun < least {
+                assert!(!until.is_over());
+            }
+            drop(wanted);
+            assert!(until.is_over());
+            Ok(String::new())
+        });
+        assert_eq!(done.failure, Some(Failure::TimedOut));
+        assert!(counted.get() >= least - Duration::from_millis(1), "{counted:?}");
     }
 }

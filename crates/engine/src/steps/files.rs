@@ -1,6 +1,6 @@
 //! Steps on files: read, write and list, by handle and beneath the workspace.
 
-use super::bench::Until;
+use super::bench::{OVER, Until};
 use crate::tree::{Entry, EntryKind, MOST_LISTED, Tree, TreeError};
 use std::{
     io::{BufRead, BufReader},
@@ -98,14 +98,14 @@ pub(super) fn read(
     tree: &Tree,
     path: &str,
     (first, last): (u64, u64),
-    until: Until,
+    until: &Until,
 ) -> Result<String, Wrong> {
     let (file, _) = tree.open(without_links(tree, path)?).map_err(|error| told(&error))?;
     let (mut reader, mut bytes, mut line) = (BufReader::with_capacity(64 << 10, file), Vec::new(), 1);
-    while line <= last && bytes.len() <= until.room && !until.is_over() {
+    while line <= last && bytes.len() <= until.room {
         let piece =
             reader.fill_buf().map_err(|error| format!("`{}` cannot be read: {error}", shown(path)))?;
-        if piece.is_empty() {
+        if piece.is_empty() || until.is_over() {
             break;
         }
         let end = piece.iter().position(|byte| *byte == b'\n');
@@ -121,7 +121,7 @@ pub(super) fn read(
 }
 
 /// Everything below a folder, one name a line, sorted; folders end with a slash. What is cut says so.
-pub(super) fn list(tree: &Tree, path: &str, until: Until) -> Result<String, Wrong> {
+pub(super) fn list(tree: &Tree, path: &str, until: &Until) -> Result<String, Wrong> {
     let mut output = String::new();
     let more = walk(tree, without_links(tree, path)?, until, &mut |place, found| {
         let mark = match found.kind {
@@ -150,7 +150,7 @@ pub(super) fn name(path: &Path) -> String {
 pub(super) fn walk(
     tree: &Tree,
     top: &Path,
-    until: Until,
+    until: &Until,
     visit: &mut dyn FnMut(&Path, &Entry) -> bool,
 ) -> Result<Option<String>, Wrong> {
     let top = top.strip_prefix(spec::WORKSPACE).unwrap_or(top);
@@ -159,8 +159,11 @@ pub(super) fn walk(
     let mut count = 0;
     while let Some((path, entry)) = open.pop() {
         count += 1;
-        if count > MOST_NAMES || until.is_over() {
+        if count > MOST_NAMES {
             return Ok(Some(format!("more than {MOST_NAMES} names")));
+        }
+        if until.is_over() {
+            return Ok(Some(OVER.to_owned()));
         }
         if !visit(&path, &entry) {
             return Ok(left_out);

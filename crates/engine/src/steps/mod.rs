@@ -21,7 +21,7 @@ mod search;
 pub(crate) use folder::sweep;
 
 use crate::{
-    Engine, Session, SessionKept,
+    Engine, Session, SessionEnd, SessionKept,
     files::Bounds,
     keep::Keeper,
     making::until_cancelled,
@@ -38,6 +38,7 @@ use std::{
     collections::{BTreeSet, HashSet},
     ffi::OsString,
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 use tokio::sync::watch;
@@ -226,8 +227,18 @@ impl From<StepsResult> for Carried {
     }
 }
 
-/// What others want of its end: that it comes; or that its program brings it about within a time.
-pub type Wishes = (watch::Receiver<bool>, watch::Receiver<Option<Duration>>);
+/// What others want of it.
+pub struct Wishes {
+    /// That its end comes.
+    pub cancelled: watch::Receiver<bool>,
+    /// That its program brings its end about within a time.
+    pub terminated: watch::Receiver<Option<Duration>>,
+    /// That what is done with its files waits for a place.
+    pub places: Places,
+}
+
+/// Gives a place among what is done with files at a time, which is held meanwhile; none while all are taken.
+pub type Places = Arc<dyn Fn() -> Option<Box<dyn Send>> + Send + Sync>;
 
 impl Engine {
     /// Carries a job out in a box of its own, and clears that away; `document` is the job as it was given, for a
@@ -278,7 +289,7 @@ impl Engine {
         wishes: Wishes,
         begun: impl FnOnce(&Session),
     ) -> Carried {
-        let (mut cancelled, terminated) = wishes.clone();
+        let (mut cancelled, terminated) = (wishes.cancelled.clone(), wishes.terminated.clone());
         let result = StepsResult::of(job.job_id.as_str());
         let mounts = match folder.map(JobFolder::mount).transpose() {
             Ok(mount) => mount.into_iter().collect(),
@@ -329,6 +340,14 @@ impl Engine {
             }
         }
         name_artifacts(&mut result, kept.kept, "/workspace/");
+        if ended.ended == Some(SessionEnd::Limit) && ended.limits_hit.contains(&LimitName::Disk) {
+            let most = session.spec().run.sandbox.limits.disk;
+            let message = format!(
+                "what the job wrote to {} takes more than its limit `disk` ({most}), or fills the disk of the state folder",
+                folder::INSIDE
+            );
+            result = result.failed("constraint_violation", message);
+        }
         let crate::SessionState { barriers, usage, limits_hit, denials, .. } = ended;
         // By its doors; and of programs that were no step, or one that was cut short.
         denied.add(denials);

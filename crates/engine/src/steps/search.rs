@@ -2,7 +2,7 @@
 //! bounds of their size and of the lines that they are tried on.
 
 use super::{
-    bench::Until,
+    bench::{OVER, Until},
     files::{self, Wrong, checked, told, walk},
 };
 use crate::tree::{EntryKind, Tree};
@@ -82,7 +82,7 @@ pub(super) fn search(
     text: &str,
     path: &str,
     include: Option<&str>,
-    until: Until,
+    until: &Until,
 ) -> Result<String, Wrong> {
     let regex = pattern(text).map_err(|why| format!("the pattern {why}"))?;
     let glob = include.map(glob).transpose().map_err(|why| format!("the glob {why}"))?;
@@ -113,7 +113,7 @@ pub(super) fn search(
 struct Search<'a> {
     tree: &'a Tree,
     regex: Regex,
-    until: Until,
+    until: &'a Until,
     output: String,
     matches: usize,
     bytes: u64,
@@ -144,6 +144,7 @@ impl Search<'_> {
 
     fn try_line(&mut self, path: &Path, number: usize, line: &[u8]) -> bool {
         if self.until.is_over() {
+            self.left_out = Some(OVER.to_owned());
             return false;
         }
         let line = line.strip_suffix(b"\r").unwrap_or(line);

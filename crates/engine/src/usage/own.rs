@@ -97,7 +97,8 @@ impl Books {
     }
 
     /// Puts those segments of a server that cannot be believed beside the ledger, and forgets how far they were read: whoever takes
-    /// their names next begins anew. What was copied of them stays in the sums.
+    /// their names next begins anew. What they said up to the damage stays in the sums; what was open there is never settled, and
+    /// counts in full.
     pub fn set_aside(&self, now_ms: u64) -> Result<Aside, UsageError> {
         let failed = |source| self.failed(source);
         let place = self.folder.with_file_name(format!("{LEDGER}-aside-{now_ms}"));
@@ -107,6 +108,8 @@ impl Books {
         };
         let mut aside = Aside::default();
         for name in self.unbelieved()? {
+            // What can be believed, up to the damage, counts.
+            self.follow([&name])?;
             if ledger::set_aside(&self.folder, &name, &place).map_err(failed)? {
                 aside.place = Some(place.clone());
             }

@@ -1,31 +1,36 @@
-//! What a layer takes on the disk, measured with our own rights: a program that closes its folders to itself, or digs deep,
-//! hides nothing. Nothing is read but names and sizes; what cannot be looked at counts as all that its owner may have.
+//! What a layer, or a folder that is shown to a box, takes on the disk, measured with our own rights: a program that closes its folders to itself, or digs deep,
+//! hides nothing. Nothing is read but names and sizes; what cannot be looked at counts as all that it may have.
 
 use super::{TREE, owned::MOST_OWNED_BYTES, tree};
 use rustix::{
-    fs::{AtFlags, Dir, OFlags},
+    fs::{AtFlags, Dir, Mode, OFlags},
     io::Errno,
 };
 use std::{
-    ffi::OsStr,
     io,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
 };
 
 /// Names that are counted. None is kept, so there can be more than are ever compared.
 const MOST_NAMES: u64 = 4_000_000;
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 
 /// What the tree of a layer takes.
 pub(super) fn layer(layer: impl AsFd) -> u64 {
-    let measured = tree::open(layer, TREE, OFlags::RDONLY | OFlags::DIRECTORY).and_then(all);
+    let measured = tree::open(layer, TREE, FOLDER).and_then(|top| less_than(MOST_OWNED_BYTES, top));
     measured.ok().flatten().unwrap_or(MOST_OWNED_BYTES)
 }
 
-/// None if it is too deep or too much to be looked at.
-fn all(top: OwnedFd) -> io::Result<Option<u64>> {
+/// Whether a folder takes as much as this, or cannot be looked at. A program may be writing there.
+pub(crate) fn takes(path: &Path, bytes: u64) -> bool {
+    let flags = FOLDER | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let top = rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from);
+    !matches!(top.and_then(|top| less_than(bytes, top)), Ok(Some(_)))
+}
+
+/// None if it is as much as this, or too deep or too many names to be looked at.
+fn less_than(most: u64, top: OwnedFd) -> io::Result<Option<u64>> {
     let mut room = tree::room(&rustix::fs::fstat(&top)?);
     let mut levels = vec![Dir::new(top)?];
     let mut names = 0;
@@ -46,13 +51,16 @@ fn all(top: OwnedFd) -> io::Result<Option<u64>> {
             found => found?,
         };
         room = room.saturating_add(tree::room(&found));
-        if names > MOST_NAMES || room >= MOST_OWNED_BYTES {
+        if names > MOST_NAMES || room >= most {
             return Ok(None);
         }
         if tree::kind(&found) == tree::Kind::Folder {
-            let name = OsStr::from_bytes(name.to_bytes());
-            let below = Dir::new(tree::open(folder, name, OFlags::RDONLY | OFlags::DIRECTORY)?)?;
-            levels.push(below);
+            match rustix::fs::openat(folder, name, FOLDER | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+            {
+                // A living program took it away.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+                below => levels.push(Dir::new(below?)?),
+            }
             if levels.len() > tree::MOST_DEPTH {
                 return Ok(None);
             }

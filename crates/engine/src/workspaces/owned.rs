@@ -42,9 +42,14 @@ pub(super) fn noted(layer: impl AsFd) -> u64 {
 pub(super) fn sum(state: &Path, owner: Option<&str>) -> Result<u64, LayerError> {
     let names = tree::names(&open_layers(state, false)?).map_err(failed("list the workspaces"))?;
     let ids = names.iter().filter_map(|name| Id::new(name.to_str()?).ok());
-    let layers = ids.filter_map(|id| Opened::open(state, &id).ok());
-    let his = layers.filter(|layer| layer.about.owner.as_deref() == owner);
-    Ok(his.fold(0, |sum: u64, layer| sum.saturating_add(noted(&layer.layer))))
+    ids.map(|id| match Opened::open(state, &id) {
+        Ok(layer) if layer.about.owner.as_deref() == owner => Ok(noted(&layer.layer)),
+        // Another's, or one that went meanwhile.
+        Ok(_) | Err(LayerError::Absent { .. }) => Ok(0),
+        // It might be his, and large.
+        Err(error) => Err(error),
+    })
+    .try_fold(0, |sum: u64, room| Ok(sum.saturating_add(room?)))
 }
 
 /// The layers that are being made, by state folder and owner: what they take is written down nowhere yet. Whoever serves

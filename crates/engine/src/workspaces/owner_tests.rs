@@ -268,3 +268,15 @@ fn layers_that_are_made_at_the_same_time_count_together() {
     drop(three);
     assert_eq!(begin("key").to(1), 1);
 }
+
+#[test]
+fn a_layer_that_cannot_be_looked_at_is_not_taken_for_nothing() {
+    let place = Place::new(|_| {});
+    let state = place.state().join("none yet");
+    assert_eq!(taken(&state, "key").unwrap(), 0, "there is no folder of them");
+    let layer = state.join(LAYERS).join("broken");
+    fs::create_dir_all(&layer).unwrap();
+    assert_eq!(taken(&state, "key").unwrap(), 0, "it is none yet");
+    fs::write(layer.join(ABOUT), "{").unwrap();
+    assert!(matches!(taken(&state, "key"), Err(LayerError::Io { .. })));
+}

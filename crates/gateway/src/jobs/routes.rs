@@ -6,7 +6,9 @@ use super::{
     show::Job,
 };
 use crate::{
-    Caller, Gateway, Problem, Scope, fitting,
+    Caller, Gateway, Problem, Scope,
+    cursor::List,
+    fitting,
     path::Path,
     problem::Answer,
     runs::{self, live::Live},
@@ -45,7 +47,7 @@ struct JobList {
     jobs: Vec<Job>,
     /// Give it as `before` to read on; null at the end. 2,000 jobs are looked through for a page by label, and for one by
     /// name and status; it may have fewer than were asked for, or none, and go on all the same.
-    before: Option<i64>,
+    before: Option<String>,
 }
 
 /// Which jobs.
@@ -62,7 +64,7 @@ struct Which {
     /// At most so many: 1 to 200, 50 unless said.
     limit: Option<u32>,
     /// Only older ones than this cursor.
-    before: Option<i64>,
+    before: Option<String>,
 }
 
 /// Which of its streams.
@@ -306,10 +308,11 @@ async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which
         status: which.status,
         name: which.name,
         label: which.label.map(label).transpose()?,
-        before: which.before,
+        before: gateway.cursors().open(&caller.tenant, List::Jobs, which.before.as_deref())?,
         limit,
     };
     let Listed { rows, before } = gateway.look_up(move |served| served.list_jobs(&filter)).await?;
+    let before = before.map(|n| gateway.cursors().seal(&caller.tenant, List::Jobs, n)).transpose()?;
     Ok(Json(JobList { jobs: rows.iter().map(|row| Job::of(&gateway, row)).collect(), before }))
 }
 

@@ -146,7 +146,7 @@ async fn attend(gateway: Gateway, live: Arc<Live>, admitted: Admitted) {
             live.begins();
             // It counts while it goes on.
             let begun = |session: &Session| live.has_box(&gateway, session);
-            let (engine, wishes) = (gateway.engine(), live.wishes());
+            let (engine, wishes) = (gateway.engine(), live.wishes(&gateway));
             engine.carry_out(spec, &job, document.as_bytes(), carrier, wishes, begun).await
         }
     };

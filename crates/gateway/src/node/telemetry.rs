@@ -1,7 +1,7 @@
 //! Records of the node for whoever watches it: an admin sees all, a tenant what is his own. Best effort: nobody should
 //! schedule by them alone.
 
-use crate::{Caller, Gateway, Problem, Scope, fitting, path::Path, problem::Answer};
+use crate::{Caller, Gateway, Problem, Scope, cursor::List, fitting, path::Path, problem::Answer};
 use axum::{
     Json,
     extract::{Query, State, rejection::QueryRejection},
@@ -181,10 +181,6 @@ fn bounded(limit: Option<u32>, usual: u32, most: u32) -> Answer<u32> {
     }
 }
 
-fn no_token() -> Problem {
-    invalid("`page_token` is none", "give what the page before gave, or none")
-}
-
 impl Container {
     /// As it is now: what goes on is seen now.
     fn of(row: ContainerRow, now: u64) -> Container {
@@ -279,8 +275,7 @@ async fn containers(
     one_of(which.kind.as_ref(), &KINDS, "kind")?;
     one_of(which.status.as_ref(), &STATUSES, "status")?;
     let limit = bounded(which.limit, USUAL_CONTAINERS, MOST_CONTAINERS)?;
-    let before =
-        which.page_token.as_deref().map(|token| token.parse().map_err(|_| no_token())).transpose()?;
+    let before = gateway.cursors().open(&caller.tenant, List::Containers, which.page_token.as_deref())?;
     let filter = ContainerFilter {
         owner: (!caller.is_admin()).then(|| caller.tenant.clone()),
         kind: which.kind,
@@ -290,8 +285,13 @@ async fn containers(
         before,
         limit: limit + 1,
     };
-    let found = gateway.clone();
-    let page = move || Ok(page(found.served().containers(&filter)?, limit as usize, engine::now().0));
+    let (found, tenant) = (gateway.clone(), caller.tenant.clone());
+    let page = move || {
+        let mut page = page(found.served().containers(&filter)?, limit as usize, engine::now().0);
+        let seal = |n| found.cursors().seal(&tenant, List::Containers, n);
+        page.next_page_token = page.next_page_token.map(seal).transpose()?;
+        Ok(page)
+    };
     fitting::answer(&gateway, &caller, page).await
 }
 
@@ -354,7 +354,9 @@ async fn logs(
         let unknown = || invalid(&format!("`{name}` is no moment"), "write it as 2026-01-31T12:00:00Z");
         text.map(|text| Timestamp::read(text).map(|moment| moment.0).ok_or_else(unknown)).transpose()
     };
-    let (from, skip) = which.page_token.as_deref().map_or(Some((0, 0)), token).ok_or_else(no_token)?;
+    let place: Option<String> =
+        gateway.cursors().open(&caller.tenant, List::Lines, which.page_token.as_deref())?;
+    let (from, skip) = place.as_deref().and_then(token).unwrap_or_default();
     let filter = LogFilter {
         source_kind,
         source_name,
@@ -364,7 +366,7 @@ async fn logs(
         until_ms: moment(which.until.as_ref(), "until")?,
         from,
     };
-    let found = gateway.clone();
+    let (found, tenant) = (gateway.clone(), caller.tenant.clone());
     let lines = move || {
         let mut page = Page { limit: limit as usize, skip: (from, skip), ..Page::default() };
         // Without reading a line of what is not his.
@@ -377,7 +379,10 @@ async fn logs(
             }
         }
         found.served().logs(&filter, |row| page.add(row))?;
-        Ok(page.lines())
+        let mut lines = page.lines();
+        let seal = |place| found.cursors().seal(&tenant, List::Lines, place);
+        lines.next_page_token = lines.next_page_token.map(seal).transpose()?;
+        Ok(lines)
     };
     fitting::answer(&gateway, &caller, lines).await
 }

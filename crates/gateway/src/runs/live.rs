@@ -13,9 +13,10 @@ use crate::{
     telemetry,
     tenants::Counted,
     trace::Spot,
+    work,
 };
 use bytes::Bytes;
-use engine::{Feed, Run, Session};
+use engine::{Feed, Run, Session, steps::Wishes};
 use http::StatusCode;
 use serde::Deserialize;
 use spec::{Barrier, Day, Denial, ErrorCode, ErrorInfo, Event, Id, Root, RunResult, RunSpec, Status};
@@ -469,9 +470,11 @@ impl Live {
         note(gateway, self, event);
     }
 
-    /// What others want of its end: that it comes, or that its program brings it about within a time.
-    pub(crate) fn wishes(&self) -> (watch::Receiver<bool>, watch::Receiver<Option<Duration>>) {
-        (self.cancelled.subscribe(), self.terminated.subscribe())
+    /// What others want of it: its end, and that its work on files is within the share of its tenant.
+    pub(crate) fn wishes(&self, gateway: &Gateway) -> Wishes {
+        let (gateway, owner) = (gateway.clone(), self.owner.clone());
+        let places = Arc::new(move || work::place(gateway.working(), &owner));
+        Wishes { cancelled: self.cancelled.subscribe(), terminated: self.terminated.subscribe(), places }
     }
 
     /// What of its output becomes records of the node.

@@ -21,7 +21,7 @@ const BETWEEN_COUNTS: Duration = Duration::from_secs(3);
 
 /// What tenants use today.
 #[derive(Debug)]
-pub(crate) struct Days(Mutex<Today>);
+pub(crate) struct Days(Mutex<Today>, tokio::sync::Mutex<()>);
 
 #[derive(Debug)]
 struct Today {
@@ -47,7 +47,8 @@ impl Days {
     pub(crate) fn open(served: &Served) -> Result<Days, DatabaseError> {
         let day = Day::of(engine::now());
         let used = served.day(day)?;
-        Ok(Days(Mutex::new(Today { day, used, unwritten: HashMap::new() })))
+        let today = Today { day, used, unwritten: HashMap::new() };
+        Ok(Days(Mutex::new(today), tokio::sync::Mutex::default()))
     }
 
     fn today(&self) -> MutexGuard<'_, Today> {
@@ -84,6 +85,11 @@ impl Days {
         }
     }
 
+    /// Whether something of a day is counted that could not be written yet: its sums will become more.
+    pub(crate) fn are_unwritten(&self) -> bool {
+        !self.today().unwritten.is_empty()
+    }
+
     fn put_back(&self, unwritten: impl IntoIterator<Item = ((String, Day), u64)>) {
         let mut today = self.today();
         for (whose, cpu_ms) in unwritten {
@@ -101,8 +107,9 @@ impl Gateway {
         }
     }
 
-    /// Counts what goes on, and writes it down.
+    /// Counts what goes on, and writes it down; after whoever is writing now, so that what he writes is there.
     pub(crate) async fn count_now(&self) {
+        let _alone = self.days().1.lock().await;
         for (tenant, cpu_ms) in self.runs().newly_used().into_iter().chain(self.sandboxes_newly_used()) {
             self.days().count_later(&tenant, cpu_ms);
         }
@@ -135,7 +142,7 @@ mod tests {
     #[test]
     fn what_could_not_be_written_is_written_with_what_comes_and_a_new_day_begins_with_nothing() {
         let today = Today { day: Day(1), used: HashMap::new(), unwritten: HashMap::new() };
-        let days = Days(Mutex::new(today));
+        let days = Days(Mutex::new(today), tokio::sync::Mutex::default());
         days.0.lock().unwrap().used.insert("acme".to_owned(), DayUse::cpu(7));
         assert_eq!(days.used("acme"), DayUse::default(), "it is not the second day of 1970 any more");
         days.count_later("acme", 4);

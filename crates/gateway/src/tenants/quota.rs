@@ -83,7 +83,7 @@ async fn quota(
     }
     let bad = |_| Problem::invalid("this is no name of a tenant", "use A-Z a-z 0-9 . _ -");
     let owner = owner_of(&tenant).map_err(bad)?;
-    let stored = gateway.engine().stored(&owner).await.map_err(|_| crate::writer::busy())?;
+    let stored = gateway.stored(&caller.tenant, owner).await?;
     let may = gateway.quota(&tenant);
     let money = gateway.engine().money_of_day(&tenant).map(|day| Money {
         spent_nano_usd: day.spent.0,
@@ -98,7 +98,7 @@ async fn quota(
         sandboxes: count(gateway.live_sandboxes(&tenant), Some(gateway.most_sandboxes(&tenant))),
         most_jobs: may.jobs,
         cpu_day_ms: Bound { now: gateway.days().used(&tenant).cpu_ms, most: may.cpu_day.map(milliseconds) },
-        storage_bytes: Bound { now: stored.iter().sum(), most: may.storage.map(|size| size.0) },
+        storage_bytes: Bound { now: stored, most: may.storage.map(|size| size.0) },
         money_of_day: money,
         weight: may.weight,
         day_ends_at: Day::of(engine::now()).next().start().to_string(),

@@ -98,7 +98,7 @@ struct List {
     limit: Option<u32>,
     /// Only older ones than this cursor, which --json shows
     #[arg(long, value_name = "CURSOR")]
-    before: Option<i64>,
+    before: Option<String>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -197,7 +197,7 @@ const USUALLY_LISTED: u32 = 50;
 #[derive(Deserialize)]
 struct Page {
     jobs: Vec<Value>,
-    before: Option<i64>,
+    before: Option<String>,
 }
 
 impl List {
@@ -217,7 +217,7 @@ impl List {
                 ("name", self.name.clone()),
                 ("label", self.label.clone()),
                 ("limit", limit),
-                ("before", before.map(|before| before.to_string())),
+                ("before", before.clone()),
             ]);
             let page: Page = client.json(Ask::get(format!("/v1/jobs{asked}"))).await?;
             jobs.extend(page.jobs);

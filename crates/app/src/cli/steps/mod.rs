@@ -12,10 +12,10 @@ use super::{
 use crate::config::{self, Surroundings};
 use callback::Callback;
 use clap::Args;
-use engine::steps::{Carried, Carrier};
+use engine::steps::{Carried, Carrier, Wishes};
 use serde_json::json;
 use spec::{ExecutionMode, StepJob, StepStatus, StepsResult};
-use std::{ffi::OsStr, path::PathBuf};
+use std::{ffi::OsStr, path::PathBuf, sync::Arc};
 use tokio::sync::watch;
 
 pub(super) const EXAMPLES: &str = "\
@@ -194,7 +194,9 @@ impl Order {
             let (cancel, cancelled) = watch::channel(false);
             // Whoever sends a signal does not wait.
             let (_, terminated) = watch::channel(None);
-            let wishes = (cancelled, terminated);
+            // There is nobody to share the machine's threads with.
+            let places = Arc::new(|| Some(Box::new(()) as Box<dyn Send>));
+            let wishes = Wishes { cancelled, terminated, places };
             let work = engine.carry_out(spec, job, document, carrier, wishes, |_| ());
             let carried = until_signal(signals, cancel, work).await;
             self.tell(
