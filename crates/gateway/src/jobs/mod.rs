@@ -179,7 +179,7 @@ pub(crate) struct JobOrder {
     pub(crate) agent: Option<agent::AgentOrder>,
     /// What it is called; need not be its alone.
     pub(crate) name: Option<String>,
-    /// To find it by.
+    /// To find it by: at most 32, 4 KiB as JSON.
     pub(crate) labels: BTreeMap<String, String>,
     /// -100 to 100; higher ones of a tenant start first.
     #[schema(minimum = -100, maximum = 100)]

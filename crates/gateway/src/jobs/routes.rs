@@ -6,7 +6,8 @@ use super::{
     show::Job,
 };
 use crate::{
-    Caller, Gateway, Problem, Scope, fitting,
+    Caller, Gateway, Problem, Scope,
+    fitting::{self, Room},
     path::Path,
     problem::Answer,
     runs::{self, live::Live},
@@ -44,7 +45,7 @@ const LARGEST_PIECE: usize = 64 << 10;
 struct JobList {
     jobs: Vec<Job>,
     /// Give it as `before` to read on; null at the end. 2,000 jobs are looked through for a page by label, and for one by
-    /// name and status; it may have fewer than were asked for, or none, and go on all the same.
+    /// name and status, and a page has at most 4 MiB; it may have fewer than were asked for, or none, and go on all the same.
     before: Option<i64>,
 }
 
@@ -285,7 +286,7 @@ fn accepted(gateway: &Gateway, row: &JobRow) -> Answer<Response> {
 #[utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(Which), responses(
     (status = 200, description = "One page of them, without results", body = JobList),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
-async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which>) -> Answer<Json<JobList>> {
+async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which>) -> Answer<Response> {
     caller.require(Scope::Runs)?;
     let which = query(which)?;
     let known = |name: &String| Status::ALL.iter().any(|status| status.name() == name);
@@ -309,8 +310,16 @@ async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which
         before: which.before,
         limit,
     };
-    let Listed { rows, before } = gateway.look_up(move |served| served.list_jobs(&filter)).await?;
-    Ok(Json(JobList { jobs: rows.iter().map(|row| Job::of(&gateway, row)).collect(), before }))
+    let of = gateway.clone();
+    let page = move || Ok(page(&of, of.served().list_jobs(&filter)?));
+    fitting::answer(&gateway, &caller, page).await
+}
+
+/// As many as fit into an answer; the rest comes behind them.
+fn page(gateway: &Gateway, Listed { rows, before }: Listed) -> JobList {
+    let (jobs, more) = Room::new().fill(rows.iter().map(|row| Job::of(gateway, row)));
+    let last = jobs.len().checked_sub(1).map(|last| rows[last].n);
+    JobList { jobs, before: if more { last } else { before } }
 }
 
 /// The job with what came of its last try.
@@ -499,3 +508,7 @@ pub(crate) fn routes() -> OpenApiRouter<Gateway> {
         .routes(routes!(logs))
         .routes(routes!(events::events))
 }
+
+#[cfg(test)]
+#[path = "routes_tests.rs"]
+mod tests;

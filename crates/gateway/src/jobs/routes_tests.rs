@@ -1,0 +1,83 @@
+//! Lists of jobs, as much of them as their tenant has memory for.
+
+use super::*;
+use crate::workspaces::tests::Place;
+use serde_json::json;
+
+fn caller(name: &str) -> Caller {
+    let validity = crate::validity::InUse::default().watch(name);
+    Caller { key: name.to_owned(), tenant: name.to_owned(), scopes: vec![Scope::Runs], validity }
+}
+
+/// Jobs of hers, with labels that are as long as they could be once.
+fn add(gateway: &Gateway, count: usize) {
+    let labels = json!({ "long": "x".repeat(40_000) }).to_string();
+    let room = gateway.job_room("her");
+    let add = |writing: &Writing<'_>| {
+        (0..count).try_for_each(|number| {
+            let new = NewJob {
+                id: &format!("job-{number}"),
+                tenant: "her",
+                key: "her",
+                name: None,
+                labels: &labels,
+                priority: 0,
+                at_ms: 1,
+                not_before_ms: None,
+                keep_ms: 1,
+                most_attempts: 1,
+                retry_on: "",
+                pause_ms: 0,
+                rerun: false,
+                after: &[],
+                webhook: None,
+                order: "{}",
+                promise: None,
+            };
+            assert_eq!(writing.add_job(&new, &room)?, Added::New);
+            Ok(())
+        })
+    };
+    gateway.served().together_durably(add).unwrap();
+}
+
+async fn listed(gateway: &Gateway, name: &str, before: Option<i64>) -> Answer<Value> {
+    let which = Which { status: None, name: None, label: None, limit: Some(200), before };
+    let response = list(State(gateway.clone()), caller(name), Ok(Query(which))).await?;
+    let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    assert!(body.len() < fitting::MOST_BYTES * 11 / 10, "{}", body.len());
+    Ok(serde_json::from_slice(&body).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_does_not_fit_goes_on_behind_what_does() {
+    let place = Place::new("jobs-page", &[]);
+    let gateway = place.gateway(Vec::new());
+    add(&gateway, 150);
+    let (mut seen, mut before, mut pages) = (Vec::new(), None, 0);
+    loop {
+        let page = listed(&gateway, "her", before).await.unwrap();
+        let jobs = page["jobs"].as_array().unwrap().iter();
+        seen.extend(jobs.map(|job| job["job_id"].as_str().unwrap().to_owned()));
+        (before, pages) = (page["before"].as_i64(), pages + 1);
+        if before.is_none() {
+            break;
+        }
+    }
+    let all: Vec<_> = (0..150).rev().map(|number| format!("job-{number}")).collect();
+    assert_eq!((seen, pages), (all, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_is_made_only_where_its_tenant_has_room_for_it() {
+    let place = Place::new("jobs-room", &[]);
+    let gateway = place.gateway(Vec::new());
+    add(&gateway, 1);
+    for (shares, amount) in [(gateway.answering(), 60 << 20), (gateway.working(), 16)] {
+        let mut taken = shares.of("her");
+        shares.add(&mut taken, amount).unwrap();
+        assert_eq!(listed(&gateway, "her", None).await.unwrap_err().status(), 429);
+        assert_eq!(listed(&gateway, "him", None).await.unwrap()["jobs"], json!([]), "others have theirs");
+    }
+    assert_eq!(listed(&gateway, "her", None).await.unwrap()["jobs"][0]["job_id"], "job-0");
+}
