@@ -337,7 +337,7 @@ fn cancelling_ends_a_job_that_waits_and_one_that_runs() {
 #[test]
 fn a_server_that_is_killed_leaves_every_job_with_what_was_asked_for() {
     let (folder, place, config) = shared();
-    let config = format!("{config}[jobs]\nslots = 3\n");
+    let config = format!("{config}[jobs]\nslots = 4\n");
     let server = Server::on(folder, &config, &[], None);
     // The first try writes its name and stays; those after it find the name and end.
     let script = |name: &str| format!("echo x >> {name}; test $(wc -l < {name}) -ge 2 || sleep 600");
@@ -382,7 +382,7 @@ fn a_server_that_is_killed_leaves_every_job_with_what_was_asked_for() {
 #[test]
 fn a_server_that_ends_in_order_cancels_no_job() {
     let (folder, place, config) = shared();
-    let config = format!("{config}grace = \"100ms\"\n[jobs]\nslots = 2\n");
+    let config = format!("{config}grace = \"100ms\"\n[jobs]\nslots = 3\n");
     let server = Server::on(folder, &config, &[], None);
     let script = |name: &str| format!("echo x >> {name}; test $(wc -l < {name}) -ge 2 || sleep 600");
     let order = |name: &str, on_lost: &str| json!({ "run": { "command": ["sh", "-c", script(name)], "workspace": place }, "on_lost": on_lost });
@@ -526,6 +526,22 @@ fn a_noisy_tenant_delays_another_by_one_slot_at_most() {
     assert!(place <= 1, "{place} of the other's ran before it");
 }
 
+#[test]
+fn jobs_that_never_end_leave_a_slot_to_whoever_has_none() {
+    let server = Server::with("[jobs]\nslots = 4\n", &[]);
+    let [noisy, quiet] = ["noisy", "quiet"].map(|tenant| key_of(&server, tenant, &["runs"]));
+    let sleep = json!({ "run": { "command": ["sleep", "600"] } });
+    let ids: Vec<_> = (0..6).map(|_| submit(&server, &noisy, &sleep)).collect();
+    ids[..3].iter().for_each(|id| started(&server, id));
+    for _ in 0..2 {
+        let id = submit(&server, &quiet, &json!({ "run": run("true") }));
+        assert_eq!(ended(&server, &id)["status"], "succeeded");
+    }
+    let states: Vec<_> = ids.iter().map(|id| job(&server, id)["status"].clone()).collect();
+    assert_eq!(states, ["running", "running", "running", "queued", "queued", "queued"]);
+    assert_eq!(job(&server, &ids[3])["waiting_for"], "turn");
+}
+
 fn audit(server: &Server, query: &str) -> Vec<Value> {
     let answer = server.get(&format!("/v1/audit?limit=1000{query}"));
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -534,7 +550,7 @@ fn audit(server: &Server, query: &str) -> Vec<Value> {
 
 #[test]
 fn a_cancel_is_carried_out_even_if_whoever_asked_hangs_up() {
-    let server = Server::with("[jobs]\nslots = 16\n", &[]);
+    let server = Server::with("[jobs]\nslots = 18\n", &[]);
     let sleep = json!({ "run": { "command": ["sleep", "600"] } });
     let ids: Vec<_> = (0..16).map(|_| submit(&server, &server.admin, &sleep)).collect();
     ids.iter().for_each(|id| started(&server, id));
