@@ -26,6 +26,8 @@ pub struct JobRow {
     pub priority: i32,
     pub accepted_ms: u64,
     pub not_before_ms: Option<u64>,
+    /// Not before this: as asked for, or by the pause of a retry.
+    pub due_ms: u64,
     pub started_ms: Option<u64>,
     pub ended_ms: Option<u64>,
     pub attempt: u32,
@@ -98,7 +100,7 @@ pub struct Ended {
     pub run: String,
 }
 
-const JOB: &str = "n, id, tenant, key, name, labels, status, waits_for, version, priority, accepted_ms, not_before_ms,
+const JOB: &str = "n, id, tenant, key, name, labels, status, waits_for, version, priority, accepted_ms, not_before_ms, due_ms,
     started_ms, ended_ms, attempt, most_attempts, on_lost, run, cancelled, webhook, error,
     (SELECT json_group_array(run) FROM (SELECT run FROM job_run WHERE job = job.n ORDER BY place)) AS runs,
     (SELECT json_group_array(needs) FROM (SELECT needs FROM job_after WHERE job = job.n ORDER BY place)) AS after,
@@ -307,6 +309,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
         priority: row.get("priority")?,
         accepted_ms: back(row.get("accepted_ms")?),
         not_before_ms: time("not_before_ms")?,
+        due_ms: back(row.get("due_ms")?),
         started_ms: time("started_ms")?,
         ended_ms: time("ended_ms")?,
         attempt: row.get("attempt")?,
