@@ -307,6 +307,7 @@ async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which
         status: which.status,
         name: which.name,
         label: which.label.map(label).transpose()?,
+        open: false,
         before: which.before,
         limit,
     };

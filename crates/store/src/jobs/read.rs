@@ -61,6 +61,8 @@ pub struct JobFilter {
     pub status: Option<String>,
     pub name: Option<String>,
     pub label: Option<(String, String)>,
+    /// Only those that have not ended.
+    pub open: bool,
     /// Only those that came before this one.
     pub before: Option<i64>,
     pub limit: u32,
@@ -250,7 +252,7 @@ struct Listing {
 
 /// Only with the conditions that there are: so the indexes fit. What no index knows is looked for among a few rows.
 fn listing(filter: &JobFilter, most: i64) -> Listing {
-    let JobFilter { tenant, status, name, label, before, limit } = filter.clone();
+    let JobFilter { tenant, status, name, label, open, before, limit } = filter.clone();
     let (mut first, mut values): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
     let (mut then, mut of_them): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
     let known = tenant.is_some();
@@ -275,7 +277,10 @@ fn listing(filter: &JobFilter, most: i64) -> Listing {
         first.push_str(" AND n < ?");
         values.push(Box::new(before));
     }
-    let is_few = !of_them.is_empty();
+    if open {
+        then.push_str(" AND ended_ms IS NULL");
+    }
+    let is_few = open || !of_them.is_empty();
     of_them.push(Box::new(limit.min(MOST_LISTED)));
     let few = |columns: &str| format!("SELECT {columns} FROM job WHERE {first} ORDER BY n DESC LIMIT {most}");
     let (looked_at, query) = match is_few {
