@@ -257,7 +257,7 @@ fn full(bound: WhichBound) -> Problem {
         ),
         WhichBound::Behind => (
             "too many jobs come right after one that `after` names: there may be 10,000",
-            "let one job come after it, and the others after that one",
+            "let one job come after it, and the others after that one; those that have ended count until they are forgotten",
         ),
     };
     Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint.to_owned()))
@@ -350,8 +350,8 @@ async fn get(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<Stri
 
 /// Cancel a job
 ///
-/// One that waits is over at once, with everything that waits for it; of one that runs the whole tree of processes is gone
-/// when this answers 200. One that is over stays as it is.
+/// One that waits is over at once, and so are up to 100 that come after it; the rest of these follow soon. Of one that runs the
+/// whole tree of processes is gone when this answers 200. One that is over stays as it is.
 #[utoipa::path(delete, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path,)), responses(
     (status = 200, description = "It has ended; the job", body = Job),
     (status = 202, description = "It is still ending", body = Job),
