@@ -30,8 +30,8 @@ pub struct CourierSettings {
     pub allow_private: bool,
     /// Also without TLS.
     pub allow_plain_http: bool,
-    /// Hosts of the operator's own, which may be at private addresses.
-    pub hosts: Vec<Host>,
+    /// Hosts of the operator's own, which may be at private addresses; at this port, or at that of their scheme.
+    pub hosts: Vec<(Host, Option<u16>)>,
     /// Certificates to believe receivers by, instead of the system's.
     pub ca: Option<PathBuf>,
 }
@@ -110,17 +110,18 @@ impl Courier {
         let authority = authority.ok_or_else(|| bad("it names no host, or a user", form))?;
         let host: Host =
             authority.host().parse().map_err(|error| bad(&format!("{error}"), "name a host by its name"))?;
+        let usual = if encrypted { 443 } else { 80 };
         // What is no number that a port can be is not told from none otherwise.
         let says_port = authority.as_str().len() > authority.host().len();
         let port = match (authority.port_u16(), says_port, encrypted) {
             (Some(0), ..) | (None, true, _) => return Err(bad("its port is none", form)),
             (Some(port), ..) => port,
-            (None, false, true) => 443,
-            (None, false, false) => 80,
+            (None, false, _) => usual,
         };
-        let may_be_private = self.settings.allow_private || self.settings.hosts.contains(&host);
+        let is_own = |(own, at): &(Host, Option<u16>)| *own == host && at.unwrap_or(usual) == port;
+        let may_be_private = self.settings.allow_private || self.settings.hosts.iter().any(is_own);
         refuse_early(&host, may_be_private).map_err(|why| {
-            bad(&why, "use a public address, or let the operator list the host under [webhooks] hosts")
+            bad(&why, "use a public address, or let the operator list HOST:PORT under [webhooks] hosts")
         })?;
         let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
         let authority = authority.as_str().to_owned();
@@ -251,10 +252,23 @@ mod tests {
             courier(CourierSettings { allow_private: true, allow_plain_http: true, ..Default::default() });
         assert!(open.check("http://127.0.0.1:9/x").is_ok());
         assert!(open.check("http://169.254.169.254/latest").is_err());
-        let listed = CourierSettings { hosts: vec!["10.0.0.7".parse().unwrap()], ..Default::default() };
-        let listed = courier(listed);
-        assert!(listed.check("https://10.0.0.7/x").is_ok());
-        assert!(listed.check("https://10.0.0.8/x").is_err());
+        let [one, two] = ["10.0.0.7", "10.0.0.9"].map(|host| host.parse().unwrap());
+        let hosts = vec![(one, None), (two, Some(8443))];
+        let listed = courier(CourierSettings { hosts, allow_plain_http: true, ..Default::default() });
+        for good in
+            ["https://10.0.0.7/x", "https://10.0.0.7:443/x", "http://10.0.0.7/x", "https://10.0.0.9:8443/x"]
+        {
+            assert!(listed.check(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "https://10.0.0.8/x",
+            "https://10.0.0.7:22/x",
+            "https://10.0.0.7:80/x",
+            "https://10.0.0.9/x",
+            "https://10.0.0.9:8444/x",
+        ] {
+            assert!(listed.check(bad).is_err(), "{bad}");
+        }
     }
 
     #[tokio::test]

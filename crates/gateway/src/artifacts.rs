@@ -10,7 +10,7 @@ mod headers;
 pub(crate) use headers::percent_decoded;
 
 use crate::{
-    Caller, Gateway, Problem, Scope,
+    Caller, Gateway, Problem, Scope, fitting,
     problem::Answer,
     tenants::{Needs, What},
 };
@@ -126,11 +126,7 @@ type Asked<T> = Result<Query<T>, QueryRejection>;
 /// List artifacts
 #[utoipa::path(get, path = "/v1/artifacts", tag = "artifacts", params(Which),
     responses((status = 200, body = Artifacts), (status = "4XX", body = Problem, content_type = "application/problem+json")))]
-async fn list(
-    State(gateway): State<Gateway>,
-    caller: Caller,
-    which: Asked<Which>,
-) -> Answer<Json<Artifacts>> {
+async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which>) -> Answer<Response> {
     caller.require(Scope::Artifacts)?;
     let which = query(which)?;
     let owner = match (&which.owner, caller.is_admin()) {
@@ -148,7 +144,7 @@ async fn list(
     };
     let (run_id, after) = (which.run_id.as_deref(), which.after.as_deref());
     let wanted = Wanted { owner: owner.as_ref(), name: &fits, run_id, after, most };
-    Ok(Json(page(gateway.engine().artifacts().list(wanted).await)))
+    fitting::json(&gateway, &caller, &page(gateway.engine().artifacts().list(wanted).await))
 }
 
 /// Keep the body as the next version of a name
@@ -207,7 +203,7 @@ async fn fetch_or_versions(
     headers: HeaderMap,
 ) -> Answer<Response> {
     match raw_name(&uri)?.strip_suffix(VERSIONS) {
-        Some(name) => Ok(versions(gateway, caller, name, asked).await?.into_response()),
+        Some(name) => versions(gateway, caller, name, asked).await,
         None => fetch(gateway, caller, uri, asked, headers).await,
     }
 }
@@ -258,12 +254,7 @@ async fn fetch(
 #[utoipa::path(get, path = "/v1/artifacts/{name}/versions", tag = "artifacts",
     params(("name" = String, Path, description = "may have slashes, or `%2F`"), ("owner" = Option<String>, Query)),
     responses((status = 200, body = Artifacts), (status = "4XX", body = Problem, content_type = "application/problem+json")))]
-async fn versions(
-    gateway: Gateway,
-    caller: Caller,
-    name: &str,
-    asked: Asked<Version>,
-) -> Answer<Json<Artifacts>> {
+async fn versions(gateway: Gateway, caller: Caller, name: &str, asked: Asked<Version>) -> Answer<Response> {
     caller.require(Scope::Artifacts)?;
     let asked = query(asked)?;
     let (owner, name) = (owner_of(&caller, asked.owner.as_deref())?, name_of(name)?);
@@ -272,7 +263,7 @@ async fn versions(
         gateway.engine().artifacts().list(Wanted { name: &same, ..Wanted::all(Some(&owner)) }).await;
     match listing.kept.is_empty() && listing.problems.is_empty() {
         true => Err(Problem::not_found("artifact")),
-        false => Ok(Json(page(listing))),
+        false => fitting::json(&gateway, &caller, &page(listing)),
     }
 }
 

@@ -7,12 +7,12 @@ use crate::{
     Caller, Gateway, Problem, Scope,
     artifacts::percent_decoded,
     cursor::List,
+    fitting,
     path::Path as InPath,
     problem::{Answer, Refused},
     work,
 };
 use axum::{
-    Json,
     extract::{Query, State, rejection::QueryRejection},
     response::Response,
 };
@@ -476,7 +476,7 @@ async fn audit(
     State(gateway): State<Gateway>,
     caller: Caller,
     question: Result<Query<Question>, QueryRejection>,
-) -> Answer<Json<AuditLines>> {
+) -> Answer<Response> {
     caller.require(Scope::Usage)?;
     let Query(question) = question.map_err(|error| {
         Problem::invalid(format!("the query cannot be read: {}", error.body_text()), "see /openapi.json")
@@ -486,7 +486,7 @@ async fn audit(
         return Err(Problem::invalid("`limit` is out of range", "give 1 to 1000"));
     }
     if !caller.is_admin() && question.tenant.as_ref().is_some_and(|tenant| *tenant != caller.tenant) {
-        return Ok(Json(AuditLines { lines: Vec::new(), before: None }));
+        return fitting::json(&gateway, &caller, &AuditLines { lines: Vec::new(), before: None });
     }
     let moments = [question.since_ms, question.until_ms];
     if moments.into_iter().flatten().any(|moment| i64::try_from(moment).is_err()) {
@@ -504,7 +504,7 @@ async fn audit(
     let Page { rows, before } = read(&gateway, &caller, asked).await?;
     let before =
         before.map(|place| gateway.cursors().seal(&caller.tenant, List::Audit, place)).transpose()?;
-    Ok(Json(AuditLines { lines: shown(rows.into_iter(), &caller), before }))
+    fitting::json(&gateway, &caller, &AuditLines { lines: shown(rows.into_iter(), &caller), before })
 }
 
 /// What is written down of one run: how it was accepted, started, denied, and how it ended
@@ -515,7 +515,7 @@ async fn record(
     State(gateway): State<Gateway>,
     caller: Caller,
     InPath(id): InPath<String>,
-) -> Answer<Json<Record>> {
+) -> Answer<Response> {
     let row = crate::runs::row(&gateway, &caller, &id).await?;
     let asked = Asked {
         run: Some(row.id.clone()),
@@ -527,7 +527,7 @@ async fn record(
     };
     let Page { rows, before } = read(&gateway, &caller, asked).await?;
     let lines = shown(rows.into_iter().rev(), &caller);
-    Ok(Json(Record { run_id: row.id, lines, truncated: before.is_some() }))
+    fitting::json(&gateway, &caller, &Record { run_id: row.id, lines, truncated: before.is_some() })
 }
 
 /// Off the event loop, within the caller's share.

@@ -92,6 +92,11 @@ pub(crate) fn sent(answering: &Shares, key: &str, json: impl Into<Bytes>) -> Ans
     }))
 }
 
+/// The same, of something that is made already.
+pub(crate) fn json(gateway: &Gateway, caller: &Caller, made: &impl Serialize) -> Answer<Response> {
+    sent(gateway.answering(), &caller.tenant, serde_json::to_vec(made).map_err(|_| failed())?)
+}
+
 fn room(answering: &Shares, key: &str, length: usize) -> Answer<Share> {
     let mut share = answering.of(key);
     answering.add(&mut share, length).map_err(|full| {

@@ -10,7 +10,7 @@ use crate::{
     wire::Raw,
     work,
 };
-use axum::{Json, extract::State, response::Response};
+use axum::{extract::State, response::Response};
 use engine::workspaces::{self as layers, CommitOptions, LayerError, Left};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
@@ -136,7 +136,7 @@ struct CommittedWorkspace {
 /// Show the workspaces whose changes are kept.
 #[utoipa::path(get, path = "/v1/workspaces", tag = "workspaces",
     responses((status = 200, body = WorkspaceList), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn list_workspaces(State(gateway): State<Gateway>, caller: Caller) -> Answer<Json<WorkspaceList>> {
+async fn list_workspaces(State(gateway): State<Gateway>, caller: Caller) -> Answer<Response> {
     caller.require(Scope::Sandboxes)?;
     let found = off_the_loop(&gateway, &caller, layers::list).await?;
     let seen = found.into_iter().filter(|layer| sees(&caller, layer));
@@ -146,7 +146,7 @@ async fn list_workspaces(State(gateway): State<Gateway>, caller: Caller) -> Answ
         made_at: layer.made_at.to_string(),
         in_use: layer.in_use,
     };
-    Ok(Json(WorkspaceList { workspaces: seen.map(shown).collect() }))
+    fitting::json(&gateway, &caller, &WorkspaceList { workspaces: seen.map(shown).collect() })
 }
 
 /// Show what the program changed.
@@ -316,4 +316,4 @@ fn internal(message: String) -> Problem {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -45,7 +45,7 @@ pub struct Served {
     durable: Database,
     /// Reads what the scheduler asks for, and never waits for whoever reads lists.
     pub(crate) jobs: Database,
-    /// Reads records of the node, which are long: whoever reads keys, runs or jobs does not wait for that.
+    /// Reads what is long, records of the node and lists of jobs: whoever reads keys, or one run or job, does not wait for that.
     pub(crate) telemetry: Database,
     /// Whose turn it is to write, among those of this process: SQLite itself would let them sleep and try again.
     turn: Mutex<()>,

@@ -11,10 +11,11 @@ use crate::{
     database::DatabaseError,
     served::{Served, Writing, back, number},
 };
-use rusqlite::{OptionalExtension, Row, Transaction, params};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
+use std::collections::HashMap;
 
-/// Notices that are looked at of one tenant in one go, at most: those of jobs that have one under way are passed over.
-const MOST_LOOKED_AT: u32 = 64;
+/// Notices that are looked at of one tenant in one go, at most: the next look goes on behind them.
+const MOST_LOOKED_AT: usize = 256;
 
 /// Notices that wait, of a job and of a tenant, and the bytes of the latter: beyond that the oldest is given up.
 pub const MOST_OF_JOB: u32 = 16;
@@ -48,6 +49,44 @@ pub struct Notice {
     pub url: String,
     pub body: String,
     pub attempts: u32,
+}
+
+/// The same, as far as is asked before it is taken.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Waiting<'a> {
+    pub job: &'a str,
+    pub tenant: &'a str,
+    pub url: &'a str,
+}
+
+/// Whether a notice is sent now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// It is.
+    Taken,
+    /// Another of the same tenant may be.
+    PassedOver,
+    /// None of its tenant is.
+    NoRoom,
+}
+
+/// How far looks at what waits have come.
+#[derive(Clone, Debug, Default)]
+pub struct Round {
+    /// The tenant that had the last turn.
+    last: String,
+    /// Where looks at a tenant's go on, unless at the beginning.
+    places: HashMap<String, Place>,
+}
+
+/// Behind which of a tenant's notices a look goes on. It ends with those that were due when the first of these looks began:
+/// so it does end, and the next begins at the beginning.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    due_ms: i64,
+    n: i64,
+    until_ms: i64,
 }
 
 /// What became of an attempt.
@@ -213,44 +252,38 @@ pub fn forget(writing: &Writing<'_>, before_ms: u64) -> Result<usize, DatabaseEr
 }
 
 impl Served {
-    /// Notices whose time has come: the first of each job that is not `busy`, at most so many of each tenant, and no more
-    /// than `most`. Tenants behind `last` come first, then those from the beginning on.
+    /// Notices whose time has come and that are chosen, of each job the first, at most so many. Tenants behind the one that
+    /// had the last turn come first, then those from the beginning on.
     pub fn due_notices(
         &self,
         now_ms: u64,
-        (last, most): (&str, usize),
-        of_one: impl Fn(&str) -> u32,
-        busy: impl Fn(&str) -> bool,
+        round: &mut Round,
+        most: usize,
+        mut choose: impl FnMut(Waiting<'_>) -> Choice,
     ) -> Result<Vec<Notice>, DatabaseError> {
         self.reading.read(|connection| {
             let mut next = connection.prepare_cached(
                 "SELECT min(tenant) FROM webhook_notice WHERE state = 'waiting' AND tenant > ?",
             )?;
-            let mut due = connection.prepare_cached(
-                "SELECT n, id, job, tenant, url, body, attempts FROM webhook_notice AS notice
-                 WHERE state = 'waiting' AND tenant = ?1 AND due_ms <= ?2 AND NOT EXISTS (
-                    SELECT 1 FROM webhook_notice AS earlier
-                    WHERE earlier.job = notice.job AND earlier.n < notice.n AND earlier.state = 'waiting')
-                 ORDER BY due_ms, n LIMIT ?3",
-            )?;
-            let (mut found, mut at, mut again) = (Vec::new(), last.to_owned(), false);
+            let first = round.last.clone();
+            let (mut found, mut at, mut again) = (Vec::new(), first.clone(), false);
             while found.len() < most {
                 let tenant: Option<String> = next.query_row([&at], |row| row.get(0))?;
                 let tenant = match tenant {
-                    Some(tenant) if !again || tenant.as_str() <= last => tenant,
+                    Some(tenant) if !again || tenant <= first => tenant,
                     // Nobody's name is empty: from the beginning, once.
-                    None if !again && !last.is_empty() => {
+                    None if !again && !first.is_empty() => {
                         (at, again) = (String::new(), true);
                         continue;
                     }
                     _ => break,
                 };
-                let room = (of_one(&tenant) as usize).min(most - found.len());
-                if room > 0 {
-                    let rows = due.query_map(params![tenant, number(now_ms), MOST_LOOKED_AT], notice)?;
-                    let rows = rows.filter(|row| !row.as_ref().is_ok_and(|row| busy(&row.job))).take(room);
-                    found.extend(rows.collect::<Result<Vec<_>, _>>()?);
+                let room = most - found.len();
+                let of_one = due_of(connection, &tenant, now_ms, &mut round.places, room, &mut choose)?;
+                if !of_one.is_empty() {
+                    round.last.clone_from(&tenant);
                 }
+                found.extend(of_one);
                 at = tenant;
             }
             Ok(found)
@@ -269,18 +302,62 @@ impl Served {
     }
 }
 
+/// Those of one tenant. What a look did not come to, the next one does: however many wait for a receiver that takes none, the
+/// others have their turn.
+fn due_of(
+    connection: &Connection,
+    tenant: &str,
+    now_ms: u64,
+    places: &mut HashMap<String, Place>,
+    most: usize,
+    choose: &mut impl FnMut(Waiting<'_>) -> Choice,
+) -> rusqlite::Result<Vec<Notice>> {
+    let mut due = connection.prepare_cached(
+        "SELECT n, id, job, tenant, url, attempts, due_ms FROM webhook_notice AS notice
+         WHERE state = 'waiting' AND tenant = ?1 AND due_ms <= ?2 AND (due_ms, n) > (?3, ?4) AND NOT EXISTS (
+            SELECT 1 FROM webhook_notice AS earlier
+            WHERE earlier.job = notice.job AND earlier.n < notice.n AND earlier.state = 'waiting')
+         ORDER BY due_ms, n",
+    )?;
+    let before = places.remove(tenant);
+    let mut place = before.unwrap_or(Place { due_ms: i64::MIN, n: 0, until_ms: number(now_ms) });
+    let mut rows = due.query(params![tenant, place.until_ms, place.due_ms, place.n])?;
+    let (mut found, mut seen) = (Vec::new(), 0);
+    while let Some(row) = rows.next()? {
+        let (job, url) = (row.get_ref("job")?.as_str()?, row.get_ref("url")?.as_str()?);
+        let is_enough = seen == MOST_LOOKED_AT || found.len() == most;
+        let choice = if is_enough { Choice::NoRoom } else { choose(Waiting { job, tenant, url }) };
+        match choice {
+            Choice::Taken => found.push(notice(connection, row)?),
+            Choice::PassedOver => {}
+            Choice::NoRoom => {
+                if before.is_some() || seen == MOST_LOOKED_AT {
+                    places.insert(tenant.to_owned(), place);
+                }
+                break;
+            }
+        }
+        place = Place { due_ms: row.get("due_ms")?, n: row.get("n")?, ..place };
+        seen += 1;
+    }
+    Ok(found)
+}
+
 fn generation(row: &Row<'_>) -> rusqlite::Result<Generation> {
     Ok(Generation { number: back(row.get(0)?), since_ms: back(row.get(1)?) })
 }
 
-fn notice(row: &Row<'_>) -> rusqlite::Result<Notice> {
+/// With its body, which is long, and so not read of those that are passed over.
+fn notice(connection: &Connection, row: &Row<'_>) -> rusqlite::Result<Notice> {
+    let n = row.get("n")?;
+    let body = "SELECT body FROM webhook_notice WHERE n = ?";
     Ok(Notice {
-        n: row.get("n")?,
+        n,
         id: row.get("id")?,
         job: row.get("job")?,
         tenant: row.get("tenant")?,
         url: row.get("url")?,
-        body: row.get("body")?,
+        body: connection.prepare_cached(body)?.query_row([n], |row| row.get(0))?,
         attempts: row.get("attempts")?,
     })
 }

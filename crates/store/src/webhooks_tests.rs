@@ -56,7 +56,18 @@ impl Ground {
     }
 
     fn due(&self, now_ms: u64, of_one: u32) -> Vec<Notice> {
-        self.1.due_notices(now_ms, ("", 100), |_| of_one, |_| false).unwrap()
+        self.looked(now_ms, &mut Round::default(), (100, of_one))
+    }
+
+    /// At most so many, and of each tenant.
+    fn looked(&self, now_ms: u64, round: &mut Round, (most, of_one): (usize, u32)) -> Vec<Notice> {
+        let mut taken: HashMap<String, u32> = HashMap::new();
+        let choose = |waiting: Waiting<'_>| {
+            let count = taken.entry(waiting.tenant.to_owned()).or_default();
+            *count += 1;
+            if *count > of_one { Choice::NoRoom } else { Choice::Taken }
+        };
+        self.1.due_notices(now_ms, round, most, choose).unwrap()
     }
 
     /// As a job's row has it.
@@ -91,10 +102,12 @@ fn notices_of_one_job_come_one_after_another_and_everybody_has_a_turn() {
     assert_eq!(ground.ids(9, 8), [""; 0], "not yet");
     assert_eq!(ground.ids(10, 8), ["1", "3", "5", "4"]);
     assert_eq!(ground.ids(10, 1), ["1", "4"], "a share of each");
-    let free = ground.1.due_notices(10, ("", 100), |_| 8, |job| job == "a").unwrap();
+    let not_a = |waiting: Waiting<'_>| if waiting.job == "a" { Choice::PassedOver } else { Choice::Taken };
+    let free = ground.1.due_notices(10, &mut Round::default(), 100, not_a).unwrap();
     assert_eq!(free.iter().map(|notice| notice.id.as_str()).collect::<Vec<_>>(), ["3", "5", "4"]);
     let behind = |last: &str, most| {
-        let found = ground.1.due_notices(10, (last, most), |_| 8, |_| false).unwrap();
+        let mut round = Round { last: last.to_owned(), ..Round::default() };
+        let found = ground.looked(10, &mut round, (most, 8));
         found.into_iter().map(|notice| notice.id).collect::<Vec<_>>()
     };
     assert_eq!(behind("t", 100), ["4", "1", "3", "5"], "whoever comes behind the last one has the next turn");
@@ -107,6 +120,29 @@ fn notices_of_one_job_come_one_after_another_and_everybody_has_a_turn() {
     assert_eq!(ground.ids(49, 8), ["3", "5", "4"], "and so does one that comes later");
     ground.settle(&ground.due(50, 8)[2].clone(), Settled::Delivered);
     assert!(ground.ids(50, 8).contains(&"2".to_owned()));
+}
+
+#[test]
+fn however_many_are_passed_over_those_behind_them_have_their_turn() {
+    let ground = Ground::new("behind");
+    let dead = |number: usize| format!("dead{number}");
+    (0..600).for_each(|number| ground.enqueue(&dead(number), &dead(number), "t", 10));
+    ground.enqueue("good", "good", "t", 10);
+    let mut round = Round::default();
+    let mut look = |now_ms| {
+        let mut seen = Vec::new();
+        let choose = |waiting: Waiting<'_>| {
+            seen.push(waiting.job.to_owned());
+            if waiting.job.starts_with("good") { Choice::Taken } else { Choice::PassedOver }
+        };
+        let found = ground.1.due_notices(now_ms, &mut round, 100, choose).unwrap();
+        (seen[0].clone(), found.into_iter().map(|notice| notice.id).collect::<Vec<_>>())
+    };
+    assert_eq!([look(10), look(10)], [(dead(0), vec![]), (dead(256), vec![])]);
+    ground.enqueue("good2", "good2", "t", 20);
+    assert_eq!(look(20), (dead(512), vec!["good".to_owned()]), "those that were due when it began");
+    assert_eq!(look(20).0, dead(0), "then from the beginning");
+    assert_eq!([look(20).1, look(20).1], [vec![], vec!["good".to_owned(), "good2".to_owned()]]);
 }
 
 #[test]

@@ -386,3 +386,30 @@ fn workspaces_of_a_server_are_listed_compared_taken_over_and_dropped_through_it(
     assert_eq!(gone.status.code(), Some(125));
     assert!(said(&gone).contains("there is no such workspace"), "{}", said(&gone));
 }
+
+#[test]
+fn of_several_jobs_each_is_cancelled_whatever_becomes_of_the_others() {
+    let (server, folder) = (Server::new(), Folder::new());
+    let jobs = |arguments: &[&str]| {
+        output(remote(&folder, &url(&server), &server.admin).arg("jobs").args(arguments))
+    };
+    let ids = [0, 1].map(|_| {
+        let submitted = jobs(&["submit", "--", "sleep", "600"]);
+        assert!(submitted.status.success(), "{}", said(&submitted));
+        String::from_utf8(submitted.stdout).expect("a name").trim().to_owned()
+    });
+    let cancelled = jobs(&["cancel", "--json", &ids[0], "never", &ids[1]]);
+    assert_eq!(cancelled.status.code(), Some(125), "{}", said(&cancelled));
+    assert!(said(&cancelled).contains("never: "), "{}", said(&cancelled));
+    let told: Value = serde_json::from_slice(&cancelled.stdout).expect("one JSON object");
+    let ended: Vec<_> =
+        told["jobs"].as_array().expect("jobs").iter().map(|job| (&job["job_id"], &job["status"])).collect();
+    let [one, two] = ids.map(Value::from);
+    let over = Value::from("cancelled");
+    assert_eq!(ended, [(&one, &over), (&two, &over)]);
+    assert_eq!(
+        (told["errors"].as_array().map(Vec::len), &told["errors"][0]["job_id"]),
+        (Some(1), &"never".into())
+    );
+    assert_eq!(jobs(&["retry", "never"]).status.code(), Some(125), "the same of one alone");
+}

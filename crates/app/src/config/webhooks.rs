@@ -2,7 +2,7 @@
 
 use super::{ConfigError, file::Section};
 use ::doors::courier::CourierSettings;
-use spec::Host;
+use spec::{Destination, Host};
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -59,12 +59,20 @@ fn attempts(section: &Section<'_>, key: &str, value: &Value) -> Result<u32, Conf
     }
 }
 
-fn hosts(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<Host>, ConfigError> {
+/// `HOST`, or `HOST:PORT`.
+fn hosts(section: &Section<'_>, key: &str, value: &Value) -> Result<Vec<(Host, Option<u16>)>, ConfigError> {
     let parse = |text: &str| {
-        let bad = |error| {
-            section.error(key, format_args!("has a bad value: {error}"), "name hosts, without a port")
-        };
-        text.parse().map_err(bad)
+        if let Ok(host) = text.parse() {
+            return Ok((host, None));
+        }
+        let to: Destination = text.parse().map_err(|error| {
+            section.error(
+                key,
+                format_args!("has a bad value: {error}"),
+                "name hosts, such as hooks.internal:8443",
+            )
+        })?;
+        Ok((to.host, Some(to.port)))
     };
     section.texts(key, value)?.into_iter().map(parse).collect()
 }
@@ -84,16 +92,21 @@ mod tests {
             (usual.attempts, usual.courier.allow_private, usual.courier.allow_plain_http),
             (12, false, false)
         );
-        let said = read("attempts = 3\nallow_private = true\nallow_plain_http = true\nhosts = [\"in.house\", \"10.0.0.1\"]\nca = \"/a.pem\"").unwrap();
+        let said = read("attempts = 3\nallow_private = true\nallow_plain_http = true\nhosts = [\"in.house\", \"10.0.0.1:8443\", \"[::1]:80\"]\nca = \"/a.pem\"").unwrap();
         assert_eq!(
             (said.attempts, said.courier.allow_private, said.courier.allow_plain_http),
             (3, true, true)
         );
-        assert_eq!(said.courier.hosts, ["in.house".parse().unwrap(), "10.0.0.1".parse().unwrap()]);
+        let host = |text: &str| text.parse().unwrap();
+        assert_eq!(
+            said.courier.hosts,
+            [(host("in.house"), None), (host("10.0.0.1"), Some(8443)), (host("::1"), Some(80))]
+        );
         for bad in [
             "attempts = 0",
             "attempts = 101",
             "hosts = [\"a b\"]",
+            "hosts = [\"a:0\"]",
             "ca = \"a.pem\"",
             "alow_private = true",
             "allow_private = 1",

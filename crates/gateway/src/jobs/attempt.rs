@@ -62,12 +62,15 @@ async fn begin(gateway: &Gateway, id: &str) -> Answer<Option<(Arc<Live>, tokio::
     let Some((row, order)) = gateway.look_up(move |served| served.job_with_order(&name)).await? else {
         return Ok(None);
     };
-    let (spec, stdin) = match admitted(gateway, &row, &order) {
+    // Keys are read from the disk, and an order may be long.
+    let of = gateway.clone();
+    let asked = tokio::task::spawn_blocking(move || (admitted(&of, &row, &order), row)).await;
+    let (admitted, row) = asked.map_err(|_| crate::writer::busy())?;
+    let (spec, stdin) = match admitted {
         Ok(admitted) => admitted,
         Err(Refused { problem, .. }) if problem.status().is_server_error() => return Err(*problem),
         Err(refused) => return refuse(gateway, row, refused).await.map(|()| None),
     };
-    drop(order);
     let needs =
         Needs { what: What::Job, llm: spec.grants.llm.is_some(), storage: spec.sandbox.copy_on_write };
     match gateway.may_begin(&row.tenant, needs).await {

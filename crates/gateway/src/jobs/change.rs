@@ -93,13 +93,12 @@ pub(super) fn after(gateway: &Gateway, changes: &[Change]) {
     jobs.behind.notify_one();
 }
 
-/// Cancels all that wait now, of every tenant, with all that waits for them; which these were. Each page is one
-/// transaction, and what is accepted meanwhile comes behind the first.
+/// Cancels all that have not ended, of every tenant; which of them waited. What runs is marked, so that it does not come back
+/// for another try, whoever ends it. Each page is one transaction, and what is accepted meanwhile comes behind the first.
 pub(crate) async fn cancel_all(gateway: &Gateway, key: &str) -> Answer<Vec<String>> {
     let (mut before, mut cancelled) = (None, Vec::new());
     loop {
-        let filter =
-            JobFilter { status: Some("queued".to_owned()), before, limit: A_PAGE, ..JobFilter::default() };
+        let filter = JobFilter { open: true, before, limit: A_PAGE, ..JobFilter::default() };
         let page = gateway.look_up(move |served| served.list_jobs(&filter)).await?;
         let is_last = page.before.is_none();
         before = page.before;
@@ -107,7 +106,11 @@ pub(crate) async fn cancel_all(gateway: &Gateway, key: &str) -> Answer<Vec<Strin
         let write = move |writing: &Writing<'_>| {
             let mut all = Vec::new();
             for row in &page.rows {
-                let Cancelled::Queued(changes) = writing.cancel_job(&row.id, at_ms)? else { continue };
+                let changes = match writing.cancel_job(&row.id, at_ms)? {
+                    Cancelled::Queued(changes) => changes,
+                    Cancelled::Running(_) => Vec::new(),
+                    Cancelled::Before | Cancelled::Unknown => continue,
+                };
                 let (what, decision, rule) = ("job.cancel", Decision::Allowed, "admin");
                 let entry = Entry { what, decision, rule, key: &key, ..Entry::default() };
                 note(&of, &Entry { tenant: &row.tenant, job: &row.id, ..entry })?;

@@ -55,6 +55,8 @@ const PRUNED_EVERY: u64 = 256;
 #[derive(Debug)]
 pub(crate) struct Jobs {
     bounds: JobBounds,
+    /// How many run at once.
+    slots: usize,
     /// Names this server in the leases of jobs.
     boot: String,
     /// Something has changed that the scheduler may have waited for.
@@ -65,6 +67,8 @@ pub(crate) struct Jobs {
     room: Mutex<Option<(Instant, bool)>>,
     /// Whose turn it is, until the database says that they run; each with its tenant. At most as many as there are slots.
     starting: Mutex<HashMap<String, String>>,
+    /// How many slots each tenant has; those who have none are not among them.
+    taken: Mutex<HashMap<String, usize>>,
     /// Jobs that somebody follows.
     watched: Mutex<HashMap<String, watch::Sender<()>>>,
     ended: AtomicU64,
@@ -72,13 +76,17 @@ pub(crate) struct Jobs {
 
 impl Jobs {
     pub(crate) fn new(bounds: JobBounds) -> Jobs {
+        let cores = || std::thread::available_parallelism().map_or(1, |count| count.get());
+        let slots = bounds.slots.unwrap_or_else(|| (2 * cores()).max(4));
         Jobs {
             bounds,
+            slots,
             boot: engine::fresh_id().to_string(),
             wake: Notify::new(),
             behind: Notify::new(),
             room: Mutex::default(),
             starting: Mutex::default(),
+            taken: Mutex::default(),
             watched: Mutex::default(),
             ended: AtomicU64::new(0),
         }
@@ -98,10 +106,9 @@ impl Jobs {
         Jobs::locked(&self.starting).len()
     }
 
-    /// How many run at once.
-    fn slots(&self) -> usize {
-        let cores = || std::thread::available_parallelism().map_or(1, |count| count.get());
-        self.bounds.slots.unwrap_or_else(|| (2 * cores()).max(4))
+    /// How many more could run now.
+    fn free(&self) -> usize {
+        self.slots.saturating_sub(Jobs::locked(&self.taken).values().sum())
     }
 
     /// Tells when the job changes.
@@ -164,7 +171,7 @@ pub(crate) struct JobOrder {
     pub(crate) agent: Option<agent::AgentOrder>,
     /// What it is called; need not be its alone.
     pub(crate) name: Option<String>,
-    /// To find it by.
+    /// To find it by: at most 32, 4 KiB as JSON.
     pub(crate) labels: BTreeMap<String, String>,
     /// -100 to 100; higher ones of a tenant start first.
     #[schema(minimum = -100, maximum = 100)]

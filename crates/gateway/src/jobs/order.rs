@@ -10,6 +10,8 @@ use std::{collections::BTreeMap, time::Duration};
 const LONGEST_NAME: usize = 100;
 const MOST_LABELS: usize = 32;
 const LONGEST_LABEL: (usize, usize) = (63, 255);
+/// Of all labels as JSON: they are read for every list, and lists have many jobs.
+const MOST_LABEL_BYTES: usize = 4 << 10;
 const MOST_RETRIES: u32 = 100;
 const MOST_AFTER: usize = 100;
 const FURTHEST_MS: u64 = 366 * 24 * 3_600_000;
@@ -72,11 +74,12 @@ fn labels(labels: &BTreeMap<String, String>) -> Answer<String> {
     let (key, value) = LONGEST_LABEL;
     let fits =
         |(name, text): (&String, &String)| is_plain(name, key) && (text.is_empty() || is_plain(text, value));
-    match labels.len() <= MOST_LABELS && labels.iter().all(fits) {
-        true => Ok(serde_json::to_string(labels).unwrap_or_default()),
+    let text = serde_json::to_string(labels).unwrap_or_default();
+    match labels.len() <= MOST_LABELS && labels.iter().all(fits) && text.len() <= MOST_LABEL_BYTES {
+        true => Ok(text),
         false => Err(Problem::invalid(
             "`labels` cannot be kept",
-            "give at most 32, with names of 1 to 63 characters and values of at most 255",
+            "give at most 32, with names of 1 to 63 characters and values of at most 255, 4 KiB of JSON in all",
         )),
     }
 }
@@ -221,6 +224,17 @@ mod tests {
         ] {
             assert_eq!(terms(text).map(drop), Err(400), "{text}");
         }
+        let labels = |count: usize, value: &str| {
+            let all: BTreeMap<_, _> =
+                (0..count).map(|number| (number.to_string(), value.repeat(255))).collect();
+            terms(&serde_json::json!({ "labels": all }).to_string()).map(drop)
+        };
+        assert_eq!((labels(15, "x"), labels(16, "x")), (Ok(()), Err(400)));
+        assert_eq!(
+            (labels(3, "\u{1f512}"), labels(4, "\u{1f512}")),
+            (Ok(()), Err(400)),
+            "bytes, not characters"
+        );
         assert_eq!(terms(r#"{"after":["../x"]}"#).map(drop), Err(422));
         for unknown in [r#"{"ru":{}}"#, r#"{"on_lost":"again"}"#, r#"{"retries":{"times":1}}"#] {
             assert_eq!(terms(unknown).map(drop), Err(0), "{unknown}");

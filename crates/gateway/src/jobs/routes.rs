@@ -8,7 +8,7 @@ use super::{
 use crate::{
     Caller, Gateway, Problem, Scope,
     cursor::List,
-    fitting,
+    fitting::{self, Room},
     path::Path,
     problem::Answer,
     runs::{self, live::Live},
@@ -46,7 +46,7 @@ const LARGEST_PIECE: usize = 64 << 10;
 struct JobList {
     jobs: Vec<Job>,
     /// Give it as `before` to read on; null at the end. 2,000 jobs are looked through for a page by label, and for one by
-    /// name and status; it may have fewer than were asked for, or none, and go on all the same.
+    /// name and status, and a page has at most 4 MiB; it may have fewer than were asked for, or none, and go on all the same.
     before: Option<String>,
 }
 
@@ -258,7 +258,7 @@ fn full(bound: WhichBound) -> Problem {
         ),
         WhichBound::Behind => (
             "too many jobs come right after one that `after` names: there may be 10,000",
-            "let one job come after it, and the others after that one",
+            "let one job come after it, and the others after that one; those that have ended count until they are forgotten",
         ),
     };
     Problem::new(StatusCode::TOO_MANY_REQUESTS, "quota_exceeded", title, Some(hint.to_owned()))
@@ -287,7 +287,7 @@ fn accepted(gateway: &Gateway, row: &JobRow) -> Answer<Response> {
 #[utoipa::path(get, path = "/v1/jobs", tag = "jobs", params(Which), responses(
     (status = 200, description = "One page of them, without results", body = JobList),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]
-async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which>) -> Answer<Json<JobList>> {
+async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which>) -> Answer<Response> {
     caller.require(Scope::Runs)?;
     let which = query(which)?;
     let known = |name: &String| Status::ALL.iter().any(|status| status.name() == name);
@@ -308,12 +308,22 @@ async fn list(State(gateway): State<Gateway>, caller: Caller, which: Asked<Which
         status: which.status,
         name: which.name,
         label: which.label.map(label).transpose()?,
+        open: false,
         before: gateway.cursors().open(&caller.tenant, List::Jobs, which.before.as_deref())?,
         limit,
     };
-    let Listed { rows, before } = gateway.look_up(move |served| served.list_jobs(&filter)).await?;
-    let before = before.map(|n| gateway.cursors().seal(&caller.tenant, List::Jobs, n)).transpose()?;
-    Ok(Json(JobList { jobs: rows.iter().map(|row| Job::of(&gateway, row)).collect(), before }))
+    let (of, tenant) = (gateway.clone(), caller.tenant.clone());
+    let page = move || page(&of, &tenant, of.served().list_jobs(&filter)?);
+    fitting::answer(&gateway, &caller, page).await
+}
+
+/// As many as fit into an answer; the rest comes behind them.
+fn page(gateway: &Gateway, tenant: &str, Listed { rows, before }: Listed) -> Answer<JobList> {
+    let (jobs, more) = Room::new().fill(rows.iter().map(|row| Job::of(gateway, row)));
+    let last = jobs.len().checked_sub(1).map(|last| rows[last].n);
+    let before = if more { last } else { before };
+    let before = before.map(|n| gateway.cursors().seal(tenant, List::Jobs, n)).transpose()?;
+    Ok(JobList { jobs, before })
 }
 
 /// The job with what came of its last try.
@@ -343,8 +353,8 @@ async fn get(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<Stri
 
 /// Cancel a job
 ///
-/// One that waits is over at once, with everything that waits for it; of one that runs the whole tree of processes is gone
-/// when this answers 200. One that is over stays as it is.
+/// One that waits is over at once, and so are up to 100 that come after it; the rest of these follow soon. Of one that runs the
+/// whole tree of processes is gone when this answers 200. One that is over stays as it is.
 #[utoipa::path(delete, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path,)), responses(
     (status = 200, description = "It has ended; the job", body = Job),
     (status = 202, description = "It is still ending", body = Job),
@@ -502,3 +512,7 @@ pub(crate) fn routes() -> OpenApiRouter<Gateway> {
         .routes(routes!(logs))
         .routes(routes!(events::events))
 }
+
+#[cfg(test)]
+#[path = "routes_tests.rs"]
+mod tests;

@@ -1,14 +1,17 @@
-//! The one task that starts jobs. It holds a free slot first, then looks whose turn it is: the tenant by [`Fair`], of that
-//! tenant the highest priority, of those the oldest. Nothing is asked again and again: it is woken when a job is accepted,
-//! ends or is released, when a run of anybody ends, and when the next `not_before` or pause is over.
+//! The one task that starts jobs. Where a slot is free it looks whose turn it is: the tenant by [`Fair`], of that tenant the
+//! highest priority, of those the oldest. Nothing is asked again and again: it is woken when a job is accepted, ends or is
+//! released, when a run of anybody ends, and when the next `not_before` or pause is over.
+//!
+//! Jobs may run for ever, and turns alone would let the first who comes take every slot. So an eighth of them, and at least
+//! one, is only for tenants that have none.
 //!
 //! Rows of jobs that wait are never in memory, and each look is answered by indexes. Starts are written down by the tasks of
 //! their tries, several at once, so that one wait for the disk serves all of them.
 
 use super::{Jobs, attempt, fair::Fair};
 use crate::{Gateway, problem::Answer};
-use std::{collections::HashMap, sync::Arc, time::Duration};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use std::{collections::HashMap, time::Duration};
+use tokio::sync::watch;
 
 /// Those whose time has come, in one transaction.
 const MOST_DUE: u32 = 1000;
@@ -31,18 +34,37 @@ impl Drop for Picked {
     }
 }
 
+/// A slot that a tenant has until this is dropped.
+#[derive(Debug)]
+struct Slot {
+    gateway: Gateway,
+    tenant: String,
+}
+
+impl Slot {
+    fn take(gateway: &Gateway, tenant: &str) -> Slot {
+        *Jobs::locked(&gateway.jobs().taken).entry(tenant.to_owned()).or_default() += 1;
+        Slot { gateway: gateway.clone(), tenant: tenant.to_owned() }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut taken = Jobs::locked(&self.gateway.jobs().taken);
+        if let Some(count) = taken.get_mut(&self.tenant) {
+            *count -= 1;
+        }
+        taken.retain(|_, count| *count > 0);
+        drop(taken);
+        self.gateway.jobs().wake();
+    }
+}
+
 /// Starts jobs until the server is told to stop.
 pub(crate) async fn schedule(gateway: Gateway, mut stop: watch::Receiver<bool>) {
-    let slots = Arc::new(Semaphore::new(gateway.jobs().slots()));
     let mut fair = Fair::default();
     loop {
-        let slot = tokio::select! {
-            slot = slots.clone().acquire_owned() => slot,
-            _ = stop.wait_for(|stop| *stop) => return,
-        };
-        // Nobody closes it.
-        let Ok(slot) = slot else { return };
-        let picked = tokio::select! {
+        let (picked, slot) = tokio::select! {
             picked = next(&gateway, &mut fair) => picked,
             _ = stop.wait_for(|stop| *stop) => return,
         };
@@ -50,7 +72,7 @@ pub(crate) async fn schedule(gateway: Gateway, mut stop: watch::Receiver<bool>) 
     }
 }
 
-fn begin(picked: Picked, slot: OwnedSemaphorePermit) {
+fn begin(picked: Picked, slot: Slot) {
     let gateway = picked.gateway.clone();
     tokio::spawn(async move {
         attempt::carry_out(gateway, picked).await;
@@ -59,11 +81,11 @@ fn begin(picked: Picked, slot: OwnedSemaphorePermit) {
 }
 
 /// Waits for the next.
-async fn next(gateway: &Gateway, fair: &mut Fair) -> Picked {
+async fn next(gateway: &Gateway, fair: &mut Fair) -> (Picked, Slot) {
     loop {
         // What wakes us from here on is not missed: it is remembered until we wait.
         let sleep = match look(gateway, fair).await {
-            Ok(Look::Found(picked)) => return picked,
+            Ok(Look::Found(picked, slot)) => return (picked, slot),
             Ok(Look::Until(due)) => until(due),
             Err(_) => PAUSE,
         };
@@ -80,12 +102,15 @@ fn until(due: Option<u64>) -> Duration {
 }
 
 enum Look {
-    Found(Picked),
+    Found(Picked, Slot),
     /// There is none before this moment.
     Until(Option<u64>),
 }
 
 async fn look(gateway: &Gateway, fair: &mut Fair) -> Answer<Look> {
+    if gateway.jobs().free() == 0 {
+        return Ok(Look::Until(None));
+    }
     let asked = || gateway.look_up(|served| Ok((served.next_due()?, served.active_tenants()?)));
     let (mut due, mut tenants) = asked().await?;
     let now = engine::now().0;
@@ -115,11 +140,12 @@ async fn look(gateway: &Gateway, fair: &mut Fair) -> Answer<Look> {
         .await?;
     let Some((id, tenant)) = first else { return Ok(Look::Until(due)) };
     fair.charge(&tenant, gateway.quota(&tenant).weight);
+    let slot = Slot::take(gateway, &tenant);
     Jobs::locked(&gateway.jobs().starting).insert(id.clone(), tenant);
-    Ok(Look::Found(Picked { gateway: gateway.clone(), id }))
+    Ok(Look::Found(Picked { gateway: gateway.clone(), id }, slot))
 }
 
-/// Those that may have one more run. Whoever is at his bound is passed over, and keeps nobody waiting.
+/// Those that may have one more slot and run. Whoever is at his bound is passed over, and keeps nobody waiting.
 fn with_room(gateway: &Gateway, mut tenants: Vec<String>) -> Vec<String> {
     let mut counts: HashMap<String, usize> = gateway.runs().by_tenant();
     for tenant in Jobs::locked(&gateway.jobs().starting).values() {
@@ -128,9 +154,30 @@ fn with_room(gateway: &Gateway, mut tenants: Vec<String>) -> Vec<String> {
     if counts.values().sum::<usize>() >= gateway.bounds().runs {
         return Vec::new();
     }
+    let (slots, free) = (gateway.jobs().slots, gateway.jobs().free());
+    let taken = Jobs::locked(&gateway.jobs().taken).clone();
     tenants.retain(|tenant| {
-        counts.get(tenant).copied().unwrap_or(0) < gateway.most_runs(tenant)
+        may_take(slots, free, taken.contains_key(tenant))
+            && counts.get(tenant).copied().unwrap_or(0) < gateway.most_runs(tenant)
             && gateway.has_cpu(tenant).is_ok()
     });
     tenants
+}
+
+/// Whoever has some leaves an eighth free, for those who have none.
+fn may_take(slots: usize, free: usize, has_some: bool) -> bool {
+    let left_free = if has_some { (slots / 8).max(1) } else { 0 };
+    free > left_free
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_takes_what_is_for_those_who_have_none() {
+        let most = |slots: usize| (0..slots).take_while(|own| may_take(slots, slots - own, *own > 0)).count();
+        assert_eq!([1, 2, 4, 16, 64].map(most), [1, 1, 3, 14, 56]);
+        assert!(may_take(4, 1, false) && !may_take(4, 1, true) && !may_take(4, 0, false));
+    }
 }

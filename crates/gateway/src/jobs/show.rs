@@ -30,6 +30,8 @@ pub(crate) struct Job {
     runs: Vec<String>,
     accepted_at: String,
     not_before: Option<String>,
+    /// While it waits for its time, or for a quota: when it is tried next.
+    next_try_at: Option<String>,
     started_at: Option<String>,
     ended_at: Option<String>,
     after: Vec<String>,
@@ -58,6 +60,7 @@ impl Job {
             runs: row.runs.clone(),
             accepted_at: Timestamp(row.accepted_ms).to_string(),
             not_before: time(row.not_before_ms),
+            next_try_at: time(Some(row.due_ms).filter(|_| row.waits_for.as_deref() == Some("time"))),
             started_at: time(row.started_ms),
             ended_at: time(row.ended_ms),
             after: row.after.clone(),

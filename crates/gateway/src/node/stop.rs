@@ -96,7 +96,7 @@ struct StoppedAll {
 
 /// Stop everything
 ///
-/// Every tenant's jobs that wait are cancelled, then its runs, and its sessions ended. New work is still taken. Only for an admin.
+/// Every tenant's jobs are cancelled, those that wait at once, then its runs, and its sessions ended. New work is still taken. Only for an admin.
 #[utoipa::path(post, path = "/v1/worker/admin/stop-all-orchestrator-directed", tag = "worker", request_body = StopAll,
     responses((status = 200, description = "What was stopped", body = StoppedAll),
     (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json")))]

@@ -6,7 +6,7 @@ use super::{
     wire::{ExecAsked, ExecList, ExecState, Order},
 };
 use crate::{
-    Caller, Gateway, Problem,
+    Caller, Gateway, Problem, fitting,
     path::Path,
     problem::Answer,
     telemetry::Output,
@@ -210,13 +210,10 @@ async fn start(
         (status = "default", description = "Refused", body = Problem, content_type = "application/problem+json"),
     )
 )]
-async fn list(
-    State(gateway): State<Gateway>,
-    caller: Caller,
-    Path(id): Path<String>,
-) -> Answer<Json<ExecList>> {
+async fn list(State(gateway): State<Gateway>, caller: Caller, Path(id): Path<String>) -> Answer<Response> {
     let session = gateway.session(&caller, &id)?;
-    Ok(Json(ExecList { execs: session.execs().iter().map(ExecState::brief).collect() }))
+    let execs = session.execs().iter().map(ExecState::brief).collect();
+    fitting::json(&gateway, &caller, &ExecList { execs })
 }
 
 /// Shows a program; once it has ended, with what it wrote.
@@ -232,12 +229,13 @@ async fn show(
     State(gateway): State<Gateway>,
     caller: Caller,
     Path((id, exec)): Path<(String, String)>,
-) -> Answer<Json<ExecState>> {
+) -> Answer<Response> {
     let (_, exec) = gateway.exec(&caller, &id, &exec)?;
-    Ok(Json(match exec.result() {
+    let state = match exec.result() {
         Some(_) => ExecState::whole(&exec),
         None => ExecState::brief(&exec),
-    }))
+    };
+    fitting::json(&gateway, &caller, &state)
 }
 
 /// How it is to be ended.

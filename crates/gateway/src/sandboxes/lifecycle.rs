@@ -6,7 +6,7 @@ use super::{
     wire::{SandboxList, SandboxOrder, SandboxState, SandboxStatus, Stay, check_labels, span},
 };
 use crate::{
-    Caller, Gateway, Problem, Scope,
+    Caller, Gateway, Problem, Scope, fitting,
     path::Path,
     problem::Answer,
     runs::host,
@@ -121,10 +121,10 @@ async fn list(
     State(gateway): State<Gateway>,
     caller: Caller,
     Asked(wanted): Asked<Wanted>,
-) -> Answer<Json<SandboxList>> {
+) -> Answer<Response> {
     let views = gateway.entries(&caller)?.into_iter().map(|entry| entry.view());
     let sandboxes = views.filter(|view| wanted.status.is_none_or(|status| status == view.status)).collect();
-    Ok(Json(SandboxList { sandboxes }))
+    fitting::json(&gateway, &caller, &SandboxList { sandboxes })
 }
 
 /// Shows a sandbox. Looking does not count as using it.

@@ -34,13 +34,13 @@ async fn ask(at: std::net::SocketAddr, line: &str, body: &str) -> (u16, Value) {
 }
 
 /// A folder, and a state folder with layers of it.
-struct Place {
+pub(crate) struct Place {
     root: PathBuf,
     engine: Engine,
 }
 
 impl Place {
-    fn new(name: &str, layers: &[(&str, Option<&str>)]) -> Place {
+    pub(crate) fn new(name: &str, layers: &[(&str, Option<&str>)]) -> Place {
         let root = std::env::temp_dir().join(format!("airlock-gateway-{name}-{}", std::process::id()));
         let (folder, state) = (root.join("folder"), root.join("state"));
         fs::create_dir_all(&folder).unwrap();
@@ -65,7 +65,7 @@ impl Place {
         self.root.join("folder")
     }
 
-    fn gateway(&self, folders: Vec<PathBuf>) -> Gateway {
+    pub(crate) fn gateway(&self, folders: Vec<PathBuf>) -> Gateway {
         let settings = crate::Settings {
             engine: self.engine.clone(),
             policy: Policy::default(),

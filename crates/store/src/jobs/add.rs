@@ -10,7 +10,7 @@ use crate::{
 };
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
-/// Jobs that come right after one, at most.
+/// Jobs that come right after one, at most, with those that have ended and are not forgotten yet.
 pub const MOST_BEHIND: u64 = 10_000;
 
 /// A job that is about to be accepted.

@@ -26,6 +26,8 @@ pub struct JobRow {
     pub priority: i32,
     pub accepted_ms: u64,
     pub not_before_ms: Option<u64>,
+    /// Not before this: as asked for, or by the pause of a retry.
+    pub due_ms: u64,
     pub started_ms: Option<u64>,
     pub ended_ms: Option<u64>,
     pub attempt: u32,
@@ -59,6 +61,8 @@ pub struct JobFilter {
     pub status: Option<String>,
     pub name: Option<String>,
     pub label: Option<(String, String)>,
+    /// Only those that have not ended.
+    pub open: bool,
     /// Only those that came before this one.
     pub before: Option<i64>,
     pub limit: u32,
@@ -98,7 +102,7 @@ pub struct Ended {
     pub run: String,
 }
 
-const JOB: &str = "n, id, tenant, key, name, labels, status, waits_for, version, priority, accepted_ms, not_before_ms,
+const JOB: &str = "n, id, tenant, key, name, labels, status, waits_for, version, priority, accepted_ms, not_before_ms, due_ms,
     started_ms, ended_ms, attempt, most_attempts, on_lost, run, cancelled, webhook, error,
     (SELECT json_group_array(run) FROM (SELECT run FROM job_run WHERE job = job.n ORDER BY place)) AS runs,
     (SELECT json_group_array(needs) FROM (SELECT needs FROM job_after WHERE job = job.n ORDER BY place)) AS after,
@@ -147,7 +151,7 @@ impl Served {
     pub(super) fn list_among(&self, filter: &JobFilter, most: i64) -> Result<Listed, DatabaseError> {
         let Listing { looked_at, query, values, of_them } = listing(filter, most);
         let limit = filter.limit.min(MOST_LISTED) as usize;
-        self.reading().read(|connection| {
+        self.telemetry.read(|connection| {
             let rows: Vec<JobRow> = {
                 let mut rows = connection.prepare_cached(&query)?;
                 let values = values.iter().chain(&of_them);
@@ -248,7 +252,7 @@ struct Listing {
 
 /// Only with the conditions that there are: so the indexes fit. What no index knows is looked for among a few rows.
 fn listing(filter: &JobFilter, most: i64) -> Listing {
-    let JobFilter { tenant, status, name, label, before, limit } = filter.clone();
+    let JobFilter { tenant, status, name, label, open, before, limit } = filter.clone();
     let (mut first, mut values): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
     let (mut then, mut of_them): (String, Vec<Box<dyn ToSql>>) = ("1 = 1".to_owned(), Vec::new());
     let known = tenant.is_some();
@@ -273,7 +277,10 @@ fn listing(filter: &JobFilter, most: i64) -> Listing {
         first.push_str(" AND n < ?");
         values.push(Box::new(before));
     }
-    let is_few = !of_them.is_empty();
+    if open {
+        then.push_str(" AND ended_ms IS NULL");
+    }
+    let is_few = open || !of_them.is_empty();
     of_them.push(Box::new(limit.min(MOST_LISTED)));
     let few = |columns: &str| format!("SELECT {columns} FROM job WHERE {first} ORDER BY n DESC LIMIT {most}");
     let (looked_at, query) = match is_few {
@@ -307,6 +314,7 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<JobRow> {
         priority: row.get("priority")?,
         accepted_ms: back(row.get("accepted_ms")?),
         not_before_ms: time("not_before_ms")?,
+        due_ms: back(row.get("due_ms")?),
         started_ms: time("started_ms")?,
         ended_ms: time("ended_ms")?,
         attempt: row.get("attempt")?,

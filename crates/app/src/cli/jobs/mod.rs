@@ -4,10 +4,10 @@ mod submit;
 mod wait;
 
 use super::{
-    Global,
+    Global, REFUSED,
     artifact::{Out, pour},
     conclude,
-    message::{Failure, printable},
+    message::{self, Failure, printable},
     print, print_json, print_lines,
 };
 use crate::{
@@ -167,15 +167,30 @@ fn path(id: &str) -> String {
     format!("/v1/jobs/{}", segment(id.as_bytes()).replace('/', "%2F"))
 }
 
+/// Each of them, whatever becomes of the others.
 async fn change(client: &Client, several: &Several, method: Method, what: &str) -> Result<u8, Failure> {
-    let mut jobs = Vec::new();
+    let (mut jobs, mut errors) = (Vec::new(), Vec::new());
     for id in &several.ids {
-        jobs.push(client.json::<Value>(Ask::new(method.clone(), format!("{}{what}", path(id)))).await?);
+        match client.json::<Value>(Ask::new(method.clone(), format!("{}{what}", path(id)))).await {
+            Ok(job) => jobs.push(job),
+            Err(error) if several.ids.len() == 1 => return Err(error.into()),
+            Err(error) => {
+                let failure = Failure::from(error);
+                let message = format!("{id}: {}", failure.message);
+                errors.push(json!({ "job_id": id, "error": failure.info() }));
+                message::say(&Failure { message, ..failure }.lines());
+            }
+        }
     }
+    let status = if errors.is_empty() { 0 } else { REFUSED };
     if several.json {
-        print_json(&json!({ "jobs": jobs }))?;
+        let mut all = json!({ "jobs": jobs });
+        if !errors.is_empty() {
+            all["errors"] = errors.into();
+        }
+        print_json(&all)?;
     }
-    Ok(0)
+    Ok(status)
 }
 
 impl Logs {
@@ -277,6 +292,7 @@ fn described(job: &Value) -> Vec<String> {
     for (word, name) in [
         ("accepted", "accepted_at"),
         ("not before", "not_before"),
+        ("next try", "next_try_at"),
         ("started", "started_at"),
         ("ended", "ended_at"),
     ] {

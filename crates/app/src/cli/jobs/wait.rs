@@ -191,14 +191,15 @@ impl Seen {
 /// For what a job waits, in words.
 fn waits(job: &Value) -> Option<String> {
     let for_what = match (text(job, "status"), text(job, "waiting_for")) {
-        ("queued", "time") => format!("for its time, {}", text(job, "not_before")),
+        ("queued", "time") => format!("for its time, {}", text(job, "next_try_at")),
         ("queued", "jobs") => "for the jobs that come before it".to_owned(),
         ("queued", "quota") => "for its tenant's quota".to_owned(),
         ("queued", _) => "for its turn".to_owned(),
         _ => return None,
     };
     let before = match job["attempt"].as_u64() {
-        Some(attempt @ 1..) => format!(", after {attempt} attempts"),
+        Some(1) => ", after 1 attempt".to_owned(),
+        Some(attempt @ 2..) => format!(", after {attempt} attempts"),
         _ => String::new(),
     };
     Some(format!("the job is queued since {}, and waits {for_what}{before}", text(job, "accepted_at")))
@@ -248,8 +249,13 @@ mod tests {
 
     #[test]
     fn what_a_job_waits_for_is_said_only_while_it_waits() {
-        let job = json!({ "status": "queued", "waiting_for": "time", "not_before": "T2", "accepted_at": "T1", "attempt": 0 });
+        let job = json!({ "status": "queued", "waiting_for": "time", "next_try_at": "T2", "accepted_at": "T1", "attempt": 0 });
         assert_eq!(waits(&job).unwrap(), "the job is queued since T1, and waits for its time, T2");
+        let paused = json!({ "status": "queued", "waiting_for": "time", "next_try_at": "T2", "not_before": null, "accepted_at": "T1", "attempt": 1 });
+        assert_eq!(
+            waits(&paused).unwrap(),
+            "the job is queued since T1, and waits for its time, T2, after 1 attempt"
+        );
         let again = json!({ "status": "queued", "waiting_for": "turn", "accepted_at": "T1", "attempt": 2 });
         assert_eq!(
             waits(&again).unwrap(),

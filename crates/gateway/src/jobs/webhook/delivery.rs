@@ -1,6 +1,6 @@
-//! Delivers notices that wait: a few at a time, of every tenant some, and one of each job. Whose last attempt failed has one
-//! at a time, and all of those together no more than half: receivers that never answer hold nobody else up. What fails is tried again after
-//! a pause that doubles, until it is given up.
+//! Delivers notices that wait: a few at a time, of every tenant some, and one of each job. A receiver whose last attempt failed
+//! has one at a time, and all of those together no more than half: receivers that never answer hold up nobody else, nor others
+//! of the same tenant. What fails is tried again after a pause that doubles, until it is given up.
 //!
 //! That a notice was taken is written down afterwards: after a crash in between it goes out once more, with the same
 //! `webhook-id`.
@@ -10,19 +10,20 @@ use bytes::Bytes;
 use engine::Undelivered;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::{
-    cell::Cell,
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
-use store::webhooks::{self, Notice, Settled};
+use store::webhooks::{self, Choice, Notice, Round, Settled, Waiting};
 use tokio::{sync::Notify, task::JoinSet};
 
 /// Notices under way at a time, and those of one tenant: a receiver that is slow holds nobody else up.
 const MOST_UNDER_WAY: usize = 32;
 const MOST_OF_ONE: usize = 4;
-/// Those of all tenants whose last attempt failed.
+/// Those to receivers whose last attempt failed, of all tenants.
 const MOST_IN_DOUBT: usize = MOST_UNDER_WAY / 2;
+/// Receivers of a tenant that are remembered so; who has that many is in doubt altogether.
+const MOST_DOUBTED: usize = 16;
 /// Between two looks at what waits.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 /// Where the database cannot be used.
@@ -36,34 +37,67 @@ const BETWEEN_TIDYINGS_MS: u64 = 3_600_000;
 /// What is under way.
 #[derive(Clone, Debug, Default)]
 struct Sky {
-    /// Jobs, with whose they are.
-    jobs: HashMap<String, String>,
-    /// Tenants whose last attempt failed.
-    doubted: HashSet<String>,
+    /// Jobs, with whose they are, and the receiver.
+    jobs: HashMap<String, (String, String)>,
+    /// Receivers of a tenant whose last attempt failed, the oldest first.
+    doubted: HashMap<String, Vec<String>>,
+}
+
+/// Who takes notices at this address: its host, with the port if it says one.
+fn receiver(url: &str) -> String {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    rest.split(['/', '?']).next().unwrap_or_default().to_ascii_lowercase()
+}
+
+/// What one has of what all have together, by the house's rule: no more than half of what the others leave.
+fn has_room(most: usize, all: usize, own: usize) -> bool {
+    own < MOST_OF_ONE.min(most.saturating_sub(all - own).div_ceil(2))
 }
 
 impl Sky {
-    /// How many more a tenant may send, where those in doubt may have so many more together.
-    fn room(&self, tenant: &str, doubts: usize) -> usize {
-        let own = self.jobs.values().filter(|owner| *owner == tenant).count();
-        if self.doubted.contains(tenant) {
-            return 1_usize.saturating_sub(own).min(doubts);
-        }
-        let left = MOST_UNDER_WAY.saturating_sub(self.jobs.len() - own);
-        MOST_OF_ONE.min(left.div_ceil(2)).saturating_sub(own)
+    fn is_doubted(&self, tenant: &str, receiver: &str) -> bool {
+        let of_one = self.doubted.get(tenant);
+        of_one.is_some_and(|all| all.len() >= MOST_DOUBTED || all.iter().any(|one| one == receiver))
     }
 
-    /// How many more there may be of those in doubt.
-    fn doubts(&self) -> usize {
-        let under_way = self.jobs.values().filter(|owner| self.doubted.contains(*owner)).count();
-        MOST_IN_DOUBT.saturating_sub(under_way)
+    /// Whether this one is sent now; then it is under way.
+    fn choose(&mut self, waiting: Waiting<'_>) -> Choice {
+        let Waiting { job, tenant, url } = waiting;
+        let (doubted, well): (Vec<_>, Vec<_>) =
+            self.jobs.values().partition(|(of, receiver)| self.is_doubted(of, receiver));
+        let own = |all: &[&(String, String)]| all.iter().filter(|(of, _)| of == tenant).count();
+        // What others have in doubt is not free, either.
+        let others = doubted.len() - own(&doubted);
+        let may_be_well = has_room(MOST_UNDER_WAY - others, well.len(), own(&well));
+        let may_be_in_doubt = has_room(MOST_IN_DOUBT, doubted.len(), own(&doubted));
+        if !may_be_well && !may_be_in_doubt {
+            return Choice::NoRoom;
+        }
+        let to = (tenant.to_owned(), receiver(url));
+        let may = match self.is_doubted(&to.0, &to.1) {
+            true => may_be_in_doubt && !doubted.contains(&&to),
+            false => may_be_well,
+        };
+        if !may || self.jobs.contains_key(job) {
+            return Choice::PassedOver;
+        }
+        self.jobs.insert(job.to_owned(), to);
+        Choice::Taken
     }
 
     fn landed(&mut self, notice: &Notice, well: bool) {
-        match well {
-            true => self.doubted.remove(&notice.tenant),
-            false => self.doubted.insert(notice.tenant.clone()),
-        };
+        self.jobs.remove(&notice.job);
+        let (doubted, receiver) =
+            (self.doubted.entry(notice.tenant.clone()).or_default(), receiver(&notice.url));
+        let known = doubted.iter().position(|one| *one == receiver);
+        match (well, known) {
+            (true, Some(place)) => drop(doubted.remove(place)),
+            // One who takes notices after all speaks for the tenant.
+            (true, None) if doubted.len() >= MOST_DOUBTED => drop(doubted.remove(0)),
+            (false, None) if doubted.len() < MOST_DOUBTED => doubted.push(receiver),
+            (true | false, _) => {}
+        }
+        self.doubted.retain(|_, doubted| !doubted.is_empty());
     }
 }
 
@@ -72,14 +106,14 @@ type UnderWay = Arc<Mutex<Sky>>;
 /// Delivers for ever.
 pub(crate) async fn deliver(gateway: Gateway) {
     let (under_way, landed) = (UnderWay::default(), Arc::new(Notify::new()));
-    let (mut flights, mut last, mut tidied) = (JoinSet::new(), String::new(), 0);
+    let (mut flights, mut round, mut tidied) = (JoinSet::new(), Round::default(), 0);
     loop {
         while flights.try_join_next().is_some() {}
-        match due(&gateway, &under_way, &last).await {
+        match due(&gateway, &under_way, &mut round).await {
             Ok(notices) => {
                 for notice in notices {
-                    last.clone_from(&notice.tenant);
-                    lock(&under_way).jobs.insert(notice.job.clone(), notice.tenant.clone());
+                    let to = (notice.tenant.clone(), receiver(&notice.url));
+                    lock(&under_way).jobs.insert(notice.job.clone(), to);
                     flights.spawn(fly(gateway.clone(), notice, under_way.clone(), landed.clone()));
                 }
             }
@@ -105,27 +139,21 @@ fn lock(under_way: &UnderWay) -> std::sync::MutexGuard<'_, Sky> {
     under_way.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What can be sent now. Tenants behind the last one come first.
-async fn due(gateway: &Gateway, under_way: &UnderWay, last: &str) -> Result<Vec<Notice>, ()> {
-    let busy = lock(under_way).clone();
+/// What can be sent now.
+async fn due(gateway: &Gateway, under_way: &UnderWay, round: &mut Round) -> Result<Vec<Notice>, ()> {
+    let mut busy = lock(under_way).clone();
     let room = MOST_UNDER_WAY.saturating_sub(busy.jobs.len());
     if room == 0 {
         return Ok(Vec::new());
     }
-    let (last, now) = (last.to_owned(), engine::now().0);
+    let (mut next, now) = (round.clone(), engine::now().0);
     let found = gateway.look_up(move |served| {
-        let doubts = Cell::new(busy.doubts());
-        let of_one = |tenant: &str| {
-            let room = busy.room(tenant, doubts.get());
-            // Whether it has something to send or not: the next look is soon.
-            if busy.doubted.contains(tenant) {
-                doubts.set(doubts.get() - room);
-            }
-            room as u32
-        };
-        served.due_notices(now, (&last, room), of_one, |job| busy.jobs.contains_key(job))
+        let found = served.due_notices(now, &mut next, room, |waiting| busy.choose(waiting))?;
+        Ok((found, next))
     });
-    found.await.map_err(drop)
+    let (found, next) = found.await.map_err(drop)?;
+    *round = next;
+    Ok(found)
 }
 
 /// One notice, to the end of its attempt.
@@ -145,10 +173,7 @@ async fn fly(gateway: Gateway, notice: Notice, under_way: UnderWay, landed: Arc<
         // It waits as before, and is due at once.
         tokio::time::sleep(AFTER_TROUBLE).await;
     }
-    let mut sky = lock(&under_way);
-    sky.jobs.remove(&landing.job);
-    sky.landed(&landing, well);
-    drop(sky);
+    lock(&under_way).landed(&landing, well);
     landed.notify_one();
 }
 
@@ -237,23 +262,74 @@ mod tests {
         }
     }
 
+    fn to(tenant: &str, job: &str, host: &str) -> Notice {
+        let url = format!("https://{host}/x");
+        Notice { tenant: tenant.to_owned(), job: job.to_owned(), url, ..notice(0) }
+    }
+
+    /// How many of so many more are taken.
+    fn fill(sky: &mut Sky, tenant: &str, host: &str, count: usize) -> usize {
+        let all = sky.jobs.len();
+        for number in 0..count.min(MOST_UNDER_WAY - all) {
+            let job = format!("{tenant}{host}{number}");
+            let url = format!("https://{host}/{number}");
+            sky.choose(Waiting { job: &job, tenant, url: &url });
+        }
+        sky.jobs.len() - all
+    }
+
     #[test]
     fn receivers_that_never_answer_hold_nobody_else_up() {
         let mut sky = Sky::default();
-        let fill = |sky: &mut Sky, tenant: &str| {
-            let room = sky.room(tenant, sky.doubts()).min(MOST_UNDER_WAY - sky.jobs.len());
-            for number in 0..room {
-                sky.jobs.insert(format!("{tenant}{number}"), tenant.to_owned());
-            }
-            room
-        };
-        assert_eq!(fill(&mut sky, "a"), 4);
+        assert_eq!(fill(&mut sky, "a", "a", 9), 4);
         let dead: Vec<_> = (0..40).map(|number| format!("dead{number}")).collect();
-        dead.iter().for_each(|tenant| sky.landed(&Notice { tenant: tenant.clone(), ..notice(0) }, false));
-        assert_eq!(dead.iter().map(|tenant| fill(&mut sky, tenant)).sum::<usize>(), 16);
-        assert_eq!(["b", "c", "d", "e", "f"].map(|tenant| fill(&mut sky, tenant)), [4, 4, 2, 1, 1]);
-        sky.landed(&Notice { tenant: dead[0].clone(), ..notice(0) }, true);
-        assert!(!sky.doubted.contains(&dead[0]), "one yes is enough");
+        dead.iter().for_each(|tenant| sky.landed(&to(tenant, "", "dead"), false));
+        assert_eq!(dead.iter().map(|tenant| fill(&mut sky, tenant, "dead", 9)).sum::<usize>(), 16);
+        assert_eq!(
+            ["b", "c", "d", "e", "f"].map(|tenant| fill(&mut sky, tenant, tenant, 9)),
+            [4, 4, 2, 1, 1]
+        );
+        sky.landed(&to(&dead[0], "", "DEAD"), true);
+        assert!(!sky.is_doubted(&dead[0], "dead"), "one yes is enough");
+    }
+
+    #[test]
+    fn a_receiver_that_is_down_takes_nothing_from_others_of_its_tenant() {
+        let mut sky = Sky::default();
+        sky.landed(&to("a", "", "down"), false);
+        assert_eq!(
+            [("down", 9), ("up", 9), ("down", 9)].map(|(host, count)| fill(&mut sky, "a", host, count)),
+            [1, 4, 0]
+        );
+        let full = sky.choose(Waiting { job: "x", tenant: "a", url: "https://up/" });
+        assert_eq!(full, Choice::PassedOver, "another that is in doubt could go");
+        let many: Vec<_> = (0..99).map(|number| format!("host{number}")).collect();
+        many.iter().for_each(|host| sky.landed(&to("b", "", host), false));
+        assert_eq!((sky.doubted["b"].len(), sky.is_doubted("b", "new")), (MOST_DOUBTED, true));
+        assert_eq!(many.iter().map(|host| fill(&mut sky, "b", host, 9)).sum::<usize>(), 4);
+        sky.landed(&to("b", "", "new"), true);
+        assert!(!sky.is_doubted("b", "new") && sky.is_doubted("b", "host5"));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_waits_for_later_takes_nothing_from_whoever_is_due() {
+        let place = crate::workspaces::tests::Place::new("webhooks-due", &[]);
+        let (gateway, under_way) = (place.gateway(Vec::new()), UnderWay::default());
+        let later = engine::now().0 + 3_600_000;
+        let tenants: Vec<_> = (0..20).map(|number| format!("dead{number}")).collect();
+        let add = |writing: &store::served::Writing<'_>| {
+            let all = tenants.iter().map(|tenant| (tenant.as_str(), later)).chain([("well", 1)]);
+            all.into_iter().try_for_each(|(tenant, at_ms)| {
+                let (url, event, body) = ("https://host/", "final", "{}");
+                let (id, job) = (tenant, tenant);
+                webhooks::enqueue(writing, &webhooks::NewNotice { id, job, tenant, url, event, at_ms, body })
+            })
+        };
+        gateway.served().together_durably(add).unwrap();
+        let all = tenants.iter().map(String::as_str).chain(["well"]);
+        all.for_each(|tenant| lock(&under_way).landed(&to(tenant, "", "host"), false));
+        let found = due(&gateway, &under_way, &mut Round::default()).await.unwrap();
+        assert_eq!(found.into_iter().map(|notice| notice.tenant).collect::<Vec<_>>(), ["well"]);
     }
 
     #[test]

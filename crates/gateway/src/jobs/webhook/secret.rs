@@ -41,7 +41,8 @@ async fn show(State(gateway): State<Gateway>, caller: Caller) -> Answer<Response
 async fn rotate(State(gateway): State<Gateway>, caller: Caller) -> Answer<Response> {
     caller.require(Scope::Runs)?;
     let (tenant, now) = (caller.tenant.clone(), engine::now().0);
-    let generation = gateway.writer().write(move |writing| webhooks::rotate(writing, &tenant, now)).await?;
+    // Receivers are told of it at once: after a power cut it must not be the one before again.
+    let generation = gateway.durable().write(move |writing| webhooks::rotate(writing, &tenant, now)).await?;
     answer(gateway, caller, generation).await
 }
 
