@@ -2,16 +2,22 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a test that tells")]
 
-use engine::{Engine, Exec, NotTyped, Pool, Session, SessionEnd, SessionStatus, Settings};
+use engine::{
+    Engine, Exec, NotTyped, Pool, Session, SessionEnd, SessionStatus, Settings,
+    steps::{Carrier, Wishes},
+};
+use serde_json::json;
 use spec::{
-    ErrorCode, ExecRequest, LimitName, Policy, RunRequest, SessionRequest, SessionSpec, Status, Stream,
-    TerminalSize,
+    ErrorCode, ExecRequest, ExecutionMode, LimitName, Policy, RunRequest, SessionRequest, SessionSpec,
+    Status, StepJob, Stream, TerminalSize,
 };
 use std::{
     fs,
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
+use tokio::sync::watch;
 
 /// A state folder of a test's own, and an engine there.
 struct Place {
@@ -617,5 +623,25 @@ async fn two_sessions_of_one_name_cannot_be() {
     assert!(place.engine.open_session(named.clone()).await.is_err());
     session.end().await;
     place.engine.open_session(named).await.unwrap();
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_job_that_is_cancelled_between_two_steps_is_no_success() {
+    let place = Place::new("between");
+    let step = json!({ "type": "write_file", "args": { "path": "x", "content": "x" } });
+    let bounds = json!({ "max_runtime_seconds": 60, "max_output_bytes": 1000, "ext_net_allowed": false });
+    let job = json!({ "protocol_version": "1.0", "job_id": "j", "task_id": "t", "constraints": bounds,
+        "steps": [step, step] });
+    let job = StepJob::read(&serde_json::from_value(job).unwrap(), Some(ExecutionMode::DirectSteps)).unwrap();
+    // Which of the two is noticed first, the wish or that nothing more is done, is nobody's choice.
+    for _ in 0..16 {
+        let ((cancel, cancelled), (_, terminated)) = (watch::channel(false), watch::channel(None));
+        let places = Arc::new(|| Some(Box::new(()) as Box<dyn Send>));
+        let wishes = Wishes { cancelled, terminated, places };
+        let begun = |_: &Session| _ = cancel.send_replace(true);
+        let carried = place.engine.carry_out(spec(|_| {}), &job, b"", Carrier::Own, wishes, begun).await;
+        assert_eq!(carried.result.failure_code.as_deref(), Some("cancelled"), "{:?}", carried.result);
+    }
     place.close().await;
 }

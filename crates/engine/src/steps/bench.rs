@@ -34,6 +34,8 @@ pub(super) struct Bench<'a> {
     pub(super) room: usize,
     /// Nothing more is begun once somebody wants its end.
     wishes: Wishes,
+    /// Steps were left because of that.
+    pub(super) is_cut: bool,
 }
 
 /// What came of a step.
@@ -86,7 +88,7 @@ impl<'a> Bench<'a> {
         let deadline = Instant::now() + job.constraints.max_runtime.min(granted);
         let room = job.constraints.max_output_bytes.min(MOST_STEP_OUTPUT) as usize;
         let (said, denied) = Default::default();
-        Bench { session, job, result, said, denied, deadline, room, wishes }
+        Bench { session, job, result, said, denied, deadline, room, wishes, is_cut: false }
     }
 
     fn is_to_end(&self) -> bool {
@@ -111,6 +113,7 @@ impl<'a> Bench<'a> {
     pub(super) async fn carry_out(&mut self) {
         for (index, step) in self.job.steps.iter().enumerate() {
             if self.is_to_end() {
+                self.is_cut = true;
                 return;
             }
             let done = match self.time_left().is_zero() {

@@ -320,8 +320,8 @@ impl Engine {
             }
             is_cut || terminated.borrow().is_some()
         };
-        let Bench { mut result, said, mut denied, .. } = bench;
-        if cut_short {
+        let Bench { mut result, said, mut denied, is_cut, .. } = bench;
+        if cut_short || is_cut {
             result = result.failed("cancelled", "the job was cancelled");
         }
         let keep = session.spec().run.keep;
@@ -340,7 +340,10 @@ impl Engine {
             }
         }
         name_artifacts(&mut result, kept.kept, "/workspace/");
-        if ended.ended == Some(SessionEnd::Limit) && ended.limits_hit.contains(&LimitName::Disk) {
+        let has = |limit| ended.limits_hit.contains(&limit);
+        let is_full =
+            ended.ended == Some(SessionEnd::Limit) && has(LimitName::Disk) && !has(LimitName::CpuTime);
+        if is_full && folder.is_some() {
             let most = session.spec().run.sandbox.limits.disk;
             let message = format!(
                 "what the job wrote to {} takes more than its limit `disk` ({most}), or fills the disk of the state folder",
