@@ -229,7 +229,7 @@ impl Told {
     pub(crate) fn refused(&self, gateway: &Gateway, caller: Option<&Caller>, response: &Response) {
         let Some(refused) = response.extensions().get::<Refused>() else { return };
         let tenant = caller.map_or("", |caller| &caller.tenant);
-        let left_out = match self.is_allowed {
+        let left_out = match self.is_allowed || refused.was_allowed {
             true => 0,
             false => match gateway.refusals().count(tenant) {
                 Some(left_out) => left_out,

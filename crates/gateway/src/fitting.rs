@@ -97,7 +97,8 @@ pub(crate) fn json(gateway: &Gateway, caller: &Caller, made: &impl Serialize) ->
     sent(gateway.answering(), &caller.tenant, serde_json::to_vec(made).map_err(|_| failed())?)
 }
 
-fn room(answering: &Shares, key: &str, length: usize) -> Answer<Share> {
+/// Room for an answer of this length, for as long as it is held.
+pub(crate) fn room(answering: &Shares, key: &str, length: usize) -> Answer<Share> {
     let mut share = answering.of(key);
     answering.add(&mut share, length).map_err(|full| {
         full.problem("bytes of answers that are not taken yet", "read them, or try again in a moment")

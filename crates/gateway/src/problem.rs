@@ -40,12 +40,17 @@ pub struct Problem {
     /// Which rule said no, for the audit; its code, unless somebody knows better.
     #[serde(skip)]
     rule: Option<Box<str>>,
+    /// Whether a line of the audit says that it was allowed.
+    #[serde(skip)]
+    was_allowed: bool,
 }
 
 /// Goes with the answer to the gate, which writes it down.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
     pub(crate) rule: Box<str>,
+    /// A line says that it was allowed.
+    pub(crate) was_allowed: bool,
 }
 
 /// What a handler answers.
@@ -63,6 +68,7 @@ impl Problem {
             instance: None,
             retry_after: None,
             rule: None,
+            was_allowed: false,
         }
     }
 
@@ -142,6 +148,11 @@ impl Problem {
         Problem { rule: Some(rule.into()), ..self }
     }
 
+    /// The same, after a line was written that it is allowed.
+    pub(crate) fn after_all(self) -> Problem {
+        Problem { was_allowed: true, ..self }
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
@@ -190,7 +201,7 @@ impl IntoResponse for Problem {
         let seconds = self.retry_after.unwrap_or(1);
         // For those who say the same in other words.
         let kept = self.clone();
-        let refused = Refused { rule: self.rule().into() };
+        let refused = Refused { rule: self.rule().into(), was_allowed: self.was_allowed };
         let mut response = (self.status(), Json(self)).into_response();
         response.extensions_mut().insert(kept);
         response.extensions_mut().insert(refused);

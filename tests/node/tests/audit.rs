@@ -537,6 +537,22 @@ fn nothing_is_said_to_be_allowed_that_was_refused() {
         assert_eq!(of(&two, what, "allowed"), 0, "{what}");
     }
     assert!(of(&two, "run.cancel", "refused") > 0, "the positive control");
+    // What its own route said to be allowed, and then could not be done.
+    let task = json!({ "version": 1, "task_id": "018f6a2e-0000-7000-8000-000000000001" });
+    let made = server.ask(&two, "POST", "/v1/worker/sessions", &[], &task).json();
+    let session = made["session_id"].as_str().expect("an identifier").to_owned();
+    let all = server.ask(&two, "GET", "/v1/sandboxes", &[], &Value::Null).json();
+    let box_of_it = all["sandboxes"][0]["sandbox_id"].as_str().expect("an identifier").to_owned();
+    let pause = format!("/v1/sandboxes/{box_of_it}/pause");
+    assert_eq!(server.ask(&two, "POST", &pause, &[], &Value::Null).status, 200);
+    let mut exec = task.clone();
+    exec["command"] = json!(["true"]);
+    for _ in 0..MANY {
+        let path = format!("/v1/worker/sessions/{session}/exec");
+        let answer = server.ask(&two, "POST", &path, &[], &exec);
+        assert_eq!(answer.status, 409, "{}", answer.text());
+    }
+    assert_eq!((of(&two, "sandbox.exec", "allowed"), of(&two, "sandbox.exec", "refused")), (MANY, MANY));
     // Only who looks for it knows that it is not there: each of these has both lines, however many there are.
     let pairs = (of(&two, "artifact.remove", "allowed"), of(&two, "artifact.remove", "refused"));
     assert_eq!(pairs, (MANY, MANY));

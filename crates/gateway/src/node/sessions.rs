@@ -6,7 +6,7 @@ use super::{
     wire::{NetworkPolicy, Sent, Uuid, Version, answer, digest, variables},
 };
 use crate::{
-    Caller, Gateway, Problem, Scope,
+    Caller, Gateway, Problem, Scope, fitting,
     path::Path,
     problem::Answer,
     runs::host,
@@ -139,9 +139,10 @@ async fn create(
         fork_of: None,
         replay: Some((format!("{LASTING}{name}"), digest(&order).to_vec())),
     };
-    let entry = gateway.open(opening).await.map_err(of_another)?;
+    let entry = gateway.open(opening).await.map_err(|problem| of_another(problem).after_all())?;
     if entry.session().is_err() {
-        return Err(Problem::conflict("the session of this `session_id` has ended", "choose another one"));
+        let ended = Problem::conflict("the session of this `session_id` has ended", "choose another one");
+        return Err(ended.after_all());
     }
     let place = format!("/v1/worker/sessions/{session}");
     let view = Json(SessionView::of(&entry));
@@ -335,15 +336,18 @@ async fn exec(
     let live = live(&gateway, &caller, session.clone(), Some(&asked.task_id))?;
     gateway.has_cpu(&caller.tenant)?;
     let order = asked.order(&gateway)?;
+    // What it will answer is kept from now on.
+    let room = fitting::room(gateway.answering(), &caller.tenant, 2 * MOST_OUTPUT)?;
     note(&gateway, &caller, "sandbox.exec", live.id().as_str(), &asked.task_id).await?;
     let whose = sandboxes::For::of(&gateway, &caller).task(asked.task_id.as_str());
-    let exec = sandboxes::begin(live, order, whose).await?;
     let mut truncated = Cut::default();
-    let ended = exec.clone();
     // Also if nobody waits any longer: what is taken is not kept.
-    let (result, stdout, stderr) = sandboxes::to_the_end(async move {
-        let result = ended.wait().await;
-        Ok((result, ended.take_beginning(Stream::Stdout), ended.take_beginning(Stream::Stderr)))
+    let (exec, result, stdout, stderr) = sandboxes::to_the_end(async move {
+        let exec = sandboxes::begin(live, order, whose).await.map_err(Problem::after_all)?;
+        let result = exec.wait().await;
+        let [stdout, stderr] = [Stream::Stdout, Stream::Stderr].map(|stream| exec.take_beginning(stream));
+        drop(room);
+        Ok((exec, result, stdout, stderr))
     })
     .await?;
     let [of_stdout, of_stderr] = exec.output().lengths();
@@ -407,7 +411,8 @@ async fn end(
     let entry = entry(&gateway, &caller, session, Some(&asked.task_id))?;
     note(&gateway, &caller, "sandbox.end", &entry.id, &asked.task_id).await?;
     let ending = entry.clone();
-    let status = sandboxes::to_the_end(async move { Ok(ending.end_soon().await) }).await?;
+    let status = sandboxes::to_the_end(async move { Ok(ending.end_soon().await) });
+    let status = status.await.map_err(Problem::after_all)?;
     Ok((status, Json(SessionView::of(&entry))).into_response())
 }
 
