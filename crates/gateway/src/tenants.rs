@@ -140,7 +140,9 @@ impl Gateway {
         let artifacts = self.engine().stored(&owner).await.map_err(unknown)?;
         let gateway = self.clone();
         let weigh = move || gateway.engine().stored_layers(&owner).map_err(unknown);
-        let layers = work::aside_in_turn(self.working(), asking, weigh).await?;
+        // That there was no turn for it says nothing of what is stored.
+        let layers =
+            work::aside_in_turn(self.working(), asking, weigh).await.map_err(|_| crate::writer::busy())?;
         Ok(artifacts.saturating_add(layers))
     }
 
@@ -148,7 +150,7 @@ impl Gateway {
         let Some(limit) = self.quota(tenant).storage else { return Ok(()) };
         let refusal = |problem: Problem| problem.ruled("quota:storage");
         let owner = Id::new(tenant).map_err(|_| refusal(crate::writer::busy()))?;
-        let stored = self.stored(tenant, owner).await.map_err(refusal)?;
+        let stored = self.stored(tenant, owner).await?;
         match stored < limit.0 {
             true => Ok(()),
             false => {

@@ -110,7 +110,7 @@ fn a_unit_is_written_once_and_again_only_if_it_changes() {
     );
     let changed = fs::read_to_string(&unit).expect("the unit");
     assert!(
-        changed.contains("--listen \"unix:/run/x y\"\n") && changed.contains("TimeoutStopSec=65\n"),
+        changed.contains("--listen \"unix:/run/x y\"\n") && changed.contains("TimeoutStopSec=70\n"),
         "{changed}"
     );
     let status = service(&home, &["status", "--user", "--json"]);
@@ -207,7 +207,7 @@ fn a_unit_of_the_machine_says_what_it_must_and_systemd_understands_it() {
         "KillMode=mixed\n",
         "Delegate=cpu memory pids\n",
         "Restart=on-failure\n",
-        "TimeoutStopSec=30\n",
+        "TimeoutStopSec=35\n",
         "StateDirectory=node\n",
         "LogsDirectory=node\n",
         "NoNewPrivileges=yes\n",

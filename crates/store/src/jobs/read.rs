@@ -151,7 +151,9 @@ impl Served {
     pub(super) fn list_among(&self, filter: &JobFilter, most: i64) -> Result<Listed, DatabaseError> {
         let Listing { looked_at, query, values, of_them } = listing(filter, most);
         let limit = filter.limit.min(MOST_LISTED) as usize;
-        self.telemetry.read(|connection| {
+        // Whoever stops everything waits for nobody's long reading.
+        let place = if filter.open { &self.jobs } else { &self.telemetry };
+        place.read(|connection| {
             let rows: Vec<JobRow> = {
                 let mut rows = connection.prepare_cached(&query)?;
                 let values = values.iter().chain(&of_them);

@@ -52,3 +52,4 @@ CREATE TABLE log_event (
 ) STRICT;
 CREATE INDEX log_event_source ON log_event (source_kind, source_name, n);
 CREATE INDEX log_event_age ON log_event (at_ms, bytes);
+CREATE INDEX log_event_owner ON log_event (owner, bytes);

@@ -15,7 +15,7 @@ use std::{
 /// By this first line a unit is known to be ours.
 pub(super) const MARK: &str = "# Written by `airlock service install`, which will replace it.";
 /// What ends after the grace: answers, what cancelled runs leave, the engine's own processes.
-const AFTER_GRACE: Duration = Duration::from_secs(25);
+const AFTER_GRACE: Duration = Duration::from_secs(30);
 /// Words of a line are bounded, as is everything.
 const LONGEST: usize = 4096;
 
@@ -189,7 +189,7 @@ mod tests {
     fn it_has_time_to_end_what_it_began_and_takes_nothing_away_that_a_box_needs() {
         let unit = Unit { grace: Duration::from_secs(100), ..unit() };
         let text = unit.text().unwrap();
-        assert!(text.starts_with(MARK) && text.contains("\nTimeoutStopSec=125\n"), "{text}");
+        assert!(text.starts_with(MARK) && text.contains("\nTimeoutStopSec=130\n"), "{text}");
         assert!(text.contains("\nTimeoutStartSec=infinity\n"), "{text}");
         for never in [
             "ProtectKernel",
