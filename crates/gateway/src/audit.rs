@@ -213,10 +213,11 @@ impl Told {
     ) -> Answer<()> {
         let told = self.what.filter(|what| !SPEAK_FOR_THEMSELVES.contains(what));
         let Some(what) = told else { return Ok(()) };
-        find(gateway, caller, route, path).await?;
-        // A line that says so little is worth no more than a refusal.
-        if what == REQUEST && gateway.refusals().count(&caller.tenant).is_none() {
-            return Ok(());
+        match what {
+            // A line that says so little is worth no more than a refusal; and whether there is such a route is not known yet.
+            REQUEST if gateway.refusals().count(&caller.tenant).is_none() => return Ok(()),
+            REQUEST => {}
+            _ => find(gateway, caller, route, path).await?,
         }
         let entry = Entry { what, decision: Decision::Allowed, ..self.entry(Some(caller)) };
         gateway.note_aside(&entry).await?;
