@@ -310,7 +310,8 @@ fn limited(request: RunRequest, change: impl FnOnce(&mut Maximum)) -> RunRequest
 
 const WITHOUT_CGROUPS: Without = Without { steps: Vec::new(), cgroups: true };
 
-/// Two processes, each within the limit, both together over it. Without cgroups that is not held, and not listed.
+/// Processes each within the limit, all together far over it: whoever looks late still comes before their end. Without
+/// cgroups that is not held, and not listed.
 fn memory_limit(world: &World) -> Case {
     let asked = world.probe(&["take-memory", "48", "2"]);
     let request = limited(asked, |limits| limits.memory = "64M".parse().ok());
@@ -326,10 +327,11 @@ fn pids_limit(world: &World) -> Case {
     Case { omit, ..Case::new(world, request, Outcome::Refused(libc::EAGAIN), &[]) }
 }
 
-/// Two processes, each within the limit, both together over it. Without cgroups that is not held, and not listed.
+/// Processes each within the limit, all together far over it: whoever looks late still comes before their end. Without
+/// cgroups that is not held, and not listed.
 fn cpu_limit(world: &World) -> Case {
     let request =
-        limited(world.probe(&["take-cpu", "700", "2"]), |limits| limits.cpu_time = "1s".parse().ok());
+        limited(world.probe(&["take-cpu", "700", "4"]), |limits| limits.cpu_time = "1s".parse().ok());
     let held = if world.has_cgroups() { Outcome::Killed(libc::SIGXCPU) } else { allowed() };
     Case { omit: WITHOUT_CGROUPS, ..Case::new(world, request, held, &[]) }
 }
