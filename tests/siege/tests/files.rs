@@ -111,11 +111,16 @@ fn a1_an_absolute_link_is_followed_by_no_method_of_the_file_api() {
     scene.assert_untouched();
 }
 
-/// Swaps `one` and `two` without end. The call has no other name in Python.
-fn swapper(one: &str, two: &str) -> String {
+/// Swaps `one` and `two` without end; the call has no other name in Python. One of them is a link to `target`, and is
+/// made again where an upload took its place: it replaces a name, whatever that led to.
+fn swapper(one: &str, two: &str, target: &Path) -> String {
     format!(
-        "import ctypes\nlibc = ctypes.CDLL(None)\nwhile True:\n    \
-         libc.renameat2(-100, b'{one}', -100, b'{two}', 2)\n"
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\nwhile True:\n    \
+         libc.renameat2(-100, b'{one}', -100, b'{two}', 2)\n    \
+         if not os.path.islink('{one}') and not os.path.islink('{two}'):\n        \
+         os.symlink('{}', 'fresh')\n        \
+         os.replace('fresh', '{two}')\n",
+        target.display()
     )
 }
 
@@ -159,7 +164,7 @@ fn a2_a_file_swapped_for_a_link_during_the_open_is_never_followed() {
         ),
         false,
     );
-    scene.exec(&swapper("name", "link"), true);
+    scene.exec(&swapper("name", "link", &canary), true);
     race(&scene, &scene.workspace().join("name"), "/name");
     scene.assert_untouched();
 }
@@ -175,7 +180,7 @@ fn a3_a_folder_swapped_for_a_link_during_the_open_is_never_followed() {
         ),
         false,
     );
-    scene.exec(&swapper("folder", "link"), true);
+    scene.exec(&swapper("folder", "link", &outside), true);
     race(&scene, &scene.workspace().join("folder/name"), "/folder/name");
     scene.assert_untouched();
 }
