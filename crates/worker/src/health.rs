@@ -1,0 +1,1 @@
+//! What is told over HTTP of how the worker is: both generations of health paths, and metrics.

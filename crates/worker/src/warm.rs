@@ -1,0 +1,1 @@
+//! Interpreters that wait in a box with their tool imported. Each serves one call.

@@ -1,0 +1,7 @@
+//! What is said on the wire, as pure functions of bytes: topics, requests, answers, codes. Hostile bytes are expected.
+
+pub mod answer;
+pub mod code;
+pub mod request;
+pub mod schema;
+pub mod topic;
