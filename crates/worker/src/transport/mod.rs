@@ -6,6 +6,8 @@
 //!        ◀─arrived──      ◀──            ◀──
 //! ```
 
+pub mod dev;
+pub mod lines;
 mod link;
 
 pub use link::{Arrived, Gone, Link, LinkState, Patience, Reach, Receipt};
