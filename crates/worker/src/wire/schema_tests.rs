@@ -219,27 +219,48 @@ fn what_is_nested_too_deeply_is_cut() {
     assert_eq!(is_taken(&of(deep)), Ok(()));
 }
 
+/// Texts and numbers as they may stand anywhere, where they belong and where not.
+fn leaves() -> impl Strategy<Value = Value> {
+    let text = prop::sample::select(vec![
+        "string",
+        "INTEGER",
+        "number",
+        "array",
+        "object",
+        "null",
+        "file",
+        "#",
+        "#/$defs",
+        "#/$defs/p",
+        "#/$defs/q",
+        "#/properties/p",
+        "p",
+        "q",
+        "",
+    ]);
+    prop_oneof![
+        4 => text.prop_map(Value::from),
+        1 => any::<bool>().prop_map(Value::from),
+        1 => any::<i64>().prop_map(Value::from),
+        1 => any::<f64>().prop_map(Value::from),
+        1 => Just(Value::Null),
+    ]
+}
+
+fn object(fields: Vec<(&'static str, Value)>) -> Value {
+    Value::Object(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+}
+
+/// Mostly what tools could say, and sometimes anything under any name.
 fn schemas() -> impl Strategy<Value = Value> {
-    let word = prop::sample::select(vec![
-        "$schema",
+    let plain = vec![
         "$ref",
-        "$defs",
         "type",
-        "properties",
-        "required",
-        "items",
-        "prefixItems",
         "description",
         "title",
-        "enum",
         "const",
-        "anyOf",
-        "any_of",
-        "oneOf",
-        "allOf",
         "default",
         "example",
-        "examples",
         "format",
         "pattern",
         "minLength",
@@ -251,50 +272,54 @@ fn schemas() -> impl Strategy<Value = Value> {
         "maxItems",
         "minProperties",
         "nullable",
-        "additionalProperties",
-        "propertyOrdering",
-        "property_ordering",
+        "$schema",
         "uniqueItems",
         "multipleOf",
-        "not",
-        "p",
-    ]);
-    let text = prop::sample::select(vec![
-        "string",
-        "INTEGER",
-        "number",
-        "boolean",
-        "array",
-        "object",
-        "null",
-        "file",
-        "#",
-        "#/$defs",
-        "#/$defs/p",
-        "#/properties/p",
-        "#/items",
-        "p",
-        "",
-    ]);
-    let leaf = prop_oneof![
-        text.prop_map(Value::from),
-        any::<bool>().prop_map(Value::from),
-        any::<i64>().prop_map(Value::from),
-        any::<f64>().prop_map(Value::from),
-        Just(Value::Null),
     ];
-    leaf.prop_recursive(6, 64, 6, move |inner| {
-        prop_oneof![
-            1 => prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            3 => prop::collection::btree_map(word.clone().prop_map(str::to_owned), inner, 0..6)
-                .prop_map(|map| Value::Object(map.into_iter().collect())),
-        ]
+    let lists = vec![
+        "type",
+        "enum",
+        "required",
+        "examples",
+        "propertyOrdering",
+        "property_ordering",
+        "anyOf",
+        "any_of",
+        "oneOf",
+        "allOf",
+        "prefixItems",
+        "items",
+    ];
+    let inner =
+        vec!["items", "additionalProperties", "additional_properties", "not", "default", "const", "$defs"];
+    let select = prop::sample::select::<&'static str>;
+    let field = (select(plain.clone()), leaves());
+    prop::collection::vec(field, 0..4).prop_map(object).prop_recursive(5, 64, 6, move |below| {
+        let either = prop_oneof![below.clone(), leaves()];
+        let several = prop::collection::vec(either.clone(), 0..4).prop_map(Value::from);
+        let named =
+            prop::collection::vec((select(vec!["p", "q", "$ref"]), either.clone()), 0..4).prop_map(object);
+        let field = prop_oneof![
+            3 => (select(plain.clone()), leaves()),
+            3 => (select(lists.clone()), several.clone()),
+            2 => (select(inner.clone()), below),
+            3 => (select(vec!["properties", "$defs"]), named),
+            1 => (select([&plain[..], &lists, &inner].concat()), prop_oneof![either, several]),
+        ];
+        prop::collection::vec(field, 0..6).prop_map(object)
+    })
+}
+
+/// Of parameters: with something to refer to, and of an object.
+fn parameters() -> impl Strategy<Value = Value> {
+    (schemas(), schemas(), schemas()).prop_map(|(outer, p, q)| {
+        json!({"type": "object", "allOf": [outer], "properties": {"p": p, "r": q}, "$defs": {"p": p, "q": q}})
     })
 }
 
 proptest! {
     #[test]
-    fn whatever_a_tool_says_is_taken_once_converted(full in schemas()) {
+    fn whatever_a_tool_says_is_taken_once_converted(full in prop_oneof![1 => schemas(), 3 => parameters()]) {
         let schema = for_asker(&full);
         prop_assert_eq!(is_taken(&schema), Ok(()));
         prop_assert_eq!(&schema["type"], "object");
@@ -302,7 +327,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_converted_stays_taken(full in schemas()) {
+    fn what_was_converted_stays_taken(full in parameters()) {
         prop_assert_eq!(is_taken(&for_asker(&for_asker(&full))), Ok(()));
     }
 }
