@@ -12,8 +12,11 @@ use base64::{
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// The most values in a message. Parsed, each takes many times the room of its text: `0,` becomes 32 bytes.
-pub(super) const MOST_VALUES: usize = 1 << 18;
+/// The most room that the values of a message may take, without their texts: `{"a":0}` has seven bytes and takes hundreds.
+const MOST_ROOM: usize = 32 << 20;
+/// At most so much each: a value with its key, in lists that may have grown to twice what they hold; a table of a few keys.
+const ROOM_OF_VALUE: usize = 192;
+const ROOM_OF_OBJECT: usize = 640;
 
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
@@ -33,8 +36,8 @@ pub(super) fn parse(payload: &[u8], largest: usize) -> Result<Fields, Refusal> {
     if payload.len() > largest {
         return Err(invalid(format!("the message has {} bytes; it may have {largest}", payload.len())));
     }
-    if most_values(payload) > MOST_VALUES {
-        return Err(invalid(format!("the message has more than {MOST_VALUES} values")));
+    if room(payload) > MOST_ROOM {
+        return Err(invalid(format!("the message has more values than fit into {MOST_ROOM} bytes")));
     }
     match serde_json::from_slice(payload) {
         Ok(Value::Object(map)) => Ok(Fields { map, within: "" }),
@@ -43,19 +46,20 @@ pub(super) fn parse(payload: &[u8], largest: usize) -> Result<Fields, Refusal> {
     }
 }
 
-/// At least as many as a text has: each but the first follows an opening bracket or a comma, outside of strings.
-fn most_values(text: &[u8]) -> usize {
-    let (mut values, mut is_text, mut is_escaped) = (1, false, false);
+/// What the values of a text take at most: each but the first follows an opening bracket or a comma, outside of strings.
+fn room(text: &[u8]) -> usize {
+    let (mut room, mut is_text, mut is_escaped) = (0_usize, false, false);
     for byte in text {
         match byte {
             _ if is_escaped => is_escaped = false,
             b'\\' => is_escaped = is_text,
             b'"' => is_text = !is_text,
-            b',' | b'[' | b'{' if !is_text => values += 1,
+            b'{' if !is_text => room = room.saturating_add(ROOM_OF_OBJECT),
+            b',' | b'[' if !is_text => room = room.saturating_add(ROOM_OF_VALUE),
             _ => {}
         }
     }
-    values
+    room
 }
 
 impl Fields {
@@ -199,12 +203,15 @@ mod tests {
 
     #[test]
     fn too_many_values_are_refused_before_they_are_parsed() {
-        let of = |count: usize| format!("{{\"a\":[{}0]}}", "0,".repeat(count - 1)).into_bytes();
-        assert!(parse(&of(MOST_VALUES - 3), usize::MAX).is_ok());
-        let refused = parse(&of(MOST_VALUES), usize::MAX).err().unwrap();
-        assert_eq!(refused.message, "the message has more than 262144 values");
+        let numbers = |count: usize| format!("{{\"a\":[{}0]}}", "0,".repeat(count - 1)).into_bytes();
+        assert!(parse(&numbers(174_759), usize::MAX).is_ok());
+        let refused = parse(&numbers(174_760), usize::MAX).err().unwrap();
+        assert_eq!(refused.message, "the message has more values than fit into 33554432 bytes");
+        let objects = |count: usize| format!("{{\"a\":[{}0]}}", "{\"b\":0},".repeat(count)).into_bytes();
+        assert!(parse(&objects(40_000), usize::MAX).is_ok());
+        assert!(parse(&objects(41_000), usize::MAX).is_err());
         // Commas of texts are none.
-        let text = format!("{{\"a\":\"{}\"}}", ",\\\",[{".repeat(MOST_VALUES));
+        let text = format!("{{\"a\":\"{}\"}}", ",\\\",[{".repeat(300_000));
         assert!(parse(text.as_bytes(), usize::MAX).is_ok());
     }
 
@@ -224,10 +231,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn at_least_as_many_values_are_counted_as_there_are(text in "[\\[\\]{},:\"\\\\a0 ]{0,24}") {
+        fn no_value_is_overlooked(text in "(\\[|\\]|\\{|\\}|,|:|0|\"a\":|\"\\\\\\\\\"|\"\\\\\"\"| ){0,9}") {
             if let Ok(value) = serde_json::from_str::<Value>(&text) {
-                prop_assert!(values(&value) <= most_values(text.as_bytes()));
+                prop_assert!((values(&value) - 1) * ROOM_OF_VALUE <= room(text.as_bytes()), "{}", text);
             }
+        }
+
+        #[test]
+        fn no_value_of_a_document_is_overlooked(texts in prop::collection::vec(".{0,9}", 0..9)) {
+            let value = json!([{"a": texts}, texts, {}, [[], 1.5, null, texts]]);
+            prop_assert!((values(&value) - 1) * ROOM_OF_VALUE <= room(value.to_string().as_bytes()));
         }
 
         #[test]
