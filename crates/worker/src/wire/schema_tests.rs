@@ -118,6 +118,11 @@ fn what_is_refused_is_left_out_or_said_otherwise() {
             json!({"type":"object","additionalProperties":{"type":"integer","const":1}}),
             json!({"type":"object","additionalProperties":{"type":"integer","description":"One of: 1"}}),
         ),
+        // Of two choices at once only one can be said.
+        (
+            json!({"type":["string","integer"],"oneOf":[{"minLength":1},{"minimum":1}]}),
+            json!({"anyOf":[{"minLength":1},{"minimum":1}]}),
+        ),
         (json!(true), json!({})),
         (json!([]), json!({})),
     ] {
