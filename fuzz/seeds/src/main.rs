@@ -48,6 +48,7 @@ fn main() -> io::Result<()> {
     write(&folder.join("trace"), traces())?;
     write(&folder.join("http"), exchanges())?;
     write(&folder.join("pkt"), pushes())?;
+    write(&folder.join("sam_wire"), mesh_messages())?;
     // Lines are lines: what the ledger writes is a journal, too.
     write(&folder.join("journal"), ledgers(folder)?)?;
     write(&folder.join("ledger"), ledgers(folder)?)
@@ -64,6 +65,31 @@ fn traces() -> Vec<Vec<u8>> {
         "2024-02-29t23:59:60.5-23:59",
     ];
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+/// As `targets/sam_wire.rs` reads them: a topic, NUL, properties, NUL, a payload.
+fn mesh_messages() -> Vec<Vec<u8>> {
+    let invoke = r#"{"jsonrpc":"2.0","id":"1","method":"sam_remote_tool/invoke","params":{"task_id":"1","tool_name":"t","args":{"a":[1]},
+        "tool_config":{},"app_name":"A","user_id":"u","session_id":"s","timeout_seconds":300,"sandbox_profile":"standard",
+        "preloaded_artifacts":{"p":{"filename":"f","content":"aGk=","mime_type":"text/plain","version":0,"metadata":{}}},
+        "artifact_references":{"p[0]":{"filename":"f","version":null}}}}"#;
+    let question = r#"{"jsonrpc":"2.0","id":"1","method":"sam_remote_tool/init_request","params":{"tool_name":"t","tool_config":{}}}"#;
+    let schema = r##"{"$ref":"#/$defs/A","$defs":{"A":{"type":["object","null"],"required":["a"],"properties":{"a":{"oneOf":[
+        {"type":"integer","exclusiveMinimum":0},{"const":null}]},"b":{"items":[{"enum":[1,"x"]}],"examples":[1]},"c":{"$ref":"#/$defs/A"}}}}}"##;
+    let all = "replyTo=n/a2a/v1/sam_remote_tool/response/A/1\nstatusTo=n/a2a/v1/sam_remote_tool/status/A/1\n\
+               clientId=A\ntimestamp=1763170145210\ntraceId=0198c5d2\na2aUserConfig={}";
+    let messages: [(&str, &str, &str); 7] = [
+        ("invoke/t", all, invoke),
+        ("invoke/t", "", invoke),
+        ("n/a2a/v1/sam_remote_tool/init_request/t", all, question),
+        ("init/t", all, question),
+        ("cancel/1", "n/a2a/v1/*/cancel/>", ""),
+        ("n/a2a/v1/discovery/agentcards", "n/a2a/v1/discovery/>", schema),
+        ("invoke/t", "replyTo=elsewhere\na2aStatusTopic=x", "{"),
+    ];
+    let joined =
+        messages.iter().map(|(topic, properties, payload)| format!("{topic}\0{properties}\0{payload}"));
+    joined.map(String::into_bytes).collect()
 }
 
 /// As `targets/diff.rs` reads them: a text, NUL, a diff.

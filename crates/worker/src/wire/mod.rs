@@ -2,6 +2,8 @@
 
 pub mod answer;
 pub mod code;
+mod fields;
+mod reply;
 pub mod request;
 pub mod schema;
 pub mod topic;
