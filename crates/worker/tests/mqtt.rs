@@ -1,7 +1,7 @@
 //! The MQTT transport against the real mosquitto, which each test starts for itself.
 
 use bytes::Bytes;
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use std::{
     collections::BTreeSet,
     fs,
@@ -27,7 +27,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 struct Mosquitto {
     child: Child,
-    folder: PathBuf,
+    folder: Folder,
     port: u16,
     config: String,
 }
@@ -42,26 +42,43 @@ fn program(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is missing: install the package `mosquitto`"))
 }
 
-fn folder() -> PathBuf {
+/// Gone with the value.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+impl std::ops::Deref for Folder {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+fn folder() -> Folder {
     let mut random = [0; 8];
     fs::File::open("/dev/urandom").unwrap().read_exact(&mut random).unwrap();
     let folder = std::env::temp_dir().join(format!("airlock-mqtt-{:016x}", u64::from_be_bytes(random)));
     fs::create_dir(&folder).unwrap();
-    folder
+    Folder(folder)
 }
 
 impl Mosquitto {
     fn start() -> Mosquitto {
-        Mosquitto::start_with(&folder(), "allow_anonymous true\n")
+        Mosquitto::start_with(folder(), "allow_anonymous true\n")
     }
 
     /// `more` goes behind the listener.
-    fn start_with(folder: &Path, more: &str) -> Mosquitto {
+    fn start_with(folder: Folder, more: &str) -> Mosquitto {
         let port = free_port();
         let config = format!(
             "listener {port} 127.0.0.1\nuser root\npersistence false\nlog_dest stderr\nlog_type all\n{more}"
         );
-        Mosquitto { child: run(folder, &config), folder: folder.to_owned(), port, config }
+        Mosquitto { child: run(&folder, &config), folder, port, config }
     }
 
     fn kill(&mut self) {
@@ -107,7 +124,6 @@ fn run(folder: &Path, config: &str) -> Child {
 impl Drop for Mosquitto {
     fn drop(&mut self) {
         self.kill();
-        fs::remove_dir_all(&self.folder).unwrap();
     }
 }
 
@@ -203,7 +219,9 @@ async fn linked(settings: Settings, patterns: &[(&str, bool)]) -> Link {
 
 async fn connected(link: &mut Link) {
     let wait = link.state.wait_for(|state| *state == LinkState::Connected);
-    tokio::time::timeout(LONG, wait).await.expect("it connects").expect("the link is there");
+    if tokio::time::timeout(LONG, wait).await.is_err() {
+        panic!("it does not connect: {:?}", *link.state.borrow());
+    }
 }
 
 /// Why it is not connected: waits until it says so.
@@ -443,7 +461,7 @@ async fn a_password_that_is_wrong_is_named_and_tried_again_as_often_as_wished() 
     let mut makes = Command::new(program("mosquitto_passwd"));
     assert!(makes.arg("-b").arg("-c").arg(&passwords).args(["ana", "right"]).status().unwrap().success());
     let config = format!("allow_anonymous false\npassword_file {}\n", passwords.display());
-    let broker = Mosquitto::start_with(&folder, &config);
+    let broker = Mosquitto::start_with(folder, &config);
     let with = |password: &'static str, speaks| {
         let credentials = Credentials { user: "ana".to_owned(), password: Some(password.into()) };
         Settings { credentials: Some(credentials), speaks, ..broker.settings("worker") }
@@ -463,10 +481,10 @@ async fn a_password_that_is_wrong_is_named_and_tried_again_as_often_as_wished() 
 
 #[tokio::test]
 async fn messages_that_are_too_large_are_refused_or_passed_over_and_cost_nobody_the_connection() {
-    let broker = Mosquitto::start_with(&folder(), "allow_anonymous true\nmax_packet_size 100000\n");
+    let broker = Mosquitto::start_with(folder(), "allow_anonymous true\nmax_packet_size 100000\n");
     let agent = linked(broker.settings("agent"), &[]).await;
     let refused = publish(&agent, message("ns/x", vec![0; 100_000])).await.unwrap_err();
-    assert_eq!(refused.0, "a packet of 100011 bytes is too large: the broker takes 100000");
+    assert_eq!(refused.0, "a packet of 100013 bytes is too large: the broker takes 100000");
     publish(&agent, message("ns/x", vec![0; 99_000])).await.unwrap();
     for speaks in [Speaks::Five, Speaks::Three] {
         let wire = Wire::to(broker.port).await;
@@ -510,6 +528,7 @@ async fn what_was_retained_before_we_came_is_not_done() {
 fn certificates(folder: &Path) {
     let authority_key = KeyPair::generate().unwrap();
     let mut authority = CertificateParams::new(Vec::new()).unwrap();
+    authority.distinguished_name.push(DnType::CommonName, "the authority of a test");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let made = authority.self_signed(&authority_key).unwrap();
     fs::create_dir(folder.join("trusted")).unwrap();
@@ -522,6 +541,7 @@ fn certificates(folder: &Path) {
         let key = KeyPair::generate().unwrap();
         let mut leaf =
             CertificateParams::new(vec!["127.0.0.1".to_owned(), "broker.test".to_owned()]).unwrap();
+        leaf.distinguished_name.push(DnType::CommonName, name);
         leaf.extended_key_usages = vec![purpose];
         fs::write(folder.join(format!("{name}.pem")), leaf.signed_by(&key, &issuer).unwrap().pem()).unwrap();
         fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
@@ -533,14 +553,18 @@ async fn tls_proves_the_broker_to_us_and_us_to_the_broker() {
     let (ours, theirs) = (folder(), folder());
     certificates(&ours);
     certificates(&theirs);
-    let at = |path: &str| theirs.join(path);
+    let at = {
+        let theirs = theirs.to_owned();
+        move |path: &str| theirs.join(path)
+    };
     let config = format!(
         "allow_anonymous true\nrequire_certificate true\ncafile {}\ncertfile {}\nkeyfile {}\n",
         at("trusted/authority.pem").display(),
         at("server.pem").display(),
         at("server.key").display()
     );
-    let broker = Mosquitto::start_with(&theirs, &config);
+    let broker = Mosquitto::start_with(theirs, &config);
+    let theirs = &*broker.folder;
     let certificate = |folder: &Path| {
         Some(Certificate { chain: folder.join("client.pem"), key: folder.join("client.key") })
     };
@@ -551,19 +575,19 @@ async fn tls_proves_the_broker_to_us_and_us_to_the_broker() {
     };
     let (file, trusted) = (Trust::Store(at("trusted/authority.pem")), Trust::Store(at("trusted")));
     for good in [
-        with(file.clone(), certificate(&theirs), None),
-        with(trusted.clone(), certificate(&theirs), Some("broker.test")),
+        with(file.clone(), certificate(theirs), None),
+        with(trusted.clone(), certificate(theirs), Some("broker.test")),
     ] {
         let mut worker = linked(good, &[("ns/>", false)]).await;
         publish(&worker, message("ns/x", vec![b'x'; 300_000])).await.unwrap();
         assert_eq!(arrives(&mut worker).await.payload.len(), 300_000);
     }
     let connect = async |settings| Mqtt::new(settings).unwrap().connect().await.unwrap_err();
-    let wrong_name = connect(with(file.clone(), certificate(&theirs), Some("other.test"))).await;
+    let wrong_name = connect(with(file.clone(), certificate(theirs), Some("other.test"))).await;
     assert!(wrong_name.message.contains("not valid for name"), "{wrong_name}");
-    let stranger = connect(with(Trust::Store(ours.join("trusted")), certificate(&theirs), None)).await;
+    let stranger = connect(with(Trust::Store(ours.join("trusted")), certificate(theirs), None)).await;
     assert!(stranger.message.contains("cannot agree on TLS"), "{stranger}");
-    let by_platform = connect(with(Trust::Platform, certificate(&theirs), None)).await;
+    let by_platform = connect(with(Trust::Platform, certificate(theirs), None)).await;
     assert!(by_platform.message.contains("cannot agree on TLS"), "{by_platform}");
     for bad in [None, certificate(&ours)] {
         let unknown = connect(with(file.clone(), bad, None)).await;
@@ -572,7 +596,6 @@ async fn tls_proves_the_broker_to_us_and_us_to_the_broker() {
     let missing = with(Trust::Store(at("nowhere")), None, None);
     let missing = Mqtt::new(missing).unwrap_err();
     assert!(missing.is_final && missing.message.contains("nowhere"), "{missing}");
-    fs::remove_dir_all(ours).unwrap();
 }
 
 /// A broker that says what a test wants: reads one greeting per connection and gives one answer.
@@ -619,9 +642,11 @@ async fn a_broker_that_does_not_know_version_5_is_asked_in_3_1_1() {
 
 #[tokio::test]
 async fn what_is_no_broker_is_told_so() {
+    const HTTP: &[u8] =
+        b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n";
     const ANSWERS: &[(&str, &[&[u8]])] = &[
         ("there is no such packet", &[b"\x00\x00"]),
-        ("does not speak MQTT as it should", &[b"HTTP/1.1 400 Bad Request\r\n\r\n"]),
+        ("does not speak MQTT as it should", &[HTTP]),
         ("without an answer", &[b""]),
         ("something else", &[b"\xd0\x00"]),
         ("larger than we take", &[b"\x20\xff\xff\xff\x7f"]),

@@ -319,3 +319,7 @@ async fn farewell(stream: &mut Box<dyn Stream>, last: &mut BytesMut) -> io::Resu
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;
