@@ -87,7 +87,8 @@ enum Order {
 /// A link to a broker: what comes by it.
 #[derive(Debug)]
 pub struct Link {
-    /// Messages, in their order.
+    /// Messages, in their order. Whoever takes them must not wait for anything of the link meanwhile: while they are full, the
+    /// broker's answers are not read.
     pub arrived: mpsc::Receiver<Arrived>,
     /// How it stands.
     pub state: watch::Receiver<LinkState>,

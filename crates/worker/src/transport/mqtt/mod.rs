@@ -83,7 +83,8 @@ impl fmt::Debug for Credentials {
 pub enum ClientId {
     /// Exactly so. Only one client can be connected at a time; its session outlives the worker.
     Exactly(String),
-    /// So, with an end that nobody else has. Its session ends with the worker.
+    /// So, with an end that nobody else has. Its session ends with the worker; in 3.1.1, where sessions do not expire, already
+    /// with the connection.
     Unique(String),
 }
 
@@ -268,7 +269,12 @@ impl Connector for Mqtt {
 
     fn address(&self) -> String {
         let scheme = if self.settings.tls.is_some() { "mqtts" } else { "mqtt" };
-        format!("{scheme}://{}:{}", self.settings.host, self.settings.port)
+        let (host, port) = (&self.settings.host, self.settings.port);
+        if host.contains(':') {
+            format!("{scheme}://[{host}]:{port}")
+        } else {
+            format!("{scheme}://{host}:{port}")
+        }
     }
 
     async fn connect(&mut self) -> Result<Client, Trouble> {

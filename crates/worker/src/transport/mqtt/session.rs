@@ -212,6 +212,9 @@ impl Session {
                 self.published(&answer);
                 Ok(())
             }
+            Packet::SubscribeAnswer(answer) if answer.reasons.len() != 1 => {
+                Err(again("the broker answers another question about subscriptions than it was asked"))
+            }
             Packet::SubscribeAnswer(answer) => self.answered(&answer, "lets us not listen to"),
             Packet::UnsubscribeAnswer(answer) => self.answered(&answer, "lets us not stop to listen to"),
             Packet::PingAnswer => Ok(()),

@@ -17,8 +17,11 @@ fn bytes() -> impl Strategy<Value = Bytes> {
     vec(any::<u8>(), 0..40).prop_map(Bytes::from)
 }
 
+/// A property that stands once, and how its value is made of a number.
+type Single = (u8, fn(u32) -> Value);
+
 /// Of each kind of value one that may stand there, and any number of pairs.
-fn extras(singles: &'static [(u8, fn(u32) -> Value)]) -> impl Strategy<Value = Extras> {
+fn extras(singles: &'static [Single]) -> impl Strategy<Value = Extras> {
     let pairs = vec((text(), text()), 0..4);
     (vec(option::of(1_u32..60_000), singles.len()), pairs).prop_map(move |(numbers, pairs)| {
         let singles = numbers.into_iter().zip(singles);
