@@ -38,8 +38,16 @@ struct Mosquitto {
     config: String,
 }
 
+fn random() -> u64 {
+    let mut random = [0; 8];
+    fs::File::open("/dev/urandom").unwrap().read_exact(&mut random).unwrap();
+    u64::from_be_bytes(random)
+}
+
+/// Not one of those that the system gives to clients: a broker that was killed must find it free again.
 fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+    let mut ports = std::iter::repeat_with(|| 20_000 + (random() % 10_000) as u16);
+    ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).unwrap()
 }
 
 fn program(name: &str) -> PathBuf {
@@ -66,9 +74,7 @@ impl std::ops::Deref for Folder {
 }
 
 fn folder() -> Folder {
-    let mut random = [0; 8];
-    fs::File::open("/dev/urandom").unwrap().read_exact(&mut random).unwrap();
-    let folder = std::env::temp_dir().join(format!("airlock-mqtt-{:016x}", u64::from_be_bytes(random)));
+    let folder = std::env::temp_dir().join(format!("airlock-mqtt-{:016x}", random()));
     fs::create_dir(&folder).unwrap();
     Folder(folder)
 }

@@ -32,6 +32,8 @@ use tokio_rustls::TlsConnector;
 
 /// Before a broker has let us in it has little to say.
 const LARGEST_GREETING: usize = 64 << 10;
+/// Whatever the settings say: moments beyond the end of time cannot be counted.
+const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A broker, and how we want to speak with it.
 #[derive(Clone, Debug)]
@@ -260,7 +262,8 @@ impl Mqtt {
         let keep_alive =
             theirs.map_or(self.settings.keep_alive, |theirs| theirs.min(self.settings.keep_alive));
         // Half of it, so that a ping that is late is still in time.
-        Times { quiet: (keep_alive / 2).max(Duration::from_millis(500)), answer: self.settings.answer_within }
+        let quiet = (keep_alive / 2).clamp(Duration::from_millis(500), LONGEST_WAIT);
+        Times { quiet, answer: self.settings.answer_within.min(LONGEST_WAIT) }
     }
 }
 
