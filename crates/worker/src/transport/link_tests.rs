@@ -102,7 +102,9 @@ impl Broker {
     }
 
     async fn did(&mut self) -> Did {
-        self.did.recv().await.expect("the connection is there")
+        // When all wait for ever, time moves on to this.
+        let did = tokio::time::timeout(Duration::from_secs(3600), self.did.recv()).await;
+        did.expect("something is done").expect("the connection is there")
     }
 }
 
@@ -152,7 +154,9 @@ impl World {
     }
 
     async fn until(&mut self, wanted: LinkState) {
-        self.link.state.wait_for(|state| *state == wanted).await.expect("the link is there");
+        let wait = self.link.state.wait_for(|state| *state == wanted);
+        let reached = tokio::time::timeout(Duration::from_secs(3600), wait).await;
+        reached.expect("it comes to that").expect("the link is there");
     }
 
     async fn connected(&mut self) {
