@@ -49,6 +49,7 @@ fn main() -> io::Result<()> {
     write(&folder.join("http"), exchanges())?;
     write(&folder.join("pkt"), pushes())?;
     write(&folder.join("sam_wire"), mesh_messages())?;
+    write(&folder.join("mqtt"), packets())?;
     // Lines are lines: what the ledger writes is a journal, too.
     write(&folder.join("journal"), ledgers(folder)?)?;
     write(&folder.join("ledger"), ledgers(folder)?)
@@ -138,6 +139,23 @@ fn events() -> Vec<Vec<u8>> {
         b"event: x\n\ndata: lonely\n\xff\n",
     ];
     streams.iter().map(|stream| [b"\x09", *stream].concat()).collect()
+}
+
+/// As `targets/mqtt.rs` reads them: version and where they are cut, and what brokers send.
+fn packets() -> Vec<Vec<u8>> {
+    let streams: [&[u8]; 10] = [
+        b"\x05\x20\x12\x01\x00\x0f\x21\x00\x14\x24\x01\x27\x00\x01\x86\xa0\x2a\x01\x13\x00\x3c",
+        b"\x05\x20\x0b\x00\x87\x08\x1f\x00\x05sorry\x20\x02\x00\x01",
+        b"\x15\x90\x04\x00\x01\x00\x01\xd0\x00\xb0\x04\x00\x02\x00\x00",
+        b"\x25\x32\x1a\x00\x03a/b\x00\x09\x0a\x26\x00\x02to\x00\x03x/y{\"id\":1}",
+        b"\x05\x30\x13\x00\x01a\x0e\x01\x01\x02\x00\x00\x00\x09\x0b\x81\x01\x09\x00\x01z!",
+        b"\x05\x40\x02\x00\x01\x40\x03\x00\x02\x10\xe0\x01\x8e",
+        b"\x04\x20\x02\x00\x00\x90\x03\x00\x01\x01\x30\x07\x00\x03a/bhi\x32\x06\x00\x01a\x00\x07!",
+        b"\x05\x10\x14\x00\x04MQTT\x05\xc2\x00\x1e\x00\x00\x01w\x00\x01u\x00\x01p",
+        b"\x05\x82\x09\x00\x01\x00\x00\x03a/#\x21\xa2\x08\x00\x02\x00\x00\x03a/#",
+        b"\x05\x32\x80\x80\x40\x00\x01a\x00\x05\x00too large",
+    ];
+    streams.iter().map(|stream| stream.to_vec()).collect()
 }
 
 /// As `targets/pkt.rs` reads them: where they are cut, and what git sends.

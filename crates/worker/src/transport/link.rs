@@ -8,14 +8,20 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{
+        mpsc::{self, error::TrySendError},
+        oneshot, watch,
+    },
     task::JoinHandle,
 };
 
-/// Messages that came and wait to be taken; then the connection is not read any more.
-const MOST_ARRIVED: usize = 256;
+/// Messages that came and wait to be taken; then the connection is not read any more. Few, because each may be large, and
+/// because whoever takes them must do so at once: answers of the broker wait behind them.
+const MOST_ARRIVED: usize = 16;
 /// Orders that wait for the connection.
 const MOST_ORDERS: usize = 1024;
+/// Messages that the broker has not confirmed; then no order is taken until it has.
+const MOST_UNCONFIRMED: usize = 1024;
 
 /// How often it is tried to connect, and how long is waited between two tries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +87,8 @@ enum Order {
 /// A link to a broker: what comes by it.
 #[derive(Debug)]
 pub struct Link {
-    /// Messages, in their order.
+    /// Messages, in their order. Whoever takes them must not wait for anything of the link meanwhile: while they are full, the
+    /// broker's answers are not read.
     pub arrived: mpsc::Receiver<Arrived>,
     /// How it stands.
     pub state: watch::Receiver<LinkState>,
@@ -141,6 +148,7 @@ impl Link {
             taken,
             arrives,
             states,
+            waiting: None,
             unconfirmed: BTreeMap::new(),
             last: 0,
             connections: 0,
@@ -156,6 +164,8 @@ struct Keeper {
     taken: mpsc::Receiver<Order>,
     arrives: mpsc::Sender<Arrived>,
     states: watch::Sender<LinkState>,
+    /// One for which there is no room yet.
+    waiting: Option<Arrived>,
     /// By number, so that they are sent again in their order.
     unconfirmed: BTreeMap<u64, (Outgoing, oneshot::Sender<Result<(), String>>)>,
     last: u64,
@@ -169,25 +179,27 @@ enum End {
     Unused,
 }
 
+/// What happened at a connection.
+enum Heard {
+    Event(Event),
+    /// There is room for a message that came.
+    Room,
+}
+
 impl Keeper {
     async fn run<C: Connector>(mut self, mut connector: C) {
         let mut failures = 0;
         loop {
+            let before = self.connections;
             let trouble = match connector.connect().await {
-                Ok(connection) => {
-                    let before = self.connections;
-                    match self.serve(connection).await {
-                        End::Unused => return,
-                        End::Trouble(trouble) => {
-                            // One that subscribed was good: the tries begin anew.
-                            failures = if self.connections > before { 0 } else { failures };
-                            trouble
-                        }
-                    }
-                }
+                Ok(connection) => match self.serve(connection).await {
+                    End::Unused => return,
+                    End::Trouble(trouble) => trouble,
+                },
                 Err(trouble) => trouble,
             };
-            failures += 1;
+            // One that subscribed was good: the tries begin anew.
+            failures = if self.connections > before { 0 } else { failures + 1 };
             let is_over = trouble.is_final || (self.patience.tries != 0 && failures >= self.patience.tries);
             let why = format!("{}: {trouble}", connector.address());
             if is_over {
@@ -210,13 +222,19 @@ impl Keeper {
         self.connections += 1;
         self.states.send_replace(LinkState::Connected);
         loop {
+            let is_full = self.waiting.is_some();
+            let may_order = self.unconfirmed.len() < MOST_UNCONFIRMED;
+            // Neither goes before the other: a flood of orders would hide that the broker is gone, a flood of messages would
+            // keep the orders waiting that settle them.
             let done = tokio::select! {
-                // What is read is passed on first, or a flood of orders would hide that the broker is gone.
-                event = connection.next() => match event {
-                    Ok(event) => self.heard(event).await,
-                    Err(trouble) => return End::Trouble(trouble),
+                heard = listen(&mut connection, &self.arrives, is_full) => match heard {
+                    Ok(heard) => {
+                        self.heard(heard);
+                        Ok(())
+                    }
+                    Err(trouble) => Err(trouble),
                 },
-                order = self.taken.recv() => match order {
+                order = self.taken.recv(), if may_order => match order {
                     Some(order) => self.carry_out(order, &mut connection).await,
                     None => {
                         connection.close().await;
@@ -240,18 +258,25 @@ impl Keeper {
         Ok(())
     }
 
-    async fn heard(&mut self, event: Event) -> Result<(), Trouble> {
-        match event {
-            Event::Message { tag, topic, payload, properties } => {
-                let Some(orders) = self.orders.upgrade() else { return Ok(()) };
+    fn heard(&mut self, heard: Heard) {
+        match heard {
+            Heard::Event(Event::Message { tag, topic, payload, properties }) => {
+                let Some(orders) = self.orders.upgrade() else { return };
                 let receipt = Receipt { of: tag.map(|tag| (self.connections, tag)), orders };
-                // Nobody reads any more: it will come again to whoever does.
-                _ = self.arrives.send(Arrived { topic, payload, properties, receipt }).await;
+                self.hand_over(Arrived { topic, payload, properties, receipt });
             }
-            Event::Confirmed(number) => self.conclude(number, Ok(())),
-            Event::Refused(number, why) => self.conclude(number, Err(why)),
+            Heard::Event(Event::Confirmed(number)) => self.conclude(number, Ok(())),
+            Heard::Event(Event::Refused(number, why)) => self.conclude(number, Err(why)),
+            Heard::Room => _ = self.waiting.take().map(|arrived| self.hand_over(arrived)),
         }
-        Ok(())
+    }
+
+    fn hand_over(&mut self, arrived: Arrived) {
+        match self.arrives.try_send(arrived) {
+            // Nobody reads any more: it will come again to whoever does.
+            Ok(()) | Err(TrySendError::Closed(_)) => {}
+            Err(TrySendError::Full(arrived)) => self.waiting = Some(arrived),
+        }
     }
 
     fn conclude(&mut self, number: u64, how: Result<(), String>) {
@@ -283,3 +308,23 @@ impl Keeper {
         }
     }
 }
+
+/// While a message waits nothing is read, so that what comes is held back by the broker; orders are still carried out, and the
+/// connection is kept alive.
+async fn listen<C: Connection>(
+    connection: &mut C,
+    arrives: &mpsc::Sender<Arrived>,
+    is_full: bool,
+) -> Result<Heard, Trouble> {
+    if !is_full {
+        return connection.next().await.map(Heard::Event);
+    }
+    tokio::select! {
+        trouble = connection.idle() => Err(trouble),
+        _ = arrives.reserve() => Ok(Heard::Room),
+    }
+}
+
+#[cfg(test)]
+#[path = "link_tests.rs"]
+mod tests;

@@ -9,6 +9,7 @@
 pub mod dev;
 pub mod lines;
 mod link;
+pub mod mqtt;
 
 pub use link::{Arrived, Gone, Link, LinkState, Patience, Reach, Receipt};
 
@@ -79,14 +80,20 @@ pub trait Connector: Send + 'static {
     /// The broker's address, for messages: without credentials.
     fn address(&self) -> String;
 
-    /// One try. `attempt` counts from 1.
+    /// One try.
     fn connect(&mut self) -> impl Future<Output = Result<Self::Connection, Trouble>> + Send;
 }
 
-/// One connection. Nothing here waits for the broker but [`Connection::next`].
+/// One connection. Nothing here waits for the broker but [`Connection::next`] and [`Connection::subscribe`].
 pub trait Connection: Send {
     /// What comes next. May be dropped at any point without losing anything.
     fn next(&mut self) -> impl Future<Output = Result<Event, Trouble>> + Send;
+
+    /// What it must do to stay alive while nobody has room for what comes next; ends in trouble only. May be dropped at any
+    /// point.
+    fn idle(&mut self) -> impl Future<Output = Trouble> + Send {
+        std::future::pending()
+    }
 
     /// Listens to this, too; an error if the broker refuses.
     fn subscribe(&mut self, to: &Subscription) -> impl Future<Output = Result<(), Trouble>> + Send;
