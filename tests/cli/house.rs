@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Whom each room may use. `sandbox`, `doors` and `store` do not know each other; fronts reach boxes by the engine.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
     (
         "airlock",
         &[
@@ -23,6 +23,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
             "airlock-spec",
         ],
     ),
+    ("airlock-worker", &["airlock-spec"]),
     ("airlock-gateway", &["airlock-engine", "airlock-image", "airlock-store", "airlock-spec"]),
     ("airlock-bench", &["airlock-engine", "airlock-spec"]),
     // Programs of their own that measure ours from outside, and what they share.

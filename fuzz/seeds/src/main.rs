@@ -48,6 +48,8 @@ fn main() -> io::Result<()> {
     write(&folder.join("trace"), traces())?;
     write(&folder.join("http"), exchanges())?;
     write(&folder.join("pkt"), pushes())?;
+    write(&folder.join("sam_wire"), mesh_messages())?;
+    write(&folder.join("mqtt"), packets())?;
     // Lines are lines: what the ledger writes is a journal, too.
     write(&folder.join("journal"), ledgers(folder)?)?;
     write(&folder.join("ledger"), ledgers(folder)?)
@@ -64,6 +66,31 @@ fn traces() -> Vec<Vec<u8>> {
         "2024-02-29t23:59:60.5-23:59",
     ];
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+/// As `targets/sam_wire.rs` reads them: a topic, NUL, properties, NUL, a payload.
+fn mesh_messages() -> Vec<Vec<u8>> {
+    let invoke = r#"{"jsonrpc":"2.0","id":"1","method":"sam_remote_tool/invoke","params":{"task_id":"1","tool_name":"t","args":{"a":[1]},
+        "tool_config":{},"app_name":"A","user_id":"u","session_id":"s","timeout_seconds":300,"sandbox_profile":"standard",
+        "preloaded_artifacts":{"p":{"filename":"f","content":"aGk=","mime_type":"text/plain","version":0,"metadata":{}}},
+        "artifact_references":{"p[0]":{"filename":"f","version":null}}}}"#;
+    let question = r#"{"jsonrpc":"2.0","id":"1","method":"sam_remote_tool/init_request","params":{"tool_name":"t","tool_config":{}}}"#;
+    let schema = r##"{"$ref":"#/$defs/A","$defs":{"A":{"type":["object","null"],"required":["a"],"properties":{"a":{"oneOf":[
+        {"type":"integer","exclusiveMinimum":0},{"const":null}]},"b":{"items":[{"enum":[1,"x"]}],"examples":[1]},"c":{"$ref":"#/$defs/A"}}}}}"##;
+    let all = "replyTo=n/a2a/v1/sam_remote_tool/response/A/1\nstatusTo=n/a2a/v1/sam_remote_tool/status/A/1\n\
+               clientId=A\ntimestamp=1763170145210\ntraceId=0198c5d2\na2aUserConfig={}";
+    let messages: [(&str, &str, &str); 7] = [
+        ("invoke/t", all, invoke),
+        ("invoke/t", "", invoke),
+        ("n/a2a/v1/sam_remote_tool/init_request/t", all, question),
+        ("init/t", all, question),
+        ("cancel/1", "n/a2a/v1/*/cancel/>", ""),
+        ("n/a2a/v1/discovery/agentcards", "n/a2a/v1/discovery/>", schema),
+        ("invoke/t", "replyTo=elsewhere\na2aStatusTopic=x", "{"),
+    ];
+    let joined =
+        messages.iter().map(|(topic, properties, payload)| format!("{topic}\0{properties}\0{payload}"));
+    joined.map(String::into_bytes).collect()
 }
 
 /// As `targets/diff.rs` reads them: a text, NUL, a diff.
@@ -112,6 +139,23 @@ fn events() -> Vec<Vec<u8>> {
         b"event: x\n\ndata: lonely\n\xff\n",
     ];
     streams.iter().map(|stream| [b"\x09", *stream].concat()).collect()
+}
+
+/// As `targets/mqtt.rs` reads them: version and where they are cut, and what brokers send.
+fn packets() -> Vec<Vec<u8>> {
+    let streams: [&[u8]; 10] = [
+        b"\x05\x20\x12\x01\x00\x0f\x21\x00\x14\x24\x01\x27\x00\x01\x86\xa0\x2a\x01\x13\x00\x3c",
+        b"\x05\x20\x0b\x00\x87\x08\x1f\x00\x05sorry\x20\x02\x00\x01",
+        b"\x15\x90\x04\x00\x01\x00\x01\xd0\x00\xb0\x04\x00\x02\x00\x00",
+        b"\x25\x32\x1a\x00\x03a/b\x00\x09\x0a\x26\x00\x02to\x00\x03x/y{\"id\":1}",
+        b"\x05\x30\x13\x00\x01a\x0e\x01\x01\x02\x00\x00\x00\x09\x0b\x81\x01\x09\x00\x01z!",
+        b"\x05\x40\x02\x00\x01\x40\x03\x00\x02\x10\xe0\x01\x8e",
+        b"\x04\x20\x02\x00\x00\x90\x03\x00\x01\x01\x30\x07\x00\x03a/bhi\x32\x06\x00\x01a\x00\x07!",
+        b"\x05\x10\x14\x00\x04MQTT\x05\xc2\x00\x1e\x00\x00\x01w\x00\x01u\x00\x01p",
+        b"\x05\x82\x09\x00\x01\x00\x00\x03a/#\x21\xa2\x08\x00\x02\x00\x00\x03a/#",
+        b"\x05\x32\x80\x80\x40\x00\x01a\x00\x05\x00too large",
+    ];
+    streams.iter().map(|stream| stream.to_vec()).collect()
 }
 
 /// As `targets/pkt.rs` reads them: where they are cut, and what git sends.

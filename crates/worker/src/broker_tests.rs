@@ -1,0 +1,162 @@
+use super::serve;
+use crate::transport::{
+    Arrived, Link, LinkState, Outgoing, Patience, Properties, Subscription, dev::DevBroker,
+};
+use bytes::Bytes;
+use serde_json::{Value, json};
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+};
+
+async fn broker() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(serve(listener));
+    address
+}
+
+fn patience() -> Patience {
+    Patience { tries: 0, pause: Duration::from_millis(10) }
+}
+
+fn to(pattern: &str) -> Subscription {
+    Subscription { pattern: pattern.to_owned(), is_shared: false }
+}
+
+async fn link(address: SocketAddr, name: &str, patterns: &[&str]) -> Link {
+    let (client_id, queue) = (name.to_owned(), format!("q/{name}"));
+    let connector = DevBroker { address: address.to_string(), client_id, queue };
+    let subscriptions: BTreeSet<_> = patterns.iter().map(|pattern| to(pattern)).collect();
+    let mut link = Link::start(connector, subscriptions, patience());
+    link.state.wait_for(|state| *state == LinkState::Connected).await.unwrap();
+    link
+}
+
+fn message(topic: &str, payload: &Value) -> Outgoing {
+    let properties = Properties::from([
+        ("replyTo".to_owned(), "r/1".to_owned()),
+        ("timestamp".to_owned(), "1700000000000".to_owned()),
+    ]);
+    Outgoing { topic: topic.to_owned(), payload: Bytes::from(payload.to_string()), properties }
+}
+
+fn said(arrived: &Arrived) -> Value {
+    serde_json::from_slice(&arrived.payload).unwrap()
+}
+
+#[tokio::test]
+async fn what_is_sent_reaches_those_who_asked_for_it_and_nobody_else() {
+    let address = broker().await;
+    let mut one = link(address, "one", &["a/*/c", "z/>"]).await;
+    let mut two = link(address, "two", &["a/b/d"]).await;
+    two.reach.publish(message("a/b/c", &json!({"n": 1}))).await.unwrap();
+    let got = one.arrived.recv().await.unwrap();
+    assert_eq!((got.topic.as_str(), said(&got)), ("a/b/c", json!({"n": 1})));
+    assert_eq!(got.properties["replyTo"], "r/1");
+    assert_eq!(got.properties["timestamp"], "1700000000000");
+    // Had the first come to `two`, it would have come before this.
+    one.reach.publish(message("a/b/d", &json!({"n": 2}))).await.unwrap();
+    assert_eq!(said(&two.arrived.recv().await.unwrap()), json!({"n": 2}));
+    assert!(one.arrived.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn what_is_subscribed_later_comes_and_what_is_given_up_does_not() {
+    let address = broker().await;
+    let (mut one, two) = (link(address, "one", &["end"]).await, link(address, "two", &[]).await);
+    one.reach.subscribe(to("late/>")).await;
+    // A subscription tells nobody when it stands: what is sent until then is lost.
+    let got = loop {
+        two.reach.publish(message("late/x", &json!(1))).await.unwrap();
+        if let Ok(Some(got)) = tokio::time::timeout(Duration::from_millis(50), one.arrived.recv()).await {
+            break got;
+        }
+    };
+    assert_eq!(got.topic, "late/x");
+    one.reach.unsubscribe(to("late/>")).await;
+    loop {
+        while one.arrived.try_recv().is_ok() {}
+        two.reach.publish(message("late/x", &json!(2))).await.unwrap();
+        two.reach.publish(message("end", &json!(3))).await.unwrap();
+        if one.arrived.recv().await.unwrap().topic == "end" {
+            break;
+        }
+    }
+}
+
+/// A client by hand.
+struct ByHand(BufReader<TcpStream>);
+
+impl ByHand {
+    async fn new(address: SocketAddr) -> ByHand {
+        ByHand(BufReader::new(TcpStream::connect(address).await.unwrap()))
+    }
+
+    async fn ask(&mut self, line: &str) -> Value {
+        self.0.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+        let mut reply = String::new();
+        self.0.read_line(&mut reply).await.unwrap();
+        serde_json::from_str(&reply).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn the_dialect_is_spoken_as_it_is_described() {
+    let mut client = ByHand::new(broker().await).await;
+    assert_eq!(client.ask(r#"{"cmd":"RECEIVE"}"#).await["error_code"], "NOT_CONNECTED");
+    assert_eq!(client.ask("nonsense").await["error_code"], "INVALID_COMMAND");
+    let hello = r#"{"cmd":"CONNECT","client_id":"me","queue_name":"q","subscriptions":["a/>"]}"#;
+    assert_eq!(client.ask(hello).await, json!({"status": "OK", "client_id": "me"}));
+    let sent =
+        client.ask(r#"{"cmd":"PUBLISH","topic":"a/b","payload":{"x":1},"user_properties":{"t":5}}"#).await;
+    assert_eq!(sent["status"], "OK");
+    assert!(sent["message_id"].is_u64());
+    assert_eq!(
+        client.ask(r#"{"cmd":"RECEIVE","timeout_ms":1}"#).await,
+        json!({"status": "TIMEOUT"}),
+        "its own"
+    );
+    assert_eq!(
+        client.ask(r#"{"cmd":"PUBLISH","topic":"a/*","payload":1}"#).await["error_code"],
+        "PUBLISH_FAILED"
+    );
+    assert_eq!(
+        client.ask(r#"{"cmd":"SUBSCRIBE","topic_pattern":""}"#).await["error_code"],
+        "SUBSCRIBE_FAILED"
+    );
+    assert_eq!(client.ask(r#"{"cmd":"ACK","message_id":1}"#).await, json!({"status": "OK"}));
+    assert_eq!(client.ask(r#"{"cmd":"DISCONNECT"}"#).await, json!({"status": "OK"}));
+    let mut end = String::new();
+    assert_eq!(client.0.read_line(&mut end).await.unwrap(), 0, "and it is over");
+}
+
+#[tokio::test]
+async fn types_of_properties_are_kept() {
+    let address = broker().await;
+    let (mut one, mut two) = (ByHand::new(address).await, ByHand::new(address).await);
+    one.ask(r#"{"cmd":"CONNECT","client_id":"1","subscriptions":["a"]}"#).await;
+    two.ask(r#"{"cmd":"CONNECT","client_id":"2"}"#).await;
+    two.ask(r#"{"cmd":"PUBLISH","topic":"a","payload":[1.50],"user_properties":{"timestamp":5,"s":"5"}}"#)
+        .await;
+    let got = one.ask(r#"{"cmd":"RECEIVE","timeout_ms":60000}"#).await;
+    assert_eq!(got["message"]["user_properties"], json!({"timestamp": 5, "s": "5"}));
+    assert_eq!(got["message"]["payload"], json!([1.5]));
+}
+
+#[tokio::test]
+async fn who_does_not_take_what_comes_loses_it_and_is_told() {
+    let address = broker().await;
+    let (mut slow, mut fast) = (ByHand::new(address).await, ByHand::new(address).await);
+    slow.ask(r#"{"cmd":"CONNECT","client_id":"slow","subscriptions":["a"]}"#).await;
+    fast.ask(r#"{"cmd":"CONNECT","client_id":"fast"}"#).await;
+    for _ in 0..super::MOST_WAITING + 7 {
+        assert_eq!(fast.ask(r#"{"cmd":"PUBLISH","topic":"a","payload":0}"#).await["status"], "OK");
+    }
+    for _ in 0..super::MOST_WAITING {
+        assert_eq!(slow.ask(r#"{"cmd":"RECEIVE"}"#).await["status"], "OK");
+    }
+    let told = slow.ask(r#"{"cmd":"RECEIVE"}"#).await;
+    assert!(told["error_message"].as_str().unwrap().starts_with("7 messages were lost"), "{told}");
+}

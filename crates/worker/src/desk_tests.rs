@@ -1,0 +1,160 @@
+use super::*;
+
+const NOW: u64 = 1_000_000_000;
+
+fn desk(slots: usize, waiting: usize) -> Desk<()> {
+    Desk::new(Bounds { slots, waiting, waiting_bytes: 1000 })
+}
+
+fn ticket(id: &str) -> Ticket<()> {
+    Ticket {
+        id: id.to_owned(),
+        correlation: format!("c-{id}"),
+        sent_ms: NOW,
+        timeout: Duration::from_secs(5),
+        weight: 1,
+        what: (),
+    }
+}
+
+fn begin(desk: &mut Desk<()>, now: u64) -> Option<(String, Option<Duration>)> {
+    desk.next(now).map(|(ticket, time)| (ticket.id, time))
+}
+
+fn why(arrival: Arrival<()>) -> String {
+    match arrival {
+        Arrival::Refused((), refusal) => {
+            assert_eq!(refusal.code, Code::ResourceExhausted);
+            refusal.message
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn they_begin_in_their_order_and_never_more_than_there_are_slots() {
+    let mut desk = desk(2, 10);
+    for id in ["a", "b", "c"] {
+        assert!(matches!(desk.arrive(ticket(id), NOW), Arrival::Waits));
+    }
+    let five = Some(Duration::from_secs(5));
+    assert_eq!(begin(&mut desk, NOW), Some(("a".to_owned(), five)));
+    assert_eq!(begin(&mut desk, NOW), Some(("b".to_owned(), five)));
+    assert_eq!(begin(&mut desk, NOW), None);
+    desk.answered("b", Bytes::from_static(b"B"), None, NOW);
+    assert_eq!(begin(&mut desk, NOW), Some(("c".to_owned(), five)));
+    assert_eq!(desk.load(), (0, 2));
+}
+
+#[test]
+fn whoever_comes_again_is_answered_once_and_the_same() {
+    let mut desk = desk(1, 10);
+    desk.arrive(ticket("a"), NOW);
+    assert!(matches!(desk.arrive(ticket("a"), NOW), Arrival::Known(())), "it waits");
+    begin(&mut desk, NOW);
+    assert!(matches!(desk.arrive(ticket("a"), NOW), Arrival::Known(())), "it is under way");
+    desk.answered("a", Bytes::from_static(b"A"), None, NOW);
+    let soon = NOW + millis(REMEMBERED);
+    assert!(matches!(desk.arrive(ticket("a"), soon), Arrival::Answered((), answer) if answer == "A"));
+    let mut again = ticket("a");
+    again.sent_ms = soon + 1;
+    assert!(matches!(desk.arrive(again, soon + 1), Arrival::Waits), "at some time it is forgotten");
+    let mut lost = super::tests::desk(1, 1);
+    lost.arrive(ticket("a"), NOW);
+    begin(&mut lost, NOW);
+    lost.given_up("a");
+    assert!(matches!(lost.arrive(ticket("a"), NOW), Arrival::Waits), "what had no answer is served");
+}
+
+#[test]
+fn what_nobody_waits_for_is_not_begun() {
+    let mut desk = desk(1, 10);
+    // Five seconds for the tool, ten beyond, one on the way.
+    assert!(matches!(desk.arrive(ticket("in time"), NOW + 13_999), Arrival::Waits));
+    assert_eq!(begin(&mut desk, NOW + 13_999), Some(("in time".to_owned(), Some(Duration::from_millis(1)))));
+    assert_eq!(why(desk.arrive(ticket("late"), NOW + 14_000)), "nobody waits for it any more");
+    desk.answered("in time", Bytes::new(), None, NOW);
+    desk.arrive(ticket("waits"), NOW);
+    assert_eq!(begin(&mut desk, NOW + 14_000), Some(("waits".to_owned(), None)), "it waited too long");
+    assert_eq!(desk.load(), (0, 0), "and takes no slot");
+}
+
+#[test]
+fn a_senders_clock_that_is_ahead_gives_no_more_time() {
+    let mut early = ticket("a");
+    early.sent_ms = NOW + 3_600_000;
+    assert_eq!(left(&early, NOW), Some(Duration::from_secs(14)));
+}
+
+#[test]
+fn what_would_come_too_late_is_refused_at_once() {
+    let mut desk = desk(2, 100);
+    desk.arrive(ticket("a"), NOW);
+    begin(&mut desk, NOW);
+    desk.answered("a", Bytes::new(), Some(Duration::from_secs(5)), NOW);
+    // Two are under way, then two a round of five seconds: the third round begins after 15 s, and 14 are left.
+    let waits: Vec<_> =
+        (0..7).map(|n| matches!(desk.arrive(ticket(&n.to_string()), NOW), Arrival::Waits)).collect();
+    assert_eq!(waits, [true, true, true, true, true, true, false]);
+    assert!(why(desk.arrive(ticket("x"), NOW)).starts_with("its turn would come in about 15 s"));
+}
+
+#[test]
+fn too_many_and_too_much_is_refused() {
+    let mut desk = desk(1, 2);
+    desk.arrive(ticket("a"), NOW);
+    desk.arrive(ticket("b"), NOW);
+    assert_eq!(why(desk.arrive(ticket("c"), NOW)), "2 calls wait already");
+    let mut desk = super::tests::desk(1, 100);
+    let heavy = |id: &str| Ticket { weight: 600, ..ticket(id) };
+    assert!(matches!(desk.arrive(heavy("a"), NOW), Arrival::Waits));
+    why(desk.arrive(heavy("b"), NOW));
+    begin(&mut desk, NOW);
+    assert!(matches!(desk.arrive(heavy("b"), NOW), Arrival::Waits), "what has begun waits no more");
+}
+
+#[test]
+fn a_cancellation_meets_a_call_wherever_it_is() {
+    let mut desk = desk(1, 10);
+    for id in ["a", "b"] {
+        desk.arrive(ticket(id), NOW);
+    }
+    begin(&mut desk, NOW);
+    assert!(matches!(desk.cancel("c-a", NOW), Cancelled::UnderWay(id) if id == "a"));
+    assert!(matches!(desk.cancel("b", NOW), Cancelled::Waited(ticket) if ticket.id == "b"));
+    assert_eq!(desk.load(), (0, 1));
+    assert!(matches!(desk.cancel("c-early", NOW), Cancelled::Nobody));
+    assert_eq!(why(desk.arrive(ticket("early"), NOW)), "it was cancelled before it came");
+    for number in 0..MOST_CANCELLED {
+        desk.cancel(&number.to_string(), NOW);
+    }
+    assert_eq!(desk.cancelled.len(), MOST_CANCELLED);
+}
+
+#[test]
+fn a_closed_desk_begins_nothing_and_gives_back_what_waits() {
+    let mut desk = desk(1, 10);
+    for id in ["a", "b"] {
+        desk.arrive(ticket(id), NOW);
+    }
+    begin(&mut desk, NOW);
+    let left: Vec<_> = desk.close().into_iter().map(|ticket| ticket.id).collect();
+    assert_eq!((left, desk.load()), (vec!["b".to_owned()], (0, 1)));
+    assert_eq!(why(desk.arrive(ticket("c"), NOW)), "this worker is ending");
+}
+
+#[test]
+fn what_is_remembered_is_bounded() {
+    let mut desk = desk(1, 10);
+    let large = Bytes::from(vec![0; MOST_ANSWERED_BYTES / 4 + 1]);
+    for id in ["1", "2", "3", "4"] {
+        desk.answered(id, large.clone(), None, NOW);
+    }
+    assert!(desk.answered_bytes <= MOST_ANSWERED_BYTES);
+    assert!(matches!(desk.arrive(ticket("1"), NOW), Arrival::Waits), "the oldest is forgotten first");
+    assert!(matches!(desk.arrive(ticket("4"), NOW), Arrival::Answered(..)));
+    for number in 0..2 * MOST_ANSWERED {
+        desk.answered(&number.to_string(), Bytes::new(), None, NOW);
+    }
+    assert_eq!((desk.order.len(), desk.answered.len()), (MOST_ANSWERED, MOST_ANSWERED));
+}

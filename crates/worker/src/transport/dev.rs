@@ -1,0 +1,240 @@
+//! A development broker, as its client: one connection on which messages are asked for, one on which they are sent. Nothing is
+//! kept there, and nothing comes again: there is nothing to settle.
+
+use super::{
+    Connection, Connector, Event, Outgoing, Subscription, Trouble,
+    lines::{self, Command, Delivered, Reply},
+};
+use bytes::{Bytes, BytesMut};
+use serde_json::{Map, Value, value::RawValue};
+use std::{collections::VecDeque, io, time::Duration};
+use tokio::{
+    io::{AsyncWriteExt, BufReader},
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    time::timeout,
+};
+
+/// How long the broker may take for a connection, or to answer what it must answer at once.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// How long one question for messages stays open. What is subscribed meanwhile waits for its end.
+const RECEIVE_MS: u64 = 250;
+
+/// Connects to a development broker.
+#[derive(Clone, Debug)]
+pub struct DevBroker {
+    /// `HOST:PORT`.
+    pub address: String,
+    /// What the broker calls us.
+    pub client_id: String,
+    /// What the broker calls our queue.
+    pub queue: String,
+}
+
+impl Connector for DevBroker {
+    type Connection = Speaking;
+
+    fn address(&self) -> String {
+        format!("tcp://{}", self.address)
+    }
+
+    async fn connect(&mut self) -> Result<Speaking, Trouble> {
+        let incoming = self.line("").await?;
+        let outgoing = self.line("-out").await?;
+        Ok(Speaking { incoming, outgoing, is_asking: false, early: VecDeque::new(), sent: VecDeque::new() })
+    }
+}
+
+impl DevBroker {
+    async fn line(&self, suffix: &str) -> Result<Line, Trouble> {
+        let stream = within(TcpStream::connect(&self.address)).await?;
+        stream.set_nodelay(true).map_err(trouble)?;
+        let (from, to) = stream.into_split();
+        let mut line = Line { from: BufReader::new(from), to, held: Vec::new(), unsent: BytesMut::new() };
+        let hello = Command::Connect {
+            client_id: format!("{}{suffix}", self.client_id),
+            queue_name: format!("{}{suffix}", self.queue),
+            subscriptions: Vec::new(),
+        };
+        line.ask(&hello).await?;
+        Ok(line)
+    }
+}
+
+/// A connection of which one end is ours.
+#[derive(Debug)]
+struct Line {
+    from: BufReader<OwnedReadHalf>,
+    to: OwnedWriteHalf,
+    /// What was read of the next line.
+    held: Vec<u8>,
+    unsent: BytesMut,
+}
+
+impl Line {
+    async fn write(&mut self, command: &Command) -> Result<(), Trouble> {
+        self.unsent.extend_from_slice(&lines::line(command).map_err(trouble)?);
+        self.flush().await
+    }
+
+    /// May be dropped and called again: nothing is sent in part and forgotten.
+    async fn flush(&mut self) -> Result<(), Trouble> {
+        while !self.unsent.is_empty() {
+            within(self.to.write_buf(&mut self.unsent)).await?;
+        }
+        Ok(())
+    }
+
+    /// May be dropped and called again.
+    async fn reply(&mut self) -> Result<Reply, Trouble> {
+        if !lines::fill(&mut self.from, &mut self.held).await.map_err(trouble)? {
+            return Err(trouble(io::Error::from(io::ErrorKind::UnexpectedEof)));
+        }
+        let read = serde_json::from_slice(&self.held);
+        self.held.clear();
+        read.map_err(|error| fault(format!("the broker's answer is none of its dialect: {error}")))
+    }
+
+    /// Asks, and waits for what must be answered at once.
+    async fn ask(&mut self, command: &Command) -> Result<(), Trouble> {
+        self.write(command).await?;
+        let reply = timeout(LONGEST_WAIT, self.reply()).await.map_err(|_| silent())??;
+        refusal(&reply).map_or(Ok(()), |why| Err(fault(why)))
+    }
+}
+
+/// Two connections that are one.
+#[derive(Debug)]
+pub struct Speaking {
+    incoming: Line,
+    outgoing: Line,
+    /// Messages were asked for, and nothing has been answered yet.
+    is_asking: bool,
+    /// What came while something else was waited for.
+    early: VecDeque<Delivered>,
+    /// What was sent and not yet confirmed.
+    sent: VecDeque<u64>,
+}
+
+impl Connection for Speaking {
+    async fn next(&mut self) -> Result<Event, Trouble> {
+        loop {
+            if let Some(message) = self.early.pop_front() {
+                return Ok(event(message));
+            }
+            if !self.is_asking {
+                // Set first: should this be dropped now, the rest is written the next time.
+                self.is_asking = true;
+                self.incoming.write(&Command::Receive { timeout_ms: RECEIVE_MS }).await?;
+            }
+            self.incoming.flush().await?;
+            tokio::select! {
+                reply = self.outgoing.reply(), if !self.sent.is_empty() => {
+                    let (reply, number) = (reply?, self.sent.pop_front());
+                    let number = number.ok_or_else(|| fault("the broker answers what nobody asked"))?;
+                    return Ok(match refusal(&reply) {
+                        None => Event::Confirmed(number),
+                        Some(why) => Event::Refused(number, why),
+                    });
+                }
+                reply = self.incoming.reply() => self.received(reply?)?,
+            }
+        }
+    }
+
+    async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
+        self.finish_asking().await?;
+        self.incoming.ask(&Command::Subscribe { topic_pattern: to.pattern.clone() }).await
+    }
+
+    async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), Trouble> {
+        self.finish_asking().await?;
+        self.incoming.ask(&Command::Unsubscribe { topic_pattern: from.pattern.clone() }).await
+    }
+
+    async fn publish(&mut self, number: u64, message: &Outgoing) -> Result<(), Trouble> {
+        let user_properties: Map<String, Value> =
+            message.properties.iter().map(|(name, text)| (name.clone(), value(name, text))).collect();
+        let payload: Box<RawValue> = serde_json::from_slice(&message.payload)
+            .map_err(|error| fault(format!("what is to be sent is no JSON: {error}")))?;
+        let topic = message.topic.clone();
+        self.sent.push_back(number);
+        self.outgoing.write(&Command::Publish { topic, payload, user_properties }).await
+    }
+
+    async fn settle(&mut self, _tag: u64) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    async fn close(mut self) {
+        // It ends with its connections in any case.
+        _ = self.finish_asking().await;
+        _ = self.incoming.ask(&Command::Disconnect).await;
+        _ = self.outgoing.write(&Command::Disconnect).await;
+    }
+}
+
+impl Speaking {
+    fn received(&mut self, reply: Reply) -> Result<(), Trouble> {
+        self.is_asking = false;
+        if let Some(why) = refusal(&reply) {
+            return Err(fault(why));
+        }
+        self.early.extend(reply.message);
+        Ok(())
+    }
+
+    /// A connection answers one thing after the other.
+    async fn finish_asking(&mut self) -> Result<(), Trouble> {
+        if self.is_asking {
+            let reply = timeout(LONGEST_WAIT, self.incoming.reply()).await.map_err(|_| silent())??;
+            self.received(reply)?;
+        }
+        Ok(())
+    }
+}
+
+fn event(message: Delivered) -> Event {
+    // A text is what it says; everything else is what is sent.
+    let payload = match serde_json::from_str::<String>(message.payload.get()) {
+        Ok(text) => Bytes::from(text),
+        Err(_) => Bytes::from(message.payload.get().to_owned()),
+    };
+    let properties = lines::as_texts(message.user_properties);
+    Event::Message { tag: None, topic: message.topic, payload, properties }
+}
+
+/// Clients of this dialect expect the time as a number.
+fn value(name: &str, text: &str) -> Value {
+    match text.parse::<u64>() {
+        Ok(number) if name == "timestamp" => Value::from(number),
+        _ => Value::from(text),
+    }
+}
+
+/// Why the broker says no, if it does.
+fn refusal(reply: &Reply) -> Option<String> {
+    let said = |text: &Option<String>| text.as_deref().unwrap_or("?").chars().take(200).collect::<String>();
+    match reply.status.as_str() {
+        "OK" | "TIMEOUT" => None,
+        _ => Some(format!("the broker says {}: {}", said(&reply.error_code), said(&reply.error_message))),
+    }
+}
+
+async fn within<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, Trouble> {
+    timeout(LONGEST_WAIT, work).await.map_err(|_| silent())?.map_err(trouble)
+}
+
+fn silent() -> Trouble {
+    fault(format!("the broker says nothing for {} s", LONGEST_WAIT.as_secs()))
+}
+
+fn trouble(error: io::Error) -> Trouble {
+    fault(error.to_string())
+}
+
+fn fault(message: impl Into<String>) -> Trouble {
+    Trouble { message: message.into(), is_final: false }
+}

@@ -1,0 +1,223 @@
+//! The dialect of development brokers: JSON objects, one a line, each request with one reply. What both ends share.
+
+use super::Properties;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, value::RawValue};
+use std::io;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
+
+/// The longest line that either end takes.
+pub const LONGEST: usize = 10 << 20;
+
+/// What a client asks for.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "cmd", rename_all = "UPPERCASE", try_from = "Fields")]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Command {
+    Connect { client_id: String, queue_name: String, subscriptions: Vec<String> },
+    Subscribe { topic_pattern: String },
+    Unsubscribe { topic_pattern: String },
+    Publish { topic: String, payload: Box<RawValue>, user_properties: Map<String, Value> },
+    Receive { timeout_ms: u64 },
+    Ack { message_id: Value },
+    Disconnect,
+}
+
+/// All that a line can have: what is to stay as it was written cannot be read after its kind is known.
+#[derive(Deserialize)]
+#[serde(default)]
+struct Fields {
+    cmd: String,
+    client_id: String,
+    queue_name: String,
+    subscriptions: Vec<String>,
+    topic_pattern: Option<String>,
+    topic: Option<String>,
+    payload: Option<Box<RawValue>>,
+    user_properties: Option<Map<String, Value>>,
+    timeout_ms: u64,
+    message_id: Value,
+}
+
+impl Default for Fields {
+    fn default() -> Fields {
+        Fields {
+            cmd: String::new(),
+            client_id: String::new(),
+            queue_name: String::new(),
+            subscriptions: Vec::new(),
+            topic_pattern: None,
+            topic: None,
+            payload: None,
+            user_properties: None,
+            timeout_ms: 5000,
+            message_id: Value::Null,
+        }
+    }
+}
+
+impl TryFrom<Fields> for Command {
+    type Error = String;
+
+    fn try_from(fields: Fields) -> Result<Command, String> {
+        let lacks = |name: &str| format!("{} lacks `{name}`", fields.cmd);
+        let pattern = || fields.topic_pattern.clone().ok_or_else(|| lacks("topic_pattern"));
+        Ok(match fields.cmd.as_str() {
+            "CONNECT" => Command::Connect {
+                client_id: fields.client_id,
+                queue_name: fields.queue_name,
+                subscriptions: fields.subscriptions,
+            },
+            "SUBSCRIBE" => Command::Subscribe { topic_pattern: pattern()? },
+            "UNSUBSCRIBE" => Command::Unsubscribe { topic_pattern: pattern()? },
+            "PUBLISH" => Command::Publish {
+                topic: fields.topic.clone().ok_or_else(|| lacks("topic"))?,
+                payload: fields.payload.clone().ok_or_else(|| lacks("payload"))?,
+                user_properties: fields.user_properties.unwrap_or_default(),
+            },
+            "RECEIVE" => Command::Receive { timeout_ms: fields.timeout_ms },
+            "ACK" => Command::Ack { message_id: fields.message_id },
+            "DISCONNECT" => Command::Disconnect,
+            other => {
+                let other: String = other.chars().take(40).collect();
+                return Err(format!("`{}` is no command", other.escape_debug()));
+            }
+        })
+    }
+}
+
+/// What is answered.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Reply {
+    pub status: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message_id: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<Delivered>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_code: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_message: Option<String>,
+}
+
+/// A message on its way to a client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Delivered {
+    pub message_id: Value,
+    pub topic: String,
+    pub payload: Box<RawValue>,
+    #[serde(default)]
+    pub user_properties: Map<String, Value>,
+}
+
+impl Reply {
+    /// All is well.
+    pub fn ok() -> Reply {
+        Reply { status: "OK".to_owned(), ..Reply::default() }
+    }
+
+    /// Nothing came in time.
+    pub fn timeout() -> Reply {
+        Reply { status: "TIMEOUT".to_owned(), ..Reply::default() }
+    }
+
+    /// It cannot be done.
+    pub fn error(code: &str, message: impl Into<String>) -> Reply {
+        Reply {
+            status: "ERROR".to_owned(),
+            error_code: Some(code.to_owned()),
+            error_message: Some(message.into()),
+            ..Reply::default()
+        }
+    }
+}
+
+/// One of these as a line.
+pub fn line(what: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Reads on until `held` is a whole line, without its end; false at the end of the stream. May be dropped and called again:
+/// what was read stays in `held`.
+pub async fn fill(from: &mut (impl AsyncBufRead + Unpin), held: &mut Vec<u8>) -> io::Result<bool> {
+    let room = (LONGEST + 1).saturating_sub(held.len()) as u64;
+    from.take(room).read_until(b'\n', held).await?;
+    match held.last() {
+        Some(b'\n') => {
+            held.pop();
+            Ok(true)
+        }
+        _ if held.len() > LONGEST => Err(io::Error::other(format!("a line of more than {LONGEST} bytes"))),
+        _ => Ok(false),
+    }
+}
+
+/// Properties as texts; what is neither text, number nor truth value is left as its JSON.
+pub fn as_texts(properties: Map<String, Value>) -> Properties {
+    let text = |value: Value| match value {
+        Value::String(text) => text,
+        other => other.to_string(),
+    };
+    properties
+        .into_iter()
+        .filter(|(_, value)| !value.is_null())
+        .map(|(name, value)| (name, text(value)))
+        .collect()
+}
+
+/// Whether a topic is meant by a pattern: `*` is one level, a last `>` everything below, and also nothing.
+pub fn is_meant(topic: &str, pattern: &str) -> bool {
+    let (mut levels, mut wanted) = (topic.split('/'), pattern.split('/'));
+    loop {
+        match (wanted.next(), levels.next()) {
+            (Some(">"), _) => return wanted.next().is_none(),
+            (Some("*"), Some(_)) => {}
+            (Some(want), Some(level)) if want == level => {}
+            (None, None) => return true,
+            _ => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_mean_levels() {
+        for (pattern, topic, is) in [
+            ("a/b", "a/b", true),
+            ("a/b", "a/b/c", false),
+            ("a/*", "a/b", true),
+            ("a/*", "a", false),
+            ("a/*", "a/b/c", false),
+            ("a/>", "a/b/c", true),
+            ("a/>", "a", true),
+            ("a/>/c", "a/b/c", false),
+            (">", "a", true),
+            ("*/b", "a/b", true),
+            ("a*", "ab", false),
+        ] {
+            assert_eq!(is_meant(topic, pattern), is, "{pattern} {topic}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_line_is_bounded_and_may_come_in_pieces() {
+        let mut held = Vec::new();
+        let mut endless = tokio::io::BufReader::new(tokio::io::repeat(b'x'));
+        assert!(fill(&mut endless, &mut held).await.is_err());
+        assert!(held.len() <= LONGEST + 1);
+        let (mut held, mut two) = (b"al".to_vec(), &b"l\nmore"[..]);
+        assert!(fill(&mut two, &mut held).await.unwrap());
+        assert_eq!(held, b"all");
+        held.clear();
+        assert!(!fill(&mut two, &mut held).await.unwrap(), "half a line is none");
+    }
+}

@@ -1,0 +1,330 @@
+//! Keeps a connection alive. What was subscribed is subscribed again; what the broker has not confirmed is sent again, in order;
+//! what came by a connection that is gone cannot be settled any more: the broker will send it again.
+
+use super::{Connection, Connector, Event, Outgoing, Properties, Subscription, Trouble};
+use bytes::Bytes;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+use tokio::{
+    sync::{
+        mpsc::{self, error::TrySendError},
+        oneshot, watch,
+    },
+    task::JoinHandle,
+};
+
+/// Messages that came and wait to be taken; then the connection is not read any more. Few, because each may be large, and
+/// because whoever takes them must do so at once: answers of the broker wait behind them.
+const MOST_ARRIVED: usize = 16;
+/// Orders that wait for the connection.
+const MOST_ORDERS: usize = 1024;
+/// Messages that the broker has not confirmed; then no order is taken until it has.
+const MOST_UNCONFIRMED: usize = 1024;
+
+/// How often it is tried to connect, and how long is waited between two tries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// Tries in a row; 0 is for ever.
+    pub tries: u64,
+    /// Between two of them.
+    pub pause: Duration,
+}
+
+/// How it stands with the broker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// There is no connection, but there will be.
+    Connecting {
+        /// Why the last one ended or failed; empty at first.
+        why: String,
+    },
+    /// Everything that was asked for is subscribed.
+    Connected,
+    /// There will be none any more.
+    Lost {
+        /// Why.
+        why: String,
+    },
+}
+
+/// A message that came.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Arrived {
+    pub topic: String,
+    pub payload: Bytes,
+    pub properties: Properties,
+    pub receipt: Receipt,
+}
+
+/// By which a message is settled. Dropped without that, the broker will send it again where it can.
+#[derive(Debug)]
+pub struct Receipt {
+    of: Option<(u64, u64)>,
+    orders: mpsc::Sender<Order>,
+}
+
+impl Receipt {
+    /// It has been dealt with and need not come again.
+    pub async fn settle(self) {
+        if let Some((connection, tag)) = self.of {
+            // Without a link nobody can be told.
+            _ = self.orders.send(Order::Settle { connection, tag }).await;
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Order {
+    Publish(Outgoing, oneshot::Sender<Result<(), String>>),
+    Subscribe(Subscription),
+    Unsubscribe(Subscription),
+    Settle { connection: u64, tag: u64 },
+}
+
+/// A link to a broker: what comes by it.
+#[derive(Debug)]
+pub struct Link {
+    /// Messages, in their order. Whoever takes them must not wait for anything of the link meanwhile: while they are full, the
+    /// broker's answers are not read.
+    pub arrived: mpsc::Receiver<Arrived>,
+    /// How it stands.
+    pub state: watch::Receiver<LinkState>,
+    /// What can be done with it.
+    pub reach: Reach,
+    /// Ends when every [`Reach`] and [`Receipt`] is gone, or the patience is.
+    pub task: JoinHandle<()>,
+}
+
+/// What can be done with a link. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Reach {
+    orders: mpsc::Sender<Order>,
+}
+
+/// The link is over, or the broker refuses.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Gone(pub String);
+
+impl Reach {
+    /// Sends, and waits until the broker has it, through as many connections as that takes.
+    pub async fn publish(&self, message: Outgoing) -> Result<(), Gone> {
+        let (done, told) = oneshot::channel();
+        let over = || Gone("the link to the broker is over".to_owned());
+        self.orders.send(Order::Publish(message, done)).await.map_err(|_| over())?;
+        told.await.map_err(|_| over())?.map_err(Gone)
+    }
+
+    /// Listens to this, too.
+    pub async fn subscribe(&self, to: Subscription) {
+        // Without a link there is nothing to listen to.
+        _ = self.orders.send(Order::Subscribe(to)).await;
+    }
+
+    /// Listens to it no more.
+    pub async fn unsubscribe(&self, from: Subscription) {
+        _ = self.orders.send(Order::Unsubscribe(from)).await;
+    }
+}
+
+impl Link {
+    /// Begins to connect.
+    pub fn start<C: Connector>(
+        connector: C,
+        subscriptions: BTreeSet<Subscription>,
+        patience: Patience,
+    ) -> Link {
+        let (orders, taken) = mpsc::channel(MOST_ORDERS);
+        let (arrives, arrived) = mpsc::channel(MOST_ARRIVED);
+        let (states, state) = watch::channel(LinkState::Connecting { why: String::new() });
+        let keeper = Keeper {
+            subscriptions,
+            patience,
+            // It must not keep itself alive.
+            orders: orders.downgrade(),
+            taken,
+            arrives,
+            states,
+            waiting: None,
+            unconfirmed: BTreeMap::new(),
+            last: 0,
+            connections: 0,
+        };
+        Link { arrived, state, reach: Reach { orders }, task: tokio::spawn(keeper.run(connector)) }
+    }
+}
+
+struct Keeper {
+    subscriptions: BTreeSet<Subscription>,
+    patience: Patience,
+    orders: mpsc::WeakSender<Order>,
+    taken: mpsc::Receiver<Order>,
+    arrives: mpsc::Sender<Arrived>,
+    states: watch::Sender<LinkState>,
+    /// One for which there is no room yet.
+    waiting: Option<Arrived>,
+    /// By number, so that they are sent again in their order.
+    unconfirmed: BTreeMap<u64, (Outgoing, oneshot::Sender<Result<(), String>>)>,
+    last: u64,
+    connections: u64,
+}
+
+/// Why a connection is used no more.
+enum End {
+    Trouble(Trouble),
+    /// Nobody is left who could want something.
+    Unused,
+}
+
+/// What happened at a connection.
+enum Heard {
+    Event(Event),
+    /// There is room for a message that came.
+    Room,
+}
+
+impl Keeper {
+    async fn run<C: Connector>(mut self, mut connector: C) {
+        let mut failures = 0;
+        loop {
+            let before = self.connections;
+            let trouble = match connector.connect().await {
+                Ok(connection) => match self.serve(connection).await {
+                    End::Unused => return,
+                    End::Trouble(trouble) => trouble,
+                },
+                Err(trouble) => trouble,
+            };
+            // One that subscribed was good: the tries begin anew.
+            failures = if self.connections > before { 0 } else { failures + 1 };
+            let is_over = trouble.is_final || (self.patience.tries != 0 && failures >= self.patience.tries);
+            let why = format!("{}: {trouble}", connector.address());
+            if is_over {
+                self.states.send_replace(LinkState::Lost { why });
+                return;
+            }
+            self.states.send_replace(LinkState::Connecting { why });
+            tokio::time::sleep(self.patience.pause).await;
+            if self.taken.is_closed() && self.taken.is_empty() {
+                return;
+            }
+        }
+    }
+
+    async fn serve<C: Connection>(&mut self, mut connection: C) -> End {
+        match self.begin(&mut connection).await {
+            Ok(()) => {}
+            Err(trouble) => return End::Trouble(trouble),
+        }
+        self.connections += 1;
+        self.states.send_replace(LinkState::Connected);
+        loop {
+            let is_full = self.waiting.is_some();
+            let may_order = self.unconfirmed.len() < MOST_UNCONFIRMED;
+            // Neither goes before the other: a flood of orders would hide that the broker is gone, a flood of messages would
+            // keep the orders waiting that settle them.
+            let done = tokio::select! {
+                heard = listen(&mut connection, &self.arrives, is_full) => match heard {
+                    Ok(heard) => {
+                        self.heard(heard);
+                        Ok(())
+                    }
+                    Err(trouble) => Err(trouble),
+                },
+                order = self.taken.recv(), if may_order => match order {
+                    Some(order) => self.carry_out(order, &mut connection).await,
+                    None => {
+                        connection.close().await;
+                        return End::Unused;
+                    }
+                },
+            };
+            if let Err(trouble) = done {
+                return End::Trouble(trouble);
+            }
+        }
+    }
+
+    async fn begin<C: Connection>(&mut self, connection: &mut C) -> Result<(), Trouble> {
+        for subscription in &self.subscriptions {
+            connection.subscribe(subscription).await?;
+        }
+        for (number, (message, _)) in &self.unconfirmed {
+            connection.publish(*number, message).await?;
+        }
+        Ok(())
+    }
+
+    fn heard(&mut self, heard: Heard) {
+        match heard {
+            Heard::Event(Event::Message { tag, topic, payload, properties }) => {
+                let Some(orders) = self.orders.upgrade() else { return };
+                let receipt = Receipt { of: tag.map(|tag| (self.connections, tag)), orders };
+                self.hand_over(Arrived { topic, payload, properties, receipt });
+            }
+            Heard::Event(Event::Confirmed(number)) => self.conclude(number, Ok(())),
+            Heard::Event(Event::Refused(number, why)) => self.conclude(number, Err(why)),
+            Heard::Room => _ = self.waiting.take().map(|arrived| self.hand_over(arrived)),
+        }
+    }
+
+    fn hand_over(&mut self, arrived: Arrived) {
+        match self.arrives.try_send(arrived) {
+            // Nobody reads any more: it will come again to whoever does.
+            Ok(()) | Err(TrySendError::Closed(_)) => {}
+            Err(TrySendError::Full(arrived)) => self.waiting = Some(arrived),
+        }
+    }
+
+    fn conclude(&mut self, number: u64, how: Result<(), String>) {
+        if let Some((_, done)) = self.unconfirmed.remove(&number) {
+            // Whoever asked may have stopped waiting.
+            _ = done.send(how);
+        }
+    }
+
+    async fn carry_out<C: Connection>(&mut self, order: Order, connection: &mut C) -> Result<(), Trouble> {
+        match order {
+            Order::Publish(message, done) => {
+                self.last += 1;
+                let sent = connection.publish(self.last, &message).await;
+                self.unconfirmed.insert(self.last, (message, done));
+                sent
+            }
+            Order::Subscribe(to) => {
+                let subscribed = connection.subscribe(&to).await;
+                self.subscriptions.insert(to);
+                subscribed
+            }
+            Order::Unsubscribe(from) => {
+                self.subscriptions.remove(&from);
+                connection.unsubscribe(&from).await
+            }
+            Order::Settle { connection: of, tag } if of == self.connections => connection.settle(tag).await,
+            Order::Settle { .. } => Ok(()),
+        }
+    }
+}
+
+/// While a message waits nothing is read, so that what comes is held back by the broker; orders are still carried out, and the
+/// connection is kept alive.
+async fn listen<C: Connection>(
+    connection: &mut C,
+    arrives: &mpsc::Sender<Arrived>,
+    is_full: bool,
+) -> Result<Heard, Trouble> {
+    if !is_full {
+        return connection.next().await.map(Heard::Event);
+    }
+    tokio::select! {
+        trouble = connection.idle() => Err(trouble),
+        _ = arrives.reserve() => Ok(Heard::Room),
+    }
+}
+
+#[cfg(test)]
+#[path = "link_tests.rs"]
+mod tests;

@@ -1,0 +1,340 @@
+//! The keeper with a broker that says what a test wants, and writes down what it hears. Time stands still.
+
+use super::*;
+use std::sync::{Arc, Mutex};
+use tokio::time::Instant;
+
+/// What a connection was asked to do.
+#[derive(Debug, PartialEq)]
+enum Did {
+    Subscribed(String),
+    Unsubscribed(String),
+    Published(u64, String),
+    Settled(u64),
+    Idled,
+    Closed,
+}
+
+/// The test's end of a connection.
+struct Broker {
+    says: mpsc::UnboundedSender<Result<Event, Trouble>>,
+    did: mpsc::UnboundedReceiver<Did>,
+}
+
+struct Scripted {
+    hears: mpsc::UnboundedReceiver<Result<Event, Trouble>>,
+    does: mpsc::UnboundedSender<Did>,
+    refuses: Option<String>,
+}
+
+/// Each try takes the next answer of the script; without one it waits for ever.
+struct Script {
+    answers: mpsc::UnboundedReceiver<Result<Scripted, Trouble>>,
+    tries: Arc<Mutex<Vec<Instant>>>,
+}
+
+impl Connector for Script {
+    type Connection = Scripted;
+
+    fn address(&self) -> String {
+        "script".to_owned()
+    }
+
+    async fn connect(&mut self) -> Result<Scripted, Trouble> {
+        self.tries.lock().unwrap().push(Instant::now());
+        self.answers.recv().await.unwrap_or_else(|| Err(trouble("no more script", true)))
+    }
+}
+
+impl Scripted {
+    fn does(&self, what: Did) {
+        // A test may have seen enough.
+        _ = self.does.send(what);
+    }
+}
+
+impl Connection for Scripted {
+    async fn next(&mut self) -> Result<Event, Trouble> {
+        self.hears.recv().await.unwrap_or_else(|| Err(trouble("the broker is gone", false)))
+    }
+
+    async fn idle(&mut self) -> Trouble {
+        self.does(Did::Idled);
+        std::future::pending().await
+    }
+
+    async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
+        if self.refuses.as_ref() == Some(&to.pattern) {
+            return Err(trouble("refused", false));
+        }
+        self.does(Did::Subscribed(to.pattern.clone()));
+        Ok(())
+    }
+
+    async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), Trouble> {
+        self.does(Did::Unsubscribed(from.pattern.clone()));
+        Ok(())
+    }
+
+    async fn publish(&mut self, number: u64, message: &Outgoing) -> Result<(), Trouble> {
+        self.does(Did::Published(number, message.topic.clone()));
+        Ok(())
+    }
+
+    async fn settle(&mut self, tag: u64) -> Result<(), Trouble> {
+        self.does(Did::Settled(tag));
+        Ok(())
+    }
+
+    async fn close(self) {
+        self.does(Did::Closed);
+    }
+}
+
+impl Broker {
+    fn message(&self, tag: u64, topic: &str) {
+        let (topic, payload, properties) = (topic.to_owned(), Bytes::new(), Properties::new());
+        self.says.send(Ok(Event::Message { tag: Some(tag), topic, payload, properties })).unwrap();
+    }
+
+    fn says(&self, event: Event) {
+        self.says.send(Ok(event)).unwrap();
+    }
+
+    async fn did(&mut self) -> Did {
+        // When all wait for ever, time moves on to this.
+        let did = tokio::time::timeout(Duration::from_secs(3600), self.did.recv()).await;
+        did.expect("something is done").expect("the connection is there")
+    }
+}
+
+fn trouble(message: &str, is_final: bool) -> Trouble {
+    Trouble { message: message.to_owned(), is_final }
+}
+
+/// The test's end of a link.
+struct World {
+    answers: mpsc::UnboundedSender<Result<Scripted, Trouble>>,
+    tries: Arc<Mutex<Vec<Instant>>>,
+    link: Link,
+}
+
+fn world(patterns: &[&str], tries: u64) -> World {
+    let (answers, script) = mpsc::unbounded_channel();
+    let made = Arc::new(Mutex::new(Vec::new()));
+    let connector = Script { answers: script, tries: made.clone() };
+    let subscriptions = patterns.iter().map(|pattern| subscription(pattern)).collect();
+    let patience = Patience { tries, pause: Duration::from_secs(3) };
+    World { answers, tries: made, link: Link::start(connector, subscriptions, patience) }
+}
+
+fn subscription(pattern: &str) -> Subscription {
+    Subscription { pattern: pattern.to_owned(), is_shared: false }
+}
+
+fn outgoing(topic: &str) -> Outgoing {
+    Outgoing { topic: topic.to_owned(), payload: Bytes::new(), properties: Properties::new() }
+}
+
+impl World {
+    fn lets_in_but(&self, refuses: Option<&str>) -> Broker {
+        let (says, hears) = mpsc::unbounded_channel();
+        let (does, did) = mpsc::unbounded_channel();
+        let refuses = refuses.map(str::to_owned);
+        assert!(self.answers.send(Ok(Scripted { hears, does, refuses })).is_ok());
+        Broker { says, did }
+    }
+
+    fn lets_in(&self) -> Broker {
+        self.lets_in_but(None)
+    }
+
+    fn refuses(&self, is_final: bool) {
+        assert!(self.answers.send(Err(trouble("no", is_final))).is_ok());
+    }
+
+    async fn until(&mut self, wanted: LinkState) {
+        let wait = self.link.state.wait_for(|state| *state == wanted);
+        let reached = tokio::time::timeout(Duration::from_secs(3600), wait).await;
+        reached.expect("it comes to that").expect("the link is there");
+    }
+
+    async fn connected(&mut self) {
+        self.until(LinkState::Connected).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_connected_when_everything_is_subscribed() {
+    let mut world = world(&["a", "b"], 0);
+    assert_eq!(*world.link.state.borrow(), LinkState::Connecting { why: String::new() });
+    let mut broker = world.lets_in();
+    world.connected().await;
+    assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
+    assert_eq!(broker.did().await, Did::Subscribed("b".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_subscribed_and_not_confirmed_is_said_again_to_the_next_connection_in_its_order() {
+    let mut world = world(&["a", "b"], 0);
+    let mut first = world.lets_in();
+    world.connected().await;
+    world.link.reach.unsubscribe(subscription("a")).await;
+    world.link.reach.subscribe(subscription("c")).await;
+    let sends = ["x", "y", "z"].map(|topic| {
+        let reach = world.link.reach.clone();
+        async move { reach.publish(outgoing(topic)).await }
+    });
+    let [x, y, z] = sends.map(tokio::spawn);
+    for _ in 0..4 {
+        first.did().await;
+    }
+    let sent = [first.did().await, first.did().await, first.did().await];
+    let Did::Published(_, middle) = &sent[1] else { panic!("{sent:?}") };
+    assert!(["x", "y", "z"].contains(&middle.as_str()));
+    first.says(Event::Confirmed(2));
+    drop(first);
+    let mut second = world.lets_in();
+    let begun = [second.did().await, second.did().await, second.did().await, second.did().await];
+    let [.., one, three] = &begun;
+    assert_eq!(begun[..2], [Did::Subscribed("b".to_owned()), Did::Subscribed("c".to_owned())]);
+    assert_eq!([one, three], [&sent[0], &sent[2]], "what was confirmed is not sent again");
+    second.says(Event::Confirmed(1));
+    second.says(Event::Refused(3, "no room".to_owned()));
+    let mut told = [x.await.unwrap(), y.await.unwrap(), z.await.unwrap()];
+    told.sort_by_key(Result::is_err);
+    assert_eq!(told, [Ok(()), Ok(()), Err(Gone("no room".to_owned()))]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_is_settled_where_it_came_from_and_nowhere_else() {
+    let mut world = world(&[], 0);
+    let mut first = world.lets_in();
+    first.message(7, "old");
+    let old = world.link.arrived.recv().await.unwrap();
+    first.message(8, "older");
+    let older = world.link.arrived.recv().await.unwrap();
+    older.receipt.settle().await;
+    assert_eq!(first.did().await, Did::Settled(8));
+    drop(first);
+    let mut second = world.lets_in();
+    second.message(7, "new");
+    let new = world.link.arrived.recv().await.unwrap();
+    assert_eq!((old.topic.as_str(), new.topic.as_str()), ("old", "new"));
+    old.receipt.settle().await;
+    new.receipt.settle().await;
+    assert_eq!(second.did().await, Did::Settled(7));
+    // If it had been told twice it would have been told before this.
+    world.link.reach.unsubscribe(subscription("end")).await;
+    assert_eq!(second.did().await, Did::Unsubscribed("end".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tries_are_counted_and_paused_and_begin_anew_after_a_good_connection() {
+    let mut world = world(&[], 2);
+    world.refuses(false);
+    let broker = world.lets_in();
+    world.connected().await;
+    drop(broker);
+    world.refuses(false);
+    let broker = world.lets_in();
+    world.until(LinkState::Connecting { why: "script: no".to_owned() }).await;
+    world.connected().await;
+    drop(broker);
+    world.refuses(false);
+    world.refuses(false);
+    world.until(LinkState::Lost { why: "script: no".to_owned() }).await;
+    let tries = world.tries.lock().unwrap().clone();
+    let pauses: Vec<_> = tries.windows(2).map(|two| (two[1] - two[0]).as_secs()).collect();
+    assert_eq!(pauses, [3; 5]);
+    let over = world.link.reach.publish(outgoing("x")).await;
+    assert_eq!(over, Err(Gone("the link to the broker is over".to_owned())));
+    world.link.task.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_hope_it_is_not_tried_again() {
+    let mut world = world(&[], 0);
+    world.refuses(false);
+    world.refuses(true);
+    let waits = world.link.reach.clone();
+    let waits = tokio::spawn(async move { waits.publish(outgoing("x")).await });
+    world.until(LinkState::Lost { why: "script: no".to_owned() }).await;
+    assert_eq!(world.tries.lock().unwrap().len(), 2);
+    assert_eq!(waits.await.unwrap(), Err(Gone("the link to the broker is over".to_owned())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_refuses_a_subscription_is_a_failure() {
+    let mut world = world(&["a"], 2);
+    let (first, second) = (world.lets_in_but(Some("a")), world.lets_in_but(Some("a")));
+    world.until(LinkState::Lost { why: "script: refused".to_owned() }).await;
+    assert_eq!(world.tries.lock().unwrap().len(), 2);
+    drop((first, second));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_nobody_uses_says_farewell() {
+    let mut world = world(&[], 0);
+    let mut broker = world.lets_in();
+    world.connected().await;
+    broker.message(1, "held");
+    let arrived = world.link.arrived.recv().await.unwrap();
+    let Link { reach, task, arrived: receiver, .. } = world.link;
+    drop(reach);
+    arrived.receipt.settle().await;
+    assert_eq!(broker.did().await, Did::Settled(1), "a receipt is a use");
+    assert_eq!(broker.did().await, Did::Closed);
+    task.await.unwrap();
+    drop(receiver);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_nobody_takes_what_came_orders_are_carried_out_and_nothing_is_read() {
+    let mut world = world(&[], 0);
+    let mut broker = world.lets_in();
+    world.connected().await;
+    let count = MOST_ARRIVED as u64 + 3;
+    (1..=count).for_each(|tag| broker.message(tag, "m"));
+    assert_eq!(broker.did().await, Did::Idled, "it is kept alive");
+    world.link.reach.unsubscribe(subscription("x")).await;
+    assert_eq!(broker.did().await, Did::Unsubscribed("x".to_owned()));
+    // One waits in the keeper; the two behind it were not read.
+    assert_eq!(world.link.arrived.len(), MOST_ARRIVED);
+    for expected in 1..=count {
+        let arrived = world.link.arrived.recv().await.unwrap();
+        assert_eq!(
+            arrived.receipt.of.map(|(_, tag)| tag),
+            Some(expected),
+            "nothing is lost, nothing is out of order"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_number_of_unconfirmed_messages_is_bounded() {
+    let mut world = world(&[], 0);
+    let mut broker = world.lets_in();
+    world.connected().await;
+    let sends: Vec<_> = (0..MOST_UNCONFIRMED + 5)
+        .map(|_| {
+            let reach = world.link.reach.clone();
+            tokio::spawn(async move { reach.publish(outgoing("x")).await })
+        })
+        .collect();
+    for number in 1..=MOST_UNCONFIRMED as u64 {
+        assert_eq!(broker.did().await, Did::Published(number, "x".to_owned()));
+    }
+    // Time stands still while anybody can do anything: it moves on only when all wait.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(broker.did.is_empty());
+    (1..=MOST_UNCONFIRMED as u64 + 5).for_each(|number| broker.says(Event::Confirmed(number)));
+    for number in 1..=5 {
+        let number = MOST_UNCONFIRMED as u64 + number;
+        assert_eq!(broker.did().await, Did::Published(number, "x".to_owned()));
+        broker.says(Event::Confirmed(number));
+    }
+    for send in sends {
+        assert_eq!(send.await.unwrap(), Ok(()));
+    }
+}

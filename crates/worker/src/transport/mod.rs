@@ -1,0 +1,116 @@
+//! Ways to a broker. A [`Connector`] makes connections, a [`Connection`] speaks one protocol and knows nothing of what is
+//! said; [`Link`] keeps one alive: connects again, subscribes again, sends again what was not confirmed.
+//!
+//! ```text
+//! worker ──orders──▶ link ──▶ Connection ──▶ broker
+//!        ◀─arrived──      ◀──            ◀──
+//! ```
+
+pub mod dev;
+pub mod lines;
+mod link;
+pub mod mqtt;
+
+pub use link::{Arrived, Gone, Link, LinkState, Patience, Reach, Receipt};
+
+use bytes::Bytes;
+use std::{collections::BTreeMap, fmt};
+
+/// What travels beside a message. Values are texts; numbers arrive as they are written.
+pub type Properties = BTreeMap<String, String>;
+
+/// A message to be sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Outgoing {
+    pub topic: String,
+    pub payload: Bytes,
+    pub properties: Properties,
+}
+
+/// What is listened to. Patterns are in the words of the mesh: `*` is one level, a last `>` is all below.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Subscription {
+    /// The pattern.
+    pub pattern: String,
+    /// Whether the members of the pool take turns, where the protocol can do that; otherwise each gets all.
+    pub is_shared: bool,
+}
+
+/// What a connection tells.
+#[derive(Debug)]
+pub enum Event {
+    /// A message came.
+    Message {
+        /// By which it is settled; none where the protocol has no such thing.
+        tag: Option<u64>,
+        /// Where it was sent to.
+        topic: String,
+        /// What it says.
+        payload: Bytes,
+        /// What travels beside it.
+        properties: Properties,
+    },
+    /// The broker has what was sent under this number.
+    Confirmed(u64),
+    /// The broker refuses what was sent under this number; sending it again would not help.
+    Refused(u64, String),
+}
+
+/// Why there is no connection, or no more. Says nothing secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// What happened.
+    pub message: String,
+    /// Trying again cannot help: the broker does not want us.
+    pub is_final: bool,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.message)
+    }
+}
+
+/// Makes connections to one broker.
+pub trait Connector: Send + 'static {
+    /// What it makes.
+    type Connection: Connection;
+
+    /// The broker's address, for messages: without credentials.
+    fn address(&self) -> String;
+
+    /// One try.
+    fn connect(&mut self) -> impl Future<Output = Result<Self::Connection, Trouble>> + Send;
+}
+
+/// One connection. Nothing here waits for the broker but [`Connection::next`] and [`Connection::subscribe`].
+pub trait Connection: Send {
+    /// What comes next. May be dropped at any point without losing anything.
+    fn next(&mut self) -> impl Future<Output = Result<Event, Trouble>> + Send;
+
+    /// What it must do to stay alive while nobody has room for what comes next; ends in trouble only. May be dropped at any
+    /// point.
+    fn idle(&mut self) -> impl Future<Output = Trouble> + Send {
+        std::future::pending()
+    }
+
+    /// Listens to this, too; an error if the broker refuses.
+    fn subscribe(&mut self, to: &Subscription) -> impl Future<Output = Result<(), Trouble>> + Send;
+
+    /// Listens to it no more.
+    fn unsubscribe(&mut self, from: &Subscription) -> impl Future<Output = Result<(), Trouble>> + Send;
+
+    /// Sends; the event that confirms it has this number. Protocols without confirmations tell it as soon as it is written.
+    fn publish(
+        &mut self,
+        number: u64,
+        message: &Outgoing,
+    ) -> impl Future<Output = Result<(), Trouble>> + Send;
+
+    /// Tells the broker that a message has been dealt with and need not come again.
+    fn settle(&mut self, tag: u64) -> impl Future<Output = Result<(), Trouble>> + Send;
+
+    /// Says farewell.
+    fn close(self) -> impl Future<Output = ()> + Send;
+}

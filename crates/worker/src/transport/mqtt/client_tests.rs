@@ -1,0 +1,390 @@
+//! A connection with a broker that says what a test wants. Time stands still while anybody can do anything, and then moves to
+//! the next thing that waits for it.
+
+use super::super::{
+    codec::{Publish, PublishAnswer, SubscribeAnswer, Version},
+    session::Agreed,
+};
+use super::*;
+use bytes::Bytes;
+use proptest::prelude::*;
+use std::task::Waker;
+use tokio::io::DuplexStream;
+
+const TIMES: Times = Times { quiet: Duration::from_secs(15), answer: Duration::from_secs(30) };
+
+struct Broker {
+    stream: DuplexStream,
+    incoming: BytesMut,
+    reader: Reader,
+}
+
+fn agreed() -> Agreed {
+    Agreed {
+        version: Version::Five,
+        window: 100,
+        largest: 10_000,
+        confirms: true,
+        pool: None,
+        receive_maximum: 3,
+    }
+}
+
+fn pair_of(agreed: Agreed, room: usize) -> (Client, Broker) {
+    let (near, far) = tokio::io::duplex(room);
+    let (version, session) = (agreed.version, Session::new(agreed));
+    let reader = || Reader::new(version, 10_000);
+    let client = Client::new(Box::new(near), BytesMut::new(), reader(), session, TIMES, true);
+    (client, Broker { stream: far, incoming: BytesMut::new(), reader: reader() })
+}
+
+fn pair() -> (Client, Broker) {
+    pair_of(agreed(), 1 << 16)
+}
+
+impl Broker {
+    async fn hears(&mut self) -> Packet {
+        loop {
+            match self.reader.read(&mut self.incoming).unwrap() {
+                Read::Packet(packet) => return packet,
+                Read::Oversize { .. } => panic!("too large"),
+                Read::More => assert!(self.stream.read_buf(&mut self.incoming).await.unwrap() > 0),
+            }
+        }
+    }
+
+    async fn says(&mut self, packet: &Packet) {
+        self.stream.write_all(&written(packet)).await.unwrap();
+    }
+
+    /// Takes what is written, answers pings and nothing else.
+    async fn lives(mut self) {
+        loop {
+            if self.hears().await == Packet::Ping {
+                self.says(&Packet::PingAnswer).await;
+            }
+        }
+    }
+}
+
+fn written(packet: &Packet) -> BytesMut {
+    let mut bytes = BytesMut::new();
+    codec::write(Version::Five, packet, &mut bytes).unwrap();
+    bytes
+}
+
+fn message(topic: &str, packet_id: Option<u16>) -> Packet {
+    let (extras, payload) = (Extras::default(), Bytes::from_static(b"!"));
+    let (is_duplicate, is_retained, topic) = (false, false, topic.to_owned());
+    Packet::Publish(Publish { is_duplicate, is_retained, topic, packet_id, extras, payload })
+}
+
+fn outgoing(topic: &str) -> Outgoing {
+    Outgoing { topic: topic.to_owned(), payload: Bytes::new(), properties: Default::default() }
+}
+
+fn published(packet_id: u16, reason: u8, said: &str) -> Packet {
+    let said = (!said.is_empty()).then(|| (name::REASON, Value::Text(said.to_owned())));
+    Packet::PublishAnswer(PublishAnswer { packet_id, reason, extras: Extras(said.into_iter().collect()) })
+}
+
+fn subscribed(packet_id: u16, reason: u8) -> Packet {
+    let (reasons, extras) = (vec![reason], Extras::default());
+    Packet::SubscribeAnswer(SubscribeAnswer { packet_id, reasons, extras })
+}
+
+fn topic_of(event: &Event) -> &str {
+    match event {
+        Event::Message { topic, .. } => topic,
+        Event::Confirmed(_) | Event::Refused(..) => panic!("{event:?}"),
+    }
+}
+
+fn subscription() -> Subscription {
+    Subscription { pattern: "a/>".to_owned(), is_shared: false }
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_is_answered_with_a_ping_and_more_silence_is_the_end() {
+    let (mut client, mut broker) = pair();
+    let begun = Instant::now();
+    let talk = async {
+        for round in 1..=3 {
+            assert_eq!(broker.hears().await, Packet::Ping);
+            assert_eq!(begun.elapsed(), TIMES.quiet * round);
+            broker.says(&Packet::PingAnswer).await;
+        }
+        assert_eq!(broker.hears().await, Packet::Ping);
+        std::future::pending::<()>().await;
+    };
+    let trouble = tokio::select! { end = client.next() => end.unwrap_err(), () = talk => unreachable!() };
+    assert_eq!(trouble, again("the broker has not answered for 30 seconds"));
+    assert_eq!(begun.elapsed(), TIMES.quiet * 4 + TIMES.answer);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_not_read_is_kept_alive_and_its_silence_is_not_held_against_it() {
+    let (mut client, mut broker) = pair();
+    client.publish(1, &outgoing("x")).await.unwrap();
+    let talk = async {
+        assert!(matches!(broker.hears().await, Packet::Publish(_)));
+        for _ in 0..10 {
+            assert_eq!(broker.hears().await, Packet::Ping);
+        }
+    };
+    tokio::select! { end = client.idle() => panic!("{end}"), () = talk => {} }
+    // Long after an answer was due it is listened to again.
+    let late = async {
+        assert_eq!(broker.hears().await, Packet::Ping);
+        broker.says(&published(1, 0, "")).await;
+        std::future::pending::<()>().await;
+    };
+    let event = tokio::select! { event = client.next() => event.unwrap(), () = late => unreachable!() };
+    assert!(matches!(event, Event::Confirmed(1)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_takes_nothing_is_given_up() {
+    let (mut client, _broker) = pair_of(agreed(), 100);
+    for number in 0..50 {
+        client.publish(number, &outgoing("topic")).await.unwrap();
+    }
+    let begun = Instant::now();
+    let trouble = client.next().await.unwrap_err();
+    assert_eq!(trouble, again("the broker takes nothing of what is written for 30 seconds"));
+    assert_eq!(begun.elapsed(), TIMES.answer);
+    let (mut client, _broker) = pair_of(agreed(), 1);
+    client.publish(1, &outgoing("topic")).await.unwrap();
+    assert_eq!(client.idle().await, trouble, "also by those who do not listen");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_lives_but_leaves_a_message_unanswered_is_given_up() {
+    let (mut client, broker) = pair();
+    client.publish(1, &outgoing("x")).await.unwrap();
+    let begun = Instant::now();
+    let trouble =
+        tokio::select! { end = client.next() => end.unwrap_err(), () = broker.lives() => unreachable!() };
+    assert!(trouble.message.contains("unanswered for 30 seconds"), "{trouble}");
+    assert_eq!(begun.elapsed(), TIMES.answer);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_is_under_way_than_the_broker_takes_and_all_of_it_is_told() {
+    let (mut client, mut broker) = pair_of(Agreed { window: 2, ..agreed() }, 1 << 16);
+    for (number, topic) in [(11, "a"), (12, "b"), (13, "wild/+"), (14, "c")] {
+        client.publish(number, &outgoing(topic)).await.unwrap();
+    }
+    let large = Outgoing { payload: vec![0; 10_000].into(), ..outgoing("d") };
+    client.publish(15, &large).await.unwrap();
+    let talk = async {
+        let (first, second) = (broker.hears().await, broker.hears().await);
+        assert!(
+            matches!((&first, &second), (Packet::Publish(a), Packet::Publish(b)) if a.topic == "a" && b.topic == "b")
+        );
+        // A ping, and no third message: time has passed.
+        assert_eq!(broker.hears().await, Packet::Ping);
+        broker.says(&published(2, 0x10, "")).await;
+        assert!(
+            matches!(broker.hears().await, Packet::Publish(third) if third.topic == "c" && third.packet_id == Some(4))
+        );
+        broker.says(&published(1, 0x87, "not\nyou")).await;
+        broker.says(&published(4, 0, "")).await;
+        std::future::pending::<()>().await;
+    };
+    let told = async {
+        let mut told = Vec::new();
+        for _ in 0..5 {
+            told.push(match client.next().await.unwrap() {
+                Event::Confirmed(number) => (number, String::new()),
+                Event::Refused(number, why) => (number, why),
+                Event::Message { .. } => panic!(),
+            });
+        }
+        told
+    };
+    let mut told = tokio::select! { told = told => told, () = talk => unreachable!() };
+    told.sort();
+    let expected = [
+        (11, "not authorised (0x87): not?you"),
+        (12, ""),
+        (13, "it has no topic, or one with wildcards"),
+        (14, ""),
+        (15, "a packet of 10009 bytes is too large: the broker takes 10000"),
+    ];
+    assert_eq!(told, expected.map(|(number, why)| (number, why.to_owned())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_without_confirmations_is_believed_at_once() {
+    let (mut client, mut broker) = pair_of(Agreed { confirms: false, ..agreed() }, 1 << 16);
+    client.publish(1, &outgoing("x")).await.unwrap();
+    assert!(matches!(client.next().await.unwrap(), Event::Confirmed(1)));
+    client.close().await;
+    assert!(matches!(broker.hears().await, Packet::Publish(publish) if publish.packet_id.is_none()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_while_a_subscription_is_waited_for_is_kept_in_its_order() {
+    let (mut client, mut broker) = pair();
+    let talk = async {
+        let Packet::Subscribe(question) = broker.hears().await else { panic!() };
+        // At QoS 1, and nothing that was retained.
+        assert_eq!(question.filters, [("a/#".to_owned(), 0x21)]);
+        broker.says(&message("a/1", Some(1))).await;
+        broker.says(&message("a/2", None)).await;
+        broker.says(&subscribed(question.packet_id, 0)).await;
+        broker.says(&message("a/3", Some(2))).await;
+    };
+    let to = subscription();
+    let (done, ()) = tokio::join!(client.subscribe(&to), talk);
+    done.unwrap();
+    for expected in ["a/1", "a/2", "a/3"] {
+        assert_eq!(topic_of(&client.next().await.unwrap()), expected);
+    }
+    let refuses = async {
+        let Packet::Subscribe(question) = broker.hears().await else { panic!() };
+        broker.says(&subscribed(question.packet_id, 0x87)).await;
+    };
+    let to = subscription();
+    let (done, ()) = tokio::join!(client.subscribe(&to), refuses);
+    let expected = again("the broker lets us not listen to `a/#`: not authorised (0x87)");
+    assert_eq!(done.unwrap_err(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscription_that_is_never_answered_is_given_up() {
+    let (mut client, broker) = pair();
+    let to = subscription();
+    let trouble = tokio::select! {
+        end = client.subscribe(&to) => end.unwrap_err(),
+        () = broker.lives() => unreachable!(),
+    };
+    assert!(trouble.message.contains("unanswered"), "{trouble}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_is_acknowledged_once_and_more_than_we_take_is_trouble() {
+    let (mut client, mut broker) = pair();
+    for packet in [message("a", Some(5)), message("a", Some(5)), message("b", Some(6))] {
+        broker.says(&packet).await;
+    }
+    assert_eq!(topic_of(&client.next().await.unwrap()), "a");
+    assert_eq!(topic_of(&client.next().await.unwrap()), "b", "what is here already is passed over");
+    for tag in [6, 6, 7, 1 << 40, 5] {
+        client.settle(tag).await.unwrap();
+    }
+    for id in [7, 8, 9, 10] {
+        broker.says(&message("c", Some(id))).await;
+    }
+    for _ in 0..3 {
+        client.next().await.unwrap();
+    }
+    let trouble = client.next().await.unwrap_err();
+    assert_eq!(trouble, again("the broker sends more than 3 messages at once"));
+    client.close().await;
+    assert_eq!([broker.hears().await, broker.hears().await], [published(6, 0, ""), published(5, 0, "")]);
+    assert!(matches!(broker.hears().await, Packet::Disconnect(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_farewell_ends_the_session_and_does_not_wait_for_ever() {
+    let (mut client, mut broker) = pair();
+    broker.says(&message("a", Some(1))).await;
+    client.next().await.unwrap();
+    client.settle(1).await.unwrap();
+    let begun = Instant::now();
+    client.close().await;
+    assert_eq!(begun.elapsed(), LONGEST_FAREWELL);
+    assert_eq!(broker.hears().await, published(1, 0, ""));
+    let extras = Extras(vec![(name::SESSION_EXPIRY, Value::Four(0))]);
+    assert_eq!(broker.hears().await, Packet::Disconnect(Disconnect { reason: 0, extras }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_broker_says_of_the_end_is_told() {
+    for (last, expected) in [
+        (
+            b"\xe0\x01\x8e".as_slice(),
+            "the broker ends the connection: another client came with the same identifier (0x8e)",
+        ),
+        (b"\xc0\x00", "the broker says what only a client says, or says it again"),
+        (b"\xff\xff", "the broker closed the connection"),
+        (b"\xf0\x00", "an exchange of authentication was not asked for"),
+        (b"", "the broker closed the connection"),
+    ] {
+        let (mut client, mut broker) = pair();
+        broker.stream.write_all(last).await.unwrap();
+        drop(broker);
+        let trouble = client.next().await.unwrap_err();
+        assert!(trouble.message.contains(expected) && !trouble.is_final, "{trouble}");
+    }
+}
+
+#[test]
+fn identifiers_go_round_and_leave_out_those_in_use() {
+    let now = Instant::now();
+    let mut session = Session::new(agreed());
+    let about = subscription();
+    let first = session.ask(&about, true, now).unwrap();
+    for _ in 0..u16::MAX - 1 {
+        let id = session.ask(&about, true, now).unwrap();
+        assert!(id != 0 && id != first);
+        let answered = SubscribeAnswer { packet_id: id, reasons: vec![0], extras: Extras::default() };
+        session.received(Packet::SubscribeAnswer(answered)).unwrap();
+    }
+    assert_eq!(session.ask(&about, true, now).unwrap(), first + 1);
+    for _ in 0..u16::MAX - 2 {
+        session.ask(&about, false, now).unwrap();
+    }
+    assert!(session.ask(&about, false, now).is_err(), "none is left");
+}
+
+proptest! {
+    /// Each wait is given up after one look, wherever the bytes are cut.
+    #[test]
+    fn waits_that_are_given_up_lose_nothing(cuts in proptest::collection::vec(1..9_usize, 1..200)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let (mut client, mut broker) = pair_of(agreed(), 64);
+            let mut stream = BytesMut::new();
+            for at in 0..20 {
+                stream.extend_from_slice(&written(&message(&format!("t/{at}"), None)));
+            }
+            let (mut seen, mut cuts) = (0, cuts.iter().cycle());
+            let mut said = 0_u64;
+            while seen < 20 {
+                let cut = (*cuts.next().unwrap()).min(stream.len());
+                broker.stream.write_all(&stream.split_to(cut)).await.unwrap();
+                client.publish(said, &outgoing("x")).await.unwrap();
+                said += 1;
+                loop {
+                    let mut context = Context::from_waker(Waker::noop());
+                    match pin!(client.next()).poll(&mut context) {
+                        Poll::Ready(event) => {
+                            assert_eq!(topic_of(&event.unwrap()), format!("t/{seen}"));
+                            seen += 1;
+                        }
+                        Poll::Pending => break,
+                    }
+                }
+                // Its pipe is small: what we write is cut, too.
+                let mut context = Context::from_waker(Waker::noop());
+                while let Poll::Ready(Ok(_)) = pin!(broker.stream.read_buf(&mut broker.incoming)).poll(&mut context) {}
+            }
+            let (mut heard, window) = (0, said.min(100));
+            while heard < window {
+                match broker.reader.read(&mut broker.incoming).unwrap() {
+                    Read::Packet(Packet::Publish(_)) => heard += 1,
+                    Read::Packet(other) => panic!("{other:?}"),
+                    Read::Oversize { .. } => panic!(),
+                    Read::More => {
+                        let mut context = Context::from_waker(Waker::noop());
+                        assert!(pin!(client.next()).poll(&mut context).is_pending());
+                        assert!(broker.stream.read_buf(&mut broker.incoming).await.unwrap() > 0);
+                    }
+                }
+            }
+        });
+    }
+}

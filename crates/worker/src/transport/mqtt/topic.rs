@@ -1,0 +1,41 @@
+//! Patterns of the mesh in the words of MQTT.
+
+/// `*` is `+`, a last `>` is `#`; for members of a pool that take turns with `$share/{pool}/` before it.
+pub(super) fn filter(pattern: &str, pool: Option<&str>) -> Result<String, String> {
+    let cannot = |why: &str| Err(format!("`{pattern}` cannot be subscribed to over MQTT: {why}"));
+    if pattern.is_empty() || pattern.contains(['+', '#', '\0']) {
+        return cannot("it is empty, or has one of `+`, `#`, NUL");
+    }
+    let last = pattern.split('/').count() - 1;
+    let mut levels = Vec::new();
+    for (at, level) in pattern.split('/').enumerate() {
+        levels.push(match level {
+            "*" => "+",
+            ">" if at == last => "#",
+            _ if level.contains(['*', '>']) => return cannot("a wildcard stands for whole levels only"),
+            _ => level,
+        });
+    }
+    let filter = levels.join("/");
+    Ok(pool.map_or(filter.clone(), |pool| format!("$share/{pool}/{filter}")))
+}
+
+/// Whether a pool can be called so.
+pub(super) fn is_pool(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['/', '+', '#', '\0'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wildcards_are_translated_and_what_cannot_be_said_is_refused() {
+        assert_eq!(filter("a/*/invoke/>", None), Ok("a/+/invoke/#".to_owned()));
+        assert_eq!(filter(">", Some("p")), Ok("$share/p/#".to_owned()));
+        for wrong in ["", "a/+", "a/#", "a/b*", "a/>/b", "a\0"] {
+            assert!(filter(wrong, None).is_err(), "{wrong}");
+        }
+        assert!(is_pool("builtin-tools-worker") && !is_pool("a/b") && !is_pool(""));
+    }
+}

@@ -1,0 +1,9 @@
+//! What is said on the wire, as pure functions of bytes: topics, requests, answers, codes. Hostile bytes are expected.
+
+pub mod answer;
+pub mod code;
+mod fields;
+mod reply;
+pub mod request;
+pub mod schema;
+pub mod topic;
