@@ -267,17 +267,22 @@ impl Gateway {
             working: work::shares(),
             turns,
         }));
+        gateway.take_over()?;
+        Ok(gateway)
+    }
+
+    /// Says that it is there, and settles what a server before left without an end.
+    fn take_over(&self) -> Result<(), DatabaseError> {
         let about = format!("version={} pid={}", env!("CARGO_PKG_VERSION"), std::process::id());
         let start = Entry { what: "server.start", about: &about, ..Entry::default() };
-        gateway.0.audit.note(&start).map_err(|error| DatabaseError::Place {
-            path: gateway.state().to_owned(),
+        self.0.audit.note(&start).map_err(|error| DatabaseError::Place {
+            path: self.state().to_owned(),
             why: format!("the audit cannot be written: {error}"),
         })?;
-        gateway.note_restored()?;
-        jobs::settle(&gateway)?;
-        gateway.recall_sandboxes()?;
-        gateway.begin_records()?;
-        Ok(gateway)
+        self.note_restored()?;
+        jobs::settle(self)?;
+        self.recall_sandboxes()?;
+        self.begin_records()
     }
 
     /// Serves until it is told to stop; then ends connections and runs, those that go on after a grace by cancelling them.
