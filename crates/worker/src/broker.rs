@@ -2,7 +2,10 @@
 //! themselves, nothing is kept for those who are not there. Every bound that is reached is told to whoever reaches it, but for
 //! one: a client that does not take its messages loses the newest, and is told so when it asks for more.
 
-use crate::transport::lines::{self, Command, Delivered, Reply, is_meant};
+use crate::{
+    transport::lines::{self, Command, Delivered, Reply},
+    wire::topic::{Rest, matches},
+};
 use serde_json::{Value, value::RawValue};
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -94,7 +97,7 @@ type Properties = serde_json::Map<String, Value>;
 
 impl Client {
     fn offer(&self, message: &Arc<Delivered>) {
-        if !locked(&self.patterns).iter().any(|pattern| is_meant(&message.topic, pattern)) {
+        if !locked(&self.patterns).iter().any(|pattern| matches(pattern, &message.topic, Rest::AlsoNothing)) {
             return;
         }
         let mut waiting = locked(&self.waiting);

@@ -171,42 +171,9 @@ pub fn as_texts(properties: Map<String, Value>) -> Properties {
         .collect()
 }
 
-/// Whether a topic is meant by a pattern: `*` is one level, a last `>` everything below, and also nothing.
-pub fn is_meant(topic: &str, pattern: &str) -> bool {
-    let (mut levels, mut wanted) = (topic.split('/'), pattern.split('/'));
-    loop {
-        match (wanted.next(), levels.next()) {
-            (Some(">"), _) => return wanted.next().is_none(),
-            (Some("*"), Some(_)) => {}
-            (Some(want), Some(level)) if want == level => {}
-            (None, None) => return true,
-            _ => return false,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn patterns_mean_levels() {
-        for (pattern, topic, is) in [
-            ("a/b", "a/b", true),
-            ("a/b", "a/b/c", false),
-            ("a/*", "a/b", true),
-            ("a/*", "a", false),
-            ("a/*", "a/b/c", false),
-            ("a/>", "a/b/c", true),
-            ("a/>", "a", true),
-            ("a/>/c", "a/b/c", false),
-            (">", "a", true),
-            ("*/b", "a/b", true),
-            ("a*", "ab", false),
-        ] {
-            assert_eq!(is_meant(topic, pattern), is, "{pattern} {topic}");
-        }
-    }
 
     #[tokio::test]
     async fn a_line_is_bounded_and_may_come_in_pieces() {

@@ -1,23 +1,14 @@
 //! Patterns of the mesh in the words of MQTT.
 
+use crate::wire::topic::mqtt_filter;
+
 /// `*` is `+`, a last `>` is `#`; for members of a pool that take turns with `$share/{pool}/` before it.
 pub(super) fn filter(pattern: &str, pool: Option<&str>) -> Result<String, String> {
-    let cannot = |why: &str| Err(format!("`{pattern}` cannot be subscribed to over MQTT: {why}"));
-    if pattern.is_empty() || pattern.contains(['+', '#', '\0']) {
-        return cannot("it is empty, or has one of `+`, `#`, NUL");
-    }
-    let last = pattern.split('/').count() - 1;
-    let mut levels = Vec::new();
-    for (at, level) in pattern.split('/').enumerate() {
-        levels.push(match level {
-            "*" => "+",
-            ">" if at == last => "#",
-            _ if level.contains(['*', '>']) => return cannot("a wildcard stands for whole levels only"),
-            _ => level,
-        });
-    }
-    let filter = levels.join("/");
-    Ok(pool.map_or(filter.clone(), |pool| format!("$share/{pool}/{filter}")))
+    let filter = mqtt_filter(pattern).map_err(|bad| bad.to_string())?;
+    Ok(match pool {
+        Some(pool) => format!("$share/{pool}/{filter}"),
+        None => filter,
+    })
 }
 
 /// Whether a pool can be called so.
