@@ -13,7 +13,7 @@
 //! later has all that the database knows of. Nothing may be retired meanwhile: both take `upkeep.lock`.
 //!
 //! Not in it: the master key of the secrets, run records, sockets and locks, images (they are pulled or loaded again),
-//! layers of workspaces, and audits that were set aside (`audit-aside-…`).
+//! layers of workspaces, audits and ledgers that were set aside (`audit-aside-…`, `ledger-aside-…`).
 
 mod judge;
 mod read;
