@@ -23,7 +23,7 @@ const MAY_USE: [(&str, &[&str]); 17] = [
             "airlock-spec",
         ],
     ),
-    ("airlock-worker", &["airlock-spec"]),
+    ("airlock-worker", &["airlock-doors", "airlock-engine", "airlock-spec"]),
     ("airlock-gateway", &["airlock-engine", "airlock-image", "airlock-store", "airlock-spec"]),
     ("airlock-bench", &["airlock-engine", "airlock-spec"]),
     // Programs of their own that measure ours from outside, and what they share.

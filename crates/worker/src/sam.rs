@@ -1,0 +1,1 @@
+//! The loop: what arrives is read, takes its turn, is called and answered.

@@ -1,0 +1,1 @@
+//! What the environment says: each variable honoured, accepted with a notice, or refused.
