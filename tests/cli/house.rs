@@ -21,6 +21,7 @@ const MAY_USE: [(&str, &[&str]); 17] = [
             "airlock-image",
             "airlock-store",
             "airlock-spec",
+            "airlock-worker",
         ],
     ),
     ("airlock-worker", &["airlock-doors", "airlock-engine", "airlock-spec"]),
