@@ -63,7 +63,10 @@ pub struct Settings {
 #[derive(Clone, Debug)]
 pub enum Place {
     /// In the memory of this process, at most so many bytes: shared with nobody.
-    Memory { most: u64 },
+    Memory {
+        /// In bytes.
+        most: u64,
+    },
     /// In a folder of this machine.
     Folder(PathBuf),
     /// In a bucket.
