@@ -1,7 +1,5 @@
-//! A bucket of S3 or GCS: how it is reached, and keys that arrive there exactly as they are written here.
-//!
-//! `object_store` sends keys to S3 encoded, and to GCS as they are: what is a `?` or a `%` in a key would be something else in
-//! the address. So keys of GCS are encoded here. Lists take and give plain keys at both.
+//! A bucket of S3 or GCS: how it is reached, and keys that arrive there exactly as they are written here. A key is never made
+//! from parts by `object_store`, which would write some characters in another way.
 
 use super::{ShelfError, names};
 use object_store::{
@@ -11,11 +9,7 @@ use object_store::{
     gcp::GoogleCloudStorageBuilder,
     path::Path,
 };
-use std::{
-    fmt::{self, Write},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 /// A bucket and how it is reached.
 #[derive(Clone)]
@@ -136,7 +130,7 @@ impl Store {
     }
 
     pub(crate) async fn get(&self, key: &str, options: GetOptions) -> object_store::Result<GetResult> {
-        self.inner.get_opts(&self.at(key)?, options).await
+        self.inner.get_opts(&Path::parse(key)?, options).await
     }
 
     pub(crate) async fn put(
@@ -145,7 +139,7 @@ impl Store {
         payload: PutPayload,
         how: PutOptions,
     ) -> object_store::Result<()> {
-        self.inner.put_opts(&self.at(key)?, payload, how).await.map(drop)
+        self.inner.put_opts(&Path::parse(key)?, payload, how).await.map(drop)
     }
 
     /// Calls `each` with what is under `below/`, by its rest of the key, until it says that it is enough.
@@ -164,13 +158,6 @@ impl Store {
         }
         Ok(())
     }
-
-    fn at(&self, key: &str) -> object_store::Result<Path> {
-        Ok(match self.kind {
-            Kind::S3 => Path::parse(key)?,
-            Kind::Gcs => Path::parse(encoded(key))?,
-        })
-    }
 }
 
 /// What went wrong, in a few words: without addresses, keys and whatever else a client may say.
@@ -183,36 +170,34 @@ pub(crate) fn cause(error: &Error) -> String {
         Error::Unauthenticated { .. } => "the store does not know our credentials".to_owned(),
         Error::InvalidPath { .. } => "a key in the bucket cannot be a name".to_owned(),
         Error::NotImplemented { .. } => "the store cannot do this".to_owned(),
-        other => {
-            let mut last: &dyn std::error::Error = other;
+        other => said(other),
+    }
+}
+
+/// What a server answered: the word for it that S3 and GCS have, else the innermost reason.
+fn said(error: &Error) -> String {
+    let whole = error.to_string();
+    let code = whole.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
+    let said = match code {
+        Some(("NoSuchBucket", _)) => return "there is no such bucket".to_owned(),
+        Some((code, _)) => code.to_owned(),
+        None => {
+            let mut last: &dyn std::error::Error = error;
             while let Some(source) = last.source() {
                 last = source;
             }
-            let said: String = last.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-            let shown = names::shown(&said);
-            format!("the store does not answer as it should: {shown}")
+            // What follows is the server's own document.
+            let last = last.to_string();
+            last.split('<').next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
         }
-    }
+    };
+    format!("the store does not answer as it should: {}", names::shown(&said))
 }
 
 fn is_loopback(rest: &str) -> bool {
     let host = rest.split('/').next().unwrap_or_default();
     let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
     matches!(host, "127.0.0.1" | "localhost" | "[::1]")
-}
-
-fn encoded(key: &str) -> String {
-    let mut encoded = String::new();
-    for byte in key.bytes() {
-        // Writing to a string does not fail.
-        _ = match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
-                write!(encoded, "{}", char::from(byte))
-            }
-            other => write!(encoded, "%{other:02X}"),
-        };
-    }
-    encoded
 }
 
 /// The whole answer must come within this.

@@ -52,11 +52,6 @@ fn addresses_and_credentials_must_fit() {
     }
 }
 
-#[test]
-fn keys_of_gcs_are_encoded_but_for_their_separators() {
-    assert_eq!(encoded("a/b c%2F?#é~"), "a/b%20c%252F%3F%23%C3%A9~");
-}
-
 #[tokio::test]
 async fn a_server_that_is_away_is_said_to_be_so_without_its_address() {
     // Nobody listens on a port that was just given back.
