@@ -281,11 +281,27 @@ for name, text in given.items():
     assert_eq!(beside, ["tools"]);
 }
 
-/// A FAKE of Google's server: the three calls that we make. Keys are what an address says, decoded once.
-#[derive(Clone, Default)]
-struct Gcs(Arc<Mutex<BTreeMap<String, (Vec<u8>, String)>>>);
+/// How a server takes it that an object shall be made only if its key is free.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Manner {
+    Honours,
+    Ignores,
+    Cannot,
+}
 
-impl Gcs {
+/// What a server has, by key: bytes and their type.
+type Held = BTreeMap<String, (Vec<u8>, String)>;
+
+/// A FAKE of Google's server, and of servers like Amazon's that have faults: the three calls that we make. Keys are what an
+/// address says, decoded once.
+#[derive(Clone)]
+struct Fake(Arc<Mutex<Held>>, Manner);
+
+impl Fake {
+    fn new(manner: Manner) -> Fake {
+        Fake(Arc::default(), manner)
+    }
+
     fn start(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -331,6 +347,8 @@ impl Gcs {
         let (method, target) = line.trim_end_matches(" HTTP/1.1\r\n").split_once(' ').unwrap();
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let key = decoded(path.strip_prefix("/bucket").unwrap().trim_start_matches('/'));
+        let only_if_free = headers.get("x-goog-if-generation-match").is_some_and(|value| value == "0")
+            || headers.get("if-none-match").is_some_and(|value| value == "*");
         let none = || (404, "text/plain".to_owned(), Vec::new());
         match method {
             "GET" if key.is_empty() => {
@@ -345,7 +363,8 @@ impl Gcs {
                 (200, "application/xml".to_owned(), list.into_bytes())
             }
             "GET" => held.get(&key).map_or_else(none, |(bytes, kind)| (200, kind.clone(), bytes.clone())),
-            "PUT" if headers["x-goog-if-generation-match"] == "0" && held.contains_key(&key) => {
+            "PUT" if only_if_free && self.1 == Manner::Cannot => (501, "text/plain".to_owned(), Vec::new()),
+            "PUT" if only_if_free && self.1 == Manner::Honours && held.contains_key(&key) => {
                 (412, "text/plain".to_owned(), Vec::new())
             }
             "PUT" => {
@@ -372,7 +391,7 @@ fn decoded(text: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_of_gcs_are_those_of_googles_kit() {
-    let fake = Gcs::default();
+    let fake = Fake::new(Manner::Honours);
     let account = json!({"gcs_base_url": "http://127.0.0.1:1", "disable_oauth": true, "client_email": "",
                          "private_key": "", "private_key_id": ""});
     let shelf = open(&Remote {
@@ -397,4 +416,37 @@ async fn keys_of_gcs_are_those_of_googles_kit() {
         (0..2).map(move |version| format!("myorg/dev/ana ü/{middle}/{name}/{version}"))
     });
     assert_eq!(keys, expected.collect());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_server_that_writes_over_what_is_there_is_found_out_and_still_loses_nothing_of_ours() {
+    for manner in [Manner::Honours, Manner::Ignores, Manner::Cannot] {
+        let shelf = open(&Remote {
+            kind: Kind::S3,
+            bucket: "bucket".to_owned(),
+            region: "us-east-1".to_owned(),
+            endpoint: Some(Fake::new(manner).start()),
+            credentials: Credentials::Keys {
+                key: "key".to_owned(),
+                secret: "secret".to_owned(),
+                token: None,
+            },
+        });
+        assert_eq!(shelf.weakness(), None);
+        let mut writers = Vec::new();
+        for count in 0..12_u32 {
+            let (shelf, bytes) = (shelf.clone(), count.to_string());
+            writers.push(tokio::spawn(async move {
+                (shelf.save(&ana(), "a", "x/y", bytes.clone().into()).await.unwrap(), bytes)
+            }));
+        }
+        let mut versions = BTreeSet::new();
+        for writer in writers {
+            let (version, bytes) = writer.await.unwrap();
+            assert!(versions.insert(version), "{manner:?}: {version} twice");
+            assert_eq!(shelf.load(&ana(), "a", Some(version), 9).await.unwrap().bytes, bytes, "{manner:?}");
+        }
+        assert_eq!(versions, (0..12).collect(), "{manner:?}");
+        assert_eq!(shelf.weakness().is_none(), manner == Manner::Honours, "{manner:?}");
+    }
 }

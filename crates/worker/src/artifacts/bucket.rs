@@ -1,8 +1,9 @@
 //! Files in a bucket, one object a version, as agents of the mesh have them.
 //!
-//! An object appears whole or not at all, and is made only if its key is free: whoever loses takes the next number. A server
-//! that cannot do that is refused, as two writers would lose one of their files in silence. When only the answer to a write is
-//! lost, the same bytes may become two versions.
+//! An object appears whole or not at all, and is made only if its key is free: whoever loses takes the next number. Some servers
+//! of others cannot do that, or do not care; which is found out by making the first object a second time. With those, writers
+//! of this process take turns, those of two workers may lose a file to each other, and [`Bucket::weakness`] says so. When only
+//! the answer to a write is lost, the same bytes may become two versions.
 
 use super::{
     Failed, Version, cause, missing,
@@ -12,6 +13,8 @@ use super::{
 };
 use bytes::{Bytes, BytesMut};
 use object_store::{Attribute, Attributes, Error, GetOptions, GetResult, PutMode, PutOptions};
+use std::sync::OnceLock;
+use tokio::sync::Mutex;
 
 /// Each lost race means that another writer won one.
 const TRIES: usize = 1000;
@@ -20,14 +23,32 @@ const MOST_LISTED: usize = 100_000;
 /// Of agents by Google's kit: the object stands for something that is elsewhere.
 const ELSEWHERE: [&str; 2] = ["adkfileuri", "file_uri"];
 
+/// What is made a second time to see what the server does is not larger.
+const LARGEST_TRIAL: usize = 16 << 20;
+
 #[derive(Debug)]
 pub(super) struct Bucket {
     store: Store,
+    /// Whether the server makes an object only if its key is free, once that is known.
+    exclusive: OnceLock<bool>,
+    /// Held by writers for as long as it is not known to do so.
+    turn: Mutex<()>,
 }
 
 impl Bucket {
     pub(super) fn new(store: Store) -> Bucket {
-        Bucket { store }
+        let exclusive = OnceLock::new();
+        if store.kind == Kind::Gcs {
+            _ = exclusive.set(true);
+        }
+        Bucket { store, exclusive, turn: Mutex::default() }
+    }
+
+    /// What this store does not hold to, if it is known.
+    pub(super) fn weakness(&self) -> Option<&'static str> {
+        let weak = "the server of artifacts writes over what is there (it does not honour `If-None-Match`): \
+                    versions of two workers may collide";
+        (self.exclusive.get() == Some(&false)).then_some(weak)
     }
 
     /// The key of a name's versions.
@@ -64,28 +85,56 @@ impl Bucket {
     }
 
     pub(super) async fn save(&self, names: &Names<'_>, mime_type: &str, bytes: Bytes) -> Result<i64, Failed> {
+        let _turn = match self.exclusive.get() {
+            Some(true) => None,
+            Some(false) | None => Some(self.turn.lock().await),
+        };
         let key = self.key(names)?;
         let mut number = self.latest(&key).await?.unwrap_or(-1);
         for _ in 0..TRIES {
             number = number
                 .checked_add(1)
                 .ok_or_else(|| Failed("its versions have come to the highest number".to_owned()))?;
-            let how = PutOptions {
-                mode: PutMode::Create,
-                attributes: self.attributes(names, mime_type, number)?,
-                ..PutOptions::default()
-            };
-            match self.store.put(&format!("{key}/{number}"), bytes.clone().into(), how).await {
-                Ok(()) => return Ok(number),
+            let attributes = self.attributes(names, mime_type, number)?;
+            let at = format!("{key}/{number}");
+            match self.put(&at, &bytes, attributes.clone()).await {
+                Ok(()) => {
+                    self.try_out(&at, &bytes, attributes).await;
+                    return Ok(number);
+                }
                 Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {}
-                Err(error) if cannot_create(&error) => {
-                    let why = "its server cannot make an object only if its key is free (`If-None-Match`), so versions could be lost";
-                    return Err(Failed(why.to_owned()));
+                Err(error) if self.exclusive.get().is_none() && cannot_create(&error) => {
+                    _ = self.exclusive.set(false);
+                    // The same number again, in the other way.
+                    number -= 1;
                 }
                 Err(error) => return Err(failed(error)),
             }
         }
         Err(Failed("too many others keep files of this name".to_owned()))
+    }
+
+    async fn put(&self, at: &str, bytes: &Bytes, attributes: Attributes) -> object_store::Result<()> {
+        let mode = match self.exclusive.get() {
+            Some(false) => PutMode::Overwrite,
+            Some(true) | None => PutMode::Create,
+        };
+        self.store
+            .put(at, bytes.clone().into(), PutOptions { mode, attributes, ..PutOptions::default() })
+            .await
+    }
+
+    /// Makes what was just made a second time: a server that lets us writes the same bytes over themselves.
+    async fn try_out(&self, at: &str, bytes: &Bytes, attributes: Attributes) {
+        if self.exclusive.get().is_some() || bytes.len() > LARGEST_TRIAL {
+            return;
+        }
+        match self.put(at, bytes, attributes).await {
+            Ok(()) => _ = self.exclusive.set(false),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => _ = self.exclusive.set(true),
+            // Whatever else it is: it is still not known.
+            Err(_) => {}
+        }
     }
 
     fn attributes(&self, names: &Names<'_>, mime_type: &str, number: i64) -> Result<Attributes, Failed> {
@@ -124,7 +173,7 @@ fn cannot_create(error: &Error) -> bool {
 }
 
 /// All of an object, if it is not larger than that, whatever its server says.
-pub(crate) async fn whole(found: GetResult, most: u64) -> Result<Bytes, Failed> {
+async fn whole(found: GetResult, most: u64) -> Result<Bytes, Failed> {
     if found.meta.size > most {
         return Err(too_large(found.meta.size, most));
     }

@@ -140,6 +140,14 @@ impl Shelf {
         Shelf { kept: Kept::Memory(Arc::new(memory)), sharing: Arc::new(Sharing::App) }
     }
 
+    /// What the store turned out not to hold to, for the log: known after the first save at the earliest.
+    pub fn weakness(&self) -> Option<&'static str> {
+        match &self.kept {
+            Kept::Bucket(bucket) => bucket.weakness(),
+            Kept::Memory(_) | Kept::Folder(_) => None,
+        }
+    }
+
     /// A version, or the latest, of at most so many bytes.
     pub async fn load(
         &self,

@@ -20,12 +20,14 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::{io::AsyncWriteExt, sync::watch};
+use tokio::{io::AsyncWriteExt, sync::watch, task::JoinSet};
 use tree::{Fetched, Tree, Wanted};
 
 /// How deep a key may go, and how long it may be.
 const DEEPEST: usize = 32;
 const LONGEST: usize = 1024;
+/// How many objects are on their way at the same time.
+const AT_ONCE: usize = 8;
 /// How many refused keys are named.
 const MOST_NAMED: usize = 20;
 /// How long the first cycle is waited for.
@@ -124,7 +126,7 @@ impl ToolSync {
 
     /// Brings what changed, once, and tells how it went.
     pub async fn cycle(&self) -> State {
-        let state = match self.bring().await {
+        let state = match self.once().await {
             Ok(refused) => State::Ok { refused },
             Err(why) => State::Failed(why),
         };
@@ -132,7 +134,7 @@ impl ToolSync {
         state
     }
 
-    async fn bring(&self) -> Result<Vec<String>, String> {
+    async fn once(&self) -> Result<Vec<String>, String> {
         let Listed { wanted, refused } = self.listed().await?;
         let (folder, wanted) = (self.folder.clone(), Arc::new(wanted));
         let (tree, changed) = blocking({
@@ -144,11 +146,7 @@ impl ToolSync {
             }
         })
         .await?;
-        let mut fetched = Vec::new();
-        for path in changed {
-            let Some(object) = wanted.get(&path) else { continue };
-            fetched.extend(self.fetch(&tree, path, object).await?);
-        }
+        let fetched = self.fetch(&tree, &changed, &wanted).await?;
         blocking(move || tree.apply(&wanted, fetched)).await?;
         Ok(refused)
     }
@@ -181,25 +179,50 @@ impl ToolSync {
         }
     }
 
-    /// Brings one object into a file that nobody sees yet.
-    async fn fetch(&self, tree: &Tree, path: String, object: &Wanted) -> Result<Option<Fetched>, String> {
-        let told = |why: String| format!("{} cannot be brought: {why}", names::shown(&path));
-        // One that was replaced meanwhile may belong to a manifest that is not here yet. GCS has its own word for it, which
-        // is not in our lists.
-        let if_match = object.e_tag.clone().filter(|_| self.store.kind == Kind::S3);
-        let options = GetOptions { if_match, ..GetOptions::default() };
-        let found = match self.store.get(&format!("{}/{path}", self.below), options).await {
-            // `NAME/`, which stands for an empty folder in some programs, is listed like `NAME`.
-            Err(Error::NotFound { .. }) if object.size == 0 => return Ok(None),
-            Err(Error::Precondition { .. }) => return Err(told("it changed meanwhile".to_owned())),
-            found => found.map_err(|error| told(cause(&error)))?,
-        };
-        let (name, file) = tree.draft().map_err(|error| told(error.to_string()))?;
-        let size = copy(found, file, object.size).await.map_err(told)?;
-        match size == object.size {
-            true => Ok(Some(Fetched { path, draft: name })),
-            false => Err(told(format!("{size} of its {} bytes came", object.size))),
+    /// Brings objects into files that nobody sees yet, a few at a time.
+    async fn fetch(
+        &self,
+        tree: &Tree,
+        changed: &[String],
+        wanted: &BTreeMap<String, Wanted>,
+    ) -> Result<Vec<Fetched>, String> {
+        let mut fetched = Vec::new();
+        for some in changed.chunks(AT_ONCE) {
+            let mut under_way = JoinSet::new();
+            for path in some {
+                let told = |why: String| format!("{} cannot be brought: {why}", names::shown(path));
+                let Some(object) = wanted.get(path) else { continue };
+                let (draft, file) = tree.draft().map_err(|error| told(error.to_string()))?;
+                let (store, key) = (self.store.clone(), format!("{}/{path}", self.below));
+                let (path, object) = (path.clone(), object.clone());
+                under_way.spawn(async move {
+                    let came = bring(&store, &key, &object, file).await;
+                    let told = |why| format!("{} cannot be brought: {why}", names::shown(&path));
+                    came.map_err(told).map(|came| came.then_some(Fetched { path, draft }))
+                });
+            }
+            while let Some(came) = under_way.join_next().await {
+                fetched.extend(came.map_err(|_| "bringing tools stopped in the middle".to_owned())??);
+            }
         }
+        Ok(fetched)
+    }
+}
+
+/// Brings one object into a file; says whether there is one.
+async fn bring(store: &Store, key: &str, object: &Wanted, file: File) -> Result<bool, String> {
+    // One that was replaced meanwhile may belong to a manifest that is not here yet. GCS has its own word for it, which is not
+    // in our lists.
+    let if_match = object.e_tag.clone().filter(|_| store.kind == Kind::S3);
+    let found = match store.get(key, GetOptions { if_match, ..GetOptions::default() }).await {
+        // `NAME/`, which stands for an empty folder in some programs, is listed like `NAME`.
+        Err(Error::NotFound { .. }) if object.size == 0 => return Ok(false),
+        Err(Error::Precondition { .. }) => return Err("it changed meanwhile".to_owned()),
+        found => found.map_err(|error| cause(&error))?,
+    };
+    match copy(found, file, object.size).await? {
+        size if size == object.size => Ok(true),
+        size => Err(format!("{size} of its {} bytes came", object.size)),
     }
 }
 
