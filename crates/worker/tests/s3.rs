@@ -131,7 +131,7 @@ const NAMES: [&str; 10] = [
     "a#b?c&d=e.txt",
     "ﬁle Ａ\u{202f}é😀.txt",
     "user:of ana.txt",
-    "deep/er.txt",
+    ".hidden",
     "quo\"te's\\back.txt",
     "~^`{|}[]<>*!()@,;$.txt",
     "...",

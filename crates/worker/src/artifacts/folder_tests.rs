@@ -3,9 +3,10 @@ use crate::artifacts::{Place, Scope, Settings, Sharing, Shelf};
 use bytes::Bytes;
 use std::{
     fs,
+    io::{BufRead, BufReader},
     os::unix::fs::{PermissionsExt, symlink},
     path::PathBuf,
-    process::Command,
+    process::{Command, Stdio},
 };
 
 /// Gone with the value.
@@ -133,6 +134,59 @@ async fn what_a_crash_leaves_is_swept_and_what_is_being_written_is_not() {
     assert_eq!(base.count_drafts(), 1, "its writer lives");
     drop(living);
     assert_eq!(base.count_drafts(), 0);
+}
+
+/// Not a claim: the writer that the next one kills.
+#[tokio::test]
+#[ignore = "runs until it is killed"]
+async fn writes_until_it_is_killed() {
+    let Some(base) = std::env::var_os("AIRLOCK_TEST_BASE") else { return };
+    let sharing = Sharing::Namespace("myorg/dev".to_owned());
+    let shelf = Shelf::open(Settings { place: Place::Folder(base.into()), sharing }).unwrap();
+    loop {
+        let bytes = vec![7; 100_000].into();
+        println!("saved {}", shelf.save(&ana(), "a", "text/plain", bytes).await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_writer_that_is_killed_leaves_whole_versions_and_nothing_else() {
+    let base = Base::new();
+    let mut told = BTreeSet::new();
+    for lines in [1, 4, 7, 2, 9] {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--ignored",
+                "--exact",
+                "--nocapture",
+                "artifacts::folder::tests::writes_until_it_is_killed",
+            ])
+            .env("AIRLOCK_TEST_BASE", &base.0)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let saved =
+            output.filter_map(|line| line.split_once("saved ").map(|(_, number)| number.parse().unwrap()));
+        let saved: Vec<i64> = saved.take(lines).collect();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(saved.len(), lines);
+        for number in saved {
+            assert!(told.insert(number), "{number} twice");
+        }
+    }
+    let shelf = base.open();
+    assert_eq!(base.count_drafts(), 0, "swept");
+    for number in &told {
+        let kept = shelf.load(&ana(), "a", Some(*number), 100_000).await.unwrap();
+        assert_eq!(kept.bytes.len(), 100_000, "what was told is there");
+    }
+    for entry in fs::read_dir(base.0.join("dev/ana/s/a")).unwrap() {
+        let (name, size) = (entry.as_ref().unwrap().file_name(), entry.unwrap().metadata().unwrap().len());
+        let whole = if name.to_str().unwrap().ends_with(".meta") { 27 } else { 100_000 };
+        assert_eq!(size, whole, "{name:?}");
+    }
 }
 
 #[tokio::test]

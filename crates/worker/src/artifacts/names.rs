@@ -7,7 +7,9 @@
 //! ```
 //! Agents take the last part of whatever they are given. We do the same with a namespace, which is the operator's, and with
 //! the name of a file, which stays with its owner; but a user, a session or an agent with a separator in its name is
-//! refused: `a/b` and `c/b` would share a folder, and with keys one user could reach into another's.
+//! refused: `a/b` and `c/b` would share a folder, and with keys one user could reach into another's. In a bucket that goes for
+//! file names as well: `NAMESPACE/a/b` may be a namespace of its own. And no user is called like the place of tools there
+//! (`tools/sync.rs`), or whoever may name a user could write tools.
 
 use super::{Scope, Sharing, ShelfError};
 use icu_normalizer::ComposingNormalizerBorrowed;
@@ -22,6 +24,8 @@ const LONGEST_VERSION: usize = 20;
 const USERS: &str = "user:";
 /// Where files of no session are.
 const USERS_FOLDER: &str = "user";
+/// What tools in object storage are under, beside the users of a namespace.
+pub(crate) const TOOLS: &str = "str-runtime";
 /// Names in a base folder that are ours.
 pub(super) const OURS: &str = ".airlock-";
 
@@ -88,8 +92,12 @@ impl Names<'_> {
 
     fn key(&self, app: &str, session: &str, name: &str) -> Result<String, ShelfError> {
         segments("the scope", app)?;
-        segments("the file name", name)?;
-        let key = format!("{app}/{}/{session}/{name}", self.user()?);
+        segment("the file name", name)?;
+        let user = self.user()?;
+        if user == TOOLS {
+            return Err(refused("the user", user, "is called like the place of tools"));
+        }
+        let key = format!("{app}/{user}/{session}/{name}");
         match key.len() + LONGEST_VERSION > LONGEST_KEY {
             true => Err(refused("the file name", name, "is too long for the store, with whose it is")),
             false => Ok(key),

@@ -33,7 +33,7 @@ fn names_come_out_as_agents_write_them() {
     assert_eq!(folder(&shared, &ana, "ﬁle Ａ\u{202f}1").unwrap(), "dev/ana/web-77/file A 1");
 
     assert_eq!(s3(&shared, &ana, "cat.png").unwrap(), "myorg/dev/ana/web-77/cat.png");
-    assert_eq!(s3(&namespace("/myorg/dev/"), &ana, "a/b").unwrap(), "myorg/dev/ana/web-77/a/b");
+    assert_eq!(s3(&namespace("/myorg/dev/"), &ana, "a").unwrap(), "myorg/dev/ana/web-77/a");
     assert_eq!(s3(&shared, &ana, "user:ﬁle").unwrap(), "myorg/dev/ana/user/file");
     assert_eq!(s3(&Sharing::App, &ana, "c #?%.png").unwrap(), "PhotoAgent/ana/web-77/c #?%.png");
 
@@ -68,6 +68,12 @@ fn what_would_land_elsewhere_is_refused() {
     assert!(folder(&namespace("dev/"), &ana, "f").is_err(), "agents would leave the namespace out");
     assert!(folder(&namespace(".airlock-drafts-0"), &ana, "f").is_err(), "ours");
     assert!(gcs(&shared, &scope("agent", "ana", " s"), "f").is_err());
+    for made in [s3, gcs] {
+        // Could be in another namespace, `dev/ana`, or among tools.
+        assert!(made(&shared, &ana, "u/f").is_err());
+        assert!(made(&shared, &scope("agent", "str-runtime", "python"), "f").is_err());
+        assert!(made(&shared, &scope("agent", "str-runtimes", "python"), "f").is_ok(), "the control");
+    }
     assert!(s3(&shared, &ana, &"ü".repeat(512)).is_err(), "longer than a key");
     assert!(folder(&shared, &ana, &"x".repeat(255)).is_ok(), "the longest");
     assert!(folder(&shared, &ana, &"x".repeat(256)).is_err());

@@ -35,6 +35,23 @@ pub enum Kind {
     Gcs,
 }
 
+impl Kind {
+    /// By the words of `ARTIFACT_SERVICE_TYPE` and `OBJECT_STORAGE_TYPE`.
+    pub fn named(name: &str) -> Result<Kind, ShelfError> {
+        match name {
+            "s3" => Ok(Kind::S3),
+            "gcs" => Ok(Kind::Gcs),
+            "azure" => {
+                Err(ShelfError("object storage of Azure is not spoken to here: use `s3` or `gcs`".to_owned()))
+            }
+            other => Err(ShelfError(format!(
+                "object storage of the kind {} is not known: use `s3` or `gcs`",
+                names::shown(other)
+            ))),
+        }
+    }
+}
+
 /// What opens a bucket.
 #[derive(Clone)]
 #[allow(missing_docs, reason = "the names say it")]

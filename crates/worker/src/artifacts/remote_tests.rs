@@ -52,6 +52,14 @@ fn addresses_and_credentials_must_fit() {
     }
 }
 
+#[test]
+fn kinds_have_names_and_azure_is_refused() {
+    assert_eq!(Kind::named("s3"), Ok(Kind::S3));
+    assert_eq!(Kind::named("gcs"), Ok(Kind::Gcs));
+    assert!(Kind::named("azure").unwrap_err().0.contains("Azure is not spoken to"));
+    assert!(Kind::named("S3").is_err());
+}
+
 #[tokio::test]
 async fn a_server_that_is_away_is_said_to_be_so_without_its_address() {
     // Nobody listens on a port that was just given back.

@@ -108,7 +108,14 @@ impl ToolSync {
         let (state, _) = watch::channel(State::Waiting);
         // Without a pause it would do nothing else.
         let interval = interval.max(Duration::from_secs(1));
-        Ok(ToolSync { store, below: format!("{namespace}/str-runtime"), folder, interval, bounds, state })
+        Ok(ToolSync {
+            store,
+            below: format!("{namespace}/{}", names::TOOLS),
+            folder,
+            interval,
+            bounds,
+            state,
+        })
     }
 
     /// How it stands, from now on.
@@ -175,8 +182,27 @@ impl ToolSync {
         self.store.list(&self.below, &mut each).await.map_err(|error| cause(&error))?;
         match problem {
             Some(problem) => Err(problem),
-            None => Ok(without_folders(found, refused)),
+            None => {
+                self.drop_marks(&mut found).await?;
+                Ok(without_files_as_folders(found, refused))
+            }
         }
+    }
+
+    /// Some programs put an empty object `NAME/` where a folder is. It is listed like `NAME`, but nothing has that key.
+    async fn drop_marks(&self, found: &mut BTreeMap<String, Wanted>) -> Result<(), String> {
+        let folders: BTreeSet<String> =
+            found.keys().flat_map(|path| ancestors(path)).map(str::to_owned).collect();
+        for folder in folders {
+            if found.get(&folder).is_some_and(|object| object.size == 0) {
+                let options = GetOptions { head: true, ..GetOptions::default() };
+                match self.store.get(&format!("{}/{folder}", self.below), options).await {
+                    Err(Error::NotFound { .. }) => _ = found.remove(&folder),
+                    looked => _ = looked.map_err(|error| cause(&error))?,
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Brings objects into files that nobody sees yet, a few at a time.
@@ -215,7 +241,7 @@ async fn bring(store: &Store, key: &str, object: &Wanted, file: File) -> Result<
     // in our lists.
     let if_match = object.e_tag.clone().filter(|_| store.kind == Kind::S3);
     let found = match store.get(key, GetOptions { if_match, ..GetOptions::default() }).await {
-        // `NAME/`, which stands for an empty folder in some programs, is listed like `NAME`.
+        // It stands for an empty folder: see `drop_marks`.
         Err(Error::NotFound { .. }) if object.size == 0 => return Ok(false),
         Err(Error::Precondition { .. }) => return Err("it changed meanwhile".to_owned()),
         found => found.map_err(|error| cause(&error))?,
@@ -261,15 +287,16 @@ fn refusal(path: &str) -> Option<&'static str> {
     path.split('/').find_map(names::unsafe_name)
 }
 
-/// A name cannot be a file and a folder: the folder wins, as more hangs on it.
-fn without_folders(mut found: BTreeMap<String, Wanted>, mut refused: Vec<String>) -> Listed {
-    let folders: BTreeSet<String> =
-        found.keys().flat_map(|path| ancestors(path)).map(str::to_owned).collect();
-    for folder in &folders {
-        // Without bytes it only stands for the folder.
-        if found.remove(folder).is_some_and(|object| object.size > 0) {
-            refused.push(format!("{} is a folder as well", names::shown(folder)));
-        }
+/// A name cannot be a file and a folder: the file wins, or whoever can write beneath a name could take it away.
+fn without_files_as_folders(mut found: BTreeMap<String, Wanted>, mut refused: Vec<String>) -> Listed {
+    let beneath_files: Vec<String> = found
+        .keys()
+        .filter(|path| ancestors(path).any(|folder| found.contains_key(folder)))
+        .cloned()
+        .collect();
+    for path in beneath_files {
+        found.remove(&path);
+        refused.push(format!("{} lies in what is a file", names::shown(&path)));
     }
     let more = refused.len().saturating_sub(MOST_NAMED);
     refused.truncate(MOST_NAMED);

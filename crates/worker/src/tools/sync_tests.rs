@@ -104,13 +104,13 @@ async fn a_name_turns_from_file_to_folder_and_back() {
     world.put("a/b/c", "deep").await;
     assert_eq!(sync.cycle().await, fine());
     assert_eq!(world.read("a/b/c").unwrap(), "deep");
-    // Both at once: the folder wins; without bytes it is only a mark for it.
-    world.put("a", "").await;
-    assert_eq!(sync.cycle().await, fine());
-    world.put("a", "file").await;
-    let refused = State::Ok { refused: vec!["`a` is a folder as well".to_owned()] };
-    assert_eq!(sync.cycle().await, refused);
-    assert_eq!(world.read("a/b/c").unwrap(), "deep");
+    // Both at once: the file wins, even without bytes. Whoever can write beneath `manifest.yaml` cannot take it away.
+    for bytes in ["", "file"] {
+        world.put("a", bytes).await;
+        let refused = State::Ok { refused: vec!["`a/b/c` lies in what is a file".to_owned()] };
+        assert_eq!(sync.cycle().await, refused);
+        assert_eq!(world.read("a").unwrap(), bytes);
+    }
     world.delete("a/b/c").await;
     assert_eq!(sync.cycle().await, fine());
     assert_eq!(world.read("a").unwrap(), "file");
