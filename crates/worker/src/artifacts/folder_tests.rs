@@ -136,9 +136,8 @@ async fn what_a_crash_leaves_is_swept_and_what_is_being_written_is_not() {
     assert_eq!(base.count_drafts(), 0);
 }
 
-/// Not a claim: the writer that the next one kills.
 #[tokio::test]
-#[ignore = "runs until it is killed"]
+#[ignore = "a child of the test below"]
 async fn writes_until_it_is_killed() {
     let Some(base) = std::env::var_os("AIRLOCK_TEST_BASE") else { return };
     let sharing = Sharing::Namespace("myorg/dev".to_owned());
@@ -270,4 +269,43 @@ async fn agents_and_we_read_each_others_files() {
         assert_eq!(read, format!("0 of the agent text/x-agent\n1 ours {mime}\n"), "{name}");
         assert_eq!(shelf.load(&ana(), name, None, 99).await.unwrap().version, 2, "{name}");
     }
+}
+
+/// Where an agent would put each of these names; nothing where its Python does not know a character yet.
+const PLACES: &str = r#"
+import json, os, sys, unicodedata
+places = []
+for name in json.load(sys.stdin):
+    known = all(unicodedata.category(letter) != "Cn" for letter in name)
+    name = unicodedata.normalize("NFKC", name)
+    middle, last = ("user", name.split(":", 1)[1]) if name.startswith("user:") else ("s", name)
+    places.append(os.path.join("dev", "ana", middle, os.path.basename(last)) if known else None)
+json.dump(places, sys.stdout)
+"#;
+
+#[test]
+fn names_of_all_kinds_have_the_place_that_python_gives_them() {
+    // Every character, alone among plain ones and beside one that may combine with it.
+    let letters = (1..=0x2_ffff_u32).filter_map(char::from_u32);
+    let names: Vec<String> = letters.map(|letter| format!("a{letter}b{letter}\u{301}")).collect();
+    let mut python = Command::new("/usr/bin/python3")
+        .args(["-c", PLACES])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    serde_json::to_writer(python.stdin.take().unwrap(), &names).unwrap();
+    let output = python.wait_with_output().unwrap();
+    let places: Vec<Option<String>> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(places.len(), names.len());
+    let (sharing, scope) = (Sharing::Namespace("myorg/dev".to_owned()), ana());
+    let mut compared = 0;
+    for (filename, place) in names.iter().zip(places) {
+        let ours = names::Names { sharing: &sharing, scope: &scope, filename }.folder();
+        if let (Some(place), Ok(ours)) = (place, ours) {
+            assert_eq!(ours.join("/"), place, "{filename:?}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 100_000, "only {compared}");
 }

@@ -4,8 +4,10 @@ use object_store::{ObjectStoreExt, memory::InMemory, path::Path as Key};
 use proptest::prelude::*;
 use std::{
     fs,
+    io::{BufRead, BufReader},
     os::unix::fs::{PermissionsExt, symlink},
     path::Path,
+    process::{Command, Stdio},
 };
 
 /// A bucket, and a folder that is gone with the value.
@@ -203,6 +205,54 @@ async fn a_table_of_lies_takes_nothing_away_outside() {
     world.put("new", "n").await;
     assert_eq!(world.sync().cycle().await, fine());
     assert_eq!(world.read("new").unwrap(), "n");
+}
+
+#[tokio::test]
+#[ignore = "a child of the test below"]
+async fn brings_until_it_is_killed() {
+    let Some(folder) = std::env::var_os("AIRLOCK_TEST_FOLDER") else { return };
+    let world = World { bucket: Arc::new(InMemory::new()), folder: folder.into() };
+    for round in 0_u64.. {
+        for count in 0..6 {
+            let key = Key::parse(format!("my/org/str-runtime/{}/{count}.py", (round + count) % 9)).unwrap();
+            match round % 3 {
+                0 => world.bucket.delete(&key).await.unwrap(),
+                _ => _ = world.bucket.put(&key, round.to_string().into()).await.unwrap(),
+            }
+        }
+        assert_eq!(world.sync().cycle().await, fine());
+        println!("brought {round}");
+    }
+}
+
+#[tokio::test]
+async fn whatever_was_brought_is_known_after_a_kill() {
+    let world = World::new();
+    let mut left = 0;
+    for rounds in [1, 2, 5, 3, 4, 8, 9, 7] {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture", "tools::sync::tests::brings_until_it_is_killed"])
+            .env("AIRLOCK_TEST_FOLDER", &world.folder)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert_eq!(lines.filter(|line| line.contains("brought ")).take(rounds).count(), rounds);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut found = Vec::new();
+        walk(&world.folder, &mut found);
+        left += found.iter().filter(|path| path.extension().is_some_and(|end| end == "py")).count();
+        // An empty bucket takes away whatever came from one: nothing is left that nobody knows of.
+        assert_eq!(world.sync().cycle().await, fine());
+        found.clear();
+        walk(&world.folder, &mut found);
+        found.retain(|path| {
+            ![".airlock-sync/lock", ".airlock-sync/table.json"].iter().any(|own| world.at(own) == *path)
+        });
+        assert_eq!(found, Vec::<PathBuf>::new());
+    }
+    assert!(left > 0, "the control: something was brought");
 }
 
 #[tokio::test]
