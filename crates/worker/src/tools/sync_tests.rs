@@ -8,6 +8,7 @@ use std::{
     os::unix::fs::{PermissionsExt, symlink},
     path::Path,
     process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 /// A bucket, and a folder that is gone with the value.
@@ -253,6 +254,37 @@ async fn whatever_was_brought_is_known_after_a_kill() {
         assert_eq!(found, Vec::<PathBuf>::new());
     }
     assert!(left > 0, "the control: something was brought");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_file_is_there_before_the_table_says_that_it_is_ours() {
+    let world = World::new();
+    assert_eq!(world.sync().cycle().await, fine());
+    let (done, folder) = (Arc::new(AtomicBool::new(false)), world.folder.clone());
+    let (ended, table) = (done.clone(), world.at(".airlock-sync/table.json"));
+    let watcher = std::thread::spawn(move || {
+        let mut looks = 0;
+        while !ended.load(Ordering::Relaxed) {
+            // First what is there, then what is known: nothing is taken away here.
+            let mut found = Vec::new();
+            walk(&folder, &mut found);
+            let known = fs::read_to_string(&table).unwrap_or_default();
+            let names = found.iter().map(|path| path.file_name().unwrap().to_str().unwrap());
+            for name in names.filter(|name| name.ends_with(".py")) {
+                assert!(known.contains(&format!("\"{name}\"")), "{name} is not known");
+                looks += 1;
+            }
+        }
+        looks
+    });
+    for round in 0..12 {
+        for count in 0..40 {
+            world.put(&format!("{round}-{count}.py"), "code").await;
+        }
+        assert_eq!(world.sync().cycle().await, fine());
+    }
+    done.store(true, Ordering::Relaxed);
+    assert!(watcher.join().unwrap() > 0, "the control: it saw files");
 }
 
 #[tokio::test]
