@@ -19,19 +19,20 @@ mod post;
 mod run;
 mod service;
 
-pub use noted::{How, Note, Noted, Which};
+pub use announce::subscriptions;
+pub use noted::{How, Note, Noted, Seen, Which};
 
 use crate::{
     call::{Caller, Order, Outcome, profile::Profile},
     desk::Bounds,
     tools::Catalog,
-    transport::{Link, LinkState},
+    transport::{Link, LinkState, Subscription},
     wire::topic::Base,
 };
 use announce::Announcer;
 use post::Post;
 use service::Service;
-use std::{fmt, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, path::Path, sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, watch},
     time::timeout,
@@ -53,7 +54,7 @@ pub trait Calls: Clone + Send + Sync + 'static {
         order: Order,
         cancelled: watch::Receiver<bool>,
         statuses: mpsc::Sender<String>,
-    ) -> impl Future<Output = Outcome> + Send;
+    ) -> impl Future<Output = Called> + Send;
 
     /// Waits until nothing is left of any.
     fn close(&self) -> impl Future<Output = ()> + Send;
@@ -65,8 +66,8 @@ impl Calls for Caller {
         order: Order,
         cancelled: watch::Receiver<bool>,
         statuses: mpsc::Sender<String>,
-    ) -> Outcome {
-        Caller::call(self, order, cancelled, statuses).await
+    ) -> Called {
+        Called::from(Caller::call(self, order, cancelled, statuses).await)
     }
 
     async fn close(&self) {
@@ -74,12 +75,29 @@ impl Calls for Caller {
     }
 }
 
+/// What came of a call, and what only the log is told.
+#[derive(Debug)]
+pub struct Called {
+    /// What its asker is told.
+    pub outcome: Outcome,
+    /// The rest.
+    pub seen: Seen,
+}
+
+impl From<Outcome> for Called {
+    fn from(outcome: Outcome) -> Called {
+        Called { outcome, seen: Seen::default() }
+    }
+}
+
 /// What it takes to serve.
 pub struct Worker<C> {
     /// Whose mesh.
     pub base: Base,
-    /// The way to its broker. What is subscribed, this here says.
+    /// The way to its broker.
     pub link: Link,
+    /// What the link was begun with: see [`subscriptions`]. All else that is subscribed, this here says.
+    pub subscribed: BTreeSet<Subscription>,
     /// What tools there are, at any time.
     pub catalog: watch::Receiver<Catalog>,
     /// Tools that do not say what they are; the mesh is told.
@@ -174,6 +192,7 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
         state: state.clone(),
         undiscovered: worker.undiscovered,
         strays: astray,
+        subscribed: worker.subscribed,
         post: post.clone(),
     };
     let mut announcer = tokio::spawn(announcer.run(closing));

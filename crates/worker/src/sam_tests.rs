@@ -60,6 +60,7 @@ struct Setup {
     is_kept: bool,
     is_full: bool,
     has_receipts: bool,
+    is_subscribed: bool,
     tools: Vec<&'static str>,
 }
 
@@ -73,6 +74,7 @@ impl Default for Setup {
             is_kept: true,
             is_full: false,
             has_receipts: true,
+            is_subscribed: true,
             tools: vec!["echo", "hang", "panic", "large", "chat", "late"],
         }
     }
@@ -103,16 +105,22 @@ impl World {
     async fn new(setup: Setup) -> World {
         let broker = Broker::new(setup.has_receipts);
         let patience = Patience { tries: setup.tries, pause: Duration::from_secs(3) };
-        let link = Link::start(broker.clone(), BTreeSet::new(), patience);
         let calls = FakeCalls::default();
         let (tells, told) = watch::channel(catalog(&setup.tools));
+        let base = Base::new("ns", "x").unwrap();
+        let subscribed = match setup.is_subscribed {
+            true => subscriptions(&base, &told.borrow()),
+            false => BTreeSet::new(),
+        };
+        let link = Link::start(broker.clone(), subscribed.clone(), patience);
         let (undiscovered, undiscovereds) = mpsc::channel(4);
         let (stops, stop) = watch::channel(Stop::No);
         let noted = Arc::new(Mutex::new(Vec::new()));
         let is_full = setup.is_full;
         let worker = Worker {
-            base: Base::new("ns", "x").unwrap(),
+            base,
             link,
+            subscribed,
             catalog: told,
             undiscovered: undiscovereds,
             calls: calls.clone(),

@@ -15,7 +15,7 @@ use crate::{
     },
 };
 use bytes::Bytes;
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval_at},
@@ -31,7 +31,30 @@ pub(super) struct Announcer {
     pub(super) undiscovered: mpsc::Receiver<Undiscovered>,
     /// Tools that were asked for and that nobody has.
     pub(super) strays: mpsc::Receiver<String>,
+    pub(super) subscribed: BTreeSet<Subscription>,
     pub(super) post: Post,
+}
+
+/// What is listened to for these tools. A link that is begun with it is connected when a call can reach it.
+pub fn subscriptions(base: &Base, tools: &Catalog) -> BTreeSet<Subscription> {
+    let of_tools = tools.keys().flat_map(|tool| of_tool(base, tool).into_iter().flatten());
+    of_tools.chain([questions(base), cancellations(base)]).collect()
+}
+
+/// Calls, and questions of older agents.
+fn of_tool(base: &Base, tool: &str) -> Result<[Subscription; 2], BadTopic> {
+    let shared = |pattern| Subscription { pattern, is_shared: true };
+    Ok([shared(base.invoke(tool)?), shared(base.init(tool)?)])
+}
+
+/// One member of a pool answers for all: they have the same tools.
+fn questions(base: &Base) -> Subscription {
+    Subscription { pattern: base.init_requests(), is_shared: true }
+}
+
+/// Every member: nobody else knows who has the call.
+fn cancellations(base: &Base) -> Subscription {
+    Subscription { pattern: base.cancellations(), is_shared: false }
 }
 
 impl Announcer {
@@ -45,13 +68,12 @@ impl Announcer {
         for tool in known.keys() {
             self.unsubscribe(tool).await;
         }
-        self.post.unsubscribe(self.questions()).await;
+        self.post.unsubscribe(questions(&self.base)).await;
     }
 
     async fn follow_all(&mut self, known: &mut Catalog) {
-        let cancellations = Subscription { pattern: self.base.cancellations(), is_shared: false };
-        self.post.subscribe(cancellations).await;
-        self.post.subscribe(self.questions()).await;
+        self.subscribe(cancellations(&self.base)).await;
+        self.subscribe(questions(&self.base)).await;
         let mut again = interval_at(Instant::now() + AGAIN, AGAIN);
         again.set_missed_tick_behavior(MissedTickBehavior::Delay);
         self.follow(known).await;
@@ -90,10 +112,10 @@ impl Announcer {
             self.broadcast(topic, answer::removed(tool)).await;
         }
         for tool in now.keys().filter(|tool| !known.contains_key(*tool)) {
-            match self.of_tool(tool) {
+            match of_tool(&self.base, tool) {
                 Ok(both) => {
                     for subscription in both {
-                        self.post.subscribe(subscription).await;
+                        self.subscribe(subscription).await;
                     }
                 }
                 Err(why) => self.unspeakable(tool, &why),
@@ -137,19 +159,16 @@ impl Announcer {
         self.post.note(Noted::PublishFailed { which: None, topic, why });
     }
 
-    /// Calls, and questions of older agents.
-    fn of_tool(&self, tool: &str) -> Result<[Subscription; 2], BadTopic> {
-        let shared = |pattern| Subscription { pattern, is_shared: true };
-        Ok([shared(self.base.invoke(tool)?), shared(self.base.init(tool)?)])
+    async fn subscribe(&mut self, to: Subscription) {
+        if self.subscribed.insert(to.clone()) {
+            self.post.subscribe(to).await;
+        }
     }
 
-    /// One member of a pool answers for all: they have the same tools.
-    fn questions(&self) -> Subscription {
-        Subscription { pattern: self.base.init_requests(), is_shared: true }
-    }
-
-    async fn unsubscribe(&self, tool: &str) {
-        for subscription in self.of_tool(tool).into_iter().flatten() {
+    /// Also what others left subscribed under our name.
+    async fn unsubscribe(&mut self, tool: &str) {
+        for subscription in of_tool(&self.base, tool).into_iter().flatten() {
+            self.subscribed.remove(&subscription);
             self.post.unsubscribe(subscription).await;
         }
     }

@@ -1,7 +1,8 @@
 //! What happens, for logs and numbers: names and times, nothing of what was asked or answered but the words of refusals.
 
 use crate::{call::profile::Profile, transport::LinkState, wire::code::Refusal, wire::request::Invoke};
-use std::{sync::Arc, time::Duration};
+use spec::LimitName;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 /// Whom everything is told. Must not wait.
 pub type Note = Arc<dyn Fn(Noted) + Send + Sync>;
@@ -29,6 +30,17 @@ impl Which {
     }
 }
 
+/// What only the log is told of a call. What a tool wrote is a stranger's, and may have secrets in it that it was given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Seen {
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    pub limits_hit: BTreeSet<LimitName>,
+    pub notes: Vec<String>,
+    pub was_warm: bool,
+}
+
 /// How a call ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
@@ -49,6 +61,8 @@ pub enum Noted {
     Refused { which: Arc<Which>, refusal: Refusal },
     /// The tool is run.
     Started { which: Arc<Which>, profile: Profile, time: Duration, queued: Duration },
+    /// The tool has run.
+    Ran { which: Arc<Which>, seen: Seen },
     /// The broker has the answer of a call that was run. `took` is the run alone.
     Answered { which: Arc<Which>, how: How, took: Duration, queued: Duration },
     /// It came before: the same answer is for both, or is given again.

@@ -2,7 +2,7 @@
 //! and as fast as it wants; what is passed on is bounded, and what is not is counted.
 
 use super::{
-    Calls,
+    Called, Calls,
     noted::{Noted, Which},
     post::Post,
 };
@@ -45,21 +45,21 @@ pub(super) async fn carry_out<C: Calls>(
     order: Order,
     cancelled: watch::Receiver<bool>,
     listener: Listener,
-) -> Outcome {
+) -> Called {
     let (statuses, spoken) = mpsc::channel(MOST_WAITING);
     let (ends, ended) = oneshot::channel();
     let time = order.time;
     let call = async {
-        let outcome = tokio::select! {
-            outcome = calls.call(order, cancelled.clone(), statuses) => outcome,
+        let called = tokio::select! {
+            called = calls.call(order, cancelled.clone(), statuses) => called,
             () = overdue(time, cancelled.clone()) => {
                 let why = "the call did not end, and was given up";
-                Outcome::Refused(Refusal::new(Code::InternalError, why))
+                Called::from(Outcome::Refused(Refusal::new(Code::InternalError, why)))
             }
         };
         // It may be that nobody listens any more.
         _ = ends.send(());
-        outcome
+        called
     };
     tokio::join!(call, listener.pass_on(spoken, ended)).0
 }

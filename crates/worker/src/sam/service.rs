@@ -1,7 +1,7 @@
 //! The one task that owns the desk, and knows every request that is not answered. It waits for nothing but what happens.
 
 use super::{
-    Calls, Defaults, Ended, Stop,
+    Called, Calls, Defaults, Ended, Stop,
     announce::changed,
     noted::{How, Note, Noted, Which},
     post::{self, Asker, Post, Sent},
@@ -111,7 +111,7 @@ enum Phase {
 
 /// What a task has done.
 enum Done {
-    Called { key: String, outcome: Outcome },
+    Called { key: String, called: Box<Called> },
     Answered(Box<Answered>),
     Posted { weight: usize },
 }
@@ -402,8 +402,8 @@ impl<C: Calls> Service<C> {
         self.running.insert(key.clone(), running);
         let of = key.clone();
         let task = self.tasks.spawn(async move {
-            let outcome = run::carry_out(calls, order, cancelled, listener).await;
-            Done::Called { key: of, outcome }
+            let called = run::carry_out(calls, order, cancelled, listener).await;
+            Done::Called { key: of, called: Box::new(called) }
         });
         self.of_calls.insert(task.id(), key);
     }
@@ -420,7 +420,7 @@ impl<C: Calls> Service<C> {
         let id = done.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let key = self.of_calls.remove(&id);
         match (done, key) {
-            (Ok((_, Done::Called { key, outcome })), _) => self.called(&key, outcome),
+            (Ok((_, Done::Called { key, called })), _) => self.called(&key, *called),
             (Ok((_, Done::Answered(answered))), _) => self.answered(*answered),
             (Ok((_, Done::Posted { weight })), _) => {
                 self.posted -= 1;
@@ -428,7 +428,7 @@ impl<C: Calls> Service<C> {
             }
             (Err(_), Some(key)) if self.running.contains_key(&key) => {
                 let why = "the worker failed at this call";
-                self.called(&key, Outcome::Refused(Refusal::new(Code::InternalError, why)));
+                self.called(&key, Called::from(Outcome::Refused(Refusal::new(Code::InternalError, why))));
             }
             // Its answer could not be sent: whoever sends it again is served.
             (Err(_), Some(key)) => {
@@ -441,8 +441,10 @@ impl<C: Calls> Service<C> {
 
     /// There is an outcome: it is said, and the slot is kept until the broker has it. So, while there is no broker, no more
     /// answers gather than there are slots.
-    fn called(&mut self, key: &str, outcome: Outcome) {
+    fn called(&mut self, key: &str, called: Called) {
         let Some(running) = self.running.remove(key) else { return };
+        let Called { outcome, seen } = called;
+        self.note(Noted::Ran { which: running.asker.which.clone(), seen });
         let Running { asker, started, ended_by, .. } = running;
         let post = self.post.clone();
         let queued = started - asker.arrived;

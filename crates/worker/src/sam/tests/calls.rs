@@ -88,11 +88,11 @@ impl Calls for FakeCalls {
         order: Order,
         mut cancelled: watch::Receiver<bool>,
         statuses: mpsc::Sender<String>,
-    ) -> Outcome {
+    ) -> Called {
         let id = order.invoke.id.clone();
         locked(&self.0.begun).push(Seen { id: id.clone(), time: order.time, profile: order.profile });
         let _counted = Counted::new(&self.0);
-        match order.invoke.tool.as_str() {
+        let outcome = match order.invoke.tool.as_str() {
             "panic" => panic!("a tool's call panics, as a test wants"),
             "large" => success(&"x".repeat(20_000)),
             "chat" => {
@@ -117,7 +117,8 @@ impl Calls for FakeCalls {
                 _ = cancelled.wait_for(|is| *is) => Outcome::Cancelled,
             },
             _ => success(&id),
-        }
+        };
+        Called::from(outcome)
     }
 
     async fn close(&self) {

@@ -271,7 +271,9 @@ async fn a_tool_that_is_gone_is_not_available_and_not_listened_to() {
 
 #[tokio::test(start_paused = true)]
 async fn everybody_is_told_of_tools_at_the_start_when_they_change_after_a_connection_and_again() {
-    let world = World::new(Setup { tools: vec!["echo"], ..Setup::default() }).await;
+    let world = World::new(Setup { tools: vec!["echo"], is_subscribed: false, ..Setup::default() }).await;
+    let listened = [topic("cancel/>"), topic("init/echo"), topic("init_request/>"), topic("invoke/echo")];
+    assert_eq!(world.broker.patterns(), listened, "whatever the link was begun with");
     let told = |tool: &str| world.broker.published(&topic(&format!("init/{tool}"))).len();
     assert_eq!(told("echo"), 1);
     world.catalog.send_replace(Arc::new(BTreeMap::from([
