@@ -213,9 +213,10 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
         announcer.abort();
         _ = announcer.await;
     }
-    // Nobody is left who uses the link.
+    // Nobody is left who uses the link: it says farewell, if there is anybody to say it to.
     let end = task.abort_handle();
-    if timeout(LONGEST_FAREWELL, task).await.is_err() {
+    let is_connected = *state.borrow() == LinkState::Connected;
+    if !is_connected || timeout(LONGEST_FAREWELL, task).await.is_err() {
         end.abort();
     }
     _ = timeout(LONGEST_CLOSING, calls.close()).await;

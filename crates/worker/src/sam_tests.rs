@@ -14,7 +14,7 @@ use crate::{
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 use tokio::{sync::Notify, task::JoinHandle, time::sleep};
@@ -51,7 +51,7 @@ struct World {
     served: JoinHandle<Result<Ended, Failed>>,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Setup {
     slots: usize,
     waiting: usize,

@@ -71,6 +71,8 @@ pub enum Noted {
     Cancelled(Arc<Which>),
     /// The request names a profile that nobody knows: `standard` is used.
     UnknownProfile { which: Arc<Which>, name: String },
+    /// What a tool said meanwhile was passed on.
+    Status(Arc<Which>),
     /// What a tool said meanwhile, and too fast.
     StatusesDropped { which: Arc<Which>, count: u64 },
     /// Nobody can be told: it says nowhere where its asker listens.

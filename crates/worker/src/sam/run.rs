@@ -4,7 +4,7 @@
 use super::{
     Called, Calls,
     noted::{Noted, Which},
-    post::Post,
+    post::{Post, Sent},
 };
 use crate::{
     call::{Order, Outcome},
@@ -113,6 +113,8 @@ impl Listener {
         let Some(topic) = &self.reply.status_to else { return };
         let payload = Bytes::from(answer::status(&self.which.task, text, SystemTime::now()));
         // What the broker does not take is noted; a status is worth no more.
-        _ = self.post.send(Some(&self.which), topic, payload, &self.reply.echoed).await;
+        if self.post.send(Some(&self.which), topic, payload, &self.reply.echoed).await == Sent::Confirmed {
+            self.post.note(Noted::Status(self.which.clone()));
+        }
     }
 }

@@ -45,6 +45,9 @@ const LAST_GRACE: Duration = Duration::from_secs(15);
 /// The same for those in a hurry.
 const NO_GRACE: Duration = Duration::from_secs(5);
 
+/// What is on its way to us when we stop listening comes so soon; some of it would not come again.
+const QUIET: Duration = Duration::from_millis(500);
+
 const BY_ASKER: &str = "its asker wants no answer any more";
 const BY_END: &str = "this worker is ending";
 
@@ -79,6 +82,8 @@ pub(super) struct Service<C> {
     link: LinkState,
     load: (usize, usize),
     cut: usize,
+    /// When a call was last asked for, or since when none should be.
+    asked: Instant,
 }
 
 /// A call that waits for its turn.
@@ -150,6 +155,7 @@ impl<C: Calls> Service<C> {
             link: LinkState::Connecting { why: String::new() },
             load: (0, 0),
             cut: 0,
+            asked: Instant::now(),
         }
     }
 
@@ -168,7 +174,7 @@ impl<C: Calls> Service<C> {
             self.heed(wish);
             self.begin();
             self.tell_load();
-            if self.is_over() {
+            if self.is_over(arrived.is_empty()) {
                 return Ended { cut: self.cut };
             }
             let until = self.deadline();
@@ -181,7 +187,7 @@ impl<C: Calls> Service<C> {
                 Some(done) = self.tasks.join_next_with_id() => self.done(done),
                 () = changed(&mut link) => {}
                 () = changed(&mut stop) => {}
-                () = at(until) => self.late(),
+                () = at(until) => self.late(arrived.len()),
             }
             if is_deaf {
                 self.heed(Stop::Drain);
@@ -189,18 +195,31 @@ impl<C: Calls> Service<C> {
         }
     }
 
-    fn is_over(&self) -> bool {
+    fn is_over(&self, nothing_came: bool) -> bool {
         match self.phase {
             Phase::Open => false,
-            Phase::Draining(_) | Phase::Cancelling(_) => self.tasks.is_empty(),
+            Phase::Draining(_) | Phase::Cancelling(_) => {
+                self.tasks.is_empty() && nothing_came && self.quiet_at() <= Instant::now()
+            }
             Phase::Cut => true,
+        }
+    }
+
+    /// When nothing is expected any more.
+    fn quiet_at(&self) -> Instant {
+        match self.link {
+            LinkState::Connected => self.asked + QUIET,
+            LinkState::Connecting { .. } | LinkState::Lost { .. } => self.asked,
         }
     }
 
     fn deadline(&self) -> Option<Instant> {
         match self.phase {
             Phase::Open | Phase::Cut => None,
-            Phase::Draining(until) | Phase::Cancelling(until) => Some(until),
+            Phase::Draining(until) | Phase::Cancelling(until) => {
+                let quiet_at = self.quiet_at();
+                Some(if quiet_at > Instant::now() { until.min(quiet_at) } else { until })
+            }
         }
     }
 
@@ -251,6 +270,7 @@ impl<C: Calls> Service<C> {
 
     fn invoked(&mut self, invoke: Box<Invoke>, receipt: Receipt, weight: usize) {
         let which = Which::of(&invoke);
+        self.asked = Instant::now();
         self.note(Noted::Received(which.clone()));
         let (id, reply) = (invoke.id.clone(), invoke.reply.clone());
         let key = format!("{}\n{}\n{id}", invoke.tool, reply.to);
@@ -550,6 +570,7 @@ impl<C: Calls> Service<C> {
     /// Nothing more is begun. What waits is for others, or its askers are told to ask others.
     fn close(&mut self) {
         self.closes.send_replace(true);
+        self.asked = Instant::now();
         for ticket in self.desk.close() {
             self.leave(ticket.what.asker);
         }
@@ -564,18 +585,19 @@ impl<C: Calls> Service<C> {
         self.refuse(asker, &refusal);
     }
 
-    fn late(&mut self) {
+    fn late(&mut self, unread: usize) {
+        let now = Instant::now();
         match self.phase {
-            Phase::Draining(_) => {
+            Phase::Draining(until) if until <= now => {
                 self.cancel_all();
-                self.phase = Phase::Cancelling(Instant::now() + LAST_GRACE);
+                self.phase = Phase::Cancelling(now + LAST_GRACE);
             }
-            Phase::Cancelling(_) => {
-                // Those that were cancelled are counted; what is left now are they, and answers that nobody took.
-                self.cut = self.cut.max(self.tasks.len());
+            Phase::Cancelling(until) if until <= now => {
+                // Those that were cancelled are counted; what is left now are they, and what reached nobody.
+                self.cut = self.cut.max(self.tasks.len() + unread);
                 self.phase = Phase::Cut;
             }
-            Phase::Open | Phase::Cut => {}
+            Phase::Open | Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => {}
         }
     }
 

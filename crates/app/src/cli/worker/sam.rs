@@ -209,6 +209,7 @@ fn tell(noted: Noted) {
         | Noted::Duplicate { .. }
         | Noted::Cancelled(_)
         | Noted::UnknownProfile { .. }
+        | Noted::Status(_)
         | Noted::StatusesDropped { .. }
         | Noted::Load { .. } => return,
     };

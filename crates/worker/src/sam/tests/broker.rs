@@ -79,6 +79,12 @@ impl Broker {
         locked(&self.0.inner).queue.len()
     }
 
+    /// Whether it still has a request with this address.
+    pub(super) fn has_for(&self, reply_to: &str) -> bool {
+        let inner = locked(&self.0.inner);
+        inner.queue.values().any(|one| one.properties.get("replyTo").is_some_and(|to| to == reply_to))
+    }
+
     pub(super) fn settled(&self) -> usize {
         locked(&self.0.inner).settled
     }
