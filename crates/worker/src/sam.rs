@@ -14,6 +14,8 @@
 //! that is sent, is sent by tasks of its own. `announce.rs` follows the tools: subscribes, and tells the mesh of them.
 
 mod announce;
+mod ending;
+mod intake;
 mod noted;
 mod post;
 mod run;
@@ -207,6 +209,7 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
         note: worker.note,
     };
     let service = Service::new(settings, post, worker.bounds, strays, closes);
+    let wish = stop.clone();
     let ended = service.run(arrived, state.clone(), stop).await;
     // It has been told to leave, unless it waits for a broker that does not answer.
     if timeout(LONGEST_FAREWELL, &mut announcer).await.is_err() {
@@ -222,6 +225,8 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
     _ = timeout(LONGEST_CLOSING, calls.close()).await;
     let lost = match &*state.borrow() {
         LinkState::Lost { why } => Some(why.clone()),
+        // Nobody wished it.
+        _ if *wish.borrow() == Stop::No => Some("the link to it has ended".to_owned()),
         LinkState::Connecting { .. } | LinkState::Connected => None,
     };
     match lost {

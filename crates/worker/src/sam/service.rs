@@ -3,23 +3,21 @@
 use super::{
     Called, Calls, Defaults, Ended, Stop,
     announce::changed,
+    ending::Phase,
     noted::{How, Note, Noted, Which},
     post::{self, Asker, Post, Sent},
     run::{self, Listener},
 };
 use crate::{
     call::{Order, Outcome, profile::Profile},
-    desk::{Arrival, Before, Bounds, Cancelled, Desk, Ticket},
+    desk::{Bounds, Desk},
     tools::{Catalog, Tool},
     transport::{Arrived, LinkState, Receipt},
     wire::{
         answer,
         code::{Code, Refusal},
-        request::{
-            self, InitRequest, Invoke, LONGEST_TIMEOUT, Message, Refused, Reply, Request, SHORTEST_TIMEOUT,
-            Unread,
-        },
-        topic::{Base, Topic},
+        request::{Invoke, Reply},
+        topic::Base,
     },
 };
 use bytes::Bytes;
@@ -38,18 +36,6 @@ use tokio::{
 /// questions, and what is settled. Beyond that a request gets no answer; it is not settled, either.
 const MOST_POSTED: usize = 4096;
 const MOST_POSTED_BYTES: usize = 64 << 20;
-/// Copies of one request that wait for its answer. Of older ones the broker has been told, or their connection is gone.
-const MOST_HELD: usize = 8;
-/// For calls that were cancelled at the end to be answered: their tools get a signal first.
-const LAST_GRACE: Duration = Duration::from_secs(15);
-/// The same for those in a hurry.
-const NO_GRACE: Duration = Duration::from_secs(5);
-
-/// What is on its way to us when we stop listening comes so soon; some of it would not come again.
-const QUIET: Duration = Duration::from_millis(500);
-
-const BY_ASKER: &str = "its asker wants no answer any more";
-const BY_END: &str = "this worker is ending";
 
 /// See [`super::Worker`].
 pub(super) struct Settings<C> {
@@ -64,64 +50,55 @@ pub(super) struct Settings<C> {
 }
 
 pub(super) struct Service<C> {
-    settings: Settings<C>,
-    post: Post,
-    desk: Desk<Turn>,
+    pub(super) settings: Settings<C>,
+    pub(super) post: Post,
+    pub(super) desk: Desk<Turn>,
     /// By key.
-    running: HashMap<String, Running>,
+    pub(super) running: HashMap<String, Running>,
     /// Copies of requests that wait or are under way, by key.
-    held: HashMap<String, Vec<Receipt>>,
-    tasks: JoinSet<Done>,
+    pub(super) held: HashMap<String, Vec<Receipt>>,
+    pub(super) tasks: JoinSet<Done>,
     /// Which of the tasks are of calls, by key.
-    of_calls: HashMap<task::Id, String>,
-    posted: usize,
-    posted_bytes: usize,
-    strays: mpsc::Sender<String>,
-    closes: watch::Sender<bool>,
-    phase: Phase,
-    link: LinkState,
-    load: (usize, usize),
-    cut: usize,
+    pub(super) of_calls: HashMap<task::Id, String>,
+    /// Which of them send something else, and how much.
+    pub(super) posted: HashMap<task::Id, usize>,
+    pub(super) posted_bytes: usize,
+    pub(super) strays: mpsc::Sender<String>,
+    pub(super) closes: watch::Sender<bool>,
+    pub(super) phase: Phase,
+    pub(super) link: LinkState,
+    pub(super) load: (usize, usize),
+    pub(super) cut: usize,
     /// When a call was last asked for, or since when none should be.
-    asked: Instant,
+    pub(super) asked: Instant,
 }
 
 /// A call that waits for its turn.
 #[derive(Debug)]
-struct Turn {
-    asker: Asker,
-    tool: Arc<Tool>,
-    invoke: Box<Invoke>,
-    profile: Profile,
+pub(super) struct Turn {
+    pub(super) asker: Asker,
+    pub(super) tool: Arc<Tool>,
+    pub(super) invoke: Box<Invoke>,
+    pub(super) profile: Profile,
 }
 
 /// A call that runs.
-struct Running {
-    asker: Asker,
-    cancel: watch::Sender<bool>,
-    started: Instant,
+pub(super) struct Running {
+    pub(super) asker: Asker,
+    pub(super) cancel: watch::Sender<bool>,
+    pub(super) started: Instant,
     /// Why, if it was cancelled.
-    ended_by: Option<&'static str>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Open,
-    /// Nothing is begun; until then calls go on.
-    Draining(Instant),
-    /// They were cancelled; until then their answers are waited for.
-    Cancelling(Instant),
-    Cut,
+    pub(super) ended_by: Option<&'static str>,
 }
 
 /// What a task has done.
-enum Done {
+pub(super) enum Done {
     Called { key: String, called: Box<Called> },
     Answered(Box<Answered>),
-    Posted { weight: usize },
+    Posted,
 }
 
-struct Answered {
+pub(super) struct Answered {
     key: String,
     which: Arc<Which>,
     answer: Bytes,
@@ -147,7 +124,7 @@ impl<C: Calls> Service<C> {
             held: HashMap::new(),
             tasks: JoinSet::new(),
             of_calls: HashMap::new(),
-            posted: 0,
+            posted: HashMap::new(),
             posted_bytes: 0,
             strays,
             closes,
@@ -195,34 +172,6 @@ impl<C: Calls> Service<C> {
         }
     }
 
-    fn is_over(&self, nothing_came: bool) -> bool {
-        match self.phase {
-            Phase::Open => false,
-            Phase::Draining(_) | Phase::Cancelling(_) => {
-                self.tasks.is_empty() && nothing_came && self.quiet_at() <= Instant::now()
-            }
-            Phase::Cut => true,
-        }
-    }
-
-    /// When nothing is expected any more.
-    fn quiet_at(&self) -> Instant {
-        match self.link {
-            LinkState::Connected => self.asked + QUIET,
-            LinkState::Connecting { .. } | LinkState::Lost { .. } => self.asked,
-        }
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        match self.phase {
-            Phase::Open | Phase::Cut => None,
-            Phase::Draining(until) | Phase::Cancelling(until) => {
-                let quiet_at = self.quiet_at();
-                Some(if quiet_at > Instant::now() { until.min(quiet_at) } else { until })
-            }
-        }
-    }
-
     fn link_is(&mut self, state: LinkState) {
         if state == self.link {
             return;
@@ -242,154 +191,8 @@ impl<C: Calls> Service<C> {
         }
     }
 
-    fn note(&self, noted: Noted) {
+    pub(super) fn note(&self, noted: Noted) {
         (self.settings.note)(noted);
-    }
-}
-
-/// What arrives.
-impl<C: Calls> Service<C> {
-    fn arrived(&mut self, arrived: Arrived) {
-        let Arrived { topic, payload, properties, receipt } = arrived;
-        let message = Message { topic: &topic, payload: &payload, properties: &properties };
-        match request::read(&self.settings.base, message, self.settings.defaults.largest) {
-            Ok(Request::Invoke(invoke)) => self.invoked(invoke, receipt, payload.len()),
-            Ok(Request::Init(asked)) => self.asked(*asked, receipt),
-            Ok(Request::Cancel(name)) => {
-                self.settle(vec![receipt]);
-                self.cancel(&name);
-            }
-            Err(Unread::NotARequest) => self.settle(vec![receipt]),
-            Err(Unread::Refused(refused)) => self.misunderstood(&topic, *refused, receipt),
-            Err(Unread::Unanswerable(refusal)) => {
-                self.note(Noted::Unanswerable { topic, refusal });
-                self.settle(vec![receipt]);
-            }
-        }
-    }
-
-    fn invoked(&mut self, invoke: Box<Invoke>, receipt: Receipt, weight: usize) {
-        let which = Which::of(&invoke);
-        self.asked = Instant::now();
-        self.note(Noted::Received(which.clone()));
-        let (id, reply) = (invoke.id.clone(), invoke.reply.clone());
-        let key = format!("{}\n{}\n{id}", invoke.tool, reply.to);
-        let asker = Asker { key, id, reply, which, receipt, arrived: Instant::now() };
-        let now = now_ms();
-        // First of all: a call goes on though its tool is gone, and one that is refused now is not run later.
-        match self.desk.before(&asker.key, now) {
-            Some(Before::Answered(answer)) => return self.answer_again(asker, answer),
-            Some(Before::UnderWay) => return self.hold(asker),
-            None => {}
-        }
-        let tool = self.settings.catalog.borrow().get(&invoke.tool).cloned();
-        let Some(tool) = tool else { return self.stray(&invoke.tool, asker) };
-        let ticket = Ticket {
-            id: asker.key.clone(),
-            correlation: asker.reply.correlation.clone(),
-            sent_ms: asker.reply.sent_ms.unwrap_or(now),
-            timeout: self.time(&invoke, &tool),
-            weight,
-            what: Turn { profile: self.profile(&invoke, &tool, &asker.which), asker, tool, invoke },
-        };
-        match self.desk.arrive(ticket, now) {
-            Arrival::Waits => {}
-            Arrival::Answered(turn, answer) => self.answer_again(turn.asker, answer),
-            Arrival::Known(turn) => self.hold(turn.asker),
-            Arrival::Refused(turn, refusal) => match self.phase {
-                Phase::Open => self.refuse(turn.asker, &refusal),
-                Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => self.leave(turn.asker),
-            },
-        }
-    }
-
-    /// What the request says, or its tool, or nobody.
-    fn time(&self, invoke: &Invoke, tool: &Tool) -> Duration {
-        let said = invoke.timeout.or(tool.timeout).unwrap_or(self.settings.defaults.timeout);
-        said.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
-    }
-
-    /// What its entry insists on, or the request wishes.
-    fn profile(&self, invoke: &Invoke, tool: &Tool, which: &Arc<Which>) -> Profile {
-        let wished = || {
-            let name = invoke.profile.as_deref()?;
-            Some(Profile::named(name).unwrap_or_else(|| {
-                let (which, name) = (which.clone(), name.to_owned());
-                self.note(Noted::UnknownProfile { which, name });
-                Profile::Standard
-            }))
-        };
-        tool.profile.or_else(wished).unwrap_or(self.settings.defaults.profile)
-    }
-
-    /// A tool that is gone, or one of a subscription that outlived another worker.
-    fn stray(&mut self, tool: &str, asker: Asker) {
-        // When many wait to be unsubscribed, this one will come again.
-        _ = self.strays.try_send(tool.to_owned());
-        let refusal = Refusal::new(Code::ToolNotAvailable, format!("there is no tool `{tool}` here"));
-        self.refuse(asker, &refusal);
-    }
-
-    fn answer_again(&mut self, asker: Asker, answer: Bytes) {
-        self.note(Noted::Duplicate { which: asker.which.clone(), is_answered: true });
-        self.dispatch(asker, answer);
-    }
-
-    /// One answer is for both. Should we die before it, the copy is the one that comes again: the first may be of a
-    /// connection that is gone.
-    fn hold(&mut self, asker: Asker) {
-        self.note(Noted::Duplicate { which: asker.which, is_answered: false });
-        let held = self.held.entry(asker.key).or_default();
-        held.push(asker.receipt);
-        let surplus = (held.len() > MOST_HELD).then(|| held.remove(0));
-        self.settle(surplus.into_iter().collect());
-    }
-
-    /// Nobody but the owner of a tool knows what it is: about others there is silence.
-    fn asked(&mut self, asked: InitRequest, receipt: Receipt) {
-        let tool = self.settings.catalog.borrow().get(&asked.tool).cloned();
-        let Some(tool) = tool else { return self.settle(vec![receipt]) };
-        let answer = answer::init_answer(&asked.id, &tool.card, asked.words, self.post.largest);
-        let which = which(&asked.id, &asked.tool, &asked.reply);
-        self.send(which, &asked.id, asked.reply, Bytes::from(answer), vec![receipt]);
-    }
-
-    fn misunderstood(&mut self, topic: &str, refused: Refused, receipt: Receipt) {
-        let Refused { id, reply, refusal } = refused;
-        let tool = match self.settings.base.read(topic) {
-            Some(Topic::InitRequest(tool) | Topic::Init(tool)) => {
-                // Whoever has the tool says so.
-                if !self.settings.catalog.borrow().contains_key(tool) {
-                    return self.settle(vec![receipt]);
-                }
-                tool
-            }
-            Some(Topic::Invoke(tool)) => tool,
-            _ => "",
-        };
-        let which = which(&id, tool, &reply);
-        self.note(Noted::Refused { which: which.clone(), refusal: refusal.clone() });
-        let answer = Bytes::from(answer::error(&id, &refusal));
-        self.send(which, &id, reply, answer, vec![receipt]);
-    }
-
-    fn cancel(&mut self, name: &str) {
-        match self.desk.cancel(name, now_ms()) {
-            Cancelled::Waited(ticket) => {
-                let asker = ticket.what.asker;
-                self.note(Noted::Cancelled(asker.which.clone()));
-                self.refuse(asker, &post::cancelled(BY_ASKER));
-            }
-            Cancelled::UnderWay(key) => self.stop(&key, BY_ASKER),
-            Cancelled::Nobody => {
-                // By its other name.
-                let is_meant = |running: &&Running| running.asker.id == name;
-                let key = self.running.values().find(is_meant).map(|running| running.asker.key.clone());
-                if let Some(key) = key {
-                    self.stop(&key, BY_ASKER);
-                }
-            }
-        }
     }
 }
 
@@ -428,7 +231,7 @@ impl<C: Calls> Service<C> {
         self.of_calls.insert(task.id(), key);
     }
 
-    fn stop(&mut self, key: &str, why: &'static str) {
+    pub(super) fn stop(&mut self, key: &str, why: &'static str) {
         let Some(running) = self.running.get_mut(key) else { return };
         running.ended_by.get_or_insert(why);
         running.cancel.send_replace(true);
@@ -439,13 +242,10 @@ impl<C: Calls> Service<C> {
     fn done(&mut self, done: Result<(task::Id, Done), JoinError>) {
         let id = done.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let key = self.of_calls.remove(&id);
+        self.posted_bytes -= self.posted.remove(&id).unwrap_or(0);
         match (done, key) {
             (Ok((_, Done::Called { key, called })), _) => self.called(&key, *called),
             (Ok((_, Done::Answered(answered))), _) => self.answered(*answered),
-            (Ok((_, Done::Posted { weight })), _) => {
-                self.posted -= 1;
-                self.posted_bytes -= weight;
-            }
             (Err(_), Some(key)) if self.running.contains_key(&key) => {
                 let why = "the worker failed at this call";
                 self.called(&key, Called::from(Outcome::Refused(Refusal::new(Code::InternalError, why))));
@@ -455,7 +255,7 @@ impl<C: Calls> Service<C> {
                 self.desk.given_up(&key);
                 self.held.remove(&key);
             }
-            (Err(_), None) => {}
+            (Ok((_, Done::Posted)) | Err(_), _) => {}
         }
     }
 
@@ -496,22 +296,29 @@ impl<C: Calls> Service<C> {
 /// Answers to what is not run.
 impl<C: Calls> Service<C> {
     /// Remembered as well: one that comes again is not run after it was refused.
-    fn refuse(&mut self, asker: Asker, refusal: &Refusal) {
+    pub(super) fn refuse(&mut self, asker: Asker, refusal: &Refusal) {
         self.note(Noted::Refused { which: asker.which.clone(), refusal: refusal.clone() });
         let answer = Bytes::from(answer::error(&asker.id, refusal));
         self.desk.answered(&asker.key, answer.clone(), None, now_ms());
         self.dispatch(asker, answer);
     }
 
-    fn dispatch(&mut self, asker: Asker, answer: Bytes) {
+    pub(super) fn dispatch(&mut self, asker: Asker, answer: Bytes) {
         let mut receipts = self.held.remove(&asker.key).unwrap_or_default();
         receipts.push(asker.receipt);
         self.send(asker.which, &asker.id, asker.reply, answer, receipts);
     }
 
-    fn send(&mut self, which: Arc<Which>, id: &str, reply: Reply, answer: Bytes, receipts: Vec<Receipt>) {
+    pub(super) fn send(
+        &mut self,
+        which: Arc<Which>,
+        id: &str,
+        reply: Reply,
+        answer: Bytes,
+        receipts: Vec<Receipt>,
+    ) {
         let weight = answer.len();
-        if self.posted >= MOST_POSTED || self.posted_bytes.saturating_add(weight) > MOST_POSTED_BYTES {
+        if self.posted.len() >= MOST_POSTED || self.posted_bytes.saturating_add(weight) > MOST_POSTED_BYTES {
             let (topic, why) = (reply.to, "too many answers wait for the broker".to_owned());
             return self.note(Noted::PublishFailed { which: Some(which), topic, why });
         }
@@ -523,9 +330,9 @@ impl<C: Calls> Service<C> {
     }
 
     /// Nothing more is to be done about these.
-    fn settle(&mut self, receipts: Vec<Receipt>) {
+    pub(super) fn settle(&mut self, receipts: Vec<Receipt>) {
         let receipts: Vec<_> = receipts.into_iter().filter(Receipt::comes_again).collect();
-        if receipts.is_empty() || self.posted >= MOST_POSTED {
+        if receipts.is_empty() || self.posted.len() >= MOST_POSTED {
             return;
         }
         self.background(0, async move {
@@ -536,91 +343,13 @@ impl<C: Calls> Service<C> {
     }
 
     fn background(&mut self, weight: usize, work: impl Future<Output = ()> + Send + 'static) {
-        self.posted += 1;
-        self.posted_bytes += weight;
-        self.tasks.spawn(async move {
+        let task = self.tasks.spawn(async move {
             work.await;
-            Done::Posted { weight }
+            Done::Posted
         });
+        self.posted.insert(task.id(), weight);
+        self.posted_bytes += weight;
     }
-}
-
-/// The end.
-impl<C: Calls> Service<C> {
-    fn heed(&mut self, wish: Stop) {
-        let now = Instant::now();
-        match (wish, self.phase) {
-            (Stop::Drain, Phase::Open) => {
-                self.close();
-                self.phase = Phase::Draining(now + self.settings.grace);
-                self.note(Noted::Draining { running: self.running.len() });
-            }
-            (Stop::Now, Phase::Open | Phase::Draining(_)) => {
-                self.close();
-                self.cancel_all();
-                self.phase = Phase::Cancelling(now + NO_GRACE);
-            }
-            (Stop::Now, Phase::Cancelling(until)) => {
-                self.phase = Phase::Cancelling(until.min(now + NO_GRACE))
-            }
-            (Stop::No | Stop::Drain | Stop::Now, _) => {}
-        }
-    }
-
-    /// Nothing more is begun. What waits is for others, or its askers are told to ask others.
-    fn close(&mut self) {
-        self.closes.send_replace(true);
-        self.asked = Instant::now();
-        for ticket in self.desk.close() {
-            self.leave(ticket.what.asker);
-        }
-    }
-
-    fn leave(&mut self, asker: Asker) {
-        if self.settings.is_kept && asker.receipt.comes_again() {
-            self.held.remove(&asker.key);
-            return;
-        }
-        let refusal = Refusal::new(Code::ToolNotAvailable, BY_END);
-        self.refuse(asker, &refusal);
-    }
-
-    fn late(&mut self, unread: usize) {
-        let now = Instant::now();
-        match self.phase {
-            Phase::Draining(until) if until <= now => {
-                self.cancel_all();
-                self.phase = Phase::Cancelling(now + LAST_GRACE);
-            }
-            Phase::Cancelling(until) if until <= now => {
-                // Those that were cancelled are counted; what is left now are they, and what reached nobody.
-                self.cut = self.cut.max(self.tasks.len() + unread);
-                self.phase = Phase::Cut;
-            }
-            Phase::Open | Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => {}
-        }
-    }
-
-    fn cancel_all(&mut self) {
-        let keys: Vec<_> = self.running.keys().cloned().collect();
-        self.cut += keys.len();
-        if !keys.is_empty() {
-            self.note(Noted::Cutting { running: keys.len() });
-        }
-        for key in keys {
-            self.stop(&key, BY_END);
-        }
-    }
-}
-
-fn which(id: &str, tool: &str, reply: &Reply) -> Arc<Which> {
-    Arc::new(Which {
-        id: id.to_owned(),
-        tool: tool.to_owned(),
-        task: String::new(),
-        correlation: reply.correlation.clone(),
-        trace: reply.echoed.get("traceId").cloned(),
-    })
 }
 
 async fn at(when: Option<Instant>) {
@@ -630,7 +359,7 @@ async fn at(when: Option<Instant>) {
     }
 }
 
-fn now_ms() -> u64 {
+pub(super) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
