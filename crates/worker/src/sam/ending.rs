@@ -1,0 +1,122 @@
+//! How a worker ends: see the drawing in `sam.rs`.
+
+use super::{Calls, Stop, noted::Noted, post::Asker, service::Service};
+use crate::{
+    transport::LinkState,
+    wire::code::{Code, Refusal},
+};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// For calls that were cancelled at the end to be answered: their tools get a signal first.
+const LAST_GRACE: Duration = Duration::from_secs(15);
+/// The same for those in a hurry.
+const NO_GRACE: Duration = Duration::from_secs(5);
+/// What is on its way to us when we stop listening comes so soon; some of it would not come again.
+const QUIET: Duration = Duration::from_millis(500);
+const BY_END: &str = "this worker is ending";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Open,
+    /// Nothing is begun; until then calls go on.
+    Draining(Instant),
+    /// They were cancelled; until then their answers are waited for.
+    Cancelling(Instant),
+    Cut,
+}
+
+impl<C: Calls> Service<C> {
+    pub(super) fn heed(&mut self, wish: Stop) {
+        let now = Instant::now();
+        match (wish, self.phase) {
+            (Stop::Drain, Phase::Open) => {
+                self.close();
+                self.phase = Phase::Draining(now + self.settings.grace);
+                self.note(Noted::Draining { running: self.running.len() });
+            }
+            (Stop::Now, Phase::Open | Phase::Draining(_)) => {
+                self.close();
+                self.cancel_all();
+                self.phase = Phase::Cancelling(now + NO_GRACE);
+            }
+            (Stop::Now, Phase::Cancelling(until)) => {
+                self.phase = Phase::Cancelling(until.min(now + NO_GRACE))
+            }
+            (Stop::No | Stop::Drain | Stop::Now, _) => {}
+        }
+    }
+
+    /// Nothing more is begun. What waits is for others, or its askers are told to ask others.
+    fn close(&mut self) {
+        self.closes.send_replace(true);
+        self.asked = Instant::now();
+        for ticket in self.desk.close() {
+            self.leave(ticket.what.asker);
+        }
+    }
+
+    pub(super) fn leave(&mut self, asker: Asker) {
+        if self.settings.is_kept && asker.receipt.comes_again() {
+            self.held.remove(&asker.key);
+            return;
+        }
+        let refusal = Refusal::new(Code::ToolNotAvailable, BY_END);
+        self.refuse(asker, &refusal);
+    }
+
+    pub(super) fn late(&mut self, unread: usize) {
+        let now = Instant::now();
+        match self.phase {
+            Phase::Draining(until) if until <= now => {
+                self.cancel_all();
+                self.phase = Phase::Cancelling(now + LAST_GRACE);
+            }
+            Phase::Cancelling(until) if until <= now => {
+                // Those that were cancelled are counted; what is left now are they, and what reached nobody.
+                self.cut = self.cut.max(self.tasks.len() + unread);
+                self.phase = Phase::Cut;
+            }
+            Phase::Open | Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => {}
+        }
+    }
+
+    fn cancel_all(&mut self) {
+        let keys: Vec<_> = self.running.keys().cloned().collect();
+        self.cut += keys.len();
+        if !keys.is_empty() {
+            self.note(Noted::Cutting { running: keys.len() });
+        }
+        for key in keys {
+            self.stop(&key, BY_END);
+        }
+    }
+
+    pub(super) fn is_over(&self, nothing_came: bool) -> bool {
+        match self.phase {
+            Phase::Open => false,
+            Phase::Draining(_) | Phase::Cancelling(_) => {
+                self.tasks.is_empty() && nothing_came && self.quiet_at() <= Instant::now()
+            }
+            Phase::Cut => true,
+        }
+    }
+
+    /// When nothing is expected any more.
+    fn quiet_at(&self) -> Instant {
+        match self.link {
+            LinkState::Connected => self.asked + QUIET,
+            LinkState::Connecting { .. } | LinkState::Lost { .. } => self.asked,
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Open | Phase::Cut => None,
+            Phase::Draining(until) | Phase::Cancelling(until) => {
+                let quiet_at = self.quiet_at();
+                Some(if quiet_at > Instant::now() { until.min(quiet_at) } else { until })
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What arrives: read, looked up, and taken to the desk.
+
+use super::{
+    Calls,
+    ending::Phase,
+    noted::{Noted, Which},
+    post::{self, Asker},
+    service::{Running, Service, Turn, now_ms},
+};
+use crate::{
+    call::profile::Profile,
+    desk::{Arrival, Before, Cancelled, Ticket},
+    tools::Tool,
+    transport::{Arrived, Receipt},
+    wire::{
+        answer,
+        code::{Code, Refusal},
+        request::{
+            self, InitRequest, Invoke, LONGEST_TIMEOUT, Message, Refused, Reply, Request, SHORTEST_TIMEOUT,
+            Unread,
+        },
+        topic::Topic,
+    },
+};
+use bytes::Bytes;
+use std::{sync::Arc, time::Duration};
+use tokio::time::Instant;
+
+/// Copies of one request that wait for its answer. Of older ones the broker has been told, or their connection is gone.
+const MOST_HELD: usize = 8;
+const BY_ASKER: &str = "its asker wants no answer any more";
+
+impl<C: Calls> Service<C> {
+    pub(super) fn arrived(&mut self, arrived: Arrived) {
+        let Arrived { topic, payload, properties, receipt } = arrived;
+        let message = Message { topic: &topic, payload: &payload, properties: &properties };
+        match request::read(&self.settings.base, message, self.settings.defaults.largest) {
+            Ok(Request::Invoke(invoke)) => self.invoked(invoke, receipt, payload.len()),
+            Ok(Request::Init(asked)) => self.asked(*asked, receipt),
+            Ok(Request::Cancel(name)) => {
+                self.settle(vec![receipt]);
+                self.cancel(&name);
+            }
+            Err(Unread::NotARequest) => self.settle(vec![receipt]),
+            Err(Unread::Refused(refused)) => self.misunderstood(&topic, *refused, receipt),
+            Err(Unread::Unanswerable(refusal)) => {
+                self.note(Noted::Unanswerable { topic, refusal });
+                self.settle(vec![receipt]);
+            }
+        }
+    }
+
+    fn invoked(&mut self, invoke: Box<Invoke>, receipt: Receipt, weight: usize) {
+        let which = Which::of(&invoke);
+        self.asked = Instant::now();
+        self.note(Noted::Received(which.clone()));
+        let (id, reply) = (invoke.id.clone(), invoke.reply.clone());
+        let key = format!("{}\n{}\n{id}", invoke.tool, reply.to);
+        let asker = Asker { key, id, reply, which, receipt, arrived: Instant::now() };
+        let now = now_ms();
+        // First of all: a call goes on though its tool is gone, and one that is refused now is not run later.
+        match self.desk.before(&asker.key, now) {
+            Some(Before::Answered(answer)) => return self.answer_again(asker, answer),
+            Some(Before::UnderWay) => return self.hold(asker),
+            None => {}
+        }
+        let tool = self.settings.catalog.borrow().get(&invoke.tool).cloned();
+        let Some(tool) = tool else { return self.stray(&invoke.tool, asker) };
+        let ticket = Ticket {
+            id: asker.key.clone(),
+            correlation: asker.reply.correlation.clone(),
+            sent_ms: asker.reply.sent_ms.unwrap_or(now),
+            timeout: self.time(&invoke, &tool),
+            weight,
+            what: Turn { profile: self.profile(&invoke, &tool, &asker.which), asker, tool, invoke },
+        };
+        match self.desk.arrive(ticket, now) {
+            Arrival::Waits => {}
+            Arrival::Answered(turn, answer) => self.answer_again(turn.asker, answer),
+            Arrival::Known(turn) => self.hold(turn.asker),
+            Arrival::Refused(turn, refusal) => match self.phase {
+                Phase::Open => self.refuse(turn.asker, &refusal),
+                Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => self.leave(turn.asker),
+            },
+        }
+    }
+
+    /// What the request says, or its tool, or nobody.
+    fn time(&self, invoke: &Invoke, tool: &Tool) -> Duration {
+        let said = invoke.timeout.or(tool.timeout).unwrap_or(self.settings.defaults.timeout);
+        said.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
+    }
+
+    /// What its entry insists on, or the request wishes.
+    fn profile(&self, invoke: &Invoke, tool: &Tool, which: &Arc<Which>) -> Profile {
+        let wished = || {
+            let name = invoke.profile.as_deref()?;
+            Some(Profile::named(name).unwrap_or_else(|| {
+                let (which, name) = (which.clone(), name.to_owned());
+                self.note(Noted::UnknownProfile { which, name });
+                Profile::Standard
+            }))
+        };
+        tool.profile.or_else(wished).unwrap_or(self.settings.defaults.profile)
+    }
+
+    /// A tool that is gone, or one of a subscription that outlived another worker.
+    fn stray(&mut self, tool: &str, asker: Asker) {
+        // When many wait to be unsubscribed, this one will come again.
+        _ = self.strays.try_send(tool.to_owned());
+        let refusal = Refusal::new(Code::ToolNotAvailable, format!("there is no tool `{tool}` here"));
+        self.refuse(asker, &refusal);
+    }
+
+    fn answer_again(&mut self, asker: Asker, answer: Bytes) {
+        self.note(Noted::Duplicate { which: asker.which.clone(), is_answered: true });
+        self.dispatch(asker, answer);
+    }
+
+    /// One answer is for both. Should we die before it, the copy is the one that comes again: the first may be of a
+    /// connection that is gone.
+    fn hold(&mut self, asker: Asker) {
+        self.note(Noted::Duplicate { which: asker.which, is_answered: false });
+        let held = self.held.entry(asker.key).or_default();
+        held.push(asker.receipt);
+        let surplus = (held.len() > MOST_HELD).then(|| held.remove(0));
+        self.settle(surplus.into_iter().collect());
+    }
+
+    /// Nobody but the owner of a tool knows what it is: about others there is silence.
+    fn asked(&mut self, asked: InitRequest, receipt: Receipt) {
+        let tool = self.settings.catalog.borrow().get(&asked.tool).cloned();
+        let Some(tool) = tool else { return self.settle(vec![receipt]) };
+        let answer = answer::init_answer(&asked.id, &tool.card, asked.words, self.post.largest);
+        let which = which(&asked.id, &asked.tool, &asked.reply);
+        self.send(which, &asked.id, asked.reply, Bytes::from(answer), vec![receipt]);
+    }
+
+    fn misunderstood(&mut self, topic: &str, refused: Refused, receipt: Receipt) {
+        let Refused { id, reply, refusal } = refused;
+        let tool = match self.settings.base.read(topic) {
+            Some(Topic::InitRequest(tool) | Topic::Init(tool)) => {
+                // Whoever has the tool says so.
+                if !self.settings.catalog.borrow().contains_key(tool) {
+                    return self.settle(vec![receipt]);
+                }
+                tool
+            }
+            Some(Topic::Invoke(tool)) => tool,
+            _ => "",
+        };
+        let which = which(&id, tool, &reply);
+        self.note(Noted::Refused { which: which.clone(), refusal: refusal.clone() });
+        let answer = Bytes::from(answer::error(&id, &refusal));
+        self.send(which, &id, reply, answer, vec![receipt]);
+    }
+
+    fn cancel(&mut self, name: &str) {
+        match self.desk.cancel(name, now_ms()) {
+            Cancelled::Waited(ticket) => {
+                let asker = ticket.what.asker;
+                self.note(Noted::Cancelled(asker.which.clone()));
+                self.refuse(asker, &post::cancelled(BY_ASKER));
+            }
+            Cancelled::UnderWay(key) => self.stop(&key, BY_ASKER),
+            Cancelled::Nobody => {
+                // By its other name.
+                let is_meant = |running: &&Running| running.asker.id == name;
+                let key = self.running.values().find(is_meant).map(|running| running.asker.key.clone());
+                if let Some(key) = key {
+                    self.stop(&key, BY_ASKER);
+                }
+            }
+        }
+    }
+}
+
+fn which(id: &str, tool: &str, reply: &Reply) -> Arc<Which> {
+    Arc::new(Which {
+        id: id.to_owned(),
+        tool: tool.to_owned(),
+        task: String::new(),
+        correlation: reply.correlation.clone(),
+        trace: reply.echoed.get("traceId").cloned(),
+    })
+}

@@ -1,0 +1,365 @@
+//! The one task that owns the desk, and knows every request that is not answered. It waits for nothing but what happens.
+
+use super::{
+    Called, Calls, Defaults, Ended, Stop,
+    announce::changed,
+    ending::Phase,
+    noted::{How, Note, Noted, Which},
+    post::{self, Asker, Post, Sent},
+    run::{self, Listener},
+};
+use crate::{
+    call::{Order, Outcome, profile::Profile},
+    desk::{Bounds, Desk},
+    tools::{Catalog, Tool},
+    transport::{Arrived, LinkState, Receipt},
+    wire::{
+        answer,
+        code::{Code, Refusal},
+        request::{Invoke, Reply},
+        topic::Base,
+    },
+};
+use bytes::Bytes;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::{self, JoinError, JoinSet},
+    time::{Instant, sleep_until},
+};
+
+/// What waits for the broker besides the answers of calls, which are bounded by the slots: answers to what was not begun, to
+/// questions, and what is settled. Beyond that a request gets no answer; it is not settled, either.
+const MOST_POSTED: usize = 4096;
+const MOST_POSTED_BYTES: usize = 64 << 20;
+
+/// See [`super::Worker`].
+pub(super) struct Settings<C> {
+    pub(super) base: Base,
+    pub(super) calls: C,
+    pub(super) catalog: watch::Receiver<Catalog>,
+    pub(super) defaults: Defaults,
+    pub(super) grace: Duration,
+    pub(super) is_kept: bool,
+    pub(super) is_full: Arc<dyn Fn() -> bool + Send + Sync>,
+    pub(super) note: Note,
+}
+
+pub(super) struct Service<C> {
+    pub(super) settings: Settings<C>,
+    pub(super) post: Post,
+    pub(super) desk: Desk<Turn>,
+    /// By key.
+    pub(super) running: HashMap<String, Running>,
+    /// Copies of requests that wait or are under way, by key.
+    pub(super) held: HashMap<String, Vec<Receipt>>,
+    pub(super) tasks: JoinSet<Done>,
+    /// Which of the tasks are of calls, by key.
+    pub(super) of_calls: HashMap<task::Id, String>,
+    /// Which of them send something else, and how much.
+    pub(super) posted: HashMap<task::Id, usize>,
+    pub(super) posted_bytes: usize,
+    pub(super) strays: mpsc::Sender<String>,
+    pub(super) closes: watch::Sender<bool>,
+    pub(super) phase: Phase,
+    pub(super) link: LinkState,
+    pub(super) load: (usize, usize),
+    pub(super) cut: usize,
+    /// When a call was last asked for, or since when none should be.
+    pub(super) asked: Instant,
+}
+
+/// A call that waits for its turn.
+#[derive(Debug)]
+pub(super) struct Turn {
+    pub(super) asker: Asker,
+    pub(super) tool: Arc<Tool>,
+    pub(super) invoke: Box<Invoke>,
+    pub(super) profile: Profile,
+}
+
+/// A call that runs.
+pub(super) struct Running {
+    pub(super) asker: Asker,
+    pub(super) cancel: watch::Sender<bool>,
+    pub(super) started: Instant,
+    /// Why, if it was cancelled.
+    pub(super) ended_by: Option<&'static str>,
+}
+
+/// What a task has done.
+pub(super) enum Done {
+    Called { key: String, called: Box<Called> },
+    Answered(Box<Answered>),
+    Posted,
+}
+
+pub(super) struct Answered {
+    key: String,
+    which: Arc<Which>,
+    answer: Bytes,
+    sent: Sent,
+    how: How,
+    took: Duration,
+    queued: Duration,
+}
+
+impl<C: Calls> Service<C> {
+    pub(super) fn new(
+        settings: Settings<C>,
+        post: Post,
+        bounds: Bounds,
+        strays: mpsc::Sender<String>,
+        closes: watch::Sender<bool>,
+    ) -> Service<C> {
+        Service {
+            settings,
+            post,
+            desk: Desk::new(bounds),
+            running: HashMap::new(),
+            held: HashMap::new(),
+            tasks: JoinSet::new(),
+            of_calls: HashMap::new(),
+            posted: HashMap::new(),
+            posted_bytes: 0,
+            strays,
+            closes,
+            phase: Phase::Open,
+            link: LinkState::Connecting { why: String::new() },
+            load: (0, 0),
+            cut: 0,
+            asked: Instant::now(),
+        }
+    }
+
+    /// Until it is told to end, and everything has an answer or has had its time.
+    pub(super) async fn run(
+        mut self,
+        mut arrived: mpsc::Receiver<Arrived>,
+        mut link: watch::Receiver<LinkState>,
+        mut stop: watch::Receiver<Stop>,
+    ) -> Ended {
+        let mut is_deaf = false;
+        loop {
+            let state = link.borrow_and_update().clone();
+            self.link_is(state);
+            let wish = *stop.borrow_and_update();
+            self.heed(wish);
+            self.begin();
+            self.tell_load();
+            if self.is_over(arrived.is_empty()) {
+                return Ended { cut: self.cut };
+            }
+            let until = self.deadline();
+            tokio::select! {
+                message = arrived.recv(), if !is_deaf => match message {
+                    Some(message) => self.arrived(message),
+                    // The link has ended, which its state tells.
+                    None => is_deaf = true,
+                },
+                Some(done) = self.tasks.join_next_with_id() => self.done(done),
+                () = changed(&mut link) => {}
+                () = changed(&mut stop) => {}
+                () = at(until) => self.late(arrived.len()),
+            }
+            if is_deaf {
+                self.heed(Stop::Drain);
+            }
+        }
+    }
+
+    fn link_is(&mut self, state: LinkState) {
+        if state == self.link {
+            return;
+        }
+        if matches!(state, LinkState::Lost { .. }) {
+            self.heed(Stop::Drain);
+        }
+        self.link = state.clone();
+        self.note(Noted::Link(state));
+    }
+
+    fn tell_load(&mut self) {
+        let load = self.desk.load();
+        if load != self.load {
+            self.load = load;
+            self.note(Noted::Load { waiting: load.0, running: load.1 });
+        }
+    }
+
+    pub(super) fn note(&self, noted: Noted) {
+        (self.settings.note)(noted);
+    }
+}
+
+/// Calls.
+impl<C: Calls> Service<C> {
+    /// All that may.
+    fn begin(&mut self) {
+        while let Some((ticket, time)) = self.desk.next(now_ms()) {
+            let exhausted = |why: &str| Refusal::new(Code::ResourceExhausted, why);
+            match time {
+                None => self.refuse(ticket.what.asker, &exhausted("it waited until nobody waits for it")),
+                Some(_) if (self.settings.is_full)() => {
+                    self.refuse(ticket.what.asker, &exhausted("there is no room left for a tool's files"));
+                }
+                Some(time) => self.start(ticket.what, time),
+            }
+        }
+    }
+
+    fn start(&mut self, turn: Turn, time: Duration) {
+        let Turn { asker, tool, invoke, profile } = turn;
+        let queued = asker.arrived.elapsed();
+        self.note(Noted::Started { which: asker.which.clone(), profile, time, queued });
+        let (cancel, cancelled) = watch::channel(false);
+        let (post, which, reply) = (self.post.clone(), asker.which.clone(), asker.reply.clone());
+        let listener = Listener { post, which, reply };
+        let order = Order { tool, invoke, time, profile };
+        let (calls, key) = (self.settings.calls.clone(), asker.key.clone());
+        let running = Running { asker, cancel, started: Instant::now(), ended_by: None };
+        self.running.insert(key.clone(), running);
+        let of = key.clone();
+        let task = self.tasks.spawn(async move {
+            let called = run::carry_out(calls, order, cancelled, listener).await;
+            Done::Called { key: of, called: Box::new(called) }
+        });
+        self.of_calls.insert(task.id(), key);
+    }
+
+    pub(super) fn stop(&mut self, key: &str, why: &'static str) {
+        let Some(running) = self.running.get_mut(key) else { return };
+        running.ended_by.get_or_insert(why);
+        running.cancel.send_replace(true);
+        let which = running.asker.which.clone();
+        self.note(Noted::Cancelled(which));
+    }
+
+    fn done(&mut self, done: Result<(task::Id, Done), JoinError>) {
+        let id = done.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+        let key = self.of_calls.remove(&id);
+        self.posted_bytes -= self.posted.remove(&id).unwrap_or(0);
+        match (done, key) {
+            (Ok((_, Done::Called { key, called })), _) => self.called(&key, *called),
+            (Ok((_, Done::Answered(answered))), _) => self.answered(*answered),
+            (Err(_), Some(key)) if self.running.contains_key(&key) => {
+                let why = "the worker failed at this call";
+                self.called(&key, Called::from(Outcome::Refused(Refusal::new(Code::InternalError, why))));
+            }
+            // Its answer could not be sent: whoever sends it again is served.
+            (Err(_), Some(key)) => {
+                self.desk.given_up(&key);
+                self.held.remove(&key);
+            }
+            (Ok((_, Done::Posted)) | Err(_), _) => {}
+        }
+    }
+
+    /// There is an outcome: it is said, and the slot is kept until the broker has it. So, while there is no broker, no more
+    /// answers gather than there are slots.
+    fn called(&mut self, key: &str, called: Called) {
+        let Some(running) = self.running.remove(key) else { return };
+        let Called { outcome, seen } = called;
+        self.note(Noted::Ran { which: running.asker.which.clone(), seen });
+        let Running { asker, started, ended_by, .. } = running;
+        let post = self.post.clone();
+        let queued = started - asker.arrived;
+        let took = post::took(&outcome).unwrap_or_else(|| started.elapsed());
+        let task = self.tasks.spawn(async move {
+            let (answer, how) =
+                post::words(&asker, &outcome, ended_by.unwrap_or("nobody says why"), post.largest);
+            let Asker { key, id, reply, which, receipt, .. } = asker;
+            let (answer, sent) = post.answer(&which, &id, &reply, Bytes::from(answer), vec![receipt]).await;
+            Done::Answered(Box::new(Answered { key, which, answer, sent, how, took, queued }))
+        });
+        self.of_calls.insert(task.id(), key.to_owned());
+    }
+
+    fn answered(&mut self, answered: Answered) {
+        let Answered { key, which, answer, sent, how, took, queued } = answered;
+        let held = self.held.remove(&key).unwrap_or_default();
+        match sent {
+            Sent::Gone => self.desk.given_up(&key),
+            Sent::Confirmed | Sent::Refused => {
+                self.desk.answered(&key, answer, Some(took), now_ms());
+                self.settle(held);
+                self.note(Noted::Answered { which, how, took, queued });
+            }
+        }
+    }
+}
+
+/// Answers to what is not run.
+impl<C: Calls> Service<C> {
+    /// Remembered as well: one that comes again is not run after it was refused.
+    pub(super) fn refuse(&mut self, asker: Asker, refusal: &Refusal) {
+        self.note(Noted::Refused { which: asker.which.clone(), refusal: refusal.clone() });
+        let answer = Bytes::from(answer::error(&asker.id, refusal));
+        self.desk.answered(&asker.key, answer.clone(), None, now_ms());
+        self.dispatch(asker, answer);
+    }
+
+    pub(super) fn dispatch(&mut self, asker: Asker, answer: Bytes) {
+        let mut receipts = self.held.remove(&asker.key).unwrap_or_default();
+        receipts.push(asker.receipt);
+        self.send(asker.which, &asker.id, asker.reply, answer, receipts);
+    }
+
+    pub(super) fn send(
+        &mut self,
+        which: Arc<Which>,
+        id: &str,
+        reply: Reply,
+        answer: Bytes,
+        receipts: Vec<Receipt>,
+    ) {
+        let weight = answer.len();
+        if self.posted.len() >= MOST_POSTED || self.posted_bytes.saturating_add(weight) > MOST_POSTED_BYTES {
+            let (topic, why) = (reply.to, "too many answers wait for the broker".to_owned());
+            return self.note(Noted::PublishFailed { which: Some(which), topic, why });
+        }
+        let (post, id) = (self.post.clone(), id.to_owned());
+        self.background(weight, async move {
+            // Whether it could be sent is noted.
+            _ = post.answer(&which, &id, &reply, answer, receipts).await;
+        });
+    }
+
+    /// Nothing more is to be done about these.
+    pub(super) fn settle(&mut self, receipts: Vec<Receipt>) {
+        let receipts: Vec<_> = receipts.into_iter().filter(Receipt::comes_again).collect();
+        if receipts.is_empty() || self.posted.len() >= MOST_POSTED {
+            return;
+        }
+        self.background(0, async move {
+            for receipt in receipts {
+                receipt.settle().await;
+            }
+        });
+    }
+
+    fn background(&mut self, weight: usize, work: impl Future<Output = ()> + Send + 'static) {
+        let task = self.tasks.spawn(async move {
+            work.await;
+            Done::Posted
+        });
+        self.posted.insert(task.id(), weight);
+        self.posted_bytes += weight;
+    }
+}
+
+async fn at(when: Option<Instant>) {
+    match when {
+        Some(when) => sleep_until(when).await,
+        None => std::future::pending().await,
+    }
+}
+
+pub(super) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
