@@ -257,7 +257,18 @@ async fn rabbitmq_is_served() {
     what_was_not_settled_comes_again(&rabbit).await;
     what_is_too_large_is_passed_over_for_ever(&rabbit).await;
     agents_with_another_client_are_understood(&rabbit).await;
+    a_quiet_connection_stays(&rabbit).await;
     an_outage_loses_nothing(&mut rabbit).await;
+}
+
+/// Both sides say that they live: it would end after four seconds otherwise, here by us and there by the broker.
+async fn a_quiet_connection_stays(rabbit: &Rabbit) {
+    let settings = Settings { keep_alive: Duration::from_secs(2), ..rabbit.settings("pool", "quiet") };
+    let mut link = linked(settings, &[("pool/quiet", false)]).await;
+    let changed = tokio::time::timeout(Duration::from_secs(7), link.state.changed()).await;
+    assert!(changed.is_err(), "{:?}", *link.state.borrow());
+    publish(&link, message("pool/quiet", "still")).await.unwrap();
+    assert_eq!(text(&arrives(&mut link).await), "still");
 }
 
 async fn a_wrong_password_is_final(rabbit: &Rabbit) {
@@ -445,15 +456,28 @@ async fn an_outage_loses_nothing(rabbit: &mut Rabbit) {
 
 /// Somebody who says these bytes to whoever connects, and reads whatever they say.
 fn pretender(words: Vec<u8>) -> u16 {
+    pretender_who(words, Then::Goes)
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Then {
+    Goes,
+    Stays,
+}
+
+fn pretender_who(words: Vec<u8>, then: Then) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         let Ok((mut stream, _)) = listener.accept() else { return };
         let mut reader: TcpStream = stream.try_clone().unwrap();
-        std::thread::spawn(move || _ = std::io::copy(&mut reader, &mut std::io::sink()));
+        let reads = std::thread::spawn(move || _ = std::io::copy(&mut reader, &mut std::io::sink()));
         // Whoever has heard enough goes.
         _ = stream.write_all(&words);
-        _ = stream.shutdown(std::net::Shutdown::Write);
+        match then {
+            Then::Goes => _ = stream.shutdown(std::net::Shutdown::Write),
+            Then::Stays => reads.join().unwrap(),
+        }
     });
     port
 }
@@ -500,6 +524,17 @@ async fn the_pretender_is_believed_as_long_as_its_words_are_good() {
     within(client.subscribe(&pool)).await.unwrap();
     let trouble = within(client.next()).await.unwrap_err();
     assert_eq!((trouble.message.as_str(), trouble.is_final), ("the broker closed the connection", false));
+}
+
+#[tokio::test]
+async fn who_falls_silent_is_taken_for_dead() {
+    let settings = pretended(pretender_who(good_words(), Then::Stays));
+    let mut amqp = Amqp::new(Settings { keep_alive: Duration::from_millis(100), ..settings }).unwrap();
+    let mut client = within(amqp.connect()).await.unwrap();
+    let pool = Subscription { pattern: "a/>".to_owned(), is_shared: true };
+    within(client.subscribe(&pool)).await.unwrap();
+    let trouble = within(client.next()).await.unwrap_err();
+    assert!(trouble.message.contains("has not been heard for 1 seconds"), "{trouble}");
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Which broker, and by which protocol: everything behind this is the same for all.
 
-use super::{Connector, Link, Patience, Subscription, Trouble, amqp, dev::DevBroker, mqtt, never};
+use super::{Link, Patience, Subscription, Trouble, amqp, dev::DevBroker, mqtt, never};
 use std::{collections::BTreeSet, num::NonZeroU16};
 
 /// Beyond what the worker takes upon itself there is room for so many, so that a request to cancel does not wait behind those
@@ -28,19 +28,15 @@ impl Broker {
         Ok(match self {
             Broker::Mqtt(mut settings) => {
                 settings.receive_maximum = enough(settings.receive_maximum, most)?;
-                start(mqtt::Mqtt::new(settings)?, subscriptions, patience)
+                Link::start(mqtt::Mqtt::new(settings)?, subscriptions, patience)
             }
             Broker::Amqp(mut settings) => {
                 settings.receive_maximum = enough(settings.receive_maximum, most)?;
-                start(amqp::Amqp::new(settings)?, subscriptions, patience)
+                Link::start(amqp::Amqp::new(settings)?, subscriptions, patience)
             }
-            Broker::Dev(broker) => start(broker, subscriptions, patience),
+            Broker::Dev(broker) => Link::start(broker, subscriptions, patience),
         })
     }
-}
-
-fn start<C: Connector>(connector: C, subscriptions: BTreeSet<Subscription>, patience: Patience) -> Link {
-    Link::start(connector, subscriptions, patience)
 }
 
 /// What is set, or more if that is not enough.

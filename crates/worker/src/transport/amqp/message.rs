@@ -99,6 +99,7 @@ pub(super) fn read(mut bytes: Bytes, addresses: &Addresses) -> Result<Incoming, 
             _ => return Err(Unclear::Body),
         }
     }
+    // Where the broker does not say it, the sender's word counts: then whoever may write to the queue may ask for any tool.
     incoming.topic = annotated.or(named);
     if let Some(reply_to) = reply_to {
         incoming.properties.entry("replyTo".to_owned()).or_insert(reply_to);

@@ -268,6 +268,8 @@ impl Session {
             frame::write(&mut self.outgoing, Kind::Amqp, name::TRANSFER, fields, &chunk);
             self.next_outgoing = self.next_outgoing.wrapping_add(1);
             self.window -= 1;
+            // An answer is owed from the last piece on.
+            self.in_flight.entry(delivery).and_modify(|(_, since)| *since = now);
             self.sender.current = has_more.then_some((delivery, rest));
         }
     }

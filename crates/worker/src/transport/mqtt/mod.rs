@@ -173,7 +173,14 @@ impl Mqtt {
             }
         };
         self.let_in(version, &answer)?;
-        let session = Session::new(self.agreed(version, &answer));
+        let agreed = self.agreed(version, &answer);
+        let has_pool = self.settings.pool.is_none() || agreed.pool.is_some();
+        let mut session = Session::new(agreed);
+        if !has_pool {
+            session.weaker(
+                "the broker has no shared subscriptions: each member of the pool gets every call".to_owned(),
+            );
+        }
         let reader = Reader::new(version, largest);
         let forgets = matches!(self.settings.client_id, ClientId::Unique(_));
         Ok(Client::new(stream, incoming, reader, session, self.times(&answer), forgets))

@@ -274,8 +274,12 @@ impl Session {
         if let (Some((filter, _)), [0]) = (self.asked.get(&answer.packet_id), &answer.reasons[..]) {
             let what =
                 format!("what comes by `{filter}` is sent once: when it is lost, it does not come again");
-            self.tell(Event::Notice(Notice::Weaker(what)));
+            self.weaker(what);
         }
+    }
+
+    pub(super) fn weaker(&mut self, what: String) {
+        self.tell(Event::Notice(Notice::Weaker(what)));
     }
 
     fn answered(&mut self, answer: &SubscribeAnswer, verb: &str) -> Result<(), Trouble> {
