@@ -499,6 +499,7 @@ mod tests {
                 open_files: Some(8),
                 disk: "2M".parse().ok(),
                 output: "3M".parse().ok(),
+                ..Maximum::default()
             },
             network: Some(Network::None),
             internal_network: Some("i".into()),

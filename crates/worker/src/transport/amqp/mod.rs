@@ -48,7 +48,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct Settings {
     /// Name or address.
     pub host: String,
-    /// By convention 5672, with TLS 5671.
+    /// By convention 5672, with TLS 5671. On a Solace broker it also chooses the message VPN; user names do not.
     pub port: u16,
     /// None is in the clear.
     pub tls: Option<Tls>,

@@ -40,7 +40,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct Settings {
     /// Name or address.
     pub host: String,
-    /// By convention 1883, with TLS 8883.
+    /// By convention 1883, with TLS 8883. On a Solace broker it also chooses the message VPN; user names do not.
     pub port: u16,
     /// None is in the clear.
     pub tls: Option<Tls>,
