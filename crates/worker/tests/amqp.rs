@@ -15,6 +15,7 @@ use proptest::{
     strategy::{Strategy, ValueTree},
     test_runner::TestRunner,
 };
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::{
     collections::BTreeSet,
@@ -28,21 +29,20 @@ use std::{
     time::Duration,
 };
 use worker::transport::{
-    Arrived, Broker, Connection, Connector, Credentials, Gone, Link, LinkState, Notice, Outgoing, Patience,
-    Properties, Subscription,
+    Arrived, Broker, Certificate, Connection, Connector, Credentials, Gone, Link, LinkState, Notice,
+    Outgoing, Patience, Properties, Subscription, Tls, Trust,
     amqp::{Addresses, Amqp, Settings},
 };
 
 /// Nothing here takes as long; it only ends tests that hang.
 const LONG: Duration = Duration::from_secs(120);
 /// Queues with what is bound to them: that is the operator's work.
-const QUEUES: [(&str, &str); 6] = [
+const QUEUES: [(&str, &str); 5] = [
     ("ns/q/str/pool", "pool.invoke.#"),
     ("ns/q/str/lost", "lost.invoke.#"),
     ("ns/q/str/large", "large.invoke.#"),
     ("ns/q/str/other", "other.invoke.#"),
     ("ns/q/str/again", "again.invoke.#"),
-    ("ns/q/str/deep", "deep.invoke.#"),
 ];
 /// `worker` has the password `secret`.
 const HASH: &str = "AQIDBDB9kM21iEUzN1lZ+6VReCsdNqS0sERdAQTcY6Xs3PMz";
@@ -65,6 +65,7 @@ struct Rabbit {
     child: Child,
     folder: PathBuf,
     port: u16,
+    safe_port: u16,
     names_port: u16,
     far_port: u16,
 }
@@ -75,19 +76,24 @@ impl Rabbit {
         for name in ["", "mnesia", "log"] {
             fs::create_dir(folder.join(name)).unwrap();
         }
-        let (port, names_port, far_port) = (free_port(), free_port(), free_port());
-        fs::write(folder.join("plugins"), "[rabbitmq_amqp1_0].").unwrap();
-        let definitions = folder.join("definitions.json");
-        fs::write(&definitions, definitions_with(&QUEUES)).unwrap();
+        let (port, safe_port, names_port, far_port) = (free_port(), free_port(), free_port(), free_port());
+        fs::write(folder.join("plugins"), "[rabbitmq_amqp1_0,rabbitmq_auth_mechanism_ssl].").unwrap();
+        certificates(&folder);
+        fs::write(folder.join("definitions.json"), definitions_with(&QUEUES)).unwrap();
         let config = format!(
-            "loopback_users = none\nload_definitions = {}\nvm_memory_high_watermark.absolute = 512MB\n\
-             disk_free_limit.absolute = 1MB\n",
-            definitions.display()
+            "loopback_users = none\nload_definitions = {0}/definitions.json\n\
+             vm_memory_high_watermark.absolute = 512MB\ndisk_free_limit.absolute = 1MB\n\
+             listeners.ssl.default = 127.0.0.1:{safe_port}\n\
+             ssl_options.cacertfile = {0}/authority.pem\nssl_options.certfile = {0}/server.pem\n\
+             ssl_options.keyfile = {0}/server.key\nssl_options.verify = verify_peer\n\
+             ssl_options.fail_if_no_peer_cert = true\nssl_cert_login_from = common_name\n\
+             auth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = EXTERNAL\n",
+            folder.display()
         );
         fs::write(folder.join("r.conf"), config).unwrap();
         let owner = owner();
         if let Some((user, group)) = owner {
-            let all = ["", "mnesia", "log", "plugins", "definitions.json", "r.conf"];
+            let all = ["", "mnesia", "log", "plugins", "definitions.json", "r.conf", "server.key"];
             all.iter().for_each(|name| {
                 std::os::unix::fs::chown(folder.join(name), Some(user), Some(group)).unwrap()
             });
@@ -96,7 +102,7 @@ impl Rabbit {
         names.args(["-port", &names_port.to_string(), "-address", "127.0.0.1"]);
         let names = names.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let child = run(&folder, port, names_port, far_port);
-        Rabbit { names, child, folder, port, names_port, far_port }
+        Rabbit { names, child, folder, port, safe_port, names_port, far_port }
     }
 
     fn kill(&mut self) {
@@ -123,6 +129,26 @@ impl Drop for Rabbit {
         self.names.kill().unwrap();
         self.names.wait().unwrap();
         fs::remove_dir_all(&self.folder).unwrap();
+    }
+}
+
+/// An authority, and those whom it vouches for: the broker, and `worker`.
+fn certificates(folder: &Path) {
+    let authority_key = KeyPair::generate().unwrap();
+    let mut authority = CertificateParams::new(Vec::new()).unwrap();
+    authority.distinguished_name.push(DnType::CommonName, "the authority of a test");
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    fs::write(folder.join("authority.pem"), authority.self_signed(&authority_key).unwrap().pem()).unwrap();
+    let issuer = Issuer::from_params(&authority, &authority_key);
+    let uses =
+        [("server", ExtendedKeyUsagePurpose::ServerAuth), ("worker", ExtendedKeyUsagePurpose::ClientAuth)];
+    for (name, purpose) in uses {
+        let key = KeyPair::generate().unwrap();
+        let mut leaf = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        leaf.distinguished_name.push(DnType::CommonName, name);
+        leaf.extended_key_usages = vec![purpose];
+        fs::write(folder.join(format!("{name}.pem")), leaf.signed_by(&key, &issuer).unwrap().pem()).unwrap();
+        fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
     }
 }
 
@@ -257,8 +283,32 @@ async fn rabbitmq_is_served() {
     what_was_not_settled_comes_again(&rabbit).await;
     what_is_too_large_is_passed_over_for_ever(&rabbit).await;
     agents_with_another_client_are_understood(&rabbit).await;
+    tls_proves_both_sides(&rabbit).await;
     a_quiet_connection_stays(&rabbit).await;
     an_outage_loses_nothing(&mut rabbit).await;
+}
+
+/// By a password in it, and by the certificate alone.
+async fn tls_proves_both_sides(rabbit: &Rabbit) {
+    let at = |name: &str| rabbit.folder.join(name);
+    let tls = Tls {
+        trust: Trust::Store(at("authority.pem")),
+        certificate: Some(Certificate { chain: at("worker.pem"), key: at("worker.key") }),
+        server_name: None,
+    };
+    let safe = |container| Settings { port: rabbit.safe_port, ..rabbit.settings("pool", container) };
+    for (container, credentials) in [("by-password", Some(credentials("secret"))), ("by-certificate", None)] {
+        let topic = format!("pool/{container}");
+        let settings = Settings { tls: Some(tls.clone()), credentials, ..safe(container) };
+        let mut link = linked(settings, &[(&topic, false)]).await;
+        publish(&link, message(&topic, "safe")).await.unwrap();
+        assert_eq!(text(&arrives(&mut link).await), "safe");
+    }
+    let platform = Tls { trust: Trust::Platform, ..tls };
+    let mut link = begin(Settings { tls: Some(platform), ..safe("stranger") }, &[], 1);
+    let lost = |state: &LinkState| matches!(state, LinkState::Lost { .. });
+    let state = within(link.state.wait_for(lost)).await.unwrap().clone();
+    assert!(matches!(&state, LinkState::Lost { why } if why.contains("TLS")), "{state:?}");
 }
 
 /// Both sides say that they live: it would end after four seconds otherwise, here by us and there by the broker.

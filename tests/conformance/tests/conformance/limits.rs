@@ -113,6 +113,7 @@ fn stack_locked_memory_message_queues_and_priority_are_limited(world: &World) {
     assert_eq!(world.attempt(probe(&["standing"])), Outcome::Allowed(got));
     assert_eq!(world.attempt(probe(&["lock-memory", "48"])), Outcome::Refused(libc::ENOMEM));
     assert_eq!(world.attempt(probe(&["lock-memory", "4"])), allowed());
+    assert_eq!(world.attempt_without(probe(&["lock-memory", "48"]), &[Step::ResourceLimits]), allowed());
     // More than the host gives is no reason not to begin.
     let most = Maximum { stack: "1T".parse().ok(), message_queues: "1T".parse().ok(), ..Maximum::default() };
     assert!(matches!(world.attempt(limited(world.probe(&["standing"]), most)), Outcome::Allowed(_)));
