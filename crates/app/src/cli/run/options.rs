@@ -332,6 +332,8 @@ impl Options {
             open_files: self.open_files,
             disk: self.disk,
             output: self.output,
+            // The others are for profiles.
+            ..Maximum::default()
         }
     }
 }
@@ -497,6 +499,7 @@ mod tests {
                 open_files: Some(8),
                 disk: "2M".parse().ok(),
                 output: "3M".parse().ok(),
+                ..Maximum::default()
             },
             network: Some(Network::None),
             internal_network: Some("i".into()),
