@@ -1,6 +1,10 @@
 use super::*;
 use ::provider::{Fault, Provider, Script, Settings as Scripted};
-use doors::{catalogue, secrets::KeySource};
+use doors::{
+    catalogue,
+    price::{Price, PriceBook, Unknown},
+    secrets::KeySource,
+};
 use proptest::prelude::*;
 use std::{
     collections::BTreeMap,
@@ -42,6 +46,9 @@ fn desktop(dialect: Dialect) -> Desktop {
     };
     let mut settings = engine::Settings::new(folder.join("state"));
     settings.doors.catalogue.providers = BTreeMap::from([("p".to_owned(), Arc::new(of_catalogue))]);
+    let price = Price { input: 1_000_000, output: 2_000_000, ..Price::default() };
+    let prices = PriceBook::with(vec![("*".parse().unwrap(), price)], Unknown::default());
+    settings.doors.catalogue.prices = Arc::new(prices);
     let engine = Engine::open(settings).unwrap();
     Desktop { provider, engine, folder }
 }
@@ -210,7 +217,7 @@ async fn a_call_that_is_dropped_leaves_nobody_waiting() {
     let listening = desktop.listen(settings());
     let mut line = desktop.connect().await;
     line.get_mut().write_all(format!("{}\n", question("1")).as_bytes()).await.unwrap();
-    tokio::task::block_in_place(|| desktop.provider.await_served(|served| served.open == 1));
+    tokio::task::block_in_place(|| desktop.provider.await_served(|served| served.connections >= 1));
     drop(listening);
     assert_eq!(line.read(&mut [0]).await.unwrap(), 0);
 }
