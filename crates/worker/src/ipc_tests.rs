@@ -281,3 +281,55 @@ proptest! {
         }
     }
 }
+
+const TOOL: &str = "
+import os
+
+def tool(ctx):
+    seen = [open('/proc/self/environ').read()]
+    for folder, _, names in os.walk('/workspace'):
+        seen += [open(os.path.join(folder, name), errors='replace').read() for name in names if name != 'ipc.sock']
+    return {'text': ctx.call_llm('be brief', 'say it'), 'has key': any(KEY in one for one in seen), 'files': len(seen)}
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_in_a_box_has_a_model_and_no_key() {
+    let desktop = desktop(Dialect::Anthropic);
+    desktop.provider.set(Script { tokens: 2, ..Script::default() });
+    let request = spec::SessionRequest { run: spec::RunRequest::default(), idle: None, lifetime: None };
+    let admitted = spec::Policy::default().admit_session(request).unwrap();
+    let session = desktop.engine.open_session(admitted).await.unwrap();
+    let (folder, owner) = session.workspace().unwrap();
+    let listener = bind(folder.as_fd(), owner).unwrap();
+    let models = Models::new(desktop.engine.clone(), settings()).unwrap();
+    let listening = models.listen(session.id(), listener);
+    let place = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
+    let order = json!({
+        "module": "tool", "function": "tool", "ipc_socket": "/workspace/ipc.sock",
+        "result_file": "/workspace/result.json", "output_dir": "/workspace/output",
+    });
+    // Not whole in the file itself, or in what Python makes of it: these are looked into, too.
+    let (begin, end) = KEY.split_at(5);
+    fs::write(place.join("tool.py"), format!("KEY = ''.join(['{begin}', '{end}'])\n{TOOL}")).unwrap();
+    fs::write(place.join("runner.py"), include_str!("runner/runner.py")).unwrap();
+    fs::write(place.join("args.json"), order.to_string()).unwrap();
+    let exec = session
+        .exec(spec::ExecRequest {
+            command: ["python3", "/workspace/runner.py", "/workspace/args.json"].map(Into::into).to_vec(),
+            env: vec![("PYTHONPATH".into(), "/workspace".into())],
+            beginning: 4096,
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    let ended = exec.wait().await;
+    let said = String::from_utf8_lossy(&exec.take_beginning(spec::Stream::Stderr)).into_owned();
+    let result = fs::read_to_string(place.join("result.json"))
+        .unwrap_or_else(|error| panic!("{error}: {ended:?} {said}"));
+    let result: Value = serde_json::from_str(&result).unwrap();
+    assert_eq!(result["result"]["text"].as_str().map(str::trim_end), Some("tok0 tok1"), "{result} {said}");
+    assert_eq!(result["result"]["has key"], json!(false), "{result}");
+    assert!(result["result"]["files"].as_u64() >= Some(4), "the control: it looked somewhere: {result}");
+    assert_eq!(listening.close().await.questions, 1);
+    session.end().await;
+}
