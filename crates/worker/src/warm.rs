@@ -130,7 +130,7 @@ impl Warm {
 
     /// How many are ready.
     pub(crate) fn parked(&self) -> usize {
-        self.stock().lines.iter().map(|line| line.ready.len()).sum()
+        self.stock().lines.iter().flat_map(|line| &line.ready).filter(|parked| parked.is_alive()).count()
     }
 
     /// A call of this kind begins.
@@ -145,7 +145,8 @@ impl Warm {
         let mut dead = Vec::new();
         let mut stock = self.stock();
         let line = stock.lines.iter_mut().find(|line| line.kind == *kind)?;
-        while let Some(parked) = line.ready.pop() {
+        while !line.ready.is_empty() {
+            let parked = line.ready.remove(0);
             if parked.is_alive() {
                 return Some(parked);
             }
@@ -185,7 +186,7 @@ impl Warm {
             let is_closed = stock.is_closed;
             let line = stock.lines.iter_mut().find(|line| line.number == number);
             match (line, made) {
-                (Some(line), Some(parked)) if !is_closed => line.ready.insert(0, parked),
+                (Some(line), Some(parked)) if !is_closed => line.ready.push(parked),
                 (Some(line), None) => line.failed = Some(Instant::now()),
                 // The code has changed meanwhile, or nobody is served any more.
                 (_, made) => {
@@ -254,8 +255,8 @@ impl Warm {
             }
             let mut stock = self.stock();
             let gone = stock.weed(self.most_bytes);
-            let is_over = stock.is_closed
-                || stock.lines.iter().all(|line| line.ready.is_empty() && !line.is_making);
+            let is_over =
+                stock.is_closed || stock.lines.iter().all(|line| line.ready.is_empty() && !line.is_making);
             stock.is_tended = !is_over;
             drop(stock);
             drop(gone);
@@ -345,9 +346,8 @@ impl Stock {
         self.lines.retain(|line| {
             line.in_use > 0 || line.is_making || !line.ready.is_empty() || line.used.elapsed() < IDLE
         });
-        let total = |lines: &[Line]| -> u64 {
-            lines.iter().flat_map(|line| &line.ready).map(Parked::bytes).sum()
-        };
+        let total =
+            |lines: &[Line]| -> u64 { lines.iter().flat_map(|line| &line.ready).map(Parked::bytes).sum() };
         while total(&self.lines) > most_bytes {
             match self.give_up_one(0) {
                 Some(parked) => gone.push(parked),

@@ -120,8 +120,8 @@ impl Workspace {
         let seen = open(folder, name, OFlags::PATH, 0).map_err(Unread::of)?;
         let found = rustix::fs::fstat(&seen).map_err(Unread::of)?;
         self.check(&found, most)?;
-        let file = open(folder, name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, 0)
-            .map_err(Unread::of)?;
+        let file =
+            open(folder, name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY, 0).map_err(Unread::of)?;
         let opened = rustix::fs::fstat(&file).map_err(Unread::of)?;
         if (opened.st_dev, opened.st_ino) != (found.st_dev, found.st_ino) {
             return Err(Unread::Other(io::Error::other("it was replaced while it was read")));

@@ -147,12 +147,7 @@ impl Caller {
 
     /// Runs a program of a tool's code in a box without network and gives what it printed: how schemas are asked for
     /// (`--schema`), in at most `time`. Paths in it are those inside; our runner is at [`places::RUNNER`].
-    pub async fn ask(
-        &self,
-        code: &Code,
-        command: Vec<OsString>,
-        time: Duration,
-    ) -> Result<Vec<u8>, Refusal> {
+    pub async fn ask(&self, code: &Code, command: Vec<OsString>, time: Duration) -> Result<Vec<u8>, Refusal> {
         self.ask_with(code, command, &[], time).await
     }
 

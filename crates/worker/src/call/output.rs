@@ -121,7 +121,8 @@ impl Found {
     ) -> Result<Vec<CreatedArtifact>, Refusal> {
         let mut told = std::mem::take(&mut self.told);
         // The file is what the tool wrote last; what came with the result stands in for one that is not there.
-        let carried: Vec<_> = told.iter().filter(|(_, told)| told.content.is_some()).map(|(name, _)| name.clone()).collect();
+        let carried: Vec<_> =
+            told.iter().filter(|(_, told)| told.content.is_some()).map(|(name, _)| name.clone()).collect();
         let all: BTreeSet<String> = self.names.iter().cloned().chain(carried).collect();
         if all.len() > MOST_FILES {
             return Err(refuse(format!("the tool left {} files, and may leave {MOST_FILES}", all.len())));
@@ -288,7 +289,9 @@ mod tests {
 
     #[test]
     fn data_objects_with_bad_names_or_contents_are_refused() {
-        for (name, content) in [("../x", json!("a")), ("a/b", json!("a")), ("ok", json!("%%")), ("ok", json!(5))] {
+        for (name, content) in
+            [("../x", json!("a")), ("a/b", json!("a")), ("ok", json!("%%")), ("ok", json!(5))]
+        {
             let (_, told) = of(json!([
                 {"name": name, "content": content, "is_binary": true, "disposition": "artifact"}
             ]));
@@ -298,7 +301,9 @@ mod tests {
 
     #[test]
     fn types_are_told_by_the_end_of_a_name() {
-        for (name, is) in [("a.JSON", "application/json"), ("b", "application/octet-stream"), ("c.jpeg", "image/jpeg")] {
+        for (name, is) in
+            [("a.JSON", "application/json"), ("b", "application/octet-stream"), ("c.jpeg", "image/jpeg")]
+        {
             assert_eq!(by_extension(name), is);
         }
     }

@@ -75,15 +75,19 @@ impl Rooms {
         })
     }
 
+    /// What the work folder of such a box may hold, in bytes.
+    pub(crate) fn disk(&self, profile: Profile) -> u64 {
+        self.policy.profile(profile.name()).map_or(0, |profile| profile.limits.disk.0)
+    }
+
     /// A box with an empty work folder and what every call has in it.
     pub(crate) async fn open(self: &Arc<Rooms>, kind: &Kind) -> Result<Room, NoRoom> {
         let request = self.request(kind);
         let spec = self.policy.admit_session(request).map_err(ErrorInfo::from)?;
-        let disk = spec.run.sandbox.limits.disk.0;
         let session = self.engine.open_session(spec).await?;
         // From here on it is ended, whatever fails.
         let (runner, rooms) = (places::SOURCE, self.clone());
-        let mut room = Room { session: Some(session.clone()), workspace: None, rooms, disk, runner };
+        let mut room = Room { session: Some(session.clone()), workspace: None, rooms, runner };
         let (folder, owner) = session.workspace()?;
         let workspace = Workspace::new(folder, owner);
         room.runner = self.furnish(&workspace)?;
@@ -133,8 +137,7 @@ impl Rooms {
     /// Waits until every box that was left is gone.
     pub(crate) async fn close(&self) {
         loop {
-            let mut behind =
-                std::mem::take(&mut *self.behind.lock().unwrap_or_else(PoisonError::into_inner));
+            let mut behind = std::mem::take(&mut *self.behind.lock().unwrap_or_else(PoisonError::into_inner));
             if behind.is_empty() {
                 return;
             }
@@ -194,8 +197,6 @@ pub(crate) struct Room {
     session: Option<Session>,
     workspace: Option<Workspace>,
     rooms: Arc<Rooms>,
-    /// What its work folder may hold, in bytes.
-    pub(crate) disk: u64,
     runner: &'static str,
 }
 
@@ -223,7 +224,9 @@ impl Room {
 
     /// Starts a program. It has no time of its own: whoever starts it has a clock.
     pub(crate) async fn start(&self, command: Vec<OsString>, stdin: bool) -> Result<Exec, NoRoom> {
-        let Some(session) = &self.session else { return Err(io::Error::from(io::ErrorKind::NotFound).into()) };
+        let Some(session) = &self.session else {
+            return Err(io::Error::from(io::ErrorKind::NotFound).into());
+        };
         let request =
             ExecRequest { command, stdin, background: true, beginning: KEPT, ..ExecRequest::default() };
         Ok(session.exec(request).await?)

@@ -154,7 +154,9 @@ impl Call<'_> {
         let Inner { shelf, rooms, warm, .. } = self.inner;
         let most = self.most_staged();
         let (staged, room) = match warm.take(&self.kind) {
-            Some(parked) => (stage::find(shelf, &scope, &mut self.invoke, most).await, Ok(Place::Warm(parked))),
+            Some(parked) => {
+                (stage::find(shelf, &scope, &mut self.invoke, most).await, Ok(Place::Warm(parked)))
+            }
             None => {
                 let found = stage::find(shelf, &scope, &mut self.invoke, most);
                 let (found, room) = tokio::join!(found, rooms.open(&self.kind));
@@ -163,9 +165,8 @@ impl Call<'_> {
         };
         let mut staged = staged?;
         let ipc = self.ipc();
-        let arguments = arguments::write(&self.tool, &mut self.invoke, &staged, ipc).map_err(|error| {
-            internal(format!("the arguments cannot be written: {error}"))
-        })?;
+        let arguments = arguments::write(&self.tool, &mut self.invoke, &staged, ipc)
+            .map_err(|error| internal(format!("the arguments cannot be written: {error}")))?;
         let place = match room {
             Ok(Place::Cold(room)) => room,
             Err(why) => return Err(self.no_room(&why)),
@@ -222,8 +223,7 @@ impl Call<'_> {
 
     /// Half of what the work folder may hold: the tool, too, needs room.
     fn most_staged(&self) -> u64 {
-        let policy = super::profile::policy();
-        policy.profile(self.kind.profile.name()).map_or(0, |profile| profile.limits.disk.0 / 2)
+        self.inner.rooms.disk(self.kind.profile) / 2
     }
 
     fn scope(&self) -> Scope {
@@ -472,7 +472,8 @@ pub(super) async fn ask(
         room.leave().await;
         said
     };
-    let late = || Refusal::new(code::Code::InitError, format!("there was no answer within {} s", time.as_secs()));
+    let late =
+        || Refusal::new(code::Code::InitError, format!("there was no answer within {} s", time.as_secs()));
     tokio::time::timeout(time, work).await.unwrap_or_else(|_| Err(late()))
 }
 

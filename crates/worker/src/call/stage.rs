@@ -59,8 +59,7 @@ pub(crate) async fn find(
     names.chain(references.values().map(|file| &file.filename)).try_for_each(|name| check(name))?;
     let mut staged = Staged::default();
     for (key, file) in preloaded {
-        let told =
-            File { filename: file.filename.clone(), mime_type: file.mime_type, version: file.version };
+        let told = File { filename: file.filename.clone(), mime_type: file.mime_type, version: file.version };
         staged.by_key.insert(key, told);
         staged.bytes.insert(file.filename, file.content.into());
     }
@@ -70,11 +69,8 @@ pub(crate) async fn find(
         let found = found.map_err(|error| {
             refuse(format!("the file `{}` cannot be had: {error}", shown(&reference.filename)))
         })?;
-        let told = File {
-            filename: reference.filename.clone(),
-            mime_type: found.mime_type,
-            version: found.version,
-        };
+        let told =
+            File { filename: reference.filename.clone(), mime_type: found.mime_type, version: found.version };
         staged.by_key.insert(key, told);
         staged.bytes.insert(reference.filename, found.bytes);
         left = self::left(&staged, most)?;
@@ -153,9 +149,21 @@ mod tests {
     #[test]
     fn names_that_lead_elsewhere_are_refused() {
         let (long, deep) = ("x".repeat(256), ["a"; 17].join("/"));
-        for bad in
-            ["", ".", "..", "/etc/passwd", "../x", "a/../b", "a//b", "a/", "a\\b", "a\nb", "a\0b", &long, &deep]
-        {
+        for bad in [
+            "",
+            ".",
+            "..",
+            "/etc/passwd",
+            "../x",
+            "a/../b",
+            "a//b",
+            "a/",
+            "a\\b",
+            "a\nb",
+            "a\0b",
+            &long,
+            &deep,
+        ] {
             assert!(check(bad).is_err_and(|refusal| refusal.code == Code::ArtifactError), "{bad:?}");
         }
         for good in ["cat.png", "a/b.txt", "user:notes.md", "ünï.txt", "..x", "-rf", ".hidden"] {

@@ -160,7 +160,10 @@ mod tests {
     fn lines_are_put_together_and_others_passed_over() {
         let mut lines = Lines::default();
         assert!(lines.add(b"{\"status\": \"ha").is_empty());
-        assert_eq!(lines.add(b"lf\"}\nnot json\n{\"other\": 1}\n[]\n{\"status\":\"\\u001b[2J\"}\n"), ["half", " [2J"]);
+        assert_eq!(
+            lines.add(b"lf\"}\nnot json\n{\"other\": 1}\n[]\n{\"status\":\"\\u001b[2J\"}\n"),
+            ["half", " [2J"]
+        );
         let long = format!("{{\"status\":\"{}\"}}\n", "x".repeat(LONGEST_LINE));
         assert!(lines.add(long.as_bytes()).is_empty());
         assert_eq!(lines.add(b"{\"status\":\"after\"}\n"), ["after"]);
