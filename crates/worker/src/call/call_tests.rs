@@ -142,6 +142,22 @@ def talks(count):
     for number in range(count):
         os.write(pipe, json.dumps({"status": "step %d" % number}).encode() + b"\n")
     return {}
+def polite():
+    import signal
+    pipe = os.open("/workspace/status.pipe", os.O_WRONLY | os.O_NONBLOCK)
+    def leave(*_):
+        os.write(pipe, b'{"status": "goodbye"}\n')
+        os._exit(0)
+    signal.signal(signal.SIGTERM, leave)
+    os.write(pipe, b'{"status": "ready"}\n')
+    time.sleep(60)
+def stubborn():
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+def shouts():
+    for number in range(20000): print("line %06d" % number)
+    return {}
 def large(): return {"x": "y" * 200000}
 def config(tool_config): return tool_config
 "#;
@@ -244,6 +260,31 @@ async fn a_call_ends_with_its_time_and_when_it_is_cancelled() {
     let (statuses, _said) = mpsc::channel(10);
     let call = place.caller.carry_out(place.order("sleeps", json!({"mark": 1})), cancelled, statuses);
     assert!(tokio::time::timeout(Duration::from_millis(300), call).await.is_err());
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_tool_is_asked_to_end_before_it_is_made_to() {
+    let place = Place::new("polite", TOOLS);
+    let order = Order { time: Duration::from_secs(3), ..place.order("polite", json!({})) };
+    let (done, said) = place.carry_out(order).await;
+    assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
+    assert_eq!(said, ["ready", "goodbye"]);
+    let order = Order { time: Duration::from_secs(2), ..place.order("stubborn", json!({})) };
+    let (done, _) = place.carry_out(order).await;
+    let Outcome::TimedOut { took } = done.outcome else { panic!("{done:?}") };
+    assert!(took < crate::desk::PATIENCE, "its asker still waits: {took:?}");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn of_what_a_tool_prints_the_beginning_and_the_end_are_kept() {
+    let place = Place::new("shouts", TOOLS);
+    let done = place.call("shouts", json!({})).await;
+    success(&done);
+    let text = String::from_utf8(done.stdout).unwrap();
+    assert!(text.starts_with("line 000000\n") && text.ends_with("line 019999\n"), "{}", text.len());
+    assert!(text.contains("bytes left out") && text.len() < 40_000, "{}", text.len());
     place.close().await;
 }
 

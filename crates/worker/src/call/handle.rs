@@ -188,3 +188,37 @@ pub(crate) fn called(kind: FileType) -> &'static str {
         FileType::Unknown => "something unknown",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, os::unix::fs::symlink};
+
+    #[test]
+    fn only_regular_files_beneath_are_read_and_nothing_is_replaced() {
+        let top = std::env::temp_dir().join(format!("airlock-handle-{}", std::process::id()));
+        fs::create_dir_all(top.join("work")).unwrap();
+        fs::write(top.join("secret"), "secret").unwrap();
+        let workspace = Workspace::new(File::open(top.join("work")).unwrap().into(), None);
+        let folder = workspace.folder();
+        workspace.make_file(folder, "plain", 0o600, b"plain").unwrap();
+        assert_eq!(workspace.read(folder, "plain", 5).unwrap(), b"plain", "the control");
+        assert!(matches!(workspace.read(folder, "plain", 4), Err(Unread::TooLarge { size: 5, most: 4 })));
+        assert!(matches!(workspace.read(folder, "absent", 9), Err(Unread::Missing)));
+        symlink("../secret", top.join("work/link")).unwrap();
+        assert!(matches!(workspace.read(folder, "link", 9), Err(Unread::Kind("a symbolic link"))));
+        assert!(workspace.read(folder, "../secret", 9).is_err());
+        let pipe = workspace.make_pipe("pipe").unwrap();
+        assert!(matches!(workspace.read(folder, "pipe", 9), Err(Unread::Kind("a FIFO"))));
+        assert!(matches!(workspace.read(folder, ".", 9), Err(Unread::Kind("a folder"))));
+        for name in ["plain", "link", "pipe"] {
+            assert!(workspace.make_file(folder, name, 0o600, b"other").is_err(), "{name}");
+            assert!(workspace.make_folder(folder, name).is_err(), "{name}");
+            assert!(workspace.enter_folder(folder, name).is_err(), "{name}");
+            assert!(workspace.make_pipe(name).is_err(), "{name}");
+        }
+        assert_eq!(fs::read(top.join("secret")).unwrap(), b"secret");
+        drop(pipe);
+        fs::remove_dir_all(top).unwrap();
+    }
+}
