@@ -158,6 +158,11 @@ def stubborn():
 def shouts():
     for number in range(20000): print("line %06d" % number)
     return {}
+def limits():
+    import resource
+    names = ("CPU", "FSIZE", "NOFILE", "STACK", "MEMLOCK", "MSGQUEUE", "CORE")
+    found = {name: resource.getrlimit(getattr(resource, "RLIMIT_" + name, 12))[0] for name in names}
+    return dict(found, nice=os.nice(0))
 def large(): return {"x": "y" * 200000}
 def config(tool_config): return tool_config
 "#;
@@ -225,6 +230,26 @@ async fn nothing_of_the_worker_is_in_the_environment() {
         (&json!("/tmp"), &json!("/tools/python"), &json!("/workspace"))
     );
     assert!(!found["pid1"].as_str().unwrap().contains(&ours));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn the_numbers_of_a_profile_hold_inside() {
+    let place = Place::new("limits", TOOLS);
+    let (found, _) = success(&place.call("limits", json!({})).await);
+    for (name, most) in [
+        ("CPU", 60),
+        ("FSIZE", 64 << 20),
+        ("NOFILE", 128),
+        ("STACK", 8 << 20),
+        ("MEMLOCK", 64 << 10),
+        ("MSGQUEUE", 819_200),
+        ("CORE", 0),
+    ] {
+        let held = found[name].as_i64().unwrap();
+        assert!((0..=most).contains(&held), "{name} {held}");
+    }
+    assert!(found["nice"].as_i64().unwrap() >= 15, "{found}");
     place.close().await;
 }
 
@@ -512,6 +537,30 @@ async fn an_interpreter_that_is_ready_serves_one_call_and_no_other() {
     assert_eq!(place.caller.parked(), 0);
     let done = place.call("counts", json!({"text": "cold"})).await;
     assert_eq!((done.was_warm, &success(&done).0["count"]), (false, &json!("new")));
+    place.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_at_once_are_not_mixed_up() {
+    let place = Place::with("many", WARM, 6);
+    for round in 0..3 {
+        let calls = (0..8).map(|number| {
+            let place = &place;
+            async move {
+                let text = format!("{round}-{number}");
+                let (found, files) = success(&place.call("counts", json!({"text": text})).await);
+                assert_eq!((&found["said"], &found["count"]), (&json!(text), &json!(1)));
+                assert_eq!(files, ["x.txt"]);
+            }
+        });
+        let mut all: Vec<_> = calls.map(Box::pin).collect();
+        std::future::poll_fn(|context| {
+            all.retain_mut(|call| call.as_mut().poll(context).is_pending());
+            if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+        assert!(place.caller.parked() <= 6);
+    }
     place.close().await;
 }
 

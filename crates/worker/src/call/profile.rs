@@ -8,10 +8,14 @@
 //! | largest file | 64 MiB | 256 MiB | 1 GiB |
 //! | open files | 128 | 512 | 1024 |
 //! | processes and threads | 32 | 128 | 512 |
+//! | stack | 8 MiB | 16 MiB | 32 MiB |
+//! | locked memory | 64 KiB | 256 KiB | 1 MiB |
+//! | message queues | 819 200 bytes | the same | twice that |
+//! | niceness | 15 | 10 | 5 |
 //! | network | none | public addresses, through the egress door | the same |
 
-use crate::tools::Limits;
-use spec::{ExtraMounts, Maximum, Policy, Size, Time};
+use crate::tools;
+use spec::{ExtraMounts, Limits, Maximum, Policy, Size, Time};
 
 /// How far a tool is shut in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,16 +57,40 @@ pub(crate) fn policy() -> Policy {
     policy
 }
 
+/// What each process has at most, in bytes, and how far it stands back. Where the machine gives less, that counts.
+struct Further {
+    stack: u64,
+    locked_memory: u64,
+    message_queues: u64,
+    nice: u32,
+}
+
+fn further(profile: Profile) -> Further {
+    let (kib, mib) = (1 << 10, 1 << 20);
+    let queues = Limits::MESSAGE_QUEUES.0;
+    let (stack, locked_memory, message_queues, nice) = match profile {
+        Profile::Restrictive => (8 * mib, 64 * kib, queues, 15),
+        Profile::Standard => (16 * mib, 256 * kib, queues, 10),
+        Profile::Permissive => (32 * mib, mib, 2 * queues, 5),
+    };
+    Further { stack, locked_memory, message_queues, nice }
+}
+
 /// The profile's limits, made narrower by what the tool says.
-pub(crate) fn limits(policy: &Policy, profile: Profile, own: &Limits) -> Maximum {
+pub(crate) fn limits(policy: &Policy, profile: Profile, own: &tools::Limits) -> Maximum {
     let Some(usual) = policy.profile(profile.name()).map(|profile| &profile.limits) else {
         return Maximum::default();
     };
     let narrower = |own: Option<u32>, usual: u32| own.map_or(usual, |own| own.clamp(1, usual));
     let cpu_time = usual.cpu_time.map(|usual| own.cpu_time.map_or(usual, |own| Time(own.min(usual.0))));
     let file_size = own.file_bytes.map_or(usual.file_size, |own| Size(own.min(usual.file_size.0)));
-    // The stack, locked memory, message queues and niceness go here, as soon as `spec` has limits of these names.
+    let Further { stack, locked_memory, message_queues, nice } = further(profile);
+    let stack = own.stack_bytes.map_or(stack, |own| own.clamp(Limits::SMALLEST_STACK.0.min(stack), stack));
     Maximum {
+        stack: Some(Size(stack)),
+        locked_memory: Some(Size(locked_memory)),
+        message_queues: Some(Size(message_queues)),
+        nice: Some(nice),
         cpu_time,
         file_size: Some(file_size),
         open_files: Some(narrower(own.open_files, usual.open_files)),
@@ -103,16 +131,17 @@ mod tests {
 
     #[test]
     fn what_a_tool_says_only_makes_them_narrower() {
-        let own = Limits {
+        let own = tools::Limits {
             cpu_time: Some(Duration::from_secs(5)),
             file_bytes: Some(u64::MAX),
             open_files: Some(0),
             processes: Some(7),
-            stack_bytes: None,
+            stack_bytes: Some(1),
         };
         let limits = limits(&policy(), Profile::Standard, &own);
         assert_eq!(limits.cpu_time, Some(Time(Duration::from_secs(5))));
         assert_eq!(limits.file_size, Some(Size(256 << 20)));
         assert_eq!((limits.open_files, limits.pids), (Some(1), Some(7)));
+        assert_eq!((limits.stack, limits.nice), (Some(Limits::SMALLEST_STACK), Some(10)));
     }
 }
