@@ -163,6 +163,12 @@ def limits():
     names = ("CPU", "FSIZE", "NOFILE", "STACK", "MEMLOCK", "MSGQUEUE", "CORE")
     found = {name: resource.getrlimit(getattr(resource, "RLIMIT_" + name, 12))[0] for name in names}
     return dict(found, nice=os.nice(0))
+def floods():
+    pipe = os.open("/workspace/status.pipe", os.O_WRONLY)
+    while True: os.write(pipe, b"nonsense\n" * 400)
+def chatters():
+    pipe = os.open("/workspace/status.pipe", os.O_WRONLY)
+    while True: os.write(pipe, b'{"status": "again"}\n')
 def large(): return {"x": "y" * 200000}
 def config(tool_config): return tool_config
 "#;
@@ -299,6 +305,18 @@ async fn a_tool_is_asked_to_end_before_it_is_made_to() {
     let (done, _) = place.carry_out(order).await;
     let Outcome::TimedOut { took } = done.outcome else { panic!("{done:?}") };
     assert!(took < crate::desk::PATIENCE, "its asker still waits: {took:?}");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn who_floods_the_pipe_ends_with_its_time_and_says_no_more_than_it_may() {
+    let place = Place::new("floods", TOOLS);
+    for (function, most) in [("floods", 0), ("chatters", 700)] {
+        let order = Order { time: Duration::from_secs(2), ..place.order(function, json!({})) };
+        let (done, said) = place.carry_out(order).await;
+        assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
+        assert!(said.len() <= most, "{}", said.len());
+    }
     place.close().await;
 }
 

@@ -92,7 +92,10 @@ impl Found {
             }
             let name = match entry.file_name().to_bytes() {
                 b"." | b".." => continue,
-                name => String::from_utf8_lossy(name).into_owned(),
+                name => match str::from_utf8(name) {
+                    Ok(name) => name.to_owned(),
+                    Err(_) => return Err(refuse("a file in `output` has a name that is no text".to_owned())),
+                },
             };
             match handle::look(folder.as_fd(), &name) {
                 Ok(FileType::RegularFile) => {
@@ -104,7 +107,7 @@ impl Found {
                     shown(&name),
                     handle::called(kind)
                 )),
-                // It went meanwhile, or has a name that is no text.
+                // It went meanwhile.
                 Err(why) => self.note(format!("`output/{}` was left out: {why}", shown(&name))),
             }
         }
@@ -221,7 +224,7 @@ fn check(name: &str) -> Result<(), Refusal> {
     let is_bad = name.is_empty()
         || [".", ".."].contains(&name)
         || name.len() > LONGEST_NAME
-        || name.chars().any(|letter| ['/', '\\', '\u{fffd}'].contains(&letter) || letter.is_control());
+        || name.chars().any(|letter| ['/', '\\'].contains(&letter) || letter.is_control());
     match is_bad {
         true => Err(refuse(format!("the tool's file `{}` has a name that cannot be kept", shown(name)))),
         false => Ok(()),

@@ -17,6 +17,8 @@ const LONGEST_LINE: usize = 8 << 10;
 /// So many may go out at once, and then one in this time.
 const BURST: u32 = 100;
 const EVERY: Duration = Duration::from_millis(20);
+/// Between pieces that say nothing.
+const BREATH: Duration = Duration::from_millis(1);
 /// What goes out at the end, at most: the newest; and how long that may take.
 const MOST_LAST: usize = 256;
 const LONGEST_LAST: Duration = Duration::from_secs(1);
@@ -49,6 +51,8 @@ impl Statuses {
                 self.pass_on(to).await;
             }
             match self.read_some() {
+                // Whoever writes what nobody understands does not keep us busy with it.
+                Ok(1..) if self.texts.is_empty() => tokio::time::sleep(BREATH).await,
                 Ok(1..) => {}
                 // Nothing can be said against a pipe that fails; the call goes on without it.
                 Ok(0) => std::future::pending().await,
@@ -92,17 +96,18 @@ impl Statuses {
     }
 
     async fn take_token(&mut self) {
-        let passed = self.since.elapsed();
-        let more = u32::try_from(passed.as_nanos() / EVERY.as_nanos()).unwrap_or(BURST);
-        if more > 0 {
-            self.tokens = self.tokens.saturating_add(more).min(BURST);
-            self.since = Instant::now();
-        }
-        if self.tokens == 0 {
+        loop {
+            let more = u32::try_from(self.since.elapsed().as_nanos() / EVERY.as_nanos()).unwrap_or(BURST);
+            if more > 0 {
+                self.tokens = self.tokens.saturating_add(more).min(BURST);
+                self.since = Instant::now();
+            }
+            if self.tokens > 0 {
+                self.tokens -= 1;
+                return;
+            }
             tokio::time::sleep(EVERY).await;
-            return;
         }
-        self.tokens -= 1;
     }
 
     fn read_some(&mut self) -> io::Result<usize> {
