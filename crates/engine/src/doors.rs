@@ -3,12 +3,13 @@
 //! The listeners are made inside the box; that is how a door knows who is calling.
 
 use crate::{
-    Inner, control,
+    Engine, Inner, control,
     egress::{self, OpenEgress},
     guard,
 };
 use doors::{
     Doors, Kind, Listener, OpenError, Report, Session, SessionTerms, Token,
+    dialect::Dialect,
     ledger::{Ledger, Whose},
     till::{Account, Day, Level, Terms, Till, terms_of},
 };
@@ -175,6 +176,77 @@ fn begin_ledger(engine: &Inner, id: &Id) -> Result<Arc<Ledger>, ErrorInfo> {
     ledger.map(Arc::new).map_err(|error| {
         internal("cannot begin a ledger, without which nothing may be spent or let in", &error)
     })
+}
+
+/// An LLM door that no box is shown: the host asks through it what a program inside may not ask by itself. Closed, it is
+/// counted; dropped, it ends.
+#[derive(Debug)]
+pub struct ModelDoor {
+    session: Arc<Session>,
+    dialect: Dialect,
+    folder: fs::File,
+    socket: Shown,
+}
+
+impl Engine {
+    /// Opens a door of this name for the host's own use, with an account of its own; the folder of its socket keeps everybody
+    /// else out.
+    pub async fn model_door(
+        &self,
+        id: &Id,
+        grant: &LlmGrant,
+        budget: Budget,
+    ) -> Result<ModelDoor, ErrorInfo> {
+        let engine = &self.inner;
+        let provider = provider(engine, grant).await?;
+        let settings = &engine.doors;
+        let dialect = settings.catalogue.providers.get(&provider).map(|provider| provider.dialect);
+        let till = match &settings.till {
+            Some(till) => till.clone(),
+            None => Till::new(begin_ledger(engine, id)?),
+        };
+        let doors = Doors::new(settings.catalogue.clone(), settings.secrets.clone(), till);
+        let session =
+            open_session(&doors, Kind::Llm, terms(id, provider, grant.models.clone(), budget)).await?;
+        let failed = |error: &io::Error| internal("cannot make the socket of a model's door", error);
+        let folder = engine.state.join("doors");
+        let path = folder.join(called(id, "sock"));
+        let listener = bind(&folder, &path).map_err(|error| failed(&error))?;
+        let socket = Shown(path);
+        session.serve(Listener::Unix(listener)).map_err(|error| refused(&error))?;
+        let folder = fs::File::open(folder).map_err(|error| failed(&error))?;
+        Ok(ModelDoor { session, dialect: dialect.unwrap_or(Dialect::OpenAi), folder, socket })
+    }
+}
+
+impl ModelDoor {
+    /// What is spoken at it.
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// A line to it.
+    pub async fn connect(&self) -> io::Result<tokio::net::UnixStream> {
+        let name = self.socket.0.file_name().unwrap_or_default();
+        let by_handle =
+            Path::new("/proc/self/fd").join(std::os::fd::AsRawFd::as_raw_fd(&self.folder).to_string());
+        tokio::net::UnixStream::connect(by_handle.join(name)).await
+    }
+
+    /// Ends it, and says what was used and refused.
+    pub async fn close(self) -> Report {
+        self.session.close().await
+    }
+}
+
+impl Drop for ModelDoor {
+    fn drop(&mut self) {
+        // Only within a runtime is there anything that still listens.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let session = self.session.clone();
+            runtime.spawn(async move { session.close().await });
+        }
+    }
 }
 
 /// Which provider is meant. One without a credential is refused before anything is written for the run.

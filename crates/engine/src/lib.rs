@@ -50,7 +50,7 @@ mod verdict;
 pub mod weight;
 pub mod workspaces;
 
-pub use crate::doors::DoorSettings;
+pub use crate::doors::{DoorSettings, ModelDoor};
 pub use ::doors::courier::{BadReceiver, Courier, CourierSettings, Receiver, Undelivered};
 pub use ::doors::till::Day;
 pub use courier::OwnKey;

@@ -20,6 +20,7 @@ LONGEST_LINE = 4096  # what a pipe takes whole or not at all
 LARGEST_ANSWER = 8 << 20
 CONTEXT_NAMES = ("ToolContextFacade", "SandboxToolContextFacade", "ToolContext")
 TO_ARTIFACTS = ("artifact", "auto", "artifact_with_preview")
+OWN_VARIABLES = ("AIRLOCK_", "CYNODE_", "RUN_ID")
 OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -42,20 +43,19 @@ class _Reading:
 
 
 def from_json(text):
-    try:
-        from _json import make_scanner
-    except ImportError:
-        import json
-
-        return json.loads(text)
     text = text.strip(" \t\r\n")
     try:
+        from _json import make_scanner
+
         value, end = make_scanner(_Reading)(text, 0)
-    except StopIteration:
-        raise ValueError("there is no JSON") from None
-    if end != len(text):
-        raise ValueError("there is more behind the JSON")
-    return value
+        if end == len(text):
+            return value
+    except Exception:
+        pass
+    # The other half of the module says best what is wrong; where there is no C half, it does the work.
+    import json
+
+    return json.loads(text, parse_constant=_Reading.parse_constant)
 
 
 def to_json(value):
@@ -821,8 +821,8 @@ def run_function(function, call, found, first=()):
     for one in found:
         if one.kind in (0, 1, 3) and one.name in given:
             given[one.name] = coerce(given[one.name], one.words)
-    is_special = inject(function, call, found, given)
-    if not is_special and found and found[0].kind in (0, 1) and found[0].name not in given:
+    has_context = inject(function, call, found, given)
+    if not has_context and found and found[0].kind in (0, 1) and found[0].name not in given:
         context = context_of_first(found[0], function)
         if context is not None:
             given[found[0].name] = call.context(context)
@@ -831,8 +831,7 @@ def run_function(function, call, found, first=()):
 
 
 def inject(function, call, found, given):
-    """What is asked for by annotation, and the configuration; whether the former was there."""
-    is_special = False
+    """Puts in what is asked for by annotation, and the configuration; whether a context was among it."""
     for one in found:
         if one.kind in (2, 4):
             continue
@@ -843,12 +842,9 @@ def inject(function, call, found, given):
             call.put_artifacts(given, one.name, one.is_list, one.is_optional, build)
             if not one.has_default:
                 given.setdefault(one.name, None)
-        else:
-            if one.name == "tool_config" and one.name not in given:
-                given[one.name] = call.config
-            continue
-        is_special = True
-    return is_special
+        elif one.name == "tool_config":
+            given.setdefault(one.name, call.config)
+    return any(one.is_context for one in found)
 
 
 def context_of_first(first, function):
@@ -948,17 +944,20 @@ def put_out(one, output):
 def told(error):
     """An exception as text: its kind and words, and where in the tool it happened. Nothing of this file, no paths."""
     try:
+        from importlib import import_module
         from traceback import StackSummary, TracebackException
 
         whole = TracebackException(type(error), error, error.__traceback__, limit=-64)
         pending = [whole]
         while pending:
             one = pending.pop()
-            ours = ("<frozen ", told.__code__.co_filename)
+            ours = ("<frozen ", told.__code__.co_filename, import_module.__code__.co_filename)
             frames = [frame for frame in one.stack if not frame.filename.startswith(ours)]
             for frame in frames:
                 frame.filename = short(frame.filename)
             one.stack = StackSummary.from_list(frames)
+            if isinstance(getattr(one, "filename", None), str):  # of a syntax error
+                one.filename = short(one.filename)
             pending += [other for other in (one.__cause__, one.__context__) if other is not None]
             pending += getattr(one, "exceptions", None) or []
         return "".join(whole.format())
@@ -1351,7 +1350,7 @@ def describe(module, attribute):
     for at, one in enumerate(found):
         if one.kind in (2, 4) or one.name in ("self", "cls", "tool_config"):
             continue
-        is_first = at == 0 and not any(other.is_context or other.is_artifact for other in found)
+        is_first = at == 0 and not any(other.is_context for other in found)
         if one.is_context or is_first and is_context_by_look(one):
             context = one.name if one.is_context else context
             continue
@@ -1544,10 +1543,17 @@ def say(make):
     leave(None, 0)
 
 
-def main(argv):
-    # This file's own folder is no place to import from.
+def tidy():
+    """As a tool shall find it: nothing is imported from this file's own folder, and no variable is Airlock's."""
     if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         del sys.path[0]
+    for name in [name for name in os.environ if name.startswith(OWN_VARIABLES)]:
+        del os.environ[name]
+    os.environ["HOME"] = "/tmp"
+
+
+def main(argv):
+    tidy()
     sys.argv = argv[:1]
     if argv[1:2] == ["--park"] and len(argv) == 4:
         park(*argv[2:])

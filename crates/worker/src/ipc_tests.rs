@@ -1,0 +1,283 @@
+use super::*;
+use ::provider::{Fault, Provider, Script, Settings as Scripted};
+use doors::{
+    catalogue,
+    price::{Price, PriceBook, Unknown},
+    secrets::KeySource,
+};
+use proptest::prelude::*;
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::fd::AsFd,
+    path::PathBuf,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+const KEY: &str = "a-key-that-nobody-inside-may-see";
+
+/// An engine whose doors lead to a provider of the test's own, and a folder to listen in.
+struct Desktop {
+    provider: Provider,
+    engine: Engine,
+    folder: PathBuf,
+}
+
+impl Drop for Desktop {
+    fn drop(&mut self) {
+        _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn desktop(dialect: Dialect) -> Desktop {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let folder = std::env::temp_dir().join(format!("airlock-ipc-{}-{number}", std::process::id()));
+    fs::create_dir_all(folder.join("work")).unwrap();
+    fs::write(folder.join("key"), KEY).unwrap();
+    fs::set_permissions(folder.join("key"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let provider = Provider::start(Scripted { keys: vec![KEY.to_owned()], ..Scripted::default() });
+    let of_catalogue = catalogue::Provider {
+        key: Some(KeySource::File(folder.join("key"))),
+        allow_plain_http: true,
+        allow_private: true,
+        retries: 0,
+        ..catalogue::Provider::new("p", dialect, provider.base().parse().unwrap())
+    };
+    let mut settings = engine::Settings::new(folder.join("state"));
+    settings.doors.catalogue.providers = BTreeMap::from([("p".to_owned(), Arc::new(of_catalogue))]);
+    let price = Price { input: 1_000_000, output: 2_000_000, ..Price::default() };
+    let prices = PriceBook::with(vec![("*".parse().unwrap(), price)], Unknown::default());
+    settings.doors.catalogue.prices = Arc::new(prices);
+    let engine = Engine::open(settings).unwrap();
+    Desktop { provider, engine, folder }
+}
+
+impl Desktop {
+    fn listen(&self, settings: Settings) -> Listening {
+        let folder = fs::File::open(self.folder.join("work")).unwrap();
+        _ = fs::remove_file(self.folder.join("work").join(SOCKET));
+        let listener = bind(folder.as_fd(), None).unwrap();
+        let models = Models::new(self.engine.clone(), settings).unwrap();
+        models.listen(&Id::new("call-1").unwrap(), listener)
+    }
+
+    async fn connect(&self) -> BufReader<UnixStream> {
+        BufReader::new(UnixStream::connect(self.folder.join("work").join(SOCKET)).await.unwrap())
+    }
+}
+
+fn settings() -> Settings {
+    Settings::new(None, "m")
+}
+
+fn question(id: &str) -> String {
+    let params = json!({"system_prompt": "be brief", "user_prompt": "say it", "temperature": 9.0});
+    json!({"jsonrpc": "2.0", "id": id, "method": "llm/call", "params": params}).to_string()
+}
+
+async fn heard(line: &mut BufReader<UnixStream>) -> Value {
+    let mut answer = String::new();
+    line.read_line(&mut answer).await.unwrap();
+    assert!(!answer.contains(KEY), "{answer}");
+    serde_json::from_str(&answer).unwrap_or(Value::Null)
+}
+
+async fn say(line: &mut BufReader<UnixStream>, what: &str) -> Value {
+    line.get_mut().write_all(format!("{what}\n").as_bytes()).await.unwrap();
+    heard(line).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_answers_in_every_dialect_and_the_key_is_put_in_outside() {
+    for dialect in [Dialect::OpenAi, Dialect::Anthropic, Dialect::Gemini, Dialect::Ollama] {
+        let desktop = desktop(dialect);
+        desktop.provider.set(Script { tokens: 3, input: Some(7), ..Script::default() });
+        let listening = desktop.listen(settings());
+        let mut line = desktop.connect().await;
+        for id in ["1", "2"] {
+            let answer = say(&mut line, &question(id)).await;
+            let text = answer["result"]["text"].as_str().unwrap_or_else(|| panic!("{dialect:?}: {answer}"));
+            assert_eq!((&answer["id"], text.trim_end()), (&json!(id), "tok0 tok1 tok2"), "{dialect:?}");
+        }
+        let served = desktop.provider.await_served(|served| served.count == 2 && served.open == 0);
+        assert!(
+            served.calls.iter().all(|call| call.keys == [KEY] || dialect == Dialect::Ollama),
+            "{served:?}"
+        );
+        let spent = listening.close().await;
+        assert_eq!((spent.questions, spent.input_tokens, spent.output_tokens), (2, 14, 6), "{dialect:?}");
+        assert_eq!(line.read(&mut [0]).await.unwrap(), 0, "the line ends with the call");
+        let left = fs::read_dir(desktop.folder.join("state/doors")).unwrap().count();
+        assert_eq!(left, 0, "nothing stays of the door");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_that_make_no_sense_are_answered_and_the_next_is_served() {
+    let desktop = desktop(Dialect::OpenAi);
+    let _listening = desktop.listen(settings());
+    let mut line = desktop.connect().await;
+    for (said, id, code) in [
+        ("nonsense", Value::Null, NO_JSON),
+        ("[1]", Value::Null, NO_REQUEST),
+        ("{}", Value::Null, NO_REQUEST),
+        (r#"{"id":{},"method":"llm/call"}"#, Value::Null, NO_REQUEST),
+        (r#"{"id":"a"}"#, json!("a"), NO_REQUEST),
+        (r#"{"id":"a","method":"shell/run"}"#, json!("a"), NO_METHOD),
+        (r#"{"id":7,"method":"llm/call"}"#, json!(7), BAD_PARAMS),
+        (r#"{"id":"a","method":"llm/call","params":{"user_prompt":5}}"#, json!("a"), BAD_PARAMS),
+    ] {
+        let answer = say(&mut line, said).await;
+        assert_eq!((&answer["id"], &answer["error"]["code"]), (&id, &json!(code)), "{said}: {answer}");
+        assert_eq!(answer["jsonrpc"], "2.0");
+    }
+    assert!(say(&mut line, &question("9")).await["result"]["text"].is_string(), "the control");
+    let long = "x".repeat(LONGEST_LINE + 10);
+    let answer = say(&mut line, &long).await;
+    assert_eq!(answer["error"]["code"], TOO_LARGE);
+    assert!(matches!(line.read(&mut [0]).await, Ok(0) | Err(_)), "behind it nothing can be understood");
+    let mut half = desktop.connect().await;
+    half.get_mut().write_all(b"{\"half\"").await.unwrap();
+    drop(half);
+    assert!(say(&mut desktop.connect().await, &question("9")).await["result"]["text"].is_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_spent_is_spent_and_says_so() {
+    let desktop = desktop(Dialect::OpenAi);
+    let budget = Budget { requests: Some(1), ..Budget::default() };
+    let listening = desktop.listen(Settings { budget, ..settings() });
+    let mut line = desktop.connect().await;
+    assert!(say(&mut line, &question("1")).await["result"]["text"].is_string(), "the control");
+    let answer = say(&mut line, &question("2")).await;
+    assert_eq!(answer["error"]["code"], SPENT, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("requests"), "{answer}");
+    drop(listening);
+    let _listening = desktop.listen(Settings { questions: 2, ..settings() });
+    let mut line = desktop.connect().await;
+    for id in ["1", "2"] {
+        assert!(say(&mut line, &question(id)).await["result"]["text"].is_string());
+    }
+    assert_eq!(say(&mut line, &question("3")).await["error"]["code"], SPENT);
+    desktop.provider.await_served(|served| served.count == 3 && served.open == 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_provider_refuses_is_told_without_the_key() {
+    let desktop = desktop(Dialect::OpenAi);
+    let _listening = desktop.listen(settings());
+    let mut line = desktop.connect().await;
+    for fault in [Fault::ErrorWithKey(401), Fault::Refuse("too_long".into()), Fault::Reset] {
+        desktop.provider.next(fault.clone());
+        let answer = say(&mut line, &question("1")).await;
+        assert_eq!(answer["error"]["code"], NOT_ANSWERED, "{fault:?}: {answer}");
+    }
+    assert!(say(&mut line, &question("2")).await["result"]["text"].is_string(), "the control");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_provider_it_says_so_and_a_pattern_is_no_model() {
+    let desktop = desktop(Dialect::OpenAi);
+    let _listening = desktop.listen(Settings::new(Some("other".to_owned()), "m"));
+    let answer = say(&mut desktop.connect().await, &question("1")).await;
+    assert_eq!(answer["error"]["code"], NO_MODEL, "{answer}");
+    for model in ["", "claude-*", "a b"] {
+        assert!(Models::new(desktop.engine.clone(), Settings::new(None, model)).is_err(), "{model}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fifth_line_waits_until_another_leaves() {
+    let desktop = desktop(Dialect::OpenAi);
+    let _listening = desktop.listen(settings());
+    let mut lines = Vec::new();
+    for _ in 0..MOST_CONNECTIONS {
+        let mut line = desktop.connect().await;
+        assert_eq!(say(&mut line, "{}").await["error"]["code"], NO_REQUEST);
+        lines.push(line);
+    }
+    let mut fifth = desktop.connect().await;
+    fifth.get_mut().write_all(b"{}\n").await.unwrap();
+    // Those that are served go on meanwhile; had the fifth been taken, it would be answered before the last of these.
+    for line in &mut lines {
+        for _ in 0..20 {
+            assert_eq!(say(line, "{}").await["error"]["code"], NO_REQUEST);
+        }
+    }
+    assert!(fifth.get_ref().try_read(&mut [0]).is_err(), "nobody has answered it");
+    lines.pop();
+    assert_eq!(heard(&mut fifth).await["error"]["code"], NO_REQUEST);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_dropped_leaves_nobody_waiting() {
+    let desktop = desktop(Dialect::OpenAi);
+    desktop.provider.set(Script { fault: Some(Fault::Silence), ..Script::default() });
+    let listening = desktop.listen(settings());
+    let mut line = desktop.connect().await;
+    line.get_mut().write_all(format!("{}\n", question("1")).as_bytes()).await.unwrap();
+    tokio::task::block_in_place(|| desktop.provider.await_served(|served| served.connections >= 1));
+    drop(listening);
+    assert_eq!(line.read(&mut [0]).await.unwrap(), 0);
+}
+
+#[test]
+fn a_link_in_the_way_of_the_socket_is_neither_followed_nor_replaced() {
+    let desktop = desktop(Dialect::OpenAi);
+    let work = desktop.folder.join("work");
+    std::os::unix::fs::symlink(desktop.folder.join("elsewhere"), work.join(SOCKET)).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    let folder = fs::File::open(&work).unwrap();
+    assert!(bind(folder.as_fd(), None).is_err());
+    assert!(!desktop.folder.join("elsewhere").exists());
+}
+
+#[test]
+fn temperatures_are_kept_within_what_providers_take() {
+    let asked =
+        |temperature| Question { system_prompt: String::new(), user_prompt: "a".to_owned(), temperature };
+    for (dialect, given, sent) in [
+        (Dialect::OpenAi, 9.0, 2.0),
+        (Dialect::Anthropic, 1.5, 1.0),
+        (Dialect::OpenAi, -1.0, 0.0),
+        (Dialect::Anthropic, f64::NAN, 0.7),
+    ] {
+        let request = speech::request(dialect, &settings(), &asked(given));
+        let body = futures_body(request);
+        assert_eq!(body["temperature"], json!(sent));
+        assert!(body.get("system").is_none() && body["messages"].as_array().unwrap().len() == 1);
+    }
+}
+
+fn futures_body(request: hyper::Request<http_body_util::Full<bytes::Bytes>>) -> Value {
+    use http_body_util::BodyExt;
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let whole = runtime.block_on(request.into_body().collect()).unwrap();
+    serde_json::from_slice(&whole.to_bytes()).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_understood_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        _ = understood(&bytes);
+        for dialect in [Dialect::OpenAi, Dialect::Anthropic, Dialect::Gemini, Dialect::Ollama] {
+            _ = speech::text(dialect, &bytes);
+        }
+        prop_assert!(speech::complaint(&bytes).chars().count() <= 500);
+    }
+
+    #[test]
+    fn answers_of_any_shape_have_a_text_or_not(text in "\\PC{0,20}", extra in "\\PC{0,5}") {
+        let shapes = json!({
+            "choices": [{"message": {"content": text}}], "message": {"content": text},
+            "content": [{"type": "thinking", "thinking": extra}, {"type": "text", "text": text}],
+            "candidates": [{"content": {"parts": [{"text": extra, "thought": true}, {"text": text}]}}],
+        });
+        for dialect in [Dialect::OpenAi, Dialect::Anthropic, Dialect::Gemini, Dialect::Ollama] {
+            let wanted = if text.is_empty() { Err(NoText::Empty) } else { Ok(text.clone()) };
+            prop_assert_eq!(speech::text(dialect, shapes.to_string().as_bytes()), wanted);
+        }
+    }
+}

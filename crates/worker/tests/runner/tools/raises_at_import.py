@@ -1,0 +1,1 @@
+raise RuntimeError("of the module")
