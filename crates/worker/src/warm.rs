@@ -20,7 +20,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use tokio::sync::Notify;
+use tokio::{net::UnixListener, sync::Notify};
 
 /// One that nobody took for so long is ended: its clocks and addresses are of the past.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
@@ -45,6 +45,8 @@ pub(crate) struct Parked {
     pub(crate) room: Room,
     pub(crate) exec: Exec,
     pub(crate) statuses: Statuses,
+    /// Where models are asked. Nobody answers before there is a call.
+    pub(crate) socket: Option<UnixListener>,
     born: Instant,
 }
 
@@ -97,6 +99,7 @@ struct Stock {
 pub(crate) struct Warm {
     rooms: Arc<Rooms>,
     python: PathBuf,
+    has_models: bool,
     most: usize,
     most_bytes: u64,
     stock: Mutex<Stock>,
@@ -119,9 +122,16 @@ impl Drop for Using {
 }
 
 impl Warm {
-    pub(crate) fn new(rooms: Arc<Rooms>, python: PathBuf, most: usize, most_bytes: u64) -> Arc<Warm> {
+    /// Of boxes with or without a way to models; at most so many, with so much memory.
+    pub(crate) fn new(
+        rooms: Arc<Rooms>,
+        python: PathBuf,
+        has_models: bool,
+        most: usize,
+        most_bytes: u64,
+    ) -> Arc<Warm> {
         let (stock, closing) = (Mutex::default(), Notify::new());
-        Arc::new(Warm { rooms, python, most, most_bytes, stock, closing })
+        Arc::new(Warm { rooms, python, has_models, most, most_bytes, stock, closing })
     }
 
     fn stock(&self) -> MutexGuard<'_, Stock> {
@@ -239,11 +249,11 @@ impl Warm {
             Some(What::Executable { .. }) | None => return Ok(None),
         };
         let room = self.rooms.open(kind).await?;
-        let statuses = room.prepare()?;
+        let (statuses, socket) = room.prepare(self.has_models)?;
         let command = room.runner(kind, &self.python, &["--park", module, attribute]);
         let exec = room.start(command, true).await?;
         let is_ready = is_ready(&exec).await;
-        Ok(is_ready.then(|| Parked { room, exec, statuses, born: Instant::now() }))
+        Ok(is_ready.then(|| Parked { room, exec, statuses, socket, born: Instant::now() }))
     }
 
     /// Ends those that are old, idle, dead or too large, until there are none.

@@ -593,6 +593,41 @@ async fn a_parked_one_that_died_or_cannot_import_leads_to_the_cold_path() {
     place.close().await;
 }
 
+const ASKS: &str = r#"
+import json, socket
+def asks():
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(json.load(open("/workspace/runner_args.json"))["ipc_socket"])
+    line.sendall(b'{"jsonrpc": "2.0", "id": "1", "method": "llm/call", "params": {"user_prompt": "hi"}}\n')
+    return json.loads(line.makefile().readline())
+"#;
+
+#[tokio::test]
+async fn a_tool_has_somebody_to_ask_for_models() {
+    let place = Place::with("asks", ASKS, 2);
+    let models = Models::new(place.engine.clone(), crate::ipc::Settings::new(None, "a-model")).unwrap();
+    let settings = Settings {
+        python: "/usr/bin/python3".into(),
+        largest_result: 10_000,
+        parked: 2,
+        parked_bytes: 1 << 30,
+    };
+    let caller = Caller::new(place.engine.clone(), place.shelf.clone(), Some(models), settings);
+    let place = Place { caller, ..place };
+    for is_warm in [false, true] {
+        if is_warm {
+            until_parked(&place, 1).await;
+        }
+        let done = place.call("asks", json!({})).await;
+        // There is no model here; but there is somebody who says so.
+        let (found, _) = success(&done);
+        assert_eq!((done.was_warm, &found["id"]), (is_warm, &json!("1")));
+        assert!(found["error"]["code"].is_i64(), "{found}");
+        assert!(done.spent.is_some_and(|spent| spent.questions == 0));
+    }
+    place.close().await;
+}
+
 const MORTAL: &str = r#"
 import os, threading
 if "--park" in open("/proc/self/cmdline").read(): threading.Timer(0.3, lambda: os._exit(1)).start()

@@ -57,6 +57,11 @@ impl Workspace {
         self.folder.as_fd()
     }
 
+    /// Who is to own what is put there.
+    pub(crate) fn owner(&self) -> Option<(u32, u32)> {
+        self.owner
+    }
+
     /// A new folder in one that is open.
     pub(crate) fn make_folder(&self, parent: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
         rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755))?;

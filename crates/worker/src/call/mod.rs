@@ -34,7 +34,7 @@ pub(crate) use status::Statuses;
 
 use crate::{
     artifacts::Shelf,
-    ipc::Models,
+    ipc::{Models, Spent},
     tools::{Code, Tool},
     warm::Warm,
     wire::{answer::CreatedArtifact, code::Refusal, request::Invoke},
@@ -81,6 +81,8 @@ pub struct Done {
     pub limits_hit: BTreeSet<LimitName>,
     /// What else there is to say: files that were left out, why a box could not be made.
     pub notes: Vec<String>,
+    /// What it spent on models, where there are any.
+    pub spent: Option<Spent>,
     /// Whether an interpreter was ready for it.
     pub was_warm: bool,
 }
@@ -115,7 +117,8 @@ impl Caller {
     /// One that uses these.
     pub fn new(engine: Engine, shelf: Shelf, models: Option<Models>, settings: Settings) -> Caller {
         let rooms = Rooms::new(engine);
-        let warm = Warm::new(rooms.clone(), settings.python.clone(), settings.parked, settings.parked_bytes);
+        let Settings { python, parked, parked_bytes, .. } = &settings;
+        let warm = Warm::new(rooms.clone(), python.clone(), models.is_some(), *parked, *parked_bytes);
         Caller(Arc::new(Inner { rooms, shelf, models, settings, warm }))
     }
 

@@ -7,9 +7,12 @@ use super::{
     profile::{self, Profile},
     status::Statuses,
 };
-use crate::tools::{Code, Limits, What};
+use crate::{
+    ipc,
+    tools::{Code, Limits, What},
+};
 use engine::{Engine, Exec, Session, SessionState};
-use spec::{ErrorInfo, ExecRequest, Network, Policy, RunRequest, SessionRequest};
+use spec::{ErrorInfo, ExecRequest, Id, Network, Policy, RunRequest, SessionRequest};
 use std::{
     ffi::OsString,
     io,
@@ -17,7 +20,7 @@ use std::{
     path::Path,
     sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicBool},
 };
-use tokio::{runtime::Handle, sync::Semaphore, task::JoinSet};
+use tokio::{net::UnixListener, runtime::Handle, sync::Semaphore, task::JoinSet};
 
 /// Our runner.
 pub(super) const RUNNER: &[u8] = include_bytes!("../runner/runner.py");
@@ -214,12 +217,20 @@ impl Room {
         self.workspace.as_ref().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound).into())
     }
 
-    /// What a call has beside: folders for files in and out, and the FIFO for statuses.
-    pub(crate) fn prepare(&self) -> Result<Statuses, NoRoom> {
+    /// What a call has beside: folders for files in and out, the FIFO for statuses, and the socket at which models are asked,
+    /// if there are any.
+    pub(crate) fn prepare(&self, has_models: bool) -> Result<(Statuses, Option<UnixListener>), NoRoom> {
         let workspace = self.workspace()?;
         workspace.make_folder(workspace.folder(), places::INPUT)?;
         workspace.make_folder(workspace.folder(), places::OUTPUT)?;
-        Ok(Statuses::new(workspace.make_pipe(places::STATUS)?)?)
+        let statuses = Statuses::new(workspace.make_pipe(places::STATUS)?)?;
+        let socket = has_models.then(|| ipc::bind(workspace.folder(), workspace.owner())).transpose()?;
+        Ok((statuses, socket))
+    }
+
+    /// What the engine calls it.
+    pub(crate) fn id(&self) -> Option<&Id> {
+        self.session.as_ref().map(Session::id)
     }
 
     /// Starts a program. It has no time of its own: whoever starts it has a clock.

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     artifacts::Scope,
+    ipc::{self, Listening},
     tools::{Code, Tool, What},
     warm::Parked,
     wire::{
@@ -28,12 +29,17 @@ use std::{
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    net::UnixListener,
+    sync::{mpsc, watch},
+};
 
 /// What a tool has to end by itself after SIGTERM: its asker waits for some seconds more than it had.
 const GRACE: Duration = Duration::from_secs(2);
 /// What its files may take to be kept, beyond its time: less than its asker's patience.
 const LONGEST_KEEPING: Duration = Duration::from_secs(7);
+/// What a question to a model that is under way may take to be given up.
+const LONGEST_SETTLING: Duration = Duration::from_secs(2);
 /// Files of one call that are put into place at once; more is left to another thread.
 const LITTLE: usize = 1 << 20;
 /// Characters of what a tool says on standard error that its asker is told.
@@ -74,6 +80,8 @@ struct Running {
     room: Room,
     exec: Exec,
     statuses: Statuses,
+    /// Answers for models, as long as the tool runs.
+    models: Option<Listening>,
 }
 
 impl Done {
@@ -84,6 +92,7 @@ impl Done {
             stderr: Vec::new(),
             limits_hit: BTreeSet::new(),
             notes: Vec::new(),
+            spent: None,
             was_warm: false,
         }
     }
@@ -116,7 +125,7 @@ type Kept = (Map<String, Value>, Vec<CreatedArtifact>);
 impl Call<'_> {
     async fn go(&mut self) -> Result<Kept, Outcome> {
         let stopped = stop(self.until, self.cancelled.clone());
-        let Running { room, exec, mut statuses } = tokio::select! {
+        let Running { room, exec, mut statuses, models } = tokio::select! {
             biased;
             // What was made until then is ended behind.
             why = stopped => return Err(self.stopped(why)),
@@ -126,6 +135,7 @@ impl Call<'_> {
         // All of them before the outcome.
         statuses.finish(&self.statuses).await;
         self.listen(&exec);
+        self.settle(models).await;
         match ended {
             Err(why) => {
                 room.leave().await;
@@ -164,7 +174,7 @@ impl Call<'_> {
             }
         };
         let mut staged = staged?;
-        let ipc = self.ipc();
+        let ipc = self.inner.models.as_ref().map(|_| ipc::SOCKET);
         let arguments = arguments::write(&self.tool, &mut self.invoke, &staged, ipc)
             .map_err(|error| internal(format!("the arguments cannot be written: {error}")))?;
         let place = match room {
@@ -180,7 +190,7 @@ impl Call<'_> {
 
     /// Hands a call to an interpreter that waits; none if it cannot be used, and then it has not been told anything.
     async fn wake(&mut self, parked: Parked, staged: &mut Staged, arguments: &[u8]) -> Option<Running> {
-        let Parked { room, exec, statuses, .. } = parked;
+        let Parked { room, exec, statuses, socket, .. } = parked;
         let put = put(&room, std::mem::take(staged), arguments).await;
         let handed = match put {
             Ok(back) => {
@@ -195,11 +205,13 @@ impl Call<'_> {
         };
         self.done.was_warm = handed;
         exec.close_input();
-        handed.then_some(Running { room, exec, statuses })
+        let models = if handed { self.answer_for_models(&room, socket) } else { None };
+        handed.then_some(Running { room, exec, statuses, models })
     }
 
     async fn begin(&mut self, room: Room, staged: Staged, arguments: &[u8]) -> Result<Running, Refusal> {
-        let statuses = room.prepare().map_err(|why| self.no_room(&why))?;
+        let has_models = self.inner.models.is_some();
+        let (statuses, socket) = room.prepare(has_models).map_err(|why| self.no_room(&why))?;
         put(&room, staged, arguments).await.map_err(|(_, why)| why)?;
         let file = places::inside(places::ARGUMENTS);
         let command = match &self.tool.what {
@@ -212,13 +224,20 @@ impl Call<'_> {
             }
         };
         let exec = room.start(command, false).await.map_err(|why| self.no_room(&why))?;
-        Ok(Running { room, exec, statuses })
+        let models = self.answer_for_models(&room, socket);
+        Ok(Running { room, exec, statuses, models })
     }
 
-    /// The name of a socket in the work folder at which models are asked, if there are any.
-    fn ipc(&self) -> Option<&'static str> {
-        // Who listens there comes with `ipc`: a box's work folder by handle, before its program starts.
-        self.inner.models.as_ref().and(None)
+    /// Whoever asked before waits in line at the socket.
+    fn answer_for_models(&self, room: &Room, socket: Option<UnixListener>) -> Option<Listening> {
+        Some(self.inner.models.as_ref()?.listen(room.id()?, socket?))
+    }
+
+    /// Nobody is answered any more; what was spent is told.
+    async fn settle(&mut self, models: Option<Listening>) {
+        if let Some(models) = models {
+            self.done.spent = tokio::time::timeout(LONGEST_SETTLING, models.close()).await.ok();
+        }
     }
 
     /// Half of what the work folder may hold: the tool, too, needs room.
