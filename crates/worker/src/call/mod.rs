@@ -19,6 +19,7 @@
 //! A program that is no Python is started with `runner_args.json` as its only argument, and writes the same `result.json`.
 
 mod arguments;
+mod ask;
 mod handle;
 mod output;
 pub mod places;
@@ -125,7 +126,7 @@ impl Caller {
     /// Makes a first box, so that whatever is wrong is said at the start, and has the interpreter compile the runner in it.
     /// Tells what holds tools in, for the log. Calls do not need it.
     pub async fn prepare(&self) -> Result<Vec<String>, Refusal> {
-        run::prepare(&self.0).await
+        ask::prepare(&self.0).await
     }
 
     /// Carries an order out. Statuses go out as they come; whoever does not listen misses them. Dropped, the box ends.
@@ -162,7 +163,7 @@ impl Caller {
         files: &[(&str, &[u8])],
         time: Duration,
     ) -> Result<Vec<u8>, Refusal> {
-        run::ask(&self.0, code, command, files, time).await
+        ask::ask(&self.0, code, command, files, time).await
     }
 
     /// A tool's code has changed: what was imported from it before is of no use any more.

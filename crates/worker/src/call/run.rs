@@ -1,8 +1,7 @@
 //! How an order is carried out: a box and the files, then the tool until it ends or its time does, then what it left.
 
 use super::{
-    Done, Inner, Order, Outcome, arguments, output, places,
-    profile::Profile,
+    Done, Inner, Order, Outcome, arguments, ask, output, places,
     result::{self, Said},
     room::{self, Kind, NoRoom, Room},
     stage::{self, Staged},
@@ -11,7 +10,7 @@ use super::{
 use crate::{
     artifacts::Scope,
     ipc::{self, Listening},
-    tools::{Code, Tool, What},
+    tools::{Tool, What},
     warm::Parked,
     wire::{
         answer::CreatedArtifact,
@@ -24,9 +23,7 @@ use serde_json::{Map, Value};
 use spec::{LimitName, Status, Stream};
 use std::{
     collections::BTreeSet,
-    ffi::OsString,
-    os::fd::AsFd,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -44,14 +41,6 @@ const LONGEST_SETTLING: Duration = Duration::from_secs(2);
 const LITTLE: usize = 1 << 20;
 /// Characters of what a tool says on standard error that its asker is told.
 const LONGEST_EXCUSE: usize = 500;
-/// What a program that is asked for a schema may print.
-const LARGEST_ANSWER: u64 = 4 << 20;
-/// How long compiling may take.
-const LONGEST_COMPILING: Duration = Duration::from_secs(60);
-const LARGEST_COMPILED: u64 = 4 << 20;
-/// Written for every Python there is.
-const COMPILE: &str = "import sys, py_compile; py_compile.compile(sys.argv[1], cfile=sys.argv[2], dfile='runner.py', \
-                       doraise=True)";
 /// What a parked interpreter says before it waits.
 pub(crate) const READY: &[u8] = b"ready\n";
 
@@ -107,7 +96,7 @@ pub(super) async fn carry_out(
     let Order { tool, invoke, time, profile } = order;
     let (code, limits, what) = (tool.code.clone(), tool.limits, Some(tool.what.clone()));
     let kind = Kind { code, profile, limits, what };
-    prepare_behind(inner);
+    ask::prepare_behind(inner);
     // Gone with the call: then another interpreter is made ready.
     let _using = inner.warm.using(&kind);
     let began = Instant::now();
@@ -339,12 +328,12 @@ enum Place {
     Cold(Room),
 }
 
-fn no_room() -> Refusal {
+pub(super) fn no_room() -> Refusal {
     let message = "the sandbox could not be made; the log of the worker says why";
     Refusal::new(code::Code::SandboxFailed, message)
 }
 
-fn internal(message: String) -> Refusal {
+pub(super) fn internal(message: String) -> Refusal {
     Refusal::new(code::Code::InternalError, message)
 }
 
@@ -397,7 +386,7 @@ async fn stop(until: Instant, mut cancelled: watch::Receiver<bool>) -> Stop {
 }
 
 /// The beginning of what a program wrote, and the end.
-fn printed(exec: &Exec, stream: Stream) -> Vec<u8> {
+pub(super) fn printed(exec: &Exec, stream: Stream) -> Vec<u8> {
     let mut kept = exec.take_beginning(stream);
     let place = if stream == Stream::Stdout { 0 } else { 1 };
     let (begun, total) = (kept.len() as u64, exec.output().lengths()[place]);
@@ -412,7 +401,7 @@ fn printed(exec: &Exec, stream: Stream) -> Vec<u8> {
 }
 
 /// What a tool's asker is told of its standard error.
-fn excuse(stderr: &[u8]) -> String {
+pub(super) fn excuse(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let clean = |letter: char| !letter.is_control() || letter == '\n' || letter == '\t';
     text.trim().chars().filter(|letter| clean(*letter)).take(LONGEST_EXCUSE).collect()
@@ -432,108 +421,4 @@ fn named(limit: LimitName) -> Option<&'static str> {
         // It printed a lot. That ends nobody.
         LimitName::Output => None,
     }
-}
-
-/// Has the runner compiled behind the first call, if nobody did before.
-fn prepare_behind(inner: &Arc<Inner>) {
-    let rooms = &inner.rooms;
-    if rooms.compiled.get().is_none() && !rooms.is_compiling.swap(true, Ordering::Relaxed) {
-        let inner = inner.clone();
-        // Calls say what is wrong, if something is.
-        rooms.behind(async move { _ = prepare(&inner).await });
-    }
-}
-
-/// A box that shows what is wrong here, and compiles the runner.
-pub(super) async fn prepare(inner: &Inner) -> Result<Vec<String>, Refusal> {
-    let kind = asking(&Code::default());
-    let open = inner.rooms.open(&kind).await;
-    let room = open.map_err(|why| Refusal::new(code::Code::SandboxFailed, why.to_string()))?;
-    let held = room.state().map(|state| {
-        let barriers = state.barriers.iter().map(|barrier| barrier.to_string());
-        barriers.chain(state.notes).collect()
-    });
-    inner.rooms.is_compiling.store(true, Ordering::Relaxed);
-    if inner.rooms.compiled.get().is_none() {
-        let compiled = places::inside(places::COMPILED);
-        let words = [COMPILE, places::RUNNER, &compiled].map(OsString::from);
-        let command = [inner.settings.python.as_os_str().to_owned(), "-c".into()].into_iter().chain(words);
-        let command = room::bare(&kind, command.collect());
-        answer_of(&room, command, LONGEST_COMPILING).await?;
-        let workspace = room.workspace().map_err(|why| internal(why.to_string()))?;
-        let read = workspace.read(workspace.folder(), places::COMPILED, LARGEST_COMPILED);
-        // Without it the runner is used as it was written.
-        if let Ok(bytes) = read {
-            _ = inner.rooms.compiled.set(bytes.into());
-        }
-    }
-    room.leave().await;
-    Ok(held.unwrap_or_default())
-}
-
-/// The box of who asks what a tool is.
-fn asking(code: &Code) -> Kind {
-    Kind { code: code.clone(), profile: Profile::Standard, limits: Default::default(), what: None }
-}
-
-pub(super) async fn ask(
-    inner: &Inner,
-    code: &Code,
-    command: Vec<OsString>,
-    files: &[(&str, &[u8])],
-    time: Duration,
-) -> Result<Vec<u8>, Refusal> {
-    let kind = asking(code);
-    let work = async {
-        let room = inner.rooms.open(&kind).await.map_err(|_| no_room())?;
-        lay_out(&room, files).map_err(|why| internal(why.to_string()))?;
-        let said = answer_of(&room, room::bare(&kind, command), time).await;
-        room.leave().await;
-        said
-    };
-    let late =
-        || Refusal::new(code::Code::InitError, format!("there was no answer within {} s", time.as_secs()));
-    tokio::time::timeout(time, work).await.unwrap_or_else(|_| Err(late()))
-}
-
-/// The runner as it was written, and what else is to be there.
-fn lay_out(room: &Room, files: &[(&str, &[u8])]) -> Result<(), NoRoom> {
-    let workspace = room.workspace()?;
-    let own = workspace.enter_folder(workspace.folder(), places::OWN)?;
-    match workspace.make_file(own.as_fd(), places::SOURCE, 0o444, room::RUNNER) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error.into()),
-        _ => {}
-    }
-    for (name, bytes) in files {
-        workspace.make_file(workspace.folder(), name, 0o600, bytes)?;
-    }
-    Ok(())
-}
-
-/// All that a program printed, if it ended well.
-async fn answer_of(room: &Room, command: Vec<OsString>, time: Duration) -> Result<Vec<u8>, Refusal> {
-    let bad = |message: String| Refusal::new(code::Code::InitError, message);
-    let exec = room.start(command, false).await.map_err(|_| no_room())?;
-    let Ok(result) = tokio::time::timeout(time, exec.wait()).await else {
-        return Err(bad(format!("there was no answer within {} s", time.as_secs())));
-    };
-    if result.status != Status::Succeeded {
-        let said = excuse(&printed(&exec, Stream::Stderr));
-        let why = result.error.map(|error| error.message);
-        let why = why.unwrap_or_else(|| format!("it ended with status {}", result.exit_status));
-        return Err(bad(if said.is_empty() { why } else { said }));
-    }
-    let total = exec.output().lengths()[0];
-    if total > LARGEST_ANSWER {
-        return Err(bad(format!("the answer has {total} bytes, and may have {LARGEST_ANSWER}")));
-    }
-    let mut said = Vec::new();
-    while (said.len() as u64) < total {
-        let piece = exec.output().read(Stream::Stdout, said.len() as u64, 1 << 20);
-        if piece.from != said.len() as u64 || piece.bytes.is_empty() {
-            return Err(bad("some of the answer is lost".to_owned()));
-        }
-        said.extend(piece.bytes);
-    }
-    Ok(said)
 }
