@@ -1,0 +1,198 @@
+//! Calls of interpreters that are ready.
+
+use super::*;
+
+/// Waits until interpreters are ready.
+async fn until_parked(place: &Place, count: usize) {
+    let waiting = async {
+        while place.caller.parked() < count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap();
+}
+
+const WARM: &str = r#"
+import os, time
+MADE = time.time()
+count = 0
+def counts(text):
+    global count
+    count += 1
+    open("/workspace/output/x.txt", "w").write(text)
+    return {"count": count, "made": MADE, "said": text}
+def dies(): os._exit(4)
+"#;
+
+#[tokio::test]
+async fn an_interpreter_that_is_ready_serves_one_call_and_no_other() {
+    let place = Place::with("warm", WARM, 4);
+    let done = place.call("counts", json!({"text": "cold"})).await;
+    assert!(!done.was_warm);
+    success(&done);
+    let mut made = Vec::new();
+    for round in 0..3 {
+        until_parked(&place, 1).await;
+        let done = place.call("counts", json!({"text": "warm"})).await;
+        assert!(done.was_warm, "{round} {:?}", done.notes);
+        let (found, files) = success(&done);
+        assert_eq!((&found["count"], files), (&json!(1), vec!["x.txt".to_owned()]));
+        assert!(done.stdout.is_empty(), "{:?}", String::from_utf8_lossy(&done.stdout));
+        assert!(!made.contains(&found["made"]), "a fresh one each time");
+        made.push(found["made"].clone());
+    }
+    // Another function is another kind.
+    until_parked(&place, 1).await;
+    assert!(!place.call("dies", json!({})).await.was_warm);
+    // Of other code nothing is taken from what was imported before.
+    until_parked(&place, 1).await;
+    fs::write(place.top.join("tools/tool.py"), WARM.replace("\"count\": count", "\"count\": \"new\""))
+        .unwrap();
+    place.caller.forget(&place.tool("counts").code);
+    assert_eq!(place.caller.parked(), 0);
+    let done = place.call("counts", json!({"text": "cold"})).await;
+    assert_eq!((done.was_warm, &success(&done).0["count"]), (false, &json!("new")));
+    place.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_at_once_are_not_mixed_up() {
+    let place = Place::with("many", WARM, 6);
+    for round in 0..3 {
+        let calls = (0..8).map(|number| {
+            let place = &place;
+            async move {
+                let text = format!("{round}-{number}");
+                let (found, files) = success(&place.call("counts", json!({"text": text})).await);
+                assert_eq!((&found["said"], &found["count"]), (&json!(text), &json!(1)));
+                assert_eq!(files, ["x.txt"]);
+            }
+        });
+        let mut all: Vec<_> = calls.map(Box::pin).collect();
+        std::future::poll_fn(|context| {
+            all.retain_mut(|call| call.as_mut().poll(context).is_pending());
+            if all.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+        assert!(place.caller.parked() <= 6);
+    }
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_parked_one_that_died_or_cannot_import_leads_to_the_cold_path() {
+    let place = Place::with("warm-dead", "import os\nraise ValueError('no import')\n", 2);
+    for _ in 0..3 {
+        let done = place.call("anything", json!({})).await;
+        assert_eq!((done.was_warm, refused(&done).0), (false, ErrorCode::ImportError));
+    }
+    place.close().await;
+}
+
+const ASKS: &str = r#"
+import json, socket
+def asks():
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(json.load(open("/workspace/runner_args.json"))["ipc_socket"])
+    line.sendall(b'{"jsonrpc": "2.0", "id": "1", "method": "llm/call", "params": {"user_prompt": "hi"}}\n')
+    return json.loads(line.makefile().readline())
+"#;
+
+#[tokio::test]
+async fn a_tool_has_somebody_to_ask_for_models() {
+    let place = Place::with("asks", ASKS, 2);
+    let models = Models::new(place.engine.clone(), crate::ipc::Settings::new(None, "a-model")).unwrap();
+    let settings = Settings {
+        python: "/usr/bin/python3".into(),
+        largest_result: 10_000,
+        parked: 2,
+        parked_bytes: 1 << 30,
+    };
+    let caller = Caller::new(place.engine.clone(), place.shelf.clone(), Some(models), settings);
+    let place = Place { caller, ..place };
+    for is_warm in [false, true] {
+        if is_warm {
+            until_parked(&place, 1).await;
+        }
+        let done = place.call("asks", json!({})).await;
+        // There is no model here; but there is somebody who says so.
+        let (found, _) = success(&done);
+        assert_eq!((done.was_warm, &found["id"]), (is_warm, &json!("1")));
+        assert!(found["error"]["code"].is_i64(), "{found}");
+        assert!(done.spent.is_some_and(|spent| spent.questions == 0));
+    }
+    place.close().await;
+}
+
+const MORTAL: &str = r#"
+import os, threading
+if "--park" in open("/proc/self/cmdline").read(): threading.Timer(0.3, lambda: os._exit(1)).start()
+def lives(): return {"lives": True}
+"#;
+
+#[tokio::test]
+async fn one_that_dies_while_it_waits_is_noticed() {
+    let place = Place::with("mortal", MORTAL, 1);
+    success(&place.call("lives", json!({})).await);
+    until_parked(&place, 1).await;
+    let dying = async {
+        while place.caller.parked() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), dying).await.unwrap();
+    let done = place.call("lives", json!({})).await;
+    assert_eq!((done.was_warm, success(&done).0), (false, json!({"lives": true})));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn none_waits_where_there_is_no_memory_for_it() {
+    let place = Place::with("no-memory", WARM, 4);
+    let settings = Settings {
+        python: "/usr/bin/python3".into(),
+        largest_result: 1000,
+        parked: 4,
+        parked_bytes: 1 << 20,
+    };
+    let caller = Caller::new(place.engine.clone(), place.shelf.clone(), None, settings);
+    for _ in 0..2 {
+        let (_cancel, cancelled) = watch::channel(false);
+        let (statuses, _said) = mpsc::channel(1);
+        let order = place.order("counts", json!({"text": "x"}));
+        assert!(!caller.carry_out(order, cancelled, statuses).await.was_warm);
+    }
+    caller.close().await;
+    assert_eq!(caller.parked(), 0);
+    place.close().await;
+}
+
+/// How long calls take; for people, not for a machine that is busy with something else.
+#[tokio::test]
+#[ignore = "measures"]
+async fn how_long_calls_take() {
+    let place = Place::with("measure", WARM, 4);
+    place.caller.prepare().await.unwrap();
+    let median = |mut all: Vec<Duration>| {
+        all.sort();
+        all[all.len() / 2]
+    };
+    for profile in [Profile::Restrictive, Profile::Standard] {
+        let (mut cold, mut warm) = (Vec::new(), Vec::new());
+        for round in 0..40 {
+            if round % 2 == 1 {
+                until_parked(&place, 2).await;
+            } else {
+                place.caller.forget(&place.tool("counts").code);
+            }
+            let order = Order { profile, ..place.order("counts", json!({"text": "hi"})) };
+            let began = Instant::now();
+            let (done, _) = place.carry_out(order).await;
+            let took = began.elapsed();
+            success(&done);
+            if done.was_warm { warm.push(took) } else { cold.push(took) }
+        }
+        println!("{profile:?}: cold {:?}, warm {:?} ({})", median(cold), median(warm.clone()), warm.len());
+    }
+    place.close().await;
+}
