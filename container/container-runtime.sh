@@ -44,16 +44,29 @@ container_build() { # CONTEXT TAG [OPTION…]
     "$CONTAINER_CMD" "${options[@]}" "$@" "$context"
 }
 
-# What an ordinary user needs in a container to make sandboxes, as `airlock doctor` names it: no capability, but namespaces
-# (the engine's filter of system calls forbids them) and a /proc of its own (the engine's has covers, below which the kernel
-# lets nobody make a new one). Sets CONTAINER_SECURITY.
+# What Airlock needs in a container to make sandboxes, found by trying and checked by `airlock doctor`. Sets CONTAINER_SECURITY.
+# - An ordinary user needs no capability, but namespaces (the engine's own filter of system calls forbids them) and a /proc
+#   without covers (below them the kernel lets nobody make a new one).
+# - With CONTAINER_ROOT=1 it is root with eight capabilities, and /proc may stay covered. Only so do tools of the profile
+#   `permissive` run: to show them /etc below an engine's mounts takes a root that may mount.
 container_security() {
     CONTAINER_SECURITY=(--cap-drop ALL --security-opt no-new-privileges)
     CONTAINER_SECURITY+=(--security-opt "seccomp=$CONTAINER_FOLDER/seccomp.json")
-    case $CONTAINER_KIND in
-        podman) CONTAINER_SECURITY+=(--security-opt unmask=ALL) ;;
-        *) CONTAINER_SECURITY+=(--security-opt systempaths=unconfined) ;;
-    esac
+    if [ "${CONTAINER_ROOT:-}" = 1 ]; then
+        local capability
+        for capability in CHOWN DAC_OVERRIDE NET_ADMIN NET_BIND_SERVICE SETGID SETUID SYS_ADMIN SYS_CHROOT; do
+            CONTAINER_SECURITY+=(--cap-add "$capability")
+        done
+        # The other folder is the ordinary user's.
+        CONTAINER_SECURITY+=(--user 0:0 --workdir / --volume /var/lib/airlock-root)
+        CONTAINER_SECURITY+=(--env HOME=/var/lib/airlock-root --env AIRLOCK_STATE=/var/lib/airlock-root)
+    else
+        CONTAINER_SECURITY+=(--volume /var/lib/airlock)
+        case $CONTAINER_KIND in
+            podman) CONTAINER_SECURITY+=(--security-opt unmask=ALL) ;;
+            *) CONTAINER_SECURITY+=(--security-opt systempaths=unconfined) ;;
+        esac
+    fi
     # Both forbid the mounts of a sandbox where they are in force.
     if [ -e /sys/fs/selinux/enforce ]; then
         CONTAINER_SECURITY+=(--security-opt label=disable)

@@ -7,6 +7,7 @@
 #   CONTAINER_NETWORK  the engine's own; host, none, or the name of one
 #   CONTAINER_CMD      podman or docker
 #   CONTAINER_OPTIONS  further options for the engine, separated by blanks
+#   CONTAINER_ROOT     1: as root with capabilities, which tools of the profile `permissive` need (see docs/worker.md)
 #   DETACH             1: in the background
 # The broker on this machine is host.containers.internal.
 set -euo pipefail
@@ -34,7 +35,7 @@ variables=(
 image=${1:-airlock-worker:latest}
 [ $# -gt 0 ] && shift
 name=${CONTAINER_NAME:-airlock-worker}
-options=(--name "$name" --read-only --tmpfs /tmp:rw,nosuid,nodev,mode=1777)
+options=(--name "$name" --read-only --tmpfs /tmp:rw,nosuid,nodev,mode=1777,exec)
 
 # A folder or a file of this machine, at a place inside.
 show() { # HOST INSIDE ro|rw
@@ -51,8 +52,7 @@ is_on() { # VALUE
     case "${1,,}" in true | 1 | yes | on) return 0 ;; *) return 1 ;; esac
 }
 
-# What the worker writes: its state, and tools that are fetched. They end with the container.
-options+=(--volume /var/lib/airlock)
+# Tools that are fetched end with the container.
 tools=${SAM_TOOLS_DIR:-/tools}
 if is_on "${TOOL_SYNC_ENABLED:-}"; then
     options+=(--volume "$tools")
@@ -61,8 +61,13 @@ elif [ -n "${TOOLS_MOUNT:-}" ]; then
 elif [ -d tools ]; then
     show tools "$tools" ro
 fi
-if [ -n "${SANDBOX_WORK_DIR:-${STR_WORK_BASE_DIR:-}}" ]; then
-    options+=(--volume "${SANDBOX_WORK_DIR:-$STR_WORK_BASE_DIR}")
+# The image has one folder for this that is the worker's own; another must be mounted by CONTAINER_OPTIONS.
+work=${SANDBOX_WORK_DIR:-${STR_WORK_BASE_DIR:-}}
+if [ "$work" = /sandbox/work ]; then
+    options+=(--volume /sandbox/work)
+elif [ -n "$work" ] && [[ ${CONTAINER_OPTIONS:-} != *"$work"* ]]; then
+    echo "run.sh: \`$work\` is no folder of the image; leave SANDBOX_WORK_DIR unset, or mount it by CONTAINER_OPTIONS" >&2
+    exit 1
 fi
 if [ -n "${ARTIFACT_MOUNT:-}" ]; then
     show "$ARTIFACT_MOUNT" "${ARTIFACT_BASE_PATH:-/sam/artifacts}" rw
@@ -89,12 +94,15 @@ esac
 [ -n "${CONTAINER_OPTIONS:-}" ] && options+=($CONTAINER_OPTIONS)
 
 # A place that cannot make sandboxes is named before anything starts; there is no weaker way.
-if ! checked=$(CONTAINER_NETWORK=none container_run --rm --read-only --tmpfs /tmp:rw,nosuid,nodev,mode=1777 \
-    --volume /var/lib/airlock --entrypoint /usr/local/bin/airlock "$image" doctor 2>&1); then
+if ! checked=$(CONTAINER_NETWORK=none container_run --rm --read-only --tmpfs /tmp:rw,nosuid,nodev,mode=1777,exec \
+    --entrypoint /usr/local/bin/airlock "$image" doctor 2>&1); then
     printf '%s\n' "$checked" >&2
     echo "run.sh: the engine does not let this container make sandboxes; see above what is missing" >&2
     exit 1
 fi
+while IFS= read -r line; do
+    case $line in weaker*) printf '%s\n' "$line" >&2 ;; esac
+done <<<"$checked"
 
 if is_on "${DETACH:-}"; then
     container_run --detach "${options[@]}" "$image" "$@"
