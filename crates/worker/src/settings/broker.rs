@@ -58,6 +58,30 @@ pub struct Broker {
     pub speaks: Speaks,
 }
 
+/// Its address, as `SAM_TRANSPORT` has it.
+impl fmt::Display for Broker {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = match (self.transport, self.tls.is_some()) {
+            (Transport::Mqtt, false) => "mqtt",
+            (Transport::Mqtt, true) => "mqtts",
+            (Transport::Amqp, false) => "amqp",
+            (Transport::Amqp, true) => "amqps",
+            (Transport::Dev, _) => "tcp",
+        };
+        write!(out, "{scheme}://{}", self.host_and_port())
+    }
+}
+
+impl Broker {
+    /// Where to connect to.
+    pub fn host_and_port(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+}
+
 /// User name, as it is sent, and password.
 #[derive(Clone)]
 #[allow(missing_docs, reason = "the names say it")]

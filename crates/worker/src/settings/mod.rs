@@ -54,6 +54,22 @@ pub struct Settings {
     pub log: LogFormat,
 }
 
+impl Settings {
+    /// With whole paths: those that were not are from this folder, where the worker was started.
+    pub fn from_folder(mut self, folder: &Path) -> Settings {
+        let tools = &mut self.tools;
+        let work = self.calls.work.iter_mut().chain(&mut tools.site_packages);
+        let mut paths: Vec<&mut PathBuf> =
+            work.chain([&mut tools.folder, &mut tools.manifest, &mut tools.python]).collect();
+        if let Store::Files(artifacts) = &mut self.artifacts.store {
+            paths.push(artifacts);
+        }
+        // What is whole stays as it is.
+        paths.into_iter().for_each(|path| *path = folder.join(&path));
+        self
+    }
+}
+
 /// Where tools come from.
 #[derive(Clone, Debug)]
 pub struct Tools {
@@ -238,10 +254,10 @@ fn worker_id(reader: &Reader<'_>) -> Result<String, Mistake> {
 }
 
 fn tools(reader: &mut Reader<'_>) -> Result<Tools, Mistake> {
-    let folder = reader.absolute(&["SAM_TOOLS_DIR"])?.unwrap_or_else(|| PathBuf::from("/tools"));
-    let manifest = reader.absolute(&["MANIFEST_PATH"])?.unwrap_or_else(|| folder.join("manifest.yaml"));
-    let python = reader.absolute(&["TOOLS_PYTHON_DIR"])?.unwrap_or_else(|| folder.join("python"));
-    let site_packages = reader.absolute(&["SAM_SITE_PACKAGES"])?;
+    let folder = reader.path(&["SAM_TOOLS_DIR"])?.unwrap_or_else(|| PathBuf::from("/tools"));
+    let manifest = reader.path(&["MANIFEST_PATH"])?.unwrap_or_else(|| folder.join("manifest.yaml"));
+    let python = reader.path(&["TOOLS_PYTHON_DIR"])?.unwrap_or_else(|| folder.join("python"));
+    let site_packages = reader.path(&["SAM_SITE_PACKAGES"])?;
     let among = Duration::from_secs(1)..=Duration::from_secs(LONGEST_SECONDS);
     let rescan = reader.time("STR_RECONCILE_INTERVAL", Duration::from_secs(300), among)?;
     let sync = store::sync(reader)?;
@@ -258,7 +274,7 @@ fn calls(reader: &mut Reader<'_>) -> Result<Calls, Mistake> {
         slots,
         waiting: whole(reader.number(&["SAM_MAX_WAITING"], 256, 0..=65_536)?),
         waiting_bytes: WAITING_BYTES,
-        work: reader.absolute(&["SANDBOX_WORK_DIR", "STR_WORK_BASE_DIR"])?,
+        work: reader.path(&["SANDBOX_WORK_DIR", "STR_WORK_BASE_DIR"])?,
         parked: whole(reader.number(&["SAM_WARM"], 2 * slots as u64, 0..=1024)?),
         parked_bytes: PARKED_BYTES,
         drain: Duration::from_secs(reader.number(&["SAM_DRAIN_SECONDS"], 25, 0..=LONGEST_SECONDS)?),

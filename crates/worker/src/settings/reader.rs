@@ -77,7 +77,7 @@ impl<'a> Reader<'a> {
         Ok(self.raw(names)?.map(|found| PathBuf::from(found.value)))
     }
 
-    /// A folder or a program of which it must not depend where the worker was started.
+    /// A program, as it is called inside.
     pub(super) fn absolute(&self, names: &[&'static str]) -> Result<Option<PathBuf>, Mistake> {
         match self.raw(names)? {
             None => Ok(None),

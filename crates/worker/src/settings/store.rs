@@ -99,7 +99,7 @@ pub(super) fn artifacts(reader: &mut Reader<'_>) -> Result<Artifacts, Mistake> {
             Store::Memory
         }
         Some("filesystem") => {
-            let folder = reader.absolute(&["ARTIFACT_BASE_PATH"])?;
+            let folder = reader.path(&["ARTIFACT_BASE_PATH"])?;
             Store::Files(folder.unwrap_or_else(|| PathBuf::from("/sam/artifacts")))
         }
         Some("s3") => Store::S3 {

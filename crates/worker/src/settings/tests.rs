@@ -282,8 +282,11 @@ fn an_address_says_how_to_speak() {
         ("SAM_TRANSPORT", "tcp://[fe80::1]", plain(Transport::Dev, "fe80::1", 55554)),
     ] {
         let (Settings { broker, .. }, _) = tried(&[(name, value)]).unwrap();
-        let read = (broker.transport, broker.host, broker.port, broker.tls.is_some());
+        let read = (broker.transport, broker.host.clone(), broker.port, broker.tls.is_some());
         assert_eq!(read, expected, "{name}={value}");
+        let said = broker.to_string();
+        let (again, _) = tried(&[("SAM_TRANSPORT", &said)]).unwrap();
+        assert_eq!(again.broker.to_string(), said);
     }
 }
 
@@ -386,7 +389,7 @@ fn what_would_be_weaker_or_half_is_refused() {
         (&[("SAM_WORKER_ID", "a/b")], "SAM_WORKER_ID"),
         (&[("SAM_WORKER_ID", "a#")], "SAM_WORKER_ID"),
         (&[("SAM_NAMESPACE", "/a")], "SAM_NAMESPACE"),
-        (&[("SANDBOX_WORK_DIR", "work")], "SANDBOX_WORK_DIR"),
+        (&[("SANDBOX_PYTHON_BIN", "python3")], "SANDBOX_PYTHON_BIN"),
         (&[("LOG_FORMAT", "xml")], "LOG_FORMAT"),
         (&[("SAM_POOL", "none")], "SAM_POOL"),
         (&[("SAM_MQTT_VERSION", "4")], "SAM_MQTT_VERSION"),
@@ -433,6 +436,33 @@ fn the_interpreter_is_where_images_of_python_have_it() {
     let calls = given(&[]).0.calls;
     assert_eq!(calls.interpreter(|_| true), Path::new("/usr/local/bin/python3"));
     assert_eq!(calls.interpreter(|_| false), Path::new("/usr/bin/python3"));
+}
+
+#[test]
+fn paths_are_from_the_folder_where_the_worker_was_started() {
+    let settings =
+        given(&[("SAM_TOOLS_DIR", "kit"), ("ARTIFACT_BASE_PATH", "art"), ("SANDBOX_WORK_DIR", "/work")]).0;
+    let settings = settings.from_folder(Path::new("/home/ana"));
+    assert_eq!(settings.tools.manifest, Path::new("/home/ana/kit/manifest.yaml"));
+    assert_eq!(settings.tools.python, Path::new("/home/ana/kit/python"));
+    assert_eq!(settings.calls.work.as_deref(), Some(Path::new("/work")));
+    assert!(matches!(settings.artifacts.store, Store::Files(folder) if folder == Path::new("/home/ana/art")));
+}
+
+#[test]
+fn the_container_is_given_every_variable_and_the_document_tells_of_it() {
+    let script = include_str!("../../../../container/run.sh");
+    let (_, list) = script.split_once("variables=(").unwrap();
+    let mut passed: Vec<&str> = list.split_once(')').unwrap().0.split_whitespace().collect();
+    let mut known: Vec<&str> = described().iter().map(|(name, ..)| *name).collect();
+    passed.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(passed, known);
+    let document = include_str!("../../../../docs/worker.md");
+    for (name, default, meaning) in described() {
+        let row = format!("| `{name}` | {default} | {meaning} |");
+        assert!(document.contains(&row), "docs/worker.md lacks: {row}");
+    }
 }
 
 proptest::proptest! {
