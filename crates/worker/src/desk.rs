@@ -65,6 +65,15 @@ pub enum Arrival<T> {
     Refused(T, Refusal),
 }
 
+/// What became of a call that came before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// It was answered, in these words.
+    Answered(Bytes),
+    /// It waits or is under way.
+    UnderWay,
+}
+
 /// What a cancellation met.
 #[derive(Debug)]
 pub enum Cancelled<T> {
@@ -124,16 +133,22 @@ impl<T> Desk<T> {
         self.waiting.drain(..).collect()
     }
 
+    /// Whether the same call came before.
+    pub fn before(&mut self, id: &str, now_ms: u64) -> Option<Before> {
+        self.forget(now_ms);
+        if let Some((_, answer)) = self.answered.get(id) {
+            return Some(Before::Answered(answer.clone()));
+        }
+        let is_here = self.under_way.contains_key(id) || self.waiting.iter().any(|other| other.id == id);
+        is_here.then_some(Before::UnderWay)
+    }
+
     /// Takes a call in.
     pub fn arrive(&mut self, ticket: Ticket<T>, now_ms: u64) -> Arrival<T> {
-        self.forget(now_ms);
-        if let Some((_, answer)) = self.answered.get(&ticket.id) {
-            let answer = answer.clone();
-            return Arrival::Answered(ticket.what, answer);
-        }
-        let waits = self.waiting.iter().any(|other| other.id == ticket.id);
-        if waits || self.under_way.contains_key(&ticket.id) {
-            return Arrival::Known(ticket.what);
+        match self.before(&ticket.id, now_ms) {
+            Some(Before::Answered(answer)) => return Arrival::Answered(ticket.what, answer),
+            Some(Before::UnderWay) => return Arrival::Known(ticket.what),
+            None => {}
         }
         match self.objection(&ticket, now_ms) {
             Some(why) => Arrival::Refused(ticket.what, Refusal::new(Code::ResourceExhausted, why)),

@@ -158,3 +158,16 @@ fn what_is_remembered_is_bounded() {
     }
     assert_eq!((desk.order.len(), desk.answered.len()), (MOST_ANSWERED, MOST_ANSWERED));
 }
+
+#[test]
+fn it_is_known_whether_a_call_came_before() {
+    let mut desk = desk(1, 10);
+    assert_eq!(desk.before("a", NOW), None);
+    desk.arrive(ticket("a"), NOW);
+    assert_eq!(desk.before("a", NOW), Some(Before::UnderWay));
+    begin(&mut desk, NOW);
+    assert_eq!(desk.before("a", NOW), Some(Before::UnderWay));
+    desk.answered("a", Bytes::from_static(b"A"), None, NOW);
+    assert_eq!(desk.before("a", NOW), Some(Before::Answered(Bytes::from_static(b"A"))));
+    assert_eq!(desk.before("a", NOW + millis(REMEMBERED) + 1), None);
+}

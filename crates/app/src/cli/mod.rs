@@ -30,6 +30,7 @@ mod state;
 mod steps;
 mod sweep;
 mod usage;
+mod worker;
 mod workspace;
 
 use crate::config::{self, Config, Surroundings};
@@ -132,6 +133,8 @@ enum Command {
     Key(key::Options),
     /// Serve the doors to models by themselves, to whoever has a session's token
     Proxy(proxy::Options),
+    /// Run tools for agents that speak over a message broker
+    Worker(worker::Options),
     /// Measure what a run costs here, beside other sandboxes
     Bench(bench::Options),
     /// Attack sandboxes on this machine, and show that they hold
@@ -164,6 +167,7 @@ pub(crate) fn main(arguments: Vec<OsString>, surroundings: Surroundings) -> u8 {
             Command::Jobs(options) => jobs::execute(options, &global, &surroundings),
             Command::Key(options) => key::execute(&options, &global, &surroundings),
             Command::Proxy(options) => proxy::execute(&options, &global, &surroundings),
+            Command::Worker(options) => worker::execute(&options, &global, &surroundings),
             Command::Bench(options) => bench::execute(options, &global, &surroundings),
             Command::EscapeTest(options) => escape_test::execute(&options, &global, &surroundings),
         },

@@ -53,6 +53,7 @@ impl Cli {
             Command::Bench(_) => "bench",
             Command::Audit(_) => "audit",
             Command::Quota(_) => "quota",
+            Command::Worker(_) => "worker",
             Command::EscapeTest(_) => "escape-test",
         };
         Cli { global: Global { command, ..self.global }, ..self }

@@ -67,6 +67,11 @@ pub struct Receipt {
 }
 
 impl Receipt {
+    /// Whether the broker may send it again if it is not settled.
+    pub fn comes_again(&self) -> bool {
+        self.of.is_some()
+    }
+
     /// It has been dealt with and need not come again.
     pub async fn settle(self) {
         if let Some((connection, tag)) = self.of {

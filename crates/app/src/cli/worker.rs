@@ -1,0 +1,41 @@
+//! `airlock worker`: serves tools to agents of a mesh over its message broker, and has a small broker for a laptop.
+
+mod broker;
+mod sam;
+mod stub;
+
+use super::{Global, conclude};
+use crate::config::Surroundings;
+use clap::{Args, Subcommand};
+
+const EXAMPLES: &str = "\
+Examples:
+  airlock worker broker
+  SAM_NAMESPACE=demo SAM_TRANSPORT=tcp://127.0.0.1:55554 MANIFEST_PATH=manifest.yaml airlock worker sam
+  SAM_NAMESPACE=demo SAM_TRANSPORT=mqtts://broker.example:8883 airlock worker sam --check
+
+`airlock worker COMMAND --help` tells more about each.";
+
+/// The options of `airlock worker`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Run the tools of a manifest for agents of a Solace Agent Mesh, each call in a fresh sandbox
+    Sam(sam::Options),
+    /// Carry messages between workers and agents on one machine: a broker that keeps nothing
+    Broker(broker::Options),
+}
+
+/// Carries out the command.
+pub(super) fn execute(options: &Options, global: &Global, surroundings: &Surroundings) -> u8 {
+    match &options.action {
+        Action::Sam(options) => conclude(sam::attempt(options, global, surroundings), options.json),
+        Action::Broker(options) => conclude(broker::attempt(options, global, surroundings), options.json),
+    }
+}

@@ -1,0 +1,222 @@
+//! A broker with one queue: what is not settled comes again by the next connection.
+
+use super::*;
+
+#[derive(Clone)]
+pub(super) struct Broker(Arc<State>);
+
+struct State {
+    inner: Mutex<Inner>,
+    woken: Notify,
+    has_receipts: bool,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// By tag.
+    queue: BTreeMap<u64, Message>,
+    last: u64,
+    /// Given to this connection.
+    given: BTreeSet<u64>,
+    patterns: BTreeSet<Subscription>,
+    log: Vec<Outgoing>,
+    confirms: Vec<u64>,
+    /// Messages are taken, and nobody is told so.
+    is_silent: bool,
+    connection: u64,
+    is_down: bool,
+    refuses_larger: Option<usize>,
+    refused: Vec<u64>,
+    settled: usize,
+}
+
+#[derive(Clone)]
+struct Message {
+    topic: String,
+    payload: Bytes,
+    properties: Properties,
+}
+
+impl Broker {
+    pub(super) fn new(has_receipts: bool) -> Broker {
+        Broker(Arc::new(State { inner: Mutex::default(), woken: Notify::new(), has_receipts }))
+    }
+
+    fn change<T>(&self, how: impl FnOnce(&mut Inner) -> T) -> T {
+        let done = how(&mut locked(&self.0.inner));
+        self.0.woken.notify_waiters();
+        done
+    }
+
+    /// To whoever subscribed to it.
+    pub(super) fn deliver(&self, topic: &str, body: &Value, properties: Properties) {
+        self.deliver_bytes(topic, Bytes::from(body.to_string()), properties);
+    }
+
+    pub(super) fn deliver_bytes(&self, topic: &str, payload: Bytes, properties: Properties) {
+        self.change(|inner| {
+            inner.last += 1;
+            let message = Message { topic: topic.to_owned(), payload, properties };
+            inner.queue.insert(inner.last, message);
+        });
+    }
+
+    pub(super) fn published(&self, topic: &str) -> Vec<Value> {
+        let inner = locked(&self.0.inner);
+        let meant = inner.log.iter().filter(|message| message.topic == topic);
+        meant.map(|message| serde_json::from_slice(&message.payload).unwrap()).collect()
+    }
+
+    pub(super) fn log(&self) -> Vec<Outgoing> {
+        locked(&self.0.inner).log.clone()
+    }
+
+    pub(super) fn topics(&self) -> Vec<String> {
+        self.log().into_iter().map(|message| message.topic).collect()
+    }
+
+    pub(super) fn unsettled(&self) -> usize {
+        locked(&self.0.inner).queue.len()
+    }
+
+    /// Whether it still has a request with this address.
+    pub(super) fn has_for(&self, reply_to: &str) -> bool {
+        let inner = locked(&self.0.inner);
+        inner.queue.values().any(|one| one.properties.get("replyTo").is_some_and(|to| to == reply_to))
+    }
+
+    pub(super) fn settled(&self) -> usize {
+        locked(&self.0.inner).settled
+    }
+
+    pub(super) fn patterns(&self) -> Vec<String> {
+        locked(&self.0.inner).patterns.iter().map(|subscription| subscription.pattern.clone()).collect()
+    }
+
+    /// Ends the connection.
+    pub(super) fn cut(&self) {
+        self.change(|inner| inner.connection += 1);
+    }
+
+    pub(super) fn down(&self, is_down: bool) {
+        self.change(|inner| {
+            inner.is_down = is_down;
+            inner.connection += u64::from(is_down);
+        });
+    }
+
+    pub(super) fn silent(&self, is_silent: bool) {
+        self.change(|inner| inner.is_silent = is_silent);
+    }
+
+    pub(super) fn refuses_larger(&self, than: usize) {
+        self.change(|inner| inner.refuses_larger = Some(than));
+    }
+}
+
+impl Connector for Broker {
+    type Connection = Connected;
+
+    fn address(&self) -> String {
+        "fake".to_owned()
+    }
+
+    async fn connect(&mut self) -> Result<Connected, Trouble> {
+        self.change(|inner| {
+            if inner.is_down {
+                return Err(trouble("it is down"));
+            }
+            inner.given.clear();
+            inner.confirms.clear();
+            inner.refused.clear();
+            inner.patterns.clear();
+            Ok(inner.connection)
+        })
+        .map(|number| Connected { broker: self.clone(), number })
+    }
+}
+
+pub(super) struct Connected {
+    broker: Broker,
+    number: u64,
+}
+
+fn trouble(message: &str) -> Trouble {
+    Trouble { message: message.to_owned(), is_final: false }
+}
+
+impl Connected {
+    fn next_event(&self) -> Option<Result<Event, Trouble>> {
+        let has_receipts = self.broker.0.has_receipts;
+        let mut inner = locked(&self.broker.0.inner);
+        if inner.connection != self.number {
+            return Some(Err(trouble("cut")));
+        }
+        if let Some(number) = inner.refused.pop() {
+            return Some(Ok(Event::Refused(number, "too large".to_owned())));
+        }
+        if !inner.is_silent && !inner.confirms.is_empty() {
+            return Some(Ok(Event::Confirmed(inner.confirms.remove(0))));
+        }
+        let is_meant = |topic: &str| {
+            inner.patterns.iter().any(|wanted| matches(&wanted.pattern, topic, Rest::OneLevelOrMore))
+        };
+        let is_next =
+            |(tag, message): &(&u64, &Message)| !inner.given.contains(tag) && is_meant(&message.topic);
+        let (tag, message) =
+            inner.queue.iter().find(is_next).map(|(tag, message)| (*tag, message.clone()))?;
+        inner.given.insert(tag);
+        if !has_receipts {
+            inner.queue.remove(&tag);
+        }
+        let Message { topic, payload, properties } = message;
+        Some(Ok(Event::Message { tag: has_receipts.then_some(tag), topic, payload, properties }))
+    }
+}
+
+impl Connection for Connected {
+    async fn next(&mut self) -> Result<Event, Trouble> {
+        let state = self.broker.0.clone();
+        loop {
+            let woken = state.woken.notified();
+            tokio::pin!(woken);
+            woken.as_mut().enable();
+            if let Some(event) = self.next_event() {
+                return event;
+            }
+            woken.await;
+        }
+    }
+
+    async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
+        self.broker.change(|inner| inner.patterns.insert(to.clone()));
+        Ok(())
+    }
+
+    async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), Trouble> {
+        self.broker.change(|inner| inner.patterns.remove(from));
+        Ok(())
+    }
+
+    async fn publish(&mut self, number: u64, message: &Outgoing) -> Result<(), Trouble> {
+        self.broker.change(|inner| {
+            if inner.refuses_larger.is_some_and(|most| message.payload.len() > most) {
+                inner.refused.push(number);
+                return;
+            }
+            inner.log.push(message.clone());
+            inner.confirms.push(number);
+        });
+        Ok(())
+    }
+
+    async fn settle(&mut self, tag: u64) -> Result<(), Trouble> {
+        self.broker.change(|inner| {
+            assert!(inner.queue.remove(&tag).is_some(), "settled twice, or never given");
+            inner.settled += 1;
+        });
+        Ok(())
+    }
+
+    async fn close(self) {}
+}

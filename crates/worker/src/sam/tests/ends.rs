@@ -1,0 +1,129 @@
+//! How it ends.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_run_are_let_finish_and_those_that_wait_are_left_to_others() {
+    let world = World::new(Setup { slots: 1, ..Setup::default() }).await;
+    world.invoke("hang", "runs");
+    world.invoke("hang", "waits");
+    world.idle().await;
+    world.stop.send_replace(Stop::Drain);
+    world.idle().await;
+    assert_eq!(world.broker.patterns(), [topic("cancel/>")], "nothing new is asked for");
+    assert!(!world.served.is_finished());
+    world.calls.let_go("runs");
+    let (broker, calls) = (world.broker.clone(), world.calls.clone());
+    assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
+    assert_eq!(broker.published(&reply_topic("runs")).len(), 1);
+    assert_eq!(broker.published(&reply_topic("waits")), Vec::<Value>::new());
+    assert_eq!((broker.unsettled(), calls.is_closed()), (1, true), "it comes to somebody else");
+    assert_eq!(calls.begun(), ["runs"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_nothing_comes_again_those_that_wait_are_told_to_ask_others() {
+    for setup in [
+        Setup { slots: 1, has_receipts: false, ..Setup::default() },
+        Setup { slots: 1, is_kept: false, ..Setup::default() },
+    ] {
+        let world = World::new(setup).await;
+        world.invoke("hang", "runs");
+        world.invoke("hang", "waits");
+        world.idle().await;
+        world.stop.send_replace(Stop::Drain);
+        world.idle().await;
+        assert_eq!(world.code("waits"), "TOOL_NOT_AVAILABLE");
+        world.calls.let_go("runs");
+        world.idle().await;
+        assert_eq!(world.answers("runs").len(), 1);
+        assert_eq!(world.broker.unsettled(), 0);
+        assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_the_grace_calls_are_cancelled_answered_and_counted() {
+    let world = World::usual().await;
+    world.invoke("hang", "a");
+    world.idle().await;
+    world.stop.send_replace(Stop::Drain);
+    sleep(Duration::from_secs(29)).await;
+    assert_eq!(world.answers("a").len(), 0);
+    sleep(Duration::from_secs(2)).await;
+    let message = world.answer("a")["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("this worker is ending"), "{message}");
+    assert_eq!(world.broker.unsettled(), 0);
+    assert_eq!(world.ends().await, Ok(Ended { cut: 1 }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_wish_to_end_waits_for_nobody() {
+    let world = World::new(Setup { tools: vec!["hang", "stuck"], ..Setup::default() }).await;
+    world.invoke("hang", "a");
+    world.invoke("stuck", "b");
+    world.idle().await;
+    world.stop.send_replace(Stop::Drain);
+    world.idle().await;
+    world.stop.send_replace(Stop::Now);
+    world.idle().await;
+    assert_eq!(world.code("a"), "EXECUTION_ERROR");
+    let (began, calls) = (tokio::time::Instant::now(), world.calls.clone());
+    assert_eq!(world.ends().await, Ok(Ended { cut: 2 }));
+    assert!(began.elapsed() < Duration::from_secs(6));
+    assert_eq!(calls.running().0, 0, "even one that does not hear is gone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_has_nothing_to_do_ends_at_once() {
+    let world = World::usual().await;
+    let began = tokio::time::Instant::now();
+    world.stop.send_replace(Stop::Drain);
+    assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
+    assert!(began.elapsed() < Duration::from_secs(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_is_lost_for_good_is_a_failure_after_calls_have_ended() {
+    let world = World::new(Setup { tries: 2, ..Setup::default() }).await;
+    world.invoke("hang", "a");
+    world.idle().await;
+    world.broker.down(true);
+    sleep(Duration::from_secs(10)).await;
+    assert!(!world.served.is_finished(), "a call goes on");
+    world.calls.let_go("a");
+    let broker = world.broker.clone();
+    let why = "fake: it is down".to_owned();
+    assert_eq!(world.ends().await, Err(Failed::Lost { why }));
+    assert_eq!(broker.unsettled(), 1, "somebody else will do it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_broker_is_away_answers_wait_for_it() {
+    let world = World::usual().await;
+    world.invoke("hang", "a");
+    world.idle().await;
+    world.broker.down(true);
+    world.idle().await;
+    world.calls.let_go("a");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(world.answers("a").len(), 0);
+    world.broker.down(false);
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!(world.answers("a").len(), 1);
+    assert_eq!((world.calls.begun(), world.broker.unsettled()), (vec!["a".to_owned()], 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_ends_though_the_broker_is_away() {
+    let world = World::usual().await;
+    world.invoke("hang", "a");
+    world.idle().await;
+    world.broker.down(true);
+    world.idle().await;
+    world.stop.send_replace(Stop::Drain);
+    world.calls.let_go("a");
+    let began = tokio::time::Instant::now();
+    assert_eq!(world.ends().await, Ok(Ended { cut: 1 }), "an answer that nobody has");
+    assert!(began.elapsed() < Duration::from_secs(60));
+}
