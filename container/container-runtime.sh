@@ -106,5 +106,5 @@ container_logs() { # NAME [OPTION…]
 
 # Longer than the worker takes to end what it has begun (SAM_DRAIN_SECONDS).
 container_stop() { # NAME [SECONDS]
-    "$CONTAINER_CMD" stop --time "${2:-$((${SAM_DRAIN_SECONDS:-25} + 10))}" "$1"
+    "$CONTAINER_CMD" stop -t "${2:-$((${SAM_DRAIN_SECONDS:-25} + 10))}" "$1"
 }
