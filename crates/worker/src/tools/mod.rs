@@ -1,6 +1,8 @@
 //! What tools there are: read from a manifest, told again when it changes. Nothing of a tool runs here; what must be asked of
 //! its code (a schema) is asked in a sandbox.
 
+pub mod sync;
+
 use crate::{call::profile::Profile, wire::answer::ToolCard};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
