@@ -48,6 +48,10 @@ fn every_command_explains_itself() {
         same(help(&["sandbox", word, "-h"]), written(&format!("help/sandbox-{word}.txt")));
     }
     same(help(&["proxy", "--help"]), written("help/proxy.txt"));
+    same(help(&["worker", "--help"]), written("help/worker.txt"));
+    for word in ["sam", "broker"] {
+        same(help(&["worker", word, "--help"]), written(&format!("help/worker-{word}.txt")));
+    }
     same(help(&["serve", "--help"]), written("help/serve.txt"));
     same(help(&["service", "--help"]), written("help/service.txt"));
     for word in ["install", "uninstall", "status", "print-unit"] {

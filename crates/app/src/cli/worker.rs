@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 const EXAMPLES: &str = "\
 Examples:
   airlock worker broker
-  SAM_NAMESPACE=demo SAM_TRANSPORT=tcp://127.0.0.1:55554 MANIFEST_PATH=manifest.yaml airlock worker sam
+  SAM_NAMESPACE=demo SAM_TRANSPORT=tcp://127.0.0.1:55554 airlock worker sam
   SAM_NAMESPACE=demo SAM_TRANSPORT=mqtts://broker.example:8883 airlock worker sam --check
 
 `airlock worker COMMAND --help` tells more about each.";

@@ -15,8 +15,9 @@ Examples:
   airlock worker broker
   airlock worker broker --listen 127.0.0.1:0 --json
 
-Lines of JSON over TCP, as development brokers of the mesh speak. Everybody gets what they subscribed to; nothing is kept
-for those who are not there, nobody is asked who they are, and nothing is encrypted. It runs until SIGTERM or Ctrl-C.
+Lines of JSON over TCP, as development brokers of the mesh speak. Everybody gets what they
+subscribed to. Nothing is kept for those who are not there, nobody is asked who they are, and
+nothing is encrypted. It runs until SIGTERM or Ctrl-C.
 Exit status: 0, or 125 if it could not start.";
 
 /// The options of `airlock worker broker`.

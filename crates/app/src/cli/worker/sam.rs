@@ -28,21 +28,24 @@ use worker::{
 
 const EXAMPLES: &str = "\
 Examples:
-  SAM_NAMESPACE=demo SAM_TRANSPORT=tcp://127.0.0.1:55554 MANIFEST_PATH=manifest.yaml airlock worker sam
+  SAM_NAMESPACE=demo SAM_TRANSPORT=tcp://127.0.0.1:55554 airlock worker sam
   SAM_NAMESPACE=demo SAM_TRANSPORT=mqtts://broker.example:8883 airlock worker sam --check
   SAM_NAMESPACE=demo SOLACE_HOST=broker.example:5671 airlock worker sam --check --json
 
 Everything else is said by the environment, in the words of the workers that it takes the place of:
   SAM_NAMESPACE           whose mesh (required)
   SAM_WORKER_ID           the pool that this worker belongs to [default: sandbox-worker-001]
-  SAM_TRANSPORT           the broker: mqtt://HOST:PORT, mqtts://…, amqp://…, amqps://… or tcp://… (development broker);
-                          or SOLACE_HOST=HOST:PORT, or DEV_BROKER_HOST and DEV_BROKER_PORT
+  SAM_TRANSPORT           the broker: mqtt://HOST:PORT, mqtts://…, amqp://…, amqps://…, or tcp://…
+                          for a development broker; SOLACE_HOST=HOST:PORT, or DEV_BROKER_HOST and
+                          DEV_BROKER_PORT, say it as well
   MANIFEST_PATH           the tools [default: /tools/manifest.yaml]
   TOOLS_PYTHON_DIR        their Python modules [default: /tools/python]
   SANDBOX_MAX_CONCURRENT  calls at once [default: 4]
 
-The first SIGTERM or Ctrl-C lets calls that run finish for a while, and takes no new ones; the second ends them at once.
-Exit status: 0, 1 if calls were cut short or the broker was lost for good, or 125 if it could not start.";
+The first SIGTERM or Ctrl-C lets calls that run finish for a while, and takes no new ones; the
+second ends them at once.
+Exit status: 0, 1 if calls were cut short or the broker was lost for good, or 125 if it could
+not start.";
 
 /// Calls were cut short, or there is no broker any more.
 const CUT: u8 = 1;
