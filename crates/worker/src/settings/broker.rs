@@ -6,10 +6,7 @@ use super::{
     half,
     reader::{Found, Reader, shown},
 };
-use crate::transport::{
-    Patience,
-    mqtt::{Certificate, Speaks, Tls, Trust},
-};
+use crate::transport::{Certificate, Patience, Tls, Trust, amqp::Addresses, mqtt::Speaks};
 use doors::Secret;
 use std::{fmt, time::Duration};
 
@@ -56,6 +53,10 @@ pub struct Broker {
     pub pool: Pool,
     /// Which MQTT.
     pub speaks: Speaks,
+    /// How an AMQP broker calls things.
+    pub addresses: Addresses,
+    /// The pool's queue on an AMQP broker, if it is not called as usual.
+    pub queue: Option<String>,
 }
 
 /// Its address, as `SAM_TRANSPORT` has it.
@@ -108,6 +109,8 @@ pub(super) fn read(reader: &mut Reader<'_>) -> Result<Broker, Mistake> {
         patience: patience(reader, transport)?,
         pool: pool(reader)?,
         speaks: speaks(reader)?,
+        addresses: addresses(reader)?,
+        queue: reader.text(&["SAM_QUEUE"])?,
     })
 }
 
@@ -211,11 +214,15 @@ fn credentials(
         }
         (None, None) => return Ok(None),
     };
+    if transport == Transport::Amqp && vpn != VPN {
+        let message = "it has no meaning with AMQP: there the broker's port says which message VPN it is";
+        reader.tell("SOLACE_BROKER_VPN", message);
+        return Ok(Some(Credentials { user, password }));
+    }
     Ok(Some(Credentials { user: at_vpn(user, &vpn), password }))
 }
 
-/// Neither MQTT nor AMQP has a word for a message VPN: brokers of the mesh find it behind the user's name. The only place
-/// where that is known.
+/// MQTT has no word for a message VPN: brokers of the mesh find it behind the user's name. The only place where that is known.
 fn at_vpn(user: String, vpn: &str) -> String {
     match vpn == VPN || user.contains('@') {
         true => user,
@@ -265,4 +272,13 @@ fn speaks(reader: &Reader<'_>) -> Result<Speaks, Mistake> {
             "5 or 3",
         )),
     }
+}
+
+fn addresses(reader: &Reader<'_>) -> Result<Addresses, Mistake> {
+    let Some(Found { name, value }) = reader.found(&["SAM_AMQP_ADDRESSES"])? else {
+        return Ok(Addresses::Solace);
+    };
+    Addresses::named(&value).map_err(|_| {
+        Mistake::new(name, format!("`{name}`: nobody knows `{}`", shown(&value)), "solace or rabbitmq")
+    })
 }

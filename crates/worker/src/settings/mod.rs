@@ -4,12 +4,13 @@
 
 mod address;
 mod broker;
+mod parts;
 mod reader;
 mod store;
 mod table;
 
 pub use broker::{Broker, Credentials, Pool, Transport};
-pub use store::{Artifacts, Keys, S3, ScopeOf, Store, Sync, SyncFrom};
+pub use store::{Artifacts, Keys, Role, S3, ScopeOf, Store, Sync, SyncFrom};
 pub use table::{Described, described};
 
 use crate::{call::profile::Profile, wire::topic::Base};

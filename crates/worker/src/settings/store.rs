@@ -59,8 +59,18 @@ pub struct S3 {
     pub region: String,
     /// Another server than Amazon's.
     pub endpoint: Option<String>,
-    /// None is the machine's role.
+    /// None is by a role.
     pub keys: Option<Keys>,
+    /// The role that a token of the platform stands for; none is the machine's.
+    pub role: Option<Role>,
+}
+
+/// A role of S3 for which the platform writes a token into a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Role {
+    pub name: String,
+    pub token_file: String,
 }
 
 /// A key of S3.
@@ -172,7 +182,16 @@ fn s3(reader: &Reader<'_>, own_region: Option<&'static str>) -> Result<S3, Mista
         region: region.unwrap_or_else(|| REGION.to_owned()),
         endpoint: endpoint(reader)?,
         keys: keys(reader)?,
+        role: role(reader)?,
     })
+}
+
+fn role(reader: &Reader<'_>) -> Result<Option<Role>, Mistake> {
+    match (reader.text(&["AWS_ROLE_ARN"])?, reader.text(&["AWS_WEB_IDENTITY_TOKEN_FILE"])?) {
+        (Some(name), Some(token_file)) => Ok(Some(Role { name, token_file })),
+        // Alone, either is for other programs.
+        (Some(_), None) | (None, Some(_)) | (None, None) => Ok(None),
+    }
 }
 
 fn endpoint(reader: &Reader<'_>) -> Result<Option<String>, Mistake> {

@@ -71,6 +71,8 @@ const DESCRIBED: &[Described] = &[
         "how MQTT workers of one id share: `shared` subscriptions, or one `session` that one worker at a time has",
     ),
     ("SAM_MQTT_VERSION", "5, then 3", "the only version of MQTT to speak: 5 or 3"),
+    ("SAM_AMQP_ADDRESSES", "solace", "how an AMQP broker calls queues and topics: solace or rabbitmq"),
+    ("SAM_QUEUE", "NAMESPACE/q/str/SAM_WORKER_ID", "the pool's queue on an AMQP broker; it must be there"),
     ("DEV_BROKER_HOST", "", "host of a development broker"),
     ("DEV_BROKER_PORT", "55555", "its port"),
     ("SAM_DEV_BROKER_HOST", "", "host of a development broker, newer name"),
@@ -136,6 +138,8 @@ const DESCRIBED: &[Described] = &[
     ("AWS_ACCESS_KEY_ID", "", "S3 key; without one, the machine's role"),
     ("AWS_SECRET_ACCESS_KEY", "", "its secret"),
     ("AWS_SESSION_TOKEN", "", "its token, if it is a temporary one"),
+    ("AWS_ROLE_ARN", "", "role for which AWS_WEB_IDENTITY_TOKEN_FILE has a token, where there is no key"),
+    ("AWS_WEB_IDENTITY_TOKEN_FILE", "", "that file"),
     (
         "GOOGLE_APPLICATION_CREDENTIALS",
         "",

@@ -1,8 +1,5 @@
 use super::*;
-use crate::transport::{
-    Patience,
-    mqtt::{Certificate, Speaks, Tls, Trust},
-};
+use crate::transport::{self, Certificate, Patience, Tls, Trust, mqtt::Speaks};
 use std::{cell::RefCell, collections::BTreeSet};
 
 type Environment<'a> = &'a [(&'a str, &'a str)];
@@ -463,6 +460,53 @@ fn the_container_is_given_every_variable_and_the_document_tells_of_it() {
         let row = format!("| `{name}` | {default} | {meaning} |");
         assert!(document.contains(&row), "docs/worker.md lacks: {row}");
     }
+}
+
+#[test]
+fn the_pool_is_a_shared_subscription_a_session_or_a_queue() {
+    let broker = |environment: Environment<'_>| given(environment).0.transport();
+    let transport::Broker::Mqtt(shared) = broker(&[]) else { panic!("MQTT was asked for") };
+    assert_eq!(shared.pool.as_deref(), Some("sandbox-worker-001"));
+    assert!(matches!(shared.client_id, transport::mqtt::ClientId::Unique(_)));
+    let transport::Broker::Mqtt(session) = broker(&[("SAM_POOL", "session")]) else {
+        panic!("MQTT was asked for")
+    };
+    assert_eq!(session.pool, None);
+    let id = "acme/dev/q/str/sandbox-worker-001".to_owned();
+    assert_eq!(session.client_id, transport::mqtt::ClientId::Exactly(id.clone()));
+    let amqp = [("SAM_TRANSPORT", "amqps://b"), ("SOLACE_USERNAME", "ana"), ("SOLACE_VPN", "blue")];
+    let transport::Broker::Amqp(queue) = broker(&amqp) else { panic!("AMQP was asked for") };
+    assert_eq!((queue.queue, queue.credentials.unwrap().user), (id, "ana".to_owned()));
+    assert!(given(&amqp).1.iter().any(|notice| notice.variable == "SOLACE_BROKER_VPN"));
+    let (settings, _) =
+        given(&[("SAM_TRANSPORT", "amqp://b"), ("SAM_QUEUE", "mine"), ("SAM_AMQP_ADDRESSES", "rabbitmq")]);
+    let transport::Broker::Amqp(queue) = settings.transport() else { panic!("AMQP was asked for") };
+    assert_eq!(queue.queue, "mine");
+    let transport::Broker::Dev(dev) = broker(&[("SAM_TRANSPORT", "tcp://[::1]:7")]) else {
+        panic!("a development broker")
+    };
+    assert_eq!(dev.address, "[::1]:7");
+}
+
+#[test]
+fn stores_are_opened_by_what_was_said() {
+    use crate::artifacts::{Credentials, Kind, Place, Sharing};
+    let keys = [("AWS_ACCESS_KEY_ID", "AKIA"), ("AWS_SECRET_ACCESS_KEY", "canary"), S3_STORE[0], S3_STORE[1]];
+    let shelf = given(&keys).0.shelf();
+    assert_eq!(shelf.sharing, Sharing::Namespace("acme/dev".to_owned()));
+    let Place::Bucket(remote) = shelf.place else { panic!("a bucket was asked for") };
+    assert_eq!((remote.kind, remote.bucket.as_str(), remote.region.as_str()), (Kind::S3, "b", "us-east-1"));
+    assert!(matches!(remote.credentials, Credentials::Keys { secret, .. } if secret == "canary"));
+    let role = [S3_STORE[0], S3_STORE[1], ("AWS_ROLE_ARN", "r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "/t")];
+    let Place::Bucket(remote) = given(&role).0.shelf().place else { panic!("a bucket was asked for") };
+    assert!(matches!(remote.credentials, Credentials::WebIdentity { .. }));
+    assert!(given(&[]).0.tool_sync().is_none());
+    let gcs = [("TOOL_SYNC_ENABLED", "1"), ("OBJECT_STORAGE_TYPE", "gcs"), ("GCS_BUCKET_NAME", "jar")];
+    let sync = given(&gcs).0.tool_sync().unwrap();
+    assert_eq!((sync.namespace.as_str(), sync.folder.as_path()), ("acme/dev", Path::new("/tools")));
+    assert!(matches!((sync.remote.kind, sync.remote.credentials), (Kind::Gcs, Credentials::Machine)));
+    let custom = [("ARTIFACT_SCOPE", "custom"), ("ARTIFACT_SCOPE_VALUE", "ours")];
+    assert_eq!(given(&custom).0.shelf().sharing, Sharing::Namespace("ours".to_owned()));
 }
 
 proptest::proptest! {
