@@ -20,6 +20,7 @@ pub mod log;
 pub mod metrics;
 pub mod sam;
 pub mod settings;
+pub mod tell;
 pub mod tools;
 pub mod transport;
 pub mod warm;

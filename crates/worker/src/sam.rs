@@ -186,7 +186,7 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
     let (closes, closing) = watch::channel(false);
     let (strays, astray) = mpsc::channel(MOST_STRAYS);
     let calls = worker.calls.clone();
-    let Link { arrived, state, reach, task } = worker.link;
+    let Link { arrived, state, reach, task, .. } = worker.link;
     let post = Post::new(reach, state.clone(), worker.note.clone(), worker.defaults.largest);
     let announcer = Announcer {
         base: worker.base.clone(),

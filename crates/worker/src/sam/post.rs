@@ -79,7 +79,7 @@ impl Post {
             Ok(()) => Sent::Confirmed,
             Err(gone) => {
                 let (which, topic) = (which.cloned(), topic.to_owned());
-                self.note(Noted::PublishFailed { which, topic, why: gone.0 });
+                self.note(Noted::PublishFailed { which, topic, why: gone.to_string() });
                 match *self.state.borrow() {
                     LinkState::Lost { .. } => Sent::Gone,
                     LinkState::Connecting { .. } | LinkState::Connected => Sent::Refused,

@@ -148,7 +148,7 @@ fn caller(engine: &Engine, said: &Said) -> Caller {
         parked: 0,
         parked_bytes: 0,
     };
-    Caller::new(engine.clone(), Shelf::Memory, models, settings)
+    Caller::new(engine.clone(), Shelf::memory(), models, settings)
 }
 
 /// The first lets calls finish, the second does not.

@@ -121,6 +121,10 @@ impl Connector for Broker {
         "fake".to_owned()
     }
 
+    fn redelivers(&self) -> bool {
+        true
+    }
+
     async fn connect(&mut self) -> Result<Connected, Trouble> {
         self.change(|inner| {
             if inner.is_down {

@@ -1,1 +1,0 @@
-//! What happened, one JSON object a line, with trace, task and correlation; without secrets.

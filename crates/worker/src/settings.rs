@@ -1,1 +1,0 @@
-//! What the environment says: each variable honoured, accepted with a notice, or refused.
