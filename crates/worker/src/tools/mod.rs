@@ -1,5 +1,19 @@
 //! What tools there are: read from a manifest, told again when it changes. Nothing of a tool runs here; what must be asked of
 //! its code (a schema) is asked in a sandbox.
+//!
+//! ```text
+//! manifest ─ yaml ─ entries ─┬─ place: is its code there ─ packages: what it needs ─ probe: what it says ─▶ catalog
+//!                            └─ problems, reported
+//! ```
+
+mod card;
+mod manifest;
+mod problem;
+mod requirement;
+mod yaml;
+
+pub use problem::Problem;
+pub use requirement::Requirement;
 
 use crate::{call::profile::Profile, wire::answer::ToolCard};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
@@ -31,7 +45,8 @@ pub enum What {
     Function { module: String, function: String },
     /// A Python class with `_run_async_impl`.
     Class { module: String, class_name: String },
-    /// A program that takes the name of a file with its arguments; `tool` is its own name for what it shall do.
+    /// A program that takes the name of a file with its arguments; `tool` is its own name for what it shall do. The path is
+    /// relative to [`Code::folder`].
     Executable { path: PathBuf, tool: String },
 }
 
@@ -44,7 +59,15 @@ pub struct Code {
     pub folder: Option<PathBuf>,
     /// Installed packages, made in a sandbox; of nobody else.
     pub packages: Option<PathBuf>,
+    /// A folder with packages that whoever runs the worker keeps (`SAM_SITE_PACKAGES`).
+    pub site: Option<PathBuf>,
+    /// What the folders above were like when they were last looked at: other code has another stamp.
+    pub stamp: Stamp,
 }
+
+/// A digest of what code is like. Whoever keeps something that was made from code keeps this with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp(pub u64);
 
 /// What an entry says about limits; what it does not say the profile does. Never more than the profile gives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
