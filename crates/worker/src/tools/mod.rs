@@ -8,10 +8,15 @@
 
 mod card;
 mod manifest;
+pub mod packages;
+mod place;
+mod probe;
 mod problem;
 mod requirement;
+mod wheels;
 mod yaml;
 
+pub use probe::{Asker, Cards, Question};
 pub use problem::Problem;
 pub use requirement::Requirement;
 

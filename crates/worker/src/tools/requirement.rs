@@ -23,7 +23,7 @@ impl Requirement {
             Some((name, extras)) => (name, extras.strip_suffix(']')),
             None => (package, Some("")),
         };
-        let are_names = |extras: &str| extras.is_empty() || extras.split(',').all(|extra| is_name(extra.trim()));
+        let are_names = |extras: &str| extras.is_empty() || extras.split(',').all(is_name);
         if !is_name(name) || !extras.is_some_and(are_names) || package.len() > LONGEST {
             let message = format!("`package` is `{}`, which is no package's name", word(package));
             return Err(Problem::new(message, "write a name such as asyncpg; versions belong into `version`"));
@@ -98,7 +98,7 @@ mod tests {
             if let Ok(requirement) = Requirement::new(&package, Some(&version)) {
                 let text = requirement.to_string();
                 prop_assert!(text.starts_with(|letter: char| letter.is_ascii_alphanumeric()));
-                prop_assert!(!text.contains([' ', '/', '\\', '@', ';', '\n', ':', '\'']) || package.contains(' '));
+                prop_assert!(!text.contains([' ', '/', '\\', '@', ';', '\n', ':', '\'']));
             }
         }
     }

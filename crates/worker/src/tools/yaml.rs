@@ -6,7 +6,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error, MapAccess, SeqAccess, Visitor},
 };
-use serde_json::{Map, Number, Value};
+use serde_json::{Number, Value};
 use std::fmt;
 
 /// More than any manifest has.
@@ -68,14 +68,6 @@ impl Tree {
             }
             Tree::List(list) => Value::Array(list.iter().map(Tree::value).collect()),
             Tree::Plain(value) => value.clone(),
-        }
-    }
-
-    /// The same, if it is a map.
-    pub(crate) fn map(&self) -> Option<Map<String, Value>> {
-        match self.value() {
-            Value::Object(map) => Some(map),
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => None,
         }
     }
 }
