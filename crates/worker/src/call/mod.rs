@@ -97,12 +97,12 @@ impl Caller {
         Ok(Vec::new())
     }
 
-    /// The same, with this file at [`places::CONFIG`]: it may hold secrets, and is in no argument.
+    /// The same, with files in its work folder: their names there, and their bytes.
     pub async fn ask_with(
         &self,
         _code: &crate::tools::Code,
         _command: Vec<std::ffi::OsString>,
-        _config: Vec<u8>,
+        _files: &[(&str, &[u8])],
         _time: Duration,
     ) -> Result<Vec<u8>, Refusal> {
         Ok(Vec::new())

@@ -7,15 +7,19 @@
 //! ```
 
 mod card;
+mod catalog;
+mod look;
 mod manifest;
 pub mod packages;
 mod place;
+mod prepare;
 mod probe;
 mod problem;
 mod requirement;
 mod wheels;
 mod yaml;
 
+pub use catalog::{Report, Settings, watch};
 pub use probe::{Asker, Cards, Question};
 pub use problem::Problem;
 pub use requirement::Requirement;

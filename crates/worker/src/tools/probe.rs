@@ -24,7 +24,7 @@ use std::{
 use tokio::sync::Semaphore;
 
 /// What a tool may take to say what it is: some import much.
-const PROBE: Duration = Duration::from_secs(30);
+pub(crate) const PROBE: Duration = Duration::from_secs(30);
 /// The same when an agent waits for it; it waits for 5 s.
 const PROMPT: Duration = Duration::from_millis(4500);
 /// Cards for configurations that are remembered.
@@ -39,7 +39,7 @@ pub struct Question {
     pub code: Code,
     /// What is run, as it is seen inside.
     pub command: Vec<OsString>,
-    /// What is to lie at [`places::CONFIG`]: what an operator set for the tool, with secrets.
+    /// What is to lie in the work folder as `config.json`: what an operator set for the tool, with secrets.
     pub config: Option<Vec<u8>>,
     /// How long it may take.
     pub time: Duration,
@@ -57,9 +57,16 @@ impl Asker for Caller {
         let Question { code, command, config, time } = question;
         match config {
             None => Caller::ask(self, &code, command, time).await,
-            Some(config) => self.ask_with(&code, command, config, time).await,
+            Some(config) => self.ask_with(&code, command, &[(CONFIG, &config)], time).await,
         }
     }
+}
+
+/// The name of that file, and where it is inside.
+const CONFIG: &str = "config.json";
+
+fn config_inside() -> OsString {
+    Path::new(places::WORK).join(CONFIG).into()
 }
 
 /// Asks a program for its tools.
@@ -72,33 +79,39 @@ pub(crate) async fn tools_of(
 ) -> Result<card::Tools, Problem> {
     let mut command = vec![Path::new(places::FOLDER).join(program).into(), "--schema".into()];
     if config.is_some() {
-        command.extend(["--config".into(), places::CONFIG.into()]);
+        command.extend(["--config".into(), config_inside()]);
     }
     let question = Question { code: code.clone(), command, config, time };
     card::read(&asker.ask(question).await.map_err(unanswered)?)
 }
 
-/// Asks our runner what a Python function or class is.
-pub(crate) async fn of_python(
+/// Asks our runner what a Python function is.
+pub(crate) async fn of_function(
     asker: &impl Asker,
     python: &Path,
     code: &Code,
-    (module, attribute): (&str, &str),
-    config: Option<Vec<u8>>,
-    time: Duration,
+    (module, function): (&str, &str),
 ) -> Result<Said, Problem> {
-    let mut command: Vec<OsString> = vec![python.into(), places::RUNNER.into(), "--describe".into()];
-    command.extend([module.into(), attribute.into()]);
-    if config.is_some() {
-        command.extend(["--config".into(), places::CONFIG.into()]);
-    }
-    let question = Question { code: code.clone(), command, config, time };
+    let command = [places::RUNNER, "--describe", module, function].map(OsString::from);
+    let command = [python.into()].into_iter().chain(command).collect();
+    let question = Question { code: code.clone(), command, config: None, time: PROBE };
     card::read_one(&asker.ask(question).await.map_err(unanswered)?)
 }
 
-/// The time for a question that nobody waits for.
-pub(crate) const fn patience() -> Duration {
-    PROBE
+/// The same of a class, which may depend on what is set for it.
+pub(crate) async fn of_class(
+    asker: &impl Asker,
+    python: &Path,
+    code: &Code,
+    (module, class_name): (&str, &str),
+    config: Option<Vec<u8>>,
+    time: Duration,
+) -> Result<Said, Problem> {
+    let command = [places::RUNNER, "--schema-class", module, class_name].map(OsString::from);
+    let command = [python.into()].into_iter().chain(command);
+    let command = command.chain(config.is_some().then(config_inside)).collect();
+    let question = Question { code: code.clone(), command, config, time };
+    card::read_one(&asker.ask(question).await.map_err(unanswered)?)
 }
 
 fn unanswered(refusal: Refusal) -> Problem {
@@ -164,10 +177,10 @@ impl<A: Asker> Cards<A> {
         let (asker, code, config) = (&*self.asker, &tool.code, Some(config));
         match &tool.what {
             What::Function { module, function } => {
-                of_python(asker, &self.python, code, (module, function), config, PROMPT).await
+                of_function(asker, &self.python, code, (module, function)).await
             }
             What::Class { module, class_name } => {
-                of_python(asker, &self.python, code, (module, class_name), config, PROMPT).await
+                of_class(asker, &self.python, code, (module, class_name), config, PROMPT).await
             }
             What::Executable { path, tool: name } => {
                 let mut tools = tools_of(asker, code, path, config, PROMPT).await?;
