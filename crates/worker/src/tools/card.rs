@@ -73,7 +73,8 @@ pub(crate) type Tools = BTreeMap<String, Result<Said, Problem>>;
 
 /// Reads what a program printed.
 pub(crate) fn read(bytes: &[u8]) -> Result<Tools, Problem> {
-    let hint = "it must print {\"tools\": {NAME: {\"description\": …, \"parameters\": …}}} when asked with --schema";
+    let hint =
+        "it must print {\"tools\": {NAME: {\"description\": …, \"parameters\": …}}} when asked with --schema";
     let Value::Object(mut top) = json(bytes)? else {
         return Err(Problem::new("what it says of itself is no object", hint));
     };
@@ -85,7 +86,8 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Tools, Problem> {
         return Err(Problem::new(message, "split it"));
     }
     if let Some(long) = tools.keys().find(|name| name.is_empty() || name.len() > LONGEST_NAME) {
-        let message = format!("its tool `{}` has no name, or one of more than {LONGEST_NAME} bytes", word(long));
+        let message =
+            format!("its tool `{}` has no name, or one of more than {LONGEST_NAME} bytes", word(long));
         return Err(Problem::new(message, "give it a short one"));
     }
     Ok(tools.into_iter().map(|(name, tool)| (name, of_tool(tool))).collect())
@@ -110,7 +112,10 @@ fn json(bytes: &[u8]) -> Result<Value, Problem> {
 fn of_tool(tool: Value) -> Result<Said, Problem> {
     match tool {
         Value::Object(tool) => said(&tool),
-        _ => Err(Problem::new("what is said of it is no object", "say {\"description\": …, \"parameters\": …}")),
+        _ => Err(Problem::new(
+            "what is said of it is no object",
+            "say {\"description\": …, \"parameters\": …}",
+        )),
     }
 }
 
@@ -128,7 +133,9 @@ fn said(tool: &Map<String, Value>) -> Result<Said, Problem> {
         artifact_params: get("artifact_params").map(artifact_params).transpose()?.unwrap_or_default(),
         instructions: get("instructions").map(|value| text("instructions", value)).transpose()?,
         config_schema: get("config_schema").map(config_schema).transpose()?,
-        context: get("ctx_facade_param_name").map(|value| text("ctx_facade_param_name", value)).transpose()?,
+        context: get("ctx_facade_param_name")
+            .map(|value| text("ctx_facade_param_name", value))
+            .transpose()?,
         timeout: get("timeout_seconds").map(|value| seconds("timeout_seconds", value)).transpose()?.flatten(),
         wants_credentials: !is_empty(get("auth")),
     })
@@ -145,7 +152,8 @@ fn is_empty(value: Option<&Value>) -> bool {
 
 /// A text of bounded length.
 pub(crate) fn text(key: &str, value: &Value) -> Result<String, Problem> {
-    let text = value.as_str().ok_or_else(|| Problem::new(format!("`{key}` is no text"), "put it in quotes"))?;
+    let text =
+        value.as_str().ok_or_else(|| Problem::new(format!("`{key}` is no text"), "put it in quotes"))?;
     match text.len() <= LONGEST_TEXT {
         true => Ok(text.to_owned()),
         false => {
@@ -248,7 +256,8 @@ pub(crate) fn config_schema(value: &Value) -> Result<Vec<Value>, Problem> {
             return Err(bad("the key `auth` of `config_schema` is the mesh's own".to_owned()));
         }
         if !kind.is_some_and(|kind| ["string", "integer", "boolean"].contains(&kind)) {
-            let message = format!("`{}` of `config_schema` is neither string, integer nor boolean", word(key));
+            let message =
+                format!("`{}` of `config_schema` is neither string, integer nor boolean", word(key));
             return Err(bad(message));
         }
     }

@@ -40,7 +40,7 @@ const MOST_PREPARED: usize = 2;
 /// Until what failed is tried again: at first, and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// Reports that wait to be read; more are not told.
+/// Reports that wait to be read; more are told once there is room.
 const MOST_REPORTS: usize = 1024;
 /// How often folders of packages are swept.
 const SWEPT: Duration = Duration::from_secs(3600);
@@ -124,6 +124,13 @@ struct Slot {
     pause: Duration,
 }
 
+impl Slot {
+    fn try_again(&mut self) {
+        self.again = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
 type Job = (String, u64, Prepared);
 
 struct Watcher<A> {
@@ -150,7 +157,10 @@ impl<A: Asker> Watcher<A> {
         loop {
             tokio::select! {
                 _ = looks.tick() => self.look().await,
-                Some(Ok(job)) = self.jobs.join_next() => self.prepared(job),
+                Some(job) = self.jobs.join_next() => match job {
+                    Ok(job) => self.prepared(job),
+                    Err(_) => self.lost(),
+                },
                 _ = sweeps.tick() => self.sweep().await,
                 () = self.out.closed() => return,
             }
@@ -219,27 +229,43 @@ impl<A: Asker> Watcher<A> {
         let reports = self.reports.clone();
         self.jobs.spawn(async move {
             let _turn = turns.acquire().await;
-            let tell = |text: String| _ = reports.try_send(Report::Note(format!("tool `{}`: {text}", entry.name)));
+            let tell =
+                |text: String| _ = reports.try_send(Report::Note(format!("tool `{}`: {text}", entry.name)));
             let prepared = prepare(&settings, &*asker, &entry, found, &wheels, tell).await;
             (entry.name.clone(), generation, prepared)
         });
     }
 
     fn prepared(&mut self, (name, generation, prepared): Job) {
-        let Some(slot) = self.slots.get_mut(&name).filter(|slot| slot.generation == generation) else { return };
+        let Some(slot) = self.slots.get_mut(&name).filter(|slot| slot.generation == generation) else {
+            return;
+        };
         slot.is_preparing = false;
         slot.notes = prepared.notes;
         match prepared.tools {
             Ok(tools) => {
                 slot.tools = tools.into_iter().map(Arc::new).collect();
-                (slot.failure, slot.pause) = (None, SHORTEST_PAUSE);
-                slot.again = slot.target.entry.refresh.map(|after| Instant::now() + after);
+                slot.failure = None;
+                if prepared.is_partial {
+                    slot.try_again();
+                } else {
+                    slot.pause = SHORTEST_PAUSE;
+                    slot.again = slot.target.entry.refresh.map(|after| Instant::now() + after);
+                }
             }
             Err(problem) => {
                 slot.failure = Some(problem);
-                slot.again = Some(Instant::now() + slot.pause);
-                slot.pause = (slot.pause * 2).min(LONGEST_PAUSE);
+                slot.try_again();
             }
+        }
+    }
+
+    /// A preparation failed in a way of its own, and does not say which it was.
+    fn lost(&mut self) {
+        for slot in self.slots.values_mut().filter(|slot| slot.is_preparing) {
+            self.generation += 1;
+            (slot.generation, slot.is_preparing) = (self.generation, false);
+            slot.try_again();
         }
     }
 
@@ -259,10 +285,9 @@ impl<A: Asker> Watcher<A> {
                 }
             }
         }
-        for report in current.difference(&self.told) {
-            // Whoever does not read has more to lose than these.
-            _ = self.reports.try_send(report.clone());
-        }
+        // What does not fit is told another time.
+        let reports = &self.reports;
+        current.retain(|report| self.told.contains(report) || reports.try_send(report.clone()).is_ok());
         self.told = current;
         let is_first = !std::mem::replace(&mut self.is_out, true);
         self.out.send_if_modified(|now| {

@@ -37,7 +37,8 @@ impl Asker for Fake {
         let line = line(&question);
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(question);
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = answers.iter().find(|(words, _)| line.contains(&**words)).map(|(_, answer)| answer.clone());
+        let found =
+            answers.iter().find(|(words, _)| line.contains(&**words)).map(|(_, answer)| answer.clone());
         match found.unwrap_or_else(|| Err("nobody knows".to_owned())) {
             Ok(answer) => Ok(answer.to_string().into_bytes()),
             Err(why) => Err(Refusal::new(ErrorCode::ExecutionError, why)),
@@ -121,7 +122,8 @@ fn manifest(top: &Path, entries: &str) {
     put(top, "manifest.yaml", &format!("version: 1\ntools:\n{entries}"));
 }
 
-const ECHO: &str = "  echo: {module: m, function: echo, description: Says it again., parameters: {type: object}}\n";
+const ECHO: &str =
+    "  echo: {module: m, function: echo, description: Says it again., parameters: {type: object}}\n";
 
 #[tokio::test]
 async fn entries_become_tools_and_programs_with_several_have_both_names() {
@@ -134,16 +136,21 @@ async fn entries_become_tools_and_programs_with_several_have_both_names() {
         put(top, "set/python/bin/run", "");
         fake.says("--describe m f", Ok(json!({"description": "d", "parameters": {"type": "object"}})));
         fake.says("/tools/set/one --schema", Ok(json!({"tools": {"its_own": {"description": "1"}}})));
-        let both = json!({"tools": {"a": {"description": "A", "timeout_seconds": 3}, "b": {"description": "B"}}});
+        let both =
+            json!({"tools": {"a": {"description": "A", "timeout_seconds": 3}, "b": {"description": "B"}}});
         fake.says("/tools/set/python/bin/run --schema", Ok(both));
     });
     let catalog = place.has(&["asked", "echo", "one", "set__a", "set__b"]).await;
     let executable = |path: &str, tool: &str| What::Executable { path: path.into(), tool: tool.into() };
     assert_eq!(catalog["one"].what, executable("one", "its_own"));
-    assert_eq!((&*catalog["one"].card.tool_name, catalog["one"].code.folder.as_ref()), ("one", Some(&place.top)));
+    assert_eq!(
+        (&*catalog["one"].card.tool_name, catalog["one"].code.folder.as_ref()),
+        ("one", Some(&place.top))
+    );
     assert_eq!(catalog["set__a"].what, executable("python/bin/run", "a"));
     assert_eq!(catalog["set__a"].code.folder, Some(place.top.join("set")));
-    let times = ["asked", "echo", "set__a", "set__b"].map(|name| catalog[name].timeout.map(|time| time.as_secs()));
+    let times =
+        ["asked", "echo", "set__a", "set__b"].map(|name| catalog[name].timeout.map(|time| time.as_secs()));
     assert_eq!(times, [Some(7), None, Some(3), Some(9)], "what a tool says of itself wins");
     assert_eq!(catalog["asked"].card.description.as_deref(), Some("d"));
     assert_eq!(catalog["echo"].code.python, Some(place.top.join("python")));
@@ -223,7 +230,10 @@ async fn what_does_not_say_what_it_is_is_told_once_and_a_function_is_served_all_
         put(top, "p", "");
         put(top, "q", "");
         fake.says("/p --schema", Err("ImportError:\n no module `x`"));
-        fake.says("/q --schema", Ok(json!({"tools": {"a": {"volume_params": [1]}, "b": {"auth": {"type": "bearer"}}}})));
+        fake.says(
+            "/q --schema",
+            Ok(json!({"tools": {"a": {"volume_params": [1]}, "b": {"auth": {"type": "bearer"}}}})),
+        );
     });
     let catalog = place.has(&["f", "q__b"]).await;
     assert_eq!(catalog["f"].card.description, None);

@@ -77,7 +77,8 @@ impl Memory {
         let bytes = match bytes(&settings.manifest) {
             Ok(bytes) => bytes,
             Err(error) => {
-                let message = format!("the manifest `{}` cannot be read: {error}", settings.manifest.display());
+                let message =
+                    format!("the manifest `{}` cannot be read: {error}", settings.manifest.display());
                 let hint = "MANIFEST_PATH says where it is; tools stay as they were meanwhile";
                 (self.bytes, self.problem) = (None, Some(Problem::new(message, hint)));
                 return;

@@ -104,7 +104,8 @@ fn version(value: &Tree) -> Option<Problem> {
     let version = value.value();
     let is_known = version.as_f64() == Some(1.0) || version.as_str() == Some("1");
     (!is_known).then(|| {
-        let message = format!("`version` is {}, and only 1 is known; it is read as that", word(&version.to_string()));
+        let message =
+            format!("`version` is {}, and only 1 is known; it is read as that", word(&version.to_string()));
         Problem::new(message, "write `version: 1`")
     })
 }
@@ -226,7 +227,17 @@ impl Draft {
         };
         let Draft { said, profile, timeout, refresh, limits, .. } = self;
         let wanted = wanted(self.module, self.function, self.class_name, self.executable, self.tool_dir)?;
-        Ok(Entry { name: name.to_owned(), line, wanted, said, requirement, profile, timeout, refresh, limits })
+        Ok(Entry {
+            name: name.to_owned(),
+            line,
+            wanted,
+            said,
+            requirement,
+            profile,
+            timeout,
+            refresh,
+            limits,
+        })
     }
 }
 
@@ -252,7 +263,9 @@ fn wanted(
         (Some(_), None, None, None) => {
             Err(Problem::new("`module` without `function` or `class_name`", "say one of them"))
         }
-        (None, _, _, None) => Err(Problem::new("`function` or `class_name` without `module`", "say where it is")),
+        (None, _, _, None) => {
+            Err(Problem::new("`function` or `class_name` without `module`", "say where it is"))
+        }
         (_, _, _, None) if tool_dir.is_some() => {
             let hint = "remove it: modules are looked for in the Python folder of the tools";
             Err(Problem::new("`tool_dir` belongs to an `executable`", hint))

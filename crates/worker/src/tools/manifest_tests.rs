@@ -11,7 +11,8 @@ fn manifest(text: &str) -> Manifest {
 
 /// The one problem of an entry `t` with these keys.
 fn problem(keys: &str) -> Problem {
-    let manifest = manifest(&format!("version: 1\ntools:\n  good: {{module: m, function: f}}\n  t: {{{keys}}}\n"));
+    let manifest =
+        manifest(&format!("version: 1\ntools:\n  good: {{module: m, function: f}}\n  t: {{{keys}}}\n"));
     assert_eq!(manifest.entries.iter().map(|entry| &*entry.name).collect::<Vec<_>>(), ["good"], "{keys}");
     let [problem] = &manifest.problems[..] else { panic!("{keys}: {:?}", manifest.problems) };
     assert_eq!((problem.tool.as_deref(), problem.line), (Some("t"), Some(4)), "{keys}");
@@ -52,7 +53,10 @@ tools:
     let wanted = Wanted::Function { module: "imgtools.resize".into(), function: "resize".into() };
     assert_eq!(resize.wanted, wanted);
     assert_eq!(query.requirement, Some(Requirement::new("asyncpg", Some(">=0.29")).unwrap()));
-    assert_eq!((query.timeout, query.said.description.as_deref()), (Some(Duration::from_secs(60)), Some("Asks a database.")));
+    assert_eq!(
+        (query.timeout, query.said.description.as_deref()),
+        (Some(Duration::from_secs(60)), Some("Asks a database."))
+    );
     assert!(query.said.artifact_params["into"].is_optional && query.said.config_schema.is_some());
     let wanted = Wanted::Executable { tool_dir: "weather".into(), executable: "python/bin/weather".into() };
     assert_eq!((&weather.wanted, weather.refresh), (&wanted, Some(Duration::from_secs(600))));
@@ -122,7 +126,9 @@ fn what_is_not_a_map_is_named_with_its_line() {
     assert_eq!((read.entries.len(), lines), (0, vec![Some(3), Some(4), Some(5)]));
     assert!(super::read(b"tools: [a]", &base()).is_err());
     assert!(super::read(b"- a", &base()).is_err());
-    assert!(super::read(b"tools: {a: {module: m, function: f}, a: {module: m, function: f}}", &base()).is_err());
+    assert!(
+        super::read(b"tools: {a: {module: m, function: f}, a: {module: m, function: f}}", &base()).is_err()
+    );
 }
 
 #[test]
@@ -140,7 +146,14 @@ fn bombs_are_refused_whole() {
     let aliases = "a: &a [x]\nb: &b [*a, *a]\ntools: [*b, *b]";
     let many: String = (0..600).map(|at| format!("  t{at}: {{module: m, function: f}}\n")).collect();
     let large = format!("# {}\ntools: {{}}", "x".repeat(yaml::LARGEST));
-    for text in [&*deep, aliases, &format!("tools:\n{many}"), &large, "tools: {}\n---\ntools: {}", "tools: {<<: {a: 1}}\u{0}"] {
+    for text in [
+        &*deep,
+        aliases,
+        &format!("tools:\n{many}"),
+        &large,
+        "tools: {}\n---\ntools: {}",
+        "tools: {<<: {a: 1}}\u{0}",
+    ] {
         assert!(read(text.as_bytes(), &base()).is_err(), "{}", &text[..text.len().min(60)]);
     }
     assert!(read(b"\xff", &base()).is_err());

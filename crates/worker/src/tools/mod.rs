@@ -8,6 +8,7 @@
 
 mod card;
 mod catalog;
+mod limits;
 mod look;
 mod manifest;
 pub mod packages;
@@ -19,10 +20,12 @@ mod requirement;
 mod wheels;
 mod yaml;
 
-pub use catalog::{Report, Settings, watch};
+pub use catalog::{EVERY, Report, Settings, watch};
+pub use limits::Limits;
 pub use probe::{Asker, Cards, Question};
 pub use problem::Problem;
 pub use requirement::Requirement;
+pub use wheels::Wheels;
 
 use crate::{call::profile::Profile, wire::answer::ToolCard};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
@@ -77,17 +80,6 @@ pub struct Code {
 /// A digest of what code is like. Whoever keeps something that was made from code keeps this with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(pub u64);
-
-/// What an entry says about limits; what it does not say the profile does. Never more than the profile gives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Limits {
-    pub cpu_time: Option<Duration>,
-    pub file_bytes: Option<u64>,
-    pub open_files: Option<u32>,
-    pub processes: Option<u32>,
-    pub stack_bytes: Option<u64>,
-}
 
 /// All tools at one time, by name.
 pub type Catalog = Arc<BTreeMap<String, Arc<Tool>>>;

@@ -18,7 +18,9 @@ use engine::{
 };
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use sha2::{Digest, Sha256};
-use spec::{ErrorInfo, ExecRequest, Maximum, Network, Policy, RunRequest, SessionRequest, Size, Status, Stream, Time};
+use spec::{
+    ErrorInfo, ExecRequest, Maximum, Network, Policy, RunRequest, SessionRequest, Size, Status, Stream, Time,
+};
 use std::{
     collections::BTreeSet,
     ffi::OsString,
@@ -28,7 +30,10 @@ use std::{
     sync::Arc,
     time::{Duration, SystemTime},
 };
-use tokio::sync::{Mutex, OnceCell};
+use tokio::{
+    sync::{Mutex, OnceCell},
+    time::Instant,
+};
 
 /// What installing may take.
 const LONGEST: Duration = Duration::from_secs(300);
@@ -36,6 +41,8 @@ const LONGEST: Duration = Duration::from_secs(300);
 const MOST: CopyBounds = CopyBounds { entries: 50_000, bytes: 1 << 30, depth: 32, told: 3 };
 /// What is installed takes its room twice while pip is at it.
 const ROOM: u64 = 2 << 30;
+/// Until what failed is tried again: many tools may want the same.
+const AGAIN: Duration = Duration::from_secs(4);
 /// A folder that nobody used for so long is swept.
 const UNUSED: Duration = Duration::from_secs(7 * 24 * 3600);
 const MAKING: &str = ".making-";
@@ -55,14 +62,19 @@ struct Inner {
     index: Option<String>,
     /// What the interpreter says of itself: packages are for one version.
     version: OnceCell<String>,
-    /// One at a time: the second often needs what the first made.
-    turn: Mutex<()>,
+    /// One at a time: the second often needs what the first made. What failed last fails again for a while.
+    turn: Mutex<Option<(PathBuf, Instant, Problem)>>,
 }
 
 impl Installer {
     /// One that keeps what it makes in this folder. `index` is where packages come from instead of the public index
     /// (`PIP_INDEX_URL`); it is told to the installer in its sandbox, so that it may hold no credentials.
-    pub fn open(engine: Engine, folder: PathBuf, python: PathBuf, index: Option<String>) -> Result<Installer, Problem> {
+    pub fn open(
+        engine: Engine,
+        folder: PathBuf,
+        python: PathBuf,
+        index: Option<String>,
+    ) -> Result<Installer, Problem> {
         if let Some(index) = &index {
             check_index(index)?;
         }
@@ -71,7 +83,7 @@ impl Installer {
         };
         fs::create_dir_all(&folder).map_err(failed)?;
         let folder = fs::canonicalize(folder).map_err(failed)?;
-        let (version, turn) = (OnceCell::new(), Mutex::new(()));
+        let (version, turn) = (OnceCell::new(), Mutex::default());
         let installer = Installer(Arc::new(Inner { engine, folder, python, index, version, turn }));
         installer.sweep(&BTreeSet::new());
         Ok(installer)
@@ -89,12 +101,19 @@ impl Installer {
         }
         let version = self.0.version.get_or_try_init(|| self.version()).await?;
         let place = self.0.folder.join(self.name(version, requirement, wheels));
-        let _turn = self.0.turn.lock().await;
+        let mut failed = self.0.turn.lock().await;
         if !place.is_dir() {
+            if let Some((_, _, problem)) =
+                failed.as_ref().filter(|(other, at, _)| *other == place && at.elapsed() < AGAIN)
+            {
+                return Err(problem.clone());
+            }
             let what = Wanted { requirement, wheels };
             tell(format!("installing {what} in a sandbox"));
-            let began = tokio::time::Instant::now();
-            self.make(&what, &place).await?;
+            let began = Instant::now();
+            let made = self.make(&what, &place).await;
+            *failed = made.clone().err().map(|problem| (place.clone(), Instant::now(), problem));
+            made?;
             tell(format!("installed {what} in {:.1} s", began.elapsed().as_secs_f64()));
         }
         used(&place);
@@ -122,7 +141,8 @@ impl Installer {
     async fn version(&self) -> Result<String, Problem> {
         let code = "import sys, sysconfig; print(sys.version, sysconfig.get_platform(), sys.implementation.cache_tag)";
         let command = vec![self.0.python.clone().into(), "-c".into(), code.into()];
-        let request = RunRequest { command, profile: Some("restrictive".to_owned()), ..RunRequest::default() };
+        let request =
+            RunRequest { command, profile: Some("restrictive".to_owned()), ..RunRequest::default() };
         let spec = Policy::default().admit(request).map_err(|error| not_begun(&error.message))?;
         let result = self.0.engine.run(spec).await;
         match result.status {
@@ -189,7 +209,8 @@ impl Installer {
             let path = entry.path();
             let is_making = entry.file_name().to_string_lossy().starts_with(MAKING);
             let age = entry.metadata().and_then(|found| found.modified());
-            let is_old = age.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age > UNUSED));
+            let is_old =
+                age.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age > UNUSED));
             if is_making && lock(&path).is_some() {
                 _ = fs::remove_dir_all(&path);
             } else if !is_making && is_old && !in_use.contains(&path) {
@@ -220,12 +241,15 @@ fn check_index(index: &str) -> Result<(), Problem> {
     let rest = index.strip_prefix("https://").or_else(|| index.strip_prefix("http://"));
     let is_plain = |rest: &str| {
         let host = rest.split('/').next().unwrap_or_default();
-        !host.is_empty() && !host.contains('@') && !rest.contains(|letter: char| letter.is_control() || letter == ' ')
+        !host.is_empty()
+            && !host.contains('@')
+            && !rest.contains(|letter: char| letter.is_control() || letter == ' ')
     };
     match rest.is_some_and(is_plain) {
         true => Ok(()),
         false => {
-            let message = "PIP_INDEX_URL is no address of an index, or has credentials, which no sandbox is given";
+            let message =
+                "PIP_INDEX_URL is no address of an index, or has credentials, which no sandbox is given";
             Err(Problem::new(message, "write https://HOST/simple, or put wheels beside the manifest"))
         }
     }
@@ -269,7 +293,8 @@ async fn judge(exec: &Exec, what: &Wanted<'_>) -> Result<(), Problem> {
     let from = output.lengths()[1].saturating_sub(64 << 10);
     let said = output.read(Stream::Stderr, from, 64 << 10).bytes;
     let said = String::from_utf8_lossy(&said);
-    let errors: Vec<&str> = said.lines().filter(|line| line.contains("ERROR") || line.contains("No module")).collect();
+    let errors: Vec<&str> =
+        said.lines().filter(|line| line.contains("ERROR") || line.contains("No module")).collect();
     let why = match (result.status, errors.is_empty(), result.error) {
         (Status::TimedOut, _, _) => format!("it took longer than {} s", LONGEST.as_secs()),
         (_, false, _) => errors.join(" "),
@@ -277,7 +302,8 @@ async fn judge(exec: &Exec, what: &Wanted<'_>) -> Result<(), Problem> {
         (_, true, None) => said.into_owned(),
     };
     let message = format!("{what} cannot be installed: {}", reason(&why));
-    let hint = "it is tried again after a while; put what is needed into wheels/ beside the manifest, as wheels";
+    let hint =
+        "it is tried again after a while; put what is needed into wheels/ beside the manifest, as wheels";
     Err(Problem::new(message, hint))
 }
 
@@ -293,7 +319,12 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// Takes what pip made out of the box, and looks at it before anybody sees it.
-fn take_out(workspace: &OwnedFd, owner: Option<(u32, u32)>, folder: &Path, place: &Path) -> Result<(), Problem> {
+fn take_out(
+    workspace: &OwnedFd,
+    owner: Option<(u32, u32)>,
+    folder: &Path,
+    place: &Path,
+) -> Result<(), Problem> {
     let failed = |error: io::Error| not_begun(&format!("what was installed cannot be kept: {error}"));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let from = rustix::fs::openat(workspace, LAYER, flags, Mode::empty());

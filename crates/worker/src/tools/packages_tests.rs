@@ -76,12 +76,13 @@ async fn wheels_become_one_folder_that_tools_can_import_from_and_that_is_shared(
         mounts: vec![mount.into()],
         ..RunRequest::default()
     };
-    let run = async |mount: String| {
-        place.engine.run(Policy::default().admit(request(mount)).unwrap()).await
-    };
+    let run = async |mount: String| place.engine.run(Policy::default().admit(request(mount)).unwrap()).await;
     let result = run(format!("{}:/tools/packages:ro", layer.display())).await;
     assert_eq!(String::from_utf8_lossy(&result.stdout), "first second\n", "{result:?}");
-    for mount in [format!("{}:/tools/packages:rw", layer.display()), format!("{}:/tools/packages:ro", place.folder().display())] {
+    for mount in [
+        format!("{}:/tools/packages:rw", layer.display()),
+        format!("{}:/tools/packages:ro", place.folder().display()),
+    ] {
         let result = run(mount.clone()).await;
         assert_eq!(result.error.unwrap().code, spec::ErrorCode::PolicyDenied, "{mount}");
     }
@@ -121,7 +122,10 @@ async fn what_crashes_left_is_swept_and_what_is_being_made_is_not() {
     }
     let held = lock(&made).unwrap();
     installer.sweep(&[kept.clone()].into());
-    assert_eq!([&left, &made, &old, &fresh, &kept].map(|path| path.exists()), [false, true, false, true, true]);
+    assert_eq!(
+        [&left, &made, &old, &fresh, &kept].map(|path| path.exists()),
+        [false, true, false, true, true]
+    );
     drop(held);
     place.installer();
     assert!(!made.exists() && kept.exists(), "it was used a moment ago");
@@ -155,7 +159,9 @@ fn pip_is_told_to_take_wheels_only_and_wheels_alone_need_no_network() {
 #[test]
 fn an_index_has_no_credentials() {
     assert!(check_index("https://pypi.example/simple").is_ok());
-    for index in ["https://user:secret@pypi.example/simple", "file:///etc", "pypi.example", "https://", "https://a b"] {
+    for index in
+        ["https://user:secret@pypi.example/simple", "file:///etc", "pypi.example", "https://", "https://a b"]
+    {
         assert!(check_index(index).is_err(), "{index}");
     }
 }

@@ -35,7 +35,10 @@ fn programs_are_found_where_the_mesh_looks_for_them() {
     folder.put("tools/weather/python/bin/weather", 0o755);
     folder.put("tools/plain", 0o755);
     let real = folder.0.join("tools");
-    assert_eq!(folder.find("weather", "python/bin/weather"), Ok((real.join("weather"), "python/bin/weather".into())));
+    assert_eq!(
+        folder.find("weather", "python/bin/weather"),
+        Ok((real.join("weather"), "python/bin/weather".into()))
+    );
     assert_eq!(folder.find("weather", "weather"), Ok((real.join("weather"), "python/bin/weather".into())));
     assert_eq!(folder.find("", "plain"), Ok((real.clone(), "plain".into())));
     // A link that stays is followed; the folder is known by its real path.
@@ -65,7 +68,10 @@ fn what_is_not_there_leads_out_or_cannot_be_run_is_told_apart() {
         ("", "set", "is no file"),
     ] {
         let told = folder.find(tool_dir, program).unwrap_err().to_string();
-        assert!(told.contains(says) && !told.contains(&*folder.0.to_string_lossy()), "{tool_dir} {program}: {told}");
+        assert!(
+            told.contains(says) && !told.contains(&*folder.0.to_string_lossy()),
+            "{tool_dir} {program}: {told}"
+        );
     }
 }
 

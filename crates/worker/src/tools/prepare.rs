@@ -19,6 +19,8 @@ pub(super) struct Prepared {
     pub(super) tools: Result<Vec<Tool>, Problem>,
     /// What is wrong beside.
     pub(super) notes: Vec<Problem>,
+    /// Less is known of them than there could be: they are to be asked again.
+    pub(super) is_partial: bool,
 }
 
 /// Prepares an entry.
@@ -42,7 +44,10 @@ pub(super) async fn prepare(
         }
         Err(problem) => Err(problem),
     };
-    Prepared { tools, notes }
+    // Of a function that was asked in vain no more than its name is known.
+    let is_bare = |tool: &Tool| tool.card.description.is_none() && tool.card.parameters.is_none();
+    let is_partial = !notes.is_empty() && tools.as_ref().is_ok_and(|tools| tools.iter().any(is_bare));
+    Prepared { tools, notes, is_partial }
 }
 
 async fn install(
@@ -54,7 +59,8 @@ async fn install(
     match &settings.installer {
         Some(installer) => installer.layer(entry.requirement.as_ref(), wheels, tell).await,
         None if entry.requirement.is_some() || !wheels.files.is_empty() => {
-            let hint = "put them into the folder that SAM_SITE_PACKAGES names, and remove `package` and wheels/";
+            let hint =
+                "put them into the folder that SAM_SITE_PACKAGES names, and remove `package` and wheels/";
             Err(Problem::new("packages are not installed by this worker", hint))
         }
         None => Ok(None),
@@ -128,7 +134,8 @@ async fn of_program(
         match said {
             Ok(said) => {
                 if said.wants_credentials {
-                    let message = format!("`{}` speaks of `auth`, which the mesh does not bring here", word(&own));
+                    let message =
+                        format!("`{}` speaks of `auth`, which the mesh does not bring here", word(&own));
                     notes.push(Problem::new(message, "it is served, and has to do without"));
                 }
                 let said = if is_alone { said.or(entry.said.clone()) } else { said };

@@ -26,7 +26,10 @@ impl Requirement {
         let are_names = |extras: &str| extras.is_empty() || extras.split(',').all(is_name);
         if !is_name(name) || !extras.is_some_and(are_names) || package.len() > LONGEST {
             let message = format!("`package` is `{}`, which is no package's name", word(package));
-            return Err(Problem::new(message, "write a name such as asyncpg; versions belong into `version`"));
+            return Err(Problem::new(
+                message,
+                "write a name such as asyncpg; versions belong into `version`",
+            ));
         }
         let versions = version.map(str::trim).filter(|version| !version.is_empty() && *version != "*");
         let Some(versions) = versions else { return Ok(Requirement(package.to_owned())) };
@@ -82,9 +85,22 @@ mod tests {
 
     #[test]
     fn options_addresses_and_paths_are_refused() {
-        for package in
-            ["", "-r", "--index-url=x", "a b", "a @ https://x/y.whl", "git+https://x", "./a", "/a", "a/b", "a;b", "a[", "a[-x]", "a\n", "ä"]
-        {
+        for package in [
+            "",
+            "-r",
+            "--index-url=x",
+            "a b",
+            "a @ https://x/y.whl",
+            "git+https://x",
+            "./a",
+            "/a",
+            "a/b",
+            "a;b",
+            "a[",
+            "a[-x]",
+            "a\n",
+            "ä",
+        ] {
             assert!(Requirement::new(package, None).is_err(), "{package}");
         }
         for version in ["-1", ">=", "1 --pre", "1;os_name=='x'", "@ https://x", ">=1,,2", "1\n2", "==../x"] {
