@@ -266,6 +266,7 @@ fn command(python: &Path, what: &Wanted<'_>) -> Vec<OsString> {
         "--no-cache-dir",
         "--no-warn-script-location",
         "--progress-bar=off",
+        "--retries=2",
         // Whatever is not a wheel runs code of its own when it is installed.
         "--only-binary=:all:",
         "--target",

@@ -1,6 +1,13 @@
 //! With real boxes and a real pip; what is on no network is made here.
 
 use super::*;
+use crate::{
+    tools::{Asker, Code, Question, Report, Settings, watch},
+    wire::{
+        code::{Code as ErrorCode, Refusal},
+        topic::Base,
+    },
+};
 use std::{os::unix::fs::MetadataExt, process::Command, time::SystemTime};
 
 /// A state folder, an engine, and wheels of a test's own.
@@ -164,4 +171,81 @@ fn an_index_has_no_credentials() {
     {
         assert!(check_index(index).is_err(), "{index}");
     }
+}
+
+/// Asks in real boxes, as calls do.
+struct Boxes(Engine);
+
+impl Asker for Boxes {
+    async fn ask(&self, question: Question) -> Result<Vec<u8>, Refusal> {
+        let Code { python, folder, packages, site, stamp: _ } = question.code;
+        let shown = [(python, "python"), (folder, "set"), (packages, "packages"), (site, "site")].into_iter();
+        let mounts =
+            shown.filter_map(|(host, name)| Some(format!("{}:/tools/{name}:ro", host?.display()).into()));
+        let request =
+            RunRequest { command: question.command, mounts: mounts.collect(), ..RunRequest::default() };
+        let result = self.0.run(Policy::default().admit(request).unwrap()).await;
+        match result.status {
+            Status::Succeeded => Ok(result.stdout),
+            _ => Err(Refusal::new(ErrorCode::ExecutionError, String::from_utf8_lossy(&result.stderr))),
+        }
+    }
+}
+
+#[tokio::test]
+async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
+    let place = Place::new("real");
+    place.wheel("first", "");
+    let tools = place.top.join("tools");
+    fs::create_dir_all(tools.join("set/bin")).unwrap();
+    fs::rename(place.top.join("wheels"), tools.join("wheels")).unwrap();
+    let script = "#!/bin/sh\n[ \"$1\" = --schema ] || exit 3\necho a warning >&2\ncat \"$(dirname \"$0\")/said.json\"\n";
+    for (name, text) in [("good", script), ("bad", "#!/bin/sh\necho no config >&2\nexit 4\n")] {
+        fs::write(tools.join("set/bin").join(name), text).unwrap();
+        fs::set_permissions(tools.join("set/bin").join(name), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    fs::write(tools.join("set/bin/said.json"), r#"{"tools": {"x": {"description": "It works."}}}"#).unwrap();
+    let entries = "tools:\n  of_wheel: {module: first, function: f, description: d}\n  good: {tool_dir: set, executable: bin/good}\n  \
+                   bad: {tool_dir: set, executable: bin/bad}\n";
+    fs::write(tools.join("manifest.yaml"), entries).unwrap();
+    let settings = Settings {
+        manifest: tools.join("manifest.yaml"),
+        python_dir: tools.join("python"),
+        folder: tools,
+        site: None,
+        python: "/usr/bin/python3".into(),
+        installer: Some(place.installer()),
+        base: Base::new("n", "").unwrap(),
+        every: Duration::from_millis(50),
+    };
+    let (mut catalog, mut reports) = watch(settings, Arc::new(Boxes(place.engine.clone())));
+    let waited = catalog.wait_for(|now| now.len() == 2);
+    let now = tokio::time::timeout(LONGEST, waited).await.unwrap().unwrap().clone();
+    assert_eq!(now["good"].card.description.as_deref(), Some("It works."));
+    let layer = now["of_wheel"].code.packages.clone().unwrap();
+    assert!(layer.join("first/__init__.py").is_file() && now["good"].code.packages == Some(layer));
+    let failed = async {
+        loop {
+            if let Report::Failed(problem) = reports.recv().await.unwrap() {
+                return problem.to_string();
+            }
+        }
+    };
+    let failed = tokio::time::timeout(LONGEST, failed).await.unwrap();
+    assert!(failed.contains("tool `bad`") && failed.contains("no config"), "{failed}");
+    drop(catalog);
+    place.close().await;
+}
+
+/// There is no index here: what is said of one that cannot be reached is what can be seen.
+#[tokio::test]
+async fn an_index_that_the_door_does_not_lead_to_is_told() {
+    let place = Place::new("index");
+    let index = Some("http://127.0.0.1:9/simple".to_owned());
+    let installer =
+        Installer::open(place.engine.clone(), place.folder(), "/usr/bin/python3".into(), index).unwrap();
+    let requirement = Requirement::new("asyncpg", None).unwrap();
+    let problem = installer.layer(Some(&requirement), &Wheels::default(), |_| ()).await.unwrap_err();
+    assert!(problem.message.contains("`asyncpg` cannot be installed"), "{problem}");
+    place.close().await;
 }
