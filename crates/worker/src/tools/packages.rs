@@ -50,6 +50,16 @@ const MAKING: &str = ".making-";
 const WHEELS: &str = "/workspace/wheels";
 const LAYER: &str = "layer";
 
+/// Where packages come from; the public index if nothing is said. Told to pip in its sandbox, and to nobody else, so that it
+/// may hold no credentials.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Index {
+    /// `PIP_INDEX_URL`.
+    pub url: Option<String>,
+    /// `PIP_TRUSTED_HOST`: a host whose word is taken without TLS.
+    pub trusted_host: Option<String>,
+}
+
 /// Installs.
 #[derive(Clone, Debug)]
 pub struct Installer(Arc<Inner>);
@@ -59,7 +69,7 @@ struct Inner {
     engine: Engine,
     folder: PathBuf,
     python: PathBuf,
-    index: Option<String>,
+    index: Index,
     /// What the interpreter says of itself: packages are for one version.
     version: OnceCell<String>,
     /// One at a time: the second often needs what the first made. What failed last fails again for a while.
@@ -67,17 +77,15 @@ struct Inner {
 }
 
 impl Installer {
-    /// One that keeps what it makes in this folder. `index` is where packages come from instead of the public index
-    /// (`PIP_INDEX_URL`); it is told to the installer in its sandbox, so that it may hold no credentials.
+    /// One that keeps what it makes in this folder, which is `worker/packages` of the engine's state folder: nothing else of
+    /// that is ever shown to a tool.
     pub fn open(
         engine: Engine,
         folder: PathBuf,
         python: PathBuf,
-        index: Option<String>,
+        index: Index,
     ) -> Result<Installer, Problem> {
-        if let Some(index) = &index {
-            check_index(index)?;
-        }
+        index.check()?;
         let failed = |error: io::Error| {
             Problem::new(format!("the folder for packages cannot be made: {error}"), "choose another --state")
         };
@@ -129,7 +137,7 @@ impl Installer {
         add("1");
         add(version);
         add(&requirement.map(ToString::to_string).unwrap_or_default());
-        add(self.0.index.as_deref().filter(|_| requirement.is_some()).unwrap_or_default());
+        add(self.0.index.url.as_deref().filter(|_| requirement.is_some()).unwrap_or_default());
         for (name, content) in &wheels.files {
             add(name);
             add(content);
@@ -172,7 +180,9 @@ impl Installer {
             wall_time: Some(Time(LONGEST)),
             ..Maximum::default()
         };
-        let env = self.0.index.iter().map(|index| ("PIP_INDEX_URL".into(), index.into())).collect();
+        let Index { url, trusted_host } = &self.0.index;
+        let said = [("PIP_INDEX_URL", url), ("PIP_TRUSTED_HOST", trusted_host)].into_iter();
+        let env = said.filter_map(|(name, value)| Some((name.into(), value.as_ref()?.into()))).collect();
         let run = RunRequest {
             profile: Some("standard".to_owned()),
             network: Some(network),
@@ -236,21 +246,34 @@ impl fmt::Display for Wanted<'_> {
     }
 }
 
-/// It must be a plain address of a public index.
-fn check_index(index: &str) -> Result<(), Problem> {
-    let rest = index.strip_prefix("https://").or_else(|| index.strip_prefix("http://"));
-    let is_plain = |rest: &str| {
+impl Index {
+    /// A plain address, by TLS unless the host is trusted without.
+    fn check(&self) -> Result<(), Problem> {
+        let hint = "write https://HOST/simple, or put wheels beside the manifest";
+        let is_host = |host: &str| {
+            let is_sign = |letter: char| letter.is_ascii_alphanumeric() || ".-:[]".contains(letter);
+            !host.is_empty() && host.chars().all(is_sign)
+        };
+        if self.trusted_host.as_deref().is_some_and(|host| !is_host(host)) {
+            return Err(Problem::new("PIP_TRUSTED_HOST is no host", "write HOST or HOST:PORT"));
+        }
+        let Some(url) = &self.url else { return Ok(()) };
+        let (rest, is_safe) = match (url.strip_prefix("https://"), url.strip_prefix("http://")) {
+            (Some(rest), _) => (rest, true),
+            (None, Some(rest)) => (rest, false),
+            (None, None) => return Err(Problem::new("PIP_INDEX_URL is no address of an index", hint)),
+        };
         let host = rest.split('/').next().unwrap_or_default();
-        !host.is_empty()
-            && !host.contains('@')
-            && !rest.contains(|letter: char| letter.is_control() || letter == ' ')
-    };
-    match rest.is_some_and(is_plain) {
-        true => Ok(()),
-        false => {
-            let message =
-                "PIP_INDEX_URL is no address of an index, or has credentials, which no sandbox is given";
-            Err(Problem::new(message, "write https://HOST/simple, or put wheels beside the manifest"))
+        if !is_host(host) || rest.contains(|letter: char| letter.is_control() || " @\"'".contains(letter)) {
+            let message = "PIP_INDEX_URL is no plain address: credentials are given to no sandbox";
+            return Err(Problem::new(message, hint));
+        }
+        match is_safe || self.trusted_host.as_deref() == Some(host) {
+            true => Ok(()),
+            false => {
+                let message = "PIP_INDEX_URL is without TLS: anybody on the way could say what is installed";
+                Err(Problem::new(message, "use https, or set PIP_TRUSTED_HOST to its host, too"))
+            }
         }
     }
 }

@@ -8,7 +8,13 @@ use crate::{
         topic::Base,
     },
 };
-use std::{os::unix::fs::MetadataExt, process::Command, time::SystemTime};
+use doors::egress;
+use std::{
+    io::{Read, Write},
+    os::unix::fs::MetadataExt,
+    process::Command,
+    time::SystemTime,
+};
 
 /// A state folder, an engine, and wheels of a test's own.
 struct Place {
@@ -29,7 +35,11 @@ impl Place {
     }
 
     fn installer(&self) -> Installer {
-        Installer::open(self.engine.clone(), self.folder(), "/usr/bin/python3".into(), None).unwrap()
+        self.installer_from(Index::default())
+    }
+
+    fn installer_from(&self, index: Index) -> Installer {
+        Installer::open(self.engine.clone(), self.folder(), "/usr/bin/python3".into(), index).unwrap()
     }
 
     /// A wheel with a module that says what it is, and perhaps something that it needs.
@@ -164,13 +174,24 @@ fn pip_is_told_to_take_wheels_only_and_wheels_alone_need_no_network() {
 }
 
 #[test]
-fn an_index_has_no_credentials() {
-    assert!(check_index("https://pypi.example/simple").is_ok());
-    for index in
-        ["https://user:secret@pypi.example/simple", "file:///etc", "pypi.example", "https://", "https://a b"]
-    {
-        assert!(check_index(index).is_err(), "{index}");
+fn an_index_has_no_credentials_and_tls_unless_its_host_is_trusted() {
+    let check = |url: &str, host: Option<&str>| {
+        Index { url: Some(url.to_owned()), trusted_host: host.map(str::to_owned) }.check()
+    };
+    assert!(check("https://pypi.example/simple", None).is_ok());
+    assert!(check("http://pypi.example:8080/simple", Some("pypi.example:8080")).is_ok());
+    assert!(check("http://pypi.example/simple", None).unwrap_err().message.contains("TLS"));
+    for url in [
+        "https://user:secret@pypi.example/simple",
+        "file:///etc",
+        "pypi.example",
+        "https://",
+        "https://a b",
+        "https://a/'",
+    ] {
+        assert!(check(url, None).is_err(), "{url}");
     }
+    assert!(check("https://pypi.example/simple", Some("--pre x")).is_err());
 }
 
 /// Asks in real boxes, as calls do.
@@ -237,15 +258,60 @@ async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
     place.close().await;
 }
 
-/// There is no index here: what is said of one that cannot be reached is what can be seen.
+/// An index at this host, as the door sees the internet: every address leads to it.
+fn publish(wheel: Vec<u8>) -> egress::Settings {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let Ok(mut connection) = connection else { return };
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                match connection.read(&mut byte) {
+                    Ok(1) => head.extend(byte),
+                    _ => break,
+                }
+            }
+            let head = String::from_utf8_lossy(&head);
+            let link: &[u8] = b"<!DOCTYPE html><html><body><a href=\"/first-1.0-py3-none-any.whl\">first-1.0-py3-none-any.whl</a></body></html>";
+            let (kind, body) = match head.contains("/simple/first/") {
+                true => ("text/html", link),
+                false => ("application/zip", &wheel[..]),
+            };
+            let begin = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                body.len()
+            );
+            _ = connection.write_all(begin.as_bytes()).and_then(|()| connection.write_all(body));
+        }
+    });
+    let internet = egress::Internet::dangerously_instead(
+        |name| if name == "index.test" { vec![[93, 184, 216, 34].into()] } else { Vec::new() },
+        move |_| server,
+    );
+    egress::Settings { internet, ..egress::Settings::default() }
+}
+
 #[tokio::test]
-async fn an_index_that_the_door_does_not_lead_to_is_told() {
-    let place = Place::new("index");
-    let index = Some("http://127.0.0.1:9/simple".to_owned());
-    let installer =
-        Installer::open(place.engine.clone(), place.folder(), "/usr/bin/python3".into(), index).unwrap();
-    let requirement = Requirement::new("asyncpg", None).unwrap();
-    let problem = installer.layer(Some(&requirement), &Wheels::default(), |_| ()).await.unwrap_err();
-    assert!(problem.message.contains("`asyncpg` cannot be installed"), "{problem}");
+async fn packages_come_from_the_index_through_the_egress_door() {
+    let mut place = Place::new("index");
+    place.wheel("first", "");
+    let wheel = fs::read(place.top.join("wheels/first-1.0-py3-none-any.whl")).unwrap();
+    let mut settings = engine::Settings::new(place.top.join("state"));
+    settings.doors.egress = publish(wheel);
+    place.engine = Engine::open(settings).unwrap();
+    let index = |host: &str| Index {
+        url: Some(format!("http://{host}/simple")),
+        trusted_host: Some(host.to_owned()),
+    };
+    let wanted = Requirement::new("first", Some(">=1")).unwrap();
+    let none = Wheels::default();
+    let layer =
+        place.installer_from(index("index.test")).layer(Some(&wanted), &none, |_| ()).await.unwrap().unwrap();
+    assert!(layer.join("first/__init__.py").is_file());
+    let elsewhere =
+        place.installer_from(index("127.0.0.1:9")).layer(Some(&wanted), &none, |_| ()).await.unwrap_err();
+    assert!(elsewhere.message.contains("`first>=1` cannot be installed"), "{elsewhere}");
     place.close().await;
 }
