@@ -71,8 +71,13 @@ pub struct Settings {
 pub enum Report {
     /// Something is wrong; what it is about is served all the same, or was never to be.
     Problem(Problem),
-    /// A tool cannot be served: the mesh is told, too.
-    Failed(Problem),
+    /// An entry cannot be served, or not as its code is now: the mesh is told, too.
+    Failed {
+        /// Its name, as topics have it.
+        tool: String,
+        /// What is wrong.
+        problem: Problem,
+    },
     /// Nothing is wrong.
     Note(String),
 }
@@ -276,7 +281,8 @@ impl<A: Asker> Watcher<A> {
         for (name, slot) in &self.slots {
             let told = |problem: &Problem| problem.clone().of(name).at(slot.line);
             current.extend(slot.notes.iter().map(|problem| Report::Problem(told(problem))));
-            current.extend(slot.failure.iter().map(|problem| Report::Failed(told(problem))));
+            let failed = |problem: &Problem| Report::Failed { tool: name.clone(), problem: told(problem) };
+            current.extend(slot.failure.iter().map(failed));
             for tool in &slot.tools {
                 let other = catalog.entry(tool.name.clone()).or_insert_with(|| tool.clone());
                 if !Arc::ptr_eq(other, tool) {

@@ -58,6 +58,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Place {
     fn new(name: &str, prepare: impl FnOnce(&Path, &Fake)) -> Place {
+        Place::every(Duration::from_millis(20), name, prepare)
+    }
+
+    fn every(every: Duration, name: &str, prepare: impl FnOnce(&Path, &Fake)) -> Place {
         let top = std::env::temp_dir().join(format!("airlock-catalog-{name}-{}", std::process::id()));
         fs::create_dir_all(top.join("python")).unwrap();
         let top = fs::canonicalize(top).unwrap();
@@ -71,7 +75,7 @@ impl Place {
             python: "/usr/bin/python3".into(),
             installer: None,
             base: Base::new("n", "").unwrap(),
-            every: Duration::from_millis(10),
+            every,
         };
         let (catalog, reports) = watch(settings, fake.clone());
         Place { top, fake, catalog, reports }
@@ -93,7 +97,7 @@ impl Place {
         let find = async {
             loop {
                 let report = self.reports.recv().await.unwrap();
-                let (Report::Problem(problem) | Report::Failed(problem)) = &report else { continue };
+                let (Report::Problem(problem) | Report::Failed { problem, .. }) = &report else { continue };
                 if problem.to_string().contains(words) {
                     return report;
                 }
@@ -212,14 +216,14 @@ async fn a_manifest_that_comes_before_its_code_is_served_once_that_is_there() {
         fs::remove_dir(top.join("python")).unwrap();
         fake.says("--schema", Ok(json!({"tools": {"x": {"description": "1"}}})));
     });
-    assert!(matches!(place.told("its module `m` is nowhere").await, Report::Failed(_)));
+    assert!(matches!(place.told("its module `m` is nowhere").await, Report::Failed { .. }));
     put(&place.top, "set/run", "");
     place.has(&["p"]).await;
     put(&place.top, "python/m.py", "");
     place.has(&["echo", "p"]).await;
     fs::remove_file(place.top.join("set/run")).unwrap();
     place.has(&["echo"]).await;
-    assert!(matches!(place.told("`run` is not there").await, Report::Failed(_)));
+    assert!(matches!(place.told("`run` is not there").await, Report::Failed { .. }));
 }
 
 #[tokio::test]
@@ -241,7 +245,7 @@ async fn what_does_not_say_what_it_is_is_told_once_and_a_function_is_served_all_
     told.sort();
     let [one, two, three, four] = told.map(|report| match report {
         Report::Problem(problem) => format!("- {problem}"),
-        Report::Failed(problem) => format!("! {problem}"),
+        Report::Failed { problem, .. } => format!("! {problem}"),
         Report::Note(text) => text,
     });
     assert!(one.contains("- tool `f`") && one.contains("its name alone"), "{one}");
@@ -260,7 +264,7 @@ async fn packages_without_an_installer_leave_the_entry_out() {
         manifest(top, &format!("{ECHO}  t: {{module: m, function: f, package: asyncpg}}\n"));
         put(top, "python/m.py", "");
     });
-    assert!(matches!(place.told("packages are not installed").await, Report::Failed(_)));
+    assert!(matches!(place.told("packages are not installed").await, Report::Failed { .. }));
     place.has(&["echo"]).await;
 }
 
@@ -294,4 +298,32 @@ async fn a_card_for_a_configuration_is_asked_for_once_and_the_secret_is_in_no_ar
     assert!(refusal.code == ErrorCode::InitError && refusal.message.contains("bad dsn"));
     place.fake.says("/p --schema", Err("usage: p ARGS"));
     assert_eq!(cards.describe(&catalog["p"], &other).await.unwrap(), catalog["p"].card);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_failed_is_tried_again_after_a_growing_pause_and_schemas_are_refreshed() {
+    let mut place = Place::every(EVERY, "again", |top, fake| {
+        manifest(top, "  bad: {executable: bad}\n  p: {executable: p, schema_refresh_seconds: 600}\n");
+        put(top, "p", "");
+        put(top, "bad", "");
+        fake.says("/p --schema", Ok(json!({"tools": {"x": {"description": "before"}}})));
+        fake.says("/bad --schema", Err("not yet"));
+    });
+    let began = Instant::now();
+    place.has(&["p"]).await;
+    place.fake.says("/p --schema", Ok(json!({"tools": {"x": {"description": "after"}}})));
+    let refreshed = |now: &Catalog| now["p"].card.description.as_deref() == Some("after");
+    let waited = place.catalog.wait_for(|now| refreshed(now));
+    tokio::time::timeout(Duration::from_secs(700), waited).await.unwrap().unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(600));
+    // 0, 5, 15, 35, 75, 155, 315, and 615 if that is sooner.
+    assert!((7..=8).contains(&place.fake.count("/bad --schema")), "{}", place.fake.count("/bad --schema"));
+    // A schema that is asked for in vain leaves what was known.
+    place.fake.says("/p --schema", Err("busy"));
+    let told = tokio::time::timeout(Duration::from_secs(700), place.reports.recv());
+    let told = told.await.unwrap().unwrap();
+    assert!(matches!(&told, Report::Failed { tool, .. } if tool == "bad"), "{told:?}");
+    let told = tokio::time::timeout(Duration::from_secs(700), place.reports.recv()).await.unwrap().unwrap();
+    assert!(matches!(&told, Report::Failed { tool, .. } if tool == "p"), "{told:?}");
+    assert!(refreshed(&place.catalog.borrow()));
 }

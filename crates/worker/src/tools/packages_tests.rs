@@ -247,7 +247,7 @@ async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
     assert!(layer.join("first/__init__.py").is_file() && now["good"].code.packages == Some(layer));
     let failed = async {
         loop {
-            if let Report::Failed(problem) = reports.recv().await.unwrap() {
+            if let Report::Failed { problem, .. } = reports.recv().await.unwrap() {
                 return problem.to_string();
             }
         }
