@@ -10,7 +10,3 @@ pub const PACKAGES: &str = "/tools/packages";
 pub const RUNNER: &str = "/tools/airlock/runner.py";
 /// The work folder, with `input/`, `output/`, `status.pipe`, `ipc.sock`, `runner_args.json`, `result.json`.
 pub const WORK: &str = "/workspace";
-/// Packages that whoever runs the worker keeps.
-pub const SITE: &str = "/tools/site";
-/// What an operator set for a tool, while the tool is asked what it is.
-pub const CONFIG: &str = "/workspace/config.json";

@@ -35,6 +35,8 @@ use tokio::{
 
 /// How often is looked.
 pub const EVERY: Duration = Duration::from_secs(1);
+/// Where looking takes long, it is rested for so many times as long: large folders shall not keep a CPU busy.
+const REST: u32 = 20;
 /// Entries that are prepared at once: each is a box.
 const MOST_PREPARED: usize = 2;
 /// Until what failed is tried again: at first, and at most.
@@ -161,7 +163,11 @@ impl<A: Asker> Watcher<A> {
         let mut sweeps = tokio::time::interval_at(Instant::now() + SWEPT, SWEPT);
         loop {
             tokio::select! {
-                _ = looks.tick() => self.look().await,
+                _ = looks.tick() => {
+                    let began = Instant::now();
+                    self.look().await;
+                    looks.reset_after(self.settings.every.max(began.elapsed() * REST));
+                }
                 Some(job) = self.jobs.join_next() => match job {
                     Ok(job) => self.prepared(job),
                     Err(_) => self.lost(),
