@@ -317,6 +317,8 @@ impl RunOrder {
             open_files: self.open_files,
             disk: of(&self.disk, "disk")?,
             output: of(&self.output, "output")?,
+            // The others are for profiles.
+            ..Maximum::default()
         })
     }
 

@@ -243,6 +243,8 @@ pub struct ProgramPlan {
     pub fellows: Fellows,
     /// How many CPUs it is told of, if there is a limit.
     pub cpus: Option<u32>,
+    /// How far it stands back when CPUs are short.
+    pub nice: Option<u32>,
     /// Whether its standard streams are a terminal, which becomes its controlling one.
     pub terminal: bool,
 }
@@ -345,7 +347,19 @@ wire_struct!(Owner { uid, gid });
 wire_struct!(Protected { path, kind });
 wire_enum!(ProtectedKind { Guard = 0, ReadOnly = 1, Scratch = 2 });
 wire_struct!(Ids { uid, gid, outer_uid, outer_gid, drop_groups });
-wire_struct!(ProgramPlan { steps, ids, errand, last, directory, rlimits, writable, fellows, cpus, terminal });
+wire_struct!(ProgramPlan {
+    steps,
+    ids,
+    errand,
+    last,
+    directory,
+    rlimits,
+    writable,
+    fellows,
+    cpus,
+    nice,
+    terminal
+});
 wire_enum!(Fellows { None = 0, Signalled = 1, Reached = 2 });
 wire_struct!(Errand { argv, env, candidates });
 wire_struct!(StockPlan { depth, ids, outer_count, first_turn });
@@ -465,10 +479,19 @@ pub(crate) mod tests {
             text(),
             vec(limit, 0..4),
             texts(),
-            (fellows, option::of(any::<u32>()), any::<bool>()),
+            (fellows, option::of(any::<u32>()), option::of(any::<u32>()), any::<bool>()),
         )
             .prop_map(
-                |(steps, ids, errand, last, directory, rlimits, writable, (fellows, cpus, terminal))| {
+                |(
+                    steps,
+                    ids,
+                    errand,
+                    last,
+                    directory,
+                    rlimits,
+                    writable,
+                    (fellows, cpus, nice, terminal),
+                )| {
                     ProgramPlan {
                         steps,
                         ids,
@@ -479,6 +502,7 @@ pub(crate) mod tests {
                         writable,
                         fellows,
                         cpus,
+                        nice,
                         terminal,
                     }
                 },

@@ -133,7 +133,10 @@ pub(crate) fn give_up_power(launch: &mut Launch<'_>) -> Result<(), (Step, io::Er
         launch.step(Step::PathRules, |it| rules::restrict(it.landlock, &plan.writable, plan.fellows))?;
     }
     // That of open files only after the last is opened: the launcher's own are open here, and count.
-    launch.step(Step::ResourceLimits, |_| limit_resources(plan, |it| it != libc::RLIMIT_NOFILE))?;
+    launch.step(Step::ResourceLimits, |_| {
+        stand_back(plan.nice)?;
+        limit_resources(plan, |it| it != libc::RLIMIT_NOFILE)
+    })?;
     if let Some(count) = plan.cpus {
         launch.step(Step::Affinity, |_| affinity::narrow(count))?;
     }
@@ -197,6 +200,15 @@ fn become_user(launch: &Launch<'_>) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     thread::set_thread_res_gid(gid, gid, gid)?;
     Ok(thread::set_thread_res_uid(uid, uid, uid)?)
+}
+
+/// Never forward: whoever was started further back stays there.
+fn stand_back(nice: Option<u32>) -> io::Result<()> {
+    let Some(nice) = nice.and_then(|nice| i32::try_from(nice).ok()) else { return Ok(()) };
+    match rustix::process::getpriority_process(None)? {
+        already if already >= nice => Ok(()),
+        _ => Ok(rustix::process::setpriority_process(None, nice)?),
+    }
 }
 
 fn limit_resources(plan: &ProgramPlan, which: impl Fn(u32) -> bool) -> io::Result<()> {

@@ -175,6 +175,7 @@ mod tests {
             writable: Vec::new(),
             fellows: Fellows::Reached,
             cpus: None,
+            nice: None,
             terminal: false,
         }
     }

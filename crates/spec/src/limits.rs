@@ -4,7 +4,7 @@ use crate::quantity::{Cpus, Size, Time};
 use std::fmt;
 
 /// The limits of one run. `None` where a profile sets none.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Memory of the whole tree, kernel memory and tmpfs included.
     pub memory: Size,
@@ -24,6 +24,35 @@ pub struct Limits {
     pub disk: Size,
     /// Bytes kept of each output stream.
     pub output: Size,
+    /// The stack of a process; what the caller has unless said. Like all that follow it is only ever lowered: where the host
+    /// gives less, that counts.
+    pub stack: Option<Size>,
+    /// Memory that a process may keep from being swapped out; [`Limits::LOCKED_MEMORY`] unless said.
+    pub locked_memory: Option<Size>,
+    /// Bytes in message queues; [`Limits::MESSAGE_QUEUES`] unless said.
+    pub message_queues: Option<Size>,
+    /// How far it stands back when CPUs are short, from 0 to 19.
+    pub nice: Option<u32>,
+}
+
+/// What is not set is not named: digests of what a run may do stay what they were before there were more limits.
+impl fmt::Debug for Limits {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("Limits");
+        out.field("memory", &self.memory).field("cpu_time", &self.cpu_time).field("cpus", &self.cpus);
+        out.field("wall_time", &self.wall_time).field("pids", &self.pids).field("file_size", &self.file_size);
+        out.field("open_files", &self.open_files).field("disk", &self.disk).field("output", &self.output);
+        let sizes = [
+            ("stack", self.stack),
+            ("locked_memory", self.locked_memory),
+            ("message_queues", self.message_queues),
+        ];
+        for (name, size) in sizes {
+            size.iter().for_each(|size| _ = out.field(name, size));
+        }
+        self.nice.iter().for_each(|nice| _ = out.field("nice", nice));
+        out.finish()
+    }
 }
 
 /// Limits given by name, for one run or as the operator's maximum: only what is said counts.
@@ -39,9 +68,23 @@ pub struct Maximum {
     pub open_files: Option<u32>,
     pub disk: Option<Size>,
     pub output: Option<Size>,
+    pub stack: Option<Size>,
+    pub locked_memory: Option<Size>,
+    pub message_queues: Option<Size>,
+    /// At least this, as a maximum: those who stand back less take more.
+    pub nice: Option<u32>,
 }
 
 impl Limits {
+    /// Counted also for whoever made the box: with more, one box could leave its starter none.
+    pub const LOCKED_MEMORY: Size = Size(64 << 10);
+    /// The same is so of these.
+    pub const MESSAGE_QUEUES: Size = Size(819_200);
+    /// Programs do not begin with less.
+    pub const SMALLEST_STACK: Size = Size(128 << 10);
+    /// The kernel knows no more.
+    pub const NICEST: u32 = 19;
+
     /// These limits with what `said` says instead.
     pub fn with(self, said: &Maximum) -> Limits {
         Limits {
@@ -54,6 +97,10 @@ impl Limits {
             open_files: said.open_files.unwrap_or(self.open_files),
             disk: said.disk.unwrap_or(self.disk),
             output: said.output.unwrap_or(self.output),
+            stack: said.stack.or(self.stack),
+            locked_memory: said.locked_memory.or(self.locked_memory),
+            message_queues: said.message_queues.or(self.message_queues),
+            nice: said.nice.or(self.nice),
         }
     }
 
@@ -65,6 +112,10 @@ impl Limits {
         fn capped<T: Ord + Copy>(value: Option<T>, most: Option<T>) -> Option<T> {
             value.map(|value| least(value, most)).or(most)
         }
+        /// What has a limit without a word is not given more by a maximum.
+        fn lowered(value: Option<Size>, most: Option<Size>, usual: Size) -> Option<Size> {
+            value.map(|value| least(value, most)).or(most.filter(|most| *most < usual))
+        }
         Limits {
             memory: least(self.memory, most.memory),
             cpu_time: capped(self.cpu_time, most.cpu_time),
@@ -75,6 +126,10 @@ impl Limits {
             open_files: least(self.open_files, most.open_files),
             disk: least(self.disk, most.disk),
             output: least(self.output, most.output),
+            stack: capped(self.stack, most.stack),
+            locked_memory: lowered(self.locked_memory, most.locked_memory, Limits::LOCKED_MEMORY),
+            message_queues: lowered(self.message_queues, most.message_queues, Limits::MESSAGE_QUEUES),
+            nice: self.nice.max(most.nice),
         }
     }
 }
@@ -99,6 +154,11 @@ impl Maximum {
             .or_else(|| over("open_files", asked.open_files, self.open_files))
             .or_else(|| over("disk", asked.disk, self.disk))
             .or_else(|| over("output", asked.output, self.output))
+            .or_else(|| over("stack", asked.stack, self.stack))
+            .or_else(|| over("locked_memory", asked.locked_memory, self.locked_memory))
+            .or_else(|| over("message_queues", asked.message_queues, self.message_queues))
+            // The less, the more.
+            .or_else(|| over("nice", self.nice, asked.nice).map(|(name, most, asked)| (name, asked, most)))
     }
 }
 
@@ -131,6 +191,34 @@ mod tests {
         let most = Maximum { cpu_time: "5s".parse().ok(), memory: "1T".parse().ok(), ..Maximum::default() };
         let limited = agent.clone().at_most(&most);
         assert_eq!(limited, Limits { cpu_time: "5s".parse().ok(), ..agent });
+    }
+
+    #[test]
+    fn what_is_not_set_is_not_named() {
+        let limits = Policy::default().profile("restrictive").unwrap().limits.clone();
+        let before = format!("{limits:?}");
+        assert!(before.ends_with("output: Size(2097152) }") && before.contains("pids: 32"), "{before}");
+        let more = Limits { stack: Some(Size(8)), nice: Some(15), ..limits };
+        assert!(format!("{more:?}").ends_with("output: Size(2097152), stack: Size(8), nice: 15 }"));
+    }
+
+    #[test]
+    fn a_maximum_raises_nothing_that_is_low_without_a_word() {
+        let limits = Policy::default().profile("restrictive").unwrap().limits.clone();
+        let most = |locked: &str, nice| Maximum {
+            locked_memory: locked.parse().ok(),
+            stack: "8M".parse().ok(),
+            nice,
+            ..Maximum::default()
+        };
+        let high = limits.clone().at_most(&most("1M", Some(5)));
+        assert_eq!((high.locked_memory, high.stack, high.nice), (None, "8M".parse().ok(), Some(5)));
+        assert_eq!(limits.clone().at_most(&most("1K", None)).locked_memory, "1K".parse().ok());
+        let nicer = Limits { nice: Some(10), ..limits };
+        assert_eq!(nicer.at_most(&most("1M", Some(5))).nice, Some(10));
+        let asked = Maximum { nice: Some(3), ..Maximum::default() };
+        let over = most("1M", Some(5)).exceeded_by(&asked);
+        assert_eq!(over, Some(("nice", "3".into(), "5".into())));
     }
 
     #[test]

@@ -449,7 +449,27 @@ impl Policy {
                 "give --pids and --open-files at least 1",
             ));
         }
-        Ok(profile.limits.clone().with(&request.limits).at_most(&self.maximum))
+        let limits = profile.limits.clone().with(&request.limits).at_most(&self.maximum);
+        check_few(&limits)?;
+        Ok(limits)
+    }
+}
+
+/// Refuses what the kernel would not take, or what no program begins with.
+fn check_few(limits: &Limits) -> Result<(), SpecError> {
+    if limits.stack.is_some_and(|stack| stack < Limits::SMALLEST_STACK) {
+        let smallest = Limits::SMALLEST_STACK;
+        return Err(invalid(
+            "the stack is too small for a program to begin",
+            format!("give it {smallest} at least"),
+        ));
+    }
+    match limits.nice {
+        Some(nice) if nice > Limits::NICEST => {
+            let nicest = Limits::NICEST;
+            Err(invalid(format!("nice cannot be {nice}"), format!("give a number from 0 to {nicest}")))
+        }
+        Some(_) | None => Ok(()),
     }
 }
 

@@ -386,6 +386,7 @@ fn program() -> ProgramPlan {
         rlimits: vec![ResourceLimit { resource: 7, soft: 128, hard: 128 }],
         writable: strings(&[c"/tmp", c"/workspace"]),
         fellows: Fellows::Reached,
+        nice: None,
         cpus: Some(2),
         terminal: true,
     }

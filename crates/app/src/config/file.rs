@@ -26,8 +26,21 @@ pub(super) enum Links {
 }
 
 /// The keys that set a limit, everywhere a limit can be set.
-pub(super) const LIMITS: [&str; 9] =
-    ["memory", "cpu_time", "cpus", "wall_time", "pids", "file_size", "open_files", "disk", "output"];
+pub(super) const LIMITS: [&str; 13] = [
+    "memory",
+    "cpu_time",
+    "cpus",
+    "wall_time",
+    "pids",
+    "file_size",
+    "open_files",
+    "disk",
+    "output",
+    "stack",
+    "locked_memory",
+    "message_queues",
+    "nice",
+];
 
 /// The text of a file, or none if there is no such file.
 pub(super) fn read(path: &Path, links: Links) -> Result<Option<String>, ConfigError> {
@@ -187,6 +200,10 @@ impl Section<'_> {
             "open_files" => limits.open_files = Some(self.count(key, value)?),
             "disk" => limits.disk = Some(self.quantity(key, value)?),
             "output" => limits.output = Some(self.quantity(key, value)?),
+            "stack" => limits.stack = Some(self.quantity(key, value)?),
+            "locked_memory" => limits.locked_memory = Some(self.quantity(key, value)?),
+            "message_queues" => limits.message_queues = Some(self.quantity(key, value)?),
+            "nice" => limits.nice = Some(self.count(key, value)?),
             other => return Err(self.unknown(other, &LIMITS)),
         }
         Ok(())

@@ -117,6 +117,7 @@ fn wider(profile: &Profile, than: &Profile) -> Option<&'static str> {
     let (limits, most) = (&profile.limits, &than.limits);
     unlimited(limits.cpu_time.is_none(), most.cpu_time.is_none(), "cpu_time")
         .or_else(|| unlimited(limits.cpus.is_none(), most.cpus.is_none(), "cpus"))
+        .or_else(|| unlimited(limits.stack.is_none(), most.stack.is_none(), "stack"))
         .or_else(|| everything(most).exceeded_by(&everything(limits)).map(|(name, _, _)| name))
 }
 
@@ -178,6 +179,10 @@ fn everything(limits: &Limits) -> Maximum {
         open_files: Some(limits.open_files),
         disk: Some(limits.disk),
         output: Some(limits.output),
+        stack: limits.stack,
+        locked_memory: Some(limits.locked_memory.unwrap_or(Limits::LOCKED_MEMORY)),
+        message_queues: Some(limits.message_queues.unwrap_or(Limits::MESSAGE_QUEUES)),
+        nice: Some(limits.nice.unwrap_or(0)),
     }
 }
 
@@ -226,6 +231,7 @@ mod tests {
             ("pids = 33", "`pids` in `/p/airlock.toml` would widen"),
             ("file_size = \"1G\"", "`file_size` in `/p/airlock.toml` would widen"),
             ("open_files = 129", "`open_files` in `/p/airlock.toml` would widen"),
+            (r#"locked_memory = "65K""#, "`locked_memory` in `/p/airlock.toml` would widen"),
             ("disk = \"1G\"", "`disk` in `/p/airlock.toml` would widen"),
             ("output = \"1G\"", "`output` in `/p/airlock.toml` would widen"),
             ("network = \"doors\"", "`network` in `/p/airlock.toml` would widen: `doors` allows more"),

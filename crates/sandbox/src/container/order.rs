@@ -214,7 +214,17 @@ impl Order<'_> {
         // Not a limit of ours: engines ask for more by themselves than a host without privileges can give.
         let processes = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum;
         let processes = exact("nproc", processes.map_or(MOST_PROCESSES, |most| most.min(MOST_PROCESSES)));
-        json!([files, exact("fsize", size), processes])
+        let mut all = vec![files, exact("fsize", size), processes];
+        // Programs lower these for themselves; engines give less by themselves than may be asked for.
+        let further = [
+            ("memlock", limits.locked_memory, rustix::process::Resource::Memlock),
+            ("msgqueue", limits.message_queues, rustix::process::Resource::Msgqueue),
+        ];
+        for (name, limit, resource) in further {
+            let most = rustix::process::getrlimit(resource).maximum.unwrap_or(i64::MAX as u64);
+            all.extend(limit.map(|limit| exact(name, limit.0.min(most))));
+        }
+        json!(all)
     }
 
     fn tmpfs(&self) -> Value {

@@ -140,8 +140,8 @@ fn affinity(plan: &ProgramPlan) -> Option<Line> {
 
 pub(crate) fn of_program(plan: &ProgramPlan) -> Vec<Line> {
     let ids = plan.ids;
-    let limits: Vec<_> =
-        plan.rlimits.iter().map(|limit| format!("{}={}", rlimit_name(limit.resource), limit.soft)).collect();
+    let limits = plan.rlimits.iter().map(|limit| format!("{}={}", rlimit_name(limit.resource), limit.soft));
+    let limits: Vec<_> = limits.chain(plan.nice.map(|nice| format!("stands back by {nice}"))).collect();
     let join = |texts: &[std::ffi::CString]| -> String {
         let shown: Vec<_> = texts.iter().map(|text| text.to_string_lossy().into_owned()).collect();
         shown.join(" ")
@@ -195,6 +195,7 @@ fn rlimit_name(resource: u32) -> &'static str {
         0 => "cpu",
         1 => "fsize",
         2 => "data",
+        3 => "stack",
         4 => "core",
         6 => "nproc",
         7 => "nofile",

@@ -304,6 +304,7 @@ pub(crate) fn of_program(
         writable: topmost(&writable).into_iter().map(c_string).collect::<Result<_, _>>()?,
         fellows: fellows(spec),
         cpus: cpus(&spec.limits),
+        nice: spec.limits.nice,
         terminal: program.is_some_and(|program| program.terminal),
     })
 }
@@ -345,6 +346,7 @@ fn candidates(name: &OsStr, path: Option<&OsString>) -> Result<Vec<CString>, San
 const CPU: u32 = 0;
 const FILE_SIZE: u32 = 1;
 const DATA: u32 = 2;
+const STACK: u32 = 3;
 const CORE: u32 = 4;
 pub(crate) const PROCESSES: u32 = 6;
 const OPEN_FILES: u32 = 7;
@@ -354,10 +356,10 @@ const MESSAGE_QUEUES: u32 = 12;
 const NICE: u32 = 13;
 const REAL_TIME: u32 = 14;
 
-/// What a box must not have of its caller. The kernel counts the first three also for whoever made the box's user
-/// namespace: with the usual limits one box could leave its starter none. The others are a right that some callers have.
-const NOT_INHERITED: [(u32, u64); 5] =
-    [(LOCKED_MEMORY, 64 << 10), (PENDING_SIGNALS, 512), (MESSAGE_QUEUES, 819_200), (NICE, 0), (REAL_TIME, 0)];
+/// What a box must not have of its caller. The kernel counts some of them also for whoever made the box's user
+/// namespace: with the usual limits one box could leave its starter none, see [`Limits::LOCKED_MEMORY`]. The others are a
+/// right that some callers have.
+const NOT_INHERITED: [(u32, u64); 3] = [(PENDING_SIGNALS, 512), (NICE, 0), (REAL_TIME, 0)];
 
 fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec<ResourceLimit> {
     let exact = |resource, value| ResourceLimit { resource, soft: value, hard: value };
@@ -367,7 +369,10 @@ fn rlimits(limits: &Limits, enforcers: &BTreeMap<&'static str, Enforcer>) -> Vec
         exact(FILE_SIZE, limits.file_size.0),
         exact(OPEN_FILES, limits.open_files.into()),
         exact(PROCESSES, processes(limits, enforcers)),
+        exact(LOCKED_MEMORY, limits.locked_memory.unwrap_or(Limits::LOCKED_MEMORY).0),
+        exact(MESSAGE_QUEUES, limits.message_queues.unwrap_or(Limits::MESSAGE_QUEUES).0),
     ];
+    all.extend(limits.stack.map(|stack| exact(STACK, stack.0)));
     all.extend(NOT_INHERITED.map(|(resource, value)| exact(resource, value)));
     if let Some(time) = limits.cpu_time {
         let seconds = time.0.as_secs() + u64::from(time.0.subsec_nanos() > 0);

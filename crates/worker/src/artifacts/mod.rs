@@ -1,11 +1,37 @@
 //! Files that tools and agents share, in the layouts that agents of the mesh read and write. Names are strangers' words: none
 //! becomes a path unchecked.
+//!
+//! ```text
+//!            ┌── memory   bounded, shared with nobody
+//! Shelf ─────┼── folder   BASE/APP/USER/SESSION/NAME/VERSION and VERSION.meta, by handles
+//!  (scope)   └── bucket   APP/USER/SESSION/NAME/VERSION, in S3 or GCS
+//! ```
+//! `names.rs` has the layouts, and what of them is refused.
+
+pub(crate) mod beneath;
+mod bucket;
+mod folder;
+mod memory;
+pub(crate) mod names;
+mod remote;
+
+pub use remote::{Credentials, Kind, Remote};
+pub(crate) use remote::{Store, cause};
+
+use bucket::Bucket;
+use folder::Folder;
+use memory::Memory;
+use names::Names;
+use std::{path::PathBuf, sync::Arc};
+
+/// What the memory shelf holds at most, unless told otherwise.
+pub const MEMORY_BYTES: u64 = 256 << 20;
 
 /// Whose files. None of it is a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Scope {
-    /// The namespace, or the agent's name, as `ARTIFACT_SCOPE` says.
+    /// The agent's name. A shelf that is shared by a namespace puts that in its place.
     pub app: String,
     pub user: String,
     pub session: String,
@@ -25,33 +51,188 @@ pub struct Version {
 #[error("{0}")]
 pub struct ShelfError(pub String);
 
-/// Where they are.
+/// Where files are, and who shares them.
 #[derive(Clone, Debug)]
-pub enum Shelf {
-    /// In the memory of this process: shared with nobody.
-    Memory,
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Settings {
+    pub place: Place,
+    pub sharing: Sharing,
+}
+
+/// Where files are.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// In the memory of this process, at most so many bytes: shared with nobody.
+    Memory { most: u64 },
+    /// In a folder of this machine.
+    Folder(PathBuf),
+    /// In a bucket.
+    Bucket(Remote),
+}
+
+/// Who shares files: `ARTIFACT_SCOPE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// All agents of a namespace: this stands where the agent's name would.
+    Namespace(String),
+    /// Each agent has its own.
+    App,
+}
+
+impl Sharing {
+    /// By the words of `ARTIFACT_SCOPE` and `ARTIFACT_SCOPE_VALUE`. Without a value, a namespace is the worker's own.
+    pub fn named(scope: &str, value: Option<&str>, namespace: &str) -> Result<Sharing, ShelfError> {
+        match (scope, value.filter(|value| !value.is_empty())) {
+            ("namespace", value) => Ok(Sharing::Namespace(value.unwrap_or(namespace).to_owned())),
+            ("custom", Some(value)) => Ok(Sharing::Namespace(value.to_owned())),
+            ("custom", None) => Err(ShelfError("the artifact scope `custom` needs a value".to_owned())),
+            ("app", None) => Ok(Sharing::App),
+            ("app", Some(_)) => Err(ShelfError("the artifact scope `app` takes no value".to_owned())),
+            (other, _) => {
+                let other = names::shown(other);
+                Err(ShelfError(format!("the artifact scope {other} is none of `namespace`, `app`, `custom`")))
+            }
+        }
+    }
+}
+
+/// Where they are, opened. Its copies are the same shelf.
+#[derive(Clone, Debug)]
+pub struct Shelf {
+    kept: Kept,
+    sharing: Arc<Sharing>,
+}
+
+#[derive(Clone, Debug)]
+enum Kept {
+    Memory(Arc<Memory>),
+    Folder(Arc<Folder>),
+    Bucket(Arc<Bucket>),
 }
 
 impl Shelf {
+    /// Opens it. A folder is made if absent, and what dead writers left in it is swept; a bucket is not asked for anything yet.
+    pub fn open(settings: Settings) -> Result<Shelf, ShelfError> {
+        let kept = match settings.place {
+            Place::Memory { most } => Kept::Memory(Arc::new(Memory::new(most))),
+            Place::Folder(base) => {
+                let opened = Folder::open(&base).map_err(|error| {
+                    ShelfError(format!(
+                        "the folder of artifacts `{}` cannot be used: {error}",
+                        base.display()
+                    ))
+                })?;
+                Kept::Folder(Arc::new(opened))
+            }
+            Place::Bucket(remote) => Kept::Bucket(Arc::new(Bucket::new(Store::open(&remote)?))),
+        };
+        let shelf = Shelf { kept, sharing: Arc::new(settings.sharing) };
+        shelf.check_sharing()?;
+        Ok(shelf)
+    }
+
+    /// One in memory, of the usual size, that each agent has to itself.
+    pub fn memory() -> Shelf {
+        let memory = Memory::new(MEMORY_BYTES);
+        Shelf { kept: Kept::Memory(Arc::new(memory)), sharing: Arc::new(Sharing::App) }
+    }
+
     /// A version, or the latest, of at most so many bytes.
     pub async fn load(
         &self,
-        _scope: &Scope,
-        _filename: &str,
-        _version: Option<i64>,
-        _most: u64,
+        scope: &Scope,
+        filename: &str,
+        version: Option<i64>,
+        most: u64,
     ) -> Result<Version, ShelfError> {
-        Err(ShelfError("not yet".to_owned()))
+        if let Some(version) = version.filter(|version| *version < 0) {
+            let name = names::shown(filename);
+            return Err(ShelfError(format!("{name} has no version {version}: they count from 0")));
+        }
+        let names = self.names(scope, filename);
+        let loaded = match &self.kept {
+            Kept::Memory(memory) => memory.load(&names.s3()?, version, most),
+            Kept::Folder(folder) => {
+                let (folder, place) = (folder.clone(), names.folder()?);
+                blocking(move || folder.load(&place, version, most)).await
+            }
+            Kept::Bucket(bucket) => bucket.load(&names, version, most).await,
+        };
+        loaded.map_err(|Failed(why)| ShelfError(format!("{} cannot be read: {why}", names::shown(filename))))
     }
 
     /// Keeps it as the next version, and tells which that is: no two writers get the same.
     pub async fn save(
         &self,
-        _scope: &Scope,
-        _filename: &str,
-        _mime_type: &str,
-        _bytes: bytes::Bytes,
+        scope: &Scope,
+        filename: &str,
+        mime_type: &str,
+        bytes: bytes::Bytes,
     ) -> Result<i64, ShelfError> {
-        Err(ShelfError("not yet".to_owned()))
+        let mime_type = names::mime_type(mime_type)?.to_owned();
+        let names = self.names(scope, filename);
+        let saved = match &self.kept {
+            Kept::Memory(memory) => memory.save(names.s3()?, mime_type, bytes),
+            Kept::Folder(folder) => {
+                let (folder, place) = (folder.clone(), names.folder()?);
+                blocking(move || folder.save(&place, &mime_type, &bytes)).await
+            }
+            Kept::Bucket(bucket) => bucket.save(&names, &mime_type, bytes).await,
+        };
+        saved.map_err(|Failed(why)| ShelfError(format!("{} cannot be kept: {why}", names::shown(filename))))
+    }
+
+    fn names<'a>(&'a self, scope: &'a Scope, filename: &'a str) -> Names<'a> {
+        Names { sharing: &self.sharing, scope, filename }
+    }
+
+    /// What every name begins with must be usable: said at the start, not at the first call.
+    fn check_sharing(&self) -> Result<(), ShelfError> {
+        let scope = Scope { app: "app".to_owned(), user: "user".to_owned(), session: "session".to_owned() };
+        let names = self.names(&scope, "name");
+        match &self.kept {
+            Kept::Memory(_) => names.s3().map(drop),
+            Kept::Folder(_) => names.folder().map(drop),
+            Kept::Bucket(bucket) => bucket.key(&names).map(drop),
+        }
     }
 }
+
+/// What went wrong, before it is said with whom.
+#[derive(Debug)]
+struct Failed(String);
+
+impl From<std::io::Error> for Failed {
+    fn from(error: std::io::Error) -> Failed {
+        Failed(error.to_string())
+    }
+}
+
+impl From<ShelfError> for Failed {
+    fn from(error: ShelfError) -> Failed {
+        Failed(error.0)
+    }
+}
+
+fn missing(version: Option<i64>) -> Failed {
+    match version {
+        Some(version) => Failed(format!("there is no version {version} of it")),
+        None => Failed("there is no such file".to_owned()),
+    }
+}
+
+fn too_large(size: u64, most: u64) -> Failed {
+    Failed(format!("it has {size} bytes, and at most {most} are taken"))
+}
+
+/// Files are read and written beside the loop.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failed> + Send + 'static,
+) -> Result<T, Failed> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(Failed("the store stopped in the middle".to_owned())))
+}
+
+#[cfg(test)]
+#[path = "shelf_tests.rs"]
+mod tests;

@@ -7,20 +7,44 @@
 //!                      └─ cancelled ─▶ Cancelled
 //! ```
 //! Whatever happens, there is an outcome, and the box is gone soon after it.
+//!
+//! What a Python tool is called by is our runner, one file that every box has in its work folder:
+//! - `runner.py ARGS_FILE` reads the file, calls the tool, writes `result.json` and ends with 0, whatever the tool did;
+//! - `runner.py --park MODULE ATTRIBUTE` imports first, writes a line `ready` to standard output, and then takes one line from
+//!   standard input, which is the name of the file; if it cannot import, it ends with another status than 0.
+//!
+//! `result.json` is `{"result": …}` or `{"error": "…"}`, which begins with `Import error: `, `Not found: `, `Call error: ` or
+//! `Execution error: `; `artifacts` beside a result says what is known of files in `output/`.
+//!
+//! A program that is no Python is started with `runner_args.json` as its only argument, and writes the same `result.json`.
 
+mod arguments;
+mod handle;
+mod output;
 pub mod places;
 pub mod profile;
+mod result;
+pub(crate) mod room;
+mod run;
+mod stage;
+mod status;
+
+pub(crate) use run::READY;
+pub(crate) use status::Statuses;
 
 use crate::{
     artifacts::Shelf,
     ipc::Models,
-    tools::Tool,
+    tools::{Code, Tool},
+    warm::Warm,
     wire::{answer::CreatedArtifact, code::Refusal, request::Invoke},
 };
 use engine::Engine;
 use profile::Profile;
+use room::Rooms;
 use serde_json::{Map, Value};
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use spec::LimitName;
+use std::{collections::BTreeSet, ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 use tokio::sync::{mpsc, watch};
 
 /// What is to be done.
@@ -44,6 +68,23 @@ pub enum Outcome {
     Cancelled,
 }
 
+/// The outcome, and what only the log is told.
+#[derive(Debug)]
+pub struct Done {
+    /// What came of it.
+    pub outcome: Outcome,
+    /// What the tool wrote: the beginning and the end.
+    pub stdout: Vec<u8>,
+    /// See `stdout`.
+    pub stderr: Vec<u8>,
+    /// Limits that it ran into, as far as they are known by now: all of them if it failed.
+    pub limits_hit: BTreeSet<LimitName>,
+    /// What else there is to say: files that were left out, why a box could not be made.
+    pub notes: Vec<String>,
+    /// Whether an interpreter was ready for it.
+    pub was_warm: bool,
+}
+
 /// What all calls have in common.
 #[derive(Debug)]
 pub struct Settings {
@@ -62,39 +103,73 @@ pub struct Settings {
 pub struct Caller(Arc<Inner>);
 
 #[derive(Debug)]
-#[expect(dead_code, reason = "comes with the calls")]
 struct Inner {
-    engine: Engine,
+    rooms: Arc<Rooms>,
     shelf: Shelf,
     models: Option<Models>,
     settings: Settings,
+    warm: Arc<Warm>,
 }
 
 impl Caller {
     /// One that uses these.
     pub fn new(engine: Engine, shelf: Shelf, models: Option<Models>, settings: Settings) -> Caller {
-        Caller(Arc::new(Inner { engine, shelf, models, settings }))
+        let rooms = Rooms::new(engine);
+        let warm = Warm::new(rooms.clone(), settings.python.clone(), settings.parked, settings.parked_bytes);
+        Caller(Arc::new(Inner { rooms, shelf, models, settings, warm }))
+    }
+
+    /// Makes a first box, so that whatever is wrong is said at the start, and has the interpreter compile the runner in it.
+    /// Tells what holds tools in, for the log. Calls do not need it.
+    pub async fn prepare(&self) -> Result<Vec<String>, Refusal> {
+        run::prepare(&self.0).await
     }
 
     /// Carries an order out. Statuses go out as they come; whoever does not listen misses them. Dropped, the box ends.
     pub async fn call(
         &self,
-        _order: Order,
-        _cancelled: watch::Receiver<bool>,
-        _statuses: mpsc::Sender<String>,
+        order: Order,
+        cancelled: watch::Receiver<bool>,
+        statuses: mpsc::Sender<String>,
     ) -> Outcome {
-        Outcome::Cancelled
+        self.carry_out(order, cancelled, statuses).await.outcome
+    }
+
+    /// The same, with what the log is told.
+    pub async fn carry_out(
+        &self,
+        order: Order,
+        cancelled: watch::Receiver<bool>,
+        statuses: mpsc::Sender<String>,
+    ) -> Done {
+        run::carry_out(&self.0, order, cancelled, statuses).await
     }
 
     /// Runs a program of a tool's code in a box without network and gives what it printed: how schemas are asked for
-    /// (`--schema`), in at most `time`.
-    pub async fn ask(
+    /// (`--schema`), in at most `time`. Paths in it are those inside; our runner is at [`places::RUNNER`].
+    pub async fn ask(&self, code: &Code, command: Vec<OsString>, time: Duration) -> Result<Vec<u8>, Refusal> {
+        self.ask_with(code, command, &[], time).await
+    }
+
+    /// The same, with files in its work folder: their names there, and their bytes.
+    pub async fn ask_with(
         &self,
-        _code: &crate::tools::Code,
-        _command: Vec<std::ffi::OsString>,
-        _time: Duration,
+        code: &Code,
+        command: Vec<OsString>,
+        files: &[(&str, &[u8])],
+        time: Duration,
     ) -> Result<Vec<u8>, Refusal> {
-        Ok(Vec::new())
+        run::ask(&self.0, code, command, files, time).await
+    }
+
+    /// A tool's code has changed: what was imported from it before is of no use any more.
+    pub fn forget(&self, code: &Code) {
+        self.0.warm.forget(code);
+    }
+
+    /// Interpreters that are ready now.
+    pub fn parked(&self) -> usize {
+        self.0.warm.parked()
     }
 
     /// The same, with files in its work folder: their names there, and their bytes.
@@ -109,5 +184,12 @@ impl Caller {
     }
 
     /// Ends what is parked and waits until every box is gone.
-    pub async fn close(&self) {}
+    pub async fn close(&self) {
+        self.0.warm.close();
+        self.0.rooms.close().await;
+    }
 }
+
+#[cfg(test)]
+#[path = "call_tests.rs"]
+mod tests;

@@ -27,6 +27,8 @@ pub use problem::Problem;
 pub use requirement::Requirement;
 pub use wheels::Wheels;
 
+pub mod sync;
+
 use crate::{call::profile::Profile, wire::answer::ToolCard};
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 

@@ -40,6 +40,10 @@ impl Connector for DevBroker {
         format!("tcp://{}", self.address)
     }
 
+    fn redelivers(&self) -> bool {
+        false
+    }
+
     async fn connect(&mut self) -> Result<Speaking, Trouble> {
         let incoming = self.line("").await?;
         let outgoing = self.line("-out").await?;

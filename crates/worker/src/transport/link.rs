@@ -1,7 +1,7 @@
 //! Keeps a connection alive. What was subscribed is subscribed again; what the broker has not confirmed is sent again, in order;
 //! what came by a connection that is gone cannot be settled any more: the broker will send it again.
 
-use super::{Connection, Connector, Event, Outgoing, Properties, Subscription, Trouble};
+use super::{Connection, Connector, Event, Notice, Outgoing, Properties, Subscription, Trouble};
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,6 +20,8 @@ use tokio::{
 const MOST_ARRIVED: usize = 16;
 /// Orders that wait for the connection.
 const MOST_ORDERS: usize = 1024;
+/// Notices that nobody has taken; more are dropped.
+const MOST_NOTICES: usize = 64;
 /// Messages that the broker has not confirmed; then no order is taken until it has.
 const MOST_UNCONFIRMED: usize = 1024;
 
@@ -92,6 +94,10 @@ pub struct Link {
     pub arrived: mpsc::Receiver<Arrived>,
     /// How it stands.
     pub state: watch::Receiver<LinkState>,
+    /// What whoever runs this should know.
+    pub notices: mpsc::Receiver<Notice>,
+    /// Whether what was not settled comes again, to us or to others. Where it does not, whoever took a message must answer it.
+    pub redelivers: bool,
     /// What can be done with it.
     pub reach: Reach,
     /// Ends when every [`Reach`] and [`Receipt`] is gone, or the patience is.
@@ -104,18 +110,23 @@ pub struct Reach {
     orders: mpsc::Sender<Order>,
 }
 
-/// The link is over, or the broker refuses.
+/// Why a message was not sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Gone(pub String);
+pub enum Gone {
+    /// The broker refuses this one; others may go.
+    #[error("{0}")]
+    Refused(String),
+    /// Nothing goes any more.
+    #[error("the link to the broker is over")]
+    Over,
+}
 
 impl Reach {
     /// Sends, and waits until the broker has it, through as many connections as that takes.
     pub async fn publish(&self, message: Outgoing) -> Result<(), Gone> {
         let (done, told) = oneshot::channel();
-        let over = || Gone("the link to the broker is over".to_owned());
-        self.orders.send(Order::Publish(message, done)).await.map_err(|_| over())?;
-        told.await.map_err(|_| over())?.map_err(Gone)
+        self.orders.send(Order::Publish(message, done)).await.map_err(|_| Gone::Over)?;
+        told.await.map_err(|_| Gone::Over)?.map_err(Gone::Refused)
     }
 
     /// Listens to this, too.
@@ -140,6 +151,8 @@ impl Link {
         let (orders, taken) = mpsc::channel(MOST_ORDERS);
         let (arrives, arrived) = mpsc::channel(MOST_ARRIVED);
         let (states, state) = watch::channel(LinkState::Connecting { why: String::new() });
+        let (notes, notices) = mpsc::channel(MOST_NOTICES);
+        let redelivers = connector.redelivers();
         let keeper = Keeper {
             subscriptions,
             patience,
@@ -148,12 +161,14 @@ impl Link {
             taken,
             arrives,
             states,
+            notes,
             waiting: None,
             unconfirmed: BTreeMap::new(),
             last: 0,
             connections: 0,
         };
-        Link { arrived, state, reach: Reach { orders }, task: tokio::spawn(keeper.run(connector)) }
+        let (reach, task) = (Reach { orders }, tokio::spawn(keeper.run(connector)));
+        Link { arrived, state, notices, redelivers, reach, task }
     }
 }
 
@@ -164,6 +179,7 @@ struct Keeper {
     taken: mpsc::Receiver<Order>,
     arrives: mpsc::Sender<Arrived>,
     states: watch::Sender<LinkState>,
+    notes: mpsc::Sender<Notice>,
     /// One for which there is no room yet.
     waiting: Option<Arrived>,
     /// By number, so that they are sent again in their order.
@@ -267,6 +283,8 @@ impl Keeper {
             }
             Heard::Event(Event::Confirmed(number)) => self.conclude(number, Ok(())),
             Heard::Event(Event::Refused(number, why)) => self.conclude(number, Err(why)),
+            // Whoever does not read them does not want to know.
+            Heard::Event(Event::Notice(notice)) => _ = self.notes.try_send(notice),
             Heard::Room => _ = self.waiting.take().map(|arrived| self.hand_over(arrived)),
         }
     }

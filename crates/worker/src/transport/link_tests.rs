@@ -40,6 +40,10 @@ impl Connector for Script {
         "script".to_owned()
     }
 
+    fn redelivers(&self) -> bool {
+        true
+    }
+
     async fn connect(&mut self) -> Result<Scripted, Trouble> {
         self.tries.lock().unwrap().push(Instant::now());
         self.answers.recv().await.unwrap_or_else(|| Err(trouble("no more script", true)))
@@ -203,7 +207,7 @@ async fn what_was_subscribed_and_not_confirmed_is_said_again_to_the_next_connect
     second.says(Event::Refused(3, "no room".to_owned()));
     let mut told = [x.await.unwrap(), y.await.unwrap(), z.await.unwrap()];
     told.sort_by_key(Result::is_err);
-    assert_eq!(told, [Ok(()), Ok(()), Err(Gone("no room".to_owned()))]);
+    assert_eq!(told, [Ok(()), Ok(()), Err(Gone::Refused("no room".to_owned()))]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -248,7 +252,7 @@ async fn tries_are_counted_and_paused_and_begin_anew_after_a_good_connection() {
     let pauses: Vec<_> = tries.windows(2).map(|two| (two[1] - two[0]).as_secs()).collect();
     assert_eq!(pauses, [3; 5]);
     let over = world.link.reach.publish(outgoing("x")).await;
-    assert_eq!(over, Err(Gone("the link to the broker is over".to_owned())));
+    assert_eq!(over, Err(Gone::Over));
     world.link.task.await.unwrap();
 }
 
@@ -261,7 +265,7 @@ async fn without_hope_it_is_not_tried_again() {
     let waits = tokio::spawn(async move { waits.publish(outgoing("x")).await });
     world.until(LinkState::Lost { why: "script: no".to_owned() }).await;
     assert_eq!(world.tries.lock().unwrap().len(), 2);
-    assert_eq!(waits.await.unwrap(), Err(Gone("the link to the broker is over".to_owned())));
+    assert_eq!(waits.await.unwrap(), Err(Gone::Over));
 }
 
 #[tokio::test(start_paused = true)]

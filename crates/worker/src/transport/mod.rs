@@ -6,12 +6,18 @@
 //!        ◀─arrived──      ◀──            ◀──
 //! ```
 
+pub mod amqp;
+mod choose;
 pub mod dev;
 pub mod lines;
 mod link;
 pub mod mqtt;
+mod stream;
+mod tls;
 
+pub use choose::Broker;
 pub use link::{Arrived, Gone, Link, LinkState, Patience, Reach, Receipt};
+pub use tls::{Certificate, Tls, Trust};
 
 use bytes::Bytes;
 use std::{collections::BTreeMap, fmt};
@@ -55,6 +61,32 @@ pub enum Event {
     Confirmed(u64),
     /// The broker refuses what was sent under this number; sending it again would not help.
     Refused(u64, String),
+    /// Something that whoever runs this should know.
+    Notice(Notice),
+}
+
+impl Event {
+    /// What it takes in memory, about.
+    fn size(&self) -> usize {
+        match self {
+            Event::Message { topic, payload, properties, .. } => {
+                let beside: usize = properties.iter().map(|(key, value)| key.len() + value.len()).sum();
+                topic.len() + payload.len() + beside
+            }
+            Event::Confirmed(_) => 0,
+            Event::Refused(_, why) => why.len(),
+            Event::Notice(Notice::PassedOver(what) | Notice::Weaker(what)) => what.len(),
+        }
+    }
+}
+
+/// What nobody asked for and somebody should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A message came that cannot be answered, because it is too large or cannot be understood. It does not come again.
+    PassedOver(String),
+    /// The broker gives less than it was asked for.
+    Weaker(String),
 }
 
 /// Why there is no connection, or no more. Says nothing secret.
@@ -66,9 +98,34 @@ pub struct Trouble {
     pub is_final: bool,
 }
 
+/// Trouble that may pass.
+fn again(message: impl Into<String>) -> Trouble {
+    Trouble { message: message.into(), is_final: false }
+}
+
+/// Trouble that will not.
+fn never(message: impl Into<String>) -> Trouble {
+    Trouble { message: message.into(), is_final: true }
+}
+
 impl fmt::Display for Trouble {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.message)
+    }
+}
+
+/// Name and password.
+#[derive(Clone)]
+pub struct Credentials {
+    /// The name.
+    pub user: String,
+    /// The password.
+    pub password: Option<Bytes>,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Credentials({:?}, ..)", self.user)
     }
 }
 
@@ -79,6 +136,10 @@ pub trait Connector: Send + 'static {
 
     /// The broker's address, for messages: without credentials.
     fn address(&self) -> String;
+
+    /// Whether what was not settled comes again, to us or to others, when the connection is gone or we are. Where it does not,
+    /// whoever took a message must answer it.
+    fn redelivers(&self) -> bool;
 
     /// One try.
     fn connect(&mut self) -> impl Future<Output = Result<Self::Connection, Trouble>> + Send;

@@ -23,6 +23,8 @@ pub(crate) fn attempt(name: &str, arguments: &[&str]) -> Option<Attempt> {
             until_input_ends();
         }),
         ("open-files", [count]) => open_files(number(count)),
+        ("lock-memory", [kibibytes]) => lock_memory(number(kibibytes)),
+        ("standing", []) => standing(),
         ("take-cpu", [milliseconds, processes]) => take_cpu(number(milliseconds), number(processes)),
         ("end-on-term", []) => end_on_term(),
         ("ignore-term", [lock, _marker]) => ignore_term(lock),
@@ -151,6 +153,30 @@ fn take_pids(count: i64, meanwhile: impl FnOnce()) -> Attempt {
 fn open_files(count: i64) -> Attempt {
     let opened: io::Result<Vec<_>> = (0..count).map(|_| std::fs::File::open("/dev/null")).collect();
     opened.map(|_| String::new())
+}
+
+/// Keeps that much from being swapped out.
+fn lock_memory(kibibytes: i64) -> Attempt {
+    let memory = vec![1_u8; kibibytes as usize * 1024];
+    // SAFETY: the kernel changes nothing of what is there.
+    match unsafe { libc::mlock(memory.as_ptr().cast(), memory.len()) } {
+        0 => Ok(String::new()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// What the kernel says of the stack, of message queues, and how far this stands back.
+fn standing() -> Attempt {
+    let limit = |resource| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel writes one struct of ours.
+        unsafe { libc::getrlimit(resource, &mut limit) };
+        limit.rlim_max
+    };
+    let (stack, queues) = (limit(libc::RLIMIT_STACK), limit(libc::RLIMIT_MSGQUEUE));
+    // SAFETY: it only reads.
+    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    Ok(format!("{stack} {queues} {nice}"))
 }
 
 /// That much CPU time in each child.

@@ -15,6 +15,7 @@ pub(crate) fn proofs() -> Vec<Proof> {
         pids_are_limited_without_resource_limits_where_there_are_cgroups,
         a_file_that_grows_too_large_ends_the_program,
         open_files_are_limited,
+        stack_locked_memory_message_queues_and_priority_are_limited,
         many_sandboxes_at_once_leave_each_its_open_files,
         full_scratch_space_is_named,
         too_much_output_is_cut_and_said,
@@ -97,6 +98,24 @@ fn open_files_are_limited(world: &World) {
     assert_eq!(world.attempt(open("30")), Outcome::Refused(libc::EMFILE));
     assert_eq!(world.attempt(open("10")), allowed());
     assert_eq!(world.attempt_without(open("30"), &[Step::ResourceLimits]), allowed());
+}
+
+fn stack_locked_memory_message_queues_and_priority_are_limited(world: &World) {
+    let limits = Maximum {
+        stack: "4M".parse().ok(),
+        locked_memory: "16K".parse().ok(),
+        message_queues: "400K".parse().ok(),
+        nice: Some(15),
+        ..Maximum::default()
+    };
+    let probe = |arguments: &[&str]| limited(world.probe(arguments), limits.clone());
+    let got = format!("{} {} 15", 4 << 20, 400 << 10);
+    assert_eq!(world.attempt(probe(&["standing"])), Outcome::Allowed(got));
+    assert_eq!(world.attempt(probe(&["lock-memory", "48"])), Outcome::Refused(libc::ENOMEM));
+    assert_eq!(world.attempt(probe(&["lock-memory", "4"])), allowed());
+    // More than the host gives is no reason not to begin.
+    let most = Maximum { stack: "1T".parse().ok(), message_queues: "1T".parse().ok(), ..Maximum::default() };
+    assert!(matches!(world.attempt(limited(world.probe(&["standing"]), most)), Outcome::Allowed(_)));
 }
 
 /// Each has some handles in the launcher, more in sum than the usual limit of one program. A container has a first

@@ -332,6 +332,8 @@ impl Options {
             open_files: self.open_files,
             disk: self.disk,
             output: self.output,
+            // The others are for profiles.
+            ..Maximum::default()
         }
     }
 }

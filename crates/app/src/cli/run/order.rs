@@ -172,7 +172,7 @@ fn is_unsaid(value: &Value) -> bool {
 }
 
 fn limited(limits: Maximum) -> Map<String, Value> {
-    let Maximum { memory, cpu_time, cpus, wall_time, pids, file_size, open_files, disk, output } = limits;
+    let Maximum { memory, cpu_time, cpus, wall_time, pids, file_size, open_files, disk, output, .. } = limits;
     let text = |value: Option<String>| value.map_or(Value::Null, Value::String);
     let size = |value: Option<spec::Size>| text(value.map(|size| size.to_string()));
     let time = |value: Option<spec::Time>| text(value.map(|time| time.to_string()));

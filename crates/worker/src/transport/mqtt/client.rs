@@ -6,7 +6,7 @@ use super::{
     codec::{self, Disconnect, Extras, Packet, Read, Reader, Value, name},
     session::Session,
 };
-use crate::transport::{Connection, Event, Outgoing, Subscription, Trouble};
+use crate::transport::{Connection, Event, Outgoing, Subscription, Trouble, stream::Stream};
 use bytes::{Buf, BytesMut};
 use std::{
     future::poll_fn,
@@ -16,17 +16,13 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncReadExt, AsyncWrite, AsyncWriteExt},
     time::{Instant, sleep_until, timeout},
 };
 
 const READ_AT_ONCE: usize = 16 << 10;
 /// A farewell is a courtesy.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(2);
-
-/// TCP, with TLS around it or not.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 /// How long is waited for what.
 #[derive(Clone, Copy, Debug)]

@@ -96,7 +96,7 @@ fn subscribed(packet_id: u16, reason: u8) -> Packet {
 fn topic_of(event: &Event) -> &str {
     match event {
         Event::Message { topic, .. } => topic,
-        Event::Confirmed(_) | Event::Refused(..) => panic!("{event:?}"),
+        Event::Confirmed(_) | Event::Refused(..) | Event::Notice(_) => panic!("{event:?}"),
     }
 }
 
@@ -198,7 +198,7 @@ async fn no_more_is_under_way_than_the_broker_takes_and_all_of_it_is_told() {
             told.push(match client.next().await.unwrap() {
                 Event::Confirmed(number) => (number, String::new()),
                 Event::Refused(number, why) => (number, why),
-                Event::Message { .. } => panic!(),
+                Event::Message { .. } | Event::Notice(_) => panic!(),
             });
         }
         told
@@ -233,7 +233,7 @@ async fn what_comes_while_a_subscription_is_waited_for_is_kept_in_its_order() {
         assert_eq!(question.filters, [("a/#".to_owned(), 0x21)]);
         broker.says(&message("a/1", Some(1))).await;
         broker.says(&message("a/2", None)).await;
-        broker.says(&subscribed(question.packet_id, 0)).await;
+        broker.says(&subscribed(question.packet_id, 1)).await;
         broker.says(&message("a/3", Some(2))).await;
     };
     let to = subscription();

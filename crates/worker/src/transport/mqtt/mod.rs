@@ -11,24 +11,24 @@ mod client;
 mod codec;
 mod reason;
 mod session;
-mod tls;
 mod topic;
 
+pub use super::{Certificate, Credentials, Tls, Trust};
 pub use client::Client;
-pub use tls::{Certificate, Tls, Trust};
 
-use super::{Connector, Trouble};
-use bytes::{Bytes, BytesMut};
-use client::{Stream, Times};
+use super::{
+    Connector, Trouble, again, never,
+    stream::{self, Stream},
+};
+use bytes::BytesMut;
+use client::Times;
 use codec::{Connect, ConnectAnswer, Extras, Packet, Read, Reader, Value, Version, name};
 use session::{Agreed, Session};
-use std::{fmt, num::NonZeroU16, time::Duration};
+use std::{num::NonZeroU16, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
     time::timeout,
 };
-use tokio_rustls::TlsConnector;
 
 /// Before a broker has let us in it has little to say.
 const LARGEST_GREETING: usize = 64 << 10;
@@ -63,21 +63,6 @@ pub struct Settings {
     pub largest_packet: usize,
     /// For the connection to stand, for each answer, and for each piece that we write to be taken.
     pub answer_within: Duration,
-}
-
-/// Name and password.
-#[derive(Clone)]
-pub struct Credentials {
-    /// The name.
-    pub user: String,
-    /// The password.
-    pub password: Option<Bytes>,
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Credentials({}, ..)", self.user)
-    }
 }
 
 /// How the broker knows us.
@@ -158,7 +143,9 @@ impl Mqtt {
     }
 
     async fn greet(&self, version: Version) -> Result<Client, Failed> {
-        let mut stream = self.stream().await.map_err(Failed::Other)?;
+        let settings = &self.settings;
+        let opened = stream::open(&settings.host, settings.port, settings.tls.as_ref()).await;
+        let mut stream: Box<dyn Stream> = opened.map_err(Failed::Other)?;
         let largest = self.settings.largest_packet;
         let broke = |error: std::io::Error| Failed::Other(again(format!("the greeting broke: {error}")));
         let mut hello = BytesMut::new();
@@ -186,23 +173,17 @@ impl Mqtt {
             }
         };
         self.let_in(version, &answer)?;
-        let session = Session::new(self.agreed(version, &answer));
+        let agreed = self.agreed(version, &answer);
+        let has_pool = self.settings.pool.is_none() || agreed.pool.is_some();
+        let mut session = Session::new(agreed);
+        if !has_pool {
+            session.weaker(
+                "the broker has no shared subscriptions: each member of the pool gets every call".to_owned(),
+            );
+        }
         let reader = Reader::new(version, largest);
         let forgets = matches!(self.settings.client_id, ClientId::Unique(_));
         Ok(Client::new(stream, incoming, reader, session, self.times(&answer), forgets))
-    }
-
-    async fn stream(&self) -> Result<Box<dyn Stream>, Trouble> {
-        let address = (self.settings.host.as_str(), self.settings.port);
-        let unreachable = |error| again(format!("cannot connect: {error}"));
-        let stream = TcpStream::connect(address).await.map_err(unreachable)?;
-        stream.set_nodelay(true).map_err(unreachable)?;
-        let Some(tls) = self.settings.tls.clone() else { return Ok(Box::new(stream)) };
-        let name = tls.name(&self.settings.host).map_err(never)?;
-        let config = tokio::task::spawn_blocking(move || tls.config()).await;
-        let config = config.map_err(|_| again("reading certificates failed"))?.map_err(again)?;
-        let stream = TlsConnector::from(config).connect(name, stream).await;
-        Ok(Box::new(stream.map_err(|error| again(format!("cannot agree on TLS: {error}")))?))
     }
 
     fn hello(&self, version: Version) -> Connect {
@@ -272,12 +253,15 @@ impl Connector for Mqtt {
 
     fn address(&self) -> String {
         let scheme = if self.settings.tls.is_some() { "mqtts" } else { "mqtt" };
-        let (host, port) = (&self.settings.host, self.settings.port);
-        if host.contains(':') {
-            format!("{scheme}://[{host}]:{port}")
-        } else {
-            format!("{scheme}://{host}:{port}")
-        }
+        stream::address(scheme, &self.settings.host, self.settings.port)
+    }
+
+    /// Members of a pool that take turns are not counted on: some brokers send to them without a confirmation, and what one of
+    /// them had is not always given to another.
+    fn redelivers(&self) -> bool {
+        let settings = &self.settings;
+        let comes_back = matches!(settings.client_id, ClientId::Exactly(_));
+        comes_back && settings.pool.is_none() && !settings.session_expiry.is_zero()
     }
 
     async fn connect(&mut self) -> Result<Client, Trouble> {
@@ -307,14 +291,4 @@ fn ending() -> Result<String, String> {
         Ok(_) => Err("the system gives too little randomness".to_owned()),
         Err(error) => Err(format!("the system gives no randomness: {error}")),
     }
-}
-
-/// Trouble that may pass.
-fn again(message: impl Into<String>) -> Trouble {
-    Trouble { message: message.into(), is_final: false }
-}
-
-/// Trouble that will not.
-fn never(message: impl Into<String>) -> Trouble {
-    Trouble { message: message.into(), is_final: true }
 }

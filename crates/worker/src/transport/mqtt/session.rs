@@ -15,8 +15,8 @@ use super::{
     codec::{self, Extras, Packet, Publish, PublishAnswer, Subscribe, SubscribeAnswer, Value, Version, name},
     never, reason, topic,
 };
-use crate::transport::{Event, Outgoing, Properties, Subscription, Trouble};
-use bytes::{Bytes, BytesMut};
+use crate::transport::{Event, Notice, Outgoing, Properties, Subscription, Trouble};
+use bytes::BytesMut;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use tokio::time::Instant;
 
@@ -82,7 +82,7 @@ impl Session {
 
     pub(super) fn event(&mut self) -> Option<Event> {
         let event = self.events.pop_front()?;
-        self.held -= size(&event);
+        self.held -= event.size();
         Some(event)
     }
 
@@ -108,7 +108,7 @@ impl Session {
     }
 
     fn tell(&mut self, event: Event) {
-        self.held += size(&event);
+        self.held += event.size();
         self.events.push_back(event);
     }
 
@@ -203,6 +203,8 @@ impl Session {
         if let Some(id) = packet_id.filter(|id| !self.unsettled.contains(id)) {
             self.acknowledge(id);
         }
+        let what = "a message is larger than we take".to_owned();
+        self.tell(Event::Notice(Notice::PassedOver(what)));
     }
 
     pub(super) fn received(&mut self, packet: Packet) -> Result<(), Trouble> {
@@ -215,7 +217,10 @@ impl Session {
             Packet::SubscribeAnswer(answer) if answer.reasons.len() != 1 => {
                 Err(again("the broker answers another question about subscriptions than it was asked"))
             }
-            Packet::SubscribeAnswer(answer) => self.answered(&answer, "lets us not listen to"),
+            Packet::SubscribeAnswer(answer) => {
+                self.granted(&answer);
+                self.answered(&answer, "lets us not listen to")
+            }
             Packet::UnsubscribeAnswer(answer) => self.answered(&answer, "lets us not stop to listen to"),
             Packet::PingAnswer => Ok(()),
             Packet::Disconnect(end) => Err(again(format!(
@@ -264,6 +269,19 @@ impl Session {
         });
     }
 
+    /// Some brokers confirm nothing to members of a pool that take turns.
+    fn granted(&mut self, answer: &SubscribeAnswer) {
+        if let (Some((filter, _)), [0]) = (self.asked.get(&answer.packet_id), &answer.reasons[..]) {
+            let what =
+                format!("what comes by `{filter}` is sent once: when it is lost, it does not come again");
+            self.weaker(what);
+        }
+    }
+
+    pub(super) fn weaker(&mut self, what: String) {
+        self.tell(Event::Notice(Notice::Weaker(what)));
+    }
+
     fn answered(&mut self, answer: &SubscribeAnswer, verb: &str) -> Result<(), Trouble> {
         let Some((filter, _)) = self.asked.remove(&answer.packet_id) else { return Ok(()) };
         match answer.reasons.iter().find(|reason| **reason >= 0x80) {
@@ -285,15 +303,4 @@ fn user_properties(extras: Extras) -> Properties {
         }
     }
     properties
-}
-
-fn size(event: &Event) -> usize {
-    match event {
-        Event::Message { topic, payload, properties, .. } => {
-            let beside: usize = properties.iter().map(|(key, value)| key.len() + value.len()).sum();
-            topic.len() + Bytes::len(payload) + beside
-        }
-        Event::Confirmed(_) => 0,
-        Event::Refused(_, why) => why.len(),
-    }
 }

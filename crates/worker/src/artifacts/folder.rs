@@ -1,0 +1,214 @@
+//! Files in a folder, as agents of the mesh have them, by handles.
+//!
+//! ```text
+//! BASE/.airlock-drafts-UID/…                     in the making; each has a lock that dies with its writer
+//! BASE/APP/USER/SESSION/NAME/VERSION.meta        {"mime_type": "…"}, comes first: whoever makes it has the number
+//! BASE/APP/USER/SESSION/NAME/VERSION             the bytes: with them the version is there
+//! ```
+//! Both are whole and on the disk before they have these names, and neither ever replaces another. A writer that dies between
+//! the two leaves a number that nobody uses.
+
+use super::{
+    Failed, Version, beneath, missing,
+    names::{self, OURS, version_number},
+    too_large,
+};
+use rustix::{
+    fs::{AtFlags, FlockOperation, Mode},
+    io::Errno,
+};
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::OwnedFd,
+    path::Path,
+};
+
+/// Each lost race means that another writer won one.
+const TRIES: usize = 10_000;
+/// What one name may have beside each other, and one sweep looks at.
+const MOST_ENTRIES: usize = 200_000;
+/// What stands beside the bytes is a line.
+const LONGEST_META: u64 = 64 << 10;
+const META: &str = ".meta";
+
+#[derive(Debug)]
+pub(super) struct Folder {
+    base: OwnedFd,
+    drafts: OwnedFd,
+}
+
+impl Folder {
+    /// Opens it; makes it if absent. Drafts of writers that are gone are removed.
+    pub(super) fn open(base: &Path) -> io::Result<Folder> {
+        let base = beneath::base(base)?;
+        // Of a user's own: workers of several users may share the folder.
+        let name = format!("{OURS}drafts-{}", rustix::process::geteuid().as_raw());
+        let drafts = beneath::make_folder(&base, &name)?;
+        rustix::fs::fchmod(&drafts, Mode::RWXU)?;
+        sweep(&drafts)?;
+        Ok(Folder { base, drafts })
+    }
+
+    pub(super) fn load(
+        &self,
+        place: &[String; 4],
+        version: Option<i64>,
+        most: u64,
+    ) -> Result<Version, Failed> {
+        let folder = match beneath::open_folder(&self.base, place.join("/")) {
+            Err(absent) if absent.kind() == io::ErrorKind::NotFound => return Err(missing(version)),
+            folder => folder?,
+        };
+        let number = match version {
+            Some(version) => version,
+            None => Numbers::of(&folder)?.latest().ok_or_else(|| missing(None))?,
+        };
+        let open = |name: String| match beneath::read(&folder, name) {
+            Err(absent) if absent.kind() == io::ErrorKind::NotFound => Err(missing(Some(number))),
+            opened => Ok(File::from(opened?)),
+        };
+        let mime_type = mime_type(open(format!("{number}{META}"))?)?;
+        let bytes = whole(open(number.to_string())?, most)?;
+        Ok(Version { version: number, mime_type, bytes: bytes.into() })
+    }
+
+    pub(super) fn save(&self, place: &[String; 4], mime_type: &str, bytes: &[u8]) -> Result<i64, Failed> {
+        let mut folder = beneath::make_folder(&self.base, &place[0])?;
+        for name in &place[1..] {
+            folder = beneath::make_folder(&folder, name)?;
+        }
+        let data = self.draft(bytes)?;
+        // As Python's `json.dump` writes it; a MIME type has nothing that would be escaped but these two.
+        let quoted = mime_type.replace('\\', "\\\\").replace('"', "\\\"");
+        let meta = format!("{{\"mime_type\": \"{quoted}\"}}");
+        for _ in 0..TRIES {
+            let number = Numbers::of(&folder)?.next()?;
+            // A new one each time: an agent may have taken the number, and be writing into the one of before.
+            let beside = self.draft(meta.as_bytes())?;
+            match beneath::move_new(&self.drafts, &beside.name, &folder, &format!("{number}{META}")) {
+                Err(Errno::EXIST) => continue,
+                moved => moved.map_err(io::Error::from)?,
+            }
+            match beneath::move_new(&self.drafts, &data.name, &folder, &number.to_string()) {
+                Err(Errno::EXIST) => continue,
+                moved => moved.map_err(io::Error::from)?,
+            }
+            rustix::fs::fsync(&folder).map_err(io::Error::from)?;
+            return Ok(number);
+        }
+        Err(Failed("too many others keep files of this name".to_owned()))
+    }
+
+    /// A file that nobody sees yet, whole and on the disk.
+    fn draft(&self, bytes: &[u8]) -> io::Result<Draft<'_>> {
+        for _ in 0..TRIES {
+            let name = beneath::unique()?;
+            let file = File::from(beneath::create(&self.drafts, &name, beneath::FILE)?);
+            let mut draft = Draft { drafts: &self.drafts, name, file };
+            rustix::fs::flock(&draft.file, FlockOperation::LockExclusive)?;
+            // A sweep may have been faster than the lock.
+            if rustix::fs::fstat(&draft.file)?.st_nlink > 0 {
+                draft.file.write_all(bytes)?;
+                draft.file.sync_all()?;
+                return Ok(draft);
+            }
+        }
+        Err(io::Error::other("a sweep took every draft away"))
+    }
+}
+
+/// Gone with the value, unless it was moved away. Holds the lock.
+#[derive(Debug)]
+struct Draft<'a> {
+    drafts: &'a OwnedFd,
+    name: String,
+    file: File,
+}
+
+impl Drop for Draft<'_> {
+    fn drop(&mut self) {
+        // Best effort: what stays is the sweep's.
+        _ = beneath::remove(self.drafts, &self.name, AtFlags::empty());
+    }
+}
+
+/// Removes what has no lock, and with it no writer.
+fn sweep(drafts: &OwnedFd) -> io::Result<()> {
+    for name in beneath::names(drafts)?.take(MOST_ENTRIES) {
+        let name = name?;
+        let Ok(name) = name.to_str() else { continue };
+        let Ok(file) = beneath::read(drafts, name) else { continue };
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            // Its writer may have moved it away meanwhile: then there is nothing to remove, as names are never used twice.
+            beneath::remove(drafts, name, AtFlags::empty())?;
+        }
+    }
+    Ok(())
+}
+
+/// The numbers in the folder of a name.
+#[derive(Debug, Default)]
+struct Numbers {
+    bytes: BTreeSet<i64>,
+    metas: BTreeSet<i64>,
+}
+
+impl Numbers {
+    fn of(folder: &OwnedFd) -> Result<Numbers, Failed> {
+        let mut numbers = Numbers::default();
+        for (count, name) in beneath::names(folder)?.enumerate() {
+            if count >= MOST_ENTRIES {
+                return Err(Failed(format!("it has more than {} versions", MOST_ENTRIES / 2)));
+            }
+            let name = name?;
+            let Ok(name) = name.to_str() else { continue };
+            match name.strip_suffix(META) {
+                Some(number) => numbers.metas.extend(version_number(number)),
+                None => numbers.bytes.extend(version_number(name)),
+            }
+        }
+        Ok(numbers)
+    }
+
+    /// The latest that is whole: one without its other half is still being written, or never will be.
+    fn latest(&self) -> Option<i64> {
+        self.bytes.iter().rev().find(|number| self.metas.contains(number)).copied()
+    }
+
+    fn next(&self) -> Result<i64, Failed> {
+        let highest = self.bytes.last().max(self.metas.last());
+        let next = highest.map_or(Some(0), |highest| highest.checked_add(1));
+        next.ok_or_else(|| Failed("its versions have come to the highest number".to_owned()))
+    }
+}
+
+fn mime_type(file: File) -> Result<String, Failed> {
+    let damaged = || Failed("what stands beside it about its MIME type is damaged".to_owned());
+    let text = whole(file, LONGEST_META).map_err(|_| damaged())?;
+    let meta: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&text).map_err(|_| damaged())?;
+    Ok(names::mime_type_or_any(meta.get("mime_type").and_then(serde_json::Value::as_str)))
+}
+
+/// All of a regular file, if it is not larger than that, nor becomes so.
+fn whole(file: File, most: u64) -> Result<Vec<u8>, Failed> {
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Err(Failed("what is in its place is no file".to_owned()));
+    }
+    if found.len() > most {
+        return Err(too_large(found.len(), most));
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(found.len()).unwrap_or(0));
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 {
+        size if size > most => Err(too_large(size, most)),
+        _ => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+#[path = "folder_tests.rs"]
+mod tests;

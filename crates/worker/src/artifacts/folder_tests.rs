@@ -1,0 +1,219 @@
+use super::*;
+use crate::artifacts::{Place, Scope, Settings, Sharing, Shelf};
+use bytes::Bytes;
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::PathBuf,
+    process::Command,
+};
+
+/// Gone with the value.
+struct Base(PathBuf);
+
+impl Base {
+    fn new() -> Base {
+        Base(std::env::temp_dir().join(format!("airlock-shelf-{}", beneath::unique().unwrap())))
+    }
+
+    fn open(&self) -> Shelf {
+        let sharing = Sharing::Namespace("myorg/dev".to_owned());
+        Shelf::open(Settings { place: Place::Folder(self.0.clone()), sharing }).unwrap()
+    }
+
+    fn drafts(&self) -> PathBuf {
+        self.0.join(format!(".airlock-drafts-{}", rustix::process::geteuid().as_raw()))
+    }
+
+    fn count_drafts(&self) -> usize {
+        fs::read_dir(self.drafts()).unwrap().count()
+    }
+}
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        // A test that failed says so by itself.
+        _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn ana() -> Scope {
+    Scope { app: "agent".to_owned(), user: "ana".to_owned(), session: "s".to_owned() }
+}
+
+async fn save(shelf: &Shelf, name: &str, bytes: &'static [u8]) -> i64 {
+    shelf.save(&ana(), name, "text/plain", Bytes::from_static(bytes)).await.unwrap()
+}
+
+async fn why(shelf: &Shelf, name: &str, version: Option<i64>, most: u64) -> String {
+    shelf.load(&ana(), name, version, most).await.unwrap_err().0
+}
+
+#[tokio::test]
+async fn files_lie_where_agents_look_for_them() {
+    let base = Base::new();
+    let shelf = base.open();
+    assert_eq!(save(&shelf, "a.txt", b"one").await, 0);
+    assert_eq!(save(&shelf, "a.txt", b"two").await, 1);
+    assert_eq!(save(&shelf, "user:b.txt", b"three").await, 0);
+    let at = base.0.join("dev/ana/s/a.txt");
+    assert_eq!(fs::read(at.join("0")).unwrap(), b"one");
+    assert_eq!(fs::read(at.join("1")).unwrap(), b"two");
+    assert_eq!(fs::read_to_string(at.join("1.meta")).unwrap(), "{\"mime_type\": \"text/plain\"}");
+    assert_eq!(fs::read(base.0.join("dev/ana/user/b.txt/0")).unwrap(), b"three");
+    let latest = shelf.load(&ana(), "a.txt", None, 3).await.unwrap();
+    let expected =
+        Version { version: 1, mime_type: "text/plain".to_owned(), bytes: Bytes::from_static(b"two") };
+    assert_eq!(latest, expected);
+    assert_eq!(shelf.load(&ana(), "a.txt", Some(0), 3).await.unwrap().bytes, "one");
+    assert_eq!(base.count_drafts(), 0);
+    // Agents may run as somebody else; only the mask of this process says who may read.
+    let mode = fs::metadata(at.join("0")).unwrap().permissions().mode();
+    fs::write(base.0.join("plain"), "").unwrap();
+    assert_eq!(mode, fs::metadata(base.0.join("plain")).unwrap().permissions().mode());
+}
+
+#[tokio::test]
+async fn what_is_missing_too_large_or_half_is_said() {
+    let base = Base::new();
+    let shelf = base.open();
+    save(&shelf, "a.txt", b"four").await;
+    assert_eq!(why(&shelf, "b.txt", None, 9).await, "`b.txt` cannot be read: there is no such file");
+    assert_eq!(why(&shelf, "a.txt", Some(7), 9).await, "`a.txt` cannot be read: there is no version 7 of it");
+    assert!(why(&shelf, "a.txt", Some(-1), 9).await.contains("they count from 0"));
+    assert!(why(&shelf, "a.txt", None, 3).await.contains("4 bytes, and at most 3"));
+    let at = base.0.join("dev/ana/s/a.txt");
+    fs::write(at.join("1"), "no meta").unwrap();
+    fs::write(at.join("2.meta"), "{\"mime_type\": \"x/y\"}").unwrap();
+    assert_eq!(shelf.load(&ana(), "a.txt", None, 9).await.unwrap().version, 0, "the latest that is whole");
+    assert!(why(&shelf, "a.txt", Some(1), 9).await.contains("no version 1"));
+    assert_eq!(save(&shelf, "a.txt", b"next").await, 3, "halves have their numbers");
+    fs::write(at.join("3.meta"), "[1]").unwrap();
+    assert!(why(&shelf, "a.txt", None, 9).await.contains("damaged"));
+    fs::write(at.join("3.meta"), "{\"mime_type\": null}").unwrap();
+    let odd = shelf.load(&ana(), "a.txt", None, 9).await.unwrap();
+    assert_eq!(odd.mime_type, "application/octet-stream");
+    fs::write(at.join(i64::MAX.to_string()), "planted").unwrap();
+    let full = shelf.save(&ana(), "a.txt", "x/y", Bytes::new()).await.unwrap_err();
+    assert!(full.0.contains("highest number"), "{full}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_two_writers_get_the_same_version() {
+    let base = Base::new();
+    // Two shelves, as two workers would have them.
+    let shelves = [base.open(), base.open()];
+    let mut writers = Vec::new();
+    for count in 0..64_usize {
+        let shelf = shelves[count % 2].clone();
+        let bytes = Bytes::from(count.to_string());
+        writers.push(tokio::spawn(async move {
+            (shelf.save(&ana(), "a", "text/plain", bytes.clone()).await.unwrap(), bytes)
+        }));
+    }
+    let mut versions = BTreeSet::new();
+    for writer in writers {
+        let (version, bytes) = writer.await.unwrap();
+        assert!(versions.insert(version), "{version} twice");
+        assert_eq!(shelves[0].load(&ana(), "a", Some(version), 9).await.unwrap().bytes, bytes);
+    }
+    assert_eq!(versions.len(), 64);
+    assert_eq!(base.count_drafts(), 0);
+}
+
+#[tokio::test]
+async fn what_a_crash_leaves_is_swept_and_what_is_being_written_is_not() {
+    let base = Base::new();
+    drop(base.open());
+    fs::write(base.drafts().join("dead"), "of a writer that was killed").unwrap();
+    let folder = Folder::open(&base.0).unwrap();
+    assert_eq!(base.count_drafts(), 0);
+    let living = folder.draft(b"bytes").unwrap();
+    drop(base.open());
+    assert_eq!(base.count_drafts(), 1, "its writer lives");
+    drop(living);
+    assert_eq!(base.count_drafts(), 0);
+}
+
+#[tokio::test]
+async fn planted_links_pipes_and_folders_are_not_followed() {
+    let (base, outside) = (Base::new(), Base::new());
+    let shelf = base.open();
+    save(&shelf, "a", b"mine").await;
+    let at = base.0.join("dev/ana/s/a");
+    fs::create_dir_all(outside.0.join("s/a")).unwrap();
+    fs::write(outside.0.join("s/a/0"), "secret").unwrap();
+    fs::write(outside.0.join("s/a/0.meta"), "{}").unwrap();
+
+    // The file itself, with the positive control that the same link to nothing of ours is what fails.
+    symlink(outside.0.join("s/a/0"), at.join("1")).unwrap();
+    fs::write(at.join("1.meta"), "{}").unwrap();
+    assert_eq!(fs::read(at.join("1")).unwrap(), b"secret", "the link leads there");
+    assert!(why(&shelf, "a", None, 99).await.contains("symbolic link"));
+    assert_eq!(shelf.load(&ana(), "a", Some(0), 99).await.unwrap().bytes, "mine");
+    assert_eq!(save(&shelf, "a", b"next").await, 2, "beside the link, not through it");
+
+    // A folder on the way.
+    symlink(outside.0.join("s"), base.0.join("dev/ana/linked")).unwrap();
+    let linked = Scope { session: "linked".to_owned(), ..ana() };
+    assert!(shelf.load(&linked, "a", Some(0), 99).await.unwrap_err().0.contains("symbolic link"));
+    assert!(shelf.save(&linked, "b", "x/y", Bytes::new()).await.unwrap_err().0.contains("symbolic link"));
+    assert!(!outside.0.join("s/b").exists());
+
+    // What is no file.
+    let pipe = Command::new("mkfifo").arg(at.join("3")).status().unwrap();
+    assert!(pipe.success());
+    fs::write(at.join("3.meta"), "{}").unwrap();
+    assert!(why(&shelf, "a", None, 99).await.contains("no file"));
+    fs::create_dir(at.join("4")).unwrap();
+    fs::write(at.join("4.meta"), "{}").unwrap();
+    assert!(why(&shelf, "a", Some(4), 99).await.contains("no file"));
+}
+
+/// Writes as an agent would, with nothing but Python's own modules, and reads what we wrote.
+const AGENT: &str = r#"
+import json, os, sys, unicodedata
+base, app, user, session, name = sys.argv[1:6]
+name = unicodedata.normalize("NFKC", name)
+middle, last = ("user", name.split(":", 1)[1]) if name.startswith("user:") else (os.path.basename(session), name)
+at = os.path.join(base, os.path.basename(app), os.path.basename(user), middle, os.path.basename(last))
+os.makedirs(at, exist_ok=True)
+versions = [int(found) for found in os.listdir(at) if found.isdigit() and os.path.isfile(os.path.join(at, found))]
+for version in sorted(versions):
+    with open(os.path.join(at, str(version)), "rb") as data, open(os.path.join(at, f"{version}.meta")) as meta:
+        print(version, data.read().decode(), json.load(meta)["mime_type"])
+version = max(versions) + 1 if versions else 0
+with open(os.path.join(at, str(version)), "wb") as data:
+    data.write(b"of the agent")
+with open(os.path.join(at, f"{version}.meta"), "w") as meta:
+    json.dump({"mime_type": "text/x-agent"}, meta)
+"#;
+
+#[tokio::test]
+async fn agents_and_we_read_each_others_files() {
+    let base = Base::new();
+    let shelf = base.open();
+    for name in ["plain.txt", "ﬁle Ａ\u{202f}é.txt", "user:of ana.txt", "deep/er.txt", "a%20#?.txt", "…"]
+    {
+        let agent = || {
+            let python = Command::new("/usr/bin/python3")
+                .args(["-c", AGENT])
+                .arg(&base.0)
+                .args(["myorg/dev", "ana", "s", name])
+                .output()
+                .unwrap();
+            assert!(python.status.success(), "{}", String::from_utf8_lossy(&python.stderr));
+            String::from_utf8(python.stdout).unwrap()
+        };
+        assert_eq!(agent(), "", "{name}");
+        let theirs = shelf.load(&ana(), name, None, 99).await.unwrap();
+        let expected = ("of the agent".into(), "text/x-agent".to_owned(), 0);
+        assert_eq!((theirs.bytes, theirs.mime_type, theirs.version), expected, "{name}");
+        let mime = "text/\"quoted\\";
+        let ours = shelf.save(&ana(), name, mime, Bytes::from_static(b"ours")).await.unwrap();
+        assert_eq!(ours, 1, "{name}");
+        let read = agent();
+        assert_eq!(read, format!("0 of the agent text/x-agent\n1 ours {mime}\n"), "{name}");
+        assert_eq!(shelf.load(&ana(), name, None, 99).await.unwrap().version, 2, "{name}");
+    }
+}

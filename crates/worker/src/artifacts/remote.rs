@@ -1,0 +1,282 @@
+//! A bucket of S3 or GCS: how it is reached, and keys that arrive there exactly as they are written here.
+//!
+//! `object_store` sends keys to S3 encoded, and to GCS as they are: what is a `?` or a `%` in a key would be something else in
+//! the address. So keys of GCS are encoded here. Lists take and give plain keys at both.
+
+use super::{ShelfError, names};
+use object_store::{
+    ClientOptions, Error, GetOptions, GetResult, ObjectMeta, ObjectStore, PutOptions, PutPayload,
+    RetryConfig,
+    aws::{AmazonS3Builder, AmazonS3ConfigKey},
+    gcp::GoogleCloudStorageBuilder,
+    path::Path,
+};
+use std::{
+    fmt::{self, Write},
+    sync::Arc,
+    time::Duration,
+};
+
+/// A bucket and how it is reached.
+#[derive(Clone)]
+pub struct Remote {
+    /// Who has it.
+    pub kind: Kind,
+    /// What it is called.
+    pub bucket: String,
+    /// The region of S3.
+    pub region: String,
+    /// The address of the server, where it is not the provider's own.
+    pub endpoint: Option<String>,
+    /// What opens it.
+    pub credentials: Credentials,
+}
+
+/// Who has a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Amazon, or whoever speaks like it.
+    S3,
+    /// Google.
+    Gcs,
+}
+
+/// What opens a bucket.
+#[derive(Clone)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum Credentials {
+    /// Keys of S3.
+    Keys { key: String, secret: String, token: Option<String> },
+    /// A role of S3, for a token that the platform writes into a file.
+    WebIdentity { role: String, token_file: String },
+    /// A service account of GCS: its JSON.
+    ServiceAccount(String),
+    /// The path of a file with Google's application credentials.
+    File(String),
+    /// What the machine itself has, by its metadata service.
+    Machine,
+}
+
+/// Without what would open the bucket.
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Remote { kind, bucket, region, endpoint, credentials } = self;
+        f.debug_struct("Remote")
+            .field("kind", kind)
+            .field("bucket", bucket)
+            .field("region", region)
+            .field("endpoint", endpoint)
+            .field("credentials", credentials)
+            .finish()
+    }
+}
+
+/// Without the secrets.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Credentials::Keys { .. } => "Keys(..)",
+            Credentials::WebIdentity { .. } => "WebIdentity(..)",
+            Credentials::ServiceAccount(_) => "ServiceAccount(..)",
+            Credentials::File(_) => "File(..)",
+            Credentials::Machine => "Machine",
+        })
+    }
+}
+
+/// An opened bucket.
+#[derive(Clone)]
+pub(crate) struct Store {
+    pub(crate) kind: Kind,
+    inner: Arc<dyn ObjectStore>,
+}
+
+/// Without whatever the client thinks of its settings.
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Store({:?})", self.kind)
+    }
+}
+
+impl Store {
+    /// Checks what can be checked without asking the server.
+    pub(crate) fn open(remote: &Remote) -> Result<Store, ShelfError> {
+        let named = names::shown(&remote.bucket);
+        let bad = |why: &str| Err(ShelfError(format!("the bucket {named} cannot be used: {why}")));
+        if remote.bucket.is_empty() {
+            return bad("it has no name");
+        }
+        let endpoint = remote.endpoint.as_deref().unwrap_or("https://");
+        if endpoint.contains('@') {
+            return bad("its address has credentials in it, which belong into their own settings");
+        }
+        match (remote.kind, endpoint.split_once("://")) {
+            (_, Some(("https", _))) | (Kind::S3, Some(("http", _))) => {}
+            (Kind::Gcs, Some(("http", rest))) if is_loopback(rest) => {}
+            (Kind::Gcs, Some(("http", _))) => return bad("a token would go to its address in plain text"),
+            _ => return bad("its address begins with neither `https://` nor `http://`"),
+        }
+        let built = match remote.kind {
+            Kind::S3 => s3(remote),
+            Kind::Gcs => gcs(remote),
+        };
+        match built {
+            Ok(inner) => Ok(Store { kind: remote.kind, inner }),
+            // What the client says may quote what it was given.
+            Err(_) => {
+                bad("its settings do not fit together, or its credentials are not of the kind that it takes")
+            }
+        }
+    }
+
+    /// Any other store, in the manner of S3.
+    #[cfg(test)]
+    pub(crate) fn of(inner: Arc<dyn ObjectStore>) -> Store {
+        Store { kind: Kind::S3, inner }
+    }
+
+    pub(crate) async fn get(&self, key: &str, options: GetOptions) -> object_store::Result<GetResult> {
+        self.inner.get_opts(&self.at(key)?, options).await
+    }
+
+    pub(crate) async fn put(
+        &self,
+        key: &str,
+        payload: PutPayload,
+        how: PutOptions,
+    ) -> object_store::Result<()> {
+        self.inner.put_opts(&self.at(key)?, payload, how).await.map(drop)
+    }
+
+    /// Calls `each` with what is under `below/`, by its rest of the key, until it says that it is enough.
+    pub(crate) async fn list(
+        &self,
+        below: &str,
+        each: &mut (dyn FnMut(&str, &ObjectMeta) -> bool + Send),
+    ) -> object_store::Result<()> {
+        let mut all = self.inner.list(Some(&Path::parse(below)?));
+        while let Some(found) = std::future::poll_fn(|context| all.as_mut().poll_next(context)).await {
+            let meta = found?;
+            let rest = meta.location.as_ref().strip_prefix(below).and_then(|rest| rest.strip_prefix('/'));
+            if rest.is_some_and(|rest| !each(rest, &meta)) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn at(&self, key: &str) -> object_store::Result<Path> {
+        Ok(match self.kind {
+            Kind::S3 => Path::parse(key)?,
+            Kind::Gcs => Path::parse(encoded(key))?,
+        })
+    }
+}
+
+/// What went wrong, in a few words: without addresses, keys and whatever else a client may say.
+pub(crate) fn cause(error: &Error) -> String {
+    match error {
+        Error::NotFound { .. } => "it is not there, or the bucket is not".to_owned(),
+        Error::PermissionDenied { .. } => {
+            "the store does not let us: its credentials lack the right".to_owned()
+        }
+        Error::Unauthenticated { .. } => "the store does not know our credentials".to_owned(),
+        Error::InvalidPath { .. } => "a key in the bucket cannot be a name".to_owned(),
+        Error::NotImplemented { .. } => "the store cannot do this".to_owned(),
+        other => {
+            let mut last: &dyn std::error::Error = other;
+            while let Some(source) = last.source() {
+                last = source;
+            }
+            let said: String = last.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+            let shown = names::shown(&said);
+            format!("the store does not answer as it should: {shown}")
+        }
+    }
+}
+
+fn is_loopback(rest: &str) -> bool {
+    let host = rest.split('/').next().unwrap_or_default();
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+    matches!(host, "127.0.0.1" | "localhost" | "[::1]")
+}
+
+fn encoded(key: &str) -> String {
+    let mut encoded = String::new();
+    for byte in key.bytes() {
+        // Writing to a string does not fail.
+        _ = match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                write!(encoded, "{}", char::from(byte))
+            }
+            other => write!(encoded, "%{other:02X}"),
+        };
+    }
+    encoded
+}
+
+/// The whole answer must come within this.
+fn client(remote: &Remote) -> ClientOptions {
+    // Another part of the program may have been first.
+    _ = rustls::crypto::ring::default_provider().install_default();
+    let plain = remote.endpoint.as_deref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let client = ClientOptions::new().with_allow_http(plain);
+    client.with_connect_timeout(Duration::from_secs(10)).with_timeout(Duration::from_secs(120))
+}
+
+/// A server that is away is said to be so within seconds.
+fn patience() -> RetryConfig {
+    RetryConfig { max_retries: 3, retry_timeout: Duration::from_secs(20), ..RetryConfig::default() }
+}
+
+fn unfit() -> Error {
+    Error::Generic { store: "bucket", source: "credentials of another kind".into() }
+}
+
+fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
+    let mut builder = AmazonS3Builder::new()
+        .with_bucket_name(&remote.bucket)
+        .with_region(&remote.region)
+        .with_client_options(client(remote))
+        .with_retry(patience());
+    match &remote.credentials {
+        Credentials::Keys { key, secret, token } => {
+            builder = builder.with_access_key_id(key).with_secret_access_key(secret);
+            if let Some(token) = token {
+                builder = builder.with_token(token);
+            }
+        }
+        Credentials::WebIdentity { role, token_file } => {
+            builder = builder.with_config(AmazonS3ConfigKey::RoleArn, role);
+            builder = builder.with_config(AmazonS3ConfigKey::WebIdentityTokenFile, token_file);
+        }
+        Credentials::Machine => {}
+        Credentials::ServiceAccount(_) | Credentials::File(_) => return Err(unfit()),
+    }
+    if let Some(endpoint) = &remote.endpoint {
+        let plain = endpoint.starts_with("http://");
+        builder = builder.with_endpoint(endpoint.trim_end_matches('/')).with_allow_http(plain);
+    }
+    Ok(Arc::new(builder.build()?))
+}
+
+fn gcs(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
+    let mut builder = GoogleCloudStorageBuilder::new()
+        .with_bucket_name(&remote.bucket)
+        .with_client_options(client(remote))
+        .with_retry(patience());
+    builder = match &remote.credentials {
+        Credentials::ServiceAccount(json) => builder.with_service_account_key(json),
+        Credentials::File(path) => builder.with_application_credentials(path),
+        Credentials::Machine => builder,
+        Credentials::Keys { .. } | Credentials::WebIdentity { .. } => return Err(unfit()),
+    };
+    if let Some(endpoint) = &remote.endpoint {
+        builder = builder.with_base_url(endpoint.trim_end_matches('/'));
+    }
+    Ok(Arc::new(builder.build()?))
+}
+
+#[cfg(test)]
+#[path = "remote_tests.rs"]
+mod tests;

@@ -1,0 +1,599 @@
+//! Calls in real boxes.
+
+use super::*;
+use crate::{
+    tools::{Limits, What},
+    wire::{code::Code as ErrorCode, request::Preloaded},
+};
+use serde_json::json;
+use std::{fs, time::Instant};
+
+/// Tools of a test, a place for the engine, and one who calls.
+struct Place {
+    top: PathBuf,
+    caller: Caller,
+    engine: Engine,
+    shelf: Shelf,
+}
+
+impl Place {
+    fn new(name: &str, code: &str) -> Place {
+        Place::with(name, code, 0)
+    }
+
+    fn with(name: &str, code: &str, parked: usize) -> Place {
+        let top = std::env::temp_dir().join(format!("airlock-call-{name}-{}", std::process::id()));
+        fs::create_dir_all(top.join("tools")).unwrap();
+        fs::write(top.join("tools/tool.py"), code).unwrap();
+        let engine = Engine::open(engine::Settings::new(top.join("state"))).unwrap();
+        let settings = Settings {
+            python: "/usr/bin/python3".into(),
+            largest_result: 100_000,
+            parked,
+            parked_bytes: 1 << 30,
+        };
+        let shelf = Shelf::memory();
+        let caller = Caller::new(engine.clone(), shelf.clone(), None, settings);
+        Place { top, caller, engine, shelf }
+    }
+
+    fn tool(&self, function: &str) -> Tool {
+        let what = What::Function { module: "tool".to_owned(), function: function.to_owned() };
+        let code = Code { python: Some(self.top.join("tools")), ..Code::default() };
+        Tool {
+            name: "tool".to_owned(),
+            what,
+            code,
+            card: Default::default(),
+            profile: None,
+            timeout: None,
+            limits: Limits::default(),
+        }
+    }
+
+    fn order(&self, function: &str, args: Value) -> Order {
+        Order {
+            tool: Arc::new(self.tool(function)),
+            invoke: Box::new(invoke(args)),
+            time: Duration::from_secs(60),
+            profile: Profile::Restrictive,
+        }
+    }
+
+    async fn call(&self, function: &str, args: Value) -> Done {
+        self.carry_out(self.order(function, args)).await.0
+    }
+
+    async fn carry_out(&self, order: Order) -> (Done, Vec<String>) {
+        let (_cancel, cancelled) = watch::channel(false);
+        let (statuses, mut said) = mpsc::channel(1000);
+        let done = self.caller.carry_out(order, cancelled, statuses).await;
+        let mut all = Vec::new();
+        while let Ok(text) = said.try_recv() {
+            all.push(text);
+        }
+        (done, all)
+    }
+
+    /// Ends everything, and looks that nothing is left.
+    async fn close(self) {
+        self.caller.close().await;
+        assert_eq!(fs::read_dir(self.top.join("state/runs")).unwrap().count(), 0, "no box is left");
+        drop(self.caller);
+        self.engine.close().await;
+        fs::remove_dir_all(&self.top).unwrap();
+    }
+}
+
+fn invoke(args: Value) -> Invoke {
+    let Value::Object(args) = args else { panic!("arguments are an object") };
+    Invoke {
+        id: "id".to_owned(),
+        task_id: "../../escape\n/x".to_owned(),
+        tool: "tool".to_owned(),
+        args,
+        tool_config: json!({"key": "a secret"}).as_object().unwrap().clone(),
+        app_name: "app".to_owned(),
+        user_id: "user".to_owned(),
+        session_id: "session".to_owned(),
+        preloaded: Default::default(),
+        references: Default::default(),
+        timeout: None,
+        profile: None,
+        user_config: None,
+        reply: Default::default(),
+    }
+}
+
+fn success(done: &Done) -> (Value, Vec<String>) {
+    match &done.outcome {
+        Outcome::Success { result, artifacts, .. } => {
+            let names = artifacts.iter().map(|file| file.filename.clone()).collect();
+            (Value::Object(result.clone()), names)
+        }
+        other => panic!("{other:?} {} {:?}", String::from_utf8_lossy(&done.stderr), done.notes),
+    }
+}
+
+fn refused(done: &Done) -> (ErrorCode, String) {
+    match &done.outcome {
+        Outcome::Refused(refusal) => (refusal.code, refusal.message.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+const TOOLS: &str = r#"
+import os, sys, time, json
+
+def echo(text): return {"said": text}
+def nothing(): return None
+def number(): return 7
+def text(): return "hello"
+def fails(): raise ValueError("broken on purpose")
+def ends(): print("out"); sys.stderr.write("last words\n"); sys.stderr.flush(); os._exit(3)
+def sleeps(mark):
+    time.sleep(60)
+def environment():
+    try: first = open("/proc/1/environ").read()
+    except OSError: first = ""
+    return dict(os.environ, cwd=os.getcwd(), pid1=first)
+def talks(count):
+    pipe = os.open("/workspace/status.pipe", os.O_WRONLY | os.O_NONBLOCK)
+    for number in range(count):
+        os.write(pipe, json.dumps({"status": "step %d" % number}).encode() + b"\n")
+    return {}
+def polite():
+    import signal
+    pipe = os.open("/workspace/status.pipe", os.O_WRONLY | os.O_NONBLOCK)
+    def leave(*_):
+        os.write(pipe, b'{"status": "goodbye"}\n')
+        os._exit(0)
+    signal.signal(signal.SIGTERM, leave)
+    os.write(pipe, b'{"status": "ready"}\n')
+    time.sleep(60)
+def stubborn():
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+def shouts():
+    for number in range(20000): print("line %06d" % number)
+    return {}
+def large(): return {"x": "y" * 200000}
+def config(tool_config): return tool_config
+"#;
+
+#[tokio::test]
+async fn results_of_every_kind_come_back() {
+    let place = Place::new("kinds", TOOLS);
+    assert!(!place.caller.prepare().await.unwrap().is_empty(), "what holds tools in is told");
+    assert_eq!(success(&place.call("echo", json!({"text": "hi"})).await).0, json!({"said": "hi"}));
+    assert_eq!(success(&place.call("number", json!({})).await).0["text"], "7");
+    assert_eq!(success(&place.call("text", json!({})).await).0["text"], "hello");
+    assert_eq!(success(&place.call("nothing", json!({})).await).0["text"], Value::Null);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn what_goes_wrong_is_told_by_its_kind() {
+    let place = Place::new("wrong", TOOLS);
+    let (code, message) = refused(&place.call("fails", json!({})).await);
+    assert_eq!(code, ErrorCode::ToolError);
+    assert!(message.starts_with("Execution error: ") && message.contains("broken on purpose"), "{message}");
+    assert!(!message.contains(place.top.to_str().unwrap()), "no path of this machine: {message}");
+    let done = place.call("ends", json!({})).await;
+    let told = (ErrorCode::ExecutionError, "Sandbox execution failed: last words".to_owned());
+    assert_eq!(refused(&done), told);
+    assert_eq!(done.stderr, b"last words\n");
+    assert_eq!(refused(&place.call("absent", json!({})).await).0, ErrorCode::ToolNotFound);
+    let mut order = place.order("echo", json!({}));
+    let what = What::Function { module: "no_such_module".to_owned(), function: "f".to_owned() };
+    order.tool = Arc::new(Tool { what, ..place.tool("echo") });
+    assert_eq!(refused(&place.carry_out(order).await.0).0, ErrorCode::ImportError);
+    let done = place.call("large", json!({})).await;
+    assert_eq!(refused(&done).0, ErrorCode::ExecutionError);
+    assert!(refused(&done).1.contains("100000"), "{done:?}");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_tool_that_has_no_code_is_refused_without_a_path() {
+    let place = Place::new("gone", TOOLS);
+    fs::remove_dir_all(place.top.join("tools")).unwrap();
+    let done = place.call("echo", json!({})).await;
+    let (code, message) = refused(&done);
+    assert_eq!(code, ErrorCode::SandboxFailed);
+    assert!(!message.contains(place.top.to_str().unwrap()), "{message}");
+    assert!(done.notes.iter().any(|note| note.contains("tools")), "the log is told: {:?}", done.notes);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn nothing_of_the_worker_is_in_the_environment() {
+    let place = Place::new("environment", TOOLS);
+    let (_, ours) = std::env::vars().find(|(name, value)| name != "PATH" && value.len() > 4).unwrap();
+    let (found, _) = success(&place.call("environment", json!({})).await);
+    let mut names: Vec<_> = found.as_object().unwrap().keys().map(String::as_str).collect();
+    names.retain(|name| !["cwd", "pid1"].contains(name));
+    names.sort_unstable();
+    let promised =
+        ["HOME", "LANG", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "TMPDIR", "_SAM_SANDBOX_LIGHT"];
+    // What Python itself sets where the locale is plain.
+    names.retain(|name| *name != "LC_CTYPE");
+    assert_eq!(names, promised);
+    assert_eq!(
+        (&found["HOME"], &found["PYTHONPATH"], &found["cwd"]),
+        (&json!("/tmp"), &json!("/tools/python"), &json!("/workspace"))
+    );
+    assert!(!found["pid1"].as_str().unwrap().contains(&ours));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn all_statuses_go_out_before_the_outcome() {
+    let place = Place::new("talks", TOOLS);
+    let (done, said) = place.carry_out(place.order("talks", json!({"count": 40}))).await;
+    success(&done);
+    let wanted: Vec<_> = (0..40).map(|number| format!("step {number}")).collect();
+    assert_eq!(said, wanted);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_call_ends_with_its_time_and_when_it_is_cancelled() {
+    let place = Place::new("time", TOOLS);
+    let began = Instant::now();
+    let order = Order { time: Duration::from_secs(2), ..place.order("sleeps", json!({"mark": 1})) };
+    let (done, _) = place.carry_out(order).await;
+    assert!(matches!(done.outcome, Outcome::TimedOut { took } if took >= Duration::from_secs(2)), "{done:?}");
+    assert!(began.elapsed() < Duration::from_secs(30));
+    let (cancel, cancelled) = watch::channel(false);
+    let (statuses, _said) = mpsc::channel(10);
+    let call = place.caller.carry_out(place.order("sleeps", json!({"mark": 1})), cancelled, statuses);
+    let both = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        cancel.send_replace(true);
+    };
+    let (done, ()) = tokio::join!(call, both);
+    assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
+    // One that nobody waits for any more ends, too: `close` sees to it that nothing is left.
+    let (_cancel, cancelled) = watch::channel(false);
+    let (statuses, _said) = mpsc::channel(10);
+    let call = place.caller.carry_out(place.order("sleeps", json!({"mark": 1})), cancelled, statuses);
+    assert!(tokio::time::timeout(Duration::from_millis(300), call).await.is_err());
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_tool_is_asked_to_end_before_it_is_made_to() {
+    let place = Place::new("polite", TOOLS);
+    let order = Order { time: Duration::from_secs(3), ..place.order("polite", json!({})) };
+    let (done, said) = place.carry_out(order).await;
+    assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
+    assert_eq!(said, ["ready", "goodbye"]);
+    let order = Order { time: Duration::from_secs(2), ..place.order("stubborn", json!({})) };
+    let (done, _) = place.carry_out(order).await;
+    let Outcome::TimedOut { took } = done.outcome else { panic!("{done:?}") };
+    assert!(took < crate::desk::PATIENCE, "its asker still waits: {took:?}");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn of_what_a_tool_prints_the_beginning_and_the_end_are_kept() {
+    let place = Place::new("shouts", TOOLS);
+    let done = place.call("shouts", json!({})).await;
+    success(&done);
+    let text = String::from_utf8(done.stdout).unwrap();
+    assert!(text.starts_with("line 000000\n") && text.ends_with("line 019999\n"), "{}", text.len());
+    assert!(text.contains("bytes left out") && text.len() < 40_000, "{}", text.len());
+    place.close().await;
+}
+
+const FILES: &str = r#"
+import os, json, time
+
+def reads(name): return {"content": open("/workspace/input/" + name).read(), "args": json.load(open("/workspace/runner_args.json"))}
+def writes():
+    open("/workspace/output/a.txt", "w").write("made")
+    open("/workspace/output/b.json", "w").write("{}")
+    return {"data_objects": [{"name": "a.txt", "description": "the first", "mime_type": "text/x-own", "disposition": "inline", "content": "z"}]}
+def hostile():
+    open("/workspace/output/good.txt", "w").write("good")
+    os.link("/workspace/output/good.txt", "/workspace/output/hard.txt")
+    os.symlink("/etc/passwd", "/workspace/output/link")
+    os.mkfifo("/workspace/output/pipe")
+    os.mkdir("/workspace/output/folder")
+    os.symlink("/proc/self/environ", "/workspace/output/magic")
+    return {}
+def linked():
+    open("/workspace/elsewhere", "w").write('{"result": {}}')
+    os.symlink("/workspace/elsewhere", "/workspace/result.json")
+    os._exit(0)
+def piped(): os.mkfifo("/workspace/result.json"); os._exit(0)
+def no_result(): os._exit(0)
+def folder_moved():
+    os.rename("/workspace/output", "/workspace/moved"); os.symlink("/etc", "/workspace/output"); return {}
+def leaves_many():
+    open("/workspace/output/kept.txt", "w").write("kept")
+    for _ in range(10):
+        if os.fork() == 0:
+            while True:
+                try: os.symlink("/etc/passwd", "/workspace/output/late%d" % os.getpid())
+                except OSError: time.sleep(0.001)
+    return {"left": True}
+def bomb():
+    kids = 0
+    try:
+        while True:
+            if os.fork() == 0: time.sleep(60); os._exit(0)
+            kids += 1
+    except OSError as error: raise SystemExit("no more than %d: %s" % (kids, error))
+def eats():
+    held = []
+    while True: held.append(bytearray(8 << 20))
+"#;
+
+#[tokio::test]
+async fn files_go_in_and_come_out() {
+    let place = Place::new("files", FILES);
+    let mut order = place.order("reads", json!({"name": "sub/in.txt"}));
+    let file = Preloaded {
+        filename: "sub/in.txt".to_owned(),
+        content: b"brought".to_vec(),
+        mime_type: "text/plain".to_owned(),
+        version: 3,
+    };
+    order.invoke.preloaded.insert("name".to_owned(), file);
+    let (found, _) = success(&place.carry_out(order).await.0);
+    assert_eq!(found["content"], "brought");
+    assert_eq!(found["args"]["artifact_paths"], json!({"name": "/workspace/input/sub/in.txt"}));
+    assert_eq!(found["args"]["artifact_metadata"]["name"]["version"], 3);
+    assert_eq!(found["args"]["task_id"], "../../escape\n/x", "it is nobody's path");
+    let done = place.call("writes", json!({})).await;
+    let Outcome::Success { artifacts, .. } = &done.outcome else { panic!("{done:?}") };
+    let told: Vec<_> = artifacts
+        .iter()
+        .map(|file| {
+            (
+                file.filename.as_str(),
+                file.version,
+                file.mime_type.as_str(),
+                file.size_bytes,
+                file.description.as_deref(),
+            )
+        })
+        .collect();
+    let wanted =
+        [("a.txt", 0, "text/x-own", 4, Some("the first")), ("b.json", 0, "application/json", 2, None)];
+    assert_eq!(told, wanted);
+    // And in again, by reference.
+    let mut order = place.order("reads", json!({"name": "a.txt"}));
+    let reference = crate::wire::request::Reference { filename: "a.txt".to_owned(), version: None };
+    order.invoke.references.insert("name".to_owned(), reference);
+    assert_eq!(success(&place.carry_out(order).await.0).0["content"], "made");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_call_whose_files_are_missing_or_misnamed_is_not_made() {
+    let place = Place::new("misnamed", FILES);
+    for name in ["../escape", "/etc/passwd", "a\\b", "a/../b"] {
+        let mut order = place.order("writes", json!({}));
+        let file = Preloaded {
+            filename: name.to_owned(),
+            content: Vec::new(),
+            mime_type: String::new(),
+            version: 0,
+        };
+        order.invoke.preloaded.insert("x".to_owned(), file);
+        assert_eq!(refused(&place.carry_out(order).await.0).0, ErrorCode::ArtifactError, "{name}");
+    }
+    let mut order = place.order("writes", json!({}));
+    let reference = crate::wire::request::Reference { filename: "absent.txt".to_owned(), version: None };
+    order.invoke.references.insert("x".to_owned(), reference);
+    assert_eq!(refused(&place.carry_out(order).await.0).0, ErrorCode::ArtifactError);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn what_is_no_regular_file_is_never_taken_out() {
+    let place = Place::new("hostile", FILES);
+    let done = place.call("hostile", json!({})).await;
+    assert_eq!(success(&done).1, ["good.txt", "hard.txt"]);
+    let notes = done.notes.join("\n");
+    for name in ["link", "pipe", "folder", "magic"] {
+        assert!(notes.contains(&format!("output/{name}`")), "{notes}");
+    }
+    for (function, word) in
+        [("linked", "symbolic link"), ("piped", "FIFO"), ("no_result", "without a result")]
+    {
+        let (code, message) = refused(&place.call(function, json!({})).await);
+        assert_eq!(code, ErrorCode::InternalError);
+        assert!(message.contains(word), "{message}");
+    }
+    assert_eq!(success(&place.call("folder_moved", json!({})).await).1, [""; 0]);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn who_is_left_behind_harms_nobody_and_limits_are_named() {
+    let place = Place::new("left", FILES);
+    let done = place.call("leaves_many", json!({})).await;
+    assert_eq!(success(&done), (json!({"left": true}), vec!["kept.txt".to_owned()]));
+    let done = place.call("eats", json!({})).await;
+    // Where no cgroup counts for the whole box, each process has its limit, and Python says so itself.
+    match refused(&done) {
+        (ErrorCode::ExecutionError, message) => {
+            assert!(done.limits_hit.contains(&LimitName::Memory) && message.contains("memory"), "{message}");
+        }
+        (code, message) => {
+            assert!(code == ErrorCode::ToolError && message.contains("MemoryError"), "{message}")
+        }
+    }
+    let done = place.call("bomb", json!({})).await;
+    assert!(matches!(done.outcome, Outcome::Refused(_)), "{done:?}");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_program_is_run_and_asked() {
+    let place = Place::new("program", "");
+    let folder = place.top.join("set");
+    fs::create_dir_all(folder.join("bin")).unwrap();
+    let script = "#!/bin/sh\nif [ \"$1\" = --schema ]; then echo '{\"tools\": {}}'; exit; fi\n\
+                  cp \"$1\" /workspace/output/args.json\nprintf '{\"result\": {\"home\": \"%s\", \"path\": \"%s\"}, \"error\": \"\"}' \
+                  \"$HOME\" \"$PYTHONPATH\" > /workspace/result.json\n";
+    fs::write(folder.join("bin/it"), script).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(folder.join("bin/it"), mode).unwrap();
+    let code = Code { folder: Some(folder.clone()), ..Code::default() };
+    let what = What::Executable { path: folder.join("bin/it"), tool: "own_name".to_owned() };
+    let tool = Arc::new(Tool { what, code: code.clone(), ..place.tool("x") });
+    let order = Order { tool, profile: Profile::Standard, ..place.order("x", json!({"a": 1})) };
+    let (done, _) = place.carry_out(order).await;
+    let wanted = json!({"home": "/tmp", "path": "/tools/set/python:/tools/set"});
+    assert_eq!(success(&done), (wanted, vec!["args.json".to_owned()]));
+    let time = Duration::from_secs(30);
+    let said = place.caller.ask(&code, vec!["/tools/set/bin/it".into(), "--schema".into()], time).await;
+    assert_eq!(said.unwrap(), b"{\"tools\": {}}\n");
+    let failed = place.caller.ask(&code, vec!["/tools/set/bin/other".into()], time).await;
+    assert_eq!(failed.unwrap_err().code, ErrorCode::InitError);
+    let slow = place.caller.ask(&code, vec!["sleep".into(), "60".into()], Duration::from_secs(1)).await;
+    assert_eq!(slow.unwrap_err().code, ErrorCode::InitError);
+    place.close().await;
+}
+
+/// Waits until interpreters are ready.
+async fn until_parked(place: &Place, count: usize) {
+    let waiting = async {
+        while place.caller.parked() < count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap();
+}
+
+const WARM: &str = r#"
+import os, time
+MADE = time.time()
+count = 0
+def counts(text):
+    global count
+    count += 1
+    open("/workspace/output/x.txt", "w").write(text)
+    return {"count": count, "made": MADE, "said": text}
+def dies(): os._exit(4)
+"#;
+
+#[tokio::test]
+async fn an_interpreter_that_is_ready_serves_one_call_and_no_other() {
+    let place = Place::with("warm", WARM, 4);
+    let done = place.call("counts", json!({"text": "cold"})).await;
+    assert!(!done.was_warm);
+    success(&done);
+    let mut made = Vec::new();
+    for round in 0..3 {
+        until_parked(&place, 1).await;
+        let done = place.call("counts", json!({"text": "warm"})).await;
+        assert!(done.was_warm, "{round} {:?}", done.notes);
+        let (found, files) = success(&done);
+        assert_eq!((&found["count"], files), (&json!(1), vec!["x.txt".to_owned()]));
+        assert!(done.stdout.is_empty(), "{:?}", String::from_utf8_lossy(&done.stdout));
+        assert!(!made.contains(&found["made"]), "a fresh one each time");
+        made.push(found["made"].clone());
+    }
+    // Another function is another kind.
+    until_parked(&place, 1).await;
+    assert!(!place.call("dies", json!({})).await.was_warm);
+    // Of other code nothing is taken from what was imported before.
+    until_parked(&place, 1).await;
+    fs::write(place.top.join("tools/tool.py"), WARM.replace("\"count\": count", "\"count\": \"new\""))
+        .unwrap();
+    place.caller.forget(&place.tool("counts").code);
+    assert_eq!(place.caller.parked(), 0);
+    let done = place.call("counts", json!({"text": "cold"})).await;
+    assert_eq!((done.was_warm, &success(&done).0["count"]), (false, &json!("new")));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_parked_one_that_died_or_cannot_import_leads_to_the_cold_path() {
+    let place = Place::with("warm-dead", "import os\nraise ValueError('no import')\n", 2);
+    for _ in 0..3 {
+        let done = place.call("anything", json!({})).await;
+        assert_eq!((done.was_warm, refused(&done).0), (false, ErrorCode::ImportError));
+    }
+    place.close().await;
+}
+
+const MORTAL: &str = r#"
+import os, threading
+if "--park" in open("/proc/self/cmdline").read(): threading.Timer(0.3, lambda: os._exit(1)).start()
+def lives(): return {"lives": True}
+"#;
+
+#[tokio::test]
+async fn one_that_dies_while_it_waits_is_noticed() {
+    let place = Place::with("mortal", MORTAL, 1);
+    success(&place.call("lives", json!({})).await);
+    until_parked(&place, 1).await;
+    let dying = async {
+        while place.caller.parked() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), dying).await.unwrap();
+    let done = place.call("lives", json!({})).await;
+    assert_eq!((done.was_warm, success(&done).0), (false, json!({"lives": true})));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn none_waits_where_there_is_no_memory_for_it() {
+    let place = Place::with("no-memory", WARM, 4);
+    let settings = Settings {
+        python: "/usr/bin/python3".into(),
+        largest_result: 1000,
+        parked: 4,
+        parked_bytes: 1 << 20,
+    };
+    let caller = Caller::new(place.engine.clone(), place.shelf.clone(), None, settings);
+    for _ in 0..2 {
+        let (_cancel, cancelled) = watch::channel(false);
+        let (statuses, _said) = mpsc::channel(1);
+        let order = place.order("counts", json!({"text": "x"}));
+        assert!(!caller.carry_out(order, cancelled, statuses).await.was_warm);
+    }
+    caller.close().await;
+    assert_eq!(caller.parked(), 0);
+    place.close().await;
+}
+
+/// How long calls take; for people, not for a machine that is busy with something else.
+#[tokio::test]
+#[ignore = "measures"]
+async fn how_long_calls_take() {
+    let place = Place::with("measure", WARM, 4);
+    place.caller.prepare().await.unwrap();
+    let median = |mut all: Vec<Duration>| {
+        all.sort();
+        all[all.len() / 2]
+    };
+    for profile in [Profile::Restrictive, Profile::Standard] {
+        let (mut cold, mut warm) = (Vec::new(), Vec::new());
+        for round in 0..40 {
+            if round % 2 == 1 {
+                until_parked(&place, 2).await;
+            } else {
+                place.caller.forget(&place.tool("counts").code);
+            }
+            let order = Order { profile, ..place.order("counts", json!({"text": "hi"})) };
+            let began = Instant::now();
+            let (done, _) = place.carry_out(order).await;
+            let took = began.elapsed();
+            success(&done);
+            if done.was_warm { warm.push(took) } else { cold.push(took) }
+        }
+        println!("{profile:?}: cold {:?}, warm {:?} ({})", median(cold), median(warm.clone()), warm.len());
+    }
+    place.close().await;
+}

@@ -1,0 +1,310 @@
+//! What a tool made: regular files directly in `output/`, and data objects of its result that are to be files. Found by handle,
+//! one after the other, within bounds; what the result says of a file (its type, a description) goes with it.
+//!
+//! What is no regular file is left out and noted. What is one and cannot be kept fails the call: an answer that names no file
+//! which the tool wrote would lose it in silence.
+
+use super::{
+    handle::{self, Workspace},
+    places,
+    result::Said,
+    stage::shown,
+};
+use crate::{
+    artifacts::{Scope, Shelf},
+    wire::{
+        answer::CreatedArtifact,
+        code::{Code, Refusal},
+    },
+};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use rustix::fs::{Dir, FileType};
+use serde_json::{Map, Value};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
+
+/// Files of one call, and names that are looked at for them.
+const MOST_FILES: usize = 256;
+const MOST_NAMES: usize = 4096;
+/// The longest name, description and type, in bytes.
+const LONGEST_NAME: usize = 255;
+const LONGEST_DESCRIPTION: usize = 4096;
+const LONGEST_TYPE: usize = 255;
+/// One file, and all together.
+const LARGEST_FILE: u64 = 256 << 20;
+const LARGEST_ALL: u64 = 512 << 20;
+/// Notes about what was left out.
+const MOST_NOTES: usize = 20;
+
+/// What is known of a file beside its bytes.
+#[derive(Debug, Default)]
+struct Told {
+    mime_type: Option<String>,
+    description: Option<String>,
+    /// The bytes, if they came with the result.
+    content: Option<Vec<u8>>,
+}
+
+/// Files that are there to be kept.
+#[derive(Debug)]
+pub(crate) struct Found {
+    folder: Option<Arc<OwnedFd>>,
+    names: BTreeSet<String>,
+    told: BTreeMap<String, Told>,
+    /// What was left out.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Looks what there is. Takes the contents of data objects out of the result that become files.
+pub(crate) fn find(workspace: &Workspace, said: &mut Said) -> Result<Found, Refusal> {
+    let mut told = told(said.artifacts.as_array_mut())?;
+    told.extend(self::told(said.result.get_mut("data_objects").and_then(Value::as_array_mut))?);
+    let mut found = Found { folder: None, names: BTreeSet::new(), told, notes: Vec::new() };
+    match workspace.open_folder(places::OUTPUT) {
+        Ok(folder) => found.list(folder)?,
+        Err(why) => found.note(format!("the folder `output` cannot be used: {why}")),
+    }
+    Ok(found)
+}
+
+impl Found {
+    /// Whether there is anything to keep.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.told.values().all(|told| told.content.is_none())
+    }
+
+    fn note(&mut self, note: String) {
+        if self.notes.len() < MOST_NOTES {
+            self.notes.push(note);
+        }
+    }
+
+    fn list(&mut self, folder: OwnedFd) -> Result<(), Refusal> {
+        let bad = |error: rustix::io::Errno| refuse(format!("the tool's files cannot be listed: {error}"));
+        for (count, entry) in Dir::read_from(&folder).map_err(bad)?.enumerate() {
+            let entry = entry.map_err(bad)?;
+            if count >= MOST_NAMES {
+                return Err(refuse(format!("the tool left more than {MOST_NAMES} names in `output`")));
+            }
+            let name = match entry.file_name().to_bytes() {
+                b"." | b".." => continue,
+                name => String::from_utf8_lossy(name).into_owned(),
+            };
+            match handle::look(folder.as_fd(), &name) {
+                Ok(FileType::RegularFile) => {
+                    check(&name)?;
+                    self.names.insert(name);
+                }
+                Ok(kind) => self.note(format!(
+                    "`output/{}` is {}, and was left out",
+                    shown(&name),
+                    handle::called(kind)
+                )),
+                // It went meanwhile, or has a name that is no text.
+                Err(why) => self.note(format!("`output/{}` was left out: {why}", shown(&name))),
+            }
+        }
+        self.folder = Some(Arc::new(folder));
+        Ok(())
+    }
+
+    /// Keeps them one by one, in the order of their names: so no more than one is in memory.
+    pub(crate) async fn keep(
+        mut self,
+        workspace: &Workspace,
+        shelf: &Shelf,
+        scope: &Scope,
+    ) -> Result<Vec<CreatedArtifact>, Refusal> {
+        let mut told = std::mem::take(&mut self.told);
+        // The file is what the tool wrote last; what came with the result stands in for one that is not there.
+        let carried: Vec<_> =
+            told.iter().filter(|(_, told)| told.content.is_some()).map(|(name, _)| name.clone()).collect();
+        let all: BTreeSet<String> = self.names.iter().cloned().chain(carried).collect();
+        if all.len() > MOST_FILES {
+            return Err(refuse(format!("the tool left {} files, and may leave {MOST_FILES}", all.len())));
+        }
+        let (mut kept, mut left) = (Vec::new(), LARGEST_ALL);
+        for name in all {
+            let told = told.remove(&name).unwrap_or_default();
+            let saved = self.keep_one(workspace, shelf, scope, name, told, left).await;
+            let artifact = saved.map_err(|refusal| behind(refusal, &kept))?;
+            left -= artifact.size_bytes.min(left);
+            kept.push(artifact);
+        }
+        Ok(kept)
+    }
+
+    async fn keep_one(
+        &self,
+        workspace: &Workspace,
+        shelf: &Shelf,
+        scope: &Scope,
+        name: String,
+        told: Told,
+        left: u64,
+    ) -> Result<CreatedArtifact, Refusal> {
+        let bad = |why: String| refuse(format!("the tool's file `{}` cannot be kept: {why}", shown(&name)));
+        let bytes = match self.folder.as_ref().filter(|_| self.names.contains(&name)) {
+            Some(folder) => {
+                let (workspace, folder, name) = (workspace.clone(), folder.clone(), name.clone());
+                let read = move || workspace.read(folder.as_fd(), &name, LARGEST_FILE.min(left));
+                let read = tokio::task::spawn_blocking(read).await;
+                read.map_err(|error| bad(error.to_string()))?.map_err(|why| bad(why.to_string()))?
+            }
+            None => told.content.unwrap_or_default(),
+        };
+        let mime_type = told.mime_type.unwrap_or_else(|| by_extension(&name).to_owned());
+        let size_bytes = bytes.len() as u64;
+        if size_bytes > left {
+            return Err(bad(format!("all files together may have {LARGEST_ALL} bytes")));
+        }
+        let saved = shelf.save(scope, &name, &mime_type, Bytes::from(bytes)).await;
+        let version = saved.map_err(|error| bad(error.to_string()))?;
+        Ok(CreatedArtifact { filename: name, version, mime_type, size_bytes, description: told.description })
+    }
+}
+
+/// What was kept before the one that was not is there to stay, and the asker should know.
+fn behind(refusal: Refusal, kept: &[CreatedArtifact]) -> Refusal {
+    if kept.is_empty() {
+        return refusal;
+    }
+    let names: Vec<_> = kept.iter().take(10).map(|file| format!("`{}`", shown(&file.filename))).collect();
+    Refusal::new(refusal.code, format!("{}. Kept were {}", refusal.message, names.join(", ")))
+}
+
+/// What the result says of files, by their names.
+fn told(objects: Option<&mut Vec<Value>>) -> Result<BTreeMap<String, Told>, Refusal> {
+    let mut all = BTreeMap::new();
+    for object in objects.into_iter().flatten().filter_map(Value::as_object_mut) {
+        let text = |field: &str, most: usize| {
+            let text = object.get(field).and_then(Value::as_str);
+            text.filter(|text| !text.is_empty() && text.len() <= most).map(str::to_owned)
+        };
+        let Some(name) = text("name", LONGEST_NAME) else { continue };
+        let is_file = ["artifact", "auto", "artifact_with_preview"]
+            .contains(&text("disposition", LONGEST_TYPE).unwrap_or_default().as_str());
+        let plain = |text: &String| text.chars().all(|letter| letter.is_ascii_graphic() || letter == ' ');
+        let mut told = Told {
+            mime_type: text("mime_type", LONGEST_TYPE).filter(plain),
+            description: text("description", LONGEST_DESCRIPTION),
+            content: None,
+        };
+        if is_file && object.get("content").is_some_and(|content| !content.is_null()) {
+            check(&name)?;
+            told.content = Some(content(&name, object)?);
+            object.insert("content".to_owned(), Value::Null);
+        }
+        all.insert(name, told);
+    }
+    Ok(all)
+}
+
+fn content(name: &str, object: &mut Map<String, Value>) -> Result<Vec<u8>, Refusal> {
+    let bad = |why: &str| refuse(format!("the tool's data object `{}` {why}", shown(name)));
+    let is_binary = object.get("is_binary").and_then(Value::as_bool).unwrap_or(false);
+    match object.get_mut("content").map(Value::take) {
+        Some(Value::String(text)) if is_binary => {
+            STANDARD.decode(text).map_err(|_| bad("is said to be base64, and is not"))
+        }
+        Some(Value::String(text)) => Ok(text.into_bytes()),
+        _ => Err(bad("has a content that is no text")),
+    }
+}
+
+/// Refuses what is no plain name of a file.
+fn check(name: &str) -> Result<(), Refusal> {
+    let is_bad = name.is_empty()
+        || [".", ".."].contains(&name)
+        || name.len() > LONGEST_NAME
+        || name.chars().any(|letter| ['/', '\\', '\u{fffd}'].contains(&letter) || letter.is_control());
+    match is_bad {
+        true => Err(refuse(format!("the tool's file `{}` has a name that cannot be kept", shown(name)))),
+        false => Ok(()),
+    }
+}
+
+fn refuse(message: String) -> Refusal {
+    Refusal::new(Code::ArtifactError, message)
+}
+
+/// What a file is by the end of its name.
+fn by_extension(name: &str) -> &'static str {
+    let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase());
+    match extension.as_deref().unwrap_or_default() {
+        "json" => "application/json",
+        "txt" | "log" => "text/plain",
+        "csv" => "text/csv",
+        "md" => "text/markdown",
+        "html" | "htm" => "text/html",
+        "xml" => "application/xml",
+        "yaml" | "yml" => "application/yaml",
+        "png" => "image/png",
+        "jpg" | "jpeg" => "image/jpeg",
+        "gif" => "image/gif",
+        "webp" => "image/webp",
+        "svg" => "image/svg+xml",
+        "pdf" => "application/pdf",
+        "zip" => "application/zip",
+        "mp3" => "audio/mpeg",
+        "wav" => "audio/wav",
+        "mp4" => "video/mp4",
+        "docx" => "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+        "xlsx" => "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+        "pptx" => "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+        _ => "application/octet-stream",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn of(mut objects: Value) -> (Value, Result<BTreeMap<String, Told>, Refusal>) {
+        let told = told(objects.as_array_mut());
+        (objects, told)
+    }
+
+    #[test]
+    fn contents_that_are_to_be_files_leave_the_result_and_others_stay() {
+        let (result, told) = of(json!([
+            {"name": "a.bin", "content": "AAE=", "is_binary": true, "disposition": "artifact", "mime_type": "x/y"},
+            {"name": "b.txt", "content": "here", "disposition": "inline", "description": "b"},
+            {"name": "c.txt", "content": null, "disposition": "auto"},
+            "no object", {"content": "no name"},
+        ]));
+        let told = told.unwrap();
+        assert_eq!(told["a.bin"].content.as_deref(), Some(&[0, 1][..]));
+        assert_eq!(told["a.bin"].mime_type.as_deref(), Some("x/y"));
+        assert_eq!((told["b.txt"].content.as_ref(), told["b.txt"].description.as_deref()), (None, Some("b")));
+        assert!(told["c.txt"].content.is_none());
+        assert_eq!(result[0]["content"], Value::Null);
+        assert_eq!(result[1]["content"], "here");
+    }
+
+    #[test]
+    fn data_objects_with_bad_names_or_contents_are_refused() {
+        for (name, content) in
+            [("../x", json!("a")), ("a/b", json!("a")), ("ok", json!("%%")), ("ok", json!(5))]
+        {
+            let (_, told) = of(json!([
+                {"name": name, "content": content, "is_binary": true, "disposition": "artifact"}
+            ]));
+            assert_eq!(told.unwrap_err().code, Code::ArtifactError, "{name}");
+        }
+    }
+
+    #[test]
+    fn types_are_told_by_the_end_of_a_name() {
+        for (name, is) in
+            [("a.JSON", "application/json"), ("b", "application/octet-stream"), ("c.jpeg", "image/jpeg")]
+        {
+            assert_eq!(by_extension(name), is);
+        }
+    }
+}

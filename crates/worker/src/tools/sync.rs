@@ -1,0 +1,292 @@
+//! Tools from object storage: what is under `NAMESPACE/str-runtime/` in a bucket is brought into the folder of tools, again and
+//! again.
+//!
+//! ```text
+//! list ─ check every key ─ compare with the table ─ fetch what changed, all of it ─┬─ code ─ manifests ─ take away what vanished
+//!   │                                                                              │
+//!   └── whatever fails up to here changes nothing ─────────────────────────────────┘
+//! ```
+//! Keys are strangers' words: each part of one must be a plain name, and files are reached by handle. What the table does not
+//! name was put there by somebody else, and is never taken away. A file that begins like a program (`#!`, ELF) may be run.
+
+mod tree;
+
+use crate::artifacts::{Kind, Remote, ShelfError, Store, cause, names};
+use object_store::{Error, GetOptions, ObjectMeta};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{io::AsyncWriteExt, sync::watch};
+use tree::{Fetched, Tree, Wanted};
+
+/// How deep a key may go, and how long it may be.
+const DEEPEST: usize = 32;
+const LONGEST: usize = 1024;
+/// How many refused keys are named.
+const MOST_NAMED: usize = 20;
+/// How long the first cycle is waited for.
+pub const FIRST: Duration = Duration::from_secs(120);
+
+/// From where to where, and how often.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Settings {
+    pub remote: Remote,
+    pub namespace: String,
+    pub folder: PathBuf,
+    pub interval: Duration,
+    pub bounds: Bounds,
+}
+
+/// How much is brought at most.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Bounds {
+    pub objects: usize,
+    pub object_bytes: u64,
+    pub bytes: u64,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds { objects: 20_000, object_bytes: 512 << 20, bytes: 4 << 30 }
+    }
+}
+
+/// How it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing was brought yet.
+    Waiting,
+    /// The folder is as the bucket was, except for these keys, which cannot be files here.
+    Ok {
+        /// Each with its reason; not all, if they are many.
+        refused: Vec<String>,
+    },
+    /// The folder is as it was before, for this reason.
+    Failed(String),
+}
+
+/// Brings tools.
+#[derive(Debug)]
+pub struct ToolSync {
+    store: Store,
+    below: String,
+    folder: PathBuf,
+    interval: Duration,
+    bounds: Bounds,
+    state: watch::Sender<State>,
+}
+
+impl ToolSync {
+    /// Checks what can be checked without asking the server.
+    pub fn open(settings: Settings) -> Result<ToolSync, ShelfError> {
+        let store = Store::open(&settings.remote)?;
+        ToolSync::over(store, &settings.namespace, settings.folder, settings.interval, settings.bounds)
+    }
+
+    fn over(
+        store: Store,
+        namespace: &str,
+        folder: PathBuf,
+        interval: Duration,
+        bounds: Bounds,
+    ) -> Result<ToolSync, ShelfError> {
+        let namespace = namespace.trim_matches('/');
+        if let Some(why) = namespace.split('/').find_map(names::unsafe_name) {
+            let shown = names::shown(namespace);
+            return Err(ShelfError(format!(
+                "tools cannot be brought: the namespace {shown} has a part that {why}"
+            )));
+        }
+        let (state, _) = watch::channel(State::Waiting);
+        // Without a pause it would do nothing else.
+        let interval = interval.max(Duration::from_secs(1));
+        Ok(ToolSync { store, below: format!("{namespace}/str-runtime"), folder, interval, bounds, state })
+    }
+
+    /// How it stands, from now on.
+    pub fn state(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// Brings tools until it is dropped.
+    pub async fn run(self) {
+        loop {
+            self.cycle().await;
+            tokio::time::sleep(self.interval).await;
+        }
+    }
+
+    /// Brings what changed, once, and tells how it went.
+    pub async fn cycle(&self) -> State {
+        let state = match self.bring().await {
+            Ok(refused) => State::Ok { refused },
+            Err(why) => State::Failed(why),
+        };
+        self.state.send_replace(state.clone());
+        state
+    }
+
+    async fn bring(&self) -> Result<Vec<String>, String> {
+        let Listed { wanted, refused } = self.listed().await?;
+        let (folder, wanted) = (self.folder.clone(), Arc::new(wanted));
+        let (tree, changed) = blocking({
+            let wanted = wanted.clone();
+            move || {
+                let tree = Tree::open(&folder)?;
+                let changed = tree.changed(&wanted);
+                Ok((tree, changed))
+            }
+        })
+        .await?;
+        let mut fetched = Vec::new();
+        for path in changed {
+            let Some(object) = wanted.get(&path) else { continue };
+            fetched.extend(self.fetch(&tree, path, object).await?);
+        }
+        blocking(move || tree.apply(&wanted, fetched)).await?;
+        Ok(refused)
+    }
+
+    async fn listed(&self) -> Result<Listed, String> {
+        let (mut found, mut refused, mut problem) = (BTreeMap::new(), Vec::new(), None);
+        let (mut count, mut bytes) = (0, 0_u64);
+        let bounds = self.bounds;
+        let mut each = |rest: &str, meta: &ObjectMeta| {
+            count += 1;
+            bytes = bytes.saturating_add(meta.size);
+            if count > bounds.objects {
+                problem = Some(format!("the bucket has more than {} objects for us", bounds.objects));
+            } else if bytes > bounds.bytes {
+                problem = Some(format!("the objects have more than {} bytes together", bounds.bytes));
+            } else if meta.size > bounds.object_bytes {
+                let (shown, most) = (names::shown(rest), bounds.object_bytes);
+                problem = Some(format!("{shown} has {} bytes, and at most {most} are taken", meta.size));
+            }
+            match refusal(rest) {
+                Some(why) => refused.push(format!("{} {why}", names::shown(rest))),
+                None => _ = found.insert(rest.to_owned(), wanted(meta)),
+            }
+            problem.is_none()
+        };
+        self.store.list(&self.below, &mut each).await.map_err(|error| cause(&error))?;
+        match problem {
+            Some(problem) => Err(problem),
+            None => Ok(without_folders(found, refused)),
+        }
+    }
+
+    /// Brings one object into a file that nobody sees yet.
+    async fn fetch(&self, tree: &Tree, path: String, object: &Wanted) -> Result<Option<Fetched>, String> {
+        let told = |why: String| format!("{} cannot be brought: {why}", names::shown(&path));
+        // One that was replaced meanwhile may belong to a manifest that is not here yet. GCS has its own word for it, which
+        // is not in our lists.
+        let if_match = object.e_tag.clone().filter(|_| self.store.kind == Kind::S3);
+        let options = GetOptions { if_match, ..GetOptions::default() };
+        let found = match self.store.get(&format!("{}/{path}", self.below), options).await {
+            // `NAME/`, which stands for an empty folder in some programs, is listed like `NAME`.
+            Err(Error::NotFound { .. }) if object.size == 0 => return Ok(None),
+            Err(Error::Precondition { .. }) => return Err(told("it changed meanwhile".to_owned())),
+            found => found.map_err(|error| told(cause(&error)))?,
+        };
+        let (name, file) = tree.draft().map_err(|error| told(error.to_string()))?;
+        let size = copy(found, file, object.size).await.map_err(told)?;
+        match size == object.size {
+            true => Ok(Some(Fetched { path, draft: name })),
+            false => Err(told(format!("{size} of its {} bytes came", object.size))),
+        }
+    }
+}
+
+/// Waits until tools were brought for the first time, but not longer than that. Whoever goes on without them should say so
+/// loudly, with the state that is given back.
+pub async fn first(state: &mut watch::Receiver<State>, patience: Duration) -> State {
+    let brought = state.wait_for(|state| matches!(state, State::Ok { .. }));
+    let brought = tokio::time::timeout(patience, brought).await.map(|state| state.map(|state| state.clone()));
+    match brought {
+        Ok(Ok(state)) => state,
+        Ok(Err(_)) | Err(_) => state.borrow().clone(),
+    }
+}
+
+#[derive(Debug)]
+struct Listed {
+    wanted: BTreeMap<String, Wanted>,
+    refused: Vec<String>,
+}
+
+fn wanted(meta: &ObjectMeta) -> Wanted {
+    // A store without marks of its own has at least a time.
+    let mark =
+        meta.e_tag.clone().unwrap_or_else(|| format!("modified {}", meta.last_modified.timestamp_millis()));
+    Wanted { mark, size: meta.size, e_tag: meta.e_tag.clone() }
+}
+
+/// Why a key cannot be a file beneath the folder.
+fn refusal(path: &str) -> Option<&'static str> {
+    if path.len() > LONGEST || path.split('/').count() > DEEPEST {
+        return Some("is too long or too deep");
+    }
+    if path.starts_with(tree::OURS) {
+        return Some("is a name that we need ourselves");
+    }
+    path.split('/').find_map(names::unsafe_name)
+}
+
+/// A name cannot be a file and a folder: the folder wins, as more hangs on it.
+fn without_folders(mut found: BTreeMap<String, Wanted>, mut refused: Vec<String>) -> Listed {
+    let folders: BTreeSet<String> =
+        found.keys().flat_map(|path| ancestors(path)).map(str::to_owned).collect();
+    for folder in &folders {
+        // Without bytes it only stands for the folder.
+        if found.remove(folder).is_some_and(|object| object.size > 0) {
+            refused.push(format!("{} is a folder as well", names::shown(folder)));
+        }
+    }
+    let more = refused.len().saturating_sub(MOST_NAMED);
+    refused.truncate(MOST_NAMED);
+    if more > 0 {
+        refused.push(format!("and {more} more"));
+    }
+    Listed { wanted: found, refused }
+}
+
+/// The folders that a path lies in.
+fn ancestors(path: &str) -> impl Iterator<Item = &str> {
+    path.match_indices('/').map(|(at, _)| &path[..at])
+}
+
+/// Copies an object into a file and makes it last; reads no more than was announced, and one byte.
+async fn copy(found: object_store::GetResult, file: File, announced: u64) -> Result<u64, String> {
+    let mut file = tokio::fs::File::from_std(file);
+    let mut pieces = found.into_stream();
+    let mut size = 0_u64;
+    while let Some(piece) = std::future::poll_fn(|context| pieces.as_mut().poll_next(context)).await {
+        let piece = piece.map_err(|error| cause(&error))?;
+        size = size.saturating_add(piece.len() as u64);
+        if size > announced {
+            return Err("more bytes come than it has".to_owned());
+        }
+        file.write_all(&piece).await.map_err(|error| error.to_string())?;
+    }
+    file.sync_all().await.map_err(|error| error.to_string())?;
+    Ok(size)
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, String> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(|error| format!("the folder of tools cannot be changed: {error}")),
+        Err(_) => Err("bringing tools stopped in the middle".to_owned()),
+    }
+}
+
+#[cfg(test)]
+#[path = "sync_tests.rs"]
+mod tests;

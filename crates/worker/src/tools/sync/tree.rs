@@ -1,0 +1,247 @@
+//! The folder of tools, and what of it was brought: by handles, never through a symbolic link.
+//!
+//! ```text
+//! FOLDER/.airlock-sync/lock          one worker at a time
+//! FOLDER/.airlock-sync/table.json    what was brought, with its marks; says so before it is there
+//! FOLDER/.airlock-sync/UNIQUE        on its way; what a crash leaves is swept by the next cycle
+//! FOLDER/…                           tools
+//! ```
+
+use super::{ancestors, refusal};
+use crate::artifacts::{beneath, names};
+use rustix::{
+    fs::{AtFlags, FlockOperation, Mode, OFlags},
+    io::Errno,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::OwnedFd,
+    path::Path,
+};
+
+/// Names at the top of the folder that are ours.
+pub(super) const OURS: &str = ".airlock-";
+const OWN: &str = ".airlock-sync";
+const LOCK: &str = "lock";
+const TABLE: &str = "table.json";
+const LONGEST_TABLE: u64 = 64 << 20;
+
+/// An object that shall be a file.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    /// What tells it from what it was before.
+    pub(super) mark: String,
+    pub(super) size: u64,
+    pub(super) e_tag: Option<String>,
+}
+
+/// A file that is here but not in its place.
+#[derive(Debug)]
+pub(super) struct Fetched {
+    pub(super) path: String,
+    pub(super) draft: String,
+}
+
+/// What was brought, by path.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Table {
+    files: BTreeMap<String, Entry>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    /// Empty while it is on its way.
+    mark: String,
+    size: u64,
+}
+
+/// The folder, held by a lock.
+#[derive(Debug)]
+pub(super) struct Tree {
+    base: OwnedFd,
+    own: OwnedFd,
+    _lock: OwnedFd,
+    table: Table,
+}
+
+impl Tree {
+    /// Opens the folder; makes it if absent. Drafts of before are removed.
+    pub(super) fn open(folder: &Path) -> io::Result<Tree> {
+        let base = beneath::base(folder)?;
+        let own = beneath::make_folder(&base, OWN)?;
+        rustix::fs::fchmod(&own, Mode::RWXU)?;
+        let lock = beneath::open(&own, LOCK, OFlags::RDWR | OFlags::CREATE, 0o600)?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Err(io::Error::other("another worker is at it")),
+            locked => locked?,
+        }
+        sweep(&own)?;
+        let table = Table::read(&own);
+        Ok(Tree { base, own, _lock: lock, table })
+    }
+
+    /// What is not here as it is wanted.
+    pub(super) fn changed(&self, wanted: &BTreeMap<String, Wanted>) -> Vec<String> {
+        let is_here = |path: &str, object: &Wanted| {
+            let entry = Entry { mark: object.mark.clone(), size: object.size };
+            self.table.files.get(path) == Some(&entry) && self.size(path) == Some(object.size)
+        };
+        wanted.iter().filter(|(path, object)| !is_here(path, object)).map(|(path, _)| path.clone()).collect()
+    }
+
+    /// A file of its own for what is on its way.
+    pub(super) fn draft(&self) -> io::Result<(String, File)> {
+        let name = beneath::unique()?;
+        let file = beneath::create(&self.own, &name, 0o600)?;
+        Ok((name, File::from(file)))
+    }
+
+    /// Puts everything into its place: code before manifests, which name it, and takes away what vanished at last. What was
+    /// done is written down even if not all could be.
+    pub(super) fn apply(
+        mut self,
+        wanted: &BTreeMap<String, Wanted>,
+        fetched: Vec<Fetched>,
+    ) -> io::Result<()> {
+        let vanished: Vec<String> =
+            self.table.files.keys().filter(|path| !wanted.contains_key(*path)).cloned().collect();
+        if fetched.is_empty() && vanished.is_empty() {
+            return Ok(());
+        }
+        for file in &fetched {
+            self.table.files.insert(file.path.clone(), Entry::default());
+        }
+        // Before it is so: what a crash leaves is known to be ours.
+        self.table.write(&self.own)?;
+        let applied = self.change(wanted, fetched, vanished);
+        self.table.write(&self.own)?;
+        applied
+    }
+
+    fn change(
+        &mut self,
+        wanted: &BTreeMap<String, Wanted>,
+        mut fetched: Vec<Fetched>,
+        vanished: Vec<String>,
+    ) -> io::Result<()> {
+        let folders: BTreeSet<&str> = wanted.keys().flat_map(|path| ancestors(path)).collect();
+        let in_the_way = |path: &String| {
+            folders.contains(path.as_str()) || ancestors(path).any(|folder| wanted.contains_key(folder))
+        };
+        let (first, mut last): (Vec<String>, Vec<String>) = vanished.into_iter().partition(in_the_way);
+        first.iter().try_for_each(|path| self.take_away(path))?;
+        fetched.sort_by_key(|file| is_manifest(&file.path));
+        for file in &fetched {
+            let named = |error| io::Error::other(format!("{}: {error}", names::shown(&file.path)));
+            self.put(file).map_err(named)?;
+            if let Some(object) = wanted.get(&file.path) {
+                let entry = Entry { mark: object.mark.clone(), size: object.size };
+                self.table.files.insert(file.path.clone(), entry);
+            }
+        }
+        last.sort_by_key(|path| !is_manifest(path));
+        last.iter().try_for_each(|path| self.take_away(path))
+    }
+
+    fn put(&self, file: &Fetched) -> io::Result<()> {
+        let draft = File::from(beneath::read(&self.own, &file.draft)?);
+        rustix::fs::fchmod(&draft, Mode::from_raw_mode(mode(&draft)?))?;
+        let (folders, name) = split(&file.path);
+        let mut folder = self.base.try_clone()?;
+        for part in folders.into_iter().flat_map(|folders| folders.split('/')) {
+            folder = beneath::make_folder(&folder, part)?;
+        }
+        // An empty folder may be left from a file in it; one that is not empty is somebody else's, and stays.
+        match rustix::fs::renameat(&self.own, &file.draft, &folder, name) {
+            Err(Errno::ISDIR) => {
+                rustix::fs::unlinkat(&folder, name, AtFlags::REMOVEDIR)?;
+                Ok(rustix::fs::renameat(&self.own, &file.draft, &folder, name)?)
+            }
+            moved => Ok(moved?),
+        }
+    }
+
+    fn take_away(&mut self, path: &str) -> io::Result<()> {
+        remove(&self.base, path)?;
+        self.table.files.remove(path);
+        Ok(())
+    }
+
+    fn size(&self, path: &str) -> Option<u64> {
+        let found = File::from(beneath::read(&self.base, path).ok()?).metadata().ok()?;
+        found.is_file().then_some(found.len())
+    }
+}
+
+impl Table {
+    /// One that cannot be read is as good as none: everything is brought again, and nothing is taken away.
+    fn read(own: &OwnedFd) -> Table {
+        let mut text = Vec::new();
+        let read = beneath::read(own, TABLE)
+            .and_then(|file| File::from(file).take(LONGEST_TABLE).read_to_end(&mut text));
+        let mut table: Table = read.ok().and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default();
+        // Whoever wrote it: no path in it may lead elsewhere.
+        table.files.retain(|path, _| refusal(path).is_none());
+        table
+    }
+
+    fn write(&self, own: &OwnedFd) -> io::Result<()> {
+        let name = beneath::unique()?;
+        let mut file = File::from(beneath::create(own, &name, 0o600)?);
+        file.write_all(&serde_json::to_vec(self)?)?;
+        file.sync_all()?;
+        rustix::fs::renameat(own, &name, own, TABLE)?;
+        Ok(rustix::fs::fsync(own)?)
+    }
+}
+
+fn sweep(own: &OwnedFd) -> io::Result<()> {
+    for name in beneath::names(own)? {
+        match name?.to_str() {
+            Ok(LOCK | TABLE) | Err(_) => {}
+            Ok(name) => beneath::remove(own, name, AtFlags::empty())?,
+        }
+    }
+    Ok(())
+}
+
+/// Removes a file, and the folders that are empty without it. What somebody put in its place is not ours to remove.
+fn remove(base: &OwnedFd, path: &str) -> io::Result<()> {
+    let (mut rest, mut how) = (path, AtFlags::empty());
+    loop {
+        let (folders, name) = split(rest);
+        let folder = match folders {
+            Some(folders) => beneath::open_folder(base, folders),
+            None => base.try_clone(),
+        };
+        let Ok(folder) = folder else { return Ok(()) };
+        match (rustix::fs::unlinkat(&folder, name, how), folders) {
+            (Ok(()) | Err(Errno::NOENT), Some(folders)) => (rest, how) = (folders, AtFlags::REMOVEDIR),
+            (Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST), _) => return Ok(()),
+            (Err(Errno::ISDIR | Errno::NOTDIR), _) => return Ok(()),
+            (Err(source), _) => return Err(source.into()),
+        }
+    }
+}
+
+fn split(path: &str) -> (Option<&str>, &str) {
+    match path.rsplit_once('/') {
+        Some((folders, name)) => (Some(folders), name),
+        None => (None, path),
+    }
+}
+
+/// What may name other files.
+fn is_manifest(path: &str) -> bool {
+    path.ends_with(".yaml") || path.ends_with(".yml")
+}
+
+/// Programs may be run; objects have no mode of their own.
+fn mode(file: &File) -> io::Result<u32> {
+    let mut start = Vec::new();
+    file.take(4).read_to_end(&mut start)?;
+    Ok(if start.starts_with(b"#!") || start == b"\x7fELF" { 0o755 } else { 0o644 })
+}

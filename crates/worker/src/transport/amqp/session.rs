@@ -1,0 +1,569 @@
+//! What a connection knows once the broker has let it in. Pure: frames in, events and bytes out.
+//!
+//! ```text
+//! publish ─▶ queue ─▶ sent ─▶ outcome ─▶ Event::Confirmed, Event::Refused
+//!             (as many as the broker gives credit for)
+//! message ─▶ unsettled ─▶ settle ─▶ accepted
+//!             (as many as we give credit for: the broker holds back the rest)
+//! ```
+
+use super::{
+    address::Addresses,
+    frame::{self, Frame, Kind, Named, name},
+    message,
+    value::Value,
+};
+use crate::transport::{Event, Notice, Outgoing, Properties, Subscription, Trouble, again};
+use bytes::{Bytes, BytesMut};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use tokio::time::Instant;
+
+/// Messages that are under way at once, even if the broker takes more.
+const MOST_IN_FLIGHT: usize = 1024;
+/// With so many bytes waiting to be written nothing is added.
+const MOST_BUFFERED: usize = 256 << 10;
+/// Bytes of messages that are kept while a subscription is waited for.
+const MOST_HELD: usize = 32 << 20;
+/// Things that are listened to.
+const MOST_LINKS: usize = 256;
+/// Frames that the broker may send before it hears of us: what really holds it back is that we do not read.
+const WINDOW: u32 = 0x7fff_ffff;
+/// The parts of a frame that are not the message.
+const OVERHEAD: usize = 128;
+/// Our handle of what we send by.
+const SENDER: u32 = 0;
+
+/// What the broker and we agreed on.
+#[derive(Clone, Debug)]
+pub(super) struct Agreed {
+    pub(super) addresses: Addresses,
+    /// The queue of the pool.
+    pub(super) queue: String,
+    /// Who we are; links are named after it.
+    pub(super) container: String,
+    /// The largest frame that the broker takes.
+    pub(super) largest_frame: usize,
+    /// The largest message that we take.
+    pub(super) largest_message: usize,
+    /// Messages that we take at once.
+    pub(super) credit: u32,
+    /// Frames that the broker takes at once.
+    pub(super) window: u32,
+    /// The number of the first frame that the broker will send.
+    pub(super) first: u32,
+}
+
+/// What we listen by.
+#[derive(Debug)]
+struct Receiver {
+    address: String,
+    /// Why it is there.
+    wanted: BTreeSet<Subscription>,
+    /// Of these the broker may still send.
+    credit: u32,
+    unsettled: u32,
+    count: u32,
+    part: Option<Part>,
+    /// We want nothing more of it.
+    is_leaving: bool,
+}
+
+/// A message of which not all has come.
+#[derive(Debug)]
+struct Part {
+    delivery: u32,
+    bytes: BytesMut,
+    size: usize,
+    is_settled: bool,
+}
+
+/// What we send by.
+#[derive(Debug, Default)]
+struct Sender {
+    credit: u32,
+    count: u32,
+    largest: Option<u64>,
+    /// The one under way: its delivery, and what is left of it.
+    current: Option<(u32, Bytes)>,
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    agreed: Agreed,
+    /// Bytes that wait to be written.
+    pub(super) outgoing: BytesMut,
+    queue: VecDeque<(u64, Outgoing)>,
+    sender: Sender,
+    /// By the number of the delivery.
+    in_flight: BTreeMap<u32, (u64, Instant)>,
+    receivers: BTreeMap<u32, Receiver>,
+    /// The broker's handles, and ours.
+    handles: BTreeMap<u32, u32>,
+    asked: BTreeMap<u32, Instant>,
+    /// Which receiver a delivery came by.
+    unsettled: BTreeMap<u32, u32>,
+    last_handle: u32,
+    next_delivery: u32,
+    next_outgoing: u32,
+    next_incoming: u32,
+    window: u32,
+    events: VecDeque<Event>,
+    held: usize,
+}
+
+impl Session {
+    pub(super) fn new(agreed: Agreed, now: Instant) -> Session {
+        let (window, next_incoming) = (agreed.window, agreed.first);
+        let mut session = Session {
+            agreed,
+            outgoing: BytesMut::new(),
+            queue: VecDeque::new(),
+            sender: Sender::default(),
+            in_flight: BTreeMap::new(),
+            receivers: BTreeMap::new(),
+            handles: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            unsettled: BTreeMap::new(),
+            last_handle: SENDER,
+            next_delivery: 0,
+            next_outgoing: 0,
+            next_incoming,
+            window,
+            events: VecDeque::new(),
+            held: 0,
+        };
+        session.attach(SENDER, None, now);
+        session
+    }
+
+    pub(super) fn event(&mut self) -> Option<Event> {
+        let event = self.events.pop_front()?;
+        self.held -= event.size();
+        Some(event)
+    }
+
+    /// Whether so much is kept that nothing more should be read before it is taken.
+    pub(super) fn is_full(&self) -> bool {
+        self.held > MOST_HELD
+    }
+
+    pub(super) fn is_asked(&self, handle: u32) -> bool {
+        self.asked.contains_key(&handle)
+    }
+
+    /// Since when the broker owes its oldest answer.
+    pub(super) fn owed_since(&self) -> Option<Instant> {
+        let sent = self.in_flight.values().map(|(_, since)| *since);
+        sent.chain(self.asked.values().copied()).min()
+    }
+
+    /// Answers could not be read for a while: their time begins anew.
+    pub(super) fn forgive(&mut self, now: Instant) {
+        self.in_flight.values_mut().for_each(|(_, since)| *since = now);
+        self.asked.values_mut().for_each(|since| *since = now);
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.held += event.size();
+        self.events.push_back(event);
+    }
+
+    fn say(&mut self, name: u64, fields: Vec<Value>) {
+        frame::write(&mut self.outgoing, Kind::Amqp, name, fields, &[]);
+    }
+
+    /// The last words.
+    pub(super) fn close(&mut self) {
+        self.say(name::CLOSE, Vec::new());
+    }
+
+    fn attach(&mut self, handle: u32, source: Option<&str>, now: Instant) {
+        let address =
+            |name, address: Option<&str>| Value::named(name, vec![address.map_or(Value::Null, Value::text)]);
+        let is_receiver = source.is_some();
+        let target = if is_receiver { None } else { self.agreed.addresses.target() };
+        // Sent unsettled: the other side tells what became of it, and with that it is settled.
+        let (unsettled, first) = (Value::Ubyte(0), Value::Ubyte(0));
+        let mut fields = vec![
+            Value::Text(format!("{}-{handle}", self.agreed.container)),
+            Value::Uint(handle),
+            Value::Bool(is_receiver),
+            if is_receiver { Value::Null } else { unsettled },
+            first,
+            address(name::SOURCE, source),
+            address(name::TARGET, target.as_deref()),
+        ];
+        if !is_receiver {
+            fields.extend([Value::Null, Value::Null, Value::Uint(0)]);
+        }
+        self.say(name::ATTACH, fields);
+        self.asked.insert(handle, now);
+    }
+
+    fn address(&self, of: &Subscription) -> Result<String, Trouble> {
+        match of.is_shared {
+            true => Ok(self.agreed.addresses.queue(&self.agreed.queue)),
+            false => self.agreed.addresses.pattern(&of.pattern),
+        }
+    }
+
+    fn listening(&mut self, address: &str) -> Option<(u32, &mut Receiver)> {
+        let mut all = self.receivers.iter_mut();
+        all.find(|(_, receiver)| receiver.address == address && !receiver.is_leaving)
+            .map(|(handle, receiver)| (*handle, receiver))
+    }
+
+    /// Listens; gives the number of the question. What is shared comes by the queue of the pool: clients cannot say what lies
+    /// there, whoever made the queue has.
+    pub(super) fn subscribe(&mut self, to: &Subscription, now: Instant) -> Result<u32, Trouble> {
+        let address = self.address(to)?;
+        if let Some((handle, receiver)) = self.listening(&address) {
+            receiver.wanted.insert(to.clone());
+            return Ok(handle);
+        }
+        if self.receivers.len() >= MOST_LINKS {
+            return Err(again(format!("more than {MOST_LINKS} things would be listened to")));
+        }
+        self.last_handle += 1;
+        let handle = self.last_handle;
+        self.attach(handle, Some(&address), now);
+        let wanted = BTreeSet::from([to.clone()]);
+        let (credit, unsettled, count, part, is_leaving) = (0, 0, 0, None, false);
+        let receiver = Receiver { address, wanted, credit, unsettled, count, part, is_leaving };
+        self.receivers.insert(handle, receiver);
+        Ok(handle)
+    }
+
+    pub(super) fn unsubscribe(&mut self, from: &Subscription) -> Result<(), Trouble> {
+        let address = self.address(from)?;
+        let Some((handle, receiver)) = self.listening(&address) else { return Ok(()) };
+        receiver.wanted.remove(from);
+        if receiver.wanted.is_empty() {
+            receiver.is_leaving = true;
+            self.say(name::DETACH, vec![Value::Uint(handle), Value::Bool(true)]);
+        }
+        Ok(())
+    }
+
+    pub(super) fn publish(&mut self, number: u64, message: &Outgoing) {
+        self.queue.push_back((number, message.clone()));
+    }
+
+    /// Moves messages on for which there is room.
+    pub(super) fn fill(&mut self, now: Instant) {
+        while self.window > 0 && self.outgoing.len() < MOST_BUFFERED {
+            let Some((delivery, mut rest)) = self.sender.current.take().or_else(|| self.begin(now)) else {
+                break;
+            };
+            let chunk = rest.split_to(rest.len().min(self.agreed.largest_frame.saturating_sub(OVERHEAD)));
+            let has_more = !rest.is_empty();
+            let fields = vec![
+                Value::Uint(SENDER),
+                Value::Uint(delivery),
+                Value::Binary(Bytes::copy_from_slice(&delivery.to_be_bytes())),
+                Value::Uint(0),
+                Value::Bool(false),
+                Value::Bool(has_more),
+            ];
+            frame::write(&mut self.outgoing, Kind::Amqp, name::TRANSFER, fields, &chunk);
+            self.next_outgoing = self.next_outgoing.wrapping_add(1);
+            self.window -= 1;
+            // An answer is owed from the last piece on.
+            self.in_flight.entry(delivery).and_modify(|(_, since)| *since = now);
+            self.sender.current = has_more.then_some((delivery, rest));
+        }
+    }
+
+    /// The next that can be sent.
+    fn begin(&mut self, now: Instant) -> Option<(u32, Bytes)> {
+        loop {
+            if self.sender.credit == 0 || self.in_flight.len() >= MOST_IN_FLIGHT {
+                return None;
+            }
+            let (number, message) = self.queue.pop_front()?;
+            let bytes = message::write(&message, &self.agreed.addresses);
+            let largest = self.sender.largest.unwrap_or(u64::MAX);
+            if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > largest {
+                let size = bytes.len();
+                let why = format!("a message of {size} bytes is too large: the broker takes {largest}");
+                self.tell(Event::Refused(number, why));
+                continue;
+            }
+            let delivery = self.next_delivery;
+            self.next_delivery = delivery.wrapping_add(1);
+            self.sender.credit -= 1;
+            self.sender.count = self.sender.count.wrapping_add(1);
+            self.in_flight.insert(delivery, (number, now));
+            return Some((delivery, bytes));
+        }
+    }
+
+    /// A message has been dealt with.
+    pub(super) fn settle(&mut self, tag: u64) {
+        let Ok(delivery) = u32::try_from(tag) else { return };
+        if let Some(handle) = self.unsettled.remove(&delivery) {
+            self.dispose(handle, delivery, Value::named(name::ACCEPTED, Vec::new()));
+        }
+    }
+
+    fn dispose(&mut self, handle: u32, delivery: u32, state: Value) {
+        let (receiver, settled) = (Value::Bool(true), Value::Bool(true));
+        let fields = vec![receiver, Value::Uint(delivery), Value::Uint(delivery), settled, state];
+        self.say(name::DISPOSITION, fields);
+        self.had_room(handle);
+    }
+
+    /// One less is unsettled.
+    fn had_room(&mut self, handle: u32) {
+        if let Some(receiver) = self.receivers.get_mut(&handle) {
+            receiver.unsettled = receiver.unsettled.saturating_sub(1);
+            self.allow(handle);
+        }
+    }
+
+    /// Lets the broker send, if that is worth a frame.
+    fn allow(&mut self, handle: u32) {
+        let most = self.agreed.credit;
+        let Some(receiver) = self.receivers.get_mut(&handle).filter(|receiver| !receiver.is_leaving) else {
+            return;
+        };
+        let credit = most.saturating_sub(receiver.unsettled);
+        if credit.saturating_sub(receiver.credit) < (most / 4).max(1) {
+            return;
+        }
+        receiver.credit = credit;
+        let link = [Value::Uint(handle), Value::Uint(receiver.count), Value::Uint(credit)];
+        let mut fields = self.flow();
+        fields.extend(link);
+        self.say(name::FLOW, fields);
+    }
+
+    fn flow(&self) -> Vec<Value> {
+        let numbers = [self.next_incoming, WINDOW, self.next_outgoing, WINDOW];
+        numbers.into_iter().map(Value::Uint).collect()
+    }
+
+    pub(super) fn received(&mut self, frame: Frame) -> Result<(), Trouble> {
+        let Frame::Said { kind: Kind::Amqp, what, payload, .. } = frame else { return Ok(()) };
+        match what.name {
+            name::ATTACH => self.attached(&what),
+            name::FLOW => self.flowed(&what),
+            name::TRANSFER => self.transferred(&what, &payload),
+            name::DISPOSITION => {
+                self.disposed(&what);
+                Ok(())
+            }
+            name::DETACH => self.detached(&what),
+            name::END => Err(ended("session", what.inner(0).as_ref())),
+            name::CLOSE => Err(ended("connection", what.inner(0).as_ref())),
+            _ => Err(again("the broker says what it must not say now")),
+        }
+    }
+
+    fn attached(&mut self, what: &Named) -> Result<(), Trouble> {
+        let strange = || again("the broker attaches what nobody asked for");
+        let ours = what.get(0).words().and_then(|name| {
+            let number = name.strip_prefix(self.agreed.container.as_str())?.strip_prefix('-')?;
+            number.parse::<u32>().ok()
+        });
+        let ours = ours.filter(|handle| self.asked.contains_key(handle)).ok_or_else(strange)?;
+        let theirs = what.uint(1).ok_or_else(strange)?;
+        self.handles.insert(theirs, ours);
+        let is_refused = match ours {
+            SENDER => what.get(6) == &Value::Null,
+            _ => what.get(5) == &Value::Null,
+        };
+        if is_refused {
+            // The reason comes with the detach that must follow.
+            return Ok(());
+        }
+        self.asked.remove(&ours);
+        if ours == SENDER {
+            self.sender.largest = what.number(10).filter(|largest| *largest > 0);
+        } else if let Some(receiver) = self.receivers.get_mut(&ours) {
+            receiver.count = what.uint(9).unwrap_or(0);
+            self.allow(ours);
+        }
+        Ok(())
+    }
+
+    fn flowed(&mut self, what: &Named) -> Result<(), Trouble> {
+        let window = what.uint(1).ok_or_else(|| again("the broker tells of a flow without a window"))?;
+        let seen = what.uint(0).unwrap_or(0);
+        self.window = window.saturating_sub(self.next_outgoing.wrapping_sub(seen));
+        let ours = what.uint(4).and_then(|theirs| self.handles.get(&theirs));
+        if ours == Some(&SENDER) {
+            let under_way = self.sender.count.wrapping_sub(what.uint(5).unwrap_or(0));
+            self.sender.credit = what.uint(6).unwrap_or(0).saturating_sub(under_way);
+        }
+        if what.flag(9) {
+            let fields = self.flow();
+            self.say(name::FLOW, fields);
+        }
+        Ok(())
+    }
+
+    fn transferred(&mut self, what: &Named, payload: &[u8]) -> Result<(), Trouble> {
+        self.next_incoming = self.next_incoming.wrapping_add(1);
+        let (most, largest) = (self.agreed.credit, self.agreed.largest_message);
+        let ours = what.uint(0).and_then(|theirs| self.handles.get(&theirs)).copied();
+        let found = ours.and_then(|ours| self.receivers.get_mut(&ours).map(|receiver| (ours, receiver)));
+        let Some((handle, receiver)) = found else {
+            return Err(again("the broker sends by a link that is none"));
+        };
+        if receiver.is_leaving {
+            return Ok(());
+        }
+        if receiver.part.is_none() {
+            let delivery =
+                what.uint(1).ok_or_else(|| again("the broker sends a message without a number"))?;
+            if receiver.credit == 0 || self.unsettled.contains_key(&delivery) {
+                return Err(again(format!(
+                    "the broker sends more than {most} messages at once, or one twice"
+                )));
+            }
+            receiver.credit -= 1;
+            receiver.unsettled += 1;
+            receiver.count = receiver.count.wrapping_add(1);
+            receiver.part = Some(Part { delivery, bytes: BytesMut::new(), size: 0, is_settled: false });
+        }
+        let Some(part) = receiver.part.as_mut() else { return Ok(()) };
+        part.is_settled |= what.flag(4);
+        part.size = part.size.saturating_add(payload.len());
+        match part.size > largest {
+            true => part.bytes = BytesMut::new(),
+            false => part.bytes.extend_from_slice(payload),
+        }
+        let (has_more, is_aborted) = (what.flag(5), what.flag(9));
+        if is_aborted {
+            receiver.part = None;
+            self.had_room(handle);
+        } else if !has_more && let Some(part) = receiver.part.take() {
+            self.arrived(handle, part);
+        }
+        Ok(())
+    }
+
+    /// A message is whole.
+    fn arrived(&mut self, handle: u32, part: Part) {
+        let Part { delivery, bytes, size, is_settled } = part;
+        let largest = self.agreed.largest_message;
+        let read = match size > largest {
+            true => Err((
+                "amqp:link:message-size-exceeded",
+                format!("a message of {size} bytes is larger than {largest}"),
+            )),
+            false => self.understood(handle, bytes.freeze()).map_err(|why| ("amqp:decode-error", why)),
+        };
+        match read {
+            Ok((topic, payload, properties)) => {
+                let tag = (!is_settled).then_some(u64::from(delivery));
+                match is_settled {
+                    true => self.had_room(handle),
+                    false => _ = self.unsettled.insert(delivery, handle),
+                }
+                self.tell(Event::Message { tag, topic, payload, properties });
+            }
+            Err((condition, why)) => {
+                let error = vec![Value::Symbol(condition.to_owned()), Value::text(&why)];
+                let state = Value::named(name::REJECTED, vec![Value::named(name::ERROR, error)]);
+                match is_settled {
+                    true => self.had_room(handle),
+                    false => self.dispose(handle, delivery, state),
+                }
+                self.tell(Event::Notice(Notice::PassedOver(why)));
+            }
+        }
+    }
+
+    fn understood(&self, handle: u32, bytes: Bytes) -> Result<(String, Bytes, Properties), String> {
+        let read = message::read(bytes, &self.agreed.addresses).map_err(|unclear| unclear.to_string())?;
+        let topic = read.topic.or_else(|| self.only_topic(handle));
+        let topic = topic
+            .ok_or("a message does not say which topic it was sent to, so nobody knows what it asks for")?;
+        Ok((topic, read.payload, read.properties))
+    }
+
+    /// What can only have come by one topic was sent to that.
+    fn only_topic(&self, handle: u32) -> Option<String> {
+        let receiver = self.receivers.get(&handle)?;
+        let mut wanted = receiver.wanted.iter();
+        let only =
+            wanted.next().filter(|wanted| !wanted.is_shared && !wanted.pattern.contains(['*', '>']))?;
+        wanted.next().is_none().then(|| only.pattern.clone())
+    }
+
+    fn disposed(&mut self, what: &Named) {
+        // What the broker says as a sender is about what it takes back: nothing that we could change.
+        let is_receiver = what.flag(0);
+        let (Some(first), true) = (what.uint(1), is_receiver) else { return };
+        let last = what.uint(2).unwrap_or(first);
+        let state = what.inner(4);
+        let is_settled = what.flag(3);
+        if first > last || (state.is_none() && !is_settled) {
+            return;
+        }
+        let meant: Vec<u32> = self.in_flight.range(first..=last).map(|(delivery, _)| *delivery).collect();
+        for delivery in meant {
+            let Some(outcome) = outcome(state.as_ref()) else { continue };
+            let Some((number, _)) = self.in_flight.remove(&delivery) else { continue };
+            self.tell(match outcome {
+                Ok(()) => Event::Confirmed(number),
+                Err(why) => Event::Refused(number, why),
+            });
+            if !is_settled {
+                let (sender, id, settled) = (Value::Bool(false), Value::Uint(delivery), Value::Bool(true));
+                self.say(name::DISPOSITION, vec![sender, id.clone(), id, settled]);
+            }
+        }
+    }
+
+    fn detached(&mut self, what: &Named) -> Result<(), Trouble> {
+        let ours = what.uint(0).and_then(|theirs| self.handles.remove(&theirs));
+        let why = frame::error(what.inner(2).as_ref());
+        let Some(ours) = ours else {
+            return Err(again(format!("the broker ends a link that is none: {why}")));
+        };
+        match self.receivers.remove(&ours) {
+            Some(receiver) if receiver.is_leaving => {
+                self.asked.remove(&ours);
+                self.unsettled.retain(|_, handle| *handle != ours);
+                Ok(())
+            }
+            Some(receiver) => {
+                let address = receiver.address;
+                Err(again(format!("the broker lets us not listen to `{address}`, or not any more: {why}")))
+            }
+            None => Err(again(format!("the broker lets us not send: {why}"))),
+        }
+    }
+
+    /// Words about how it goes on, which keep the other side content.
+    pub(super) fn beat(&mut self) {
+        frame::write_empty(&mut self.outgoing);
+    }
+}
+
+/// What became of a message; none while that is open.
+fn outcome(state: Option<&Named>) -> Option<Result<(), String>> {
+    match state.map(|state| state.name) {
+        // Settled without a word: it is out of our hands.
+        None | Some(name::ACCEPTED) => Some(Ok(())),
+        Some(name::REJECTED) => {
+            let why = frame::error(state.and_then(|state| state.inner(0)).as_ref());
+            Some(Err(format!("the broker rejects it: {why}")))
+        }
+        Some(name::RELEASED | name::MODIFIED) => {
+            Some(Err("the broker gives it back: nobody is there who could get it".to_owned()))
+        }
+        Some(_) => None,
+    }
+}
+
+fn ended(what: &str, why: Option<&Named>) -> Trouble {
+    again(format!("the broker ends the {what}: {}", frame::error(why)))
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

@@ -1,0 +1,243 @@
+use super::*;
+use proptest::prelude::*;
+use std::time::Duration;
+
+fn session(credit: u32, largest_message: usize) -> Session {
+    let agreed = Agreed {
+        addresses: Addresses::Solace,
+        queue: "n/q/str/w".to_owned(),
+        container: "me".to_owned(),
+        largest_frame: 512,
+        largest_message,
+        credit,
+        window: 100,
+        first: 0,
+    };
+    Session::new(agreed, Instant::now())
+}
+
+fn said(name: u64, fields: Vec<Value>, payload: &[u8]) -> Frame {
+    let mut bytes = BytesMut::new();
+    frame::write(&mut bytes, Kind::Amqp, name, fields, payload);
+    frame::read(&mut bytes, usize::MAX).unwrap().unwrap()
+}
+
+/// What was said, by name.
+fn heard(session: &mut Session) -> Vec<Named> {
+    let mut bytes = session.outgoing.split();
+    let mut all = Vec::new();
+    while let Some(frame) = frame::read(&mut bytes, usize::MAX).unwrap() {
+        if let Frame::Said { what, .. } = frame {
+            all.push(what);
+        }
+    }
+    all
+}
+
+fn names(said: &[Named]) -> Vec<u64> {
+    said.iter().map(|said| said.name).collect()
+}
+
+fn attach(session: &mut Session, handle: u32) {
+    let address = |name| Value::named(name, vec![Value::text("x")]);
+    let fields = vec![
+        Value::Text(format!("me-{handle}")),
+        Value::Uint(handle + 10),
+        Value::Bool(handle == 0),
+        Value::Null,
+        Value::Null,
+        address(name::SOURCE),
+        address(name::TARGET),
+    ];
+    session.received(said(name::ATTACH, fields, &[])).unwrap();
+}
+
+fn listening(credit: u32, largest: usize) -> Session {
+    let mut session = session(credit, largest);
+    attach(&mut session, 0);
+    let pool = Subscription { pattern: "n/invoke/>".to_owned(), is_shared: true };
+    let handle = session.subscribe(&pool, Instant::now()).unwrap();
+    assert!(session.is_asked(handle));
+    attach(&mut session, handle);
+    assert!(!session.is_asked(handle));
+    session
+}
+
+fn transfer(delivery: u32, has_more: bool, payload: &[u8]) -> Frame {
+    let (handle, settled) = (Value::Uint(11), Value::Bool(false));
+    let fields =
+        vec![handle, Value::Uint(delivery), Value::Null, Value::Null, settled, Value::Bool(has_more)];
+    said(name::TRANSFER, fields, payload)
+}
+
+fn message(size: usize) -> Bytes {
+    let payload = Bytes::from(vec![b'x'; size]);
+    let message = Outgoing { topic: "n/invoke/t".to_owned(), payload, properties: Default::default() };
+    message::write(&message, &Addresses::Solace)
+}
+
+#[test]
+fn credit_is_what_is_not_unsettled() {
+    let mut session = listening(4, 1000);
+    let flow = heard(&mut session).pop().unwrap();
+    assert_eq!((flow.name, flow.uint(4), flow.uint(6)), (name::FLOW, Some(1), Some(4)));
+    for delivery in 0..4 {
+        session.received(transfer(delivery, false, &message(1))).unwrap();
+    }
+    assert!(heard(&mut session).is_empty(), "nothing is settled");
+    session.settle(2);
+    let said = heard(&mut session);
+    assert_eq!(names(&said), [name::DISPOSITION, name::FLOW]);
+    assert_eq!((said[0].uint(1), said[0].inner(4).unwrap().name), (Some(2), name::ACCEPTED));
+    assert_eq!((said[1].uint(5), said[1].uint(6)), (Some(4), Some(1)), "one, after four");
+    session.settle(2);
+    session.settle(77);
+    assert!(heard(&mut session).is_empty(), "once is enough");
+    session.received(transfer(4, false, &message(1))).unwrap();
+    let more = session.received(transfer(5, false, &message(1)));
+    assert!(
+        more.is_err_and(|trouble| trouble.message.contains("more than 4")),
+        "a broker that floods is left"
+    );
+}
+
+#[test]
+fn a_message_in_pieces_is_one_and_a_large_one_is_rejected_and_not_kept() {
+    let mut session = listening(4, 1000);
+    _ = heard(&mut session);
+    let bytes = message(600);
+    session.received(transfer(0, true, &bytes[..100])).unwrap();
+    assert!(session.event().is_none());
+    session.received(transfer(0, false, &bytes[100..])).unwrap();
+    let event = session.event().unwrap();
+    assert!(
+        matches!(event, Event::Message { tag: Some(0), payload, topic, .. } if payload.len() == 600 && topic == "n/invoke/t")
+    );
+    for _ in 0..1000 {
+        session.received(transfer(1, true, &bytes)).unwrap();
+        let part = session.receivers[&1].part.as_ref().unwrap();
+        assert!(part.bytes.len() <= 1000, "no more is kept than may come");
+    }
+    session.received(transfer(1, false, &bytes)).unwrap();
+    assert!(matches!(session.event(), Some(Event::Notice(Notice::PassedOver(_)))));
+    let said = heard(&mut session);
+    assert_eq!(said[0].inner(4).unwrap().name, name::REJECTED);
+    session.received(transfer(2, false, &message(1))).unwrap();
+    assert!(matches!(session.event(), Some(Event::Message { .. })), "the next is served");
+}
+
+#[test]
+fn without_a_topic_it_is_passed_over_unless_only_one_is_possible() {
+    let mut session = listening(4, 1000);
+    let mut bytes = BytesMut::new();
+    Value::Described(Box::new(Value::Ulong(0x75)), Box::new(Value::Binary(Bytes::new()))).write(&mut bytes);
+    session.received(transfer(0, false, &bytes)).unwrap();
+    assert!(matches!(session.event(), Some(Event::Notice(Notice::PassedOver(why))) if why.contains("topic")));
+    let only = Subscription { pattern: "n/exactly".to_owned(), is_shared: false };
+    let handle = session.subscribe(&only, Instant::now()).unwrap();
+    attach(&mut session, handle);
+    let fields = vec![Value::Uint(12), Value::Uint(1), Value::Null, Value::Null, Value::Bool(true)];
+    session.received(said(name::TRANSFER, fields, &bytes)).unwrap();
+    let event = session.event();
+    assert!(matches!(event, Some(Event::Message { tag: None, topic, .. }) if topic == "n/exactly"));
+}
+
+#[test]
+fn messages_go_as_far_as_credit_and_window_reach_and_outcomes_are_told() {
+    let mut session = listening(4, 1000);
+    _ = heard(&mut session);
+    for number in 10..14 {
+        let payload = Bytes::from(vec![0; if number == 10 { 1000 } else { 1 }]);
+        session
+            .publish(number, &Outgoing { topic: "n/r".to_owned(), payload, properties: Default::default() });
+    }
+    session.fill(Instant::now());
+    assert!(heard(&mut session).is_empty(), "there is no credit");
+    let flow = |window, credit| {
+        let fields = [0, window, 0, 100, 10, 0, credit].map(Value::Uint).to_vec();
+        said(name::FLOW, fields, &[])
+    };
+    session.received(flow(2, 3)).unwrap();
+    session.fill(Instant::now());
+    assert_eq!(heard(&mut session).len(), 2, "the window is two frames");
+    session.received(flow(100, 3)).unwrap();
+    session.fill(Instant::now());
+    let said_now = heard(&mut session);
+    let last = said_now.last().unwrap();
+    assert_eq!((last.uint(1), last.flag(5)), (Some(2), false), "three deliveries, and no more credit");
+    let outcome = |first, last, state| {
+        let fields = vec![Value::Bool(true), Value::Uint(first), Value::Uint(last), Value::Bool(true), state];
+        said(name::DISPOSITION, fields, &[])
+    };
+    let error = vec![Value::Symbol("amqp:not-allowed".to_owned()), Value::text("no")];
+    let rejected = Value::named(name::REJECTED, vec![Value::named(name::ERROR, error)]);
+    session.received(outcome(0, 1, Value::named(name::ACCEPTED, vec![]))).unwrap();
+    session.received(outcome(2, u32::MAX, rejected)).unwrap();
+    assert!(matches!(session.event(), Some(Event::Confirmed(10))));
+    assert!(matches!(session.event(), Some(Event::Confirmed(11))));
+    assert!(matches!(session.event(), Some(Event::Refused(12, why)) if why.contains("amqp:not-allowed no")));
+    assert!(session.event().is_none() && session.owed_since().is_none());
+}
+
+#[test]
+fn a_refused_link_is_trouble_with_the_reason() {
+    let mut session = session(4, 1000);
+    attach(&mut session, 0);
+    let to = Subscription { pattern: "n/>".to_owned(), is_shared: false };
+    let handle = session.subscribe(&to, Instant::now()).unwrap();
+    let fields = vec![Value::text("me-1"), Value::Uint(3), Value::Bool(false)];
+    session.received(said(name::ATTACH, fields, &[])).unwrap();
+    assert!(session.is_asked(handle));
+    let error = vec![Value::Symbol("amqp:not-found".to_owned()), Value::text("none such")];
+    let fields = vec![Value::Uint(3), Value::Bool(true), Value::named(name::ERROR, error)];
+    let trouble = session.received(said(name::DETACH, fields, &[])).unwrap_err();
+    assert!(trouble.message.contains("topic://n/>") && trouble.message.contains("none such"), "{trouble}");
+}
+
+#[test]
+fn the_queue_is_listened_to_once_and_left_with_the_last() {
+    let mut session = listening(4, 1000);
+    _ = heard(&mut session);
+    let [first, second] = ["n/invoke/>", "n/other"]
+        .map(|pattern| Subscription { pattern: pattern.to_owned(), is_shared: true });
+    session.subscribe(&second, Instant::now()).unwrap();
+    session.unsubscribe(&first).unwrap();
+    assert!(heard(&mut session).is_empty());
+    session.unsubscribe(&second).unwrap();
+    assert_eq!(names(&heard(&mut session)), [name::DETACH]);
+    session.received(transfer(0, false, &message(1))).unwrap();
+    assert!(session.event().is_none(), "what was on its way is not ours any more");
+    session.received(said(name::DETACH, vec![Value::Uint(11), Value::Bool(true)], &[])).unwrap();
+    session.subscribe(&first, Instant::now()).unwrap();
+    assert_eq!(names(&heard(&mut session)), [name::ATTACH]);
+}
+
+fn any_field() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::Bool),
+        (0_u32..20).prop_map(Value::Uint),
+        any::<u32>().prop_map(Value::Uint),
+        Just(Value::text("me-0")),
+        Just(Value::text("me-1")),
+        Just(Value::named(name::ACCEPTED, vec![])),
+        Just(Value::named(name::REJECTED, vec![Value::Null])),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn no_frames_make_it_panic_or_keep_more_than_it_may(
+        frames in prop::collection::vec((0x10_u64..0x1a, prop::collection::vec(any_field(), 0..11), 0_usize..300), 0..60),
+    ) {
+        let mut session = listening(4, 1000);
+        let now = Instant::now();
+        session.publish(1, &Outgoing { topic: "n/r".to_owned(), payload: Bytes::from(vec![0; 2000]), properties: Default::default() });
+        for (name, fields, size) in frames {
+            _ = session.received(said(name, fields, &message(size)[..size]));
+            session.fill(now);
+            session.forgive(now + Duration::from_secs(1));
+            prop_assert!(session.unsettled.len() <= 4);
+        }
+    }
+}
