@@ -172,17 +172,6 @@ impl Caller {
         self.0.warm.parked()
     }
 
-    /// The same, with files in its work folder: their names there, and their bytes.
-    pub async fn ask_with(
-        &self,
-        _code: &crate::tools::Code,
-        _command: Vec<std::ffi::OsString>,
-        _files: &[(&str, &[u8])],
-        _time: Duration,
-    ) -> Result<Vec<u8>, Refusal> {
-        Ok(Vec::new())
-    }
-
     /// Ends what is parked and waits until every box is gone.
     pub async fn close(&self) {
         self.0.warm.close();

@@ -2,11 +2,10 @@
 
 use super::*;
 use crate::{
-    tools::{Asker, Code, Question, Report, Settings, watch},
-    wire::{
-        code::{Code as ErrorCode, Refusal},
-        topic::Base,
-    },
+    artifacts::Shelf,
+    call::{self, Caller},
+    tools::{Report, Settings, watch},
+    wire::topic::Base,
 };
 use doors::egress;
 use std::{
@@ -194,23 +193,10 @@ fn an_index_has_no_credentials_and_tls_unless_its_host_is_trusted() {
     assert!(check("https://pypi.example/simple", Some("--pre x")).is_err());
 }
 
-/// Asks in real boxes, as calls do.
-struct Boxes(Engine);
-
-impl Asker for Boxes {
-    async fn ask(&self, question: Question) -> Result<Vec<u8>, Refusal> {
-        let Code { python, folder, packages, site, stamp: _ } = question.code;
-        let shown = [(python, "python"), (folder, "set"), (packages, "packages"), (site, "site")].into_iter();
-        let mounts =
-            shown.filter_map(|(host, name)| Some(format!("{}:/tools/{name}:ro", host?.display()).into()));
-        let request =
-            RunRequest { command: question.command, mounts: mounts.collect(), ..RunRequest::default() };
-        let result = self.0.run(Policy::default().admit(request).unwrap()).await;
-        match result.status {
-            Status::Succeeded => Ok(result.stdout),
-            _ => Err(Refusal::new(ErrorCode::ExecutionError, String::from_utf8_lossy(&result.stderr))),
-        }
-    }
+fn caller(engine: &Engine) -> Arc<Caller> {
+    let python = "/usr/bin/python3".into();
+    let settings = call::Settings { python, largest_result: 100_000, parked: 0, parked_bytes: 0 };
+    Arc::new(Caller::new(engine.clone(), Shelf::memory(), None, settings))
 }
 
 #[tokio::test]
@@ -220,13 +206,16 @@ async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
     let tools = place.top.join("tools");
     fs::create_dir_all(tools.join("set/bin")).unwrap();
     fs::rename(place.top.join("wheels"), tools.join("wheels")).unwrap();
+    fs::create_dir_all(tools.join("python")).unwrap();
+    let module = "def add(a: int, b: int = 2) -> int:\n    \"\"\"Adds.\"\"\"\n    return a + b\n";
+    fs::write(tools.join("python/m.py"), module).unwrap();
     let script = "#!/bin/sh\n[ \"$1\" = --schema ] || exit 3\necho a warning >&2\ncat \"$(dirname \"$0\")/said.json\"\n";
     for (name, text) in [("good", script), ("bad", "#!/bin/sh\necho no config >&2\nexit 4\n")] {
         fs::write(tools.join("set/bin").join(name), text).unwrap();
         fs::set_permissions(tools.join("set/bin").join(name), PermissionsExt::from_mode(0o755)).unwrap();
     }
     fs::write(tools.join("set/bin/said.json"), r#"{"tools": {"x": {"description": "It works."}}}"#).unwrap();
-    let entries = "tools:\n  of_wheel: {module: first, function: f, description: d}\n  good: {tool_dir: set, executable: bin/good}\n  \
+    let entries = "tools:\n  of_wheel: {module: first, function: f, description: d}\n  good: {tool_dir: set, executable: bin/good}\n  add: {module: m, function: add}\n  \
                    bad: {tool_dir: set, executable: bin/bad}\n";
     fs::write(tools.join("manifest.yaml"), entries).unwrap();
     let settings = Settings {
@@ -239,10 +228,16 @@ async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
         base: Base::new("n", "").unwrap(),
         every: Duration::from_millis(50),
     };
-    let (mut catalog, mut reports) = watch(settings, Arc::new(Boxes(place.engine.clone())));
-    let waited = catalog.wait_for(|now| now.len() == 2);
+    let (mut catalog, mut reports) = watch(settings, caller(&place.engine));
+    let waited = catalog.wait_for(|now| now.len() == 3);
     let now = tokio::time::timeout(LONGEST, waited).await.unwrap().unwrap().clone();
     assert_eq!(now["good"].card.description.as_deref(), Some("It works."));
+    let add = &now["add"].card;
+    let parameters = add.parameters.clone().unwrap_or_default();
+    assert_eq!(
+        (add.description.as_deref(), &parameters["required"]),
+        (Some("Adds."), &serde_json::json!(["a"]))
+    );
     let layer = now["of_wheel"].code.packages.clone().unwrap();
     assert!(layer.join("first/__init__.py").is_file() && now["good"].code.packages == Some(layer));
     let failed = async {
