@@ -34,19 +34,14 @@ mod call {
     }
 }
 
+#[path = "../../crates/worker/src/tools"]
 #[allow(dead_code, unreachable_pub, reason = "what the worker alone uses")]
 mod tools {
-    #[path = "../../../crates/worker/src/tools/card.rs"]
     pub(crate) mod card;
-    #[path = "../../../crates/worker/src/tools/limits.rs"]
     mod limits;
-    #[path = "../../../crates/worker/src/tools/manifest.rs"]
     pub(crate) mod manifest;
-    #[path = "../../../crates/worker/src/tools/problem.rs"]
     pub(crate) mod problem;
-    #[path = "../../../crates/worker/src/tools/requirement.rs"]
     mod requirement;
-    #[path = "../../../crates/worker/src/tools/yaml.rs"]
     mod yaml;
 
     pub(crate) use limits::Limits;
@@ -102,6 +97,9 @@ fn look_at_entry(entry: &Entry, base: &Base) {
     }
     if let Some(requirement) = &entry.requirement {
         let text = requirement.to_string();
-        assert!(text.starts_with(|letter: char| letter.is_ascii_alphanumeric()) && !text.contains(['/', ' ', '@', ';']));
+        assert!(
+            text.starts_with(|letter: char| letter.is_ascii_alphanumeric())
+                && !text.contains(['/', ' ', '@', ';'])
+        );
     }
 }
