@@ -2,7 +2,7 @@
 //! it or lie in it, nor hold the operator's file or a file with a key. Only what the caller asked for is looked at: roots
 //! of stored images and sockets of doors lie in the state folder, and are shown on purpose.
 
-use spec::{ErrorCode, ErrorInfo, FileId, Root, SandboxSpec};
+use spec::{Access, ErrorCode, ErrorInfo, FileId, Root, SandboxSpec};
 use std::{
     fs, io,
     os::unix::fs::MetadataExt,
@@ -22,7 +22,7 @@ pub(crate) fn check(state: &Path, files: &[PathBuf], spec: &SandboxSpec) -> Resu
         // An unpacked image is no secret, and read-only as a root: `image check` looks at it so.
         let images = fs::canonicalize(state.join("images"));
         let is_image = option == "--image" && images.is_ok_and(|images| real.starts_with(images));
-        if lies_in(&real, state) && !is_image {
+        if lies_in(&real, state) && !is_image && !is_packages(spec, state, option, path, &real) {
             return refused("lies in Airlock's state folder", state);
         }
         if shows(&real, state) {
@@ -33,6 +33,13 @@ pub(crate) fn check(state: &Path, files: &[PathBuf], spec: &SandboxSpec) -> Resu
             None => Ok(()),
         }
     })
+}
+
+/// Whether it is a folder of packages that were installed for tools, and is only read: no secret either.
+fn is_packages(spec: &SandboxSpec, state: &Path, option: &str, path: &Path, real: &Path) -> bool {
+    let is_read = spec.mounts.iter().all(|mount| mount.host != path || mount.access == Access::ReadOnly);
+    let packages = fs::canonicalize(state.join("worker/packages"));
+    option == "--mount" && is_read && packages.is_ok_and(|packages| real.parent() == Some(&packages))
 }
 
 /// Whether a path that was admitted for somebody else leads, through no link, to what it led to then.

@@ -49,6 +49,7 @@ fn main() -> io::Result<()> {
     write(&folder.join("http"), exchanges())?;
     write(&folder.join("pkt"), pushes())?;
     write(&folder.join("sam_wire"), mesh_messages())?;
+    write(&folder.join("sam_manifest"), tool_manifests())?;
     write(&folder.join("mqtt"), packets())?;
     // Lines are lines: what the ledger writes is a journal, too.
     write(&folder.join("journal"), ledgers(folder)?)?;
@@ -91,6 +92,24 @@ fn mesh_messages() -> Vec<Vec<u8>> {
     let joined =
         messages.iter().map(|(topic, properties, payload)| format!("{topic}\0{properties}\0{payload}"));
     joined.map(String::into_bytes).collect()
+}
+
+/// Manifests of tools, and what tools say of themselves.
+fn tool_manifests() -> Vec<Vec<u8>> {
+    let texts = [
+        "version: 1\ntools:\n  a: {runtime: python, module: m.n, function: f, sandbox_profile: restrictive}\n  \
+         b: {module: m, class_name: C, package: 'p[x]', version: '>=0.29,<2', timeout_seconds: 60}\n",
+        "tools:\n  w:\n    tool_dir: w\n    executable: python/bin/w\n    schema_refresh_seconds: 600\n    \
+         resource_limits: {max_cpu_seconds: 60, max_file_size_mb: 100, max_open_files: 9, max_processes: 3, max_stack_size_mb: 6}\n",
+        "tools: {a: {module: m, function: f, description: d, parameters: {type: OBJECT, properties: {x: {type: STRING}}}, \
+         artifact_params: {x: {is_list: true}}, instructions: i, config_schema: [{key: k, type: integer}]}}",
+        "tools: {a: {executable: ../x}, b: 5, c: {modul: m}}",
+        "version: 2\n? [a]\n: &x b\n...\n---\n",
+        r#"{"tools":{"t":{"description":"d","parameters":{"type":"object","properties":{}},"artifact_params":{"a":{"is_optional":true,
+         "filename_key":"k"}},"instructions":"i","auth":{"type":"bearer"},"volume_params":[],"config_schema":[{"key":"k"}],"timeout_seconds":60}}}"#,
+        r#"{"description":"d","ctx_facade_param_name":"ctx"}"#,
+    ];
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
 /// As `targets/diff.rs` reads them: a text, NUL, a diff.

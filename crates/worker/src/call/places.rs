@@ -6,6 +6,8 @@ pub const PYTHON: &str = "/tools/python";
 pub const FOLDER: &str = "/tools/set";
 /// Installed packages.
 pub const PACKAGES: &str = "/tools/packages";
+/// Packages that whoever runs the worker keeps.
+pub const SITE: &str = "/tools/site";
 /// Our runner, one Python file. Each box has a copy of its own, in its work folder: what a tool does to it nobody else runs.
 pub const RUNNER: &str = "/workspace/.airlock/runner.py";
 /// The work folder, with `input/`, `output/`, `status.pipe`, `ipc.sock`, `runner_args.json`, `result.json`.

@@ -99,9 +99,15 @@ impl Rooms {
     }
 
     fn request(&self, kind: &Kind) -> SessionRequest {
-        let Code { python, folder, packages } = &kind.code;
-        let shown =
-            [(python, places::PYTHON), (folder, places::FOLDER), (packages, places::PACKAGES)].into_iter();
+        // Its stamp is a part of the kind, and nothing of the box.
+        let Code { python, folder, packages, site, stamp: _ } = &kind.code;
+        let shown = [
+            (python, places::PYTHON),
+            (folder, places::FOLDER),
+            (packages, places::PACKAGES),
+            (site, places::SITE),
+        ];
+        let shown = shown.into_iter();
         let mounts = shown.filter_map(|(host, inside)| Some(mount(host.as_deref()?, inside))).collect();
         let network = kind.what.is_none().then_some(Network::None);
         let run = RunRequest {
@@ -170,7 +176,8 @@ fn python_path(code: &Code) -> String {
     let folder = folder.into_iter().filter(|_| code.folder.is_some());
     let python = code.python.iter().map(|_| places::PYTHON.to_owned());
     let packages = code.packages.iter().map(|_| places::PACKAGES.to_owned());
-    folder.chain(python).chain(packages).collect::<Vec<_>>().join(":")
+    let site = code.site.iter().map(|_| places::SITE.to_owned());
+    folder.chain(python).chain(packages).chain(site).collect::<Vec<_>>().join(":")
 }
 
 /// A command with exactly the variables that tools are promised, whatever else the engine sets.

@@ -1,5 +1,31 @@
 //! What tools there are: read from a manifest, told again when it changes. Nothing of a tool runs here; what must be asked of
 //! its code (a schema) is asked in a sandbox.
+//!
+//! ```text
+//! manifest ─ yaml ─ entries ─┬─ place: is its code there ─ packages: what it needs ─ probe: what it says ─▶ catalog
+//!                            └─ problems, reported
+//! ```
+
+mod card;
+mod catalog;
+mod limits;
+mod look;
+mod manifest;
+pub mod packages;
+mod place;
+mod prepare;
+mod probe;
+mod problem;
+mod requirement;
+mod wheels;
+mod yaml;
+
+pub use catalog::{EVERY, Report, Settings, watch};
+pub use limits::Limits;
+pub use probe::{Asker, Cards, Question};
+pub use problem::Problem;
+pub use requirement::Requirement;
+pub use wheels::Wheels;
 
 pub mod sync;
 
@@ -33,7 +59,8 @@ pub enum What {
     Function { module: String, function: String },
     /// A Python class with `_run_async_impl`.
     Class { module: String, class_name: String },
-    /// A program that takes the name of a file with its arguments; `tool` is its own name for what it shall do.
+    /// A program that takes the name of a file with its arguments; `tool` is its own name for what it shall do. The path is
+    /// relative to [`Code::folder`].
     Executable { path: PathBuf, tool: String },
 }
 
@@ -46,18 +73,15 @@ pub struct Code {
     pub folder: Option<PathBuf>,
     /// Installed packages, made in a sandbox; of nobody else.
     pub packages: Option<PathBuf>,
+    /// A folder with packages that whoever runs the worker keeps (`SAM_SITE_PACKAGES`).
+    pub site: Option<PathBuf>,
+    /// What the folders above were like when they were last looked at: other code has another stamp.
+    pub stamp: Stamp,
 }
 
-/// What an entry says about limits; what it does not say the profile does. Never more than the profile gives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub struct Limits {
-    pub cpu_time: Option<Duration>,
-    pub file_bytes: Option<u64>,
-    pub open_files: Option<u32>,
-    pub processes: Option<u32>,
-    pub stack_bytes: Option<u64>,
-}
+/// A digest of what code is like. Whoever keeps something that was made from code keeps this with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stamp(pub u64);
 
 /// All tools at one time, by name.
 pub type Catalog = Arc<BTreeMap<String, Arc<Tool>>>;

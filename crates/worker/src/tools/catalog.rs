@@ -1,0 +1,330 @@
+//! Keeps the catalog as the manifest and the code are: looks every second, prepares what changed, and tells what is wrong
+//! once.
+//!
+//! ```text
+//! look ─▶ slots ─┬─ as before ─────────────────────────────────────────────▶ served
+//!                ├─ new, other entry, other code ─▶ prepared ─┬─ well ──────▶ served
+//!                │                                            └─ failed ────▶ tried again, after a growing pause
+//!                ├─ its code is not there ─▶ left out, until it is
+//!                └─ gone ─▶ left out
+//! ```
+//! While an entry that was served is prepared anew, it is served as it was, with the new code's stamp.
+
+use super::{
+    Catalog, Stamp, Tool,
+    look::{Found, Look, Memory, Placed, look},
+    manifest::Entry,
+    packages::Installer,
+    prepare::{Prepared, prepare},
+    probe::Asker,
+    problem::Problem,
+    wheels::Wheels,
+};
+use crate::wire::topic::Base;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    sync::{Semaphore, mpsc, watch as channel},
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior},
+};
+
+/// How often is looked.
+pub const EVERY: Duration = Duration::from_secs(1);
+/// Where looking takes long, it is rested for so many times as long: large folders shall not keep a CPU busy.
+const REST: u32 = 20;
+/// Entries that are prepared at once: each is a box.
+const MOST_PREPARED: usize = 2;
+/// Until what failed is tried again: at first, and at most.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(300);
+/// Reports that wait to be read; more are told once there is room.
+const MOST_REPORTS: usize = 1024;
+/// How often folders of packages are swept.
+const SWEPT: Duration = Duration::from_secs(3600);
+
+/// Where tools are.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The manifest; wheels are in `wheels/` beside it.
+    pub manifest: PathBuf,
+    /// What `tool_dir` and `executable` are relative to.
+    pub folder: PathBuf,
+    /// What Python tools are imported from. It need not be there.
+    pub python_dir: PathBuf,
+    /// A folder of packages that somebody else keeps.
+    pub site: Option<PathBuf>,
+    /// The interpreter, as it is inside.
+    pub python: PathBuf,
+    /// Who installs packages; with nobody, entries that need some are left out.
+    pub installer: Option<Installer>,
+    /// Whose topics names must fit.
+    pub base: Base,
+    /// How often is looked: [`EVERY`].
+    pub every: Duration,
+}
+
+/// What is to be told to whoever looks after the tools.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Report {
+    /// Something is wrong; what it is about is served all the same, or was never to be.
+    Problem(Problem),
+    /// An entry cannot be served, or not as its code is now: the mesh is told, too.
+    Failed {
+        /// Its name, as topics have it.
+        tool: String,
+        /// What is wrong.
+        problem: Problem,
+    },
+    /// Nothing is wrong.
+    Note(String),
+}
+
+/// Keeps a catalog for as long as somebody reads it. It is empty at first, and told of as changed after the first look.
+pub fn watch<A: Asker>(
+    settings: Settings,
+    asker: Arc<A>,
+) -> (channel::Receiver<Catalog>, mpsc::Receiver<Report>) {
+    let (out, catalog) = channel::channel(Catalog::default());
+    let (reports, reported) = mpsc::channel(MOST_REPORTS);
+    let watcher = Watcher {
+        settings: Arc::new(settings),
+        asker,
+        memory: Memory::default(),
+        slots: BTreeMap::new(),
+        common: Vec::new(),
+        told: BTreeSet::new(),
+        jobs: JoinSet::new(),
+        turns: Arc::new(Semaphore::new(MOST_PREPARED)),
+        generation: 0,
+        out,
+        is_out: false,
+        reports,
+    };
+    tokio::spawn(watcher.run());
+    (catalog, reported)
+}
+
+/// What an entry is made from; anything else must be prepared anew.
+#[derive(Clone, Debug, PartialEq)]
+struct Target {
+    entry: Entry,
+    found: Result<Found, Problem>,
+    wheels: Stamp,
+}
+
+#[derive(Debug)]
+struct Slot {
+    target: Target,
+    line: u64,
+    /// Which preparation it waits for; others come too late.
+    generation: u64,
+    is_preparing: bool,
+    tools: Vec<Arc<Tool>>,
+    failure: Option<Problem>,
+    notes: Vec<Problem>,
+    again: Option<Instant>,
+    pause: Duration,
+}
+
+impl Slot {
+    fn try_again(&mut self) {
+        self.again = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+type Job = (String, u64, Prepared);
+
+struct Watcher<A> {
+    settings: Arc<Settings>,
+    asker: Arc<A>,
+    memory: Memory,
+    slots: BTreeMap<String, Slot>,
+    /// What is wrong with the manifest.
+    common: Vec<Problem>,
+    told: BTreeSet<Report>,
+    jobs: JoinSet<Job>,
+    turns: Arc<Semaphore>,
+    generation: u64,
+    out: channel::Sender<Catalog>,
+    is_out: bool,
+    reports: mpsc::Sender<Report>,
+}
+
+impl<A: Asker> Watcher<A> {
+    async fn run(mut self) {
+        let mut looks = tokio::time::interval(self.settings.every);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut sweeps = tokio::time::interval_at(Instant::now() + SWEPT, SWEPT);
+        loop {
+            tokio::select! {
+                _ = looks.tick() => {
+                    let began = Instant::now();
+                    self.look().await;
+                    looks.reset_after(self.settings.every.max(began.elapsed() * REST));
+                }
+                Some(job) = self.jobs.join_next() => match job {
+                    Ok(job) => self.prepared(job),
+                    Err(_) => self.lost(),
+                },
+                _ = sweeps.tick() => self.sweep().await,
+                () = self.out.closed() => return,
+            }
+            self.publish();
+        }
+    }
+
+    async fn look(&mut self) {
+        let (settings, memory) = (self.settings.clone(), std::mem::take(&mut self.memory));
+        let looked = tokio::task::spawn_blocking(move || look(&settings, memory)).await;
+        let Ok((look, memory)) = looked else { return };
+        self.memory = memory;
+        let Look { placed, problems, wheels } = look;
+        self.common = problems;
+        let names: BTreeSet<String> = placed.iter().map(|placed| placed.entry.name.clone()).collect();
+        self.slots.retain(|name, _| names.contains(name));
+        for placed in placed {
+            self.place(placed, &wheels);
+        }
+    }
+
+    /// Takes over what is seen of an entry, and has it prepared if it is its time.
+    fn place(&mut self, placed: Placed, wheels: &Wheels) {
+        let Placed { entry, code: found } = placed;
+        let (name, line) = (entry.name.clone(), entry.line);
+        let target = Target { entry: Entry { line: 0, ..entry }, found, wheels: wheels.stamp };
+        let slot = match self.slots.remove(&name) {
+            Some(slot) if slot.target == target => Slot { line, ..slot },
+            before => self.renewed(before, target, line),
+        };
+        let slot = self.slots.entry(name.clone()).insert_entry(slot).into_mut();
+        let is_due = !slot.is_preparing && slot.again.is_some_and(|at| at <= Instant::now());
+        if let (true, Ok(found)) = (is_due, slot.target.found.clone()) {
+            slot.is_preparing = true;
+            let (entry, generation) = (slot.target.entry.clone(), slot.generation);
+            self.start(entry, found, wheels.clone(), generation);
+        }
+    }
+
+    /// A slot for another target. What was served stays if it is the same thing of other code.
+    fn renewed(&mut self, before: Option<Slot>, target: Target, line: u64) -> Slot {
+        self.generation += 1;
+        let kept = match (&before, &target.found) {
+            (Some(before), Ok(found)) if before.target.entry == target.entry => {
+                let program = before.target.found.as_ref().ok().map(|found| &found.program);
+                let is_same = program == Some(&found.program);
+                before.tools.iter().filter(|_| is_same).map(|tool| with_code(tool, found)).collect()
+            }
+            _ => Vec::new(),
+        };
+        Slot {
+            failure: target.found.clone().err(),
+            again: Some(Instant::now()),
+            target,
+            line,
+            generation: self.generation,
+            is_preparing: false,
+            tools: kept,
+            notes: Vec::new(),
+            pause: SHORTEST_PAUSE,
+        }
+    }
+
+    fn start(&mut self, entry: Entry, found: Found, wheels: Wheels, generation: u64) {
+        let (settings, asker, turns) = (self.settings.clone(), self.asker.clone(), self.turns.clone());
+        let reports = self.reports.clone();
+        self.jobs.spawn(async move {
+            let _turn = turns.acquire().await;
+            let tell =
+                |text: String| _ = reports.try_send(Report::Note(format!("tool `{}`: {text}", entry.name)));
+            let prepared = prepare(&settings, &*asker, &entry, found, &wheels, tell).await;
+            (entry.name.clone(), generation, prepared)
+        });
+    }
+
+    fn prepared(&mut self, (name, generation, prepared): Job) {
+        let Some(slot) = self.slots.get_mut(&name).filter(|slot| slot.generation == generation) else {
+            return;
+        };
+        slot.is_preparing = false;
+        slot.notes = prepared.notes;
+        match prepared.tools {
+            Ok(tools) => {
+                slot.tools = tools.into_iter().map(Arc::new).collect();
+                slot.failure = None;
+                if prepared.is_partial {
+                    slot.try_again();
+                } else {
+                    slot.pause = SHORTEST_PAUSE;
+                    slot.again = slot.target.entry.refresh.map(|after| Instant::now() + after);
+                }
+            }
+            Err(problem) => {
+                slot.failure = Some(problem);
+                slot.try_again();
+            }
+        }
+    }
+
+    /// A preparation failed in a way of its own, and does not say which it was.
+    fn lost(&mut self) {
+        for slot in self.slots.values_mut().filter(|slot| slot.is_preparing) {
+            self.generation += 1;
+            (slot.generation, slot.is_preparing) = (self.generation, false);
+            slot.try_again();
+        }
+    }
+
+    /// Tells what is new: the catalog if it is another, and what is wrong that was not before.
+    fn publish(&mut self) {
+        let mut catalog: BTreeMap<String, Arc<Tool>> = BTreeMap::new();
+        let mut current: BTreeSet<Report> = self.common.iter().cloned().map(Report::Problem).collect();
+        for (name, slot) in &self.slots {
+            let told = |problem: &Problem| problem.clone().of(name).at(slot.line);
+            current.extend(slot.notes.iter().map(|problem| Report::Problem(told(problem))));
+            let failed = |problem: &Problem| Report::Failed { tool: name.clone(), problem: told(problem) };
+            current.extend(slot.failure.iter().map(failed));
+            for tool in &slot.tools {
+                let other = catalog.entry(tool.name.clone()).or_insert_with(|| tool.clone());
+                if !Arc::ptr_eq(other, tool) {
+                    let message = format!("another entry has a tool `{}`, too, which is served", tool.name);
+                    current.insert(Report::Problem(told(&Problem::new(message, "rename one of them"))));
+                }
+            }
+        }
+        // What does not fit is told another time.
+        let reports = &self.reports;
+        current.retain(|report| self.told.contains(report) || reports.try_send(report.clone()).is_ok());
+        self.told = current;
+        let is_first = !std::mem::replace(&mut self.is_out, true);
+        self.out.send_if_modified(|now| {
+            let is_other = **now != catalog;
+            if is_other {
+                *now = Arc::new(catalog);
+            }
+            is_other || is_first
+        });
+    }
+
+    async fn sweep(&self) {
+        let Some(installer) = self.settings.installer.clone() else { return };
+        let tools = self.slots.values().flat_map(|slot| &slot.tools);
+        let in_use: BTreeSet<PathBuf> = tools.filter_map(|tool| tool.code.packages.clone()).collect();
+        _ = tokio::task::spawn_blocking(move || installer.sweep(&in_use)).await;
+    }
+}
+
+fn with_code(tool: &Tool, found: &Found) -> Arc<Tool> {
+    let mut tool = tool.clone();
+    tool.code = super::Code { packages: tool.code.packages.take(), ..found.code.clone() };
+    Arc::new(tool)
+}
+
+#[cfg(test)]
+#[path = "catalog_tests.rs"]
+mod tests;

@@ -1,0 +1,312 @@
+//! With real boxes and a real pip; what is on no network is made here.
+
+use super::*;
+use crate::{
+    artifacts::Shelf,
+    call::{self, Caller},
+    tools::{Report, Settings, watch},
+    wire::topic::Base,
+};
+use doors::egress;
+use std::{
+    io::{Read, Write},
+    os::unix::fs::MetadataExt,
+    process::Command,
+    time::SystemTime,
+};
+
+/// A state folder, an engine, and wheels of a test's own.
+struct Place {
+    top: PathBuf,
+    engine: Engine,
+}
+
+impl Place {
+    fn new(name: &str) -> Place {
+        let top = std::env::temp_dir().join(format!("airlock-packages-{name}-{}", std::process::id()));
+        fs::create_dir_all(top.join("wheels")).unwrap();
+        let engine = Engine::open(engine::Settings::new(top.join("state"))).unwrap();
+        Place { top, engine }
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.top.join("state/worker/packages")
+    }
+
+    fn installer(&self) -> Installer {
+        self.installer_from(Index::default())
+    }
+
+    fn installer_from(&self, index: Index) -> Installer {
+        Installer::open(self.engine.clone(), self.folder(), "/usr/bin/python3".into(), index).unwrap()
+    }
+
+    /// A wheel with a module that says what it is, and perhaps something that it needs.
+    fn wheel(&self, name: &str, needs: &str) {
+        let script = r#"
+import sys, zipfile
+path, name, needs = sys.argv[1:]
+info = f"{name}-1.0.dist-info"
+meta = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n" + (f"Requires-Dist: {needs}\n" if needs else "")
+with zipfile.ZipFile(f"{path}/{name}-1.0-py3-none-any.whl", "w") as wheel:
+    wheel.writestr(f"{name}/__init__.py", f"NAME = '{name}'\n")
+    wheel.writestr(f"{info}/METADATA", meta)
+    wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr(f"{info}/RECORD", "".join(f"{n},,\n" for n in (f"{name}/__init__.py", f"{info}/METADATA", f"{info}/WHEEL", f"{info}/RECORD")))
+"#;
+        let mut made = Command::new("/usr/bin/python3");
+        made.args(["-c", script]).arg(self.top.join("wheels")).args([name, needs]);
+        assert!(made.status().unwrap().success());
+    }
+
+    fn wheels(&self) -> Wheels {
+        Wheels::look(&self.top.join("wheels"), &Wheels::default()).unwrap()
+    }
+
+    async fn close(self) {
+        self.engine.close().await;
+        fs::remove_dir_all(&self.top).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn wheels_become_one_folder_that_tools_can_import_from_and_that_is_shared() {
+    let place = Place::new("wheels");
+    place.wheel("first", "");
+    place.wheel("second", "first");
+    let installer = place.installer();
+    let told = std::sync::Mutex::new(Vec::new());
+    let tell = |text| told.lock().unwrap().push(text);
+    let layer = installer.layer(None, &place.wheels(), tell).await.unwrap().unwrap();
+    assert!(layer.starts_with(fs::canonicalize(place.folder()).unwrap()) && told.lock().unwrap().len() == 2);
+    let file = fs::metadata(layer.join("second/__init__.py")).unwrap();
+    assert_eq!((file.mode() & 0o777, file.is_file()), (0o444, true));
+    // The same for others who want the same, and by another installer.
+    let inode = fs::metadata(&layer).unwrap().ino();
+    let again = place.installer().layer(None, &place.wheels(), |_| ()).await.unwrap().unwrap();
+    assert_eq!((again.clone(), fs::metadata(&again).unwrap().ino()), (layer.clone(), inode));
+    // Seen in a box as a tool sees it, from the state folder that nothing else is shown of.
+    let code = "import sys; sys.path[:0] = ['/tools/packages']; import first, second; print(first.NAME, second.NAME)";
+    let request = |mount: String| RunRequest {
+        command: vec!["/usr/bin/python3".into(), "-c".into(), code.into()],
+        mounts: vec![mount.into()],
+        ..RunRequest::default()
+    };
+    let run = async |mount: String| place.engine.run(Policy::default().admit(request(mount)).unwrap()).await;
+    let result = run(format!("{}:/tools/packages:ro", layer.display())).await;
+    assert_eq!(String::from_utf8_lossy(&result.stdout), "first second\n", "{result:?}");
+    for mount in [
+        format!("{}:/tools/packages:rw", layer.display()),
+        format!("{}:/tools/packages:ro", place.folder().display()),
+    ] {
+        let result = run(mount.clone()).await;
+        assert_eq!(result.error.unwrap().code, spec::ErrorCode::PolicyDenied, "{mount}");
+    }
+    place.wheel("third", "");
+    let other = installer.layer(None, &place.wheels(), |_| ()).await.unwrap().unwrap();
+    assert!(other != layer && other.join("third").is_dir());
+    place.close().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_installed_is_told_and_leaves_nothing() {
+    let place = Place::new("missing");
+    place.wheel("needy", "absent-package");
+    let problem = place.installer().layer(None, &place.wheels(), |_| ()).await.unwrap_err();
+    assert!(problem.message.contains("absent-package"), "{problem}");
+    fs::write(place.top.join("wheels/needy-1.0-py3-none-any.whl"), "no zip").unwrap();
+    let problem = place.installer().layer(None, &place.wheels(), |_| ()).await.unwrap_err();
+    assert!(problem.message.contains("cannot be installed"), "{problem}");
+    assert_eq!(fs::read_dir(place.folder()).unwrap().count(), 0);
+    assert_eq!(place.installer().layer(None, &Wheels::default(), |_| ()).await, Ok(None));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn what_crashes_left_is_swept_and_what_is_being_made_is_not() {
+    let place = Place::new("swept");
+    let installer = place.installer();
+    let folder = fs::canonicalize(place.folder()).unwrap();
+    let [left, made, old, fresh, kept] =
+        [".making-left", ".making-alive", "old", "fresh", "kept"].map(|name| folder.join(name));
+    for path in [&left, &made, &old, &fresh, &kept] {
+        fs::create_dir_all(path.join("x")).unwrap();
+    }
+    let long_ago = SystemTime::now() - UNUSED - Duration::from_secs(60);
+    for path in [&old, &kept] {
+        fs::File::open(path).unwrap().set_modified(long_ago).unwrap();
+    }
+    let held = lock(&made).unwrap();
+    installer.sweep(&[kept.clone()].into());
+    assert_eq!(
+        [&left, &made, &old, &fresh, &kept].map(|path| path.exists()),
+        [false, true, false, true, true]
+    );
+    drop(held);
+    place.installer();
+    assert!(!made.exists() && kept.exists(), "it was used a moment ago");
+    place.close().await;
+}
+
+#[test]
+fn links_are_not_kept() {
+    let top = std::env::temp_dir().join(format!("airlock-settle-{}", std::process::id()));
+    fs::create_dir_all(top.join("a/b")).unwrap();
+    fs::write(top.join("a/b/c"), "").unwrap();
+    assert_eq!(settle(&top, &top).unwrap(), Ok(()));
+    std::os::unix::fs::symlink("/etc/passwd", top.join("a/link")).unwrap();
+    assert!(settle(&top, &top).unwrap().unwrap_err().message.contains("`a/link`"));
+    fs::remove_dir_all(top).unwrap();
+}
+
+#[test]
+fn pip_is_told_to_take_wheels_only_and_wheels_alone_need_no_network() {
+    let wheels = Wheels::default();
+    let requirement = Requirement::new("asyncpg", Some(">=0.29")).unwrap();
+    let line = |what: &Wanted<'_>| {
+        command(Path::new("/usr/bin/python3"), what).join(" ".as_ref()).into_string().unwrap()
+    };
+    let named = line(&Wanted { requirement: Some(&requirement), wheels: &wheels });
+    assert!(named.contains("--only-binary=:all:") && named.ends_with("-- asyncpg>=0.29"), "{named}");
+    assert!(!named.contains("--no-index"));
+    assert!(line(&Wanted { requirement: None, wheels: &wheels }).contains("--no-index"));
+}
+
+#[test]
+fn an_index_has_no_credentials_and_tls_unless_its_host_is_trusted() {
+    let check = |url: &str, host: Option<&str>| {
+        Index { url: Some(url.to_owned()), trusted_host: host.map(str::to_owned) }.check()
+    };
+    assert!(check("https://pypi.example/simple", None).is_ok());
+    assert!(check("http://pypi.example:8080/simple", Some("pypi.example:8080")).is_ok());
+    assert!(check("http://pypi.example/simple", None).unwrap_err().message.contains("TLS"));
+    for url in [
+        "https://user:secret@pypi.example/simple",
+        "file:///etc",
+        "pypi.example",
+        "https://",
+        "https://a b",
+        "https://a/'",
+    ] {
+        assert!(check(url, None).is_err(), "{url}");
+    }
+    assert!(check("https://pypi.example/simple", Some("--pre x")).is_err());
+}
+
+fn caller(engine: &Engine) -> Arc<Caller> {
+    let python = "/usr/bin/python3".into();
+    let settings = call::Settings { python, largest_result: 100_000, parked: 0, parked_bytes: 0 };
+    Arc::new(Caller::new(engine.clone(), Shelf::memory(), None, settings))
+}
+
+#[tokio::test]
+async fn programs_are_asked_and_modules_of_wheels_are_served_with_real_boxes() {
+    let place = Place::new("real");
+    place.wheel("first", "");
+    let tools = place.top.join("tools");
+    fs::create_dir_all(tools.join("set/bin")).unwrap();
+    fs::rename(place.top.join("wheels"), tools.join("wheels")).unwrap();
+    fs::create_dir_all(tools.join("python")).unwrap();
+    let module = "def add(a: int, b: int = 2) -> int:\n    \"\"\"Adds.\"\"\"\n    return a + b\n";
+    fs::write(tools.join("python/m.py"), module).unwrap();
+    let script = "#!/bin/sh\n[ \"$1\" = --schema ] || exit 3\necho a warning >&2\ncat \"$(dirname \"$0\")/said.json\"\n";
+    for (name, text) in [("good", script), ("bad", "#!/bin/sh\necho no config >&2\nexit 4\n")] {
+        fs::write(tools.join("set/bin").join(name), text).unwrap();
+        fs::set_permissions(tools.join("set/bin").join(name), PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    fs::write(tools.join("set/bin/said.json"), r#"{"tools": {"x": {"description": "It works."}}}"#).unwrap();
+    let entries = "tools:\n  of_wheel: {module: first, function: f, description: d}\n  good: {tool_dir: set, executable: bin/good}\n  add: {module: m, function: add}\n  \
+                   bad: {tool_dir: set, executable: bin/bad}\n";
+    fs::write(tools.join("manifest.yaml"), entries).unwrap();
+    let settings = Settings {
+        manifest: tools.join("manifest.yaml"),
+        python_dir: tools.join("python"),
+        folder: tools,
+        site: None,
+        python: "/usr/bin/python3".into(),
+        installer: Some(place.installer()),
+        base: Base::new("n", "").unwrap(),
+        every: Duration::from_millis(50),
+    };
+    let (mut catalog, mut reports) = watch(settings, caller(&place.engine));
+    let waited = catalog.wait_for(|now| now.len() == 3);
+    let now = tokio::time::timeout(LONGEST, waited).await.unwrap().unwrap().clone();
+    assert_eq!(now["good"].card.description.as_deref(), Some("It works."));
+    let add = &now["add"].card;
+    let parameters = add.parameters.clone().unwrap_or_default();
+    assert_eq!(
+        (add.description.as_deref(), &parameters["required"]),
+        (Some("Adds."), &serde_json::json!(["a"]))
+    );
+    let layer = now["of_wheel"].code.packages.clone().unwrap();
+    assert!(layer.join("first/__init__.py").is_file() && now["good"].code.packages == Some(layer));
+    let failed = async {
+        loop {
+            if let Report::Failed { problem, .. } = reports.recv().await.unwrap() {
+                return problem.to_string();
+            }
+        }
+    };
+    let failed = tokio::time::timeout(LONGEST, failed).await.unwrap();
+    assert!(failed.contains("tool `bad`") && failed.contains("no config"), "{failed}");
+    drop(catalog);
+    place.close().await;
+}
+
+/// An index at this host, as the door sees the internet: every address leads to it.
+fn publish(wheel: Vec<u8>) -> egress::Settings {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let Ok(mut connection) = connection else { return };
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                match connection.read(&mut byte) {
+                    Ok(1) => head.extend(byte),
+                    _ => break,
+                }
+            }
+            let head = String::from_utf8_lossy(&head);
+            let link: &[u8] = b"<!DOCTYPE html><html><body><a href=\"/first-1.0-py3-none-any.whl\">first-1.0-py3-none-any.whl</a></body></html>";
+            let (kind, body) = match head.contains("/simple/first/") {
+                true => ("text/html", link),
+                false => ("application/zip", &wheel[..]),
+            };
+            let begin = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                body.len()
+            );
+            _ = connection.write_all(begin.as_bytes()).and_then(|()| connection.write_all(body));
+        }
+    });
+    let internet = egress::Internet::dangerously_instead(
+        |name| if name == "index.test" { vec![[93, 184, 216, 34].into()] } else { Vec::new() },
+        move |_| server,
+    );
+    egress::Settings { internet, ..egress::Settings::default() }
+}
+
+#[tokio::test]
+async fn packages_come_from_the_index_through_the_egress_door() {
+    let mut place = Place::new("index");
+    place.wheel("first", "");
+    let wheel = fs::read(place.top.join("wheels/first-1.0-py3-none-any.whl")).unwrap();
+    let mut settings = engine::Settings::new(place.top.join("state"));
+    settings.doors.egress = publish(wheel);
+    place.engine = Engine::open(settings).unwrap();
+    let index = |host: &str| Index {
+        url: Some(format!("http://{host}/simple")),
+        trusted_host: Some(host.to_owned()),
+    };
+    let wanted = Requirement::new("first", Some(">=1")).unwrap();
+    let none = Wheels::default();
+    let layer =
+        place.installer_from(index("index.test")).layer(Some(&wanted), &none, |_| ()).await.unwrap().unwrap();
+    assert!(layer.join("first/__init__.py").is_file());
+    let elsewhere =
+        place.installer_from(index("127.0.0.1:9")).layer(Some(&wanted), &none, |_| ()).await.unwrap_err();
+    assert!(elsewhere.message.contains("`first>=1` cannot be installed"), "{elsewhere}");
+    place.close().await;
+}

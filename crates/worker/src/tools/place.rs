@@ -1,0 +1,189 @@
+//! Where a tool's code is: looked up by handle below the folder of the tools, which no link leads out of, and stamped, so that
+//! other code is known for other.
+
+use super::{
+    Stamp,
+    problem::{Problem, word},
+};
+use rustix::{
+    fs::{CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2},
+    io::Errno,
+};
+use sha2::{Digest, Sha256};
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::{ffi::OsStrExt, fs::MetadataExt},
+    },
+    path::{Path, PathBuf},
+};
+
+/// What is looked at of a folder of code; what lies beyond changes unseen, and that is told.
+const MOST_FILES: usize = 20_000;
+const DEEPEST: usize = 24;
+/// What Python writes itself, and what no tool is made of.
+const PASSED_OVER: [&str; 2] = ["__pycache__", ".git"];
+
+/// Finds a program: the real path of the folder that is its own, and where it is in there.
+pub(crate) fn executable(
+    tools: &Path,
+    tool_dir: &Path,
+    executable: &Path,
+) -> Result<(PathBuf, PathBuf), Problem> {
+    let folder_of = |path: &Path| format!("the folder `{}`", word(&path.to_string_lossy()));
+    let handle = openat(CWD, tools, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let handle = handle.map_err(|error| absent("the folder of the manifest", error))?;
+    let folder = match tool_dir.as_os_str().is_empty() {
+        true => handle,
+        false => beneath(handle.as_fd(), tool_dir, OFlags::PATH | OFlags::DIRECTORY)
+            .map_err(|error| absent(&folder_of(tool_dir), error))?,
+    };
+    let name = |path: &Path| format!("the program `{}`", word(&path.to_string_lossy()));
+    let candidates = [executable.to_owned(), Path::new("python/bin").join(executable)];
+    let mut problem = None;
+    for candidate in candidates {
+        match program(folder.as_fd(), &candidate) {
+            Ok(()) => {
+                let real = real(&folder).map_err(|error| absent(&folder_of(tool_dir), error))?;
+                return Ok((real, candidate));
+            }
+            Err(found) => problem = problem.or(Some(absent(&name(executable), found))),
+        }
+    }
+    Err(problem.unwrap_or_default())
+}
+
+/// Through no link that leads out of the folder.
+fn beneath(folder: BorrowedFd<'_>, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    openat2(folder, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+}
+
+fn program(folder: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<()> {
+    let found = rustix::fs::fstat(beneath(folder, path, OFlags::PATH)?)?;
+    match FileType::from_raw_mode(found.st_mode) {
+        FileType::RegularFile if found.st_mode & 0o111 != 0 => Ok(()),
+        FileType::RegularFile => Err(Errno::ACCESS),
+        _ => Err(Errno::ISDIR),
+    }
+}
+
+/// The path of what a handle is of, links resolved.
+fn real(handle: &OwnedFd) -> rustix::io::Result<PathBuf> {
+    let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
+    fs::read_link(link).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+fn absent(what: &str, error: Errno) -> Problem {
+    match error {
+        Errno::NOENT => Problem::new(format!("{what} is not there"), "it is looked for again until it is"),
+        Errno::XDEV => {
+            let hint = "put it below, and let links point to what lies below";
+            Problem::new(format!("{what} leads out of the folder of the tools"), hint)
+        }
+        Errno::ACCESS => Problem::new(format!("{what} may not be run"), "chmod a+rx"),
+        Errno::ISDIR => Problem::new(format!("{what} is no file"), "name a program"),
+        other => Problem::new(format!("{what} cannot be used: {}", io::Error::from(other)), "mend it"),
+    }
+}
+
+/// Whether a module lies in one of these folders, as `import` would find it.
+pub(crate) fn has_module(folders: &[&Path], module: &str) -> bool {
+    folders.iter().any(|folder| {
+        let mut place = folder.to_path_buf();
+        let mut parts = module.split('.').peekable();
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                return place.join(part).is_dir() || has_file(&place, part);
+            }
+            place.push(part);
+        }
+        false
+    })
+}
+
+/// `part.py`, or `part.cpython-311-x86_64-linux-gnu.so`.
+fn has_file(folder: &Path, part: &str) -> bool {
+    if folder.join(format!("{part}.py")).is_file() {
+        return true;
+    }
+    let Ok(entries) = fs::read_dir(folder) else { return false };
+    let begins = format!("{part}.");
+    let is_it = |name: &str| name.starts_with(&begins) && name.ends_with(".so");
+    entries.take(MOST_FILES).flatten().any(|entry| entry.file_name().to_str().is_some_and(is_it))
+}
+
+/// How far a stamp looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// Everything.
+    Whole,
+    /// The names in the folder: packages that are installed, replaced or removed change them.
+    Names,
+}
+
+/// What a folder is like now, and whether all of it was looked at.
+pub(crate) fn stamp(folder: &Path, depth: Depth) -> (Stamp, bool) {
+    let mut digest = Sha256::new();
+    let mut left = MOST_FILES;
+    let deepest = if depth == Depth::Whole { DEEPEST } else { 0 };
+    let is_whole = walk(folder, deepest, &mut left, &mut digest);
+    (Stamp(short(digest)), is_whole)
+}
+
+/// What one file is like now.
+pub(crate) fn of_file(digest: &mut Sha256, path: &Path) {
+    let Ok(found) = fs::symlink_metadata(path) else { return };
+    let mut add = |found: &fs::Metadata| {
+        // A change of what is in it changes at least one of these, whatever is done to its time.
+        let numbers = [found.dev(), found.ino(), found.len(), u64::from(found.mode())];
+        let times = [found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()];
+        numbers.iter().for_each(|number| digest.update(number.to_le_bytes()));
+        times.iter().for_each(|time| digest.update(time.to_le_bytes()));
+    };
+    add(&found);
+    if found.is_symlink()
+        && let Ok(target) = fs::metadata(path)
+    {
+        add(&target);
+    }
+}
+
+pub(crate) fn short(digest: Sha256) -> u64 {
+    let bytes = digest.finalize();
+    bytes.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+}
+
+fn walk(folder: &Path, deepest: usize, left: &mut usize, digest: &mut Sha256) -> bool {
+    let Ok(entries) = fs::read_dir(folder) else {
+        digest.update([0]);
+        return true;
+    };
+    // In an order of our own: that of a file system may change.
+    let mut names: Vec<_> = entries.take(*left + 1).flatten().map(|entry| entry.file_name()).collect();
+    names.sort();
+    let mut is_whole = true;
+    for name in names {
+        if PASSED_OVER.iter().any(|other| name == *other) {
+            continue;
+        }
+        if *left == 0 {
+            return false;
+        }
+        *left -= 1;
+        let path = folder.join(&name);
+        digest.update((name.len() as u64).to_le_bytes());
+        digest.update(name.as_bytes());
+        let is_folder = fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir());
+        of_file(digest, &path);
+        if is_folder && deepest > 0 {
+            is_whole &= walk(&path, deepest - 1, left, digest);
+        }
+    }
+    is_whole
+}
+
+#[cfg(test)]
+#[path = "place_tests.rs"]
+mod tests;
