@@ -29,6 +29,7 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ("airlock-bench", &["airlock-engine", "airlock-spec"]),
     // Programs of their own that measure ours from outside, and what they share.
     ("airlock-bench-doors", &["airlock-bench-peers", "airlock-provider"]),
+    ("airlock-bench-worker", &["airlock-bench-peers", "airlock-engine", "airlock-worker"]),
     ("airlock-bench-egress", &["airlock-bench-peers", "airlock-doors", "airlock-spec"]),
     (
         "airlock-bench-gateway",

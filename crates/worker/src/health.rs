@@ -52,13 +52,15 @@ pub enum Tools {
 }
 
 /// Where it is known how the worker is.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Health {
     pub link: watch::Receiver<LinkState>,
     pub tools: watch::Receiver<Tools>,
     pub is_draining: watch::Receiver<bool>,
     pub metrics: Arc<Metrics>,
+    /// Interpreters that are ready, whenever that is asked for.
+    pub parked: Arc<dyn Fn() -> usize + Send + Sync>,
 }
 
 /// Listens on all addresses: whoever asks is outside the container.
@@ -161,6 +163,7 @@ impl Health {
     }
 
     fn numbers(&self) -> Response<Full<Bytes>> {
+        self.metrics.parked((self.parked)());
         match self.metrics.text() {
             Ok(text) => {
                 filled(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text)

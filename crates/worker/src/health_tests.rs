@@ -14,7 +14,13 @@ async fn worker() -> Worker {
         watch::channel(LinkState::Connecting { why: "mqtt://inner-host: refused".to_owned() });
     let (tools, toolss) = watch::channel(Tools::Pending);
     let (drain, is_draining) = watch::channel(false);
-    let health = Health { link: links, tools: toolss, is_draining, metrics: Arc::new(Metrics::new()) };
+    let health = Health {
+        link: links,
+        tools: toolss,
+        is_draining,
+        metrics: Arc::new(Metrics::new()),
+        parked: Arc::new(|| 7),
+    };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(health.serve(listener));

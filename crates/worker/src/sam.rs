@@ -25,16 +25,23 @@ pub use announce::subscriptions;
 pub use noted::{How, Note, Noted, Seen, Which};
 
 use crate::{
-    call::{Caller, Order, Outcome, profile::Profile},
+    call::{self, Caller, Order, Outcome, profile::Profile},
     desk::Bounds,
-    tools::Catalog,
-    transport::{Link, LinkState, Subscription},
-    wire::topic::Base,
+    tools::{Cards, Catalog, Code, Tool},
+    transport::{Link, LinkState, Notice, Subscription},
+    wire::{answer::ToolCard, code::Refusal, topic::Base},
 };
 use announce::Announcer;
 use post::Post;
+use serde_json::{Map, Value};
 use service::Service;
-use std::{collections::BTreeSet, fmt, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     sync::{mpsc, watch},
     time::timeout,
@@ -58,22 +65,54 @@ pub trait Calls: Clone + Send + Sync + 'static {
         statuses: mpsc::Sender<String>,
     ) -> impl Future<Output = Called> + Send;
 
+    /// What a tool is with this configuration, soon.
+    fn describe(
+        &self,
+        tool: Arc<Tool>,
+        config: Map<String, Value>,
+    ) -> impl Future<Output = Result<ToolCard, Refusal>> + Send;
+
+    /// Code that is not called any more: what was made ready from it is of no use.
+    fn forget(&self, code: &Code);
+
     /// Waits until nothing is left of any.
     fn close(&self) -> impl Future<Output = ()> + Send;
 }
 
-impl Calls for Caller {
+/// Who carries calls out in boxes, and asks tools there what they are.
+#[derive(Clone, Debug)]
+pub struct Hands {
+    caller: Caller,
+    cards: Arc<Cards<Caller>>,
+}
+
+impl Hands {
+    /// With this interpreter, as it is inside.
+    pub fn new(caller: Caller, python: PathBuf) -> Hands {
+        Hands { cards: Arc::new(Cards::new(Arc::new(caller.clone()), python)), caller }
+    }
+}
+
+impl Calls for Hands {
     async fn call(
         &self,
         order: Order,
         cancelled: watch::Receiver<bool>,
         statuses: mpsc::Sender<String>,
     ) -> Called {
-        Called::from(Caller::call(self, order, cancelled, statuses).await)
+        Called::from(self.caller.carry_out(order, cancelled, statuses).await)
+    }
+
+    async fn describe(&self, tool: Arc<Tool>, config: Map<String, Value>) -> Result<ToolCard, Refusal> {
+        self.cards.describe(&tool, &config).await
+    }
+
+    fn forget(&self, code: &Code) {
+        self.caller.forget(code);
     }
 
     async fn close(&self) {
-        Caller::close(self).await;
+        self.caller.close().await;
     }
 }
 
@@ -84,6 +123,18 @@ pub struct Called {
     pub outcome: Outcome,
     /// The rest.
     pub seen: Seen,
+}
+
+impl From<call::Done> for Called {
+    fn from(done: call::Done) -> Called {
+        let call::Done { outcome, stdout, stderr, limits_hit, notes, spent, was_warm, bytes_in } = done;
+        let bytes_out = match &outcome {
+            Outcome::Success { artifacts, .. } => artifacts.iter().map(|artifact| artifact.size_bytes).sum(),
+            Outcome::TimedOut { .. } | Outcome::Refused(_) | Outcome::Cancelled => 0,
+        };
+        let seen = Seen { stdout, stderr, limits_hit, notes, spent, was_warm, bytes_in, bytes_out };
+        Called { outcome, seen }
+    }
 }
 
 impl From<Outcome> for Called {
@@ -186,7 +237,9 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
     let (closes, closing) = watch::channel(false);
     let (strays, astray) = mpsc::channel(MOST_STRAYS);
     let calls = worker.calls.clone();
-    let Link { arrived, state, reach, task, .. } = worker.link;
+    let Link { arrived, state, reach, task, notices, .. } = worker.link;
+    tokio::spawn(tell_notices(notices, worker.note.clone()));
+    let forgetting = tokio::spawn(forget_old(worker.calls.clone(), worker.catalog.clone()));
     let post = Post::new(reach, state.clone(), worker.note.clone(), worker.defaults.largest);
     let announcer = Announcer {
         base: worker.base.clone(),
@@ -211,6 +264,7 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
     let service = Service::new(settings, post, worker.bounds, strays, closes);
     let wish = stop.clone();
     let ended = service.run(arrived, state.clone(), stop).await;
+    forgetting.abort();
     // It has been told to leave, unless it waits for a broker that does not answer.
     if timeout(LONGEST_FAREWELL, &mut announcer).await.is_err() {
         announcer.abort();
@@ -232,6 +286,24 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
     match lost {
         Some(why) => Err(Failed::Lost { why }),
         None => Ok(ended),
+    }
+}
+
+/// Until the link is over.
+async fn tell_notices(mut notices: mpsc::Receiver<Notice>, note: Note) {
+    while let Some(notice) = notices.recv().await {
+        note(Noted::Notice(notice));
+    }
+}
+
+/// What was made ready from code that is another now, or gone, is of no use.
+async fn forget_old<C: Calls>(calls: C, mut catalog: watch::Receiver<Catalog>) {
+    let mut known = catalog.borrow_and_update().clone();
+    while catalog.changed().await.is_ok() {
+        let now = catalog.borrow_and_update().clone();
+        let codes: BTreeSet<_> = now.values().map(|tool| &tool.code).collect();
+        known.values().filter(|tool| !codes.contains(&tool.code)).for_each(|tool| calls.forget(&tool.code));
+        known = now;
     }
 }
 

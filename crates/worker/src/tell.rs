@@ -4,7 +4,7 @@ use crate::{
     log::{About, Level, Line, Log, Stream, ToolOutput},
     metrics::{End, Lost, Metrics},
     sam::{How, Note, Noted, Seen, Which},
-    transport::LinkState,
+    transport::{LinkState, Notice},
 };
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -44,13 +44,18 @@ impl Teller {
                 metrics.ended(&which.tool, End::Refused(refusal.code), None);
             }
             Noted::Started { queued, .. } => metrics.waited(*queued),
-            Noted::Ran { seen, .. } => metrics.started(seen.was_warm),
+            Noted::Ran { seen, .. } => {
+                metrics.started(seen.was_warm);
+                metrics.artifacts_in(seen.bytes_in);
+                metrics.artifacts_out(seen.bytes_out);
+            }
             Noted::Answered { which, how, took, .. } => metrics.ended(&which.tool, end(how), Some(*took)),
             Noted::Duplicate { which, is_answered: true } => metrics.ended(&which.tool, End::Again, None),
             Noted::Status(_) => metrics.status(),
             Noted::Unanswerable { .. } => metrics.lost(Lost::Unanswerable),
             Noted::PublishFailed { .. } => metrics.lost(Lost::Unsent),
             Noted::Link(state) => metrics.link(state),
+            Noted::Notice(Notice::PassedOver(_)) => metrics.lost(Lost::Oversize),
             Noted::Load { waiting, running } => metrics.load(*waiting, *running),
             Noted::Received(_)
             | Noted::Duplicate { is_answered: false, .. }
@@ -58,6 +63,7 @@ impl Teller {
             | Noted::UnknownProfile { .. }
             | Noted::StatusesDropped { .. }
             | Noted::Announced { .. }
+            | Noted::Notice(Notice::Weaker(_))
             | Noted::Draining { .. }
             | Noted::Cutting { .. } => {}
         }
@@ -103,7 +109,7 @@ fn line(noted: Noted) -> Option<Line> {
             .with("profile", format!("{profile:?}").to_lowercase())
             .with("timeout_ms", millis(time))
             .with("queue_ms", millis(queued)),
-        Noted::Ran { which, seen } => return ran(&of(Level::Warn, "limits", &which), &seen),
+        Noted::Ran { which, seen } => return ran(&which, &seen),
         Noted::Answered { which, how, took, queued } => answered(&which, how, took, queued),
         Noted::Duplicate { which, is_answered } => {
             of(Level::Info, "duplicate", &which).with("is_answered", is_answered)
@@ -124,6 +130,8 @@ fn line(noted: Noted) -> Option<Line> {
         }
         Noted::Announced { tools } => Line::new(Level::Info, "announced").with("tools", tools),
         Noted::Link(state) => link(state),
+        Noted::Notice(Notice::PassedOver(what)) => Line::new(Level::Warn, "passed_over").message(what),
+        Noted::Notice(Notice::Weaker(what)) => Line::new(Level::Warn, "weaker").message(what),
         Noted::Draining { running } => Line::new(Level::Info, "draining").with("running", running),
         Noted::Cutting { running } => Line::new(Level::Warn, "cutting").with("running", running),
     };
@@ -131,12 +139,21 @@ fn line(noted: Noted) -> Option<Line> {
 }
 
 /// What a run met, if anything.
-fn ran(line: &Line, seen: &Seen) -> Option<Line> {
-    if seen.limits_hit.is_empty() && seen.notes.is_empty() {
-        return None;
-    }
+fn ran(which: &Which, seen: &Seen) -> Option<Line> {
+    let is_quiet = seen.limits_hit.is_empty() && seen.notes.is_empty();
+    let spent = seen.spent.as_ref().filter(|spent| spent.questions > 0);
+    let level = match (is_quiet, spent) {
+        (true, None) => return None,
+        (true, Some(_)) => Level::Info,
+        (false, _) => Level::Warn,
+    };
     let limits = serde_json::to_value(&seen.limits_hit).unwrap_or_default();
-    Some(line.clone().message(seen.notes.join("; ")).with("limits_hit", limits))
+    let line = Line::new(level, "ran").about(&about(which)).message(seen.notes.join("; "));
+    let line = line.with("limits_hit", limits);
+    Some(match spent {
+        Some(spent) => line.with("model_questions", spent.questions).with("model_usd", spent.usd.clone()),
+        None => line,
+    })
 }
 
 fn answered(which: &Which, how: How, took: Duration, queued: Duration) -> Line {

@@ -2,7 +2,7 @@
 
 mod broker;
 mod sam;
-mod stub;
+mod serving;
 
 use super::{Global, conclude};
 use crate::config::Surroundings;

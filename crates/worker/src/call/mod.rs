@@ -45,7 +45,13 @@ use profile::Profile;
 use room::Rooms;
 use serde_json::{Map, Value};
 use spec::LimitName;
-use std::{collections::BTreeSet, ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 use tokio::sync::{mpsc, watch};
 
 /// What is to be done.
@@ -86,6 +92,8 @@ pub struct Done {
     pub spent: Option<Spent>,
     /// Whether an interpreter was ready for it.
     pub was_warm: bool,
+    /// Files that it was given, in bytes.
+    pub bytes_in: u64,
 }
 
 /// What all calls have in common.
@@ -112,6 +120,8 @@ struct Inner {
     models: Option<Models>,
     settings: Settings,
     warm: Arc<Warm>,
+    /// Whether it was told that two writers may get one version.
+    is_weakness_told: AtomicBool,
 }
 
 impl Caller {
@@ -120,7 +130,14 @@ impl Caller {
         let rooms = Rooms::new(engine);
         let Settings { python, parked, parked_bytes, .. } = &settings;
         let warm = Warm::new(rooms.clone(), python.clone(), models.is_some(), *parked, *parked_bytes);
-        Caller(Arc::new(Inner { rooms, shelf, models, settings, warm }))
+        Caller(Arc::new(Inner {
+            rooms,
+            shelf,
+            models,
+            settings,
+            warm,
+            is_weakness_told: AtomicBool::new(false),
+        }))
     }
 
     /// Makes a first box, so that whatever is wrong is said at the start, and has the interpreter compile the runner in it.

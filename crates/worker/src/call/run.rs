@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 use spec::{LimitName, Status, Stream};
 use std::{
     collections::BTreeSet,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 use tokio::{
@@ -83,6 +83,7 @@ impl Done {
             notes: Vec::new(),
             spent: None,
             was_warm: false,
+            bytes_in: 0,
         }
     }
 }
@@ -163,6 +164,7 @@ impl Call<'_> {
             }
         };
         let mut staged = staged?;
+        self.done.bytes_in = staged.bytes.values().map(|bytes| bytes.len() as u64).sum();
         let ipc = self.inner.models.as_ref().map(|_| ipc::SOCKET);
         let arguments = arguments::write(&self.tool, &mut self.invoke, &staged, ipc)
             .map_err(|error| internal(format!("the arguments cannot be written: {error}")))?;
@@ -290,6 +292,11 @@ impl Call<'_> {
                 return Err(Refusal::new(code::Code::ArtifactError, why));
             }
         };
+        if let Some(weakness) = self.inner.shelf.weakness() {
+            if !self.inner.is_weakness_told.swap(true, Ordering::Relaxed) {
+                self.done.notes.push(weakness.to_owned());
+            }
+        }
         Ok((result, kept))
     }
 

@@ -36,7 +36,7 @@ impl<C: Calls> Service<C> {
         let message = Message { topic: &topic, payload: &payload, properties: &properties };
         match request::read(&self.settings.base, message, self.settings.defaults.largest) {
             Ok(Request::Invoke(invoke)) => self.invoked(invoke, receipt, payload.len()),
-            Ok(Request::Init(asked)) => self.asked(*asked, receipt),
+            Ok(Request::Init(asked)) => self.asked(*asked, receipt, payload.len()),
             Ok(Request::Cancel(name)) => {
                 self.settle(vec![receipt]);
                 self.cancel(&name);
@@ -128,12 +128,28 @@ impl<C: Calls> Service<C> {
     }
 
     /// Nobody but the owner of a tool knows what it is: about others there is silence.
-    fn asked(&mut self, asked: InitRequest, receipt: Receipt) {
+    fn asked(&mut self, asked: InitRequest, receipt: Receipt, weight: usize) {
         let tool = self.settings.catalog.borrow().get(&asked.tool).cloned();
         let Some(tool) = tool else { return self.settle(vec![receipt]) };
-        let answer = answer::init_answer(&asked.id, &tool.card, asked.words, self.post.largest);
-        let which = which(&asked.id, &asked.tool, &asked.reply);
-        self.send(which, &asked.id, asked.reply, Bytes::from(answer), vec![receipt]);
+        let InitRequest { id, tool: name, tool_config, words, reply } = asked;
+        let (which, largest) = (which(&id, &name, &reply), self.post.largest);
+        if tool_config.is_empty() {
+            let answer = answer::init_answer(&id, &tool.card, words, largest);
+            return self.send(which, &id, reply, Bytes::from(answer), vec![receipt]);
+        }
+        // Then it may be another: it is asked itself.
+        if !self.has_room(weight) {
+            return self.too_many(which, reply);
+        }
+        let (calls, post) = (self.settings.calls.clone(), self.post.clone());
+        self.background(weight, async move {
+            let answer = match calls.describe(tool, tool_config).await {
+                Ok(card) => answer::init_answer(&id, &card, words, largest),
+                Err(refusal) => answer::error(&id, &refusal),
+            };
+            // Whether it could be sent is noted.
+            _ = post.answer(&which, &id, &reply, Bytes::from(answer), vec![receipt]).await;
+        });
     }
 
     fn misunderstood(&mut self, topic: &str, refused: Refused, receipt: Receipt) {

@@ -1,6 +1,11 @@
 //! What happens, for logs and numbers: names and times, nothing of what was asked or answered but the words of refusals.
 
-use crate::{call::profile::Profile, transport::LinkState, wire::code::Refusal, wire::request::Invoke};
+use crate::{
+    call::profile::Profile,
+    ipc::Spent,
+    transport::{LinkState, Notice},
+    wire::{code::Refusal, request::Invoke},
+};
 use spec::LimitName;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -39,6 +44,11 @@ pub struct Seen {
     pub limits_hit: BTreeSet<LimitName>,
     pub notes: Vec<String>,
     pub was_warm: bool,
+    /// What it spent on models, if it could ask any.
+    pub spent: Option<Spent>,
+    /// Files that it was given, and that were kept of it.
+    pub bytes_in: u64,
+    pub bytes_out: u64,
 }
 
 /// How a call ended.
@@ -83,6 +93,8 @@ pub enum Noted {
     Announced { tools: usize },
     /// It stands so with the broker.
     Link(LinkState),
+    /// What the link noticed.
+    Notice(Notice),
     /// So many wait, and run.
     Load { waiting: usize, running: usize },
     /// Nothing more is begun; so many calls are let finish.

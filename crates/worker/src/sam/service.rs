@@ -318,15 +318,24 @@ impl<C: Calls> Service<C> {
         receipts: Vec<Receipt>,
     ) {
         let weight = answer.len();
-        if self.posted.len() >= MOST_POSTED || self.posted_bytes.saturating_add(weight) > MOST_POSTED_BYTES {
-            let (topic, why) = (reply.to, "too many answers wait for the broker".to_owned());
-            return self.note(Noted::PublishFailed { which: Some(which), topic, why });
+        if !self.has_room(weight) {
+            return self.too_many(which, reply);
         }
         let (post, id) = (self.post.clone(), id.to_owned());
         self.background(weight, async move {
             // Whether it could be sent is noted.
             _ = post.answer(&which, &id, &reply, answer, receipts).await;
         });
+    }
+
+    /// Whether one more answer of this weight can wait for the broker.
+    pub(super) fn has_room(&self, weight: usize) -> bool {
+        self.posted.len() < MOST_POSTED && self.posted_bytes.saturating_add(weight) <= MOST_POSTED_BYTES
+    }
+
+    pub(super) fn too_many(&self, which: Arc<Which>, reply: Reply) {
+        let (topic, why) = (reply.to, "too many answers wait for the broker".to_owned());
+        self.note(Noted::PublishFailed { which: Some(which), topic, why });
     }
 
     /// Nothing more is to be done about these.
@@ -342,7 +351,7 @@ impl<C: Calls> Service<C> {
         });
     }
 
-    fn background(&mut self, weight: usize, work: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn background(&mut self, weight: usize, work: impl Future<Output = ()> + Send + 'static) {
         let task = self.tasks.spawn(async move {
             work.await;
             Done::Posted

@@ -59,9 +59,8 @@ impl Settings {
     /// With whole paths: those that were not are from this folder, where the worker was started.
     pub fn from_folder(mut self, folder: &Path) -> Settings {
         let tools = &mut self.tools;
-        let work = self.calls.work.iter_mut().chain(&mut tools.site_packages);
-        let mut paths: Vec<&mut PathBuf> =
-            work.chain([&mut tools.folder, &mut tools.manifest, &mut tools.python]).collect();
+        let mut paths: Vec<&mut PathBuf> = tools.site_packages.iter_mut().collect();
+        paths.extend([&mut tools.folder, &mut tools.manifest, &mut tools.python]);
         if let Store::Files(artifacts) = &mut self.artifacts.store {
             paths.push(artifacts);
         }
@@ -82,8 +81,10 @@ pub struct Tools {
     pub python: PathBuf,
     /// Installed packages that are mounted.
     pub site_packages: Option<PathBuf>,
-    /// How often everything is looked at anew.
-    pub rescan: Duration,
+    /// Where packages come from, if not from the public index.
+    pub index: Option<String>,
+    /// A host whose packages are taken without TLS.
+    pub trusted_host: Option<String>,
     /// Where they are fetched from, if so.
     pub sync: Option<Sync>,
 }
@@ -103,8 +104,6 @@ pub struct Calls {
     pub waiting: usize,
     /// See `waiting`.
     pub waiting_bytes: usize,
-    /// Where work folders are made; none is in the state folder.
-    pub work: Option<PathBuf>,
     /// Interpreters that are kept ready, and what they take.
     pub parked: usize,
     /// See `parked`.
@@ -259,10 +258,9 @@ fn tools(reader: &mut Reader<'_>) -> Result<Tools, Mistake> {
     let manifest = reader.path(&["MANIFEST_PATH"])?.unwrap_or_else(|| folder.join("manifest.yaml"));
     let python = reader.path(&["TOOLS_PYTHON_DIR"])?.unwrap_or_else(|| folder.join("python"));
     let site_packages = reader.path(&["SAM_SITE_PACKAGES"])?;
-    let among = Duration::from_secs(1)..=Duration::from_secs(LONGEST_SECONDS);
-    let rescan = reader.time("STR_RECONCILE_INTERVAL", Duration::from_secs(300), among)?;
+    let (index, trusted_host) = (reader.text(&["PIP_INDEX_URL"])?, reader.text(&["PIP_TRUSTED_HOST"])?);
     let sync = store::sync(reader)?;
-    Ok(Tools { folder, manifest, python, site_packages, rescan, sync })
+    Ok(Tools { folder, manifest, python, site_packages, index, trusted_host, sync })
 }
 
 fn calls(reader: &mut Reader<'_>) -> Result<Calls, Mistake> {
@@ -275,7 +273,6 @@ fn calls(reader: &mut Reader<'_>) -> Result<Calls, Mistake> {
         slots,
         waiting: whole(reader.number(&["SAM_MAX_WAITING"], 256, 0..=65_536)?),
         waiting_bytes: WAITING_BYTES,
-        work: reader.path(&["SANDBOX_WORK_DIR", "STR_WORK_BASE_DIR"])?,
         parked: whole(reader.number(&["SAM_WARM"], 2 * slots as u64, 0..=1024)?),
         parked_bytes: PARKED_BYTES,
         drain: Duration::from_secs(reader.number(&["SAM_DRAIN_SECONDS"], 25, 0..=LONGEST_SECONDS)?),

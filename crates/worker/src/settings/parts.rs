@@ -106,7 +106,7 @@ impl Settings {
     pub fn hidden(&self, state: &Path) -> Vec<PathBuf> {
         let tools = [&self.tools.folder, &self.tools.manifest, &self.tools.python];
         let mut paths: Vec<PathBuf> = tools.into_iter().cloned().collect();
-        paths.extend(self.tools.site_packages.iter().chain(&self.calls.work).cloned());
+        paths.extend(self.tools.site_packages.iter().cloned());
         paths.push(state.to_owned());
         // Those inside are the same for every tool, and say nothing of this machine.
         paths.retain(|path| !path.starts_with("/tools"));

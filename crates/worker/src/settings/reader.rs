@@ -5,7 +5,6 @@ use super::{Mistake, Notice};
 use doors::Secret;
 use std::{
     ffi::OsString, fmt::Display, ops::RangeInclusive, os::unix::ffi::OsStringExt, path::PathBuf,
-    time::Duration,
 };
 
 /// What variables say, and what is to be told about them.
@@ -139,30 +138,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A time such as `5m`, `1h30m`, `250ms`, or seconds without a unit.
-    pub(super) fn time(
-        &mut self,
-        name: &'static str,
-        default: Duration,
-        among: RangeInclusive<Duration>,
-    ) -> Result<Duration, Mistake> {
-        let Some(Found { value, .. }) = self.found(&[name])? else { return Ok(default) };
-        match duration(&value) {
-            Some(time) if among.contains(&time) => Ok(time),
-            Some(_) => {
-                let (least, most) = (among.start().as_secs(), among.end().as_secs());
-                let why = format!("`{}` is not between {least} s and {most} s", shown(&value));
-                self.fall_back(name, why, format!("{} s", default.as_secs()));
-                Ok(default)
-            }
-            None => {
-                let why = format!("`{}` is no time such as `5m` or `90s`", shown(&value));
-                self.fall_back(name, why, format!("{} s", default.as_secs()));
-                Ok(default)
-            }
-        }
-    }
-
     fn fall_back(&mut self, name: &'static str, why: String, default: impl Display) {
         self.tell(name, format!("{why}: {default} is used"));
     }
@@ -171,29 +146,4 @@ impl<'a> Reader<'a> {
 /// What stands in a variable, for a message: not more than anybody reads.
 pub(super) fn shown(value: &str) -> String {
     value.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(100).collect()
-}
-
-/// Numbers with units behind one another.
-pub(super) fn duration(text: &str) -> Option<Duration> {
-    if let Ok(seconds) = text.parse::<u64>() {
-        return Some(Duration::from_secs(seconds));
-    }
-    let mut rest = text;
-    let mut whole = Duration::ZERO;
-    while !rest.is_empty() {
-        let digits = rest.find(|letter: char| !letter.is_ascii_digit())?;
-        let number: u64 = rest[..digits].parse().ok()?;
-        let unit = &rest[digits..];
-        let letters = unit.find(|letter: char| letter.is_ascii_digit()).unwrap_or(unit.len());
-        let part = match &unit[..letters] {
-            "ms" => Duration::from_millis(number),
-            "s" => Duration::from_secs(number),
-            "m" => Duration::from_secs(number.checked_mul(60)?),
-            "h" => Duration::from_secs(number.checked_mul(3600)?),
-            _ => return None,
-        };
-        whole = whole.checked_add(part)?;
-        rest = &unit[letters..];
-    }
-    (!text.is_empty()).then_some(whole)
 }

@@ -46,6 +46,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 const MOST_REPORTS: usize = 1024;
 /// How often folders of packages are swept.
 const SWEPT: Duration = Duration::from_secs(3600);
+/// How long tools may keep those waiting at the start that are ready.
+pub const FIRST: Duration = Duration::from_secs(15);
 
 /// Where tools are.
 #[derive(Clone, Debug)]
@@ -84,7 +86,8 @@ pub enum Report {
     Note(String),
 }
 
-/// Keeps a catalog for as long as somebody reads it. It is empty at first, and told of as changed after the first look.
+/// Keeps a catalog for as long as somebody reads it. It is empty at first, and told of as changed once every tool has been looked
+/// at, or after [`FIRST`]: what needs longer comes later.
 pub fn watch<A: Asker>(
     settings: Settings,
     asker: Arc<A>,
@@ -101,6 +104,7 @@ pub fn watch<A: Asker>(
         jobs: JoinSet::new(),
         turns: Arc::new(Semaphore::new(MOST_PREPARED)),
         generation: 0,
+        began: Instant::now(),
         out,
         is_out: false,
         reports,
@@ -151,6 +155,7 @@ struct Watcher<A> {
     jobs: JoinSet<Job>,
     turns: Arc<Semaphore>,
     generation: u64,
+    began: Instant,
     out: channel::Sender<Catalog>,
     is_out: bool,
     reports: mpsc::Sender<Report>,
@@ -301,6 +306,10 @@ impl<A: Asker> Watcher<A> {
         let reports = &self.reports;
         current.retain(|report| self.told.contains(report) || reports.try_send(report.clone()).is_ok());
         self.told = current;
+        let is_settled = self.slots.values().all(|slot| !slot.is_preparing);
+        if !self.is_out && !is_settled && self.began.elapsed() < FIRST {
+            return;
+        }
         let is_first = !std::mem::replace(&mut self.is_out, true);
         self.out.send_if_modified(|now| {
             let is_other = **now != catalog;

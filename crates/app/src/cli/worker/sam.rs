@@ -4,26 +4,19 @@ use super::{
     super::{
         Global, leave_no_dump,
         message::{self, Failure, Line},
-        open_engine, print_json, print_lines,
+        print_json, print_lines,
     },
-    broker::on,
-    stub::{self, Said},
+    serving,
 };
-use crate::config::{Config, Surroundings};
+use crate::config::Surroundings;
 use clap::Args;
-use engine::Engine;
+use serde_json::json;
 use spec::ErrorCode;
-use std::{num::NonZeroUsize, sync::Arc, thread};
-use tokio::{
-    runtime::Runtime,
-    signal::unix::SignalKind,
-    sync::{mpsc, watch},
-};
+use std::{ffi::OsStr, num::NonZeroUsize, thread};
+use tokio::runtime::Runtime;
 use worker::{
-    artifacts::Shelf,
-    call::{self, Caller},
-    sam::{self, Ended, Failed, Noted, Stop, Worker},
-    tools::Catalog,
+    sam::{Ended, Failed},
+    settings::{self, Mistake, Notice, Settings},
 };
 
 const EXAMPLES: &str = "\
@@ -51,9 +44,6 @@ not start.";
 const CUT: u8 = 1;
 /// More threads than this wait for nothing but each other.
 const MOST_THREADS: usize = 4;
-/// The largest result that is read: a message cannot have more.
-const LARGEST_RESULT: usize = worker::wire::answer::LARGEST;
-
 /// The options of `airlock worker sam`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -74,99 +64,56 @@ pub(super) fn attempt(
 ) -> Result<u8, Failure> {
     leave_no_dump()?;
     let config = global.configure(surroundings)?;
-    let said = stub::read(surroundings)?;
-    if options.check {
-        check(&said, &stub::catalog(&said)?, options.json)?;
-        return Ok(0);
-    }
-    let runtime = runtime()?;
-    runtime.block_on(serve(&config, &said))
+    let variable = |name: &str| surroundings.variables.get(OsStr::new(name)).cloned();
+    let (settings, mut notices) = settings::read(variable).map_err(mistaken)?;
+    notices.extend(settings::strangers(surroundings.variables.keys()));
+    let settings = settings.from_folder(&surroundings.current_folder);
+    runtime()?.block_on(async {
+        if options.check {
+            return check(&serving::look(&config, &settings).await?, &settings, &notices, options.json);
+        }
+        conclude(serving::serve(&config, settings, notices).await?)
+    })
 }
 
-fn check(said: &Said, catalog: &Catalog, json: bool) -> Result<(), Failure> {
-    let tools: Vec<_> = catalog.keys().cloned().collect();
+fn mistaken(mistake: Mistake) -> Failure {
+    Failure::invalid(mistake.message, mistake.hint)
+}
+
+fn check(found: &serving::Found, settings: &Settings, notices: &[Notice], json: bool) -> Result<u8, Failure> {
+    let status = if found.problems.is_empty() { 0 } else { CUT };
+    let broker = settings.broker.to_string();
     if json {
-        return print_json(&serde_json::json!({
-            "namespace": said.base.namespace(),
-            "worker_id": said.worker_id,
-            "broker": said.broker.to_string(),
-            "slots": said.bounds.slots,
-            "tools": tools,
-        }));
+        let notices: Vec<_> = notices.iter().map(ToString::to_string).collect();
+        print_json(&json!({
+            "namespace": settings.base.namespace(),
+            "worker_id": settings.worker_id,
+            "broker": broker,
+            "slots": settings.calls.slots,
+            "tools": found.tools.keys().collect::<Vec<_>>(),
+            "problems": found.problems,
+            "notices": notices,
+        }))?;
+        return Ok(status);
     }
+    let notices: Vec<_> = notices.iter().map(|notice| Line::Note(notice.to_string())).collect();
+    message::say(&notices);
+    let problems: Vec<_> = found.problems.iter().map(|problem| Line::Error(problem.clone())).collect();
+    message::say(&problems);
     let head = [
-        format!("namespace  {}", said.base.namespace()),
-        format!("worker     {}", said.worker_id),
-        format!("broker     {}", said.broker),
-        format!("slots      {}", said.bounds.slots),
+        format!("namespace  {}", settings.base.namespace()),
+        format!("worker     {}", settings.worker_id),
+        format!("broker     {broker}"),
+        format!("slots      {}", settings.calls.slots),
     ];
-    print_lines(head.into_iter().chain(tools.iter().map(|tool| format!("tool       {tool}"))))
+    print_lines(head.into_iter().chain(found.tools.keys().map(|tool| format!("tool       {tool}"))))?;
+    Ok(status)
 }
 
 fn runtime() -> Result<Runtime, Failure> {
     let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_THREADS);
     let built = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
     built.map_err(|error| Failure::internal(format!("cannot start the event loop: {error}")))
-}
-
-async fn serve(config: &Config, said: &Said) -> Result<u8, Failure> {
-    let stop = on_signals()?;
-    let engine = open_engine(config, None)?;
-    let caller = caller(&engine, said);
-    let catalog = stub::catalog(said)?;
-    let subscribed = sam::subscriptions(&said.base, &catalog);
-    // Whoever follows the manifest keeps the other ends.
-    let (_catalogs, catalog) = watch::channel(catalog);
-    let (_failures, undiscovered) = mpsc::channel(16);
-    let link = stub::link(said, subscribed.clone())?;
-    let (state, room) = (config.state.clone(), engine.clone());
-    let worker = Worker {
-        base: said.base.clone(),
-        link,
-        subscribed,
-        catalog,
-        undiscovered,
-        calls: caller,
-        bounds: said.bounds,
-        defaults: said.defaults,
-        grace: said.grace,
-        is_kept: said.is_kept,
-        is_full: Arc::new(move || room.is_nearly_full() || sam::is_short_of_room(&state)),
-        note: Arc::new(tell),
-    };
-    let ended = sam::serve(worker, stop).await;
-    engine.close().await;
-    conclude(ended)
-}
-
-fn caller(engine: &Engine, said: &Said) -> Caller {
-    // Here a tool gets its model: through the providers of the configuration, without a key.
-    let models = None;
-    let settings = call::Settings {
-        python: said.python.clone(),
-        largest_result: LARGEST_RESULT,
-        parked: 0,
-        parked_bytes: 0,
-    };
-    Caller::new(engine.clone(), Shelf::memory(), models, settings)
-}
-
-/// The first lets calls finish, the second does not.
-fn on_signals() -> Result<watch::Receiver<Stop>, Failure> {
-    let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
-    let (stops, stop) = watch::channel(Stop::No);
-    tokio::spawn(async move {
-        for wish in [Stop::Drain, Stop::Now] {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            stops.send_replace(wish);
-        }
-        // As long as anybody listens: one that is gone would be taken for another wish.
-        stops.closed().await;
-    });
-    Ok(stop)
 }
 
 fn conclude(ended: Result<Ended, Failed>) -> Result<u8, Failure> {
@@ -189,32 +136,4 @@ fn conclude(ended: Result<Ended, Failed>) -> Result<u8, Failure> {
             Ok(CUT)
         }
     }
-}
-
-/// What is worth a line until the log says it.
-fn tell(noted: Noted) {
-    let text = match noted {
-        Noted::Link(state) => format!("broker: {state:?}"),
-        Noted::Announced { tools } => format!("told of {tools} tools"),
-        Noted::Refused { which, refusal } => {
-            format!("refused {} ({}): {}", which.tool, which.id, refusal.message)
-        }
-        Noted::Answered { which, how, took, queued } => {
-            format!("answered {} ({}): {how:?} in {took:?} after {queued:?}", which.tool, which.id)
-        }
-        Noted::PublishFailed { topic, why, .. } => format!("cannot send to {topic}: {why}"),
-        Noted::Unanswerable { topic, refusal } => format!("nobody to answer at {topic}: {}", refusal.message),
-        Noted::Draining { running } => format!("ending; {running} calls are let finish"),
-        Noted::Cutting { running } => format!("{running} calls are not let finish"),
-        Noted::Received(_)
-        | Noted::Started { .. }
-        | Noted::Ran { .. }
-        | Noted::Duplicate { .. }
-        | Noted::Cancelled(_)
-        | Noted::UnknownProfile { .. }
-        | Noted::Status(_)
-        | Noted::StatusesDropped { .. }
-        | Noted::Load { .. } => return,
-    };
-    message::say(&[Line::Note(text)]);
 }
