@@ -48,7 +48,7 @@ impl Way {
 
     /// AMQP 1.0, with RabbitMQ's words for a topic.
     pub fn amqp(port: u16) -> Way {
-        Way(json!({"way": "amqp", "host": "127.0.0.1", "port": port, "address": "/topic/{}", "dots": true}))
+        Way(json!({"way": "amqp", "host": "127.0.0.1", "port": port, "address": "/exchange/amq.topic/{}", "dots": true}))
     }
 
     /// With more of what `client.py` takes.
@@ -183,6 +183,11 @@ impl Message {
     /// What travelled beside it.
     pub fn property(&self, name: &str) -> Option<&str> {
         self.0["properties"][name].as_str()
+    }
+
+    /// Why agents refuse it, if they do.
+    pub fn problem(&self) -> Option<&str> {
+        self.0["problem"].as_str()
     }
 
     /// When it came, in milliseconds since 1970.

@@ -392,8 +392,14 @@ class Amqp:
 
     def address(self, topic):
         if self.settings.get("dots"):
-            topic = topic.replace("/", ".").replace(">", "#")
+            topic = topic.replace(".", "%2F").replace("/", ".").replace(">", "#")
         return self.settings.get("address", "topic://{}").replace("{}", topic)
+
+    def topic(self, message):
+        """Where a message was sent to, in the words of the mesh."""
+        before = self.settings.get("address", "topic://{}").split("{}")[0]
+        topic = (message.address or "").removeprefix(before)
+        return topic.replace(".", "/").replace("%2F", ".") if self.settings.get("dots") else topic
 
     def receive(self):
         from proton import Timeout
@@ -407,8 +413,7 @@ class Amqp:
                 receiver.accept()
                 body = message.body
                 payload = body.encode() if isinstance(body, str) else bytes(body)
-                topic = message.properties and message.properties.get("topic") or message.address or message.subject
-                told_by(topic or "", payload, {k: str(v) for k, v in (message.properties or {}).items()})
+                told_by(self.topic(message), payload, {k: str(v) for k, v in (message.properties or {}).items()})
 
     def publish(self, topic, payload, properties):
         address = self.address(topic)

@@ -64,8 +64,9 @@ impl Mesh {
         let tools = Tools::usual(&folder);
         let mut environment = variables(&folder, &broker.url());
         change(&mut environment);
-        let sam = Sam::start(&folder, environment);
+        // First, so that it hears what there is from the beginning.
         let agent = Agent::join(&Way::mqtt5(broker.port), agent);
+        let sam = Sam::start(&folder, environment);
         Mesh { agent, sam, broker, tools, folder }
     }
 

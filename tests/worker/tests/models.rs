@@ -16,10 +16,6 @@ fn told(sender: &Agent, agent: &Agent, kind: &str, mut body: Value) -> Message {
     worker_tests::until("the message arrives", found)
 }
 
-fn problem(message: &Message) -> Option<&str> {
-    message.0["problem"].as_str()
-}
-
 #[test]
 fn it_takes_and_refuses_answers_as_agents_do() {
     let folder = Folder::new();
@@ -36,7 +32,7 @@ fn it_takes_and_refuses_answers_as_agents_do() {
         error(json!({"code": "TOOL_ERROR", "message": "it failed", "data": {"a": 1}})),
     ] {
         let message = told(&sender, &agent, "response", good);
-        assert_eq!(problem(&message), None, "{}", message.body());
+        assert_eq!(message.problem(), None, "{}", message.body());
         assert_eq!(message.property("timestamp"), Some("1"));
     }
     for bad in [
@@ -55,7 +51,7 @@ fn it_takes_and_refuses_answers_as_agents_do() {
         error(json!({"code": "TOOL_ERROR", "message": "it failed", "data": "text"})),
     ] {
         let message = told(&sender, &agent, "response", bad);
-        assert!(problem(&message).is_some(), "{}", message.body());
+        assert!(message.problem().is_some(), "{}", message.body());
     }
 }
 
@@ -67,7 +63,7 @@ fn it_takes_and_refuses_statuses_and_schemas_as_agents_do() {
     let (sender, agent) = (Agent::join(&way, "Writer"), Agent::join(&way, "Reader"));
     let status = |time: &str| json!({"jsonrpc": "2.0", "method": "sam_remote_tool/status", "params": {"task_id": "1", "status_text": "half", "timestamp": time}});
     for time in ["2001-01-01T00:00:00.000000+00:00", "2026-01-01T00:00:00Z", "now"] {
-        assert!(problem(&told(&sender, &agent, "status", status(time))).is_some(), "{time}");
+        assert!(told(&sender, &agent, "status", status(time)).problem().is_some(), "{time}");
     }
     let card = |parameters: Value| json!({"jsonrpc": "2.0", "method": "sam_remote_tool/init", "params": {"tool_name": "a", "parameters": parameters}});
     for good in [
@@ -76,7 +72,7 @@ fn it_takes_and_refuses_statuses_and_schemas_as_agents_do() {
         json!({"type": "object", "additionalProperties": false, "propertyOrdering": [], "title": "t", "format": "f", "pattern": "p", "minLength": 1, "maxItems": 2, "default": 1, "example": 2, "description": "d"}),
         Value::Null,
     ] {
-        assert_eq!(problem(&told(&sender, &agent, "init", card(good.clone()))), None, "{good}");
+        assert_eq!(told(&sender, &agent, "init", card(good.clone())).problem(), None, "{good}");
     }
     for bad in [
         json!({"$schema": "x", "type": "object"}),
@@ -92,7 +88,7 @@ fn it_takes_and_refuses_statuses_and_schemas_as_agents_do() {
         json!({"enum": [1]}),
         json!({"type": "text"}),
     ] {
-        assert!(problem(&told(&sender, &agent, "init", card(bad.clone()))).is_some(), "{bad}");
+        assert!(told(&sender, &agent, "init", card(bad.clone())).problem().is_some(), "{bad}");
     }
 }
 
@@ -103,6 +99,6 @@ fn it_speaks_every_dialect() {
     for way in [Way::mqtt3(mosquitto.port), Way::amqp(Rabbit::running().port)] {
         let (sender, agent) = (Agent::join(&way, "Writer"), Agent::join(&way, "Reader"));
         let body = json!({"id": "ID", "result": {"tool_result": {}, "execution_time_ms": 1}});
-        assert_eq!(problem(&told(&sender, &agent, "response", body)), None, "{way:?}");
+        assert_eq!(told(&sender, &agent, "response", body).problem(), None, "{way:?}");
     }
 }
