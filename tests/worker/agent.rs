@@ -48,7 +48,9 @@ impl Way {
 
     /// AMQP 1.0, with RabbitMQ's words for a topic.
     pub fn amqp(port: u16) -> Way {
-        Way(json!({"way": "amqp", "host": "127.0.0.1", "port": port, "address": "/exchange/amq.topic/{}", "dots": true}))
+        Way(
+            json!({"way": "amqp", "host": "127.0.0.1", "port": port, "address": "/exchange/amq.topic/{}", "dots": true}),
+        )
     }
 
     /// With more of what `client.py` takes.
@@ -81,8 +83,7 @@ impl Ask {
             "session_id": "web-77", "preloaded_artifacts": {}, "artifact_references": {}, "timeout_seconds": 60,
             "sandbox_profile": "standard",
         });
-        let body =
-            json!({"jsonrpc": "2.0", "id": id, "method": "sam_remote_tool/invoke", "params": params});
+        let body = json!({"jsonrpc": "2.0", "id": id, "method": "sam_remote_tool/invoke", "params": params});
         Ask { tool: tool.to_owned(), id, body, properties: BTreeMap::new(), left_out: Vec::new() }
     }
 
@@ -272,8 +273,7 @@ impl Agent {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         order["number"] = number.into();
         writeln!(self.orders.lock().expect("nobody failed with it"), "{order}").expect("the agent listens");
-        let sent =
-            self.find("it is sent", |event| event.0["event"] == "sent" && event.0["number"] == number);
+        let sent = self.find("it is sent", |event| event.0["event"] == "sent" && event.0["number"] == number);
         let mid = &sent.0["mid"];
         self.find("the broker has it", |event| event.0["event"] == "published" && event.0["mid"] == *mid);
     }
@@ -375,7 +375,12 @@ impl Agent {
         let mut told = self.told.messages.lock().expect("nobody failed with it");
         loop {
             if let Some(found) = told.iter().find(|event| matches(event)) {
-                assert!(found.0["problem"].is_null(), "agents refuse it, {}: {}", found.0["problem"], found.0);
+                assert!(
+                    found.0["problem"].is_null(),
+                    "agents refuse it, {}: {}",
+                    found.0["problem"],
+                    found.0
+                );
                 return found.clone();
             }
             let left = end.saturating_duration_since(Instant::now());
@@ -398,7 +403,11 @@ impl Drop for Agent {
     }
 }
 
-fn listen(said: impl std::io::Read + Send + 'static, told: Arc<Told>, read: impl Fn(String) -> Value + Send + 'static) {
+fn listen(
+    said: impl std::io::Read + Send + 'static,
+    told: Arc<Told>,
+    read: impl Fn(String) -> Value + Send + 'static,
+) {
     std::thread::spawn(move || {
         for line in BufReader::new(said).lines().map_while(Result::ok) {
             told.messages.lock().expect("nobody failed with it").push(Message(read(line)));

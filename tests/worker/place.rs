@@ -110,7 +110,8 @@ fn spawned(command: Command) -> io::Result<Child> {
 
 /// Copies what a program says into a file as it comes, and waits for a line that says that it runs.
 pub(crate) fn keep(said: impl Read + Send + 'static, at: &Path) {
-    let mut file = fs::OpenOptions::new().create(true).append(true).open(at).expect("a file for what is said");
+    let mut file =
+        fs::OpenOptions::new().create(true).append(true).open(at).expect("a file for what is said");
     let mut said = io::BufReader::new(said);
     std::thread::spawn(move || {
         let mut bytes = [0; 8192];

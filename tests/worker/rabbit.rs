@@ -1,9 +1,11 @@
 //! RabbitMQ with AMQP 1.0. It takes some twenty seconds to start, so a process has one.
 
 use crate::{
+    NAMESPACE,
     brokers::listens,
     place::{Folder, free_port, keep, start, until},
 };
+use serde_json::{Value, json};
 use std::{
     fs,
     path::PathBuf,
@@ -39,7 +41,10 @@ impl Rabbit {
         let log = folder.at("rabbit.log");
         fs::create_dir(folder.at("mnesia")).expect("a folder");
         fs::write(folder.at("plugins"), "[rabbitmq_amqp1_0].\n").expect("a list of plugins");
-        fs::write(folder.at("rabbit.conf"), "loopback_users = none\n").expect("a configuration");
+        fs::write(folder.at("definitions.json"), definitions().to_string()).expect("what there is");
+        let definitions = folder.at("definitions.json");
+        let config = format!("loopback_users = none\nload_definitions = {}\n", definitions.display());
+        fs::write(folder.at("rabbit.conf"), config).expect("a configuration");
         let mut names = Command::new("epmd");
         names.args(["-address", "127.0.0.1", "-port", &names_port.to_string()]);
         names.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
@@ -55,6 +60,21 @@ impl Rabbit {
         });
         Rabbit { port, _folder: folder, _names: names, _broker: broker }
     }
+}
+
+/// A user, and the queue of a pool, with the topics that it takes: on such a broker an operator makes it.
+fn definitions() -> Value {
+    // Of the password `guest`.
+    let hash = "AQIDBEMMOXwY6PKx/JKP9PAqfsb4ozuD0Ta3pxxa9gEYBMmD";
+    let queue = format!("{NAMESPACE}/q/str/worker-of-tests");
+    let key = format!("{}.a2a.v1.sam_remote_tool.invoke.#", NAMESPACE.replace('/', "."));
+    json!({
+        "users": [{"name": "guest", "password_hash": hash, "hashing_algorithm": "rabbit_password_hashing_sha256", "tags": "administrator"}],
+        "vhosts": [{"name": "/"}],
+        "permissions": [{"user": "guest", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}],
+        "queues": [{"name": queue, "vhost": "/", "durable": true, "auto_delete": false, "arguments": {}}],
+        "bindings": [{"source": "amq.topic", "vhost": "/", "destination": queue, "destination_type": "queue", "routing_key": key, "arguments": {}}],
+    })
 }
 
 fn server(folder: &Folder, port: u16, names_port: u16) -> Command {
@@ -77,7 +97,10 @@ fn server(folder: &Folder, port: u16, names_port: u16) -> Command {
         ("ERL_EPMD_PORT", number(names_port)),
         // The script becomes the broker, which is then what ends with us.
         ("RABBITMQ_ALLOW_INPUT", "1".into()),
-        ("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", "-noinput -kernel inet_dist_use_interface {127,0,0,1}".into()),
+        (
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
+            "-noinput -kernel inet_dist_use_interface {127,0,0,1}".into(),
+        ),
     ];
     command.envs(set);
     command

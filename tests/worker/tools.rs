@@ -9,12 +9,57 @@ use std::{
 
 /// The functions of `toolbox.py`, each a tool of its name.
 pub const USUAL: [&str; 51] = [
-    "echo", "nothing", "number", "words", "a_list", "own_error", "unicode_text", "not_json", "not_a_number", "later",
-    "large", "configured", "typed", "legacy", "legacy_files", "any_context", "facade", "facade_files", "statuses",
-    "said_then_waits", "marked", "sleeps", "raises", "leaves", "exits", "killed", "wants_two", "told_to_end", "deaf",
-    "talks", "reads", "reads_all", "reads_maybe", "reads_two", "tells_and_reads", "writes", "writes_bytes",
-    "writes_strange", "result_elsewhere", "environment", "who", "limits", "tries_to_write", "tries_to_read", "connects",
-    "takes_memory", "forks", "uses_wheel", "absent_module", "absent_function", "imports_nothing",
+    "echo",
+    "nothing",
+    "number",
+    "words",
+    "a_list",
+    "own_error",
+    "unicode_text",
+    "not_json",
+    "not_a_number",
+    "later",
+    "large",
+    "configured",
+    "typed",
+    "legacy",
+    "legacy_files",
+    "any_context",
+    "facade",
+    "facade_files",
+    "statuses",
+    "said_then_waits",
+    "marked",
+    "sleeps",
+    "raises",
+    "leaves",
+    "exits",
+    "killed",
+    "wants_two",
+    "told_to_end",
+    "deaf",
+    "talks",
+    "reads",
+    "reads_all",
+    "reads_maybe",
+    "reads_two",
+    "tells_and_reads",
+    "writes",
+    "writes_bytes",
+    "writes_strange",
+    "result_elsewhere",
+    "environment",
+    "who",
+    "limits",
+    "tries_to_write",
+    "tries_to_read",
+    "connects",
+    "takes_memory",
+    "forks",
+    "uses_wheel",
+    "absent_module",
+    "absent_function",
+    "imports_nothing",
 ];
 
 /// A folder of tools.
@@ -28,7 +73,10 @@ impl Tools {
         fs::create_dir_all(tools.0.join("python")).expect("a folder for tools");
         tools.write("python/toolbox.py", include_str!("tools/toolbox.py"));
         tools.write("python/classes.py", include_str!("tools/classes.py"));
-        tools.write("python/broken.py", "import nothing_that_exists\n\n\ndef imports_nothing():\n    return {}\n");
+        tools.write(
+            "python/broken.py",
+            "import nothing_that_exists\n\n\ndef imports_nothing():\n    return {}\n",
+        );
         tools.manifest(&Tools::usual_entries());
         tools
     }
@@ -37,8 +85,12 @@ impl Tools {
     pub fn usual_entries() -> String {
         let entry = |name: &&str| match *name {
             "absent_module" => "  absent_module: {module: no_such_module, function: anything}\n".to_owned(),
-            "absent_function" => "  absent_function: {module: toolbox, function: no_such_function}\n".to_owned(),
-            "imports_nothing" => "  imports_nothing: {module: broken, function: imports_nothing}\n".to_owned(),
+            "absent_function" => {
+                "  absent_function: {module: toolbox, function: no_such_function}\n".to_owned()
+            }
+            "imports_nothing" => {
+                "  imports_nothing: {module: broken, function: imports_nothing}\n".to_owned()
+            }
             // What agents are told of it must be made simpler for them.
             "echo" => format!("  echo:\n    module: toolbox\n    function: echo\n{ECHO}"),
             name => format!("  {name}: {{module: toolbox, function: {name}}}\n"),

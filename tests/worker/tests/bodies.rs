@@ -1,10 +1,7 @@
 //! Requests that are not as they should be: each has one answer, and agents can tell which request it is for.
 
 use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    sync::LazyLock,
-};
+use std::{collections::BTreeMap, sync::LazyLock};
 use worker_tests::{Ask, Mesh, Message, uuid};
 
 static MESH: LazyLock<Mesh> = LazyLock::new(|| Mesh::new("Tester", |_| ()));
@@ -37,7 +34,18 @@ fn what_is_no_request_is_refused_under_the_id_of_its_topic() {
     let deep = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
     let long_number = format!("{{\"id\": {}}}", "9".repeat(10_000)).into_bytes();
     for bytes in [
-        b"".as_slice(), b"not json", b"[]", b"null", b"7", b"\"text\"", b"{}", b"{", b"\xff\xfe\x00", b"\0", &deep, &long_number,
+        b"".as_slice(),
+        b"not json",
+        b"[]",
+        b"null",
+        b"7",
+        b"\"text\"",
+        b"{}",
+        b"{",
+        b"\xff\xfe\x00",
+        b"\0",
+        &deep,
+        &long_number,
         br#"{"jsonrpc":"2.0","id":null,"method":"sam_remote_tool/invoke","params":null}"#,
     ] {
         is_refused(bytes, &uuid());
@@ -76,7 +84,10 @@ fn a_request_that_lacks_something_or_has_it_wrong_is_refused_under_its_id() {
     }
     for missing in ["task_id", "tool_name", "app_name", "user_id", "session_id"] {
         let id = uuid();
-        is_refused(&changed(&id, |body| drop(body["params"].as_object_mut().expect("it is one").remove(missing))), &id);
+        is_refused(
+            &changed(&id, |body| drop(body["params"].as_object_mut().expect("it is one").remove(missing))),
+            &id,
+        );
     }
 }
 
@@ -94,7 +105,8 @@ fn what_may_be_missing_may_be_missing_and_strangers_fields_are_passed_over() {
 #[test]
 fn without_a_place_to_answer_to_the_agent_is_found_by_its_name() {
     let agent = &MESH.agent;
-    for (left_out, app) in [(&["replyTo"][..], "Somebody"), (&["replyTo", "statusTo", "clientId"], "Tester")] {
+    for (left_out, app) in [(&["replyTo"][..], "Somebody"), (&["replyTo", "statusTo", "clientId"], "Tester")]
+    {
         let mut ask = Ask::new("statuses", json!({"count": 1})).param("app_name", app);
         for name in left_out {
             ask = ask.without(name);
@@ -115,7 +127,8 @@ fn statuses_go_where_the_request_says() {
     let ask = || Ask::new("statuses", json!({"count": 1}));
     agent.call(&ask().without("statusTo").property("a2aStatusTopic", elsewhere(&old)));
     agent.call(&ask().property("statusTo", elsewhere(&new)));
-    agent.call(&ask().property("statusTo", elsewhere(&both)).property("a2aStatusTopic", elsewhere("nowhere")));
+    agent
+        .call(&ask().property("statusTo", elsewhere(&both)).property("a2aStatusTopic", elsewhere("nowhere")));
     for place in [&old, &new, &both] {
         assert_eq!(agent.statuses(place), ["status 0"]);
     }
@@ -129,7 +142,9 @@ fn statuses_go_where_the_request_says() {
 fn a_hostile_place_to_answer_to_ends_nothing() {
     let agent = &MESH.agent;
     for topic in ["", "#", "a/+/b", "$SYS/broker", "/", &"x".repeat(60_000)] {
-        agent.send(&Ask::new("statuses", json!({"count": 1})).property("replyTo", topic).property("statusTo", topic));
+        agent.send(
+            &Ask::new("statuses", json!({"count": 1})).property("replyTo", topic).property("statusTo", topic),
+        );
     }
     agent.settle();
 }

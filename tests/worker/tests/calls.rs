@@ -157,7 +157,9 @@ fn a_tool_that_will_not_end_is_ended_with_all_that_it_started() {
 #[test]
 fn nothing_of_a_task_s_name_becomes_a_path() {
     let outside = MESH.folder.at("escaped");
-    for hostile in ["../../escaped", "../escaped", "/etc/escaped", "a/b", ".", "..", "", "nul\0", &"x".repeat(100_000)] {
+    for hostile in
+        ["../../escaped", "../escaped", "/etc/escaped", "a/b", ".", "..", "", "nul\0", &"x".repeat(100_000)]
+    {
         let answer = MESH.agent.call(&Ask::new("echo", json!({"text": "fine"})).param("task_id", hostile));
         let shown: String = hostile.chars().take(20).collect();
         // Refusing such a name is as good as not using it.

@@ -23,9 +23,15 @@ fn every_tool_is_told_of_when_the_worker_starts() {
 #[test]
 fn a_card_has_what_the_manifest_says_in_words_that_agents_take() {
     let card = MESH.agent.wait("init", "echo").body()["params"].clone();
-    assert_eq!((&card["description"], &card["instructions"]), (&json!("Says it again."), &json!("Use it to test.")));
+    assert_eq!(
+        (&card["description"], &card["instructions"]),
+        (&json!("Says it again."), &json!("Use it to test."))
+    );
     assert_eq!(card["artifact_params"]["picture"]["is_optional"], true);
-    assert_eq!((&card["config_schema"][0]["key"], &card["config_schema"][0]["secret"]), (&json!("api_key"), &json!(true)));
+    assert_eq!(
+        (&card["config_schema"][0]["key"], &card["config_schema"][0]["secret"]),
+        (&json!("api_key"), &json!(true))
+    );
     // The agent's model refused it otherwise; what could be kept is kept.
     let properties = &card["parameters"]["properties"];
     let names: Vec<_> = properties.as_object().expect("an object").keys().collect();
@@ -73,12 +79,14 @@ fn what_is_added_can_be_called_what_is_removed_is_told_once_what_changes_is_told
     mesh.agent.wait("init", "echo");
     let before = broadcasts(&mesh, "echo").len();
     let usual = Tools::usual_entries();
-    mesh.tools.manifest(&format!("{usual}  added: {{module: toolbox, function: number, description: New}}\n"));
+    mesh.tools
+        .manifest(&format!("{usual}  added: {{module: toolbox, function: number, description: New}}\n"));
     let card = mesh.agent.wait("init", "added");
     assert_eq!(card.body()["params"]["description"], "New");
     assert_eq!(mesh.agent.call(&Ask::new("added", json!({}))).tool_result()["text"], "42");
 
-    mesh.tools.manifest(&format!("{usual}  added: {{module: toolbox, function: number, description: Newer}}\n"));
+    mesh.tools
+        .manifest(&format!("{usual}  added: {{module: toolbox, function: number, description: Newer}}\n"));
     let is_newer = |card: &Message| card.body()["params"]["description"] == "Newer";
     until("the changed card", || broadcasts(&mesh, "added").iter().any(is_newer).then_some(()));
     assert_eq!(broadcasts(&mesh, "echo").len(), before, "nothing is told again of what did not change");
@@ -100,7 +108,9 @@ fn a_manifest_that_cannot_be_read_takes_no_tool_away_and_is_named() {
     mesh.sam.await_log("manifest");
     assert_eq!(mesh.agent.call(&Ask::new("echo", json!({"text": "still"}))).tool_result()["text"], "still");
     let usual = Tools::usual_entries();
-    mesh.tools.manifest(&format!("{usual}  odd: {{module: toolbox, function: number, sandbox_profil: standard}}\n"));
+    mesh.tools.manifest(&format!(
+        "{usual}  odd: {{module: toolbox, function: number, sandbox_profil: standard}}\n"
+    ));
     mesh.sam.await_log("sandbox_profil");
     mesh.tools.manifest(&format!("{usual}  good: {{module: toolbox, function: number}}\n"));
     mesh.agent.wait("init", "good");

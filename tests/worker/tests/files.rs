@@ -35,7 +35,8 @@ fn a_file_that_is_sent_along_is_there() {
     let ask = Ask::new("reads", json!({"source": "note.txt"})).preloaded("source", "note.txt", b"hello");
     let expected = json!({"text": "hello", "filename": "note.txt", "mime_type": "text/plain"});
     assert_eq!(call(&ask).tool_result(), &expected);
-    let ask = Ask::new("facade_files", json!({"filename": "note.txt"})).preloaded("source", "note.txt", b"hello");
+    let ask =
+        Ask::new("facade_files", json!({"filename": "note.txt"})).preloaded("source", "note.txt", b"hello");
     let told = call(&ask);
     assert_eq!((&told.tool_result()["text"], &told.tool_result()["exists"]), (&json!("hello"), &json!(true)));
     assert_eq!(told.tool_result()["missing"], false);
@@ -43,7 +44,8 @@ fn a_file_that_is_sent_along_is_there() {
 
 #[test]
 fn a_legacy_context_reads_and_saves_files() {
-    let ask = Ask::new("legacy_files", json!({"source": "note.txt"})).preloaded("source", "note.txt", b"hello");
+    let ask =
+        Ask::new("legacy_files", json!({"source": "note.txt"})).preloaded("source", "note.txt", b"hello");
     let answer = call(&ask);
     assert_eq!(answer.tool_result()["text"], "hello");
     let names: Vec<_> = answer.created().into_iter().map(|(name, _, _, size)| (name, size)).collect();
@@ -106,11 +108,15 @@ fn a_tool_whose_file_is_missing_does_not_run() {
 
 #[test]
 fn a_name_that_is_no_name_of_a_file_is_refused_and_the_tool_does_not_run() {
-    fs::write(MESH.folder.at("artifacts/test/ana/stolen.txt"), "stolen").or_else(|_| {
-        fs::create_dir_all(MESH.folder.at("artifacts/test/ana"))?;
-        fs::write(MESH.folder.at("artifacts/test/ana/stolen.txt"), "stolen")
-    }).expect("something to steal");
-    for name in ["../stolen.txt", "..", ".", "", "/etc/passwd", "\\etc", "a\0b", "a/../../b", &"x".repeat(5000)] {
+    fs::write(MESH.folder.at("artifacts/test/ana/stolen.txt"), "stolen")
+        .or_else(|_| {
+            fs::create_dir_all(MESH.folder.at("artifacts/test/ana"))?;
+            fs::write(MESH.folder.at("artifacts/test/ana/stolen.txt"), "stolen")
+        })
+        .expect("something to steal");
+    for name in
+        ["../stolen.txt", "..", ".", "", "/etc/passwd", "\\etc", "a\0b", "a/../../b", &"x".repeat(5000)]
+    {
         let ask = || Ask::new("tells_and_reads", json!({"source": name}));
         for ask in [ask().preloaded("source", name, b"x"), ask().reference("source", name, None)] {
             let answer = call(&ask);
@@ -125,13 +131,18 @@ fn a_name_that_is_no_name_of_a_file_is_refused_and_the_tool_does_not_run() {
 #[test]
 fn strangers_have_other_shelves_however_they_are_called() {
     keep_as_an_agent("mine.txt", 0, "mine");
-    for (user, session) in [("eve", "web-77"), ("ana", "web-78"), ("../ana", "web-77"), ("ana/", "../ana/web-77"), ("..", "..")] {
+    for (user, session) in
+        [("eve", "web-77"), ("ana", "web-78"), ("../ana", "web-77"), ("ana/", "../ana/web-77"), ("..", "..")]
+    {
         let ask = Ask::new("reads", json!({"source": "mine.txt"})).reference("source", "mine.txt", None);
         let answer = call(&ask.param("user_id", user).param("session_id", session));
         // The last segment of a name is all that agents use of it, so `../ana` is `ana` to them, too.
         if user != "../ana" && !session.contains("ana") {
             let (code, message) = answer.error();
-            assert!(["ARTIFACT_ERROR", "INVALID_REQUEST"].contains(&code), "{user} {session}: {code}: {message}");
+            assert!(
+                ["ARTIFACT_ERROR", "INVALID_REQUEST"].contains(&code),
+                "{user} {session}: {code}: {message}"
+            );
         }
     }
     let ask = Ask::new("reads", json!({"source": "mine.txt"})).reference("source", "mine.txt", None);
@@ -192,12 +203,16 @@ fn only_regular_files_of_the_tool_s_own_leave_the_box() {
 #[test]
 fn a_result_that_is_no_file_of_the_tool_s_own_is_never_followed() {
     let secret = uuid();
-    fs::write(MESH.folder.at("secret.json"), json!({"result": {"text": secret}}).to_string()).expect("a secret");
+    fs::write(MESH.folder.at("secret.json"), json!({"result": {"text": secret}}).to_string())
+        .expect("a secret");
     let at = MESH.folder.at("secret.json").display().to_string();
     for kind in ["symlink", "pipe", "folder", "huge", "not_json", "none"] {
         let answer = call(&Ask::new("result_elsewhere", json!({"secret": at, "kind": kind})));
         let (code, message) = answer.error();
-        assert!(["INTERNAL_ERROR", "EXECUTION_ERROR", "TOOL_ERROR"].contains(&code), "{kind}: {code}: {message}");
+        assert!(
+            ["INTERNAL_ERROR", "EXECUTION_ERROR", "TOOL_ERROR"].contains(&code),
+            "{kind}: {code}: {message}"
+        );
         assert!(!answer.body().to_string().contains(&secret), "{kind}: {}", answer.body());
     }
     let good = call(&Ask::new("result_elsewhere", json!({"secret": at, "kind": "good"})));

@@ -27,7 +27,8 @@ fn waits(seconds: u32) -> Ask {
 
 #[test]
 fn many_at_once_are_all_answered_and_none_twice() {
-    let asks: Vec<_> = (0..count(100, 40)).map(|n| Ask::new("echo", json!({"text": n.to_string()})).timeout(300)).collect();
+    let asks: Vec<_> =
+        (0..count(100, 40)).map(|n| Ask::new("echo", json!({"text": n.to_string()})).timeout(300)).collect();
     asks.iter().for_each(|ask| MESH.agent.send(ask));
     for (n, ask) in asks.iter().enumerate() {
         assert_eq!(MESH.agent.answer(ask).tool_result()["text"], n.to_string());
@@ -41,7 +42,8 @@ fn many_at_once_are_all_answered_and_none_twice() {
 #[test]
 fn four_run_at_once_and_no_fifth() {
     let mesh = Mesh::new("Counter", |_| ());
-    let asks: Vec<_> = (0..6).map(|_| Ask::new("marked", json!({"mark": "of-four", "seconds": 1.5}))).collect();
+    let asks: Vec<_> =
+        (0..6).map(|_| Ask::new("marked", json!({"mark": "of-four", "seconds": 1.5}))).collect();
     asks.iter().for_each(|ask| mesh.agent.send(ask));
     let mut most = 0;
     until("all are answered", || {

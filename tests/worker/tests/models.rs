@@ -41,7 +41,9 @@ fn it_takes_and_refuses_answers_as_agents_do() {
         answer(json!({"tool_result": "text", "execution_time_ms": 12})),
         answer(json!({"tool_result": {}, "execution_time_ms": 1.5})),
         answer(json!({"tool_result": {}})),
-        answer(json!({"tool_result": {}, "execution_time_ms": 1, "created_artifacts": [{"filename": "a", "version": 0, "size_bytes": 1}]})),
+        answer(
+            json!({"tool_result": {}, "execution_time_ms": 1, "created_artifacts": [{"filename": "a", "version": 0, "size_bytes": 1}]}),
+        ),
         json!({"jsonrpc": "1.0", "id": "ID", "result": {"tool_result": {}, "execution_time_ms": 1}}),
         json!({"jsonrpc": "2.0", "id": 7, "result": {"tool_result": {}, "execution_time_ms": 1}}),
         json!({"jsonrpc": "2.0", "id": "another", "result": {"tool_result": {}, "execution_time_ms": 1}}),
