@@ -140,7 +140,7 @@ class ArtifactParameter(BaseModel):
 
 class ConfigKey(BaseModel):
     key: str
-    type: Literal["string", "integer", "boolean"] = "string"
+    type: str = "string"
     description: Optional[str] = None
     required: bool = False
     secret: bool = False
