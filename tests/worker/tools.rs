@@ -84,16 +84,19 @@ impl Tools {
     /// The entries of the usual manifest.
     pub fn usual_entries() -> String {
         let entry = |name: &&str| match *name {
-            "absent_module" => "  absent_module: {module: no_such_module, function: anything}\n".to_owned(),
+            "absent_module" => {
+                format!("  absent_module: {{module: no_such_module, function: anything, {SAID}}}\n")
+            }
             "absent_function" => {
-                "  absent_function: {module: toolbox, function: no_such_function}\n".to_owned()
+                format!("  absent_function: {{module: toolbox, function: no_such_function, {SAID}}}\n")
             }
             "imports_nothing" => {
-                "  imports_nothing: {module: broken, function: imports_nothing}\n".to_owned()
+                format!("  imports_nothing: {{module: broken, function: imports_nothing, {SAID}}}\n")
             }
             // What agents are told of it must be made simpler for them.
             "echo" => format!("  echo:\n    module: toolbox\n    function: echo\n{ECHO}"),
-            name => format!("  {name}: {{module: toolbox, function: {name}}}\n"),
+            // Whoever says what a tool is need not be asked for it, and these are many.
+            name => format!("  {name}: {{module: toolbox, function: {name}, {SAID}}}\n"),
         };
         let mut all: String = USUAL.iter().map(entry).collect();
         all.push_str("  greeter: {module: classes, class_name: Greeter}\n");
@@ -125,6 +128,8 @@ impl Tools {
         &self.0
     }
 }
+
+const SAID: &str = "description: One of many, parameters: {type: object}";
 
 const ECHO: &str = r##"    description: Says it again.
     instructions: Use it to test.

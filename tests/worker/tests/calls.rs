@@ -78,6 +78,7 @@ fn contexts_of_every_kind_are_handed_in() {
 
 #[test]
 fn a_class_is_built_with_its_configuration_and_run() {
+    MESH.agent.wait("init", "greeter");
     let ask = Ask::new("greeter", json!({"name": "Ana"})).param("tool_config", json!({"greeting": "Salve"}));
     assert_eq!(MESH.agent.call(&ask).tool_result()["text"], "Salve, Ana");
 }
@@ -119,13 +120,18 @@ fn a_tool_that_ends_its_process_is_answered_with_its_last_words() {
 #[test]
 fn what_cannot_be_called_is_named() {
     let import = ["IMPORT_ERROR", "TOOL_ERROR"];
-    fails(&call("absent_module", json!({})), &import, &["Import error", "no_such_module"]);
     fails(&call("imports_nothing", json!({})), &import, &["Import error", "nothing_that_exists"]);
     let found = ["TOOL_NOT_FOUND", "TOOL_ERROR"];
     fails(&call("absent_function", json!({})), &found, &["Not found", "no_such_function"]);
     fails(&call("wants_two", json!({"first": 1})), &["TOOL_ERROR"], &["Call error", "second"]);
     fails(&call("wants_two", json!({"first": 1, "second": 2, "third": 3})), &["TOOL_ERROR"], &["Call error"]);
     assert_eq!(call("wants_two", json!({"first": 1, "second": 2})).tool_result()["second"], 2);
+}
+
+#[test]
+fn a_tool_whose_module_is_nowhere_is_answered() {
+    let answer = call("absent_module", json!({}));
+    fails(&answer, &["IMPORT_ERROR", "TOOL_ERROR", "TOOL_NOT_AVAILABLE"], &["no_such_module"]);
 }
 
 #[test]

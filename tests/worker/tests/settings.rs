@@ -33,7 +33,7 @@ fn what_would_be_weaker_or_cannot_be_meant_is_refused_by_name() {
         ("SAM_NAMESPACE", "a b"),
         ("SAM_WORKER_ID", "a/b"),
         ("SAM_POOL", "everybody"),
-        ("MANIFEST_PATH", "relative.yaml"),
+        ("SANDBOX_PYTHON_BIN", "python3"),
     ];
     for (name, value) in refused {
         let said = refusal(&[(name, Some(value))]);
