@@ -67,6 +67,11 @@ impl Mesh {
         // First, so that it hears what there is from the beginning.
         let agent = Agent::join(&Way::mqtt5(broker.port), agent);
         let sam = Sam::start(&folder, environment);
+        let is_usual = sam.variables.contains_key("MANIFEST_PATH");
+        // Whoever is told of a tool can call it.
+        for tool in USUAL.iter().filter(|tool| is_usual && **tool != "absent_module") {
+            agent.wait("init", tool);
+        }
         Mesh { agent, sam, broker, tools, folder }
     }
 

@@ -38,6 +38,8 @@ fn an_answer_that_is_ready_while_the_broker_is_away_is_sent_after() {
     let mut environment = variables(&folder, &broker.url());
     environment.insert("SAM_POOL".to_owned(), "session".to_owned());
     let _sam = Sam::start(&folder, environment);
+    agent.wait("init", "echo");
+    agent.wait("init", "marked");
     let asks: Vec<_> = (0..count(20, 4))
         .map(|n| Ask::new("marked", json!({"mark": format!("away-{n}"), "seconds": 1})).timeout(120))
         .collect();

@@ -10,8 +10,13 @@ use worker_tests::{
 
 /// What must work over every protocol.
 fn serves(agent: &Agent) {
+    for tool in ["echo", "statuses", "large", "said_then_waits"] {
+        agent.wait("init", tool);
+    }
     let ask = Ask::new("statuses", json!({"count": 3}));
     assert_eq!(agent.call(&ask).tool_result(), &json!({"sent": 3}));
+    // Two topics: not every protocol keeps their order.
+    until("all statuses", || (agent.statuses(&ask.id).len() == 3).then_some(()));
     assert_eq!(agent.statuses(&ask.id), ["status 0", "status 1", "status 2"]);
     let large = agent.call(&Ask::new("large", json!({"size": 2_000_000})));
     assert_eq!(large.tool_result()["text"].as_str().map(str::len), Some(2_000_000));
@@ -94,6 +99,7 @@ fn the_solace_variables_choose_by_port_and_by_scheme() {
         let url = variables.remove("SAM_TRANSPORT").expect("it is set");
         set(variables, "SOLACE_BROKER_URL", url);
     });
+    agent.wait("init", "echo");
     agent.settle();
 }
 
@@ -117,6 +123,7 @@ fn a_password_is_shown_to_the_broker_and_a_wrong_one_is_said() {
         set(variables, "SOLACE_RECONNECT_RETRIES", 2);
     };
     let sam = start(&folder, &broker.url(), |variables| credentials(variables, "right"));
+    agent.wait("init", "echo");
     agent.settle();
     assert!(!sam.log().contains("right"), "{}", sam.log());
     drop(sam);
@@ -173,6 +180,7 @@ fn mqtts_is_spoken_with_a_certificate_to_a_broker_that_is_vouched_for() {
         set(variables, "SOLACE_CLIENT_CERT_PATH", path("client.pem"));
         set(variables, "SOLACE_CLIENT_KEY_PATH", path("client.key"));
     });
+    agent.wait("init", "echo");
     agent.settle();
     drop(sam);
     // The same without the authority: nobody vouches for the broker, so nobody speaks with it.
@@ -191,6 +199,7 @@ fn two_workers_of_a_pool_share_and_every_call_is_answered_once() {
     let mut environment = variables(&folder, &broker.url());
     set(&mut environment, "AIRLOCK_STATE", folder.at("state-of-another").display());
     let second = Sam::start(&folder, environment);
+    agent.wait("init", "echo");
     let asks: Vec<_> = (0..12).map(|n| Ask::new("echo", json!({"text": n.to_string()}))).collect();
     asks.iter().for_each(|ask| agent.send(ask));
     for ask in &asks {
