@@ -30,6 +30,7 @@ pub fn variables(folder: &Folder, broker: &str) -> Variables {
         ("SAM_TRANSPORT", broker.to_owned()),
         ("SOLACE_RECONNECT_RETRIES", "0".to_owned()),
         ("SOLACE_RECONNECT_DELAY_MS", "100".to_owned()),
+        ("SAM_TOOLS_DIR", path("tools")),
         ("MANIFEST_PATH", path("tools/manifest.yaml")),
         ("TOOLS_PYTHON_DIR", path("tools/python")),
         ("SANDBOX_PYTHON_BIN", "/usr/bin/python3".to_owned()),
