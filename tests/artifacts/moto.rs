@@ -39,7 +39,8 @@ impl Moto {
         made.as_ref().ok()
     }
 
-    pub(crate) fn endpoint(&self) -> String {
+    /// Where it listens.
+    pub fn endpoint(&self) -> String {
         format!("http://{}", self.0)
     }
 

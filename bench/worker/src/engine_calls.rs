@@ -38,7 +38,7 @@ impl Calls {
         let engine = Engine::open(engine::Settings::new(state)).map_err(failed)?;
         let settings =
             Settings { python: python.to_owned(), largest_result: LARGEST, parked: 0, parked_bytes: 0 };
-        let caller = Caller::new(engine.clone(), Shelf::Memory, None, settings);
+        let caller = Caller::new(engine.clone(), Shelf::memory(), None, settings);
         let tool = Arc::new(Tool {
             name: "add".to_owned(),
             what: What::Function { module: MODULE.to_owned(), function: FUNCTION.to_owned() },
