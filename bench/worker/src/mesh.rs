@@ -70,7 +70,7 @@ impl Mesh {
         let connector = Mqtt::new(settings).map_err(|trouble| Trouble::Broker(trouble.message))?;
         let replies = Subscription { pattern: format!("{REPLIES}/>"), is_shared: false };
         let patience = Patience { tries: 1, pause: Duration::from_secs(1) };
-        let mut link = Link::start(connector, vec![replies], patience);
+        let mut link = Link::start(connector, BTreeSet::from([replies]), patience);
         let connected = link.state.wait_for(|state| *state == LinkState::Connected);
         connected.await.map_err(|_| Trouble::Broker("no connection".to_owned()))?;
         let mut mesh = Mesh { link, worker, _mosquitto: mosquitto, health, calls: 0 };

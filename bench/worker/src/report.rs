@@ -33,8 +33,11 @@ pub(crate) enum Metric {
     Idle,
 }
 
-/// Each line: its title, and what the project wants of it at most; with a way, so many times what that has.
-const LINES: [(Metric, &str, Option<(f64, Option<&str>)>); 8] = [
+/// What the project wants at most, if anything; with a way, so many times what that has.
+type Wanted = Option<(f64, Option<&'static str>)>;
+
+/// Each line: its title, and what is wanted of it.
+const LINES: [(Metric, &str, Wanted); 8] = [
     (Metric::Cold, "cold call ms, p50", Some((1.2, Some(BWRAP)))),
     (Metric::Warm, "warm call ms, broker to broker, p50", Some((5.0, None))),
     (Metric::WarmP99, "  p99", None),
@@ -71,12 +74,7 @@ impl Report {
     }
 
     /// What a way is to what is wanted, in words, and whether it is that.
-    fn verdict(
-        &self,
-        way: &'static str,
-        metric: Metric,
-        wanted: Option<(f64, Option<&'static str>)>,
-    ) -> Option<(String, bool)> {
+    fn verdict(&self, way: &'static str, metric: Metric, wanted: Wanted) -> Option<(String, bool)> {
         match wanted? {
             (_, Some(to)) if to == way => None,
             (most, Some(to)) => {

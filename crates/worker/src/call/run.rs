@@ -292,10 +292,10 @@ impl Call<'_> {
                 return Err(Refusal::new(code::Code::ArtifactError, why));
             }
         };
-        if let Some(weakness) = self.inner.shelf.weakness() {
-            if !self.inner.is_weakness_told.swap(true, Ordering::Relaxed) {
-                self.done.notes.push(weakness.to_owned());
-            }
+        if let Some(weakness) = self.inner.shelf.weakness()
+            && !self.inner.is_weakness_told.swap(true, Ordering::Relaxed)
+        {
+            self.done.notes.push(weakness.to_owned());
         }
         Ok((result, kept))
     }

@@ -3,9 +3,7 @@
 
 use super::{Mistake, Notice};
 use doors::Secret;
-use std::{
-    ffi::OsString, fmt::Display, ops::RangeInclusive, os::unix::ffi::OsStringExt, path::PathBuf,
-};
+use std::{ffi::OsString, fmt::Display, ops::RangeInclusive, os::unix::ffi::OsStringExt, path::PathBuf};
 
 /// What variables say, and what is to be told about them.
 pub(super) struct Reader<'a> {

@@ -445,7 +445,6 @@ fn paths_are_from_the_folder_where_the_worker_was_started() {
     let settings = settings.from_folder(Path::new("/home/ana"));
     assert_eq!(settings.tools.manifest, Path::new("/home/ana/kit/manifest.yaml"));
     assert_eq!(settings.tools.python, Path::new("/home/ana/kit/python"));
-    assert_eq!(settings.calls.work.as_deref(), Some(Path::new("/work")));
     assert!(matches!(settings.artifacts.store, Store::Files(folder) if folder == Path::new("/home/ana/art")));
 }
 

@@ -86,12 +86,14 @@ impl Calls for FakeCalls {
     async fn describe(&self, tool: Arc<Tool>, config: Map<String, Value>) -> Result<ToolCard, Refusal> {
         let description = config.get("description").and_then(Value::as_str).map(str::to_owned);
         match description.as_deref() {
-            Some("unknown") => Err(Refusal::new(Code::InitError, "it does not say what it is")),
+            Some("unknown") => {
+                Err(Refusal::new(crate::wire::code::Code::InitError, "it does not say what it is"))
+            }
             _ => Ok(ToolCard { description, ..tool.card.clone() }),
         }
     }
 
-    fn forget(&self, _code: &tools::Code) {}
+    fn forget(&self, _code: &crate::tools::Code) {}
 
     async fn call(
         &self,
