@@ -247,7 +247,7 @@ fn worker_id(reader: &Reader<'_>) -> Result<String, Mistake> {
         true => Ok(id),
         false => Err(Mistake::new(
             "SAM_WORKER_ID",
-            format!("`{}` cannot be the id of a worker", shown(&id)),
+            format!("`SAM_WORKER_ID`: `{}` cannot be the id of a worker", shown(&id)),
             format!("at most {LONGEST_ID} letters, digits and . _ -: it is part of names at the broker"),
         )),
     }

@@ -216,11 +216,12 @@ async fn a_manifest_that_comes_before_its_code_is_served_once_that_is_there() {
         fs::remove_dir(top.join("python")).unwrap();
         fake.says("--schema", Ok(json!({"tools": {"x": {"description": "1"}}})));
     });
-    assert!(matches!(place.told("its module `m` is nowhere").await, Report::Failed { .. }));
+    // Whoever calls the function is told so by the interpreter.
+    assert!(matches!(place.told("its module `m` is nowhere").await, Report::Problem(_)));
+    place.has(&["echo"]).await;
     put(&place.top, "set/run", "");
-    place.has(&["p"]).await;
-    put(&place.top, "python/m.py", "");
     place.has(&["echo", "p"]).await;
+    put(&place.top, "python/m.py", "");
     fs::remove_file(place.top.join("set/run")).unwrap();
     place.has(&["echo"]).await;
     assert!(matches!(place.told("`run` is not there").await, Report::Failed { .. }));

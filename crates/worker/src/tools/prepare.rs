@@ -95,9 +95,10 @@ async fn of_python(
                 let message = format!("{}; agents are told its name alone", problem.message);
                 notes.push(Problem { message, ..problem });
             }
+            // Served all the same: whoever calls it is told so, instead of waiting for nobody.
             Err(problem) => {
                 let message = format!("its module `{module}` is nowhere: {}", problem.message);
-                return Err(Problem::new(message, "put it into TOOLS_PYTHON_DIR; it is looked for again"));
+                notes.push(Problem::new(message, "put it into TOOLS_PYTHON_DIR; it is looked for again"));
             }
         }
     }

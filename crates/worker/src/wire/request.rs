@@ -18,8 +18,6 @@ use crate::transport::Properties;
 use serde_json::{Map, Value};
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-/// What an answer is called whose request has no id that could be read.
-pub const UNKNOWN: &str = "unknown";
 /// The longest id of a request, in bytes.
 pub const LONGEST_ID: usize = 256;
 /// The longest name of anything else: users, sessions, files.
@@ -68,7 +66,7 @@ pub enum Unread {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Refused {
-    /// The request's own, or [`UNKNOWN`].
+    /// The request's own, else the one that its asker listens under.
     pub id: String,
     pub reply: Reply,
     pub refusal: Refusal,
@@ -256,9 +254,12 @@ impl<'a> Letter<'a> {
     }
 
     fn refuse(self, refusal: Refusal, reply: Option<Reply>) -> Unread {
-        let id = self.id.unwrap_or_else(|| UNKNOWN.to_owned());
         match reply {
-            Some(reply) => Unread::Refused(Box::new(Refused { id, reply, refusal })),
+            Some(reply) => {
+                // Whoever waits at that topic knows it by this name.
+                let id = self.id.unwrap_or_else(|| reply.correlation.clone());
+                Unread::Refused(Box::new(Refused { id, reply, refusal }))
+            }
             None => Unread::Unanswerable(refusal),
         }
     }

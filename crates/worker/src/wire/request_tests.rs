@@ -129,9 +129,9 @@ fn what_must_be_there_is_a_text() {
 }
 
 #[test]
-fn an_id_that_is_none_is_unknown_in_the_answer() {
+fn an_id_that_is_none_is_that_of_the_reply_topic_in_the_answer() {
     for value in [None, Some(Value::Null), Some(json!(7)), Some(json!("")), Some(json!("x".repeat(257)))] {
-        assert_eq!(refused(&with("/id", value)).0, "unknown");
+        assert_eq!(refused(&with("/id", value)).0, "5f0c");
     }
 }
 
@@ -317,7 +317,7 @@ fn what_is_no_json_is_refused_where_somebody_listens() {
     for payload in [&b"{"[..], b"", b"[]", b"7", b"\xff\xfe", b"{\"id\":\"\\ud800\"}", b"{\"id\":NaN}"] {
         match sent(TOPIC, payload, &usual()) {
             Err(Unread::Refused(refused)) => {
-                assert_eq!((&*refused.id, &*refused.reply.to), ("unknown", REPLY));
+                assert_eq!((&*refused.id, &*refused.reply.to), ("5f0c", REPLY));
                 assert_eq!(refused.refusal.code, Code::InvalidRequest);
             }
             other => panic!("{other:?}"),
