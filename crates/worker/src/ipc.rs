@@ -14,7 +14,7 @@ use engine::{Engine, ModelDoor};
 use rustix::fs::{AtFlags, Gid, Uid, chownat};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use spec::{Budget, Id, LlmGrant, ModelPattern};
+use spec::{Budget, ErrorInfo, Id, LlmGrant, ModelPattern};
 use speech::NoText;
 use std::{
     io,
@@ -93,6 +93,7 @@ const NO_METHOD: i32 = -32601;
 const BAD_PARAMS: i32 = -32602;
 /// There is no model to be had.
 const NO_MODEL: i32 = -32000;
+const NO_DOOR: &str = "no model can be asked; the log of the worker says why";
 /// The budget, or the number of questions, is spent.
 const SPENT: i32 = -32001;
 /// The provider does not answer, or refuses.
@@ -146,7 +147,7 @@ impl Models {
         let desk = Arc::new(Desk {
             models: self.0.clone(),
             call: door_id(call),
-            way: Mutex::new(Way { door: None, asked: 0 }),
+            way: Mutex::new(Way { door: None, asked: 0, trouble: None }),
         });
         let task = tokio::spawn(serve(desk, listener, stopped));
         Listening { stop: Some(stop), task }
@@ -174,6 +175,8 @@ pub struct Spent {
     pub input_tokens: u64,
     pub output_tokens: u64,
     pub usd: String,
+    /// Why no model could be asked, for the log alone: it may name files of this machine.
+    pub trouble: Option<String>,
 }
 
 impl Listening {
@@ -197,6 +200,7 @@ struct Desk {
 struct Way {
     door: Option<ModelDoor>,
     asked: u32,
+    trouble: Option<String>,
 }
 
 async fn serve(desk: Arc<Desk>, listener: UnixListener, stopped: oneshot::Receiver<()>) -> Spent {
@@ -225,14 +229,18 @@ async fn serve(desk: Arc<Desk>, listener: UnixListener, stopped: oneshot::Receiv
         _ = stopped => {}
     }
     lines.shutdown().await;
-    let door = desk.way.lock().await.door.take();
-    let Some(door) = door else { return Spent::default() };
+    let (door, trouble) = {
+        let mut way = desk.way.lock().await;
+        (way.door.take(), way.trouble.take())
+    };
+    let Some(door) = door else { return Spent { trouble, ..Spent::default() } };
     let used = door.close().await.used;
     Spent {
         questions: used.calls,
         input_tokens: used.input_tokens,
         output_tokens: used.output_tokens,
         usd: used.money.to_string(),
+        trouble,
     }
 }
 
@@ -313,10 +321,16 @@ impl Desk {
             return Err(refusal(SPENT, message));
         }
         way.asked += 1;
-        let door = match &mut way.door {
-            Some(door) => door,
-            empty => empty.insert(self.open().await?),
-        };
+        if way.door.is_none() {
+            match self.open().await {
+                Ok(door) => way.door = Some(door),
+                Err(error) => {
+                    way.trouble = Some(error.message);
+                    return Err(refusal(NO_MODEL, NO_DOOR));
+                }
+            }
+        }
+        let Some(door) = &way.door else { return Err(refusal(NO_MODEL, NO_DOOR)) };
         let asking = through(door, settings, question);
         match tokio::time::timeout(PATIENCE, asking).await {
             Ok(answer) => answer,
@@ -325,11 +339,10 @@ impl Desk {
     }
 
     /// Opens the door; that it cannot be opened may change.
-    async fn open(&self) -> Result<ModelDoor, Refusal> {
+    async fn open(&self) -> Result<ModelDoor, ErrorInfo> {
         let Inner { engine, settings, pattern } = &*self.models;
         let grant = LlmGrant { provider: settings.provider.clone(), models: vec![vec![pattern.clone()]] };
-        let opened = engine.model_door(&self.call, &grant, settings.budget.clone()).await;
-        opened.map_err(|error| refusal(NO_MODEL, format!("no model can be asked: {}", error.message)))
+        engine.model_door(&self.call, &grant, settings.budget.clone()).await
     }
 }
 

@@ -140,7 +140,8 @@ fn line(noted: Noted) -> Option<Line> {
 
 /// What a run met, if anything.
 fn ran(which: &Which, seen: &Seen) -> Option<Line> {
-    let is_quiet = seen.limits_hit.is_empty() && seen.notes.is_empty();
+    let trouble = seen.spent.as_ref().and_then(|spent| spent.trouble.clone());
+    let is_quiet = seen.limits_hit.is_empty() && seen.notes.is_empty() && trouble.is_none();
     let spent = seen.spent.as_ref().filter(|spent| spent.questions > 0);
     let level = match (is_quiet, spent) {
         (true, None) => return None,
@@ -148,7 +149,9 @@ fn ran(which: &Which, seen: &Seen) -> Option<Line> {
         (false, _) => Level::Warn,
     };
     let limits = serde_json::to_value(&seen.limits_hit).unwrap_or_default();
-    let line = Line::new(level, "ran").about(&about(which)).message(seen.notes.join("; "));
+    let line = Line::new(level, "ran")
+        .about(&about(which))
+        .message(seen.notes.iter().chain(&trouble).cloned().collect::<Vec<_>>().join("; "));
     let line = line.with("limits_hit", limits);
     Some(match spent {
         Some(spent) => line.with("model_questions", spent.questions).with("model_usd", spent.usd.clone()),

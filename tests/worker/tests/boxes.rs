@@ -168,7 +168,7 @@ fn an_entry_s_profile_and_limits_win_and_its_processor_time_ends() {
          small: {{module: toolbox, function: limits, resource_limits: {{max_open_files: 64, max_file_size_mb: 1}}}}\n  \
          spins: {{module: spins, function: spins, resource_limits: {{max_cpu_seconds: 1}}}}\n"
     ));
-    ["strict", "small", "spins"].map(|tool| mesh.agent.wait("init", tool));
+    ["strict", "small", "spins"].iter().for_each(|tool| _ = mesh.agent.wait("init", tool));
     let strict = mesh.agent.call(&Ask::new("strict", json!({})).profile("permissive"));
     assert_eq!(strict.tool_result()["limits"]["NOFILE"][1], 128);
     let small = mesh.agent.call(&Ask::new("small", json!({})));

@@ -2,7 +2,7 @@
 
 use provider::{Provider, Script};
 use serde_json::{Value, json};
-use std::{fs, process::Command, sync::LazyLock};
+use std::{fs, os::unix::fs::PermissionsExt, process::Command, sync::LazyLock};
 use worker_tests::{Ask, Mesh, Tools};
 
 const KEY: &str = "key-of-the-provider";
@@ -20,6 +20,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
         let home = set["HOME"].trim_end_matches('/').to_owned();
         let key = format!("{home}/provider.key");
         fs::write(&key, KEY).expect("a key");
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("its owner's alone");
         let address = provider.base();
         let config = format!(
             "[provider.test]\ndialect = \"openai\"\nbase = \"{address}\"\nkey = {{ file = \"{key}\" }}\n\

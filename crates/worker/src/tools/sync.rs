@@ -137,7 +137,12 @@ impl ToolSync {
             Ok(refused) => State::Ok { refused },
             Err(why) => State::Failed(why),
         };
-        self.state.send_replace(state.clone());
+        // What stays as it was is no news.
+        self.state.send_if_modified(|now| {
+            let is_other = *now != state;
+            now.clone_from(&state);
+            is_other
+        });
         state
     }
 

@@ -205,17 +205,18 @@ async fn bring_tools(
     let sync = ToolSync::open(from).map_err(|error| {
         Failure::invalid(error.to_string(), "mend what the variables of object storage say")
     })?;
-    let mut state = sync.state();
+    let (mut first, mut state) = (sync.state(), sync.state());
     tokio::spawn(sync.run());
-    let brought = sync::first(&mut state, sync::FIRST).await;
-    tell_sync(&brought, known, log);
-    let (known, log) = (known.clone(), log.clone());
+    let (told, to) = (known.clone(), log.clone());
     tokio::spawn(async move {
         while state.changed().await.is_ok() {
             let now = state.borrow_and_update().clone();
-            tell_sync(&now, &known, &log);
+            tell_sync(&now, &told, &to);
         }
     });
+    if sync::first(&mut first, sync::FIRST).await == sync::State::Waiting {
+        tell_sync(&sync::State::Waiting, known, log);
+    }
     Ok(())
 }
 
