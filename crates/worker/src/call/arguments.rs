@@ -3,20 +3,27 @@
 use super::{places, stage::Staged};
 use crate::{
     tools::{Tool, What},
-    wire::request::Invoke,
+    wire::request::{Invoke, Object},
 };
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// The whole file. Arguments and configuration are taken out of the request.
+#[derive(Serialize)]
+struct Written<'a> {
+    args: &'a Object,
+    tool_config: &'a Object,
+    #[serde(flatten)]
+    rest: Value,
+}
+
+/// The whole file. Arguments and configuration are as the request wrote them, to the last digit.
 pub(crate) fn write(
     tool: &Tool,
     invoke: &mut Invoke,
     staged: &Staged,
     ipc: Option<&str>,
 ) -> serde_json::Result<Vec<u8>> {
-    let mut written = json!({
-        "args": std::mem::take(&mut invoke.args),
-        "tool_config": std::mem::take(&mut invoke.tool_config),
+    let mut rest = json!({
         "artifact_paths": paths(staged),
         "artifact_metadata": metadata(staged),
         "status_pipe": places::inside(places::STATUS),
@@ -33,10 +40,10 @@ pub(crate) fn write(
         "volume_mounts": [],
         "a2a_user_config": invoke.user_config.take().unwrap_or_default(),
     });
-    if let Value::Object(fields) = &mut written {
+    if let Value::Object(fields) = &mut rest {
         name(fields, &tool.what);
     }
-    serde_json::to_vec(&written)
+    serde_json::to_vec(&Written { args: &invoke.args, tool_config: &invoke.tool_config, rest })
 }
 
 /// What is to be called. An executable knows itself, and its own name for what it shall do.
