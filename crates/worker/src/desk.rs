@@ -192,7 +192,10 @@ impl<T> Desk<T> {
             return Some("this worker is ending".to_owned());
         }
         let Some(left) = left(ticket, now_ms) else { return Some(too_old(ticket, now_ms)) };
-        if let Some(why) = self.waiting.objection(ticket, self.bounds) {
+        // For whom a slot is free, that is place enough.
+        let free = self.bounds.slots.saturating_sub(self.under_way.len());
+        let bounds = Bounds { waiting: self.bounds.waiting.max(free), ..self.bounds };
+        if let Some(why) = self.waiting.objection(ticket, bounds) {
             return Some(why);
         }
         let wait = self.expected_wait(&ticket.party);

@@ -214,3 +214,11 @@ fn how_long_a_slow_tool_takes_is_not_held_against_a_fast_one() {
     }
     assert!(desk.usual.len() <= MOST_TOOLS);
 }
+
+#[test]
+fn without_places_to_wait_calls_begin_as_long_as_there_are_slots() {
+    let mut desk = desk(1, 0);
+    assert!(matches!(desk.arrive(ticket("a"), NOW), Arrival::Waits));
+    assert_eq!(begin(&mut desk, NOW).map(|(id, _)| id), Some("a".to_owned()));
+    assert_eq!(why(desk.arrive(ticket("b"), NOW)), "0 calls wait already");
+}

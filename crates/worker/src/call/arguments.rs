@@ -76,3 +76,17 @@ fn metadata(staged: &Staged) -> Map<String, Value> {
     };
     staged.by_key.iter().map(|(key, file)| (key.clone(), one(file))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_their_order_are_as_the_request_has_them() {
+        let said = r#"{"z":1208925819614629174706176,"a":0.1000000000000000055511151231257827}"#;
+        let object: Object = serde_json::from_str(said).unwrap();
+        let written = Written { args: &object, tool_config: &object, rest: json!({"user_id": "u"}) };
+        let wanted = format!(r#"{{"args":{said},"tool_config":{said},"user_id":"u"}}"#);
+        assert_eq!(serde_json::to_string(&written).unwrap(), wanted);
+    }
+}

@@ -87,10 +87,12 @@ proptest! {
                     let next = lines.next();
                     prop_assert_eq!(next.is_none(), model.is_empty());
                     let Some(next) = next else { continue };
-                    let first = model.iter().find(|(_, (party, _))| *party == next.party).map(|(id, _)| id.to_string());
+                    let is_own = |(_, (party, _)): &(&u32, &(String, usize))| *party == next.party;
+                    let first = model.iter().find(is_own).map(|(id, _)| id.to_string());
                     prop_assert_eq!(first, Some(next.id.clone()), "in their order");
                     passed.insert(next.party.clone(), 0);
-                    let others: BTreeSet<_> = model.values().map(|(party, _)| party).filter(|one| **one != next.party).collect();
+                    let parties = model.values().map(|(party, _)| party);
+                    let others: BTreeSet<_> = parties.filter(|one| **one != next.party).collect();
                     passed.retain(|party, _| *party == next.party || others.contains(party));
                     for other in others {
                         let count = passed.entry(other.clone()).or_insert(0);
@@ -102,6 +104,8 @@ proptest! {
                 Step::Take(wanted) => {
                     let taken = lines.take(|one| one.id == wanted.to_string());
                     prop_assert_eq!(taken.is_some(), model.remove(&wanted).is_some());
+                    // Whoever has left its line begins anew.
+                    passed.retain(|party, _| model.values().any(|(other, _)| other == party));
                 }
             }
             let bytes: usize = model.values().map(|(_, weight)| weight).sum();

@@ -106,6 +106,7 @@ pub struct Invoke {
 
 /// An object as its sender wrote it: what a tool is given has the same digits and the same order, however many there are.
 #[derive(Clone, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
 #[serde(transparent)]
 pub struct Object(Box<RawValue>);
 
