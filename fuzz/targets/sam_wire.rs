@@ -1,5 +1,5 @@
 //! Messages of a mesh. No bytes make the readers panic; answers go to topics of answers only and are JSON; topics that are
-//! read can be written; whatever a tool says of its parameters is brought down to what an agent takes, and stays small.
+//! read can be written; what Python writes for JSON is read, and is JSON then; whatever a tool says of its parameters is brought down to what an agent takes, and stays small.
 //!
 //! An input is a topic, properties (`name=value` lines) and a payload, with NUL between them; the payload is a schema, too. The
 //! worker's crate brings engine and store along, so that this target takes the module from its folder.
@@ -66,8 +66,11 @@ fn look_at_request(base: &Base, message: Message<'_>) {
             look_at_reply(base, &invoke.reply);
             assert!(invoke.timeout.is_none_or(|time| (1..=86_400).contains(&time.as_secs())));
             assert!(invoke.preloaded.len() <= 256 && invoke.references.len() <= 256);
-            let answer = answer::success(&invoke.id, &invoke.args, Duration::ZERO, &[], LARGEST);
-            assert_eq!(json(&answer)["id"], *invoke.id);
+            let Value::Object(args) = json(invoke.args.text().as_bytes()) else { panic!("no object") };
+            assert!(json(invoke.tool_config.text().as_bytes()).is_object());
+            if let Ok(answer) = answer::success(&invoke.id, &args, Duration::ZERO, &[], LARGEST) {
+                assert_eq!(json(&answer)["id"], *invoke.id);
+            }
         }
         Ok(Request::Init(init)) => look_at_reply(base, &init.reply),
         Ok(Request::Cancel(correlation)) => assert!(message.topic.ends_with(&correlation)),
@@ -87,7 +90,11 @@ fn look_at_reply(base: &Base, reply: &Reply) {
         matches!(base.read(&reply.to), Some(Topic::Response { correlation, .. }) if correlation == reply.correlation)
     );
     let status = reply.status_to.as_deref().expect("there is always one");
-    assert!(matches!(base.read(status), Some(Topic::Status { .. })));
+    let agent = |topic| match base.read(topic) {
+        Some(Topic::Response { agent, .. } | Topic::Status { agent, .. }) => agent,
+        _ => panic!("no topic of answers"),
+    };
+    assert_eq!(agent(status), agent(&reply.to));
     assert!(reply.echoed.values().all(|value| value.len() <= 128));
 }
 

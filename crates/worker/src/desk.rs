@@ -5,11 +5,16 @@
 //! arrived ─┬─ answered before ─▶ the same answer; under way or waiting ─▶ nothing
 //!          ├─ nobody waits for it any more, cannot be done in time, too many wait ─▶ RESOURCE_EXHAUSTED
 //!          └─ waits ─▶ has a slot ─▶ is answered
-//!               └─ cancelled ─┴─▶ is answered
+//!               └─ cancelled, or its time is up ─┴─▶ is answered
 //! ```
+//! Those who ask wait in a line each (see `line.rs`), and the lines take turns: whoever asks for much waits for long, and
+//! nobody else does.
+
+mod line;
 
 use crate::wire::code::{Code, Refusal};
 use bytes::Bytes;
+use line::Lines;
 use std::{
     collections::{HashMap, VecDeque},
     time::Duration,
@@ -25,6 +30,8 @@ const MOST_ANSWERED_BYTES: usize = 64 << 20;
 const REMEMBERED: Duration = Duration::from_secs(900);
 /// Cancellations of calls that have not come yet.
 const MOST_CANCELLED: usize = 1024;
+/// Tools whose usual time is known.
+const MOST_TOOLS: usize = 1024;
 
 /// How much may go on, and wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +45,14 @@ pub struct Bounds {
 /// A call that asks for its turn. Times are milliseconds since 1970.
 #[derive(Debug)]
 pub struct Ticket<T> {
-    /// The request's own name.
+    /// By which it is known, and by nothing else: no other has it.
     pub id: String,
-    /// Another name that it may be cancelled by.
-    pub correlation: String,
+    /// What its asker calls it, and may cancel it by.
+    pub names: [String; 2],
+    /// Who asks: all of one wait in one line.
+    pub party: String,
+    /// What is asked for: calls of one take about as long as each other.
+    pub tool: String,
     /// When it was sent, as its sender says; now, if it does not.
     pub sent_ms: u64,
     /// The time that the tool may have.
@@ -63,6 +74,8 @@ pub enum Arrival<T> {
     Known(T),
     /// It is not begun.
     Refused(T, Refusal),
+    /// It was cancelled before it came.
+    Cancelled(T),
 }
 
 /// What became of a call that came before.
@@ -85,21 +98,27 @@ pub enum Cancelled<T> {
     Nobody,
 }
 
+/// A call that is under way.
+#[derive(Debug)]
+struct UnderWay {
+    names: [String; 2],
+    tool: String,
+}
+
 /// The desk.
 #[derive(Debug)]
 pub struct Desk<T> {
     bounds: Bounds,
-    waiting: VecDeque<Ticket<T>>,
-    waiting_bytes: usize,
-    /// By id; how else they are called.
-    under_way: HashMap<String, String>,
+    waiting: Lines<T>,
+    /// By id.
+    under_way: HashMap<String, UnderWay>,
     answered: HashMap<String, (u64, Bytes)>,
     /// In the order in which they were answered.
     order: VecDeque<String>,
     answered_bytes: usize,
     cancelled: VecDeque<(u64, String)>,
-    /// How long calls take, of late.
-    usual: Duration,
+    /// How long calls take, of late, by tool.
+    usual: HashMap<String, Duration>,
     /// Nothing more is begun.
     is_closed: bool,
 }
@@ -109,14 +128,13 @@ impl<T> Desk<T> {
     pub fn new(bounds: Bounds) -> Desk<T> {
         Desk {
             bounds,
-            waiting: VecDeque::new(),
-            waiting_bytes: 0,
+            waiting: Lines::default(),
             under_way: HashMap::new(),
             answered: HashMap::new(),
             order: VecDeque::new(),
             answered_bytes: 0,
             cancelled: VecDeque::new(),
-            usual: Duration::ZERO,
+            usual: HashMap::new(),
             is_closed: false,
         }
     }
@@ -129,8 +147,12 @@ impl<T> Desk<T> {
     /// From now on nothing is begun; those that wait are given back, and are not answered: others may take them.
     pub fn close(&mut self) -> Vec<Ticket<T>> {
         self.is_closed = true;
-        self.waiting_bytes = 0;
-        self.waiting.drain(..).collect()
+        std::iter::from_fn(|| self.waiting.next()).collect()
+    }
+
+    /// When nobody waits any more for one of those that wait: then [`Desk::next`] gives it back.
+    pub fn deadline(&self) -> Option<u64> {
+        self.waiting.iter().map(until).min()
     }
 
     /// Whether the same call came before.
@@ -144,17 +166,21 @@ impl<T> Desk<T> {
     }
 
     /// Takes a call in.
-    pub fn arrive(&mut self, ticket: Ticket<T>, now_ms: u64) -> Arrival<T> {
+    pub fn arrive(&mut self, mut ticket: Ticket<T>, now_ms: u64) -> Arrival<T> {
+        // A clock that goes ahead of ours gives no time away.
+        ticket.sent_ms = ticket.sent_ms.min(now_ms);
         match self.before(&ticket.id, now_ms) {
             Some(Before::Answered(answer)) => return Arrival::Answered(ticket.what, answer),
             Some(Before::UnderWay) => return Arrival::Known(ticket.what),
             None => {}
         }
+        if self.cancelled.iter().any(|(_, name)| ticket.is_called(name)) {
+            return Arrival::Cancelled(ticket.what);
+        }
         match self.objection(&ticket, now_ms) {
             Some(why) => Arrival::Refused(ticket.what, Refusal::new(Code::ResourceExhausted, why)),
             None => {
-                self.waiting_bytes += ticket.weight;
-                self.waiting.push_back(ticket);
+                self.waiting.push(ticket);
                 Arrival::Waits
             }
         }
@@ -162,53 +188,58 @@ impl<T> Desk<T> {
 
     /// Why a call is not to wait, if so.
     fn objection(&self, ticket: &Ticket<T>, now_ms: u64) -> Option<String> {
-        let Bounds { slots, waiting, waiting_bytes } = self.bounds;
-        if self.cancelled.iter().any(|(_, name)| *name == ticket.id || *name == ticket.correlation) {
-            return Some("it was cancelled before it came".to_owned());
-        }
         if self.is_closed {
             return Some("this worker is ending".to_owned());
         }
-        if self.waiting.len() >= waiting || self.waiting_bytes.saturating_add(ticket.weight) > waiting_bytes {
-            return Some(format!("{} calls wait already", self.waiting.len()));
+        let Some(left) = left(ticket, now_ms) else { return Some(too_old(ticket, now_ms)) };
+        // For whom a slot is free, that is place enough.
+        let free = self.bounds.slots.saturating_sub(self.under_way.len());
+        let bounds = Bounds { waiting: self.bounds.waiting.max(free), ..self.bounds };
+        if let Some(why) = self.waiting.objection(ticket, bounds) {
+            return Some(why);
         }
-        let rounds = (self.waiting.len() + self.under_way.len()) / slots.max(1);
-        let wait = self.usual.saturating_mul(u32::try_from(rounds).unwrap_or(u32::MAX));
-        let left = left(ticket, now_ms);
-        match left {
-            None => Some("nobody waits for it any more".to_owned()),
-            Some(left) if wait > left => Some(format!(
+        let wait = self.expected_wait(&ticket.party);
+        (wait > left).then(|| {
+            format!(
                 "its turn would come in about {} s, and its asker waits for {} s more",
                 wait.as_secs(),
                 left.as_secs()
-            )),
-            Some(_) => None,
-        }
+            )
+        })
     }
 
-    /// The next that may begin, with the time that it has; or one that waited for too long, with none.
+    /// Until the turn of one who comes now: all before it, a slot for each. Of a tool that was never run nothing is known.
+    fn expected_wait(&self, party: &str) -> Duration {
+        let usual = |tool: &str| self.usual.get(tool).copied().unwrap_or_default();
+        let waiting = self.waiting.before(party).map(|ticket| usual(&ticket.tool));
+        let under_way = self.under_way.values().map(|call| usual(&call.tool));
+        let (count, sum) = waiting
+            .chain(under_way)
+            .fold((0_usize, Duration::ZERO), |(count, sum), one| (count + 1, sum.saturating_add(one)));
+        let of = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        sum.saturating_mul(of(count / self.bounds.slots.max(1))) / of(count.max(1))
+    }
+
+    /// One that waited until nobody waits for it, with no time; or the next that may begin, with the time that it has.
     pub fn next(&mut self, now_ms: u64) -> Option<(Ticket<T>, Option<Duration>)> {
+        if let Some(ticket) = self.waiting.take(|ticket| until(ticket) <= now_ms) {
+            return Some((ticket, None));
+        }
         if self.under_way.len() >= self.bounds.slots {
             return None;
         }
-        let ticket = self.waiting.pop_front()?;
-        self.waiting_bytes -= ticket.weight;
+        let ticket = self.waiting.next()?;
         let time = left(&ticket, now_ms).map(|left| left.min(ticket.timeout));
-        if time.is_some() {
-            self.under_way.insert(ticket.id.clone(), ticket.correlation.clone());
-        }
+        let call = UnderWay { names: ticket.names.clone(), tool: ticket.tool.clone() };
+        self.under_way.insert(ticket.id.clone(), call);
         Some((ticket, time))
     }
 
     /// A call is answered, in these words.
     pub fn answered(&mut self, id: &str, answer: Bytes, took: Option<Duration>, now_ms: u64) {
-        self.under_way.remove(id);
-        if let Some(took) = took {
-            // The last few count most.
-            self.usual = match self.usual.is_zero() {
-                true => took,
-                false => (self.usual * 7 + took) / 8,
-            };
+        let call = self.under_way.remove(id);
+        if let (Some(call), Some(took)) = (call, took) {
+            self.learn(call.tool, took);
         }
         self.answered_bytes += answer.len();
         if let Some((_, before)) = self.answered.insert(id.to_owned(), (now_ms, answer)) {
@@ -219,6 +250,16 @@ impl<T> Desk<T> {
         self.forget(now_ms);
     }
 
+    fn learn(&mut self, tool: String, took: Duration) {
+        if self.usual.len() >= MOST_TOOLS && !self.usual.contains_key(&tool) {
+            // Tools come and go; those that are left are soon known again.
+            self.usual.clear();
+        }
+        let usual = self.usual.entry(tool).or_insert(took);
+        // The last few count most.
+        *usual = (*usual * 7 + took) / 8;
+    }
+
     /// A call is over and has no answer: whoever sends it again is served.
     pub fn given_up(&mut self, id: &str) {
         self.under_way.remove(id);
@@ -226,12 +267,12 @@ impl<T> Desk<T> {
 
     /// Somebody wants no answer to this any more.
     pub fn cancel(&mut self, name: &str, now_ms: u64) -> Cancelled<T> {
-        let is_meant = |ticket: &Ticket<T>| ticket.id == name || ticket.correlation == name;
-        if let Some(ticket) = self.waiting.iter().position(is_meant).and_then(|at| self.waiting.remove(at)) {
-            self.waiting_bytes -= ticket.weight;
+        if let Some(ticket) = self.waiting.take(|ticket| ticket.is_called(name)) {
             return Cancelled::Waited(ticket);
         }
-        if let Some((id, _)) = self.under_way.iter().find(|(id, other)| *id == name || *other == name) {
+        let is_called =
+            |(id, call): &(&String, &UnderWay)| *id == name || call.names.iter().any(|one| one == name);
+        if let Some((id, _)) = self.under_way.iter().find(is_called) {
             return Cancelled::UnderWay(id.clone());
         }
         if !self.answered.contains_key(name) {
@@ -262,13 +303,28 @@ impl<T> Desk<T> {
     }
 }
 
-/// The time until which something can still be begun that is of use; none if it is over.
+impl<T> Ticket<T> {
+    fn is_called(&self, name: &str) -> bool {
+        self.id == name || self.names.iter().any(|one| one == name)
+    }
+}
+
+/// When nothing that is of use can be begun any more.
+fn until<T>(ticket: &Ticket<T>) -> u64 {
+    ticket.sent_ms.saturating_add(millis(ticket.timeout + PATIENCE - ON_THE_WAY))
+}
+
+/// The time until then; none if it is over.
 fn left<T>(ticket: &Ticket<T>, now_ms: u64) -> Option<Duration> {
-    // A clock that goes ahead of ours gives no time away.
-    let sent = ticket.sent_ms.min(now_ms);
-    let until = sent.saturating_add(millis(ticket.timeout + PATIENCE - ON_THE_WAY));
-    let left = until.saturating_sub(now_ms);
+    let left = until(ticket).saturating_sub(now_ms);
     (left > 0).then(|| Duration::from_millis(left))
+}
+
+fn too_old<T>(ticket: &Ticket<T>, now_ms: u64) -> String {
+    let age = now_ms.saturating_sub(ticket.sent_ms) / 1000;
+    format!(
+        "nobody waits for it any more: its timestamp is {age} s old. If it was sent just now, are the clocks apart?"
+    )
 }
 
 fn millis(time: Duration) -> u64 {

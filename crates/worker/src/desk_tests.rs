@@ -9,7 +9,9 @@ fn desk(slots: usize, waiting: usize) -> Desk<()> {
 fn ticket(id: &str) -> Ticket<()> {
     Ticket {
         id: id.to_owned(),
-        correlation: format!("c-{id}"),
+        names: [format!("n-{id}"), format!("c-{id}")],
+        party: "party".to_owned(),
+        tool: "tool".to_owned(),
         sent_ms: NOW,
         timeout: Duration::from_secs(5),
         weight: 1,
@@ -72,7 +74,8 @@ fn what_nobody_waits_for_is_not_begun() {
     // Five seconds for the tool, ten beyond, one on the way.
     assert!(matches!(desk.arrive(ticket("in time"), NOW + 13_999), Arrival::Waits));
     assert_eq!(begin(&mut desk, NOW + 13_999), Some(("in time".to_owned(), Some(Duration::from_millis(1)))));
-    assert_eq!(why(desk.arrive(ticket("late"), NOW + 14_000)), "nobody waits for it any more");
+    let late = why(desk.arrive(ticket("late"), NOW + 14_000));
+    assert!(late.contains("nobody waits for it") && late.contains("14 s old"), "{late}");
     desk.answered("in time", Bytes::new(), None, NOW);
     desk.arrive(ticket("waits"), NOW);
     assert_eq!(begin(&mut desk, NOW + 14_000), Some(("waits".to_owned(), None)), "it waited too long");
@@ -81,9 +84,9 @@ fn what_nobody_waits_for_is_not_begun() {
 
 #[test]
 fn a_senders_clock_that_is_ahead_gives_no_more_time() {
-    let mut early = ticket("a");
-    early.sent_ms = NOW + 3_600_000;
-    assert_eq!(left(&early, NOW), Some(Duration::from_secs(14)));
+    let mut desk = desk(1, 10);
+    desk.arrive(Ticket { sent_ms: NOW + 3_600_000, ..ticket("a") }, NOW);
+    assert_eq!(desk.deadline(), Some(NOW + 14_000));
 }
 
 #[test]
@@ -124,7 +127,10 @@ fn a_cancellation_meets_a_call_wherever_it_is() {
     assert!(matches!(desk.cancel("b", NOW), Cancelled::Waited(ticket) if ticket.id == "b"));
     assert_eq!(desk.load(), (0, 1));
     assert!(matches!(desk.cancel("c-early", NOW), Cancelled::Nobody));
-    assert_eq!(why(desk.arrive(ticket("early"), NOW)), "it was cancelled before it came");
+    assert!(matches!(desk.arrive(ticket("early"), NOW), Arrival::Cancelled(())));
+    desk.arrive(ticket("c"), NOW);
+    assert!(matches!(desk.cancel("n-a", NOW), Cancelled::UnderWay(id) if id == "a"), "by any name");
+    assert!(matches!(desk.cancel("n-c", NOW), Cancelled::Waited(ticket) if ticket.id == "c"));
     for number in 0..MOST_CANCELLED {
         desk.cancel(&number.to_string(), NOW);
     }
@@ -170,4 +176,49 @@ fn it_is_known_whether_a_call_came_before() {
     desk.answered("a", Bytes::from_static(b"A"), None, NOW);
     assert_eq!(desk.before("a", NOW), Some(Before::Answered(Bytes::from_static(b"A"))));
     assert_eq!(desk.before("a", NOW + millis(REMEMBERED) + 1), None);
+}
+
+#[test]
+fn what_nobody_waits_for_leaves_its_place_at_once_though_no_slot_is_free() {
+    let mut desk = desk(1, 2);
+    desk.arrive(Ticket { timeout: Duration::from_secs(60), ..ticket("runs") }, NOW);
+    begin(&mut desk, NOW);
+    assert_eq!(desk.deadline(), None);
+    desk.arrive(Ticket { timeout: Duration::from_secs(60), ..ticket("long") }, NOW);
+    desk.arrive(ticket("short"), NOW);
+    assert_eq!(desk.deadline(), Some(NOW + 14_000));
+    assert_eq!(begin(&mut desk, NOW + 13_999), None);
+    assert_eq!(begin(&mut desk, NOW + 14_000), Some(("short".to_owned(), None)));
+    assert_eq!((begin(&mut desk, NOW + 14_000), desk.load()), (None, (1, 1)));
+    assert_eq!(desk.deadline(), Some(NOW + 69_000));
+}
+
+#[test]
+fn how_long_a_slow_tool_takes_is_not_held_against_a_fast_one() {
+    let of = |id: &str, tool: &str| Ticket { tool: tool.to_owned(), ..ticket(id) };
+    let mut desk = desk(1, 100);
+    for (tool, seconds) in [("slow", 20), ("fast", 1)] {
+        desk.arrive(of(tool, tool), NOW);
+        begin(&mut desk, NOW);
+        desk.answered(tool, Bytes::new(), Some(Duration::from_secs(seconds)), NOW);
+    }
+    for id in ["1", "2", "3"] {
+        assert!(matches!(desk.arrive(of(id, "fast"), NOW), Arrival::Waits));
+    }
+    assert!(matches!(desk.arrive(of("4", "slow"), NOW), Arrival::Waits), "it begins soon");
+    assert!(why(desk.arrive(of("5", "fast"), NOW)).starts_with("its turn would come in about 23 s"));
+    let other = Ticket { party: "other".to_owned(), ..of("6", "fast") };
+    assert!(matches!(desk.arrive(other, NOW), Arrival::Waits), "its line is shorter");
+    for number in 0..2 * MOST_TOOLS {
+        desk.learn(number.to_string(), Duration::ZERO);
+    }
+    assert!(desk.usual.len() <= MOST_TOOLS);
+}
+
+#[test]
+fn without_places_to_wait_calls_begin_as_long_as_there_are_slots() {
+    let mut desk = desk(1, 0);
+    assert!(matches!(desk.arrive(ticket("a"), NOW), Arrival::Waits));
+    assert_eq!(begin(&mut desk, NOW).map(|(id, _)| id), Some("a".to_owned()));
+    assert_eq!(why(desk.arrive(ticket("b"), NOW)), "0 calls wait already");
 }

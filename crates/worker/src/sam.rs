@@ -14,6 +14,7 @@
 //! that is sent, is sent by tasks of its own. `announce.rs` follows the tools: subscribes, and tells the mesh of them.
 
 mod announce;
+mod clocks;
 mod ending;
 mod intake;
 mod noted;

@@ -61,6 +61,7 @@ impl Teller {
             | Noted::Duplicate { is_answered: false, .. }
             | Noted::Cancelled(_)
             | Noted::UnknownProfile { .. }
+            | Noted::ProfileTooWide { .. }
             | Noted::StatusesDropped { .. }
             | Noted::Announced { .. }
             | Noted::Notice(Notice::Weaker(_))
@@ -115,9 +116,14 @@ fn line(noted: Noted) -> Option<Line> {
             of(Level::Info, "duplicate", &which).with("is_answered", is_answered)
         }
         Noted::Cancelled(which) => of(Level::Info, "cancelled", &which),
-        Noted::UnknownProfile { which, name } => of(Level::Warn, "unknown_profile", &which)
-            .message("nobody knows this profile: standard is used")
-            .with("profile", name),
+        Noted::UnknownProfile { which, name, instead } => of(Level::Warn, "unknown_profile", &which)
+            .message("nobody knows this profile; that of SANDBOX_DEFAULT_PROFILE is used")
+            .with("profile", name)
+            .with("instead", instead.name()),
+        Noted::ProfileTooWide { which, name, instead } => of(Level::Info, "profile_too_wide", &which)
+            .message("a request gets no wider profile than SANDBOX_DEFAULT_PROFILE; a manifest may")
+            .with("profile", name)
+            .with("instead", instead.name()),
         Noted::StatusesDropped { which, count } => {
             of(Level::Warn, "statuses_dropped", &which).with("count", count)
         }

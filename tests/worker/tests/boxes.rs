@@ -14,6 +14,8 @@ static MESH: LazyLock<Mesh> = LazyLock::new(|| {
         }
         set.insert("SOLACE_BROKER_USERNAME".to_owned(), "worker".to_owned());
         set.insert("AWS_ACCESS_KEY_ID".to_owned(), "key".to_owned());
+        // Requests may wish for any.
+        set.insert("SANDBOX_DEFAULT_PROFILE".to_owned(), "permissive".to_owned());
     })
 });
 

@@ -3,20 +3,27 @@
 use super::{places, stage::Staged};
 use crate::{
     tools::{Tool, What},
-    wire::request::Invoke,
+    wire::request::{Invoke, Object},
 };
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// The whole file. Arguments and configuration are taken out of the request.
+#[derive(Serialize)]
+struct Written<'a> {
+    args: &'a Object,
+    tool_config: &'a Object,
+    #[serde(flatten)]
+    rest: Value,
+}
+
+/// The whole file. Arguments and configuration are as the request wrote them, to the last digit.
 pub(crate) fn write(
     tool: &Tool,
     invoke: &mut Invoke,
     staged: &Staged,
     ipc: Option<&str>,
 ) -> serde_json::Result<Vec<u8>> {
-    let mut written = json!({
-        "args": std::mem::take(&mut invoke.args),
-        "tool_config": std::mem::take(&mut invoke.tool_config),
+    let mut rest = json!({
         "artifact_paths": paths(staged),
         "artifact_metadata": metadata(staged),
         "status_pipe": places::inside(places::STATUS),
@@ -33,10 +40,10 @@ pub(crate) fn write(
         "volume_mounts": [],
         "a2a_user_config": invoke.user_config.take().unwrap_or_default(),
     });
-    if let Value::Object(fields) = &mut written {
+    if let Value::Object(fields) = &mut rest {
         name(fields, &tool.what);
     }
-    serde_json::to_vec(&written)
+    serde_json::to_vec(&Written { args: &invoke.args, tool_config: &invoke.tool_config, rest })
 }
 
 /// What is to be called. An executable knows itself, and its own name for what it shall do.
@@ -68,4 +75,18 @@ fn metadata(staged: &Staged) -> Map<String, Value> {
         })
     };
     staged.by_key.iter().map(|(key, file)| (key.clone(), one(file))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_their_order_are_as_the_request_has_them() {
+        let said = r#"{"z":1208925819614629174706176,"a":0.1000000000000000055511151231257827}"#;
+        let object: Object = serde_json::from_str(said).unwrap();
+        let written = Written { args: &object, tool_config: &object, rest: json!({"user_id": "u"}) };
+        let wanted = format!(r#"{{"args":{said},"tool_config":{said},"user_id":"u"}}"#);
+        assert_eq!(serde_json::to_string(&written).unwrap(), wanted);
+    }
 }

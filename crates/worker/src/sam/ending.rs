@@ -1,6 +1,11 @@
 //! How a worker ends: see the drawing in `sam.rs`.
 
-use super::{Calls, Stop, noted::Noted, post::Asker, service::Service};
+use super::{
+    Calls, Stop,
+    noted::Noted,
+    post::Asker,
+    service::{Service, now_ms},
+};
 use crate::{
     transport::LinkState,
     wire::code::{Code, Refusal},
@@ -14,6 +19,8 @@ const LAST_GRACE: Duration = Duration::from_secs(15);
 const NO_GRACE: Duration = Duration::from_secs(5);
 /// What is on its way to us when we stop listening comes so soon; some of it would not come again.
 const QUIET: Duration = Duration::from_millis(500);
+/// Requests that are left to others, and that may be cancelled as long as this worker is there.
+const MOST_LEFT: usize = 4096;
 const BY_END: &str = "this worker is ending";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +65,11 @@ impl<C: Calls> Service<C> {
 
     pub(super) fn leave(&mut self, asker: Asker) {
         if self.settings.is_kept && asker.receipt.comes_again() {
-            self.held.remove(&asker.key);
+            // It is kept here as well, in case that it is cancelled yet.
+            self.left.retain(|other| other.key != asker.key);
+            if self.left.len() < MOST_LEFT {
+                self.left.push(asker);
+            }
             return;
         }
         let refusal = Refusal::new(Code::ToolNotAvailable, BY_END);
@@ -112,7 +123,12 @@ impl<C: Calls> Service<C> {
 
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Open | Phase::Cut => None,
+            // Askers of calls that wait are told in time that nobody begins them.
+            Phase::Open => {
+                let left = self.desk.deadline()?.saturating_sub(now_ms());
+                Instant::now().checked_add(Duration::from_millis(left))
+            }
+            Phase::Cut => None,
             Phase::Draining(until) | Phase::Cancelling(until) => {
                 let quiet_at = self.quiet_at();
                 Some(if quiet_at > Instant::now() { until.min(quiet_at) } else { until })

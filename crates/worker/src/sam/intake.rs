@@ -5,7 +5,7 @@ use super::{
     ending::Phase,
     noted::{Noted, Which},
     post::{self, Asker},
-    service::{Running, Service, Turn, now_ms},
+    service::{Service, Turn, now_ms},
 };
 use crate::{
     call::profile::Profile,
@@ -35,8 +35,8 @@ impl<C: Calls> Service<C> {
         let Arrived { topic, payload, properties, receipt } = arrived;
         let message = Message { topic: &topic, payload: &payload, properties: &properties };
         match request::read(&self.settings.base, message, self.settings.defaults.largest) {
-            Ok(Request::Invoke(invoke)) => self.invoked(invoke, receipt, payload.len()),
-            Ok(Request::Init(asked)) => self.asked(*asked, receipt, payload.len()),
+            Ok(Request::Invoke(invoke)) => self.invoked(invoke, receipt, request::weight(&payload)),
+            Ok(Request::Init(asked)) => self.asked(*asked, receipt, request::weight(&payload)),
             Ok(Request::Cancel(name)) => {
                 self.settle(vec![receipt]);
                 self.cancel(&name);
@@ -68,8 +68,10 @@ impl<C: Calls> Service<C> {
         let Some(tool) = tool else { return self.stray(&invoke.tool, asker) };
         let ticket = Ticket {
             id: asker.key.clone(),
-            correlation: asker.reply.correlation.clone(),
-            sent_ms: asker.reply.sent_ms.unwrap_or(now),
+            names: [asker.id.clone(), asker.reply.correlation.clone()],
+            party: format!("{}\n{}", invoke.app_name, invoke.user_id),
+            tool: invoke.tool.clone(),
+            sent_ms: asker.reply.sent_ms.map_or(now, |sent| self.clocks.by_ours(&invoke.app_name, sent, now)),
             timeout: self.time(&invoke, &tool),
             weight,
             what: Turn { profile: self.profile(&invoke, &tool, &asker.which), asker, tool, invoke },
@@ -78,6 +80,7 @@ impl<C: Calls> Service<C> {
             Arrival::Waits => {}
             Arrival::Answered(turn, answer) => self.answer_again(turn.asker, answer),
             Arrival::Known(turn) => self.hold(turn.asker),
+            Arrival::Cancelled(turn) => self.refuse_cancelled(turn.asker),
             Arrival::Refused(turn, refusal) => match self.phase {
                 Phase::Open => self.refuse(turn.asker, &refusal),
                 Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => self.leave(turn.asker),
@@ -91,17 +94,21 @@ impl<C: Calls> Service<C> {
         said.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
-    /// What its entry insists on, or the request wishes.
+    /// What its entry insists on; otherwise what the request wishes, which may be narrower than what the operator says, and
+    /// no wider: whoever asks does not choose how far a tool is shut in.
     fn profile(&self, invoke: &Invoke, tool: &Tool, which: &Arc<Which>) -> Profile {
+        let widest = self.settings.defaults.profile;
         let wished = || {
-            let name = invoke.profile.as_deref()?;
-            Some(Profile::named(name).unwrap_or_else(|| {
-                let (which, name) = (which.clone(), name.to_owned());
-                self.note(Noted::UnknownProfile { which, name });
-                Profile::Standard
-            }))
+            let Some(name) = invoke.profile.as_deref() else { return widest };
+            let (known, which, name) = (Profile::named(name), which.clone(), name.to_owned());
+            match known {
+                Some(wished) if wished <= widest => return wished,
+                Some(_) => self.note(Noted::ProfileTooWide { which, name, instead: widest }),
+                None => self.note(Noted::UnknownProfile { which, name, instead: widest }),
+            }
+            widest
         };
-        tool.profile.or_else(wished).unwrap_or(self.settings.defaults.profile)
+        tool.profile.unwrap_or_else(wished)
     }
 
     /// A tool that is gone, or one of a subscription that outlived another worker.
@@ -173,21 +180,22 @@ impl<C: Calls> Service<C> {
 
     fn cancel(&mut self, name: &str) {
         match self.desk.cancel(name, now_ms()) {
-            Cancelled::Waited(ticket) => {
-                let asker = ticket.what.asker;
-                self.note(Noted::Cancelled(asker.which.clone()));
-                self.refuse(asker, &post::cancelled(BY_ASKER));
-            }
+            Cancelled::Waited(ticket) => self.refuse_cancelled(ticket.what.asker),
             Cancelled::UnderWay(key) => self.stop(&key, BY_ASKER),
             Cancelled::Nobody => {
-                // By its other name.
-                let is_meant = |running: &&Running| running.asker.id == name;
-                let key = self.running.values().find(is_meant).map(|running| running.asker.key.clone());
-                if let Some(key) = key {
-                    self.stop(&key, BY_ASKER);
+                // One that was left to others, whom nobody may tell.
+                let is_meant = |asker: &Asker| asker.id == name || asker.reply.correlation == name;
+                if let Some(at) = self.left.iter().position(is_meant) {
+                    let asker = self.left.swap_remove(at);
+                    self.refuse_cancelled(asker);
                 }
             }
         }
+    }
+
+    fn refuse_cancelled(&mut self, asker: Asker) {
+        self.note(Noted::Cancelled(asker.which.clone()));
+        self.refuse(asker, &post::cancelled(BY_ASKER));
     }
 }
 

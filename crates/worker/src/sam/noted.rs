@@ -79,8 +79,10 @@ pub enum Noted {
     Duplicate { which: Arc<Which>, is_answered: bool },
     /// Its asker wants no answer any more; it gets one all the same.
     Cancelled(Arc<Which>),
-    /// The request names a profile that nobody knows: `standard` is used.
-    UnknownProfile { which: Arc<Which>, name: String },
+    /// The request names a profile that nobody knows.
+    UnknownProfile { which: Arc<Which>, name: String, instead: Profile },
+    /// The request names a profile that is wider than the operator lets requests be.
+    ProfileTooWide { which: Arc<Which>, name: String, instead: Profile },
     /// What a tool said meanwhile was passed on.
     Status(Arc<Which>),
     /// What a tool said meanwhile, and too fast.

@@ -38,6 +38,14 @@ pub(super) struct Asker {
     pub(super) arrived: Instant,
 }
 
+/// What an asker was told.
+pub(super) struct Said {
+    pub(super) answer: Bytes,
+    pub(super) sent: Sent,
+    /// What the broker took in its stead.
+    pub(super) instead: Option<Refusal>,
+}
+
 /// What came of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
@@ -97,12 +105,14 @@ impl Post {
         reply: &Reply,
         payload: Bytes,
         receipts: Vec<Receipt>,
-    ) -> (Bytes, Sent) {
-        let (mut said, size) = (payload.clone(), payload.len());
+    ) -> Said {
+        let (mut said, size, mut instead) = (payload.clone(), payload.len(), None);
         let mut sent = self.send(Some(which), &reply.to, payload, &reply.echoed).await;
         if sent == Sent::Refused {
             let why = format!("the broker does not take the answer, which has {size} bytes");
-            said = Bytes::from(answer::error(id, &Refusal::new(Code::ExecutionError, why)));
+            let refusal = Refusal::new(Code::ExecutionError, why);
+            said = Bytes::from(answer::error(id, &refusal));
+            instead = Some(refusal);
             sent = self.send(Some(which), &reply.to, said.clone(), &reply.echoed).await;
         }
         // What the broker never takes need not come again, either.
@@ -111,7 +121,7 @@ impl Post {
                 receipt.settle().await;
             }
         }
-        (said, sent)
+        Said { answer: said, sent, instead }
     }
 }
 
@@ -120,8 +130,10 @@ pub(super) fn words(asker: &Asker, outcome: &Outcome, ended_by: &str, largest: u
     let since = asker.arrived.elapsed();
     match outcome {
         Outcome::Success { result, artifacts, .. } => {
-            let answer = answer::success(&asker.id, result, since, artifacts, largest);
-            (answer, How::Success { artifacts: artifacts.len() })
+            match answer::success(&asker.id, result, since, artifacts, largest) {
+                Ok(answer) => (answer, How::Success { artifacts: artifacts.len() }),
+                Err(refusal) => (answer::error(&asker.id, &refusal), How::Error(refusal)),
+            }
         }
         Outcome::TimedOut { .. } => (answer::timed_out(&asker.id, since), How::TimedOut),
         Outcome::Refused(refusal) => (answer::error(&asker.id, refusal), How::Error(refusal.clone())),

@@ -3,6 +3,7 @@
 use super::{
     Called, Calls, Defaults, Ended, Stop,
     announce::changed,
+    clocks::Clocks,
     ending::Phase,
     noted::{How, Note, Noted, Which},
     post::{self, Asker, Post, Sent},
@@ -33,7 +34,8 @@ use tokio::{
 };
 
 /// What waits for the broker besides the answers of calls, which are bounded by the slots: answers to what was not begun, to
-/// questions, and what is settled. Beyond that a request gets no answer; it is not settled, either.
+/// questions, and what is settled. Beyond that a request gets no answer, which is noted; it is not settled, either, so that it
+/// comes again.
 const MOST_POSTED: usize = 4096;
 const MOST_POSTED_BYTES: usize = 64 << 20;
 
@@ -63,6 +65,11 @@ pub(super) struct Service<C> {
     /// Which of them send something else, and how much.
     pub(super) posted: HashMap<task::Id, usize>,
     pub(super) posted_bytes: usize,
+    /// What is settled as soon as fewer send something.
+    pub(super) unsettled: Vec<Receipt>,
+    /// What others may take when this worker has ended.
+    pub(super) left: Vec<Asker>,
+    pub(super) clocks: Clocks,
     pub(super) strays: mpsc::Sender<String>,
     pub(super) closes: watch::Sender<bool>,
     pub(super) phase: Phase,
@@ -126,6 +133,9 @@ impl<C: Calls> Service<C> {
             of_calls: HashMap::new(),
             posted: HashMap::new(),
             posted_bytes: 0,
+            unsettled: Vec::new(),
+            left: Vec::new(),
+            clocks: Clocks::default(),
             strays,
             closes,
             phase: Phase::Open,
@@ -243,6 +253,7 @@ impl<C: Calls> Service<C> {
         let id = done.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let key = self.of_calls.remove(&id);
         self.posted_bytes -= self.posted.remove(&id).unwrap_or(0);
+        self.settle(Vec::new());
         match (done, key) {
             (Ok((_, Done::Called { key, called })), _) => self.called(&key, *called),
             (Ok((_, Done::Answered(answered))), _) => self.answered(*answered),
@@ -273,7 +284,9 @@ impl<C: Calls> Service<C> {
             let (answer, how) =
                 post::words(&asker, &outcome, ended_by.unwrap_or("nobody says why"), post.largest);
             let Asker { key, id, reply, which, receipt, .. } = asker;
-            let (answer, sent) = post.answer(&which, &id, &reply, Bytes::from(answer), vec![receipt]).await;
+            let said = post.answer(&which, &id, &reply, Bytes::from(answer), vec![receipt]).await;
+            let how = said.instead.map_or(how, How::Error);
+            let (answer, sent) = (said.answer, said.sent);
             Done::Answered(Box::new(Answered { key, which, answer, sent, how, took, queued }))
         });
         self.of_calls.insert(task.id(), key.to_owned());
@@ -338,12 +351,13 @@ impl<C: Calls> Service<C> {
         self.note(Noted::PublishFailed { which: Some(which), topic, why });
     }
 
-    /// Nothing more is to be done about these.
+    /// Nothing more is to be done about these. They weigh nothing, and a broker gives only so many before some are settled.
     pub(super) fn settle(&mut self, receipts: Vec<Receipt>) {
-        let receipts: Vec<_> = receipts.into_iter().filter(Receipt::comes_again).collect();
-        if receipts.is_empty() || self.posted.len() >= MOST_POSTED {
+        self.unsettled.extend(receipts.into_iter().filter(Receipt::comes_again));
+        if self.unsettled.is_empty() || self.posted.len() >= MOST_POSTED {
             return;
         }
+        let receipts = std::mem::take(&mut self.unsettled);
         self.background(0, async move {
             for receipt in receipts {
                 receipt.settle().await;

@@ -140,27 +140,27 @@ struct Card<'a> {
     ctx_facade_param_name: Option<&'a str>,
 }
 
-/// The tool ran. `took` is from the request's arrival on.
+/// The tool ran. `took` is from the request's arrival on. What is too large is refused, and that is to be said instead.
 pub fn success(
     id: &str,
     tool_result: &Map<String, Value>,
     took: Duration,
     created: &[CreatedArtifact],
     largest: usize,
-) -> Vec<u8> {
+) -> Result<Vec<u8>, Refusal> {
     let outturn = Outturn {
         tool_result,
         execution_time_ms: milliseconds(took),
         timed_out: false,
         created_artifacts: created,
     };
-    fitting(answer(id, Outcome::Result(outturn)), largest).unwrap_or_else(|large| {
+    fitting(answer(id, Outcome::Result(outturn)), largest).map_err(|large| {
         let TooLarge { size, largest } = large;
         let message = format!(
             "the answer has {size} bytes; a message may have {largest}. The tool ran, and its files are kept: let it \
              write large results to files"
         );
-        error(id, &Refusal::new(Code::ExecutionError, message))
+        Refusal::new(Code::ExecutionError, message)
     })
 }
 

@@ -25,7 +25,7 @@ fn picture() -> CreatedArtifact {
 #[test]
 fn a_success_is_as_shown() {
     let result = object(json!({"width":320}));
-    let message = success("5f0c", &result, Duration::from_micros(812_900), &[picture()], LARGEST);
+    let message = success("5f0c", &result, Duration::from_micros(812_900), &[picture()], LARGEST).unwrap();
     assert_eq!(
         read(&message),
         json!({"jsonrpc":"2.0","id":"5f0c","result":{"tool_result":{"width":320},
@@ -147,11 +147,10 @@ fn a_tool_that_is_gone_or_silent_is_named() {
 #[test]
 fn what_does_not_fit_is_an_error_that_names_the_sizes() {
     let result = object(json!({"text": "x".repeat(2000)}));
-    let whole = success("5f0c", &result, Duration::ZERO, &[], LARGEST);
-    assert_eq!(success("5f0c", &result, Duration::ZERO, &[], whole.len()), whole);
-    let instead = read(&success("5f0c", &result, Duration::ZERO, &[], 1000));
-    assert_eq!((&instead["id"], &instead["error"]["code"]), (&json!("5f0c"), &json!("EXECUTION_ERROR")));
-    let message = instead["error"]["message"].as_str().unwrap();
+    let whole = success("5f0c", &result, Duration::ZERO, &[], LARGEST).unwrap();
+    assert_eq!(success("5f0c", &result, Duration::ZERO, &[], whole.len()), Ok(whole.clone()));
+    let Refusal { code, message } = success("5f0c", &result, Duration::ZERO, &[], 1000).unwrap_err();
+    assert_eq!(code, Code::ExecutionError);
     assert!(message.contains(&whole.len().to_string()) && message.contains("1000"), "{message}");
     let large = ToolCard { instructions: Some("x".repeat(2000)), ..card() };
     assert_eq!(read(&init_answer("1", &large, Words::Today, 1000))["error"]["code"], "INIT_ERROR");
@@ -200,7 +199,8 @@ proptest! {
         let result = object(json!({ "text": text }));
         let created = [CreatedArtifact { filename: text.clone(), size_bytes: size, ..picture() }];
         for message in [
-            success(&id, &result, Duration::from_millis(took), &created, largest),
+            success(&id, &result, Duration::from_millis(took), &created, largest)
+                .unwrap_or_else(|refusal| error(&id, &refusal)),
             timed_out(&id, Duration::from_secs(took)),
             error(&id, &Refusal::new(Code::ToolError, text.clone())),
         ] {

@@ -2,6 +2,7 @@
 
 use super::{
     code::Refusal,
+    lenient,
     request::{MOST_FILES, invalid},
 };
 use base64::{
@@ -9,8 +10,8 @@ use base64::{
     alphabet::STANDARD,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
-use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use serde_json::{Map, Value, value::RawValue};
+use std::{borrow::Cow, collections::BTreeMap};
 
 /// The most room that the values of a message may take, without their texts: `{"a":0}` has seven bytes and takes hundreds.
 const MOST_ROOM: usize = 32 << 20;
@@ -31,23 +32,34 @@ pub(super) struct Fields {
     within: &'static str,
 }
 
-/// The fields of a message. Nesting is bounded by the parser, to 127 levels.
-pub(super) fn parse(payload: &[u8], largest: usize) -> Result<Fields, Refusal> {
+/// The fields of a message, and its text, which may have been mended. Nesting is bounded by the parser, to 127 levels.
+pub(super) fn parse(payload: &[u8], largest: usize) -> Result<(Fields, Cow<'_, [u8]>), Refusal> {
     if payload.len() > largest {
         return Err(invalid(format!("the message has {} bytes; it may have {largest}", payload.len())));
     }
     if room(payload) > MOST_ROOM {
         return Err(invalid(format!("the message has more values than fit into {MOST_ROOM} bytes")));
     }
-    match serde_json::from_slice(payload) {
-        Ok(Value::Object(map)) => Ok(Fields { map, within: "" }),
+    let mut text = Cow::Borrowed(payload);
+    let mut read = serde_json::from_slice(payload);
+    if let (Err(_), Cow::Owned(mended)) = (&read, lenient::mended(payload)) {
+        read = serde_json::from_slice(&mended);
+        text = Cow::Owned(mended);
+    }
+    match read {
+        Ok(Value::Object(map)) => Ok((Fields { map, within: "" }, text)),
         Ok(_) => Err(invalid("the message is not a JSON object")),
         Err(error) => Err(invalid(format!("the message is not JSON: {error}"))),
     }
 }
 
+/// What stands in the text of an object, by name, as it is written; of two with one name the last, as everywhere.
+pub(super) fn written(text: &[u8]) -> BTreeMap<String, &RawValue> {
+    serde_json::from_slice(text).unwrap_or_default()
+}
+
 /// What the values of a text take at most: each but the first follows an opening bracket or a comma, outside of strings.
-fn room(text: &[u8]) -> usize {
+pub(super) fn room(text: &[u8]) -> usize {
     let (mut room, mut is_text, mut is_escaped) = (0_usize, false, false);
     for byte in text {
         match byte {

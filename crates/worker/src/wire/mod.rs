@@ -3,6 +3,7 @@
 pub mod answer;
 pub mod code;
 mod fields;
+mod lenient;
 mod reply;
 pub mod request;
 pub mod schema;

@@ -51,7 +51,9 @@ fn nothing_said() -> Box<Nowhere> {
 }
 
 fn addressed(base: &Base, properties: &Properties, agent: &str, correlation: &str) -> Option<Reply> {
-    let is_status = |topic: &&str| matches!(base.read(topic), Some(Topic::Status { .. }));
+    // Nobody but whoever hears the answer: an agent hears what its own tools say, under whatever id it wants.
+    let is_status =
+        |topic: &&str| matches!(base.read(topic), Some(Topic::Status { agent: other, .. }) if other == agent);
     let said = ["statusTo", "a2aStatusTopic"].into_iter().filter_map(|name| property(properties, name));
     // What is said meanwhile is not worth a refusal: a topic that is none of it is passed over.
     let status_to = said.into_iter().find(is_status).map(str::to_owned);

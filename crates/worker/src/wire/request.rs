@@ -1,5 +1,5 @@
 //! Requests: an invocation of a tool, a question what a tool is, a cancellation. Unknown fields are passed over, nulls are as
-//! if absent where a field may be. Texts that are not quite JSON are refused; nobody mends them here.
+//! if absent where a field may be. Of texts that are not quite JSON only those that Python writes are taken: see `lenient.rs`.
 //!
 //! ```text
 //! message ─┬─ not for workers, a broadcast ─▶ NotARequest
@@ -15,8 +15,12 @@ use super::{
     topic::{Base, Topic},
 };
 use crate::transport::Properties;
-use serde_json::{Map, Value};
-use std::{collections::BTreeMap, fmt, time::Duration};
+use serde::Serialize;
+use serde_json::{
+    Map, Value,
+    value::{RawValue, to_raw_value},
+};
+use std::{borrow::Cow, collections::BTreeMap, fmt, time::Duration};
 
 /// The longest id of a request, in bytes.
 pub const LONGEST_ID: usize = 256;
@@ -30,6 +34,8 @@ pub const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
 /// The longest text about a user that is passed on, in bytes.
 const LONGEST_USER_CONFIG: usize = 64 << 10;
+/// What is kept of any request besides what it says: its names several times, where the answer goes, a place in tables.
+const ROOM_OF_REQUEST: usize = 4 << 10;
 
 /// A message as it came.
 #[derive(Clone, Copy, Debug)]
@@ -80,9 +86,9 @@ pub struct Invoke {
     pub task_id: String,
     /// As the topic has it; what the message says is not looked at.
     pub tool: String,
-    pub args: Map<String, Value>,
+    pub args: Object,
     /// Secrets are among it.
-    pub tool_config: Map<String, Value>,
+    pub tool_config: Object,
     /// May be empty, as may be the two below, and may be anything: they are no paths.
     pub app_name: String,
     pub user_id: String,
@@ -96,6 +102,26 @@ pub struct Invoke {
     /// A JSON text about the user, by nobody's authority: context for the tool, nothing to decide by.
     pub user_config: Option<String>,
     pub reply: Reply,
+}
+
+/// An object as its sender wrote it: what a tool is given has the same digits and the same order, however many there are.
+#[derive(Clone, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+#[serde(transparent)]
+pub struct Object(Box<RawValue>);
+
+impl Object {
+    /// Its text.
+    pub fn text(&self) -> &str {
+        self.0.get()
+    }
+}
+
+impl From<Map<String, Value>> for Object {
+    /// Keys are texts, which is all that could fail.
+    fn from(map: Map<String, Value>) -> Object {
+        Object(to_raw_value(&map).unwrap_or_default())
+    }
 }
 
 /// Names only: arguments and configuration have secrets among them.
@@ -184,6 +210,11 @@ pub struct Reply {
     pub sent_ms: Option<u64>,
 }
 
+/// What a request takes in memory at most, once it is read: `[[],[],[]]` takes far more than it has bytes.
+pub fn weight(payload: &[u8]) -> usize {
+    payload.len().saturating_add(fields::room(payload)).saturating_add(ROOM_OF_REQUEST)
+}
+
 /// What a message wants. `largest` is the most bytes that a message may have.
 pub fn read(base: &Base, message: Message<'_>, largest: usize) -> Result<Request, Unread> {
     match base.read(message.topic).ok_or(Unread::NotARequest)? {
@@ -218,6 +249,7 @@ struct Letter<'a> {
     base: &'a Base,
     properties: &'a Properties,
     fields: Fields,
+    text: Cow<'a, [u8]>,
     /// What the answer will be called, if it says so.
     id: Option<String>,
     /// To whom it goes if no property says so.
@@ -227,13 +259,13 @@ struct Letter<'a> {
 impl<'a> Letter<'a> {
     fn open(base: &'a Base, message: Message<'a>, largest: usize) -> Result<Letter<'a>, Unread> {
         let properties = message.properties;
-        let (fields, trouble) = match fields::parse(message.payload, largest) {
-            Ok(fields) => (fields, None),
-            Err(trouble) => (Fields::default(), Some(trouble)),
+        let ((fields, text), trouble) = match fields::parse(message.payload, largest) {
+            Ok(read) => (read, None),
+            Err(trouble) => ((Fields::default(), Cow::default()), Some(trouble)),
         };
         let id = fields.peek("id").filter(|id| (1..=LONGEST_ID).contains(&id.len())).map(str::to_owned);
         let agent = fields.peek_within("params", "app_name").map(str::to_owned);
-        let letter = Letter { base, properties, fields, id, agent };
+        let letter = Letter { base, properties, fields, text, id, agent };
         match trouble {
             None => Ok(letter),
             Some(trouble) => letter.answered(|_, _| Err(trouble)),
@@ -270,12 +302,15 @@ impl<'a> Letter<'a> {
         let mut params = self.fields.inner("params", "params.")?;
         // Informative, but those who send none are no agents of this mesh.
         params.text("tool_name", LONGEST_NAME)?;
+        let outer = fields::written(&self.text);
+        let written =
+            outer.get("params").map(|params| fields::written(params.get().as_bytes())).unwrap_or_default();
         Ok(Request::Invoke(Box::new(Invoke {
             id,
             task_id: params.text("task_id", LONGEST_NAME)?,
             tool: tool.to_owned(),
-            args: params.object("args")?,
-            tool_config: params.object("tool_config")?,
+            args: object(&mut params, &written, "args")?,
+            tool_config: object(&mut params, &written, "tool_config")?,
             app_name: params.text("app_name", LONGEST_NAME)?,
             user_id: params.text("user_id", LONGEST_NAME)?,
             session_id: params.text("session_id", LONGEST_NAME)?,
@@ -323,6 +358,14 @@ impl<'a> Letter<'a> {
 /// The request is not understood.
 pub(super) fn invalid(message: impl Into<String>) -> Refusal {
     Refusal::new(Code::InvalidRequest, message)
+}
+
+/// As it is written, once it is known to be an object.
+fn object(params: &mut Fields, written: &BTreeMap<String, &RawValue>, name: &str) -> Result<Object, Refusal> {
+    let map = params.object(name)?;
+    let is_said = !map.is_empty();
+    let text = written.get(name).filter(|_| is_said).map(|&text| Object(text.to_owned()));
+    Ok(text.unwrap_or_else(|| Object::from(map)))
 }
 
 fn timeout(seconds: i64) -> Duration {

@@ -70,8 +70,8 @@ fn refused(message: &Value) -> (String, String) {
 fn the_example_is_read() {
     let invoke = invoked(&example(), &usual()).unwrap();
     assert_eq!((&*invoke.id, &*invoke.task_id, &*invoke.tool), ("5f0c", "5f0c", "resize_image"));
-    assert_eq!(Value::Object(invoke.args), json!({"picture":"cat.png","width":320}));
-    assert_eq!(Value::Object(invoke.tool_config), json!({"quality":80}));
+    assert_eq!(read_object(&invoke.args), json!({"picture":"cat.png","width":320}));
+    assert_eq!(read_object(&invoke.tool_config), json!({"quality":80}));
     assert_eq!((&*invoke.app_name, &*invoke.user_id, &*invoke.session_id), ("PhotoAgent", "ana", "web-77"));
     assert!(invoke.preloaded.is_empty());
     let cat = Reference { filename: "cat.png".to_owned(), version: Some(2) };
@@ -108,7 +108,7 @@ fn what_may_be_absent_may_be_null_and_has_its_default() {
     let bare = json!({"id":"5f0c","params":{"task_id":"5f0c","tool_name":"resize_image",
         "app_name":"PhotoAgent","user_id":"ana","session_id":"web-77"}});
     let invoke = invoked(&bare, &usual()).unwrap();
-    assert!(invoke.args.is_empty() && invoke.tool_config.is_empty());
+    assert_eq!((invoke.args.text(), invoke.tool_config.text()), ("{}", "{}"));
     assert!(invoke.preloaded.is_empty() && invoke.references.is_empty());
     assert_eq!((invoke.timeout, invoke.profile, invoke.user_config), (None, None, None));
 }
@@ -225,6 +225,46 @@ fn there_are_only_so_many_files() {
     assert!(refused(&message(257)).1.contains("at most 256"));
 }
 
+fn read_object(object: &Object) -> Value {
+    serde_json::from_str(object.text()).unwrap()
+}
+
+#[test]
+fn what_a_tool_is_given_is_as_it_was_written() {
+    let numbers = r#"{"z": 1208925819614629174706176, "a": 0.1000000000000000055511151231257827, "z2": -0}"#;
+    let said = format!(r#""args": {numbers}, "tool_config": {numbers}, "picture": "#);
+    let text = example().to_string().replacen(r#""args":"#, &said, 1);
+    // The last of two counts, everywhere.
+    let last = text.replacen(r#""app_name""#, &format!(r#""args": {numbers}, "app_name""#), 1);
+    let last = last.replacen(r#""user_id""#, &format!(r#""tool_config": {numbers}, "user_id""#), 1);
+    let topic = base().invoke("resize_image").unwrap();
+    let message = Message { topic: &topic, payload: last.as_bytes(), properties: &usual() };
+    let Ok(Request::Invoke(invoke)) = read(&base(), message, usize::MAX) else { panic!("{last}") };
+    assert_eq!(invoke.tool_config.text(), numbers);
+}
+
+#[test]
+fn what_python_writes_for_no_number_and_half_a_character_is_taken() {
+    let text = example().to_string().replacen("320", r#"[NaN, -Infinity, "\ud800"]"#, 1);
+    let topic = base().invoke("resize_image").unwrap();
+    let message = Message { topic: &topic, payload: text.as_bytes(), properties: &usual() };
+    let Ok(Request::Invoke(invoke)) = read(&base(), message, usize::MAX) else { panic!("{text}") };
+    assert_eq!(read_object(&invoke.args)["width"], json!([null, null, "\u{fffd}"]));
+}
+
+#[test]
+fn a_request_weighs_what_it_takes_and_not_what_it_has() {
+    let nested = format!("[{}[]]", "[],".repeat(9_999));
+    let text = with("/params/args", Some(json!({"a": 0}))).to_string();
+    let heavy = text.replacen("{\"a\":0}", &format!("{{\"a\":{nested}}}"), 1);
+    let (light, heavy) = (weight(text.as_bytes()), weight(heavy.as_bytes()));
+    assert!(light < 16 << 10, "{light}");
+    assert!(heavy > 10_000 * 2 * 32, "lists and values of {nested:.9}…: {heavy}");
+    // A text takes its bytes.
+    let long = text.replacen("{\"a\":0}", &format!("{{\"a\":\"{}\"}}", "[".repeat(100_000)), 1);
+    assert!(weight(long.as_bytes()) < light + 100_010);
+}
+
 #[test]
 fn a_reference_without_version_is_to_the_latest() {
     for file in [json!({"filename": "a"}), json!({"filename": "a", "version": null})] {
@@ -245,6 +285,9 @@ fn status_goes_to_the_first_topic_that_is_one() {
     assert_eq!(status(&[("statusTo", other), ("a2aStatusTopic", STATUS)]), other);
     assert_eq!(status(&[("a2aStatusTopic", other)]), other);
     assert_eq!(status(&[]), STATUS);
+    let theirs = "myorg/dev/a2a/v1/sam_remote_tool/status/OtherAgent/5f0c";
+    assert_eq!(status(&[("statusTo", theirs)]), STATUS, "another agent hears nothing of this");
+    assert_eq!(status(&[("statusTo", theirs), ("a2aStatusTopic", other)]), other);
     assert_eq!(status(&[("statusTo", "")]), STATUS);
     for foreign in
         ["elsewhere", REPLY, "myorg/dev/a2a/v1/agent/status/x/y", "other/a2a/v1/sam_remote_tool/status/a/b"]
@@ -314,7 +357,7 @@ fn nobody_is_made_to_speak_elsewhere() {
 
 #[test]
 fn what_is_no_json_is_refused_where_somebody_listens() {
-    for payload in [&b"{"[..], b"", b"[]", b"7", b"\xff\xfe", b"{\"id\":\"\\ud800\"}", b"{\"id\":NaN}"] {
+    for payload in [&b"{"[..], b"", b"[]", b"7", b"\xff\xfe", b"{\"id\":\"\\ud80\"}", b"{\"id\":NaN}"] {
         match sent(TOPIC, payload, &usual()) {
             Err(Unread::Refused(refused)) => {
                 assert_eq!((&*refused.id, &*refused.reply.to), ("5f0c", REPLY));

@@ -136,12 +136,14 @@ async fn an_answer_that_is_too_large_for_us_or_for_the_broker_is_an_error_that_n
     world.idle().await;
     let message = world.answer("a")["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("have 10000") && message.contains("has 201"), "{message}");
+    let is_error = |noted: &Noted| matches!(noted, Noted::Answered { how: How::Error(_), .. });
+    assert_eq!(world.count(is_error), 1, "what was said is noted");
     let world = World::new(Setup { largest: 100_000, ..Setup::default() }).await;
     world.broker.refuses_larger(15_000);
     world.invoke("large", "a");
     world.idle().await;
     assert_eq!(world.code("a"), "EXECUTION_ERROR");
-    assert_eq!(world.broker.unsettled(), 0);
+    assert_eq!((world.broker.unsettled(), world.count(is_error)), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -181,11 +183,16 @@ async fn a_timeout_is_a_result_and_time_and_profile_come_from_whoever_says_somet
         let expected = calls::Seen { id: id.to_owned(), time: Duration::from_secs(seconds), profile };
         assert_eq!(world.calls.seen(id), expected);
     };
-    seen("b", 77, Profile::Standard);
+    seen("b", 77, Profile::Restrictive);
     seen("c", 5, Profile::Permissive);
     world.calls.let_go("c");
     world.idle().await;
     seen("d", 30, Profile::Restrictive);
+    // A request may be stricter than its operator, and no laxer; only an entry may.
+    world.invoke_with("late", "e", json!({"sandbox_profile": "permissive"}));
+    world.idle().await;
+    seen("e", 30, Profile::Restrictive);
+    assert_eq!(world.count(|noted| matches!(noted, Noted::ProfileTooWide { .. })), 1);
     assert_eq!(world.count(|noted| matches!(noted, Noted::UnknownProfile { .. })), 1);
 }
 
@@ -198,7 +205,7 @@ async fn it_can_be_cancelled_before_it_comes_while_it_waits_while_it_runs_and_af
         world.invoke("hang", id);
         world.idle().await;
     }
-    assert_eq!(world.code("early"), "RESOURCE_EXHAUSTED");
+    assert_eq!(world.code("early"), "EXECUTION_ERROR");
     world.cancel("waits");
     world.idle().await;
     assert_eq!(world.code("waits"), "EXECUTION_ERROR");
@@ -317,4 +324,75 @@ async fn what_comes_again_after_a_lost_connection_is_not_run_again() {
     world.idle().await;
     assert_eq!((world.answers("a").len(), world.answers("b").len()), (1, 1));
     assert_eq!((world.calls.begun(), world.broker.unsettled()), (vec!["a".to_owned(), "b".to_owned()], 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_asker_is_told_in_time_that_its_call_is_not_begun_though_no_slot_is_free() {
+    let world = World::new(Setup { slots: 1, ..Setup::default() }).await;
+    world.invoke("hang", "runs");
+    world.idle().await;
+    // By the clock of the day, which no test stops: of one second for the tool and nine beyond little is left.
+    let sent = service::now_ms() - 9_900;
+    let body = json!({"id": "waits", "params": {"task_id": "t", "tool_name": "hang", "app_name": "agent",
+        "user_id": "u", "session_id": "s", "timeout_seconds": 1}});
+    let properties = Properties::from([
+        ("replyTo".to_owned(), reply_topic("waits")),
+        ("timestamp".to_owned(), sent.to_string()),
+    ]);
+    world.broker.deliver(&topic("invoke/hang"), &body, properties);
+    world.idle().await;
+    while service::now_ms() < sent + 12_000 && world.answers("waits").is_empty() {
+        world.idle().await;
+    }
+    assert_eq!(world.code("waits"), "RESOURCE_EXHAUSTED");
+    assert_eq!((world.calls.begun(), world.broker.unsettled()), (vec!["runs".to_owned()], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_waits_is_cancelled_by_its_id_though_its_answer_is_called_otherwise() {
+    let world = World::new(Setup { slots: 1, ..Setup::default() }).await;
+    world.invoke("hang", "runs");
+    world.idle().await;
+    let body = json!({"id": "its-id", "params": {"task_id": "t", "tool_name": "hang", "app_name": "agent",
+        "user_id": "u", "session_id": "s"}});
+    let properties = Properties::from([("replyTo".to_owned(), reply_topic("other"))]);
+    world.broker.deliver(&topic("invoke/hang"), &body, properties);
+    world.idle().await;
+    world.cancel("its-id");
+    world.idle().await;
+    assert_eq!(world.code("other"), "EXECUTION_ERROR");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_user_who_asks_for_much_does_not_keep_others_from_their_turn() {
+    let world = World::new(Setup { slots: 1, waiting: 8, ..Setup::default() }).await;
+    for number in 0..20 {
+        world.invoke("hang", &format!("n{number}"));
+    }
+    world.invoke_with("hang", "other", json!({"user_id": "v"}));
+    world.idle().await;
+    assert!(world.answers("other").is_empty(), "it has a place");
+    assert_eq!(world.code("n19"), "RESOURCE_EXHAUSTED");
+    for id in ["n0", "n1"] {
+        world.calls.let_go(id);
+        world.idle().await;
+    }
+    assert_eq!(world.calls.begun(), ["n0", "n1", "other"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_needs_no_answer_is_settled_though_too_many_answers_wait() {
+    let world = World::usual().await;
+    world.broker.silent(true);
+    let reply = Properties::from([("replyTo".to_owned(), reply_topic("bad"))]);
+    for _ in 0..4100 {
+        world.broker.deliver_bytes(&topic("invoke/echo"), Bytes::from_static(b"{"), reply.clone());
+    }
+    (0..50).for_each(|number| world.cancel(&number.to_string()));
+    world.idle().await;
+    assert_eq!(world.broker.settled(), 0);
+    world.broker.silent(false);
+    sleep(Duration::from_secs(5)).await;
+    let unanswered = world.count(|noted| matches!(noted, Noted::PublishFailed { .. }));
+    assert_eq!((unanswered, world.broker.unsettled()), (4, 4), "these come again");
 }

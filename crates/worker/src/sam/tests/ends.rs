@@ -127,3 +127,21 @@ async fn it_ends_though_the_broker_is_away() {
     assert_eq!(world.ends().await, Ok(Ended { cut: 1 }), "an answer that nobody has");
     assert!(began.elapsed() < Duration::from_secs(60));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_left_to_others_and_cancelled_then_is_answered_and_comes_to_nobody() {
+    let world = World::new(Setup { slots: 1, ..Setup::default() }).await;
+    for id in ["runs", "waits", "stays"] {
+        world.invoke("hang", id);
+    }
+    world.idle().await;
+    world.stop.send_replace(Stop::Drain);
+    world.idle().await;
+    world.cancel("waits");
+    world.idle().await;
+    assert_eq!(world.code("waits"), "EXECUTION_ERROR");
+    world.calls.let_go("runs");
+    let broker = world.broker.clone();
+    assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
+    assert_eq!((broker.unsettled(), broker.has_for(&reply_topic("stays"))), (1, true));
+}
