@@ -61,6 +61,8 @@ pub enum Event {
     Confirmed(u64),
     /// The broker refuses what was sent under this number; sending it again would not help.
     Refused(u64, String),
+    /// The broker does not take it for now: for lack of room, or because nobody is there. It may be sent again.
+    NotNow(u64, String),
     /// Something that whoever runs this should know.
     Notice(Notice),
 }
@@ -74,7 +76,7 @@ impl Event {
                 topic.len() + payload.len() + beside
             }
             Event::Confirmed(_) => 0,
-            Event::Refused(_, why) => why.len(),
+            Event::Refused(_, why) | Event::NotNow(_, why) => why.len(),
             Event::Notice(Notice::PassedOver(what) | Notice::Weaker(what)) => what.len(),
         }
     }

@@ -508,8 +508,9 @@ impl Session {
             let Some(outcome) = outcome(state.as_ref()) else { continue };
             let Some((number, _)) = self.in_flight.remove(&delivery) else { continue };
             self.tell(match outcome {
-                Ok(()) => Event::Confirmed(number),
-                Err(why) => Event::Refused(number, why),
+                Outcome::Taken => Event::Confirmed(number),
+                Outcome::Refused(why) => Event::Refused(number, why),
+                Outcome::NotNow(why) => Event::NotNow(number, why),
             });
             if !is_settled {
                 let (sender, id, settled) = (Value::Bool(false), Value::Uint(delivery), Value::Bool(true));
@@ -544,17 +545,31 @@ impl Session {
     }
 }
 
-/// What became of a message; none while that is open.
-fn outcome(state: Option<&Named>) -> Option<Result<(), String>> {
+/// What became of a message.
+enum Outcome {
+    Taken,
+    /// It would be refused each time.
+    Refused(String),
+    NotNow(String),
+}
+
+/// None while that is open.
+fn outcome(state: Option<&Named>) -> Option<Outcome> {
     match state.map(|state| state.name) {
         // Settled without a word: it is out of our hands.
-        None | Some(name::ACCEPTED) => Some(Ok(())),
+        None | Some(name::ACCEPTED) => Some(Outcome::Taken),
         Some(name::REJECTED) => {
-            let why = frame::error(state.and_then(|state| state.inner(0)).as_ref());
-            Some(Err(format!("the broker rejects it: {why}")))
+            let error = state.and_then(|state| state.inner(0));
+            let why = format!("the broker rejects it: {}", frame::error(error.as_ref()));
+            let condition = error.as_ref().and_then(|error| error.get(0).words());
+            Some(match condition {
+                Some("amqp:resource-limit-exceeded") => Outcome::NotNow(why),
+                _ => Outcome::Refused(why),
+            })
         }
         Some(name::RELEASED | name::MODIFIED) => {
-            Some(Err("the broker gives it back: nobody is there who could get it".to_owned()))
+            let why = "the broker gives it back: nobody is there who could get it";
+            Some(Outcome::NotNow(why.to_owned()))
         }
         Some(_) => None,
     }

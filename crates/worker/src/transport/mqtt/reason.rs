@@ -50,6 +50,11 @@ fn named(code: u8) -> &'static str {
     }
 }
 
+/// Whether a message is refused for what it is: it would be refused each time. All else may pass: quotas, reasons of its own.
+pub(super) fn is_of_message(code: u8) -> bool {
+    matches!(code, 0x87 | 0x90 | 0x95 | 0x99)
+}
+
 /// What the answer to a connection means. 3.1.1 has five reasons of its own, which MQTT 5 does not use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {

@@ -265,7 +265,8 @@ impl Session {
         let Some((number, _)) = self.in_flight.remove(&answer.packet_id) else { return };
         self.tell(match answer.reason {
             0..0x80 => Event::Confirmed(number),
-            code => Event::Refused(number, reason::told(code, &answer.extras)),
+            code if reason::is_of_message(code) => Event::Refused(number, reason::told(code, &answer.extras)),
+            code => Event::NotNow(number, reason::told(code, &answer.extras)),
         });
     }
 
