@@ -43,6 +43,9 @@ pub struct Subscription {
     pub is_shared: bool,
 }
 
+/// What even an event without a word takes, or a property, about.
+const SIZE_OF_ONE: usize = 256;
+
 /// What a connection tells.
 #[derive(Debug)]
 pub enum Event {
@@ -70,10 +73,14 @@ pub enum Event {
 impl Event {
     /// What it takes in memory, about.
     fn size(&self) -> usize {
+        SIZE_OF_ONE + self.words()
+    }
+
+    fn words(&self) -> usize {
         match self {
             Event::Message { topic, payload, properties, .. } => {
                 let beside: usize = properties.iter().map(|(key, value)| key.len() + value.len()).sum();
-                topic.len() + payload.len() + beside
+                topic.len() + payload.len() + beside + properties.len() * SIZE_OF_ONE
             }
             Event::Confirmed(_) => 0,
             Event::Refused(_, why) | Event::NotNow(_, why) => why.len(),
