@@ -70,8 +70,8 @@ pub struct Settings {
 pub enum ClientId {
     /// Exactly so. Only one client can be connected at a time; its session outlives the worker.
     Exactly(String),
-    /// So, with an end that nobody else has. Its session ends with the worker; in 3.1.1, where sessions do not expire, already
-    /// with the connection.
+    /// So, with an end that nobody else has. Its session ends with the worker; in a pool, and in 3.1.1, where sessions do not
+    /// expire, already with the connection.
     Unique(String),
 }
 
@@ -188,8 +188,12 @@ impl Mqtt {
 
     fn hello(&self, version: Version) -> Connect {
         let settings = &self.settings;
-        let expiry = u32::try_from(settings.session_expiry.as_secs()).unwrap_or(u32::MAX);
         let is_unique = matches!(settings.client_id, ClientId::Unique(_));
+        let expiry = match is_unique && settings.pool.is_some() {
+            // A member that died would keep its turns for as long: what is sent to it then reaches nobody.
+            true => 0,
+            false => u32::try_from(settings.session_expiry.as_secs()).unwrap_or(u32::MAX),
+        };
         Connect {
             client_id: self.client_id.clone(),
             // In 3.1.1 sessions do not expire: those of clients that never come back would stay for ever.
