@@ -4,6 +4,7 @@
 use super::{
     again,
     codec::{self, Disconnect, Extras, Packet, Read, Reader, Value, name},
+    rival::Closed,
     session::Session,
 };
 use crate::transport::{Connection, Event, Outgoing, Subscription, Trouble, stream::Stream};
@@ -51,6 +52,7 @@ pub struct Client {
     stuck: Option<Instant>,
     /// Answers were not read lately.
     was_idle: bool,
+    closed: Closed,
 }
 
 impl std::fmt::Debug for Client {
@@ -91,7 +93,13 @@ impl Client {
             pinged,
             stuck,
             was_idle,
+            closed: Closed::default(),
         }
+    }
+
+    /// Says here when the broker closes.
+    pub(super) fn told(self, closed: Closed) -> Client {
+        Client { closed, ..self }
     }
 
     /// Takes one packet of what was read; false if there is none.
@@ -122,6 +130,8 @@ impl Client {
         match moved {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                // Once it is closed it stays so.
+                _ = self.closed.set(Instant::now());
                 Err(again("the broker closed the connection"))
             }
             Some(Err(error)) => Err(again(format!("the connection broke: {error}"))),

@@ -4,6 +4,8 @@ use super::codec::Extras;
 
 /// Of what a broker says so much is passed on.
 const LONGEST: usize = 200;
+/// Another connection has our name.
+pub(super) const TAKEN_OVER: u8 = 0x8e;
 
 /// A reason of MQTT 5: its number, its name, and what the broker says of it.
 pub(super) fn told(code: u8, extras: &Extras) -> String {
@@ -32,7 +34,7 @@ fn named(code: u8) -> &'static str {
         0x8b => "it shuts down",
         0x8c => "bad authentication method",
         0x8d => "it heard nothing from us",
-        0x8e => "another client came with the same identifier",
+        TAKEN_OVER => "another client came with the same identifier, and only one at a time can have it",
         0x8f => "bad topic filter",
         0x90 => "bad topic name",
         0x93 => "more at once than it takes",

@@ -234,10 +234,12 @@ impl Session {
             }
             Packet::UnsubscribeAnswer(answer) => self.answered(&answer, "lets us not stop to listen to"),
             Packet::PingAnswer => Ok(()),
-            Packet::Disconnect(end) => Err(again(format!(
-                "the broker ends the connection: {}",
-                reason::told(end.reason, &end.extras)
-            ))),
+            Packet::Disconnect(end) => {
+                let why = reason::told(end.reason, &end.extras);
+                let message = format!("the broker ends the connection: {why}");
+                // Whoever came would be sent away in turn, for ever, and each time what is under way would be done once more.
+                Err(if end.reason == reason::TAKEN_OVER { never(message) } else { again(message) })
+            }
             Packet::Connect(_)
             | Packet::ConnectAnswer(_)
             | Packet::Subscribe(_)
