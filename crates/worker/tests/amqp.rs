@@ -37,12 +37,13 @@ use worker::transport::{
 /// Nothing here takes as long; it only ends tests that hang.
 const LONG: Duration = Duration::from_secs(120);
 /// Queues with what is bound to them: that is the operator's work.
-const QUEUES: [(&str, &str); 5] = [
+const QUEUES: [(&str, &str); 6] = [
     ("ns/q/str/pool", "pool.invoke.#"),
     ("ns/q/str/lost", "lost.invoke.#"),
     ("ns/q/str/large", "large.invoke.#"),
     ("ns/q/str/other", "other.invoke.#"),
     ("ns/q/str/again", "again.invoke.#"),
+    ("ns/q/str/stop", "stop.invoke.#"),
 ];
 /// `worker` has the password `secret`.
 const HASH: &str = "AQIDBDB9kM21iEUzN1lZ+6VReCsdNqS0sERdAQTcY6Xs3PMz";
@@ -281,6 +282,7 @@ async fn rabbitmq_is_served() {
     members_of_a_pool_take_turns_and_properties_pass(&rabbit).await;
     topics_are_for_each(&rabbit).await;
     what_was_not_settled_comes_again(&rabbit).await;
+    what_came_before_it_stopped_to_listen_is_still_settled(&rabbit).await;
     what_is_too_large_is_passed_over_for_ever(&rabbit).await;
     agents_with_another_client_are_understood(&rabbit).await;
     tls_proves_both_sides(&rabbit).await;
@@ -419,6 +421,27 @@ async fn what_was_not_settled_comes_again(rabbit: &Rabbit) {
         arrived.receipt.settle().await;
     }
     drop(open);
+}
+
+async fn what_came_before_it_stopped_to_listen_is_still_settled(rabbit: &Rabbit) {
+    let pattern = ("stop/invoke/>", true);
+    let mut first = linked(rabbit.settings("stop", "first"), &[pattern]).await;
+    publish(&first, message("stop/invoke/t", "begun")).await.unwrap();
+    let begun = arrives(&mut first).await;
+    assert_eq!(text(&begun), "begun");
+    first.reach.unsubscribe(Subscription { pattern: pattern.0.to_owned(), is_shared: true }).await;
+    publish(&first, message("stop/invoke/t", "for others")).await.unwrap();
+    let mut second = linked(rabbit.settings("stop", "second"), &[pattern]).await;
+    let other = arrives(&mut second).await;
+    assert_eq!(text(&other), "for others", "what is under way elsewhere does not come again");
+    other.receipt.settle().await;
+    begun.receipt.settle().await;
+    // Its answer comes behind the settlement: then that has arrived.
+    publish(&first, message("stop/nobody", "x")).await.unwrap();
+    first.task.abort();
+    _ = first.task.await;
+    publish(&second, message("stop/invoke/t", "last")).await.unwrap();
+    assert_eq!(text(&arrives(&mut second).await), "last", "what was settled does not come again");
 }
 
 async fn what_is_too_large_is_passed_over_for_ever(rabbit: &Rabbit) {

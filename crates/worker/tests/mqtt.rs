@@ -344,7 +344,7 @@ async fn redelivery(speaks: Speaks) {
     let broker = Mosquitto::start();
     let wire = Wire::to(broker.port).await;
     let settings = Settings { port: wire.port, speaks, ..broker.settings("worker") };
-    let mut worker = linked(settings, &[("ns/>", false)]).await;
+    let mut worker = linked(settings, &[("ns/>", true)]).await;
     let agent = linked(broker.settings("agent"), &[]).await;
     publish(&agent, message("ns/x", "work")).await.unwrap();
     let old = arrives(&mut worker).await;
@@ -417,7 +417,30 @@ async fn members_of_a_pool_take_turns_and_all_hear_what_is_for_all() {
 }
 
 #[tokio::test]
-async fn a_member_whose_connection_died_gets_again_what_it_had() {
+async fn a_member_that_died_takes_no_more_turns() {
+    let broker = Mosquitto::start();
+    let member = || Settings {
+        client_id: ClientId::Unique("worker".to_owned()),
+        pool: Some("pool".to_owned()),
+        ..broker.settings("")
+    };
+    let patterns = [("ns/>", true)];
+    let dead = linked(member(), &patterns).await;
+    // As after SIGKILL: it is gone without a word.
+    dead.task.abort();
+    assert!(dead.task.await.unwrap_err().is_cancelled());
+    let mut next = linked(member(), &patterns).await;
+    let agent = linked(broker.settings("agent"), &[]).await;
+    for at in 0..10 {
+        publish(&agent, message("ns/x", format!("{at}"))).await.unwrap();
+        let arrived = arrives(&mut next).await;
+        assert_eq!(text(&arrived), at.to_string());
+        arrived.receipt.settle().await;
+    }
+}
+
+#[tokio::test]
+async fn a_member_whose_connection_died_listens_again() {
     let broker = Mosquitto::start();
     let wire = Wire::to(broker.port).await;
     let settings = Settings {
@@ -427,11 +450,39 @@ async fn a_member_whose_connection_died_gets_again_what_it_had() {
         ..broker.settings("")
     };
     let mut worker = linked(settings, &[("ns/>", true)]).await;
+    wire.cut();
+    let gone = worker.state.wait_for(|state| *state != LinkState::Connected);
+    tokio::time::timeout(LONG, gone).await.unwrap().unwrap();
+    connected(&mut worker).await;
     let agent = linked(broker.settings("agent"), &[]).await;
     publish(&agent, message("ns/x", "work")).await.unwrap();
-    arrives(&mut worker).await;
-    wire.cut();
     assert_eq!(text(&arrives(&mut worker).await), "work");
+}
+
+/// This broker says nothing to whom it sends away.
+#[tokio::test]
+async fn of_two_with_one_name_one_gives_way() {
+    let broker = Mosquitto::start();
+    let mut two = [
+        begin(broker.settings("one"), &[("ns/>", true)], 3),
+        begin(broker.settings("one"), &[("ns/>", true)], 3),
+    ];
+    let lost = |state: &LinkState| matches!(state, LinkState::Lost { .. });
+    let [first, second] = &mut two;
+    let wait = async {
+        tokio::select! {
+            state = first.state.wait_for(lost) => (state.unwrap().clone(), 1),
+            state = second.state.wait_for(lost) => (state.unwrap().clone(), 0),
+        }
+    };
+    let (state, left) = tokio::time::timeout(LONG, wait).await.unwrap();
+    let LinkState::Lost { why } = state else { panic!() };
+    assert!(why.contains("another worker connected as `one`"), "{why}");
+    let left = &mut two[left];
+    connected(left).await;
+    let agent = linked(broker.settings("agent"), &[]).await;
+    publish(&agent, message("ns/x", "work")).await.unwrap();
+    assert_eq!(text(&arrives(left).await), "work");
 }
 
 #[tokio::test]
@@ -545,7 +596,7 @@ async fn messages_that_are_too_large_are_refused_or_passed_over_and_cost_nobody_
         let wire = Wire::to(broker.port).await;
         let settings = broker.settings("worker");
         let settings = Settings { port: wire.port, speaks, largest_packet: 5000, ..settings };
-        let mut worker = linked(settings, &[("ns/>", false)]).await;
+        let mut worker = linked(settings, &[("ns/>", true)]).await;
         publish(&agent, message("ns/x", vec![b'x'; 50_000])).await.unwrap();
         publish(&agent, message("ns/x", "small")).await.unwrap();
         let arrived = arrives(&mut worker).await;

@@ -51,6 +51,7 @@ fn main() -> io::Result<()> {
     write(&folder.join("sam_wire"), mesh_messages())?;
     write(&folder.join("sam_manifest"), tool_manifests())?;
     write(&folder.join("mqtt"), packets())?;
+    write(&folder.join("amqp"), frames())?;
     // Lines are lines: what the ledger writes is a journal, too.
     write(&folder.join("journal"), ledgers(folder)?)?;
     write(&folder.join("ledger"), ledgers(folder)?)
@@ -177,6 +178,37 @@ fn packets() -> Vec<Vec<u8>> {
         b"\x05\x32\x80\x80\x40\x00\x01a\x00\x05\x00too large",
     ];
     streams.iter().map(|stream| stream.to_vec()).collect()
+}
+
+/// As `targets/amqp.rs` reads them: where they are cut, and what brokers send. Behind each size: two words of header, and its kind.
+fn frames() -> Vec<Vec<u8>> {
+    let frame = |kind: u8, body: &[u8]| {
+        let size = u32::try_from(8 + body.len()).unwrap_or(u32::MAX);
+        [&size.to_be_bytes()[..], &[2, kind, 0, 0], body].concat()
+    };
+    let mechanisms = frame(1, b"\x00\x53\x40\xc0\x0c\x01\xa3\x09ANONYMOUS");
+    let let_in = frame(1, b"\x00\x53\x44\xc0\x03\x01\x50\x00");
+    let open = frame(0, b"\x00\x53\x10\xc0\x04\x01\xa1\x01b");
+    let begin = frame(0, b"\x00\x53\x11\xc0\x09\x04\x60\x00\x00\x43\x52\x64\x52\x64");
+    let flow = frame(0, b"\x00\x53\x13\xc0\x0b\x07\x43\x52\x64\x43\x52\x64\x43\x43\x52\x0a");
+    let transfer = b"\x00\x53\x14\xc0\x08\x05\x43\x43\xa0\x01t\x43\x42";
+    let properties = b"\x00\x53\x73\xc0\x0b\x04\x40\x40\xa1\x05a.b.c\x40";
+    let application = b"\x00\x53\x74\xc1\x11\x04\xa1\x01t\x83\x00\x00\x01\x8b\xcf\xe5\x68\x00\xa1\x01f\x41";
+    let body = b"\x00\x53\x75\xa0\x02{}";
+    let message = frame(0, &[&transfer[..], properties, application, body].concat());
+    let rejected = b"\x00\x53\x15\xc0\x1d\x05\x41\x43\x43\x41\x00\x53\x25\xc0\x13\x01\x00\x53\x1d\xc0\x0d\x02\xa3\x06amqp:x\xa1\x02no";
+    let array = b"\xe0\x06\x02\xa3\x01a\x01b\x72\x7f\xc0\x00\x00\x45\x98\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f";
+    let large = [&u32::MAX.to_be_bytes()[..], &[2, 0, 0, 0]].concat();
+    let streams = [
+        [mechanisms, let_in].concat(),
+        [open, begin, flow].concat(),
+        message,
+        frame(0, rejected),
+        frame(0, b"\x00\xa3\x10amqp:detach:list\xc0\x03\x02\x43\x41"),
+        [frame(0, b""), large].concat(),
+        array.to_vec(),
+    ];
+    streams.iter().map(|stream| [b"\x20", &stream[..]].concat()).collect()
 }
 
 /// As `targets/pkt.rs` reads them: where they are cut, and what git sends.

@@ -83,7 +83,13 @@ impl Post {
         echoed: &Properties,
     ) -> Sent {
         let properties = answer::properties(echoed, SystemTime::now());
-        match self.reach.publish(Outgoing { topic: topic.to_owned(), payload, properties }).await {
+        let message = Outgoing { topic: topic.to_owned(), payload, properties };
+        // What nobody waits for is told again in any case.
+        let sent = match which {
+            Some(_) => self.reach.publish(message).await,
+            None => self.reach.offer(message).await,
+        };
+        match sent {
             Ok(()) => Sent::Confirmed,
             Err(gone) => {
                 let (which, topic) = (which.cloned(), topic.to_owned());

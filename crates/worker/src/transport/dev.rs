@@ -14,7 +14,7 @@ use tokio::{
         TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
-    time::timeout,
+    time::{Instant, sleep_until, timeout},
 };
 
 /// How long the broker may take for a connection, or to answer what it must answer at once.
@@ -47,7 +47,8 @@ impl Connector for DevBroker {
     async fn connect(&mut self) -> Result<Speaking, Trouble> {
         let incoming = self.line("").await?;
         let outgoing = self.line("-out").await?;
-        Ok(Speaking { incoming, outgoing, is_asking: false, early: VecDeque::new(), sent: VecDeque::new() })
+        let (asked, early, sent) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        Ok(Speaking { incoming, outgoing, asked, early, sent, heard: Instant::now(), was_idle: false })
     }
 }
 
@@ -114,38 +115,58 @@ impl Line {
 pub struct Speaking {
     incoming: Line,
     outgoing: Line,
-    /// Messages were asked for, and nothing has been answered yet.
-    is_asking: bool,
+    /// What was asked on the first, and not yet answered. It is answered in its order.
+    asked: VecDeque<Asked>,
     /// What came while something else was waited for.
     early: VecDeque<Delivered>,
-    /// What was sent and not yet confirmed.
-    sent: VecDeque<u64>,
+    /// What was sent on the second and not yet confirmed, and since when.
+    sent: VecDeque<(u64, Instant)>,
+    /// When the first last answered, or was asked though it owed nothing.
+    heard: Instant,
+    /// Answers were not read lately.
+    was_idle: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Messages,
+    Unsubscribe,
 }
 
 impl Connection for Speaking {
     async fn next(&mut self) -> Result<Event, Trouble> {
+        self.forgive();
         loop {
             if let Some(message) = self.early.pop_front() {
                 return Ok(event(message));
             }
-            if !self.is_asking {
-                // Set first: should this be dropped now, the rest is written the next time.
-                self.is_asking = true;
+            if !self.asked.contains(&Asked::Messages) {
+                // Noted first: should this be dropped now, the rest is written the next time.
+                self.owes(Asked::Messages);
                 self.incoming.write(&Command::Receive { timeout_ms: RECEIVE_MS }).await?;
             }
             self.incoming.flush().await?;
+            let due = self.due();
             tokio::select! {
+                // What has come counts even if the clock says that it is late.
+                biased;
                 reply = self.outgoing.reply(), if !self.sent.is_empty() => {
-                    let (reply, number) = (reply?, self.sent.pop_front());
-                    let number = number.ok_or_else(|| fault("the broker answers what nobody asked"))?;
+                    let (reply, sent) = (reply?, self.sent.pop_front());
+                    let (number, _) = sent.ok_or_else(|| fault("the broker answers what nobody asked"))?;
                     return Ok(match refusal(&reply) {
                         None => Event::Confirmed(number),
                         Some(why) => Event::Refused(number, why),
                     });
                 }
                 reply = self.incoming.reply() => self.received(reply?)?,
+                () = sleep_until(due) => return Err(silent()),
             }
         }
+    }
+
+    async fn idle(&mut self) -> Trouble {
+        self.was_idle = true;
+        std::future::pending().await
     }
 
     async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
@@ -153,9 +174,10 @@ impl Connection for Speaking {
         self.incoming.ask(&Command::Subscribe { topic_pattern: to.pattern.clone() }).await
     }
 
+    /// The answer is not waited for: behind an open question for messages, that of many would take long.
     async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), Trouble> {
-        self.finish_asking().await?;
-        self.incoming.ask(&Command::Unsubscribe { topic_pattern: from.pattern.clone() }).await
+        self.owes(Asked::Unsubscribe);
+        self.incoming.write(&Command::Unsubscribe { topic_pattern: from.pattern.clone() }).await
     }
 
     async fn publish(&mut self, number: u64, message: &Outgoing) -> Result<(), Trouble> {
@@ -164,7 +186,7 @@ impl Connection for Speaking {
         let payload: Box<RawValue> = serde_json::from_slice(&message.payload)
             .map_err(|error| fault(format!("what is to be sent is no JSON: {error}")))?;
         let topic = message.topic.clone();
-        self.sent.push_back(number);
+        self.sent.push_back((number, Instant::now()));
         self.outgoing.write(&Command::Publish { topic, payload, user_properties }).await
     }
 
@@ -181,8 +203,16 @@ impl Connection for Speaking {
 }
 
 impl Speaking {
+    fn owes(&mut self, what: Asked) {
+        if self.asked.is_empty() {
+            self.heard = Instant::now();
+        }
+        self.asked.push_back(what);
+    }
+
     fn received(&mut self, reply: Reply) -> Result<(), Trouble> {
-        self.is_asking = false;
+        self.heard = Instant::now();
+        self.asked.pop_front().ok_or_else(|| fault("the broker answers what nobody asked"))?;
         if let Some(why) = refusal(&reply) {
             return Err(fault(why));
         }
@@ -190,9 +220,25 @@ impl Speaking {
         Ok(())
     }
 
+    /// When the broker will have been silent for too long: about messages it may be for a while.
+    fn due(&self) -> Instant {
+        let messages = self.heard + LONGEST_WAIT + Duration::from_millis(RECEIVE_MS);
+        let sent = self.sent.front().map(|(_, since)| *since + LONGEST_WAIT);
+        sent.map_or(messages, |sent| sent.min(messages))
+    }
+
+    /// What could not be read for a while is not held against the broker.
+    fn forgive(&mut self) {
+        if std::mem::take(&mut self.was_idle) {
+            self.heard = Instant::now();
+            self.sent.iter_mut().for_each(|(_, since)| *since = self.heard);
+        }
+    }
+
     /// A connection answers one thing after the other.
     async fn finish_asking(&mut self) -> Result<(), Trouble> {
-        if self.is_asking {
+        self.incoming.flush().await?;
+        while !self.asked.is_empty() {
             let reply = timeout(LONGEST_WAIT, self.incoming.reply()).await.map_err(|_| silent())??;
             self.received(reply)?;
         }
@@ -242,3 +288,7 @@ fn trouble(error: io::Error) -> Trouble {
 fn fault(message: impl Into<String>) -> Trouble {
     Trouble { message: message.into(), is_final: false }
 }
+
+#[cfg(test)]
+#[path = "dev_tests.rs"]
+mod tests;

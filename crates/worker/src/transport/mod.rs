@@ -43,6 +43,9 @@ pub struct Subscription {
     pub is_shared: bool,
 }
 
+/// What even an event without a word takes, or a property, about.
+const SIZE_OF_ONE: usize = 256;
+
 /// What a connection tells.
 #[derive(Debug)]
 pub enum Event {
@@ -61,6 +64,8 @@ pub enum Event {
     Confirmed(u64),
     /// The broker refuses what was sent under this number; sending it again would not help.
     Refused(u64, String),
+    /// The broker does not take it for now: for lack of room, or because nobody is there. It may be sent again.
+    NotNow(u64, String),
     /// Something that whoever runs this should know.
     Notice(Notice),
 }
@@ -68,13 +73,17 @@ pub enum Event {
 impl Event {
     /// What it takes in memory, about.
     fn size(&self) -> usize {
+        SIZE_OF_ONE + self.words()
+    }
+
+    fn words(&self) -> usize {
         match self {
             Event::Message { topic, payload, properties, .. } => {
                 let beside: usize = properties.iter().map(|(key, value)| key.len() + value.len()).sum();
-                topic.len() + payload.len() + beside
+                topic.len() + payload.len() + beside + properties.len() * SIZE_OF_ONE
             }
             Event::Confirmed(_) => 0,
-            Event::Refused(_, why) => why.len(),
+            Event::Refused(_, why) | Event::NotNow(_, why) => why.len(),
             Event::Notice(Notice::PassedOver(what) | Notice::Weaker(what)) => what.len(),
         }
     }

@@ -171,23 +171,31 @@ impl Client {
 
     fn late(&mut self, reads: Reads) -> Result<(), Trouble> {
         let now = Instant::now();
-        let is_over = |since: Option<Instant>| since.is_some_and(|since| now >= since + self.times.answer);
         let seconds = self.times.answer.as_secs();
-        if is_over(self.stuck) {
+        if self.is_over(self.stuck) {
             return Err(again(format!("the broker takes nothing of what is written for {seconds} seconds")));
         }
         if reads == Reads::Yes && now >= self.heard + self.times.hear {
             let seconds = self.times.hear.as_secs();
             return Err(again(format!("the broker has not been heard for {seconds} seconds")));
         }
-        if reads == Reads::Yes && is_over(self.session.owed_since()) {
-            return Err(again(format!("the broker lives, but has left us unanswered for {seconds} seconds")));
+        if reads == Reads::Yes && self.is_over(self.session.owed_since()) {
+            return Err(self.unanswered());
         }
         if !self.waits_to_write() && now >= self.sent + self.times.speak {
             self.session.beat();
             self.sent = now;
         }
         Ok(())
+    }
+
+    fn is_over(&self, since: Option<Instant>) -> bool {
+        since.is_some_and(|since| Instant::now() >= since + self.times.answer)
+    }
+
+    fn unanswered(&self) -> Trouble {
+        let seconds = self.times.answer.as_secs();
+        again(format!("the broker lives, but has left us unanswered for {seconds} seconds"))
     }
 
     /// Answers are read again: what was owed in between is not held against the broker.
@@ -226,11 +234,18 @@ impl Connection for Client {
     async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
         self.listen();
         let question = self.session.subscribe(to, Instant::now())?;
+        let mut is_late = false;
         // With too much to keep, a refusal is told by `next`.
         while self.session.is_asked(question) && !self.session.is_full() {
-            if !self.take()? {
-                self.step(Reads::Yes).await?;
+            if self.take()? {
+                continue;
             }
+            if is_late {
+                return Err(self.unanswered());
+            }
+            self.step(Reads::Yes).await?;
+            // Also while it says other things without end. What came with this step counts.
+            is_late = self.is_over(self.session.owed_since());
         }
         Ok(())
     }

@@ -64,8 +64,17 @@ struct Receiver {
     unsettled: u32,
     count: u32,
     part: Option<Part>,
-    /// We want nothing more of it.
-    is_leaving: bool,
+    listens: Listens,
+}
+
+/// Whether we want more of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listens {
+    Yes,
+    /// Not any more, but what came by it is not settled: with the link the broker would take that back.
+    Stopped,
+    /// It has been told to end.
+    Ended,
 }
 
 /// A message of which not all has come.
@@ -209,7 +218,7 @@ impl Session {
 
     fn listening(&mut self, address: &str) -> Option<(u32, &mut Receiver)> {
         let mut all = self.receivers.iter_mut();
-        all.find(|(_, receiver)| receiver.address == address && !receiver.is_leaving)
+        all.find(|(_, receiver)| receiver.address == address && receiver.listens == Listens::Yes)
             .map(|(handle, receiver)| (*handle, receiver))
     }
 
@@ -228,8 +237,8 @@ impl Session {
         let handle = self.last_handle;
         self.attach(handle, Some(&address), now);
         let wanted = BTreeSet::from([to.clone()]);
-        let (credit, unsettled, count, part, is_leaving) = (0, 0, 0, None, false);
-        let receiver = Receiver { address, wanted, credit, unsettled, count, part, is_leaving };
+        let (credit, unsettled, count, part, listens) = (0, 0, 0, None, Listens::Yes);
+        let receiver = Receiver { address, wanted, credit, unsettled, count, part, listens };
         self.receivers.insert(handle, receiver);
         Ok(handle)
     }
@@ -239,10 +248,24 @@ impl Session {
         let Some((handle, receiver)) = self.listening(&address) else { return Ok(()) };
         receiver.wanted.remove(from);
         if receiver.wanted.is_empty() {
-            receiver.is_leaving = true;
-            self.say(name::DETACH, vec![Value::Uint(handle), Value::Bool(true)]);
+            receiver.listens = Listens::Stopped;
+            let (count, unsettled) = (receiver.count, receiver.unsettled);
+            match unsettled {
+                0 => self.end_if_settled(handle),
+                _ => self.grant(handle, count, 0),
+            }
         }
         Ok(())
+    }
+
+    /// Ends a link by which nothing is to come and nothing is left to be settled.
+    fn end_if_settled(&mut self, handle: u32) {
+        let stopped =
+            |receiver: &&mut Receiver| receiver.listens == Listens::Stopped && receiver.unsettled == 0;
+        if let Some(receiver) = self.receivers.get_mut(&handle).filter(stopped) {
+            receiver.listens = Listens::Ended;
+            self.say(name::DETACH, vec![Value::Uint(handle), Value::Bool(true)]);
+        }
     }
 
     pub(super) fn publish(&mut self, number: u64, message: &Outgoing) {
@@ -318,23 +341,27 @@ impl Session {
         if let Some(receiver) = self.receivers.get_mut(&handle) {
             receiver.unsettled = receiver.unsettled.saturating_sub(1);
             self.allow(handle);
+            self.end_if_settled(handle);
         }
     }
 
     /// Lets the broker send, if that is worth a frame.
     fn allow(&mut self, handle: u32) {
         let most = self.agreed.credit;
-        let Some(receiver) = self.receivers.get_mut(&handle).filter(|receiver| !receiver.is_leaving) else {
-            return;
-        };
+        let listens = |receiver: &&mut Receiver| receiver.listens == Listens::Yes;
+        let Some(receiver) = self.receivers.get_mut(&handle).filter(listens) else { return };
         let credit = most.saturating_sub(receiver.unsettled);
         if credit.saturating_sub(receiver.credit) < (most / 4).max(1) {
             return;
         }
         receiver.credit = credit;
-        let link = [Value::Uint(handle), Value::Uint(receiver.count), Value::Uint(credit)];
+        let count = receiver.count;
+        self.grant(handle, count, credit);
+    }
+
+    fn grant(&mut self, handle: u32, count: u32, credit: u32) {
         let mut fields = self.flow();
-        fields.extend(link);
+        fields.extend([handle, count, credit].map(Value::Uint));
         self.say(name::FLOW, fields);
     }
 
@@ -411,7 +438,7 @@ impl Session {
         let Some((handle, receiver)) = found else {
             return Err(again("the broker sends by a link that is none"));
         };
-        if receiver.is_leaving {
+        if receiver.listens == Listens::Ended {
             return Ok(());
         }
         if receiver.part.is_none() {
@@ -447,6 +474,12 @@ impl Session {
     /// A message is whole.
     fn arrived(&mut self, handle: u32, part: Part) {
         let Part { delivery, bytes, size, is_settled } = part;
+        let is_wanted = self.receivers.get(&handle).is_some_and(|receiver| receiver.listens == Listens::Yes);
+        if !is_wanted && !is_settled {
+            // It was under way when we stopped: others may have it at once.
+            self.dispose(handle, delivery, Value::named(name::RELEASED, Vec::new()));
+            return;
+        }
         let largest = self.agreed.largest_message;
         let read = match size > largest {
             true => Err((
@@ -508,8 +541,9 @@ impl Session {
             let Some(outcome) = outcome(state.as_ref()) else { continue };
             let Some((number, _)) = self.in_flight.remove(&delivery) else { continue };
             self.tell(match outcome {
-                Ok(()) => Event::Confirmed(number),
-                Err(why) => Event::Refused(number, why),
+                Outcome::Taken => Event::Confirmed(number),
+                Outcome::Refused(why) => Event::Refused(number, why),
+                Outcome::NotNow(why) => Event::NotNow(number, why),
             });
             if !is_settled {
                 let (sender, id, settled) = (Value::Bool(false), Value::Uint(delivery), Value::Bool(true));
@@ -525,7 +559,7 @@ impl Session {
             return Err(again(format!("the broker ends a link that is none: {why}")));
         };
         match self.receivers.remove(&ours) {
-            Some(receiver) if receiver.is_leaving => {
+            Some(receiver) if receiver.listens != Listens::Yes => {
                 self.asked.remove(&ours);
                 self.unsettled.retain(|_, handle| *handle != ours);
                 Ok(())
@@ -544,17 +578,31 @@ impl Session {
     }
 }
 
-/// What became of a message; none while that is open.
-fn outcome(state: Option<&Named>) -> Option<Result<(), String>> {
+/// What became of a message.
+enum Outcome {
+    Taken,
+    /// It would be refused each time.
+    Refused(String),
+    NotNow(String),
+}
+
+/// None while that is open.
+fn outcome(state: Option<&Named>) -> Option<Outcome> {
     match state.map(|state| state.name) {
         // Settled without a word: it is out of our hands.
-        None | Some(name::ACCEPTED) => Some(Ok(())),
+        None | Some(name::ACCEPTED) => Some(Outcome::Taken),
         Some(name::REJECTED) => {
-            let why = frame::error(state.and_then(|state| state.inner(0)).as_ref());
-            Some(Err(format!("the broker rejects it: {why}")))
+            let error = state.and_then(|state| state.inner(0));
+            let why = format!("the broker rejects it: {}", frame::error(error.as_ref()));
+            let condition = error.as_ref().and_then(|error| error.get(0).words());
+            Some(match condition {
+                Some("amqp:resource-limit-exceeded") => Outcome::NotNow(why),
+                _ => Outcome::Refused(why),
+            })
         }
         Some(name::RELEASED | name::MODIFIED) => {
-            Some(Err("the broker gives it back: nobody is there who could get it".to_owned()))
+            let why = "the broker gives it back: nobody is there who could get it";
+            Some(Outcome::NotNow(why.to_owned()))
         }
         Some(_) => None,
     }

@@ -212,6 +212,53 @@ fn the_queue_is_listened_to_once_and_left_with_the_last() {
     assert_eq!(names(&heard(&mut session)), [name::ATTACH]);
 }
 
+#[test]
+fn what_came_before_it_stopped_to_listen_is_settled_and_then_the_link_ends() {
+    let mut session = listening(4, 1000);
+    session.received(transfer(0, false, &message(1))).unwrap();
+    session.received(transfer(1, false, &message(1))).unwrap();
+    _ = heard(&mut session);
+    let pool = Subscription { pattern: "n/invoke/>".to_owned(), is_shared: true };
+    session.unsubscribe(&pool).unwrap();
+    let stop = heard(&mut session);
+    assert_eq!((names(&stop), stop[0].uint(6)), (vec![name::FLOW], Some(0)));
+    session.settle(0);
+    session.received(transfer(2, false, &message(1))).unwrap();
+    let said_now = heard(&mut session);
+    let states: Vec<_> = said_now.iter().map(|said| (said.uint(1), said.inner(4).unwrap().name)).collect();
+    assert_eq!(states, [(Some(0), name::ACCEPTED), (Some(2), name::RELEASED)], "what is late is for others");
+    let tags: Vec<_> = std::iter::from_fn(|| session.event()).collect();
+    assert!(matches!(tags[..], [Event::Message { tag: Some(0), .. }, Event::Message { tag: Some(1), .. }]));
+    session.settle(1);
+    assert_eq!(names(&heard(&mut session)), [name::DISPOSITION, name::DETACH]);
+}
+
+#[test]
+fn only_what_is_rejected_for_what_it_is_is_refused_for_ever() {
+    let error = |condition: &str| vec![Value::named(name::ERROR, vec![Value::Symbol(condition.to_owned())])];
+    for (state, is_for_ever) in [
+        (Value::named(name::REJECTED, error("amqp:not-allowed")), true),
+        (Value::named(name::REJECTED, error("amqp:resource-limit-exceeded")), false),
+        (Value::named(name::RELEASED, vec![]), false),
+        (Value::named(name::MODIFIED, vec![]), false),
+    ] {
+        let mut session = listening(4, 1000);
+        let fields = [0, 100, 0, 100, 10, 0, 1].map(Value::Uint).to_vec();
+        session.received(said(name::FLOW, fields, &[])).unwrap();
+        let message =
+            Outgoing { topic: "n/r".to_owned(), payload: Bytes::new(), properties: Default::default() };
+        session.publish(7, &message);
+        session.fill(Instant::now());
+        let fields = vec![Value::Bool(true), Value::Uint(0), Value::Uint(0), Value::Bool(true), state];
+        session.received(said(name::DISPOSITION, fields, &[])).unwrap();
+        match session.event() {
+            Some(Event::Refused(7, _)) => assert!(is_for_ever),
+            Some(Event::NotNow(7, _)) => assert!(!is_for_ever),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 fn any_field() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(Value::Null),

@@ -4,6 +4,7 @@
 use super::{
     again,
     codec::{self, Disconnect, Extras, Packet, Read, Reader, Value, name},
+    rival::Closed,
     session::Session,
 };
 use crate::transport::{Connection, Event, Outgoing, Subscription, Trouble, stream::Stream};
@@ -51,6 +52,7 @@ pub struct Client {
     stuck: Option<Instant>,
     /// Answers were not read lately.
     was_idle: bool,
+    closed: Closed,
 }
 
 impl std::fmt::Debug for Client {
@@ -91,7 +93,13 @@ impl Client {
             pinged,
             stuck,
             was_idle,
+            closed: Closed::default(),
         }
+    }
+
+    /// Says here when the broker closes.
+    pub(super) fn told(self, closed: Closed) -> Client {
+        Client { closed, ..self }
     }
 
     /// Takes one packet of what was read; false if there is none.
@@ -122,6 +130,8 @@ impl Client {
         match moved {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                // Once it is closed it stays so.
+                _ = self.closed.set(Instant::now());
                 Err(again("the broker closed the connection"))
             }
             Some(Err(error)) => Err(again(format!("the connection broke: {error}"))),
@@ -207,18 +217,15 @@ impl Client {
 
     fn late(&mut self, reads: Reads) -> Result<(), Trouble> {
         let now = Instant::now();
-        let is_over = |since: Option<Instant>| since.is_some_and(|since| now >= since + self.times.answer);
         let seconds = self.times.answer.as_secs();
-        if is_over(self.stuck) {
+        if self.is_over(self.stuck) {
             return Err(again(format!("the broker takes nothing of what is written for {seconds} seconds")));
         }
-        if reads == Reads::Yes && is_over(self.pinged) {
+        if reads == Reads::Yes && self.is_over(self.pinged) {
             return Err(again(format!("the broker has not answered for {seconds} seconds")));
         }
-        if reads == Reads::Yes && is_over(self.session.owed_since()) {
-            let message =
-                format!("the broker lives, but has left a message unanswered for {seconds} seconds");
-            return Err(again(message));
+        if reads == Reads::Yes && self.is_over(self.session.owed_since()) {
+            return Err(self.unanswered());
         }
         if self.ping_due(reads).is_some_and(|due| now >= due) {
             // Two bytes: they can be written.
@@ -227,6 +234,15 @@ impl Client {
             self.sent = now;
         }
         Ok(())
+    }
+
+    fn is_over(&self, since: Option<Instant>) -> bool {
+        since.is_some_and(|since| Instant::now() >= since + self.times.answer)
+    }
+
+    fn unanswered(&self) -> Trouble {
+        let seconds = self.times.answer.as_secs();
+        again(format!("the broker lives, but has left a message unanswered for {seconds} seconds"))
     }
 
     /// Answers are read again: what was owed in between is not held against the broker.
@@ -269,11 +285,18 @@ impl Connection for Client {
     async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
         self.listen();
         let question = self.session.ask(to, true, Instant::now())?;
+        let mut is_late = false;
         // With too much to keep, a refusal is told by `next`.
         while self.session.is_asked(question) && !self.session.is_full() {
-            if !self.take()? {
-                self.step(Reads::Yes).await?;
+            if self.take()? {
+                continue;
             }
+            if is_late {
+                return Err(self.unanswered());
+            }
+            self.step(Reads::Yes).await?;
+            // Also while it says other things without end. What came with this step counts.
+            is_late = self.is_over(self.session.owed_since());
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use super::super::{
     session::Agreed,
 };
 use super::*;
+use crate::transport::Notice;
 use bytes::Bytes;
 use proptest::prelude::*;
 use std::task::Waker;
@@ -96,7 +97,9 @@ fn subscribed(packet_id: u16, reason: u8) -> Packet {
 fn topic_of(event: &Event) -> &str {
     match event {
         Event::Message { topic, .. } => topic,
-        Event::Confirmed(_) | Event::Refused(..) | Event::Notice(_) => panic!("{event:?}"),
+        Event::Confirmed(_) | Event::Refused(..) | Event::NotNow(..) | Event::Notice(_) => {
+            panic!("{event:?}")
+        }
     }
 }
 
@@ -198,6 +201,7 @@ async fn no_more_is_under_way_than_the_broker_takes_and_all_of_it_is_told() {
             told.push(match client.next().await.unwrap() {
                 Event::Confirmed(number) => (number, String::new()),
                 Event::Refused(number, why) => (number, why),
+                Event::NotNow(number, why) => (number, format!("for now: {why}")),
                 Event::Message { .. } | Event::Notice(_) => panic!(),
             });
         }
@@ -264,6 +268,78 @@ async fn a_subscription_that_is_never_answered_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn only_what_is_wrong_with_a_message_refuses_it_for_ever() {
+    let (mut client, mut broker) = pair();
+    let of_message = [0x87, 0x90, 0x95, 0x99];
+    for (number, code) in (1_u16..).zip([0x80, 0x83, 0x91, 0x97].into_iter().chain(of_message)) {
+        client.publish(u64::from(number), &outgoing("x")).await.unwrap();
+        broker.says(&published(number, code, "")).await;
+        let is_for_ever = match client.next().await.unwrap() {
+            Event::Refused(told, _) if told == u64::from(number) => true,
+            Event::NotNow(told, _) if told == u64::from(number) => false,
+            other => panic!("{code:#x}: {other:?}"),
+        };
+        assert_eq!(is_for_ever, of_message.contains(&code), "{code:#x}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscription_that_is_not_answered_is_given_up_also_while_other_things_come() {
+    let (mut client, mut broker) = pair();
+    let floods = async {
+        loop {
+            broker.says(&message("a", None)).await;
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+    };
+    let to = subscription();
+    let begun = Instant::now();
+    let trouble = tokio::select! {
+        end = client.subscribe(&to) => end.unwrap_err(),
+        () = floods => unreachable!(),
+    };
+    assert!(trouble.message.contains("unanswered"), "{trouble}");
+    assert!(begun.elapsed() < TIMES.answer * 2, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn small_messages_fill_what_is_kept_too() {
+    let mut session = Session::new(agreed());
+    let mut count = 0_u32;
+    while !session.is_full() {
+        session.received(message("a", None)).unwrap();
+        count += 1;
+        assert!(count < 200_000, "each takes more than its bytes");
+    }
+    while session.event().is_some() {}
+    assert!(!session.is_full());
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_the_older_version_what_is_for_each_does_not_wait_behind_what_is_unsettled() {
+    let (mut client, mut broker) = pair_of(Agreed { version: Version::Three, ..agreed() }, 1 << 16);
+    for (is_shared, quality) in [(false, 0), (true, 1)] {
+        let to = Subscription { is_shared, ..subscription() };
+        let talk = async {
+            let Packet::Subscribe(question) = broker.hears().await else { panic!() };
+            assert_eq!(question.filters, [("a/#".to_owned(), quality)]);
+            broker
+                .stream
+                .write_all(&[0x90, 3, 0, u8::try_from(question.packet_id).unwrap(), 0])
+                .await
+                .unwrap();
+        };
+        let (done, ()) = tokio::join!(client.subscribe(&to), talk);
+        done.unwrap();
+    }
+    // Only the second was asked for more than it got.
+    let told = client.next().await.unwrap();
+    assert!(matches!(told, Event::Notice(Notice::Weaker(_))), "{told:?}");
+    broker.stream.write_all(b"\x30\x04\x00\x01a!").await.unwrap();
+    assert_eq!(topic_of(&client.next().await.unwrap()), "a");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_message_is_acknowledged_once_and_more_than_we_take_is_trouble() {
     let (mut client, mut broker) = pair();
     for packet in [message("a", Some(5)), message("a", Some(5)), message("b", Some(6))] {
@@ -303,21 +379,20 @@ async fn a_farewell_ends_the_session_and_does_not_wait_for_ever() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_broker_says_of_the_end_is_told() {
-    for (last, expected) in [
-        (
-            b"\xe0\x01\x8e".as_slice(),
-            "the broker ends the connection: another client came with the same identifier (0x8e)",
-        ),
-        (b"\xc0\x00", "the broker says what only a client says, or says it again"),
-        (b"\xff\xff", "the broker closed the connection"),
-        (b"\xf0\x00", "an exchange of authentication was not asked for"),
-        (b"", "the broker closed the connection"),
+    for (last, expected, is_final) in [
+        (b"\xe0\x01\x8e".as_slice(), "only one at a time can have it (0x8e)", true),
+        (b"\xe0\x01\x8b", "it shuts down (0x8b)", false),
+        (b"\xc0\x00", "the broker says what only a client says, or says it again", false),
+        (b"\xff\xff", "the broker closed the connection", false),
+        (b"\xf0\x00", "an exchange of authentication was not asked for", false),
+        (b"", "the broker closed the connection", false),
     ] {
         let (mut client, mut broker) = pair();
         broker.stream.write_all(last).await.unwrap();
         drop(broker);
         let trouble = client.next().await.unwrap_err();
-        assert!(trouble.message.contains(expected) && !trouble.is_final, "{trouble}");
+        assert!(trouble.message.contains(expected), "{trouble}");
+        assert_eq!(trouble.is_final, is_final, "{trouble}");
     }
 }
 

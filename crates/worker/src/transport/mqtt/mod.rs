@@ -10,6 +10,7 @@
 mod client;
 mod codec;
 mod reason;
+mod rival;
 mod session;
 mod topic;
 
@@ -23,11 +24,12 @@ use super::{
 use bytes::BytesMut;
 use client::Times;
 use codec::{Connect, ConnectAnswer, Extras, Packet, Read, Reader, Value, Version, name};
+use rival::Rivals;
 use session::{Agreed, Session};
 use std::{num::NonZeroU16, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 /// Before a broker has let us in it has little to say.
@@ -70,8 +72,8 @@ pub struct Settings {
 pub enum ClientId {
     /// Exactly so. Only one client can be connected at a time; its session outlives the worker.
     Exactly(String),
-    /// So, with an end that nobody else has. Its session ends with the worker; in 3.1.1, where sessions do not expire, already
-    /// with the connection.
+    /// So, with an end that nobody else has. Its session ends with the worker; in a pool, and in 3.1.1, where sessions do not
+    /// expire, already with the connection.
     Unique(String),
 }
 
@@ -112,6 +114,7 @@ impl Settings {
 pub struct Mqtt {
     settings: Settings,
     client_id: String,
+    rivals: Rivals,
 }
 
 /// Why one greeting led nowhere.
@@ -139,7 +142,7 @@ impl Mqtt {
         if client_id.is_empty() {
             return Err(never("the client has no identifier"));
         }
-        Ok(Mqtt { settings, client_id })
+        Ok(Mqtt { settings, client_id, rivals: Rivals::default() })
     }
 
     async fn greet(&self, version: Version) -> Result<Client, Failed> {
@@ -188,8 +191,12 @@ impl Mqtt {
 
     fn hello(&self, version: Version) -> Connect {
         let settings = &self.settings;
-        let expiry = u32::try_from(settings.session_expiry.as_secs()).unwrap_or(u32::MAX);
         let is_unique = matches!(settings.client_id, ClientId::Unique(_));
+        let expiry = match is_unique && settings.pool.is_some() {
+            // A member that died would keep its turns for as long: what is sent to it then reaches nobody.
+            true => 0,
+            false => u32::try_from(settings.session_expiry.as_secs()).unwrap_or(u32::MAX),
+        };
         Connect {
             client_id: self.client_id.clone(),
             // In 3.1.1 sessions do not expire: those of clients that never come back would stay for ever.
@@ -265,6 +272,10 @@ impl Connector for Mqtt {
     }
 
     async fn connect(&mut self) -> Result<Client, Trouble> {
+        // A name that nobody else has has no rivals.
+        if matches!(self.settings.client_id, ClientId::Exactly(_)) {
+            self.rivals.may_come(&self.client_id, Instant::now())?;
+        }
         let versions: &[Version] = match self.settings.speaks {
             Speaks::FiveOrThree => &[Version::Five, Version::Three],
             Speaks::Five => &[Version::Five],
@@ -273,7 +284,7 @@ impl Connector for Mqtt {
         let mut last = again("no version of MQTT is tried");
         for version in versions {
             match timeout(self.settings.answer_within, self.greet(*version)).await {
-                Ok(Ok(client)) => return Ok(client),
+                Ok(Ok(client)) => return Ok(client.told(self.rivals.let_in(Instant::now()))),
                 Ok(Err(Failed::Version(trouble))) => last = trouble,
                 Ok(Err(Failed::Other(trouble))) => return Err(trouble),
                 Err(_) => return Err(again("the broker took too long to let us in")),

@@ -4,6 +4,8 @@ use super::codec::Extras;
 
 /// Of what a broker says so much is passed on.
 const LONGEST: usize = 200;
+/// Another connection has our name.
+pub(super) const TAKEN_OVER: u8 = 0x8e;
 
 /// A reason of MQTT 5: its number, its name, and what the broker says of it.
 pub(super) fn told(code: u8, extras: &Extras) -> String {
@@ -32,7 +34,7 @@ fn named(code: u8) -> &'static str {
         0x8b => "it shuts down",
         0x8c => "bad authentication method",
         0x8d => "it heard nothing from us",
-        0x8e => "another client came with the same identifier",
+        TAKEN_OVER => "another client came with the same identifier, and only one at a time can have it",
         0x8f => "bad topic filter",
         0x90 => "bad topic name",
         0x93 => "more at once than it takes",
@@ -48,6 +50,11 @@ fn named(code: u8) -> &'static str {
         0xa2 => "it has no wildcards",
         _ => "unspecified",
     }
+}
+
+/// Whether a message is refused for what it is: it would be refused each time. All else may pass: quotas, reasons of its own.
+pub(super) fn is_of_message(code: u8) -> bool {
+    matches!(code, 0x87 | 0x90 | 0x95 | 0x99)
 }
 
 /// What the answer to a connection means. 3.1.1 has five reasons of its own, which MQTT 5 does not use.

@@ -27,7 +27,7 @@ const MOST_BUFFERED: usize = 64 << 10;
 /// Bytes of messages that are kept while a subscription is waited for.
 const MOST_HELD: usize = 32 << 20;
 /// Subscribe at QoS 1; in MQTT 5 also: what was retained before we listened is not for us.
-const OPTIONS: u8 = 1;
+const CONFIRMED: u8 = 1;
 const NO_RETAINED: u8 = 2 << 4;
 
 /// What the broker and we agreed on.
@@ -47,6 +47,14 @@ pub(super) struct Agreed {
 }
 
 #[derive(Debug)]
+struct Asked {
+    filter: String,
+    /// Whether what comes by it is to be confirmed.
+    is_confirmed: bool,
+    since: Instant,
+}
+
+#[derive(Debug)]
 pub(super) struct Session {
     agreed: Agreed,
     /// Bytes that wait to be written.
@@ -54,7 +62,7 @@ pub(super) struct Session {
     queue: VecDeque<(u64, Outgoing)>,
     in_flight: BTreeMap<u16, (u64, Instant)>,
     /// Beginnings and ends of subscriptions that the broker has not answered.
-    asked: BTreeMap<u16, (String, Instant)>,
+    asked: BTreeMap<u16, Asked>,
     unsettled: BTreeSet<u16>,
     last_id: u16,
     events: VecDeque<Event>,
@@ -98,13 +106,13 @@ impl Session {
     /// Since when the broker owes its oldest answer.
     pub(super) fn owed_since(&self) -> Option<Instant> {
         let publishes = self.in_flight.values().map(|(_, since)| *since);
-        publishes.chain(self.asked.values().map(|(_, since)| *since)).min()
+        publishes.chain(self.asked.values().map(|asked| asked.since)).min()
     }
 
     /// Answers could not be read for a while: their time begins anew.
     pub(super) fn forgive(&mut self, now: Instant) {
         self.in_flight.values_mut().for_each(|(_, since)| *since = now);
-        self.asked.values_mut().for_each(|(_, since)| *since = now);
+        self.asked.values_mut().for_each(|asked| asked.since = now);
     }
 
     fn tell(&mut self, event: Event) {
@@ -132,14 +140,17 @@ impl Session {
         let filter = topic::filter(&about.pattern, pool).map_err(never)?;
         let packet_id = self.free_id()?;
         let options = match self.agreed.version {
-            Version::Three => OPTIONS,
-            Version::Five => OPTIONS | NO_RETAINED,
+            // There brokers hold back what comes after a few unsettled messages, and nobody can ask for more. What is for each
+            // is about those messages: it must not wait behind them.
+            Version::Three if !about.is_shared => 0,
+            Version::Three => CONFIRMED,
+            Version::Five => CONFIRMED | NO_RETAINED,
         };
         let filters = vec![(filter.clone(), options)];
         let question = Subscribe { packet_id, filters, extras: Extras::default() };
         let packet = if begins { Packet::Subscribe(question) } else { Packet::Unsubscribe(question) };
         self.write(&packet).map_err(|flaw| never(format!("`{filter}` cannot be subscribed to: {flaw}")))?;
-        self.asked.insert(packet_id, (filter, now));
+        self.asked.insert(packet_id, Asked { filter, is_confirmed: options & CONFIRMED != 0, since: now });
         Ok(packet_id)
     }
 
@@ -223,10 +234,12 @@ impl Session {
             }
             Packet::UnsubscribeAnswer(answer) => self.answered(&answer, "lets us not stop to listen to"),
             Packet::PingAnswer => Ok(()),
-            Packet::Disconnect(end) => Err(again(format!(
-                "the broker ends the connection: {}",
-                reason::told(end.reason, &end.extras)
-            ))),
+            Packet::Disconnect(end) => {
+                let why = reason::told(end.reason, &end.extras);
+                let message = format!("the broker ends the connection: {why}");
+                // Whoever came would be sent away in turn, for ever, and each time what is under way would be done once more.
+                Err(if end.reason == reason::TAKEN_OVER { never(message) } else { again(message) })
+            }
             Packet::Connect(_)
             | Packet::ConnectAnswer(_)
             | Packet::Subscribe(_)
@@ -265,13 +278,15 @@ impl Session {
         let Some((number, _)) = self.in_flight.remove(&answer.packet_id) else { return };
         self.tell(match answer.reason {
             0..0x80 => Event::Confirmed(number),
-            code => Event::Refused(number, reason::told(code, &answer.extras)),
+            code if reason::is_of_message(code) => Event::Refused(number, reason::told(code, &answer.extras)),
+            code => Event::NotNow(number, reason::told(code, &answer.extras)),
         });
     }
 
     /// Some brokers confirm nothing to members of a pool that take turns.
     fn granted(&mut self, answer: &SubscribeAnswer) {
-        if let (Some((filter, _)), [0]) = (self.asked.get(&answer.packet_id), &answer.reasons[..]) {
+        let asked = self.asked.get(&answer.packet_id).filter(|asked| asked.is_confirmed);
+        if let (Some(Asked { filter, .. }), [0]) = (asked, &answer.reasons[..]) {
             let what =
                 format!("what comes by `{filter}` is sent once: when it is lost, it does not come again");
             self.weaker(what);
@@ -283,7 +298,7 @@ impl Session {
     }
 
     fn answered(&mut self, answer: &SubscribeAnswer, verb: &str) -> Result<(), Trouble> {
-        let Some((filter, _)) = self.asked.remove(&answer.packet_id) else { return Ok(()) };
+        let Some(Asked { filter, .. }) = self.asked.remove(&answer.packet_id) else { return Ok(()) };
         match answer.reasons.iter().find(|reason| **reason >= 0x80) {
             None => Ok(()),
             Some(code) => {
