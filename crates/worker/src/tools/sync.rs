@@ -69,7 +69,7 @@ impl Default for Bounds {
 pub enum State {
     /// Nothing was brought yet.
     Waiting,
-    /// The folder is as the bucket was, except for these keys, which cannot be files here.
+    /// The folder is as the bucket was, except for these keys, which cannot be files here or have somebody else's in their place.
     Ok {
         /// Each with its reason; not all, if they are many.
         refused: Vec<String>,
