@@ -2,7 +2,10 @@
 
 use super::{StoreError, bucket::Bucket, folder::Folder};
 use object_store::{
-    ClientOptions, ObjectStore, RetryConfig, aws::AmazonS3Builder, gcp::GoogleCloudStorageBuilder,
+    ClientConfigKey, ClientOptions, Error, ObjectStore, RetryConfig,
+    aws::AmazonS3Builder,
+    client::{HttpClient, HttpConnector},
+    gcp::GoogleCloudStorageBuilder,
     memory::InMemory,
 };
 use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
@@ -78,12 +81,31 @@ fn of_remote(
     bucket.map_err(|error| (remote.bucket.clone(), error))
 }
 
-/// The whole answer must come within this; parts are small.
+/// Makes clients that go where they are sent by us, and nowhere a server sends them: what answers there, in a network of ours,
+/// would come out as an artifact.
+#[derive(Debug)]
+struct Stays;
+
+impl HttpConnector for Stays {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        // Another part of the program may have been first.
+        _ = rustls::crypto::ring::default_provider().install_default();
+        let plain = options.get_config_value(&ClientConfigKey::AllowHttp).as_deref() == Some("true");
+        let client = reqwest::Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .https_only(!plain)
+            .connect_timeout(Duration::from_secs(10))
+            // The whole answer must come within this; parts are small.
+            .timeout(Duration::from_secs(120))
+            .user_agent("airlock")
+            .build();
+        let unfit = |error: reqwest::Error| Error::Generic { store: "bucket", source: error.into() };
+        client.map(HttpClient::new).map_err(unfit)
+    }
+}
+
 fn client(remote: &Remote) -> ClientOptions {
-    // Another part of the program may have been first.
-    _ = rustls::crypto::ring::default_provider().install_default();
-    let client = ClientOptions::new().with_allow_http(remote.allow_http);
-    client.with_connect_timeout(Duration::from_secs(10)).with_timeout(Duration::from_secs(120))
+    ClientOptions::new().with_allow_http(remote.allow_http)
 }
 
 /// A server that is away is said to be so within seconds.
@@ -98,6 +120,7 @@ fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
         .with_access_key_id(&remote.key)
         .with_secret_access_key(&remote.secret)
         .with_client_options(client(remote))
+        .with_http_connector(Stays)
         .with_retry(patience())
         .with_allow_http(remote.allow_http);
     if let Some(endpoint) = &remote.endpoint {
@@ -111,9 +134,65 @@ fn gcs(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
         .with_bucket_name(&remote.bucket)
         .with_service_account_key(&remote.key)
         .with_client_options(client(remote))
+        .with_http_connector(Stays)
         .with_retry(patience());
     if let Some(endpoint) = &remote.endpoint {
         builder = builder.with_base_url(endpoint);
     }
     Ok(Arc::new(builder.build()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::{ObjectStoreExt, path::Path};
+    use std::{
+        io::{BufRead, BufReader, Write},
+        net::TcpListener,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    /// Gives one answer to everybody; tells where, and how many came.
+    fn server(answer: String) -> (String, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let count = Arc::new(AtomicUsize::new(0));
+        let came = count.clone();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                came.fetch_add(1, Ordering::SeqCst);
+                let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+                lines.map_while(Result::ok).find(String::is_empty).unwrap();
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        (address, count)
+    }
+
+    async fn fetched(endpoint: String) -> object_store::Result<bytes::Bytes> {
+        let remote = Remote {
+            bucket: "bucket".to_owned(),
+            prefix: String::new(),
+            endpoint: Some(endpoint),
+            region: "us-east-1".to_owned(),
+            allow_http: true,
+            key: "k".to_owned(),
+            secret: "s".to_owned(),
+        };
+        s3(&remote).unwrap().get(&Path::from("a")).await?.bytes().await
+    }
+
+    #[tokio::test]
+    async fn a_server_cannot_send_us_elsewhere() {
+        let rest = "etag: e\r\nlast-modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nconnection: close";
+        let inside = format!("HTTP/1.1 200 OK\r\n{rest}\r\ncontent-length: 6\r\n\r\ninside");
+        let (inside, came) = server(inside);
+        let moved = format!(
+            "HTTP/1.1 302 Found\r\n{rest}\r\nlocation: {inside}/bucket/a\r\ncontent-length: 0\r\n\r\n"
+        );
+        let why = fetched(server(moved).0).await.unwrap_err().to_string();
+        assert!(why.contains("302"), "{why}");
+        assert_eq!(came.load(Ordering::SeqCst), 0, "nobody went there");
+        assert_eq!(fetched(inside).await.unwrap(), "inside", "the control");
+    }
 }

@@ -59,6 +59,27 @@ pub(crate) fn make_folder(folder: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     open_folder(folder, name)
 }
 
+/// Makes a folder in which nobody else writes, or takes the one of before. What somebody planted in its place is refused: they
+/// could exchange files there. Whose it is must be whose our files are, which on a network share need not be our user.
+pub(crate) fn own_folder(folder: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+    match rustix::fs::mkdirat(folder, name, Mode::RWXU) {
+        Ok(()) => rustix::fs::fsync(folder)?,
+        Err(Errno::EXIST) => {}
+        Err(source) => return Err(source.into()),
+    }
+    let own = open_folder(folder, name)?;
+    let refused =
+        || io::Error::other(format!("`{name}` in it is not ours alone: see who made it, and remove it"));
+    let found = rustix::fs::fstat(&own)?;
+    if found.st_mode & (Mode::WGRP | Mode::WOTH).as_raw_mode() != 0 {
+        return Err(refused());
+    }
+    let trial = unique()?;
+    let ours = rustix::fs::fstat(create(&own, &trial, 0o600)?)?.st_uid;
+    remove(&own, &trial, AtFlags::empty())?;
+    if found.st_uid == ours { Ok(own) } else { Err(refused()) }
+}
+
 /// The names in a folder, as the file system gives them.
 pub(crate) fn names(folder: &OwnedFd) -> io::Result<impl Iterator<Item = io::Result<CString>>> {
     let entries = Dir::read_from(folder)?;

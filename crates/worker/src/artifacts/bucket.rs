@@ -8,7 +8,7 @@
 use super::{
     Failed, Version, cause, missing,
     names::{self, Names, version_number},
-    remote::{Kind, Store},
+    remote::{ANSWER, Kind, Store, carrying, within},
     too_large,
 };
 use bytes::{Bytes, BytesMut};
@@ -65,15 +65,7 @@ impl Bucket {
         version: Option<i64>,
         most: u64,
     ) -> Result<Version, Failed> {
-        let key = self.key(names)?;
-        let number = match version {
-            Some(version) => version,
-            None => self.latest(&key).await?.ok_or_else(|| missing(None))?,
-        };
-        let found = match self.store.get(&format!("{key}/{number}"), GetOptions::default()).await {
-            Err(Error::NotFound { .. }) => return Err(missing(Some(number))),
-            found => found.map_err(failed)?,
-        };
+        let (number, found) = self.find(names, version, false).await?;
         let said = |name: &'static str| found.attributes.get(&Attribute::Metadata(name.into()));
         if ELSEWHERE.into_iter().any(|name| said(name).is_some()) {
             return Err(Failed("it only names something that is elsewhere".to_owned()));
@@ -82,6 +74,30 @@ impl Bucket {
         let mime_type = names::mime_type_or_any(mime_type);
         let bytes = whole(found, most).await?;
         Ok(Version { version: number, mime_type, bytes })
+    }
+
+    /// Which version it is, and how large, without its bytes.
+    pub(super) async fn size(&self, names: &Names<'_>, version: Option<i64>) -> Result<(i64, u64), Failed> {
+        let (number, found) = self.find(names, version, true).await?;
+        Ok((number, found.meta.size))
+    }
+
+    async fn find(
+        &self,
+        names: &Names<'_>,
+        version: Option<i64>,
+        head: bool,
+    ) -> Result<(i64, GetResult), Failed> {
+        let key = self.key(names)?;
+        let number = match version {
+            Some(version) => version,
+            None => self.latest(&key).await?.ok_or_else(|| missing(None))?,
+        };
+        let options = GetOptions { head, ..GetOptions::default() };
+        match self.store.get(&format!("{key}/{number}"), options).await {
+            Err(Error::NotFound { .. }) => Err(missing(Some(number))),
+            found => Ok((number, found.map_err(failed)?)),
+        }
     }
 
     pub(super) async fn save(&self, names: &Names<'_>, mime_type: &str, bytes: Bytes) -> Result<i64, Failed> {
@@ -149,17 +165,13 @@ impl Bucket {
     }
 
     async fn latest(&self, key: &str) -> Result<Option<i64>, Failed> {
-        let (mut latest, mut count) = (None, 0);
+        let mut latest = None;
         let mut each = |rest: &str, _: &object_store::ObjectMeta| {
             latest = latest.max(version_number(rest));
-            count += 1;
-            count < MOST_LISTED
+            true
         };
-        self.store.list(key, &mut each).await.map_err(failed)?;
-        match count {
-            MOST_LISTED => Err(Failed(format!("more than {MOST_LISTED} objects have its name"))),
-            _ => Ok(latest),
-        }
+        self.store.list(key, MOST_LISTED, ANSWER, &mut each).await.map_err(failed)?;
+        Ok(latest)
     }
 }
 
@@ -178,12 +190,19 @@ async fn whole(found: GetResult, most: u64) -> Result<Bytes, Failed> {
         return Err(too_large(found.meta.size, most));
     }
     let mut bytes = BytesMut::with_capacity(usize::try_from(found.meta.size).unwrap_or(0));
+    let patience = carrying(found.meta.size);
     let mut pieces = found.into_stream();
-    while let Some(piece) = std::future::poll_fn(|context| pieces.as_mut().poll_next(context)).await {
-        bytes.extend_from_slice(&piece.map_err(failed)?);
-        if bytes.len() as u64 > most {
-            return Err(too_large(bytes.len() as u64, most));
+    let all = async {
+        while let Some(piece) = std::future::poll_fn(|context| pieces.as_mut().poll_next(context)).await {
+            bytes.extend_from_slice(&piece?);
+            if bytes.len() as u64 > most {
+                break;
+            }
         }
+        Ok(bytes)
+    };
+    match within(patience, all).await.map_err(failed)? {
+        bytes if bytes.len() as u64 > most => Err(too_large(bytes.len() as u64, most)),
+        bytes => Ok(bytes.freeze()),
     }
-    Ok(bytes.freeze())
 }

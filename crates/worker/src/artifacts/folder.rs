@@ -14,7 +14,7 @@ use super::{
     too_large,
 };
 use rustix::{
-    fs::{AtFlags, FlockOperation, Mode},
+    fs::{AtFlags, FlockOperation},
     io::Errno,
 };
 use std::{
@@ -45,8 +45,7 @@ impl Folder {
         let base = beneath::base(base)?;
         // Of a user's own: workers of several users may share the folder.
         let name = format!("{OURS}drafts-{}", rustix::process::geteuid().as_raw());
-        let drafts = beneath::make_folder(&base, &name)?;
-        rustix::fs::fchmod(&drafts, Mode::RWXU)?;
+        let drafts = beneath::own_folder(&base, &name)?;
         sweep(&drafts)?;
         Ok(Folder { base, drafts })
     }
@@ -57,6 +56,19 @@ impl Folder {
         version: Option<i64>,
         most: u64,
     ) -> Result<Version, Failed> {
+        let (folder, number) = self.find(place, version)?;
+        let mime_type = mime_type(opened(&folder, number, META)?)?;
+        let bytes = whole(opened(&folder, number, "")?, most)?;
+        Ok(Version { version: number, mime_type, bytes: bytes.into() })
+    }
+
+    /// Which version it is, and how large, without its bytes.
+    pub(super) fn size(&self, place: &[String; 4], version: Option<i64>) -> Result<(i64, u64), Failed> {
+        let (folder, number) = self.find(place, version)?;
+        Ok((number, opened(&folder, number, "")?.metadata()?.len()))
+    }
+
+    fn find(&self, place: &[String; 4], version: Option<i64>) -> Result<(OwnedFd, i64), Failed> {
         let folder = match beneath::open_folder(&self.base, place.join("/")) {
             Err(absent) if absent.kind() == io::ErrorKind::NotFound => return Err(missing(version)),
             folder => folder?,
@@ -65,13 +77,7 @@ impl Folder {
             Some(version) => version,
             None => Numbers::of(&folder)?.latest().ok_or_else(|| missing(None))?,
         };
-        let open = |name: String| match beneath::read(&folder, name) {
-            Err(absent) if absent.kind() == io::ErrorKind::NotFound => Err(missing(Some(number))),
-            opened => Ok(File::from(opened?)),
-        };
-        let mime_type = mime_type(open(format!("{number}{META}"))?)?;
-        let bytes = whole(open(number.to_string())?, most)?;
-        Ok(Version { version: number, mime_type, bytes: bytes.into() })
+        Ok((folder, number))
     }
 
     pub(super) fn save(&self, place: &[String; 4], mime_type: &str, bytes: &[u8]) -> Result<i64, Failed> {
@@ -87,13 +93,11 @@ impl Folder {
             let number = Numbers::of(&folder)?.next()?;
             // A new one each time: an agent may have taken the number, and be writing into the one of before.
             let beside = self.draft(meta.as_bytes())?;
-            match beneath::move_new(&self.drafts, &beside.name, &folder, &format!("{number}{META}")) {
-                Err(Errno::EXIST) => continue,
-                moved => moved.map_err(io::Error::from)?,
+            if !beside.became(&folder, &format!("{number}{META}"))? {
+                continue;
             }
-            match beneath::move_new(&self.drafts, &data.name, &folder, &number.to_string()) {
-                Err(Errno::EXIST) => continue,
-                moved => moved.map_err(io::Error::from)?,
+            if !data.became(&folder, &number.to_string())? {
+                continue;
             }
             rustix::fs::fsync(&folder).map_err(io::Error::from)?;
             return Ok(number);
@@ -127,10 +131,33 @@ struct Draft<'a> {
     file: File,
 }
 
+impl Draft<'_> {
+    /// Gives it its name, unless something has that; what has it then is what was written.
+    fn became(&self, folder: &OwnedFd, name: &str) -> Result<bool, Failed> {
+        match beneath::move_new(self.drafts, &self.name, folder, name) {
+            Err(Errno::EXIST) => return Ok(false),
+            moved => moved.map_err(io::Error::from)?,
+        }
+        let written = rustix::fs::fstat(&self.file).map_err(io::Error::from)?;
+        let kept = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(io::Error::from)?;
+        match (kept.st_dev, kept.st_ino) == (written.st_dev, written.st_ino) {
+            true => Ok(true),
+            false => Err(Failed("somebody put another file in its place".to_owned())),
+        }
+    }
+}
+
 impl Drop for Draft<'_> {
     fn drop(&mut self) {
         // Best effort: what stays is the sweep's.
         _ = beneath::remove(self.drafts, &self.name, AtFlags::empty());
+    }
+}
+
+fn opened(folder: &OwnedFd, number: i64, ending: &str) -> Result<File, Failed> {
+    match beneath::read(folder, format!("{number}{ending}")) {
+        Err(absent) if absent.kind() == io::ErrorKind::NotFound => Err(missing(Some(number))),
+        opened => Ok(File::from(opened?)),
     }
 }
 

@@ -309,3 +309,45 @@ fn names_of_all_kinds_have_the_place_that_python_gives_them() {
     }
     assert!(compared > 100_000, "only {compared}");
 }
+
+#[tokio::test]
+async fn a_planted_folder_of_drafts_is_refused() {
+    let base = Base::new();
+    let settings = || {
+        let sharing = Sharing::Namespace("dev".to_owned());
+        Settings { place: Place::Folder(base.0.clone()), sharing }
+    };
+    let planted = |mode: u32, owner: Option<u32>| {
+        // Not there the first time.
+        _ = fs::remove_dir_all(base.drafts());
+        fs::create_dir_all(base.drafts()).unwrap();
+        fs::set_permissions(base.drafts(), fs::Permissions::from_mode(mode)).unwrap();
+        std::os::unix::fs::chown(base.drafts(), owner, None).unwrap();
+        Shelf::open(settings())
+    };
+    for mode in [0o777, 0o770, 0o702] {
+        let why = planted(mode, None).unwrap_err().0;
+        assert!(why.contains("not ours alone"), "{why}");
+    }
+    if rustix::process::geteuid().is_root() {
+        let why = planted(0o700, Some(12_345)).unwrap_err().0;
+        assert!(why.contains("not ours alone"), "{why}");
+    }
+    let shelf = planted(0o700, None).unwrap();
+    assert_eq!(save(&shelf, "a", b"one").await, 0, "the control");
+    assert_eq!(base.count_drafts(), 0);
+}
+
+#[test]
+fn what_was_exchanged_on_its_way_is_not_kept() {
+    let base = Base::new();
+    let folder = Folder::open(&base.0).unwrap();
+    let there = beneath::make_folder(&folder.base, "there").unwrap();
+    let draft = folder.draft(b"ours").unwrap();
+    fs::remove_file(base.drafts().join(&draft.name)).unwrap();
+    fs::write(base.drafts().join(&draft.name), "theirs").unwrap();
+    let Failed(why) = draft.became(&there, "0").unwrap_err();
+    assert!(why.contains("another file"), "{why}");
+    assert!(folder.draft(b"ours").unwrap().became(&there, "1").unwrap(), "the control");
+    assert!(!folder.draft(b"ours").unwrap().became(&there, "1").unwrap(), "the name is taken");
+}

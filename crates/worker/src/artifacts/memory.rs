@@ -46,6 +46,11 @@ impl Memory {
         }
     }
 
+    pub(super) fn size(&self, key: &str, version: Option<i64>) -> Result<(i64, u64), Failed> {
+        let found = self.load(key, version, u64::MAX)?;
+        Ok((found.version, found.bytes.len() as u64))
+    }
+
     pub(super) fn save(&self, key: String, mime_type: String, bytes: Bytes) -> Result<i64, Failed> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let weight = (key.len() + mime_type.len() + bytes.len()) as u64 + APIECE;

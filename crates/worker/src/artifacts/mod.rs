@@ -10,13 +10,17 @@
 
 pub(crate) mod beneath;
 mod bucket;
+#[cfg(test)]
+pub(crate) mod fake;
 mod folder;
+mod line;
 mod memory;
 pub(crate) mod names;
+mod pages;
 mod remote;
 
 pub use remote::{Credentials, Kind, Remote};
-pub(crate) use remote::{Store, cause};
+pub(crate) use remote::{Store, carrying, cause, within};
 
 use bucket::Bucket;
 use folder::Folder;
@@ -156,10 +160,7 @@ impl Shelf {
         version: Option<i64>,
         most: u64,
     ) -> Result<Version, ShelfError> {
-        if let Some(version) = version.filter(|version| *version < 0) {
-            let name = names::shown(filename);
-            return Err(ShelfError(format!("{name} has no version {version}: they count from 0")));
-        }
+        counts_from_zero(filename, version)?;
         let names = self.names(scope, filename);
         let loaded = match &self.kept {
             Kept::Memory(memory) => memory.load(&names.s3()?, version, most),
@@ -170,6 +171,26 @@ impl Shelf {
             Kept::Bucket(bucket) => bucket.load(&names, version, most).await,
         };
         loaded.map_err(|Failed(why)| ShelfError(format!("{} cannot be read: {why}", names::shown(filename))))
+    }
+
+    /// Which version it would load, and of how many bytes: to make room before.
+    pub async fn size(
+        &self,
+        scope: &Scope,
+        filename: &str,
+        version: Option<i64>,
+    ) -> Result<(i64, u64), ShelfError> {
+        counts_from_zero(filename, version)?;
+        let names = self.names(scope, filename);
+        let looked = match &self.kept {
+            Kept::Memory(memory) => memory.size(&names.s3()?, version),
+            Kept::Folder(folder) => {
+                let (folder, place) = (folder.clone(), names.folder()?);
+                blocking(move || folder.size(&place, version)).await
+            }
+            Kept::Bucket(bucket) => bucket.size(&names, version).await,
+        };
+        looked.map_err(|Failed(why)| ShelfError(format!("{} cannot be read: {why}", names::shown(filename))))
     }
 
     /// Keeps it as the next version, and tells which that is: no two writers get the same.
@@ -222,6 +243,16 @@ impl From<std::io::Error> for Failed {
 impl From<ShelfError> for Failed {
     fn from(error: ShelfError) -> Failed {
         Failed(error.0)
+    }
+}
+
+fn counts_from_zero(filename: &str, version: Option<i64>) -> Result<(), ShelfError> {
+    match version.filter(|version| *version < 0) {
+        Some(version) => {
+            let name = names::shown(filename);
+            Err(ShelfError(format!("{name} has no version {version}: they count from 0")))
+        }
+        None => Ok(()),
     }
 }
 

@@ -8,8 +8,8 @@
 //! Agents take the last part of whatever they are given. We do the same with a namespace, which is the operator's, and with
 //! the name of a file, which stays with its owner; but a user, a session or an agent with a separator in its name is
 //! refused: `a/b` and `c/b` would share a folder, and with keys one user could reach into another's. In a bucket that goes for
-//! file names as well: `NAMESPACE/a/b` may be a namespace of its own. And no user is called like the place of tools there
-//! (`tools/sync.rs`), or whoever may name a user could write tools.
+//! file names as well: `NAMESPACE/a/b` may be a namespace of its own. And no user, session or file is called like the
+//! place of tools there (`tools/sync.rs`), or whoever may name one could write tools, of this namespace or of one beneath it.
 
 use super::{Scope, Sharing, ShelfError};
 use icu_normalizer::ComposingNormalizerBorrowed;
@@ -94,8 +94,10 @@ impl Names<'_> {
         segments("the scope", app)?;
         segment("the file name", name)?;
         let user = self.user()?;
-        if user == TOOLS {
-            return Err(refused("the user", user, "is called like the place of tools"));
+        for (what, part) in [("the user", user), ("the session", session), ("the file name", name)] {
+            if part == TOOLS {
+                return Err(refused(what, part, "is called like the place of tools"));
+            }
         }
         let key = format!("{app}/{user}/{session}/{name}");
         match key.len() + LONGEST_VERSION > LONGEST_KEY {

@@ -73,6 +73,10 @@ fn what_would_land_elsewhere_is_refused() {
         assert!(made(&shared, &ana, "u/f").is_err());
         assert!(made(&shared, &scope("agent", "str-runtime", "python"), "f").is_err());
         assert!(made(&shared, &scope("agent", "str-runtimes", "python"), "f").is_ok(), "the control");
+        // The scope, with the user or the session after it, may be another's namespace.
+        assert!(made(&shared, &scope("agent", "ana", "str-runtime"), "f").is_err());
+        assert!(made(&shared, &scope("agent", "ana", "s"), "str-runtime").is_err());
+        assert!(made(&shared, &scope("agent", "ana", "str-runtimes"), "f").is_ok(), "the control");
     }
     assert!(s3(&shared, &ana, &"ü".repeat(512)).is_err(), "longer than a key");
     assert!(folder(&shared, &ana, &"x".repeat(255)).is_ok(), "the longest");

@@ -1,15 +1,19 @@
 //! A bucket of S3 or GCS: how it is reached, and keys that arrive there exactly as they are written here. A key is never made
 //! from parts by `object_store`, which would write some characters in another way.
 
-use super::{ShelfError, names};
+use super::{ShelfError, line::Line, names, pages};
 use object_store::{
     ClientOptions, Error, GetOptions, GetResult, ObjectMeta, ObjectStore, PutOptions, PutPayload,
     RetryConfig,
     aws::{AmazonS3Builder, AmazonS3ConfigKey},
     gcp::GoogleCloudStorageBuilder,
+    list::PaginatedListStore,
     path::Path,
 };
 use std::{fmt, sync::Arc, time::Duration};
+
+/// A server that is there but says nothing is given up after this.
+pub(crate) const ANSWER: Duration = Duration::from_secs(20);
 
 /// A bucket and how it is reached.
 #[derive(Clone)]
@@ -100,6 +104,8 @@ impl fmt::Debug for Credentials {
 pub(crate) struct Store {
     pub(crate) kind: Kind,
     inner: Arc<dyn ObjectStore>,
+    /// Of a real bucket: the same, page by page.
+    pages: Option<Arc<dyn PaginatedListStore>>,
 }
 
 /// Without whatever the client thinks of its settings.
@@ -132,7 +138,7 @@ impl Store {
             Kind::Gcs => gcs(remote),
         };
         match built {
-            Ok(inner) => Ok(Store { kind: remote.kind, inner }),
+            Ok(store) => Ok(store),
             // What the client says may quote what it was given.
             Err(_) => {
                 bad("its settings do not fit together, or its credentials are not of the kind that it takes")
@@ -143,11 +149,17 @@ impl Store {
     /// Any other store, in the manner of S3.
     #[cfg(test)]
     pub(crate) fn of(inner: Arc<dyn ObjectStore>) -> Store {
-        Store { kind: Kind::S3, inner }
+        Store { kind: Kind::S3, inner, pages: None }
+    }
+
+    fn paged<S: ObjectStore + PaginatedListStore>(kind: Kind, store: S) -> Store {
+        let store = Arc::new(store);
+        Store { kind, inner: store.clone(), pages: Some(store) }
     }
 
     pub(crate) async fn get(&self, key: &str, options: GetOptions) -> object_store::Result<GetResult> {
-        self.inner.get_opts(&Path::parse(key)?, options).await
+        let key = Path::parse(key)?;
+        within(ANSWER, self.inner.get_opts(&key, options)).await
     }
 
     pub(crate) async fn put(
@@ -156,25 +168,61 @@ impl Store {
         payload: PutPayload,
         how: PutOptions,
     ) -> object_store::Result<()> {
-        self.inner.put_opts(&Path::parse(key)?, payload, how).await.map(drop)
+        let (key, patience) = (Path::parse(key)?, carrying(payload.content_length() as u64));
+        within(patience, self.inner.put_opts(&key, payload, how)).await.map(drop)
     }
 
-    /// Calls `each` with what is under `below/`, by its rest of the key, until it says that it is enough.
+    /// Calls `each` with what is under `below/`, by its rest of the key, until it says that it is enough. Whatever the server
+    /// lists, it is at most `most` objects, and all of them within `patience`. Comes back with the keys that no file can have.
     pub(crate) async fn list(
         &self,
         below: &str,
+        most: usize,
+        patience: Duration,
         each: &mut (dyn FnMut(&str, &ObjectMeta) -> bool + Send),
-    ) -> object_store::Result<()> {
-        let mut all = self.inner.list(Some(&Path::parse(below)?));
-        while let Some(found) = std::future::poll_fn(|context| all.as_mut().poll_next(context)).await {
-            let meta = found?;
-            let rest = meta.location.as_ref().strip_prefix(below).and_then(|rest| rest.strip_prefix('/'));
-            if rest.is_some_and(|rest| !each(rest, &meta)) {
-                break;
+    ) -> object_store::Result<Vec<String>> {
+        let mut count = 0;
+        let mut each = |meta: &ObjectMeta| {
+            count += 1;
+            if count > most {
+                return Err(unusable(format!("it lists more than {most} objects")));
             }
-        }
-        Ok(())
+            let rest = meta.location.as_ref().strip_prefix(below).and_then(|rest| rest.strip_prefix('/'));
+            Ok(rest.is_none_or(|rest| each(rest, meta)))
+        };
+        within(patience, async {
+            if let Some(pages) = &self.pages {
+                return pages::list(&**pages, below, &mut each).await;
+            }
+            let mut all = self.inner.list(Some(&Path::parse(below)?));
+            while let Some(found) = std::future::poll_fn(|context| all.as_mut().poll_next(context)).await {
+                if !each(&found?)? {
+                    break;
+                }
+            }
+            Ok(Vec::new())
+        })
+        .await
     }
+}
+
+/// How long so many bytes may be on their way.
+pub(crate) fn carrying(bytes: u64) -> Duration {
+    // At the least a MiB a second.
+    ANSWER + Duration::from_secs(bytes >> 20)
+}
+
+/// What comes in time.
+pub(crate) async fn within<T>(
+    patience: Duration,
+    work: impl Future<Output = object_store::Result<T>>,
+) -> object_store::Result<T> {
+    let late = |_| Err(unusable(format!("it is not done within {} seconds", patience.as_secs())));
+    tokio::time::timeout(patience, work).await.unwrap_or_else(late)
+}
+
+pub(super) fn unusable(why: String) -> Error {
+    Error::Generic { store: "bucket", source: why.into() }
 }
 
 /// What went wrong, in a few words: without addresses, keys and whatever else a client may say.
@@ -217,13 +265,9 @@ fn is_loopback(rest: &str) -> bool {
     matches!(host, "127.0.0.1" | "localhost" | "[::1]")
 }
 
-/// The whole answer must come within this.
 fn client(remote: &Remote) -> ClientOptions {
-    // Another part of the program may have been first.
-    _ = rustls::crypto::ring::default_provider().install_default();
     let plain = remote.endpoint.as_deref().is_some_and(|endpoint| endpoint.starts_with("http://"));
-    let client = ClientOptions::new().with_allow_http(plain);
-    client.with_connect_timeout(Duration::from_secs(10)).with_timeout(Duration::from_secs(120))
+    ClientOptions::new().with_allow_http(plain)
 }
 
 /// A server that is away is said to be so within seconds.
@@ -232,14 +276,15 @@ fn patience() -> RetryConfig {
 }
 
 fn unfit() -> Error {
-    Error::Generic { store: "bucket", source: "credentials of another kind".into() }
+    unusable("credentials of another kind".to_owned())
 }
 
-fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
+fn s3(remote: &Remote) -> object_store::Result<Store> {
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(&remote.bucket)
         .with_region(&remote.region)
         .with_client_options(client(remote))
+        .with_http_connector(Line)
         .with_retry(patience());
     match &remote.credentials {
         Credentials::Keys { key, secret, token } => {
@@ -259,13 +304,14 @@ fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
         let plain = endpoint.starts_with("http://");
         builder = builder.with_endpoint(endpoint.trim_end_matches('/')).with_allow_http(plain);
     }
-    Ok(Arc::new(builder.build()?))
+    Ok(Store::paged(Kind::S3, builder.build()?))
 }
 
-fn gcs(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
+fn gcs(remote: &Remote) -> object_store::Result<Store> {
     let mut builder = GoogleCloudStorageBuilder::new()
         .with_bucket_name(&remote.bucket)
         .with_client_options(client(remote))
+        .with_http_connector(Line)
         .with_retry(patience());
     builder = match &remote.credentials {
         Credentials::ServiceAccount(json) => builder.with_service_account_key(json),
@@ -276,7 +322,7 @@ fn gcs(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
     if let Some(endpoint) = &remote.endpoint {
         builder = builder.with_base_url(endpoint.trim_end_matches('/'));
     }
-    Ok(Arc::new(builder.build()?))
+    Ok(Store::paged(Kind::Gcs, builder.build()?))
 }
 
 #[cfg(test)]

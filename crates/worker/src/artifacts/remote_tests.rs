@@ -1,4 +1,6 @@
 use super::*;
+use crate::artifacts::fake::{self, Does, Fake};
+use std::collections::BTreeMap;
 
 fn remote(kind: Kind, endpoint: Option<&str>, credentials: Credentials) -> Remote {
     Remote {
@@ -69,4 +71,103 @@ async fn a_server_that_is_away_is_said_to_be_so_without_its_address() {
     let told = cause(&error);
     assert!(told.contains("does not answer") && told.contains("refused"), "{told}");
     assert!(!told.contains("SECRET") && !told.contains(&port.to_string()), "{told}");
+}
+
+fn objects(keys: &[&str]) -> BTreeMap<String, String> {
+    keys.iter().map(|key| ((*key).to_owned(), "bytes".to_owned())).collect()
+}
+
+/// What is beneath `a`, and the keys that cannot be named.
+async fn listed(fake: &Fake, most: usize, patience: Duration) -> Result<(Vec<String>, Vec<String>), String> {
+    let store = Store::open(&fake.remote()).unwrap();
+    let mut found = Vec::new();
+    let mut each = |rest: &str, _: &ObjectMeta| {
+        found.push(rest.to_owned());
+        true
+    };
+    let odd = store.list("a", most, patience, &mut each).await.map_err(|error| cause(&error))?;
+    Ok((found, odd))
+}
+
+#[tokio::test]
+async fn a_server_cannot_send_us_elsewhere() {
+    for status in [301, 302, 303, 307, 308] {
+        let inside = Fake::serve(|_| Does::Answer(200, "of the inside".to_owned()));
+        let (to, here) = (format!("{}/latest/meta-data", inside.address), objects(&["a/plain"]));
+        let fake = Fake::serve(move |asked| match asked.path.ends_with("plain") {
+            true => fake::bucket(&here, asked),
+            false => Does::Redirect(status, to.clone()),
+        });
+        let store = Store::open(&fake.remote()).unwrap();
+        let plain = store.get("a/plain", GetOptions::default()).await.unwrap();
+        assert_eq!(plain.bytes().await.unwrap(), "bytes", "the control");
+        let head = GetOptions { head: true, ..GetOptions::default() };
+        let put = store.put("a/moved", "ours".into(), PutOptions::default());
+        let all = [
+            store.get("a/moved", GetOptions::default()).await.map(drop).map_err(|error| cause(&error)),
+            store.get("a/moved", head).await.map(drop).map_err(|error| cause(&error)),
+            put.await.map_err(|error| cause(&error)),
+            listed(&fake, 9, ANSWER).await.map(drop),
+        ];
+        for told in all {
+            let told = told.unwrap_err();
+            assert!(told.contains(&format!("sends us elsewhere (status {status})")), "{told}");
+        }
+        assert_eq!(inside.count(), 0, "nobody went there");
+    }
+}
+
+#[tokio::test]
+async fn keys_that_cannot_be_named_are_gone_around() {
+    let odd = ["a/../x", "a//b", "a/k10/./", "a/k57//", "a/z/.."];
+    let good: Vec<String> = (0..100).map(|count| format!("a/k{count:02}")).collect();
+    let mut here = objects(&odd);
+    here.extend(good.iter().map(|key| (key.clone(), String::new())));
+    let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
+    let (found, told) = listed(&fake, 1000, ANSWER).await.unwrap();
+    assert_eq!(found.iter().map(|rest| format!("a/{rest}")).collect::<Vec<_>>(), good);
+    assert_eq!(told, odd);
+
+    let many = (0..30).map(|count| (format!("a/{count:02}//"), String::new())).collect();
+    let fake = Fake::serve(move |asked| fake::bucket(&many, asked));
+    assert!(listed(&fake, 1000, ANSWER).await.unwrap_err().contains("cannot be a name"));
+}
+
+#[tokio::test]
+async fn a_listing_ends_whatever_the_server_says() {
+    let entry = |key: &str| {
+        format!(
+            "<Contents><Key>{key}</Key><Size>0</Size><LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+        )
+    };
+    let page = |inner: &str| {
+        let next = "<NextContinuationToken>on</NextContinuationToken>";
+        let text = format!("<ListBucketResult>{inner}{next}</ListBucketResult>");
+        Fake::serve(move |_| Does::Answer(200, text.clone()))
+    };
+    let elsewhere = page(&entry("other/key").repeat(100));
+    let patience = Duration::from_secs(300);
+    let told = listed(&elsewhere, 5000, patience).await.unwrap_err();
+    assert!(told.contains("more than 5000 objects"), "{told}");
+    let told = listed(&page(""), 5000, patience).await.unwrap_err();
+    assert!(told.contains("more than 1000 pages"), "{told}");
+    let told = listed(&Fake::serve(|_| Does::Rave), 5000, patience).await.unwrap_err();
+    assert!(told.contains("says more than"), "{told}");
+    let told = listed(&Fake::serve(|_| Does::Hang), 5000, Duration::from_millis(50)).await.unwrap_err();
+    assert!(told.contains("not done within"), "{told}");
+    let here = objects(&["a/x", "a/y"]);
+    let fine = Fake::serve(move |asked| fake::bucket(&here, asked));
+    assert_eq!(listed(&fine, 2, patience).await.unwrap().0, ["x", "y"], "the control");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_says_nothing_is_given_up_in_time() {
+    let fake = Fake::serve(|_| Does::Hang);
+    let store = Store::open(&fake.remote()).unwrap();
+    let started = tokio::time::Instant::now();
+    assert!(store.get("a", GetOptions::default()).await.is_err());
+    assert!(started.elapsed() <= ANSWER + Duration::from_secs(1));
+    let started = tokio::time::Instant::now();
+    assert!(store.put("a", "bytes".into(), PutOptions::default()).await.is_err());
+    assert!(started.elapsed() <= ANSWER + Duration::from_secs(1));
 }

@@ -95,3 +95,20 @@ fn a_namespace_that_cannot_be_a_name_is_refused_at_the_start() {
     let refused = Shelf::open(settings).unwrap_err();
     assert_eq!(refused.0, "the scope `a/../b` has a part that is no name");
 }
+
+#[tokio::test]
+async fn a_size_is_known_before_the_bytes_are_had() {
+    let base = std::env::temp_dir().join(format!("airlock-size-{}", beneath::unique().unwrap()));
+    let folder = Settings { place: Place::Folder(base.clone()), sharing: Sharing::App };
+    for shelf in [Shelf::memory(), bucket(), Shelf::open(folder).unwrap()] {
+        for bytes in ["one", "three"] {
+            shelf.save(&ana(), "a", "text/plain", bytes.into()).await.unwrap();
+        }
+        assert_eq!(shelf.size(&ana(), "a", None).await, Ok((1, 5)));
+        assert_eq!(shelf.size(&ana(), "a", Some(0)).await, Ok((0, 3)));
+        assert!(shelf.size(&ana(), "a", Some(2)).await.unwrap_err().0.contains("no version 2"));
+        assert!(shelf.size(&ana(), "b", None).await.unwrap_err().0.contains("no such file"));
+        assert!(shelf.size(&ana(), "a", Some(-1)).await.unwrap_err().0.contains("count from 0"));
+    }
+    std::fs::remove_dir_all(base).unwrap();
+}

@@ -7,11 +7,13 @@
 //!   └── whatever fails up to here changes nothing ─────────────────────────────────┘
 //! ```
 //! Keys are strangers' words: each part of one must be a plain name, and files are reached by handle. What the table does not
-//! name was put there by somebody else, and is never taken away. A file that begins like a program (`#!`, ELF) may be run.
+//! name was put there by somebody else: it is neither written over nor taken away, and the object of its name is refused. Only a
+//! file that has the object's very bytes becomes ours, as after a lost table. One that begins like a program (`#!`, ELF) may be
+//! run.
 
 mod tree;
 
-use crate::artifacts::{Kind, Remote, ShelfError, Store, cause, names};
+use crate::artifacts::{Kind, Remote, ShelfError, Store, carrying, cause, names, within};
 use object_store::{Error, GetOptions, ObjectMeta};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,6 +32,9 @@ const LONGEST: usize = 1024;
 const AT_ONCE: usize = 8;
 /// How many refused keys are named.
 const MOST_NAMED: usize = 20;
+/// How long a listing may take, and bringing everything that changed: a bucket that hangs is told of, and asked again.
+const LISTING: Duration = Duration::from_secs(60);
+const BRINGING: Duration = Duration::from_secs(900);
 /// How long the first cycle is waited for.
 pub const FIRST: Duration = Duration::from_secs(120);
 
@@ -64,7 +69,7 @@ impl Default for Bounds {
 pub enum State {
     /// Nothing was brought yet.
     Waiting,
-    /// The folder is as the bucket was, except for these keys, which cannot be files here.
+    /// The folder is as the bucket was, except for these keys, which cannot be files here or have somebody else's in their place.
     Ok {
         /// Each with its reason; not all, if they are many.
         refused: Vec<String>,
@@ -147,20 +152,28 @@ impl ToolSync {
     }
 
     async fn once(&self) -> Result<Vec<String>, String> {
-        let Listed { wanted, refused } = self.listed().await?;
+        let listing = async {
+            let mut listed = self.listed().await?;
+            self.drop_marks(&mut listed.wanted).await?;
+            Ok(without_files_as_folders(listed))
+        };
+        let Listed { wanted, mut refused } = in_time(LISTING, listing).await?;
         let (folder, wanted) = (self.folder.clone(), Arc::new(wanted));
-        let (tree, changed) = blocking({
+        let (tree, changes) = blocking({
             let wanted = wanted.clone();
             move || {
                 let tree = Tree::open(&folder)?;
-                let changed = tree.changed(&wanted);
-                Ok((tree, changed))
+                let changes = tree.changes(&wanted);
+                Ok((tree, changes))
             }
         })
         .await?;
-        let fetched = self.fetch(&tree, &changed, &wanted).await?;
-        blocking(move || tree.apply(&wanted, fetched)).await?;
-        Ok(refused)
+        let fetched = in_time(BRINGING, self.fetch(&tree, &changes.changed, &wanted)).await?;
+        let kept = blocking(move || tree.apply(&wanted, fetched)).await?;
+        let told =
+            |path: &String| format!("{} is here already, from elsewhere: it stays", names::shown(path));
+        refused.extend(changes.foreign.iter().chain(&kept).map(told));
+        Ok(some_of(refused))
     }
 
     async fn listed(&self) -> Result<Listed, String> {
@@ -184,13 +197,14 @@ impl ToolSync {
             }
             problem.is_none()
         };
-        self.store.list(&self.below, &mut each).await.map_err(|error| cause(&error))?;
+        // One more, so that our own words are said.
+        let most = bounds.objects.saturating_add(1);
+        let odd = self.store.list(&self.below, most, LISTING, &mut each).await;
+        let odd = odd.map_err(|error| cause(&error))?;
+        refused.extend(odd.iter().map(|key| format!("{} cannot be a path", names::shown(key))));
         match problem {
             Some(problem) => Err(problem),
-            None => {
-                self.drop_marks(&mut found).await?;
-                Ok(without_files_as_folders(found, refused))
-            }
+            None => Ok(Listed { wanted: found, refused }),
         }
     }
 
@@ -251,7 +265,8 @@ async fn bring(store: &Store, key: &str, object: &Wanted, file: File) -> Result<
         Err(Error::Precondition { .. }) => return Err("it changed meanwhile".to_owned()),
         found => found.map_err(|error| cause(&error))?,
     };
-    match copy(found, file, object.size).await? {
+    let copied = async { Ok(copy(found, file, object.size).await) };
+    match within(carrying(object.size), copied).await.map_err(|error| cause(&error))?? {
         size if size == object.size => Ok(true),
         size => Err(format!("{size} of its {} bytes came", object.size)),
     }
@@ -293,7 +308,8 @@ fn refusal(path: &str) -> Option<&'static str> {
 }
 
 /// A name cannot be a file and a folder: the file wins, or whoever can write beneath a name could take it away.
-fn without_files_as_folders(mut found: BTreeMap<String, Wanted>, mut refused: Vec<String>) -> Listed {
+fn without_files_as_folders(listed: Listed) -> Listed {
+    let Listed { wanted: mut found, mut refused } = listed;
     let beneath_files: Vec<String> = found
         .keys()
         .filter(|path| ancestors(path).any(|folder| found.contains_key(folder)))
@@ -303,12 +319,21 @@ fn without_files_as_folders(mut found: BTreeMap<String, Wanted>, mut refused: Ve
         found.remove(&path);
         refused.push(format!("{} lies in what is a file", names::shown(&path)));
     }
+    Listed { wanted: found, refused }
+}
+
+fn some_of(mut refused: Vec<String>) -> Vec<String> {
     let more = refused.len().saturating_sub(MOST_NAMED);
     refused.truncate(MOST_NAMED);
     if more > 0 {
         refused.push(format!("and {more} more"));
     }
-    Listed { wanted: found, refused }
+    refused
+}
+
+async fn in_time<T>(patience: Duration, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let late = |_| Err(format!("the store took longer than {} seconds", patience.as_secs()));
+    tokio::time::timeout(patience, work).await.unwrap_or_else(late)
 }
 
 /// The folders that a path lies in.

@@ -1,5 +1,8 @@
 use super::*;
-use crate::artifacts::beneath;
+use crate::artifacts::{
+    beneath,
+    fake::{self, Fake},
+};
 use object_store::{ObjectStoreExt, memory::InMemory, path::Path as Key};
 use proptest::prelude::*;
 use std::{
@@ -61,6 +64,71 @@ impl Drop for World {
 
 fn fine() -> State {
     State::Ok { refused: Vec::new() }
+}
+
+fn foreign(path: &str) -> State {
+    State::Ok { refused: vec![format!("`{path}` is here already, from elsewhere: it stays")] }
+}
+
+#[tokio::test]
+async fn files_of_others_are_neither_written_over_nor_taken_away() {
+    let world = World::new();
+    fs::create_dir_all(&world.folder).unwrap();
+    world.put("a.py", "of the bucket").await;
+    world.put("b.py", "fresh").await;
+    for own in ["mine", "not of bucket"] {
+        fs::write(world.at("a.py"), own).unwrap();
+        for _ in 0..2 {
+            assert_eq!(world.sync().cycle().await, foreign("a.py"));
+        }
+        assert_eq!(world.read("a.py").unwrap(), own);
+        assert_eq!(world.read("b.py").unwrap(), "fresh", "the control: the rest is brought");
+    }
+    world.delete("a.py").await;
+    assert_eq!(world.sync().cycle().await, fine());
+    assert_eq!(world.read("a.py").unwrap(), "not of bucket");
+
+    // After a lost table, what has the very bytes is ours again.
+    fs::remove_file(world.at(".airlock-sync/table.json")).unwrap();
+    assert_eq!(world.sync().cycle().await, fine());
+    world.put("b.py", "newer").await;
+    assert_eq!(world.sync().cycle().await, fine());
+    assert_eq!(world.read("b.py").unwrap(), "newer");
+    world.delete("b.py").await;
+    assert_eq!(world.sync().cycle().await, fine());
+    assert!(!world.at("b.py").exists());
+}
+
+#[tokio::test]
+async fn keys_that_no_client_can_name_do_not_keep_tools_away() {
+    let world = World::new();
+    let object = |key: &str| (format!("n/str-runtime/{key}"), "bytes".to_owned());
+    let here = BTreeMap::from(["../x", "a//b", "manifest.yaml", "python/t.py", "z/./"].map(object));
+    let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
+    let settings = Settings {
+        remote: fake.remote(),
+        namespace: "n".to_owned(),
+        folder: world.folder.clone(),
+        interval: Duration::from_secs(1),
+        bounds: Bounds::default(),
+    };
+    let odd = ["../x", "a//b", "z/./"].map(|key| format!("`n/str-runtime/{key}` cannot be a path"));
+    assert_eq!(ToolSync::open(settings).unwrap().cycle().await, State::Ok { refused: odd.to_vec() });
+    assert_eq!(world.read("manifest.yaml").unwrap(), "bytes");
+    assert_eq!(world.read("python/t.py").unwrap(), "bytes");
+}
+
+#[tokio::test]
+async fn a_planted_folder_for_what_is_on_its_way_is_refused() {
+    let world = World::new();
+    world.put("a.py", "code").await;
+    fs::create_dir_all(world.at(".airlock-sync")).unwrap();
+    fs::set_permissions(world.at(".airlock-sync"), fs::Permissions::from_mode(0o777)).unwrap();
+    let state = world.sync().cycle().await;
+    assert!(matches!(&state, State::Failed(why) if why.contains("not ours alone")), "{state:?}");
+    assert!(!world.at("a.py").exists());
+    fs::set_permissions(world.at(".airlock-sync"), fs::Permissions::from_mode(0o700)).unwrap();
+    assert_eq!(world.sync().cycle().await, fine(), "the control");
 }
 
 #[tokio::test]
@@ -170,7 +238,7 @@ async fn links_are_not_followed_neither_to_write_nor_to_remove() {
     assert_eq!(world.sync().cycle().await, fine(), "the control");
     assert_eq!(world.read("linked/planted").unwrap(), "bytes");
 
-    // A link in place of a file is replaced; one in place of its folder keeps the file behind it.
+    // A link in place of its folder keeps the file behind it, and one in place of a file is somebody's own.
     fs::write(outside.at("planted"), "precious").unwrap();
     fs::remove_dir_all(world.at("linked")).unwrap();
     symlink(&outside.folder, world.at("linked")).unwrap();
@@ -179,6 +247,9 @@ async fn links_are_not_followed_neither_to_write_nor_to_remove() {
     assert_eq!(outside.read("planted").unwrap(), "precious");
     symlink(outside.at("planted"), world.at("file")).unwrap();
     world.put("file", "of the bucket").await;
+    assert_eq!(world.sync().cycle().await, foreign("file"));
+    assert_eq!(outside.read("planted").unwrap(), "precious");
+    fs::remove_file(world.at("file")).unwrap();
     assert_eq!(world.sync().cycle().await, fine());
     assert_eq!(world.read("file").unwrap(), "of the bucket");
     assert_eq!(outside.read("planted").unwrap(), "precious");

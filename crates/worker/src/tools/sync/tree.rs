@@ -10,14 +10,14 @@
 use super::{ancestors, refusal};
 use crate::artifacts::{beneath, names};
 use rustix::{
-    fs::{AtFlags, FlockOperation, Mode, OFlags},
+    fs::{AtFlags, FileType, FlockOperation, Mode, OFlags},
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    io::{self, Read, Write},
+    io::{self, BufRead, BufReader, Read, Write},
     os::fd::OwnedFd,
     path::Path,
 };
@@ -43,6 +43,15 @@ pub(super) struct Wanted {
 pub(super) struct Fetched {
     pub(super) path: String,
     pub(super) draft: String,
+}
+
+/// What there is to do.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// Not here as it is wanted.
+    pub(super) changed: Vec<String>,
+    /// Here from somebody else, and not what is wanted.
+    pub(super) foreign: Vec<String>,
 }
 
 /// What was brought, by path.
@@ -71,8 +80,7 @@ impl Tree {
     /// Opens the folder; makes it if absent. Drafts of before are removed.
     pub(super) fn open(folder: &Path) -> io::Result<Tree> {
         let base = beneath::base(folder)?;
-        let own = beneath::make_folder(&base, OWN)?;
-        rustix::fs::fchmod(&own, Mode::RWXU)?;
+        let own = beneath::own_folder(&base, OWN)?;
         let lock = beneath::open(&own, LOCK, OFlags::RDWR | OFlags::CREATE, 0o600)?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => return Err(io::Error::other("another worker is at it")),
@@ -83,13 +91,21 @@ impl Tree {
         Ok(Tree { base, own, _lock: lock, table })
     }
 
-    /// What is not here as it is wanted.
-    pub(super) fn changed(&self, wanted: &BTreeMap<String, Wanted>) -> Vec<String> {
-        let is_here = |path: &str, object: &Wanted| {
+    /// What of it is not here, or not as it is wanted.
+    pub(super) fn changes(&self, wanted: &BTreeMap<String, Wanted>) -> Changes {
+        let mut changes = Changes::default();
+        for (path, object) in wanted {
             let entry = Entry { mark: object.mark.clone(), size: object.size };
-            self.table.files.get(path) == Some(&entry) && self.size(path) == Some(object.size)
-        };
-        wanted.iter().filter(|(path, object)| !is_here(path, object)).map(|(path, _)| path.clone()).collect()
+            match self.table.files.get(path) {
+                Some(known) if *known == entry && self.size(path) == Some(object.size) => {}
+                // One of the same size is looked at more closely when its object is here.
+                None if self.has_foreign(path) && self.size(path) != Some(object.size) => {
+                    changes.foreign.push(path.clone());
+                }
+                _ => changes.changed.push(path.clone()),
+            }
+        }
+        changes
     }
 
     /// A file of its own for what is on its way.
@@ -100,12 +116,19 @@ impl Tree {
     }
 
     /// Puts everything into its place: code before manifests, which name it, and takes away what vanished at last. What was
-    /// done is written down even if not all could be.
+    /// done is written down even if not all could be. Comes back with the paths where somebody else's files stay.
     pub(super) fn apply(
         mut self,
         wanted: &BTreeMap<String, Wanted>,
         fetched: Vec<Fetched>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Vec<String>> {
+        let (fetched, foreign): (Vec<Fetched>, Vec<Fetched>) =
+            fetched.into_iter().partition(|file| self.may_put(file));
+        self.change_all(wanted, fetched)?;
+        Ok(foreign.into_iter().map(|file| file.path).collect())
+    }
+
+    fn change_all(&mut self, wanted: &BTreeMap<String, Wanted>, fetched: Vec<Fetched>) -> io::Result<()> {
         let vanished: Vec<String> =
             self.table.files.keys().filter(|path| !wanted.contains_key(*path)).cloned().collect();
         if fetched.is_empty() && vanished.is_empty() {
@@ -164,6 +187,27 @@ impl Tree {
         }
     }
 
+    /// Whether its place is ours or free, or has just its bytes.
+    fn may_put(&self, file: &Fetched) -> bool {
+        if self.table.files.contains_key(&file.path) || !self.has_foreign(&file.path) {
+            return true;
+        }
+        let here = beneath::read(&self.base, &file.path).map(File::from);
+        let draft = beneath::read(&self.own, &file.draft).map(File::from);
+        here.and_then(|here| is_same(here, draft?)).unwrap_or(false)
+    }
+
+    /// Whether something is there that is no folder. Folders are never replaced, unless they are empty.
+    fn has_foreign(&self, path: &str) -> bool {
+        let (folders, name) = split(path);
+        let folder = match folders {
+            Some(folders) => beneath::open_folder(&self.base, folders),
+            None => self.base.try_clone(),
+        };
+        let found = folder.map(|folder| rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW));
+        matches!(found, Ok(Ok(found)) if FileType::from_raw_mode(found.st_mode) != FileType::Directory)
+    }
+
     fn take_away(&mut self, path: &str) -> io::Result<()> {
         remove(&self.base, path)?;
         self.table.files.remove(path);
@@ -195,6 +239,19 @@ impl Table {
         file.sync_all()?;
         rustix::fs::renameat(own, &name, own, TABLE)?;
         Ok(rustix::fs::fsync(own)?)
+    }
+}
+
+fn is_same(one: File, other: File) -> io::Result<bool> {
+    let (mut one, mut other) = (BufReader::new(one), BufReader::new(other));
+    loop {
+        let (left, right) = (one.fill_buf()?, other.fill_buf()?);
+        let common = left.len().min(right.len());
+        if common == 0 || left[..common] != right[..common] {
+            return Ok(left.is_empty() && right.is_empty());
+        }
+        one.consume(common);
+        other.consume(common);
     }
 }
 
