@@ -98,6 +98,7 @@ struct Outside {
     _daemons: Daemons,
 }
 
+const HOUSE: &str = "[provider.house]\ndialect = \"openai\"\nbase = \"https://models.example/api\"\n";
 const TAG: &str = "localhost/airlock-worker:test";
 
 impl Outside {
@@ -131,6 +132,12 @@ impl Outside {
         let mut start = script("run.sh", &self.folder, &self.engine);
         start.arg(TAG).env("DETACH", "1").env("CONTAINER_NETWORK", "host").env("CONTAINER_NAME", name);
         start.env("TOOLS_MOUNT", self.tools.path()).env("ARTIFACT_MOUNT", &self.shelf);
+        // A file that is named must be there: where it is not, the worker does not start.
+        fs::write(self.folder.at("house.toml"), HOUSE).expect("a file");
+        start
+            .env("AIRLOCK_CONFIG", "house.toml")
+            .env("SAM_LLM_PROVIDER", "house")
+            .env("SAM_LLM_MODEL", "small");
         // More than this no request may wish.
         start.env("SANDBOX_DEFAULT_PROFILE", "permissive");
         start.env("SAM_NAMESPACE", NAMESPACE).env("SAM_TRANSPORT", self.broker.url());
