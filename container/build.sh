@@ -5,7 +5,8 @@
 #   CONTAINER_CMD            podman or docker
 #   CONTAINER_BUILD_OPTIONS  further options for the engine, separated by blanks
 set -euo pipefail
-here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=container-runtime.sh
 . "$here/container-runtime.sh"
 
 tag=${1:-airlock-worker:latest}
@@ -23,9 +24,11 @@ cp -- "$binary" "$context/airlock"
 chmod 0755 "$context/airlock"
 
 options=()
-[ -n "${BASE:-}" ] && options+=(--build-arg "BASE=$BASE")
-# Separated by blanks on purpose.
-# shellcheck disable=SC2206
-[ -n "${CONTAINER_BUILD_OPTIONS:-}" ] && options+=($CONTAINER_BUILD_OPTIONS)
+if [ -n "${BASE:-}" ]; then
+    options+=(--build-arg "BASE=$BASE")
+fi
+# Separated by blanks, and nothing in them is looked up.
+read -r -d '' -a further <<<"${CONTAINER_BUILD_OPTIONS:-}" || true
+options+=("${further[@]}")
 container_build "$context" "$tag" "${options[@]}"
 echo "built $tag; start it with run.sh $tag" >&2

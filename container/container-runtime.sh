@@ -13,6 +13,7 @@ if [ -z "${CONTAINER_CMD:-}" ]; then
         CONTAINER_CMD=docker
     else
         echo "container-runtime: neither podman nor docker is on the PATH; install one, or set CONTAINER_CMD" >&2
+        # shellcheck disable=SC2317
         return 1 2>/dev/null || exit 1
     fi
 fi
@@ -26,7 +27,7 @@ esac
 export CONTAINER_KIND
 
 # The folder of this file, for what lies beside it.
-CONTAINER_FOLDER=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+CONTAINER_FOLDER=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 
 _container_say() {
     printf '+ %s' "$CONTAINER_CMD" >&2
@@ -47,8 +48,7 @@ container_build() { # CONTEXT TAG [OPTION…]
 # What Airlock needs in a container to make sandboxes, found by trying and checked by `airlock doctor`. Sets CONTAINER_SECURITY.
 # - An ordinary user needs no capability, but namespaces (the engine's own filter of system calls forbids them) and a /proc
 #   without covers (below them the kernel lets nobody make a new one).
-# - With CONTAINER_ROOT=1 it is root with eight capabilities, and /proc may stay covered. Only so do tools of the profile
-#   `permissive` run: to show them /etc below an engine's mounts takes a root that may mount.
+# - With CONTAINER_ROOT=1 it is root with eight capabilities, and /proc may stay covered.
 container_security() {
     CONTAINER_SECURITY=(--cap-drop ALL --security-opt no-new-privileges)
     CONTAINER_SECURITY+=(--security-opt "seccomp=$CONTAINER_FOLDER/seccomp.json")
@@ -81,11 +81,11 @@ container_names() {
     CONTAINER_NAMES=()
     case ${CONTAINER_NETWORK:-} in
         none) CONTAINER_NAMES+=(--network none) ;;
-        host) CONTAINER_NAMES+=(--network host --add-host=host.containers.internal:127.0.0.1) ;;
+        host) CONTAINER_NAMES+=(--network host --add-host host.containers.internal:127.0.0.1) ;;
         *)
             [ -n "${CONTAINER_NETWORK:-}" ] && CONTAINER_NAMES+=(--network "$CONTAINER_NETWORK")
             # Podman has that name by itself.
-            [ "$CONTAINER_KIND" = docker ] && CONTAINER_NAMES+=(--add-host=host.containers.internal:host-gateway)
+            [ "$CONTAINER_KIND" = docker ] && CONTAINER_NAMES+=(--add-host host.containers.internal:host-gateway)
             ;;
     esac
     return 0
@@ -104,7 +104,17 @@ container_logs() { # NAME [OPTION…]
     "$CONTAINER_CMD" logs "$@" "$name"
 }
 
-# Longer than the worker takes to end what it has begun (SAM_DRAIN_SECONDS).
+# Longer than the worker takes to end what it has begun (SAM_DRAIN_SECONDS; 25 where that is no number, as the worker has it).
 container_stop() { # NAME [SECONDS]
-    "$CONTAINER_CMD" stop -t "${2:-$((${SAM_DRAIN_SECONDS:-25} + 10))}" "$1"
+    local seconds=${2:-}
+    if [ -z "$seconds" ]; then
+        seconds=${SAM_DRAIN_SECONDS:-25}
+        # Digits only: in a sum the shell would carry out what it finds.
+        [[ $seconds =~ ^[0-9]{1,5}$ ]] || seconds=25
+        seconds=$((10#$seconds + 10))
+    elif ! [[ $seconds =~ ^[0-9]{1,6}$ ]]; then
+        echo "container_stop: the seconds are no number" >&2
+        return 2
+    fi
+    "$CONTAINER_CMD" stop -t "$seconds" "$1"
 }

@@ -21,16 +21,27 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt::set_ipv6_v6only;
 use serde_json::{Value, json};
-use std::{convert::Infallible, io, net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    io,
+    net::{Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::watch,
+    task::{AbortHandle, yield_now},
     time::timeout,
 };
 
-/// Connections at once.
-const MOST_CONNECTIONS: usize = 64;
+/// Connections at once; whoever comes beyond them takes the place of the oldest.
+const MOST_CONNECTIONS: usize = 128;
+/// Those that the system holds until they are taken.
+const BACKLOG: u32 = 1024;
 /// Headers of a request, and their bytes; hyper wants no less.
 const MOST_HEADERS: usize = 64;
 const LARGEST_HEAD: usize = 8 << 10;
@@ -63,26 +74,46 @@ pub struct Health {
     pub parked: Arc<dyn Fn() -> usize + Send + Sync>,
 }
 
-/// Listens on all addresses: whoever asks is outside the container.
+/// Listens on all addresses, of both kinds where the machine has both: whoever asks is outside the container.
 pub async fn listen(port: u16) -> io::Result<TcpListener> {
-    TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await
+    match listen_on_both(port) {
+        // The other kind alone would leave half of the askers to a stranger.
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(error),
+        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
+        Ok(listener) => Ok(listener),
+    }
+}
+
+fn listen_on_both(port: u16) -> io::Result<TcpListener> {
+    let socket = TcpSocket::new_v6()?;
+    // Machines can have it otherwise.
+    set_ipv6_v6only(&socket, false)?;
+    socket.set_reuseaddr(true)?;
+    socket.bind((Ipv6Addr::UNSPECIFIED, port).into())?;
+    socket.listen(BACKLOG)
 }
 
 impl Health {
-    /// Answers until the task is ended.
+    /// Answers until the task is ended. Whoever asks is answered at once, so the oldest connection is one that does not ask:
+    /// it goes where there is no room for another.
     pub async fn serve(self, listener: TcpListener) {
-        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let mut open: VecDeque<AbortHandle> = VecDeque::with_capacity(MOST_CONNECTIONS);
         loop {
-            let Ok(place) = room.clone().acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let health = self.clone();
-                    tokio::spawn(async move {
-                        let _place = place;
-                        health.converse(stream).await;
-                    });
+                    open.retain(|connection| !connection.is_finished());
+                    if open.len() >= MOST_CONNECTIONS {
+                        open.pop_front().iter().for_each(AbortHandle::abort);
+                    }
+                    open.push_back(tokio::spawn(self.clone().converse(stream)).abort_handle());
+                    // Those who have asked come before those who connect.
+                    yield_now().await;
                 }
-                Err(_) => tokio::time::sleep(BREATH).await,
+                Err(_) => {
+                    // Most likely there are no descriptors left.
+                    open.pop_front().iter().for_each(AbortHandle::abort);
+                    tokio::time::sleep(BREATH).await;
+                }
             }
         }
     }

@@ -110,12 +110,32 @@ async fn large_heads_are_cut_off() {
     assert_eq!(worker.get("/healthz").await.0, 200);
 }
 
-#[tokio::test(start_paused = true)]
-async fn whoever_says_nothing_makes_room() {
+#[tokio::test]
+async fn whoever_says_nothing_makes_room_the_oldest_first() {
     let worker = worker().await;
+    let more = 20;
     let mut silent = Vec::new();
-    for _ in 0..MOST_CONNECTIONS {
+    for _ in 0..MOST_CONNECTIONS + more {
         silent.push(TcpStream::connect(worker.address).await.unwrap());
     }
     assert_eq!(worker.get("/healthz").await.0, 200);
+    let late = silent.split_off(more + 1);
+    for mut gone in silent {
+        // Cut off, one way or the other.
+        assert!(matches!(gone.read(&mut [0]).await, Ok(0) | Err(_)));
+    }
+    let waits = |stream: &TcpStream| matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+    assert!(late.iter().all(waits), "nobody was cut off but the oldest");
+    assert_eq!(worker.get("/healthz").await.0, 200);
+}
+
+#[tokio::test]
+async fn it_listens_on_addresses_of_both_kinds() {
+    let listener = listen(0).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let port = address.port();
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+    // A machine without the newer kind has the older alone.
+    assert_eq!(TcpStream::connect((Ipv6Addr::LOCALHOST, port)).await.is_ok(), address.is_ipv6());
+    assert_eq!(listen(port).await.unwrap_err().kind(), io::ErrorKind::AddrInUse);
 }

@@ -243,7 +243,7 @@ fn patience(reader: &mut Reader<'_>, transport: Transport) -> Result<Patience, M
         false => other[index],
     };
     let (tries, pause) = (pick(0), pick(1));
-    let tries = reader.number(&[tries], default, 0..=u64::from(u32::MAX))?;
+    let tries = reader.tries(tries, default)?;
     // Not less: a broker that is gone would be asked without a pause.
     let pause = reader.number(&[pause], 3000, 50..=LONGEST_PAUSE_MS)?;
     Ok(Patience { tries, pause: Duration::from_millis(pause) })

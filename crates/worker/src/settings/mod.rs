@@ -258,9 +258,22 @@ fn tools(reader: &mut Reader<'_>) -> Result<Tools, Mistake> {
     let manifest = reader.path(&["MANIFEST_PATH"])?.unwrap_or_else(|| folder.join("manifest.yaml"));
     let python = reader.path(&["TOOLS_PYTHON_DIR"])?.unwrap_or_else(|| folder.join("python"));
     let site_packages = reader.path(&["SAM_SITE_PACKAGES"])?;
-    let (index, trusted_host) = (reader.text(&["PIP_INDEX_URL"])?, reader.text(&["PIP_TRUSTED_HOST"])?);
+    let (index, trusted_host) = (index(reader)?, reader.text(&["PIP_TRUSTED_HOST"])?);
     let sync = store::sync(reader)?;
     Ok(Tools { folder, manifest, python, site_packages, index, trusted_host, sync })
+}
+
+/// Where packages come from. Whoever installs them sees the address: what may be secret in it is refused, and not repeated.
+fn index(reader: &Reader<'_>) -> Result<Option<String>, Mistake> {
+    let Some(Found { name, value }) = reader.found(&["PIP_INDEX_URL"])? else { return Ok(None) };
+    match value.contains(['@', '?', '#']) {
+        false => Ok(Some(value)),
+        true => Err(Mistake::new(
+            name,
+            format!("`{name}` has a name, a password or a query in it, which no sandbox is given"),
+            "write https://HOST/simple; an index that asks who you are needs a mirror that does not, or wheels beside the manifest",
+        )),
+    }
 }
 
 fn calls(reader: &mut Reader<'_>) -> Result<Calls, Mistake> {

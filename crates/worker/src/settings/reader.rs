@@ -123,6 +123,16 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// How often something is tried, where 0 is for ever. So is what is below it, in the words of some brokers' own programs.
+    pub(super) fn tries(&mut self, name: &'static str, default: u64) -> Result<u64, Mistake> {
+        let value = self.text(&[name])?.unwrap_or_default();
+        if value.parse::<i64>().is_ok_and(|number| number < 0) {
+            self.tell(name, format!("{value} is taken for 0, which is for ever"));
+            return Ok(0);
+        }
+        self.number(&[name], default, 0..=u64::from(u32::MAX))
+    }
+
     /// Yes or no.
     pub(super) fn flag(&mut self, name: &'static str) -> Result<Option<bool>, Mistake> {
         let Some(Found { value, .. }) = self.found(&[name])? else { return Ok(None) };

@@ -130,12 +130,11 @@ fn scope(reader: &mut Reader<'_>) -> Result<ScopeOf, Mistake> {
     match (reader.text(&["ARTIFACT_SCOPE"])?.as_deref(), value) {
         (Some("custom"), Some(value)) => Ok(ScopeOf::Custom(value)),
         (Some("custom"), None) => Err(half("ARTIFACT_SCOPE", "ARTIFACT_SCOPE_VALUE")),
-        (Some("app"), _) => Ok(ScopeOf::App),
-        (None | Some("namespace"), value) => {
+        (scope @ (None | Some("namespace" | "app")), value) => {
             if value.is_some() {
                 reader.tell("ARTIFACT_SCOPE_VALUE", "it has no meaning without `ARTIFACT_SCOPE=custom`");
             }
-            Ok(ScopeOf::Namespace)
+            Ok(if scope == Some("app") { ScopeOf::App } else { ScopeOf::Namespace })
         }
         (Some(other), _) => Err(Mistake::new(
             "ARTIFACT_SCOPE",
@@ -149,11 +148,18 @@ pub(super) fn sync(reader: &mut Reader<'_>) -> Result<Option<Sync>, Mistake> {
     let is_on = reader.flag("TOOL_SYNC_ENABLED")?.unwrap_or(false);
     let seconds = reader.number(&["TOOL_SYNC_INTERVAL"], 10, 1..=86_400)?;
     let kind = reader.text(&["OBJECT_STORAGE_TYPE"])?;
-    if let Some(other) = kind.as_deref().filter(|kind| !["s3", "gcs"].contains(kind)) {
-        return Err(no_store("OBJECT_STORAGE_TYPE", other, "s3 or gcs"));
-    }
-    if !is_on {
-        return Ok(None);
+    let other = kind.as_deref().filter(|kind| !["s3", "gcs"].contains(kind));
+    match other {
+        // The mesh has it for its own purposes, too.
+        Some(other) if !is_on => {
+            let message =
+                format!("`{}` is not supported, and not needed: no tools are fetched", shown(other));
+            reader.tell("OBJECT_STORAGE_TYPE", message);
+            return Ok(None);
+        }
+        Some(other) => return Err(no_store("OBJECT_STORAGE_TYPE", other, "s3 or gcs")),
+        None if !is_on => return Ok(None),
+        None => {}
     }
     let names = ["STR_S3_BUCKET_NAME", "STR_S3_BUCKET", "OBJECT_STORAGE_BUCKET_NAME", "S3_BUCKET_NAME"];
     let from = if kind.as_deref() == Some("gcs") {

@@ -66,7 +66,11 @@ const DESCRIBED: &[Described] = &[
     ("SOLACE_TLS_TRUST_STORE_DIR", "", "the same"),
     ("SOLACE_CLIENT_CERT_PATH", "", "our certificate (PEM), for brokers that ask for one"),
     ("SOLACE_CLIENT_KEY_PATH", "", "its key"),
-    ("SOLACE_RECONNECT_RETRIES", "10", "tries in a row to connect, then the worker ends; 0 is for ever"),
+    (
+        "SOLACE_RECONNECT_RETRIES",
+        "10",
+        "tries in a row to connect, then the worker ends; 0 or less is for ever",
+    ),
     ("SOLACE_RECONNECT_DELAY_MS", "3000", "milliseconds between two tries"),
     (
         "SAM_POOL",
@@ -98,12 +102,12 @@ const DESCRIBED: &[Described] = &[
     (
         "DEFAULT_TIMEOUT_SECONDS",
         "300",
-        "a tool's time where neither the request, the tool nor the manifest says one",
+        "a tool's time where neither the request nor the manifest says one; agents always do",
     ),
     (
         "SANDBOX_DEFAULT_PROFILE",
         "standard",
-        "restrictive, standard or permissive, where neither manifest nor request says",
+        "restrictive, standard or permissive: the most that a request may wish, and what counts where nobody says",
     ),
     ("SANDBOX_MODE", "bwrap", "`bwrap`: every tool in a sandbox; `direct` and others are refused"),
     ("STR_SANDBOX_MODE", "", "the same"),
@@ -149,7 +153,7 @@ const DESCRIBED: &[Described] = &[
         "whether tools are fetched from object storage, from below NAMESPACE/str-runtime/",
     ),
     ("TOOL_SYNC_INTERVAL", "10", "seconds between two looks"),
-    ("OBJECT_STORAGE_TYPE", "s3", "s3 or gcs; azure is refused"),
+    ("OBJECT_STORAGE_TYPE", "s3", "s3 or gcs; with TOOL_SYNC_ENABLED others are refused"),
     ("STR_S3_BUCKET_NAME", "", "bucket that tools are fetched from"),
     ("STR_S3_BUCKET", "", "the same"),
     ("OBJECT_STORAGE_BUCKET_NAME", "", "the same"),

@@ -90,7 +90,7 @@ const SPECIFIED: &[(&str, &str, Environment<'static>, Does)] = &[
     ("ARTIFACT_SCOPE_VALUE", "ours", &[("ARTIFACT_SCOPE", "custom")], Shows("scope: Custom(\"ours\")")),
     ("TOOL_SYNC_ENABLED", "yes", &[("STR_S3_BUCKET_NAME", "t")], Shows("sync: Some(")),
     ("TOOL_SYNC_INTERVAL", "99", SYNC, Shows("interval: 99s")),
-    ("OBJECT_STORAGE_TYPE", "azure", &[], Refuses),
+    ("OBJECT_STORAGE_TYPE", "azure", SYNC, Refuses),
     ("STR_S3_BUCKET_NAME", "jar", &[("TOOL_SYNC_ENABLED", "1")], Shows("S3 { bucket: \"jar\"")),
     ("STR_S3_BUCKET", "jar", &[("TOOL_SYNC_ENABLED", "1")], Shows("S3 { bucket: \"jar\"")),
     ("OBJECT_STORAGE_BUCKET_NAME", "jar", &[("TOOL_SYNC_ENABLED", "1")], Shows("S3 { bucket: \"jar\"")),
@@ -373,6 +373,39 @@ fn numbers_that_are_none_are_told_and_the_default_stays() {
     }
     assert_eq!(given(&[("HEALTH_PORT", "0")]).0.health_port, None);
     assert_eq!(given(&[("SOLACE_RECONNECT_RETRIES", "0")]).0.broker.patience.tries, 0);
+}
+
+#[test]
+fn what_counts_otherwise_than_it_was_written_is_told() {
+    let told = |environment: Environment<'_>| {
+        let (settings, notices) = given(environment);
+        (settings, notices.into_iter().map(|notice| notice.to_string()).collect::<Vec<_>>())
+    };
+    let (settings, notices) = told(&[("SOLACE_RECONNECT_RETRIES", "-1")]);
+    assert_eq!(settings.broker.patience.tries, 0);
+    assert_eq!(notices, ["SOLACE_RECONNECT_RETRIES: -1 is taken for 0, which is for ever"]);
+    let (settings, notices) = told(&[("SOLACE_RECONNECT_RETRIES", "ten")]);
+    assert_eq!((settings.broker.patience.tries, notices.len()), (10, 1));
+    for scope in ["app", "namespace"] {
+        let (_, notices) = told(&[("ARTIFACT_SCOPE", scope), ("ARTIFACT_SCOPE_VALUE", "ours")]);
+        assert_eq!(notices, ["ARTIFACT_SCOPE_VALUE: it has no meaning without `ARTIFACT_SCOPE=custom`"]);
+    }
+    let (settings, notices) = told(&[("OBJECT_STORAGE_TYPE", "azure")]);
+    assert!(settings.tools.sync.is_none());
+    assert!(notices.len() == 1 && notices[0].starts_with("OBJECT_STORAGE_TYPE: "), "{notices:?}");
+}
+
+#[test]
+fn an_index_that_may_have_a_secret_in_it_is_refused_and_not_repeated() {
+    for url in ["https://ana:canary@h/simple", "https://h/simple?token=canary", "https://h/simple#canary"] {
+        let mistake = refused(&[("PIP_INDEX_URL", url)]);
+        assert_eq!(mistake.variable, "PIP_INDEX_URL");
+        assert!(!format!("{mistake:?}").contains("canary"), "{mistake:?}");
+    }
+    assert_eq!(
+        given(&[("PIP_INDEX_URL", "https://h/simple")]).0.tools.index.as_deref(),
+        Some("https://h/simple")
+    );
 }
 
 #[test]

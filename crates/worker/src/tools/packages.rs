@@ -264,7 +264,7 @@ impl Index {
             (None, None) => return Err(Problem::new("PIP_INDEX_URL is no address of an index", hint)),
         };
         let host = rest.split('/').next().unwrap_or_default();
-        if !is_host(host) || rest.contains(|letter: char| letter.is_control() || " @\"'".contains(letter)) {
+        if !is_host(host) || rest.contains(|letter: char| letter.is_control() || " @?#\"'".contains(letter)) {
             let message = "PIP_INDEX_URL is no plain address: credentials are given to no sandbox";
             return Err(Problem::new(message, hint));
         }

@@ -187,6 +187,8 @@ fn an_index_has_no_credentials_and_tls_unless_its_host_is_trusted() {
         "https://",
         "https://a b",
         "https://a/'",
+        "https://pypi.example/simple?token=secret",
+        "https://pypi.example/simple#secret",
     ] {
         assert!(check(url, None).is_err(), "{url}");
     }
