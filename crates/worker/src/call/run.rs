@@ -31,8 +31,9 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-/// What a tool has to end by itself after SIGTERM. Nobody waits for it.
+/// What a tool has to end by itself after SIGTERM. Nobody waits for it but for its last words, and for those not long.
 const GRACE: Duration = Duration::from_secs(2);
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// What its files may take to be kept, beyond its time: less than its asker's patience.
 const LONGEST_KEEPING: Duration = Duration::from_secs(7);
 /// What a question to a model that is under way may take to be given up.
@@ -132,8 +133,12 @@ impl Call<'_> {
             let ended = match ended {
                 Ok(result) => Ok((room, result)),
                 Err(why) => {
-                    // It is asked to end at once, and nobody waits for that.
+                    // It is asked to end at once. Its last words are waited for, its end is not.
                     room.leave_to_stop(exec.clone(), GRACE).await;
+                    tokio::select! {
+                        _ = tokio::time::timeout(LAST_WORDS, exec.wait()) => {}
+                        never = statuses.forward(&self.statuses) => match never {},
+                    }
                     Err(why)
                 }
             };
