@@ -128,12 +128,13 @@ pub struct Called {
 
 impl From<call::Done> for Called {
     fn from(done: call::Done) -> Called {
-        let call::Done { outcome, stdout, stderr, limits_hit, notes, spent, was_warm, bytes_in } = done;
+        let call::Done { outcome, stdout, stderr, limits_hit, notes, spent, was_warm, bytes_in, unsaid } =
+            done;
         let bytes_out = match &outcome {
             Outcome::Success { artifacts, .. } => artifacts.iter().map(|artifact| artifact.size_bytes).sum(),
             Outcome::TimedOut { .. } | Outcome::Refused(_) | Outcome::Cancelled => 0,
         };
-        let seen = Seen { stdout, stderr, limits_hit, notes, spent, was_warm, bytes_in, bytes_out };
+        let seen = Seen { stdout, stderr, limits_hit, notes, spent, was_warm, bytes_in, bytes_out, unsaid };
         Called { outcome, seen }
     }
 }

@@ -151,10 +151,13 @@ def polite():
     signal.signal(signal.SIGTERM, leave)
     os.write(pipe, b'{"status": "ready"}\n')
     time.sleep(60)
-def stubborn():
-    import signal
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(60)
+def stubborn(mark):
+    import ctypes, signal
+    # Its name is what can be seen of it from outside.
+    signal.signal(signal.SIGTERM, lambda *_: ctypes.CDLL(None).prctl(15, mark.encode(), 0, 0, 0))
+    pipe = os.open("/workspace/status.pipe", os.O_WRONLY | os.O_NONBLOCK)
+    os.write(pipe, b'{"status": "ready"}\n')
+    while True: time.sleep(60)
 def shouts():
     for number in range(20000): print("line %06d" % number)
     return {}
@@ -295,18 +298,36 @@ async fn a_call_ends_with_its_time_and_when_it_is_cancelled() {
     place.close().await;
 }
 
+/// Whether there is a process of this name.
+fn is_running(name: &str) -> bool {
+    let names = fs::read_dir("/proc").unwrap().flatten();
+    names.flat_map(|entry| fs::read_to_string(entry.path().join("comm"))).any(|comm| comm.trim() == name)
+}
+
 #[tokio::test]
-async fn a_tool_is_asked_to_end_before_it_is_made_to() {
-    let place = Place::new("polite", TOOLS);
+async fn the_outcome_waits_for_no_tool_that_is_asked_to_end() {
+    let place = Place::new("stubborn", TOOLS);
+    let boxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
+    let mark = format!("asked{}", std::process::id());
+    let order = Order { time: Duration::from_secs(3), ..place.order("stubborn", json!({"mark": mark})) };
+    let (done, said) = place.carry_out(order).await;
+    assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
+    assert_eq!(boxes(), 1, "the outcome is there before the box is gone");
+    assert_eq!(said, ["ready"], "what was said before comes before it");
+    let asked = async {
+        while !is_running(&mark) {
+            assert_eq!(boxes(), 1, "the box went, and the tool was not asked");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), asked).await.unwrap();
+    // One that ends by itself when it is asked.
     let order = Order { time: Duration::from_secs(3), ..place.order("polite", json!({})) };
     let (done, said) = place.carry_out(order).await;
     assert!(matches!(done.outcome, Outcome::TimedOut { .. }), "{done:?}");
-    assert_eq!(said, ["ready", "goodbye"]);
-    let order = Order { time: Duration::from_secs(2), ..place.order("stubborn", json!({})) };
-    let (done, _) = place.carry_out(order).await;
-    let Outcome::TimedOut { took } = done.outcome else { panic!("{done:?}") };
-    assert!(took < crate::desk::PATIENCE, "its asker still waits: {took:?}");
+    assert_eq!(said.first().map(String::as_str), Some("ready"));
     place.close().await;
+    assert!(!is_running(&mark), "and is gone");
 }
 
 #[tokio::test]
@@ -335,7 +356,10 @@ async fn of_what_a_tool_prints_the_beginning_and_the_end_are_kept() {
 const FILES: &str = r#"
 import os, json, time
 
-def reads(name): return {"content": open("/workspace/input/" + name).read(), "args": json.load(open("/workspace/runner_args.json"))}
+def reads(name, large=None):
+    found = {"content": open("/workspace/input/" + name).read(), "args": json.load(open("/workspace/runner_args.json"))}
+    if large: found["size"] = os.stat("/workspace/input/" + large).st_size
+    return found
 def writes():
     open("/workspace/output/a.txt", "w").write("made")
     open("/workspace/output/b.json", "w").write("{}")
@@ -435,6 +459,63 @@ async fn a_call_whose_files_are_missing_or_misnamed_is_not_made() {
     let reference = crate::wire::request::Reference { filename: "absent.txt".to_owned(), version: None };
     order.invoke.references.insert("x".to_owned(), reference);
     assert_eq!(refused(&place.carry_out(order).await.0).0, ErrorCode::ArtifactError);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn files_of_one_name_and_large_ones_are_put_in_place() {
+    let place = Place::new("several", FILES);
+    let scope = crate::artifacts::Scope {
+        app: "app".to_owned(),
+        user: "user".to_owned(),
+        session: "session".to_owned(),
+    };
+    let large = bytes::Bytes::from(vec![b'l'; 9 << 20]);
+    for bytes in [bytes::Bytes::from_static(b"first"), bytes::Bytes::from_static(b"second")] {
+        place.shelf.save(&scope, "same.txt", "text/plain", bytes).await.unwrap();
+    }
+    place.shelf.save(&scope, "large.bin", "x/y", large).await.unwrap();
+    let reference =
+        |name: &str, version| crate::wire::request::Reference { filename: name.to_owned(), version };
+    let mut order = place.order("reads", json!({"name": "same.txt", "large": "large.bin"}));
+    let file = Preloaded {
+        filename: "same.txt".to_owned(),
+        content: b"brought".to_vec(),
+        mime_type: "text/plain".to_owned(),
+        version: 7,
+    };
+    order.invoke.preloaded.insert("z".to_owned(), file);
+    order.invoke.references.insert("a".to_owned(), reference("same.txt", None));
+    order.invoke.references.insert("b".to_owned(), reference("same.txt", Some(0)));
+    order.invoke.references.insert("c".to_owned(), reference("large.bin", None));
+    let (done, _) = place.carry_out(order).await;
+    let (found, _) = success(&done);
+    assert_eq!(found["content"], "first", "the last of a name");
+    assert_eq!((&found["size"], done.bytes_in), (&json!(9 << 20), (9 << 20) + 5));
+    let told = &found["args"]["artifact_metadata"];
+    let versions = ["a", "b", "c", "z"].map(|key| told[key]["version"].as_i64().unwrap());
+    assert_eq!(versions, [1, 0, 0, 7]);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_file_that_does_not_come_is_no_tool_that_was_too_slow() {
+    let place = Place::new("no-file", FILES);
+    // All that files may take is taken, so that no store is asked.
+    let held = place.caller.0.budget.lease(u64::MAX).await;
+    let order = || {
+        let mut order = place.order("writes", json!({}));
+        order.time = Duration::from_secs(3);
+        let reference = crate::wire::request::Reference { filename: "late.txt".to_owned(), version: None };
+        order.invoke.references.insert("x".to_owned(), reference);
+        order
+    };
+    let (code, message) = refused(&place.carry_out(order()).await.0);
+    assert_eq!(code, ErrorCode::ArtifactError);
+    assert!(message.contains("was not there after"), "{message}");
+    drop(held);
+    let (_, message) = refused(&place.carry_out(order()).await.0);
+    assert!(message.contains("no such file"), "the control: {message}");
     place.close().await;
 }
 

@@ -162,6 +162,12 @@ pub(crate) fn look(folder: BorrowedFd<'_>, name: &str) -> Result<FileType, Unrea
     Ok(kind(&found))
 }
 
+/// How many bytes are there by that name, as far as anybody can tell.
+pub(crate) fn size(folder: BorrowedFd<'_>, name: &str) -> Result<u64, Unread> {
+    let found = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_err(Unread::of)?;
+    Ok(u64::try_from(found.st_size).unwrap_or(u64::MAX))
+}
+
 fn open(folder: BorrowedFd<'_>, name: &str, flags: OFlags, mode: u32) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_MAGICLINKS

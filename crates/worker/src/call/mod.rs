@@ -20,6 +20,7 @@
 
 mod arguments;
 mod ask;
+mod budget;
 mod handle;
 mod output;
 pub mod places;
@@ -40,6 +41,7 @@ use crate::{
     warm::Warm,
     wire::{answer::CreatedArtifact, code::Refusal, request::Invoke},
 };
+use budget::Budget;
 use engine::Engine;
 use profile::Profile;
 use room::Rooms;
@@ -60,7 +62,7 @@ use tokio::sync::{mpsc, watch};
 pub struct Order {
     pub tool: Arc<Tool>,
     pub invoke: Box<Invoke>,
-    /// The time that it has: SIGTERM at its end, SIGKILL a little later.
+    /// The time that it has. At its end there is the outcome; the tool gets SIGTERM, and SIGKILL a little later.
     pub time: Duration,
     pub profile: Profile,
 }
@@ -94,6 +96,8 @@ pub struct Done {
     pub was_warm: bool,
     /// Files that it was given, in bytes.
     pub bytes_in: u64,
+    /// Statuses that were read of it and that nobody was told.
+    pub unsaid: u64,
 }
 
 /// What all calls have in common.
@@ -120,6 +124,8 @@ struct Inner {
     models: Option<Models>,
     settings: Settings,
     warm: Arc<Warm>,
+    /// What files of all calls may take of our memory.
+    budget: Budget,
     /// Whether it was told that two writers may get one version.
     is_weakness_told: AtomicBool,
 }
@@ -136,6 +142,7 @@ impl Caller {
             models,
             settings,
             warm,
+            budget: Budget::new(),
             is_weakness_told: AtomicBool::new(false),
         }))
     }

@@ -5,6 +5,7 @@
 //! which the tool wrote would lose it in silence.
 
 use super::{
+    budget::{self, Budget},
     handle::{self, Workspace},
     places,
     result::Said,
@@ -35,8 +36,10 @@ const LONGEST_NAME: usize = 255;
 const LONGEST_DESCRIPTION: usize = 4096;
 const LONGEST_TYPE: usize = 255;
 /// One file, and all together.
-const LARGEST_FILE: u64 = 256 << 20;
+const LARGEST_FILE: u64 = budget::MOST;
 const LARGEST_ALL: u64 = 512 << 20;
+/// What a file may grow by between being looked at and being read.
+const GROWTH: u64 = 1 << 20;
 /// Notes about what was left out.
 const MOST_NOTES: usize = 20;
 
@@ -115,12 +118,13 @@ impl Found {
         Ok(())
     }
 
-    /// Keeps them one by one, in the order of their names: so no more than one is in memory.
+    /// Keeps them one by one, in the order of their names: so no more than one is in memory, within the budget of all calls.
     pub(crate) async fn keep(
         mut self,
         workspace: &Workspace,
         shelf: &Shelf,
         scope: &Scope,
+        budget: &Budget,
     ) -> Result<Vec<CreatedArtifact>, Refusal> {
         let mut told = std::mem::take(&mut self.told);
         // The file is what the tool wrote last; what came with the result stands in for one that is not there.
@@ -131,14 +135,25 @@ impl Found {
             return Err(refuse(format!("the tool left {} files, and may leave {MOST_FILES}", all.len())));
         }
         let (mut kept, mut left) = (Vec::new(), LARGEST_ALL);
-        for name in all {
+        let mut all = all.into_iter();
+        while let Some(name) = all.next() {
             let told = told.remove(&name).unwrap_or_default();
-            let saved = self.keep_one(workspace, shelf, scope, name, told, left).await;
-            let artifact = saved.map_err(|refusal| behind(refusal, &kept))?;
+            let size = self.size(&name, &told).min(LARGEST_FILE.min(left));
+            let _lease = budget.lease(size + GROWTH).await;
+            let saved = self.keep_one(workspace, shelf, scope, name, told, (size + GROWTH).min(left)).await;
+            let artifact = saved.map_err(|refusal| behind(refusal, &kept, all.by_ref()))?;
             left -= artifact.size_bytes.min(left);
             kept.push(artifact);
         }
         Ok(kept)
+    }
+
+    /// What a file takes: as it lies there, or as it came with the result.
+    fn size(&self, name: &str, told: &Told) -> u64 {
+        match self.folder.as_ref().filter(|_| self.names.contains(name)) {
+            Some(folder) => handle::size(folder.as_fd(), name).unwrap_or_default(),
+            None => told.content.as_ref().map_or(0, |content| content.len() as u64),
+        }
     }
 
     async fn keep_one(
@@ -171,13 +186,23 @@ impl Found {
     }
 }
 
-/// What was kept before the one that was not is there to stay, and the asker should know.
-fn behind(refusal: Refusal, kept: &[CreatedArtifact]) -> Refusal {
-    if kept.is_empty() {
-        return refusal;
-    }
-    let names: Vec<_> = kept.iter().take(10).map(|file| format!("`{}`", shown(&file.filename))).collect();
-    Refusal::new(refusal.code, format!("{}. Kept were {}", refusal.message, names.join(", ")))
+/// What was kept before the one that was not is there to stay, what comes behind it is not kept, and the asker should know.
+fn behind(refusal: Refusal, kept: &[CreatedArtifact], left: impl Iterator<Item = String>) -> Refusal {
+    let kept = listed(kept.iter().map(|file| file.filename.as_str()));
+    let left: Vec<_> = left.collect();
+    let left = listed(left.iter().map(String::as_str));
+    let kept = kept.map(|names| format!(". Kept were {names}")).unwrap_or_default();
+    let left = left.map(|names| format!(". Not kept either: {names}")).unwrap_or_default();
+    Refusal::new(refusal.code, format!("{}{kept}{left}", refusal.message))
+}
+
+/// Some names, and how many there are more; nothing for none.
+fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> Option<String> {
+    const MOST: usize = 10;
+    let more = names.len().saturating_sub(MOST);
+    let shown: Vec<_> = names.take(MOST).map(|name| format!("`{}`", shown(name))).collect();
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!shown.is_empty()).then(|| shown.join(", ") + &more)
 }
 
 /// What the result says of files, by their names.
@@ -300,6 +325,25 @@ mod tests {
             ]));
             assert_eq!(told.unwrap_err().code, Code::ArtifactError, "{name}");
         }
+    }
+
+    #[test]
+    fn what_is_kept_and_what_is_not_is_told() {
+        let kept = |name: &str| CreatedArtifact {
+            filename: name.to_owned(),
+            version: 0,
+            mime_type: String::new(),
+            size_bytes: 0,
+            description: None,
+        };
+        let told = |kept: &[CreatedArtifact], left: Vec<String>| {
+            behind(refuse("`b` cannot be kept".to_owned()), kept, left.into_iter()).message
+        };
+        assert_eq!(told(&[], Vec::new()), "`b` cannot be kept");
+        let both = told(&[kept("a")], vec!["c".to_owned(), "d".to_owned()]);
+        assert_eq!(both, "`b` cannot be kept. Kept were `a`. Not kept either: `c`, `d`");
+        let many = told(&[], (10..30).map(|number| number.to_string()).collect());
+        assert!(many.ends_with("`19` and 10 more"), "{many}");
     }
 
     #[test]

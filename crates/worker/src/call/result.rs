@@ -7,6 +7,7 @@ use super::{
 use crate::wire::{
     answer,
     code::{Code, Refusal},
+    fields,
 };
 use serde_json::{Map, Value};
 
@@ -36,9 +37,18 @@ pub(crate) fn read(workspace: &Workspace, most: u64) -> Result<Said, Refusal> {
     understand(&bytes)
 }
 
-/// How deep it may be is bounded by whoever parses.
+/// How deep it may be is bounded by whoever parses; what its values take, here: `[{},{},…` takes a hundred times its text.
 fn understand(bytes: &[u8]) -> Result<Said, Refusal> {
     let bad = |why: &str| Refusal::new(Code::InternalError, format!("the result of the tool is {why}"));
+    if fields::room(bytes) > fields::MOST_ROOM {
+        let most = fields::MOST_ROOM;
+        return Err(Refusal::new(
+            Code::ExecutionError,
+            format!(
+                "the result has more values than fit into {most} bytes. Let the tool write large results to files"
+            ),
+        ));
+    }
     let said = serde_json::from_slice(bytes).map_err(|error| bad(&format!("no JSON: {error}")))?;
     let Value::Object(mut said) = said else { return Err(bad("no JSON object")) };
     match said.remove("error").filter(is_true) {
@@ -114,6 +124,20 @@ mod tests {
         }
         let deep = format!("{{\"result\":{}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
         assert_eq!(understand(deep.as_bytes()).unwrap_err().code, Code::InternalError);
+    }
+
+    #[test]
+    fn more_values_than_there_is_room_for_are_refused_before_they_are_parsed() {
+        let of = |item: &str, count: usize| format!("{{\"result\":{{\"a\":[{}0]}}}}", item.repeat(count));
+        assert!(understand(of("0,", 100_000).as_bytes()).is_ok(), "the control");
+        // The brackets say whether it was parsed: this is no JSON at its end.
+        for text in [of("{},", 100_000), of("0,", 1_000_000), of("[],", 300_000) + "}"] {
+            let refusal = understand(text.as_bytes()).unwrap_err();
+            assert_eq!(refusal.code, Code::ExecutionError);
+            assert!(refusal.message.contains("more values"), "{}", refusal.message);
+        }
+        let long = format!("{{\"result\":{{\"a\":\"{}\"}}}}", ",[{".repeat(1_000_000));
+        assert!(understand(long.as_bytes()).is_ok(), "a long text is no list");
     }
 
     proptest! {

@@ -19,6 +19,7 @@ use std::{
     os::{fd::AsFd, unix::ffi::OsStrExt},
     path::Path,
     sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicBool},
+    time::Duration,
 };
 use tokio::{net::UnixListener, runtime::Handle, sync::Semaphore, task::JoinSet};
 
@@ -272,6 +273,21 @@ impl Room {
         let place = self.rooms.ending.clone().acquire_owned().await;
         if let Some(session) = self.session.take() {
             self.rooms.behind(async move {
+                session.end().await;
+                drop(place);
+            });
+        }
+    }
+}
+
+impl Room {
+    /// Asks a program of it to end, makes it after `grace`, and ends the box, all of it behind.
+    pub(crate) async fn leave_to_stop(mut self, exec: Exec, grace: Duration) {
+        // Counted: whoever cancels a lot does not fill the machine with boxes that still have their grace.
+        let place = self.rooms.ending.clone().acquire_owned().await;
+        if let Some(session) = self.session.take() {
+            self.rooms.behind(async move {
+                exec.stop(grace).await;
                 session.end().await;
                 drop(place);
             });

@@ -1,10 +1,10 @@
 //! How an order is carried out: a box and the files, then the tool until it ends or its time does, then what it left.
 
 use super::{
-    Done, Inner, Order, Outcome, arguments, ask, output, places,
+    Done, Inner, Order, Outcome, arguments, ask, handle, output, places,
     result::{self, Said},
     room::{self, Kind, NoRoom, Room},
-    stage::{self, Staged},
+    stage::{Plan, Source, Unstaged},
     status::Statuses,
 };
 use crate::{
@@ -31,14 +31,15 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-/// What a tool has to end by itself after SIGTERM: its asker waits for some seconds more than it had.
+/// What a tool has to end by itself after SIGTERM. Nobody waits for it but for its last words, and for those not long.
 const GRACE: Duration = Duration::from_secs(2);
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// What its files may take to be kept, beyond its time: less than its asker's patience.
 const LONGEST_KEEPING: Duration = Duration::from_secs(7);
 /// What a question to a model that is under way may take to be given up.
 const LONGEST_SETTLING: Duration = Duration::from_secs(2);
-/// Files of one call that are put into place at once; more is left to another thread.
-const LITTLE: usize = 1 << 20;
+/// The same, where the time is up: the outcome does not come later for it.
+const SHORT_SETTLING: Duration = Duration::from_millis(250);
 /// Characters of what a tool says on standard error that its asker is told.
 const LONGEST_EXCUSE: usize = 500;
 /// What a parked interpreter says before it waits.
@@ -61,6 +62,8 @@ struct Call<'a> {
     until: Instant,
     cancelled: watch::Receiver<bool>,
     statuses: mpsc::Sender<String>,
+    /// What it is told, once that is written.
+    arguments: Option<Vec<u8>>,
     done: Done,
 }
 
@@ -84,6 +87,7 @@ impl Done {
             spent: None,
             was_warm: false,
             bytes_in: 0,
+            unsaid: 0,
         }
     }
 }
@@ -102,7 +106,8 @@ pub(super) async fn carry_out(
     let _using = inner.warm.using(&kind);
     let began = Instant::now();
     let (until, done) = (began + time, Done::new());
-    let mut call = Call { inner, tool, invoke, kind, began, until, cancelled, statuses, done };
+    let mut call =
+        Call { inner, tool, invoke, kind, began, until, cancelled, statuses, arguments: None, done };
     call.done.outcome = match call.go().await {
         Ok((result, artifacts)) => Outcome::Success { result, artifacts, took: began.elapsed() },
         Err(outcome) => outcome,
@@ -114,31 +119,57 @@ type Kept = (Map<String, Value>, Vec<CreatedArtifact>);
 
 impl Call<'_> {
     async fn go(&mut self) -> Result<Kept, Outcome> {
-        let stopped = stop(self.until, self.cancelled.clone());
-        let Running { room, exec, mut statuses, models } = tokio::select! {
-            biased;
-            // What was made until then is ended behind.
-            why = stopped => return Err(self.stopped(why)),
-            started = self.start() => started.map_err(Outcome::Refused)?,
+        let most = self.most_staged();
+        let mut plan = Plan::of(&mut self.invoke, most).map_err(Outcome::Refused)?;
+        let (room, ended) = loop {
+            let stopped = stop(self.until, self.cancelled.clone());
+            let Running { room, exec, mut statuses, models } = tokio::select! {
+                biased;
+                // What was made until then is ended behind.
+                why = stopped => return Err(self.stopped(why)),
+                started = self.start(&mut plan) => started.map_err(Outcome::Refused)?,
+            };
+            let ended = self.attend(&exec, &mut statuses).await;
+            let ended = match ended {
+                Ok(result) => Ok((room, result)),
+                Err(why) => {
+                    // It is asked to end at once. Its last words are waited for, its end is not.
+                    room.leave_to_stop(exec.clone(), GRACE).await;
+                    tokio::select! {
+                        _ = tokio::time::timeout(LAST_WORDS, exec.wait()) => {}
+                        never = statuses.forward(&self.statuses) => match never {},
+                    }
+                    Err(why)
+                }
+            };
+            // All of them before the outcome.
+            self.done.unsaid += statuses.finish(&self.statuses).await;
+            self.listen(&exec);
+            self.settle(models, if ended.is_ok() { LONGEST_SETTLING } else { SHORT_SETTLING }).await;
+            let (room, result) = ended.map_err(|why| self.stopped(why))?;
+            if !self.was_lost(&room, &result) {
+                break (room, result);
+            }
+            self.done.was_warm = false;
+            self.done.notes.push("a parked interpreter ended before it began the call".to_owned());
+            room.leave().await;
         };
-        let ended = self.attend(&exec, &mut statuses).await;
-        // All of them before the outcome.
-        statuses.finish(&self.statuses).await;
-        self.listen(&exec);
-        self.settle(models).await;
-        match ended {
-            Err(why) => {
-                room.leave().await;
-                Err(self.stopped(why))
-            }
-            Ok(result) if result.status == Status::Succeeded => {
-                self.done.limits_hit.extend(result.limits_hit);
-                let kept = self.collect(&room).await;
-                room.leave().await;
-                kept.map_err(Outcome::Refused)
-            }
-            Ok(result) => Err(Outcome::Refused(self.failed(room, result).await)),
+        if ended.status != Status::Succeeded {
+            return Err(Outcome::Refused(self.failed(room, ended).await));
         }
+        self.done.limits_hit.extend(ended.limits_hit);
+        let kept = self.collect(&room).await;
+        room.leave().await;
+        kept.map_err(Outcome::Refused)
+    }
+
+    /// Whether an interpreter that was ready ended before it began: then nothing of the call was done, and another can do it.
+    fn was_lost(&self, room: &Room, result: &ExecResult) -> bool {
+        let has_not_begun = |room: &Room| {
+            let look = room.workspace().map(|workspace| handle::look(workspace.folder(), places::BEGUN));
+            matches!(look, Ok(Err(handle::Unread::Missing)))
+        };
+        self.done.was_warm && result.status != Status::Succeeded && has_not_begun(room)
     }
 
     fn stopped(&self, why: Stop) -> Outcome {
@@ -148,48 +179,29 @@ impl Call<'_> {
         }
     }
 
-    /// Until the tool runs: an interpreter that is ready, or a box of its own.
-    async fn start(&mut self) -> Result<Running, Refusal> {
-        let scope = self.scope();
-        let Inner { shelf, rooms, warm, .. } = self.inner;
-        let most = self.most_staged();
-        let (staged, room) = match warm.take(&self.kind) {
-            Some(parked) => {
-                (stage::find(shelf, &scope, &mut self.invoke, most).await, Ok(Place::Warm(parked)))
-            }
-            None => {
-                let found = stage::find(shelf, &scope, &mut self.invoke, most);
-                let (found, room) = tokio::join!(found, rooms.open(&self.kind));
-                (found, room.map(Place::Cold))
-            }
+    /// Until the tool runs: an interpreter that is ready, or a box of its own. Only the first time there may be one: what
+    /// it was told is known then.
+    async fn start(&mut self, plan: &mut Plan) -> Result<Running, Refusal> {
+        let parked = match self.arguments {
+            None => self.inner.warm.take(&self.kind),
+            Some(_) => None,
         };
-        let mut staged = staged?;
-        self.done.bytes_in = staged.bytes.values().map(|bytes| bytes.len() as u64).sum();
-        let ipc = self.inner.models.as_ref().map(|_| ipc::SOCKET);
-        let arguments = arguments::write(&self.tool, &mut self.invoke, &staged, ipc)
-            .map_err(|error| internal(format!("the arguments cannot be written: {error}")))?;
-        let place = match room {
-            Ok(Place::Cold(room)) => room,
-            Err(why) => return Err(self.no_room(&why)),
-            Ok(Place::Warm(parked)) => match self.wake(parked, &mut staged, &arguments).await {
-                Some(running) => return Ok(running),
-                None => rooms.open(&self.kind).await.map_err(|why| self.no_room(&why))?,
-            },
-        };
-        self.begin(place, staged, &arguments).await
+        if let Some(parked) = parked
+            && let Some(running) = self.wake(parked, plan).await?
+        {
+            return Ok(running);
+        }
+        let room = self.inner.rooms.open(&self.kind).await.map_err(|why| self.no_room(&why))?;
+        self.begin(room, plan).await
     }
 
     /// Hands a call to an interpreter that waits; none if it cannot be used, and then it has not been told anything.
-    async fn wake(&mut self, parked: Parked, staged: &mut Staged, arguments: &[u8]) -> Option<Running> {
+    async fn wake(&mut self, parked: Parked, plan: &mut Plan) -> Result<Option<Running>, Refusal> {
         let Parked { room, exec, statuses, socket, .. } = parked;
-        let put = put(&room, std::mem::take(staged), arguments).await;
-        let handed = match put {
-            Ok(back) => {
-                *staged = back;
-                exec.write(&room::line(&places::inside(places::ARGUMENTS))).await.is_ok()
-            }
-            Err((back, why)) => {
-                *staged = back;
+        let handed = match self.put(&room, plan).await {
+            Ok(()) => exec.write(&room::line(&places::inside(places::ARGUMENTS))).await.is_ok(),
+            Err(Unstaged::File(why)) => return Err(why),
+            Err(Unstaged::Place(why)) => {
                 self.done.notes.push(format!("a parked interpreter could not be used: {}", why.message));
                 false
             }
@@ -197,13 +209,13 @@ impl Call<'_> {
         self.done.was_warm = handed;
         exec.close_input();
         let models = if handed { self.answer_for_models(&room, socket) } else { None };
-        handed.then_some(Running { room, exec, statuses, models })
+        Ok(handed.then_some(Running { room, exec, statuses, models }))
     }
 
-    async fn begin(&mut self, room: Room, staged: Staged, arguments: &[u8]) -> Result<Running, Refusal> {
+    async fn begin(&mut self, room: Room, plan: &mut Plan) -> Result<Running, Refusal> {
         let has_models = self.inner.models.is_some();
         let (statuses, socket) = room.prepare(has_models).map_err(|why| self.no_room(&why))?;
-        put(&room, staged, arguments).await.map_err(|(_, why)| why)?;
+        self.put(&room, plan).await?;
         let file = places::inside(places::ARGUMENTS);
         let command = match &self.tool.what {
             What::Function { .. } | What::Class { .. } => {
@@ -219,15 +231,38 @@ impl Call<'_> {
         Ok(Running { room, exec, statuses, models })
     }
 
+    /// Puts files and arguments into place.
+    async fn put(&mut self, room: &Room, plan: &mut Plan) -> Result<(), Unstaged> {
+        let workspace = room.workspace().map_err(|_| Unstaged::Place(no_room()))?;
+        let Inner { shelf, budget, .. } = self.inner;
+        let from = Source { shelf, scope: &self.scope(), budget, until: self.until };
+        let staged = plan.put(workspace, from).await?;
+        self.done.bytes_in = staged.bytes;
+        let arguments = match self.arguments.take() {
+            Some(arguments) => arguments,
+            None => {
+                let ipc = self.inner.models.as_ref().map(|_| ipc::SOCKET);
+                let written = arguments::write(&self.tool, &mut self.invoke, &staged, ipc);
+                let bad = |error| internal(format!("the arguments cannot be written: {error}"));
+                written.map_err(|error| Unstaged::File(bad(error)))?
+            }
+        };
+        let made = workspace.make_file(workspace.folder(), places::ARGUMENTS, 0o600, &arguments);
+        self.arguments = Some(arguments);
+        made.map_err(|error| {
+            Unstaged::Place(internal(format!("the arguments cannot be put into place: {error}")))
+        })
+    }
+
     /// Whoever asked before waits in line at the socket.
     fn answer_for_models(&self, room: &Room, socket: Option<UnixListener>) -> Option<Listening> {
         Some(self.inner.models.as_ref()?.listen(room.id()?, socket?))
     }
 
     /// Nobody is answered any more; what was spent is told.
-    async fn settle(&mut self, models: Option<Listening>) {
+    async fn settle(&mut self, models: Option<Listening>, time: Duration) {
         if let Some(models) = models {
-            self.done.spent = tokio::time::timeout(LONGEST_SETTLING, models.close()).await.ok();
+            self.done.spent = tokio::time::timeout(time, models.close()).await.ok();
         }
     }
 
@@ -246,17 +281,12 @@ impl Call<'_> {
 
     /// Until the tool has ended, by itself or not; its statuses go out meanwhile.
     async fn attend(&mut self, exec: &Exec, statuses: &mut Statuses) -> Result<ExecResult, Stop> {
-        let why = tokio::select! {
-            biased;
-            result = exec.wait() => return Ok(result),
-            never = statuses.forward(&self.statuses) => match never {},
-            why = stop(self.until, self.cancelled.clone()) => why,
-        };
         tokio::select! {
-            _ = exec.stop(GRACE) => {}
+            biased;
+            result = exec.wait() => Ok(result),
             never = statuses.forward(&self.statuses) => match never {},
+            why = stop(self.until, self.cancelled.clone()) => Err(why),
         }
-        Err(why)
     }
 
     /// Keeps what it printed for the log.
@@ -274,7 +304,7 @@ impl Call<'_> {
         let read = move || {
             let mut said = result::read(&handle, most)?;
             let found = output::find(&handle, &mut said)?;
-            Ok((said, found))
+            Ok::<_, Refusal>((said, found))
         };
         let read = tokio::task::spawn_blocking(read).await;
         let (Said { result, .. }, mut found) = read.map_err(|error| internal(error.to_string()))??;
@@ -283,7 +313,7 @@ impl Call<'_> {
             return Ok((result, Vec::new()));
         }
         let scope = self.scope();
-        let keeping = found.keep(&workspace, &self.inner.shelf, &scope);
+        let keeping = found.keep(&workspace, &self.inner.shelf, &scope, &self.inner.budget);
         let until = self.until + LONGEST_KEEPING;
         let kept = tokio::select! {
             kept = keeping => kept?,
@@ -329,12 +359,6 @@ impl Call<'_> {
     }
 }
 
-/// Where a call can be carried out.
-enum Place {
-    Warm(Parked),
-    Cold(Room),
-}
-
 pub(super) fn no_room() -> Refusal {
     let message = "the sandbox could not be made; the log of the worker says why";
     Refusal::new(code::Code::SandboxFailed, message)
@@ -342,39 +366,6 @@ pub(super) fn no_room() -> Refusal {
 
 pub(super) fn internal(message: String) -> Refusal {
     Refusal::new(code::Code::InternalError, message)
-}
-
-/// Puts files and arguments into place; gives the files back.
-async fn put(room: &Room, staged: Staged, arguments: &[u8]) -> Result<Staged, (Staged, Refusal)> {
-    let workspace = match room.workspace() {
-        Ok(workspace) => workspace,
-        Err(_) => return Err((staged, no_room())),
-    };
-    let total: usize = staged.bytes.values().map(bytes::Bytes::len).sum();
-    let (staged, done) = match total <= LITTLE {
-        true => {
-            let done = stage::put(workspace, &staged);
-            (staged, done)
-        }
-        false => {
-            let workspace = workspace.clone();
-            let putting = move || {
-                let done = stage::put(&workspace, &staged);
-                (staged, done)
-            };
-            match tokio::task::spawn_blocking(putting).await {
-                Ok(done) => done,
-                Err(error) => (Staged::default(), Err(internal(error.to_string()))),
-            }
-        }
-    };
-    if let Err(why) = done {
-        return Err((staged, why));
-    }
-    match workspace.make_file(workspace.folder(), places::ARGUMENTS, 0o600, arguments) {
-        Ok(()) => Ok(staged),
-        Err(error) => Err((staged, internal(format!("the arguments cannot be put into place: {error}")))),
-    }
 }
 
 /// Until the time is up, or somebody cancels.

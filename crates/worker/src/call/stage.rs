@@ -1,12 +1,16 @@
-//! What goes into a box: the files of a request, checked and loaded before anything runs. One that is missing, or that has a
+//! What goes into a box: the files of a request, checked and put there before anything runs. One that is missing, or that has a
 //! name which could lead elsewhere, ends the call; no tool runs without its files.
 
-use super::{handle::Workspace, places};
+use super::{
+    budget::{self, Budget, Lease},
+    handle::Workspace,
+    places,
+};
 use crate::{
-    artifacts::{Scope, Shelf},
+    artifacts::{Scope, Shelf, ShelfError, Version},
     wire::{
         code::{Code, Refusal},
-        request::Invoke,
+        request::{Invoke, Preloaded, Reference},
     },
 };
 use bytes::Bytes;
@@ -14,6 +18,8 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::Instant,
 };
 
 /// The longest name, and the longest part of one, in bytes.
@@ -21,6 +27,10 @@ const LONGEST_NAME: usize = 1024;
 const LONGEST_PART: usize = 255;
 /// Folders within folders.
 const DEEPEST: usize = 16;
+/// What is tried first of a file that may be large.
+const SMALL: u64 = 8 << 20;
+/// What is written at once; more is left to another thread.
+const LITTLE: usize = 1 << 20;
 
 /// A file as the tool is told of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,67 +47,181 @@ impl File {
     }
 }
 
-/// Files that were found.
+/// What is to be put into a box.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    preloaded: BTreeMap<String, (File, Bytes)>,
+    references: BTreeMap<String, Reference>,
+    /// Bytes of all files together.
+    most: u64,
+}
+
+/// What was put there: files as the request calls them, and their bytes together.
 #[derive(Debug, Default)]
 pub(crate) struct Staged {
-    /// As the request calls them.
     pub(crate) by_key: BTreeMap<String, File>,
-    /// What is written, by name: of two of one name the later.
-    pub(crate) bytes: BTreeMap<String, Bytes>,
+    pub(crate) bytes: u64,
 }
 
-/// Takes the files out of a request: those that came with it, then those that it refers to, which win.
-pub(crate) async fn find(
-    shelf: &Shelf,
-    scope: &Scope,
-    invoke: &mut Invoke,
-    most: u64,
-) -> Result<Staged, Refusal> {
-    let (preloaded, references) =
-        (std::mem::take(&mut invoke.preloaded), std::mem::take(&mut invoke.references));
-    let names = preloaded.values().map(|file| &file.filename);
-    names.chain(references.values().map(|file| &file.filename)).try_for_each(|name| check(name))?;
-    let mut staged = Staged::default();
-    for (key, file) in preloaded {
-        let told = File { filename: file.filename.clone(), mime_type: file.mime_type, version: file.version };
-        staged.by_key.insert(key, told);
-        staged.bytes.insert(file.filename, file.content.into());
+/// Why it was not.
+#[derive(Debug)]
+pub(crate) enum Unstaged {
+    /// A file cannot be had.
+    File(Refusal),
+    /// The box does not take it; another may.
+    Place(Refusal),
+}
+
+impl From<Unstaged> for Refusal {
+    fn from(why: Unstaged) -> Refusal {
+        match why {
+            Unstaged::File(refusal) | Unstaged::Place(refusal) => refusal,
+        }
     }
-    let mut left = left(&staged, most)?;
-    for (key, reference) in references {
-        let found = shelf.load(scope, &reference.filename, reference.version, left).await;
-        let found = found.map_err(|error| {
-            refuse(format!("the file `{}` cannot be had: {error}", shown(&reference.filename)))
+}
+
+/// Where files come from, and until when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source<'a> {
+    pub(crate) shelf: &'a Shelf,
+    pub(crate) scope: &'a Scope,
+    pub(crate) budget: &'a Budget,
+    /// The end of the call's time.
+    pub(crate) until: Instant,
+}
+
+impl Plan {
+    /// Takes the files out of a request: those that came with it, and those that it refers to, which win.
+    pub(crate) fn of(invoke: &mut Invoke, most: u64) -> Result<Plan, Refusal> {
+        let (preloaded, references) =
+            (std::mem::take(&mut invoke.preloaded), std::mem::take(&mut invoke.references));
+        let names = preloaded.values().map(|file| &file.filename);
+        names.chain(references.values().map(|file| &file.filename)).try_for_each(|name| check(name))?;
+        let one = |(key, file): (String, Preloaded)| {
+            let told = File { filename: file.filename, mime_type: file.mime_type, version: file.version };
+            (key, (told, Bytes::from(file.content)))
+        };
+        let plan = Plan { preloaded: preloaded.into_iter().map(one).collect(), references, most };
+        plan.left(plan.preloaded.values().map(|(_, bytes)| bytes.len() as u64).sum())?;
+        Ok(plan)
+    }
+
+    /// How many bytes there may be more.
+    fn left(&self, total: u64) -> Result<u64, Refusal> {
+        let most = self.most;
+        most.checked_sub(total).ok_or_else(|| {
+            refuse(format!("the files of this call have {total} bytes, and may have {most} together"))
+        })
+    }
+
+    /// Loads and writes one after the other: so no more than one is in memory, within the budget of all calls. Done again, it
+    /// is the same versions.
+    pub(crate) async fn put(&mut self, workspace: &Workspace, from: Source<'_>) -> Result<Staged, Unstaged> {
+        let mut staged = Staged::default();
+        let mut references = std::mem::take(&mut self.references);
+        let done = self.put_all(workspace, from, &mut references, &mut staged).await;
+        self.references = references;
+        done.map(|()| staged)
+    }
+
+    async fn put_all(
+        &self,
+        workspace: &Workspace,
+        from: Source<'_>,
+        references: &mut BTreeMap<String, Reference>,
+        staged: &mut Staged,
+    ) -> Result<(), Unstaged> {
+        if self.preloaded.is_empty() && references.is_empty() {
+            return Ok(());
+        }
+        let input = workspace.open_folder(places::INPUT).map_err(|error| {
+            Unstaged::Place(refuse(format!("the folder for files cannot be used: {error}")))
         })?;
-        let told =
-            File { filename: reference.filename.clone(), mime_type: found.mime_type, version: found.version };
-        staged.by_key.insert(key, told);
-        staged.bytes.insert(reference.filename, found.bytes);
-        left = self::left(&staged, most)?;
+        let input = Arc::new(input);
+        // Of several of one name the last is written.
+        let own = self.preloaded.iter().map(|(key, (file, _))| (file.filename.clone(), (false, key.clone())));
+        let others = references.iter().map(|(key, file)| (file.filename.clone(), (true, key.clone())));
+        let last: BTreeMap<String, (bool, String)> = own.chain(others).collect();
+        let is_last = |name: &str, key: &str, is_reference| {
+            last.get(name).is_some_and(|last| last.0 == is_reference && last.1 == key)
+        };
+        for (key, (file, bytes)) in &self.preloaded {
+            if is_last(&file.filename, key, false) {
+                staged.bytes += bytes.len() as u64;
+                write(workspace, &input, &file.filename, bytes.clone(), None).await?;
+            }
+            staged.by_key.insert(key.clone(), file.clone());
+        }
+        for (key, reference) in references {
+            let left = self.left(staged.bytes).map_err(Unstaged::File)?;
+            let (found, lease) = from.load(reference, left).await.map_err(Unstaged::File)?;
+            reference.version = Some(found.version);
+            let filename = reference.filename.clone();
+            if is_last(&filename, key, true) {
+                staged.bytes += found.bytes.len() as u64;
+                write(workspace, &input, &filename, found.bytes, Some(lease)).await?;
+            }
+            let told = File { filename, mime_type: found.mime_type, version: found.version };
+            staged.by_key.insert(key.clone(), told);
+        }
+        Ok(())
     }
-    Ok(staged)
 }
 
-/// How many bytes there may be more.
-fn left(staged: &Staged, most: u64) -> Result<u64, Refusal> {
-    let total: u64 = staged.bytes.values().map(|bytes| bytes.len() as u64).sum();
-    most.checked_sub(total).ok_or_else(|| {
-        refuse(format!("the files of this call have {total} bytes, and may have {most} together"))
-    })
+impl Source<'_> {
+    /// A file, and what it takes of the budget. A store that does not answer does not use up the call's time: no tool that was
+    /// never run is said to have been too slow.
+    async fn load(&self, reference: &Reference, left: u64) -> Result<(Version, Lease), Refusal> {
+        let name = shown(&reference.filename);
+        let time = self.until.saturating_duration_since(Instant::now()) / 2;
+        match tokio::time::timeout(time, self.load_within(reference, left)).await {
+            Ok(Ok(found)) => Ok(found),
+            Ok(Err(error)) => Err(refuse(format!("the file `{name}` cannot be had: {error}"))),
+            Err(_) => {
+                let seconds = time.as_secs_f32();
+                Err(refuse(format!("the file `{name}` cannot be had: it was not there after {seconds:.1} s")))
+            }
+        }
+    }
+
+    /// Most are small, and what a file has is only known when it is there: whatever is no small one is loaded within all that
+    /// it may take.
+    async fn load_within(&self, reference: &Reference, left: u64) -> Result<(Version, Lease), ShelfError> {
+        let most = left.min(budget::MOST);
+        let Reference { filename, version } = reference;
+        if most > SMALL {
+            let lease = self.budget.lease(SMALL).await;
+            if let Ok(found) = self.shelf.load(self.scope, filename, *version, SMALL).await {
+                return Ok((found, lease));
+            }
+        }
+        let lease = self.budget.lease(most).await;
+        Ok((self.shelf.load(self.scope, filename, *version, most).await?, lease))
+    }
 }
 
-/// Writes them.
-pub(crate) fn put(workspace: &Workspace, staged: &Staged) -> Result<(), Refusal> {
-    if staged.bytes.is_empty() {
-        return Ok(());
+/// Writes one, on another thread if it is not little.
+async fn write(
+    workspace: &Workspace,
+    input: &Arc<OwnedFd>,
+    name: &str,
+    bytes: Bytes,
+    lease: Option<Lease>,
+) -> Result<(), Unstaged> {
+    let bad = |why: String| {
+        Unstaged::Place(refuse(format!("the file `{}` cannot be put into place: {why}", shown(name))))
+    };
+    if bytes.len() <= LITTLE {
+        return put_one(workspace, input, name, &bytes).map_err(|error| bad(error.to_string()));
     }
-    let input = workspace
-        .open_folder(places::INPUT)
-        .map_err(|error| refuse(format!("the folder for files cannot be used: {error}")))?;
-    staged.bytes.iter().try_for_each(|(name, bytes)| {
-        put_one(workspace, &input, name, bytes)
-            .map_err(|error| refuse(format!("the file `{}` cannot be put into place: {error}", shown(name))))
-    })
+    let (workspace, input, own) = (workspace.clone(), input.clone(), name.to_owned());
+    let putting = move || {
+        let put = put_one(&workspace, &input, &own, &bytes);
+        drop((bytes, lease));
+        put
+    };
+    let put = tokio::task::spawn_blocking(putting).await.map_err(|error| bad(error.to_string()))?;
+    put.map_err(|error| bad(error.to_string()))
 }
 
 fn put_one(workspace: &Workspace, input: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<()> {

@@ -33,6 +33,8 @@ pub(crate) struct Statuses {
     texts: VecDeque<String>,
     tokens: u32,
     since: Instant,
+    /// Texts that nobody was told.
+    dropped: u64,
 }
 
 impl Statuses {
@@ -40,7 +42,7 @@ impl Statuses {
     pub(crate) fn new(pipe: OwnedFd) -> io::Result<Statuses> {
         let pipe = pipe::Receiver::from_owned_fd(pipe)?;
         let (lines, texts) = (Lines::default(), VecDeque::new());
-        Ok(Statuses { pipe, lines, texts, tokens: BURST, since: Instant::now() })
+        Ok(Statuses { pipe, lines, texts, tokens: BURST, since: Instant::now(), dropped: 0 })
     }
 
     /// Passes on what comes, for ever. Dropped in the middle, nothing is lost.
@@ -64,10 +66,10 @@ impl Statuses {
         }
     }
 
-    /// Passes on what is left. Nobody who could write something is waited for.
-    pub(crate) async fn finish(mut self, to: &mpsc::Sender<String>) {
+    /// Passes on what is left. Nobody who could write something is waited for. Tells how many texts nobody was told.
+    pub(crate) async fn finish(mut self, to: &mpsc::Sender<String>) -> u64 {
         let mut left = MOST_LEFT;
-        while let Ok(count @ 1..) = self.read_some() {
+        while let Ok(count @ 1..) = self.read_now() {
             left = left.saturating_sub(count);
             if left == 0 {
                 break;
@@ -75,6 +77,7 @@ impl Statuses {
         }
         let over = self.texts.len().saturating_sub(MOST_LAST);
         self.texts.drain(..over);
+        self.dropped += over as u64;
         let all = async {
             while !self.texts.is_empty() {
                 self.pass_on(to).await;
@@ -82,6 +85,7 @@ impl Statuses {
         };
         // Whoever does not listen misses them.
         _ = tokio::time::timeout(LONGEST_LAST, all).await;
+        self.dropped + self.texts.len() as u64
     }
 
     async fn pass_on(&mut self, to: &mpsc::Sender<String>) {
@@ -91,7 +95,10 @@ impl Statuses {
                     place.send(text);
                 }
             }
-            Err(_) => self.texts.clear(),
+            Err(_) => {
+                self.dropped += self.texts.len() as u64;
+                self.texts.clear();
+            }
         }
     }
 
@@ -108,6 +115,14 @@ impl Statuses {
             }
             tokio::time::sleep(EVERY).await;
         }
+    }
+
+    /// Whatever is there, also what the runtime has not heard of yet: at the end there is no later.
+    fn read_now(&mut self) -> io::Result<usize> {
+        let mut buffer = [0; 4096];
+        let count = rustix::io::read(&self.pipe, &mut buffer)?;
+        self.texts.extend(self.lines.add(&buffer[..count]));
+        Ok(count)
     }
 
     fn read_some(&mut self) -> io::Result<usize> {
@@ -172,6 +187,28 @@ mod tests {
         let long = format!("{{\"status\":\"{}\"}}\n", "x".repeat(LONGEST_LINE));
         assert!(lines.add(long.as_bytes()).is_empty());
         assert_eq!(lines.add(b"{\"status\":\"after\"}\n"), ["after"]);
+    }
+
+    /// A pipe with so many statuses in it, as a tool leaves it.
+    fn left(count: usize) -> Statuses {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        let line = b"{\"status\":\"x\"}\n";
+        for _ in 0..count {
+            assert_eq!(rustix::io::write(&writer, line).unwrap(), line.len());
+        }
+        Statuses::new(reader).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_is_not_passed_on_at_the_end_is_counted() {
+        let (to, mut from) = mpsc::channel(MOST_LAST);
+        assert_eq!(left(MOST_LAST).finish(&to).await, 0);
+        assert_eq!(std::iter::from_fn(|| from.try_recv().ok()).count(), MOST_LAST);
+        assert_eq!(left(MOST_LAST + 7).finish(&to).await, 7);
+        // Nobody takes them: the channel is full.
+        assert_eq!(left(3).finish(&to).await, 3);
+        drop(from);
+        assert_eq!(left(4).finish(&to).await, 4);
     }
 
     proptest! {

@@ -1177,7 +1177,13 @@ def park(module, attribute):
     nothing = os.open("/dev/null", os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    run(line.decode("utf-8", "surrogateescape").rstrip("\n"), tool)
+    order_path = line.decode("utf-8", "surrogateescape").rstrip("\n")
+    # Whoever waits outside sees that the call has begun: before this, another interpreter may do it.
+    try:
+        os.close(os.open(os.path.join(os.path.dirname(order_path), ".begun"), OPEN_NEW, 0o600))
+    except OSError as error:
+        leave("the call cannot be begun: %s" % shown(error), 3)
+    run(order_path, tool)
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------

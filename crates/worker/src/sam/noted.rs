@@ -49,6 +49,8 @@ pub struct Seen {
     /// Files that it was given, and that were kept of it.
     pub bytes_in: u64,
     pub bytes_out: u64,
+    /// What it said at its end, and too much: a part of [`Noted::StatusesDropped`].
+    pub unsaid: u64,
 }
 
 /// How a call ended.

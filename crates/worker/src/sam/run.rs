@@ -61,7 +61,12 @@ pub(super) async fn carry_out<C: Calls>(
         _ = ends.send(());
         called
     };
-    tokio::join!(call, listener.pass_on(spoken, ended)).0
+    let (called, dropped) = tokio::join!(call, listener.pass_on(spoken, ended));
+    let count = dropped + called.seen.unsaid;
+    if count > 0 {
+        listener.post.note(Noted::StatusesDropped { which: listener.which.clone(), count });
+    }
+    called
 }
 
 async fn overdue(time: Duration, mut cancelled: watch::Receiver<bool>) {
@@ -79,8 +84,8 @@ async fn overdue(time: Duration, mut cancelled: watch::Receiver<bool>) {
 }
 
 impl Listener {
-    /// Until the call is over, whoever still holds the other end.
-    async fn pass_on(self, mut spoken: mpsc::Receiver<String>, mut ended: oneshot::Receiver<()>) {
+    /// Until the call is over, whoever still holds the other end. Tells how many were not passed on.
+    async fn pass_on(&self, mut spoken: mpsc::Receiver<String>, mut ended: oneshot::Receiver<()>) -> u64 {
         let (begun, mut said, mut dropped) = (Instant::now(), 0, 0);
         let mut is_over = false;
         loop {
@@ -104,9 +109,7 @@ impl Listener {
             said += 1;
             self.say(&text).await;
         }
-        if dropped > 0 {
-            self.post.note(Noted::StatusesDropped { which: self.which.clone(), count: dropped });
-        }
+        dropped
     }
 
     async fn say(&self, text: &str) {

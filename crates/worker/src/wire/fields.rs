@@ -14,7 +14,7 @@ use serde_json::{Map, Value, value::RawValue};
 use std::{borrow::Cow, collections::BTreeMap};
 
 /// The most room that the values of a message may take, without their texts: `{"a":0}` has seven bytes and takes hundreds.
-const MOST_ROOM: usize = 32 << 20;
+pub(crate) const MOST_ROOM: usize = 32 << 20;
 /// At most so much each: a value with its key, in lists that may have grown to twice what they hold; a table of a few keys.
 const ROOM_OF_VALUE: usize = 192;
 const ROOM_OF_OBJECT: usize = 640;
@@ -59,7 +59,7 @@ pub(super) fn written(text: &[u8]) -> BTreeMap<String, &RawValue> {
 }
 
 /// What the values of a text take at most: each but the first follows an opening bracket or a comma, outside of strings.
-pub(super) fn room(text: &[u8]) -> usize {
+pub(crate) fn room(text: &[u8]) -> usize {
     let (mut room, mut is_text, mut is_escaped) = (0_usize, false, false);
     for byte in text {
         match byte {

@@ -2,7 +2,7 @@
 
 pub mod answer;
 pub mod code;
-mod fields;
+pub(crate) mod fields;
 mod lenient;
 mod reply;
 pub mod request;
