@@ -5,10 +5,11 @@
 //! look ─▶ slots ─┬─ as before ─────────────────────────────────────────────▶ served
 //!                ├─ new, other entry, other code ─▶ prepared ─┬─ well ──────▶ served
 //!                │                                            └─ failed ────▶ tried again, after a growing pause
-//!                ├─ its code is not there ─▶ left out, until it is
+//!                ├─ its program is not there ─▶ left out, until it is
 //!                └─ gone ─▶ left out
 //! ```
-//! While an entry that was served is prepared anew, it is served as it was, with the new code's stamp.
+//! While an entry that was served is prepared anew, it is served as it was, with the new code's stamp and the entry's new bounds,
+//! as long as what it runs is the same. A Python module that is nowhere is served, too: whoever calls it is told so.
 
 use super::{
     Catalog, Stamp, Tool,
@@ -86,14 +87,27 @@ pub enum Report {
     Note(String),
 }
 
+/// Entries that are being prepared; nothing before the first look. Reports and the catalog are there before this is.
+pub type Pending = Option<BTreeSet<String>>;
+
 /// Keeps a catalog for as long as somebody reads it. It is empty at first, and told of as changed once every tool has been looked
 /// at, or after [`FIRST`]: what needs longer comes later.
 pub fn watch<A: Asker>(
     settings: Settings,
     asker: Arc<A>,
 ) -> (channel::Receiver<Catalog>, mpsc::Receiver<Report>) {
+    let (catalog, reports, _) = watch_all(settings, asker);
+    (catalog, reports)
+}
+
+/// The same, for whoever waits until everything is prepared, however long that takes.
+pub fn watch_all<A: Asker>(
+    settings: Settings,
+    asker: Arc<A>,
+) -> (channel::Receiver<Catalog>, mpsc::Receiver<Report>, channel::Receiver<Pending>) {
     let (out, catalog) = channel::channel(Catalog::default());
     let (reports, reported) = mpsc::channel(MOST_REPORTS);
+    let (pending, awaited) = channel::channel(None);
     let watcher = Watcher {
         settings: Arc::new(settings),
         asker,
@@ -108,9 +122,10 @@ pub fn watch<A: Asker>(
         out,
         is_out: false,
         reports,
+        pending,
     };
     tokio::spawn(watcher.run());
-    (catalog, reported)
+    (catalog, reported, awaited)
 }
 
 /// What an entry is made from; anything else must be prepared anew.
@@ -131,6 +146,8 @@ struct Slot {
     tools: Vec<Arc<Tool>>,
     failure: Option<Problem>,
     notes: Vec<Problem>,
+    /// What is wrong with what all entries share.
+    common: Vec<Problem>,
     again: Option<Instant>,
     pause: Duration,
 }
@@ -159,6 +176,7 @@ struct Watcher<A> {
     out: channel::Sender<Catalog>,
     is_out: bool,
     reports: mpsc::Sender<Report>,
+    pending: channel::Sender<Pending>,
 }
 
 impl<A: Asker> Watcher<A> {
@@ -216,14 +234,14 @@ impl<A: Asker> Watcher<A> {
         }
     }
 
-    /// A slot for another target. What was served stays if it is the same thing of other code.
+    /// A slot for another target. What was served stays if it is the same thing, of other code or with other words.
     fn renewed(&mut self, before: Option<Slot>, target: Target, line: u64) -> Slot {
         self.generation += 1;
         let kept = match (&before, &target.found) {
-            (Some(before), Ok(found)) if before.target.entry == target.entry => {
-                let program = before.target.found.as_ref().ok().map(|found| &found.program);
-                let is_same = program == Some(&found.program);
-                before.tools.iter().filter(|_| is_same).map(|tool| with_code(tool, found)).collect()
+            (Some(before), Ok(found)) if before.target.is_same_thing(&target.entry, found) => {
+                let meanwhile =
+                    |tool: &Arc<Tool>| meanwhile(tool, &before.target.entry, &target.entry, found);
+                before.tools.iter().map(meanwhile).collect()
             }
             _ => Vec::new(),
         };
@@ -236,6 +254,7 @@ impl<A: Asker> Watcher<A> {
             is_preparing: false,
             tools: kept,
             notes: Vec::new(),
+            common: Vec::new(),
             pause: SHORTEST_PAUSE,
         }
     }
@@ -257,8 +276,11 @@ impl<A: Asker> Watcher<A> {
             return;
         };
         slot.is_preparing = false;
-        slot.notes = prepared.notes;
+        (slot.notes, slot.common) = (prepared.notes, prepared.common);
+        let has_packages = slot.tools.iter().any(|tool| tool.code.packages.is_some());
         match prepared.tools {
+            // Packages of before are better than none.
+            Ok(_) if prepared.lacks_packages && has_packages => slot.try_again(),
             Ok(tools) => {
                 slot.tools = tools.into_iter().map(Arc::new).collect();
                 slot.failure = None;
@@ -291,6 +313,7 @@ impl<A: Asker> Watcher<A> {
         let mut current: BTreeSet<Report> = self.common.iter().cloned().map(Report::Problem).collect();
         for (name, slot) in &self.slots {
             let told = |problem: &Problem| problem.clone().of(name).at(slot.line);
+            current.extend(slot.common.iter().cloned().map(Report::Problem));
             current.extend(slot.notes.iter().map(|problem| Report::Problem(told(problem))));
             let failed = |problem: &Problem| Report::Failed { tool: name.clone(), problem: told(problem) };
             current.extend(slot.failure.iter().map(failed));
@@ -306,18 +329,19 @@ impl<A: Asker> Watcher<A> {
         let reports = &self.reports;
         current.retain(|report| self.told.contains(report) || reports.try_send(report.clone()).is_ok());
         self.told = current;
-        let is_settled = self.slots.values().all(|slot| !slot.is_preparing);
-        if !self.is_out && !is_settled && self.began.elapsed() < FIRST {
-            return;
+        let pending = self.slots.iter().filter(|(_, slot)| slot.is_preparing).map(|(name, _)| name.clone());
+        let pending: BTreeSet<String> = pending.collect();
+        if self.is_out || pending.is_empty() || self.began.elapsed() >= FIRST {
+            let is_first = !std::mem::replace(&mut self.is_out, true);
+            self.out.send_if_modified(|now| {
+                let is_other = **now != catalog;
+                if is_other {
+                    *now = Arc::new(catalog);
+                }
+                is_other || is_first
+            });
         }
-        let is_first = !std::mem::replace(&mut self.is_out, true);
-        self.out.send_if_modified(|now| {
-            let is_other = **now != catalog;
-            if is_other {
-                *now = Arc::new(catalog);
-            }
-            is_other || is_first
-        });
+        self.pending.send_replace(Some(pending));
     }
 
     async fn sweep(&self) {
@@ -328,9 +352,23 @@ impl<A: Asker> Watcher<A> {
     }
 }
 
-fn with_code(tool: &Tool, found: &Found) -> Arc<Tool> {
+impl Target {
+    /// Whether it runs the same, whatever else is said of it.
+    fn is_same_thing(&self, entry: &Entry, found: &Found) -> bool {
+        let is_program = self.found.as_ref().is_ok_and(|before| before.program == found.program);
+        is_program && self.entry.wanted == entry.wanted
+    }
+}
+
+/// A tool as it is served until it is prepared anew: its code and its bounds are already the new ones.
+fn meanwhile(tool: &Tool, before: &Entry, now: &Entry, found: &Found) -> Arc<Tool> {
     let mut tool = tool.clone();
     tool.code = super::Code { packages: tool.code.packages.take(), ..found.code.clone() };
+    (tool.profile, tool.limits) = (now.profile, now.limits);
+    // Any other time is what the tool says of itself, which wins.
+    if tool.timeout == before.timeout {
+        tool.timeout = now.timeout;
+    }
     Arc::new(tool)
 }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::{
+    call::profile::Profile,
     tools::{Cards, Question, What},
     wire::code::{Code as ErrorCode, Refusal},
 };
@@ -16,11 +17,17 @@ use std::{
 struct Fake {
     answers: Mutex<BTreeMap<String, Result<Value, String>>>,
     asked: Mutex<Vec<Question>>,
+    /// Held while nobody is to be answered.
+    gate: Arc<tokio::sync::RwLock<()>>,
 }
 
 impl Fake {
     fn says(&self, words: &str, answer: Result<Value, &str>) {
         self.answers.lock().unwrap().insert(words.to_owned(), answer.map_err(str::to_owned));
+    }
+
+    fn hold(&self) -> tokio::sync::OwnedRwLockWriteGuard<()> {
+        self.gate.clone().try_write_owned().unwrap()
     }
 
     fn count(&self, words: &str) -> usize {
@@ -34,6 +41,7 @@ fn line(question: &Question) -> String {
 
 impl Asker for Fake {
     async fn ask(&self, question: Question) -> Result<Vec<u8>, Refusal> {
+        let _open = self.gate.clone().read_owned().await;
         let line = line(&question);
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(question);
         let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,17 +75,7 @@ impl Place {
         let top = fs::canonicalize(top).unwrap();
         let fake = Arc::new(Fake::default());
         prepare(&top, &fake);
-        let settings = Settings {
-            manifest: top.join("manifest.yaml"),
-            folder: top.clone(),
-            python_dir: top.join("python"),
-            site: None,
-            python: "/usr/bin/python3".into(),
-            installer: None,
-            base: Base::new("n", "").unwrap(),
-            every,
-        };
-        let (catalog, reports) = watch(settings, fake.clone());
+        let (catalog, reports) = watch(settings(&top, every), fake.clone());
         Place { top, fake, catalog, reports }
     }
 
@@ -110,6 +108,19 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.top).unwrap();
+    }
+}
+
+fn settings(top: &Path, every: Duration) -> Settings {
+    Settings {
+        manifest: top.join("manifest.yaml"),
+        folder: top.to_owned(),
+        python_dir: top.join("python"),
+        site: None,
+        python: "/usr/bin/python3".into(),
+        installer: None,
+        base: Base::new("n", "").unwrap(),
+        every,
     }
 }
 
@@ -188,6 +199,106 @@ async fn an_edit_is_seen_and_what_cannot_be_read_changes_nothing() {
     place.told("tool `bad`").await;
     manifest(&place.top, "");
     place.has(&[]).await;
+}
+
+#[tokio::test]
+async fn an_entry_that_is_edited_is_served_until_it_is_prepared_anew_with_its_new_bounds_at_once() {
+    let mut place = Place::new("edited", |top, fake| {
+        manifest(top, "  t: {module: m, function: f, sandbox_profile: permissive}\n  p: {executable: p}\n");
+        put(top, "python/m.py", "1");
+        put(top, "p", "");
+        fake.says("--describe", Ok(json!({"description": "before"})));
+        let said = json!({"description": "1", "timeout_seconds": 3});
+        fake.says("--schema", Ok(json!({"tools": {"x": said}})));
+    });
+    place.has(&["p", "t"]).await;
+    // Nobody gets an answer from now on.
+    let held = place.fake.hold();
+    let strict = "sandbox_profile: restrictive, timeout_seconds: 7, resource_limits: {max_processes: 2}";
+    manifest(
+        &place.top,
+        &format!("  t: {{module: m, function: f, {strict}}}\n  p: {{executable: p, {strict}}}\n"),
+    );
+    let is_strict = |tool: &Tool| tool.profile == Some(Profile::Restrictive);
+    let mut seen = place.catalog.clone();
+    let strict = async {
+        loop {
+            let now = seen.borrow_and_update().clone();
+            assert_eq!(now.len(), 2, "both are served throughout");
+            if now.values().all(|tool| is_strict(tool)) {
+                return now;
+            }
+            seen.changed().await.unwrap();
+        }
+    };
+    let now = tokio::time::timeout(PATIENCE, strict).await.unwrap();
+    assert_eq!(now["t"].card.description.as_deref(), Some("before"));
+    let times = ["t", "p"].map(|name| now[name].timeout.map(|time| time.as_secs()));
+    assert_eq!(times, [Some(7), Some(3)], "what a program says of itself wins");
+    assert_eq!(now["t"].limits.processes, Some(2));
+    place.fake.says("--describe", Ok(json!({"description": "after"})));
+    drop(held);
+    place.wait(|now| now["t"].card.description.as_deref() == Some("after")).await;
+    // Something else to run is another tool: what it was is not served for it.
+    let _held = place.fake.hold();
+    manifest(&place.top, "  t: {module: m, function: g}\n  p: {executable: p}\n");
+    place.has(&["p"]).await;
+}
+
+#[test]
+fn a_manifest_that_is_being_written_takes_nothing_away() {
+    let top = std::env::temp_dir().join(format!("airlock-catalog-torn-{}", std::process::id()));
+    fs::create_dir_all(&top).unwrap();
+    let settings = settings(&top, EVERY);
+    let mut memory = Memory::default();
+    let mut looked = |text: &str| {
+        put(&top, "manifest.yaml", text);
+        let (look, after) = look(&settings, std::mem::take(&mut memory));
+        memory = after;
+        let names: Vec<String> = look.placed.into_iter().map(|placed| placed.entry.name).collect();
+        (names.join(" "), look.problems.len())
+    };
+    let one = "tools:\n  a: {module: m, function: f}\n";
+    let both = format!("{one}  b: {{module: m, function: f}}\n");
+    let (as_before, told) = (("a b".to_owned(), 0), ("a b".to_owned(), 1));
+    assert_eq!(looked(&both), as_before, "at first there is nothing to lose");
+    for torn in ["", one, "tools:\n  a: {mod", "tools: {}"] {
+        assert_eq!(looked(torn), as_before, "{torn}");
+        assert_eq!(looked(&both), as_before, "{torn}");
+        assert_eq!(looked(torn), as_before, "{torn}: not twice in a row");
+        assert_eq!(looked(&both), as_before, "{torn}");
+    }
+    assert_eq!([looked(""), looked("")], [as_before.clone(), told], "an empty file is none");
+    looked(&both);
+    assert_eq!(
+        [looked(&both), looked(one), looked(one)],
+        [as_before.clone(), as_before, ("a".to_owned(), 0)]
+    );
+    looked("tools: {}");
+    assert_eq!(looked("tools: {}"), (String::new(), 0));
+    fs::remove_dir_all(top).unwrap();
+}
+
+#[tokio::test]
+async fn what_is_pending_is_told_until_all_is_settled() {
+    let top = std::env::temp_dir().join(format!("airlock-catalog-pending-{}", std::process::id()));
+    fs::create_dir_all(&top).unwrap();
+    manifest(&top, "  p: {executable: p}\n  gone: {executable: gone}\n");
+    put(&top, "p", "");
+    let fake = Arc::new(Fake::default());
+    fake.says("--schema", Err("no"));
+    let held = fake.hold();
+    let (_catalog, mut reports, mut pending) = watch_all(settings(&top, EVERY), fake.clone());
+    let first = pending.wait_for(Option::is_some).await.unwrap().clone();
+    assert_eq!(first, Some(["p".to_owned()].into()));
+    drop(held);
+    tokio::time::timeout(PATIENCE, pending.wait_for(|now| now == &Some(BTreeSet::new())))
+        .await
+        .unwrap()
+        .unwrap();
+    let told: Vec<Report> = std::iter::from_fn(|| reports.try_recv().ok()).collect();
+    assert_eq!(told.len(), 2, "{told:?}");
+    fs::remove_dir_all(top).unwrap();
 }
 
 #[tokio::test]

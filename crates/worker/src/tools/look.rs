@@ -23,7 +23,11 @@ use std::{
 pub(super) struct Memory {
     /// What was read last, by its bytes: times of files can be the same while they are not.
     bytes: Option<Vec<u8>>,
+    /// Other bytes that one look saw, and no second one yet.
+    seen: Option<Vec<u8>>,
     problem: Option<Problem>,
+    /// Whether there was ever a manifest that could be read.
+    is_read: bool,
     /// The last manifest that could be read.
     manifest: Arc<Manifest>,
     wheels: Wheels,
@@ -72,7 +76,8 @@ pub(super) fn look(settings: &Settings, mut memory: Memory) -> (Look, Memory) {
 }
 
 impl Memory {
-    /// Reads the manifest, if it is another than before. One that cannot be read changes nothing.
+    /// Reads the manifest, if it is another than before, and two looks in a row see the same: one that is being written is for
+    /// a moment another that has fewer tools, or tools with fewer protections. One that cannot be read changes nothing.
     fn read(&mut self, settings: &Settings) {
         let bytes = match bytes(&settings.manifest) {
             Ok(bytes) => bytes,
@@ -80,15 +85,25 @@ impl Memory {
                 let message =
                     format!("the manifest `{}` cannot be read: {error}", settings.manifest.display());
                 let hint = "MANIFEST_PATH says where it is; tools stay as they were meanwhile";
-                (self.bytes, self.problem) = (None, Some(Problem::new(message, hint)));
+                (self.bytes, self.seen) = (None, None);
+                self.problem = Some(Problem::new(message, hint));
                 return;
             }
         };
+        let seen = self.seen.take();
         if self.bytes.as_ref() == Some(&bytes) {
             return;
         }
+        // Nothing is served yet that could be lost.
+        let is_first = !self.is_read;
+        if !is_first && seen.as_ref() != Some(&bytes) {
+            self.seen = Some(bytes);
+            return;
+        }
         match manifest::read(&bytes, &settings.base) {
-            Ok(manifest) => (self.manifest, self.problem) = (Arc::new(manifest), None),
+            Ok(manifest) => {
+                (self.manifest, self.problem, self.is_read) = (Arc::new(manifest), None, true);
+            }
             Err(problem) => {
                 let message = format!("{}: tools stay as they were", problem.message);
                 self.problem = Some(Problem { message, ..problem });

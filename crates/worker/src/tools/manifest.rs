@@ -92,11 +92,14 @@ pub(crate) fn read(bytes: &[u8], base: &Base) -> Result<Manifest, Problem> {
             other => manifest.problems.push(unknown(other, &TOP).at(*line)),
         }
     }
-    if !pairs.iter().any(|pair| pair.key == "tools") {
-        let message = "the manifest names no tools";
-        manifest.problems.push(Problem::new(message, "write them below `tools:`, by name"));
+    // Whoever wants no tools says so: a file without is one that is not written yet.
+    match pairs.iter().any(|pair| pair.key == "tools") {
+        true => Ok(manifest),
+        false => {
+            let hint = "write them below `tools:`, by name, or `tools: {}` for none";
+            Err(Problem::new("the manifest names no tools", hint))
+        }
     }
-    Ok(manifest)
 }
 
 /// Another version is read all the same: keys that it means otherwise are likely unknown, and those are refused.
@@ -124,7 +127,10 @@ fn tools(manifest: &mut Manifest, line: u64, value: &Tree, base: &Base) -> Resul
     }
     for pair in pairs {
         match entry(pair, base) {
-            Ok(entry) => manifest.entries.push(entry),
+            Ok((entry, note)) => {
+                manifest.problems.extend(note.map(|problem| problem.of(&pair.key).at(pair.line)));
+                manifest.entries.push(entry);
+            }
             Err(problem) => {
                 let line = problem.line.unwrap_or(pair.line);
                 manifest.problems.push(problem.of(&pair.key).at(line));
@@ -154,7 +160,7 @@ pub(crate) fn check_name(name: &str, base: &Base) -> Result<(), Problem> {
 /// What is read of an entry before it is known what it is.
 #[derive(Default)]
 struct Draft {
-    runtime: Option<String>,
+    runtime: Option<Value>,
     module: Option<String>,
     function: Option<String>,
     class_name: Option<String>,
@@ -169,7 +175,8 @@ struct Draft {
     limits: Limits,
 }
 
-fn entry(pair: &Pair, base: &Base) -> Result<Entry, Problem> {
+/// An entry, and what is odd about it.
+fn entry(pair: &Pair, base: &Base) -> Result<(Entry, Option<Problem>), Problem> {
     check_name(&pair.key, base)?;
     let Tree::Map(fields) = &pair.value else {
         return Err(Problem::new("its entry is no map", "write its keys on lines of their own, further in"));
@@ -178,7 +185,8 @@ fn entry(pair: &Pair, base: &Base) -> Result<Entry, Problem> {
     for field in fields {
         draft.take(field).map_err(|problem| problem.at(field.line))?;
     }
-    draft.finish(&pair.key, pair.line)
+    let note = draft.odd_runtime();
+    Ok((draft.finish(&pair.key, pair.line)?, note))
 }
 
 impl Draft {
@@ -188,7 +196,7 @@ impl Draft {
         }
         let value = || field.value.value();
         match field.key.as_str() {
-            "runtime" => self.runtime = Some(text(field)?),
+            "runtime" => self.runtime = Some(field.value.value()),
             "module" => self.module = Some(module(field)?),
             "function" => self.function = Some(identifier(field)?),
             "class_name" => self.class_name = Some(identifier(field)?),
@@ -210,14 +218,23 @@ impl Draft {
         Ok(())
     }
 
-    fn finish(self, name: &str, line: u64) -> Result<Entry, Problem> {
-        let runtime = self.runtime.as_deref().unwrap_or("python");
-        let known: &[&str] =
-            if self.executable.is_some() { &["python", "go", "binary", "executable"] } else { &["python"] };
-        if !known.contains(&runtime) {
-            let message = format!("there is no runtime `{}` here", word(runtime));
-            return Err(Problem::new(message, "use python, or an `executable`"));
+    /// A runtime is a hint for whoever packs tools: what is run the other keys say.
+    fn odd_runtime(&self) -> Option<Problem> {
+        let runtime = self.runtime.as_ref()?;
+        let known: &[&str] = match self.executable.is_some() {
+            true => &["python", "python3", "go", "binary", "executable"],
+            false => &["python", "python3"],
+        };
+        let is_known = |text: &str| known.iter().any(|known| text.eq_ignore_ascii_case(known));
+        if runtime.as_str().is_some_and(is_known) {
+            return None;
         }
+        let shown = runtime.as_str().map_or_else(|| runtime.to_string(), str::to_owned);
+        let message = format!("there is no runtime `{}` here; it is served by its other keys", word(&shown));
+        Some(Problem::new(message, "write `runtime: python`, or remove it"))
+    }
+
+    fn finish(self, name: &str, line: u64) -> Result<Entry, Problem> {
         let requirement = match (&self.package, &self.version) {
             (Some(package), version) => Some(Requirement::new(package, version.as_deref())?),
             (None, Some(_)) => {

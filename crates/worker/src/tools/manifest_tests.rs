@@ -82,7 +82,6 @@ fn an_entry_that_is_not_right_is_left_out_and_the_others_are_not() {
         ("module: m, function: f, executable: x", "more than one"),
         ("module: m, function: f, tool_dir: x", "`tool_dir`"),
         ("runtime: python", "what to run"),
-        ("module: m, function: f, runtime: java", "`java`"),
         ("module: os.., function: f", "no module"),
         ("module: a-b, function: f", "no module"),
         ("module: m, function: 'f()'", "no name in Python"),
@@ -141,6 +140,33 @@ fn another_version_and_unknown_keys_at_the_top_are_told_and_the_rest_is_read() {
 }
 
 #[test]
+fn a_runtime_is_a_hint_and_an_odd_one_is_told() {
+    for (keys, is_odd) in [
+        ("module: m, function: f, runtime: python", false),
+        ("module: m, function: f, runtime: Python", false),
+        ("module: m, class_name: C, runtime: python3", false),
+        ("executable: x, runtime: Go", false),
+        ("module: m, function: f, runtime: java", true),
+        ("executable: x, runtime: 3.11", true),
+        ("executable: x, runtime: [python]", true),
+    ] {
+        let manifest = manifest(&format!("tools:\n  t: {{{keys}}}\n"));
+        assert_eq!((manifest.entries.len(), manifest.problems.len()), (1, usize::from(is_odd)), "{keys}");
+        assert!(manifest.problems.iter().all(|problem| problem.tool.as_deref() == Some("t")), "{keys}");
+    }
+}
+
+#[test]
+fn a_manifest_without_tools_is_none_and_one_with_no_tools_is() {
+    for text in ["", "# nothing yet\n", "version: 1\n"] {
+        assert!(read(text.as_bytes(), &base()).unwrap_err().message.contains("names no tools"), "{text}");
+    }
+    for text in ["tools: {}", "version: 1\ntools:\n"] {
+        assert_eq!(manifest(text), Manifest::default(), "{text}");
+    }
+}
+
+#[test]
 fn bombs_are_refused_whole() {
     let deep = format!("tools: {}{}", "[".repeat(5000), "]".repeat(5000));
     let aliases = "a: &a [x]\nb: &b [*a, *a]\ntools: [*b, *b]";
@@ -172,7 +198,8 @@ proptest! {
         let quoted = serde_json::to_string(&value).unwrap();
         let text = format!("tools:\n  t: {{executable: {path:?}, {key}: {quoted}}}");
         let Ok(manifest) = read(text.as_bytes(), &base()) else { return Ok(()) };
-        prop_assert_eq!(manifest.entries.len() + manifest.problems.len(), 1);
+        let left_out = manifest.problems.iter().filter(|problem| !problem.message.contains("no runtime"));
+        prop_assert_eq!(manifest.entries.len() + left_out.count(), 1);
         for entry in manifest.entries {
             if let Wanted::Executable { tool_dir, executable } = entry.wanted {
                 for path in [tool_dir, executable] {

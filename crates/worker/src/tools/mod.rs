@@ -20,7 +20,7 @@ mod requirement;
 mod wheels;
 mod yaml;
 
-pub use catalog::{EVERY, FIRST, Report, Settings, watch};
+pub use catalog::{EVERY, FIRST, Pending, Report, Settings, watch, watch_all};
 pub use limits::Limits;
 pub use probe::{Asker, Cards, Question};
 pub use problem::Problem;

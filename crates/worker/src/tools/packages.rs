@@ -4,8 +4,10 @@
 //! requirement, wheels ─ hash ─┬─ there ─▶ the folder
 //!                             └─ box: wheels in ─ pip ─ files out ─▶ .making-… (locked) ─ looked at ─ renamed ─▶ the folder
 //! ```
-//! Equal needs share a folder. Nothing of a package runs here: what is installed are wheels, whose files are only unpacked.
-//! What a crash leaves has no lock, and is swept; so is what nobody used for a week.
+//! Equal needs share a folder. Nothing of a package runs here: what is installed are wheels, whose files are only unpacked. (A
+//! package from an index may need another by an address, and pip builds that from its source: in pip's box, which has no more
+//! than the box of a tool.) What a crash leaves has no lock, and is swept; so is what nobody used for a week, and, beyond what
+//! all may take, what was not used for the longest.
 
 use super::{
     problem::{Problem, reason, word},
@@ -50,6 +52,11 @@ const MAKING: &str = ".making-";
 const WHEELS: &str = "/workspace/wheels";
 const LAYER: &str = "layer";
 
+mod room;
+mod sound;
+
+pub(crate) use sound::Sound;
+
 /// Where packages come from; the public index if nothing is said. Told to pip in its sandbox, and to nobody else, so that it
 /// may hold no credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,6 +79,10 @@ struct Inner {
     index: Index,
     /// What the interpreter says of itself: packages are for one version.
     version: OnceCell<String>,
+    /// What all folders may take.
+    most_kept: u64,
+    /// Which wheels can be installed.
+    sound: Mutex<Option<sound::Known>>,
     /// One at a time: the second often needs what the first made. What failed last fails again for a while.
     turn: Mutex<Option<(PathBuf, Instant, Problem)>>,
 }
@@ -91,8 +102,16 @@ impl Installer {
         };
         fs::create_dir_all(&folder).map_err(failed)?;
         let folder = fs::canonicalize(folder).map_err(failed)?;
-        let (version, turn) = (OnceCell::new(), Mutex::default());
-        let installer = Installer(Arc::new(Inner { engine, folder, python, index, version, turn }));
+        let installer = Installer(Arc::new(Inner {
+            engine,
+            folder,
+            python,
+            index,
+            version: OnceCell::new(),
+            most_kept: room::MOST_KEPT,
+            sound: Mutex::default(),
+            turn: Mutex::default(),
+        }));
         installer.sweep(&BTreeSet::new());
         Ok(installer)
     }
@@ -116,16 +135,26 @@ impl Installer {
             {
                 return Err(problem.clone());
             }
-            let what = Wanted { requirement, wheels };
+            let what = Wanted { requirement, wheels, only: None };
             tell(format!("installing {what} in a sandbox"));
             let began = Instant::now();
-            let made = self.make(&what, &place).await;
+            let made = match self.make_room().await {
+                Ok(()) => self.make(&what, &place).await,
+                Err(problem) => Err(problem),
+            };
             *failed = made.clone().err().map(|problem| (place.clone(), Instant::now(), problem));
             made?;
             tell(format!("installed {what} in {:.1} s", began.elapsed().as_secs_f64()));
+            // What is too much now is told when the next is wanted.
+            _ = self.make_room().await;
         }
         used(&place);
         Ok(Some(place))
+    }
+
+    async fn make_room(&self) -> Result<(), Problem> {
+        let (folder, most) = (self.0.folder.clone(), self.0.most_kept);
+        blocking(move || room::make_room(&folder, most)).await
     }
 
     fn name(&self, version: &str, requirement: Option<&Requirement>, wheels: &Wheels) -> String {
@@ -234,13 +263,18 @@ impl Installer {
 struct Wanted<'a> {
     requirement: Option<&'a Requirement>,
     wheels: &'a Wheels,
+    /// One of the wheels, and of the others what it needs.
+    only: Option<&'a str>,
 }
 
 impl fmt::Display for Wanted<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.requirement, self.wheels.files.len()) {
+            _ if self.only.is_some() => out.write_str("it"),
             (Some(requirement), 0) => write!(out, "`{requirement}`"),
+            (Some(requirement), 1) => write!(out, "`{requirement}` and 1 wheel"),
             (Some(requirement), count) => write!(out, "`{requirement}` and {count} wheels"),
+            (None, 1) => out.write_str("1 wheel"),
             (None, count) => write!(out, "{count} wheels"),
         }
     }
@@ -290,7 +324,8 @@ fn command(python: &Path, what: &Wanted<'_>) -> Vec<OsString> {
         "--no-warn-script-location",
         "--progress-bar=off",
         "--retries=2",
-        // Whatever is not a wheel runs code of its own when it is installed.
+        // Whatever is not a wheel runs code of its own when it is installed. Pip does not ask this of what a package needs by
+        // an address.
         "--only-binary=:all:",
         "--target",
         "/workspace/layer",
@@ -303,7 +338,8 @@ fn command(python: &Path, what: &Wanted<'_>) -> Vec<OsString> {
         command.extend(["--find-links".into(), WHEELS.into()]);
     }
     command.push("--".into());
-    command.extend(what.wheels.files.keys().map(|name| format!("{WHEELS}/{name}").into()));
+    let wanted = what.wheels.files.keys().filter(|name| what.only.is_none_or(|only| only == *name));
+    command.extend(wanted.map(|name| format!("{WHEELS}/{name}").into()));
     command.extend(what.requirement.map(|requirement| requirement.to_string().into()));
     command
 }

@@ -148,6 +148,62 @@ async fn what_crashes_left_is_swept_and_what_is_being_made_is_not() {
     place.close().await;
 }
 
+#[tokio::test]
+async fn a_wheel_that_cannot_be_installed_leaves_the_others_and_is_named() {
+    let place = Place::new("sound");
+    place.wheel("first", "");
+    place.wheel("second", "first");
+    let installer = place.installer();
+    let sound = installer.sound(&place.wheels(), |_| ()).await;
+    assert!(sound.wheels == place.wheels() && sound.problems.is_empty() && !sound.is_lacking);
+    place.wheel("needy", "absent-package");
+    fs::write(place.top.join("wheels/torn-1.0-py3-none-any.whl"), "no zip").unwrap();
+    let sound = installer.sound(&place.wheels(), |_| ()).await;
+    let names: Vec<&str> = sound.wheels.files.keys().map(|name| &name[..5]).collect();
+    assert_eq!((names, sound.is_lacking), (vec!["first", "secon"], false));
+    let [needy, torn] = &sound.problems[..] else { panic!("{sound:?}") };
+    assert!(needy.message.contains("`needy-1.0") && needy.message.contains("absent-package"), "{needy}");
+    assert!(torn.message.contains("`torn-1.0"), "{torn}");
+    let layer = installer.layer(None, &sound.wheels, |_| ()).await.unwrap().unwrap();
+    assert!(layer.join("first").is_dir() && layer.join("second").is_dir() && !layer.join("needy").exists());
+    assert_eq!(fs::read_dir(place.folder()).unwrap().count(), 1, "nothing is left of what was tried");
+    // With none that will do, tools have to do without, and it is tried again.
+    fs::remove_file(place.top.join("wheels/first-1.0-py3-none-any.whl")).unwrap();
+    let sound = installer.sound(&place.wheels(), |_| ()).await;
+    assert!(sound.wheels.files.is_empty() && sound.is_lacking && sound.problems.len() == 1, "{sound:?}");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn folders_are_bounded_together_and_the_longest_unused_goes_first() {
+    let place = Place::new("room");
+    place.wheel("first", "");
+    let mut installer = place.installer();
+    let folder = fs::canonicalize(place.folder()).unwrap();
+    let hours = |count: u64| SystemTime::now() - Duration::from_secs(3600 * count);
+    let [oldest, old, fresh] = [("oldest", 9), ("old", 5), ("fresh", 1)].map(|(name, age)| {
+        let path = folder.join(name);
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("x"), vec![7; 1 << 20]).unwrap();
+        fs::File::open(path.join("x")).unwrap().sync_all().unwrap();
+        fs::File::open(&path).unwrap().set_modified(hours(age)).unwrap();
+        path
+    });
+    let there = || [&oldest, &old, &fresh].map(|path| path.exists());
+    installer.make_room().await.unwrap();
+    assert_eq!(there(), [true, true, true]);
+    Arc::get_mut(&mut installer.0).unwrap().most_kept = 5 << 19;
+    let layer = installer.layer(None, &place.wheels(), |_| ()).await.unwrap().unwrap();
+    assert_eq!((there(), layer.is_dir()), ([false, true, true], true));
+    // What may be in use stays, and nothing is added to it.
+    Arc::get_mut(&mut installer.0).unwrap().most_kept = 1 << 19;
+    place.wheel("second", "");
+    let problem = installer.layer(None, &place.wheels(), |_| ()).await.unwrap_err();
+    assert!(problem.message.contains("packages take 1 MiB already"), "{problem}");
+    assert_eq!((there(), layer.is_dir()), ([false, false, true], true));
+    place.close().await;
+}
+
 #[test]
 fn links_are_not_kept() {
     let top = std::env::temp_dir().join(format!("airlock-settle-{}", std::process::id()));
@@ -166,10 +222,10 @@ fn pip_is_told_to_take_wheels_only_and_wheels_alone_need_no_network() {
     let line = |what: &Wanted<'_>| {
         command(Path::new("/usr/bin/python3"), what).join(" ".as_ref()).into_string().unwrap()
     };
-    let named = line(&Wanted { requirement: Some(&requirement), wheels: &wheels });
+    let named = line(&Wanted { requirement: Some(&requirement), wheels: &wheels, only: None });
     assert!(named.contains("--only-binary=:all:") && named.ends_with("-- asyncpg>=0.29"), "{named}");
     assert!(!named.contains("--no-index"));
-    assert!(line(&Wanted { requirement: None, wheels: &wheels }).contains("--no-index"));
+    assert!(line(&Wanted { requirement: None, wheels: &wheels, only: None }).contains("--no-index"));
 }
 
 #[test]

@@ -5,12 +5,13 @@ use super::{
     card::Said,
     look::Found,
     manifest::{Entry, Wanted, check_name},
+    packages::Sound,
     place,
     probe::{self, PROBE},
     problem::{Problem, word},
     wheels::Wheels,
 };
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What came of it.
 #[derive(Debug)]
@@ -19,8 +20,20 @@ pub(super) struct Prepared {
     pub(super) tools: Result<Vec<Tool>, Problem>,
     /// What is wrong beside.
     pub(super) notes: Vec<Problem>,
+    /// What is wrong with what all entries share.
+    pub(super) common: Vec<Problem>,
     /// Less is known of them than there could be: they are to be asked again.
     pub(super) is_partial: bool,
+    /// They are without packages that there should be.
+    pub(super) lacks_packages: bool,
+}
+
+/// Packages of an entry.
+#[derive(Debug, Default)]
+struct Installed {
+    packages: Option<PathBuf>,
+    common: Vec<Problem>,
+    is_lacking: bool,
 }
 
 /// Prepares an entry.
@@ -30,41 +43,46 @@ pub(super) async fn prepare(
     entry: &Entry,
     found: Found,
     wheels: &Wheels,
-    tell: impl Fn(String) + Send,
+    tell: impl Fn(String) + Send + Sync,
 ) -> Prepared {
     let mut notes = Vec::new();
     let Found { mut code, program } = found;
-    let tools = match install(settings, entry, wheels, tell).await {
-        Ok(packages) => {
+    let (tools, common, lacks_packages) = match install(settings, entry, wheels, tell).await {
+        Ok(Installed { packages, common, is_lacking }) => {
             code.packages = packages;
-            match program {
+            let tools = match program {
                 Some(program) => of_program(settings, asker, entry, code, &program, &mut notes).await,
                 None => of_python(settings, asker, entry, code, &mut notes).await.map(|tool| vec![tool]),
-            }
+            };
+            (tools, common, is_lacking)
         }
-        Err(problem) => Err(problem),
+        Err(problem) => (Err(problem), Vec::new(), false),
     };
     // Of a function that was asked in vain no more than its name is known.
     let is_bare = |tool: &Tool| tool.card.description.is_none() && tool.card.parameters.is_none();
-    let is_partial = !notes.is_empty() && tools.as_ref().is_ok_and(|tools| tools.iter().any(is_bare));
-    Prepared { tools, notes, is_partial }
+    let is_untold = !notes.is_empty() && tools.as_ref().is_ok_and(|tools| tools.iter().any(is_bare));
+    Prepared { tools, notes, common, is_partial: is_untold || lacks_packages, lacks_packages }
 }
 
+/// What an entry names itself it needs; wheels that all share not every entry does, so that they keep none from being served.
 async fn install(
     settings: &Settings,
     entry: &Entry,
     wheels: &Wheels,
-    tell: impl Fn(String) + Send,
-) -> Result<Option<std::path::PathBuf>, Problem> {
-    match &settings.installer {
-        Some(installer) => installer.layer(entry.requirement.as_ref(), wheels, tell).await,
-        None if entry.requirement.is_some() || !wheels.files.is_empty() => {
-            let hint =
-                "put them into the folder that SAM_SITE_PACKAGES names, and remove `package` and wheels/";
-            Err(Problem::new("packages are not installed by this worker", hint))
-        }
-        None => Ok(None),
-    }
+    tell: impl Fn(String) + Send + Sync,
+) -> Result<Installed, Problem> {
+    let Some(installer) = &settings.installer else {
+        let hint = "put them into the folder that SAM_SITE_PACKAGES names, and remove `package` and wheels/";
+        let problem = Problem::new("packages are not installed by this worker", hint);
+        return match (entry.requirement.is_some(), wheels.files.is_empty()) {
+            (true, _) => Err(problem),
+            (false, true) => Ok(Installed::default()),
+            (false, false) => Ok(Installed { common: vec![problem], ..Installed::default() }),
+        };
+    };
+    let Sound { wheels, problems, is_lacking } = installer.sound(wheels, &tell).await;
+    let packages = installer.layer(entry.requirement.as_ref(), &wheels, &tell).await?;
+    Ok(Installed { packages, common: problems, is_lacking })
 }
 
 async fn of_python(

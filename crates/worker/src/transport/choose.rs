@@ -17,6 +17,21 @@ pub enum Broker {
 }
 
 impl Broker {
+    /// Whether all that is needed to connect is there, such as certificates. The broker is not asked.
+    pub fn check(self, most: usize) -> Result<(), Trouble> {
+        match self {
+            Broker::Mqtt(settings) => {
+                enough(settings.receive_maximum, most)?;
+                mqtt::Mqtt::new(settings).map(drop)
+            }
+            Broker::Amqp(settings) => {
+                enough(settings.receive_maximum, most)?;
+                amqp::Amqp::new(settings).map(drop)
+            }
+            Broker::Dev(_) => Ok(()),
+        }
+    }
+
     /// Begins to connect. `most` is what the worker takes upon itself at once, under way and waiting: as many the broker must
     /// be ready to send, and some more.
     pub fn link(
@@ -65,6 +80,8 @@ mod tests {
     async fn what_is_wrong_is_told_before_anything_is_begun() {
         let settings = amqp::Settings::new("127.0.0.1", 5672, "", "me");
         let patience = Patience { tries: 1, pause: std::time::Duration::ZERO };
+        let checked = Broker::Amqp(settings.clone()).check(8);
+        assert!(checked.is_err_and(|trouble| trouble.is_final));
         let refused = Broker::Amqp(settings).link(BTreeSet::new(), patience, 8);
         assert!(refused.is_err_and(|trouble| trouble.is_final));
     }

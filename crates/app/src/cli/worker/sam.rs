@@ -12,7 +12,7 @@ use crate::config::Surroundings;
 use clap::Args;
 use serde_json::json;
 use spec::ErrorCode;
-use std::{ffi::OsStr, num::NonZeroUsize, thread};
+use std::{ffi::OsStr, num::NonZeroUsize, thread, time::Duration};
 use tokio::runtime::Runtime;
 use worker::{
     sam::{Ended, Failed},
@@ -26,7 +26,7 @@ Examples:
   SAM_NAMESPACE=demo SOLACE_HOST=broker.example:5671 airlock worker sam --check --json
 
 Everything else is said by the environment, in the words of the workers that it takes the place of:
-  SAM_NAMESPACE           whose mesh (required)
+  SAM_NAMESPACE           whose mesh [default: solace-agent-mesh]
   SAM_WORKER_ID           the pool that this worker belongs to [default: sandbox-worker-001]
   SAM_TRANSPORT           the broker: mqtt://HOST:PORT, mqtts://…, amqp://…, amqps://…, or tcp://…
                           for a development broker; SOLACE_HOST=HOST:PORT, or DEV_BROKER_HOST and
@@ -34,21 +34,24 @@ Everything else is said by the environment, in the words of the workers that it 
   MANIFEST_PATH           the tools [default: /tools/manifest.yaml]
   TOOLS_PYTHON_DIR        their Python modules [default: /tools/python]
   SANDBOX_MAX_CONCURRENT  calls at once [default: 4]
+The others are listed in docs/worker.md.
 
 The first SIGTERM or Ctrl-C lets calls that run finish for a while, and takes no new ones; the
 second ends them at once.
-Exit status: 0, 1 if calls were cut short or the broker was lost for good, or 125 if it could
-not start.";
+Exit status: 0, 1 if calls were cut short, the broker was lost for good or --check found
+something wrong, or 125 if it could not start.";
 
 /// Calls were cut short, or there is no broker any more.
 const CUT: u8 = 1;
+/// What is still read or written at the end may take this long.
+const LEFT: Duration = Duration::from_secs(2);
 /// More threads than this wait for nothing but each other.
 const MOST_THREADS: usize = 4;
 /// The options of `airlock worker sam`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Options {
-    /// Read settings and manifest, print what would be served, and end
+    /// Read settings, files and manifest, prepare every tool, print what would be served, and end
     #[arg(long)]
     check: bool,
     /// Print one JSON object, with --check
@@ -68,12 +71,16 @@ pub(super) fn attempt(
     let (settings, mut notices) = settings::read(variable).map_err(mistaken)?;
     notices.extend(settings::strangers(surroundings.variables.keys()));
     let settings = settings.from_folder(&surroundings.current_folder);
-    runtime()?.block_on(async {
+    let runtime = runtime()?;
+    let status = runtime.block_on(async {
         if options.check {
             return check(&serving::look(&config, &settings).await?, &settings, &notices, options.json);
         }
         conclude(serving::serve(&config, settings, notices).await?)
-    })
+    });
+    // A file or a name that is waited for shall not keep us.
+    runtime.shutdown_timeout(LEFT);
+    status
 }
 
 fn mistaken(mistake: Mistake) -> Failure {

@@ -25,11 +25,11 @@ use worker::{
     settings::{Notice, Settings},
     tell::Teller,
     tools::{
-        self, Catalog, Report,
+        self, Catalog, Pending, Report,
         packages::{Index, Installer},
         sync::{self, ToolSync},
     },
-    transport::LinkState,
+    transport::{LinkState, Trouble},
     wire::answer::LARGEST,
 };
 
@@ -44,30 +44,59 @@ pub(super) struct Found {
     pub(super) problems: Vec<String>,
 }
 
-/// Looks at every tool as a worker would, and ends.
+/// Opens everything as a worker would, looks at every tool, and ends. The broker, stores and servers are not asked.
 pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, Failure> {
     let engine = open_engine(config, None)?;
-    let calls = settings.call(Path::exists);
-    let caller = Caller::new(engine.clone(), Shelf::memory(), None, calls);
-    let watching = watched(config, settings, &engine)?;
-    let (mut catalog, mut reports) = tools::watch(watching, Arc::new(caller.clone()));
-    // Every report of a look is there before the catalog is.
-    let is_whole = timeout(LONGEST_CHECK, catalog.changed()).await.is_ok();
     let mut problems = Vec::new();
-    while let Ok(report) = reports.try_recv() {
-        match report {
-            Report::Problem(problem) | Report::Failed { problem, .. } => problems.push(problem.to_string()),
-            Report::Note(_) => {}
+    let caller = open_caller(settings, &engine).unwrap_or_else(|failure| {
+        problems.push(on_one_line(&failure));
+        Caller::new(engine.clone(), Shelf::memory(), None, settings.call(Path::exists))
+    });
+    problems.extend(check_broker(settings).err().map(|failure| on_one_line(&failure)));
+    problems.extend(open_sync(settings).err().map(|failure| on_one_line(&failure)));
+    problems.extend(contain(&caller).await.err().map(|failure| on_one_line(&failure)));
+    let tools = match watched(config, settings, &engine) {
+        Ok(watching) => look_at_tools(watching, &caller, &mut problems).await,
+        Err(failure) => {
+            problems.push(on_one_line(&failure));
+            Catalog::default()
         }
-    }
-    if !is_whole {
-        problems.push("not every tool could be looked at in time".to_owned());
-    }
-    let tools = catalog.borrow().clone();
-    drop(catalog);
+    };
     caller.close().await;
     engine.close().await;
     Ok(Found { tools, problems })
+}
+
+fn on_one_line(failure: &Failure) -> String {
+    format!("{}; {}", failure.message, failure.hint)
+}
+
+/// Waits until every tool is prepared, or cannot be.
+async fn look_at_tools(watching: tools::Settings, caller: &Caller, problems: &mut Vec<String>) -> Catalog {
+    let (catalog, mut reports, mut pending) = tools::watch_all(watching, Arc::new(caller.clone()));
+    let mut gather = |report: Report| match report {
+        Report::Problem(problem) | Report::Failed { problem, .. } => problems.push(problem.to_string()),
+        Report::Note(_) => {}
+    };
+    let is_settled = |now: &Pending| now.as_ref().is_some_and(BTreeSet::is_empty);
+    let settled = async {
+        loop {
+            tokio::select! {
+                _ = pending.wait_for(is_settled) => return,
+                Some(report) = reports.recv() => gather(report),
+            }
+        }
+    };
+    let in_time = timeout(LONGEST_CHECK, settled).await;
+    while let Ok(report) = reports.try_recv() {
+        gather(report);
+    }
+    if in_time.is_err() {
+        let names = pending.borrow().iter().flatten().cloned().collect::<Vec<_>>().join(", ");
+        problems.push(format!("still being prepared after {} s: {names}", LONGEST_CHECK.as_secs()));
+    }
+    let tools = catalog.borrow().clone();
+    tools
 }
 
 /// Serves until it is told to end, or the broker is lost for good.
@@ -82,9 +111,37 @@ pub(super) async fn serve(
     for notice in &notices {
         log.tell(Line::new(Level::Warn, "setting").message(notice.to_string()));
     }
-    let metrics = Arc::new(Metrics::new());
     let engine = open_engine(config, None)?;
     let caller = open_caller(&settings, &engine)?;
+    let mut stopped = stop.clone();
+    // Nobody's call is under way yet.
+    let worker = tokio::select! {
+        worker = start(config, &settings, &engine, &caller, &log, &stop) => Some(worker?),
+        Ok(_) = stopped.wait_for(|stop| *stop != Stop::No) => None,
+    };
+    let ended = match worker {
+        Some(worker) => sam::serve(worker, stop).await,
+        None => {
+            log.tell(Line::new(Level::Info, "ended").message("told to end before anything was served"));
+            caller.close().await;
+            Ok(Ended { cut: 0 })
+        }
+    };
+    engine.close().await;
+    log.flush();
+    Ok(ended)
+}
+
+/// Everything up to the link to the broker. It takes as long as tools take to come and to be prepared.
+async fn start(
+    config: &Config,
+    settings: &Settings,
+    engine: &Engine,
+    caller: &Caller,
+    log: &Log,
+    stop: &watch::Receiver<Stop>,
+) -> Result<Worker<Hands>, Failure> {
+    let metrics = Arc::new(Metrics::new());
     let (links, link) = watch::channel(LinkState::Connecting { why: String::new() });
     let (known, tools) = watch::channel(health::Tools::Pending);
     let parked = caller.clone();
@@ -95,15 +152,11 @@ pub(super) async fn serve(
         metrics: metrics.clone(),
         parked: Arc::new(move || parked.parked()),
     };
-    serve_health(health, &settings).await?;
-    let barriers = caller.prepare().await.map_err(|refusal| Failure {
-        code: ErrorCode::Internal,
-        message: format!("tools cannot be run: {}", refusal.message),
-        hint: "`airlock doctor` says what this machine lacks".to_owned(),
-    })?;
+    serve_health(health, settings).await?;
+    let barriers = contain(caller).await?;
     log.tell(Line::new(Level::Info, "contained").with("barriers", barriers));
-    bring_tools(&settings, &known, &log).await?;
-    let watching = watched(config, &settings, &engine)?;
+    bring_tools(settings, &known, log).await?;
+    let watching = watched(config, settings, engine)?;
     let (mut catalog, reports) = tools::watch(watching, Arc::new(caller.clone()));
     let undiscovered = tell_reports(reports, log.clone());
     // It is told of in any case, if only as empty.
@@ -116,12 +169,27 @@ pub(super) async fn serve(
     count_tools(catalog.clone(), metrics.clone());
     let hidden = Arc::new(settings.hidden(&config.state));
     let teller = Teller { metrics, log: log.clone(), hidden };
-    let worker = worker(config, &settings, &engine, caller, (catalog, undiscovered), teller)?;
+    let worker = worker(config, settings, engine, caller.clone(), (catalog, undiscovered), teller)?;
     follow(worker.link.state.clone(), links);
-    let ended = sam::serve(worker, stop).await;
-    engine.close().await;
-    log.flush();
-    Ok(ended)
+    Ok(worker)
+}
+
+/// What stands between tools and this machine.
+async fn contain(caller: &Caller) -> Result<Vec<String>, Failure> {
+    caller.prepare().await.map_err(|refusal| Failure {
+        code: ErrorCode::Internal,
+        message: format!("tools cannot be run: {}", refusal.message),
+        hint: "`airlock doctor` says what this machine lacks".to_owned(),
+    })
+}
+
+fn unlinked(trouble: Trouble) -> Failure {
+    Failure::invalid(trouble.message, "`airlock worker sam --help` says where the variables are listed")
+}
+
+fn check_broker(settings: &Settings) -> Result<(), Failure> {
+    let bounds = settings.bounds();
+    settings.transport().check(bounds.slots.saturating_add(bounds.waiting)).map_err(unlinked)
 }
 
 fn worker(
@@ -136,9 +204,7 @@ fn worker(
     let subscribed = sam::subscriptions(&settings.base, &catalog.borrow());
     let most = bounds.slots.saturating_add(bounds.waiting);
     let link = settings.transport().link(subscribed.clone(), settings.broker.patience, most);
-    let link = link.map_err(|trouble| {
-        Failure::invalid(trouble.message, "`airlock worker sam --help` lists the variables that say how")
-    })?;
+    let link = link.map_err(unlinked)?;
     let (state, room) = (config.state.clone(), engine.clone());
     Ok(Worker {
         base: settings.base.clone(),
@@ -195,16 +261,21 @@ fn watched(config: &Config, settings: &Settings, engine: &Engine) -> Result<tool
     })
 }
 
+fn open_sync(settings: &Settings) -> Result<Option<ToolSync>, Failure> {
+    settings
+        .tool_sync()
+        .map(ToolSync::open)
+        .transpose()
+        .map_err(|error| Failure::invalid(error.to_string(), "mend what the variables of object storage say"))
+}
+
 /// Tools from object storage: they are waited for, but not for ever, and are brought again and again.
 async fn bring_tools(
     settings: &Settings,
     known: &watch::Sender<health::Tools>,
     log: &Log,
 ) -> Result<(), Failure> {
-    let Some(from) = settings.tool_sync() else { return Ok(()) };
-    let sync = ToolSync::open(from).map_err(|error| {
-        Failure::invalid(error.to_string(), "mend what the variables of object storage say")
-    })?;
+    let Some(sync) = open_sync(settings)? else { return Ok(()) };
     let (mut first, mut state) = (sync.state(), sync.state());
     tokio::spawn(sync.run());
     let (told, to) = (known.clone(), log.clone());
