@@ -107,6 +107,7 @@ pub(super) async fn carry_out(
         Ok((result, artifacts)) => Outcome::Success { result, artifacts, took: began.elapsed() },
         Err(outcome) => outcome,
     };
+    call.done.notes.extend(inner.warm.trouble());
     call.done
 }
 
@@ -186,7 +187,9 @@ impl Call<'_> {
         let handed = match put {
             Ok(back) => {
                 *staged = back;
-                exec.write(&room::line(&places::inside(places::ARGUMENTS))).await.is_ok()
+                // Nobody in it saw how its files came. It goes on only for the call.
+                room.resume().await.is_ok()
+                    && exec.write(&room::line(&places::inside(places::ARGUMENTS))).await.is_ok()
             }
             Err((back, why)) => {
                 *staged = back;
