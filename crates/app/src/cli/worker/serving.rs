@@ -4,6 +4,7 @@
 use super::{
     super::{message::Failure, open_engine},
     broker::on,
+    ledger,
 };
 use crate::config::Config;
 use engine::Engine;
@@ -83,7 +84,8 @@ pub(super) async fn serve(
         log.tell(Line::new(Level::Warn, "setting").message(notice.to_string()));
     }
     let metrics = Arc::new(Metrics::new());
-    let engine = open_engine(config, None)?;
+    let (engine, _till) = ledger::open(config, &settings)?;
+    ledger::keep(config, engine.clone(), log.clone());
     let caller = open_caller(&settings, &engine)?;
     let (links, link) = watch::channel(LinkState::Connecting { why: String::new() });
     let (known, tools) = watch::channel(health::Tools::Pending);
@@ -164,7 +166,8 @@ fn open_caller(settings: &Settings, engine: &Engine) -> Result<Caller, Failure> 
     let shelf = Shelf::open(settings.shelf())
         .map_err(|error| Failure::invalid(error.to_string(), "mend what the ARTIFACT_ variables say"))?;
     let models = settings.calls.model.as_ref().map(|model| {
-        let asked = ipc::Settings::new(Some(model.provider.clone()), &model.model);
+        let mut asked = ipc::Settings::new(Some(model.provider.clone()), &model.model);
+        asked.budget.money = Some(model.budget);
         Models::new(engine.clone(), asked)
     });
     let models = models.transpose().map_err(|why| {
