@@ -23,7 +23,7 @@ use worker::transport::{
 /// It only ends what hangs.
 const LONG: Duration = Duration::from_secs(120);
 /// Interpreters that are ready, as the worker counts them.
-const PARKED: &str = "airlock_worker_parked ";
+const PARKED: &str = "airlock_worker_parked_interpreters ";
 const REPLIES: &str = "bench/a2a/v1/sam_remote_tool/response/agent";
 
 /// A broker with a worker and an agent.

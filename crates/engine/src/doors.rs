@@ -189,13 +189,14 @@ pub struct ModelDoor {
 }
 
 impl Engine {
-    /// Opens a door of this name for the host's own use, with an account of its own; the folder of its socket keeps everybody
-    /// else out.
+    /// Opens a door of this name for the host's own use, with an account of its own below that of a tenant, if one is named; the
+    /// folder of its socket keeps everybody else out.
     pub async fn model_door(
         &self,
         id: &Id,
         grant: &LlmGrant,
         budget: Budget,
+        tenant: &str,
     ) -> Result<ModelDoor, ErrorInfo> {
         let engine = &self.inner;
         let provider = provider(engine, grant).await?;
@@ -206,8 +207,9 @@ impl Engine {
             None => Till::new(begin_ledger(engine, id)?),
         };
         let doors = Doors::new(settings.catalogue.clone(), settings.secrets.clone(), till);
-        let session =
-            open_session(&doors, Kind::Llm, terms(id, provider, grant.models.clone(), budget)).await?;
+        let terms = terms(id, provider, grant.models.clone(), budget);
+        let (tenant, above) = (tenant.to_owned(), settings.account(tenant));
+        let session = open_session(&doors, Kind::Llm, SessionTerms { tenant, above, ..terms }).await?;
         let failed = |error: &io::Error| internal("cannot make the socket of a model's door", error);
         let folder = engine.state.join("doors");
         let path = folder.join(called(id, "sock"));

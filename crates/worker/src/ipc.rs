@@ -30,6 +30,10 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 
+/// Under this name all calls of a worker spend, where there is a ledger of all.
+pub const TENANT: &str = "worker";
+/// What one call may spend unless it is said, in dollars.
+pub const USUAL_BUDGET: &str = "1.00";
 /// The socket's name in the work folder.
 pub const SOCKET: &str = "ipc.sock";
 /// The longest line, in bytes.
@@ -62,7 +66,7 @@ impl Settings {
         Settings {
             provider,
             model: model.into(),
-            budget: Budget::default(),
+            budget: Budget { money: USUAL_BUDGET.parse().ok(), ..Budget::default() },
             questions: 64,
             output_tokens: 4096,
         }
@@ -175,7 +179,7 @@ pub struct Spent {
     pub input_tokens: u64,
     pub output_tokens: u64,
     pub usd: String,
-    /// Why no model could be asked, for the log alone: it may name files of this machine.
+    /// Why no model could be asked, or that nothing was left to spend; for the log alone: it may name files of this machine.
     pub trouble: Option<String>,
 }
 
@@ -318,6 +322,7 @@ impl Desk {
         if way.asked >= settings.questions {
             let message =
                 format!("this call has asked {} questions, which is all it may", settings.questions);
+            way.trouble = Some(message.clone());
             return Err(refusal(SPENT, message));
         }
         way.asked += 1;
@@ -332,17 +337,22 @@ impl Desk {
         }
         let Some(door) = &way.door else { return Err(refusal(NO_MODEL, NO_DOOR)) };
         let asking = through(door, settings, question);
-        match tokio::time::timeout(PATIENCE, asking).await {
+        let answer = match tokio::time::timeout(PATIENCE, asking).await {
             Ok(answer) => answer,
             Err(_) => Err(refusal(NOT_ANSWERED, "the model did not answer in time")),
+        };
+        // The log names it, too: it is somebody's to raise.
+        if let Err(Refusal { code: SPENT, message }) = &answer {
+            way.trouble = Some(message.clone());
         }
+        answer
     }
 
     /// Opens the door; that it cannot be opened may change.
     async fn open(&self) -> Result<ModelDoor, ErrorInfo> {
         let Inner { engine, settings, pattern } = &*self.models;
         let grant = LlmGrant { provider: settings.provider.clone(), models: vec![vec![pattern.clone()]] };
-        engine.model_door(&self.call, &grant, settings.budget.clone()).await
+        engine.model_door(&self.call, &grant, settings.budget.clone(), TENANT).await
     }
 }
 

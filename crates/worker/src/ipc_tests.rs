@@ -37,6 +37,12 @@ fn desktop(dialect: Dialect) -> Desktop {
     fs::write(folder.join("key"), KEY).unwrap();
     fs::set_permissions(folder.join("key"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let provider = Provider::start(Scripted { keys: vec![KEY.to_owned()], ..Scripted::default() });
+    let settings = engine_settings(&provider, dialect, &folder, folder.join("state"));
+    let engine = Engine::open(settings).unwrap();
+    Desktop { provider, engine, folder }
+}
+
+fn engine_settings(provider: &Provider, dialect: Dialect, folder: &Path, state: PathBuf) -> engine::Settings {
     let of_catalogue = catalogue::Provider {
         key: Some(KeySource::File(folder.join("key"))),
         allow_plain_http: true,
@@ -44,16 +50,19 @@ fn desktop(dialect: Dialect) -> Desktop {
         retries: 0,
         ..catalogue::Provider::new("p", dialect, provider.base().parse().unwrap())
     };
-    let mut settings = engine::Settings::new(folder.join("state"));
+    let mut settings = engine::Settings::new(state);
     settings.doors.catalogue.providers = BTreeMap::from([("p".to_owned(), Arc::new(of_catalogue))]);
     let price = Price { input: 1_000_000, output: 2_000_000, ..Price::default() };
     let prices = PriceBook::with(vec![("*".parse().unwrap(), price)], Unknown::default());
     settings.doors.catalogue.prices = Arc::new(prices);
-    let engine = Engine::open(settings).unwrap();
-    Desktop { provider, engine, folder }
+    settings
 }
 
 impl Desktop {
+    fn settings(&self, state: PathBuf) -> engine::Settings {
+        engine_settings(&self.provider, Dialect::OpenAi, &self.folder, state)
+    }
+
     fn listen(&self, settings: Settings) -> Listening {
         let folder = fs::File::open(self.folder.join("work")).unwrap();
         _ = fs::remove_file(self.folder.join("work").join(SOCKET));
@@ -153,7 +162,8 @@ async fn what_is_spent_is_spent_and_says_so() {
     let answer = say(&mut line, &question("2")).await;
     assert_eq!(answer["error"]["code"], SPENT, "{answer}");
     assert!(answer["error"]["message"].as_str().unwrap().contains("requests"), "{answer}");
-    drop(listening);
+    let told = listening.close().await.trouble;
+    assert!(told.as_ref().is_some_and(|told| told.contains("requests")), "the log names it: {told:?}");
     let _listening = desktop.listen(Settings { questions: 2, ..settings() });
     let mut line = desktop.connect().await;
     for id in ["1", "2"] {
@@ -161,6 +171,48 @@ async fn what_is_spent_is_spent_and_says_so() {
     }
     assert_eq!(say(&mut line, &question("3")).await["error"]["code"], SPENT);
     desktop.provider.await_served(|served| served.count == 3 && served.open == 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_has_so_much_money_and_all_of_a_day_have() {
+    let mut desktop = desktop(Dialect::OpenAi);
+    let usual = settings().budget.money.unwrap();
+    assert_eq!(usual, "1.00".parse().unwrap(), "nobody has all the money that there is");
+    let asked = async |desktop: &Desktop, money: &str| {
+        let budget = Budget { money: money.parse().ok(), ..Budget::default() };
+        let listening = desktop.listen(Settings { budget, ..settings() });
+        let mut line = desktop.connect().await;
+        let answer = say(&mut line, &question("1")).await;
+        (answer, listening.close().await)
+    };
+    let (answer, _) = asked(&desktop, "100").await;
+    assert!(answer["result"]["text"].is_string(), "the control: {answer}");
+    let (answer, spent) = asked(&desktop, "0.000000001").await;
+    assert_eq!(answer["error"]["code"], SPENT, "{answer}");
+    assert!(spent.trouble.is_some_and(|told| told.contains("run_usd")), "{answer}");
+    // With one ledger for all.
+    for (day, code) in [("100", Value::Null), ("0.000000001", json!(SPENT))] {
+        desktop.engine = with_day(&desktop, day);
+        let (answer, spent) = asked(&desktop, "100").await;
+        assert_eq!(answer["error"]["code"], code, "{day}: {answer}");
+        assert_eq!(spent.trouble.is_some_and(|told| told.contains("tenant_day_usd")), !code.is_null());
+        let runs = fs::read_dir(desktop.folder.join(format!("state-{day}/ledger"))).unwrap();
+        let runs =
+            runs.filter(|file| file.as_ref().unwrap().file_name().to_string_lossy().starts_with("run-"));
+        assert_eq!(runs.count(), 0, "no ledger of its own");
+    }
+}
+
+/// The same, with a ledger for all calls and so much money a day.
+fn with_day(desktop: &Desktop, day: &str) -> Engine {
+    let state = desktop.folder.join(format!("state-{day}"));
+    fs::create_dir_all(state.join("ledger")).unwrap();
+    let ledger = doors::ledger::Ledger::open(&state.join("ledger"), doors::ledger::OWNER, Default::default());
+    let mut settings = desktop.settings(state);
+    settings.doors.till = Some(doors::till::Till::new(Arc::new(ledger.unwrap())));
+    let terms = doors::till::Terms { day: day.parse().ok(), ..Default::default() };
+    settings.doors.tenants.insert(TENANT.to_owned(), terms);
+    Engine::open(settings).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,10 +3,11 @@
 //!
 //! ```text
 //! call begins ─ take ─▶ one that is ready │ none: the cold path
-//! call ends ──▶ maker (one a kind) ─ box ─ import ─ "ready" ─▶ stock ─┬─▶ taken
-//!                                                                    └─▶ old, idle, dead, too much memory, changed code: ended
+//! call ends ──▶ maker (one a kind) ─ box ─ import ─ "ready" ─ stopped ─▶ stock ─┬─▶ taken, and let go on
+//!                                                                              └─▶ old, idle, dead, too much memory, changed code: ended
 //! ```
-//! None serves twice, and none another kind: what a call left in it dies with it.
+//! None serves twice, and none another kind: what a call left in it dies with it. None does anything while it waits: its box is
+//! frozen, and what it holds is counted before it joins the others. Where boxes cannot be frozen, none waits.
 
 use crate::{
     call::room::{Kind, NoRoom, Room, Rooms},
@@ -17,7 +18,10 @@ use engine::Exec;
 use spec::Stream;
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::{net::UnixListener, sync::Notify};
@@ -30,6 +34,8 @@ const IDLE: Duration = Duration::from_secs(10 * 60);
 const LONGEST_IMPORT: Duration = Duration::from_secs(60);
 /// After one failed, none of its kind is made for so long.
 const PAUSE: Duration = Duration::from_secs(60);
+/// The same after one was too large, or could not be stopped: the next will hardly be otherwise.
+const LONG_PAUSE: Duration = Duration::from_secs(10 * 60);
 /// How often it is looked what they take, and whether they live.
 const LOOK: Duration = Duration::from_secs(5);
 /// For so long it counts how many calls of a kind went on at once.
@@ -75,14 +81,26 @@ struct Line {
     peak: usize,
     peak_since: Instant,
     used: Instant,
-    failed: Option<Instant>,
+    /// None is made before.
+    rests_until: Option<Instant>,
+    /// What the last one held.
+    bytes: u64,
 }
 
 impl Line {
     /// One more than there were calls at once: a call that follows another at once finds one, too.
     fn wants_more(&self) -> bool {
-        let has_rested = self.failed.is_none_or(|failed| failed.elapsed() >= PAUSE);
+        let has_rested = self.rests_until.is_none_or(|until| Instant::now() >= until);
         has_rested && self.ready.len() < self.peak.max(1) + 1
+    }
+
+    fn rest(&mut self, time: Duration) {
+        self.rests_until = Some(Instant::now() + time);
+    }
+
+    /// What the next one will hold, most likely.
+    fn expected(&self) -> u64 {
+        self.bytes.max(USUAL_BYTES)
     }
 }
 
@@ -104,6 +122,9 @@ pub(crate) struct Warm {
     most_bytes: u64,
     stock: Mutex<Stock>,
     closing: Notify,
+    /// Why boxes cannot be stopped; taken by whoever tells it.
+    trouble: Mutex<Option<String>>,
+    has_trouble: AtomicBool,
 }
 
 /// A call of a kind, while it goes on.
@@ -131,11 +152,23 @@ impl Warm {
         most_bytes: u64,
     ) -> Arc<Warm> {
         let (stock, closing) = (Mutex::default(), Notify::new());
-        Arc::new(Warm { rooms, python, has_models, most, most_bytes, stock, closing })
+        let (trouble, has_trouble) = (Mutex::default(), AtomicBool::new(false));
+        Arc::new(Warm { rooms, python, has_models, most, most_bytes, stock, closing, trouble, has_trouble })
+    }
+
+    /// What the log should know, once.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn stock(&self) -> MutexGuard<'_, Stock> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the largest held that was made of late.
+    #[cfg(test)]
+    pub(crate) fn largest(&self) -> u64 {
+        self.stock().lines.iter().map(|line| line.bytes).max().unwrap_or(0)
     }
 
     /// How many are ready.
@@ -160,7 +193,7 @@ impl Warm {
             if parked.is_alive() {
                 return Some(parked);
             }
-            line.failed = Some(Instant::now());
+            line.rest(PAUSE);
             dead.push(parked);
         }
         drop(stock);
@@ -193,52 +226,66 @@ impl Warm {
         while let Some(kind) = self.next(number) {
             let made = self.park(&kind).await;
             let mut stock = self.stock();
-            let is_closed = stock.is_closed;
+            let (is_closed, held) = (stock.is_closed, stock.bytes());
             let line = stock.lines.iter_mut().find(|line| line.number == number);
-            match (line, made) {
-                (Some(line), Some(parked)) if !is_closed => line.ready.push(parked),
-                (Some(line), None) => line.failed = Some(Instant::now()),
-                // The code has changed meanwhile, or nobody is served any more.
-                (_, made) => {
-                    drop(stock);
-                    drop(made);
+            let left = match (line, made) {
+                (Some(line), Ok(parked)) if !is_closed => {
+                    line.bytes = parked.bytes();
+                    if held.saturating_add(line.bytes) <= self.most_bytes {
+                        line.ready.push(parked);
+                        continue;
+                    }
+                    // Only if it is too large by itself it will be so the next time.
+                    line.rest(if line.bytes > self.most_bytes { LONG_PAUSE } else { PAUSE });
+                    Some(parked)
                 }
-            }
+                (Some(line), Err(rest)) => {
+                    line.rest(rest);
+                    None
+                }
+                // The code has changed meanwhile, or nobody is served any more.
+                (_, made) => made.ok(),
+            };
+            drop(stock);
+            drop(left);
         }
     }
 
     /// The kind, if another of it is to be made; room is made for it.
     fn next(&self, number: u64) -> Option<Kind> {
         let mut stock = self.stock();
-        let total: usize = stock.lines.iter().map(|line| line.ready.len()).sum();
-        let bytes: u64 = stock.lines.iter().flat_map(|line| &line.ready).map(Parked::bytes).sum();
-        let is_full = total >= self.most || bytes.saturating_add(USUAL_BYTES) > self.most_bytes;
-        let is_closed = stock.is_closed;
-        let line = stock.lines.iter_mut().find(|line| line.number == number)?;
-        let has_none = line.ready.is_empty();
-        if is_closed || !line.wants_more() {
+        let mut gone = Vec::new();
+        let found = stock.next(number, self.most, self.most_bytes, &mut gone);
+        if found.is_none()
+            && let Some(line) = stock.lines.iter_mut().find(|line| line.number == number)
+        {
             line.is_making = false;
-            return None;
-        }
-        let kind = line.kind.clone();
-        // A kind that has none takes the place of what waits the longest for a call.
-        let gone = (is_full && has_none).then(|| stock.give_up_one(number)).flatten();
-        if is_full && gone.is_none() {
-            if let Some(line) = stock.lines.iter_mut().find(|line| line.number == number) {
-                line.is_making = false;
-            }
-            return None;
         }
         drop(stock);
         drop(gone);
-        Some(kind)
+        found
     }
 
-    async fn park(&self, kind: &Kind) -> Option<Parked> {
-        match tokio::time::timeout(LONGEST_IMPORT, self.try_to_park(kind)).await {
-            Ok(Ok(parked)) => parked,
+    /// One, or for how long none is made.
+    async fn park(&self, kind: &Kind) -> Result<Parked, Duration> {
+        let parked = match tokio::time::timeout(LONGEST_IMPORT, self.try_to_park(kind)).await {
+            Ok(Ok(Some(parked))) => parked,
             // Calls of the kind are made cold, and say what is wrong.
-            Ok(Err(_)) | Err(_) => None,
+            Ok(Ok(None) | Err(_)) | Err(_) => return Err(PAUSE),
+        };
+        match parked.room.pause().await {
+            Ok(()) => Ok(parked),
+            Err(why) => {
+                self.cannot_stop(&why);
+                Err(LONG_PAUSE)
+            }
+        }
+    }
+
+    fn cannot_stop(&self, why: &NoRoom) {
+        if !self.has_trouble.swap(true, Ordering::Relaxed) {
+            let told = format!("no interpreter is kept ready, because none can be kept still: {why}");
+            *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
         }
     }
 
@@ -318,7 +365,8 @@ impl Stock {
                     peak: 0,
                     peak_since: now,
                     used: now,
-                    failed: None,
+                    rests_until: None,
+                    bytes: 0,
                 });
                 self.lines.len() - 1
             }
@@ -328,6 +376,35 @@ impl Stock {
         line.peak = line.peak.max(line.in_use);
         line.used = now;
         Some(line.number)
+    }
+
+    /// What all hold.
+    fn bytes(&self) -> u64 {
+        self.lines.iter().flat_map(|line| &line.ready).map(Parked::bytes).sum()
+    }
+
+    /// The kind of a line, if another of it may be made. A kind that has none takes the place of what waits the longest for a
+    /// call; those that are being made have theirs already.
+    fn next(&mut self, number: u64, most: usize, most_bytes: u64, gone: &mut Vec<Parked>) -> Option<Kind> {
+        let is_closed = self.is_closed;
+        let line = self.lines.iter().find(|line| line.number == number)?;
+        let (expected, has_none, kind) = (line.expected(), line.ready.is_empty(), line.kind.clone());
+        if is_closed || !line.wants_more() {
+            return None;
+        }
+        loop {
+            let others = self.lines.iter().filter(|line| line.is_making && line.number != number);
+            let (count, bytes) =
+                others.fold((0, 0), |(count, bytes), line| (count + 1, bytes + line.expected()));
+            let ready: usize = self.lines.iter().map(|line| line.ready.len()).sum();
+            if ready + count < most && self.bytes() + bytes + expected <= most_bytes {
+                return Some(kind);
+            }
+            if !has_none || expected > most_bytes {
+                return None;
+            }
+            gone.push(self.give_up_one(number)?);
+        }
     }
 
     /// One of another kind, of the one that was not called the longest.
@@ -345,7 +422,7 @@ impl Stock {
                 .into_iter()
                 .partition(|parked| !is_idle && parked.born.elapsed() < LIFETIME && parked.is_alive());
             if others.iter().any(|parked| !parked.is_alive()) {
-                line.failed = Some(Instant::now());
+                line.rest(PAUSE);
             }
             line.ready = kept;
             gone.extend(others);
@@ -356,9 +433,7 @@ impl Stock {
         self.lines.retain(|line| {
             line.in_use > 0 || line.is_making || !line.ready.is_empty() || line.used.elapsed() < IDLE
         });
-        let total =
-            |lines: &[Line]| -> u64 { lines.iter().flat_map(|line| &line.ready).map(Parked::bytes).sum() };
-        while total(&self.lines) > most_bytes {
+        while self.bytes() > most_bytes {
             match self.give_up_one(0) {
                 Some(parked) => gone.push(parked),
                 None => break,

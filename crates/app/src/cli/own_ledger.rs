@@ -1,4 +1,4 @@
-//! The one who owns the money of a state folder: a server, or the doors by themselves. What is spent by tenant and day
+//! The one who owns the money of a state folder: a server, a worker, or the doors by themselves. What is spent by tenant and day
 //! cannot be known by two.
 
 use super::message::{self, Failure, Line};
@@ -76,7 +76,7 @@ fn what_to_do(error: &io::Error) -> String {
     match error.get_ref().is_some_and(|cause| cause.is::<ledger::Problem>()) {
         true => "`airlock usage --verify` names the damaged lines; once `airlock usage --set-aside` has set the ledger aside it starts, and counts what tenants spent today from nothing again"
             .into(),
-        false => "one process owns it: stop the other `airlock serve` or `airlock proxy` of this state folder, or give this one its own with --state"
+        false => "one process owns it: stop the other `airlock serve`, `airlock proxy` or `airlock worker sam` of this state folder, or give this one its own with --state"
             .into(),
     }
 }

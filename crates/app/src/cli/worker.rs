@@ -1,6 +1,7 @@
 //! `airlock worker`: serves tools to agents of a mesh over its message broker, and has a small broker for a laptop.
 
 mod broker;
+mod ledger;
 mod sam;
 mod serving;
 

@@ -325,6 +325,8 @@ impl Actor {
             return Err(conflict("the session is paused", "resume it"));
         }
         self.stop().await?;
+        // What it holds stays as it is from here on: whoever asks need not wait for the next look.
+        self.count();
         self.shared.book().state.is_asked_to_pause = true;
         Ok(())
     }

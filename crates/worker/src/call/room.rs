@@ -251,6 +251,18 @@ impl Room {
         Ok(session.exec(request).await?)
     }
 
+    /// Stops everything in it where it is.
+    pub(crate) async fn pause(&self) -> Result<(), NoRoom> {
+        let Some(session) = &self.session else { return Ok(()) };
+        Ok(session.pause().await?)
+    }
+
+    /// Lets it go on.
+    pub(crate) async fn resume(&self) -> Result<(), NoRoom> {
+        let Some(session) = &self.session else { return Ok(()) };
+        Ok(session.resume().await?)
+    }
+
     /// How it stands.
     pub(crate) fn state(&self) -> Option<SessionState> {
         self.session.as_ref().map(Session::state)

@@ -112,6 +112,7 @@ pub(super) async fn carry_out(
         Ok((result, artifacts)) => Outcome::Success { result, artifacts, took: began.elapsed() },
         Err(outcome) => outcome,
     };
+    call.done.notes.extend(inner.warm.trouble());
     call.done
 }
 
@@ -199,7 +200,11 @@ impl Call<'_> {
     async fn wake(&mut self, parked: Parked, plan: &mut Plan) -> Result<Option<Running>, Refusal> {
         let Parked { room, exec, statuses, socket, .. } = parked;
         let handed = match self.put(&room, plan).await {
-            Ok(()) => exec.write(&room::line(&places::inside(places::ARGUMENTS))).await.is_ok(),
+            // Nobody in it saw how its files came. It goes on only for the call.
+            Ok(()) => {
+                room.resume().await.is_ok()
+                    && exec.write(&room::line(&places::inside(places::ARGUMENTS))).await.is_ok()
+            }
             Err(Unstaged::File(why)) => return Err(why),
             Err(Unstaged::Place(why)) => {
                 self.done.notes.push(format!("a parked interpreter could not be used: {}", why.message));

@@ -159,25 +159,76 @@ async fn a_tool_has_somebody_to_ask_for_models() {
     place.close().await;
 }
 
-const MORTAL: &str = r#"
-import os, threading
-if "--park" in open("/proc/self/cmdline").read(): threading.Timer(0.3, lambda: os._exit(1)).start()
-def lives(): return {"lives": True}
+const TICKS: &str = r#"
+import threading, time
+ticks = []
+def tick():
+    while True:
+        ticks.append(time.time())
+        time.sleep(0.002)
+threading.Thread(target=tick, daemon=True).start()
+def ticked():
+    had = len(ticks)
+    while len(ticks) < had + 3: time.sleep(0.001)
+    return {"ticks": ticks}
 "#;
 
 #[tokio::test]
-async fn one_that_dies_while_it_waits_is_noticed() {
-    let place = Place::with("mortal", MORTAL, 1);
-    success(&place.call("lives", json!({})).await);
+async fn nothing_goes_on_in_one_that_waits() {
+    let place = Place::with("still", TICKS, 1);
+    success(&place.call("ticked", json!({})).await);
     until_parked(&place, 1).await;
-    let dying = async {
-        while place.caller.parked() > 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+    let now = || std::time::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
+    let from = now();
+    // Nothing is waited for: time is what it would do something in.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let to = now();
+    let done = place.call("ticked", json!({})).await;
+    assert!(done.was_warm, "{:?}", done.notes);
+    let ticks: Vec<f64> =
+        success(&done).0["ticks"].as_array().unwrap().iter().filter_map(Value::as_f64).collect();
+    let between = ticks.iter().filter(|tick| (from..to).contains(tick)).count();
+    assert_eq!(between, 0, "{from} {to} {ticks:?}");
+    assert!(
+        ticks[0] < from && ticks.last().unwrap() > &to,
+        "before and after it does: {from} {to} {ticks:?}"
+    );
+    place.close().await;
+}
+
+const LARGE: &str = r#"
+held = bytearray(96 << 20)
+for place in range(0, len(held), 4096): held[place] = 1
+def holds(): return {"held": len(held)}
+"#;
+
+#[tokio::test]
+async fn one_is_counted_with_what_it_imported_before_it_joins_the_others() {
+    let place = Place::with("large", LARGE, 4);
+    success(&place.call("holds", json!({})).await);
+    until_parked(&place, 1).await;
+    assert!(place.caller.0.warm.largest() > 96 << 20, "where there is room it waits");
+    let settings = Settings {
+        python: "/usr/bin/python3".into(),
+        largest_result: 1000,
+        parked: 4,
+        parked_bytes: 64 << 20,
     };
-    tokio::time::timeout(Duration::from_secs(30), dying).await.unwrap();
-    let done = place.call("lives", json!({})).await;
-    assert_eq!((done.was_warm, success(&done).0), (false, json!({"lives": true})));
+    let caller = Caller::new(place.engine.clone(), place.shelf.clone(), None, settings);
+    for _ in 0..2 {
+        let (_cancel, cancelled) = watch::channel(false);
+        let (statuses, _said) = mpsc::channel(1);
+        let order = place.order("holds", json!({}));
+        assert!(!caller.carry_out(order, cancelled, statuses).await.was_warm);
+        let weighing = async {
+            while caller.0.warm.largest() == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), weighing).await.unwrap();
+        assert_eq!(caller.parked(), 0);
+    }
+    caller.close().await;
     place.close().await;
 }
 

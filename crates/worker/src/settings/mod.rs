@@ -15,7 +15,7 @@ pub use table::{Described, described};
 
 use crate::{call::profile::Profile, wire::topic::Base};
 use reader::{Found, Reader, shown};
-use spec::LogFormat;
+use spec::{LogFormat, Money};
 use std::{
     ffi::{OsStr, OsString},
     fmt,
@@ -120,6 +120,10 @@ pub struct Calls {
 pub struct Model {
     pub provider: String,
     pub model: String,
+    /// What one call may spend on it.
+    pub budget: Money,
+    /// What all may spend in a day (UTC), if that is said.
+    pub day: Option<Money>,
 }
 
 impl Calls {
@@ -308,8 +312,11 @@ fn default_profile(reader: &Reader<'_>) -> Result<Profile, Mistake> {
 }
 
 fn model(reader: &Reader<'_>) -> Result<Option<Model>, Mistake> {
+    let usual = crate::ipc::USUAL_BUDGET.parse().unwrap_or_default();
+    let budget = reader.money("SAM_LLM_BUDGET_USD")?.unwrap_or(usual);
+    let day = reader.money("SAM_LLM_BUDGET_DAY_USD")?;
     match (reader.text(&["SAM_LLM_PROVIDER"])?, reader.text(&["SAM_LLM_MODEL"])?) {
-        (Some(provider), Some(model)) => Ok(Some(Model { provider, model })),
+        (Some(provider), Some(model)) => Ok(Some(Model { provider, model, budget, day })),
         (None, None) => Ok(None),
         (Some(_), None) => Err(half("SAM_LLM_PROVIDER", "SAM_LLM_MODEL")),
         (None, Some(_)) => Err(half("SAM_LLM_MODEL", "SAM_LLM_PROVIDER")),

@@ -3,6 +3,7 @@
 
 use super::{Mistake, Notice};
 use doors::Secret;
+use spec::Money;
 use std::{ffi::OsString, fmt::Display, ops::RangeInclusive, os::unix::ffi::OsStringExt, path::PathBuf};
 
 /// What variables say, and what is to be told about them.
@@ -131,6 +132,15 @@ impl<'a> Reader<'a> {
             return Ok(0);
         }
         self.number(&[name], default, 0..=u64::from(u32::MAX))
+    }
+
+    /// Dollars. What is none is refused: the default may be more than was meant.
+    pub(super) fn money(&self, name: &'static str) -> Result<Option<Money>, Mistake> {
+        let Some(Found { value, .. }) = self.found(&[name])? else { return Ok(None) };
+        value.parse().map(Some).map_err(|_| {
+            let message = format!("`{name}`: `{}` is no amount of dollars", shown(&value));
+            Mistake::new(name, message, "write it as 0.50")
+        })
     }
 
     /// Yes or no.

@@ -117,6 +117,8 @@ const DESCRIBED: &[Described] = &[
     ("SAM_WARM", "2 for each call at once", "Python interpreters that are kept ready, at most; 0 is none"),
     ("SAM_LLM_PROVIDER", "", "provider of the configuration file whose model tools may ask, without its key"),
     ("SAM_LLM_MODEL", "", "that model"),
+    ("SAM_LLM_BUDGET_USD", "1.00", "dollars that one call may spend on it"),
+    ("SAM_LLM_BUDGET_DAY_USD", "", "dollars that all calls may spend on it in a day (UTC)"),
     (
         "ARTIFACT_SERVICE_TYPE",
         "memory",

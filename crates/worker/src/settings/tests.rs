@@ -409,6 +409,19 @@ fn an_index_that_may_have_a_secret_in_it_is_refused_and_not_repeated() {
 }
 
 #[test]
+fn a_model_comes_with_a_budget() {
+    let model = |more: &[(&'static str, &'static str)]| {
+        let asked = [&[("SAM_LLM_PROVIDER", "p"), ("SAM_LLM_MODEL", "m")], more].concat();
+        let model = given(&asked).0.calls.model.unwrap();
+        (model.budget.to_string(), model.day.map(|day| day.to_string()))
+    };
+    let dollars = |text: &str| text.parse::<spec::Money>().unwrap().to_string();
+    assert_eq!(model(&[]), (dollars("1"), None));
+    let said = [("SAM_LLM_BUDGET_USD", "0.25"), ("SAM_LLM_BUDGET_DAY_USD", "20")];
+    assert_eq!(model(&said), (dollars("0.25"), Some(dollars("20"))));
+}
+
+#[test]
 fn what_would_be_weaker_or_half_is_refused() {
     for (environment, variable) in [
         (&[("SANDBOX_MODE", "prlimit-only")][..], "SANDBOX_MODE"),
@@ -420,6 +433,10 @@ fn what_would_be_weaker_or_half_is_refused() {
         (&[(MEMORY, "azure")], MEMORY),
         (&[("ARTIFACT_SCOPE", "custom")], "ARTIFACT_SCOPE_VALUE"),
         (&[("SAM_LLM_PROVIDER", "openai")], "SAM_LLM_MODEL"),
+        (
+            &[("SAM_LLM_PROVIDER", "p"), ("SAM_LLM_MODEL", "m"), ("SAM_LLM_BUDGET_USD", "lots")],
+            "SAM_LLM_BUDGET_USD",
+        ),
         (&[("SAM_WORKER_ID", "a/b")], "SAM_WORKER_ID"),
         (&[("SAM_WORKER_ID", "a#")], "SAM_WORKER_ID"),
         (&[("SAM_NAMESPACE", "/a")], "SAM_NAMESPACE"),

@@ -4,6 +4,7 @@
 use super::{
     super::{message::Failure, open_engine},
     broker::on,
+    ledger,
 };
 use crate::config::Config;
 use engine::Engine;
@@ -111,7 +112,8 @@ pub(super) async fn serve(
     for notice in &notices {
         log.tell(Line::new(Level::Warn, "setting").message(notice.to_string()));
     }
-    let engine = open_engine(config, None)?;
+    let (engine, _till) = ledger::open(config, &settings)?;
+    ledger::keep(config, engine.clone(), log.clone());
     let caller = open_caller(&settings, &engine)?;
     let mut stopped = stop.clone();
     // Nobody's call is under way yet.
@@ -230,7 +232,8 @@ fn open_caller(settings: &Settings, engine: &Engine) -> Result<Caller, Failure> 
     let shelf = Shelf::open(settings.shelf())
         .map_err(|error| Failure::invalid(error.to_string(), "mend what the ARTIFACT_ variables say"))?;
     let models = settings.calls.model.as_ref().map(|model| {
-        let asked = ipc::Settings::new(Some(model.provider.clone()), &model.model);
+        let mut asked = ipc::Settings::new(Some(model.provider.clone()), &model.model);
+        asked.budget.money = Some(model.budget);
         Models::new(engine.clone(), asked)
     });
     let models = models.transpose().map_err(|why| {
