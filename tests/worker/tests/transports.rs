@@ -3,11 +3,12 @@
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use serde_json::json;
 use std::{
+    collections::BTreeMap,
     fs,
     process::Command,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 use worker_tests::{
@@ -264,45 +265,43 @@ fn workers_of_a_pool_that_are_started_anew_one_by_one_lose_nothing() {
     set(&mut environment, "AIRLOCK_STATE", folder.at("state-of-another").display());
     let mut second = Sam::start(&folder, environment);
     agent.wait("init", "echo");
-    let (is_over, is_ending) = (AtomicBool::new(false), AtomicBool::new(false));
-    let asks = std::thread::scope(|scope| {
-        // One after the other, without waiting for answers: some are on their way at every moment.
-        let asking = scope.spawn(|| {
-            let mut asks = Vec::new();
-            while !is_over.load(Ordering::SeqCst) {
-                let ask = Ask::new("echo", json!({"text": "x"}));
-                let was_ending = is_ending.load(Ordering::SeqCst);
-                agent.send(&ask);
-                asks.push((ask, was_ending || is_ending.load(Ordering::SeqCst)));
-                std::thread::sleep(std::time::Duration::from_millis(100));
-            }
-            asks
-        });
+    // Odd while a worker is ending.
+    let (is_over, endings) = (AtomicBool::new(false), AtomicUsize::new(0));
+    // Each asks again as soon as it was answered: no more than four are open, so none waits for its turn.
+    let asking = || {
+        let mut asked = Vec::new();
+        while !is_over.load(Ordering::SeqCst) {
+            let (ask, before) = (Ask::new("echo", json!({"text": "x"})), endings.load(Ordering::SeqCst));
+            let answer = agent.call(&ask);
+            let is_calm = before % 2 == 0 && endings.load(Ordering::SeqCst) == before;
+            asked.push((ask, answer, is_calm));
+        }
+        asked
+    };
+    let asked: Vec<_> = std::thread::scope(|scope| {
+        let asking = [(); 4].map(|()| scope.spawn(asking));
         for sam in [&mut first, &mut second] {
-            is_ending.store(true, Ordering::SeqCst);
+            endings.fetch_add(1, Ordering::SeqCst);
             assert_eq!(sam.end().code(), Some(0), "{}", sam.log());
-            is_ending.store(false, Ordering::SeqCst);
+            endings.fetch_add(1, Ordering::SeqCst);
             sam.start_again();
         }
         is_over.store(true, Ordering::SeqCst);
-        asking.join().expect("it asked")
+        asking.into_iter().flat_map(|one| one.join().expect("all are answered")).collect()
     });
-    let (at_the_end, others): (Vec<_>, Vec<_>) = asks.iter().partition(|(_, was_ending)| *was_ending);
-    assert!(at_the_end.len() > 2 && others.len() > 2, "{} and {}", at_the_end.len(), others.len());
-    let mut refused = 0;
-    for (ask, was_ending) in &asks {
-        let answer = agent.answer(ask);
-        // What a worker had been given before it stopped to listen would come to no other.
-        if *was_ending && answer.body()["error"].is_object() {
+    let mut done = BTreeMap::<bool, usize>::new();
+    for (_, answer, is_calm) in &asked {
+        // What a worker is given while it stops to listen would come to no other, so it says that it ends.
+        if !is_calm && answer.body()["error"].is_object() {
             assert_eq!(answer.error().0, "TOOL_NOT_AVAILABLE");
-            refused += 1;
-        } else {
-            assert_eq!(answer.tool_result()["text"], "x");
+            continue;
         }
+        assert_eq!(answer.tool_result()["text"], "x");
+        *done.entry(*is_calm).or_default() += 1;
     }
-    assert!(refused < at_the_end.len(), "the other worker takes over");
+    assert!(done.contains_key(&true) && done.contains_key(&false), "before, meanwhile and after: {done:?}");
     agent.settle();
-    for (ask, _) in &asks {
+    for (ask, _, _) in &asked {
         assert_eq!(agent.all("response", &ask.id).len(), 1);
     }
 }
