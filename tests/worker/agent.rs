@@ -24,7 +24,7 @@ const WANTED: &str = "paho-mqtt==2.2.0 pydantic==2.14.3";
 /// Only for AMQP; it may have to be compiled.
 const WANTED_FOR_AMQP: &str = "python-qpid-proton==0.40.0";
 /// Nothing takes as long; it only ends tests that hang.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(30);
 
 /// How a broker is reached.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! Brokers: the real mosquitto, and our own for the dialect of lines.
 
-use crate::place::{Folder, free_port, keep, start, until};
+use crate::place::{Folder, free_port, keep, start, until_started};
 use std::{
     fs,
     net::{Ipv4Addr, TcpStream},
@@ -88,7 +88,7 @@ fn run(config: &PathBuf, log: &PathBuf, port: u16) -> Child {
 
 /// Waits until somebody listens there, and says why nobody does.
 pub(crate) fn listens(child: &mut Child, name: &str, port: u16, log: &PathBuf) {
-    until(&format!("{name} listens"), || {
+    until_started(&format!("{name} listens"), || {
         let said = || fs::read_to_string(log).unwrap_or_default();
         let ended = child.try_wait().expect("it is ours");
         assert!(ended.is_none(), "{name} ended, {ended:?}: {}", said());

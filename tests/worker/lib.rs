@@ -21,7 +21,7 @@ pub use agent::{Agent, Ask, Message, Way, uuid};
 pub use brokers::{DevBroker, Mosquitto, Persistence};
 pub use place::{Folder, free_port, start, until};
 pub use rabbit::Rabbit;
-pub use sam::{Sam, Variables, variables};
+pub use sam::{Sam, Variables, variables, with_model};
 pub use tools::{Tools, USUAL};
 
 use std::path::PathBuf;

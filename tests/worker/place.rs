@@ -17,7 +17,9 @@ use std::{
 };
 
 /// Nothing takes as long; it only ends tests that hang.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(30);
+/// The same for programs of others that start: RabbitMQ takes long where much else goes on.
+const LONG_START: Duration = Duration::from_secs(120);
 /// Ends when nobody holds its input any more; programs that are ending may still write for a moment.
 const SWEEP: &str = r#"cat >/dev/null; for _ in $(seq 100); do rm -rf "$1" 2>/dev/null; [ -e "$1" ] || exit; sleep 0.2; done"#;
 
@@ -136,8 +138,17 @@ pub fn free_port() -> u16 {
 }
 
 /// Waits until something is there; panics with the words if it never is.
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + LONG;
+pub fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    within(LONG, what, look)
+}
+
+/// The same for a program of others that starts.
+pub(crate) fn until_started<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    within(LONG_START, what, look)
+}
+
+fn within<T>(time: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + time;
     loop {
         if let Some(found) = look() {
             return found;

@@ -3,7 +3,7 @@
 use crate::{
     NAMESPACE,
     brokers::listens,
-    place::{Folder, free_port, keep, start, until},
+    place::{Folder, free_port, keep, start, until_started},
 };
 use serde_json::{Value, json};
 use std::{
@@ -55,7 +55,7 @@ impl Rabbit {
         keep(broker.stdout.take().expect("it is ours"), &log);
         listens(&mut broker, "RabbitMQ", port, &log);
         // It listens a little before it takes callers.
-        until("RabbitMQ has started", || {
+        until_started("RabbitMQ has started", || {
             fs::read_to_string(&log).ok()?.contains("completed with").then_some(())
         });
         Rabbit { port, _folder: folder, _names: names, _broker: broker }

@@ -10,6 +10,7 @@ use std::{
     fs,
     io::{Read, Write},
     net::{Ipv4Addr, TcpStream},
+    os::unix::fs::PermissionsExt,
     path::PathBuf,
     process::{Child, Command, ExitStatus},
     sync::atomic::{AtomicU32, Ordering},
@@ -42,6 +43,26 @@ pub fn variables(folder: &Folder, broker: &str) -> Variables {
     fs::create_dir_all(folder.at("artifacts")).expect("a folder for artifacts");
     fs::create_dir_all(folder.at("work")).expect("a folder for work");
     all.map(|(name, value)| (name.to_owned(), value)).into()
+}
+
+/// Tools may ask a model of this provider, which speaks as OpenAI does and wants this key.
+pub fn with_model(variables: &mut Variables, base: &str, secret: &str) {
+    let home = variables["HOME"].trim_end_matches('/').to_owned();
+    let key = format!("{home}/provider.key");
+    fs::write(&key, secret).expect("a key");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("its owner's alone");
+    let config = format!(
+        "[provider.test]\ndialect = \"openai\"\nbase = \"{base}\"\nkey = {{ file = \"{key}\" }}\n\
+         allow_plain_http = true\nallow_private = true\n"
+    );
+    fs::write(format!("{home}/config.toml"), config).expect("a configuration");
+    for (name, value) in [
+        ("AIRLOCK_CONFIG", format!("{home}/config.toml")),
+        ("SAM_LLM_PROVIDER", "test".to_owned()),
+        ("SAM_LLM_MODEL", "gpt-4o-mini".to_owned()),
+    ] {
+        variables.insert(name.to_owned(), value);
+    }
 }
 
 /// The worker, which ends with its handle.

@@ -206,11 +206,24 @@ fn an_answer_that_is_too_large_says_so_with_the_sizes() {
 }
 
 #[test]
-fn what_a_tool_prints_reaches_the_log() {
+fn what_a_tool_prints_reaches_the_log_and_no_path_of_the_host_with_it() {
     let text = uuid();
-    call("talks", json!({"text": text}));
+    let ask = Ask::new("talks", json!({"text": text}));
+    MESH.agent.call(&ask);
     MESH.sam.await_log(&format!("on stdout: {text}"));
     MESH.sam.await_log(&format!("on stderr: {text}"));
+    let failing = Ask::new("raises", json!({"text": uuid()}));
+    let answer = MESH.agent.call(&failing);
+    let host = MESH.folder.path().display().to_string();
+    assert!(!answer.body().to_string().contains(&host), "{}", answer.body());
+    MESH.agent.settle();
+    let log = MESH.sam.log();
+    let of_them: Vec<_> = log
+        .lines()
+        .filter(|line| [&ask.id, &failing.id, &text].iter().any(|id| line.contains(*id)))
+        .collect();
+    assert!(of_them.len() >= 3, "{of_them:?}");
+    assert!(of_them.iter().all(|line| !line.contains(&host)), "{of_them:?}");
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use serde_json::json;
 use std::{sync::LazyLock, time::SystemTime};
-use worker_tests::{Ask, Mesh, count, marks, until, uuid};
+use worker_tests::{
+    Agent, Ask, Folder, Mesh, Mosquitto, Sam, Tools, Way, count, marks, until, uuid, variables,
+};
 
 /// With one slot, so that it is known who waits.
 static NARROW: LazyLock<Mesh> = LazyLock::new(|| {
@@ -25,17 +27,59 @@ fn waits(seconds: u32) -> Ask {
     Ask::new("said_then_waits", json!({"seconds": seconds}))
 }
 
+/// What a worker takes itself, in KiB; tools are other processes.
+fn memory(mesh: &Mesh) -> u64 {
+    let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", mesh.sam.pid().as_raw_nonzero()));
+    let rollup = rollup.expect("it is ours");
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).expect("a line");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// How much more three rounds may take than one had taken, in KiB.
+const FLAT: u64 = 8 << 10;
+
 #[test]
-fn many_at_once_are_all_answered_and_none_twice() {
-    let asks: Vec<_> =
-        (0..count(100, 40)).map(|n| Ask::new("echo", json!({"text": n.to_string()})).timeout(300)).collect();
-    asks.iter().for_each(|ask| MESH.agent.send(ask));
-    for (n, ask) in asks.iter().enumerate() {
-        assert_eq!(MESH.agent.answer(ask).tool_result()["text"], n.to_string());
+fn many_at_once_are_all_answered_and_none_twice_and_memory_is_flat() {
+    let mesh = Mesh::new("Many", |_| ());
+    let mut after = Vec::new();
+    for _ in 0..3 {
+        let text = |n: usize| format!("{n}: {}", "x".repeat(1000));
+        let asks: Vec<_> =
+            (0..count(100, 40)).map(|n| Ask::new("echo", json!({"text": text(n)})).timeout(300)).collect();
+        asks.iter().for_each(|ask| mesh.agent.send(ask));
+        for (n, ask) in asks.iter().enumerate() {
+            assert_eq!(mesh.agent.answer(ask).tool_result()["text"], text(n));
+        }
+        mesh.agent.settle();
+        for ask in &asks {
+            assert_eq!(mesh.agent.all("response", &ask.id).len(), 1);
+        }
+        after.push(memory(&mesh));
     }
-    MESH.agent.settle();
-    for ask in &asks {
-        assert_eq!(MESH.agent.all("response", &ask.id).len(), 1);
+    assert!(after[2] < after[0] + FLAT, "KiB after each round: {after:?}");
+}
+
+#[test]
+fn whoever_asks_much_overtakes_nobody() {
+    let mesh = Mesh::new("Greedy", |set| {
+        set.insert("SANDBOX_MAX_CONCURRENT".to_owned(), "1".to_owned());
+    });
+    let modest = Agent::join(&Way::mqtt5(mesh.broker.port), "Modest");
+    let first = waits(50);
+    mesh.agent.send(&first);
+    mesh.agent.wait("status", &first.id);
+    let quick = || Ask::new("echo", json!({"text": "x"})).timeout(300);
+    let (before, one, after) = ([quick(), quick()], quick(), [quick(), quick(), quick()]);
+    before.iter().for_each(|ask| mesh.agent.send(ask));
+    modest.send(&one);
+    after.iter().for_each(|ask| mesh.agent.send(ask));
+    mesh.agent.cancel(&first.id);
+    let at = modest.answer(&one).at_ms();
+    for ask in &before {
+        assert!(mesh.agent.answer(ask).at_ms() <= at, "it came before");
+    }
+    for ask in &after {
+        assert!(mesh.agent.answer(ask).at_ms() >= at, "it came after");
     }
 }
 
@@ -182,4 +226,27 @@ fn a_worker_that_is_told_to_end_while_a_tool_will_not_ends_for_all_that() {
     until("it runs", || (marks(&mark) == 1).then_some(()));
     mesh.sam.end();
     until("it is gone", || (marks(&mark) == 0).then_some(()));
+}
+
+#[test]
+fn a_worker_that_is_told_to_end_while_it_starts_ends_and_leaves_nothing() {
+    let folder = Folder::new();
+    let tools = Tools::usual(&folder);
+    let mark = uuid()[..12].to_owned();
+    // One that never says what it is, and can be seen at it.
+    tools.program(
+        "slow/slow",
+        &format!("#!/bin/sh\nprintf {mark} >/proc/self/comm\nprintf {mark} >/proc/$$/comm\nsleep 100\n"),
+    );
+    tools.manifest("  slow: {tool_dir: slow, executable: slow}\n");
+    let broker = Mosquitto::start(&folder);
+    let mut sam = Sam::begin(&folder, variables(&folder, &broker.url()));
+    until("it is asked what it is", || (marks(&mark) > 0).then_some(()));
+    assert_eq!(sam.end().code(), Some(0), "{}", sam.log());
+    until("it is gone", || (marks(&mark) == 0).then_some(()));
+    assert_eq!(std::fs::read_dir(folder.at("state/runs")).expect("it is there").count(), 0);
+    // And one that finds no broker yet.
+    let mut sam = Sam::begin(&folder, variables(&folder, "mqtt://127.0.0.1:1"));
+    until("it lives", || sam.get("/healthz"));
+    assert_eq!(sam.end().code(), Some(0), "{}", sam.log());
 }

@@ -2,8 +2,8 @@
 
 use provider::{Provider, Script};
 use serde_json::{Value, json};
-use std::{fs, os::unix::fs::PermissionsExt, process::Command, sync::LazyLock};
-use worker_tests::{Ask, Mesh, Tools};
+use std::{fs, process::Command, sync::LazyLock};
+use worker_tests::{Ask, Mesh, Tools, with_model};
 
 const KEY: &str = "key-of-the-provider";
 
@@ -16,21 +16,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     let settings = provider::Settings { keys: vec![KEY.to_owned()], ..provider::Settings::default() };
     let provider = Provider::start(settings);
     provider.set(Script { tokens: 3, ..Script::default() });
-    let mesh = Mesh::new("Tester", |set| {
-        let home = set["HOME"].trim_end_matches('/').to_owned();
-        let key = format!("{home}/provider.key");
-        fs::write(&key, KEY).expect("a key");
-        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("its owner's alone");
-        let address = provider.base();
-        let config = format!(
-            "[provider.test]\ndialect = \"openai\"\nbase = \"{address}\"\nkey = {{ file = \"{key}\" }}\n\
-             allow_plain_http = true\nallow_private = true\n"
-        );
-        fs::write(format!("{home}/config.toml"), config).expect("a configuration");
-        set.insert("AIRLOCK_CONFIG".to_owned(), format!("{home}/config.toml"));
-        set.insert("SAM_LLM_PROVIDER".to_owned(), "test".to_owned());
-        set.insert("SAM_LLM_MODEL".to_owned(), "gpt-4o-mini".to_owned());
-    });
+    let mesh = Mesh::new("Tester", |set| with_model(set, &provider.base(), KEY));
     mesh.tools.program("weather/bin/weather", include_str!("../tools/binary"));
     mesh.tools.program(
         "only/bin/only",
@@ -102,14 +88,23 @@ fn a_program_is_given_every_key_of_both_contracts() {
 fn a_tool_asks_a_model_and_has_no_key() {
     let agent = &WORLD.mesh.agent;
     agent.wait("init", "weather__ask");
-    let before = WORLD.provider.served().count;
-    let answer =
-        agent.call(&Ask::new("weather__ask", json!({"prompt": "Say something."})).profile("restrictive"));
-    let data = answer.tool_result()["data"].clone();
-    assert_eq!(data["told"]["text"], "tok0 tok1 tok2", "{data}");
-    assert_eq!(data["id"], "1");
-    assert!(!answer.body().to_string().contains(KEY));
-    assert_eq!(WORLD.provider.served().count, before + 1);
+    let prompt = "Say something, whatever it is.";
+    // Written backwards, so that what it looks for is not there because it looks for it.
+    let backwards = |text: &str| text.chars().rev().collect::<String>();
+    let wanted = json!([backwards(KEY), backwards(prompt)]);
+    for profile in ["restrictive", "standard", "permissive"] {
+        let before = WORLD.provider.served().count;
+        let ask = Ask::new("weather__ask", json!({"prompt": prompt, "wanted": wanted})).profile(profile);
+        let answer = agent.call(&ask);
+        let data = answer.tool_result()["data"].clone();
+        // The provider ends each of its words with a blank, and nobody on the way takes one off.
+        assert_eq!((&data["told"]["text"], &data["id"]), (&json!("tok0 tok1 tok2 "), &json!("1")), "{data}");
+        assert_eq!(WORLD.provider.served().count, before + 1);
+        assert_eq!(data["found"][0], json!([]), "{profile}: nothing that a tool can read has the key");
+        assert!(data["found"][1].as_array().is_some_and(|files| !files.is_empty()), "it looks well: {data}");
+        assert!(!answer.body().to_string().contains(KEY));
+    }
+    assert!(!WORLD.mesh.sam.log().contains(KEY));
 }
 
 /// A wheel is an archive with a module and three files about it.

@@ -2,7 +2,15 @@
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use serde_json::json;
-use std::{fs, process::Command};
+use std::{
+    collections::BTreeMap,
+    fs,
+    process::Command,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
 use worker_tests::{
     Agent, Ask, DevBroker, Folder, Mosquitto, Persistence, Rabbit, Sam, Tools, Variables, Way, until,
     variables,
@@ -76,18 +84,52 @@ fn the_development_broker_serves_and_is_reached_by_its_variables() {
     serves(&agent);
 }
 
-#[test]
-fn amqp_serves_from_the_queue_of_the_pool() {
-    let rabbit = Rabbit::running();
-    let folder = Folder::new();
-    let agent = Agent::join(&Way::amqp(rabbit.port), "Tester");
-    let _sam = start(&folder, &rabbit.url(), |variables| {
+/// The queue of RabbitMQ is one: who takes from it is alone with it.
+static QUEUE: Mutex<()> = Mutex::new(());
+
+fn amqp(folder: &Folder, rabbit: &Rabbit, change: impl FnOnce(&mut Variables)) -> Sam {
+    start(folder, &rabbit.url(), |variables| {
         set(variables, "SOLACE_BROKER_USERNAME", "guest");
         set(variables, "SOLACE_BROKER_PASSWORD", "guest");
         set(variables, "SAM_AMQP_ADDRESSES", "rabbitmq");
-    });
+        change(variables);
+    })
+}
+
+#[test]
+fn amqp_serves_from_the_queue_of_the_pool() {
+    let _alone = QUEUE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (rabbit, folder) = (Rabbit::running(), Folder::new());
+    let agent = Agent::join(&Way::amqp(rabbit.port), "Tester");
+    let _sam = amqp(&folder, rabbit, |_| ());
     agent.wait("init", "echo");
     serves(&agent);
+}
+
+#[test]
+fn what_waits_in_an_amqp_worker_that_ends_is_done_by_the_next_and_nothing_twice() {
+    let _alone = QUEUE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (rabbit, folder) = (Rabbit::running(), Folder::new());
+    let agent = Agent::join(&Way::amqp(rabbit.port), "Drainer");
+    let mut sam = amqp(&folder, rabbit, |variables| set(variables, "SANDBOX_MAX_CONCURRENT", 1));
+    agent.wait("init", "said_then_waits");
+    let asks: Vec<_> = (0..4).map(|_| Ask::new("said_then_waits", json!({"seconds": 1}))).collect();
+    asks.iter().for_each(|ask| agent.send(ask));
+    agent.wait("status", &asks[0].id);
+    assert_eq!(sam.end().code(), Some(0), "{}", sam.log());
+    assert_eq!(agent.answer(&asks[0]).tool_result()["slept"], 1, "what was begun is done");
+    let begun = asks.iter().filter(|ask| !agent.statuses(&ask.id).is_empty()).count();
+    assert!(begun < asks.len(), "some waited");
+    sam.start_again();
+    for ask in &asks {
+        assert_eq!(agent.answer(ask).tool_result()["slept"], 1);
+    }
+    agent.settle();
+    for ask in &asks {
+        until("its status", || (!agent.statuses(&ask.id).is_empty()).then_some(()));
+        assert_eq!(agent.statuses(&ask.id), ["runs"], "it ran once");
+        assert_eq!(agent.all("response", &ask.id).len(), 1, "it was answered once");
+    }
 }
 
 #[test]
@@ -211,4 +253,55 @@ fn two_workers_of_a_pool_share_and_every_call_is_answered_once() {
     }
     let of = |sam: &Sam| asks.iter().filter(|ask| sam.log().contains(&ask.id)).count();
     until("both have worked", || (of(&first) > 0 && of(&second) > 0).then_some(()));
+}
+
+#[test]
+fn workers_of_a_pool_that_are_started_anew_one_by_one_lose_nothing() {
+    let folder = Folder::new();
+    let broker = Mosquitto::start(&folder);
+    let agent = Agent::join(&Way::mqtt5(broker.port), "Tester");
+    let mut first = start(&folder, &broker.url(), |_| ());
+    let mut environment = variables(&folder, &broker.url());
+    set(&mut environment, "AIRLOCK_STATE", folder.at("state-of-another").display());
+    let mut second = Sam::start(&folder, environment);
+    agent.wait("init", "echo");
+    // Odd while a worker is ending.
+    let (is_over, endings) = (AtomicBool::new(false), AtomicUsize::new(0));
+    // Each asks again as soon as it was answered: no more than four are open, so none waits for its turn.
+    let asking = || {
+        let mut asked = Vec::new();
+        while !is_over.load(Ordering::SeqCst) {
+            let (ask, before) = (Ask::new("echo", json!({"text": "x"})), endings.load(Ordering::SeqCst));
+            let answer = agent.call(&ask);
+            let is_calm = before % 2 == 0 && endings.load(Ordering::SeqCst) == before;
+            asked.push((ask, answer, is_calm));
+        }
+        asked
+    };
+    let asked: Vec<_> = std::thread::scope(|scope| {
+        let asking = [(); 4].map(|()| scope.spawn(asking));
+        for sam in [&mut first, &mut second] {
+            endings.fetch_add(1, Ordering::SeqCst);
+            assert_eq!(sam.end().code(), Some(0), "{}", sam.log());
+            endings.fetch_add(1, Ordering::SeqCst);
+            sam.start_again();
+        }
+        is_over.store(true, Ordering::SeqCst);
+        asking.into_iter().flat_map(|one| one.join().expect("all are answered")).collect()
+    });
+    let mut done = BTreeMap::<bool, usize>::new();
+    for (_, answer, is_calm) in &asked {
+        // What a worker is given while it stops to listen would come to no other, so it says that it ends.
+        if !is_calm && answer.body()["error"].is_object() {
+            assert_eq!(answer.error().0, "TOOL_NOT_AVAILABLE");
+            continue;
+        }
+        assert_eq!(answer.tool_result()["text"], "x");
+        *done.entry(*is_calm).or_default() += 1;
+    }
+    assert!(done.contains_key(&true) && done.contains_key(&false), "before, meanwhile and after: {done:?}");
+    agent.settle();
+    for (ask, _, _) in &asked {
+        assert_eq!(agent.all("response", &ask.id).len(), 1);
+    }
 }

@@ -252,33 +252,3 @@ async fn none_waits_where_there_is_no_memory_for_it() {
     assert_eq!(caller.parked(), 0);
     place.close().await;
 }
-
-/// How long calls take; for people, not for a machine that is busy with something else.
-#[tokio::test]
-#[ignore = "measures"]
-async fn how_long_calls_take() {
-    let place = Place::with("measure", WARM, 4);
-    place.caller.prepare().await.unwrap();
-    let median = |mut all: Vec<Duration>| {
-        all.sort();
-        all[all.len() / 2]
-    };
-    for profile in [Profile::Restrictive, Profile::Standard] {
-        let (mut cold, mut warm) = (Vec::new(), Vec::new());
-        for round in 0..40 {
-            if round % 2 == 1 {
-                until_parked(&place, 2).await;
-            } else {
-                place.caller.forget(&place.tool("counts").code);
-            }
-            let order = Order { profile, ..place.order("counts", json!({"text": "hi"})) };
-            let began = Instant::now();
-            let (done, _) = place.carry_out(order).await;
-            let took = began.elapsed();
-            success(&done);
-            if done.was_warm { warm.push(took) } else { cold.push(took) }
-        }
-        println!("{profile:?}: cold {:?}, warm {:?} ({})", median(cold), median(warm.clone()), warm.len());
-    }
-    place.close().await;
-}

@@ -255,9 +255,9 @@ pub(crate) fn config_schema(value: &Value) -> Result<Vec<Value>, Problem> {
         if key == "auth" {
             return Err(bad("the key `auth` of `config_schema` is the mesh's own".to_owned()));
         }
-        if !kind.is_some_and(|kind| ["string", "integer", "boolean"].contains(&kind)) {
+        if !kind.is_some_and(|kind| ["string", "integer", "number", "boolean"].contains(&kind)) {
             let message =
-                format!("`{}` of `config_schema` is neither string, integer nor boolean", word(key));
+                format!("`{}` of `config_schema` is neither string, integer, number nor boolean", word(key));
             return Err(bad(message));
         }
     }

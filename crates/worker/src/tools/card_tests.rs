@@ -42,6 +42,15 @@ fn one_tool_that_is_not_right_is_alone_in_that() {
 }
 
 #[test]
+fn an_operator_may_set_every_type_that_the_kits_know_and_no_other() {
+    let of = |kind: &str| config_schema(&json!([{"key": "a", "type": kind}]));
+    for kind in ["string", "integer", "number", "boolean"] {
+        assert!(of(kind).is_ok(), "{kind}");
+    }
+    assert!(of("object").is_err() && config_schema(&json!([{"key": "a", "type": 1}])).is_err());
+}
+
+#[test]
 fn what_says_nothing_is_refused() {
     let many: Map<String, Value> = (0..=MOST_TOOLS).map(|at| (at.to_string(), json!({}))).collect();
     let long = json!({"tools": {"x".repeat(LONGEST_NAME + 1): {}}});
