@@ -81,7 +81,8 @@ fn mesh_messages() -> Vec<Vec<u8>> {
         {"type":"integer","exclusiveMinimum":0},{"const":null}]},"b":{"items":[{"enum":[1,"x"]}],"examples":[1]},"c":{"$ref":"#/$defs/A"}}}}}"##;
     let all = "replyTo=n/a2a/v1/sam_remote_tool/response/A/1\nstatusTo=n/a2a/v1/sam_remote_tool/status/A/1\n\
                clientId=A\ntimestamp=1763170145210\ntraceId=0198c5d2\na2aUserConfig={}";
-    let odd = invoke.replace("[1]", r#"[NaN, Infinity, -Infinity, 1208925819614629174706176, "\ud83d \ud83d\ude00"]"#);
+    let odd = invoke
+        .replace("[1]", r#"[NaN, Infinity, -Infinity, 1208925819614629174706176, "\ud83d \ud83d\ude00"]"#);
     let messages: [(&str, &str, &str); 8] = [
         ("invoke/t", all, invoke),
         ("invoke/t", "", invoke),
