@@ -96,8 +96,7 @@ async fn look_at_tools(watching: tools::Settings, caller: &Caller, problems: &mu
         let names = pending.borrow().iter().flatten().cloned().collect::<Vec<_>>().join(", ");
         problems.push(format!("still being prepared after {} s: {names}", LONGEST_CHECK.as_secs()));
     }
-    let tools = catalog.borrow().clone();
-    tools
+    catalog.borrow().clone()
 }
 
 /// Serves until it is told to end, or the broker is lost for good.
