@@ -97,20 +97,14 @@ fn tools_are_fetched_from_a_bucket_and_no_key_leads_out_of_their_folder() {
     });
     mesh.agent.wait("init", "told");
     assert_eq!(mesh.agent.call(&Ask::new("told", json!({}))).tool_result()["text"], "from a bucket");
-    // Such keys cannot even be listed: nothing changes, and it is said, until somebody takes them away.
+    // Such keys are gone around, and named.
     let hostile = ["../../../escaped.txt", "/etc/escaped.txt"];
     hostile.iter().for_each(|key| _ = put(key, "escaped"));
-    mesh.sam.await_log("tools_not_brought");
+    mesh.sam.await_log("some keys cannot be files here");
     assert_eq!(mesh.agent.call(&Ask::new("told", json!({}))).tool_result()["text"], "from a bucket");
     let escaped = ["escaped.txt", "../escaped.txt", "../../escaped.txt", "synced/etc/escaped.txt"];
     assert!(escaped.iter().all(|name| !mesh.folder.at(name).exists()));
     assert!(!std::path::Path::new("/etc/escaped.txt").exists());
-    for key in hostile {
-        boto(
-            moto,
-            json!({"do": "delete", "bucket": "tools", "key": format!("airlock/test/str-runtime/{key}")}),
-        );
-    }
     put(
         "manifest.yaml",
         "version: 1\ntools:\n  told: {module: synced, function: told}\n  more: {module: synced, function: told}\n",
