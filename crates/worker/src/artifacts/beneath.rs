@@ -60,7 +60,8 @@ pub(crate) fn make_folder(folder: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
 }
 
 /// Makes a folder in which nobody else writes, or takes the one of before. What somebody planted in its place is refused: they
-/// could exchange files there. Whose it is must be whose our files are, which on a network share need not be our user.
+/// could exchange files there. Whose it is must be whose our files are, which on a network share need not be our user. One of
+/// ours that others may write in (Kubernetes gives whole volumes to a group) is closed again.
 pub(crate) fn own_folder(folder: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     match rustix::fs::mkdirat(folder, name, Mode::RWXU) {
         Ok(()) => rustix::fs::fsync(folder)?,
@@ -70,14 +71,21 @@ pub(crate) fn own_folder(folder: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     let own = open_folder(folder, name)?;
     let refused =
         || io::Error::other(format!("`{name}` in it is not ours alone: see who made it, and remove it"));
-    let found = rustix::fs::fstat(&own)?;
-    if found.st_mode & (Mode::WGRP | Mode::WOTH).as_raw_mode() != 0 {
-        return Err(refused());
-    }
     let trial = unique()?;
     let ours = rustix::fs::fstat(create(&own, &trial, 0o600)?)?.st_uid;
     remove(&own, &trial, AtFlags::empty())?;
-    if found.st_uid == ours { Ok(own) } else { Err(refused()) }
+    let found = rustix::fs::fstat(&own)?;
+    if found.st_uid != ours {
+        return Err(refused());
+    }
+    if found.st_mode & (Mode::WGRP | Mode::WOTH).as_raw_mode() != 0 {
+        rustix::fs::fchmod(&own, Mode::RWXU)?;
+        let closed = rustix::fs::fstat(&own)?;
+        if closed.st_mode & (Mode::WGRP | Mode::WOTH).as_raw_mode() != 0 {
+            return Err(refused());
+        }
+    }
+    Ok(own)
 }
 
 /// The names in a folder, as the file system gives them.

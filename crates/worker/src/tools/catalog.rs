@@ -29,7 +29,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::{Semaphore, mpsc, watch as channel},
+    sync::{Semaphore, mpsc, oneshot, watch as channel},
     task::JoinSet,
     time::{Instant, MissedTickBehavior},
 };
@@ -143,6 +143,8 @@ struct Slot {
     /// Which preparation it waits for; others come too late.
     generation: u64,
     is_preparing: bool,
+    /// Gone with the slot: a preparation that nobody waits for any more does not take its turn.
+    _wanted: Option<oneshot::Sender<()>>,
     tools: Vec<Arc<Tool>>,
     failure: Option<Problem>,
     notes: Vec<Problem>,
@@ -169,7 +171,7 @@ struct Watcher<A> {
     /// What is wrong with the manifest.
     common: Vec<Problem>,
     told: BTreeSet<Report>,
-    jobs: JoinSet<Job>,
+    jobs: JoinSet<Option<Job>>,
     turns: Arc<Semaphore>,
     generation: u64,
     began: Instant,
@@ -192,7 +194,8 @@ impl<A: Asker> Watcher<A> {
                     looks.reset_after(self.settings.every.max(began.elapsed() * REST));
                 }
                 Some(job) = self.jobs.join_next() => match job {
-                    Ok(job) => self.prepared(job),
+                    Ok(Some(job)) => self.prepared(job),
+                    Ok(None) => {}
                     Err(_) => self.lost(),
                 },
                 _ = sweeps.tick() => self.sweep().await,
@@ -230,7 +233,9 @@ impl<A: Asker> Watcher<A> {
         if let (true, Ok(found)) = (is_due, slot.target.found.clone()) {
             slot.is_preparing = true;
             let (entry, generation) = (slot.target.entry.clone(), slot.generation);
-            self.start(entry, found, wheels.clone(), generation);
+            let (wanted, unwanted) = oneshot::channel();
+            slot._wanted = Some(wanted);
+            self.start(entry, found, wheels.clone(), generation, unwanted);
         }
     }
 
@@ -252,6 +257,7 @@ impl<A: Asker> Watcher<A> {
             line,
             generation: self.generation,
             is_preparing: false,
+            _wanted: None,
             tools: kept,
             notes: Vec::new(),
             common: Vec::new(),
@@ -259,15 +265,25 @@ impl<A: Asker> Watcher<A> {
         }
     }
 
-    fn start(&mut self, entry: Entry, found: Found, wheels: Wheels, generation: u64) {
+    fn start(
+        &mut self,
+        entry: Entry,
+        found: Found,
+        wheels: Wheels,
+        generation: u64,
+        unwanted: oneshot::Receiver<()>,
+    ) {
         let (settings, asker, turns) = (self.settings.clone(), self.asker.clone(), self.turns.clone());
         let reports = self.reports.clone();
         self.jobs.spawn(async move {
-            let _turn = turns.acquire().await;
+            let _turn = tokio::select! {
+                turn = turns.acquire() => turn,
+                _ = unwanted => return None,
+            };
             let tell =
                 |text: String| _ = reports.try_send(Report::Note(format!("tool `{}`: {text}", entry.name)));
             let prepared = prepare(&settings, &*asker, &entry, found, &wheels, tell).await;
-            (entry.name.clone(), generation, prepared)
+            Some((entry.name.clone(), generation, prepared))
         });
     }
 

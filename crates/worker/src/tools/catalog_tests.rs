@@ -439,3 +439,29 @@ async fn what_failed_is_tried_again_after_a_growing_pause_and_schemas_are_refres
     assert!(matches!(&told, Report::Failed { tool, .. } if tool == "p"), "{told:?}");
     assert!(refreshed(&place.catalog.borrow()));
 }
+
+#[tokio::test]
+async fn what_is_outdated_before_its_turn_is_not_asked() {
+    let mut held = None;
+    let mut place = Place::new("outdated", |top, fake| {
+        held = Some(fake.hold());
+        put(top, "python/m.py", "");
+        let entries = ["a", "b", "c"].map(|name| format!("  {name}: {{module: m, function: {name}}}\n"));
+        manifest(top, &entries.concat());
+        fake.says("--describe", Ok(json!({"description": "1"})));
+    });
+    for edit in 0..5 {
+        put(&place.top, "python/m.py", &"#".repeat(edit + 1));
+        let entries = ["a", "b", "c"].map(|name| format!("  {name}: {{module: m, function: {name}}}\n"));
+        manifest(&place.top, &format!("{}  odd{edit}: 7\n", entries.concat()));
+        // Its look is over.
+        place.told(&format!("odd{edit}")).await;
+    }
+    drop(held);
+    place
+        .wait(|catalog| catalog.len() == 3 && catalog.values().all(|tool| tool.card.description.is_some()))
+        .await;
+    // Those of the last code, and at most those that had their turn before.
+    let asked = place.fake.count("--describe");
+    assert!((3..=3 + MOST_PREPARED).contains(&asked), "{asked} were asked");
+}

@@ -123,11 +123,15 @@ async fn a_planted_folder_for_what_is_on_its_way_is_refused() {
     let world = World::new();
     world.put("a.py", "code").await;
     fs::create_dir_all(world.at(".airlock-sync")).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(world.at(".airlock-sync"), Some(12_345), None).unwrap();
+        let state = world.sync().cycle().await;
+        assert!(matches!(&state, State::Failed(why) if why.contains("not ours alone")), "{state:?}");
+        assert!(!world.at("a.py").exists());
+        std::os::unix::fs::chown(world.at(".airlock-sync"), Some(0), None).unwrap();
+    }
+    // Ours, and open to others: it is closed.
     fs::set_permissions(world.at(".airlock-sync"), fs::Permissions::from_mode(0o777)).unwrap();
-    let state = world.sync().cycle().await;
-    assert!(matches!(&state, State::Failed(why) if why.contains("not ours alone")), "{state:?}");
-    assert!(!world.at("a.py").exists());
-    fs::set_permissions(world.at(".airlock-sync"), fs::Permissions::from_mode(0o700)).unwrap();
     assert_eq!(world.sync().cycle().await, fine(), "the control");
 }
 
