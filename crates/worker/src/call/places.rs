@@ -24,8 +24,6 @@ pub(crate) const OUTPUT: &str = "output";
 pub(crate) const STATUS: &str = "status.pipe";
 pub(crate) const ARGUMENTS: &str = "runner_args.json";
 pub(crate) const RESULT: &str = "result.json";
-/// What an interpreter that waited makes when it begins a call.
-pub(crate) const BEGUN: &str = ".begun";
 
 /// A name in the work folder, as it is inside.
 pub(crate) fn inside(name: &str) -> String {

@@ -1,7 +1,7 @@
 //! How an order is carried out: a box and the files, then the tool until it ends or its time does, then what it left.
 
 use super::{
-    Done, Inner, Order, Outcome, arguments, ask, handle, output, places,
+    Done, Inner, Order, Outcome, arguments, ask, output, places,
     result::{self, Said},
     room::{self, Kind, NoRoom, Room},
     stage::{Plan, Source, Unstaged},
@@ -122,55 +122,48 @@ impl Call<'_> {
     async fn go(&mut self) -> Result<Kept, Outcome> {
         let most = self.most_staged();
         let mut plan = Plan::of(&mut self.invoke, most).map_err(Outcome::Refused)?;
-        let (room, ended) = loop {
-            let stopped = stop(self.until, self.cancelled.clone());
-            let Running { room, exec, mut statuses, models } = tokio::select! {
-                biased;
-                // What was made until then is ended behind.
-                why = stopped => return Err(self.stopped(why)),
-                started = self.start(&mut plan) => started.map_err(Outcome::Refused)?,
-            };
-            let ended = self.attend(&exec, &mut statuses).await;
-            let ended = match ended {
-                Ok(result) => Ok((room, result)),
-                Err(why) => {
-                    // It is asked to end at once. Its last words are waited for, its end is not.
-                    room.leave_to_stop(exec.clone(), GRACE).await;
-                    tokio::select! {
-                        _ = tokio::time::timeout(LAST_WORDS, exec.wait()) => {}
-                        never = statuses.forward(&self.statuses) => match never {},
-                    }
-                    Err(why)
-                }
-            };
-            // All of them before the outcome.
-            self.done.unsaid += statuses.finish(&self.statuses).await;
-            self.listen(&exec);
-            self.settle(models, if ended.is_ok() { LONGEST_SETTLING } else { SHORT_SETTLING }).await;
-            let (room, result) = ended.map_err(|why| self.stopped(why))?;
-            if !self.was_lost(&room, &result) {
-                break (room, result);
-            }
-            self.done.was_warm = false;
-            self.done.notes.push("a parked interpreter ended before it began the call".to_owned());
-            room.leave().await;
+        let stopped = stop(self.until, self.cancelled.clone());
+        let Running { room, exec, mut statuses, models } = tokio::select! {
+            biased;
+            // What was made until then is ended behind.
+            why = stopped => return Err(self.stopped(why)),
+            started = self.start(&mut plan) => started.map_err(Outcome::Refused)?,
         };
+        let ended = match self.attend(&exec, &mut statuses).await {
+            Ok(result) => Ok((room, result)),
+            Err(why) => {
+                // It is asked to end at once. Its last words are waited for, its end is not.
+                room.leave_to_stop(exec.clone(), GRACE).await;
+                tokio::select! {
+                    _ = tokio::time::timeout(LAST_WORDS, exec.wait()) => {}
+                    never = statuses.forward(&self.statuses) => match never {},
+                }
+                Err(why)
+            }
+        };
+        // All of them before the outcome.
+        self.done.unsaid += statuses.finish(&self.statuses).await;
+        self.listen(&exec);
+        self.settle(models, if ended.is_ok() { LONGEST_SETTLING } else { SHORT_SETTLING }).await;
+        let (room, ended) = ended.map_err(|why| self.stopped(why))?;
         if ended.status != Status::Succeeded {
             return Err(Outcome::Refused(self.failed(room, ended).await));
         }
         self.done.limits_hit.extend(ended.limits_hit);
-        let kept = self.collect(&room).await;
-        room.leave().await;
-        kept.map_err(Outcome::Refused)
-    }
-
-    /// Whether an interpreter that was ready ended before it began: then nothing of the call was done, and another can do it.
-    fn was_lost(&self, room: &Room, result: &ExecResult) -> bool {
-        let has_not_begun = |room: &Room| {
-            let look = room.workspace().map(|workspace| handle::look(workspace.folder(), places::BEGUN));
-            matches!(look, Ok(Err(handle::Unread::Missing)))
+        let (cancelled, until) = (self.cancelled.clone(), self.until + LONGEST_KEEPING);
+        let kept = tokio::select! {
+            biased;
+            why = stop(until, cancelled) => Err(match why {
+                Stop::Cancelled => Outcome::Cancelled,
+                Stop::Time => {
+                    let why = "the tool's files could not be kept in time";
+                    Outcome::Refused(Refusal::new(code::Code::ArtifactError, why))
+                }
+            }),
+            kept = self.collect(&room) => kept.map_err(Outcome::Refused),
         };
-        self.done.was_warm && result.status != Status::Succeeded && has_not_begun(room)
+        room.leave().await;
+        kept
     }
 
     fn stopped(&self, why: Stop) -> Outcome {
@@ -180,14 +173,9 @@ impl Call<'_> {
         }
     }
 
-    /// Until the tool runs: an interpreter that is ready, or a box of its own. Only the first time there may be one: what
-    /// it was told is known then.
+    /// Until the tool runs: an interpreter that is ready, or a box of its own.
     async fn start(&mut self, plan: &mut Plan) -> Result<Running, Refusal> {
-        let parked = match self.arguments {
-            None => self.inner.warm.take(&self.kind),
-            Some(_) => None,
-        };
-        if let Some(parked) = parked
+        if let Some(parked) = self.inner.warm.take(&self.kind)
             && let Some(running) = self.wake(parked, plan).await?
         {
             return Ok(running);
@@ -318,15 +306,7 @@ impl Call<'_> {
             return Ok((result, Vec::new()));
         }
         let scope = self.scope();
-        let keeping = found.keep(&workspace, &self.inner.shelf, &scope, &self.inner.budget);
-        let until = self.until + LONGEST_KEEPING;
-        let kept = tokio::select! {
-            kept = keeping => kept?,
-            () = tokio::time::sleep_until(until.into()) => {
-                let why = "the tool's files could not be kept in time";
-                return Err(Refusal::new(code::Code::ArtifactError, why));
-            }
-        };
+        let kept = found.keep(&workspace, &self.inner.shelf, &scope, &self.inner.budget).await?;
         if let Some(weakness) = self.inner.shelf.weakness()
             && !self.inner.is_weakness_told.swap(true, Ordering::Relaxed)
         {

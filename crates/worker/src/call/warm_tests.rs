@@ -89,31 +89,6 @@ async fn a_parked_one_that_died_or_cannot_import_leads_to_the_cold_path() {
     place.close().await;
 }
 
-/// Dies, if it waited, of the first word that it reads; and, told to, when it has begun.
-const FRAIL: &str = r#"
-import os
-is_parked = "--park" in open("/proc/self/cmdline").read()
-if is_parked:
-    read = os.read
-    def last(*arguments):
-        word = read(*arguments)
-        if word: os._exit(9)
-        return word
-    os.read = last
-def tells(): return {"is_parked": is_parked}
-"#;
-
-#[tokio::test]
-async fn one_that_dies_before_it_begins_is_replaced_by_a_cold_one() {
-    let place = Place::with("frail", FRAIL, 1);
-    success(&place.call("tells", json!({})).await);
-    until_parked(&place, 1).await;
-    let done = place.call("tells", json!({})).await;
-    assert_eq!(success(&done).0, json!({"is_parked": false}));
-    assert!(!done.was_warm && done.notes.iter().any(|note| note.contains("before it began")), "{done:?}");
-    place.close().await;
-}
-
 #[tokio::test]
 async fn one_that_dies_in_its_call_is_not_called_again() {
     let place = Place::with("dies", WARM, 1);

@@ -1178,11 +1178,6 @@ def park(module, attribute):
     os.dup2(nothing, 0)
     os.close(nothing)
     order_path = line.decode("utf-8", "surrogateescape").rstrip("\n")
-    # Whoever waits outside sees that the call has begun: before this, another interpreter may do it.
-    try:
-        os.close(os.open(os.path.join(os.path.dirname(order_path), ".begun"), OPEN_NEW, 0o600))
-    except OSError as error:
-        leave("the call cannot be begun: %s" % shown(error), 3)
     run(order_path, tool)
 
 

@@ -3,7 +3,7 @@
 use super::noted::{How, Note, Noted, Which};
 use crate::{
     call::Outcome,
-    transport::{LinkState, Outgoing, Properties, Reach, Receipt, Subscription},
+    transport::{Gone, LinkState, Outgoing, Properties, Reach, Receipt, Subscription},
     wire::{
         answer,
         code::{Code, Refusal},
@@ -74,6 +74,19 @@ impl Post {
         self.reach.unsubscribe(from).await;
     }
 
+    /// The same for what is worth no second try: a broker that does not take it for now shall not hold the answer back.
+    pub(super) async fn mention(
+        &self,
+        which: &Arc<Which>,
+        topic: &str,
+        payload: Bytes,
+        echoed: &Properties,
+    ) -> Sent {
+        let properties = answer::properties(echoed, SystemTime::now());
+        let sent = self.reach.offer(Outgoing { topic: topic.to_owned(), payload, properties }).await;
+        self.judged(sent, Some(which), topic)
+    }
+
     /// Sends, and waits until the broker has it. A failure is noted.
     pub(super) async fn send(
         &self,
@@ -89,6 +102,10 @@ impl Post {
             Some(_) => self.reach.publish(message).await,
             None => self.reach.offer(message).await,
         };
+        self.judged(sent, which, topic)
+    }
+
+    fn judged(&self, sent: Result<(), Gone>, which: Option<&Arc<Which>>, topic: &str) -> Sent {
         match sent {
             Ok(()) => Sent::Confirmed,
             Err(gone) => {

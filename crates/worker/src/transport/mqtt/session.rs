@@ -64,6 +64,8 @@ pub(super) struct Session {
     /// Beginnings and ends of subscriptions that the broker has not answered.
     asked: BTreeMap<u16, Asked>,
     unsettled: BTreeSet<u16>,
+    /// Whether the broker sent more than it may; told once.
+    is_overrun: bool,
     last_id: u16,
     events: VecDeque<Event>,
     held: usize,
@@ -78,6 +80,7 @@ impl Session {
             in_flight: BTreeMap::new(),
             asked: BTreeMap::new(),
             unsettled: BTreeSet::new(),
+            is_overrun: false,
             last_id: 0,
             events: VecDeque::new(),
             held: 0,
@@ -260,8 +263,12 @@ impl Session {
                 return Ok(());
             }
             let most = usize::from(self.agreed.receive_maximum);
-            if self.agreed.version == Version::Five && self.unsettled.len() >= most {
-                return Err(again(format!("the broker sends more than {most} messages at once")));
+            let is_too_much = self.agreed.version == Version::Five && self.unsettled.len() >= most;
+            // Some brokers do that when they catch up. What we hold of it is bounded elsewhere; going away would lose it.
+            if is_too_much && !std::mem::replace(&mut self.is_overrun, true) {
+                self.weaker(format!(
+                    "the broker sends more than {most} messages at once, against what was agreed"
+                ));
             }
             self.unsettled.insert(id);
         }
