@@ -9,6 +9,7 @@
 
 mod speech;
 
+use crate::wire::plain;
 use doors::dialect::Dialect;
 use engine::{Engine, ModelDoor};
 use rustix::fs::{AtFlags, Gid, Uid, chownat};
@@ -281,7 +282,7 @@ async fn converse(desk: &Desk, line: UnixStream) -> io::Result<()> {
 /// What a line asks, with its name.
 fn understood(line: &[u8]) -> Result<(Value, Question), (Value, Refusal)> {
     let bad = |code, message: String| (Value::Null, refusal(code, message));
-    let said = serde_json::from_slice(line).map_err(|error| bad(NO_JSON, format!("no JSON: {error}")))?;
+    let said = plain::read(line).map_err(|error| bad(NO_JSON, format!("no JSON: {error}")))?;
     let Value::Object(mut said) = said else {
         return Err(bad(NO_REQUEST, "a request is an object; lists of them are not taken".to_owned()));
     };

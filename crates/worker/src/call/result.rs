@@ -7,7 +7,7 @@ use super::{
 use crate::wire::{
     answer,
     code::{Code, Refusal},
-    fields,
+    fields, plain,
 };
 use serde_json::{Map, Value};
 
@@ -49,7 +49,7 @@ fn understand(bytes: &[u8]) -> Result<Said, Refusal> {
             ),
         ));
     }
-    let said = serde_json::from_slice(bytes).map_err(|error| bad(&format!("no JSON: {error}")))?;
+    let said = plain::read(bytes).map_err(|error| bad(&format!("no JSON: {error}")))?;
     let Value::Object(mut said) = said else { return Err(bad("no JSON object")) };
     match said.remove("error").filter(is_true) {
         Some(error) => Err(failure(error)),

@@ -2,7 +2,7 @@
 //! go out: whoever writes more fills the FIFO, and writers of this kind rather lose a line than wait. What is in the FIFO at the
 //! end still goes out.
 
-use serde_json::Value;
+use crate::wire::plain;
 use std::{
     collections::VecDeque,
     convert::Infallible,
@@ -165,7 +165,7 @@ impl Lines {
 
 /// What a line says, without what could do something to a terminal; none if it says nothing.
 fn text(line: &[u8]) -> Option<String> {
-    let said: Value = serde_json::from_slice(line).ok()?;
+    let said = plain::read(line).ok()?;
     let text = said.get("status")?.as_str()?;
     let clean = |letter: char| if letter.is_control() && letter != '\n' { ' ' } else { letter };
     Some(text.chars().map(clean).collect())

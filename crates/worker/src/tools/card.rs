@@ -2,7 +2,10 @@
 //! stead. Hostile bytes are expected; what is read is within bounds.
 
 use super::problem::{Problem, word};
-use crate::wire::answer::{ArtifactParam, ToolCard};
+use crate::wire::{
+    answer::{ArtifactParam, ToolCard},
+    plain,
+};
 use serde_json::{Map, Value};
 use std::{collections::BTreeMap, time::Duration};
 
@@ -103,7 +106,7 @@ fn json(bytes: &[u8]) -> Result<Value, Problem> {
         let message = format!("it says {} bytes of itself; {LARGEST} are read", bytes.len());
         return Err(Problem::new(message, "say less"));
     }
-    serde_json::from_slice(bytes).map_err(|error| {
+    plain::read(bytes).map_err(|error| {
         let message = format!("what it says of itself is no JSON: {error}");
         Problem::new(message, "print nothing else to standard output; warnings belong to standard error")
     })

@@ -2,7 +2,7 @@
 
 use super::{
     code::Refusal,
-    lenient,
+    lenient, plain,
     request::{MOST_FILES, invalid},
 };
 use base64::{
@@ -41,9 +41,9 @@ pub(super) fn parse(payload: &[u8], largest: usize) -> Result<(Fields, Cow<'_, [
         return Err(invalid(format!("the message has more values than fit into {MOST_ROOM} bytes")));
     }
     let mut text = Cow::Borrowed(payload);
-    let mut read = serde_json::from_slice(payload);
+    let mut read = plain::read(payload);
     if let (Err(_), Cow::Owned(mended)) = (&read, lenient::mended(payload)) {
-        read = serde_json::from_slice(&mended);
+        read = plain::read(&mended);
         text = Cow::Owned(mended);
     }
     match read {
