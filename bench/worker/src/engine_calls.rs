@@ -33,11 +33,16 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Without an interpreter kept ready.
-    pub(crate) fn open(python: &Path, tools: &Path, state: &Path) -> Result<Calls, Trouble> {
+    /// Without an interpreter kept ready; with so many sandboxes made ahead.
+    pub(crate) fn open(python: &Path, tools: &Path, state: &Path, spares: usize) -> Result<Calls, Trouble> {
         let engine = Engine::open(engine::Settings::new(state)).map_err(failed)?;
-        let settings =
-            Settings { python: python.to_owned(), largest_result: LARGEST, parked: 0, parked_bytes: 0 };
+        let settings = Settings {
+            python: python.to_owned(),
+            largest_result: LARGEST,
+            parked: 0,
+            parked_bytes: 0,
+            spares,
+        };
         let caller = Caller::new(engine.clone(), Shelf::memory(), None, settings);
         let tool = Arc::new(Tool {
             name: "add".to_owned(),

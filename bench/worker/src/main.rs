@@ -8,7 +8,7 @@ mod report;
 use clap::Parser;
 use mesh::Mesh;
 use peers::{Folder, Samples};
-use report::{BROKER, BWRAP, ENGINE, Metric, Report};
+use report::{ALONE, BROKER, BWRAP, ENGINE, Metric, Report};
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -20,6 +20,8 @@ use std::{
 const TOOL: &str = "import json\n\n\ndef add(a, b):\n    return {\"sum\": a + b}\n";
 const MODULE: &str = "plain";
 const FUNCTION: &str = "add";
+/// What a way does behind a call is over by then, and not in the next one's way.
+const BETWEEN: Duration = Duration::from_millis(20);
 
 /// What kept a way, or all, from being measured.
 #[derive(Debug, thiserror::Error)]
@@ -116,20 +118,28 @@ async fn cold(
     folder: &Path,
     samples: &mut Samples<Metric>,
 ) -> Result<(), Trouble> {
-    let engine = engine_calls::Calls::open(&options.python, tools, &folder.join("engine"))?;
+    let engine = engine_calls::Calls::open(&options.python, tools, &folder.join("engine"), 1)?;
+    let alone = engine_calls::Calls::open(&options.python, tools, &folder.join("alone"), 0)?;
     let bwrap = bwrap::Bwrap { python: &options.python };
     engine.once().await?;
+    alone.once().await?;
     bwrap.once().await?;
     for _ in 0..options.rounds {
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let (mut ours, mut without, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..options.cold {
+            tokio::time::sleep(BETWEEN).await;
             ours.push(engine.once().await?);
+            tokio::time::sleep(BETWEEN).await;
+            without.push(alone.once().await?);
+            tokio::time::sleep(BETWEEN).await;
             theirs.push(bwrap.once().await?);
         }
         samples.add(ENGINE, Metric::Cold, milliseconds(middle(&mut ours)));
+        samples.add(ALONE, Metric::Cold, milliseconds(middle(&mut without)));
         samples.add(BWRAP, Metric::Cold, milliseconds(middle(&mut theirs)));
     }
     engine.close().await;
+    alone.close().await;
     Ok(())
 }
 

@@ -9,12 +9,14 @@ use std::{
 };
 
 pub(crate) const ENGINE: &str = "engine";
+pub(crate) const ALONE: &str = "alone";
 pub(crate) const BWRAP: &str = "bwrap";
 pub(crate) const BROKER: &str = "broker";
 
 /// Each way, and what it is.
-const WAYS: [(&str, &str); 3] = [
+const WAYS: [(&str, &str); 4] = [
     (ENGINE, "a function of Python in a fresh sandbox of its own, its result read and checked; no broker"),
+    (ALONE, "the same with no sandbox made ahead"),
     (BWRAP, "python3 -c of the same function with the same imports under bubblewrap; its output read"),
     (BROKER, "`airlock worker sam` and a client of its own, both on a mosquitto on the loopback"),
 ];

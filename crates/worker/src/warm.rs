@@ -63,7 +63,7 @@ impl Parked {
     }
 
     fn is_alive(&self) -> bool {
-        self.exec.result().is_none() && self.room.state().is_some_and(|state| state.ended.is_none())
+        self.exec.result().is_none() && self.room.stands()
     }
 }
 
@@ -297,7 +297,7 @@ impl Warm {
         };
         let room = self.rooms.open(kind).await?;
         let (statuses, socket) = room.prepare(self.has_models)?;
-        let command = room.runner(kind, &self.python, &["--park", module, attribute]);
+        let command = room.runner(&self.python, &["--park", module, attribute]);
         let exec = room.start(command, true).await?;
         let is_ready = is_ready(&exec).await;
         Ok(is_ready.then(|| Parked { room, exec, statuses, socket, born: Instant::now() }))

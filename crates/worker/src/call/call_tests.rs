@@ -31,6 +31,7 @@ impl Place {
             largest_result: 100_000,
             parked,
             parked_bytes: 1 << 30,
+            spares: 0,
         };
         let shelf = Shelf::memory();
         let caller = Caller::new(engine.clone(), shelf.clone(), None, settings);
@@ -586,6 +587,9 @@ async fn a_program_is_run_and_asked() {
     assert_eq!(slow.unwrap_err().code, ErrorCode::InitError);
     place.close().await;
 }
+
+#[path = "spare_tests.rs"]
+mod spare;
 
 #[path = "warm_tests.rs"]
 mod warm;

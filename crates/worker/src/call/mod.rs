@@ -28,6 +28,7 @@ pub mod profile;
 mod result;
 pub(crate) mod room;
 mod run;
+mod spare;
 mod stage;
 mod status;
 
@@ -46,6 +47,7 @@ use engine::Engine;
 use profile::Profile;
 use room::Rooms;
 use serde_json::{Map, Value};
+use spare::Spares;
 use spec::LimitName;
 use std::{
     collections::BTreeSet,
@@ -111,6 +113,8 @@ pub struct Settings {
     pub parked: usize,
     /// See `parked`.
     pub parked_bytes: u64,
+    /// Boxes that are made ahead of calls that find no interpreter ready, at most.
+    pub spares: usize,
 }
 
 /// Makes calls.
@@ -124,6 +128,7 @@ struct Inner {
     models: Option<Models>,
     settings: Settings,
     warm: Arc<Warm>,
+    spares: Arc<Spares>,
     /// What files of all calls may take of our memory.
     budget: Budget,
     /// Whether it was told that two writers may get one version.
@@ -134,14 +139,16 @@ impl Caller {
     /// One that uses these.
     pub fn new(engine: Engine, shelf: Shelf, models: Option<Models>, settings: Settings) -> Caller {
         let rooms = Rooms::new(engine);
-        let Settings { python, parked, parked_bytes, .. } = &settings;
+        let Settings { python, parked, parked_bytes, spares, .. } = &settings;
         let warm = Warm::new(rooms.clone(), python.clone(), models.is_some(), *parked, *parked_bytes);
+        let spares = Spares::new(rooms.clone(), *spares);
         Caller(Arc::new(Inner {
             rooms,
             shelf,
             models,
             settings,
             warm,
+            spares,
             budget: Budget::new(),
             is_weakness_told: AtomicBool::new(false),
         }))
@@ -193,6 +200,7 @@ impl Caller {
     /// A tool's code has changed: what was imported from it before is of no use any more.
     pub fn forget(&self, code: &Code) {
         self.0.warm.forget(code);
+        self.0.spares.forget(code);
     }
 
     /// Interpreters that are ready now.
@@ -200,9 +208,10 @@ impl Caller {
         self.0.warm.parked()
     }
 
-    /// Ends what is parked and waits until every box is gone.
+    /// Ends what waits and waits until every box is gone.
     pub async fn close(&self) {
         self.0.warm.close();
+        self.0.spares.close();
         self.0.rooms.close().await;
     }
 }

@@ -40,6 +40,15 @@ pub(crate) struct Kind {
     pub(crate) what: Option<What>,
 }
 
+impl Kind {
+    /// Whether a box for one is a box for the other: tools of the same code differ only in what runs in it.
+    pub(super) fn has_the_box_of(&self, other: &Kind) -> bool {
+        let Kind { code, profile, limits, what } = other;
+        (&self.code, self.profile, &self.limits, self.what.is_some())
+            == (code, *profile, limits, what.is_some())
+    }
+}
+
 /// Makes boxes, and sees to their end.
 #[derive(Debug)]
 pub(crate) struct Rooms {
@@ -213,11 +222,11 @@ pub(crate) struct Room {
 
 impl Room {
     /// A command that has the interpreter run our runner.
-    pub(crate) fn runner(&self, kind: &Kind, python: &Path, arguments: &[&str]) -> Vec<OsString> {
+    pub(crate) fn runner(&self, python: &Path, arguments: &[&str]) -> Vec<OsString> {
         let runner = places::inside(&format!("{}/{}", places::OWN, self.runner));
-        // Without a home of its own no packages of a user are looked for.
+        // Without a home of its own no packages of a user are looked for. What the engine sets beside, the runner takes away.
         let begin = [python.as_os_str().to_owned(), "-s".into(), runner.into()];
-        bare(kind, begin.into_iter().chain(arguments.iter().map(OsString::from)).collect())
+        begin.into_iter().chain(arguments.iter().map(OsString::from)).collect()
     }
 
     /// Its work folder.
@@ -261,6 +270,11 @@ impl Room {
     pub(crate) async fn resume(&self) -> Result<(), NoRoom> {
         let Some(session) = &self.session else { return Ok(()) };
         Ok(session.resume().await?)
+    }
+
+    /// Whether it has not ended.
+    pub(crate) fn stands(&self) -> bool {
+        self.state().is_some_and(|state| state.ended.is_none())
     }
 
     /// How it stands.

@@ -112,6 +112,9 @@ pub(super) async fn carry_out(
         Ok((result, artifacts)) => Outcome::Success { result, artifacts, took: began.elapsed() },
         Err(outcome) => outcome,
     };
+    if !call.done.was_warm {
+        inner.spares.restock(&call.kind);
+    }
     call.done.notes.extend(inner.warm.trouble());
     call.done
 }
@@ -180,7 +183,7 @@ impl Call<'_> {
         {
             return Ok(running);
         }
-        let room = self.inner.rooms.open(&self.kind).await.map_err(|why| self.no_room(&why))?;
+        let room = self.inner.spares.open(&self.kind).await.map_err(|why| self.no_room(&why))?;
         self.begin(room, plan).await
     }
 
@@ -211,9 +214,7 @@ impl Call<'_> {
         self.put(&room, plan).await?;
         let file = places::inside(places::ARGUMENTS);
         let command = match &self.tool.what {
-            What::Function { .. } | What::Class { .. } => {
-                room.runner(&self.kind, &self.inner.settings.python, &[&file])
-            }
+            What::Function { .. } | What::Class { .. } => room.runner(&self.inner.settings.python, &[&file]),
             What::Executable { path, .. } => {
                 let program = room::executable(&self.kind.code, path);
                 room::bare(&self.kind, vec![program, file.into()])

@@ -15,6 +15,9 @@ use crate::{
 use bytes::Bytes;
 use std::path::{Path, PathBuf};
 
+/// Sandboxes that are made ahead of calls, at most; fewer where fewer calls go on at once.
+const MOST_SPARES: usize = 4;
+
 impl Settings {
     /// The pool's queue: also what a pool is called where there are no queues. Workers of the mesh's own share it by that name.
     pub fn queue(&self) -> String {
@@ -67,6 +70,7 @@ impl Settings {
             largest_result: crate::wire::answer::LARGEST,
             parked: self.calls.parked,
             parked_bytes: self.calls.parked_bytes,
+            spares: self.calls.slots.min(MOST_SPARES),
         }
     }
 
