@@ -48,7 +48,11 @@ async fn a_box_made_ahead_serves_one_call_of_its_kind() {
     assert_eq!(success(&place.carry_out(other).await.0).0["code"], "new", "another profile, another box");
     until_ready(&place, 2).await;
     let (found, _) = success(&place.call("which", json!({})).await);
-    assert_eq!((&found["code"], &found["found"]), (&json!("old"), &json!([])), "another tool of the same code");
+    assert_eq!(
+        (&found["code"], &found["found"]),
+        (&json!("old"), &json!([])),
+        "another tool of the same code"
+    );
     until_ready(&place, 2).await;
     let (found, _) = success(&place.call("which", json!({})).await);
     assert_eq!(found["code"], "new", "none serves twice");
