@@ -62,8 +62,9 @@ async fn a_box_made_ahead_serves_one_call_of_its_kind() {
 #[tokio::test]
 async fn boxes_made_ahead_are_few_and_go_with_their_code() {
     let place = with_spares("spares");
-    let calls = (0..5).map(|_| place.call("which", json!({})));
-    futures_util::future::join_all(calls).await.iter().for_each(|done| _ = success(done));
+    let one = || place.call("which", json!({}));
+    let (first, second, third, fourth) = tokio::join!(one(), one(), one(), one());
+    [first, second, third, fourth].iter().for_each(|done| _ = success(done));
     until_ready(&place, 2).await;
     place.caller.forget(&place.tool("which").code);
     assert_eq!(place.caller.0.spares.ready(), 0);
