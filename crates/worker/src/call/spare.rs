@@ -119,8 +119,8 @@ impl Spares {
             let (kept, gone): (Vec<_>, Vec<_>) =
                 std::mem::take(&mut stock.ready).into_iter().partition(is_kept);
             stock.ready = kept;
-            stock.is_tended = !stock.is_closed && !(stock.ready.is_empty() && stock.making == 0);
-            let is_over = !stock.is_tended;
+            let is_over = stock.is_closed || stock.ready.is_empty() && stock.making == 0;
+            stock.is_tended = !is_over;
             drop(stock);
             drop(gone);
             if is_over {
