@@ -2,11 +2,15 @@
 
 use super::*;
 use crate::{
+    artifacts::{
+        self,
+        fake::{self, Does, Fake},
+    },
     tools::{Limits, What},
     wire::{code::Code as ErrorCode, request::Preloaded},
 };
 use serde_json::json;
-use std::{fs, time::Instant};
+use std::{fs, sync::atomic::Ordering, time::Instant};
 
 /// Tools of a test, a place for the engine, and one who calls.
 struct Place {
@@ -22,6 +26,10 @@ impl Place {
     }
 
     fn with(name: &str, code: &str, parked: usize) -> Place {
+        Place::keeping(name, code, parked, Shelf::memory())
+    }
+
+    fn keeping(name: &str, code: &str, parked: usize, shelf: Shelf) -> Place {
         let top = std::env::temp_dir().join(format!("airlock-call-{name}-{}", std::process::id()));
         fs::create_dir_all(top.join("tools")).unwrap();
         fs::write(top.join("tools/tool.py"), code).unwrap();
@@ -32,7 +40,6 @@ impl Place {
             parked,
             parked_bytes: 1 << 30,
         };
-        let shelf = Shelf::memory();
         let caller = Caller::new(engine.clone(), shelf.clone(), None, settings);
         Place { top, caller, engine, shelf }
     }
@@ -330,6 +337,16 @@ async fn the_outcome_waits_for_no_tool_that_is_asked_to_end() {
     assert!(!is_running(&mark), "and is gone");
 }
 
+/// Waits for something that can be looked at only.
+async fn until(is_so: impl Fn() -> bool) {
+    let waiting = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap();
+}
+
 #[tokio::test]
 async fn who_floods_the_pipe_ends_with_its_time_and_says_no_more_than_it_may() {
     let place = Place::new("floods", TOOLS);
@@ -501,21 +518,91 @@ async fn files_of_one_name_and_large_ones_are_put_in_place() {
 #[tokio::test]
 async fn a_file_that_does_not_come_is_no_tool_that_was_too_slow() {
     let place = Place::new("no-file", FILES);
-    // All that files may take is taken, so that no store is asked.
-    let held = place.caller.0.budget.lease(u64::MAX).await;
+    keep(&place, "late.txt", "here").await;
+    let held = place.caller.0.inputs.lease(u64::MAX).await;
     let order = || {
         let mut order = place.order("writes", json!({}));
         order.time = Duration::from_secs(3);
-        let reference = crate::wire::request::Reference { filename: "late.txt".to_owned(), version: None };
-        order.invoke.references.insert("x".to_owned(), reference);
+        order.invoke.references.insert("x".to_owned(), reference("late.txt"));
         order
     };
     let (code, message) = refused(&place.carry_out(order()).await.0);
     assert_eq!(code, ErrorCode::ArtifactError);
-    assert!(message.contains("was not there after"), "{message}");
+    assert!(message.contains("files of other calls took the memory for its 4 bytes"), "{message}");
     drop(held);
-    let (_, message) = refused(&place.carry_out(order()).await.0);
-    assert!(message.contains("no such file"), "the control: {message}");
+    success(&place.carry_out(order()).await.0);
+    place.close().await;
+    // A store that is silent.
+    let store = Fake::serve(|_| Does::Hang);
+    let place = Place::keeping("no-store", FILES, 0, in_bucket(&store));
+    let mut order = place.order("writes", json!({}));
+    order.time = Duration::from_secs(3);
+    order.invoke.references.insert("x".to_owned(), reference("late.txt"));
+    let (code, message) = refused(&place.carry_out(order).await.0);
+    assert_eq!(code, ErrorCode::ArtifactError);
+    assert!(message.contains("the store did not answer within"), "{message}");
+    place.close().await;
+}
+
+fn reference(name: &str) -> crate::wire::request::Reference {
+    crate::wire::request::Reference { filename: name.to_owned(), version: None }
+}
+
+fn in_bucket(store: &Fake) -> Shelf {
+    let (place, sharing) = (artifacts::Place::Bucket(store.remote()), artifacts::Sharing::App);
+    Shelf::open(artifacts::Settings { place, sharing }).unwrap()
+}
+
+/// Puts a file where calls find it.
+async fn keep(place: &Place, name: &str, text: &'static str) {
+    let scope =
+        artifacts::Scope { app: "app".to_owned(), user: "user".to_owned(), session: "session".to_owned() };
+    place.shelf.save(&scope, name, "text/plain", text.into()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_takes_what_it_has_of_the_memory_for_files_and_what_goes_out_has_its_own() {
+    let place = Place::new("small", FILES);
+    keep(&place, "small.txt", "small").await;
+    let order = || {
+        let mut order = place.order("reads", json!({"name": "small.txt"}));
+        order.time = Duration::from_secs(5);
+        order.invoke.references.insert("x".to_owned(), reference("small.txt"));
+        order
+    };
+    let held = place.caller.0.inputs.lease(budget::MOST - (64 << 10)).await;
+    assert_eq!(success(&place.carry_out(order()).await.0).0["content"], "small");
+    let rest = place.caller.0.inputs.lease(64 << 10).await;
+    assert_eq!(refused(&place.carry_out(order()).await.0).0, ErrorCode::ArtifactError, "the control");
+    let order = Order { time: Duration::from_secs(5), ..place.order("writes", json!({})) };
+    assert_eq!(success(&place.carry_out(order).await.0).1, ["a.txt", "b.json"]);
+    drop((held, rest));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_call_is_cancelled_while_its_files_are_kept() {
+    let (is_silent, empty) = (Arc::new(AtomicBool::new(false)), Default::default());
+    let silent = is_silent.clone();
+    let store = Fake::serve(move |asked| match asked.method.as_str() {
+        _ if silent.load(Ordering::SeqCst) => Does::Hang,
+        "PUT" => Does::Answer(200, String::new()),
+        _ => fake::bucket(&empty, asked),
+    });
+    let place = Place::keeping("keeping", FILES, 0, in_bucket(&store));
+    let done = place.call("writes", json!({})).await;
+    assert_eq!(success(&done).1, ["a.txt", "b.json"], "the control");
+    is_silent.store(true, Ordering::SeqCst);
+    let before = store.count();
+    let (cancel, cancelled) = watch::channel(false);
+    let (statuses, _said) = mpsc::channel(10);
+    let call = place.caller.carry_out(place.order("writes", json!({})), cancelled, statuses);
+    let meanwhile = async {
+        until(|| store.count() > before).await;
+        cancel.send_replace(true);
+    };
+    let (done, ()) = tokio::join!(call, meanwhile);
+    assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
     place.close().await;
 }
 

@@ -1,7 +1,9 @@
 //! How an order is carried out: a box and the files, then the tool until it ends or its time does, then what it left.
 
 use super::{
-    Done, Inner, Order, Outcome, arguments, ask, output, places,
+    Done, Inner, Order, Outcome, arguments, ask,
+    output::{self, Target},
+    places,
     result::{self, Said},
     room::{self, Kind, NoRoom, Room},
     stage::{Plan, Source, Unstaged},
@@ -150,16 +152,10 @@ impl Call<'_> {
             return Err(Outcome::Refused(self.failed(room, ended).await));
         }
         self.done.limits_hit.extend(ended.limits_hit);
-        let (cancelled, until) = (self.cancelled.clone(), self.until + LONGEST_KEEPING);
+        let cancelled = is_cancelled(self.cancelled.clone());
         let kept = tokio::select! {
             biased;
-            why = stop(until, cancelled) => Err(match why {
-                Stop::Cancelled => Outcome::Cancelled,
-                Stop::Time => {
-                    let why = "the tool's files could not be kept in time";
-                    Outcome::Refused(Refusal::new(code::Code::ArtifactError, why))
-                }
-            }),
+            () = cancelled => Err(Outcome::Cancelled),
             kept = self.collect(&room) => kept.map_err(Outcome::Refused),
         };
         room.leave().await;
@@ -227,8 +223,8 @@ impl Call<'_> {
     /// Puts files and arguments into place.
     async fn put(&mut self, room: &Room, plan: &mut Plan) -> Result<(), Unstaged> {
         let workspace = room.workspace().map_err(|_| Unstaged::Place(no_room()))?;
-        let Inner { shelf, budget, .. } = self.inner;
-        let from = Source { shelf, scope: &self.scope(), budget, until: self.until };
+        let Inner { shelf, inputs, .. } = self.inner;
+        let from = Source { shelf, scope: &self.scope(), budget: inputs, until: self.until };
         let staged = plan.put(workspace, from).await?;
         self.done.bytes_in = staged.bytes;
         let arguments = match self.arguments.take() {
@@ -290,7 +286,7 @@ impl Call<'_> {
         self.done.stderr = printed(exec, Stream::Stderr);
     }
 
-    /// The result, and the files.
+    /// The result, and the files, which say themselves when their time is up.
     async fn collect(&mut self, room: &Room) -> Result<Kept, Refusal> {
         let workspace = room.workspace().map_err(|why| self.no_room(&why))?.clone();
         let (most, handle) = (self.inner.settings.largest_result as u64, workspace.clone());
@@ -299,14 +295,17 @@ impl Call<'_> {
             let found = output::find(&handle, &mut said)?;
             Ok::<_, Refusal>((said, found))
         };
-        let read = tokio::task::spawn_blocking(read).await;
+        let until = self.until + LONGEST_KEEPING;
+        let read = tokio::time::timeout_at(until.into(), tokio::task::spawn_blocking(read)).await;
+        let read = read.map_err(|_| internal("the tool's result could not be read in time".to_owned()))?;
         let (Said { result, .. }, mut found) = read.map_err(|error| internal(error.to_string()))??;
         self.done.notes.append(&mut found.notes);
         if found.is_empty() {
             return Ok((result, Vec::new()));
         }
-        let scope = self.scope();
-        let kept = found.keep(&workspace, &self.inner.shelf, &scope, &self.inner.budget).await?;
+        let Inner { shelf, outputs, .. } = self.inner;
+        let (workspace, scope) = (&workspace, &self.scope());
+        let kept = found.keep(Target { workspace, shelf, scope, budget: outputs, until }).await?;
         if let Some(weakness) = self.inner.shelf.weakness()
             && !self.inner.is_weakness_told.swap(true, Ordering::Relaxed)
         {
@@ -354,17 +353,18 @@ pub(super) fn internal(message: String) -> Refusal {
 }
 
 /// Until the time is up, or somebody cancels.
-async fn stop(until: Instant, mut cancelled: watch::Receiver<bool>) -> Stop {
-    let is_cancelled = async {
-        // Whoever dropped the other end did not cancel.
-        if cancelled.wait_for(|cancelled| *cancelled).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    };
+async fn stop(until: Instant, cancelled: watch::Receiver<bool>) -> Stop {
     tokio::select! {
         biased;
-        () = is_cancelled => Stop::Cancelled,
+        () = is_cancelled(cancelled) => Stop::Cancelled,
         () = tokio::time::sleep_until(until.into()) => Stop::Time,
+    }
+}
+
+/// Until somebody cancels. Whoever dropped the other end did not.
+async fn is_cancelled(mut cancelled: watch::Receiver<bool>) {
+    if cancelled.wait_for(|cancelled| *cancelled).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
