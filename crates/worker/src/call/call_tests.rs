@@ -347,6 +347,56 @@ async fn until(is_so: impl Fn() -> bool) {
     tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap();
 }
 
+/// Calls a tool that does not end when it is asked, and cancels that once it runs.
+async fn cancel_stubborn(place: &Place, mark: &str, meanwhile: impl Future<Output = ()>) -> Done {
+    let (cancel, cancelled) = watch::channel(false);
+    let (statuses, mut said) = mpsc::channel(10);
+    let call = place.caller.carry_out(place.order("stubborn", json!({"mark": mark})), cancelled, statuses);
+    let meanwhile = async {
+        assert_eq!(said.recv().await.as_deref(), Some("ready"));
+        cancel.send_replace(true);
+        meanwhile.await;
+    };
+    let both = async { tokio::join!(call, meanwhile).0 };
+    tokio::time::timeout(Duration::from_secs(30), both).await.unwrap()
+}
+
+#[tokio::test]
+async fn no_tool_is_asked_late_and_no_outcome_waits_because_others_are_ending() {
+    let place = Place::new("ending", TOOLS);
+    let boxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
+    place.caller.prepare().await.unwrap();
+    until(|| boxes() == 0).await;
+    let (mark, rooms) = (format!("ending{}", std::process::id()), &place.caller.0.rooms);
+    success(&place.call("number", json!({})).await);
+    until(|| boxes() == 0).await;
+    // As many end as may at once, and none of them is done.
+    let open = async {
+        until(|| boxes() == 1).await;
+        rooms.ending.clone().acquire_many_owned(room::MOST_ENDING as u32).await.unwrap()
+    };
+    let asked = until(|| is_running(&mark));
+    let (done, ending) = tokio::join!(cancel_stubborn(&place, &mark, asked), open);
+    assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
+    until(|| !is_running(&mark)).await;
+    assert_eq!(boxes(), 1, "its box waits for its turn");
+    // Nobody gets another before it.
+    let freed = async {
+        tokio::task::yield_now().await;
+        assert_eq!(boxes(), 1);
+        drop(ending);
+    };
+    success(&tokio::join!(place.call("number", json!({})), freed).0);
+    until(|| boxes() == 0).await;
+    // As many have their grace as may have it at once: others do not wait until those are gone.
+    let graces = rooms.in_grace.clone().acquire_many_owned(room::MOST_IN_GRACE as u32).await.unwrap();
+    let done = cancel_stubborn(&place, &mark, async {}).await;
+    assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
+    until(|| boxes() == 0).await;
+    drop(graces);
+    place.close().await;
+}
+
 #[tokio::test]
 async fn who_floods_the_pipe_ends_with_its_time_and_says_no_more_than_it_may() {
     let place = Place::new("floods", TOOLS);

@@ -33,9 +33,8 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-/// What a tool has to end by itself after SIGTERM. Nobody waits for it but for its last words, and for those not long.
-const GRACE: Duration = Duration::from_secs(2);
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// What is waited for the last words of a tool that was asked to end.
+const LAST_WORDS: Duration = room::SHORT_GRACE;
 /// What its files may take to be kept, beyond its time: less than its asker's patience.
 const LONGEST_KEEPING: Duration = Duration::from_secs(7);
 /// What a question to a model that is under way may take to be given up.
@@ -135,7 +134,7 @@ impl Call<'_> {
             Ok(result) => Ok((room, result)),
             Err(why) => {
                 // It is asked to end at once. Its last words are waited for, its end is not.
-                room.leave_to_stop(exec.clone(), GRACE).await;
+                room.leave_to_stop(exec.clone());
                 tokio::select! {
                     _ = tokio::time::timeout(LAST_WORDS, exec.wait()) => {}
                     never = statuses.forward(&self.statuses) => match never {},
@@ -153,13 +152,12 @@ impl Call<'_> {
         }
         self.done.limits_hit.extend(ended.limits_hit);
         let cancelled = is_cancelled(self.cancelled.clone());
-        let kept = tokio::select! {
+        // The box is ended behind.
+        tokio::select! {
             biased;
             () = cancelled => Err(Outcome::Cancelled),
             kept = self.collect(&room) => kept.map_err(Outcome::Refused),
-        };
-        room.leave().await;
-        kept
+        }
     }
 
     fn stopped(&self, why: Stop) -> Outcome {
