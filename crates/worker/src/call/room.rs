@@ -12,7 +12,7 @@ use crate::{
     tools::{Code, Limits, What},
 };
 use engine::{Engine, Exec, Session, SessionState};
-use spec::{ErrorInfo, ExecRequest, Id, Network, Policy, RunRequest, SessionRequest};
+use spec::{ErrorInfo, ExecRequest, Id, Network, Policy, RunRequest, SessionRequest, SessionSpec};
 use std::{
     ffi::OsString,
     io,
@@ -21,7 +21,12 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
-use tokio::{net::UnixListener, runtime::Handle, sync::Semaphore, task::JoinSet};
+use tokio::{
+    net::UnixListener,
+    runtime::Handle,
+    sync::{Semaphore, oneshot},
+    task::JoinSet,
+};
 
 /// Our runner.
 pub(super) const RUNNER: &[u8] = include_bytes!("../runner/runner.py");
@@ -98,6 +103,13 @@ impl Rooms {
         drop(self.ending.acquire().await);
         let request = self.request(kind);
         let spec = self.policy.admit_session(request).map_err(ErrorInfo::from)?;
+        // Not by who may be gone meanwhile: then it is ended like others, and `close` waits for it.
+        let ((ready, made), rooms) = (oneshot::channel(), self.clone());
+        self.behind(async move { drop(ready.send(rooms.make(spec).await)) });
+        made.await.map_err(io::Error::other)?
+    }
+
+    async fn make(self: Arc<Rooms>, spec: SessionSpec) -> Result<Room, NoRoom> {
         let session = self.engine.open_session(spec).await?;
         // From here on it is ended, whatever fails.
         let (runner, rooms) = (places::SOURCE, self.clone());
