@@ -64,7 +64,7 @@ pub use sandbox::{
     native::{HeadStart, Native, Step},
 };
 pub use session::{
-    Exec, ExecResult, NotTyped, Session, SessionEnd, SessionKept, SessionState, SessionStatus,
+    Exec, ExecResult, NotTyped, Session, SessionEnd, SessionKept, SessionState, SessionStatus, Unread,
 };
 pub use spec::Pool;
 pub use terminal::{Terminal, Window};

@@ -13,7 +13,7 @@ mod exec;
 mod fork;
 mod left_behind;
 
-pub use exec::{Exec, ExecResult, NotTyped};
+pub use exec::{Exec, ExecResult, NotTyped, Unread};
 
 use crate::{
     Engine, Rights,

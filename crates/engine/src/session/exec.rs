@@ -22,7 +22,7 @@ use spec::{
 use std::{
     collections::{BTreeSet, VecDeque},
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -128,6 +128,18 @@ pub enum NotTyped {
     Over,
 }
 
+/// A program's standard input, to see what nobody has read of it, also when the program is gone. While this is held, the input
+/// does not end.
+#[derive(Debug)]
+pub struct Unread(OwnedFd);
+
+impl Unread {
+    /// How many bytes nobody has read, if that can be told.
+    pub fn bytes(&self) -> Option<u64> {
+        rustix::io::ioctl_fionread(&self.0).ok()
+    }
+}
+
 impl Exec {
     /// Its identifier, unique within its session.
     pub fn id(&self) -> &str {
@@ -228,6 +240,15 @@ impl Exec {
             more.map_err(|_| NotTyped::Ahead { typed: self.typed() })?.map_err(|_| NotTyped::Over)?;
         }
         Ok(())
+    }
+
+    /// What nobody has read of what is typed; not of a terminal, nor of an input that is over.
+    pub async fn unread(&self) -> Option<Unread> {
+        if self.shared.window.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+            return None;
+        }
+        let input = self.shared.input.lock().await;
+        input.keys.as_ref()?.as_fd().try_clone_to_owned().ok().map(Unread)
     }
 
     /// How much was typed until now.

@@ -61,7 +61,6 @@ pub(super) async fn prepare(inner: &Inner) -> Result<Vec<String>, Refusal> {
             _ = inner.rooms.compiled.set(bytes.into());
         }
     }
-    room.leave().await;
     Ok(held.unwrap_or_default())
 }
 
@@ -81,9 +80,7 @@ pub(super) async fn ask(
     let work = async {
         let room = inner.rooms.open(&kind).await.map_err(|_| no_room())?;
         lay_out(&room, files).map_err(|why| internal(why.to_string()))?;
-        let said = answer_of(&room, room::bare(&kind, command), time).await;
-        room.leave().await;
-        said
+        answer_of(&room, room::bare(&kind, command), time).await
     };
     let late =
         || Refusal::new(code::Code::InitError, format!("there was no answer within {} s", time.as_secs()));

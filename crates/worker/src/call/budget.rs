@@ -1,6 +1,7 @@
-//! What files of all calls together may take of our memory on their way in and out: whoever wants more at once waits. The time
-//! of the call goes on meanwhile.
+//! What files of all calls together may take of our memory on their way in, or on their way out: whoever wants more at once
+//! waits. The time of the call goes on meanwhile.
 
+use bytes::Bytes;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -30,6 +31,24 @@ impl Budget {
     }
 }
 
+impl Lease {
+    /// Bytes that have it for as long as anybody has them.
+    pub(crate) fn over(self, bytes: Vec<u8>) -> Bytes {
+        Bytes::from_owner(Leased { bytes, _lease: self })
+    }
+}
+
+struct Leased {
+    bytes: Vec<u8>,
+    _lease: Lease,
+}
+
+impl AsRef<[u8]> for Leased {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,5 +71,11 @@ mod tests {
         drop(half);
         assert!(!waits(budget.lease(u64::MAX)).await, "more than all is all");
         assert!(!waits(budget.lease(0)).await);
+        let bytes = budget.lease(MOST).await.over(vec![1, 2]);
+        let piece = bytes.slice(1..);
+        drop(bytes);
+        assert!(waits(budget.lease(1)).await, "{piece:?} is still there");
+        drop(piece);
+        assert!(!waits(budget.lease(1)).await);
     }
 }

@@ -2,11 +2,15 @@
 
 use super::*;
 use crate::{
+    artifacts::{
+        self,
+        fake::{self, Does, Fake},
+    },
     tools::{Limits, What},
     wire::{code::Code as ErrorCode, request::Preloaded},
 };
 use serde_json::json;
-use std::{fs, time::Instant};
+use std::{fs, sync::atomic::Ordering, time::Instant};
 
 /// Tools of a test, a place for the engine, and one who calls.
 struct Place {
@@ -22,6 +26,10 @@ impl Place {
     }
 
     fn with(name: &str, code: &str, parked: usize) -> Place {
+        Place::keeping(name, code, parked, Shelf::memory())
+    }
+
+    fn keeping(name: &str, code: &str, parked: usize, shelf: Shelf) -> Place {
         let top = std::env::temp_dir().join(format!("airlock-call-{name}-{}", std::process::id()));
         fs::create_dir_all(top.join("tools")).unwrap();
         fs::write(top.join("tools/tool.py"), code).unwrap();
@@ -33,7 +41,6 @@ impl Place {
             parked_bytes: 1 << 30,
             spares: 0,
         };
-        let shelf = Shelf::memory();
         let caller = Caller::new(engine.clone(), shelf.clone(), None, settings);
         Place { top, caller, engine, shelf }
     }
@@ -291,11 +298,13 @@ async fn a_call_ends_with_its_time_and_when_it_is_cancelled() {
     };
     let (done, ()) = tokio::join!(call, both);
     assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
-    // One that nobody waits for any more ends, too: `close` sees to it that nothing is left.
-    let (_cancel, cancelled) = watch::channel(false);
-    let (statuses, _said) = mpsc::channel(10);
-    let call = place.caller.carry_out(place.order("sleeps", json!({"mark": 1})), cancelled, statuses);
-    assert!(tokio::time::timeout(Duration::from_millis(300), call).await.is_err());
+    // One that nobody waits for any more ends, too, however far it is: `close` sees to it that nothing is left.
+    for time in [300, 60, 20, 5, 1] {
+        let (_cancel, cancelled) = watch::channel(false);
+        let (statuses, _said) = mpsc::channel(10);
+        let call = place.caller.carry_out(place.order("sleeps", json!({"mark": 1})), cancelled, statuses);
+        assert!(tokio::time::timeout(Duration::from_millis(time), call).await.is_err());
+    }
     place.close().await;
 }
 
@@ -329,6 +338,66 @@ async fn the_outcome_waits_for_no_tool_that_is_asked_to_end() {
     assert_eq!(said.first().map(String::as_str), Some("ready"));
     place.close().await;
     assert!(!is_running(&mark), "and is gone");
+}
+
+/// Waits for something that can be looked at only.
+async fn until(is_so: impl Fn() -> bool) {
+    let waiting = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap();
+}
+
+/// Calls a tool that does not end when it is asked, and cancels that once it runs.
+async fn cancel_stubborn(place: &Place, mark: &str, meanwhile: impl Future<Output = ()>) -> Done {
+    let (cancel, cancelled) = watch::channel(false);
+    let (statuses, mut said) = mpsc::channel(10);
+    let call = place.caller.carry_out(place.order("stubborn", json!({"mark": mark})), cancelled, statuses);
+    let meanwhile = async {
+        assert_eq!(said.recv().await.as_deref(), Some("ready"));
+        cancel.send_replace(true);
+        meanwhile.await;
+    };
+    let both = async { tokio::join!(call, meanwhile).0 };
+    tokio::time::timeout(Duration::from_secs(30), both).await.unwrap()
+}
+
+#[tokio::test]
+async fn no_tool_is_asked_late_and_no_outcome_waits_because_others_are_ending() {
+    let place = Place::new("ending", TOOLS);
+    let boxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
+    place.caller.prepare().await.unwrap();
+    until(|| boxes() == 0).await;
+    let (mark, rooms) = (format!("ending{}", std::process::id()), &place.caller.0.rooms);
+    success(&place.call("number", json!({})).await);
+    until(|| boxes() == 0).await;
+    // As many end as may at once, and none of them is done.
+    let open = async {
+        until(|| boxes() == 1).await;
+        rooms.ending.clone().acquire_many_owned(room::MOST_ENDING as u32).await.unwrap()
+    };
+    let asked = until(|| is_running(&mark));
+    let (done, ending) = tokio::join!(cancel_stubborn(&place, &mark, asked), open);
+    assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
+    until(|| !is_running(&mark)).await;
+    assert_eq!(boxes(), 1, "its box waits for its turn");
+    // Nobody gets another before it.
+    let freed = async {
+        tokio::task::yield_now().await;
+        assert_eq!(boxes(), 1);
+        drop(ending);
+    };
+    success(&tokio::join!(place.call("number", json!({})), freed).0);
+    until(|| boxes() == 0).await;
+    // As many have their grace as may have it at once: others do not wait until those are gone.
+    let graces = rooms.in_grace.clone().acquire_many_owned(room::MOST_IN_GRACE as u32).await.unwrap();
+    let done = cancel_stubborn(&place, &mark, async {}).await;
+    assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
+    until(|| boxes() == 0).await;
+    drop(graces);
+    place.close().await;
 }
 
 #[tokio::test]
@@ -502,21 +571,91 @@ async fn files_of_one_name_and_large_ones_are_put_in_place() {
 #[tokio::test]
 async fn a_file_that_does_not_come_is_no_tool_that_was_too_slow() {
     let place = Place::new("no-file", FILES);
-    // All that files may take is taken, so that no store is asked.
-    let held = place.caller.0.budget.lease(u64::MAX).await;
+    keep(&place, "late.txt", "here").await;
+    let held = place.caller.0.inputs.lease(u64::MAX).await;
     let order = || {
         let mut order = place.order("writes", json!({}));
         order.time = Duration::from_secs(3);
-        let reference = crate::wire::request::Reference { filename: "late.txt".to_owned(), version: None };
-        order.invoke.references.insert("x".to_owned(), reference);
+        order.invoke.references.insert("x".to_owned(), reference("late.txt"));
         order
     };
     let (code, message) = refused(&place.carry_out(order()).await.0);
     assert_eq!(code, ErrorCode::ArtifactError);
-    assert!(message.contains("was not there after"), "{message}");
+    assert!(message.contains("files of other calls took the memory for its 4 bytes"), "{message}");
     drop(held);
-    let (_, message) = refused(&place.carry_out(order()).await.0);
-    assert!(message.contains("no such file"), "the control: {message}");
+    success(&place.carry_out(order()).await.0);
+    place.close().await;
+    // A store that is silent.
+    let store = Fake::serve(|_| Does::Hang);
+    let place = Place::keeping("no-store", FILES, 0, in_bucket(&store));
+    let mut order = place.order("writes", json!({}));
+    order.time = Duration::from_secs(3);
+    order.invoke.references.insert("x".to_owned(), reference("late.txt"));
+    let (code, message) = refused(&place.carry_out(order).await.0);
+    assert_eq!(code, ErrorCode::ArtifactError);
+    assert!(message.contains("the store did not answer within"), "{message}");
+    place.close().await;
+}
+
+fn reference(name: &str) -> crate::wire::request::Reference {
+    crate::wire::request::Reference { filename: name.to_owned(), version: None }
+}
+
+fn in_bucket(store: &Fake) -> Shelf {
+    let (place, sharing) = (artifacts::Place::Bucket(store.remote()), artifacts::Sharing::App);
+    Shelf::open(artifacts::Settings { place, sharing }).unwrap()
+}
+
+/// Puts a file where calls find it.
+async fn keep(place: &Place, name: &str, text: &'static str) {
+    let scope =
+        artifacts::Scope { app: "app".to_owned(), user: "user".to_owned(), session: "session".to_owned() };
+    place.shelf.save(&scope, name, "text/plain", text.into()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_takes_what_it_has_of_the_memory_for_files_and_what_goes_out_has_its_own() {
+    let place = Place::new("small", FILES);
+    keep(&place, "small.txt", "small").await;
+    let order = || {
+        let mut order = place.order("reads", json!({"name": "small.txt"}));
+        order.time = Duration::from_secs(5);
+        order.invoke.references.insert("x".to_owned(), reference("small.txt"));
+        order
+    };
+    let held = place.caller.0.inputs.lease(budget::MOST - (64 << 10)).await;
+    assert_eq!(success(&place.carry_out(order()).await.0).0["content"], "small");
+    let rest = place.caller.0.inputs.lease(64 << 10).await;
+    assert_eq!(refused(&place.carry_out(order()).await.0).0, ErrorCode::ArtifactError, "the control");
+    let order = Order { time: Duration::from_secs(5), ..place.order("writes", json!({})) };
+    assert_eq!(success(&place.carry_out(order).await.0).1, ["a.txt", "b.json"]);
+    drop((held, rest));
+    place.close().await;
+}
+
+#[tokio::test]
+async fn a_call_is_cancelled_while_its_files_are_kept() {
+    let (is_silent, empty) = (Arc::new(AtomicBool::new(false)), Default::default());
+    let silent = is_silent.clone();
+    let store = Fake::serve(move |asked| match asked.method.as_str() {
+        _ if silent.load(Ordering::SeqCst) => Does::Hang,
+        "PUT" => Does::Answer(200, String::new()),
+        _ => fake::bucket(&empty, asked),
+    });
+    let place = Place::keeping("keeping", FILES, 0, in_bucket(&store));
+    let done = place.call("writes", json!({})).await;
+    assert_eq!(success(&done).1, ["a.txt", "b.json"], "the control");
+    is_silent.store(true, Ordering::SeqCst);
+    let before = store.count();
+    let (cancel, cancelled) = watch::channel(false);
+    let (statuses, _said) = mpsc::channel(10);
+    let call = place.caller.carry_out(place.order("writes", json!({})), cancelled, statuses);
+    let meanwhile = async {
+        until(|| store.count() > before).await;
+        cancel.send_replace(true);
+    };
+    let (done, ()) = tokio::join!(call, meanwhile);
+    assert!(matches!(done.outcome, Outcome::Cancelled), "{done:?}");
     place.close().await;
 }
 

@@ -129,8 +129,10 @@ struct Inner {
     settings: Settings,
     warm: Arc<Warm>,
     spares: Arc<Spares>,
-    /// What files of all calls may take of our memory.
-    budget: Budget,
+    /// What files of all calls may take of our memory on their way in.
+    inputs: Budget,
+    /// The same on their way out, apart: who waits for his files to come in holds up nobody who is done.
+    outputs: Budget,
     /// Whether it was told that two writers may get one version.
     is_weakness_told: AtomicBool,
 }
@@ -149,7 +151,8 @@ impl Caller {
             settings,
             warm,
             spares,
-            budget: Budget::new(),
+            inputs: Budget::new(),
+            outputs: Budget::new(),
             is_weakness_told: AtomicBool::new(false),
         }))
     }

@@ -5,8 +5,8 @@
 //! which the tool wrote would lose it in silence.
 
 use super::{
-    budget::{self, Budget},
-    handle::{self, Workspace},
+    budget::{self, Budget, Lease},
+    handle::{self, Unread, Workspace},
     places,
     result::Said,
     stage::shown,
@@ -26,6 +26,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
+    time::Instant,
 };
 
 /// Files of one call, and names that are looked at for them.
@@ -60,6 +61,16 @@ pub(crate) struct Found {
     told: BTreeMap<String, Told>,
     /// What was left out.
     pub(crate) notes: Vec<String>,
+}
+
+/// Where files are kept, and until when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target<'a> {
+    pub(crate) workspace: &'a Workspace,
+    pub(crate) shelf: &'a Shelf,
+    pub(crate) scope: &'a Scope,
+    pub(crate) budget: &'a Budget,
+    pub(crate) until: Instant,
 }
 
 /// Looks what there is. Takes the contents of data objects out of the result that become files.
@@ -119,13 +130,7 @@ impl Found {
     }
 
     /// Keeps them one by one, in the order of their names: so no more than one is in memory, within the budget of all calls.
-    pub(crate) async fn keep(
-        mut self,
-        workspace: &Workspace,
-        shelf: &Shelf,
-        scope: &Scope,
-        budget: &Budget,
-    ) -> Result<Vec<CreatedArtifact>, Refusal> {
+    pub(crate) async fn keep(mut self, to: Target<'_>) -> Result<Vec<CreatedArtifact>, Refusal> {
         let mut told = std::mem::take(&mut self.told);
         // The file is what the tool wrote last; what came with the result stands in for one that is not there.
         let carried: Vec<_> =
@@ -138,10 +143,11 @@ impl Found {
         let mut all = all.into_iter();
         while let Some(name) = all.next() {
             let told = told.remove(&name).unwrap_or_default();
-            let size = self.size(&name, &told).min(LARGEST_FILE.min(left));
-            let _lease = budget.lease(size + GROWTH).await;
-            let saved = self.keep_one(workspace, shelf, scope, name, told, (size + GROWTH).min(left)).await;
-            let artifact = saved.map_err(|refusal| behind(refusal, &kept, all.by_ref()))?;
+            let saved = self.keep_one(to, &name, told, left).await.map_err(|why| {
+                let why = format!("the tool's file `{}` cannot be kept: {why}", shown(&name));
+                behind(refuse(why), &kept, all.by_ref())
+            });
+            let artifact = saved?;
             left -= artifact.size_bytes.min(left);
             kept.push(artifact);
         }
@@ -158,31 +164,52 @@ impl Found {
 
     async fn keep_one(
         &self,
-        workspace: &Workspace,
-        shelf: &Shelf,
-        scope: &Scope,
-        name: String,
-        told: Told,
+        to: Target<'_>,
+        name: &str,
+        mut told: Told,
         left: u64,
-    ) -> Result<CreatedArtifact, Refusal> {
-        let bad = |why: String| refuse(format!("the tool's file `{}` cannot be kept: {why}", shown(&name)));
-        let bytes = match self.folder.as_ref().filter(|_| self.names.contains(&name)) {
-            Some(folder) => {
-                let (workspace, folder, name) = (workspace.clone(), folder.clone(), name.clone());
-                let read = move || workspace.read(folder.as_fd(), &name, LARGEST_FILE.min(left));
-                let read = tokio::task::spawn_blocking(read).await;
-                read.map_err(|error| bad(error.to_string()))?.map_err(|why| bad(why.to_string()))?
-            }
-            None => told.content.unwrap_or_default(),
-        };
-        let mime_type = told.mime_type.unwrap_or_else(|| by_extension(&name).to_owned());
-        let size_bytes = bytes.len() as u64;
-        if size_bytes > left {
-            return Err(bad(format!("all files together may have {LARGEST_ALL} bytes")));
+    ) -> Result<CreatedArtifact, String> {
+        let size = self.size(name, &told);
+        // Before it waits for memory that it will not need.
+        if size > LARGEST_FILE {
+            return Err(Unread::TooLarge { size, most: LARGEST_FILE }.to_string());
         }
-        let saved = shelf.save(scope, &name, &mime_type, Bytes::from(bytes)).await;
-        let version = saved.map_err(|error| bad(error.to_string()))?;
-        Ok(CreatedArtifact { filename: name, version, mime_type, size_bytes, description: told.description })
+        if size > left {
+            return Err(format!("all files together may have {LARGEST_ALL} bytes"));
+        }
+        let most = (size + GROWTH).min(left).min(LARGEST_FILE);
+        let lease = tokio::time::timeout_at(to.until.into(), to.budget.lease(most)).await;
+        let lease =
+            lease.map_err(|_| "its time was up before files of other calls left memory for it".to_owned())?;
+        let mime_type = told.mime_type.take().unwrap_or_else(|| by_extension(name).to_owned());
+        let description = told.description.take();
+        let save = async {
+            let bytes = self.read(to.workspace, name, told, most, lease).await?;
+            let size_bytes = bytes.len() as u64;
+            let saved = to.shelf.save(to.scope, name, &mime_type, bytes).await;
+            Ok::<_, String>((saved.map_err(|error| error.to_string())?, size_bytes))
+        };
+        let saved = tokio::time::timeout_at(to.until.into(), save).await;
+        let (version, size_bytes) =
+            saved.map_err(|_| "its time was up while the store took it, so it may be there".to_owned())??;
+        Ok(CreatedArtifact { filename: name.to_owned(), version, mime_type, size_bytes, description })
+    }
+
+    async fn read(
+        &self,
+        workspace: &Workspace,
+        name: &str,
+        told: Told,
+        most: u64,
+        lease: Lease,
+    ) -> Result<Bytes, String> {
+        let Some(folder) = self.folder.as_ref().filter(|_| self.names.contains(name)) else {
+            return Ok(lease.over(told.content.unwrap_or_default()));
+        };
+        let (workspace, folder, name) = (workspace.clone(), folder.clone(), name.to_owned());
+        let read = move || workspace.read(folder.as_fd(), &name, most).map(|bytes| lease.over(bytes));
+        let read = tokio::task::spawn_blocking(read).await;
+        read.map_err(|error| error.to_string())?.map_err(|why| why.to_string())
     }
 }
 
@@ -291,6 +318,10 @@ fn by_extension(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::artifacts::{
+        self,
+        fake::{self, Does, Fake},
+    };
     use serde_json::json;
 
     fn of(mut objects: Value) -> (Value, Result<BTreeMap<String, Told>, Refusal>) {
@@ -344,6 +375,53 @@ mod tests {
         assert_eq!(both, "`b` cannot be kept. Kept were `a`. Not kept either: `c`, `d`");
         let many = told(&[], (10..30).map(|number| number.to_string()).collect());
         assert!(many.ends_with("`19` and 10 more"), "{many}");
+    }
+
+    #[tokio::test]
+    async fn when_time_runs_out_it_is_told_what_was_kept_before() {
+        let top = std::env::temp_dir().join(format!("airlock-output-{}", std::process::id()));
+        std::fs::create_dir_all(top.join(places::OUTPUT)).unwrap();
+        for (name, size) in [("a", 1), ("b", 3 << 20), ("c", 1)] {
+            std::fs::write(top.join(places::OUTPUT).join(name), vec![0; size]).unwrap();
+        }
+        let workspace = Workspace::new(std::fs::File::open(&top).unwrap().into(), None);
+        let found = || {
+            let mut said = Said { result: Map::new(), artifacts: Value::Null };
+            find(&workspace, &mut said).unwrap()
+        };
+        let scope = Scope { app: "a".to_owned(), user: "u".to_owned(), session: "s".to_owned() };
+        let (budget, memory) = (Budget::new(), Shelf::memory());
+        let to = |shelf, seconds| {
+            let until = Instant::now() + std::time::Duration::from_secs(seconds);
+            Target { workspace: &workspace, shelf, scope: &scope, budget: &budget, until }
+        };
+        // There is room for small ones only.
+        let held = budget.lease(budget::MOST - (2 << 20)).await;
+        let refusal = found().keep(to(&memory, 3)).await.unwrap_err();
+        let why = "its time was up before files of other calls left memory for it";
+        let told = format!("the tool's file `b` cannot be kept: {why}. Kept were `a`. Not kept either: `c`");
+        assert_eq!((refusal.code, refusal.message), (Code::ArtifactError, told));
+        drop(held);
+        let names =
+            |kept: Vec<CreatedArtifact>| kept.into_iter().map(|file| file.filename).collect::<Vec<_>>();
+        assert_eq!(names(found().keep(to(&memory, 60)).await.unwrap()), ["a", "b", "c"], "the control");
+        // A store that stops in the middle.
+        let nothing = BTreeMap::new();
+        let store = Fake::serve(move |asked| match asked.method.as_str() {
+            "PUT" if asked.path.contains("/b/") => Does::Hang,
+            "PUT" => Does::Answer(200, String::new()),
+            _ => fake::bucket(&nothing, asked),
+        });
+        let settings = artifacts::Settings {
+            place: artifacts::Place::Bucket(store.remote()),
+            sharing: artifacts::Sharing::App,
+        };
+        let bucket = Shelf::open(settings).unwrap();
+        let refusal = found().keep(to(&bucket, 5)).await.unwrap_err();
+        let why = "its time was up while the store took it, so it may be there";
+        let told = format!("the tool's file `b` cannot be kept: {why}. Kept were `a`. Not kept either: `c`");
+        assert_eq!((refusal.code, refusal.message), (Code::ArtifactError, told));
+        std::fs::remove_dir_all(top).unwrap();
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::{
     tools::{Code, Limits, What},
 };
 use engine::{Engine, Exec, Session, SessionState};
-use spec::{ErrorInfo, ExecRequest, Id, Network, Policy, RunRequest, SessionRequest};
+use spec::{ErrorInfo, ExecRequest, Id, Network, Policy, RunRequest, SessionRequest, SessionSpec};
 use std::{
     ffi::OsString,
     io,
@@ -21,12 +21,23 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
-use tokio::{net::UnixListener, runtime::Handle, sync::Semaphore, task::JoinSet};
+use tokio::{
+    net::UnixListener,
+    runtime::Handle,
+    sync::{Semaphore, oneshot},
+    task::JoinSet,
+};
 
 /// Our runner.
 pub(super) const RUNNER: &[u8] = include_bytes!("../runner/runner.py");
-/// Boxes that are being ended; with more, calls wait for them before they answer.
-const MOST_ENDING: usize = 16;
+/// Boxes that are being ended at once; others wait, and with them whoever wants a new box.
+pub(super) const MOST_ENDING: usize = 16;
+/// Boxes whose program has its whole grace; in others it has the short one.
+pub(super) const MOST_IN_GRACE: usize = 16;
+/// What a program has to end by itself after SIGTERM.
+const GRACE: Duration = Duration::from_secs(2);
+/// No longer than its call waits for its last words: so those are no more than there are calls.
+pub(super) const SHORT_GRACE: Duration = Duration::from_millis(500);
 /// Of each stream of a program, the beginning that is kept, and the end.
 pub(super) const KEPT: usize = 16 << 10;
 
@@ -57,7 +68,8 @@ pub(crate) struct Rooms {
     /// The runner as the interpreter compiled it, once it has.
     pub(super) compiled: OnceLock<Arc<[u8]>>,
     pub(super) is_compiling: AtomicBool,
-    ending: Arc<Semaphore>,
+    pub(super) ending: Arc<Semaphore>,
+    pub(super) in_grace: Arc<Semaphore>,
     behind: Mutex<JoinSet<()>>,
 }
 
@@ -84,6 +96,7 @@ impl Rooms {
             compiled: OnceLock::new(),
             is_compiling: AtomicBool::new(false),
             ending: Arc::new(Semaphore::new(MOST_ENDING)),
+            in_grace: Arc::new(Semaphore::new(MOST_IN_GRACE)),
             behind: Mutex::default(),
         })
     }
@@ -95,8 +108,17 @@ impl Rooms {
 
     /// A box with an empty work folder and what every call has in it.
     pub(crate) async fn open(self: &Arc<Rooms>, kind: &Kind) -> Result<Room, NoRoom> {
+        // Behind those that wait for their end: so there are never many more boxes than calls.
+        drop(self.ending.acquire().await);
         let request = self.request(kind);
         let spec = self.policy.admit_session(request).map_err(ErrorInfo::from)?;
+        // Not by who may be gone meanwhile: then it is ended like others, and `close` waits for it.
+        let ((ready, made), rooms) = (oneshot::channel(), self.clone());
+        self.behind(async move { drop(ready.send(rooms.make(spec).await)) });
+        made.await.map_err(io::Error::other)?
+    }
+
+    async fn make(self: Arc<Rooms>, spec: SessionSpec) -> Result<Room, NoRoom> {
         let session = self.engine.open_session(spec).await?;
         // From here on it is ended, whatever fails.
         let (runner, rooms) = (places::SOURCE, self.clone());
@@ -294,30 +316,16 @@ impl Room {
         }
     }
 
-    /// Leaves it to be ended behind; waits only if too many are.
-    pub(crate) async fn leave(mut self) {
-        let place = self.rooms.ending.clone().acquire_owned().await;
-        if let Some(session) = self.session.take() {
-            self.rooms.behind(async move {
-                session.end().await;
-                drop(place);
-            });
-        }
-    }
-}
-
-impl Room {
-    /// Asks a program of it to end, makes it after `grace`, and ends the box, all of it behind.
-    pub(crate) async fn leave_to_stop(mut self, exec: Exec, grace: Duration) {
-        // Counted: whoever cancels a lot does not fill the machine with boxes that still have their grace.
-        let place = self.rooms.ending.clone().acquire_owned().await;
-        if let Some(session) = self.session.take() {
-            self.rooms.behind(async move {
-                exec.stop(grace).await;
-                session.end().await;
-                drop(place);
-            });
-        }
+    /// Asks a program of it to end, makes it after its grace, and ends the box, all of it behind. Nobody waits for it: with too
+    /// many at once, those that come later have less grace.
+    pub(crate) fn leave_to_stop(self, exec: Exec) {
+        let rooms = self.rooms.clone();
+        let place = rooms.in_grace.clone().try_acquire_owned().ok();
+        let grace = if place.is_some() { GRACE } else { SHORT_GRACE };
+        rooms.behind(async move {
+            exec.stop(grace).await;
+            drop((place, self));
+        });
     }
 }
 

@@ -1,7 +1,9 @@
 //! How an order is carried out: a box and the files, then the tool until it ends or its time does, then what it left.
 
 use super::{
-    Done, Inner, Order, Outcome, arguments, ask, output, places,
+    Done, Inner, Order, Outcome, arguments, ask,
+    output::{self, Target},
+    places,
     result::{self, Said},
     room::{self, Kind, NoRoom, Room},
     stage::{Plan, Source, Unstaged},
@@ -18,7 +20,7 @@ use crate::{
         request::Invoke,
     },
 };
-use engine::{Exec, ExecResult};
+use engine::{Exec, ExecResult, SessionState, Unread};
 use serde_json::{Map, Value};
 use spec::{LimitName, Status, Stream};
 use std::{
@@ -31,9 +33,8 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-/// What a tool has to end by itself after SIGTERM. Nobody waits for it but for its last words, and for those not long.
-const GRACE: Duration = Duration::from_secs(2);
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// What is waited for the last words of a tool that was asked to end.
+const LAST_WORDS: Duration = room::SHORT_GRACE;
 /// What its files may take to be kept, beyond its time: less than its asker's patience.
 const LONGEST_KEEPING: Duration = Duration::from_secs(7);
 /// What a question to a model that is under way may take to be given up.
@@ -74,6 +75,21 @@ struct Running {
     statuses: Statuses,
     /// Answers for models, as long as the tool runs.
     models: Option<Listening>,
+    /// How one that was ready was told of the call.
+    told: Option<Told>,
+}
+
+/// The line that tells of a call, and where it lies until somebody reads it.
+struct Told {
+    bytes: u64,
+    input: Unread,
+}
+
+impl Told {
+    /// Whether nobody has read any of it.
+    fn is_unread(&self) -> bool {
+        self.input.bytes() == Some(self.bytes)
+    }
 }
 
 impl Done {
@@ -125,18 +141,44 @@ impl Call<'_> {
     async fn go(&mut self) -> Result<Kept, Outcome> {
         let most = self.most_staged();
         let mut plan = Plan::of(&mut self.invoke, most).map_err(Outcome::Refused)?;
+        let mut parked = self.inner.warm.take(&self.kind);
+        let (room, ended) = loop {
+            if let Some(ended) = self.run(&mut plan, parked.take()).await? {
+                break ended;
+            }
+        };
+        if ended.status != Status::Succeeded {
+            let state = room.end().await;
+            return Err(Outcome::Refused(self.failed(state, ended)));
+        }
+        self.done.limits_hit.extend(ended.limits_hit);
+        let cancelled = is_cancelled(self.cancelled.clone());
+        // The box is ended behind.
+        tokio::select! {
+            biased;
+            () = cancelled => Err(Outcome::Cancelled),
+            kept = self.collect(&room) => kept.map_err(Outcome::Refused),
+        }
+    }
+
+    /// Runs the tool until its end, in what is parked if there is something. None if that ended and never heard of the call.
+    async fn run(
+        &mut self,
+        plan: &mut Plan,
+        parked: Option<Parked>,
+    ) -> Result<Option<(Room, ExecResult)>, Outcome> {
         let stopped = stop(self.until, self.cancelled.clone());
-        let Running { room, exec, mut statuses, models } = tokio::select! {
+        let Running { room, exec, mut statuses, models, told } = tokio::select! {
             biased;
             // What was made until then is ended behind.
             why = stopped => return Err(self.stopped(why)),
-            started = self.start(&mut plan) => started.map_err(Outcome::Refused)?,
+            started = self.start(plan, parked) => started.map_err(Outcome::Refused)?,
         };
         let ended = match self.attend(&exec, &mut statuses).await {
             Ok(result) => Ok((room, result)),
             Err(why) => {
                 // It is asked to end at once. Its last words are waited for, its end is not.
-                room.leave_to_stop(exec.clone(), GRACE).await;
+                room.leave_to_stop(exec.clone());
                 tokio::select! {
                     _ = tokio::time::timeout(LAST_WORDS, exec.wait()) => {}
                     never = statuses.forward(&self.statuses) => match never {},
@@ -149,24 +191,23 @@ impl Call<'_> {
         self.listen(&exec);
         self.settle(models, if ended.is_ok() { LONGEST_SETTLING } else { SHORT_SETTLING }).await;
         let (room, ended) = ended.map_err(|why| self.stopped(why))?;
-        if ended.status != Status::Succeeded {
-            return Err(Outcome::Refused(self.failed(room, ended).await));
+        match told.filter(Told::is_unread) {
+            Some(told) => self.unheard(told, room, ended).await,
+            None => Ok(Some((room, ended))),
         }
-        self.done.limits_hit.extend(ended.limits_hit);
-        let (cancelled, until) = (self.cancelled.clone(), self.until + LONGEST_KEEPING);
-        let kept = tokio::select! {
-            biased;
-            why = stop(until, cancelled) => Err(match why {
-                Stop::Cancelled => Outcome::Cancelled,
-                Stop::Time => {
-                    let why = "the tool's files could not be kept in time";
-                    Outcome::Refused(Refusal::new(code::Code::ArtifactError, why))
-                }
-            }),
-            kept = self.collect(&room) => kept.map_err(Outcome::Refused),
-        };
-        room.leave().await;
-        kept
+    }
+
+    /// One that ended with the line unread. With its box everybody is gone who could still read it: if it lies there then, it
+    /// is certain that nobody began the call.
+    async fn unheard<T>(&mut self, told: Told, room: Room, ended: ExecResult) -> Result<Option<T>, Outcome> {
+        let state = room.end().await;
+        let has_asked = self.done.spent.as_ref().is_some_and(|spent| spent.questions > 0);
+        if has_asked || !told.is_unread() {
+            return Err(Outcome::Refused(self.failed(state, ended)));
+        }
+        self.done.was_warm = false;
+        self.done.notes.push("a parked interpreter ended before it heard of the call".to_owned());
+        Ok(None)
     }
 
     fn stopped(&self, why: Stop) -> Outcome {
@@ -177,8 +218,8 @@ impl Call<'_> {
     }
 
     /// Until the tool runs: an interpreter that is ready, or a box of its own.
-    async fn start(&mut self, plan: &mut Plan) -> Result<Running, Refusal> {
-        if let Some(parked) = self.inner.warm.take(&self.kind)
+    async fn start(&mut self, plan: &mut Plan, parked: Option<Parked>) -> Result<Running, Refusal> {
+        if let Some(parked) = parked
             && let Some(running) = self.wake(parked, plan).await?
         {
             return Ok(running);
@@ -190,12 +231,11 @@ impl Call<'_> {
     /// Hands a call to an interpreter that waits; none if it cannot be used, and then it has not been told anything.
     async fn wake(&mut self, parked: Parked, plan: &mut Plan) -> Result<Option<Running>, Refusal> {
         let Parked { room, exec, statuses, socket, .. } = parked;
+        let line = room::line(&places::inside(places::ARGUMENTS));
+        let input = exec.unread().await;
         let handed = match self.put(&room, plan).await {
             // Nobody in it saw how its files came. It goes on only for the call.
-            Ok(()) => {
-                room.resume().await.is_ok()
-                    && exec.write(&room::line(&places::inside(places::ARGUMENTS))).await.is_ok()
-            }
+            Ok(()) => room.resume().await.is_ok() && exec.write(&line).await.is_ok(),
             Err(Unstaged::File(why)) => return Err(why),
             Err(Unstaged::Place(why)) => {
                 self.done.notes.push(format!("a parked interpreter could not be used: {}", why.message));
@@ -205,7 +245,8 @@ impl Call<'_> {
         self.done.was_warm = handed;
         exec.close_input();
         let models = if handed { self.answer_for_models(&room, socket) } else { None };
-        Ok(handed.then_some(Running { room, exec, statuses, models }))
+        let told = input.map(|input| Told { bytes: line.len() as u64, input });
+        Ok(handed.then_some(Running { room, exec, statuses, models, told }))
     }
 
     async fn begin(&mut self, room: Room, plan: &mut Plan) -> Result<Running, Refusal> {
@@ -222,14 +263,14 @@ impl Call<'_> {
         };
         let exec = room.start(command, false).await.map_err(|why| self.no_room(&why))?;
         let models = self.answer_for_models(&room, socket);
-        Ok(Running { room, exec, statuses, models })
+        Ok(Running { room, exec, statuses, models, told: None })
     }
 
     /// Puts files and arguments into place.
     async fn put(&mut self, room: &Room, plan: &mut Plan) -> Result<(), Unstaged> {
         let workspace = room.workspace().map_err(|_| Unstaged::Place(no_room()))?;
-        let Inner { shelf, budget, .. } = self.inner;
-        let from = Source { shelf, scope: &self.scope(), budget, until: self.until };
+        let Inner { shelf, inputs, .. } = self.inner;
+        let from = Source { shelf, scope: &self.scope(), budget: inputs, until: self.until };
         let staged = plan.put(workspace, from).await?;
         self.done.bytes_in = staged.bytes;
         let arguments = match self.arguments.take() {
@@ -291,7 +332,7 @@ impl Call<'_> {
         self.done.stderr = printed(exec, Stream::Stderr);
     }
 
-    /// The result, and the files.
+    /// The result, and the files, which say themselves when their time is up.
     async fn collect(&mut self, room: &Room) -> Result<Kept, Refusal> {
         let workspace = room.workspace().map_err(|why| self.no_room(&why))?.clone();
         let (most, handle) = (self.inner.settings.largest_result as u64, workspace.clone());
@@ -300,14 +341,17 @@ impl Call<'_> {
             let found = output::find(&handle, &mut said)?;
             Ok::<_, Refusal>((said, found))
         };
-        let read = tokio::task::spawn_blocking(read).await;
+        let until = self.until + LONGEST_KEEPING;
+        let read = tokio::time::timeout_at(until.into(), tokio::task::spawn_blocking(read)).await;
+        let read = read.map_err(|_| internal("the tool's result could not be read in time".to_owned()))?;
         let (Said { result, .. }, mut found) = read.map_err(|error| internal(error.to_string()))??;
         self.done.notes.append(&mut found.notes);
         if found.is_empty() {
             return Ok((result, Vec::new()));
         }
-        let scope = self.scope();
-        let kept = found.keep(&workspace, &self.inner.shelf, &scope, &self.inner.budget).await?;
+        let Inner { shelf, outputs, .. } = self.inner;
+        let (workspace, scope) = (&workspace, &self.scope());
+        let kept = found.keep(Target { workspace, shelf, scope, budget: outputs, until }).await?;
         if let Some(weakness) = self.inner.shelf.weakness()
             && !self.inner.is_weakness_told.swap(true, Ordering::Relaxed)
         {
@@ -316,9 +360,8 @@ impl Call<'_> {
         Ok((result, kept))
     }
 
-    /// Why there is no result. The box is ended first: only then it is known which limits were hit.
-    async fn failed(&mut self, room: Room, result: ExecResult) -> Refusal {
-        let ended = room.end().await;
+    /// Why there is no result. The box has ended before: only then it is known which limits were hit.
+    fn failed(&mut self, ended: Option<SessionState>, result: ExecResult) -> Refusal {
         self.done.limits_hit.extend(result.limits_hit.iter().copied());
         self.done.limits_hit.extend(ended.into_iter().flat_map(|state| state.limits_hit));
         let limits = self.done.limits_hit.iter().filter_map(|limit| named(*limit));
@@ -355,17 +398,18 @@ pub(super) fn internal(message: String) -> Refusal {
 }
 
 /// Until the time is up, or somebody cancels.
-async fn stop(until: Instant, mut cancelled: watch::Receiver<bool>) -> Stop {
-    let is_cancelled = async {
-        // Whoever dropped the other end did not cancel.
-        if cancelled.wait_for(|cancelled| *cancelled).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    };
+async fn stop(until: Instant, cancelled: watch::Receiver<bool>) -> Stop {
     tokio::select! {
         biased;
-        () = is_cancelled => Stop::Cancelled,
+        () = is_cancelled(cancelled) => Stop::Cancelled,
         () = tokio::time::sleep_until(until.into()) => Stop::Time,
+    }
+}
+
+/// Until somebody cancels. Whoever dropped the other end did not.
+async fn is_cancelled(mut cancelled: watch::Receiver<bool>) {
+    if cancelled.wait_for(|cancelled| *cancelled).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
     places,
 };
 use crate::{
-    artifacts::{Scope, Shelf, ShelfError, Version},
+    artifacts::{Scope, Shelf, Version},
     wire::{
         code::{Code, Refusal},
         request::{Invoke, Preloaded, Reference},
@@ -27,8 +27,6 @@ const LONGEST_NAME: usize = 1024;
 const LONGEST_PART: usize = 255;
 /// Folders within folders.
 const DEEPEST: usize = 16;
-/// What is tried first of a file that may be large.
-const SMALL: u64 = 8 << 20;
 /// What is written at once; more is left to another thread.
 const LITTLE: usize = 1 << 20;
 
@@ -169,34 +167,32 @@ impl Plan {
 }
 
 impl Source<'_> {
-    /// A file, and what it takes of the budget. A store that does not answer does not use up the call's time: no tool that was
-    /// never run is said to have been too slow.
+    /// A file, and what it takes of the budget: as much as it has, which the store is asked first.
     async fn load(&self, reference: &Reference, left: u64) -> Result<(Version, Lease), Refusal> {
-        let name = shown(&reference.filename);
-        let time = self.until.saturating_duration_since(Instant::now()) / 2;
-        match tokio::time::timeout(time, self.load_within(reference, left)).await {
-            Ok(Ok(found)) => Ok(found),
-            Ok(Err(error)) => Err(refuse(format!("the file `{name}` cannot be had: {error}"))),
-            Err(_) => {
-                let seconds = time.as_secs_f32();
-                Err(refuse(format!("the file `{name}` cannot be had: it was not there after {seconds:.1} s")))
-            }
+        let Reference { filename, version } = reference;
+        let bad = |why: String| refuse(format!("the file `{}` cannot be had: {why}", shown(filename)));
+        let sized = self.shelf.size(self.scope, filename, *version);
+        let sized = self.in_time(sized, "the store did not answer").await.map_err(bad)?;
+        let (version, size) = sized.map_err(|error| bad(error.to_string()))?;
+        let most = left.min(budget::MOST);
+        if size > most {
+            return Err(bad(format!("it has {size} bytes, and at most {most} are taken")));
         }
+        let otherwise =
+            format!("files of other calls took the memory for its {size} bytes, and gave none back");
+        let lease = self.in_time(self.budget.lease(size), &otherwise).await.map_err(bad)?;
+        let loaded = self.shelf.load(self.scope, filename, Some(version), size);
+        let otherwise = format!("the store did not send its {size} bytes");
+        let loaded = self.in_time(loaded, &otherwise).await.map_err(bad)?;
+        Ok((loaded.map_err(|error| bad(error.to_string()))?, lease))
     }
 
-    /// Most are small, and what a file has is only known when it is there: whatever is no small one is loaded within all that
-    /// it may take.
-    async fn load_within(&self, reference: &Reference, left: u64) -> Result<(Version, Lease), ShelfError> {
-        let most = left.min(budget::MOST);
-        let Reference { filename, version } = reference;
-        if most > SMALL {
-            let lease = self.budget.lease(SMALL).await;
-            if let Ok(found) = self.shelf.load(self.scope, filename, *version, SMALL).await {
-                return Ok((found, lease));
-            }
-        }
-        let lease = self.budget.lease(most).await;
-        Ok((self.shelf.load(self.scope, filename, *version, most).await?, lease))
+    /// Each step has half of what is left of the call's time when it begins: no tool that was never run is said to have been
+    /// too slow.
+    async fn in_time<T>(&self, step: impl Future<Output = T>, otherwise: &str) -> Result<T, String> {
+        let time = self.until.saturating_duration_since(Instant::now()) / 2;
+        let done = tokio::time::timeout(time, step).await;
+        done.map_err(|_| format!("{otherwise} within {:.1} s", time.as_secs_f32()))
     }
 }
 

@@ -99,6 +99,44 @@ async fn one_that_dies_in_its_call_is_not_called_again() {
     place.close().await;
 }
 
+const DEAF: &str = r#"
+import os, select
+hears = os.read
+def dies_before(stream, most):
+    select.select([stream], [], [])
+    os._exit(int(open("/tools/python/status").read()))
+def dies_behind(stream, most):
+    hears(stream, 1)
+    os._exit(5)
+def counts(): return {"pid": os.getpid()}
+os.read = dies_before
+"#;
+
+#[tokio::test]
+async fn one_that_dies_before_it_hears_of_its_call_leads_to_the_cold_path() {
+    let place = Place::with("deaf", DEAF, 1);
+    for status in ["9", "0"] {
+        fs::write(place.top.join("tools/status"), status).unwrap();
+        let done = place.call("counts", json!({})).await;
+        assert!(!done.was_warm && done.notes.is_empty(), "{done:?}");
+        success(&done);
+        until_parked(&place, 1).await;
+        let done = place.call("counts", json!({})).await;
+        success(&done);
+        assert!(!done.was_warm);
+        assert!(done.notes.concat().contains("before it heard of the call"), "{:?}", done.notes);
+        until_parked(&place, 1).await;
+        place.caller.forget(&place.tool("counts").code);
+    }
+    // Who heard any of it may have begun.
+    fs::write(place.top.join("tools/tool.py"), DEAF.replace("= dies_before", "= dies_behind")).unwrap();
+    success(&place.call("counts", json!({})).await);
+    until_parked(&place, 1).await;
+    let done = place.call("counts", json!({})).await;
+    assert_eq!((done.was_warm, refused(&done).0), (true, ErrorCode::ExecutionError), "{:?}", done.notes);
+    place.close().await;
+}
+
 const ASKS: &str = r#"
 import json, socket
 def asks():
