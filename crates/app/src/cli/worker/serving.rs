@@ -76,7 +76,9 @@ fn on_one_line(failure: &Failure) -> String {
 async fn look_at_tools(watching: tools::Settings, caller: &Caller, problems: &mut Vec<String>) -> Catalog {
     let (catalog, mut reports, mut pending) = tools::watch_all(watching, Arc::new(caller.clone()));
     let mut gather = |report: Report| match report {
-        Report::Problem(problem) | Report::Failed { problem, .. } => problems.push(problem.to_string()),
+        Report::Problem(problem) | Report::Kept(problem) | Report::Failed { problem, .. } => {
+            problems.push(problem.to_string());
+        }
         Report::Note(_) => {}
     };
     let is_settled = |now: &Pending| now.as_ref().is_some_and(BTreeSet::is_empty);
@@ -326,6 +328,9 @@ fn tell_reports(mut reports: mpsc::Receiver<Report>, log: Log) -> mpsc::Receiver
                 Report::Note(text) => log.tell(Line::new(Level::Info, "tools").message(text)),
                 Report::Problem(problem) => {
                     log.tell(Line::new(Level::Warn, "manifest").message(problem.to_string()));
+                }
+                Report::Kept(problem) => {
+                    log.tell(Line::new(Level::Warn, "tool_kept").message(problem.to_string()));
                 }
                 Report::Failed { tool, problem } => {
                     log.tell(Line::new(Level::Error, "tool_left_out").message(problem.to_string()));
