@@ -200,6 +200,11 @@ impl Caller {
         self.0.warm.parked()
     }
 
+    /// Why no interpreter is kept ready, if none can be; told once.
+    pub fn trouble(&self) -> Option<String> {
+        self.0.warm.trouble()
+    }
+
     /// Ends what is parked and waits until every box is gone.
     pub async fn close(&self) {
         self.0.warm.close();

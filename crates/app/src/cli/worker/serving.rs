@@ -43,6 +43,8 @@ const MOST_FAILURES: usize = 64;
 pub(super) struct Found {
     pub(super) tools: Catalog,
     pub(super) problems: Vec<String>,
+    /// What is not as it could be, and nobody's mistake.
+    pub(super) notes: Vec<String>,
 }
 
 /// Opens everything as a worker would, looks at every tool, and ends. The broker, stores and servers are not asked.
@@ -56,6 +58,7 @@ pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, 
     problems.extend(check_broker(settings).err().map(|failure| on_one_line(&failure)));
     problems.extend(open_sync(settings).err().map(|failure| on_one_line(&failure)));
     problems.extend(contain(&caller).await.err().map(|failure| on_one_line(&failure)));
+    let notes = caller.trouble().into_iter().collect();
     let tools = match watched(config, settings, &engine) {
         Ok(watching) => look_at_tools(watching, &caller, &mut problems).await,
         Err(failure) => {
@@ -65,7 +68,7 @@ pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, 
     };
     caller.close().await;
     engine.close().await;
-    Ok(Found { tools, problems })
+    Ok(Found { tools, problems, notes })
 }
 
 fn on_one_line(failure: &Failure) -> String {
@@ -158,6 +161,9 @@ async fn start(
     serve_health(health, settings).await?;
     let barriers = contain(caller).await?;
     log.tell(Line::new(Level::Info, "contained").with("barriers", barriers));
+    if let Some(why) = caller.trouble() {
+        log.tell(Line::new(Level::Warn, "none_kept_ready").message(why));
+    }
     bring_tools(settings, &known, log).await?;
     let watching = watched(config, settings, engine)?;
     let (mut catalog, reports) = tools::watch(watching, Arc::new(caller.clone()));
