@@ -58,6 +58,7 @@ pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, 
     problems.extend(check_broker(settings).err().map(|failure| on_one_line(&failure)));
     problems.extend(open_sync(settings).err().map(|failure| on_one_line(&failure)));
     problems.extend(contain(&caller).await.err().map(|failure| on_one_line(&failure)));
+    problems.extend(unasked(config, settings));
     let notes = caller.trouble().into_iter().collect();
     let tools = match watched(config, settings, &engine) {
         Ok(watching) => look_at_tools(watching, &caller, &mut problems).await,
@@ -115,6 +116,9 @@ pub(super) async fn serve(
     let log = Log::on_stderr(settings.log).map_err(|error| failed("cannot start the log", &error))?;
     for notice in &notices {
         log.tell(Line::new(Level::Warn, "setting").message(notice.to_string()));
+    }
+    if let Some(why) = unasked(config, &settings) {
+        log.tell(Line::new(Level::Error, "setting").message(why));
     }
     let (engine, _till) = ledger::open(config, &settings)?;
     ledger::keep(config, engine.clone(), log.clone());
@@ -190,6 +194,12 @@ async fn contain(caller: &Caller) -> Result<Vec<String>, Failure> {
         message: format!("tools cannot be run: {}", refusal.message),
         hint: "`airlock doctor` says what this machine lacks".to_owned(),
     })
+}
+
+/// Why no question of a tool to a model can be answered, where one is configured.
+fn unasked(config: &Config, settings: &Settings) -> Option<String> {
+    let model = settings.calls.model.as_ref()?;
+    ipc::refused_anyway(&config.doors.assembled(), &model.provider, &model.model)
 }
 
 fn unlinked(trouble: Trouble) -> Failure {
