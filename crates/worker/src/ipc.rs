@@ -10,7 +10,10 @@
 mod speech;
 
 use crate::wire::plain;
-use doors::dialect::Dialect;
+use doors::{
+    catalogue::{Catalogue, Target},
+    dialect::Dialect,
+};
 use engine::{Engine, ModelDoor};
 use rustix::fs::{AtFlags, Gid, Uid, chownat};
 use serde::Deserialize;
@@ -90,6 +93,8 @@ struct Inner {
 struct Refusal {
     code: i32,
     message: String,
+    /// The door says so, not the model: it is somebody's to mend, and the log names it.
+    is_of_door: bool,
 }
 
 const NO_JSON: i32 = -32700;
@@ -107,7 +112,7 @@ const NOT_ANSWERED: i32 = -32002;
 const TOO_LARGE: i32 = -32003;
 
 fn refusal(code: i32, message: impl Into<String>) -> Refusal {
-    Refusal { code, message: message.into() }
+    Refusal { code, message: message.into(), is_of_door: false }
 }
 
 /// What a tool asks of a model.
@@ -157,6 +162,24 @@ impl Models {
         let task = tokio::spawn(serve(desk, listener, stopped));
         Listening { stop: Some(stop), task }
     }
+}
+
+/// Why every question to this model would be refused, as far as that is seen from what is configured.
+pub fn refused_anyway(catalogue: &Catalogue, provider: &str, model: &str) -> Option<String> {
+    if !catalogue.providers.contains_key(provider) {
+        return Some(format!(
+            "SAM_LLM_PROVIDER: the configuration file has no provider `{provider}`: every question of a tool will be refused"
+        ));
+    }
+    let own = [Target { provider: provider.to_owned(), model: model.to_owned() }];
+    let targets = catalogue.models.get(model).map_or(&own[..], Vec::as_slice);
+    let is_priced = |target: &Target| catalogue.prices.price(&target.provider, &target.model).is_some();
+    (!targets.iter().any(is_priced)).then(|| {
+        format!(
+            "SAM_LLM_MODEL: the price of `{model}` is not known, so that no budget can pay for it: every question of a tool \
+             will be refused; say it under [prices.\"{model}\"] in the configuration file"
+        )
+    })
 }
 
 /// A name of its own: what the box of the call spends at its doors is another account.
@@ -305,7 +328,7 @@ fn understood(line: &[u8]) -> Result<(Value, Question), (Value, Refusal)> {
 fn told(id: &Value, answer: &Result<String, Refusal>) -> Vec<u8> {
     let mut said = match answer {
         Ok(text) => json!({"jsonrpc": "2.0", "id": id, "result": {"text": text}}),
-        Err(Refusal { code, message }) => {
+        Err(Refusal { code, message, .. }) => {
             json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})
         }
     }
@@ -342,9 +365,8 @@ impl Desk {
             Ok(answer) => answer,
             Err(_) => Err(refusal(NOT_ANSWERED, "the model did not answer in time")),
         };
-        // The log names it, too: it is somebody's to raise.
-        if let Err(Refusal { code: SPENT, message }) = &answer {
-            way.trouble = Some(message.clone());
+        if let Err(Refusal { message, is_of_door: true, .. }) = &answer {
+            way.trouble = Some(format!("model `{}`: {message}", settings.model));
         }
         answer
     }
@@ -362,10 +384,11 @@ async fn through(door: &ModelDoor, settings: &Settings, question: &Question) -> 
     let dialect: Dialect = door.dialect();
     let asked = speech::request(dialect, settings, question);
     let line = door.connect().await.map_err(|error| not_answered(&error))?;
-    let (status, body) = speech::exchange(line, asked).await.map_err(|error| match error {
-        speech::Broken::TooLarge => refusal(TOO_LARGE, "the model's answer is larger than may be"),
-        speech::Broken::Line(error) => not_answered(&*error),
-    })?;
+    let speech::Answer { status, body, is_of_door } =
+        speech::exchange(line, asked).await.map_err(|error| match error {
+            speech::Broken::TooLarge => refusal(TOO_LARGE, "the model's answer is larger than may be"),
+            speech::Broken::Line(error) => not_answered(&*error),
+        })?;
     if status == 200 {
         return speech::text(dialect, &body).map_err(|why| match why {
             NoText::NoJson => refusal(NOT_ANSWERED, "the model's answer is not what its dialect says"),
@@ -373,11 +396,12 @@ async fn through(door: &ModelDoor, settings: &Settings, question: &Question) -> 
         });
     }
     let message = speech::complaint(&body);
-    Err(match status {
+    let refused = match status {
         402 => refusal(SPENT, message),
         413 => refusal(TOO_LARGE, message),
         _ => refusal(NOT_ANSWERED, format!("{message} (status {status})")),
-    })
+    };
+    Err(Refusal { is_of_door, ..refused })
 }
 
 fn not_answered(error: &dyn std::error::Error) -> Refusal {

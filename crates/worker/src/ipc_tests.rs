@@ -218,14 +218,93 @@ fn with_day(desktop: &Desktop, day: &str) -> Engine {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_provider_refuses_is_told_without_the_key() {
     let desktop = desktop(Dialect::OpenAi);
-    let _listening = desktop.listen(settings());
-    let mut line = desktop.connect().await;
-    for fault in [Fault::ErrorWithKey(401), Fault::Refuse("too_long".into()), Fault::Reset] {
+    for (fault, trouble) in [
+        (Fault::ErrorWithKey(401), Some("refused the credential")),
+        (Fault::ErrorWithKey(403), Some("refused the credential")),
+        (Fault::Refuse("too_long".into()), None),
+        (Fault::Reset, Some("broke")),
+    ] {
+        let listening = desktop.listen(settings());
+        let mut line = desktop.connect().await;
         desktop.provider.next(fault.clone());
         let answer = say(&mut line, &question("1")).await;
         assert_eq!(answer["error"]["code"], NOT_ANSWERED, "{fault:?}: {answer}");
+        assert!(say(&mut line, &question("2")).await["result"]["text"].is_string(), "the control");
+        let told = listening.close().await.trouble;
+        let is_it =
+            |told: &str| trouble.is_some_and(|words| told.contains("model `m`") && told.contains(words));
+        assert!(told.as_deref().map_or(trouble.is_none(), is_it), "{fault:?}: the log has {told:?}");
     }
-    assert!(say(&mut line, &question("2")).await["result"]["text"].is_string(), "the control");
+}
+
+/// What was reserved, in all ledgers of a state folder.
+fn reserved(state: &Path) -> usize {
+    let files = fs::read_dir(state.join("ledger")).unwrap();
+    let texts = files.map(|file| fs::read_to_string(file.unwrap().path()).unwrap());
+    texts.map(|text| text.matches("\"kind\":\"reserve\"").count()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_questions_do_not_fill_the_ledger() {
+    let desktop = desktop(Dialect::OpenAi);
+    for (money, written) in [("0.000000001", 0), ("100", 3)] {
+        let budget = Budget { money: money.parse().ok(), ..Budget::default() };
+        let listening = desktop.listen(Settings { questions: 3, budget, ..settings() });
+        let mut line = desktop.connect().await;
+        for number in 0..50 {
+            if number < written {
+                desktop.provider.next(Fault::ErrorWithKey(401));
+            }
+            assert!(say(&mut line, &question("1")).await["error"].is_object());
+        }
+        listening.close().await;
+        assert_eq!(reserved(&desktop.folder.join("state")), written, "{money}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_day_has_another_ledger_and_the_old_one_goes_when_it_is_old() {
+    let mut desktop = desktop(Dialect::OpenAi);
+    desktop.engine = with_day(&desktop, "100");
+    let state = desktop.folder.join("state-100");
+    let today = spec::Day::of(engine::now());
+    let file = |day| state.join("ledger").join(format!("{}.jsonl", doors::ledger::of_day(day)));
+    for day in [today, spec::Day(today.0 + 1)] {
+        desktop.engine.begin_day(day).unwrap();
+        let listening = desktop.listen(settings());
+        assert!(say(&mut desktop.connect().await, &question("1")).await["result"]["text"].is_string());
+        listening.close().await;
+        let text = fs::read_to_string(file(day)).unwrap();
+        assert_eq!(text.matches("\"kind\":\"reserve\"").count(), 1, "{text}");
+    }
+    // No day comes twice.
+    desktop.engine.begin_day(today).unwrap();
+    let books = engine::usage::Books::open(&state).unwrap();
+    books.refresh().unwrap();
+    let later = spec::Day(today.0 + 2).start().0;
+    assert_eq!(books.retire(&state, 0, later).unwrap(), 0, "nothing is old");
+    assert_eq!(books.retire(&state, later, later).unwrap(), 1, "that of now is in use");
+    assert_eq!((file(today).exists(), file(spec::Day(today.0 + 1)).exists()), (false, true));
+}
+
+#[test]
+fn what_no_question_can_be_answered_for_is_seen_from_what_is_configured() {
+    let mut catalogue = Catalogue::default();
+    let base = "http://127.0.0.1:9".parse().unwrap();
+    let provider = catalogue::Provider::new("p", Dialect::OpenAi, base);
+    catalogue.providers.insert("p".to_owned(), Arc::new(provider));
+    let price = Price { input: 1, output: 1, ..Price::default() };
+    let prices = PriceBook::with(vec![("known".parse().unwrap(), price)], Unknown::default());
+    catalogue.prices = Arc::new(prices);
+    let target = |model: &str| vec![Target { provider: "p".to_owned(), model: model.to_owned() }];
+    catalogue.models.insert("ours".to_owned(), target("known"));
+    catalogue.models.insert("odd".to_owned(), target("nobody-knows"));
+    for (model, is_fine) in [("known", true), ("ours", true), ("nobody-knows", false), ("odd", false)] {
+        let why = refused_anyway(&catalogue, "p", model);
+        assert_eq!(why.is_none(), is_fine, "{model}: {why:?}");
+        assert!(why.is_none_or(|why| why.contains("the price of") && why.contains(model)));
+    }
+    assert!(refused_anyway(&catalogue, "q", "known").unwrap().contains("no provider `q`"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

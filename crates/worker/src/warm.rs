@@ -289,6 +289,22 @@ impl Warm {
         }
     }
 
+    /// Tries with a box in which nothing goes on whether any can be kept still here. Where none can be, none is kept ready: not
+    /// one is made in vain.
+    pub(crate) async fn try_to_stop(&self, room: &Room) {
+        if self.most == 0 {
+            return;
+        }
+        let tried = async {
+            room.pause().await?;
+            room.resume().await
+        };
+        if let Err(why) = tried.await {
+            self.cannot_stop(&why);
+            self.close();
+        }
+    }
+
     async fn try_to_park(&self, kind: &Kind) -> Result<Option<Parked>, NoRoom> {
         let (module, attribute) = match &kind.what {
             Some(What::Function { module, function }) => (module, function),

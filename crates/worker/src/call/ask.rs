@@ -61,6 +61,7 @@ pub(super) async fn prepare(inner: &Inner) -> Result<Vec<String>, Refusal> {
             _ = inner.rooms.compiled.set(bytes.into());
         }
     }
+    inner.warm.try_to_stop(&room).await;
     Ok(held.unwrap_or_default())
 }
 

@@ -211,7 +211,12 @@ impl Caller {
         self.0.warm.parked()
     }
 
-    /// Ends what waits and waits until every box is gone.
+    /// Why no interpreter is kept ready, if none can be; told once.
+    pub fn trouble(&self) -> Option<String> {
+        self.0.warm.trouble()
+    }
+
+    /// Ends what was made ahead and waits until every box is gone.
     pub async fn close(&self) {
         self.0.warm.close();
         self.0.spares.close();

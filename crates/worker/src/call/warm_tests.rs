@@ -137,6 +137,35 @@ async fn one_that_dies_before_it_hears_of_its_call_leads_to_the_cold_path() {
     place.close().await;
 }
 
+#[tokio::test]
+async fn where_nothing_can_be_kept_still_it_is_told_and_none_is_made() {
+    let place = Place::with("unstill", WARM, 4);
+    place.caller.prepare().await.unwrap();
+    assert_eq!(place.caller.trouble(), None, "here it can");
+    let inner = &place.caller.0;
+    let kind = room::Kind {
+        code: Code::default(),
+        profile: Profile::Standard,
+        limits: Limits::default(),
+        what: None,
+    };
+    let room = inner.rooms.open(&kind).await.unwrap();
+    // One that stands still already cannot be stopped.
+    room.pause().await.unwrap();
+    inner.warm.try_to_stop(&room).await;
+    drop(room);
+    let told = place.caller.trouble().unwrap();
+    assert!(told.contains("no interpreter is kept ready"), "{told}");
+    for _ in 0..2 {
+        let done = place.call("counts", json!({"text": "cold"})).await;
+        assert!(!done.was_warm && done.notes.is_empty(), "{:?}", done.notes);
+        success(&done);
+    }
+    inner.rooms.close().await;
+    assert_eq!((place.caller.parked(), inner.warm.largest()), (0, 0), "none was made");
+    place.close().await;
+}
+
 const ASKS: &str = r#"
 import json, socket
 def asks():

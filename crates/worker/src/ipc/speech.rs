@@ -14,6 +14,15 @@ const LARGEST: usize = 4 << 20;
 /// What is told of a provider's complaint, in characters.
 const LONGEST_COMPLAINT: usize = 500;
 
+/// What came back.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: u16,
+    pub(super) body: Bytes,
+    /// The door refused, and no provider was asked, or its answer is not passed on.
+    pub(super) is_of_door: bool,
+}
+
 /// Why there is no whole answer.
 #[derive(Debug)]
 pub(super) enum Broken {
@@ -115,15 +124,13 @@ fn ollama(settings: &Settings, question: &Question) -> Value {
 }
 
 /// Sends it, and reads the whole answer.
-pub(super) async fn exchange(
-    line: UnixStream,
-    request: Request<Full<Bytes>>,
-) -> Result<(u16, Bytes), Broken> {
+pub(super) async fn exchange(line: UnixStream, request: Request<Full<Bytes>>) -> Result<Answer, Broken> {
     let broken = |error: hyper::Error| Broken::Line(error.into());
     let (mut sender, connection) = http1::handshake(TokioIo::new(line)).await.map_err(broken)?;
     let asking = async {
         let answer = sender.send_request(request).await.map_err(broken)?;
-        let status = answer.status().as_u16();
+        let (status, is_of_door) =
+            (answer.status().as_u16(), answer.headers().contains_key("x-airlock-error"));
         let body =
             Limited::new(answer.into_body(), LARGEST).collect().await.map_err(|error| match error
                 .is::<LengthLimitError>(
@@ -131,7 +138,7 @@ pub(super) async fn exchange(
                 true => Broken::TooLarge,
                 false => Broken::Line(error),
             })?;
-        Ok((status, body.to_bytes()))
+        Ok(Answer { status, body: body.to_bytes(), is_of_door })
     };
     tokio::pin!(asking);
     let mut connection = std::pin::pin!(connection);

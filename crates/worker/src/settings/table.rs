@@ -123,7 +123,7 @@ const DESCRIBED: &[Described] = &[
     (
         "SAM_LLM_MODEL",
         "",
-        "that model; without a price in the book or the configuration every question is refused",
+        "that model; without a price in the book or the configuration every question is refused, which is told at the start",
     ),
     ("SAM_LLM_BUDGET_USD", "1.00", "dollars that one call may spend on it"),
     ("SAM_LLM_BUDGET_DAY_USD", "", "dollars that all calls may spend on it in a day (UTC)"),

@@ -4,7 +4,7 @@
 //! ```text
 //! look ─▶ slots ─┬─ as before ─────────────────────────────────────────────▶ served
 //!                ├─ new, other entry, other code ─▶ prepared ─┬─ well ──────▶ served
-//!                │                                            └─ failed ────▶ tried again, after a growing pause
+//!                │                                            └─ failed ────▶ tried again, after a growing pause; what was served stays
 //!                ├─ its program is not there ─▶ left out, until it is
 //!                └─ gone ─▶ left out
 //! ```
@@ -76,7 +76,9 @@ pub struct Settings {
 pub enum Report {
     /// Something is wrong; what it is about is served all the same, or was never to be.
     Problem(Problem),
-    /// An entry cannot be served, or not as its code is now: the mesh is told, too.
+    /// An entry that was served does not say what it is now: what was known of it is served further.
+    Kept(Problem),
+    /// An entry cannot be served: the mesh is told, too.
     Failed {
         /// Its name, as topics have it.
         tool: String,
@@ -331,7 +333,10 @@ impl<A: Asker> Watcher<A> {
             let told = |problem: &Problem| problem.clone().of(name).at(slot.line);
             current.extend(slot.common.iter().cloned().map(Report::Problem));
             current.extend(slot.notes.iter().map(|problem| Report::Problem(told(problem))));
-            let failed = |problem: &Problem| Report::Failed { tool: name.clone(), problem: told(problem) };
+            let failed = |problem: &Problem| match slot.tools.is_empty() {
+                true => Report::Failed { tool: name.clone(), problem: told(problem) },
+                false => Report::Kept(kept(told(problem))),
+            };
             current.extend(slot.failure.iter().map(failed));
             for tool in &slot.tools {
                 let other = catalog.entry(tool.name.clone()).or_insert_with(|| tool.clone());
@@ -374,6 +379,10 @@ impl Target {
         let is_program = self.found.as_ref().is_ok_and(|before| before.program == found.program);
         is_program && self.entry.wanted == entry.wanted
     }
+}
+
+fn kept(problem: Problem) -> Problem {
+    Problem { message: format!("{}; what was known of it before is served", problem.message), ..problem }
 }
 
 /// A tool as it is served until it is prepared anew: its code and its bounds are already the new ones.

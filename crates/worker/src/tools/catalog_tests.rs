@@ -95,7 +95,11 @@ impl Place {
         let find = async {
             loop {
                 let report = self.reports.recv().await.unwrap();
-                let (Report::Problem(problem) | Report::Failed { problem, .. }) = &report else { continue };
+                let (Report::Problem(problem) | Report::Kept(problem) | Report::Failed { problem, .. }) =
+                    &report
+                else {
+                    continue;
+                };
                 if problem.to_string().contains(words) {
                     return report;
                 }
@@ -357,7 +361,7 @@ async fn what_does_not_say_what_it_is_is_told_once_and_a_function_is_served_all_
     told.sort();
     let [one, two, three, four] = told.map(|report| match report {
         Report::Problem(problem) => format!("- {problem}"),
-        Report::Failed { problem, .. } => format!("! {problem}"),
+        Report::Kept(problem) | Report::Failed { problem, .. } => format!("! {problem}"),
         Report::Note(text) => text,
     });
     assert!(one.contains("- tool `f`") && one.contains("its name alone"), "{one}");
@@ -368,6 +372,25 @@ async fn what_does_not_say_what_it_is_is_told_once_and_a_function_is_served_all_
     place.fake.says("/p --schema", Ok(json!({"tools": {"x": {"description": "1"}}})));
     put(&place.top, "p", "mended");
     place.has(&["f", "p", "q__b"]).await;
+}
+
+#[tokio::test]
+async fn a_program_whose_new_code_is_broken_is_kept_and_not_left_out() {
+    let mut place = Place::new("kept", |top, fake| {
+        manifest(top, "  p: {executable: p}\n");
+        put(top, "p", "");
+        fake.says("/p --schema", Ok(json!({"tools": {"x": {"description": "1"}}})));
+    });
+    let before = place.has(&["p"]).await["p"].clone();
+    place.fake.says("/p --schema", Err("SyntaxError"));
+    put(&place.top, "p", "broken");
+    assert!(matches!(place.told("SyntaxError").await, Report::Kept(_)));
+    let now = place.catalog.borrow().clone();
+    assert!(now["p"].card == before.card && now["p"].code.stamp != before.code.stamp);
+    // Once nothing of it can be served, it is left out.
+    fs::remove_file(place.top.join("p")).unwrap();
+    assert!(matches!(place.told("`p` is not there").await, Report::Failed { .. }));
+    place.has(&[]).await;
 }
 
 #[tokio::test]
@@ -436,7 +459,11 @@ async fn what_failed_is_tried_again_after_a_growing_pause_and_schemas_are_refres
     let told = told.await.unwrap().unwrap();
     assert!(matches!(&told, Report::Failed { tool, .. } if tool == "bad"), "{told:?}");
     let told = tokio::time::timeout(Duration::from_secs(700), place.reports.recv()).await.unwrap().unwrap();
-    assert!(matches!(&told, Report::Failed { tool, .. } if tool == "p"), "{told:?}");
+    let Report::Kept(problem) = &told else { panic!("{told:?}") };
+    assert!(
+        problem.to_string().starts_with("tool `p`") && problem.message.contains("is served"),
+        "{problem}"
+    );
     assert!(refreshed(&place.catalog.borrow()));
 }
 

@@ -68,6 +68,7 @@ pub(super) fn look(settings: &Settings, mut memory: Memory) -> (Look, Memory) {
         Err(problem) => look.problems.push(problem),
     }
     look.wheels = memory.wheels.clone();
+    look.problems.extend(look.wheels.problems.clone());
     let mut stamps = Stamps { known: HashMap::new(), problems: Vec::new() };
     let place = |entry: &Entry| Placed { entry: entry.clone(), code: found(settings, entry, &mut stamps) };
     look.placed = memory.manifest.entries.iter().map(place).collect();

@@ -50,7 +50,7 @@ const UNUSED: Duration = Duration::from_secs(7 * 24 * 3600);
 const MAKING: &str = ".making-";
 /// Where things are in the box.
 const WHEELS: &str = "/workspace/wheels";
-const LAYER: &str = "layer";
+const LAYER: &str = "/workspace/layer";
 
 mod room;
 mod sound;
@@ -192,11 +192,28 @@ impl Installer {
     }
 
     async fn make(&self, what: &Wanted<'_>, place: &Path) -> Result<(), Problem> {
-        let session = self.0.engine.open_session(self.session(what)?).await;
-        let session = session.map_err(|error| not_begun(&error.message))?;
+        let session = self.open_box(what).await?;
         let made = self.make_in(&session, what, place).await;
         session.end().await;
         made
+    }
+
+    /// A box with the wheels in it.
+    async fn open_box(&self, what: &Wanted<'_>) -> Result<Session, Problem> {
+        let session = self.0.engine.open_session(self.session(what)?).await;
+        let session = session.map_err(|error| not_begun(&error.message))?;
+        let filled = match session.tree() {
+            Ok(tree) => {
+                let wheels = what.wheels.clone();
+                blocking(move || wheels.put_into(&tree, Path::new(WHEELS))).await
+            }
+            Err(error) => Err(not_begun(&error.message)),
+        };
+        if let Err(problem) = filled {
+            session.end().await;
+            return Err(problem);
+        }
+        Ok(session)
     }
 
     fn session(&self, what: &Wanted<'_>) -> Result<spec::SessionSpec, Problem> {
@@ -219,15 +236,13 @@ impl Installer {
             env,
             ..RunRequest::default()
         };
-        let lifetime = Some(LONGEST + Duration::from_secs(120));
+        // Wheels that are tried alone begin within the time that one may take.
+        let lifetime = Some(2 * LONGEST + Duration::from_secs(120));
         let request = SessionRequest { run, idle: lifetime, lifetime };
         Policy::default().admit_session(request).map_err(|error| not_begun(&error.message))
     }
 
     async fn make_in(&self, session: &Session, what: &Wanted<'_>, place: &Path) -> Result<(), Problem> {
-        let tree = session.tree().map_err(|error| not_begun(&error.message))?;
-        let wheels = what.wheels.clone();
-        blocking(move || wheels.put_into(&tree, Path::new(WHEELS))).await?;
         let request = ExecRequest {
             command: command(&self.0.python, what),
             timeout: Some(LONGEST),
@@ -328,7 +343,7 @@ fn command(python: &Path, what: &Wanted<'_>) -> Vec<OsString> {
         // an address.
         "--only-binary=:all:",
         "--target",
-        "/workspace/layer",
+        LAYER,
     ];
     command.extend(options.map(OsString::from));
     if what.requirement.is_none() {
@@ -364,12 +379,15 @@ async fn judge(exec: &Exec, what: &Wanted<'_>) -> Result<(), Problem> {
     let message = format!("{what} cannot be installed: {}", reason(&why));
     let hint =
         "it is tried again after a while; put what is needed into wheels/ beside the manifest, as wheels";
-    Err(Problem::new(message, hint))
+    // What pip says stays true; that it was stopped, or had no room, need not.
+    let is_passing = result.status != Status::Failed || why.contains("No space left on device");
+    Err(Problem { is_passing, ..Problem::new(message, hint) })
 }
 
 fn not_begun(why: &str) -> Problem {
     let message = format!("packages cannot be installed: {}", reason(why));
     Problem::new(message, "it is tried again after a while; `airlock doctor` shows what sandboxes lack")
+        .passing()
 }
 
 async fn blocking<T: Send + 'static>(
@@ -387,7 +405,7 @@ fn take_out(
 ) -> Result<(), Problem> {
     let failed = |error: io::Error| not_begun(&format!("what was installed cannot be kept: {error}"));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let from = rustix::fs::openat(workspace, LAYER, flags, Mode::empty());
+    let from = rustix::fs::openat(workspace, "layer", flags, Mode::empty());
     let from = Tree::new(from.map_err(|error| failed(error.into()))?, owner, MOST.bytes);
     let making = folder.join(format!("{MAKING}{}", engine::fresh_id()));
     fs::create_dir(&making).map_err(failed)?;

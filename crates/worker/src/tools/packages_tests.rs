@@ -175,6 +175,31 @@ async fn a_wheel_that_cannot_be_installed_leaves_the_others_and_is_named() {
 }
 
 #[tokio::test]
+async fn what_is_left_out_for_want_of_room_is_tried_again_and_what_is_torn_is_not() {
+    let place = Place::new("again");
+    place.wheel("first", "");
+    fs::write(place.top.join("wheels/torn-1.0-py3-none-any.whl"), "no zip").unwrap();
+    let mut installer = place.installer();
+    let full = fs::canonicalize(place.folder()).unwrap().join("full");
+    fs::create_dir(&full).unwrap();
+    fs::write(full.join("x"), vec![7; 1 << 20]).unwrap();
+    fs::File::open(full.join("x")).unwrap().sync_all().unwrap();
+    Arc::get_mut(&mut installer.0).unwrap().most_kept = 1 << 19;
+    let sound = installer.sound(&place.wheels(), |_| ()).await;
+    assert!(sound.wheels.files.is_empty() && sound.is_lacking, "{sound:?}");
+    assert!(sound.problems[0].message.contains("packages take 1 MiB already"), "{sound:?}");
+    Arc::get_mut(&mut installer.0).unwrap().most_kept = 1 << 30;
+    assert!(installer.sound(&place.wheels(), |_| ()).await.is_lacking, "not for every tool at once");
+    installer.0.sound.lock().await.as_mut().unwrap().again = Instant::now();
+    *installer.0.turn.lock().await = None;
+    let sound = installer.sound(&place.wheels(), |_| ()).await;
+    let names: Vec<&str> = sound.wheels.files.keys().map(|name| &name[..5]).collect();
+    assert_eq!((names, sound.is_lacking, sound.problems.len()), (vec!["first"], false, 1), "{sound:?}");
+    assert!(sound.problems[0].message.contains("`torn-1.0"), "{sound:?}");
+    place.close().await;
+}
+
+#[tokio::test]
 async fn folders_are_bounded_together_and_the_longest_unused_goes_first() {
     let place = Place::new("room");
     place.wheel("first", "");

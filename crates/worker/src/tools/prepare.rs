@@ -24,16 +24,15 @@ pub(super) struct Prepared {
     pub(super) common: Vec<Problem>,
     /// Less is known of them than there could be: they are to be asked again.
     pub(super) is_partial: bool,
-    /// They are without packages that there should be.
+    /// They are without any of the wheels that there should be.
     pub(super) lacks_packages: bool,
 }
 
-/// Packages of an entry.
+/// Packages of an entry, and how it stands with the wheels that all share.
 #[derive(Debug, Default)]
 struct Installed {
     packages: Option<PathBuf>,
-    common: Vec<Problem>,
-    is_lacking: bool,
+    sound: Sound,
 }
 
 /// Prepares an entry.
@@ -47,21 +46,23 @@ pub(super) async fn prepare(
 ) -> Prepared {
     let mut notes = Vec::new();
     let Found { mut code, program } = found;
-    let (tools, common, lacks_packages) = match install(settings, entry, wheels, tell).await {
-        Ok(Installed { packages, common, is_lacking }) => {
+    let (tools, sound) = match install(settings, entry, wheels, tell).await {
+        Ok(Installed { packages, sound }) => {
             code.packages = packages;
             let tools = match program {
                 Some(program) => of_program(settings, asker, entry, code, &program, &mut notes).await,
                 None => of_python(settings, asker, entry, code, &mut notes).await.map(|tool| vec![tool]),
             };
-            (tools, common, is_lacking)
+            (tools, sound)
         }
-        Err(problem) => (Err(problem), Vec::new(), false),
+        Err(problem) => (Err(problem), Sound::default()),
     };
     // Of a function that was asked in vain no more than its name is known.
     let is_bare = |tool: &Tool| tool.card.description.is_none() && tool.card.parameters.is_none();
     let is_untold = !notes.is_empty() && tools.as_ref().is_ok_and(|tools| tools.iter().any(is_bare));
-    Prepared { tools, notes, common, is_partial: is_untold || lacks_packages, lacks_packages }
+    let Sound { wheels, problems: common, is_lacking } = sound;
+    let lacks_packages = is_lacking && wheels.files.is_empty();
+    Prepared { tools, notes, common, is_partial: is_untold || is_lacking, lacks_packages }
 }
 
 /// What an entry names itself it needs; wheels that all share not every entry does, so that they keep none from being served.
@@ -77,12 +78,15 @@ async fn install(
         return match (entry.requirement.is_some(), wheels.files.is_empty()) {
             (true, _) => Err(problem),
             (false, true) => Ok(Installed::default()),
-            (false, false) => Ok(Installed { common: vec![problem], ..Installed::default() }),
+            (false, false) => {
+                let sound = Sound { problems: vec![problem], ..Sound::default() };
+                Ok(Installed { sound, ..Installed::default() })
+            }
         };
     };
-    let Sound { wheels, problems, is_lacking } = installer.sound(wheels, &tell).await;
-    let packages = installer.layer(entry.requirement.as_ref(), &wheels, &tell).await?;
-    Ok(Installed { packages, common: problems, is_lacking })
+    let sound = installer.sound(wheels, &tell).await;
+    let packages = installer.layer(entry.requirement.as_ref(), &sound.wheels, &tell).await?;
+    Ok(Installed { packages, sound })
 }
 
 async fn of_python(

@@ -19,12 +19,19 @@ pub struct Problem {
     pub message: String,
     /// What to do.
     pub hint: String,
+    /// It may be gone another time, though nobody changed what it is about.
+    pub is_passing: bool,
 }
 
 impl Problem {
     /// One of the whole manifest.
     pub fn new(message: impl fmt::Display, hint: impl fmt::Display) -> Problem {
         Problem { message: message.to_string(), hint: hint.to_string(), ..Problem::default() }
+    }
+
+    /// The same, of a moment: a machine without room or time.
+    pub fn passing(self) -> Problem {
+        Problem { is_passing: true, ..self }
     }
 
     /// The same, of one tool.

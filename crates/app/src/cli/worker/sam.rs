@@ -90,8 +90,9 @@ fn mistaken(mistake: Mistake) -> Failure {
 fn check(found: &serving::Found, settings: &Settings, notices: &[Notice], json: bool) -> Result<u8, Failure> {
     let status = if found.problems.is_empty() { 0 } else { CUT };
     let broker = settings.broker.to_string();
+    let notices = notices.iter().map(ToString::to_string).chain(found.notes.iter().cloned());
     if json {
-        let notices: Vec<_> = notices.iter().map(ToString::to_string).collect();
+        let notices: Vec<_> = notices.collect();
         print_json(&json!({
             "namespace": settings.base.namespace(),
             "worker_id": settings.worker_id,
@@ -103,7 +104,7 @@ fn check(found: &serving::Found, settings: &Settings, notices: &[Notice], json: 
         }))?;
         return Ok(status);
     }
-    let notices: Vec<_> = notices.iter().map(|notice| Line::Note(notice.to_string())).collect();
+    let notices: Vec<_> = notices.map(Line::Note).collect();
     message::say(&notices);
     let problems: Vec<_> = found.problems.iter().map(|problem| Line::Error(problem.clone())).collect();
     message::say(&problems);

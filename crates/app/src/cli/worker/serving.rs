@@ -43,6 +43,8 @@ const MOST_FAILURES: usize = 64;
 pub(super) struct Found {
     pub(super) tools: Catalog,
     pub(super) problems: Vec<String>,
+    /// What is not as it could be, and nobody's mistake.
+    pub(super) notes: Vec<String>,
 }
 
 /// Opens everything as a worker would, looks at every tool, and ends. The broker, stores and servers are not asked.
@@ -56,6 +58,8 @@ pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, 
     problems.extend(check_broker(settings).err().map(|failure| on_one_line(&failure)));
     problems.extend(open_sync(settings).err().map(|failure| on_one_line(&failure)));
     problems.extend(contain(&caller).await.err().map(|failure| on_one_line(&failure)));
+    problems.extend(unasked(config, settings));
+    let notes = caller.trouble().into_iter().collect();
     let tools = match watched(config, settings, &engine) {
         Ok(watching) => look_at_tools(watching, &caller, &mut problems).await,
         Err(failure) => {
@@ -65,7 +69,7 @@ pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, 
     };
     caller.close().await;
     engine.close().await;
-    Ok(Found { tools, problems })
+    Ok(Found { tools, problems, notes })
 }
 
 fn on_one_line(failure: &Failure) -> String {
@@ -76,7 +80,9 @@ fn on_one_line(failure: &Failure) -> String {
 async fn look_at_tools(watching: tools::Settings, caller: &Caller, problems: &mut Vec<String>) -> Catalog {
     let (catalog, mut reports, mut pending) = tools::watch_all(watching, Arc::new(caller.clone()));
     let mut gather = |report: Report| match report {
-        Report::Problem(problem) | Report::Failed { problem, .. } => problems.push(problem.to_string()),
+        Report::Problem(problem) | Report::Kept(problem) | Report::Failed { problem, .. } => {
+            problems.push(problem.to_string());
+        }
         Report::Note(_) => {}
     };
     let is_settled = |now: &Pending| now.as_ref().is_some_and(BTreeSet::is_empty);
@@ -110,6 +116,9 @@ pub(super) async fn serve(
     let log = Log::on_stderr(settings.log).map_err(|error| failed("cannot start the log", &error))?;
     for notice in &notices {
         log.tell(Line::new(Level::Warn, "setting").message(notice.to_string()));
+    }
+    if let Some(why) = unasked(config, &settings) {
+        log.tell(Line::new(Level::Error, "setting").message(why));
     }
     let (engine, _till) = ledger::open(config, &settings)?;
     ledger::keep(config, engine.clone(), log.clone());
@@ -156,6 +165,9 @@ async fn start(
     serve_health(health, settings).await?;
     let barriers = contain(caller).await?;
     log.tell(Line::new(Level::Info, "contained").with("barriers", barriers));
+    if let Some(why) = caller.trouble() {
+        log.tell(Line::new(Level::Warn, "none_kept_ready").message(why));
+    }
     bring_tools(settings, &known, log).await?;
     let watching = watched(config, settings, engine)?;
     let (mut catalog, reports) = tools::watch(watching, Arc::new(caller.clone()));
@@ -182,6 +194,12 @@ async fn contain(caller: &Caller) -> Result<Vec<String>, Failure> {
         message: format!("tools cannot be run: {}", refusal.message),
         hint: "`airlock doctor` says what this machine lacks".to_owned(),
     })
+}
+
+/// Why no question of a tool to a model can be answered, where one is configured.
+fn unasked(config: &Config, settings: &Settings) -> Option<String> {
+    let model = settings.calls.model.as_ref()?;
+    ipc::refused_anyway(&config.doors.assembled(), &model.provider, &model.model)
 }
 
 fn unlinked(trouble: Trouble) -> Failure {
@@ -326,6 +344,9 @@ fn tell_reports(mut reports: mpsc::Receiver<Report>, log: Log) -> mpsc::Receiver
                 Report::Note(text) => log.tell(Line::new(Level::Info, "tools").message(text)),
                 Report::Problem(problem) => {
                     log.tell(Line::new(Level::Warn, "manifest").message(problem.to_string()));
+                }
+                Report::Kept(problem) => {
+                    log.tell(Line::new(Level::Warn, "tool_kept").message(problem.to_string()));
                 }
                 Report::Failed { tool, problem } => {
                     log.tell(Line::new(Level::Error, "tool_left_out").message(problem.to_string()));
