@@ -37,7 +37,8 @@ use worker::transport::{
 /// Nothing here takes as long; it only ends tests that hang.
 const LONG: Duration = Duration::from_secs(120);
 /// Queues with what is bound to them: that is the operator's work.
-const QUEUES: [(&str, &str); 6] = [
+const QUEUES: [(&str, &str); 7] = [
+    ("ns/q/str/back", "back.invoke.#"),
     ("ns/q/str/pool", "pool.invoke.#"),
     ("ns/q/str/lost", "lost.invoke.#"),
     ("ns/q/str/large", "large.invoke.#"),
@@ -283,6 +284,7 @@ async fn rabbitmq_is_served() {
     topics_are_for_each(&rabbit).await;
     what_was_not_settled_comes_again(&rabbit).await;
     what_came_before_it_stopped_to_listen_is_still_settled(&rabbit).await;
+    what_is_given_back_comes_to_others_while_we_are_there(&rabbit).await;
     what_is_too_large_is_passed_over_for_ever(&rabbit).await;
     agents_with_another_client_are_understood(&rabbit).await;
     tls_proves_both_sides(&rabbit).await;
@@ -442,6 +444,24 @@ async fn what_came_before_it_stopped_to_listen_is_still_settled(rabbit: &Rabbit)
     _ = first.task.await;
     publish(&second, message("stop/invoke/t", "last")).await.unwrap();
     assert_eq!(text(&arrives(&mut second).await), "last", "what was settled does not come again");
+}
+
+async fn what_is_given_back_comes_to_others_while_we_are_there(rabbit: &Rabbit) {
+    let pattern = ("back/invoke/>", true);
+    let mut first = linked(rabbit.settings("back", "first"), &[pattern]).await;
+    for payload in ["begun", "waits"] {
+        publish(&first, message("back/invoke/t", payload)).await.unwrap();
+    }
+    let (begun, waits) = (arrives(&mut first).await, arrives(&mut first).await);
+    assert_eq!((text(&begun), text(&waits)), ("begun", "waits"));
+    waits.receipt.release().await;
+    first.reach.unsubscribe(Subscription { pattern: pattern.0.to_owned(), is_shared: true }).await;
+    let mut second = linked(rabbit.settings("back", "second"), &[pattern]).await;
+    let other = arrives(&mut second).await;
+    assert_eq!(text(&other), "waits", "what is under way elsewhere does not come again");
+    other.receipt.settle().await;
+    assert!(first.arrived.try_recv().is_err());
+    begun.receipt.settle().await;
 }
 
 async fn what_is_too_large_is_passed_over_for_ever(rabbit: &Rabbit) {

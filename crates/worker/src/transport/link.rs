@@ -70,6 +70,7 @@ pub struct Arrived {
 #[derive(Debug)]
 pub struct Receipt {
     of: Option<(u64, u64)>,
+    can_go_back: bool,
     orders: mpsc::Sender<Order>,
 }
 
@@ -86,6 +87,18 @@ impl Receipt {
             _ = self.orders.send(Order::Settle { connection, tag }).await;
         }
     }
+
+    /// Whether it can be released.
+    pub fn can_go_back(&self) -> bool {
+        self.can_go_back && self.of.is_some()
+    }
+
+    /// It will not be dealt with here: others may have it as soon as we listen to such no more, not only when we are gone.
+    pub async fn release(self) {
+        if let Some((connection, tag)) = self.of {
+            _ = self.orders.send(Order::Release { connection, tag }).await;
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -94,6 +107,7 @@ enum Order {
     Subscribe(Subscription),
     Unsubscribe(Subscription),
     Settle { connection: u64, tag: u64 },
+    Release { connection: u64, tag: u64 },
 }
 
 /// What is to be sent, until the broker has it.
@@ -184,6 +198,7 @@ impl Link {
         let (notes, notices) = mpsc::channel(MOST_NOTICES);
         let redelivers = connector.redelivers();
         let keeper = Keeper {
+            can_go_back: connector.releases(),
             subscriptions,
             patience,
             // It must not keep itself alive.
@@ -204,6 +219,7 @@ impl Link {
 }
 
 struct Keeper {
+    can_go_back: bool,
     subscriptions: BTreeSet<Subscription>,
     patience: Patience,
     orders: mpsc::WeakSender<Order>,
@@ -325,7 +341,8 @@ impl Keeper {
         match heard {
             Heard::Event(Event::Message { tag, topic, payload, properties }) => {
                 let Some(orders) = self.orders.upgrade() else { return };
-                let receipt = Receipt { of: tag.map(|tag| (self.connections, tag)), orders };
+                let (of, can_go_back) = (tag.map(|tag| (self.connections, tag)), self.can_go_back);
+                let receipt = Receipt { of, can_go_back, orders };
                 self.hand_over(Arrived { topic, payload, properties, receipt });
             }
             Heard::Event(Event::Confirmed(number)) => self.conclude(number, Ok(())),
@@ -381,7 +398,8 @@ impl Keeper {
                 connection.unsubscribe(&from).await
             }
             Order::Settle { connection: of, tag } if of == self.connections => connection.settle(tag).await,
-            Order::Settle { .. } => Ok(()),
+            Order::Release { connection: of, tag } if of == self.connections => connection.release(tag).await,
+            Order::Settle { .. } | Order::Release { .. } => Ok(()),
         }
     }
 }

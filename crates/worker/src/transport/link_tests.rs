@@ -11,6 +11,7 @@ enum Did {
     Unsubscribed(String),
     Published(u64, String),
     Settled(u64),
+    Released(u64),
     Idled,
     Closed,
 }
@@ -41,6 +42,10 @@ impl Connector for Script {
     }
 
     fn redelivers(&self) -> bool {
+        true
+    }
+
+    fn releases(&self) -> bool {
         true
     }
 
@@ -87,6 +92,11 @@ impl Connection for Scripted {
 
     async fn settle(&mut self, tag: u64) -> Result<(), Trouble> {
         self.does(Did::Settled(tag));
+        Ok(())
+    }
+
+    async fn release(&mut self, tag: u64) -> Result<(), Trouble> {
+        self.does(Did::Released(tag));
         Ok(())
     }
 
@@ -220,12 +230,20 @@ async fn a_message_is_settled_where_it_came_from_and_nowhere_else() {
     let older = world.link.arrived.recv().await.unwrap();
     older.receipt.settle().await;
     assert_eq!(first.did().await, Did::Settled(8));
+    first.message(9, "oldest");
+    let oldest = world.link.arrived.recv().await.unwrap();
+    assert!(oldest.receipt.can_go_back());
+    oldest.receipt.release().await;
+    assert_eq!(first.did().await, Did::Released(9));
+    first.message(10, "other");
+    let other = world.link.arrived.recv().await.unwrap();
     drop(first);
     let mut second = world.lets_in();
     second.message(7, "new");
     let new = world.link.arrived.recv().await.unwrap();
     assert_eq!((old.topic.as_str(), new.topic.as_str()), ("old", "new"));
     old.receipt.settle().await;
+    other.receipt.release().await;
     new.receipt.settle().await;
     assert_eq!(second.did().await, Did::Settled(7));
     // If it had been told twice it would have been told before this.

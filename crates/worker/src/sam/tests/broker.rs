@@ -9,6 +9,7 @@ struct State {
     inner: Mutex<Inner>,
     woken: Notify,
     has_receipts: bool,
+    releases: bool,
 }
 
 #[derive(Default)]
@@ -28,6 +29,8 @@ struct Inner {
     refuses_larger: Option<usize>,
     refused: Vec<u64>,
     settled: usize,
+    /// Given back by this connection: for others.
+    released: BTreeSet<u64>,
 }
 
 #[derive(Clone)]
@@ -38,8 +41,8 @@ struct Message {
 }
 
 impl Broker {
-    pub(super) fn new(has_receipts: bool) -> Broker {
-        Broker(Arc::new(State { inner: Mutex::default(), woken: Notify::new(), has_receipts }))
+    pub(super) fn new(has_receipts: bool, releases: bool) -> Broker {
+        Broker(Arc::new(State { inner: Mutex::default(), woken: Notify::new(), has_receipts, releases }))
     }
 
     fn change<T>(&self, how: impl FnOnce(&mut Inner) -> T) -> T {
@@ -89,6 +92,10 @@ impl Broker {
         locked(&self.0.inner).settled
     }
 
+    pub(super) fn released(&self) -> usize {
+        locked(&self.0.inner).released.len()
+    }
+
     pub(super) fn patterns(&self) -> Vec<String> {
         locked(&self.0.inner).patterns.iter().map(|subscription| subscription.pattern.clone()).collect()
     }
@@ -125,12 +132,17 @@ impl Connector for Broker {
         true
     }
 
+    fn releases(&self) -> bool {
+        self.0.releases
+    }
+
     async fn connect(&mut self) -> Result<Connected, Trouble> {
         self.change(|inner| {
             if inner.is_down {
                 return Err(trouble("it is down"));
             }
             inner.given.clear();
+            inner.released.clear();
             inner.confirms.clear();
             inner.refused.clear();
             inner.patterns.clear();
@@ -217,7 +229,16 @@ impl Connection for Connected {
     async fn settle(&mut self, tag: u64) -> Result<(), Trouble> {
         self.broker.change(|inner| {
             assert!(inner.queue.remove(&tag).is_some(), "settled twice, or never given");
+            assert!(!inner.released.contains(&tag), "settled though it is for others");
             inner.settled += 1;
+        });
+        Ok(())
+    }
+
+    async fn release(&mut self, tag: u64) -> Result<(), Trouble> {
+        self.broker.change(|inner| {
+            let is_here = inner.queue.contains_key(&tag) && inner.given.contains(&tag);
+            assert!(is_here && inner.released.insert(tag), "given back twice, or never given");
         });
         Ok(())
     }

@@ -124,9 +124,10 @@ fn check<S: Strategy>(strategy: S, walk: impl AsyncFn(S::Value) -> Result<(), Te
 
 #[test]
 fn one_that_is_told_to_end_loses_no_request_without_saying_so() {
-    let setups = (any::<bool>(), any::<bool>()).prop_map(|(has_receipts, is_kept)| Setup {
+    let setups = any::<[bool; 3]>().prop_map(|[has_receipts, is_kept, releases]| Setup {
         has_receipts,
         is_kept,
+        releases,
         ..Setup::default()
     });
     check((steps(), setups, any::<bool>()), async |(steps, setup, is_hasty)| {

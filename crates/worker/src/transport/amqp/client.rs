@@ -275,6 +275,11 @@ impl Connection for Client {
 /// and with it the last outcomes.
 async fn farewell(stream: &mut Box<dyn Stream>, last: &mut BytesMut) -> io::Result<()> {
     stream.write_all_buf(last).await?;
+    async fn release(&mut self, tag: u64) -> Result<(), Trouble> {
+        self.session.release(tag);
+        Ok(())
+    }
+
     stream.flush().await?;
     stream.shutdown().await?;
     let mut rest = BytesMut::new();

@@ -291,6 +291,10 @@ impl Connector for Amqp {
         true
     }
 
+    fn releases(&self) -> bool {
+        true
+    }
+
     async fn connect(&mut self) -> Result<Client, Trouble> {
         match timeout(self.settings.answer_within, self.greet()).await {
             Ok(greeted) => greeted,

@@ -65,6 +65,8 @@ struct Receiver {
     count: u32,
     part: Option<Part>,
     listens: Listens,
+    /// What is for others as soon as we do not listen any more.
+    given_back: Vec<u32>,
 }
 
 /// Whether we want more of it.
@@ -237,8 +239,8 @@ impl Session {
         let handle = self.last_handle;
         self.attach(handle, Some(&address), now);
         let wanted = BTreeSet::from([to.clone()]);
-        let (credit, unsettled, count, part, listens) = (0, 0, 0, None, Listens::Yes);
-        let receiver = Receiver { address, wanted, credit, unsettled, count, part, listens };
+        let (credit, unsettled, count, part, listens, given_back) = (0, 0, 0, None, Listens::Yes, Vec::new());
+        let receiver = Receiver { address, wanted, credit, unsettled, count, part, listens, given_back };
         self.receivers.insert(handle, receiver);
         Ok(handle)
     }
@@ -260,10 +262,12 @@ impl Session {
 
     /// Ends a link by which nothing is to come and nothing is left to be settled.
     fn end_if_settled(&mut self, handle: u32) {
+            let given_back = std::mem::take(&mut receiver.given_back);
         let stopped =
             |receiver: &&mut Receiver| receiver.listens == Listens::Stopped && receiver.unsettled == 0;
         if let Some(receiver) = self.receivers.get_mut(&handle).filter(stopped) {
             receiver.listens = Listens::Ended;
+            given_back.into_iter().for_each(|delivery| self.give_back(handle, delivery));
             self.say(name::DETACH, vec![Value::Uint(handle), Value::Bool(true)]);
         }
     }
@@ -347,6 +351,20 @@ impl Session {
 
     /// Lets the broker send, if that is worth a frame.
     fn allow(&mut self, handle: u32) {
+    /// A message is for others. While we listen it would come back to us.
+    pub(super) fn release(&mut self, tag: u64) {
+        let Ok(delivery) = u32::try_from(tag) else { return };
+        let Some(handle) = self.unsettled.remove(&delivery) else { return };
+        match self.receivers.get_mut(&handle) {
+            Some(receiver) if receiver.listens == Listens::Yes => receiver.given_back.push(delivery),
+            Some(_) | None => self.give_back(handle, delivery),
+        }
+    }
+
+    fn give_back(&mut self, handle: u32, delivery: u32) {
+        self.dispose(handle, delivery, Value::named(name::RELEASED, Vec::new()));
+    }
+
         let most = self.agreed.credit;
         let listens = |receiver: &&mut Receiver| receiver.listens == Listens::Yes;
         let Some(receiver) = self.receivers.get_mut(&handle).filter(listens) else { return };
@@ -477,8 +495,7 @@ impl Session {
         let is_wanted = self.receivers.get(&handle).is_some_and(|receiver| receiver.listens == Listens::Yes);
         if !is_wanted && !is_settled {
             // It was under way when we stopped: others may have it at once.
-            self.dispose(handle, delivery, Value::named(name::RELEASED, Vec::new()));
-            return;
+            return self.give_back(handle, delivery);
         }
         let largest = self.agreed.largest_message;
         let read = match size > largest {
