@@ -575,22 +575,23 @@ fn pretender_who(words: Vec<u8>, then: Then) -> u16 {
     port
 }
 
-/// What a good broker says until we are in: who may come, that we may, open, begin, and both attached.
-fn good_words() -> Vec<u8> {
-    let frame = |kind: u8, body: &[u8]| {
-        let size = u32::try_from(8 + body.len()).unwrap();
-        [&size.to_be_bytes()[..], &[2, kind, 0, 0], body].concat()
-    };
+fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(8 + body.len()).unwrap();
+    [&size.to_be_bytes()[..], &[2, kind, 0, 0], body].concat()
+}
+
+fn attach(handle: u8) -> Vec<u8> {
+    let name = [&[0xa1, 4][..], b"me-", &[b'0' + handle]].concat();
+    let terminus = |code| [0, 0x53, code, 0xc0, 4, 1, 0xa1, 1, b'x'];
+    let fields = [&name[..], &[0x52, handle, 0x42, 0x40, 0x40], &terminus(0x28), &terminus(0x29)].concat();
+    frame(0, &[&[0, 0x53, 0x12, 0xc0, u8::try_from(fields.len() + 1).unwrap(), 7][..], &fields].concat())
+}
+
+/// What a broker says until we are in: who may come, that we may, open, begin, and what we send by is attached.
+fn first_words() -> Vec<u8> {
     let mechanisms = [&[0, 0x53, 0x40, 0xc0, 12, 1, 0xa3, 9][..], b"ANONYMOUS"].concat();
     let open = [0, 0x53, 0x10, 0xc0, 4, 1, 0xa1, 1, b'b'];
     let begin = [0, 0x53, 0x11, 0xc0, 9, 4, 0x60, 0, 0, 0x43, 0x52, 100, 0x52, 100];
-    let attach = |handle: u8| {
-        let name = [&[0xa1, 4][..], b"me-", &[b'0' + handle]].concat();
-        let terminus = |code| [0, 0x53, code, 0xc0, 4, 1, 0xa1, 1, b'x'];
-        let fields =
-            [&name[..], &[0x52, handle, 0x42, 0x40, 0x40], &terminus(0x28), &terminus(0x29)].concat();
-        [&[0, 0x53, 0x12, 0xc0, u8::try_from(fields.len() + 1).unwrap(), 7][..], &fields].concat()
-    };
     [
         b"AMQP\x03\x01\x00\x00".to_vec(),
         frame(1, &mechanisms),
@@ -598,10 +599,15 @@ fn good_words() -> Vec<u8> {
         b"AMQP\x00\x01\x00\x00".to_vec(),
         frame(0, &open),
         frame(0, &begin),
-        frame(0, &attach(0)),
-        frame(0, &attach(1)),
+        attach(0),
     ]
     .concat()
+}
+
+/// And what a good one says then: that we may send, and what we listen by is attached.
+fn good_words() -> Vec<u8> {
+    let flow = [0, 0x53, 0x13, 0xc0, 11, 7, 0x43, 0x52, 100, 0x43, 0x52, 100, 0x43, 0x43, 0x52, 10];
+    [first_words(), frame(0, &flow), attach(1)].concat()
 }
 
 fn pretended(port: u16) -> Settings {
@@ -628,6 +634,17 @@ async fn who_falls_silent_is_taken_for_dead() {
     within(client.subscribe(&pool)).await.unwrap();
     let trouble = within(client.next()).await.unwrap_err();
     assert!(trouble.message.contains("has not been heard for 1 seconds"), "{trouble}");
+}
+
+#[tokio::test]
+async fn who_lets_us_send_nothing_is_asked_for_nothing() {
+    let settings = pretended(pretender_who(first_words(), Then::Stays));
+    let settings = Settings { answer_within: Duration::from_secs(1), ..settings };
+    let mut link = begin(settings, &[("a/>", true)], 1);
+    let is_lost = |state: &LinkState| matches!(state, LinkState::Lost { .. });
+    let state = within(link.state.wait_for(is_lost)).await.unwrap().clone();
+    let LinkState::Lost { why } = state else { panic!("{state:?}") };
+    assert!(why.ends_with("the broker lives, but has given us no credit to send for 1 seconds"), "{why}");
 }
 
 #[tokio::test]

@@ -163,7 +163,8 @@ impl Client {
         let answer = |since: Option<Instant>| since.map(|since| since + self.times.answer);
         // Silence proves nothing to those who do not listen.
         let silence = (reads == Reads::Yes).then(|| self.heard + self.times.hear);
-        let owed = answer(self.session.owed_since()).filter(|_| reads == Reads::Yes);
+        let owed = self.session.owed().filter(|_| reads == Reads::Yes);
+        let owed = answer(owed.map(|(since, _)| since));
         let speak = (!self.waits_to_write()).then(|| self.sent + self.times.speak);
         let times = [answer(self.stuck), silence, owed, speak];
         times.into_iter().flatten().min().unwrap_or_else(|| Instant::now() + self.times.speak)
@@ -179,8 +180,8 @@ impl Client {
             let seconds = self.times.hear.as_secs();
             return Err(again(format!("the broker has not been heard for {seconds} seconds")));
         }
-        if reads == Reads::Yes && self.is_over(self.session.owed_since()) {
-            return Err(self.unanswered());
+        if reads == Reads::Yes {
+            self.is_answered()?;
         }
         if !self.waits_to_write() && now >= self.sent + self.times.speak {
             self.session.beat();
@@ -193,9 +194,30 @@ impl Client {
         since.is_some_and(|since| Instant::now() >= since + self.times.answer)
     }
 
-    fn unanswered(&self) -> Trouble {
-        let seconds = self.times.answer.as_secs();
-        again(format!("the broker lives, but has left us unanswered for {seconds} seconds"))
+    /// Whether the broker owes nothing for too long.
+    fn is_answered(&self) -> Result<(), Trouble> {
+        match self.session.owed() {
+            Some((since, what)) if self.is_over(Some(since)) => {
+                let seconds = self.times.answer.as_secs();
+                Err(again(format!("the broker lives, but {what} for {seconds} seconds")))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Waits for the broker to do its part, unless there is too much to keep: then `next` tells what comes of it.
+    async fn wait(&mut self, lasts: impl Fn(&Session) -> bool + Send) -> Result<(), Trouble> {
+        let mut answered = Ok(());
+        while lasts(&self.session) && !self.session.is_full() {
+            if self.take()? {
+                continue;
+            }
+            answered?;
+            self.step(Reads::Yes).await?;
+            // Also while it says other things without end. What came with this step counts.
+            answered = self.is_answered();
+        }
+        Ok(())
     }
 
     /// Answers are read again: what was owed in between is not held against the broker.
@@ -233,21 +255,10 @@ impl Connection for Client {
 
     async fn subscribe(&mut self, to: &Subscription) -> Result<(), Trouble> {
         self.listen();
+        // Who could not answer asks for nothing.
+        self.wait(Session::is_starved).await?;
         let question = self.session.subscribe(to, Instant::now())?;
-        let mut is_late = false;
-        // With too much to keep, a refusal is told by `next`.
-        while self.session.is_asked(question) && !self.session.is_full() {
-            if self.take()? {
-                continue;
-            }
-            if is_late {
-                return Err(self.unanswered());
-            }
-            self.step(Reads::Yes).await?;
-            // Also while it says other things without end. What came with this step counts.
-            is_late = self.is_over(self.session.owed_since());
-        }
-        Ok(())
+        self.wait(|session| session.is_asked(question)).await
     }
 
     async fn unsubscribe(&mut self, from: &Subscription) -> Result<(), Trouble> {
@@ -264,6 +275,11 @@ impl Connection for Client {
         Ok(())
     }
 
+    async fn release(&mut self, tag: u64) -> Result<(), Trouble> {
+        self.session.release(tag);
+        Ok(())
+    }
+
     async fn close(mut self) {
         self.session.close();
         // Whether it arrives or not, this is the end.
@@ -275,11 +291,6 @@ impl Connection for Client {
 /// and with it the last outcomes.
 async fn farewell(stream: &mut Box<dyn Stream>, last: &mut BytesMut) -> io::Result<()> {
     stream.write_all_buf(last).await?;
-    async fn release(&mut self, tag: u64) -> Result<(), Trouble> {
-        self.session.release(tag);
-        Ok(())
-    }
-
     stream.flush().await?;
     stream.shutdown().await?;
     let mut rest = BytesMut::new();

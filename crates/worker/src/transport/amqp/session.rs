@@ -94,6 +94,8 @@ struct Sender {
     credit: u32,
     count: u32,
     largest: Option<u64>,
+    /// Since when we may send nothing: from the beginning until there is credit, then whenever something waits for it.
+    starved: Option<Instant>,
     /// The one under way: its delivery, and what is left of it.
     current: Option<(u32, Bytes)>,
 }
@@ -129,7 +131,7 @@ impl Session {
             agreed,
             outgoing: BytesMut::new(),
             queue: VecDeque::new(),
-            sender: Sender::default(),
+            sender: Sender { starved: Some(now), ..Sender::default() },
             in_flight: BTreeMap::new(),
             receivers: BTreeMap::new(),
             handles: BTreeMap::new(),
@@ -162,16 +164,24 @@ impl Session {
         self.asked.contains_key(&handle)
     }
 
-    /// Since when the broker owes its oldest answer.
-    pub(super) fn owed_since(&self) -> Option<Instant> {
+    /// Whether the broker lets us send nothing.
+    pub(super) fn is_starved(&self) -> bool {
+        self.sender.starved.is_some()
+    }
+
+    /// What the broker owes for longest, in words, and since when.
+    pub(super) fn owed(&self) -> Option<(Instant, &'static str)> {
         let sent = self.in_flight.values().map(|(_, since)| *since);
-        sent.chain(self.asked.values().copied()).min()
+        let answers = sent.chain(self.asked.values().copied());
+        let answers = answers.map(|since| (since, "has left us unanswered"));
+        answers.chain(self.sender.starved.map(|since| (since, "has given us no credit to send"))).min()
     }
 
     /// Answers could not be read for a while: their time begins anew.
     pub(super) fn forgive(&mut self, now: Instant) {
         self.in_flight.values_mut().for_each(|(_, since)| *since = now);
         self.asked.values_mut().for_each(|since| *since = now);
+        self.sender.starved.iter_mut().for_each(|since| *since = now);
     }
 
     fn tell(&mut self, event: Event) {
@@ -252,22 +262,22 @@ impl Session {
         if receiver.wanted.is_empty() {
             receiver.listens = Listens::Stopped;
             let (count, unsettled) = (receiver.count, receiver.unsettled);
+            let given_back = std::mem::take(&mut receiver.given_back);
             match unsettled {
                 0 => self.end_if_settled(handle),
                 _ => self.grant(handle, count, 0),
             }
+            given_back.into_iter().for_each(|delivery| self.give_back(handle, delivery));
         }
         Ok(())
     }
 
     /// Ends a link by which nothing is to come and nothing is left to be settled.
     fn end_if_settled(&mut self, handle: u32) {
-            let given_back = std::mem::take(&mut receiver.given_back);
         let stopped =
             |receiver: &&mut Receiver| receiver.listens == Listens::Stopped && receiver.unsettled == 0;
         if let Some(receiver) = self.receivers.get_mut(&handle).filter(stopped) {
             receiver.listens = Listens::Ended;
-            given_back.into_iter().for_each(|delivery| self.give_back(handle, delivery));
             self.say(name::DETACH, vec![Value::Uint(handle), Value::Bool(true)]);
         }
     }
@@ -299,6 +309,14 @@ impl Session {
             self.in_flight.entry(delivery).and_modify(|(_, since)| *since = now);
             self.sender.current = has_more.then_some((delivery, rest));
         }
+        let waits = self.sender.current.is_some() || !self.queue.is_empty();
+        if waits && !self.may_send() {
+            self.sender.starved.get_or_insert(now);
+        }
+    }
+
+    fn may_send(&self) -> bool {
+        self.window > 0 && (self.sender.credit > 0 || self.sender.current.is_some())
     }
 
     /// The next that can be sent.
@@ -333,6 +351,20 @@ impl Session {
         }
     }
 
+    /// A message is for others. While we listen it would come back to us.
+    pub(super) fn release(&mut self, tag: u64) {
+        let Ok(delivery) = u32::try_from(tag) else { return };
+        let Some(handle) = self.unsettled.remove(&delivery) else { return };
+        match self.receivers.get_mut(&handle) {
+            Some(receiver) if receiver.listens == Listens::Yes => receiver.given_back.push(delivery),
+            Some(_) | None => self.give_back(handle, delivery),
+        }
+    }
+
+    fn give_back(&mut self, handle: u32, delivery: u32) {
+        self.dispose(handle, delivery, Value::named(name::RELEASED, Vec::new()));
+    }
+
     fn dispose(&mut self, handle: u32, delivery: u32, state: Value) {
         let (receiver, settled) = (Value::Bool(true), Value::Bool(true));
         let fields = vec![receiver, Value::Uint(delivery), Value::Uint(delivery), settled, state];
@@ -351,20 +383,6 @@ impl Session {
 
     /// Lets the broker send, if that is worth a frame.
     fn allow(&mut self, handle: u32) {
-    /// A message is for others. While we listen it would come back to us.
-    pub(super) fn release(&mut self, tag: u64) {
-        let Ok(delivery) = u32::try_from(tag) else { return };
-        let Some(handle) = self.unsettled.remove(&delivery) else { return };
-        match self.receivers.get_mut(&handle) {
-            Some(receiver) if receiver.listens == Listens::Yes => receiver.given_back.push(delivery),
-            Some(_) | None => self.give_back(handle, delivery),
-        }
-    }
-
-    fn give_back(&mut self, handle: u32, delivery: u32) {
-        self.dispose(handle, delivery, Value::named(name::RELEASED, Vec::new()));
-    }
-
         let most = self.agreed.credit;
         let listens = |receiver: &&mut Receiver| receiver.listens == Listens::Yes;
         let Some(receiver) = self.receivers.get_mut(&handle).filter(listens) else { return };
@@ -440,6 +458,9 @@ impl Session {
         if ours == Some(&SENDER) {
             let under_way = self.sender.count.wrapping_sub(what.uint(5).unwrap_or(0));
             self.sender.credit = what.uint(6).unwrap_or(0).saturating_sub(under_way);
+        }
+        if self.may_send() {
+            self.sender.starved = None;
         }
         if what.flag(9) {
             let fields = self.flow();

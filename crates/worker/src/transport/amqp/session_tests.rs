@@ -176,7 +176,8 @@ fn messages_go_as_far_as_credit_and_window_reach_and_outcomes_are_told() {
     assert!(matches!(session.event(), Some(Event::Confirmed(10))));
     assert!(matches!(session.event(), Some(Event::Confirmed(11))));
     assert!(matches!(session.event(), Some(Event::Refused(12, why)) if why.contains("amqp:not-allowed no")));
-    assert!(session.event().is_none() && session.owed_since().is_none());
+    assert!(session.event().is_none() && session.in_flight.is_empty());
+    assert!(session.is_starved(), "the fourth waits for credit");
 }
 
 #[test]
@@ -231,6 +232,57 @@ fn what_came_before_it_stopped_to_listen_is_settled_and_then_the_link_ends() {
     assert!(matches!(tags[..], [Event::Message { tag: Some(0), .. }, Event::Message { tag: Some(1), .. }]));
     session.settle(1);
     assert_eq!(names(&heard(&mut session)), [name::DISPOSITION, name::DETACH]);
+}
+
+#[test]
+fn what_is_given_back_goes_when_it_would_not_come_back_to_us() {
+    let mut session = listening(4, 1000);
+    for delivery in 0..3 {
+        session.received(transfer(delivery, false, &message(1))).unwrap();
+    }
+    _ = heard(&mut session);
+    session.release(0);
+    session.release(0);
+    session.release(77);
+    assert!(heard(&mut session).is_empty(), "we still listen");
+    session.settle(0);
+    assert!(heard(&mut session).is_empty(), "it is not ours any more");
+    let pool = Subscription { pattern: "n/invoke/>".to_owned(), is_shared: true };
+    session.unsubscribe(&pool).unwrap();
+    session.release(1);
+    session.settle(2);
+    let said = heard(&mut session);
+    assert_eq!((said[0].name, said[0].uint(6)), (name::FLOW, Some(0)));
+    let states: Vec<_> = said[1..4].iter().map(|said| (said.uint(1), said.inner(4).unwrap().name)).collect();
+    assert_eq!(states, [(Some(0), name::RELEASED), (Some(1), name::RELEASED), (Some(2), name::ACCEPTED)]);
+    assert_eq!(names(&said[4..]), [name::DETACH]);
+}
+
+#[test]
+fn it_is_known_since_when_nothing_can_be_sent() {
+    let begun = Instant::now();
+    let later = |seconds| begun + Duration::from_secs(seconds);
+    let credit = "has given us no credit to send";
+    let mut session = listening(4, 1000);
+    assert!(session.is_starved(), "until there was credit once");
+    session.forgive(later(1));
+    assert_eq!(session.owed(), Some((later(1), credit)));
+    let flow = |credit| said(name::FLOW, [0, 100, 0, 100, 10, 0, credit].map(Value::Uint).to_vec(), &[]);
+    session.received(flow(1)).unwrap();
+    assert_eq!(session.owed(), None);
+    let message = Outgoing { topic: "n/r".to_owned(), payload: Bytes::new(), properties: Default::default() };
+    session.publish(1, &message);
+    session.fill(later(2));
+    assert!(!session.is_starved(), "nothing waits");
+    session.publish(2, &message);
+    session.fill(later(3));
+    session.fill(later(4));
+    let accepted = vec![Value::Bool(true), Value::Uint(0), Value::Null, Value::Bool(true)];
+    session.received(said(name::DISPOSITION, accepted, &[])).unwrap();
+    assert_eq!(session.owed(), Some((later(3), credit)));
+    session.received(flow(2)).unwrap();
+    session.fill(later(5));
+    assert_eq!(session.owed(), Some((later(5), "has left us unanswered")), "it has gone");
 }
 
 #[test]
