@@ -9,6 +9,7 @@
 pub mod amqp;
 mod choose;
 pub mod dev;
+mod driver;
 pub mod lines;
 mod link;
 pub mod mqtt;

@@ -6,13 +6,21 @@ use super::super::{
     session::Agreed,
 };
 use super::*;
-use crate::transport::Notice;
+use crate::transport::{
+    Connection, Notice,
+    driver::{LONGEST_FAREWELL, Times},
+};
 use bytes::Bytes;
 use proptest::prelude::*;
-use std::task::Waker;
-use tokio::io::DuplexStream;
+use std::{
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-const TIMES: Times = Times { quiet: Duration::from_secs(15), answer: Duration::from_secs(30) };
+const ANSWER: Duration = Duration::from_secs(30);
+const TIMES: Times = Times { speak: Duration::from_secs(15), hear: ANSWER, answer: ANSWER };
 
 struct Broker {
     stream: DuplexStream,
@@ -35,7 +43,8 @@ fn pair_of(agreed: Agreed, room: usize) -> (Client, Broker) {
     let (near, far) = tokio::io::duplex(room);
     let (version, session) = (agreed.version, Session::new(agreed));
     let reader = || Reader::new(version, 10_000);
-    let client = Client::new(Box::new(near), BytesMut::new(), reader(), session, TIMES, true);
+    let speaking = Speaking::new(reader(), session, true);
+    let client = Driver::new(Box::new(near), BytesMut::new(), speaking, TIMES);
     (client, Broker { stream: far, incoming: BytesMut::new(), reader: reader() })
 }
 
@@ -114,15 +123,15 @@ async fn silence_is_answered_with_a_ping_and_more_silence_is_the_end() {
     let talk = async {
         for round in 1..=3 {
             assert_eq!(broker.hears().await, Packet::Ping);
-            assert_eq!(begun.elapsed(), TIMES.quiet * round);
+            assert_eq!(begun.elapsed(), TIMES.speak * round);
             broker.says(&Packet::PingAnswer).await;
         }
         assert_eq!(broker.hears().await, Packet::Ping);
         std::future::pending::<()>().await;
     };
     let trouble = tokio::select! { end = client.next() => end.unwrap_err(), () = talk => unreachable!() };
-    assert_eq!(trouble, again("the broker has not answered for 30 seconds"));
-    assert_eq!(begun.elapsed(), TIMES.quiet * 4 + TIMES.answer);
+    assert_eq!(trouble, again("the broker has not been heard for 30 seconds"));
+    assert_eq!(begun.elapsed(), TIMES.speak * 4 + TIMES.answer);
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,7 +2,7 @@
 //! work is done, and the broker holds back what we could not take.
 //!
 //! ```text
-//! Mqtt ──connect──▶ TCP, TLS ──greeting──▶ Client ─ moves bytes, watches the clock
+//! Mqtt ──connect──▶ TCP, TLS ──greeting──▶ driver ─ moves bytes, watches the clock
 //!   (5 first, then 3.1.1)                    └─ session: what waits for whom
 //!                                                └─ codec: packets and bytes
 //! ```
@@ -18,11 +18,13 @@ pub use super::{Certificate, Credentials, Tls, Trust};
 pub use client::Client;
 
 use super::{
-    Connector, Trouble, again, never,
+    Connector, Trouble, again,
+    driver::{Driver, Times},
+    never,
     stream::{self, Stream},
 };
 use bytes::BytesMut;
-use client::Times;
+use client::Speaking;
 use codec::{Connect, ConnectAnswer, Extras, Packet, Read, Reader, Value, Version, name};
 use rival::Rivals;
 use session::{Agreed, Session};
@@ -186,7 +188,8 @@ impl Mqtt {
         }
         let reader = Reader::new(version, largest);
         let forgets = matches!(self.settings.client_id, ClientId::Unique(_));
-        Ok(Client::new(stream, incoming, reader, session, self.times(&answer), forgets))
+        let speaking = Speaking::new(reader, session, forgets);
+        Ok(Driver::new(stream, incoming, speaking, self.times(&answer)))
     }
 
     fn hello(&self, version: Version) -> Connect {
@@ -250,8 +253,10 @@ impl Mqtt {
         let keep_alive =
             theirs.map_or(self.settings.keep_alive, |theirs| theirs.min(self.settings.keep_alive));
         // Half of it, so that a ping that is late is still in time.
-        let quiet = (keep_alive / 2).clamp(Duration::from_millis(500), LONGEST_WAIT);
-        Times { quiet, answer: self.settings.answer_within.min(LONGEST_WAIT) }
+        let speak = (keep_alive / 2).clamp(Duration::from_millis(500), LONGEST_WAIT);
+        // What we say then must be answered.
+        let answer = self.settings.answer_within.min(LONGEST_WAIT);
+        Times { speak, hear: answer, answer }
     }
 }
 
