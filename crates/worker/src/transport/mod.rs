@@ -150,7 +150,7 @@ pub trait Connector: Send + 'static {
     /// whoever took a message must answer it.
     fn redelivers(&self) -> bool;
 
-    /// One try.
+    /// One try. What must be waited for before it is waited for here, so that tries are counted that were made.
     fn connect(&mut self) -> impl Future<Output = Result<Self::Connection, Trouble>> + Send;
 }
 

@@ -4,7 +4,8 @@
 use super::{
     again,
     codec::{self, Disconnect, Extras, Packet, Read, Reader, Value, name},
-    rival::Closed,
+    reason,
+    rival::{SentAway, Stay},
     session::Session,
 };
 use crate::transport::{Connection, Event, Outgoing, Subscription, Trouble, stream::Stream};
@@ -52,7 +53,8 @@ pub struct Client {
     stuck: Option<Instant>,
     /// Answers were not read lately.
     was_idle: bool,
-    closed: Closed,
+    /// Where others may have our name.
+    stay: Option<Stay>,
 }
 
 impl std::fmt::Debug for Client {
@@ -93,20 +95,34 @@ impl Client {
             pinged,
             stuck,
             was_idle,
-            closed: Closed::default(),
+            stay: None,
         }
     }
 
-    /// Says here when the broker closes.
-    pub(super) fn told(self, closed: Closed) -> Client {
-        Client { closed, ..self }
+    /// Says there when the broker sends it away.
+    pub(super) fn at(self, stay: Option<Stay>) -> Client {
+        Client { stay, ..self }
+    }
+
+    fn sent_away(&self, how: SentAway, message: &str) -> Trouble {
+        match self.stay.as_ref().and_then(|stay| stay.sent_away(how, Instant::now())) {
+            Some(more) => again(format!("{message}: {more}")),
+            None => again(message),
+        }
     }
 
     /// Takes one packet of what was read; false if there is none.
     fn take(&mut self) -> Result<bool, Trouble> {
         let read = self.reader.read(&mut self.incoming);
         match read.map_err(|flaw| again(format!("the broker does not speak MQTT as it should: {flaw}")))? {
-            Read::Packet(packet) => self.session.received(packet)?,
+            Read::Packet(packet) => {
+                let is_rival = matches!(&packet, Packet::Disconnect(end) if end.reason == reason::TAKEN_OVER);
+                let received = self.session.received(packet);
+                received.map_err(|trouble| match is_rival {
+                    true => self.sent_away(SentAway::ForAnother, &trouble.message),
+                    false => trouble,
+                })?;
+            }
             Read::Oversize { packet_id } => self.session.passed_over(packet_id),
             Read::More => return Ok(false),
         }
@@ -130,9 +146,7 @@ impl Client {
         match moved {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                // Once it is closed it stays so.
-                _ = self.closed.set(Instant::now());
-                Err(again("the broker closed the connection"))
+                Err(self.sent_away(SentAway::WithoutAWord, "the broker closed the connection"))
             }
             Some(Err(error)) => Err(again(format!("the connection broke: {error}"))),
             None => self.late(reads),
