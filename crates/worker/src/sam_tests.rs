@@ -27,6 +27,8 @@ mod calls;
 mod chance;
 #[path = "sam/tests/claims.rs"]
 mod claims;
+#[path = "sam/tests/delays.rs"]
+mod delays;
 #[path = "sam/tests/ends.rs"]
 mod ends;
 

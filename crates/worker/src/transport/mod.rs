@@ -156,7 +156,7 @@ pub trait Connector: Send + 'static {
         false
     }
 
-    /// One try.
+    /// One try. What must be waited for before it is waited for here, so that tries are counted that were made.
     fn connect(&mut self) -> impl Future<Output = Result<Self::Connection, Trouble>> + Send;
 }
 

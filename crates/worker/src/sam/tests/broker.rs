@@ -28,6 +28,10 @@ struct Inner {
     is_down: bool,
     refuses_larger: Option<usize>,
     refused: Vec<u64>,
+    /// Whose queues are full, by topic; what was meant for them is not taken.
+    full: BTreeSet<String>,
+    not_now: Vec<u64>,
+    offered: usize,
     settled: usize,
     /// Given back by this connection: for others.
     released: BTreeSet<u64>,
@@ -116,6 +120,18 @@ impl Broker {
         self.change(|inner| inner.is_silent = is_silent);
     }
 
+    pub(super) fn full(&self, topic: &str, is_full: bool) {
+        self.change(|inner| match is_full {
+            true => inner.full.insert(topic.to_owned()),
+            false => inner.full.remove(topic),
+        });
+    }
+
+    /// How often something was offered that was not taken.
+    pub(super) fn offered(&self) -> usize {
+        locked(&self.0.inner).offered
+    }
+
     pub(super) fn refuses_larger(&self, than: usize) {
         self.change(|inner| inner.refuses_larger = Some(than));
     }
@@ -145,6 +161,7 @@ impl Connector for Broker {
             inner.released.clear();
             inner.confirms.clear();
             inner.refused.clear();
+            inner.not_now.clear();
             inner.patterns.clear();
             Ok(inner.connection)
         })
@@ -170,6 +187,9 @@ impl Connected {
         }
         if let Some(number) = inner.refused.pop() {
             return Some(Ok(Event::Refused(number, "too large".to_owned())));
+        }
+        if let Some(number) = inner.not_now.pop() {
+            return Some(Ok(Event::NotNow(number, "quota exceeded".to_owned())));
         }
         if !inner.is_silent && !inner.confirms.is_empty() {
             return Some(Ok(Event::Confirmed(inner.confirms.remove(0))));
@@ -218,6 +238,11 @@ impl Connection for Connected {
         self.broker.change(|inner| {
             if inner.refuses_larger.is_some_and(|most| message.payload.len() > most) {
                 inner.refused.push(number);
+                return;
+            }
+            if inner.full.contains(&message.topic) {
+                inner.offered += 1;
+                inner.not_now.push(number);
                 return;
             }
             inner.log.push(message.clone());

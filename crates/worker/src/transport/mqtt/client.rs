@@ -3,7 +3,8 @@
 use super::{
     again,
     codec::{self, Disconnect, Extras, Packet, Read, Reader, Value, name},
-    rival::Closed,
+    reason,
+    rival::{SentAway, Stay},
     session::Session,
 };
 use crate::transport::{
@@ -22,12 +23,20 @@ pub struct Speaking {
     session: Session,
     /// The session is of no use to anybody after us.
     forgets: bool,
-    closed: Closed,
+    /// Where others may have our name.
+    stay: Option<Stay>,
 }
 
 impl Speaking {
     pub(super) fn new(reader: Reader, session: Session, forgets: bool) -> Speaking {
-        Speaking { reader, session, forgets, closed: Closed::default() }
+        Speaking { reader, session, forgets, stay: None }
+    }
+
+    fn sent_away(&self, how: SentAway, message: &str) -> Trouble {
+        match self.stay.as_ref().and_then(|stay| stay.sent_away(how, Instant::now())) {
+            Some(more) => again(format!("{message}: {more}")),
+            None => again(message),
+        }
     }
 
     fn write(&mut self, packet: &Packet) {
@@ -37,9 +46,9 @@ impl Speaking {
 }
 
 impl Client {
-    /// Says here when the broker closes.
-    pub(super) fn told(mut self, closed: Closed) -> Client {
-        self.speaker.closed = closed;
+    /// Says there when the broker sends it away.
+    pub(super) fn at(mut self, stay: Option<Stay>) -> Client {
+        self.speaker.stay = stay;
         self
     }
 }
@@ -48,7 +57,14 @@ impl Speaker for Speaking {
     fn take(&mut self, incoming: &mut BytesMut) -> Result<bool, Trouble> {
         let read = self.reader.read(incoming);
         match read.map_err(|flaw| again(format!("the broker does not speak MQTT as it should: {flaw}")))? {
-            Read::Packet(packet) => self.session.received(packet)?,
+            Read::Packet(packet) => {
+                let is_rival = matches!(&packet, Packet::Disconnect(end) if end.reason == reason::TAKEN_OVER);
+                let received = self.session.received(packet);
+                received.map_err(|trouble| match is_rival {
+                    true => self.sent_away(SentAway::ForAnother, &trouble.message),
+                    false => trouble,
+                })?;
+            }
             Read::Oversize { packet_id } => self.session.passed_over(packet_id),
             Read::More => return Ok(false),
         }
@@ -112,9 +128,7 @@ impl Speaker for Speaking {
     }
 
     fn closed(&mut self) -> Trouble {
-        // Once it is closed it stays so.
-        _ = self.closed.set(Instant::now());
-        again("the broker closed the connection")
+        self.sent_away(SentAway::WithoutAWord, "the broker closed the connection")
     }
 }
 

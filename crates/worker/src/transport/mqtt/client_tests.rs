@@ -395,7 +395,7 @@ async fn a_farewell_ends_the_session_and_does_not_wait_for_ever() {
 #[tokio::test(start_paused = true)]
 async fn what_the_broker_says_of_the_end_is_told() {
     for (last, expected, is_final) in [
-        (b"\xe0\x01\x8e".as_slice(), "only one at a time can have it (0x8e)", true),
+        (b"\xe0\x01\x8e".as_slice(), "another client came with the same identifier (0x8e)", false),
         (b"\xe0\x01\x8b", "it shuts down (0x8b)", false),
         (b"\xc0\x00", "the broker says what only a client says, or says it again", false),
         (b"\xff\xff", "the broker closed the connection", false),
@@ -408,6 +408,23 @@ async fn what_the_broker_says_of_the_end_is_told() {
         let trouble = client.next().await.unwrap_err();
         assert!(trouble.message.contains(expected), "{trouble}");
         assert_eq!(trouble.is_final, is_final, "{trouble}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_sent_away_for_another_of_its_name_is_told_so_and_rests_before_it_comes_again() {
+    let mut rivals = super::super::rival::Rivals::default();
+    for (last, seconds) in [(b"\xe0\x01\x8e".as_slice(), 20), (b"\xe0\x02\x8e\x00", 40), (b"\xe0\x01\x8b", 0)]
+    {
+        let (client, mut broker) = pair();
+        let mut client = client.at(Some(rivals.let_in("me", Instant::now())));
+        broker.stream.write_all(last).await.unwrap();
+        let trouble = client.next().await.unwrap_err();
+        let ended = Instant::now();
+        rivals.rest().await;
+        assert_eq!(ended.elapsed().as_secs(), seconds);
+        assert_eq!(trouble.message.contains("connected as `me`"), seconds > 0, "{trouble}");
+        assert!(!trouble.is_final);
     }
 }
 

@@ -26,7 +26,7 @@ use super::{
 use bytes::BytesMut;
 use client::Speaking;
 use codec::{Connect, ConnectAnswer, Extras, Packet, Read, Reader, Value, Version, name};
-use rival::Rivals;
+use rival::{Rivals, Stay};
 use session::{Agreed, Session};
 use std::{num::NonZeroU16, time::Duration};
 use tokio::{
@@ -247,6 +247,12 @@ impl Mqtt {
         }
     }
 
+    /// A name that nobody else has has no rivals.
+    fn stay(&mut self) -> Option<Stay> {
+        let may_meet = matches!(self.settings.client_id, ClientId::Exactly(_));
+        may_meet.then(|| self.rivals.let_in(&self.client_id, Instant::now()))
+    }
+
     fn times(&self, answer: &ConnectAnswer) -> Times {
         let theirs = answer.extras.number(name::SERVER_KEEP_ALIVE).filter(|seconds| *seconds > 0);
         let theirs = theirs.map(|seconds| Duration::from_secs(u64::from(seconds)));
@@ -277,10 +283,7 @@ impl Connector for Mqtt {
     }
 
     async fn connect(&mut self) -> Result<Client, Trouble> {
-        // A name that nobody else has has no rivals.
-        if matches!(self.settings.client_id, ClientId::Exactly(_)) {
-            self.rivals.may_come(&self.client_id, Instant::now())?;
-        }
+        self.rivals.rest().await;
         let versions: &[Version] = match self.settings.speaks {
             Speaks::FiveOrThree => &[Version::Five, Version::Three],
             Speaks::Five => &[Version::Five],
@@ -289,7 +292,7 @@ impl Connector for Mqtt {
         let mut last = again("no version of MQTT is tried");
         for version in versions {
             match timeout(self.settings.answer_within, self.greet(*version)).await {
-                Ok(Ok(client)) => return Ok(client.told(self.rivals.let_in(Instant::now()))),
+                Ok(Ok(client)) => return Ok(client.at(self.stay())),
                 Ok(Err(Failed::Version(trouble))) => last = trouble,
                 Ok(Err(Failed::Other(trouble))) => return Err(trouble),
                 Err(_) => return Err(again("the broker took too long to let us in")),
