@@ -31,6 +31,8 @@ const LONGEST_NAME: usize = 250;
 /// Messages and bytes that may wait for one client.
 const MOST_WAITING: usize = 10_000;
 const MOST_WAITING_BYTES: usize = 64 << 20;
+/// What stands around a message in the line that delivers it.
+const ENVELOPE: usize = 64;
 /// How long a client may be waited for.
 const LONGEST_RECEIVE: Duration = Duration::from_secs(60);
 /// After a failed accept: long enough not to spin.
@@ -81,15 +83,26 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Hub {
-    fn publish(&self, from: &Client, topic: String, payload: Box<RawValue>, properties: Properties) -> u64 {
+    fn publish(
+        &self,
+        from: &Client,
+        topic: String,
+        payload: Box<RawValue>,
+        user_properties: Properties,
+    ) -> Result<u64, String> {
         let id = self.last_message.fetch_add(1, Ordering::Relaxed) + 1;
         let message_id = Value::from(id);
-        let message = Arc::new(Delivered { message_id, topic, payload, user_properties: properties });
+        let message = Arc::new(Delivered { message_id, topic, payload, user_properties });
+        // Written again it may be longer than it came; who gets a line that is too long breaks off.
+        let size = lines::line(&*message).map_err(|error| error.to_string())?.len() + ENVELOPE;
+        if size > lines::LONGEST {
+            return Err(format!("the message takes {size} bytes where it arrives; {} go", lines::LONGEST));
+        }
         let clients: Vec<_> = locked(&self.clients).values().cloned().collect();
         for client in clients.iter().filter(|client| client.name != from.name) {
             client.offer(&message);
         }
-        id
+        Ok(id)
     }
 }
 
@@ -156,11 +169,19 @@ async fn client(stream: TcpStream, hub: &Hub) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let (from, mut to) = stream.into_split();
     let (mut from, mut held, mut known) = (BufReader::new(from), Vec::new(), None);
-    while lines::fill(&mut from, &mut held).await? {
-        let (reply, is_over) = match serde_json::from_slice(&held) {
-            Ok(Command::Disconnect) => (Reply::ok(), true),
-            Ok(command) => (answer(command, hub, &mut known).await, false),
-            Err(error) => (Reply::error("INVALID_COMMAND", error.to_string()), false),
+    loop {
+        let (reply, is_over) = match lines::fill(&mut from, &mut held).await {
+            Ok(true) => match lines::read(&held) {
+                Ok(Command::Disconnect) => (Reply::ok(), true),
+                Ok(command) => (answer(command, hub, &mut known).await, false),
+                Err(error) => (invalid(&error), false),
+            },
+            Ok(false) => break,
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+                lines::pass_over(&mut from).await?;
+                (invalid(&error), false)
+            }
+            Err(error) => return Err(error),
         };
         held = Vec::new();
         to.write_all(&lines::line(&reply)?).await?;
@@ -169,6 +190,10 @@ async fn client(stream: TcpStream, hub: &Hub) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+fn invalid(why: &impl ToString) -> Reply {
+    Reply::error("INVALID_COMMAND", why.to_string())
 }
 
 async fn answer<'a>(command: Command, hub: &'a Hub, known: &mut Option<Known<'a>>) -> Reply {
@@ -190,8 +215,10 @@ async fn answer<'a>(command: Command, hub: &'a Hub, known: &mut Option<Known<'a>
             Reply::error("PUBLISH_FAILED", format!("a topic has 1 to {LONGEST_NAME} bytes and no `*` or `>`"))
         }
         Command::Publish { topic, payload, user_properties } => {
-            let id = hub.publish(client, topic, payload, user_properties);
-            Reply { message_id: Some(Value::from(id)), ..Reply::ok() }
+            match hub.publish(client, topic, payload, user_properties) {
+                Ok(id) => Reply { message_id: Some(Value::from(id)), ..Reply::ok() },
+                Err(why) => Reply::error("PUBLISH_FAILED", why),
+            }
         }
         Command::Receive { timeout_ms } => {
             client.receive(Duration::from_millis(timeout_ms).min(LONGEST_RECEIVE)).await

@@ -160,3 +160,52 @@ async fn who_does_not_take_what_comes_loses_it_and_is_told() {
     let told = slow.ask(r#"{"cmd":"RECEIVE"}"#).await;
     assert!(told["error_message"].as_str().unwrap().starts_with("7 messages were lost"), "{told}");
 }
+
+#[tokio::test]
+async fn what_would_be_too_long_where_it_arrives_is_refused_to_whoever_sends_it() {
+    let address = broker().await;
+    let mut one = link(address, "one", &["a"]).await;
+    let mut two = ByHand::new(address).await;
+    two.ask(r#"{"cmd":"CONNECT","client_id":"2"}"#).await;
+    let publish = |size: usize| {
+        let (head, tail) = (r#"{"cmd":"PUBLISH","topic":"a","payload":""#, "\"}");
+        format!("{head}{}{tail}", "x".repeat(size - head.len() - tail.len()))
+    };
+    let longest = crate::transport::lines::LONGEST;
+    assert_eq!(two.ask(&publish(longest - 200)).await["status"], "OK");
+    assert!(one.arrived.recv().await.unwrap().payload.len() > longest - 300);
+    for (size, code) in
+        [(longest, "PUBLISH_FAILED"), (longest + 1, "INVALID_COMMAND"), (longest * 2, "INVALID_COMMAND")]
+    {
+        let told = two.ask(&publish(size)).await;
+        assert_eq!(told["error_code"], code);
+        assert!(told["error_message"].as_str().unwrap().contains("10485760"), "{told}");
+    }
+    // The largest that is taken arrives, too.
+    let (mut least, mut most) = (longest - 200, longest);
+    while least + 1 < most {
+        let size = (least + most) / 2;
+        match two.ask(&publish(size)).await["status"] == "OK" {
+            true => least = size,
+            false => most = size,
+        }
+    }
+    two.ask(r#"{"cmd":"PUBLISH","topic":"a","payload":"last"}"#).await;
+    while one.arrived.recv().await.unwrap().payload != "last" {}
+    assert_eq!(*one.state.borrow_and_update(), LinkState::Connected);
+    assert!(!one.state.has_changed().unwrap(), "nobody broke off");
+}
+
+#[tokio::test]
+async fn numbers_that_only_python_writes_break_nothing_off() {
+    let address = broker().await;
+    let mut one = link(address, "one", &["a"]).await;
+    let mut two = ByHand::new(address).await;
+    two.ask(r#"{"cmd":"CONNECT","client_id":"2"}"#).await;
+    let publish =
+        r#"{"cmd":"PUBLISH","topic":"a","payload":{"x":[NaN,-Infinity,1]},"user_properties":{"n":NaN}}"#;
+    assert_eq!(two.ask(publish).await["status"], "OK");
+    assert_eq!(said(&one.arrived.recv().await.unwrap()), json!({"x": [null, null, 1]}));
+    let nonsense = r#"{"cmd":"PUBLISH","topic":"a","payload":{"x":nan}}"#;
+    assert_eq!(two.ask(nonsense).await["error_code"], "INVALID_COMMAND");
+}

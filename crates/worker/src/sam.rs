@@ -242,7 +242,7 @@ pub async fn serve<C: Calls>(worker: Worker<C>, stop: watch::Receiver<Stop>) -> 
     let Link { arrived, state, reach, task, notices, .. } = worker.link;
     tokio::spawn(tell_notices(notices, worker.note.clone()));
     let forgetting = tokio::spawn(forget_old(worker.calls.clone(), worker.catalog.clone()));
-    let post = Post::new(reach, state.clone(), worker.note.clone(), worker.defaults.largest);
+    let post = Post::new(reach, worker.note.clone(), worker.defaults.largest);
     let announcer = Announcer {
         base: worker.base.clone(),
         catalog: worker.catalog.clone(),

@@ -27,6 +27,8 @@ mod calls;
 mod chance;
 #[path = "sam/tests/claims.rs"]
 mod claims;
+#[path = "sam/tests/delays.rs"]
+mod delays;
 #[path = "sam/tests/ends.rs"]
 mod ends;
 
@@ -60,6 +62,7 @@ struct Setup {
     is_kept: bool,
     is_full: bool,
     has_receipts: bool,
+    releases: bool,
     is_subscribed: bool,
     tools: Vec<&'static str>,
 }
@@ -74,6 +77,7 @@ impl Default for Setup {
             is_kept: true,
             is_full: false,
             has_receipts: true,
+            releases: false,
             is_subscribed: true,
             tools: vec!["echo", "hang", "panic", "large", "chat", "late"],
         }
@@ -103,7 +107,7 @@ fn catalog(names: &[&str]) -> Catalog {
 
 impl World {
     async fn new(setup: Setup) -> World {
-        let broker = Broker::new(setup.has_receipts);
+        let broker = Broker::new(setup.has_receipts, setup.releases);
         let patience = Patience { tries: setup.tries, pause: Duration::from_secs(3) };
         let calls = FakeCalls::default();
         let (tells, told) = watch::channel(catalog(&setup.tools));

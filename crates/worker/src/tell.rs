@@ -63,6 +63,7 @@ impl Teller {
             | Noted::UnknownProfile { .. }
             | Noted::ProfileTooWide { .. }
             | Noted::StatusesDropped { .. }
+            | Noted::Delayed { .. }
             | Noted::Announced { .. }
             | Noted::Notice(Notice::Weaker(_))
             | Noted::Draining { .. }
@@ -134,6 +135,7 @@ fn line(noted: Noted) -> Option<Line> {
             let line = Line::new(Level::Error, "publish_failed").message(why).with("topic", topic);
             which.map_or(line.clone(), |which| line.about(&about(&which)))
         }
+        Noted::Delayed { which, why } => of(Level::Warn, "answer_delayed", &which).message(why),
         Noted::Announced { tools } => Line::new(Level::Info, "announced").with("tools", tools),
         Noted::Link(state) => link(state),
         Noted::Notice(Notice::PassedOver(what)) => Line::new(Level::Warn, "passed_over").message(what),

@@ -37,7 +37,8 @@ use worker::transport::{
 /// Nothing here takes as long; it only ends tests that hang.
 const LONG: Duration = Duration::from_secs(120);
 /// Queues with what is bound to them: that is the operator's work.
-const QUEUES: [(&str, &str); 6] = [
+const QUEUES: [(&str, &str); 7] = [
+    ("ns/q/str/back", "back.invoke.#"),
     ("ns/q/str/pool", "pool.invoke.#"),
     ("ns/q/str/lost", "lost.invoke.#"),
     ("ns/q/str/large", "large.invoke.#"),
@@ -283,6 +284,7 @@ async fn rabbitmq_is_served() {
     topics_are_for_each(&rabbit).await;
     what_was_not_settled_comes_again(&rabbit).await;
     what_came_before_it_stopped_to_listen_is_still_settled(&rabbit).await;
+    what_is_given_back_comes_to_others_while_we_are_there(&rabbit).await;
     what_is_too_large_is_passed_over_for_ever(&rabbit).await;
     agents_with_another_client_are_understood(&rabbit).await;
     tls_proves_both_sides(&rabbit).await;
@@ -444,6 +446,24 @@ async fn what_came_before_it_stopped_to_listen_is_still_settled(rabbit: &Rabbit)
     assert_eq!(text(&arrives(&mut second).await), "last", "what was settled does not come again");
 }
 
+async fn what_is_given_back_comes_to_others_while_we_are_there(rabbit: &Rabbit) {
+    let pattern = ("back/invoke/>", true);
+    let mut first = linked(rabbit.settings("back", "first"), &[pattern]).await;
+    for payload in ["begun", "waits"] {
+        publish(&first, message("back/invoke/t", payload)).await.unwrap();
+    }
+    let (begun, waits) = (arrives(&mut first).await, arrives(&mut first).await);
+    assert_eq!((text(&begun), text(&waits)), ("begun", "waits"));
+    waits.receipt.release().await;
+    first.reach.unsubscribe(Subscription { pattern: pattern.0.to_owned(), is_shared: true }).await;
+    let mut second = linked(rabbit.settings("back", "second"), &[pattern]).await;
+    let other = arrives(&mut second).await;
+    assert_eq!(text(&other), "waits", "what is under way elsewhere does not come again");
+    other.receipt.settle().await;
+    assert!(first.arrived.try_recv().is_err());
+    begun.receipt.settle().await;
+}
+
 async fn what_is_too_large_is_passed_over_for_ever(rabbit: &Rabbit) {
     let settings = Settings { largest_message: 5000, ..rabbit.settings("large", "small") };
     let mut worker = linked(settings, &[("large/invoke/>", true)]).await;
@@ -555,22 +575,23 @@ fn pretender_who(words: Vec<u8>, then: Then) -> u16 {
     port
 }
 
-/// What a good broker says until we are in: who may come, that we may, open, begin, and both attached.
-fn good_words() -> Vec<u8> {
-    let frame = |kind: u8, body: &[u8]| {
-        let size = u32::try_from(8 + body.len()).unwrap();
-        [&size.to_be_bytes()[..], &[2, kind, 0, 0], body].concat()
-    };
+fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(8 + body.len()).unwrap();
+    [&size.to_be_bytes()[..], &[2, kind, 0, 0], body].concat()
+}
+
+fn attach(handle: u8) -> Vec<u8> {
+    let name = [&[0xa1, 4][..], b"me-", &[b'0' + handle]].concat();
+    let terminus = |code| [0, 0x53, code, 0xc0, 4, 1, 0xa1, 1, b'x'];
+    let fields = [&name[..], &[0x52, handle, 0x42, 0x40, 0x40], &terminus(0x28), &terminus(0x29)].concat();
+    frame(0, &[&[0, 0x53, 0x12, 0xc0, u8::try_from(fields.len() + 1).unwrap(), 7][..], &fields].concat())
+}
+
+/// What a broker says until we are in: who may come, that we may, open, begin, and what we send by is attached.
+fn first_words() -> Vec<u8> {
     let mechanisms = [&[0, 0x53, 0x40, 0xc0, 12, 1, 0xa3, 9][..], b"ANONYMOUS"].concat();
     let open = [0, 0x53, 0x10, 0xc0, 4, 1, 0xa1, 1, b'b'];
     let begin = [0, 0x53, 0x11, 0xc0, 9, 4, 0x60, 0, 0, 0x43, 0x52, 100, 0x52, 100];
-    let attach = |handle: u8| {
-        let name = [&[0xa1, 4][..], b"me-", &[b'0' + handle]].concat();
-        let terminus = |code| [0, 0x53, code, 0xc0, 4, 1, 0xa1, 1, b'x'];
-        let fields =
-            [&name[..], &[0x52, handle, 0x42, 0x40, 0x40], &terminus(0x28), &terminus(0x29)].concat();
-        [&[0, 0x53, 0x12, 0xc0, u8::try_from(fields.len() + 1).unwrap(), 7][..], &fields].concat()
-    };
     [
         b"AMQP\x03\x01\x00\x00".to_vec(),
         frame(1, &mechanisms),
@@ -578,10 +599,15 @@ fn good_words() -> Vec<u8> {
         b"AMQP\x00\x01\x00\x00".to_vec(),
         frame(0, &open),
         frame(0, &begin),
-        frame(0, &attach(0)),
-        frame(0, &attach(1)),
+        attach(0),
     ]
     .concat()
+}
+
+/// And what a good one says then: that we may send, and what we listen by is attached.
+fn good_words() -> Vec<u8> {
+    let flow = [0, 0x53, 0x13, 0xc0, 11, 7, 0x43, 0x52, 100, 0x43, 0x52, 100, 0x43, 0x43, 0x52, 10];
+    [first_words(), frame(0, &flow), attach(1)].concat()
 }
 
 fn pretended(port: u16) -> Settings {
@@ -608,6 +634,17 @@ async fn who_falls_silent_is_taken_for_dead() {
     within(client.subscribe(&pool)).await.unwrap();
     let trouble = within(client.next()).await.unwrap_err();
     assert!(trouble.message.contains("has not been heard for 1 seconds"), "{trouble}");
+}
+
+#[tokio::test]
+async fn who_lets_us_send_nothing_is_asked_for_nothing() {
+    let settings = pretended(pretender_who(first_words(), Then::Stays));
+    let settings = Settings { answer_within: Duration::from_secs(1), ..settings };
+    let mut link = begin(settings, &[("a/>", true)], 1);
+    let is_lost = |state: &LinkState| matches!(state, LinkState::Lost { .. });
+    let state = within(link.state.wait_for(is_lost)).await.unwrap().clone();
+    let LinkState::Lost { why } = state else { panic!("{state:?}") };
+    assert!(why.ends_with("the broker lives, but has given us no credit to send for 1 seconds"), "{why}");
 }
 
 #[tokio::test]

@@ -1,11 +1,7 @@
 //! Follows the tools: subscribes to what is asked of each, and tells the mesh of those that are new, changed or gone; of all
 //! after each connection and every few minutes, since agents come later and nobody keeps what was told.
 
-use super::{
-    Undiscovered,
-    noted::Noted,
-    post::{Post, Sent},
-};
+use super::{Undiscovered, noted::Noted, post::Post};
 use crate::{
     tools::{Catalog, Tool},
     transport::{LinkState, Properties, Subscription},
@@ -135,7 +131,7 @@ impl Announcer {
         for tool in tools {
             let topic = self.base.init(&tool.name);
             match answer::init_broadcast(&tool.card, self.post.largest) {
-                Ok(card) => count += usize::from(self.broadcast(topic, card).await == Some(Sent::Confirmed)),
+                Ok(card) => count += usize::from(self.broadcast(topic, card).await),
                 Err(large) => self.unspeakable(&tool.name, &large),
             }
         }
@@ -147,10 +143,11 @@ impl Announcer {
         self.broadcast(self.base.failed_discovery(tool), answer::failed_discovery(tool, why)).await;
     }
 
-    async fn broadcast(&self, topic: Result<String, BadTopic>, message: Vec<u8>) -> Option<Sent> {
+    /// What nobody waits for is told again in any case.
+    async fn broadcast(&self, topic: Result<String, BadTopic>, message: Vec<u8>) -> bool {
         match topic {
-            Ok(topic) => Some(self.post.send(None, &topic, Bytes::from(message), &Properties::new()).await),
-            Err(_) => None,
+            Ok(topic) => self.post.mention(None, &topic, Bytes::from(message), &Properties::new()).await,
+            Err(_) => false,
         }
     }
 

@@ -64,6 +64,14 @@ impl<C: Calls> Service<C> {
     }
 
     pub(super) fn leave(&mut self, asker: Asker) {
+        if self.settings.is_kept && asker.receipt.can_go_back() {
+            let copies = self.held.remove(&asker.key).unwrap_or_default();
+            return self.background(0, async move {
+                for receipt in copies.into_iter().chain([asker.receipt]) {
+                    receipt.release().await;
+                }
+            });
+        }
         if self.settings.is_kept && asker.receipt.comes_again() {
             // It is kept here as well, in case that it is cancelled yet.
             self.left.retain(|other| other.key != asker.key);

@@ -4,7 +4,7 @@ use super::{
     Calls,
     ending::Phase,
     noted::{Noted, Which},
-    post::{self, Asker},
+    post::{self, Asker, Letter},
     service::{Service, Turn, now_ms},
 };
 use crate::{
@@ -142,7 +142,7 @@ impl<C: Calls> Service<C> {
         let (which, largest) = (which(&id, &name, &reply), self.post.largest);
         if tool_config.is_empty() {
             let answer = answer::init_answer(&id, &tool.card, words, largest);
-            return self.send(which, &id, reply, Bytes::from(answer), vec![receipt]);
+            return self.send(letter(which, id, reply, Bytes::from(answer), receipt));
         }
         // Then it may be another: it is asked itself.
         if !self.has_room(weight) {
@@ -154,8 +154,7 @@ impl<C: Calls> Service<C> {
                 Ok(card) => answer::init_answer(&id, &card, words, largest),
                 Err(refusal) => answer::error(&id, &refusal),
             };
-            // Whether it could be sent is noted.
-            _ = post.answer(&which, &id, &reply, Bytes::from(answer), vec![receipt]).await;
+            post.answer_once(letter(which, id, reply, Bytes::from(answer), receipt)).await;
         });
     }
 
@@ -175,7 +174,7 @@ impl<C: Calls> Service<C> {
         let which = which(&id, tool, &reply);
         self.note(Noted::Refused { which: which.clone(), refusal: refusal.clone() });
         let answer = Bytes::from(answer::error(&id, &refusal));
-        self.send(which, &id, reply, answer, vec![receipt]);
+        self.send(letter(which, id, reply, answer, receipt));
     }
 
     fn cancel(&mut self, name: &str) {
@@ -197,6 +196,10 @@ impl<C: Calls> Service<C> {
         self.note(Noted::Cancelled(asker.which.clone()));
         self.refuse(asker, &post::cancelled(BY_ASKER));
     }
+}
+
+fn letter(which: Arc<Which>, id: String, reply: Reply, answer: Bytes, receipt: Receipt) -> Letter {
+    Letter { which, id, reply, answer, receipts: vec![receipt], instead: None }
 }
 
 fn which(id: &str, tool: &str, reply: &Reply) -> Arc<Which> {

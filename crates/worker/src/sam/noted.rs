@@ -75,7 +75,7 @@ pub enum Noted {
     Started { which: Arc<Which>, profile: Profile, time: Duration, queued: Duration },
     /// The tool has run.
     Ran { which: Arc<Which>, seen: Seen },
-    /// The broker has the answer of a call that was run. `took` is the run alone.
+    /// The broker has the answer of a call that was run, or did not take it as long as it was of use. `took` is the run alone.
     Answered { which: Arc<Which>, how: How, took: Duration, queued: Duration },
     /// It came before: the same answer is for both, or is given again.
     Duplicate { which: Arc<Which>, is_answered: bool },
@@ -93,6 +93,8 @@ pub enum Noted {
     Unanswerable { topic: String, refusal: Refusal },
     /// The broker does not take this, or has too much to take; `which` is none for what is told everybody.
     PublishFailed { which: Option<Arc<Which>>, topic: String, why: String },
+    /// The broker does not take an answer for now; it is sent again.
+    Delayed { which: Arc<Which>, why: String },
     /// Everybody was told of so many tools.
     Announced { tools: usize },
     /// It stands so with the broker.

@@ -3,7 +3,7 @@
 use super::noted::{How, Note, Noted, Which};
 use crate::{
     call::Outcome,
-    transport::{Gone, LinkState, Outgoing, Properties, Reach, Receipt, Subscription},
+    transport::{Gone, Outgoing, Properties, Reach, Receipt, Subscription},
     wire::{
         answer,
         code::{Code, Refusal},
@@ -15,13 +15,16 @@ use std::{
     sync::Arc,
     time::{Duration, SystemTime},
 };
-use tokio::{sync::watch, time::Instant};
+use tokio::time::{Instant, sleep};
+
+/// Between two tries to send an answer that the broker does not take for now; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// Sends. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Post {
     reach: Reach,
-    state: watch::Receiver<LinkState>,
     note: Note,
     pub(super) largest: usize,
 }
@@ -38,28 +41,35 @@ pub(super) struct Asker {
     pub(super) arrived: Instant,
 }
 
-/// What an asker was told.
-pub(super) struct Said {
+/// An answer, and what is settled by it.
+pub(super) struct Letter {
+    pub(super) which: Arc<Which>,
+    pub(super) id: String,
+    pub(super) reply: Reply,
     pub(super) answer: Bytes,
-    pub(super) sent: Sent,
-    /// What the broker took in its stead.
+    pub(super) receipts: Vec<Receipt>,
+    /// What its asker is told in its stead, or is not told: the broker does not take it.
     pub(super) instead: Option<Refusal>,
 }
 
-/// What came of sending.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sent {
-    /// The broker has it.
-    Confirmed,
-    /// The broker does not want it, and never will.
-    Refused,
-    /// There is no broker any more.
-    Gone,
+impl Letter {
+    fn replace(&mut self) {
+        let why = format!("the broker does not take the answer, which has {} bytes", self.answer.len());
+        let refusal = Refusal::new(Code::ExecutionError, why);
+        self.answer = Bytes::from(answer::error(&self.id, &refusal));
+        self.instead = Some(refusal);
+    }
+
+    async fn settle(&mut self) {
+        for receipt in std::mem::take(&mut self.receipts) {
+            receipt.settle().await;
+        }
+    }
 }
 
 impl Post {
-    pub(super) fn new(reach: Reach, state: watch::Receiver<LinkState>, note: Note, largest: usize) -> Post {
-        Post { reach, state, note, largest }
+    pub(super) fn new(reach: Reach, note: Note, largest: usize) -> Post {
+        Post { reach, note, largest }
     }
 
     pub(super) fn note(&self, noted: Noted) {
@@ -74,77 +84,86 @@ impl Post {
         self.reach.unsubscribe(from).await;
     }
 
-    /// The same for what is worth no second try: a broker that does not take it for now shall not hold the answer back.
+    /// Sends what is worth no second try: a broker that does not take it for now shall hold nothing else back. A failure is
+    /// noted; false then.
     pub(super) async fn mention(
-        &self,
-        which: &Arc<Which>,
-        topic: &str,
-        payload: Bytes,
-        echoed: &Properties,
-    ) -> Sent {
-        let properties = answer::properties(echoed, SystemTime::now());
-        let sent = self.reach.offer(Outgoing { topic: topic.to_owned(), payload, properties }).await;
-        self.judged(sent, Some(which), topic)
-    }
-
-    /// Sends, and waits until the broker has it. A failure is noted.
-    pub(super) async fn send(
         &self,
         which: Option<&Arc<Which>>,
         topic: &str,
         payload: Bytes,
         echoed: &Properties,
-    ) -> Sent {
-        let properties = answer::properties(echoed, SystemTime::now());
-        let message = Outgoing { topic: topic.to_owned(), payload, properties };
-        // What nobody waits for is told again in any case.
-        let sent = match which {
-            Some(_) => self.reach.publish(message).await,
-            None => self.reach.offer(message).await,
-        };
-        self.judged(sent, which, topic)
+    ) -> bool {
+        let sent = self.publish(topic, payload, echoed).await;
+        sent.map_err(|gone| self.failed(which, topic, &gone.to_string())).is_ok()
     }
 
-    fn judged(&self, sent: Result<(), Gone>, which: Option<&Arc<Which>>, topic: &str) -> Sent {
-        match sent {
-            Ok(()) => Sent::Confirmed,
-            Err(gone) => {
-                let (which, topic) = (which.cloned(), topic.to_owned());
-                self.note(Noted::PublishFailed { which, topic, why: gone.to_string() });
-                match *self.state.borrow() {
-                    LinkState::Lost { .. } => Sent::Gone,
-                    LinkState::Connecting { .. } | LinkState::Connected => Sent::Refused,
-                }
-            }
-        }
+    async fn publish(&self, topic: &str, payload: Bytes, echoed: &Properties) -> Result<(), Gone> {
+        let properties = answer::properties(echoed, SystemTime::now());
+        self.reach.publish(Outgoing { topic: topic.to_owned(), payload, properties }).await
+    }
+
+    fn failed(&self, which: Option<&Arc<Which>>, topic: &str, why: &str) {
+        let (which, topic, why) = (which.cloned(), topic.to_owned(), why.to_owned());
+        self.note(Noted::PublishFailed { which, topic, why });
     }
 
     /// Answers, and settles what is settled by that. An answer that the broker does not want (it may have its own bound of
-    /// sizes) is replaced by an error that says so. Gives what was said in the end.
-    pub(super) async fn answer(
-        &self,
-        which: &Arc<Which>,
-        id: &str,
-        reply: &Reply,
-        payload: Bytes,
-        receipts: Vec<Receipt>,
-    ) -> Said {
-        let (mut said, size, mut instead) = (payload.clone(), payload.len(), None);
-        let mut sent = self.send(Some(which), &reply.to, payload, &reply.echoed).await;
-        if sent == Sent::Refused {
-            let why = format!("the broker does not take the answer, which has {size} bytes");
-            let refusal = Refusal::new(Code::ExecutionError, why);
-            said = Bytes::from(answer::error(id, &refusal));
-            instead = Some(refusal);
-            sent = self.send(Some(which), &reply.to, said.clone(), &reply.echoed).await;
+    /// sizes) is replaced by an error that says so. One that it does not take for now settles nothing.
+    pub(super) async fn answer(&self, letter: &mut Letter) -> Result<(), Gone> {
+        let mut sent = self.publish(&letter.reply.to, letter.answer.clone(), &letter.reply.echoed).await;
+        if let (Err(Gone::Refused(why)), None) = (&sent, &letter.instead) {
+            self.failed(Some(&letter.which), &letter.reply.to, why);
+            letter.replace();
+            sent = self.publish(&letter.reply.to, letter.answer.clone(), &letter.reply.echoed).await;
         }
-        // What the broker never takes need not come again, either.
-        if sent != Sent::Gone {
-            for receipt in receipts {
-                receipt.settle().await;
+        match &sent {
+            Ok(()) => letter.settle().await,
+            Err(Gone::NotNow(_)) => {}
+            // What the broker never takes need not come again, either.
+            Err(Gone::Refused(why)) => {
+                self.failed(Some(&letter.which), &letter.reply.to, why);
+                letter.settle().await;
+            }
+            Err(over @ Gone::Over) => self.failed(Some(&letter.which), &letter.reply.to, &over.to_string()),
+        }
+        sent
+    }
+
+    /// Answers what was not run. Nothing is lost with that but words, so that it is tried once: whoever asks nonsense in the
+    /// name of those who do not listen shall not keep others waiting.
+    pub(super) async fn answer_once(&self, mut letter: Letter) {
+        if let Err(Gone::NotNow(why)) = self.answer(&mut letter).await {
+            self.give_up(&mut letter, why).await;
+        }
+    }
+
+    /// Answers again and again what the broker did not take, as long as its asker may wait for it.
+    pub(super) async fn insist(
+        &self,
+        letter: &mut Letter,
+        mut why: String,
+        until: Instant,
+    ) -> Result<(), Gone> {
+        let mut pause = FIRST_PAUSE;
+        while Instant::now() + pause <= until {
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            match self.answer(letter).await {
+                Err(Gone::NotNow(again)) => why = again,
+                sent => return sent,
             }
         }
-        Said { answer: said, sent, instead }
+        self.give_up(letter, why.clone()).await;
+        Err(Gone::Refused(why))
+    }
+
+    /// Nobody waits for it any more, or too many others do. It is settled: the broker sends only so many that are not, and this
+    /// one would come again to be refused.
+    async fn give_up(&self, letter: &mut Letter, why: String) {
+        self.failed(Some(&letter.which), &letter.reply.to, &why);
+        let told = format!("the broker did not take the answer while it was of use: {why}");
+        letter.instead = Some(Refusal::new(Code::ExecutionError, told));
+        letter.settle().await;
     }
 }
 

@@ -4,7 +4,7 @@
 use super::{
     Called, Calls,
     noted::{Noted, Which},
-    post::{Post, Sent},
+    post::Post,
 };
 use crate::{
     call::{Order, Outcome},
@@ -116,7 +116,7 @@ impl Listener {
         let Some(topic) = &self.reply.status_to else { return };
         let payload = Bytes::from(answer::status(&self.which.task, text, SystemTime::now()));
         // What the broker does not take is noted; a status is worth no more.
-        if self.post.mention(&self.which, topic, payload, &self.reply.echoed).await == Sent::Confirmed {
+        if self.post.mention(Some(&self.which), topic, payload, &self.reply.echoed).await {
             self.post.note(Noted::Status(self.which.clone()));
         }
     }

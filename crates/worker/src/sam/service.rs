@@ -6,14 +6,14 @@ use super::{
     clocks::Clocks,
     ending::Phase,
     noted::{How, Note, Noted, Which},
-    post::{self, Asker, Post, Sent},
+    post::{self, Asker, Letter, Post},
     run::{self, Listener},
 };
 use crate::{
     call::{Order, Outcome, profile::Profile},
-    desk::{Bounds, Desk},
+    desk::{Bounds, Desk, PATIENCE, Ticket},
     tools::{Catalog, Tool},
-    transport::{Arrived, LinkState, Receipt},
+    transport::{Arrived, Gone, LinkState, Receipt},
     wire::{
         answer,
         code::{Code, Refusal},
@@ -38,6 +38,12 @@ use tokio::{
 /// comes again.
 const MOST_POSTED: usize = 4096;
 const MOST_POSTED_BYTES: usize = 64 << 20;
+/// Answers of calls that the broker does not take for now, and that wait without a slot: no others are kept from beginning. Each
+/// is of a request that is not settled, of which a broker sends only so many: see `transport/choose.rs`.
+pub(super) const MOST_DELAYED: usize = 64;
+const MOST_DELAYED_BYTES: usize = 32 << 20;
+/// For so long those wait that are too many, each in its slot.
+const IN_ITS_SLOT: Duration = Duration::from_secs(8);
 
 /// See [`super::Worker`].
 pub(super) struct Settings<C> {
@@ -65,6 +71,8 @@ pub(super) struct Service<C> {
     /// Which of them send something else, and how much.
     pub(super) posted: HashMap<task::Id, usize>,
     pub(super) posted_bytes: usize,
+    /// Which of the tasks send an answer again that has no slot any more, and how much.
+    delayed: HashMap<task::Id, usize>,
     /// What is settled as soon as fewer send something.
     pub(super) unsettled: Vec<Receipt>,
     /// What others may take when this worker has ended.
@@ -94,6 +102,8 @@ pub(super) struct Running {
     pub(super) asker: Asker,
     pub(super) cancel: watch::Sender<bool>,
     pub(super) started: Instant,
+    /// Until then its asker waits.
+    pub(super) until: Instant,
     /// Why, if it was cancelled.
     pub(super) ended_by: Option<&'static str>,
 }
@@ -107,12 +117,13 @@ pub(super) enum Done {
 
 pub(super) struct Answered {
     key: String,
-    which: Arc<Which>,
-    answer: Bytes,
-    sent: Sent,
+    letter: Letter,
+    sent: Result<(), Gone>,
     how: How,
     took: Duration,
     queued: Duration,
+    /// Until then its asker waits.
+    until: Instant,
 }
 
 impl<C: Calls> Service<C> {
@@ -133,6 +144,7 @@ impl<C: Calls> Service<C> {
             of_calls: HashMap::new(),
             posted: HashMap::new(),
             posted_bytes: 0,
+            delayed: HashMap::new(),
             unsettled: Vec::new(),
             left: Vec::new(),
             clocks: Clocks::default(),
@@ -217,12 +229,15 @@ impl<C: Calls> Service<C> {
                 Some(_) if (self.settings.is_full)() => {
                     self.refuse(ticket.what.asker, &exhausted("there is no room left for a tool's files"));
                 }
-                Some(time) => self.start(ticket.what, time),
+                Some(time) => {
+                    let until = patience(&ticket, now_ms());
+                    self.start(ticket.what, time, until);
+                }
             }
         }
     }
 
-    fn start(&mut self, turn: Turn, time: Duration) {
+    fn start(&mut self, turn: Turn, time: Duration, until: Instant) {
         let Turn { asker, tool, invoke, profile } = turn;
         let queued = asker.arrived.elapsed();
         self.note(Noted::Started { which: asker.which.clone(), profile, time, queued });
@@ -231,7 +246,7 @@ impl<C: Calls> Service<C> {
         let listener = Listener { post, which, reply };
         let order = Order { tool, invoke, time, profile };
         let (calls, key) = (self.settings.calls.clone(), asker.key.clone());
-        let running = Running { asker, cancel, started: Instant::now(), ended_by: None };
+        let running = Running { asker, cancel, started: Instant::now(), until, ended_by: None };
         self.running.insert(key.clone(), running);
         let of = key.clone();
         let task = self.tasks.spawn(async move {
@@ -253,10 +268,11 @@ impl<C: Calls> Service<C> {
         let id = done.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let key = self.of_calls.remove(&id);
         self.posted_bytes -= self.posted.remove(&id).unwrap_or(0);
+        self.delayed.remove(&id);
         self.settle(Vec::new());
         match (done, key) {
             (Ok((_, Done::Called { key, called })), _) => self.called(&key, *called),
-            (Ok((_, Done::Answered(answered))), _) => self.answered(*answered),
+            (Ok((_, Done::Answered(answered))), _) => self.answered(answered),
             (Err(_), Some(key)) if self.running.contains_key(&key) => {
                 let why = "the worker failed at this call";
                 self.called(&key, Called::from(Outcome::Refused(Refusal::new(Code::InternalError, why))));
@@ -276,7 +292,7 @@ impl<C: Calls> Service<C> {
         let Some(running) = self.running.remove(key) else { return };
         let Called { outcome, seen } = called;
         self.note(Noted::Ran { which: running.asker.which.clone(), seen });
-        let Running { asker, started, ended_by, .. } = running;
+        let Running { asker, started, until, ended_by, .. } = running;
         let post = self.post.clone();
         let queued = started - asker.arrived;
         let took = post::took(&outcome).unwrap_or_else(|| started.elapsed());
@@ -284,25 +300,58 @@ impl<C: Calls> Service<C> {
             let (answer, how) =
                 post::words(&asker, &outcome, ended_by.unwrap_or("nobody says why"), post.largest);
             let Asker { key, id, reply, which, receipt, .. } = asker;
-            let said = post.answer(&which, &id, &reply, Bytes::from(answer), vec![receipt]).await;
-            let how = said.instead.map_or(how, How::Error);
-            let (answer, sent) = (said.answer, said.sent);
-            Done::Answered(Box::new(Answered { key, which, answer, sent, how, took, queued }))
+            let (answer, receipts) = (Bytes::from(answer), vec![receipt]);
+            let mut letter = Letter { which, id, reply, answer, receipts, instead: None };
+            let sent = post.answer(&mut letter).await;
+            Done::Answered(Box::new(Answered { key, letter, sent, how, took, queued, until }))
         });
         self.of_calls.insert(task.id(), key.to_owned());
     }
 
-    fn answered(&mut self, answered: Answered) {
-        let Answered { key, which, answer, sent, how, took, queued } = answered;
-        let held = self.held.remove(&key).unwrap_or_default();
-        match sent {
-            Sent::Gone => self.desk.given_up(&key),
-            Sent::Confirmed | Sent::Refused => {
+    fn answered(&mut self, answered: Box<Answered>) {
+        let held = self.held.remove(&answered.key).unwrap_or_default();
+        match &answered.sent {
+            Err(Gone::Over) => self.desk.given_up(&answered.key),
+            Err(Gone::NotNow(why)) => {
+                let why = why.clone();
+                self.delay(answered, held, why);
+            }
+            Ok(()) | Err(Gone::Refused(_)) => {
+                let Answered { key, letter, how, took, queued, .. } = *answered;
+                let Letter { which, answer, instead, .. } = letter;
                 self.desk.answered(&key, answer, Some(took), now_ms());
                 self.settle(held);
+                let how = instead.map_or(how, How::Error);
                 self.note(Noted::Answered { which, how, took, queued });
             }
         }
+    }
+
+    /// The broker does not take it for now. It is sent again as long as its asker waits, and its slot is free for others
+    /// meanwhile, unless too many wait so: then it keeps its slot, and not for long.
+    fn delay(&mut self, mut answered: Box<Answered>, held: Vec<Receipt>, why: String) {
+        let letter = &mut answered.letter;
+        self.note(Noted::Delayed { which: letter.which.clone(), why: why.clone() });
+        letter.receipts.extend(held);
+        // One is enough for it to come again: the newest, the others may be of connections that are gone.
+        let newest = letter.receipts.pop().into_iter().collect();
+        let surplus = std::mem::replace(&mut letter.receipts, newest);
+        let (weight, answer) = (letter.answer.len(), letter.answer.clone());
+        let (key, took) = (answered.key.clone(), answered.took);
+        let delayed_bytes: usize = self.delayed.values().sum();
+        let has_room = self.delayed.len() < MOST_DELAYED && delayed_bytes + weight <= MOST_DELAYED_BYTES;
+        let until = if has_room { answered.until } else { answered.until.min(Instant::now() + IN_ITS_SLOT) };
+        let post = self.post.clone();
+        let task = self.tasks.spawn(async move {
+            answered.sent = post.insist(&mut answered.letter, why, until).await;
+            Done::Answered(answered)
+        });
+        if has_room {
+            self.desk.answered(&key, answer, Some(took), now_ms());
+            self.delayed.insert(task.id(), weight);
+        }
+        self.of_calls.insert(task.id(), key);
+        self.settle(surplus);
     }
 }
 
@@ -317,28 +366,19 @@ impl<C: Calls> Service<C> {
     }
 
     pub(super) fn dispatch(&mut self, asker: Asker, answer: Bytes) {
-        let mut receipts = self.held.remove(&asker.key).unwrap_or_default();
-        receipts.push(asker.receipt);
-        self.send(asker.which, &asker.id, asker.reply, answer, receipts);
+        let Asker { key, id, reply, which, receipt, .. } = asker;
+        let mut receipts = self.held.remove(&key).unwrap_or_default();
+        receipts.push(receipt);
+        self.send(Letter { which, id, reply, answer, receipts, instead: None });
     }
 
-    pub(super) fn send(
-        &mut self,
-        which: Arc<Which>,
-        id: &str,
-        reply: Reply,
-        answer: Bytes,
-        receipts: Vec<Receipt>,
-    ) {
-        let weight = answer.len();
+    pub(super) fn send(&mut self, letter: Letter) {
+        let weight = letter.answer.len();
         if !self.has_room(weight) {
-            return self.too_many(which, reply);
+            return self.too_many(letter.which, letter.reply);
         }
-        let (post, id) = (self.post.clone(), id.to_owned());
-        self.background(weight, async move {
-            // Whether it could be sent is noted.
-            _ = post.answer(&which, &id, &reply, answer, receipts).await;
-        });
+        let post = self.post.clone();
+        self.background(weight, async move { post.answer_once(letter).await });
     }
 
     /// Whether one more answer of this weight can wait for the broker.
@@ -373,6 +413,12 @@ impl<C: Calls> Service<C> {
         self.posted.insert(task.id(), weight);
         self.posted_bytes += weight;
     }
+}
+
+/// Until when its asker waits.
+fn patience(ticket: &Ticket<Turn>, now_ms: u64) -> Instant {
+    let age = Duration::from_millis(now_ms.saturating_sub(ticket.sent_ms));
+    Instant::now() + (ticket.timeout + PATIENCE).saturating_sub(age)
 }
 
 async fn at(when: Option<Instant>) {

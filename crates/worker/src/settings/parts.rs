@@ -70,7 +70,7 @@ impl Settings {
             largest_result: crate::wire::answer::LARGEST,
             parked: self.calls.parked,
             parked_bytes: self.calls.parked_bytes,
-            spares: self.calls.slots.min(MOST_SPARES),
+            spares: if self.calls.parked == 0 { 0 } else { self.calls.slots.min(MOST_SPARES) },
         }
     }
 

@@ -3,9 +3,9 @@
 use super::{Link, Patience, Subscription, Trouble, amqp, dev::DevBroker, mqtt, never};
 use std::{collections::BTreeSet, num::NonZeroU16};
 
-/// Beyond what the worker takes upon itself there is room for so many, so that a request to cancel does not wait behind those
-/// that it is about.
-const ROOM: usize = 16;
+/// Beyond what the worker takes upon itself there is room for so many: for those whose answers the broker does not take for now,
+/// and so that a request to cancel does not wait behind those that it is about.
+const ROOM: usize = 64 + 16;
 
 /// A broker, by its protocol.
 #[derive(Clone, Debug)]
@@ -71,9 +71,9 @@ mod tests {
     fn more_may_come_than_is_taken() {
         let set = |number| NonZeroU16::new(number).unwrap();
         assert_eq!(enough(set(256), 100), Ok(set(256)));
-        assert_eq!(enough(set(256), 256), Ok(set(272)));
-        assert_eq!(enough(set(1), 65_519), Ok(set(65_535)));
-        assert!(enough(set(256), 65_520).is_err() && enough(set(256), usize::MAX).is_err());
+        assert_eq!(enough(set(256), 256), Ok(set(336)));
+        assert_eq!(enough(set(1), 65_455), Ok(set(65_535)));
+        assert!(enough(set(256), 65_456).is_err() && enough(set(256), usize::MAX).is_err());
     }
 
     #[tokio::test]

@@ -97,7 +97,7 @@ impl Line {
         if !lines::fill(&mut self.from, &mut self.held).await.map_err(trouble)? {
             return Err(trouble(io::Error::from(io::ErrorKind::UnexpectedEof)));
         }
-        let read = serde_json::from_slice(&self.held);
+        let read = lines::read(&self.held);
         self.held.clear();
         read.map_err(|error| fault(format!("the broker's answer is none of its dialect: {error}")))
     }

@@ -84,3 +84,31 @@ async fn who_did_not_listen_does_not_blame_the_broker() {
     assert_eq!(speaking.next().await.unwrap_err(), silent());
     assert!(begun.elapsed() >= LONGEST_WAIT);
 }
+
+#[tokio::test]
+async fn what_a_broker_in_python_writes_is_read() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (from, mut to) = stream.into_split();
+                let mut lines = BufReader::new(from).lines();
+                while let Ok(Some(line)) = lines.next_line().await {
+                    let reply: &[u8] = match line.contains("RECEIVE") {
+                        true => b"{\"status\":\"OK\",\"message\":{\"message_id\":1,\"topic\":\"t\",\"payload\":{\"x\":NaN},\"user_properties\":{\"n\":Infinity,\"s\":\"\\ud800\"}}}\n",
+                        false => b"{\"status\":\"OK\"}\n",
+                    };
+                    to.write_all(reply).await.unwrap();
+                }
+            });
+        }
+    });
+    let mut broker = DevBroker { address, client_id: "me".to_owned(), queue: "q".to_owned() };
+    let mut speaking = broker.connect().await.unwrap();
+    let Event::Message { topic, payload, properties, .. } = speaking.next().await.unwrap() else {
+        panic!("a message was sent")
+    };
+    assert_eq!((topic.as_str(), &payload[..]), ("t", &br#"{"x":null}"#[..]));
+    assert_eq!(properties.into_iter().collect::<Vec<_>>(), [("s".to_owned(), "\u{fffd}".to_owned())]);
+}

@@ -1,9 +1,10 @@
 //! The dialect of development brokers: JSON objects, one a line, each request with one reply. What both ends share.
 
 use super::Properties;
-use serde::{Deserialize, Serialize};
+use crate::wire::lenient;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, value::RawValue};
-use std::io;
+use std::{borrow::Cow, io};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 
 /// The longest line that either end takes.
@@ -143,6 +144,14 @@ pub fn line(what: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
+/// What a line says. Python's clients and brokers write some that is no JSON: that is mended, not held against them.
+pub fn read<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<T> {
+    serde_json::from_slice(line).or_else(|error| match lenient::mended(line) {
+        Cow::Owned(mended) => serde_json::from_slice(&mended),
+        Cow::Borrowed(_) => Err(error),
+    })
+}
+
 /// Reads on until `held` is a whole line, without its end; false at the end of the stream. May be dropped and called again:
 /// what was read stays in `held`.
 pub async fn fill(from: &mut (impl AsyncBufRead + Unpin), held: &mut Vec<u8>) -> io::Result<bool> {
@@ -153,8 +162,25 @@ pub async fn fill(from: &mut (impl AsyncBufRead + Unpin), held: &mut Vec<u8>) ->
             held.pop();
             Ok(true)
         }
-        _ if held.len() > LONGEST => Err(io::Error::other(format!("a line of more than {LONGEST} bytes"))),
+        _ if held.len() > LONGEST => Err(too_long()),
         _ => Ok(false),
+    }
+}
+
+fn too_long() -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, format!("a line of more than {LONGEST} bytes"))
+}
+
+/// Reads to the end of a line of which nothing is kept.
+pub async fn pass_over(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()> {
+    loop {
+        let read = from.fill_buf().await?;
+        let end = read.iter().position(|byte| *byte == b'\n');
+        let (is_over, used) = (end.is_some() || read.is_empty(), end.map_or(read.len(), |at| at + 1));
+        from.consume(used);
+        if is_over {
+            return Ok(());
+        }
     }
 }
 
@@ -186,5 +212,16 @@ mod tests {
         assert_eq!(held, b"all");
         held.clear();
         assert!(!fill(&mut two, &mut held).await.unwrap(), "half a line is none");
+    }
+
+    #[tokio::test]
+    async fn a_line_that_is_passed_over_hides_nothing_behind_it() {
+        let mut from = tokio::io::BufReader::with_capacity(3, &b"too long\nnext\nend"[..]);
+        pass_over(&mut from).await.unwrap();
+        let mut held = Vec::new();
+        assert!(fill(&mut from, &mut held).await.unwrap());
+        assert_eq!(held, b"next");
+        pass_over(&mut from).await.unwrap();
+        assert!(!fill(&mut from, &mut Vec::new()).await.unwrap());
     }
 }

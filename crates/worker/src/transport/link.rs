@@ -13,7 +13,6 @@ use tokio::{
         oneshot, watch,
     },
     task::JoinHandle,
-    time::{Instant, sleep_until},
 };
 
 /// Messages that came and wait to be taken; then the connection is not read any more. Few, because each may be large, and
@@ -25,10 +24,6 @@ const MOST_ORDERS: usize = 1024;
 const MOST_NOTICES: usize = 64;
 /// Messages that the broker has not confirmed; then no order is taken until it has.
 const MOST_UNCONFIRMED: usize = 1024;
-
-/// What the broker does not take for now is sent again so often, after pauses that double: eight seconds in all.
-const MOST_TRIES: u32 = 5;
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 /// How often it is tried to connect, and how long is waited between two tries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +65,7 @@ pub struct Arrived {
 #[derive(Debug)]
 pub struct Receipt {
     of: Option<(u64, u64)>,
+    can_go_back: bool,
     orders: mpsc::Sender<Order>,
 }
 
@@ -86,6 +82,18 @@ impl Receipt {
             _ = self.orders.send(Order::Settle { connection, tag }).await;
         }
     }
+
+    /// Whether it can be released.
+    pub fn can_go_back(&self) -> bool {
+        self.can_go_back && self.of.is_some()
+    }
+
+    /// It will not be dealt with here: others may have it as soon as we listen to such no more, not only when we are gone.
+    pub async fn release(self) {
+        if let Some((connection, tag)) = self.of {
+            _ = self.orders.send(Order::Release { connection, tag }).await;
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -94,16 +102,14 @@ enum Order {
     Subscribe(Subscription),
     Unsubscribe(Subscription),
     Settle { connection: u64, tag: u64 },
+    Release { connection: u64, tag: u64 },
 }
 
 /// What is to be sent, until the broker has it.
 #[derive(Debug)]
 struct Sending {
     message: Outgoing,
-    done: oneshot::Sender<Result<(), String>>,
-    /// How often it is sent again when the broker does not take it for now.
-    tries: u32,
-    refusals: u32,
+    done: oneshot::Sender<Result<(), Gone>>,
 }
 
 /// A link to a broker: what comes by it.
@@ -133,30 +139,23 @@ pub struct Reach {
 /// Why a message was not sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Gone {
-    /// The broker refuses this one; others may go.
+    /// The broker refuses this one, and always will; others may go.
     #[error("{0}")]
     Refused(String),
+    /// The broker does not take this one for now. Whoever sends it knows how long it is worth another try.
+    #[error("{0}")]
+    NotNow(String),
     /// Nothing goes any more.
     #[error("the link to the broker is over")]
     Over,
 }
 
 impl Reach {
-    /// Sends, and waits until the broker has it, through as many connections as that takes.
+    /// Sends, and waits until the broker has said what it does with it, through as many connections as that takes.
     pub async fn publish(&self, message: Outgoing) -> Result<(), Gone> {
-        self.send(message, MOST_TRIES).await
-    }
-
-    /// The same for what nobody may be there to hear, and need not: a broker that does not take it for now is not asked again.
-    pub async fn offer(&self, message: Outgoing) -> Result<(), Gone> {
-        self.send(message, 0).await
-    }
-
-    async fn send(&self, message: Outgoing, tries: u32) -> Result<(), Gone> {
         let (done, told) = oneshot::channel();
-        let sending = Sending { message, done, tries, refusals: 0 };
-        self.orders.send(Order::Publish(sending)).await.map_err(|_| Gone::Over)?;
-        told.await.map_err(|_| Gone::Over)?.map_err(Gone::Refused)
+        self.orders.send(Order::Publish(Sending { message, done })).await.map_err(|_| Gone::Over)?;
+        told.await.unwrap_or(Err(Gone::Over))
     }
 
     /// Listens to this, too.
@@ -184,6 +183,7 @@ impl Link {
         let (notes, notices) = mpsc::channel(MOST_NOTICES);
         let redelivers = connector.redelivers();
         let keeper = Keeper {
+            can_go_back: connector.releases(),
             subscriptions,
             patience,
             // It must not keep itself alive.
@@ -194,7 +194,6 @@ impl Link {
             notes,
             waiting: None,
             unconfirmed: BTreeMap::new(),
-            later: BTreeSet::new(),
             last: 0,
             connections: 0,
         };
@@ -204,6 +203,7 @@ impl Link {
 }
 
 struct Keeper {
+    can_go_back: bool,
     subscriptions: BTreeSet<Subscription>,
     patience: Patience,
     orders: mpsc::WeakSender<Order>,
@@ -215,8 +215,6 @@ struct Keeper {
     waiting: Option<Arrived>,
     /// By number, so that they are sent again in their order.
     unconfirmed: BTreeMap<u64, Sending>,
-    /// Those of them that the broker did not take, and when they are sent again.
-    later: BTreeSet<(Instant, u64)>,
     last: u64,
     connections: u64,
 }
@@ -273,7 +271,6 @@ impl Keeper {
         loop {
             let is_full = self.waiting.is_some();
             let may_order = self.unconfirmed.len() < MOST_UNCONFIRMED;
-            let due = self.later.first().map(|(at, _)| *at);
             // Neither goes before the other: a flood of orders would hide that the broker is gone, a flood of messages would
             // keep the orders waiting that settle them.
             let done = tokio::select! {
@@ -291,9 +288,6 @@ impl Keeper {
                         return End::Unused;
                     }
                 },
-                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                    self.send_again(&mut connection).await
-                }
             };
             if let Err(trouble) = done {
                 return End::Trouble(trouble);
@@ -305,32 +299,23 @@ impl Keeper {
         for subscription in &self.subscriptions {
             connection.subscribe(subscription).await?;
         }
-        // All of it, so nothing waits for its time.
-        self.later.clear();
         for (number, sending) in &self.unconfirmed {
             connection.publish(*number, &sending.message).await?;
         }
         Ok(())
     }
 
-    async fn send_again<C: Connection>(&mut self, connection: &mut C) -> Result<(), Trouble> {
-        let Some((_, number)) = self.later.pop_first() else { return Ok(()) };
-        match self.unconfirmed.get(&number) {
-            Some(sending) => connection.publish(number, &sending.message).await,
-            None => Ok(()),
-        }
-    }
-
     fn heard(&mut self, heard: Heard) {
         match heard {
             Heard::Event(Event::Message { tag, topic, payload, properties }) => {
                 let Some(orders) = self.orders.upgrade() else { return };
-                let receipt = Receipt { of: tag.map(|tag| (self.connections, tag)), orders };
+                let (of, can_go_back) = (tag.map(|tag| (self.connections, tag)), self.can_go_back);
+                let receipt = Receipt { of, can_go_back, orders };
                 self.hand_over(Arrived { topic, payload, properties, receipt });
             }
             Heard::Event(Event::Confirmed(number)) => self.conclude(number, Ok(())),
-            Heard::Event(Event::Refused(number, why)) => self.conclude(number, Err(why)),
-            Heard::Event(Event::NotNow(number, why)) => self.not_now(number, why),
+            Heard::Event(Event::Refused(number, why)) => self.conclude(number, Err(Gone::Refused(why))),
+            Heard::Event(Event::NotNow(number, why)) => self.conclude(number, Err(Gone::NotNow(why))),
             // Whoever does not read them does not want to know.
             Heard::Event(Event::Notice(notice)) => _ = self.notes.try_send(notice),
             Heard::Room => _ = self.waiting.take().map(|arrived| self.hand_over(arrived)),
@@ -345,22 +330,11 @@ impl Keeper {
         }
     }
 
-    fn conclude(&mut self, number: u64, how: Result<(), String>) {
+    fn conclude(&mut self, number: u64, how: Result<(), Gone>) {
         if let Some(sending) = self.unconfirmed.remove(&number) {
             // Whoever asked may have stopped waiting.
             _ = sending.done.send(how);
         }
-    }
-
-    fn not_now(&mut self, number: u64, why: String) {
-        let Some(sending) = self.unconfirmed.get_mut(&number) else { return };
-        if sending.refusals >= sending.tries {
-            let how = format!("{why} (asked {} times)", sending.refusals + 1);
-            return self.conclude(number, Err(how));
-        }
-        let pause = FIRST_PAUSE * (1 << sending.refusals);
-        sending.refusals += 1;
-        self.later.insert((Instant::now() + pause, number));
     }
 
     async fn carry_out<C: Connection>(&mut self, order: Order, connection: &mut C) -> Result<(), Trouble> {
@@ -381,7 +355,8 @@ impl Keeper {
                 connection.unsubscribe(&from).await
             }
             Order::Settle { connection: of, tag } if of == self.connections => connection.settle(tag).await,
-            Order::Settle { .. } => Ok(()),
+            Order::Release { connection: of, tag } if of == self.connections => connection.release(tag).await,
+            Order::Settle { .. } | Order::Release { .. } => Ok(()),
         }
     }
 }

@@ -11,6 +11,7 @@ enum Did {
     Unsubscribed(String),
     Published(u64, String),
     Settled(u64),
+    Released(u64),
     Idled,
     Closed,
 }
@@ -41,6 +42,10 @@ impl Connector for Script {
     }
 
     fn redelivers(&self) -> bool {
+        true
+    }
+
+    fn releases(&self) -> bool {
         true
     }
 
@@ -87,6 +92,11 @@ impl Connection for Scripted {
 
     async fn settle(&mut self, tag: u64) -> Result<(), Trouble> {
         self.does(Did::Settled(tag));
+        Ok(())
+    }
+
+    async fn release(&mut self, tag: u64) -> Result<(), Trouble> {
+        self.does(Did::Released(tag));
         Ok(())
     }
 
@@ -220,12 +230,20 @@ async fn a_message_is_settled_where_it_came_from_and_nowhere_else() {
     let older = world.link.arrived.recv().await.unwrap();
     older.receipt.settle().await;
     assert_eq!(first.did().await, Did::Settled(8));
+    first.message(9, "oldest");
+    let oldest = world.link.arrived.recv().await.unwrap();
+    assert!(oldest.receipt.can_go_back());
+    oldest.receipt.release().await;
+    assert_eq!(first.did().await, Did::Released(9));
+    first.message(10, "other");
+    let other = world.link.arrived.recv().await.unwrap();
     drop(first);
     let mut second = world.lets_in();
     second.message(7, "new");
     let new = world.link.arrived.recv().await.unwrap();
     assert_eq!((old.topic.as_str(), new.topic.as_str()), ("old", "new"));
     old.receipt.settle().await;
+    other.receipt.release().await;
     new.receipt.settle().await;
     assert_eq!(second.did().await, Did::Settled(7));
     // If it had been told twice it would have been told before this.
@@ -316,54 +334,17 @@ async fn while_nobody_takes_what_came_orders_are_carried_out_and_nothing_is_read
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_broker_does_not_take_for_now_is_sent_again_until_it_does_or_has_been_asked_often() {
+async fn what_the_broker_does_not_take_for_now_is_told_as_such_and_holds_back_nothing() {
     let mut world = world(&[], 0);
     let mut broker = world.lets_in();
     world.connected().await;
-    let not_now = |number| Event::NotNow(number, "quota exceeded".to_owned());
-    let published = |number| Did::Published(number, "x".to_owned());
-    for (number, refusals) in [(1, 1), (2, MOST_TRIES), (3, MOST_TRIES + 1)] {
+    for number in 1..=MOST_UNCONFIRMED as u64 + 5 {
         let reach = world.link.reach.clone();
         let sends = tokio::spawn(async move { reach.publish(outgoing("x")).await });
-        let begun = Instant::now();
-        assert_eq!(broker.did().await, published(number));
-        for _ in 0..refusals.min(MOST_TRIES) {
-            broker.says(not_now(number));
-            assert_eq!(broker.did().await, published(number));
-        }
-        if refusals > MOST_TRIES {
-            broker.says(not_now(number));
-            assert_eq!(begun.elapsed(), FIRST_PAUSE * 31, "the pauses double");
-            let told = sends.await.unwrap();
-            assert_eq!(told, Err(Gone::Refused("quota exceeded (asked 6 times)".to_owned())));
-        } else {
-            broker.says(Event::Confirmed(number));
-            assert_eq!(sends.await.unwrap(), Ok(()));
-        }
+        assert_eq!(broker.did().await, Did::Published(number, "x".to_owned()));
+        broker.says(Event::NotNow(number, "quota exceeded".to_owned()));
+        assert_eq!(sends.await.unwrap(), Err(Gone::NotNow("quota exceeded".to_owned())));
     }
-    let reach = world.link.reach.clone();
-    let offers = tokio::spawn(async move { reach.offer(outgoing("x")).await });
-    assert_eq!(broker.did().await, published(4));
-    broker.says(not_now(4));
-    assert!(offers.await.unwrap().is_err(), "what need not reach anybody is offered once");
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_was_to_be_sent_again_is_sent_once_by_the_next_connection() {
-    let mut world = world(&[], 0);
-    let mut first = world.lets_in();
-    world.connected().await;
-    let reach = world.link.reach.clone();
-    let sends = tokio::spawn(async move { reach.publish(outgoing("x")).await });
-    first.did().await;
-    first.says(Event::NotNow(1, "full".to_owned()));
-    first.says.send(Err(trouble("gone", false))).unwrap();
-    let mut second = world.lets_in();
-    assert_eq!(second.did().await, Did::Published(1, "x".to_owned()));
-    tokio::time::sleep(FIRST_PAUSE * 4).await;
-    assert!(second.did.is_empty());
-    second.says(Event::Confirmed(1));
-    assert_eq!(sends.await.unwrap(), Ok(()));
 }
 
 #[tokio::test(start_paused = true)]

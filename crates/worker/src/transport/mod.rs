@@ -9,6 +9,7 @@
 pub mod amqp;
 mod choose;
 pub mod dev;
+mod driver;
 pub mod lines;
 mod link;
 pub mod mqtt;
@@ -150,7 +151,12 @@ pub trait Connector: Send + 'static {
     /// whoever took a message must answer it.
     fn redelivers(&self) -> bool;
 
-    /// One try.
+    /// Whether a message can be given back, so that others have it at once.
+    fn releases(&self) -> bool {
+        false
+    }
+
+    /// One try. What must be waited for before it is waited for here, so that tries are counted that were made.
     fn connect(&mut self) -> impl Future<Output = Result<Self::Connection, Trouble>> + Send;
 }
 
@@ -180,6 +186,11 @@ pub trait Connection: Send {
 
     /// Tells the broker that a message has been dealt with and need not come again.
     fn settle(&mut self, tag: u64) -> impl Future<Output = Result<(), Trouble>> + Send;
+
+    /// Gives a message back as soon as we listen to such no more, so that it does not come back to us.
+    fn release(&mut self, _tag: u64) -> impl Future<Output = Result<(), Trouble>> + Send {
+        std::future::ready(Ok(()))
+    }
 
     /// Says farewell.
     fn close(self) -> impl Future<Output = ()> + Send;

@@ -7,7 +7,7 @@ const NO_NUMBERS: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
 const ESCAPE: usize = r"\uD800".len();
 
 /// The same text, in JSON as far as that is all that was wrong. Takes as long as the text is, and grows it by a third at most.
-pub(super) fn mended(text: &[u8]) -> Cow<'_, [u8]> {
+pub(crate) fn mended(text: &[u8]) -> Cow<'_, [u8]> {
     let mut out = Vec::new();
     let (mut at, mut copied, mut is_text) = (0, 0, false);
     while let Some(byte) = text.get(at) {

@@ -138,7 +138,8 @@ fn conclude(ended: Result<Ended, Failed>) -> Result<u8, Failure> {
             let lost = Failure {
                 code: ErrorCode::Lost,
                 message: failed.to_string(),
-                hint: "SOLACE_RECONNECT_RETRIES=0 tries for ever".to_owned(),
+                hint: "with SOLACE_RECONNECT_RETRIES=0 it is tried for ever, unless that cannot help"
+                    .to_owned(),
             };
             message::say(&lost.lines());
             Ok(CUT)

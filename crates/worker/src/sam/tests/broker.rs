@@ -9,6 +9,7 @@ struct State {
     inner: Mutex<Inner>,
     woken: Notify,
     has_receipts: bool,
+    releases: bool,
 }
 
 #[derive(Default)]
@@ -27,7 +28,13 @@ struct Inner {
     is_down: bool,
     refuses_larger: Option<usize>,
     refused: Vec<u64>,
+    /// Whose queues are full, by topic; what was meant for them is not taken.
+    full: BTreeSet<String>,
+    not_now: Vec<u64>,
+    offered: usize,
     settled: usize,
+    /// Given back by this connection: for others.
+    released: BTreeSet<u64>,
 }
 
 #[derive(Clone)]
@@ -38,8 +45,8 @@ struct Message {
 }
 
 impl Broker {
-    pub(super) fn new(has_receipts: bool) -> Broker {
-        Broker(Arc::new(State { inner: Mutex::default(), woken: Notify::new(), has_receipts }))
+    pub(super) fn new(has_receipts: bool, releases: bool) -> Broker {
+        Broker(Arc::new(State { inner: Mutex::default(), woken: Notify::new(), has_receipts, releases }))
     }
 
     fn change<T>(&self, how: impl FnOnce(&mut Inner) -> T) -> T {
@@ -89,6 +96,10 @@ impl Broker {
         locked(&self.0.inner).settled
     }
 
+    pub(super) fn released(&self) -> usize {
+        locked(&self.0.inner).released.len()
+    }
+
     pub(super) fn patterns(&self) -> Vec<String> {
         locked(&self.0.inner).patterns.iter().map(|subscription| subscription.pattern.clone()).collect()
     }
@@ -109,6 +120,18 @@ impl Broker {
         self.change(|inner| inner.is_silent = is_silent);
     }
 
+    pub(super) fn full(&self, topic: &str, is_full: bool) {
+        self.change(|inner| match is_full {
+            true => inner.full.insert(topic.to_owned()),
+            false => inner.full.remove(topic),
+        });
+    }
+
+    /// How often something was offered that was not taken.
+    pub(super) fn offered(&self) -> usize {
+        locked(&self.0.inner).offered
+    }
+
     pub(super) fn refuses_larger(&self, than: usize) {
         self.change(|inner| inner.refuses_larger = Some(than));
     }
@@ -125,14 +148,20 @@ impl Connector for Broker {
         true
     }
 
+    fn releases(&self) -> bool {
+        self.0.releases
+    }
+
     async fn connect(&mut self) -> Result<Connected, Trouble> {
         self.change(|inner| {
             if inner.is_down {
                 return Err(trouble("it is down"));
             }
             inner.given.clear();
+            inner.released.clear();
             inner.confirms.clear();
             inner.refused.clear();
+            inner.not_now.clear();
             inner.patterns.clear();
             Ok(inner.connection)
         })
@@ -158,6 +187,9 @@ impl Connected {
         }
         if let Some(number) = inner.refused.pop() {
             return Some(Ok(Event::Refused(number, "too large".to_owned())));
+        }
+        if let Some(number) = inner.not_now.pop() {
+            return Some(Ok(Event::NotNow(number, "quota exceeded".to_owned())));
         }
         if !inner.is_silent && !inner.confirms.is_empty() {
             return Some(Ok(Event::Confirmed(inner.confirms.remove(0))));
@@ -208,6 +240,11 @@ impl Connection for Connected {
                 inner.refused.push(number);
                 return;
             }
+            if inner.full.contains(&message.topic) {
+                inner.offered += 1;
+                inner.not_now.push(number);
+                return;
+            }
             inner.log.push(message.clone());
             inner.confirms.push(number);
         });
@@ -217,7 +254,16 @@ impl Connection for Connected {
     async fn settle(&mut self, tag: u64) -> Result<(), Trouble> {
         self.broker.change(|inner| {
             assert!(inner.queue.remove(&tag).is_some(), "settled twice, or never given");
+            assert!(!inner.released.contains(&tag), "settled though it is for others");
             inner.settled += 1;
+        });
+        Ok(())
+    }
+
+    async fn release(&mut self, tag: u64) -> Result<(), Trouble> {
+        self.broker.change(|inner| {
+            let is_here = inner.queue.contains_key(&tag) && inner.given.contains(&tag);
+            assert!(is_here && inner.released.insert(tag), "given back twice, or never given");
         });
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Whatever happens in whatever order: each request is answered, run at most once, and nothing is left unsettled.
+//! Whatever happens in whatever order: each request is answered, or it is told that the broker did not take its answer; each is
+//! run at most once, and nothing is left unsettled.
 
 use super::*;
 use proptest::{prelude::*, test_runner::TestRunner};
@@ -11,6 +12,7 @@ enum Step {
     Cut,
     Down(bool),
     Silent(bool),
+    Full(u8, bool),
     Wait(u16),
     Reload(bool),
 }
@@ -20,7 +22,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => id.clone().prop_map(Step::Invoke),
         2 => id.clone().prop_map(Step::Cancel),
-        4 => id.prop_map(Step::LetGo),
+        4 => id.clone().prop_map(Step::LetGo),
+        1 => (id, any::<bool>()).prop_map(|(number, is_full)| Step::Full(number, is_full)),
         1 => Just(Step::Cut),
         1 => any::<bool>().prop_map(Step::Down),
         1 => any::<bool>().prop_map(Step::Silent),
@@ -57,6 +60,7 @@ async fn take(world: &World, steps: Vec<Step>) -> BTreeSet<u8> {
             Step::Cut => world.broker.cut(),
             Step::Down(is_down) => world.broker.down(is_down),
             Step::Silent(is_silent) => world.broker.silent(is_silent),
+            Step::Full(number, is_full) => world.broker.full(&reply_topic(&number.to_string()), is_full),
             Step::Wait(milliseconds) => sleep(Duration::from_millis(milliseconds.into())).await,
             Step::Reload(has_all) => {
                 world.catalog.send_replace(catalog(if has_all { &TOOLS } else { &TOOLS[..4] }));
@@ -64,6 +68,12 @@ async fn take(world: &World, steps: Vec<Step>) -> BTreeSet<u8> {
         }
     }
     asked
+}
+
+fn was_not_taken(noted: &Mutex<Vec<Noted>>, id: &str) -> bool {
+    let is_it =
+        |noted: &Noted| matches!(noted, Noted::PublishFailed { topic, .. } if *topic == reply_topic(id));
+    locked(noted).iter().any(is_it)
 }
 
 async fn walk(steps: Vec<Step>) -> Result<(), TestCaseError> {
@@ -80,7 +90,7 @@ async fn walk(steps: Vec<Step>) -> Result<(), TestCaseError> {
     for number in &asked {
         let id = number.to_string();
         let answers = world.answers(&id);
-        prop_assert!(!answers.is_empty(), "{} has no answer", id);
+        prop_assert!(!answers.is_empty() || was_not_taken(&world.noted, &id), "{} has no answer", id);
         prop_assert!(answers.iter().all(|answer| *answer == answers[0]), "{:?}", answers);
         prop_assert!(begun.iter().filter(|other| **other == id).count() <= 1, "{} ran twice", id);
     }
@@ -98,14 +108,18 @@ async fn walk_and_end(steps: Vec<Step>, setup: Setup, is_hasty: bool) -> Result<
     if is_hasty {
         world.stop.send_replace(Stop::Now);
     }
-    let (broker, calls, began) = (world.broker.clone(), world.calls.clone(), tokio::time::Instant::now());
+    let (broker, calls, noted) = (world.broker.clone(), world.calls.clone(), world.noted.clone());
+    let began = tokio::time::Instant::now();
     let ended = world.ends().await;
     prop_assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     prop_assert_eq!((calls.running().0, calls.is_closed()), (0, true));
     let is_whole = ended == Ok(Ended { cut: 0 });
     for number in asked {
-        let reply_to = reply_topic(&number.to_string());
-        let is_known = !broker.published(&reply_to).is_empty() || broker.has_for(&reply_to);
+        let id = number.to_string();
+        let reply_to = reply_topic(&id);
+        let is_known = !broker.published(&reply_to).is_empty()
+            || broker.has_for(&reply_to)
+            || was_not_taken(&noted, &id);
         prop_assert!(is_known || !is_whole, "{} was lost, and nobody says so: {:?}", number, ended);
     }
     Ok(())
@@ -124,9 +138,10 @@ fn check<S: Strategy>(strategy: S, walk: impl AsyncFn(S::Value) -> Result<(), Te
 
 #[test]
 fn one_that_is_told_to_end_loses_no_request_without_saying_so() {
-    let setups = (any::<bool>(), any::<bool>()).prop_map(|(has_receipts, is_kept)| Setup {
+    let setups = any::<[bool; 3]>().prop_map(|[has_receipts, is_kept, releases]| Setup {
         has_receipts,
         is_kept,
+        releases,
         ..Setup::default()
     });
     check((steps(), setups, any::<bool>()), async |(steps, setup, is_hasty)| {

@@ -43,6 +43,25 @@ async fn where_nothing_comes_again_those_that_wait_are_told_to_ask_others() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_waits_is_given_back_at_once_where_that_can_be_done() {
+    let world = World::new(Setup { slots: 1, releases: true, ..Setup::default() }).await;
+    for id in ["runs", "waits", "waits", "waits too"] {
+        world.invoke("hang", id);
+    }
+    world.idle().await;
+    assert_eq!((world.broker.unsettled(), world.broker.released()), (4, 0));
+    world.stop.send_replace(Stop::Drain);
+    world.idle().await;
+    assert_eq!((world.broker.unsettled(), world.broker.released()), (4, 3), "copies, too");
+    world.cancel("waits");
+    world.calls.let_go("runs");
+    let broker = world.broker.clone();
+    assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
+    assert_eq!((broker.unsettled(), broker.published(&reply_topic("runs")).len()), (3, 1));
+    assert_eq!(broker.published(&reply_topic("waits")), Vec::<Value>::new(), "that is for others to say");
+}
+
+#[tokio::test(start_paused = true)]
 async fn after_the_grace_calls_are_cancelled_answered_and_counted() {
     let world = World::usual().await;
     world.invoke("hang", "a");

@@ -2,28 +2,27 @@
 //! passed over instead of coming back for ever, and a message is settled when its work is done.
 //!
 //! ```text
-//! Amqp ──connect──▶ TCP, TLS ──who we are──▶ open, begin ──▶ Client ─ moves bytes, watches the clock
+//! Amqp ──connect──▶ TCP, TLS ──who we are──▶ open, begin ──▶ driver ─ moves bytes, watches the clock
 //!                                                              └─ session: what waits for whom
 //!                                                                  └─ frame, message, value: bytes
 //! ```
 
 mod address;
-mod client;
 mod frame;
 mod message;
 mod session;
 mod value;
 
 pub use address::Addresses;
-pub use client::Client;
 
 use super::{
-    Connector, Credentials, Trouble, again, never,
+    Connector, Credentials, Trouble, again,
+    driver::{Driver, Times},
+    never,
     stream::{self, Stream},
     tls::Tls,
 };
 use bytes::{Bytes, BytesMut};
-use client::Times;
 use frame::{Frame, Kind, Named, name};
 use session::{Agreed, Session};
 use std::{num::NonZeroU16, time::Duration};
@@ -42,6 +41,9 @@ const SMALLEST_FRAME: u32 = 512;
 const LARGEST_SENT: u32 = 1 << 20;
 /// Whatever the settings say: moments beyond the end of time cannot be counted.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// One connection to a broker.
+pub type Client = Driver<Session>;
 
 /// A broker, and how we want to speak with it.
 #[derive(Clone, Debug)]
@@ -146,13 +148,14 @@ impl Amqp {
             queue: settings.queue.clone(),
             container: settings.container.clone(),
             largest_frame: usize::try_from(largest_frame).unwrap_or(usize::MAX),
+            largest_taken: largest,
             largest_message: settings.largest_message,
             credit: u32::from(settings.receive_maximum.get()),
             window: begin.uint(2).unwrap_or(0),
             first: begin.uint(1).unwrap_or(0),
         };
         let session = Session::new(agreed, Instant::now());
-        Ok(Client::new(greeting.stream, greeting.incoming, largest, session, self.times(&open)))
+        Ok(Driver::new(greeting.stream, greeting.incoming, session, self.times(&open)))
     }
 
     /// Says who we are.
@@ -288,6 +291,10 @@ impl Connector for Amqp {
     }
 
     fn redelivers(&self) -> bool {
+        true
+    }
+
+    fn releases(&self) -> bool {
         true
     }
 

@@ -7,15 +7,18 @@
 //!             (as many as we give credit for: the broker holds back the rest)
 //! ```
 
+mod receiving;
+
 use super::{
     address::Addresses,
     frame::{self, Frame, Kind, Named, name},
     message,
     value::Value,
 };
-use crate::transport::{Event, Notice, Outgoing, Properties, Subscription, Trouble, again};
+use crate::transport::{Event, Outgoing, Subscription, Trouble, again, driver::Speaker};
 use bytes::{Bytes, BytesMut};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use receiving::{Listens, Receiver};
+use std::collections::{BTreeMap, VecDeque};
 use tokio::time::Instant;
 
 /// Messages that are under way at once, even if the broker takes more.
@@ -43,6 +46,8 @@ pub(super) struct Agreed {
     pub(super) container: String,
     /// The largest frame that the broker takes.
     pub(super) largest_frame: usize,
+    /// The largest frame that we take.
+    pub(super) largest_taken: usize,
     /// The largest message that we take.
     pub(super) largest_message: usize,
     /// Messages that we take at once.
@@ -53,54 +58,24 @@ pub(super) struct Agreed {
     pub(super) first: u32,
 }
 
-/// What we listen by.
-#[derive(Debug)]
-struct Receiver {
-    address: String,
-    /// Why it is there.
-    wanted: BTreeSet<Subscription>,
-    /// Of these the broker may still send.
-    credit: u32,
-    unsettled: u32,
-    count: u32,
-    part: Option<Part>,
-    listens: Listens,
-}
-
-/// Whether we want more of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Listens {
-    Yes,
-    /// Not any more, but what came by it is not settled: with the link the broker would take that back.
-    Stopped,
-    /// It has been told to end.
-    Ended,
-}
-
-/// A message of which not all has come.
-#[derive(Debug)]
-struct Part {
-    delivery: u32,
-    bytes: BytesMut,
-    size: usize,
-    is_settled: bool,
-}
-
 /// What we send by.
 #[derive(Debug, Default)]
 struct Sender {
     credit: u32,
     count: u32,
     largest: Option<u64>,
+    /// Since when we may send nothing: from the beginning until there is credit, then whenever something waits for it.
+    starved: Option<Instant>,
     /// The one under way: its delivery, and what is left of it.
     current: Option<(u32, Bytes)>,
 }
 
+/// What is there between the broker and us.
 #[derive(Debug)]
-pub(super) struct Session {
+pub struct Session {
     agreed: Agreed,
     /// Bytes that wait to be written.
-    pub(super) outgoing: BytesMut,
+    outgoing: BytesMut,
     queue: VecDeque<(u64, Outgoing)>,
     sender: Sender,
     /// By the number of the delivery.
@@ -120,6 +95,144 @@ pub(super) struct Session {
     held: usize,
 }
 
+impl Speaker for Session {
+    fn take(&mut self, incoming: &mut BytesMut) -> Result<bool, Trouble> {
+        let read = frame::read(incoming, self.agreed.largest_taken);
+        match read.map_err(|bad| again(format!("the broker does not speak AMQP as it should: {bad}")))? {
+            Some(frame) => self.received(frame).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    fn outgoing(&mut self) -> &mut BytesMut {
+        &mut self.outgoing
+    }
+
+    fn event(&mut self) -> Option<Event> {
+        let event = self.events.pop_front()?;
+        self.held -= event.size();
+        Some(event)
+    }
+
+    fn is_full(&self) -> bool {
+        self.held > MOST_HELD
+    }
+
+    fn is_asked(&self, handle: u32) -> bool {
+        self.asked.contains_key(&handle)
+    }
+
+    fn is_mute(&self) -> bool {
+        self.sender.starved.is_some()
+    }
+
+    fn owed(&self) -> Option<(Instant, &'static str)> {
+        let sent = self.in_flight.values().map(|(_, since)| *since);
+        let answers = sent.chain(self.asked.values().copied());
+        let answers = answers.map(|since| (since, "has left us unanswered"));
+        answers.chain(self.sender.starved.map(|since| (since, "has given us no credit to send"))).min()
+    }
+
+    fn forgive(&mut self, now: Instant) {
+        self.in_flight.values_mut().for_each(|(_, since)| *since = now);
+        self.asked.values_mut().for_each(|since| *since = now);
+        self.sender.starved.iter_mut().for_each(|since| *since = now);
+    }
+
+    /// What is shared comes by the queue of the pool: clients cannot say what lies
+    /// there, whoever made the queue has.
+    fn subscribe(&mut self, to: &Subscription, now: Instant) -> Result<u32, Trouble> {
+        let address = self.address(to)?;
+        if let Some((handle, receiver)) = self.listening(&address) {
+            receiver.wanted.insert(to.clone());
+            return Ok(handle);
+        }
+        if self.receivers.len() >= MOST_LINKS {
+            return Err(again(format!("more than {MOST_LINKS} things would be listened to")));
+        }
+        self.last_handle += 1;
+        let handle = self.last_handle;
+        self.attach(handle, Some(&address), now);
+        self.receivers.insert(handle, Receiver::new(address, to.clone()));
+        Ok(handle)
+    }
+
+    fn unsubscribe(&mut self, from: &Subscription, _now: Instant) -> Result<(), Trouble> {
+        let address = self.address(from)?;
+        let Some((handle, receiver)) = self.listening(&address) else { return Ok(()) };
+        receiver.wanted.remove(from);
+        if receiver.wanted.is_empty() {
+            receiver.listens = Listens::Stopped;
+            let (count, unsettled) = (receiver.count, receiver.unsettled);
+            let given_back = std::mem::take(&mut receiver.given_back);
+            match unsettled {
+                0 => self.end_if_settled(handle),
+                _ => self.grant(handle, count, 0),
+            }
+            given_back.into_iter().for_each(|delivery| self.give_back(handle, delivery));
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self, number: u64, message: &Outgoing) {
+        self.queue.push_back((number, message.clone()));
+    }
+
+    fn fill(&mut self, now: Instant) -> Result<(), Trouble> {
+        while self.window > 0 && self.outgoing.len() < MOST_BUFFERED {
+            let Some((delivery, mut rest)) = self.sender.current.take().or_else(|| self.begin(now)) else {
+                break;
+            };
+            let chunk = rest.split_to(rest.len().min(self.agreed.largest_frame.saturating_sub(OVERHEAD)));
+            let has_more = !rest.is_empty();
+            let fields = vec![
+                Value::Uint(SENDER),
+                Value::Uint(delivery),
+                Value::Binary(Bytes::copy_from_slice(&delivery.to_be_bytes())),
+                Value::Uint(0),
+                Value::Bool(false),
+                Value::Bool(has_more),
+            ];
+            frame::write(&mut self.outgoing, Kind::Amqp, name::TRANSFER, fields, &chunk);
+            self.next_outgoing = self.next_outgoing.wrapping_add(1);
+            self.window -= 1;
+            // An answer is owed from the last piece on.
+            self.in_flight.entry(delivery).and_modify(|(_, since)| *since = now);
+            self.sender.current = has_more.then_some((delivery, rest));
+        }
+        let waits = self.sender.current.is_some() || !self.queue.is_empty();
+        if waits && !self.may_send() {
+            self.sender.starved.get_or_insert(now);
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, tag: u64) {
+        let Ok(delivery) = u32::try_from(tag) else { return };
+        if let Some(handle) = self.unsettled.remove(&delivery) {
+            self.dispose(handle, delivery, Value::named(name::ACCEPTED, Vec::new()));
+        }
+    }
+
+    /// A message is for others. While we listen it would come back to us.
+    fn release(&mut self, tag: u64) {
+        let Ok(delivery) = u32::try_from(tag) else { return };
+        let Some(handle) = self.unsettled.remove(&delivery) else { return };
+        match self.receivers.get_mut(&handle) {
+            Some(receiver) if receiver.listens == Listens::Yes => receiver.given_back.push(delivery),
+            Some(_) | None => self.give_back(handle, delivery),
+        }
+    }
+
+    fn beat(&mut self) {
+        frame::write_empty(&mut self.outgoing);
+    }
+
+    fn close(&mut self) {
+        self.say(name::CLOSE, Vec::new());
+    }
+}
+
 impl Session {
     pub(super) fn new(agreed: Agreed, now: Instant) -> Session {
         let (window, next_incoming) = (agreed.window, agreed.first);
@@ -127,7 +240,7 @@ impl Session {
             agreed,
             outgoing: BytesMut::new(),
             queue: VecDeque::new(),
-            sender: Sender::default(),
+            sender: Sender { starved: Some(now), ..Sender::default() },
             in_flight: BTreeMap::new(),
             receivers: BTreeMap::new(),
             handles: BTreeMap::new(),
@@ -145,33 +258,6 @@ impl Session {
         session
     }
 
-    pub(super) fn event(&mut self) -> Option<Event> {
-        let event = self.events.pop_front()?;
-        self.held -= event.size();
-        Some(event)
-    }
-
-    /// Whether so much is kept that nothing more should be read before it is taken.
-    pub(super) fn is_full(&self) -> bool {
-        self.held > MOST_HELD
-    }
-
-    pub(super) fn is_asked(&self, handle: u32) -> bool {
-        self.asked.contains_key(&handle)
-    }
-
-    /// Since when the broker owes its oldest answer.
-    pub(super) fn owed_since(&self) -> Option<Instant> {
-        let sent = self.in_flight.values().map(|(_, since)| *since);
-        sent.chain(self.asked.values().copied()).min()
-    }
-
-    /// Answers could not be read for a while: their time begins anew.
-    pub(super) fn forgive(&mut self, now: Instant) {
-        self.in_flight.values_mut().for_each(|(_, since)| *since = now);
-        self.asked.values_mut().for_each(|since| *since = now);
-    }
-
     fn tell(&mut self, event: Event) {
         self.held += event.size();
         self.events.push_back(event);
@@ -179,11 +265,6 @@ impl Session {
 
     fn say(&mut self, name: u64, fields: Vec<Value>) {
         frame::write(&mut self.outgoing, Kind::Amqp, name, fields, &[]);
-    }
-
-    /// The last words.
-    pub(super) fn close(&mut self) {
-        self.say(name::CLOSE, Vec::new());
     }
 
     fn attach(&mut self, handle: u32, source: Option<&str>, now: Instant) {
@@ -209,92 +290,8 @@ impl Session {
         self.asked.insert(handle, now);
     }
 
-    fn address(&self, of: &Subscription) -> Result<String, Trouble> {
-        match of.is_shared {
-            true => Ok(self.agreed.addresses.queue(&self.agreed.queue)),
-            false => self.agreed.addresses.pattern(&of.pattern),
-        }
-    }
-
-    fn listening(&mut self, address: &str) -> Option<(u32, &mut Receiver)> {
-        let mut all = self.receivers.iter_mut();
-        all.find(|(_, receiver)| receiver.address == address && receiver.listens == Listens::Yes)
-            .map(|(handle, receiver)| (*handle, receiver))
-    }
-
-    /// Listens; gives the number of the question. What is shared comes by the queue of the pool: clients cannot say what lies
-    /// there, whoever made the queue has.
-    pub(super) fn subscribe(&mut self, to: &Subscription, now: Instant) -> Result<u32, Trouble> {
-        let address = self.address(to)?;
-        if let Some((handle, receiver)) = self.listening(&address) {
-            receiver.wanted.insert(to.clone());
-            return Ok(handle);
-        }
-        if self.receivers.len() >= MOST_LINKS {
-            return Err(again(format!("more than {MOST_LINKS} things would be listened to")));
-        }
-        self.last_handle += 1;
-        let handle = self.last_handle;
-        self.attach(handle, Some(&address), now);
-        let wanted = BTreeSet::from([to.clone()]);
-        let (credit, unsettled, count, part, listens) = (0, 0, 0, None, Listens::Yes);
-        let receiver = Receiver { address, wanted, credit, unsettled, count, part, listens };
-        self.receivers.insert(handle, receiver);
-        Ok(handle)
-    }
-
-    pub(super) fn unsubscribe(&mut self, from: &Subscription) -> Result<(), Trouble> {
-        let address = self.address(from)?;
-        let Some((handle, receiver)) = self.listening(&address) else { return Ok(()) };
-        receiver.wanted.remove(from);
-        if receiver.wanted.is_empty() {
-            receiver.listens = Listens::Stopped;
-            let (count, unsettled) = (receiver.count, receiver.unsettled);
-            match unsettled {
-                0 => self.end_if_settled(handle),
-                _ => self.grant(handle, count, 0),
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends a link by which nothing is to come and nothing is left to be settled.
-    fn end_if_settled(&mut self, handle: u32) {
-        let stopped =
-            |receiver: &&mut Receiver| receiver.listens == Listens::Stopped && receiver.unsettled == 0;
-        if let Some(receiver) = self.receivers.get_mut(&handle).filter(stopped) {
-            receiver.listens = Listens::Ended;
-            self.say(name::DETACH, vec![Value::Uint(handle), Value::Bool(true)]);
-        }
-    }
-
-    pub(super) fn publish(&mut self, number: u64, message: &Outgoing) {
-        self.queue.push_back((number, message.clone()));
-    }
-
-    /// Moves messages on for which there is room.
-    pub(super) fn fill(&mut self, now: Instant) {
-        while self.window > 0 && self.outgoing.len() < MOST_BUFFERED {
-            let Some((delivery, mut rest)) = self.sender.current.take().or_else(|| self.begin(now)) else {
-                break;
-            };
-            let chunk = rest.split_to(rest.len().min(self.agreed.largest_frame.saturating_sub(OVERHEAD)));
-            let has_more = !rest.is_empty();
-            let fields = vec![
-                Value::Uint(SENDER),
-                Value::Uint(delivery),
-                Value::Binary(Bytes::copy_from_slice(&delivery.to_be_bytes())),
-                Value::Uint(0),
-                Value::Bool(false),
-                Value::Bool(has_more),
-            ];
-            frame::write(&mut self.outgoing, Kind::Amqp, name::TRANSFER, fields, &chunk);
-            self.next_outgoing = self.next_outgoing.wrapping_add(1);
-            self.window -= 1;
-            // An answer is owed from the last piece on.
-            self.in_flight.entry(delivery).and_modify(|(_, since)| *since = now);
-            self.sender.current = has_more.then_some((delivery, rest));
-        }
+    fn may_send(&self) -> bool {
+        self.window > 0 && (self.sender.credit > 0 || self.sender.current.is_some())
     }
 
     /// The next that can be sent.
@@ -321,56 +318,12 @@ impl Session {
         }
     }
 
-    /// A message has been dealt with.
-    pub(super) fn settle(&mut self, tag: u64) {
-        let Ok(delivery) = u32::try_from(tag) else { return };
-        if let Some(handle) = self.unsettled.remove(&delivery) {
-            self.dispose(handle, delivery, Value::named(name::ACCEPTED, Vec::new()));
-        }
-    }
-
-    fn dispose(&mut self, handle: u32, delivery: u32, state: Value) {
-        let (receiver, settled) = (Value::Bool(true), Value::Bool(true));
-        let fields = vec![receiver, Value::Uint(delivery), Value::Uint(delivery), settled, state];
-        self.say(name::DISPOSITION, fields);
-        self.had_room(handle);
-    }
-
-    /// One less is unsettled.
-    fn had_room(&mut self, handle: u32) {
-        if let Some(receiver) = self.receivers.get_mut(&handle) {
-            receiver.unsettled = receiver.unsettled.saturating_sub(1);
-            self.allow(handle);
-            self.end_if_settled(handle);
-        }
-    }
-
-    /// Lets the broker send, if that is worth a frame.
-    fn allow(&mut self, handle: u32) {
-        let most = self.agreed.credit;
-        let listens = |receiver: &&mut Receiver| receiver.listens == Listens::Yes;
-        let Some(receiver) = self.receivers.get_mut(&handle).filter(listens) else { return };
-        let credit = most.saturating_sub(receiver.unsettled);
-        if credit.saturating_sub(receiver.credit) < (most / 4).max(1) {
-            return;
-        }
-        receiver.credit = credit;
-        let count = receiver.count;
-        self.grant(handle, count, credit);
-    }
-
-    fn grant(&mut self, handle: u32, count: u32, credit: u32) {
-        let mut fields = self.flow();
-        fields.extend([handle, count, credit].map(Value::Uint));
-        self.say(name::FLOW, fields);
-    }
-
     fn flow(&self) -> Vec<Value> {
         let numbers = [self.next_incoming, WINDOW, self.next_outgoing, WINDOW];
         numbers.into_iter().map(Value::Uint).collect()
     }
 
-    pub(super) fn received(&mut self, frame: Frame) -> Result<(), Trouble> {
+    fn received(&mut self, frame: Frame) -> Result<(), Trouble> {
         let Frame::Said { kind: Kind::Amqp, what, payload, .. } = frame else { return Ok(()) };
         match what.name {
             name::ATTACH => self.attached(&what),
@@ -423,107 +376,14 @@ impl Session {
             let under_way = self.sender.count.wrapping_sub(what.uint(5).unwrap_or(0));
             self.sender.credit = what.uint(6).unwrap_or(0).saturating_sub(under_way);
         }
+        if self.may_send() {
+            self.sender.starved = None;
+        }
         if what.flag(9) {
             let fields = self.flow();
             self.say(name::FLOW, fields);
         }
         Ok(())
-    }
-
-    fn transferred(&mut self, what: &Named, payload: &[u8]) -> Result<(), Trouble> {
-        self.next_incoming = self.next_incoming.wrapping_add(1);
-        let (most, largest) = (self.agreed.credit, self.agreed.largest_message);
-        let ours = what.uint(0).and_then(|theirs| self.handles.get(&theirs)).copied();
-        let found = ours.and_then(|ours| self.receivers.get_mut(&ours).map(|receiver| (ours, receiver)));
-        let Some((handle, receiver)) = found else {
-            return Err(again("the broker sends by a link that is none"));
-        };
-        if receiver.listens == Listens::Ended {
-            return Ok(());
-        }
-        if receiver.part.is_none() {
-            let delivery =
-                what.uint(1).ok_or_else(|| again("the broker sends a message without a number"))?;
-            if receiver.credit == 0 || self.unsettled.contains_key(&delivery) {
-                return Err(again(format!(
-                    "the broker sends more than {most} messages at once, or one twice"
-                )));
-            }
-            receiver.credit -= 1;
-            receiver.unsettled += 1;
-            receiver.count = receiver.count.wrapping_add(1);
-            receiver.part = Some(Part { delivery, bytes: BytesMut::new(), size: 0, is_settled: false });
-        }
-        let Some(part) = receiver.part.as_mut() else { return Ok(()) };
-        part.is_settled |= what.flag(4);
-        part.size = part.size.saturating_add(payload.len());
-        match part.size > largest {
-            true => part.bytes = BytesMut::new(),
-            false => part.bytes.extend_from_slice(payload),
-        }
-        let (has_more, is_aborted) = (what.flag(5), what.flag(9));
-        if is_aborted {
-            receiver.part = None;
-            self.had_room(handle);
-        } else if !has_more && let Some(part) = receiver.part.take() {
-            self.arrived(handle, part);
-        }
-        Ok(())
-    }
-
-    /// A message is whole.
-    fn arrived(&mut self, handle: u32, part: Part) {
-        let Part { delivery, bytes, size, is_settled } = part;
-        let is_wanted = self.receivers.get(&handle).is_some_and(|receiver| receiver.listens == Listens::Yes);
-        if !is_wanted && !is_settled {
-            // It was under way when we stopped: others may have it at once.
-            self.dispose(handle, delivery, Value::named(name::RELEASED, Vec::new()));
-            return;
-        }
-        let largest = self.agreed.largest_message;
-        let read = match size > largest {
-            true => Err((
-                "amqp:link:message-size-exceeded",
-                format!("a message of {size} bytes is larger than {largest}"),
-            )),
-            false => self.understood(handle, bytes.freeze()).map_err(|why| ("amqp:decode-error", why)),
-        };
-        match read {
-            Ok((topic, payload, properties)) => {
-                let tag = (!is_settled).then_some(u64::from(delivery));
-                match is_settled {
-                    true => self.had_room(handle),
-                    false => _ = self.unsettled.insert(delivery, handle),
-                }
-                self.tell(Event::Message { tag, topic, payload, properties });
-            }
-            Err((condition, why)) => {
-                let error = vec![Value::Symbol(condition.to_owned()), Value::text(&why)];
-                let state = Value::named(name::REJECTED, vec![Value::named(name::ERROR, error)]);
-                match is_settled {
-                    true => self.had_room(handle),
-                    false => self.dispose(handle, delivery, state),
-                }
-                self.tell(Event::Notice(Notice::PassedOver(why)));
-            }
-        }
-    }
-
-    fn understood(&self, handle: u32, bytes: Bytes) -> Result<(String, Bytes, Properties), String> {
-        let read = message::read(bytes, &self.agreed.addresses).map_err(|unclear| unclear.to_string())?;
-        let topic = read.topic.or_else(|| self.only_topic(handle));
-        let topic = topic
-            .ok_or("a message does not say which topic it was sent to, so nobody knows what it asks for")?;
-        Ok((topic, read.payload, read.properties))
-    }
-
-    /// What can only have come by one topic was sent to that.
-    fn only_topic(&self, handle: u32) -> Option<String> {
-        let receiver = self.receivers.get(&handle)?;
-        let mut wanted = receiver.wanted.iter();
-        let only =
-            wanted.next().filter(|wanted| !wanted.is_shared && !wanted.pattern.contains(['*', '>']))?;
-        wanted.next().is_none().then(|| only.pattern.clone())
     }
 
     fn disposed(&mut self, what: &Named) {
@@ -570,11 +430,6 @@ impl Session {
             }
             None => Err(again(format!("the broker lets us not send: {why}"))),
         }
-    }
-
-    /// Words about how it goes on, which keep the other side content.
-    pub(super) fn beat(&mut self) {
-        frame::write_empty(&mut self.outgoing);
     }
 }
 

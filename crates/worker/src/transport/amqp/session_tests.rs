@@ -1,4 +1,5 @@
 use super::*;
+use crate::transport::Notice;
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ fn session(credit: u32, largest_message: usize) -> Session {
         queue: "n/q/str/w".to_owned(),
         container: "me".to_owned(),
         largest_frame: 512,
+        largest_taken: usize::MAX,
         largest_message,
         credit,
         window: 100,
@@ -151,17 +153,17 @@ fn messages_go_as_far_as_credit_and_window_reach_and_outcomes_are_told() {
         session
             .publish(number, &Outgoing { topic: "n/r".to_owned(), payload, properties: Default::default() });
     }
-    session.fill(Instant::now());
+    session.fill(Instant::now()).unwrap();
     assert!(heard(&mut session).is_empty(), "there is no credit");
     let flow = |window, credit| {
         let fields = [0, window, 0, 100, 10, 0, credit].map(Value::Uint).to_vec();
         said(name::FLOW, fields, &[])
     };
     session.received(flow(2, 3)).unwrap();
-    session.fill(Instant::now());
+    session.fill(Instant::now()).unwrap();
     assert_eq!(heard(&mut session).len(), 2, "the window is two frames");
     session.received(flow(100, 3)).unwrap();
-    session.fill(Instant::now());
+    session.fill(Instant::now()).unwrap();
     let said_now = heard(&mut session);
     let last = said_now.last().unwrap();
     assert_eq!((last.uint(1), last.flag(5)), (Some(2), false), "three deliveries, and no more credit");
@@ -176,7 +178,8 @@ fn messages_go_as_far_as_credit_and_window_reach_and_outcomes_are_told() {
     assert!(matches!(session.event(), Some(Event::Confirmed(10))));
     assert!(matches!(session.event(), Some(Event::Confirmed(11))));
     assert!(matches!(session.event(), Some(Event::Refused(12, why)) if why.contains("amqp:not-allowed no")));
-    assert!(session.event().is_none() && session.owed_since().is_none());
+    assert!(session.event().is_none() && session.in_flight.is_empty());
+    assert!(session.is_mute(), "the fourth waits for credit");
 }
 
 #[test]
@@ -201,9 +204,9 @@ fn the_queue_is_listened_to_once_and_left_with_the_last() {
     let [first, second] = ["n/invoke/>", "n/other"]
         .map(|pattern| Subscription { pattern: pattern.to_owned(), is_shared: true });
     session.subscribe(&second, Instant::now()).unwrap();
-    session.unsubscribe(&first).unwrap();
+    session.unsubscribe(&first, Instant::now()).unwrap();
     assert!(heard(&mut session).is_empty());
-    session.unsubscribe(&second).unwrap();
+    session.unsubscribe(&second, Instant::now()).unwrap();
     assert_eq!(names(&heard(&mut session)), [name::DETACH]);
     session.received(transfer(0, false, &message(1))).unwrap();
     assert!(session.event().is_none(), "what was on its way is not ours any more");
@@ -219,7 +222,7 @@ fn what_came_before_it_stopped_to_listen_is_settled_and_then_the_link_ends() {
     session.received(transfer(1, false, &message(1))).unwrap();
     _ = heard(&mut session);
     let pool = Subscription { pattern: "n/invoke/>".to_owned(), is_shared: true };
-    session.unsubscribe(&pool).unwrap();
+    session.unsubscribe(&pool, Instant::now()).unwrap();
     let stop = heard(&mut session);
     assert_eq!((names(&stop), stop[0].uint(6)), (vec![name::FLOW], Some(0)));
     session.settle(0);
@@ -231,6 +234,57 @@ fn what_came_before_it_stopped_to_listen_is_settled_and_then_the_link_ends() {
     assert!(matches!(tags[..], [Event::Message { tag: Some(0), .. }, Event::Message { tag: Some(1), .. }]));
     session.settle(1);
     assert_eq!(names(&heard(&mut session)), [name::DISPOSITION, name::DETACH]);
+}
+
+#[test]
+fn what_is_given_back_goes_when_it_would_not_come_back_to_us() {
+    let mut session = listening(4, 1000);
+    for delivery in 0..3 {
+        session.received(transfer(delivery, false, &message(1))).unwrap();
+    }
+    _ = heard(&mut session);
+    session.release(0);
+    session.release(0);
+    session.release(77);
+    assert!(heard(&mut session).is_empty(), "we still listen");
+    session.settle(0);
+    assert!(heard(&mut session).is_empty(), "it is not ours any more");
+    let pool = Subscription { pattern: "n/invoke/>".to_owned(), is_shared: true };
+    session.unsubscribe(&pool, Instant::now()).unwrap();
+    session.release(1);
+    session.settle(2);
+    let said = heard(&mut session);
+    assert_eq!((said[0].name, said[0].uint(6)), (name::FLOW, Some(0)));
+    let states: Vec<_> = said[1..4].iter().map(|said| (said.uint(1), said.inner(4).unwrap().name)).collect();
+    assert_eq!(states, [(Some(0), name::RELEASED), (Some(1), name::RELEASED), (Some(2), name::ACCEPTED)]);
+    assert_eq!(names(&said[4..]), [name::DETACH]);
+}
+
+#[test]
+fn it_is_known_since_when_nothing_can_be_sent() {
+    let begun = Instant::now();
+    let later = |seconds| begun + Duration::from_secs(seconds);
+    let credit = "has given us no credit to send";
+    let mut session = listening(4, 1000);
+    assert!(session.is_mute(), "until there was credit once");
+    session.forgive(later(1));
+    assert_eq!(session.owed(), Some((later(1), credit)));
+    let flow = |credit| said(name::FLOW, [0, 100, 0, 100, 10, 0, credit].map(Value::Uint).to_vec(), &[]);
+    session.received(flow(1)).unwrap();
+    assert_eq!(session.owed(), None);
+    let message = Outgoing { topic: "n/r".to_owned(), payload: Bytes::new(), properties: Default::default() };
+    session.publish(1, &message);
+    session.fill(later(2)).unwrap();
+    assert!(!session.is_mute(), "nothing waits");
+    session.publish(2, &message);
+    session.fill(later(3)).unwrap();
+    session.fill(later(4)).unwrap();
+    let accepted = vec![Value::Bool(true), Value::Uint(0), Value::Null, Value::Bool(true)];
+    session.received(said(name::DISPOSITION, accepted, &[])).unwrap();
+    assert_eq!(session.owed(), Some((later(3), credit)));
+    session.received(flow(2)).unwrap();
+    session.fill(later(5)).unwrap();
+    assert_eq!(session.owed(), Some((later(5), "has left us unanswered")), "it has gone");
 }
 
 #[test]
@@ -248,7 +302,7 @@ fn only_what_is_rejected_for_what_it_is_is_refused_for_ever() {
         let message =
             Outgoing { topic: "n/r".to_owned(), payload: Bytes::new(), properties: Default::default() };
         session.publish(7, &message);
-        session.fill(Instant::now());
+        session.fill(Instant::now()).unwrap();
         let fields = vec![Value::Bool(true), Value::Uint(0), Value::Uint(0), Value::Bool(true), state];
         session.received(said(name::DISPOSITION, fields, &[])).unwrap();
         match session.event() {
@@ -282,7 +336,7 @@ proptest! {
         session.publish(1, &Outgoing { topic: "n/r".to_owned(), payload: Bytes::from(vec![0; 2000]), properties: Default::default() });
         for (name, fields, size) in frames {
             _ = session.received(said(name, fields, &message(size)[..size]));
-            session.fill(now);
+            session.fill(now).unwrap();
             session.forgive(now + Duration::from_secs(1));
             prop_assert!(session.unsettled.len() <= 4);
         }

@@ -6,13 +6,21 @@ use super::super::{
     session::Agreed,
 };
 use super::*;
-use crate::transport::Notice;
+use crate::transport::{
+    Connection, Notice,
+    driver::{LONGEST_FAREWELL, Times},
+};
 use bytes::Bytes;
 use proptest::prelude::*;
-use std::task::Waker;
-use tokio::io::DuplexStream;
+use std::{
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-const TIMES: Times = Times { quiet: Duration::from_secs(15), answer: Duration::from_secs(30) };
+const ANSWER: Duration = Duration::from_secs(30);
+const TIMES: Times = Times { speak: Duration::from_secs(15), hear: ANSWER, answer: ANSWER };
 
 struct Broker {
     stream: DuplexStream,
@@ -35,7 +43,8 @@ fn pair_of(agreed: Agreed, room: usize) -> (Client, Broker) {
     let (near, far) = tokio::io::duplex(room);
     let (version, session) = (agreed.version, Session::new(agreed));
     let reader = || Reader::new(version, 10_000);
-    let client = Client::new(Box::new(near), BytesMut::new(), reader(), session, TIMES, true);
+    let speaking = Speaking::new(reader(), session, true);
+    let client = Driver::new(Box::new(near), BytesMut::new(), speaking, TIMES);
     (client, Broker { stream: far, incoming: BytesMut::new(), reader: reader() })
 }
 
@@ -114,15 +123,15 @@ async fn silence_is_answered_with_a_ping_and_more_silence_is_the_end() {
     let talk = async {
         for round in 1..=3 {
             assert_eq!(broker.hears().await, Packet::Ping);
-            assert_eq!(begun.elapsed(), TIMES.quiet * round);
+            assert_eq!(begun.elapsed(), TIMES.speak * round);
             broker.says(&Packet::PingAnswer).await;
         }
         assert_eq!(broker.hears().await, Packet::Ping);
         std::future::pending::<()>().await;
     };
     let trouble = tokio::select! { end = client.next() => end.unwrap_err(), () = talk => unreachable!() };
-    assert_eq!(trouble, again("the broker has not answered for 30 seconds"));
-    assert_eq!(begun.elapsed(), TIMES.quiet * 4 + TIMES.answer);
+    assert_eq!(trouble, again("the broker has not been heard for 30 seconds"));
+    assert_eq!(begun.elapsed(), TIMES.speak * 4 + TIMES.answer);
 }
 
 #[tokio::test(start_paused = true)]
@@ -386,7 +395,7 @@ async fn a_farewell_ends_the_session_and_does_not_wait_for_ever() {
 #[tokio::test(start_paused = true)]
 async fn what_the_broker_says_of_the_end_is_told() {
     for (last, expected, is_final) in [
-        (b"\xe0\x01\x8e".as_slice(), "only one at a time can have it (0x8e)", true),
+        (b"\xe0\x01\x8e".as_slice(), "another client came with the same identifier (0x8e)", false),
         (b"\xe0\x01\x8b", "it shuts down (0x8b)", false),
         (b"\xc0\x00", "the broker says what only a client says, or says it again", false),
         (b"\xff\xff", "the broker closed the connection", false),
@@ -399,6 +408,23 @@ async fn what_the_broker_says_of_the_end_is_told() {
         let trouble = client.next().await.unwrap_err();
         assert!(trouble.message.contains(expected), "{trouble}");
         assert_eq!(trouble.is_final, is_final, "{trouble}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_sent_away_for_another_of_its_name_is_told_so_and_rests_before_it_comes_again() {
+    let mut rivals = super::super::rival::Rivals::default();
+    for (last, seconds) in [(b"\xe0\x01\x8e".as_slice(), 20), (b"\xe0\x02\x8e\x00", 40), (b"\xe0\x01\x8b", 0)]
+    {
+        let (client, mut broker) = pair();
+        let mut client = client.at(Some(rivals.let_in("me", Instant::now())));
+        broker.stream.write_all(last).await.unwrap();
+        let trouble = client.next().await.unwrap_err();
+        let ended = Instant::now();
+        rivals.rest().await;
+        assert_eq!(ended.elapsed().as_secs(), seconds);
+        assert_eq!(trouble.message.contains("connected as `me`"), seconds > 0, "{trouble}");
+        assert!(!trouble.is_final);
     }
 }
 

@@ -2,7 +2,7 @@
 //! work is done, and the broker holds back what we could not take.
 //!
 //! ```text
-//! Mqtt ──connect──▶ TCP, TLS ──greeting──▶ Client ─ moves bytes, watches the clock
+//! Mqtt ──connect──▶ TCP, TLS ──greeting──▶ driver ─ moves bytes, watches the clock
 //!   (5 first, then 3.1.1)                    └─ session: what waits for whom
 //!                                                └─ codec: packets and bytes
 //! ```
@@ -18,13 +18,15 @@ pub use super::{Certificate, Credentials, Tls, Trust};
 pub use client::Client;
 
 use super::{
-    Connector, Trouble, again, never,
+    Connector, Trouble, again,
+    driver::{Driver, Times},
+    never,
     stream::{self, Stream},
 };
 use bytes::BytesMut;
-use client::Times;
+use client::Speaking;
 use codec::{Connect, ConnectAnswer, Extras, Packet, Read, Reader, Value, Version, name};
-use rival::Rivals;
+use rival::{Rivals, Stay};
 use session::{Agreed, Session};
 use std::{num::NonZeroU16, time::Duration};
 use tokio::{
@@ -186,7 +188,8 @@ impl Mqtt {
         }
         let reader = Reader::new(version, largest);
         let forgets = matches!(self.settings.client_id, ClientId::Unique(_));
-        Ok(Client::new(stream, incoming, reader, session, self.times(&answer), forgets))
+        let speaking = Speaking::new(reader, session, forgets);
+        Ok(Driver::new(stream, incoming, speaking, self.times(&answer)))
     }
 
     fn hello(&self, version: Version) -> Connect {
@@ -244,14 +247,22 @@ impl Mqtt {
         }
     }
 
+    /// A name that nobody else has has no rivals.
+    fn stay(&mut self) -> Option<Stay> {
+        let may_meet = matches!(self.settings.client_id, ClientId::Exactly(_));
+        may_meet.then(|| self.rivals.let_in(&self.client_id, Instant::now()))
+    }
+
     fn times(&self, answer: &ConnectAnswer) -> Times {
         let theirs = answer.extras.number(name::SERVER_KEEP_ALIVE).filter(|seconds| *seconds > 0);
         let theirs = theirs.map(|seconds| Duration::from_secs(u64::from(seconds)));
         let keep_alive =
             theirs.map_or(self.settings.keep_alive, |theirs| theirs.min(self.settings.keep_alive));
         // Half of it, so that a ping that is late is still in time.
-        let quiet = (keep_alive / 2).clamp(Duration::from_millis(500), LONGEST_WAIT);
-        Times { quiet, answer: self.settings.answer_within.min(LONGEST_WAIT) }
+        let speak = (keep_alive / 2).clamp(Duration::from_millis(500), LONGEST_WAIT);
+        // What we say then must be answered.
+        let answer = self.settings.answer_within.min(LONGEST_WAIT);
+        Times { speak, hear: answer, answer }
     }
 }
 
@@ -272,10 +283,7 @@ impl Connector for Mqtt {
     }
 
     async fn connect(&mut self) -> Result<Client, Trouble> {
-        // A name that nobody else has has no rivals.
-        if matches!(self.settings.client_id, ClientId::Exactly(_)) {
-            self.rivals.may_come(&self.client_id, Instant::now())?;
-        }
+        self.rivals.rest().await;
         let versions: &[Version] = match self.settings.speaks {
             Speaks::FiveOrThree => &[Version::Five, Version::Three],
             Speaks::Five => &[Version::Five],
@@ -284,7 +292,7 @@ impl Connector for Mqtt {
         let mut last = again("no version of MQTT is tried");
         for version in versions {
             match timeout(self.settings.answer_within, self.greet(*version)).await {
-                Ok(Ok(client)) => return Ok(client.told(self.rivals.let_in(Instant::now()))),
+                Ok(Ok(client)) => return Ok(client.at(self.stay())),
                 Ok(Err(Failed::Version(trouble))) => last = trouble,
                 Ok(Err(Failed::Other(trouble))) => return Err(trouble),
                 Err(_) => return Err(again("the broker took too long to let us in")),

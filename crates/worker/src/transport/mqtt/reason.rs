@@ -34,7 +34,7 @@ fn named(code: u8) -> &'static str {
         0x8b => "it shuts down",
         0x8c => "bad authentication method",
         0x8d => "it heard nothing from us",
-        TAKEN_OVER => "another client came with the same identifier, and only one at a time can have it",
+        TAKEN_OVER => "another client came with the same identifier",
         0x8f => "bad topic filter",
         0x90 => "bad topic name",
         0x93 => "more at once than it takes",

@@ -239,9 +239,7 @@ impl Session {
             Packet::PingAnswer => Ok(()),
             Packet::Disconnect(end) => {
                 let why = reason::told(end.reason, &end.extras);
-                let message = format!("the broker ends the connection: {why}");
-                // Whoever came would be sent away in turn, for ever, and each time what is under way would be done once more.
-                Err(if end.reason == reason::TAKEN_OVER { never(message) } else { again(message) })
+                Err(again(format!("the broker ends the connection: {why}")))
             }
             Packet::Connect(_)
             | Packet::ConnectAnswer(_)

@@ -1,0 +1,103 @@
+//! A broker that does not take answers for now: those of agents whose queue is full, or who are not there.
+
+use super::{super::service::MOST_DELAYED, *};
+
+fn given_up(world: &World) -> usize {
+    world.count(|noted| matches!(noted, Noted::PublishFailed { .. }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_sent_again_as_long_as_its_asker_waits_and_nothing_is_settled_before_it_is_there() {
+    let world = World::usual().await;
+    world.broker.full(&reply_topic("a"), true);
+    world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
+    sleep(Duration::from_secs(290)).await;
+    assert!((30..50).contains(&world.broker.offered()), "{}", world.broker.offered());
+    assert_eq!((world.answers("a").len(), world.broker.settled()), (0, 0));
+    world.broker.full(&reply_topic("a"), false);
+    sleep(Duration::from_secs(9)).await;
+    assert_eq!(world.answer("a")["result"]["tool_result"]["text"], "a");
+    assert_eq!((world.broker.settled(), world.broker.unsettled(), given_up(&world)), (1, 0, 0));
+    assert_eq!(world.count(|noted| matches!(noted, Noted::Delayed { .. })), 1, "it is told once");
+    assert_eq!(world.count(|noted| matches!(noted, Noted::Answered { how: How::Success { .. }, .. })), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_nobody_waits_for_any_more_is_given_up_and_that_is_told() {
+    let world = World::usual().await;
+    world.broker.full(&reply_topic("a"), true);
+    world.invoke_with("echo", "a", json!({"timeout_seconds": 30}));
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!((world.broker.settled(), given_up(&world)), (0, 0));
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!((world.answers("a").len(), world.broker.settled(), given_up(&world)), (0, 1, 1));
+    assert_eq!(world.count(|noted| matches!(noted, Noted::Answered { how: How::Error(_), .. })), 1);
+    let offered = world.broker.offered();
+    sleep(LONG).await;
+    assert_eq!(world.broker.offered(), offered);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_that_are_not_taken_hold_no_slot() {
+    let world = World::new(Setup { slots: 1, ..Setup::default() }).await;
+    for id in ["a", "b", "c"] {
+        world.broker.full(&reply_topic(id), true);
+        world.invoke("echo", id);
+    }
+    world.invoke("echo", "other");
+    world.idle().await;
+    assert_eq!(world.answer("other")["result"]["tool_result"]["text"], "other");
+    assert_eq!((world.calls.begun().len(), world.broker.unsettled()), (4, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_answers_that_are_not_taken_wait_for_a_short_while_and_then_make_room() {
+    let world = World::new(Setup { slots: 1, ..Setup::default() }).await;
+    let ids: Vec<_> = (0..MOST_DELAYED + 2).map(|number| format!("n{number}")).collect();
+    for id in &ids {
+        world.broker.full(&reply_topic(id), true);
+        world.invoke_with("echo", id, json!({"timeout_seconds": 300}));
+    }
+    world.invoke("echo", "other");
+    sleep(Duration::from_secs(7)).await;
+    assert_eq!((world.answers("other").len(), given_up(&world)), (0, 0), "the one beyond them has the slot");
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!((world.answers("other").len(), given_up(&world)), (1, 2));
+    assert_eq!(world.broker.unsettled(), MOST_DELAYED);
+    ids.iter().for_each(|id| world.broker.full(&reply_topic(id), false));
+    sleep(Duration::from_secs(9)).await;
+    assert_eq!(world.broker.unsettled(), 0);
+    assert_eq!(ids.iter().filter(|id| world.answers(id).len() == 1).count(), MOST_DELAYED);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_of_one_whose_answer_is_not_taken_is_not_run_again() {
+    let world = World::usual().await;
+    world.broker.full(&reply_topic("a"), true);
+    world.invoke("echo", "a");
+    sleep(Duration::from_secs(1)).await;
+    world.broker.cut();
+    sleep(Duration::from_secs(4)).await;
+    world.broker.full(&reply_topic("a"), false);
+    sleep(Duration::from_secs(9)).await;
+    let answers = world.answers("a");
+    assert!(!answers.is_empty() && answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+    assert_eq!((world.calls.begun().len(), world.broker.unsettled()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_not_run_is_answered_once_so_that_others_need_not_wait_for_it() {
+    let world = World::usual().await;
+    world.broker.full(&reply_topic("bad"), true);
+    let reply = Properties::from([("replyTo".to_owned(), reply_topic("bad"))]);
+    let count = 5000;
+    for _ in 0..count {
+        world.broker.deliver_bytes(&topic("invoke/echo"), Bytes::from_static(b"{"), reply.clone());
+    }
+    world.invoke("nobody", "stray");
+    world.invoke("echo", "other");
+    world.idle().await;
+    assert_eq!(world.answer("other")["result"]["tool_result"]["text"], "other");
+    assert_eq!((world.broker.offered(), given_up(&world)), (count, count), "each is told");
+    assert_eq!(world.broker.settled(), count + 1, "and settled: nobody could have had more of it");
+}
