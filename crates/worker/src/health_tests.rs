@@ -11,7 +11,7 @@ struct Worker {
 
 async fn worker() -> Worker {
     let (link, links) =
-        watch::channel(LinkState::Connecting { why: "mqtt://inner-host: refused".to_owned() });
+        watch::channel(LinkState::Connecting { why: "mqtt://inner-host: refused".to_owned(), after: 0 });
     let (tools, toolss) = watch::channel(Tools::Pending);
     let (drain, is_draining) = watch::channel(false);
     let health = Health {

@@ -17,7 +17,7 @@ use std::{
     fmt,
     sync::{
         PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -113,7 +113,8 @@ pub struct Metrics {
     parked: Gauge,
     warm: Family<Because, Counter>,
     connected: Gauge,
-    was_connected: AtomicBool,
+    /// Connections that are known to have been good.
+    good: AtomicU64,
     reconnects: Counter,
     lost: Family<Because, Counter>,
     served: Gauge,
@@ -150,7 +151,7 @@ impl Metrics {
             parked: Gauge::default(),
             warm: Family::default(),
             connected: Gauge::default(),
-            was_connected: AtomicBool::default(),
+            good: AtomicU64::default(),
             reconnects: Counter::default(),
             lost: Family::default(),
             served: Gauge::default(),
@@ -256,9 +257,15 @@ impl Metrics {
     /// The link changed.
     pub fn link(&self, state: &LinkState) {
         let is_connected = *state == LinkState::Connected;
-        if is_connected && self.connected.get() == 0 && self.was_connected.swap(true, Ordering::Relaxed) {
-            self.reconnects.inc();
-        }
+        let known = self.good.load(Ordering::Relaxed);
+        let good = match state {
+            LinkState::Connected => known + u64::from(self.connected.get() == 0),
+            // Some may have ended before they were seen.
+            LinkState::Connecting { after, .. } => known.max(*after),
+            LinkState::Lost { .. } => known,
+        };
+        self.good.store(good, Ordering::Relaxed);
+        self.reconnects.inc_by(good.max(1) - known.max(1));
         self.connected.set(i64::from(is_connected));
     }
 
@@ -338,7 +345,7 @@ mod tests {
     #[test]
     fn only_a_connection_after_the_first_is_a_reconnect() {
         let metrics = Metrics::new();
-        let connecting = LinkState::Connecting { why: String::new() };
+        let connecting = LinkState::Connecting { why: String::new(), after: 0 };
         for state in [&connecting, &LinkState::Connected, &LinkState::Connected] {
             metrics.link(state);
         }
@@ -347,6 +354,10 @@ mod tests {
         assert_eq!(metrics.connected.get(), 0);
         metrics.link(&LinkState::Connected);
         assert_eq!(metrics.reconnects.get(), 1);
+        metrics.link(&LinkState::Connecting { why: String::new(), after: 2 });
+        assert_eq!(metrics.reconnects.get(), 1);
+        metrics.link(&LinkState::Connecting { why: String::new(), after: 3 });
+        assert_eq!(metrics.reconnects.get(), 2, "one that nobody saw");
     }
 
     #[test]

@@ -182,8 +182,8 @@ fn answered(which: &Which, how: How, took: Duration, queued: Duration) -> Line {
 fn link(state: LinkState) -> Line {
     match state {
         LinkState::Connected => Line::new(Level::Info, "broker_connected"),
-        LinkState::Connecting { why } if why.is_empty() => Line::new(Level::Info, "broker_connecting"),
-        LinkState::Connecting { why } => Line::new(Level::Warn, "broker_connecting").message(why),
+        LinkState::Connecting { why, .. } if why.is_empty() => Line::new(Level::Info, "broker_connecting"),
+        LinkState::Connecting { why, .. } => Line::new(Level::Warn, "broker_connecting").message(why),
         LinkState::Lost { why } => Line::new(Level::Error, "broker_lost").message(why),
     }
 }

@@ -151,7 +151,7 @@ impl<C: Calls> Service<C> {
             strays,
             closes,
             phase: Phase::Open,
-            link: LinkState::Connecting { why: String::new() },
+            link: LinkState::Connecting { why: String::new(), after: 0 },
             load: (0, 0),
             cut: 0,
             asked: Instant::now(),

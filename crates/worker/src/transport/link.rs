@@ -41,6 +41,8 @@ pub enum LinkState {
     Connecting {
         /// Why the last one ended or failed; empty at first.
         why: String,
+        /// How many were good before: whoever looks seldom may not have seen each of them.
+        after: u64,
     },
     /// Everything that was asked for is subscribed.
     Connected,
@@ -179,7 +181,7 @@ impl Link {
     ) -> Link {
         let (orders, taken) = mpsc::channel(MOST_ORDERS);
         let (arrives, arrived) = mpsc::channel(MOST_ARRIVED);
-        let (states, state) = watch::channel(LinkState::Connecting { why: String::new() });
+        let (states, state) = watch::channel(LinkState::Connecting { why: String::new(), after: 0 });
         let (notes, notices) = mpsc::channel(MOST_NOTICES);
         let redelivers = connector.redelivers();
         let keeper = Keeper {
@@ -253,7 +255,7 @@ impl Keeper {
                 self.states.send_replace(LinkState::Lost { why });
                 return;
             }
-            self.states.send_replace(LinkState::Connecting { why });
+            self.states.send_replace(LinkState::Connecting { why, after: self.connections });
             tokio::time::sleep(self.patience.pause).await;
             if self.taken.is_closed() && self.taken.is_empty() {
                 return;

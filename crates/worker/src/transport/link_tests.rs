@@ -181,7 +181,7 @@ impl World {
 #[tokio::test(start_paused = true)]
 async fn it_is_connected_when_everything_is_subscribed() {
     let mut world = world(&["a", "b"], 0);
-    assert_eq!(*world.link.state.borrow(), LinkState::Connecting { why: String::new() });
+    assert_eq!(*world.link.state.borrow(), LinkState::Connecting { why: String::new(), after: 0 });
     let mut broker = world.lets_in();
     world.connected().await;
     assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
@@ -260,7 +260,7 @@ async fn tries_are_counted_and_paused_and_begin_anew_after_a_good_connection() {
     drop(broker);
     world.refuses(false);
     let broker = world.lets_in();
-    world.until(LinkState::Connecting { why: "script: no".to_owned() }).await;
+    world.until(LinkState::Connecting { why: "script: no".to_owned(), after: 1 }).await;
     world.connected().await;
     drop(broker);
     world.refuses(false);
@@ -345,6 +345,18 @@ async fn what_the_broker_does_not_take_for_now_is_told_as_such_and_holds_back_no
         broker.says(Event::NotNow(number, "quota exceeded".to_owned()));
         assert_eq!(sends.await.unwrap(), Err(Gone::NotNow("quota exceeded".to_owned())));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_connection_that_ends_is_another_state_though_for_the_same_reason_and_unseen() {
+    let mut world = world(&[], 0);
+    for after in 1..=3 {
+        // It is over before anybody can have looked.
+        drop(world.lets_in());
+        world.until(LinkState::Connecting { why: "script: the broker is gone".to_owned(), after }).await;
+    }
+    world.refuses(false);
+    world.until(LinkState::Connecting { why: "script: no".to_owned(), after: 3 }).await;
 }
 
 #[tokio::test(start_paused = true)]

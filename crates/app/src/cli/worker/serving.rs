@@ -152,7 +152,7 @@ async fn start(
     stop: &watch::Receiver<Stop>,
 ) -> Result<Worker<Hands>, Failure> {
     let metrics = Arc::new(Metrics::new());
-    let (links, link) = watch::channel(LinkState::Connecting { why: String::new() });
+    let (links, link) = watch::channel(LinkState::Connecting { why: String::new(), after: 0 });
     let (known, tools) = watch::channel(health::Tools::Pending);
     let parked = caller.clone();
     let health = Health {
