@@ -117,7 +117,7 @@ const DESCRIBED: &[Described] = &[
     (
         "SAM_WARM",
         "2 for each call at once",
-        "Python interpreters that are kept ready, at most, where a cgroup can be frozen; 0 is none",
+        "Python interpreters that are kept ready, at most, where a cgroup can be frozen; with 0 nothing is made ahead",
     ),
     ("SAM_LLM_PROVIDER", "", "provider of the configuration file whose model tools may ask, without its key"),
     (
