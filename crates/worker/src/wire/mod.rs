@@ -3,7 +3,7 @@
 pub mod answer;
 pub mod code;
 pub(crate) mod fields;
-mod lenient;
+pub(crate) mod lenient;
 pub(crate) mod plain;
 mod reply;
 pub mod request;
