@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 /// How long the object may be; a tree of it takes at most a few dozen times as much memory.
 const LONGEST: usize = 1 << 20;
+/// How deep it may be nested: results, jobs and events are put around it, and most readers take 127 levels in all.
+const DEEPEST: usize = 100;
 const MOST_PAYLOADS: usize = 1000;
 const MOST_TOOL_CALLS: usize = 10_000;
 
@@ -23,6 +25,8 @@ pub(crate) enum Violation {
     Empty,
     #[error("stdout is not exactly one JSON object: line {line}, column {column}")]
     NotOneObject { line: usize, column: usize },
+    #[error("stdout is nested more than {DEEPEST} levels deep")]
+    TooDeep,
     #[error("`{place}` {what}")]
     Shape { place: String, what: &'static str },
     #[error("{said}, but the program exited with {code}")]
@@ -76,8 +80,24 @@ pub(crate) fn read(
     }
     let read: Json = serde_json::from_slice(stdout)
         .map_err(|error| Violation::NotOneObject { line: error.line(), column: error.column() })?;
+    if depth(&read) > DEEPEST {
+        return Err(Violation::TooDeep);
+    }
     check(&read, code)?;
     Ok(Some(read))
+}
+
+fn depth(value: &Json) -> usize {
+    match value {
+        Json::List(values) => 1 + values.iter().map(depth).max().unwrap_or(0),
+        Json::Object(fields) => 1 + fields.values().map(depth).max().unwrap_or(0),
+        Json::Null
+        | Json::Bool(_)
+        | Json::Whole(_)
+        | Json::Negative(_)
+        | Json::Fraction(_)
+        | Json::Text(_) => 0,
+    }
 }
 
 /// Exit 0 is `completed`, 1 `failed`, 2 `rejected`; whatever else a program exits with, it crashed.

@@ -176,3 +176,28 @@ proptest! {
         prop_assert_eq!(envelope(&failed.to_string(), code).is_ok(), code != 0);
     }
 }
+
+#[test]
+fn what_would_be_read_as_something_else_later_is_not_taken() {
+    let of = |result: &str| TASK.replace("\"done\"", result);
+    for name in ["$serde_json::private::RawValue", "\\u0024serde_json::private::RawValue"] {
+        let quoted = of(&format!(r#"{{"{name}":"[1]"}}"#));
+        let usual: serde_json::Value = serde_json::from_str(&quoted).unwrap();
+        assert_eq!(
+            usual["result"],
+            serde_json::json!([1]),
+            "the control: the parser takes it for what it quotes"
+        );
+        assert!(told(task(&quoted, 0)).starts_with("stdout is not exactly one JSON object"));
+    }
+    assert!(task(&of(r#"{"$RawValue":"[1]"}"#), 0).is_ok());
+}
+
+#[test]
+fn what_is_taken_can_be_read_within_results_and_jobs() {
+    let of = |levels: usize| TASK.replace("\"done\"", &("[".repeat(levels) + &"]".repeat(levels)));
+    let taken = task(&of(DEEPEST - 1), 0).unwrap().unwrap();
+    let around = format!("[[[[[[[[{}]]]]]]]]", serde_json::to_string(&taken).unwrap());
+    assert!(serde_json::from_str::<serde_json::Value>(&around).is_ok());
+    assert_eq!(told(task(&of(DEEPEST), 0)), "stdout is nested more than 100 levels deep");
+}

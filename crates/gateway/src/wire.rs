@@ -88,6 +88,17 @@ impl Raw {
     }
 }
 
+/// Refuses labels that others, who read them as JSON, would take for something else.
+pub(crate) fn check_names(labels: &BTreeMap<String, String>) -> Answer<()> {
+    match labels.keys().any(|name| spec::is_of_the_parser(name)) {
+        false => Ok(()),
+        true => Err(Problem::invalid(
+            "the name of a label is one of those that readers of JSON have for themselves",
+            "let it not begin with `$serde_json::`",
+        )),
+    }
+}
+
 /// What serde says, with the field that was most likely meant.
 pub(crate) fn unreadable(said: &str) -> Problem {
     let mut quoted = said.split('`').skip(1).step_by(2);

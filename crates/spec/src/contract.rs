@@ -43,7 +43,8 @@ impl fmt::Display for Contract {
     }
 }
 
-/// A JSON value that a program printed and somebody has checked. A name stands once in an object.
+/// A JSON value that a program printed and somebody has checked. A name stands once in an object, and is none of the parser's
+/// own.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the names are those of JSON")]
 pub enum Json {
@@ -58,9 +59,15 @@ pub enum Json {
     Object(BTreeMap<String, Json>),
 }
 
+/// Whether a name is one by which the parser hands texts and numbers over as they are written. Wherever such an object is read
+/// again, by us or by a client of ours, it becomes what it quotes, which nobody has checked, or cannot be read at all.
+pub fn is_of_the_parser(name: &str) -> bool {
+    name.starts_with("$serde_json::private::")
+}
+
 #[cfg(feature = "serde")]
 mod wire {
-    use super::Json;
+    use super::{Json, is_of_the_parser};
     use serde::{
         Deserialize, Deserializer, Serialize, Serializer,
         de::{Error, MapAccess, SeqAccess, Visitor},
@@ -133,6 +140,9 @@ mod wire {
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
             let mut fields = BTreeMap::new();
             while let Some((name, value)) = map.next_entry::<String, Json>()? {
+                if is_of_the_parser(&name) {
+                    return Err(A::Error::custom("a name is the parser's own"));
+                }
                 if fields.insert(name, value).is_some() {
                     return Err(A::Error::custom("a name stands twice"));
                 }
@@ -165,5 +175,11 @@ mod tests {
         for twice in [r#"{"a":1,"a":1}"#, r#"{"a":1,"\u0061":2}"#, r#"[{"x":{"a":1,"a":2}}]"#] {
             assert!(serde_json::from_str::<Json>(twice).is_err(), "{twice}");
         }
+        for of_the_parser in
+            [r#"{"$serde_json::private::RawValue":"[1]"}"#, r#"[{"\u0024serde_json::private::Number":"1"}]"#]
+        {
+            assert!(serde_json::from_str::<Json>(of_the_parser).is_err(), "{of_the_parser}");
+        }
+        assert!(serde_json::from_str::<Json>(r#"{"$serde_json":"[1]"}"#).is_ok());
     }
 }

@@ -35,7 +35,7 @@ mod trace_parent;
 
 pub use barrier::Barrier;
 pub use bounds::{ArtifactLimits, Bounds, JobBounds, Retention};
-pub use contract::{Contract, Json};
+pub use contract::{Contract, Json, is_of_the_parser};
 pub use day::{BadDay, Day, Span};
 pub use egress::{
     BadRule, EGRESS_PORT, EgressGrant, EgressLimits, EgressMode, EgressRule, NAMES_PORT, Operation,

@@ -105,6 +105,14 @@ struct UnderWay {
     tool: String,
 }
 
+/// A call that was answered.
+#[derive(Debug)]
+struct Answered {
+    at_ms: u64,
+    names: [String; 2],
+    answer: Bytes,
+}
+
 /// The desk.
 #[derive(Debug)]
 pub struct Desk<T> {
@@ -112,7 +120,7 @@ pub struct Desk<T> {
     waiting: Lines<T>,
     /// By id.
     under_way: HashMap<String, UnderWay>,
-    answered: HashMap<String, (u64, Bytes)>,
+    answered: HashMap<String, Answered>,
     /// In the order in which they were answered.
     order: VecDeque<String>,
     answered_bytes: usize,
@@ -158,8 +166,8 @@ impl<T> Desk<T> {
     /// Whether the same call came before.
     pub fn before(&mut self, id: &str, now_ms: u64) -> Option<Before> {
         self.forget(now_ms);
-        if let Some((_, answer)) = self.answered.get(id) {
-            return Some(Before::Answered(answer.clone()));
+        if let Some(answered) = self.answered.get(id) {
+            return Some(Before::Answered(answered.answer.clone()));
         }
         let is_here = self.under_way.contains_key(id) || self.waiting.iter().any(|other| other.id == id);
         is_here.then_some(Before::UnderWay)
@@ -235,15 +243,26 @@ impl<T> Desk<T> {
         Some((ticket, time))
     }
 
-    /// A call is answered, in these words.
+    /// A call that was under way is answered, in these words.
     pub fn answered(&mut self, id: &str, answer: Bytes, took: Option<Duration>, now_ms: u64) {
-        let call = self.under_way.remove(id);
-        if let (Some(call), Some(took)) = (call, took) {
-            self.learn(call.tool, took);
+        let (names, tool) = self.under_way.remove(id).map(|call| (call.names, call.tool)).unzip();
+        if let (Some(tool), Some(took)) = (tool, took) {
+            self.learn(tool, took);
         }
-        self.answered_bytes += answer.len();
-        if let Some((_, before)) = self.answered.insert(id.to_owned(), (now_ms, answer)) {
-            self.answered_bytes -= before.len();
+        self.remember(id, Answered { at_ms: now_ms, names: names.unwrap_or_default(), answer });
+    }
+
+    /// A call that was not begun is answered, in these words.
+    pub fn refused(&mut self, id: &str, names: [String; 2], answer: Bytes, now_ms: u64) {
+        self.under_way.remove(id);
+        self.remember(id, Answered { at_ms: now_ms, names, answer });
+    }
+
+    fn remember(&mut self, id: &str, answered: Answered) {
+        let now_ms = answered.at_ms;
+        self.answered_bytes += answered.answer.len();
+        if let Some(before) = self.answered.insert(id.to_owned(), answered) {
+            self.answered_bytes -= before.answer.len();
         } else {
             self.order.push_back(id.to_owned());
         }
@@ -270,12 +289,11 @@ impl<T> Desk<T> {
         if let Some(ticket) = self.waiting.take(|ticket| ticket.is_called(name)) {
             return Cancelled::Waited(ticket);
         }
-        let is_called =
-            |(id, call): &(&String, &UnderWay)| *id == name || call.names.iter().any(|one| one == name);
-        if let Some((id, _)) = self.under_way.iter().find(is_called) {
+        let is_called = |id: &String, names: &[String; 2]| id == name || names.iter().any(|one| one == name);
+        if let Some((id, _)) = self.under_way.iter().find(|(id, call)| is_called(id, &call.names)) {
             return Cancelled::UnderWay(id.clone());
         }
-        if !self.answered.contains_key(name) {
+        if !self.answered.iter().any(|(id, answered)| is_called(id, &answered.names)) {
             if self.cancelled.len() >= MOST_CANCELLED {
                 self.cancelled.pop_front();
             }
@@ -288,12 +306,12 @@ impl<T> Desk<T> {
     fn forget(&mut self, now_ms: u64) {
         let since = now_ms.saturating_sub(millis(REMEMBERED));
         while let Some(oldest) = self.order.front() {
-            let is_old = self.answered.get(oldest).is_none_or(|(at, _)| *at < since);
+            let is_old = self.answered.get(oldest).is_none_or(|answered| answered.at_ms < since);
             if !is_old && self.order.len() <= MOST_ANSWERED && self.answered_bytes <= MOST_ANSWERED_BYTES {
                 break;
             }
-            if let Some((_, answer)) = self.answered.remove(oldest) {
-                self.answered_bytes -= answer.len();
+            if let Some(answered) = self.answered.remove(oldest) {
+                self.answered_bytes -= answered.answer.len();
             }
             self.order.pop_front();
         }

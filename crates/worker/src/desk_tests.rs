@@ -138,6 +138,21 @@ fn a_cancellation_meets_a_call_wherever_it_is() {
 }
 
 #[test]
+fn a_cancellation_that_comes_after_the_answer_waits_for_nobody() {
+    let mut desk = desk(1, 10);
+    desk.arrive(ticket("a"), NOW);
+    begin(&mut desk, NOW);
+    desk.answered("a", Bytes::from_static(b"A"), None, NOW);
+    desk.refused("b", ticket("b").names, Bytes::from_static(b"B"), NOW);
+    for name in ["a", "n-a", "c-a", "b", "n-b", "c-b"] {
+        assert!(matches!(desk.cancel(name, NOW), Cancelled::Nobody));
+        assert_eq!(desk.cancelled.len(), 0, "{name} was answered");
+    }
+    desk.cancel("c-other", NOW);
+    assert_eq!(desk.cancelled.len(), 1, "the control: one that nobody knows is waited for");
+}
+
+#[test]
 fn a_closed_desk_begins_nothing_and_gives_back_what_waits() {
     let mut desk = desk(1, 10);
     for id in ["a", "b"] {

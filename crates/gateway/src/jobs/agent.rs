@@ -10,7 +10,8 @@ use crate::{
 };
 use image::recipe::REFERENCE_AGENT;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 /// The variable that has the task.
@@ -59,7 +60,7 @@ struct Tool {
     /// For a parameter, the values that it may have.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
-    arguments: Option<Map<String, Value>>,
+    arguments: Option<BTreeMap<String, Box<RawValue>>>,
 }
 
 /// Something that was said.
@@ -165,7 +166,7 @@ impl AgentOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn run(order: Value) -> Answer<RunOrder> {
         serde_json::from_value::<AgentOrder>(order).unwrap().into_run("job-1")
@@ -198,6 +199,23 @@ mod tests {
         assert!(matches!(&made.llm, Some(Llm::Provider(name)) if name == "p"));
         assert_eq!((made.command.as_slice(), made.inputs.len()), (&["mine".to_owned()][..], 0));
         assert_eq!(task(&made), json!({ "task_id": "t", "prompt": "do" }));
+    }
+
+    #[test]
+    fn arguments_are_handed_over_as_they_were_written() {
+        let quoted = r#"{"$serde_json::private::RawValue":"[\"rm\"]"}"#;
+        let usual: Value = serde_json::from_str(quoted).unwrap();
+        assert_eq!(usual, json!(["rm"]), "the control: the parser takes it for what it quotes");
+        let numbers = "[100000000000000000000, 0.10]";
+        let tools = format!(r#"[{{"name":"shell","arguments":{{"command":{quoted},"n":{numbers}}}}}]"#);
+        let order: AgentOrder =
+            serde_json::from_str(&format!(r#"{{"prompt":"do","tools":{tools}}}"#)).unwrap();
+        let made = order.into_run("job-1").unwrap();
+        assert_eq!(
+            made.env[TASK],
+            format!(r#"{{"task_id":"job-1","prompt":"do","tools":{tools}}}"#),
+            "as it was written"
+        );
     }
 
     #[test]

@@ -71,6 +71,7 @@ fn name(name: String) -> Answer<String> {
 }
 
 fn labels(labels: &BTreeMap<String, String>) -> Answer<String> {
+    crate::wire::check_names(labels)?;
     let (key, value) = LONGEST_LABEL;
     let fits =
         |(name, text): (&String, &String)| is_plain(name, key) && (text.is_empty() || is_plain(text, value));
@@ -215,6 +216,7 @@ mod tests {
             r#"{"name":""}"#,
             r#"{"name":"a\nb"}"#,
             r#"{"labels":{"":"x"}}"#,
+            r#"{"labels":{"$serde_json::private::RawValue":"x"}}"#,
             r#"{"not_before":"tomorrow"}"#,
             r#"{"not_before":"2031-01-03T00:00:00Z"}"#,
             r#"{"retries":{"most":101}}"#,
@@ -224,6 +226,10 @@ mod tests {
         ] {
             assert_eq!(terms(text).map(drop), Err(400), "{text}");
         }
+        let listed = r#"[{"labels":{"$serde_json::private::RawValue":"x"}}]"#;
+        let usual = serde_json::from_str::<serde_json::Value>(listed);
+        assert!(usual.is_err(), "the control: a list with such a label could not be read: {usual:?}");
+        assert!(terms(r#"{"labels":{"$serde_json":"x"}}"#).is_ok());
         let labels = |count: usize, value: &str| {
             let all: BTreeMap<_, _> =
                 (0..count).map(|number| (number.to_string(), value.repeat(255))).collect();

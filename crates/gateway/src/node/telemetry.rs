@@ -10,6 +10,7 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use spec::Timestamp;
+use std::collections::BTreeMap;
 use store::telemetry::{ContainerFilter, ContainerRow, LogFilter, LogRow};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -95,7 +96,7 @@ struct Container {
     #[serde(skip_serializing_if = "Option::is_none")]
     job_id: Option<String>,
     #[schema(value_type = Object)]
-    labels: Value,
+    labels: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     trace_id: Option<String>,
     /// `created`, `started`, `stopped`, `removed`, as far as it came.
@@ -204,7 +205,7 @@ impl Container {
             exit_code: row.exit_code,
             task_id: row.task,
             job_id: row.job,
-            labels: serde_json::from_str(&row.labels).unwrap_or_else(|_| json!({})),
+            labels: serde_json::from_str(&row.labels).unwrap_or_default(),
             trace_id: row.trace,
             events: moments.into_iter().filter_map(event).collect(),
         }

@@ -18,9 +18,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{HeaderMap, StatusCode, header::LOCATION};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use spec::{RunRequest, SessionRequest};
+use std::collections::BTreeMap;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -82,14 +84,25 @@ async fn create(
     Ok(created(&*gateway.open(opening).await?))
 }
 
+/// Fields as they are written: as values of the parser's own they could be others.
+type Written = BTreeMap<String, Box<RawValue>>;
+
+fn read<T: DeserializeOwned>(fields: &Written) -> Answer<T> {
+    let read = serde_json::to_vec(fields).and_then(|text| serde_json::from_slice(&text));
+    read.map_err(|error| {
+        // Where it stands is not where it stood.
+        let said = error.to_string();
+        unreadable(said.rsplit_once(" at line ").map_or(&*said, |(said, _)| said))
+    })
+}
+
 /// The options of a sandbox are those of a run and three more.
 fn split(body: &Raw) -> Answer<(Stay, RunRequest)> {
-    let mut options: serde_json::Map<String, serde_json::Value> = parsed(body)?;
+    let mut options: Written = parsed(body)?;
     let own = ["idle_timeout", "lifetime", "labels"];
-    let stay = own.iter().filter_map(|name| options.remove_entry(*name)).collect();
-    let bad = |error: serde_json::Error| unreadable(&error.to_string());
-    let stay = serde_json::from_value(serde_json::Value::Object(stay)).map_err(bad)?;
-    let order: RunOrder = serde_json::from_value(serde_json::Value::Object(options)).map_err(bad)?;
+    let stay: Written = own.iter().filter_map(|name| options.remove_entry(*name)).collect();
+    let stay = read(&stay)?;
+    let order: RunOrder = read(&options)?;
     let run = order.into_request()?.0;
     match run.run_id {
         None => Ok((stay, run)),
@@ -239,4 +252,34 @@ async fn fork(
     let opening =
         Opening { owner: caller.tenant, labels: stay.labels, request, fork_of: Some(session), replay };
     Ok(created(&*gateway.open(opening).await?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_what_it_says_and_not_what_it_quotes() {
+        let labels = r#"{"$serde_json::private::RawValue":"{\"a\":\"b\"}"}"#;
+        let usual: serde_json::Value = serde_json::from_str(labels).unwrap();
+        assert_eq!(
+            usual,
+            serde_json::json!({ "a": "b" }),
+            "the control: the parser takes it for what it quotes"
+        );
+        let body = Raw(format!(r#"{{"labels":{labels},"lifetime":"1h","network":"none"}}"#).into());
+        let (stay, _) = split(&body).unwrap();
+        let wanted = ("$serde_json::private::RawValue".to_owned(), r#"{"a":"b"}"#.to_owned());
+        assert!(check_labels(&stay.labels).is_err(), "whoever reads it of us would be misled");
+        assert_eq!(stay.labels.into_iter().collect::<Vec<_>>(), [wanted]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_without_a_place() {
+        let told =
+            |body: &'static str| serde_json::to_string(&split(&Raw(body.into())).unwrap_err()).unwrap();
+        let said = told(r#"{"lifetime":[],"labels":7}"#);
+        assert!(said.contains("expected") && !said.contains(" at line "), "{said}");
+        assert!(told(r#"{"comand":[]}"#).contains("`comand`"));
+    }
 }

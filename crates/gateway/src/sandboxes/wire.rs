@@ -38,6 +38,7 @@ pub(super) fn span(given: Option<&Quantity>, name: &str) -> Answer<Option<Durati
 pub(crate) type Labels = BTreeMap<String, String>;
 
 pub(super) fn check_labels(labels: &Labels) -> Answer<()> {
+    crate::wire::check_names(labels)?;
     let too_long = |text: &String| text.len() > LONGEST_LABEL;
     match labels.len() > MOST_LABELS || labels.iter().any(|(name, value)| too_long(name) || too_long(value)) {
         false => Ok(()),

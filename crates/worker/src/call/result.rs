@@ -7,7 +7,7 @@ use super::{
 use crate::wire::{
     answer,
     code::{Code, Refusal},
-    fields, plain,
+    fields, lenient, plain,
 };
 use serde_json::{Map, Value};
 
@@ -49,7 +49,7 @@ fn understand(bytes: &[u8]) -> Result<Said, Refusal> {
             ),
         ));
     }
-    let said = plain::read(bytes).map_err(|error| bad(&format!("no JSON: {error}")))?;
+    let said = plain::read(&lenient::in_words(bytes)).map_err(|error| bad(&format!("no JSON: {error}")))?;
     let Value::Object(mut said) = said else { return Err(bad("no JSON object")) };
     match said.remove("error").filter(is_true) {
         Some(error) => Err(failure(error)),
@@ -106,6 +106,17 @@ mod tests {
         assert_eq!(of(json!({"result": "hi", "error": 0})), Ok(json!({"text": "hi", "data_objects": []})));
         assert_eq!(of(json!({"error": false})), Ok(json!({})));
         assert_eq!(of(json!({"result": {"error": "mine"}})), Ok(json!({"error": "mine"})), "a tool's own");
+    }
+
+    #[test]
+    fn no_number_becomes_another_one() {
+        let huge = "7".repeat(400);
+        let said = understand(format!(r#"{{"result":{{"a":{huge},"b":1e400,"c":1}}}}"#).as_bytes()).unwrap();
+        assert_eq!(Value::Object(said.result), json!({"a": huge, "b": "1e400", "c": 1}));
+        assert_eq!(
+            understand(format!(r#"{{"result":{huge}}}"#).as_bytes()).unwrap().result["text"],
+            huge.as_str()
+        );
     }
 
     #[test]

@@ -361,7 +361,8 @@ impl<C: Calls> Service<C> {
     pub(super) fn refuse(&mut self, asker: Asker, refusal: &Refusal) {
         self.note(Noted::Refused { which: asker.which.clone(), refusal: refusal.clone() });
         let answer = Bytes::from(answer::error(&asker.id, refusal));
-        self.desk.answered(&asker.key, answer.clone(), None, now_ms());
+        let names = [asker.id.clone(), asker.reply.correlation.clone()];
+        self.desk.refused(&asker.key, names, answer.clone(), now_ms());
         self.dispatch(asker, answer);
     }
 

@@ -1,4 +1,5 @@
-//! The fields of a JSON object by strangers: parsed within bounds, then taken out one by one.
+//! The fields of a JSON object by strangers: found within bounds, then taken out one by one, and read only then. What is not
+//! taken is never read, and what cannot be read has a name.
 
 use super::{
     code::Refusal,
@@ -15,6 +16,8 @@ use std::{borrow::Cow, collections::BTreeMap};
 
 /// The most room that the values of a message may take, without their texts: `{"a":0}` has seven bytes and takes hundreds.
 pub(crate) const MOST_ROOM: usize = 32 << 20;
+/// How deep a message may be nested.
+const DEEPEST: usize = 127;
 /// At most so much each: a value with its key, in lists that may have grown to twice what they hold; a table of a few keys.
 const ROOM_OF_VALUE: usize = 192;
 const ROOM_OF_OBJECT: usize = 640;
@@ -24,70 +27,94 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What of an object was not taken yet.
+/// What of an object was not taken yet, each as it is written.
 #[derive(Default)]
-pub(super) struct Fields {
-    map: Map<String, Value>,
+pub(super) struct Fields<'a> {
+    map: BTreeMap<String, &'a RawValue>,
     /// What stands before the names in messages.
     within: &'static str,
 }
 
-/// The fields of a message, and its text, which may have been mended. Nesting is bounded by the parser, to 127 levels.
-pub(super) fn parse(payload: &[u8], largest: usize) -> Result<(Fields, Cow<'_, [u8]>), Refusal> {
+/// The text of a message that is within its bounds; mended, if Python wrote it.
+pub(super) fn text(payload: &[u8], largest: usize) -> Result<Cow<'_, [u8]>, Refusal> {
     if payload.len() > largest {
         return Err(invalid(format!("the message has {} bytes; it may have {largest}", payload.len())));
     }
     if room(payload) > MOST_ROOM {
         return Err(invalid(format!("the message has more values than fit into {MOST_ROOM} bytes")));
     }
-    let mut text = Cow::Borrowed(payload);
-    let mut read = plain::read(payload);
-    if let (Err(_), Cow::Owned(mended)) = (&read, lenient::mended(payload)) {
-        read = plain::read(&mended);
-        text = Cow::Owned(mended);
+    if depth(payload) > DEEPEST {
+        return Err(invalid(format!("the message is nested more than {DEEPEST} levels deep")));
     }
-    match read {
-        Ok(Value::Object(map)) => Ok((Fields { map, within: "" }, text)),
-        Ok(_) => Err(invalid("the message is not a JSON object")),
-        Err(error) => Err(invalid(format!("the message is not JSON: {error}"))),
-    }
+    Ok(lenient::mended(payload))
 }
 
-/// What stands in the text of an object, by name, as it is written; of two with one name the last, as everywhere.
-pub(super) fn written(text: &[u8]) -> BTreeMap<String, &RawValue> {
-    serde_json::from_slice(text).unwrap_or_default()
-}
-
-/// What the values of a text take at most: each but the first follows an opening bracket or a comma, outside of strings.
-pub(crate) fn room(text: &[u8]) -> usize {
-    let (mut room, mut is_text, mut is_escaped) = (0_usize, false, false);
-    for byte in text {
+/// The bytes of a text that are outside of its strings.
+fn outside(text: &[u8]) -> impl Iterator<Item = u8> {
+    let (mut is_text, mut is_escaped) = (false, false);
+    text.iter().copied().filter(move |byte| {
+        let was_text = is_text;
         match byte {
             _ if is_escaped => is_escaped = false,
             b'\\' => is_escaped = is_text,
             b'"' => is_text = !is_text,
-            b'{' if !is_text => room = room.saturating_add(ROOM_OF_OBJECT),
-            b',' | b'[' if !is_text => room = room.saturating_add(ROOM_OF_VALUE),
             _ => {}
         }
-    }
-    room
+        !was_text
+    })
 }
 
-impl Fields {
+/// What the values of a text take at most: each but the first follows an opening bracket or a comma, outside of strings.
+pub(crate) fn room(text: &[u8]) -> usize {
+    let of = |byte| match byte {
+        b'{' => ROOM_OF_OBJECT,
+        b',' | b'[' => ROOM_OF_VALUE,
+        _ => 0,
+    };
+    outside(text).map(of).fold(0, usize::saturating_add)
+}
+
+fn depth(text: &[u8]) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    for byte in outside(text) {
+        match byte {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of a message.
+    pub(super) fn of_message(text: &'a [u8]) -> Result<Fields<'a>, Refusal> {
+        let map = serde_json::from_slice(text).map_err(|error| match error.is_data() {
+            true => invalid("the message is not a JSON object"),
+            false => invalid(format!("the message is not JSON: {error}")),
+        })?;
+        Ok(Fields { map, within: "" })
+    }
+
+    /// Those of an object in it; of two with one name the last, as everywhere. None if it is something else.
+    fn of_object(text: &'a RawValue, within: &'static str) -> Option<Fields<'a>> {
+        serde_json::from_str(text.get()).ok().map(|map| Fields { map, within })
+    }
+
     /// Whether it says anything: nulls do not.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.map.get(name).is_some_and(|value| !value.is_null())
+        self.map.get(name).is_some_and(|text| is_said(text))
     }
 
     /// A text that is left where it is.
-    pub(super) fn peek(&self, name: &str) -> Option<&str> {
-        self.map.get(name)?.as_str()
+    pub(super) fn peek(&self, name: &str) -> Option<String> {
+        serde_json::from_str(self.map.get(name)?.get()).ok()
     }
 
     /// The same, one level below.
-    pub(super) fn peek_within(&self, outer: &str, name: &str) -> Option<&str> {
-        self.map.get(outer)?.get(name)?.as_str()
+    pub(super) fn peek_within(&self, outer: &str, name: &str) -> Option<String> {
+        Fields::of_object(self.map.get(outer)?, "")?.peek(name)
     }
 
     /// What a field must be.
@@ -95,8 +122,14 @@ impl Fields {
         invalid(format!("`{}{name}` must be {what}", self.within))
     }
 
-    fn take(&mut self, name: &str) -> Option<Value> {
-        self.map.remove(name).filter(|value| !value.is_null())
+    /// As it is written.
+    fn raw(&mut self, name: &str) -> Option<&'a RawValue> {
+        self.map.remove(name).filter(|text| is_said(text))
+    }
+
+    fn take(&mut self, name: &str) -> Result<Option<Value>, Refusal> {
+        let read = self.raw(name).map(|text| plain::read(text.get().as_bytes())).transpose();
+        read.map_err(|error| invalid(format!("`{}{name}` cannot be read: {error}", self.within)))
     }
 
     /// A text that must be there; it may be empty.
@@ -106,7 +139,7 @@ impl Fields {
 
     /// A text that may be there.
     pub(super) fn optional_text(&mut self, name: &str, longest: usize) -> Result<Option<String>, Refusal> {
-        match self.take(name) {
+        match self.take(name)? {
             None => Ok(None),
             Some(Value::String(text)) if text.len() <= longest => Ok(Some(text)),
             Some(_) => Err(self.must(name, &format!("a text of at most {longest} bytes"))),
@@ -115,7 +148,7 @@ impl Fields {
 
     /// Bytes, from base64, with or without padding. They have less room than their text, which was within its bounds.
     pub(super) fn base64(&mut self, name: &str) -> Result<Vec<u8>, Refusal> {
-        match self.take(name) {
+        match self.take(name)? {
             Some(Value::String(text)) => BASE64.decode(text).ok(),
             Some(_) | None => None,
         }
@@ -124,24 +157,30 @@ impl Fields {
 
     /// An object; empty if nothing is said.
     pub(super) fn object(&mut self, name: &str) -> Result<Map<String, Value>, Refusal> {
-        match self.take(name) {
+        match self.take(name)? {
             None => Ok(Map::new()),
             Some(Value::Object(map)) => Ok(map),
             Some(_) => Err(self.must(name, "an object")),
         }
     }
 
-    /// The fields of an object that must be there.
-    pub(super) fn inner(&mut self, name: &str, within: &'static str) -> Result<Fields, Refusal> {
-        match self.take(name) {
-            Some(Value::Object(map)) => Ok(Fields { map, within }),
-            Some(_) | None => Err(self.must(name, "an object")),
+    /// An object that is not looked into: numbers that no computer's word holds stay what they are.
+    pub(super) fn written_object(&mut self, name: &str) -> Result<Option<Box<RawValue>>, Refusal> {
+        match self.raw(name) {
+            Some(text) if !text.get().starts_with('{') => Err(self.must(name, "an object")),
+            text => Ok(text.map(RawValue::to_owned)),
         }
+    }
+
+    /// The fields of an object that must be there.
+    pub(super) fn inner(&mut self, name: &str, within: &'static str) -> Result<Fields<'a>, Refusal> {
+        let object = self.raw(name).and_then(|text| Fields::of_object(text, within));
+        object.ok_or_else(|| self.must(name, "an object"))
     }
 
     /// An integer, also as `300.0` or `"300"`, as their own models take it. Beyond what fits it is the nearest that does.
     pub(super) fn integer(&mut self, name: &str) -> Result<Option<i64>, Refusal> {
-        let Some(value) = self.take(name) else { return Ok(None) };
+        let Some(value) = self.take(name)? else { return Ok(None) };
         integer(&value).map(Some).ok_or_else(|| self.must(name, "an integer"))
     }
 
@@ -150,18 +189,23 @@ impl Fields {
         &mut self,
         name: &str,
         within: &'static str,
-        read: fn(&mut Fields) -> Result<T, Refusal>,
+        read: fn(&mut Fields<'_>) -> Result<T, Refusal>,
     ) -> Result<BTreeMap<String, T>, Refusal> {
-        let map = self.object(name)?;
-        if map.len() > MOST_FILES {
+        let Some(text) = self.raw(name) else { return Ok(BTreeMap::new()) };
+        let files = Fields::of_object(text, "").ok_or_else(|| self.must(name, "an object"))?.map;
+        if files.len() > MOST_FILES {
             return Err(self.must(name, &format!("an object of at most {MOST_FILES} files")));
         }
-        let file = |(key, value)| match value {
-            Value::Object(map) => Ok((key, read(&mut Fields { map, within })?)),
-            _ => Err(self.must(name, "an object of objects")),
+        let file = |(key, text)| match Fields::of_object(text, within) {
+            Some(mut file) => Ok((key, read(&mut file)?)),
+            None => Err(self.must(name, "an object of objects")),
         };
-        map.into_iter().map(file).collect()
+        files.into_iter().map(file).collect()
     }
+}
+
+fn is_said(text: &RawValue) -> bool {
+    text.get() != "null"
 }
 
 fn integer(value: &Value) -> Option<i64> {
@@ -216,29 +260,32 @@ mod tests {
     #[test]
     fn too_many_values_are_refused_before_they_are_parsed() {
         let numbers = |count: usize| format!("{{\"a\":[{}0]}}", "0,".repeat(count - 1)).into_bytes();
-        assert!(parse(&numbers(174_759), usize::MAX).is_ok());
-        let refused = parse(&numbers(174_760), usize::MAX).err().unwrap();
+        assert!(text(&numbers(174_759), usize::MAX).is_ok());
+        let refused = text(&numbers(174_760), usize::MAX).err().unwrap();
         assert_eq!(refused.message, "the message has more values than fit into 33554432 bytes");
         let objects = |count: usize| format!("{{\"a\":[{}0]}}", "{\"b\":0},".repeat(count)).into_bytes();
-        assert!(parse(&objects(40_000), usize::MAX).is_ok());
-        assert!(parse(&objects(41_000), usize::MAX).is_err());
+        assert!(text(&objects(40_000), usize::MAX).is_ok());
+        assert!(text(&objects(41_000), usize::MAX).is_err());
         // Commas of texts are none.
-        let text = format!("{{\"a\":\"{}\"}}", ",\\\",[{".repeat(300_000));
-        assert!(parse(text.as_bytes(), usize::MAX).is_ok());
+        let long = format!("{{\"a\":\"{}\"}}", ",\\\",[{".repeat(300_000));
+        assert!(text(long.as_bytes(), usize::MAX).is_ok());
     }
 
     #[test]
     fn what_is_nested_too_deeply_is_refused() {
         let of = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
-        assert!(parse(of(126).as_bytes(), usize::MAX).is_ok());
-        assert!(parse(of(127).as_bytes(), usize::MAX).is_err());
-        assert!(parse(of(200_000).as_bytes(), usize::MAX).is_err());
+        assert!(text(of(126).as_bytes(), usize::MAX).is_ok());
+        let refused = text(of(127).as_bytes(), usize::MAX).unwrap_err();
+        assert_eq!(refused.message, "the message is nested more than 127 levels deep");
+        assert!(text(of(200_000).as_bytes(), usize::MAX).is_err());
+        let wide = format!("[{}\"[[\\\"[\"]", "[],{},".repeat(200));
+        assert_eq!(depth(wide.as_bytes()), 2, "beside each other, and in strings");
     }
 
     #[test]
     fn what_is_too_large_is_refused_with_its_size() {
-        assert!(parse(b"{}", 2).is_ok());
-        assert_eq!(parse(b"{ }", 2).err().unwrap().message, "the message has 3 bytes; it may have 2");
+        assert!(text(b"{}", 2).is_ok());
+        assert_eq!(text(b"{ }", 2).err().unwrap().message, "the message has 3 bytes; it may have 2");
     }
 
     proptest! {
@@ -256,8 +303,16 @@ mod tests {
         }
 
         #[test]
+        fn what_is_shallow_enough_is_what_the_parser_takes(text in "[\\[\\]{}:,\"a\\\\0]{0,24}", around in 110_usize..130) {
+            let text = format!("{}{text}{}", "[".repeat(around), "]".repeat(around));
+            if serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok() {
+                prop_assert_eq!(depth(text.as_bytes()) <= DEEPEST, plain::read(text.as_bytes()).is_ok());
+            }
+        }
+
+        #[test]
         fn nothing_makes_it_panic(bytes in any::<Vec<u8>>()) {
-            _ = parse(&bytes, 1 << 20);
+            _ = text(&bytes, 1 << 20).map(|text| Fields::of_message(&text).is_ok());
         }
     }
 }

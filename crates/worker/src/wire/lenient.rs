@@ -1,6 +1,9 @@
 //! What Python writes though it is no JSON: `NaN`, `Infinity` and `-Infinity` for numbers, and halves of surrogate pairs in
 //! texts. The first become null, the others U+FFFD; nothing else is mended. What is JSON is left as it is, to the byte.
+//!
+//! What programs write though few read it as it is: numbers beyond 64 bits. They are said in words.
 
+use serde::de::IgnoredAny;
 use std::borrow::Cow;
 
 const NO_NUMBERS: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
@@ -8,25 +11,43 @@ const ESCAPE: usize = r"\uD800".len();
 
 /// The same text, in JSON as far as that is all that was wrong. Takes as long as the text is, and grows it by a third at most.
 pub(crate) fn mended(text: &[u8]) -> Cow<'_, [u8]> {
+    rewritten(text, |rest, is_text| match rest {
+        [b'\\', ..] if is_text => escape(rest),
+        [b'N' | b'I' | b'-', ..] if !is_text => {
+            let found = NO_NUMBERS.into_iter().find(|word| rest.starts_with(word));
+            found.map_or((1, None), |word| (word.len(), Some(b"null".to_vec())))
+        }
+        _ => (1, None),
+    })
+}
+
+/// The same text, with numbers that would become other ones, or none, as texts: our runner says those of Python tools so.
+pub(crate) fn in_words(text: &[u8]) -> Cow<'_, [u8]> {
+    rewritten(text, |rest, is_text| match rest {
+        [b'\\', ..] if is_text => (2, None),
+        [b'-' | b'0'..=b'9', ..] if !is_text => {
+            let is_of_it = |byte: &&u8| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
+            let number = &rest[..rest.iter().take_while(is_of_it).count()];
+            (number.len(), is_beyond(number).then(|| [b"\"", number, b"\""].concat()))
+        }
+        _ => (1, None),
+    })
+}
+
+/// A text in which, from each place that is no quotation mark, so many bytes stay, or become what is said. `look` is told whether
+/// the place is within a string.
+fn rewritten(text: &[u8], look: impl Fn(&[u8], bool) -> (usize, Option<Vec<u8>>)) -> Cow<'_, [u8]> {
     let mut out = Vec::new();
     let (mut at, mut copied, mut is_text) = (0, 0, false);
     while let Some(byte) = text.get(at) {
-        let rest = &text[at..];
-        let (length, instead): (usize, Option<&[u8]>) = match byte {
-            b'"' => {
-                is_text = !is_text;
-                (1, None)
-            }
-            b'\\' if is_text => escape(rest),
-            b'N' | b'I' | b'-' if !is_text => {
-                let found = NO_NUMBERS.into_iter().find(|word| rest.starts_with(word));
-                found.map_or((1, None), |word| (word.len(), Some(b"null")))
-            }
-            _ => (1, None),
+        let (length, instead) = match byte {
+            b'"' => (1, None),
+            _ => look(&text[at..], is_text),
         };
+        is_text ^= *byte == b'"';
         if let Some(instead) = instead {
             out.extend_from_slice(&text[copied..at]);
-            out.extend_from_slice(instead);
+            out.extend_from_slice(&instead);
             copied = at + length;
         }
         at += length;
@@ -38,11 +59,21 @@ pub(crate) fn mended(text: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(out)
 }
 
+/// Whether this is a number, and none that 64 bits hold: an integer exactly, another about.
+fn is_beyond(number: &[u8]) -> bool {
+    let Ok(number) = str::from_utf8(number) else { return false };
+    let is_held = match number.contains(['.', 'e', 'E']) {
+        true => number.parse().is_ok_and(f64::is_finite),
+        false => number.parse::<i64>().is_ok() || number.parse::<u64>().is_ok(),
+    };
+    !is_held && serde_json::from_str::<IgnoredAny>(number).is_ok()
+}
+
 /// How long an escape at the beginning is, and what must stand there instead, if so.
-fn escape(text: &[u8]) -> (usize, Option<&'static [u8]>) {
+fn escape(text: &[u8]) -> (usize, Option<Vec<u8>>) {
     match (unit(text), text.get(ESCAPE..).and_then(unit)) {
         (Some(0xd800..0xdc00), Some(0xdc00..0xe000)) => (2 * ESCAPE, None),
-        (Some(0xd800..0xe000), _) => (ESCAPE, Some(br"\ufffd")),
+        (Some(0xd800..0xe000), _) => (ESCAPE, Some(br"\ufffd".to_vec())),
         // Whatever it is, the byte behind it is not for us to read.
         (_, _) => (2, None),
     }
@@ -81,6 +112,22 @@ mod tests {
     }
 
     #[test]
+    fn numbers_beyond_64_bits_are_said_in_words() {
+        let huge = "9".repeat(400);
+        let text =
+            format!(r#"{{"a":[{huge},-{huge},1e400,-1E+400,18446744073709551616,-9223372036854775809,1]}}"#);
+        let usual: Value = serde_json::from_str("18446744073709551616").unwrap();
+        assert_eq!(usual, json!(18446744073709552000.0), "the control: it becomes another one");
+        let wanted = json!({"a": [huge, format!("-{huge}"), "1e400", "-1E+400", "18446744073709551616", "-9223372036854775809", 1]});
+        assert_eq!(serde_json::from_slice::<Value>(&in_words(text.as_bytes())).unwrap(), wanted);
+        let within = r#"{"1e400":["\"1e400\\",18446744073709551615,-9223372036854775808,1e308,0.10,1e-400]}"#;
+        assert!(matches!(in_words(within.as_bytes()), Cow::Borrowed(_)));
+        for bad in ["01e400", "1e400e", "--1e400", &format!("0{huge}"), "1e400.5", "1e400-"] {
+            assert!(serde_json::from_slice::<Value>(&in_words(bad.as_bytes())).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
     fn texts_that_only_say_so_stay() {
         let text = r#"{"NaN": "-Infinity \" NaN \\", "a": ["Infinity", "\\\"NaN"]}"#;
         assert!(matches!(mended(text.as_bytes()), Cow::Borrowed(_)));
@@ -114,6 +161,18 @@ mod tests {
                 prop_assert_eq!(&*after, text.as_bytes());
             }
             prop_assert_eq!(&*mended(&after), &*after, "once is enough");
+        }
+
+        #[test]
+        fn what_can_be_read_without_words_means_the_same_with_them(text in r#"(\[|\]|,|"|\\|-|0|12|\.|e|4{20}| ){0,12}"#) {
+            let after = in_words(text.as_bytes());
+            prop_assert_eq!(&*in_words(&after), &*after, "once is enough");
+            if let (Ok(before), true) = (serde_json::from_str::<Value>(&text), *after == *text.as_bytes()) {
+                prop_assert_eq!(serde_json::from_slice::<Value>(&after).ok(), Some(before));
+            }
+            if serde_json::from_str::<IgnoredAny>(&text).is_ok() {
+                prop_assert!(serde_json::from_slice::<IgnoredAny>(&after).is_ok(), "{}", text);
+            }
         }
 
         #[test]

@@ -20,7 +20,7 @@ use serde_json::{
     Map, Value,
     value::{RawValue, to_raw_value},
 };
-use std::{borrow::Cow, collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 /// The longest id of a request, in bytes.
 pub const LONGEST_ID: usize = 256;
@@ -217,17 +217,20 @@ pub fn weight(payload: &[u8]) -> usize {
 
 /// What a message wants. `largest` is the most bytes that a message may have.
 pub fn read(base: &Base, message: Message<'_>, largest: usize) -> Result<Request, Unread> {
-    match base.read(message.topic).ok_or(Unread::NotARequest)? {
+    let topic = base.read(message.topic).ok_or(Unread::NotARequest)?;
+    let text = fields::text(message.payload, largest);
+    let open = || Letter::open(base, message.properties, text.as_deref());
+    match topic {
         Topic::Invoke(tool) => {
-            let letter = Letter::open(base, message, largest)?;
+            let letter = open()?;
             letter.answered(|letter, reply| letter.invoke(tool, reply))
         }
         Topic::InitRequest(tool) => {
-            let letter = Letter::open(base, message, largest)?;
+            let letter = open()?;
             letter.answered(|letter, reply| letter.init(tool, Words::Today, reply))
         }
         Topic::Init(tool) => {
-            let letter = Letter::open(base, message, largest).map_err(|_| Unread::NotARequest)?;
+            let letter = open().map_err(|_| Unread::NotARequest)?;
             // Broadcasts have neither, ours among them.
             if !letter.fields.has("id") || reply::property(message.properties, "replyTo").is_none() {
                 return Err(Unread::NotARequest);
@@ -248,8 +251,7 @@ pub fn read(base: &Base, message: Message<'_>, largest: usize) -> Result<Request
 struct Letter<'a> {
     base: &'a Base,
     properties: &'a Properties,
-    fields: Fields,
-    text: Cow<'a, [u8]>,
+    fields: Fields<'a>,
     /// What the answer will be called, if it says so.
     id: Option<String>,
     /// To whom it goes if no property says so.
@@ -257,15 +259,18 @@ struct Letter<'a> {
 }
 
 impl<'a> Letter<'a> {
-    fn open(base: &'a Base, message: Message<'a>, largest: usize) -> Result<Letter<'a>, Unread> {
-        let properties = message.properties;
-        let ((fields, text), trouble) = match fields::parse(message.payload, largest) {
-            Ok(read) => (read, None),
-            Err(trouble) => ((Fields::default(), Cow::default()), Some(trouble)),
+    fn open(
+        base: &'a Base,
+        properties: &'a Properties,
+        text: Result<&'a [u8], &Refusal>,
+    ) -> Result<Letter<'a>, Unread> {
+        let (fields, trouble) = match text.map_err(Refusal::clone).and_then(Fields::of_message) {
+            Ok(fields) => (fields, None),
+            Err(trouble) => (Fields::default(), Some(trouble)),
         };
-        let id = fields.peek("id").filter(|id| (1..=LONGEST_ID).contains(&id.len())).map(str::to_owned);
-        let agent = fields.peek_within("params", "app_name").map(str::to_owned);
-        let letter = Letter { base, properties, fields, text, id, agent };
+        let id = fields.peek("id").filter(|id| (1..=LONGEST_ID).contains(&id.len()));
+        let agent = fields.peek_within("params", "app_name");
+        let letter = Letter { base, properties, fields, id, agent };
         match trouble {
             None => Ok(letter),
             Some(trouble) => letter.answered(|_, _| Err(trouble)),
@@ -302,15 +307,12 @@ impl<'a> Letter<'a> {
         let mut params = self.fields.inner("params", "params.")?;
         // Informative, but those who send none are no agents of this mesh.
         params.text("tool_name", LONGEST_NAME)?;
-        let outer = fields::written(&self.text);
-        let written =
-            outer.get("params").map(|params| fields::written(params.get().as_bytes())).unwrap_or_default();
         Ok(Request::Invoke(Box::new(Invoke {
             id,
             task_id: params.text("task_id", LONGEST_NAME)?,
             tool: tool.to_owned(),
-            args: object(&mut params, &written, "args")?,
-            tool_config: object(&mut params, &written, "tool_config")?,
+            args: object(&mut params, "args")?,
+            tool_config: object(&mut params, "tool_config")?,
             app_name: params.text("app_name", LONGEST_NAME)?,
             user_id: params.text("user_id", LONGEST_NAME)?,
             session_id: params.text("session_id", LONGEST_NAME)?,
@@ -339,10 +341,10 @@ impl<'a> Letter<'a> {
 
     /// Refuses other protocols, and other methods than these.
     fn is_spoken(&self, methods: &[&str]) -> Result<(), Refusal> {
-        if self.fields.has("jsonrpc") && self.fields.peek("jsonrpc") != Some("2.0") {
+        if self.fields.has("jsonrpc") && self.fields.peek("jsonrpc").as_deref() != Some("2.0") {
             return Err(invalid("`jsonrpc` must be \"2.0\""));
         }
-        let is_known = self.fields.peek("method").is_some_and(|method| methods.contains(&method));
+        let is_known = self.fields.peek("method").is_some_and(|method| methods.contains(&method.as_str()));
         match is_known || !self.fields.has("method") {
             true => Ok(()),
             false => Err(invalid(format!("`method` must be `{}`", methods[0]))),
@@ -360,19 +362,15 @@ pub(super) fn invalid(message: impl Into<String>) -> Refusal {
     Refusal::new(Code::InvalidRequest, message)
 }
 
-/// As it is written, once it is known to be an object.
-fn object(params: &mut Fields, written: &BTreeMap<String, &RawValue>, name: &str) -> Result<Object, Refusal> {
-    let map = params.object(name)?;
-    let is_said = !map.is_empty();
-    let text = written.get(name).filter(|_| is_said).map(|&text| Object(text.to_owned()));
-    Ok(text.unwrap_or_else(|| Object::from(map)))
+fn object(params: &mut Fields<'_>, name: &str) -> Result<Object, Refusal> {
+    Ok(params.written_object(name)?.map_or_else(|| Object::from(Map::new()), Object))
 }
 
 fn timeout(seconds: i64) -> Duration {
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0)).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
 }
 
-fn preloaded(file: &mut Fields) -> Result<Preloaded, Refusal> {
+fn preloaded(file: &mut Fields<'_>) -> Result<Preloaded, Refusal> {
     Ok(Preloaded {
         filename: file.text("filename", LONGEST_NAME)?,
         content: file.base64("content")?,
@@ -383,7 +381,7 @@ fn preloaded(file: &mut Fields) -> Result<Preloaded, Refusal> {
     })
 }
 
-fn reference(file: &mut Fields) -> Result<Reference, Refusal> {
+fn reference(file: &mut Fields<'_>) -> Result<Reference, Refusal> {
     Ok(Reference { filename: file.text("filename", LONGEST_NAME)?, version: file.integer("version")? })
 }
 

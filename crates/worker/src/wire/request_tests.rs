@@ -253,6 +253,29 @@ fn what_python_writes_for_no_number_and_half_a_character_is_taken() {
 }
 
 #[test]
+fn numbers_that_no_word_holds_reach_the_tool_and_are_named_elsewhere() {
+    let huge = "8".repeat(400);
+    let args = format!(r#"{{"n":{huge},"x":1e400}}"#);
+    assert!(serde_json::from_str::<Value>(&args).is_err(), "the control: as values they cannot be read");
+    let text = with("/params/args", Some(json!("ARGS"))).to_string().replacen("\"ARGS\"", &args, 1);
+    let said = sent(TOPIC, text.as_bytes(), &usual());
+    let Ok(Request::Invoke(invoke)) = said else { panic!("{said:?}") };
+    assert_eq!(invoke.args.text(), args);
+    let text = with("/params/timeout_seconds", Some(json!("TIME"))).to_string();
+    let text = text.replacen("\"TIME\"", "1e400", 1);
+    match sent(TOPIC, text.as_bytes(), &usual()) {
+        Err(Unread::Refused(refused)) => {
+            let said = refused.refusal.message;
+            assert!(
+                said.starts_with("`params.timeout_seconds` cannot be read: number out of range"),
+                "{said}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn a_request_weighs_what_it_takes_and_not_what_it_has() {
     let nested = format!("[{}[]]", "[],".repeat(9_999));
     let text = with("/params/args", Some(json!({"a": 0}))).to_string();
