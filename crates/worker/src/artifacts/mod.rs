@@ -16,11 +16,11 @@ mod folder;
 mod line;
 mod memory;
 pub(crate) mod names;
-mod pages;
 mod remote;
 
+pub(crate) use line::ODD;
 pub use remote::{Credentials, Kind, Remote};
-pub(crate) use remote::{Store, carrying, cause, within};
+pub(crate) use remote::{Store, carrying, cause, in_motion};
 
 use bucket::Bucket;
 use folder::Folder;

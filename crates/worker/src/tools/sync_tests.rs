@@ -103,7 +103,8 @@ async fn files_of_others_are_neither_written_over_nor_taken_away() {
 async fn keys_that_no_client_can_name_do_not_keep_tools_away() {
     let world = World::new();
     let object = |key: &str| (format!("n/str-runtime/{key}"), "bytes".to_owned());
-    let here = BTreeMap::from(["../x", "a//b", "manifest.yaml", "python/t.py", "z/./"].map(object));
+    let mut here = BTreeMap::from(["../x", "a//b", "manifest.yaml", "python/t.py", "z/./"].map(object));
+    here.extend((0..100).map(|count| object(&format!("b//{count:02}"))));
     let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
     let settings = Settings {
         remote: fake.remote(),
@@ -112,8 +113,10 @@ async fn keys_that_no_client_can_name_do_not_keep_tools_away() {
         interval: Duration::from_secs(1),
         bounds: Bounds::default(),
     };
-    let odd = ["../x", "a//b", "z/./"].map(|key| format!("`n/str-runtime/{key}` cannot be a path"));
-    assert_eq!(ToolSync::open(settings).unwrap().cycle().await, State::Ok { refused: odd.to_vec() });
+    let mut odd = Vec::from(["../x", "a//b", "b//00"].map(|key| format!("`{key}` cannot be a path")));
+    odd.extend((1..18).map(|count| format!("`b//{count:02}` cannot be a path")));
+    odd.push("and 83 more".to_owned());
+    assert_eq!(ToolSync::open(settings).unwrap().cycle().await, State::Ok { refused: odd });
     assert_eq!(world.read("manifest.yaml").unwrap(), "bytes");
     assert_eq!(world.read("python/t.py").unwrap(), "bytes");
 }
