@@ -2,6 +2,7 @@
 //! from parts by `object_store`, which would write some characters in another way.
 
 use super::{ShelfError, line::Line, names};
+use hyper::Uri;
 use object_store::{
     ClientOptions, Error, GetOptions, GetResult, ObjectMeta, ObjectStore, PutOptions, PutPayload,
     RetryConfig,
@@ -9,6 +10,7 @@ use object_store::{
     gcp::GoogleCloudStorageBuilder,
     path::Path,
 };
+use reqwest::Url;
 use std::{fmt, sync::Arc, time::Duration};
 
 /// A server that is there but says nothing is given up after this.
@@ -120,15 +122,12 @@ impl Store {
         if remote.bucket.is_empty() {
             return bad("it has no name");
         }
-        let endpoint = remote.endpoint.as_deref().unwrap_or("https://");
-        if endpoint.contains('@') {
-            return bad("its address has credentials in it, which belong into their own settings");
+        if let Some(flaw) = remote.endpoint.as_deref().and_then(|endpoint| flaw_of_address(remote, endpoint))
+        {
+            return bad(flaw);
         }
-        match (remote.kind, endpoint.split_once("://")) {
-            (_, Some(("https", _))) | (Kind::S3, Some(("http", _))) => {}
-            (Kind::Gcs, Some(("http", rest))) if is_loopback(rest) => {}
-            (Kind::Gcs, Some(("http", _))) => return bad("a token would go to its address in plain text"),
-            _ => return bad("its address begins with neither `https://` nor `http://`"),
+        if let Some(flaw) = flaw_of_words(remote) {
+            return bad(flaw);
         }
         let built = match remote.kind {
             Kind::S3 => s3(remote),
@@ -251,6 +250,56 @@ fn said(error: &Error) -> String {
         }
     };
     format!("the store does not answer as it should: {}", names::shown(&said))
+}
+
+/// Why an address cannot be used.
+fn flaw_of_address(remote: &Remote, endpoint: &str) -> Option<&'static str> {
+    if endpoint.contains('@') {
+        return Some("its address has credentials in it, which belong into their own settings");
+    }
+    // As the client reads it, twice: it does not survive one of which it thinks differently.
+    let whole = format!("{endpoint}/{}", remote.bucket);
+    let is_address = Url::parse(&whole).is_ok_and(|url| url.has_host())
+        && whole.parse::<Uri>().is_ok_and(|uri| uri.authority().is_some())
+        && whole.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#\\".contains(&byte));
+    match (remote.kind, endpoint.split_once("://")) {
+        (_, Some(("https" | "http", _))) if !is_address => {
+            Some("its address is none: it is written as https://HOST[:PORT]")
+        }
+        (_, Some(("https", _))) | (Kind::S3, Some(("http", _))) => None,
+        (Kind::Gcs, Some(("http", rest))) if is_loopback(rest) => None,
+        (Kind::Gcs, Some(("http", _))) => Some("a token would go to its address in plain text"),
+        _ => Some("its address begins with neither `https://` nor `http://`"),
+    }
+}
+
+/// Why it cannot be asked for anything: the client does not survive what cannot be part of an address or of a header.
+fn flaw_of_words(remote: &Remote) -> Option<&'static str> {
+    let is_name =
+        |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+    if !is_name(&remote.bucket) {
+        return Some("its name has a letter that no bucket has");
+    }
+    if !is_name(&remote.region) {
+        return Some("its region has a letter that no region has");
+    }
+    match &remote.credentials {
+        Credentials::Keys { key, .. } if !is_word(key) => {
+            Some("the name of its access key has a letter that none has")
+        }
+        Credentials::Keys { secret, .. } if secret.contains(char::is_control) => {
+            Some("its secret access key has a line break or another control character")
+        }
+        Credentials::Keys { token: Some(token), .. } if !is_word(token) => {
+            Some("its session token has a line break or another letter that none has")
+        }
+        Credentials::Keys { .. }
+        | Credentials::WebIdentity { .. }
+        | Credentials::ServiceAccount(_)
+        | Credentials::File(_)
+        | Credentials::Machine => None,
+    }
 }
 
 fn is_loopback(rest: &str) -> bool {

@@ -55,6 +55,57 @@ fn addresses_and_credentials_must_fit() {
     }
 }
 
+#[tokio::test]
+async fn what_the_client_would_not_survive_is_refused_at_the_start() {
+    let keys = |key: &str, secret: &str, token: &str| {
+        let [key, secret, token] = [key, secret, token].map(str::to_owned);
+        remote(Kind::S3, Some("http://127.0.0.1:1"), Credentials::Keys { key, secret, token: Some(token) })
+    };
+    let good = keys("AKID", "s/+= ü", "t/+=");
+    assert!(Store::open(&good).is_ok(), "the control");
+    let mut bad = vec![
+        keys("AK\nID", "s", "t"),
+        keys("AKIDé", "s", "t"),
+        keys("AKID", "s\n", "t"),
+        keys("AKID", "s", "t\nx"),
+        keys("AKID", "s", "t\u{fffd}"),
+        Remote { bucket: "a b".to_owned(), ..good.clone() },
+        Remote { bucket: "a/../b".to_owned(), ..good.clone() },
+        Remote { region: "a\nb".to_owned(), ..good.clone() },
+    ];
+    let addresses = [
+        "http://",
+        "http:///",
+        "http://a b",
+        "http://a\n",
+        "http://h:99999",
+        "http://h:x",
+        "http://[::1",
+        "http://é",
+        "http://a<b",
+        "http://h\\x",
+        "http://h?x",
+        "http://h#x",
+        "http://1.2.3.999",
+    ];
+    let with = |address: &str| Remote { endpoint: Some(address.to_owned()), ..good.clone() };
+    bad.extend(addresses.map(with));
+    for bad in &bad {
+        assert!(Store::open(bad).is_err(), "{bad:?}");
+    }
+    // Whatever is not refused can be asked for something.
+    for fine in [
+        "http://127.0.0.1:1/%",
+        "http://127.0.0.1:1/{x}",
+        "http://127.0.0.1:1/a//b;c'd",
+        "http://[::1]:1/",
+        "http://LOCALHOST:1",
+    ] {
+        let store = Store::open(&with(fine)).unwrap();
+        assert!(store.get("a", GetOptions::default()).await.is_err(), "{fine}: nobody is there");
+    }
+}
+
 #[test]
 fn kinds_have_names_and_azure_is_refused() {
     assert_eq!(Kind::named("s3"), Ok(Kind::S3));
