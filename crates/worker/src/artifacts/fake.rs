@@ -1,4 +1,4 @@
-//! A server of S3's kind, as small as can be, which also does what none should. Only for tests.
+//! A server of S3's kind (which also does for GCS), as small as can be, which also does what none should. Only for tests.
 
 use super::{Credentials, Kind, Remote};
 use std::{
@@ -66,6 +66,14 @@ impl Fake {
             endpoint: Some(self.address.clone()),
             credentials: Credentials::Keys { key: "k".to_owned(), secret: "s".to_owned(), token: None },
         }
+    }
+
+    /// The same, in the manner of GCS, whose lists are alike. Its service account needs no token.
+    pub(crate) fn google(&self) -> Remote {
+        let account =
+            r#"{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}"#;
+        let credentials = Credentials::ServiceAccount(account.to_owned());
+        Remote { kind: Kind::Gcs, region: String::new(), credentials, ..self.remote() }
     }
 
     /// How many have come.

@@ -130,9 +130,15 @@ impl ToolSync {
 
     /// Brings tools until it is dropped.
     pub async fn run(self) {
+        let (sync, mut cycle) = (Arc::new(self), JoinSet::new());
         loop {
-            self.cycle().await;
-            tokio::time::sleep(self.interval).await;
+            let once = sync.clone();
+            // One that panics is a failure as others are.
+            cycle.spawn(async move { once.cycle().await });
+            if let Some(Err(_)) = cycle.join_next().await {
+                sync.tell(State::Failed("bringing tools stopped in the middle".to_owned()));
+            }
+            tokio::time::sleep(sync.interval).await;
         }
     }
 
@@ -142,13 +148,17 @@ impl ToolSync {
             Ok(refused) => State::Ok { refused },
             Err(why) => State::Failed(why),
         };
-        // What stays as it was is no news.
+        self.tell(state.clone());
+        state
+    }
+
+    /// What stays as it was is no news.
+    fn tell(&self, state: State) {
         self.state.send_if_modified(|now| {
             let is_other = *now != state;
-            now.clone_from(&state);
+            *now = state;
             is_other
         });
-        state
     }
 
     async fn once(&self) -> Result<Vec<String>, String> {
@@ -171,10 +181,12 @@ impl ToolSync {
         let bytes =
             changes.changed.iter().filter_map(|path| wanted.get(path)).map(|object| object.size).sum();
         let fetched = in_time(carrying(bytes), self.fetch(&tree, &changes.changed, &wanted)).await?;
-        let kept = blocking(move || tree.apply(&wanted, fetched)).await?;
-        let told =
-            |path: &String| format!("{} is here already, from elsewhere: it stays", names::shown(path));
-        refused.extend(changes.foreign.iter().chain(&kept).map(told));
+        let mut foreign = changes.foreign;
+        foreign.extend(blocking(move || tree.apply(&wanted, fetched)).await?);
+        // However it was found out: what is in another order would be told again.
+        foreign.sort();
+        let told = |path| format!("{} is here already, from elsewhere: it stays", names::shown(path));
+        refused.extend(foreign.iter().map(|path| told(path)));
         Ok(some_of(refused))
     }
 
@@ -258,8 +270,9 @@ impl ToolSync {
 /// Brings one object into a file; says whether there is one.
 async fn bring(store: &Store, key: &str, object: &Wanted, file: File) -> Result<bool, String> {
     // One that was replaced meanwhile may belong to a manifest that is not here yet. GCS has its own word for it, which is not
-    // in our lists.
-    let if_match = object.e_tag.clone().filter(|_| store.kind == Kind::S3);
+    // in our lists. What cannot be a header would be the end of the client.
+    let is_header = |tag: &String| tag.bytes().all(|byte| byte.is_ascii_graphic());
+    let if_match = object.e_tag.clone().filter(|tag| store.kind == Kind::S3 && is_header(tag));
     let found = match store.get(key, GetOptions { if_match, ..GetOptions::default() }).await {
         // It stands for an empty folder: see `drop_marks`.
         Err(Error::NotFound { .. }) if object.size == 0 => return Ok(false),
