@@ -2,7 +2,7 @@
 //! becomes a path unchecked.
 //!
 //! ```text
-//!            ┌── memory   bounded, shared with nobody
+//!            ┌── memory   bounded, forgets the oldest, shared with nobody
 //! Shelf ─────┼── folder   BASE/APP/USER/SESSION/NAME/VERSION and VERSION.meta, by handles
 //!  (scope)   └── bucket   APP/USER/SESSION/NAME/VERSION, in S3 or GCS
 //! ```
@@ -148,7 +148,10 @@ impl Shelf {
     pub fn weakness(&self) -> Option<&'static str> {
         match &self.kept {
             Kept::Bucket(bucket) => bucket.weakness(),
-            Kept::Memory(_) | Kept::Folder(_) => None,
+            Kept::Memory(memory) => memory.has_forgotten().then_some(
+                "the memory for artifacts, or a user's half of it, is full: the oldest versions are forgotten",
+            ),
+            Kept::Folder(_) => None,
         }
     }
 
