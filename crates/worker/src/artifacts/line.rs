@@ -109,6 +109,10 @@ fn nameable(page: &str) -> String {
 }
 
 fn marked(key: &str) -> String {
+    if key.is_empty() {
+        // There is none, or it is written in another way.
+        return String::new();
+    }
     // One at the end is that of an empty folder.
     let (key, end) = key.strip_suffix('/').map_or((key, ""), |key| (key, "/"));
     let parts = key.split('/').map(|part| match part {
@@ -143,7 +147,7 @@ mod tests {
 
     #[test]
     fn keys_that_cannot_be_named_are_marked_and_others_left() {
-        let plain = "<A><Key>a/b.c/&#34;&amp;&#x27;é/</Key><Key>...</Key><Size>1</Size></A>";
+        let plain = "<A><Key>a/b.c/&#34;&amp;&#x27;é/</Key><Key>...</Key><Key><![CDATA[a]]></Key></A>";
         assert_eq!(nameable(plain), plain);
         for (odd, told) in [
             ("a//b", "a/\u{80}/b"),

@@ -290,7 +290,7 @@ async fn bring_tools(
 fn line(brought: &sync::State) -> Line {
     match brought {
         sync::State::Waiting => Line::new(Level::Error, "tools_not_brought")
-            .message("object storage has not answered yet; what is there is served"),
+            .message("object storage takes its time; what is there is served meanwhile"),
         sync::State::Failed(why) => Line::new(Level::Error, "tools_not_brought").message(why.clone()),
         sync::State::Ok { refused } if refused.is_empty() => Line::new(Level::Info, "tools_brought"),
         sync::State::Ok { refused } => Line::new(Level::Warn, "tools_brought")
