@@ -3,32 +3,71 @@
 use rustix::process::Signal;
 use serde_json::Value;
 use std::{
-    net::{Ipv4Addr, TcpListener},
+    io::{BufRead, BufReader, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
-use worker_tests::{Folder, Sam, Tools, variables};
+use worker_tests::{Folder, Sam, Tools, Variables, until, variables};
 
-#[test]
-fn a_worker_that_waits_for_its_tools_ends_when_it_is_told_to() {
-    let folder = Folder::new();
-    Tools::usual(&folder);
-    // Takes connections, and never says anything.
-    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    let mut environment = variables(&folder, "mqtt://127.0.0.1:1");
+/// What starts a worker with the usual tools, and more from a bucket at this address.
+fn with_bucket(folder: &Folder, address: SocketAddr) -> Variables {
+    Tools::usual(folder);
+    let mut environment = variables(folder, "mqtt://127.0.0.1:1");
     let storage = [
         ("TOOL_SYNC_ENABLED", "true".to_owned()),
+        ("TOOL_SYNC_INTERVAL", "1".to_owned()),
         ("OBJECT_STORAGE_TYPE", "s3".to_owned()),
         ("OBJECT_STORAGE_BUCKET_NAME", "tools".to_owned()),
-        ("S3_ENDPOINT_URL", format!("http://{}", silent.local_addr().expect("its address"))),
+        ("S3_ENDPOINT_URL", format!("http://{address}")),
         ("AWS_ACCESS_KEY_ID", "some".to_owned()),
         ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
     ];
     environment.extend(storage.map(|(name, value)| (name.to_owned(), value)));
+    environment
+}
+
+#[test]
+fn a_worker_that_waits_for_its_tools_ends_when_it_is_told_to() {
+    let folder = Folder::new();
+    // Takes connections, and never says anything.
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let environment = with_bucket(&folder, silent.local_addr().expect("its address"));
     let mut sam = Sam::begin(&folder, environment);
     let _asked = silent.accept().expect("it asks for its tools");
     sam.signal(Signal::TERM);
     assert_eq!(sam.await_end().code(), Some(0), "{}", sam.log());
     sam.await_log("before anything was served");
+}
+
+#[test]
+fn a_worker_has_not_started_before_its_tools_were_brought() {
+    let folder = Folder::new();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let environment = with_bucket(&folder, listener.local_addr().expect("its address"));
+    let opens = Arc::new(AtomicBool::new(false));
+    let is_open = opens.clone();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let lines = BufReader::new(stream.try_clone().expect("a second handle")).lines();
+            lines.map_while(Result::ok).find(String::is_empty);
+            let status = if is_open.load(Ordering::Relaxed) { "200 OK" } else { "403 Forbidden" };
+            let body = "<ListBucketResult></ListBucketResult>";
+            let head = format!("connection: close\r\ncontent-length: {}", body.len());
+            // Whoever is gone does not wait for it.
+            _ = write!(stream, "HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}");
+        }
+    });
+    let sam = Sam::begin(&folder, environment);
+    sam.await_log("tools_not_brought");
+    let (status, body) = sam.get("/startup").expect("it answers");
+    assert!(status == 503 && body.contains("pending"), "{status} {body}");
+    opens.store(true, Ordering::Relaxed);
+    let body = until("it has started", || sam.get("/startup").filter(|(status, _)| *status == 200)).1;
+    assert!(body.contains("\"tool_sync\":\"ok\""), "{body}");
 }
 
 /// What a check says of the usual tools and these, with these variables, and how it ends.

@@ -114,6 +114,12 @@ fn patience() -> RetryConfig {
 }
 
 fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
+    // What cannot be in a header, the client panics over.
+    let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+    if !is_word(&remote.key) || !is_word(&remote.region) {
+        let source = "the name of its access key, or its region, has a letter that none has".into();
+        return Err(Error::Generic { store: "bucket", source });
+    }
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(&remote.bucket)
         .with_region(&remote.region)
@@ -169,8 +175,8 @@ mod tests {
         (address, count)
     }
 
-    async fn fetched(endpoint: String) -> object_store::Result<bytes::Bytes> {
-        let remote = Remote {
+    fn remote(endpoint: String) -> Remote {
+        Remote {
             bucket: "bucket".to_owned(),
             prefix: String::new(),
             endpoint: Some(endpoint),
@@ -178,8 +184,19 @@ mod tests {
             allow_http: true,
             key: "k".to_owned(),
             secret: "s".to_owned(),
-        };
-        s3(&remote).unwrap().get(&Path::from("a")).await?.bytes().await
+        }
+    }
+
+    async fn fetched(endpoint: String) -> object_store::Result<bytes::Bytes> {
+        s3(&remote(endpoint)).unwrap().get(&Path::from("a")).await?.bytes().await
+    }
+
+    #[test]
+    fn what_cannot_be_in_a_header_is_refused_at_the_start() {
+        let good = || remote("http://127.0.0.1:1".to_owned());
+        assert!(s3(&good()).is_ok(), "the control");
+        assert!(s3(&Remote { key: "a\nb".to_owned(), ..good() }).is_err());
+        assert!(s3(&Remote { region: "a\nb".to_owned(), ..good() }).is_err());
     }
 
     #[tokio::test]

@@ -8,12 +8,12 @@
 use super::{
     Failed, Version, cause, missing,
     names::{self, Names, version_number},
-    remote::{ANSWER, Kind, Store, carrying, within},
+    remote::{ANSWER, Kind, Store, in_motion},
     too_large,
 };
 use bytes::{Bytes, BytesMut};
 use object_store::{Attribute, Attributes, Error, GetOptions, GetResult, PutMode, PutOptions};
-use std::sync::OnceLock;
+use std::{future::poll_fn, sync::OnceLock};
 use tokio::sync::Mutex;
 
 /// Each lost race means that another writer won one.
@@ -190,19 +190,13 @@ async fn whole(found: GetResult, most: u64) -> Result<Bytes, Failed> {
         return Err(too_large(found.meta.size, most));
     }
     let mut bytes = BytesMut::with_capacity(usize::try_from(found.meta.size).unwrap_or(0));
-    let patience = carrying(found.meta.size);
     let mut pieces = found.into_stream();
-    let all = async {
-        while let Some(piece) = std::future::poll_fn(|context| pieces.as_mut().poll_next(context)).await {
-            bytes.extend_from_slice(&piece?);
-            if bytes.len() as u64 > most {
-                break;
-            }
+    let mut next = async || in_motion(poll_fn(|context| pieces.as_mut().poll_next(context))).await;
+    while let Some(piece) = next().await.map_err(failed)? {
+        bytes.extend_from_slice(&piece);
+        if bytes.len() as u64 > most {
+            return Err(too_large(bytes.len() as u64, most));
         }
-        Ok(bytes)
-    };
-    match within(patience, all).await.map_err(failed)? {
-        bytes if bytes.len() as u64 > most => Err(too_large(bytes.len() as u64, most)),
-        bytes => Ok(bytes.freeze()),
     }
+    Ok(bytes.freeze())
 }

@@ -1,4 +1,4 @@
-//! A server of S3's kind, as small as can be, which also does what none should. Only for tests.
+//! A server of S3's kind (which also does for GCS), as small as can be, which also does what none should. Only for tests.
 
 use super::{Credentials, Kind, Remote};
 use std::{
@@ -11,6 +11,9 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
 };
+
+/// So that a few keys are several pages.
+const PAGE: usize = 20;
 
 /// What somebody asks for.
 #[derive(Debug)]
@@ -28,6 +31,8 @@ pub(crate) enum Does {
     Hang,
     /// Says so much that it never ends.
     Rave,
+    /// Says how much it will say, and then nothing.
+    Stop,
 }
 
 /// Listens for as long as the tests run.
@@ -63,6 +68,14 @@ impl Fake {
         }
     }
 
+    /// The same, in the manner of GCS, whose lists are alike. Its service account needs no token.
+    pub(crate) fn google(&self) -> Remote {
+        let account =
+            r#"{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}"#;
+        let credentials = Credentials::ServiceAccount(account.to_owned());
+        Remote { kind: Kind::Gcs, region: String::new(), credentials, ..self.remote() }
+    }
+
     /// How many have come.
     pub(crate) fn count(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
@@ -82,7 +95,7 @@ pub(crate) fn bucket(objects: &BTreeMap<String, String>, asked: &Asked) -> Does 
 
 fn page(objects: &BTreeMap<String, String>, query: &BTreeMap<String, String>) -> String {
     let after = query.get("continuation-token").or(query.get("start-after")).cloned().unwrap_or_default();
-    let most = query["max-keys"].parse().unwrap();
+    let most = query.get("max-keys").map_or(PAGE, |most| most.parse().unwrap());
     let mut rest = objects.iter().filter(|(key, _)| key.starts_with(&query["prefix"]) && **key > after);
     let mut text = "<ListBucketResult>".to_owned();
     let mut last = None;
@@ -119,6 +132,12 @@ fn answer(stream: TcpStream, does: &dyn Fn(&Asked) -> Does) -> std::io::Result<(
         Does::Hang => loop {
             std::thread::park();
         },
+        Does::Stop => {
+            write!(stream, "HTTP/1.1 200 OK\r\n{common}\r\ncontent-length: 5\r\n\r\n")?;
+            loop {
+                std::thread::park();
+            }
+        }
         Does::Rave => {
             write!(stream, "HTTP/1.1 200 OK\r\n{common}\r\n\r\n<ListBucketResult>")?;
             loop {

@@ -1,5 +1,9 @@
 //! How a bucket is spoken to. Its server is a stranger as well: it does not send us elsewhere, where whatever answers there
-//! would come out as a file; and what it says besides the bytes of objects is bounded.
+//! would come out as a file; and what it says besides the bytes of objects is bounded. How long it may take, whoever asks knows:
+//! a large file on a slow line may take long.
+//!
+//! The client refuses a whole page of a listing for one key that it cannot name (`a//b`, `../x`). Such keys are marked on their
+//! way to it, and go on as keys that no file can have.
 
 use http_body_util::{BodyExt, Limited};
 use object_store::{
@@ -13,10 +17,10 @@ use std::{io, pin::Pin, time::Duration};
 
 /// A server that is away is one after this.
 const CONNECT: Duration = Duration::from_secs(10);
-/// The whole answer must come within this.
-const WHOLE: Duration = Duration::from_secs(120);
 /// A page of a listing has a thousand keys of at most a thousand letters, and what is known of them.
 const LONGEST_WORD: usize = 16 << 20;
+/// Marks what cannot be named: no name of a file has it.
+pub(crate) const ODD: char = '\u{80}';
 
 /// Makes clients that stay where they are sent.
 #[derive(Debug)]
@@ -31,7 +35,6 @@ impl HttpConnector for Line {
             .redirect(reqwest::redirect::Policy::none())
             .https_only(!plain)
             .connect_timeout(CONNECT)
-            .timeout(WHOLE)
             .user_agent("airlock")
             .build()
             .map_err(|error| Error::Generic { store: "bucket", source: error.into() })?;
@@ -59,7 +62,12 @@ impl HttpService for Stays {
             if status.is_redirection() && status != 304 {
                 return Err(HttpError::new(HttpErrorKind::Unknown, elsewhere(status.as_u16())));
             }
-            Ok(if is_object && status.is_success() { answer } else { answer.map(bounded) })
+            if is_object && status.is_success() {
+                return Ok(answer);
+            }
+            let (head, body) = answer.map(bounded).into_parts();
+            let body = if is_page { page(body).await? } else { body };
+            Ok(HttpResponse::from_parts(head, body))
         })
     }
 }
@@ -76,4 +84,91 @@ fn bounded(body: HttpResponseBody) -> HttpResponseBody {
         HttpError::new(HttpErrorKind::Decode, why)
     };
     HttpResponseBody::new(Limited::new(body, LONGEST_WORD).map_err(too_long))
+}
+
+/// What is no text is the client's to refuse.
+async fn page(body: HttpResponseBody) -> Result<HttpResponseBody, HttpError> {
+    let text = body.collect().await?.to_bytes();
+    Ok(match std::str::from_utf8(&text) {
+        Ok(text) => nameable(text).into(),
+        Err(_) => text.into(),
+    })
+}
+
+/// A page whose keys can all be named.
+fn nameable(page: &str) -> String {
+    let mut pieces = page.split("<Key>");
+    let mut whole = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let end = piece.find('<').unwrap_or(piece.len());
+        whole.push_str("<Key>");
+        whole.push_str(&marked(&piece[..end]));
+        whole.push_str(&piece[end..]);
+    }
+    whole
+}
+
+fn marked(key: &str) -> String {
+    if key.is_empty() {
+        // There is none, or it is written in another way.
+        return String::new();
+    }
+    // One at the end is that of an empty folder.
+    let (key, end) = key.strip_suffix('/').map_or((key, ""), |key| (key, "/"));
+    let parts = key.split('/').map(|part| match part {
+        "" | "." | ".." => format!("{part}{ODD}"),
+        part => without_controls(part),
+    });
+    parts.collect::<Vec<_>>().join("/") + end
+}
+
+/// Control characters as they are, and as numbers (`&#10;`, `&#xA;`).
+fn without_controls(part: &str) -> String {
+    let mut pieces = part.split("&#");
+    let mut whole = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let number = piece.split_once(';').and_then(|(number, rest)| {
+            let hexadecimal = number.strip_prefix(['x', 'X']).map(|digits| u8::from_str_radix(digits, 16));
+            Some((hexadecimal.unwrap_or_else(|| number.parse()).ok()?, rest))
+        });
+        match number {
+            Some((number, rest)) if number.is_ascii_control() => whole.extend([&ODD.to_string(), rest]),
+            _ => whole.extend(["&#", piece]),
+        }
+    }
+    whole.replace(|letter: char| letter.is_ascii_control(), &ODD.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::path::Path;
+    use proptest::prelude::*;
+
+    #[test]
+    fn keys_that_cannot_be_named_are_marked_and_others_left() {
+        let plain = "<A><Key>a/b.c/&#34;&amp;&#x27;é/</Key><Key>...</Key><Key><![CDATA[a]]></Key></A>";
+        assert_eq!(nameable(plain), plain);
+        for (odd, told) in [
+            ("a//b", "a/\u{80}/b"),
+            ("a//", "a/\u{80}/"),
+            ("../x/.", "..\u{80}/x/.\u{80}"),
+            ("a&#10;b&#xD;&#x7f;\t", "a\u{80}b\u{80}\u{80}\u{80}"),
+        ] {
+            assert_eq!(nameable(&format!("<Key>{odd}</Key>")), format!("<Key>{told}</Key>"));
+        }
+        for broken in ["", "<Key>", "<Key>a", "<Key>a&#", "<Key>a&#;</Key><Key"] {
+            assert_eq!(nameable(broken).replace(ODD, ""), broken);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_marked_can_be_named(key in "(/|\\.|a|é|\\t|\n|&#9;|&#x1F;|&#65;|&#300;){0,8}") {
+            let marked = marked(&key);
+            let read = marked.replace("&#65;", "A").replace("&#300;", "Ĭ");
+            prop_assert!(Path::parse(&read).is_ok(), "{:?}", read);
+            prop_assert!(marked == key || marked.contains(ODD));
+        }
+    }
 }

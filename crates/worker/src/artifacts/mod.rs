@@ -2,7 +2,7 @@
 //! becomes a path unchecked.
 //!
 //! ```text
-//!            ┌── memory   bounded, shared with nobody
+//!            ┌── memory   bounded, forgets the oldest, shared with nobody
 //! Shelf ─────┼── folder   BASE/APP/USER/SESSION/NAME/VERSION and VERSION.meta, by handles
 //!  (scope)   └── bucket   APP/USER/SESSION/NAME/VERSION, in S3 or GCS
 //! ```
@@ -16,11 +16,11 @@ mod folder;
 mod line;
 mod memory;
 pub(crate) mod names;
-mod pages;
 mod remote;
 
+pub(crate) use line::ODD;
 pub use remote::{Credentials, Kind, Remote};
-pub(crate) use remote::{Store, carrying, cause, within};
+pub(crate) use remote::{Store, carrying, cause, in_motion};
 
 use bucket::Bucket;
 use folder::Folder;
@@ -148,7 +148,10 @@ impl Shelf {
     pub fn weakness(&self) -> Option<&'static str> {
         match &self.kept {
             Kept::Bucket(bucket) => bucket.weakness(),
-            Kept::Memory(_) | Kept::Folder(_) => None,
+            Kept::Memory(memory) => memory.has_forgotten().then_some(
+                "the memory for artifacts, or a user's half of it, is full: the oldest versions are forgotten",
+            ),
+            Kept::Folder(_) => None,
         }
     }
 

@@ -1,15 +1,16 @@
 //! A bucket of S3 or GCS: how it is reached, and keys that arrive there exactly as they are written here. A key is never made
 //! from parts by `object_store`, which would write some characters in another way.
 
-use super::{ShelfError, line::Line, names, pages};
+use super::{ShelfError, line::Line, names};
+use hyper::Uri;
 use object_store::{
     ClientOptions, Error, GetOptions, GetResult, ObjectMeta, ObjectStore, PutOptions, PutPayload,
     RetryConfig,
     aws::{AmazonS3Builder, AmazonS3ConfigKey},
     gcp::GoogleCloudStorageBuilder,
-    list::PaginatedListStore,
     path::Path,
 };
+use reqwest::Url;
 use std::{fmt, sync::Arc, time::Duration};
 
 /// A server that is there but says nothing is given up after this.
@@ -104,8 +105,6 @@ impl fmt::Debug for Credentials {
 pub(crate) struct Store {
     pub(crate) kind: Kind,
     inner: Arc<dyn ObjectStore>,
-    /// Of a real bucket: the same, page by page.
-    pages: Option<Arc<dyn PaginatedListStore>>,
 }
 
 /// Without whatever the client thinks of its settings.
@@ -123,15 +122,12 @@ impl Store {
         if remote.bucket.is_empty() {
             return bad("it has no name");
         }
-        let endpoint = remote.endpoint.as_deref().unwrap_or("https://");
-        if endpoint.contains('@') {
-            return bad("its address has credentials in it, which belong into their own settings");
+        if let Some(flaw) = remote.endpoint.as_deref().and_then(|endpoint| flaw_of_address(remote, endpoint))
+        {
+            return bad(flaw);
         }
-        match (remote.kind, endpoint.split_once("://")) {
-            (_, Some(("https", _))) | (Kind::S3, Some(("http", _))) => {}
-            (Kind::Gcs, Some(("http", rest))) if is_loopback(rest) => {}
-            (Kind::Gcs, Some(("http", _))) => return bad("a token would go to its address in plain text"),
-            _ => return bad("its address begins with neither `https://` nor `http://`"),
+        if let Some(flaw) = flaw_of_words(remote) {
+            return bad(flaw);
         }
         let built = match remote.kind {
             Kind::S3 => s3(remote),
@@ -149,12 +145,7 @@ impl Store {
     /// Any other store, in the manner of S3.
     #[cfg(test)]
     pub(crate) fn of(inner: Arc<dyn ObjectStore>) -> Store {
-        Store { kind: Kind::S3, inner, pages: None }
-    }
-
-    fn paged<S: ObjectStore + PaginatedListStore>(kind: Kind, store: S) -> Store {
-        let store = Arc::new(store);
-        Store { kind, inner: store.clone(), pages: Some(store) }
+        Store { kind: Kind::S3, inner }
     }
 
     pub(crate) async fn get(&self, key: &str, options: GetOptions) -> object_store::Result<GetResult> {
@@ -173,47 +164,49 @@ impl Store {
     }
 
     /// Calls `each` with what is under `below/`, by its rest of the key, until it says that it is enough. Whatever the server
-    /// lists, it is at most `most` objects, and all of them within `patience`. Comes back with the keys that no file can have.
+    /// lists, it is at most `most` objects, and all of them within `patience`. Keys that cannot be paths have an `ODD` in them.
     pub(crate) async fn list(
         &self,
         below: &str,
         most: usize,
         patience: Duration,
         each: &mut (dyn FnMut(&str, &ObjectMeta) -> bool + Send),
-    ) -> object_store::Result<Vec<String>> {
+    ) -> object_store::Result<()> {
+        let mut all = self.inner.list(Some(&Path::parse(below)?));
         let mut count = 0;
-        let mut each = |meta: &ObjectMeta| {
-            count += 1;
-            if count > most {
-                return Err(unusable(format!("it lists more than {most} objects")));
-            }
-            let rest = meta.location.as_ref().strip_prefix(below).and_then(|rest| rest.strip_prefix('/'));
-            Ok(rest.is_none_or(|rest| each(rest, meta)))
-        };
         within(patience, async {
-            if let Some(pages) = &self.pages {
-                return pages::list(&**pages, below, &mut each).await;
-            }
-            let mut all = self.inner.list(Some(&Path::parse(below)?));
             while let Some(found) = std::future::poll_fn(|context| all.as_mut().poll_next(context)).await {
-                if !each(&found?)? {
+                let meta = found?;
+                count += 1;
+                if count > most {
+                    return Err(unusable(format!("it lists more than {most} objects")));
+                }
+                let rest = meta.location.as_ref().strip_prefix(below).and_then(|rest| rest.strip_prefix('/'));
+                if rest.is_some_and(|rest| !each(rest, &meta)) {
                     break;
                 }
             }
-            Ok(Vec::new())
+            Ok(())
         })
         .await
     }
 }
 
-/// How long so many bytes may be on their way.
+/// How long so many bytes may be on their way: also on a slow line.
 pub(crate) fn carrying(bytes: u64) -> Duration {
-    // At the least a MiB a second.
-    ANSWER + Duration::from_secs(bytes >> 20)
+    // At the least 64 KiB a second.
+    ANSWER + Duration::from_secs(bytes >> 16)
+}
+
+/// The next of something that comes in pieces. Who is slow is waited for, but not who stops.
+pub(crate) async fn in_motion<T>(
+    next: impl Future<Output = Option<object_store::Result<T>>>,
+) -> object_store::Result<Option<T>> {
+    within(ANSWER, async { next.await.transpose() }).await
 }
 
 /// What comes in time.
-pub(crate) async fn within<T>(
+async fn within<T>(
     patience: Duration,
     work: impl Future<Output = object_store::Result<T>>,
 ) -> object_store::Result<T> {
@@ -221,7 +214,7 @@ pub(crate) async fn within<T>(
     tokio::time::timeout(patience, work).await.unwrap_or_else(late)
 }
 
-pub(super) fn unusable(why: String) -> Error {
+fn unusable(why: String) -> Error {
     Error::Generic { store: "bucket", source: why.into() }
 }
 
@@ -257,6 +250,56 @@ fn said(error: &Error) -> String {
         }
     };
     format!("the store does not answer as it should: {}", names::shown(&said))
+}
+
+/// Why an address cannot be used.
+fn flaw_of_address(remote: &Remote, endpoint: &str) -> Option<&'static str> {
+    if endpoint.contains('@') {
+        return Some("its address has credentials in it, which belong into their own settings");
+    }
+    // As the client reads it, twice: it does not survive one of which it thinks differently.
+    let whole = format!("{endpoint}/{}", remote.bucket);
+    let is_address = Url::parse(&whole).is_ok_and(|url| url.has_host())
+        && whole.parse::<Uri>().is_ok_and(|uri| uri.authority().is_some())
+        && whole.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#\\".contains(&byte));
+    match (remote.kind, endpoint.split_once("://")) {
+        (_, Some(("https" | "http", _))) if !is_address => {
+            Some("its address is none: it is written as https://HOST[:PORT]")
+        }
+        (_, Some(("https", _))) | (Kind::S3, Some(("http", _))) => None,
+        (Kind::Gcs, Some(("http", rest))) if is_loopback(rest) => None,
+        (Kind::Gcs, Some(("http", _))) => Some("a token would go to its address in plain text"),
+        _ => Some("its address begins with neither `https://` nor `http://`"),
+    }
+}
+
+/// Why it cannot be asked for anything: the client does not survive what cannot be part of an address or of a header.
+fn flaw_of_words(remote: &Remote) -> Option<&'static str> {
+    let is_name =
+        |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+    if !is_name(&remote.bucket) {
+        return Some("its name has a letter that no bucket has");
+    }
+    if !is_name(&remote.region) {
+        return Some("its region has a letter that no region has");
+    }
+    match &remote.credentials {
+        Credentials::Keys { key, .. } if !is_word(key) => {
+            Some("the name of its access key has a letter that none has")
+        }
+        Credentials::Keys { secret, .. } if secret.contains(char::is_control) => {
+            Some("its secret access key has a line break or another control character")
+        }
+        Credentials::Keys { token: Some(token), .. } if !is_word(token) => {
+            Some("its session token has a line break or another letter that none has")
+        }
+        Credentials::Keys { .. }
+        | Credentials::WebIdentity { .. }
+        | Credentials::ServiceAccount(_)
+        | Credentials::File(_)
+        | Credentials::Machine => None,
+    }
 }
 
 fn is_loopback(rest: &str) -> bool {
@@ -304,7 +347,7 @@ fn s3(remote: &Remote) -> object_store::Result<Store> {
         let plain = endpoint.starts_with("http://");
         builder = builder.with_endpoint(endpoint.trim_end_matches('/')).with_allow_http(plain);
     }
-    Ok(Store::paged(Kind::S3, builder.build()?))
+    Ok(Store { kind: Kind::S3, inner: Arc::new(builder.build()?) })
 }
 
 fn gcs(remote: &Remote) -> object_store::Result<Store> {
@@ -322,7 +365,7 @@ fn gcs(remote: &Remote) -> object_store::Result<Store> {
     if let Some(endpoint) = &remote.endpoint {
         builder = builder.with_base_url(endpoint.trim_end_matches('/'));
     }
-    Ok(Store::paged(Kind::Gcs, builder.build()?))
+    Ok(Store { kind: Kind::Gcs, inner: Arc::new(builder.build()?) })
 }
 
 #[cfg(test)]

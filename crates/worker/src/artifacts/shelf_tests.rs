@@ -55,13 +55,34 @@ async fn no_two_writers_of_a_bucket_get_the_same_version() {
 }
 
 #[tokio::test]
-async fn memory_that_is_full_refuses_and_forgets_nothing() {
-    let settings = Settings { place: Place::Memory { most: 1000 }, sharing: Sharing::App };
+async fn memory_that_is_full_forgets_the_oldest_of_whoever_has_most() {
+    // A version weighs some 800 bytes: five of a user's, and ten of all.
+    let settings = Settings { place: Place::Memory { most: 8200 }, sharing: Sharing::App };
     let shelf = Shelf::open(settings).unwrap();
-    assert_eq!(shelf.save(&ana(), "a", "x/y", vec![1; 500].into()).await, Ok(0));
-    let full = shelf.save(&ana(), "b", "x/y", vec![1; 500].into()).await.unwrap_err();
-    assert_eq!(full.0, "`b` cannot be kept: the memory for artifacts is full: 1000 bytes at most");
-    assert_eq!(shelf.load(&ana(), "a", None, 500).await.unwrap().bytes.len(), 500);
+    let of = |user: &str| Scope { user: user.to_owned(), ..ana() };
+    let save =
+        async |user: &str, name: &str| shelf.save(&of(user), name, "x/y", vec![1; 500].into()).await.unwrap();
+    let has =
+        async |user: &str, name: &str, version| shelf.load(&of(user), name, Some(version), 500).await.is_ok();
+    assert_eq!([save("bob", "b").await, save("bob", "b").await], [0, 1]);
+    assert_eq!(shelf.weakness(), None);
+    for version in 0..20 {
+        let session = Scope { session: format!("s{version}"), ..of("ana") };
+        assert_eq!(shelf.save(&session, "a", "x/y", vec![1; 500].into()).await, Ok(0), "{version}");
+        assert_eq!(save("ana", "a").await, version, "they go on counting");
+    }
+    assert!(shelf.weakness().is_some_and(|told| told.contains("forgotten")));
+    assert!(has("ana", "a", 19).await && !has("ana", "a", 0).await);
+    assert!(has("bob", "b", 0).await, "not for her");
+
+    // Others together fill the rest, and she, who has most, makes room.
+    for user in ["c", "d", "e", "f", "g"] {
+        save(user, "x").await;
+        assert!(has("bob", "b", 0).await && has(user, "x", 0).await && has("ana", "a", 19).await);
+    }
+    let large = shelf.save(&of("h"), "l", "x/y", vec![1; 4100].into()).await.unwrap_err();
+    assert_eq!(large.0, "`l` cannot be kept: of the memory for artifacts one user has at most 4100 bytes");
+    assert!(has("bob", "b", 0).await && has("g", "x", 0).await, "nothing was forgotten for it");
 }
 
 #[tokio::test]

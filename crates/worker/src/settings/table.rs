@@ -130,7 +130,7 @@ const DESCRIBED: &[Described] = &[
     (
         "ARTIFACT_SERVICE_TYPE",
         "memory",
-        "where artifacts are: memory (256 MiB, shared with nobody, never given back), filesystem, s3 or gcs",
+        "where artifacts are: memory (256 MiB, shared with nobody; one user has at most half, the oldest are forgotten), filesystem, s3 or gcs",
     ),
     ("ARTIFACT_BASE_PATH", "/sam/artifacts", "folder of `filesystem`"),
     ("ARTIFACT_S3_BUCKET", "", "bucket of `s3`"),

@@ -13,11 +13,12 @@
 
 mod tree;
 
-use crate::artifacts::{Kind, Remote, ShelfError, Store, carrying, cause, names, within};
+use crate::artifacts::{Kind, ODD, Remote, ShelfError, Store, carrying, cause, in_motion, names};
 use object_store::{Error, GetOptions, ObjectMeta};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
+    future::poll_fn,
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -32,9 +33,8 @@ const LONGEST: usize = 1024;
 const AT_ONCE: usize = 8;
 /// How many refused keys are named.
 const MOST_NAMED: usize = 20;
-/// How long a listing may take, and bringing everything that changed: a bucket that hangs is told of, and asked again.
+/// How long a listing may take: a bucket that hangs is told of, and asked again.
 const LISTING: Duration = Duration::from_secs(60);
-const BRINGING: Duration = Duration::from_secs(900);
 /// How long the first cycle is waited for.
 pub const FIRST: Duration = Duration::from_secs(120);
 
@@ -130,9 +130,15 @@ impl ToolSync {
 
     /// Brings tools until it is dropped.
     pub async fn run(self) {
+        let (sync, mut cycle) = (Arc::new(self), JoinSet::new());
         loop {
-            self.cycle().await;
-            tokio::time::sleep(self.interval).await;
+            let once = sync.clone();
+            // One that panics is a failure as others are.
+            cycle.spawn(async move { once.cycle().await });
+            if let Some(Err(_)) = cycle.join_next().await {
+                sync.tell(State::Failed("bringing tools stopped in the middle".to_owned()));
+            }
+            tokio::time::sleep(sync.interval).await;
         }
     }
 
@@ -142,13 +148,17 @@ impl ToolSync {
             Ok(refused) => State::Ok { refused },
             Err(why) => State::Failed(why),
         };
-        // What stays as it was is no news.
+        self.tell(state.clone());
+        state
+    }
+
+    /// What stays as it was is no news.
+    fn tell(&self, state: State) {
         self.state.send_if_modified(|now| {
             let is_other = *now != state;
-            now.clone_from(&state);
+            *now = state;
             is_other
         });
-        state
     }
 
     async fn once(&self) -> Result<Vec<String>, String> {
@@ -168,11 +178,15 @@ impl ToolSync {
             }
         })
         .await?;
-        let fetched = in_time(BRINGING, self.fetch(&tree, &changes.changed, &wanted)).await?;
-        let kept = blocking(move || tree.apply(&wanted, fetched)).await?;
-        let told =
-            |path: &String| format!("{} is here already, from elsewhere: it stays", names::shown(path));
-        refused.extend(changes.foreign.iter().chain(&kept).map(told));
+        let bytes =
+            changes.changed.iter().filter_map(|path| wanted.get(path)).map(|object| object.size).sum();
+        let fetched = in_time(carrying(bytes), self.fetch(&tree, &changes.changed, &wanted)).await?;
+        let mut foreign = changes.foreign;
+        foreign.extend(blocking(move || tree.apply(&wanted, fetched)).await?);
+        // However it was found out: what is in another order would be told again.
+        foreign.sort();
+        let told = |path| format!("{} is here already, from elsewhere: it stays", names::shown(path));
+        refused.extend(foreign.iter().map(|path| told(path)));
         Ok(some_of(refused))
     }
 
@@ -192,16 +206,15 @@ impl ToolSync {
                 problem = Some(format!("{shown} has {} bytes, and at most {most} are taken", meta.size));
             }
             match refusal(rest) {
-                Some(why) => refused.push(format!("{} {why}", names::shown(rest))),
+                Some(why) => refused.push(format!("{} {why}", names::shown(&rest.replace(ODD, "")))),
                 None => _ = found.insert(rest.to_owned(), wanted(meta)),
             }
             problem.is_none()
         };
         // One more, so that our own words are said.
         let most = bounds.objects.saturating_add(1);
-        let odd = self.store.list(&self.below, most, LISTING, &mut each).await;
-        let odd = odd.map_err(|error| cause(&error))?;
-        refused.extend(odd.iter().map(|key| format!("{} cannot be a path", names::shown(key))));
+        let listed = self.store.list(&self.below, most, LISTING, &mut each).await;
+        listed.map_err(|error| cause(&error))?;
         match problem {
             Some(problem) => Err(problem),
             None => Ok(Listed { wanted: found, refused }),
@@ -257,16 +270,16 @@ impl ToolSync {
 /// Brings one object into a file; says whether there is one.
 async fn bring(store: &Store, key: &str, object: &Wanted, file: File) -> Result<bool, String> {
     // One that was replaced meanwhile may belong to a manifest that is not here yet. GCS has its own word for it, which is not
-    // in our lists.
-    let if_match = object.e_tag.clone().filter(|_| store.kind == Kind::S3);
+    // in our lists. What cannot be a header would be the end of the client.
+    let is_header = |tag: &String| tag.bytes().all(|byte| byte.is_ascii_graphic());
+    let if_match = object.e_tag.clone().filter(|tag| store.kind == Kind::S3 && is_header(tag));
     let found = match store.get(key, GetOptions { if_match, ..GetOptions::default() }).await {
         // It stands for an empty folder: see `drop_marks`.
         Err(Error::NotFound { .. }) if object.size == 0 => return Ok(false),
         Err(Error::Precondition { .. }) => return Err("it changed meanwhile".to_owned()),
         found => found.map_err(|error| cause(&error))?,
     };
-    let copied = async { Ok(copy(found, file, object.size).await) };
-    match within(carrying(object.size), copied).await.map_err(|error| cause(&error))?? {
+    match copy(found, file, object.size).await? {
         size if size == object.size => Ok(true),
         size => Err(format!("{size} of its {} bytes came", object.size)),
     }
@@ -300,6 +313,9 @@ fn wanted(meta: &ObjectMeta) -> Wanted {
 fn refusal(path: &str) -> Option<&'static str> {
     if path.len() > LONGEST || path.split('/').count() > DEEPEST {
         return Some("is too long or too deep");
+    }
+    if path.contains(ODD) {
+        return Some("cannot be a path");
     }
     if path.starts_with(tree::OURS) {
         return Some("is a name that we need ourselves");
@@ -346,8 +362,8 @@ async fn copy(found: object_store::GetResult, file: File, announced: u64) -> Res
     let mut file = tokio::fs::File::from_std(file);
     let mut pieces = found.into_stream();
     let mut size = 0_u64;
-    while let Some(piece) = std::future::poll_fn(|context| pieces.as_mut().poll_next(context)).await {
-        let piece = piece.map_err(|error| cause(&error))?;
+    let mut next = async || in_motion(poll_fn(|context| pieces.as_mut().poll_next(context))).await;
+    while let Some(piece) = next().await.map_err(|error| cause(&error))? {
         size = size.saturating_add(piece.len() as u64);
         if size > announced {
             return Err("more bytes come than it has".to_owned());

@@ -99,21 +99,97 @@ async fn files_of_others_are_neither_written_over_nor_taken_away() {
     assert!(!world.at("b.py").exists());
 }
 
+/// From a server of a test's own.
+fn from(remote: Remote, folder: &Path) -> ToolSync {
+    let settings = Settings {
+        remote,
+        namespace: "n".to_owned(),
+        folder: folder.to_owned(),
+        interval: Duration::from_secs(1),
+        bounds: Bounds::default(),
+    };
+    ToolSync::open(settings).unwrap()
+}
+
+#[tokio::test]
+async fn what_somebody_else_has_there_is_compared_once_and_told_once() {
+    let world = World::new();
+    let here = BTreeMap::from([("n/str-runtime/a.py".to_owned(), "bytes".to_owned())]);
+    let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
+    fs::create_dir_all(&world.folder).unwrap();
+    for own in ["other", "edits"] {
+        fs::write(world.at("a.py"), own).unwrap();
+        // To list and to compare, and then only to list.
+        for asks in [2, 1, 1] {
+            let before = fake.count();
+            assert_eq!(from(fake.remote(), &world.folder).cycle().await, foreign("a.py"));
+            assert_eq!(fake.count() - before, asks);
+        }
+        assert_eq!(world.read("a.py").unwrap(), own);
+    }
+    fs::remove_file(world.at("a.py")).unwrap();
+    assert_eq!(from(fake.remote(), &world.folder).cycle().await, fine());
+    assert_eq!(world.read("a.py").unwrap(), "bytes", "the control");
+}
+
+#[tokio::test]
+async fn tools_come_from_a_bucket_of_google_as_well() {
+    let world = World::new();
+    let here = BTreeMap::from(
+        ["manifest.yaml", "python/t.py", "a//b"]
+            .map(|key| (format!("n/str-runtime/{key}"), "bytes".to_owned())),
+    );
+    let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
+    let refused = vec!["`a//b` cannot be a path".to_owned()];
+    assert_eq!(from(fake.google(), &world.folder).cycle().await, State::Ok { refused });
+    assert_eq!(world.read("manifest.yaml").unwrap(), "bytes");
+    assert_eq!(world.read("python/t.py").unwrap(), "bytes");
+}
+
+#[tokio::test]
+async fn a_mark_that_cannot_be_a_header_is_not_made_one() {
+    let world = World::new();
+    let here = BTreeMap::from([("n/str-runtime/a.py".to_owned(), "bytes".to_owned())]);
+    let fake = Fake::serve(move |asked| match fake::bucket(&here, asked) {
+        fake::Does::Answer(status, text) => {
+            fake::Does::Answer(status, text.replace("&quot;e&quot;", "e&#10;x: y"))
+        }
+        other => other,
+    });
+    assert_eq!(from(fake.remote(), &world.folder).cycle().await, fine());
+    assert_eq!(world.read("a.py").unwrap(), "bytes");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cycle_that_panics_is_told_of_and_followed_by_another() {
+    let world = World::new();
+    // Refused at the start; the client panics over it.
+    _ = rustls::crypto::ring::default_provider().install_default();
+    let client = object_store::aws::AmazonS3Builder::new().with_bucket_name("b").with_token("a\nb");
+    let client = client.with_access_key_id("k").with_secret_access_key("s").build().unwrap();
+    let store = Store::of(Arc::new(client));
+    let pause = Duration::from_secs(10);
+    let sync = ToolSync::over(store, "n", world.folder.clone(), pause, Bounds::default()).unwrap();
+    let mut state = sync.state();
+    let running = tokio::spawn(sync.run());
+    let failed = State::Failed("bringing tools stopped in the middle".to_owned());
+    assert_eq!(*state.wait_for(|state| *state != State::Waiting).await.unwrap(), failed);
+    tokio::time::sleep(pause * 3).await;
+    assert!(!running.is_finished());
+    running.abort();
+}
+
 #[tokio::test]
 async fn keys_that_no_client_can_name_do_not_keep_tools_away() {
     let world = World::new();
     let object = |key: &str| (format!("n/str-runtime/{key}"), "bytes".to_owned());
-    let here = BTreeMap::from(["../x", "a//b", "manifest.yaml", "python/t.py", "z/./"].map(object));
+    let mut here = BTreeMap::from(["../x", "a//b", "manifest.yaml", "python/t.py", "z/./"].map(object));
+    here.extend((0..100).map(|count| object(&format!("b//{count:02}"))));
     let fake = Fake::serve(move |asked| fake::bucket(&here, asked));
-    let settings = Settings {
-        remote: fake.remote(),
-        namespace: "n".to_owned(),
-        folder: world.folder.clone(),
-        interval: Duration::from_secs(1),
-        bounds: Bounds::default(),
-    };
-    let odd = ["../x", "a//b", "z/./"].map(|key| format!("`n/str-runtime/{key}` cannot be a path"));
-    assert_eq!(ToolSync::open(settings).unwrap().cycle().await, State::Ok { refused: odd.to_vec() });
+    let mut odd = Vec::from(["../x", "a//b", "b//00"].map(|key| format!("`{key}` cannot be a path")));
+    odd.extend((1..18).map(|count| format!("`b//{count:02}` cannot be a path")));
+    odd.push("and 83 more".to_owned());
+    assert_eq!(from(fake.remote(), &world.folder).cycle().await, State::Ok { refused: odd });
     assert_eq!(world.read("manifest.yaml").unwrap(), "bytes");
     assert_eq!(world.read("python/t.py").unwrap(), "bytes");
 }

@@ -168,17 +168,13 @@ async fn start(
     if let Some(why) = caller.trouble() {
         log.tell(Line::new(Level::Warn, "none_kept_ready").message(why));
     }
-    bring_tools(settings, &known, log).await?;
+    let brought = bring_tools(settings, log).await?;
     let watching = watched(config, settings, engine)?;
     let (mut catalog, reports) = tools::watch(watching, Arc::new(caller.clone()));
     let undiscovered = tell_reports(reports, log.clone());
     // It is told of in any case, if only as empty.
     _ = catalog.changed().await;
-    known.send_if_modified(|known| {
-        let is_first = *known == health::Tools::Pending;
-        *known = if is_first { health::Tools::Ready } else { *known };
-        is_first
-    });
+    tell_health(brought, known);
     count_tools(catalog.clone(), metrics.clone());
     let hidden = Arc::new(settings.hidden(&config.state));
     let teller = Teller { metrics, log: log.clone(), hidden };
@@ -292,47 +288,52 @@ fn open_sync(settings: &Settings) -> Result<Option<ToolSync>, Failure> {
 /// Tools from object storage: they are waited for, but not for ever, and are brought again and again.
 async fn bring_tools(
     settings: &Settings,
-    known: &watch::Sender<health::Tools>,
     log: &Log,
-) -> Result<(), Failure> {
-    let Some(sync) = open_sync(settings)? else { return Ok(()) };
+) -> Result<Option<watch::Receiver<sync::State>>, Failure> {
+    let Some(sync) = open_sync(settings)? else { return Ok(None) };
     let (mut first, mut state) = (sync.state(), sync.state());
     tokio::spawn(sync.run());
-    let (told, to) = (known.clone(), log.clone());
+    let to = log.clone();
     tokio::spawn(async move {
         while state.changed().await.is_ok() {
-            let now = state.borrow_and_update().clone();
-            tell_sync(&now, &told, &to);
+            to.tell(line(&state.borrow_and_update()));
         }
     });
     if sync::first(&mut first, sync::FIRST).await == sync::State::Waiting {
-        tell_sync(&sync::State::Waiting, known, log);
+        log.tell(line(&sync::State::Waiting));
     }
-    Ok(())
+    Ok(Some(first))
 }
 
-fn tell_sync(state: &sync::State, known: &watch::Sender<health::Tools>, log: &Log) {
-    let (line, now) = match state {
-        sync::State::Waiting => {
-            let line = Line::new(Level::Error, "tools_not_brought");
-            (
-                line.message("object storage has not answered yet; what is there is served"),
-                health::Tools::SyncFailed,
-            )
-        }
-        sync::State::Failed(why) => {
-            (Line::new(Level::Error, "tools_not_brought").message(why.clone()), health::Tools::SyncFailed)
-        }
-        sync::State::Ok { refused } if refused.is_empty() => {
-            (Line::new(Level::Info, "tools_brought"), health::Tools::Ready)
-        }
-        sync::State::Ok { refused } => {
-            let line = Line::new(Level::Warn, "tools_brought").message("some keys cannot be files here");
-            (line.with("refused", refused.clone()), health::Tools::Ready)
-        }
+fn line(brought: &sync::State) -> Line {
+    match brought {
+        sync::State::Waiting => Line::new(Level::Error, "tools_not_brought")
+            .message("object storage takes its time; what is there is served meanwhile"),
+        sync::State::Failed(why) => Line::new(Level::Error, "tools_not_brought").message(why.clone()),
+        sync::State::Ok { refused } if refused.is_empty() => Line::new(Level::Info, "tools_brought"),
+        sync::State::Ok { refused } => Line::new(Level::Warn, "tools_brought")
+            .message("some keys cannot be files here")
+            .with("refused", refused.clone()),
+    }
+}
+
+/// From when on tools were read: what was brought before is not served yet.
+fn tell_health(brought: Option<watch::Receiver<sync::State>>, known: watch::Sender<health::Tools>) {
+    let Some(mut brought) = brought else {
+        known.send_replace(health::Tools::Ready);
+        return;
     };
-    log.tell(line);
-    known.send_replace(now);
+    tokio::spawn(async move {
+        loop {
+            known.send_replace(match *brought.borrow_and_update() {
+                sync::State::Ok { .. } => health::Tools::Ready,
+                sync::State::Waiting | sync::State::Failed(_) => health::Tools::SyncFailed,
+            });
+            if brought.changed().await.is_err() {
+                return;
+            }
+        }
+    });
 }
 
 /// Logs what is reported of tools; what the mesh should know of comes out again.

@@ -58,6 +58,9 @@ pub(super) struct Changes {
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Table {
     files: BTreeMap<String, Entry>,
+    /// Somebody else's files that are not what is wanted, as was seen with the object at hand: it is not fetched for that again.
+    #[serde(default)]
+    foreign: BTreeMap<String, Differing>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +68,13 @@ struct Entry {
     /// Empty while it is on its way.
     mark: String,
     size: u64,
+}
+
+/// An object and a file, as they were when they differed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Differing {
+    mark: String,
+    stamp: String,
 }
 
 /// The folder, held by a lock.
@@ -98,10 +108,7 @@ impl Tree {
             let entry = Entry { mark: object.mark.clone(), size: object.size };
             match self.table.files.get(path) {
                 Some(known) if *known == entry && self.size(path) == Some(object.size) => {}
-                // One of the same size is looked at more closely when its object is here.
-                None if self.has_foreign(path) && self.size(path) != Some(object.size) => {
-                    changes.foreign.push(path.clone());
-                }
+                None if self.is_known_to_differ(path, object) => changes.foreign.push(path.clone()),
                 _ => changes.changed.push(path.clone()),
             }
         }
@@ -124,8 +131,22 @@ impl Tree {
     ) -> io::Result<Vec<String>> {
         let (fetched, foreign): (Vec<Fetched>, Vec<Fetched>) =
             fetched.into_iter().partition(|file| self.may_put(file));
+        let foreign: Vec<String> = foreign.into_iter().map(|file| file.path).collect();
+        if !foreign.is_empty() {
+            self.remember(&foreign, wanted)?;
+        }
         self.change_all(wanted, fetched)?;
-        Ok(foreign.into_iter().map(|file| file.path).collect())
+        Ok(foreign)
+    }
+
+    fn remember(&mut self, foreign: &[String], wanted: &BTreeMap<String, Wanted>) -> io::Result<()> {
+        for path in foreign {
+            if let (Some(object), Some(stamp)) = (wanted.get(path), self.foreign(path)) {
+                self.table.foreign.insert(path.clone(), Differing { mark: object.mark.clone(), stamp });
+            }
+        }
+        self.table.foreign.retain(|path, _| wanted.contains_key(path));
+        self.table.write(&self.own)
     }
 
     fn change_all(&mut self, wanted: &BTreeMap<String, Wanted>, fetched: Vec<Fetched>) -> io::Result<()> {
@@ -189,7 +210,7 @@ impl Tree {
 
     /// Whether its place is ours or free, or has just its bytes.
     fn may_put(&self, file: &Fetched) -> bool {
-        if self.table.files.contains_key(&file.path) || !self.has_foreign(&file.path) {
+        if self.table.files.contains_key(&file.path) || self.foreign(&file.path).is_none() {
             return true;
         }
         let here = beneath::read(&self.base, &file.path).map(File::from);
@@ -197,15 +218,25 @@ impl Tree {
         here.and_then(|here| is_same(here, draft?)).unwrap_or(false)
     }
 
-    /// Whether something is there that is no folder. Folders are never replaced, unless they are empty.
-    fn has_foreign(&self, path: &str) -> bool {
+    /// Whether something is there that is not the object. One of the same size is looked at more closely when that is here.
+    fn is_known_to_differ(&self, path: &str, object: &Wanted) -> bool {
+        let Some(stamp) = self.foreign(path) else { return false };
+        let now = Differing { mark: object.mark.clone(), stamp };
+        self.size(path) != Some(object.size) || self.table.foreign.get(path) == Some(&now)
+    }
+
+    /// What is there and is no folder: what tells it from what it was before. Folders are never replaced, unless they are
+    /// empty.
+    fn foreign(&self, path: &str) -> Option<String> {
         let (folders, name) = split(path);
         let folder = match folders {
             Some(folders) => beneath::open_folder(&self.base, folders),
             None => self.base.try_clone(),
         };
-        let found = folder.map(|folder| rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW));
-        matches!(found, Ok(Ok(found)) if FileType::from_raw_mode(found.st_mode) != FileType::Directory)
+        let found = rustix::fs::statat(folder.ok()?, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        (FileType::from_raw_mode(found.st_mode) != FileType::Directory).then(|| {
+            format!("{} {} {}.{:09}", found.st_ino, found.st_size, found.st_ctime, found.st_ctime_nsec)
+        })
     }
 
     fn take_away(&mut self, path: &str) -> io::Result<()> {
