@@ -24,7 +24,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::{net::UnixListener, sync::Notify};
+use tokio::{net::UnixListener, sync::watch};
 
 /// One that nobody took for so long is ended: its clocks and addresses are of the past.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
@@ -121,7 +121,7 @@ pub(crate) struct Warm {
     most: usize,
     most_bytes: u64,
     stock: Mutex<Stock>,
-    closing: Notify,
+    closing: watch::Sender<bool>,
     /// Why boxes cannot be stopped; taken by whoever tells it.
     trouble: Mutex<Option<String>>,
     has_trouble: AtomicBool,
@@ -151,7 +151,7 @@ impl Warm {
         most: usize,
         most_bytes: u64,
     ) -> Arc<Warm> {
-        let (stock, closing) = (Mutex::default(), Notify::new());
+        let (stock, closing) = (Mutex::default(), watch::Sender::new(false));
         let (trouble, has_trouble) = (Mutex::default(), AtomicBool::new(false));
         Arc::new(Warm { rooms, python, has_models, most, most_bytes, stock, closing, trouble, has_trouble })
     }
@@ -268,7 +268,13 @@ impl Warm {
 
     /// One, or for how long none is made.
     async fn park(&self, kind: &Kind) -> Result<Parked, Duration> {
-        let parked = match tokio::time::timeout(LONGEST_IMPORT, self.try_to_park(kind)).await {
+        let making = tokio::time::timeout(LONGEST_IMPORT, self.try_to_park(kind));
+        let made = tokio::select! {
+            made = making => made,
+            // Nobody who ends waits for what a tool imports.
+            () = self.closes() => return Err(PAUSE),
+        };
+        let parked = match made {
             Ok(Ok(Some(parked))) => parked,
             // Calls of the kind are made cold, and say what is wrong.
             Ok(Ok(None) | Err(_)) | Err(_) => return Err(PAUSE),
@@ -324,7 +330,7 @@ impl Warm {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(LOOK) => {}
-                () = self.closing.notified() => {}
+                () = self.closes() => {}
             }
             let mut stock = self.stock();
             let gone = stock.weed(self.most_bytes);
@@ -337,6 +343,12 @@ impl Warm {
                 return;
             }
         }
+    }
+
+    /// Until nobody is served any more.
+    async fn closes(&self) {
+        // The sender lives as long as this.
+        _ = self.closing.subscribe().wait_for(|is| *is).await;
     }
 
     /// What was imported from this code is of no use any more.
@@ -356,7 +368,7 @@ impl Warm {
         let gone = std::mem::take(&mut stock.lines);
         drop(stock);
         drop(gone);
-        self.closing.notify_one();
+        self.closing.send_replace(true);
     }
 }
 

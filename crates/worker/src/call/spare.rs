@@ -26,6 +26,8 @@ struct Stock {
     /// The oldest first.
     ready: Vec<Spare>,
     making: usize,
+    /// How often code was forgotten: what was begun before may show it.
+    forgotten: u64,
     is_tended: bool,
     is_closed: bool,
 }
@@ -80,24 +82,25 @@ impl Spares {
             None => return,
         };
         stock.making += 1;
+        let forgotten = stock.forgotten;
         let tends = !std::mem::replace(&mut stock.is_tended, true);
         drop(stock);
         drop(gone);
         let (spares, kind) = (self.clone(), kind.clone());
-        self.rooms.behind(async move { spares.make(kind).await });
+        self.rooms.behind(async move { spares.make(kind, forgotten).await });
         if tends {
             let spares = self.clone();
             self.rooms.behind(async move { spares.tend().await });
         }
     }
 
-    async fn make(&self, kind: Kind) {
+    async fn make(&self, kind: Kind, forgotten: u64) {
         // If none can be made, the next call says why.
         let made = self.rooms.open(&kind).await;
         let mut stock = self.stock();
         stock.making -= 1;
         let unwanted = match made {
-            Ok(room) if !stock.is_closed => {
+            Ok(room) if !stock.is_closed && stock.forgotten == forgotten => {
                 stock.ready.push(Spare { kind, room, born: Instant::now() });
                 None
             }
@@ -132,6 +135,7 @@ impl Spares {
     /// Those that show this code are of no use any more.
     pub(super) fn forget(&self, code: &Code) {
         let mut stock = self.stock();
+        stock.forgotten += 1;
         let (gone, kept): (Vec<_>, Vec<_>) =
             std::mem::take(&mut stock.ready).into_iter().partition(|spare| spare.kind.code == *code);
         stock.ready = kept;

@@ -297,3 +297,23 @@ async fn none_waits_where_there_is_no_memory_for_it() {
     assert_eq!(caller.parked(), 0);
     place.close().await;
 }
+
+const SLOW: &str = r#"
+import time
+if "--park" in open("/proc/self/cmdline").read().split("\0"): time.sleep(50)
+def quick(): return {}
+"#;
+
+#[tokio::test]
+async fn who_closes_does_not_wait_for_what_is_imported() {
+    let place = Place::with("slow-import", SLOW, 1);
+    success(&place.call("quick", json!({})).await);
+    let boxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
+    let begins = async {
+        while boxes() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), begins).await.expect("one is made behind the call");
+    tokio::time::timeout(Duration::from_secs(30), place.close()).await.expect("it is not waited for");
+}

@@ -20,7 +20,7 @@ LONGEST_LINE = 4096  # what a pipe takes whole or not at all
 LARGEST_ANSWER = 8 << 20
 CONTEXT_NAMES = ("ToolContextFacade", "SandboxToolContextFacade", "ToolContext")
 TO_ARTIFACTS = ("artifact", "auto", "artifact_with_preview")
-OWN_VARIABLES = ("AIRLOCK_", "CYNODE_", "RUN_ID")
+VARIABLES = ("HOME", "LANG", "LC_CTYPE", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "TMPDIR", "_SAM_SANDBOX_LIGHT")
 OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -1545,10 +1545,10 @@ def say(make):
 
 
 def tidy():
-    """As a tool shall find it: nothing is imported from this file's own folder, and no variable is Airlock's."""
+    """As a tool shall find it: nothing is imported from this file's own folder, and no variable but those that tools are promised."""
     if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         del sys.path[0]
-    for name in [name for name in os.environ if name.startswith(OWN_VARIABLES)]:
+    for name in [name for name in os.environ if name not in VARIABLES]:
         del os.environ[name]
     os.environ["HOME"] = "/tmp"
 
