@@ -131,7 +131,7 @@ pub(super) async fn carry_out(
     if !call.done.was_warm {
         inner.spares.restock(&call.kind);
     }
-    call.done.notes.extend(inner.warm.trouble());
+    call.done.notes.extend(inner.warm.trouble().into_iter().chain(inner.spares.trouble()));
     call.done
 }
 

@@ -28,6 +28,8 @@ struct Stock {
     making: usize,
     /// How often code was forgotten: what was begun before may show it.
     forgotten: u64,
+    /// Why the last one could not be made, until somebody tells it.
+    trouble: Option<String>,
     is_tended: bool,
     is_closed: bool,
 }
@@ -95,7 +97,6 @@ impl Spares {
     }
 
     async fn make(&self, kind: Kind, forgotten: u64) {
-        // If none can be made, the next call says why.
         let made = self.rooms.open(&kind).await;
         let mut stock = self.stock();
         stock.making -= 1;
@@ -104,10 +105,19 @@ impl Spares {
                 stock.ready.push(Spare { kind, room, born: Instant::now() });
                 None
             }
-            made => made.ok(),
+            Ok(room) => Some(room),
+            Err(why) => {
+                stock.trouble = Some(format!("no sandbox could be made ahead: {why}"));
+                None
+            }
         };
         drop(stock);
         drop(unwanted);
+    }
+
+    /// What the log should know.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.stock().trouble.take()
     }
 
     /// Ends those that are old, until there are none.

@@ -31,7 +31,8 @@ async fn until_ready(place: &Place, count: usize) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap();
+    let came = tokio::time::timeout(Duration::from_secs(30), waiting).await;
+    assert!(came.is_ok(), "{count} are wanted, and there is {:?}", place.caller.0.spares);
 }
 
 #[tokio::test]
