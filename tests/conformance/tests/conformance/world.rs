@@ -323,7 +323,7 @@ async fn wait_ready(run: &mut Run) {
 
 /// Nothing here takes long; what hangs shall not hang the suite.
 pub(crate) fn quick() -> Maximum {
-    Maximum { wall_time: "20s".parse().ok(), ..Maximum::default() }
+    Maximum { wall_time: "60s".parse().ok(), ..Maximum::default() }
 }
 
 pub(crate) fn admit(request: RunRequest) -> RunSpec {
