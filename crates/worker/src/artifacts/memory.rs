@@ -84,7 +84,7 @@ impl Memory {
     pub(super) fn save(&self, key: String, mime_type: String, bytes: Bytes) -> Result<i64, Failed> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let weight = (key.len() + mime_type.len() + bytes.len()) as u64 + APIECE;
-        let share = self.most / 2;
+        let share = self.share();
         if weight > share {
             return Err(Failed(format!("of the memory for artifacts one user has at most {share} bytes")));
         }
@@ -98,6 +98,11 @@ impl Memory {
             held.forget_oldest(&heaviest.unwrap_or_default());
         }
         Ok(held.add(user, key, (mime_type, bytes), weight))
+    }
+
+    /// What one user may have of it.
+    pub(super) fn share(&self) -> u64 {
+        self.most / 2
     }
 
     /// Whether anything was ever forgotten.
