@@ -2,7 +2,7 @@
 //!
 //! An object appears whole or not at all, and is made only if its key is free: whoever loses takes the next number. Some servers
 //! of others cannot do that, or do not care; which is found out by making the first object a second time. With those, writers
-//! of this process take turns, those of two workers may lose a file to each other, and [`Bucket::weakness`] says so. When only
+//! of one name take turns in this process, those of two workers may lose a file to each other, and [`Bucket::weakness`] says so. When only
 //! the answer to a write is lost, the same bytes may become two versions.
 
 use super::{
@@ -13,8 +13,12 @@ use super::{
 };
 use bytes::{Bytes, BytesMut};
 use object_store::{Attribute, Attributes, Error, GetOptions, GetResult, PutMode, PutOptions};
-use std::{future::poll_fn, sync::OnceLock};
-use tokio::sync::Mutex;
+use std::{
+    collections::BTreeMap,
+    future::poll_fn,
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+};
+use tokio::sync::OwnedMutexGuard;
 
 /// Each lost race means that another writer won one.
 const TRIES: usize = 1000;
@@ -31,8 +35,30 @@ pub(super) struct Bucket {
     store: Store,
     /// Whether the server makes an object only if its key is free, once that is known.
     exclusive: OnceLock<bool>,
-    /// Held by writers for as long as it is not known to do so.
-    turn: Mutex<()>,
+    /// For as long as it is not known to do so.
+    turns: Turns,
+}
+
+/// Who writes versions of a key, by the key: only equal ones can collide, so nobody waits for a stranger's slow upload. There
+/// are as many as there are writers.
+#[derive(Debug, Default)]
+struct Turns(Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>);
+
+impl Turns {
+    async fn take(&self, key: &str) -> OwnedMutexGuard<()> {
+        self.of(key).lock_owned().await
+    }
+
+    fn of(&self, key: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, turn| turn.strong_count() > 0);
+        let known = all.get(key).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let turn = Arc::default();
+            all.insert(key.to_owned(), Arc::downgrade(&turn));
+            turn
+        })
+    }
 }
 
 impl Bucket {
@@ -41,7 +67,7 @@ impl Bucket {
         if store.kind == Kind::Gcs {
             _ = exclusive.set(true);
         }
-        Bucket { store, exclusive, turn: Mutex::default() }
+        Bucket { store, exclusive, turns: Turns::default() }
     }
 
     /// What this store does not hold to, if it is known.
@@ -101,11 +127,11 @@ impl Bucket {
     }
 
     pub(super) async fn save(&self, names: &Names<'_>, mime_type: &str, bytes: Bytes) -> Result<i64, Failed> {
+        let key = self.key(names)?;
         let _turn = match self.exclusive.get() {
             Some(true) => None,
-            Some(false) | None => Some(self.turn.lock().await),
+            Some(false) | None => Some(self.turns.take(&key).await),
         };
-        let key = self.key(names)?;
         let mut number = self.latest(&key).await?.unwrap_or(-1);
         for _ in 0..TRIES {
             number = number
@@ -113,13 +139,15 @@ impl Bucket {
                 .ok_or_else(|| Failed("its versions have come to the highest number".to_owned()))?;
             let attributes = self.attributes(names, mime_type, number)?;
             let at = format!("{key}/{number}");
-            match self.put(&at, &bytes, attributes.clone()).await {
+            // Others may find it out meanwhile.
+            let exclusive = self.exclusive.get().copied();
+            match self.put(&at, &bytes, attributes.clone(), exclusive).await {
                 Ok(()) => {
                     self.try_out(&at, &bytes, attributes).await;
                     return Ok(number);
                 }
                 Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {}
-                Err(error) if self.exclusive.get().is_none() && cannot_create(&error) => {
+                Err(error) if exclusive.is_none() && cannot_create(&error) => {
                     _ = self.exclusive.set(false);
                     // The same number again, in the other way.
                     number -= 1;
@@ -130,8 +158,14 @@ impl Bucket {
         Err(Failed("too many others keep files of this name".to_owned()))
     }
 
-    async fn put(&self, at: &str, bytes: &Bytes, attributes: Attributes) -> object_store::Result<()> {
-        let mode = match self.exclusive.get() {
+    async fn put(
+        &self,
+        at: &str,
+        bytes: &Bytes,
+        attributes: Attributes,
+        exclusive: Option<bool>,
+    ) -> object_store::Result<()> {
+        let mode = match exclusive {
             Some(false) => PutMode::Overwrite,
             Some(true) | None => PutMode::Create,
         };
@@ -145,7 +179,7 @@ impl Bucket {
         if self.exclusive.get().is_some() || bytes.len() > LARGEST_TRIAL {
             return;
         }
-        match self.put(at, bytes, attributes).await {
+        match self.put(at, bytes, attributes, None).await {
             Ok(()) => _ = self.exclusive.set(false),
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => _ = self.exclusive.set(true),
             // Whatever else it is: it is still not known.

@@ -1,16 +1,20 @@
 //! Files in the memory of this process, gone with it. Bounded: when it is full, the oldest versions are forgotten, of whoever
-//! has most; and one user has at most half of it, so that none can take the place of all others.
+//! has most; and one user has at most half of it, so that none can take the place of all others. The number of a version that
+//! was forgotten is never given to another: whoever still has it is told that it is gone.
 
 use super::{Failed, Version, missing, too_large};
 use bytes::Bytes;
 use std::{
-    collections::{BTreeMap, VecDeque, btree_map::Entry},
+    collections::{BTreeMap, HashMap, VecDeque, btree_map::Entry},
     fmt,
+    hash::{BuildHasher, RandomState},
     sync::{Mutex, PoisonError},
 };
 
 /// What keeping a version costs besides its bytes and names.
 const APIECE: u64 = 256;
+/// Keys without versions whose numbers are known one by one.
+const MOST_GONE: usize = 1 << 16;
 
 #[derive(Debug)]
 pub(super) struct Memory {
@@ -25,6 +29,17 @@ struct Held {
     users: BTreeMap<String, User>,
     weight: u64,
     has_forgotten: bool,
+    gone: Gone,
+}
+
+/// The next numbers of keys whose versions are all forgotten.
+#[derive(Default)]
+struct Gone {
+    /// By a digest of the key, which strangers cannot foresee.
+    next: HashMap<u64, i64>,
+    digests: RandomState,
+    /// Where all other keys begin: above 0 once there were more of them than are known one by one.
+    others: i64,
 }
 
 /// What one user has of it.
@@ -69,7 +84,7 @@ impl Memory {
     pub(super) fn save(&self, key: String, mime_type: String, bytes: Bytes) -> Result<i64, Failed> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let weight = (key.len() + mime_type.len() + bytes.len()) as u64 + APIECE;
-        let share = self.most / 2;
+        let share = self.share();
         if weight > share {
             return Err(Failed(format!("of the memory for artifacts one user has at most {share} bytes")));
         }
@@ -85,6 +100,11 @@ impl Memory {
         Ok(held.add(user, key, (mime_type, bytes), weight))
     }
 
+    /// What one user may have of it.
+    pub(super) fn share(&self) -> u64 {
+        self.most / 2
+    }
+
     /// Whether anything was ever forgotten.
     pub(super) fn has_forgotten(&self) -> bool {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).has_forgotten
@@ -94,7 +114,8 @@ impl Memory {
 impl Held {
     fn add(&mut self, name: String, key: String, (mime_type, bytes): (String, Bytes), weight: u64) -> i64 {
         let versions = self.files.entry(key.clone()).or_default();
-        let number = versions.last_key_value().map_or(0, |(last, _)| last + 1);
+        let last = versions.last_key_value().map(|(last, _)| last + 1);
+        let number = last.unwrap_or_else(|| self.gone.take(&key));
         // A copy: what came may be a piece of something much larger.
         versions.insert(number, (mime_type, Bytes::copy_from_slice(&bytes)));
         let user = self.users.entry(name).or_default();
@@ -113,6 +134,7 @@ impl Held {
             if let Entry::Occupied(mut versions) = self.files.entry(key) {
                 versions.get_mut().remove(&number);
                 if versions.get().is_empty() {
+                    self.gone.put(versions.key(), number + 1);
                     versions.remove();
                 }
             }
@@ -123,7 +145,54 @@ impl Held {
     }
 }
 
+impl Gone {
+    /// The number of a key's next version.
+    fn take(&mut self, key: &str) -> i64 {
+        self.next.remove(&self.digests.hash_one(key)).unwrap_or(self.others)
+    }
+
+    fn put(&mut self, key: &str, next: i64) {
+        if self.next.len() >= MOST_GONE {
+            self.others = self.next.drain().map(|(_, next)| next).fold(self.others, i64::max);
+        }
+        self.next.insert(self.digests.hash_one(key), next);
+    }
+}
+
 /// Whose it is: all but the session and the name.
 fn user(key: &str) -> &str {
     key.rsplitn(3, '/').last().unwrap_or(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_was_forgotten_is_not_given_to_other_bytes() {
+        let memory = Memory::new(20_000);
+        let save =
+            |key: &str, size| memory.save(key.to_owned(), "x/y".to_owned(), vec![1; size].into()).unwrap();
+        assert_eq!([save("a/u/s/x", 1), save("a/u/s/x", 1)], [0, 1]);
+        assert!(memory.load("a/u/s/x", Some(0), 9).is_ok(), "the control");
+        save("a/u/s/large", 9500);
+        assert!(memory.load("a/u/s/x", None, 9).is_err(), "both are forgotten");
+        assert_eq!([save("a/u/s/x", 2), save("a/u/s/x", 3)], [2, 3]);
+        assert!(memory.load("a/u/s/x", Some(0), 9).is_err());
+        assert_eq!([save("a/u/s/new", 1), save("a/other/s/x", 1)], [0, 0], "others begin as ever");
+    }
+
+    #[test]
+    fn numbers_of_more_keys_than_are_known_one_by_one_do_not_come_again_either() {
+        let mut gone = Gone::default();
+        gone.put("first", 7);
+        for count in 1..MOST_GONE {
+            gone.put(&count.to_string(), 1);
+        }
+        assert_eq!((gone.take("other"), gone.take("1")), (0, 1), "the control");
+        gone.put("1", 1);
+        gone.put("one more", 2);
+        assert!(gone.next.len() <= MOST_GONE);
+        assert_eq!((gone.take("one more"), gone.take("first"), gone.take("other")), (2, 7, 7));
+    }
 }

@@ -217,6 +217,25 @@ impl Shelf {
         saved.map_err(|Failed(why)| ShelfError(format!("{} cannot be kept: {why}", names::shown(filename))))
     }
 
+    /// What all files of one user may have there, if that is bounded: older ones are forgotten for newer ones.
+    pub(crate) fn share(&self) -> Option<u64> {
+        match &self.kept {
+            Kept::Memory(memory) => Some(memory.share()),
+            Kept::Folder(_) | Kept::Bucket(_) => None,
+        }
+    }
+
+    /// Whether what was kept is forgotten by now.
+    pub(crate) fn has_forgotten(&self, scope: &Scope, filename: &str, version: i64) -> bool {
+        match &self.kept {
+            Kept::Memory(memory) => {
+                let key = self.names(scope, filename).s3();
+                key.is_ok_and(|key| memory.size(&key, Some(version)).is_err())
+            }
+            Kept::Folder(_) | Kept::Bucket(_) => false,
+        }
+    }
+
     fn names<'a>(&'a self, scope: &'a Scope, filename: &'a str) -> Names<'a> {
         Names { sharing: &self.sharing, scope, filename }
     }

@@ -55,6 +55,36 @@ async fn no_two_writers_of_a_bucket_get_the_same_version() {
 }
 
 #[tokio::test]
+async fn a_slow_upload_of_one_tenant_holds_up_nobody_else() {
+    let nothing = Default::default();
+    let (begun, begins) = std::sync::mpsc::channel();
+    let store = fake::Fake::serve(move |asked| match asked.method.as_str() {
+        "PUT" if asked.path.contains("/slow/") => {
+            _ = begun.send(());
+            fake::Does::Hang
+        }
+        "PUT" => fake::Does::Answer(200, String::new()),
+        _ => fake::bucket(&nothing, asked),
+    });
+    let settings = Settings { place: Place::Bucket(store.remote()), sharing: Sharing::App };
+    let shelf = Shelf::open(settings).unwrap();
+    let slow = shelf.clone();
+    let slow = tokio::spawn(async move { slow.save(&ana(), "slow", "x/y", "a".into()).await });
+    let wait = move || begins.recv().map(|()| begins).unwrap();
+    let begins = tokio::task::spawn_blocking(wait).await.unwrap();
+    let bob = Scope { user: "bob".to_owned(), ..ana() };
+    let patience = std::time::Duration::from_secs(10);
+    let saved = tokio::time::timeout(patience, shelf.save(&bob, "b", "x/y", "b".into())).await;
+    assert_eq!(saved, Ok(Ok(0)));
+    assert!(!slow.is_finished(), "the control: it still goes on");
+    // This server writes over what is there: those of one name wait for each other.
+    assert!(shelf.weakness().is_some());
+    let same = tokio::time::timeout(patience / 10, shelf.save(&ana(), "slow", "x/y", "c".into())).await;
+    assert!(same.is_err() && begins.try_recv().is_err(), "it has not begun");
+    slow.abort();
+}
+
+#[tokio::test]
 async fn memory_that_is_full_forgets_the_oldest_of_whoever_has_most() {
     // A version weighs some 800 bytes: five of a user's, and ten of all.
     let settings = Settings { place: Place::Memory { most: 8200 }, sharing: Sharing::App };

@@ -139,7 +139,7 @@ impl Found {
         if all.len() > MOST_FILES {
             return Err(refuse(format!("the tool left {} files, and may leave {MOST_FILES}", all.len())));
         }
-        let (mut kept, mut left) = (Vec::new(), LARGEST_ALL);
+        let (mut kept, mut left) = (Vec::new(), largest_all(to.shelf));
         let mut all = all.into_iter();
         while let Some(name) = all.next() {
             let told = told.remove(&name).unwrap_or_default();
@@ -151,7 +151,7 @@ impl Found {
             left -= artifact.size_bytes.min(left);
             kept.push(artifact);
         }
-        Ok(kept)
+        still_there(to, kept)
     }
 
     /// What a file takes: as it lies there, or as it came with the result.
@@ -175,7 +175,7 @@ impl Found {
             return Err(Unread::TooLarge { size, most: LARGEST_FILE }.to_string());
         }
         if size > left {
-            return Err(format!("all files together may have {LARGEST_ALL} bytes"));
+            return Err(format!("all files together may have {} bytes", largest_all(to.shelf)));
         }
         let most = (size + GROWTH).min(left).min(LARGEST_FILE);
         let lease = tokio::time::timeout_at(to.until.into(), to.budget.lease(most)).await;
@@ -210,6 +210,26 @@ impl Found {
         let read = move || workspace.read(folder.as_fd(), &name, most).map(|bytes| lease.over(bytes));
         let read = tokio::task::spawn_blocking(read).await;
         read.map_err(|error| error.to_string())?.map_err(|why| why.to_string())
+    }
+}
+
+/// Files of one call that a store would forget for each other are not taken.
+fn largest_all(shelf: &Shelf) -> u64 {
+    shelf.share().map_or(LARGEST_ALL, |share| share.min(LARGEST_ALL))
+}
+
+/// Where memory is scarce, others or the later ones may have pushed the earlier ones out: an answer names none of those.
+fn still_there(to: Target<'_>, kept: Vec<CreatedArtifact>) -> Result<Vec<CreatedArtifact>, Refusal> {
+    let is_gone = |file: &CreatedArtifact| to.shelf.has_forgotten(to.scope, &file.filename, file.version);
+    let (gone, kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_gone);
+    match listed(gone.iter().map(|file| file.filename.as_str())) {
+        None => Ok(kept),
+        Some(names) => {
+            let why = format!(
+                "the memory for artifacts is full, and has forgotten the tool's files {names} already"
+            );
+            Err(behind(refuse(why), &kept, std::iter::empty()))
+        }
     }
 }
 
@@ -421,6 +441,37 @@ mod tests {
         let why = "its time was up while the store took it, so it may be there";
         let told = format!("the tool's file `b` cannot be kept: {why}. Kept were `a`. Not kept either: `c`");
         assert_eq!((refusal.code, refusal.message), (Code::ArtifactError, told));
+        std::fs::remove_dir_all(top).unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_answer_names_no_file_that_the_store_has_forgotten() {
+        let top = std::env::temp_dir().join(format!("airlock-forgotten-{}", std::process::id()));
+        std::fs::create_dir_all(top.join(places::OUTPUT)).unwrap();
+        for name in ["a", "b", "c"] {
+            std::fs::write(top.join(places::OUTPUT).join(name), vec![0; 30_000]).unwrap();
+        }
+        let workspace = Workspace::new(std::fs::File::open(&top).unwrap().into(), None);
+        let scope = Scope { app: "a".to_owned(), user: "u".to_owned(), session: "s".to_owned() };
+        let budget = Budget::new();
+        let keep = async |most| {
+            let place = artifacts::Place::Memory { most };
+            let sharing = artifacts::Sharing::App;
+            let shelf = Shelf::open(artifacts::Settings { place, sharing }).unwrap();
+            let until = Instant::now() + std::time::Duration::from_secs(60);
+            let to = Target { workspace: &workspace, shelf: &shelf, scope: &scope, budget: &budget, until };
+            let mut said = Said { result: Map::new(), artifacts: Value::Null };
+            let kept = find(&workspace, &mut said).unwrap().keep(to).await;
+            let all = ["a", "b", "c"].into_iter().filter(|name| !shelf.has_forgotten(&scope, name, 0));
+            (kept.map(|kept| kept.len()).map_err(|refusal| refusal.message), all.collect::<String>())
+        };
+        assert_eq!(keep(200_000).await, (Ok(3), "abc".to_owned()), "the control");
+        let too_large =
+            "the tool's file `c` cannot be kept: all files together may have 80000 bytes. Kept were `a`, `b`";
+        assert_eq!(keep(160_000).await, (Err(too_large.to_owned()), "ab".to_owned()));
+        // The bytes have room, but not with what keeping them costs.
+        let gone = "the memory for artifacts is full, and has forgotten the tool's files `a` already. Kept were `b`, `c`";
+        assert_eq!(keep(180_000).await, (Err(gone.to_owned()), "bc".to_owned()));
         std::fs::remove_dir_all(top).unwrap();
     }
 

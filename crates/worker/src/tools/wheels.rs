@@ -19,6 +19,8 @@ use std::{
 };
 
 const MOST_FILES: usize = 64;
+/// Names that are looked at to find them.
+const MOST_NAMES: usize = 1 << 16;
 const MOST_BYTES: u64 = 512 << 20;
 const LONGEST_NAME: usize = 200;
 
@@ -42,22 +44,37 @@ impl Wheels {
         if stamp == known.stamp && known.folder == folder {
             return Ok(known.clone());
         }
-        let mut looked =
-            Wheels { folder: folder.to_owned(), stamp, files: BTreeMap::new(), problems: misnamed };
+        let looked = Wheels { folder: folder.to_owned(), stamp, files: BTreeMap::new(), problems: misnamed };
+        looked.with(names, known, |name, left| {
+            open(folder, name).and_then(|file| read(name, file, left, |_| Ok(())))
+        })
+    }
+
+    /// With what can be read of these. One that was known and cannot be read for a moment leaves all as they were.
+    fn with(
+        mut self,
+        names: Vec<String>,
+        known: &Wheels,
+        read: impl Fn(&str, &mut u64) -> Result<String, Problem>,
+    ) -> Result<Wheels, Problem> {
         let mut left = MOST_BYTES;
-        for name in names {
+        for (place, name) in names.into_iter().enumerate() {
             // One that does not fit takes nothing from those behind it.
             let mut rest = left;
-            match open(folder, &name).and_then(|file| read(&name, file, &mut rest, |_| Ok(()))) {
+            match read(&name, &mut rest) {
                 Ok(content) => {
                     left = rest;
-                    looked.files.insert(name, content);
+                    self.files.insert(name, content);
                 }
-                Err(problem) if problem.is_passing => return Err(problem),
-                Err(problem) => looked.problems.push(problem),
+                Err(problem) if problem.is_passing && known.files.contains_key(&name) => return Err(problem),
+                Err(problem) => {
+                    // Another stamp than that of what is there: so it is tried again at the next look.
+                    self.stamp.0 ^= u64::from(problem.is_passing) << (place % MOST_FILES);
+                    self.problems.push(problem);
+                }
             }
         }
-        Ok(looked)
+        Ok(self)
     }
 
     /// Puts them into a box, if they still are what they were.
@@ -82,6 +99,16 @@ fn unread(name: &str, why: &dyn std::fmt::Display) -> Problem {
     Problem::new(message, "put it there again; tools that import it fail")
 }
 
+/// The same, of what the machine says, which need not be for what the file is.
+fn unread_now(name: &str, error: &io::Error) -> Problem {
+    use Errno as E;
+    let passing = [E::IO, E::STALE, E::INTR, E::AGAIN, E::MFILE, E::NFILE, E::NOMEM];
+    match Errno::from_io_error(error).is_some_and(|error| passing.contains(&error)) {
+        true => Problem { hint: "it is tried again".to_owned(), ..unread(name, error).passing() },
+        false => unread(name, error),
+    }
+}
+
 /// What a folder of these is like now.
 fn stamp(folder: &Path, names: &[String], misnamed: &[Problem]) -> Stamp {
     if names.is_empty() && misnamed.is_empty() {
@@ -104,18 +131,8 @@ fn is_name(name: &str) -> bool {
 
 /// Those that may be wheels, and what is wrong with the names of others.
 fn names(folder: &Path) -> Result<(Vec<String>, Vec<Problem>), Problem> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Default::default()),
-        Err(error) => {
-            return Err(Problem::new(format!("wheels/ cannot be read: {error}"), "let the worker read it"));
-        }
-    };
-    let names = entries.take(16 * MOST_FILES).flatten();
-    let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let names = names.filter(|name| name.ends_with(".whl"));
     let (mut names, mut others): (Vec<_>, Vec<_>) =
-        names.partition(|name| is_name(name) && name.len() <= LONGEST_NAME);
+        listed(folder, MOST_NAMES)?.into_iter().partition(|name| is_name(name) && name.len() <= LONGEST_NAME);
     if names.len() > MOST_FILES {
         let message = format!("wheels/ has {} wheels; it may have {MOST_FILES}", names.len());
         return Err(Problem::new(message, "put fewer there, or mount a folder of packages"));
@@ -130,20 +147,40 @@ fn names(folder: &Path) -> Result<(Vec<String>, Vec<Problem>), Problem> {
     Ok((names, misnamed))
 }
 
+/// Whatever is called like a wheel there. Half of them would be as if somebody had removed the others.
+fn listed(folder: &Path, most: usize) -> Result<Vec<String>, Problem> {
+    let unlisted =
+        |error: io::Error| Problem::new(format!("wheels/ cannot be read: {error}"), "let the worker read it");
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(unlisted)?,
+    };
+    let mut names = Vec::new();
+    for (count, entry) in entries.enumerate() {
+        if count >= most {
+            let message = format!("wheels/ has more than {most} names, and is not looked at");
+            return Err(Problem::new(message, "put nothing but wheels there"));
+        }
+        let name = entry.map_err(unlisted)?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".whl") {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
 /// A regular file, through no link.
 fn open(folder: &Path, name: &str) -> Result<File, Problem> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let handle = openat(CWD, folder.join(name), flags, Mode::empty());
     let file = File::from(handle.map_err(|error| match error {
         Errno::LOOP => unread(name, &"it is a link"),
-        // Not for what it is: those before it would have failed as well.
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM => unread(name, &error).passing(),
-        other => unread(name, &other),
+        other => unread_now(name, &other.into()),
     })?);
     match file.metadata() {
         Ok(found) if found.is_file() => Ok(file),
         Ok(_) => Err(unread(name, &"it is no file")),
-        Err(error) => Err(unread(name, &error)),
+        Err(error) => Err(unread_now(name, &error)),
     }
 }
 
@@ -168,7 +205,7 @@ fn read(
             Ok(0) => break,
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(unread(name, &error)),
+            Err(error) => return Err(unread_now(name, &error)),
         };
         *left = left.checked_sub(count as u64).ok_or_else(too_much)?;
         digest.update(&buffer[..count]);
@@ -203,6 +240,49 @@ mod tests {
         fs::write(top.join("link-1.0-py3-none-any.whl"), "y").unwrap();
         let found = Wheels::look(&top, &found).unwrap();
         assert_eq!((found.files.len(), found.problems.len()), (2, 3));
+        fs::remove_dir_all(top).unwrap();
+    }
+
+    #[test]
+    fn one_that_cannot_be_read_for_a_moment_is_tried_again() {
+        // The kernel says EIO of the first page of our memory.
+        let broken =
+            || read("b.whl", File::open("/proc/self/mem").unwrap(), &mut MOST_BYTES.clone(), |_| Ok(()));
+        let problem = broken().unwrap_err();
+        assert!(problem.is_passing, "{problem}");
+        let none = open(Path::new("/nowhere"), "b.whl").unwrap_err();
+        assert!(!none.is_passing, "the control: {none}");
+
+        let fresh = || Wheels { stamp: Stamp(8), ..Wheels::default() };
+        let names = || vec!["a.whl".to_owned(), "b.whl".to_owned()];
+        let fine = |name: &str, _: &mut u64| Ok(name.to_owned());
+        let flawed = |name: &str, _: &mut u64| if name == "b.whl" { broken() } else { Ok(name.to_owned()) };
+        let without = fresh().with(names(), &Wheels::default(), flawed).unwrap();
+        assert_eq!(without.files.keys().collect::<Vec<_>>(), ["a.whl"], "others are there");
+        assert_eq!(without.problems, std::slice::from_ref(&problem));
+        assert_ne!(without.stamp, Stamp(8), "so it is looked at again");
+        let whole = fresh().with(names(), &without, fine).unwrap();
+        assert_eq!((whole.files.len(), whole.stamp), (2, Stamp(8)));
+        assert_eq!(fresh().with(names(), &whole, flawed), Err(problem), "those of before stay");
+        let missing = |_: &str, _: &mut u64| Err(none.clone());
+        assert_eq!(fresh().with(names(), &whole, missing).unwrap().stamp, Stamp(8), "the control");
+    }
+
+    #[test]
+    fn wheels_are_found_behind_many_other_files_and_too_many_are_told() {
+        let top = std::env::temp_dir().join(format!("airlock-wheels-many-{}", std::process::id()));
+        fs::create_dir_all(&top).unwrap();
+        for count in 0..2000 {
+            File::create(top.join(format!("note-{count}.txt"))).unwrap();
+        }
+        for count in 0..MOST_FILES {
+            File::create(top.join(format!("w{count}-1.0-py3-none-any.whl"))).unwrap();
+        }
+        let found = Wheels::look(&top, &Wheels::default()).unwrap();
+        assert_eq!((found.files.len(), found.problems.len()), (MOST_FILES, 0));
+        assert_eq!(listed(&top, 2000 + MOST_FILES).unwrap().len(), MOST_FILES, "the control");
+        let told = listed(&top, 1999 + MOST_FILES).unwrap_err();
+        assert!(told.message.contains("more than 2063 names"), "{told}");
         fs::remove_dir_all(top).unwrap();
     }
 }
