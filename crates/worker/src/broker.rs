@@ -3,10 +3,10 @@
 //! one: a client that does not take its messages loses the newest, and is told so when it asks for more.
 
 use crate::{
-    transport::lines::{self, Command, Delivered, Reply},
+    transport::lines::{self, Command, Delivered, Reply, Written},
     wire::topic::{Rest, matches},
 };
-use serde_json::{Value, value::RawValue};
+use serde_json::value::{RawValue, to_raw_value};
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     io,
@@ -73,7 +73,7 @@ struct Client {
 
 #[derive(Default)]
 struct Waiting {
-    messages: VecDeque<Arc<Delivered>>,
+    messages: VecDeque<Arc<RawValue>>,
     bytes: usize,
     lost: u64,
 }
@@ -88,33 +88,31 @@ impl Hub {
         from: &Client,
         topic: String,
         payload: Box<RawValue>,
-        user_properties: Properties,
+        user_properties: Written,
     ) -> Result<u64, String> {
         let id = self.last_message.fetch_add(1, Ordering::Relaxed) + 1;
-        let message_id = Value::from(id);
-        let message = Arc::new(Delivered { message_id, topic, payload, user_properties });
-        // Written again it may be longer than it came; who gets a line that is too long breaks off.
-        let size = lines::line(&*message).map_err(|error| error.to_string())?.len() + ENVELOPE;
+        let message = Delivered { message_id: id, topic, payload, user_properties: Some(user_properties) };
+        let written: Arc<RawValue> = to_raw_value(&message).map_err(|error| error.to_string())?.into();
+        // It may be longer than it came; who gets a line that is too long breaks off.
+        let size = written.get().len() + ENVELOPE;
         if size > lines::LONGEST {
             return Err(format!("the message takes {size} bytes where it arrives; {} go", lines::LONGEST));
         }
         let clients: Vec<_> = locked(&self.clients).values().cloned().collect();
         for client in clients.iter().filter(|client| client.name != from.name) {
-            client.offer(&message);
+            client.offer(&message.topic, &written);
         }
         Ok(id)
     }
 }
 
-type Properties = serde_json::Map<String, Value>;
-
 impl Client {
-    fn offer(&self, message: &Arc<Delivered>) {
-        if !locked(&self.patterns).iter().any(|pattern| matches(pattern, &message.topic, Rest::AlsoNothing)) {
+    fn offer(&self, topic: &str, message: &Arc<RawValue>) {
+        if !locked(&self.patterns).iter().any(|pattern| matches(pattern, topic, Rest::AlsoNothing)) {
             return;
         }
         let mut waiting = locked(&self.waiting);
-        let size = message.payload.get().len();
+        let size = message.get().len();
         if waiting.messages.len() >= MOST_WAITING || waiting.bytes + size > MOST_WAITING_BYTES {
             waiting.lost += 1;
             return;
@@ -135,8 +133,8 @@ impl Client {
             ));
         }
         let message = waiting.messages.pop_front()?;
-        waiting.bytes -= message.payload.get().len();
-        Some(Reply { message: Some((*message).clone()), ..Reply::ok() })
+        waiting.bytes -= message.get().len();
+        Some(Reply { message: Some((*message).to_owned()), ..Reply::ok() })
     }
 
     async fn receive(&self, patience: Duration) -> Reply {
@@ -216,14 +214,14 @@ async fn answer<'a>(command: Command, hub: &'a Hub, known: &mut Option<Known<'a>
         }
         Command::Publish { topic, payload, user_properties } => {
             match hub.publish(client, topic, payload, user_properties) {
-                Ok(id) => Reply { message_id: Some(Value::from(id)), ..Reply::ok() },
+                Ok(id) => Reply { message_id: Some(id), ..Reply::ok() },
                 Err(why) => Reply::error("PUBLISH_FAILED", why),
             }
         }
         Command::Receive { timeout_ms } => {
             client.receive(Duration::from_millis(timeout_ms).min(LONGEST_RECEIVE)).await
         }
-        Command::Ack { .. } | Command::Connect { .. } | Command::Disconnect => Reply::ok(),
+        Command::Ack | Command::Connect { .. } | Command::Disconnect => Reply::ok(),
     }
 }
 

@@ -209,3 +209,48 @@ async fn numbers_that_only_python_writes_break_nothing_off() {
     let nonsense = r#"{"cmd":"PUBLISH","topic":"a","payload":{"x":nan}}"#;
     assert_eq!(two.ask(nonsense).await["error_code"], "INVALID_COMMAND");
 }
+
+#[tokio::test]
+async fn properties_arrive_as_they_are_written_however_deep_they_are() {
+    let address = broker().await;
+    let mut one = link(address, "one", &["a"]).await;
+    let mut two = ByHand::new(address).await;
+    two.ask(r#"{"cmd":"CONNECT","client_id":"2"}"#).await;
+    let deep = |levels| "[".repeat(levels) + &"]".repeat(levels);
+    // By this key the parser takes a text for what is written in it: hundreds of levels in one.
+    let hidden = r#"{"$serde_json::private::RawValue":"[[1]]"}"#.to_owned();
+    // Around 125 it is as deep as a parser goes, in the line that comes or in the one that is delivered.
+    for property in [deep(1), deep(124), deep(125), deep(126), deep(100_000), hidden, "1e999".to_owned()] {
+        let line =
+            format!(r#"{{"cmd":"PUBLISH","topic":"a","payload":{{}},"user_properties":{{"p":{property}}}}}"#);
+        assert_eq!(two.ask(&line).await["status"], "OK");
+        let arrives = tokio::time::timeout(Duration::from_secs(30), one.arrived.recv());
+        assert_eq!(arrives.await.expect("it is not lost").unwrap().properties["p"], property);
+        let line = format!(r#"{{"cmd":"ACK","message_id":{property}}}"#);
+        assert_eq!(two.ask(&line).await["status"], "OK");
+    }
+    assert!(!one.state.has_changed().unwrap(), "nobody broke off");
+}
+
+#[tokio::test]
+async fn properties_that_wait_take_room_like_payloads() {
+    let address = broker().await;
+    let (mut slow, mut fast) = (ByHand::new(address).await, ByHand::new(address).await);
+    slow.ask(r#"{"cmd":"CONNECT","client_id":"slow","subscriptions":["a"]}"#).await;
+    fast.ask(r#"{"cmd":"CONNECT","client_id":"fast"}"#).await;
+    let large = "x".repeat(8 << 20);
+    let line =
+        format!(r#"{{"cmd":"PUBLISH","topic":"a","payload":{{}},"user_properties":{{"p":"{large}"}}}}"#);
+    // Eight of them are as much as may wait, and each has some words around it.
+    for _ in 0..9 {
+        assert_eq!(fast.ask(&line).await["status"], "OK");
+    }
+    for _ in 0..7 {
+        assert_eq!(slow.ask(r#"{"cmd":"RECEIVE"}"#).await["message"]["user_properties"]["p"], large);
+    }
+    let told = slow.ask(r#"{"cmd":"RECEIVE"}"#).await;
+    assert!(told["error_message"].as_str().unwrap().starts_with("2 messages were lost"), "{told}");
+    // What was taken has given its room back.
+    assert_eq!(fast.ask(&line).await["status"], "OK");
+    assert_eq!(slow.ask(r#"{"cmd":"RECEIVE"}"#).await["message"]["user_properties"]["p"], large);
+}

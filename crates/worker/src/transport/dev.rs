@@ -2,11 +2,11 @@
 //! kept there, and nothing comes again: there is nothing to settle.
 
 use super::{
-    Connection, Connector, Event, Outgoing, Subscription, Trouble,
-    lines::{self, Command, Delivered, Reply},
+    Connection, Connector, Event, Notice, Outgoing, Subscription, Trouble,
+    lines::{self, Command, Delivered, Reply, Written},
 };
 use bytes::{Bytes, BytesMut};
-use serde_json::{Map, Value, value::RawValue};
+use serde_json::value::{RawValue, to_raw_value};
 use std::{collections::VecDeque, io, time::Duration};
 use tokio::{
     io::{AsyncWriteExt, BufReader},
@@ -118,7 +118,7 @@ pub struct Speaking {
     /// What was asked on the first, and not yet answered. It is answered in its order.
     asked: VecDeque<Asked>,
     /// What came while something else was waited for.
-    early: VecDeque<Delivered>,
+    early: VecDeque<Event>,
     /// What was sent on the second and not yet confirmed, and since when.
     sent: VecDeque<(u64, Instant)>,
     /// When the first last answered, or was asked though it owed nothing.
@@ -137,8 +137,8 @@ impl Connection for Speaking {
     async fn next(&mut self) -> Result<Event, Trouble> {
         self.forgive();
         loop {
-            if let Some(message) = self.early.pop_front() {
-                return Ok(event(message));
+            if let Some(event) = self.early.pop_front() {
+                return Ok(event);
             }
             if !self.asked.contains(&Asked::Messages) {
                 // Noted first: should this be dropped now, the rest is written the next time.
@@ -181,10 +181,11 @@ impl Connection for Speaking {
     }
 
     async fn publish(&mut self, number: u64, message: &Outgoing) -> Result<(), Trouble> {
-        let user_properties: Map<String, Value> =
-            message.properties.iter().map(|(name, text)| (name.clone(), value(name, text))).collect();
-        let payload: Box<RawValue> = serde_json::from_slice(&message.payload)
-            .map_err(|error| fault(format!("what is to be sent is no JSON: {error}")))?;
+        let no_json = |error: serde_json::Error| fault(format!("what is to be sent is no JSON: {error}"));
+        let written = |(name, text): (&String, &String)| value(name, text).map(|value| (name.clone(), value));
+        let user_properties: Result<Written, _> = message.properties.iter().map(written).collect();
+        let user_properties = user_properties.map_err(no_json)?;
+        let payload: Box<RawValue> = serde_json::from_slice(&message.payload).map_err(no_json)?;
         let topic = message.topic.clone();
         self.sent.push_back((number, Instant::now()));
         self.outgoing.write(&Command::Publish { topic, payload, user_properties }).await
@@ -216,7 +217,7 @@ impl Speaking {
         if let Some(why) = refusal(&reply) {
             return Err(fault(why));
         }
-        self.early.extend(reply.message);
+        self.early.extend(reply.message.as_deref().map(event));
         Ok(())
     }
 
@@ -246,31 +247,41 @@ impl Speaking {
     }
 }
 
-fn event(message: Delivered) -> Event {
-    // A text is what it says; everything else is what is sent.
-    let payload = match serde_json::from_str::<String>(message.payload.get()) {
-        Ok(text) => Bytes::from(text),
-        Err(_) => Bytes::from(message.payload.get().to_owned()),
-    };
-    let properties = lines::as_texts(message.user_properties);
-    Event::Message { tag: None, topic: message.topic, payload, properties }
+/// A message that cannot be read is nobody's but its sender's fault: the link stays.
+fn event(message: &RawValue) -> Event {
+    match lines::read::<Delivered>(message.get().as_bytes()) {
+        Ok(Delivered { topic, payload, user_properties, .. }) => {
+            let payload = Bytes::from(lines::as_text(&payload));
+            let properties = lines::as_texts(user_properties.unwrap_or_default());
+            Event::Message { tag: None, topic, payload, properties }
+        }
+        Err(error) => {
+            let why = format!("a message cannot be read: {}", start(&error.to_string()));
+            Event::Notice(Notice::PassedOver(why))
+        }
+    }
 }
 
 /// Clients of this dialect expect the time as a number.
-fn value(name: &str, text: &str) -> Value {
+fn value(name: &str, text: &str) -> serde_json::Result<Box<RawValue>> {
     match text.parse::<u64>() {
-        Ok(number) if name == "timestamp" => Value::from(number),
-        _ => Value::from(text),
+        Ok(number) if name == "timestamp" => to_raw_value(&number),
+        _ => to_raw_value(text),
     }
 }
 
 /// Why the broker says no, if it does.
 fn refusal(reply: &Reply) -> Option<String> {
-    let said = |text: &Option<String>| text.as_deref().unwrap_or("?").chars().take(200).collect::<String>();
+    let said = |text: &Option<String>| start(text.as_deref().unwrap_or("?"));
     match reply.status.as_str() {
         "OK" | "TIMEOUT" => None,
         _ => Some(format!("the broker says {}: {}", said(&reply.error_code), said(&reply.error_message))),
     }
+}
+
+/// As much of a stranger's words as is told.
+fn start(text: &str) -> String {
+    text.chars().take(200).collect()
 }
 
 async fn within<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, Trouble> {

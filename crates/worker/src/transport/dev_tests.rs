@@ -85,30 +85,68 @@ async fn who_did_not_listen_does_not_blame_the_broker() {
     assert!(begun.elapsed() >= LONGEST_WAIT);
 }
 
-#[tokio::test]
-async fn what_a_broker_in_python_writes_is_read() {
+/// A connection to a broker that answers questions for messages with these lines, and then with what is no line of its dialect.
+async fn that_delivers(messages: &'static [&'static str]) -> Speaking {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             tokio::spawn(async move {
                 let (from, mut to) = stream.into_split();
-                let mut lines = BufReader::new(from).lines();
+                let (mut lines, mut messages) = (BufReader::new(from).lines(), messages.iter());
                 while let Ok(Some(line)) = lines.next_line().await {
-                    let reply: &[u8] = match line.contains("RECEIVE") {
-                        true => b"{\"status\":\"OK\",\"message\":{\"message_id\":1,\"topic\":\"t\",\"payload\":{\"x\":NaN},\"user_properties\":{\"n\":Infinity,\"s\":\"\\ud800\"}}}\n",
-                        false => b"{\"status\":\"OK\"}\n",
+                    let reply = match line.contains("RECEIVE") {
+                        true => messages.next().map_or_else(
+                            || "nonsense\n".to_owned(),
+                            |message| format!("{{\"status\":\"OK\",\"message\":{message}}}\n"),
+                        ),
+                        false => "{\"status\":\"OK\"}\n".to_owned(),
                     };
-                    to.write_all(reply).await.unwrap();
+                    to.write_all(reply.as_bytes()).await.unwrap();
                 }
             });
         }
     });
     let mut broker = DevBroker { address, client_id: "me".to_owned(), queue: "q".to_owned() };
-    let mut speaking = broker.connect().await.unwrap();
-    let Event::Message { topic, payload, properties, .. } = speaking.next().await.unwrap() else {
-        panic!("a message was sent")
-    };
-    assert_eq!((topic.as_str(), &payload[..]), ("t", &br#"{"x":null}"#[..]));
-    assert_eq!(properties.into_iter().collect::<Vec<_>>(), [("s".to_owned(), "\u{fffd}".to_owned())]);
+    broker.connect().await.unwrap()
+}
+
+#[tokio::test]
+async fn what_a_broker_in_python_writes_is_read() {
+    let mut speaking = that_delivers(&[
+        r#"{"message_id":1,"topic":"t","payload":{"x":NaN},"user_properties":{"n":Infinity,"s":"\ud800"}}"#,
+        r#"{"message_id":"two","topic":"t","payload":"\ud800","user_properties":{"s":"\ud800"}}"#,
+        r#"{"message_id":[[3]],"topic":"t","payload":1,"user_properties":null}"#,
+    ])
+    .await;
+    let half = || vec![("s".to_owned(), "\u{fffd}".to_owned())];
+    for (says, beside) in [(r#"{"x":null}"#, half()), ("\u{fffd}", half()), ("1", Vec::new())] {
+        let Event::Message { topic, payload, properties, .. } = speaking.next().await.unwrap() else {
+            panic!("a message was sent")
+        };
+        assert_eq!((topic.as_str(), &payload[..]), ("t", says.as_bytes()));
+        assert_eq!(properties.into_iter().collect::<Vec<_>>(), beside);
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_cannot_be_read_is_passed_over_and_the_next_one_comes() {
+    let mut speaking = that_delivers(&[
+        r#"{"message_id":1,"payload":{}}"#,
+        r#"[1]"#,
+        r#"{"message_id":2,"topic":"t","payload":{},"user_properties":["a"]}"#,
+        r#"{"message_id":3,"topic":"t","payload":{},"user_properties":{}}"#,
+    ])
+    .await;
+    for _ in 0..3 {
+        let told = speaking.next().await.unwrap();
+        assert!(
+            matches!(&told, Event::Notice(Notice::PassedOver(why)) if why.contains("cannot be read")),
+            "{told:?}"
+        );
+    }
+    let next = speaking.next().await.unwrap();
+    assert!(matches!(&next, Event::Message { topic, .. } if topic == "t"), "{next:?}");
+    let end = speaking.next().await.unwrap_err();
+    assert!(end.message.contains("none of its dialect"), "{end:?}");
 }

@@ -1,14 +1,20 @@
 //! The dialect of development brokers: JSON objects, one a line, each request with one reply. What both ends share.
+//!
+//! What clients send each other stays as it was written, and is looked into by nobody between them: it may be as deep as they
+//! like, and cannot break off the link of whoever gets it.
 
 use super::Properties;
 use crate::wire::lenient;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::{Map, Value, value::RawValue};
-use std::{borrow::Cow, io};
+use serde_json::value::RawValue;
+use std::{borrow::Cow, collections::BTreeMap, io};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 
 /// The longest line that either end takes.
 pub const LONGEST: usize = 10 << 20;
+
+/// Properties, each as it was written: its kind counts, too.
+pub type Written = BTreeMap<String, Box<RawValue>>;
 
 /// What a client asks for.
 #[derive(Debug, Serialize, Deserialize)]
@@ -18,9 +24,9 @@ pub enum Command {
     Connect { client_id: String, queue_name: String, subscriptions: Vec<String> },
     Subscribe { topic_pattern: String },
     Unsubscribe { topic_pattern: String },
-    Publish { topic: String, payload: Box<RawValue>, user_properties: Map<String, Value> },
+    Publish { topic: String, payload: Box<RawValue>, user_properties: Written },
     Receive { timeout_ms: u64 },
-    Ack { message_id: Value },
+    Ack,
     Disconnect,
 }
 
@@ -35,9 +41,8 @@ struct Fields {
     topic_pattern: Option<String>,
     topic: Option<String>,
     payload: Option<Box<RawValue>>,
-    user_properties: Option<Map<String, Value>>,
+    user_properties: Option<Written>,
     timeout_ms: u64,
-    message_id: Value,
 }
 
 impl Default for Fields {
@@ -52,7 +57,6 @@ impl Default for Fields {
             payload: None,
             user_properties: None,
             timeout_ms: 5000,
-            message_id: Value::Null,
         }
     }
 }
@@ -77,7 +81,7 @@ impl TryFrom<Fields> for Command {
                 user_properties: fields.user_properties.unwrap_or_default(),
             },
             "RECEIVE" => Command::Receive { timeout_ms: fields.timeout_ms },
-            "ACK" => Command::Ack { message_id: fields.message_id },
+            "ACK" => Command::Ack,
             "DISCONNECT" => Command::Disconnect,
             other => {
                 let other: String = other.chars().take(40).collect();
@@ -94,10 +98,12 @@ pub struct Reply {
     pub status: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
+    /// Nobody needs it who reads this, and other brokers have other kinds.
+    #[serde(skip_serializing_if = "Option::is_none", skip_deserializing)]
+    pub message_id: Option<u64>,
+    /// A [`Delivered`]. What is wrong with it is not wrong with the reply.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub message_id: Option<Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub message: Option<Delivered>,
+    pub message: Option<Box<RawValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_code: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,14 +111,14 @@ pub struct Reply {
 }
 
 /// A message on its way to a client.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct Delivered {
-    pub message_id: Value,
+    #[serde(skip_deserializing)]
+    pub message_id: u64,
     pub topic: String,
     pub payload: Box<RawValue>,
-    #[serde(default)]
-    pub user_properties: Map<String, Value>,
+    pub user_properties: Option<Written>,
 }
 
 impl Reply {
@@ -184,17 +190,17 @@ pub async fn pass_over(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()>
     }
 }
 
-/// Properties as texts; what is neither text, number nor truth value is left as its JSON.
-pub fn as_texts(properties: Map<String, Value>) -> Properties {
-    let text = |value: Value| match value {
-        Value::String(text) => text,
-        other => other.to_string(),
-    };
-    properties
-        .into_iter()
-        .filter(|(_, value)| !value.is_null())
-        .map(|(name, value)| (name, text(value)))
-        .collect()
+/// A text is what it says; everything else is what is written.
+pub fn as_text(written: &RawValue) -> String {
+    let text = written.get();
+    let said = if text.starts_with('"') { read(text.as_bytes()).ok() } else { None };
+    said.unwrap_or_else(|| text.to_owned())
+}
+
+/// Properties as texts, without those that say nothing.
+pub fn as_texts(properties: Written) -> Properties {
+    let said = properties.into_iter().filter(|(_, value)| value.get() != "null");
+    said.map(|(name, value)| (name, as_text(&value))).collect()
 }
 
 #[cfg(test)]
