@@ -547,7 +547,7 @@ def user_config(order):
     try:
         found = order.get("a2a_user_config") or {}
         found = from_json(found) if isinstance(found, str) else found
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
