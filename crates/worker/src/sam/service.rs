@@ -332,22 +332,23 @@ impl<C: Calls> Service<C> {
     fn delay(&mut self, mut answered: Box<Answered>, held: Vec<Receipt>, why: String) {
         let letter = &mut answered.letter;
         self.note(Noted::Delayed { which: letter.which.clone(), why: why.clone() });
-        letter.receipts.extend(held);
-        // One is enough for it to come again: the newest, the others may be of connections that are gone.
-        let newest = letter.receipts.pop().into_iter().collect();
-        let surplus = std::mem::replace(&mut letter.receipts, newest);
-        let (weight, answer) = (letter.answer.len(), letter.answer.clone());
-        let (key, took) = (answered.key.clone(), answered.took);
+        let mut surplus = std::mem::take(&mut letter.receipts);
+        surplus.extend(held);
+        // One is enough for it to come again: the newest, the others may be of connections that are gone. It is held here and
+        // not sent along, so that a copy that comes meanwhile takes its place.
+        let newest = surplus.pop().into_iter().collect();
+        let (key, weight) = (answered.key.clone(), letter.answer.len());
+        self.held.insert(key.clone(), newest);
         let delayed_bytes: usize = self.delayed.values().sum();
         let has_room = self.delayed.len() < MOST_DELAYED && delayed_bytes + weight <= MOST_DELAYED_BYTES;
         let until = if has_room { answered.until } else { answered.until.min(Instant::now() + IN_ITS_SLOT) };
-        let post = self.post.clone();
+        let (post, took) = (self.post.clone(), answered.took);
         let task = self.tasks.spawn(async move {
             answered.sent = post.insist(&mut answered.letter, why, until).await;
             Done::Answered(answered)
         });
         if has_room {
-            self.desk.answered(&key, answer, Some(took), now_ms());
+            self.desk.delay(&key, took);
             self.delayed.insert(task.id(), weight);
         }
         self.of_calls.insert(task.id(), key);

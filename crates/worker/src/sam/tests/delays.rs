@@ -71,18 +71,36 @@ async fn too_many_answers_that_are_not_taken_wait_for_a_short_while_and_then_mak
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_copy_of_one_whose_answer_is_not_taken_is_not_run_again() {
+async fn a_copy_of_one_whose_answer_is_not_taken_is_neither_run_nor_answered_nor_settled_before_it() {
     let world = World::usual().await;
     world.broker.full(&reply_topic("a"), true);
-    world.invoke("echo", "a");
+    world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
     sleep(Duration::from_secs(1)).await;
     world.broker.cut();
     sleep(Duration::from_secs(4)).await;
+    let held = |noted: &Noted| matches!(noted, Noted::Duplicate { is_answered: false, .. });
+    assert_eq!(world.count(held), 1, "it came again");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!((world.broker.settled(), world.broker.unsettled(), given_up(&world)), (0, 1, 0));
     world.broker.full(&reply_topic("a"), false);
     sleep(Duration::from_secs(9)).await;
-    let answers = world.answers("a");
-    assert!(!answers.is_empty() && answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
-    assert_eq!((world.calls.begun().len(), world.broker.unsettled()), (1, 0));
+    assert_eq!(world.answer("a")["result"]["tool_result"]["text"], "a");
+    assert_eq!((world.calls.begun().len(), world.broker.settled(), world.broker.unsettled()), (1, 1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_copies_of_one_whose_answer_is_not_taken_only_the_newest_is_kept() {
+    let world = World::usual().await;
+    world.broker.full(&reply_topic("a"), true);
+    for _ in 0..20 {
+        world.invoke("echo", "a");
+        world.idle().await;
+    }
+    assert_eq!((world.broker.settled(), world.broker.unsettled()), (19, 1), "a broker sends only so many");
+    world.broker.full(&reply_topic("a"), false);
+    sleep(Duration::from_secs(9)).await;
+    assert_eq!((world.answers("a").len(), world.calls.begun().len()), (1, 1));
+    assert_eq!(world.broker.unsettled(), 0);
 }
 
 #[tokio::test(start_paused = true)]
