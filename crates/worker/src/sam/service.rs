@@ -42,6 +42,8 @@ const MOST_POSTED_BYTES: usize = 64 << 20;
 /// is of a request that is not settled, of which a broker sends only so many: see `transport/choose.rs`.
 pub(super) const MOST_DELAYED: usize = 64;
 const MOST_DELAYED_BYTES: usize = 32 << 20;
+/// For no longer they wait, whatever time their askers have: whoever gives a call a day shall not have a place for a day.
+pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(300);
 /// For so long those wait that are too many, each in its slot.
 const IN_ITS_SLOT: Duration = Duration::from_secs(8);
 
@@ -341,7 +343,8 @@ impl<C: Calls> Service<C> {
         self.held.insert(key.clone(), newest);
         let delayed_bytes: usize = self.delayed.values().sum();
         let has_room = self.delayed.len() < MOST_DELAYED && delayed_bytes + weight <= MOST_DELAYED_BYTES;
-        let until = if has_room { answered.until } else { answered.until.min(Instant::now() + IN_ITS_SLOT) };
+        let longest = if has_room { LONGEST_DELAY } else { IN_ITS_SLOT };
+        let until = answered.until.min(Instant::now() + longest);
         let (post, took) = (self.post.clone(), answered.took);
         let task = self.tasks.spawn(async move {
             answered.sent = post.insist(&mut answered.letter, why, until).await;

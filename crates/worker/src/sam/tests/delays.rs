@@ -1,6 +1,9 @@
 //! A broker that does not take answers for now: those of agents whose queue is full, or who are not there.
 
-use super::{super::service::MOST_DELAYED, *};
+use super::{
+    super::service::{LONGEST_DELAY, MOST_DELAYED},
+    *,
+};
 
 fn given_up(world: &World) -> usize {
     world.count(|noted| matches!(noted, Noted::PublishFailed { .. }))
@@ -101,6 +104,17 @@ async fn of_copies_of_one_whose_answer_is_not_taken_only_the_newest_is_kept() {
     sleep(Duration::from_secs(9)).await;
     assert_eq!((world.answers("a").len(), world.calls.begun().len()), (1, 1));
     assert_eq!(world.broker.unsettled(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_asker_with_much_time_has_a_place_for_no_longer_than_others() {
+    let world = World::usual().await;
+    world.broker.full(&reply_topic("a"), true);
+    world.invoke_with("echo", "a", json!({"timeout_seconds": 86_400}));
+    sleep(LONGEST_DELAY - Duration::from_secs(10)).await;
+    assert_eq!((world.broker.settled(), given_up(&world)), (0, 0));
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!((world.broker.settled(), given_up(&world)), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
