@@ -74,7 +74,9 @@ pub(super) struct Service<C> {
     pub(super) posted: HashMap<task::Id, usize>,
     pub(super) posted_bytes: usize,
     /// Which of the tasks send an answer again that has no slot any more, and how much.
-    delayed: HashMap<task::Id, usize>,
+    pub(super) delayed: HashMap<task::Id, usize>,
+    /// Tells them to try once more and no more.
+    pub(super) last_try: watch::Sender<bool>,
     /// What is settled as soon as fewer send something.
     pub(super) unsettled: Vec<Receipt>,
     /// What others may take when this worker has ended.
@@ -147,6 +149,7 @@ impl<C: Calls> Service<C> {
             posted: HashMap::new(),
             posted_bytes: 0,
             delayed: HashMap::new(),
+            last_try: watch::Sender::new(false),
             unsettled: Vec::new(),
             left: Vec::new(),
             clocks: Clocks::default(),
@@ -175,6 +178,7 @@ impl<C: Calls> Service<C> {
             self.heed(wish);
             self.begin();
             self.tell_load();
+            self.hasten(arrived.is_empty());
             if self.is_over(arrived.is_empty()) {
                 return Ended { cut: self.cut };
             }
@@ -345,9 +349,9 @@ impl<C: Calls> Service<C> {
         let has_room = self.delayed.len() < MOST_DELAYED && delayed_bytes + weight <= MOST_DELAYED_BYTES;
         let longest = if has_room { LONGEST_DELAY } else { IN_ITS_SLOT };
         let until = answered.until.min(Instant::now() + longest);
-        let (post, took) = (self.post.clone(), answered.took);
+        let (post, took, last_try) = (self.post.clone(), answered.took, self.last_try.subscribe());
         let task = self.tasks.spawn(async move {
-            answered.sent = post.insist(&mut answered.letter, why, until).await;
+            answered.sent = post.insist(&mut answered.letter, why, until, last_try).await;
             Done::Answered(answered)
         });
         if has_room {

@@ -4,6 +4,7 @@ use super::{
     super::service::{LONGEST_DELAY, MOST_DELAYED},
     *,
 };
+use tokio::time::Instant;
 
 fn given_up(world: &World) -> usize {
     world.count(|noted| matches!(noted, Noted::PublishFailed { .. }))
@@ -115,6 +116,43 @@ async fn an_asker_with_much_time_has_a_place_for_no_longer_than_others() {
     assert_eq!((world.broker.settled(), given_up(&world)), (0, 0));
     sleep(Duration::from_secs(11)).await;
     assert_eq!((world.broker.settled(), given_up(&world)), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_answers_that_are_not_taken_are_offered_once_more_and_left_to_others() {
+    for is_taken in [false, true] {
+        let world = World::usual().await;
+        world.broker.full(&reply_topic("a"), true);
+        world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
+        world.invoke_with("hang", "runs", json!({"timeout_seconds": 300}));
+        sleep(Duration::from_secs(100)).await;
+        world.stop.send_replace(Stop::Drain);
+        sleep(Duration::from_secs(20)).await;
+        assert!(!world.served.is_finished(), "a call goes on");
+        world.broker.full(&reply_topic("a"), !is_taken);
+        world.calls.let_go("runs");
+        let (broker, noted, began) = (world.broker.clone(), world.noted.clone(), Instant::now());
+        assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert_eq!(broker.published(&reply_topic("a")).len(), usize::from(is_taken));
+        assert_eq!(broker.has_for(&reply_topic("a")), !is_taken, "not settled, if nobody has it");
+        let failed = locked(&noted).iter().filter(|one| matches!(one, Noted::PublishFailed { .. })).count();
+        assert_eq!(failed, usize::from(!is_taken), "which is told");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_an_answer_that_was_not_taken_is_not_waited_for_though_the_broker_is_away() {
+    let world = World::usual().await;
+    world.broker.full(&reply_topic("a"), true);
+    world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
+    sleep(Duration::from_secs(10)).await;
+    world.broker.down(true);
+    world.stop.send_replace(Stop::Drain);
+    let (broker, began) = (world.broker.clone(), Instant::now());
+    assert_eq!(world.ends().await, Ok(Ended { cut: 0 }), "the call was let finish");
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(broker.has_for(&reply_topic("a")));
 }
 
 #[tokio::test(start_paused = true)]
