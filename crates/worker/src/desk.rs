@@ -92,7 +92,7 @@ pub enum Before {
 pub enum Cancelled<T> {
     /// It waited, and is out.
     Waited(Ticket<T>),
-    /// It is under way under this id.
+    /// It is under way under this id, or its answer is.
     UnderWay(String),
     /// Nobody knows it, yet.
     Nobody,
@@ -120,6 +120,8 @@ pub struct Desk<T> {
     waiting: Lines<T>,
     /// By id.
     under_way: HashMap<String, UnderWay>,
+    /// Calls that have an answer and no slot, and whose asker does not have it yet: their names, by id.
+    delayed: HashMap<String, [String; 2]>,
     answered: HashMap<String, Answered>,
     /// In the order in which they were answered.
     order: VecDeque<String>,
@@ -138,6 +140,7 @@ impl<T> Desk<T> {
             bounds,
             waiting: Lines::default(),
             under_way: HashMap::new(),
+            delayed: HashMap::new(),
             answered: HashMap::new(),
             order: VecDeque::new(),
             answered_bytes: 0,
@@ -169,7 +172,8 @@ impl<T> Desk<T> {
         if let Some(answered) = self.answered.get(id) {
             return Some(Before::Answered(answered.answer.clone()));
         }
-        let is_here = self.under_way.contains_key(id) || self.waiting.iter().any(|other| other.id == id);
+        let has_begun = self.under_way.contains_key(id) || self.is_delayed(id);
+        let is_here = has_begun || self.waiting.iter().any(|other| other.id == id);
         is_here.then_some(Before::UnderWay)
     }
 
@@ -243,13 +247,29 @@ impl<T> Desk<T> {
         Some((ticket, time))
     }
 
+    /// A call that was under way has an answer that does not get through for now. It is still known, and others may have its
+    /// slot.
+    pub fn delay(&mut self, id: &str, took: Duration) {
+        if let Some(UnderWay { names, tool }) = self.under_way.remove(id) {
+            self.learn(tool, took);
+            self.delayed.insert(id.to_owned(), names);
+        }
+    }
+
+    /// Whether it has an answer that does not get through for now, and no slot.
+    pub fn is_delayed(&self, id: &str) -> bool {
+        self.delayed.contains_key(id)
+    }
+
     /// A call that was under way is answered, in these words.
     pub fn answered(&mut self, id: &str, answer: Bytes, took: Option<Duration>, now_ms: u64) {
+        let delayed = self.delayed.remove(id);
         let (names, tool) = self.under_way.remove(id).map(|call| (call.names, call.tool)).unzip();
         if let (Some(tool), Some(took)) = (tool, took) {
             self.learn(tool, took);
         }
-        self.remember(id, Answered { at_ms: now_ms, names: names.unwrap_or_default(), answer });
+        let names = names.or(delayed).unwrap_or_default();
+        self.remember(id, Answered { at_ms: now_ms, names, answer });
     }
 
     /// A call that was not begun is answered, in these words.
@@ -282,6 +302,7 @@ impl<T> Desk<T> {
     /// A call is over and has no answer: whoever sends it again is served.
     pub fn given_up(&mut self, id: &str) {
         self.under_way.remove(id);
+        self.delayed.remove(id);
     }
 
     /// Somebody wants no answer to this any more.
@@ -290,7 +311,8 @@ impl<T> Desk<T> {
             return Cancelled::Waited(ticket);
         }
         let is_called = |id: &String, names: &[String; 2]| id == name || names.iter().any(|one| one == name);
-        if let Some((id, _)) = self.under_way.iter().find(|(id, call)| is_called(id, &call.names)) {
+        let under_way = self.under_way.iter().map(|(id, call)| (id, &call.names));
+        if let Some((id, _)) = under_way.chain(&self.delayed).find(|(id, names)| is_called(id, names)) {
             return Cancelled::UnderWay(id.clone());
         }
         if !self.answered.iter().any(|(id, answered)| is_called(id, &answered.names)) {

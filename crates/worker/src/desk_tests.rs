@@ -153,6 +153,27 @@ fn a_cancellation_that_comes_after_the_answer_waits_for_nobody() {
 }
 
 #[test]
+fn a_call_whose_answer_does_not_get_through_is_known_by_all_its_names_and_has_no_slot() {
+    let mut desk = desk(1, 10);
+    for id in ["a", "b"] {
+        desk.arrive(ticket(id), NOW);
+    }
+    begin(&mut desk, NOW);
+    assert_eq!(begin(&mut desk, NOW), None, "the control: it has the slot");
+    desk.delay("a", Duration::from_secs(1));
+    assert_eq!(begin(&mut desk, NOW).map(|(id, _)| id), Some("b".to_owned()));
+    assert_eq!(desk.before("a", NOW), Some(Before::UnderWay));
+    assert!(matches!(desk.cancel("n-a", NOW), Cancelled::UnderWay(id) if id == "a"));
+    desk.answered("a", Bytes::from_static(b"A"), None, NOW);
+    assert_eq!(desk.before("a", NOW), Some(Before::Answered(Bytes::from_static(b"A"))));
+    assert!(matches!(desk.cancel("c-a", NOW), Cancelled::Nobody));
+    assert_eq!((desk.cancelled.len(), desk.delayed.len()), (0, 0), "it was answered, under its names");
+    desk.delay("b", Duration::from_secs(1));
+    desk.given_up("b");
+    assert_eq!((desk.before("b", NOW), desk.load()), (None, (0, 0)));
+}
+
+#[test]
 fn a_closed_desk_begins_nothing_and_gives_back_what_waits() {
     let mut desk = desk(1, 10);
     for id in ["a", "b"] {

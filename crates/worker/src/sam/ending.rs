@@ -92,8 +92,9 @@ impl<C: Calls> Service<C> {
                 self.phase = Phase::Cancelling(now + LAST_GRACE);
             }
             Phase::Cancelling(until) if until <= now => {
-                // Those that were cancelled are counted; what is left now are they, and what reached nobody.
-                self.cut = self.cut.max(self.tasks.len() + unread);
+                // Those that were cancelled are counted; what is left now are they, and what reached nobody. Calls whose
+                // answer is delayed were let finish.
+                self.cut = self.cut.max(self.tasks.len() - self.delayed.len() + unread);
                 self.phase = Phase::Cut;
             }
             Phase::Open | Phase::Draining(_) | Phase::Cancelling(_) | Phase::Cut => {}
@@ -111,14 +112,25 @@ impl<C: Calls> Service<C> {
         }
     }
 
+    /// When nothing is left but answers that the broker does not take, they are offered once more and not waited for.
+    pub(super) fn hasten(&mut self, nothing_came: bool) {
+        let (Phase::Draining(until) | Phase::Cancelling(until)) = self.phase else { return };
+        let are_left = !self.delayed.is_empty() && self.tasks.len() == self.delayed.len();
+        if are_left && self.is_quiet(nothing_came) && !self.last_try.send_replace(true) {
+            self.phase = Phase::Cancelling(until.min(Instant::now() + NO_GRACE));
+        }
+    }
+
     pub(super) fn is_over(&self, nothing_came: bool) -> bool {
         match self.phase {
             Phase::Open => false,
-            Phase::Draining(_) | Phase::Cancelling(_) => {
-                self.tasks.is_empty() && nothing_came && self.quiet_at() <= Instant::now()
-            }
+            Phase::Draining(_) | Phase::Cancelling(_) => self.tasks.is_empty() && self.is_quiet(nothing_came),
             Phase::Cut => true,
         }
+    }
+
+    fn is_quiet(&self, nothing_came: bool) -> bool {
+        nothing_came && self.quiet_at() <= Instant::now()
     }
 
     /// When nothing is expected any more.

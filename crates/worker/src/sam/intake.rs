@@ -128,10 +128,13 @@ impl<C: Calls> Service<C> {
     /// connection that is gone.
     fn hold(&mut self, asker: Asker) {
         self.note(Noted::Duplicate { which: asker.which, is_answered: false });
+        // Of those whose answer is delayed one each: a broker gives only so many before some are settled, and they are many.
+        let most = if self.desk.is_delayed(&asker.key) { 1 } else { MOST_HELD };
         let held = self.held.entry(asker.key).or_default();
         held.push(asker.receipt);
-        let surplus = (held.len() > MOST_HELD).then(|| held.remove(0));
-        self.settle(surplus.into_iter().collect());
+        let surplus = held.len().saturating_sub(most);
+        let surplus = held.drain(..surplus).collect();
+        self.settle(surplus);
     }
 
     /// Nobody but the owner of a tool knows what it is: about others there is silence.

@@ -15,7 +15,10 @@ use std::{
     sync::Arc,
     time::{Duration, SystemTime},
 };
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 
 /// Between two tries to send an answer that the broker does not take for now; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -137,18 +140,27 @@ impl Post {
         }
     }
 
-    /// Answers again and again what the broker did not take, as long as its asker may wait for it.
+    /// Answers again and again what the broker did not take, as long as its asker may wait for it. Told that this is the last
+    /// try, it is not settled if that fails: whoever comes after us may have more luck.
     pub(super) async fn insist(
         &self,
         letter: &mut Letter,
         mut why: String,
         until: Instant,
+        mut last_try: watch::Receiver<bool>,
     ) -> Result<(), Gone> {
         let mut pause = FIRST_PAUSE;
         while Instant::now() + pause <= until {
-            sleep(pause).await;
+            let is_last = tokio::select! {
+                () = sleep(pause) => false,
+                _ = last_try.wait_for(|is| *is) => true,
+            };
             pause = (pause * 2).min(LONGEST_PAUSE);
             match self.answer(letter).await {
+                Err(Gone::NotNow(why)) if is_last => {
+                    self.failed(Some(&letter.which), &letter.reply.to, &why);
+                    return Err(Gone::Over);
+                }
                 Err(Gone::NotNow(again)) => why = again,
                 sent => return sent,
             }

@@ -42,6 +42,8 @@ const MOST_POSTED_BYTES: usize = 64 << 20;
 /// is of a request that is not settled, of which a broker sends only so many: see `transport/choose.rs`.
 pub(super) const MOST_DELAYED: usize = 64;
 const MOST_DELAYED_BYTES: usize = 32 << 20;
+/// For no longer they wait, whatever time their askers have: whoever gives a call a day shall not have a place for a day.
+pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(300);
 /// For so long those wait that are too many, each in its slot.
 const IN_ITS_SLOT: Duration = Duration::from_secs(8);
 
@@ -72,7 +74,9 @@ pub(super) struct Service<C> {
     pub(super) posted: HashMap<task::Id, usize>,
     pub(super) posted_bytes: usize,
     /// Which of the tasks send an answer again that has no slot any more, and how much.
-    delayed: HashMap<task::Id, usize>,
+    pub(super) delayed: HashMap<task::Id, usize>,
+    /// Tells them to try once more and no more.
+    pub(super) last_try: watch::Sender<bool>,
     /// What is settled as soon as fewer send something.
     pub(super) unsettled: Vec<Receipt>,
     /// What others may take when this worker has ended.
@@ -145,6 +149,7 @@ impl<C: Calls> Service<C> {
             posted: HashMap::new(),
             posted_bytes: 0,
             delayed: HashMap::new(),
+            last_try: watch::Sender::new(false),
             unsettled: Vec::new(),
             left: Vec::new(),
             clocks: Clocks::default(),
@@ -173,6 +178,7 @@ impl<C: Calls> Service<C> {
             self.heed(wish);
             self.begin();
             self.tell_load();
+            self.hasten(arrived.is_empty());
             if self.is_over(arrived.is_empty()) {
                 return Ended { cut: self.cut };
             }
@@ -332,22 +338,24 @@ impl<C: Calls> Service<C> {
     fn delay(&mut self, mut answered: Box<Answered>, held: Vec<Receipt>, why: String) {
         let letter = &mut answered.letter;
         self.note(Noted::Delayed { which: letter.which.clone(), why: why.clone() });
-        letter.receipts.extend(held);
-        // One is enough for it to come again: the newest, the others may be of connections that are gone.
-        let newest = letter.receipts.pop().into_iter().collect();
-        let surplus = std::mem::replace(&mut letter.receipts, newest);
-        let (weight, answer) = (letter.answer.len(), letter.answer.clone());
-        let (key, took) = (answered.key.clone(), answered.took);
+        let mut surplus = std::mem::take(&mut letter.receipts);
+        surplus.extend(held);
+        // One is enough for it to come again: the newest, the others may be of connections that are gone. It is held here and
+        // not sent along, so that a copy that comes meanwhile takes its place.
+        let newest = surplus.pop().into_iter().collect();
+        let (key, weight) = (answered.key.clone(), letter.answer.len());
+        self.held.insert(key.clone(), newest);
         let delayed_bytes: usize = self.delayed.values().sum();
         let has_room = self.delayed.len() < MOST_DELAYED && delayed_bytes + weight <= MOST_DELAYED_BYTES;
-        let until = if has_room { answered.until } else { answered.until.min(Instant::now() + IN_ITS_SLOT) };
-        let post = self.post.clone();
+        let longest = if has_room { LONGEST_DELAY } else { IN_ITS_SLOT };
+        let until = answered.until.min(Instant::now() + longest);
+        let (post, took, last_try) = (self.post.clone(), answered.took, self.last_try.subscribe());
         let task = self.tasks.spawn(async move {
-            answered.sent = post.insist(&mut answered.letter, why, until).await;
+            answered.sent = post.insist(&mut answered.letter, why, until, last_try).await;
             Done::Answered(answered)
         });
         if has_room {
-            self.desk.answered(&key, answer, Some(took), now_ms());
+            self.desk.delay(&key, took);
             self.delayed.insert(task.id(), weight);
         }
         self.of_calls.insert(task.id(), key);

@@ -1,6 +1,10 @@
 //! A broker that does not take answers for now: those of agents whose queue is full, or who are not there.
 
-use super::{super::service::MOST_DELAYED, *};
+use super::{
+    super::service::{LONGEST_DELAY, MOST_DELAYED},
+    *,
+};
+use tokio::time::Instant;
 
 fn given_up(world: &World) -> usize {
     world.count(|noted| matches!(noted, Noted::PublishFailed { .. }))
@@ -71,18 +75,84 @@ async fn too_many_answers_that_are_not_taken_wait_for_a_short_while_and_then_mak
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_copy_of_one_whose_answer_is_not_taken_is_not_run_again() {
+async fn a_copy_of_one_whose_answer_is_not_taken_is_neither_run_nor_answered_nor_settled_before_it() {
     let world = World::usual().await;
     world.broker.full(&reply_topic("a"), true);
-    world.invoke("echo", "a");
+    world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
     sleep(Duration::from_secs(1)).await;
     world.broker.cut();
     sleep(Duration::from_secs(4)).await;
+    let held = |noted: &Noted| matches!(noted, Noted::Duplicate { is_answered: false, .. });
+    assert_eq!(world.count(held), 1, "it came again");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!((world.broker.settled(), world.broker.unsettled(), given_up(&world)), (0, 1, 0));
     world.broker.full(&reply_topic("a"), false);
     sleep(Duration::from_secs(9)).await;
-    let answers = world.answers("a");
-    assert!(!answers.is_empty() && answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
-    assert_eq!((world.calls.begun().len(), world.broker.unsettled()), (1, 0));
+    assert_eq!(world.answer("a")["result"]["tool_result"]["text"], "a");
+    assert_eq!((world.calls.begun().len(), world.broker.settled(), world.broker.unsettled()), (1, 1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_copies_of_one_whose_answer_is_not_taken_only_the_newest_is_kept() {
+    let world = World::usual().await;
+    world.broker.full(&reply_topic("a"), true);
+    for _ in 0..20 {
+        world.invoke("echo", "a");
+        world.idle().await;
+    }
+    assert_eq!((world.broker.settled(), world.broker.unsettled()), (19, 1), "a broker sends only so many");
+    world.broker.full(&reply_topic("a"), false);
+    sleep(Duration::from_secs(9)).await;
+    assert_eq!((world.answers("a").len(), world.calls.begun().len()), (1, 1));
+    assert_eq!(world.broker.unsettled(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_asker_with_much_time_has_a_place_for_no_longer_than_others() {
+    let world = World::usual().await;
+    world.broker.full(&reply_topic("a"), true);
+    world.invoke_with("echo", "a", json!({"timeout_seconds": 86_400}));
+    sleep(LONGEST_DELAY - Duration::from_secs(10)).await;
+    assert_eq!((world.broker.settled(), given_up(&world)), (0, 0));
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!((world.broker.settled(), given_up(&world)), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_answers_that_are_not_taken_are_offered_once_more_and_left_to_others() {
+    for is_taken in [false, true] {
+        let world = World::usual().await;
+        world.broker.full(&reply_topic("a"), true);
+        world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
+        world.invoke_with("hang", "runs", json!({"timeout_seconds": 300}));
+        sleep(Duration::from_secs(100)).await;
+        world.stop.send_replace(Stop::Drain);
+        sleep(Duration::from_secs(20)).await;
+        assert!(!world.served.is_finished(), "a call goes on");
+        world.broker.full(&reply_topic("a"), !is_taken);
+        world.calls.let_go("runs");
+        let (broker, noted, began) = (world.broker.clone(), world.noted.clone(), Instant::now());
+        assert_eq!(world.ends().await, Ok(Ended { cut: 0 }));
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert_eq!(broker.published(&reply_topic("a")).len(), usize::from(is_taken));
+        assert_eq!(broker.has_for(&reply_topic("a")), !is_taken, "not settled, if nobody has it");
+        let failed = locked(&noted).iter().filter(|one| matches!(one, Noted::PublishFailed { .. })).count();
+        assert_eq!(failed, usize::from(!is_taken), "which is told");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_an_answer_that_was_not_taken_is_not_waited_for_though_the_broker_is_away() {
+    let world = World::usual().await;
+    world.broker.full(&reply_topic("a"), true);
+    world.invoke_with("echo", "a", json!({"timeout_seconds": 300}));
+    sleep(Duration::from_secs(10)).await;
+    world.broker.down(true);
+    world.stop.send_replace(Stop::Drain);
+    let (broker, began) = (world.broker.clone(), Instant::now());
+    assert_eq!(world.ends().await, Ok(Ended { cut: 0 }), "the call was let finish");
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(broker.has_for(&reply_topic("a")));
 }
 
 #[tokio::test(start_paused = true)]
