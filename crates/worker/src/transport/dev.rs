@@ -2,8 +2,9 @@
 //! kept there, and nothing comes again: there is nothing to settle.
 
 use super::{
-    Connection, Connector, Event, Outgoing, Subscription, Trouble,
+    Connection, Connector, Event, Outgoing, Subscription, Trouble, again,
     lines::{self, Command, Delivered, Reply},
+    silence,
 };
 use bytes::{Bytes, BytesMut};
 use serde_json::{Map, Value, value::RawValue};
@@ -99,14 +100,14 @@ impl Line {
         }
         let read = lines::read(&self.held);
         self.held.clear();
-        read.map_err(|error| fault(format!("the broker's answer is none of its dialect: {error}")))
+        read.map_err(|error| again(format!("the broker's answer is none of its dialect: {error}")))
     }
 
     /// Asks, and waits for what must be answered at once.
     async fn ask(&mut self, command: &Command) -> Result<(), Trouble> {
         self.write(command).await?;
         let reply = timeout(LONGEST_WAIT, self.reply()).await.map_err(|_| silent())??;
-        refusal(&reply).map_or(Ok(()), |why| Err(fault(why)))
+        refusal(&reply).map_or(Ok(()), |why| Err(again(why)))
     }
 }
 
@@ -152,7 +153,7 @@ impl Connection for Speaking {
                 biased;
                 reply = self.outgoing.reply(), if !self.sent.is_empty() => {
                     let (reply, sent) = (reply?, self.sent.pop_front());
-                    let (number, _) = sent.ok_or_else(|| fault("the broker answers what nobody asked"))?;
+                    let (number, _) = sent.ok_or_else(|| again("the broker answers what nobody asked"))?;
                     return Ok(match refusal(&reply) {
                         None => Event::Confirmed(number),
                         Some(why) => Event::Refused(number, why),
@@ -184,7 +185,7 @@ impl Connection for Speaking {
         let user_properties: Map<String, Value> =
             message.properties.iter().map(|(name, text)| (name.clone(), value(name, text))).collect();
         let payload: Box<RawValue> = serde_json::from_slice(&message.payload)
-            .map_err(|error| fault(format!("what is to be sent is no JSON: {error}")))?;
+            .map_err(|error| again(format!("what is to be sent is no JSON: {error}")))?;
         let topic = message.topic.clone();
         self.sent.push_back((number, Instant::now()));
         self.outgoing.write(&Command::Publish { topic, payload, user_properties }).await
@@ -212,9 +213,9 @@ impl Speaking {
 
     fn received(&mut self, reply: Reply) -> Result<(), Trouble> {
         self.heard = Instant::now();
-        self.asked.pop_front().ok_or_else(|| fault("the broker answers what nobody asked"))?;
+        self.asked.pop_front().ok_or_else(|| again("the broker answers what nobody asked"))?;
         if let Some(why) = refusal(&reply) {
-            return Err(fault(why));
+            return Err(again(why));
         }
         self.early.extend(reply.message);
         Ok(())
@@ -278,15 +279,11 @@ async fn within<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, Troub
 }
 
 fn silent() -> Trouble {
-    fault(format!("the broker says nothing for {} s", LONGEST_WAIT.as_secs()))
+    silence(format!("the broker says nothing for {} s", LONGEST_WAIT.as_secs()))
 }
 
 fn trouble(error: io::Error) -> Trouble {
-    fault(error.to_string())
-}
-
-fn fault(message: impl Into<String>) -> Trouble {
-    Trouble { message: message.into(), is_final: false }
+    again(error.to_string())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One connection: moves bytes between a stream and whatever speaks the protocol, and watches the clock. Nothing is lost when a
 //! wait is given up: what was read and what is to be written lies in the connection, not in the wait.
 
-use super::{Connection, Event, Outgoing, Subscription, Trouble, again, stream::Stream};
+use super::{Connection, Event, Outgoing, Subscription, Trouble, again, silence, stream::Stream};
 use bytes::{Buf, BytesMut};
 use std::{
     fmt,
@@ -230,12 +230,14 @@ impl<S: Speaker> Driver<S> {
         let (now, Times { hear, answer, .. }) = (Instant::now(), self.times);
         if self.stuck.is_some_and(|since| now >= since + answer) {
             let seconds = answer.as_secs();
-            return Err(again(format!("the broker takes nothing of what is written for {seconds} seconds")));
+            return Err(silence(format!(
+                "the broker takes nothing of what is written for {seconds} seconds"
+            )));
         }
         if reads == Reads::Yes {
             if self.beaten.is_some_and(|since| now >= since + hear) {
                 let seconds = hear.as_secs();
-                return Err(again(format!("the broker has not been heard for {seconds} seconds")));
+                return Err(silence(format!("the broker has not been heard for {seconds} seconds")));
             }
             self.is_answered()?;
         }
@@ -252,7 +254,7 @@ impl<S: Speaker> Driver<S> {
         match self.speaker.owed() {
             Some((since, what)) if Instant::now() >= since + self.times.answer => {
                 let seconds = self.times.answer.as_secs();
-                Err(again(format!("the broker lives, but {what} for {seconds} seconds")))
+                Err(silence(format!("the broker lives, but {what} for {seconds} seconds")))
             }
             Some(_) | None => Ok(()),
         }

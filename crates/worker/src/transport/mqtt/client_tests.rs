@@ -9,6 +9,7 @@ use super::*;
 use crate::transport::{
     Connection, Notice,
     driver::{LONGEST_FAREWELL, Times},
+    silence,
 };
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -130,7 +131,7 @@ async fn silence_is_answered_with_a_ping_and_more_silence_is_the_end() {
         std::future::pending::<()>().await;
     };
     let trouble = tokio::select! { end = client.next() => end.unwrap_err(), () = talk => unreachable!() };
-    assert_eq!(trouble, again("the broker has not been heard for 30 seconds"));
+    assert_eq!(trouble, silence("the broker has not been heard for 30 seconds"));
     assert_eq!(begun.elapsed(), TIMES.speak * 4 + TIMES.answer);
 }
 
@@ -163,7 +164,7 @@ async fn a_broker_that_takes_nothing_is_given_up() {
     }
     let begun = Instant::now();
     let trouble = client.next().await.unwrap_err();
-    assert_eq!(trouble, again("the broker takes nothing of what is written for 30 seconds"));
+    assert_eq!(trouble, silence("the broker takes nothing of what is written for 30 seconds"));
     assert_eq!(begun.elapsed(), TIMES.answer);
     let (mut client, _broker) = pair_of(agreed(), 1);
     client.publish(1, &outgoing("topic")).await.unwrap();
