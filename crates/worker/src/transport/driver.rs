@@ -17,6 +17,8 @@ use tokio::{
 };
 
 const READ_AT_ONCE: usize = 16 << 10;
+/// With so many bytes waiting to be written besides messages nothing is read: what comes wants answers, too.
+const MOST_UNWRITTEN: usize = 1 << 20;
 /// A farewell is a courtesy.
 pub(super) const LONGEST_FAREWELL: Duration = Duration::from_secs(2);
 
@@ -96,6 +98,8 @@ pub struct Driver<S> {
     pub(super) speaker: S,
     times: Times,
     is_unflushed: bool,
+    /// How much of what waits to be written goes as far as the last message: while a large one is written, we read.
+    added: usize,
     sent: Instant,
     heard: Instant,
     /// Since when we have said that we are there and heard nothing.
@@ -122,12 +126,16 @@ impl<S: Speaker> Driver<S> {
     /// Goes on where the greeting ended. `incoming` has what was read beyond it.
     pub(super) fn new(stream: Box<dyn Stream>, incoming: BytesMut, speaker: S, times: Times) -> Driver<S> {
         let (sent, heard) = (Instant::now(), Instant::now());
-        let (is_unflushed, beaten, stuck, was_idle) = (false, None, None, false);
-        Driver { stream, incoming, speaker, times, is_unflushed, sent, heard, beaten, stuck, was_idle }
+        let (is_unflushed, added, beaten, stuck, was_idle) = (false, 0, None, None, false);
+        Driver { stream, incoming, speaker, times, is_unflushed, added, sent, heard, beaten, stuck, was_idle }
     }
 
     /// Waits until something was read or written, or the clock says that something must be done.
     async fn step(&mut self, reads: Reads) -> Result<(), Trouble> {
+        let unwritten = self.speaker.outgoing().len();
+        self.added = self.added.min(unwritten);
+        let has_room = unwritten < self.added + MOST_UNWRITTEN;
+        let reads = if has_room { reads } else { Reads::No };
         match self.waits_to_write() {
             true => _ = self.stuck.get_or_insert_with(Instant::now),
             false => self.stuck = None,
@@ -145,6 +153,16 @@ impl<S: Speaker> Driver<S> {
             Some(Err(error)) => Err(again(format!("the connection broke: {error}"))),
             None => self.late(reads),
         }
+    }
+
+    fn fill(&mut self) -> Result<(), Trouble> {
+        let before = self.speaker.outgoing().len();
+        let filled = self.speaker.fill(Instant::now());
+        let after = self.speaker.outgoing().len();
+        if after > before {
+            self.added = after;
+        }
+        filled
     }
 
     fn waits_to_write(&mut self) -> bool {
@@ -301,7 +319,7 @@ impl<S: Speaker> Connection for Driver<S> {
     async fn next(&mut self) -> Result<Event, Trouble> {
         self.listen();
         loop {
-            self.speaker.fill(Instant::now())?;
+            self.fill()?;
             if let Some(event) = self.speaker.event() {
                 return Ok(event);
             }
@@ -314,7 +332,7 @@ impl<S: Speaker> Connection for Driver<S> {
     async fn idle(&mut self) -> Trouble {
         (self.was_idle, self.beaten) = (true, None);
         loop {
-            if let Err(trouble) = self.speaker.fill(Instant::now()) {
+            if let Err(trouble) = self.fill() {
                 return trouble;
             }
             if let Err(trouble) = self.step(Reads::No).await {

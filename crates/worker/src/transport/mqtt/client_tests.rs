@@ -448,6 +448,24 @@ fn identifiers_go_round_and_leave_out_those_in_use() {
     assert!(session.ask(&about, false, now).is_err(), "none is left");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_sends_and_does_not_read_is_soon_not_read_either() {
+    let (mut client, mut broker) = pair();
+    // Such are acknowledged at once, and nobody hears of them.
+    let Packet::Publish(kept) = message("a", Some(1)) else { panic!() };
+    let flood = written(&Packet::Publish(Publish { is_retained: true, ..kept })).repeat(1000);
+    let floods = async {
+        for _ in 0..1000 {
+            broker.stream.write_all(&flood).await.unwrap();
+        }
+        std::future::pending::<()>().await;
+    };
+    let trouble = tokio::select! { heard = client.next() => heard.unwrap_err(), () = floods => panic!() };
+    assert_eq!(trouble.message, "the broker takes nothing of what is written for 30 seconds");
+    let unwritten = client.speaker.outgoing().len();
+    assert!((1 << 20..9 << 17).contains(&unwritten), "{unwritten}");
+}
+
 proptest! {
     /// Each wait is given up after one look, wherever the bytes are cut.
     #[test]
