@@ -85,6 +85,7 @@ impl Rabbit {
         let config = format!(
             "loopback_users = none\nload_definitions = {0}/definitions.json\n\
              vm_memory_high_watermark.absolute = 512MB\ndisk_free_limit.absolute = 1MB\n\
+             max_message_size = 10000000\n\
              listeners.ssl.default = 127.0.0.1:{safe_port}\n\
              ssl_options.cacertfile = {0}/authority.pem\nssl_options.certfile = {0}/server.pem\n\
              ssl_options.keyfile = {0}/server.key\nssl_options.verify = verify_peer\n\
@@ -286,6 +287,7 @@ async fn rabbitmq_is_served() {
     what_came_before_it_stopped_to_listen_is_still_settled(&rabbit).await;
     what_is_given_back_comes_to_others_while_we_are_there(&rabbit).await;
     what_is_too_large_is_passed_over_for_ever(&rabbit).await;
+    what_the_broker_ends_the_session_over_is_refused_and_others_pass(&rabbit).await;
     agents_with_another_client_are_understood(&rabbit).await;
     tls_proves_both_sides(&rabbit).await;
     a_quiet_connection_stays(&rabbit).await;
@@ -479,6 +481,15 @@ async fn what_is_too_large_is_passed_over_for_ever(rabbit: &Rabbit) {
     let mut next = linked(rabbit.settings("large", "next"), &[("large/invoke/>", true)]).await;
     publish(&next, message("large/invoke/t", "later")).await.unwrap();
     assert_eq!(text(&arrives(&mut next).await), "later", "the large one is not there any more");
+}
+
+async fn what_the_broker_ends_the_session_over_is_refused_and_others_pass(rabbit: &Rabbit) {
+    let mut link = linked(rabbit.settings("huge", "huge"), &[("huge/x", false)]).await;
+    let refused = publish(&link, message("huge/x", vec![0; 11_000_000])).await.unwrap_err();
+    let is_named = refused.to_string().starts_with("the broker ends each connection by which it is sent: ");
+    assert!(is_named && matches!(refused, Gone::Refused(_)), "{refused:?}");
+    publish(&link, message("huge/x", "good")).await.unwrap();
+    assert_eq!(text(&arrives(&mut link).await), "good");
 }
 
 async fn agents_with_another_client_are_understood(rabbit: &Rabbit) {

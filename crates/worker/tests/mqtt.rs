@@ -614,6 +614,25 @@ async fn messages_that_are_too_large_are_refused_or_passed_over_and_cost_nobody_
 }
 
 #[tokio::test]
+async fn a_message_over_which_the_broker_ends_the_connection_is_refused_and_others_pass() {
+    let broker = Mosquitto::start_with(folder(), "allow_anonymous true\nmax_packet_size 100000\n");
+    for (speaks, bad) in [
+        (Speaks::Five, message("ns/\u{fffe}", "what is no character")),
+        (Speaks::Three, message("ns/x", vec![b'x'; 200_000])),
+    ] {
+        let name = ClientId::Unique("worker".to_owned());
+        let settings = Settings { speaks, ..Settings::new("127.0.0.1", broker.port, name) };
+        let mut worker = linked(settings, &[("ns/>", false)]).await;
+        let refused = publish(&worker, bad).await.unwrap_err();
+        let is_named =
+            refused.to_string().starts_with("the broker ends each connection by which it is sent: ");
+        assert!(is_named && matches!(refused, Gone::Refused(_)), "{refused:?}");
+        publish(&worker, message("ns/x", "good")).await.unwrap();
+        assert_eq!(text(&arrives(&mut worker).await), "good");
+    }
+}
+
+#[tokio::test]
 async fn what_was_retained_before_we_came_is_not_done() {
     let broker = Mosquitto::start();
     let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", broker.port)).await.unwrap();
@@ -743,7 +762,7 @@ async fn a_broker_that_does_not_know_version_5_is_asked_in_3_1_1() {
     let (refused, levels) = greeted(&OLD[..1], Speaks::Five).await;
     let message =
         "the broker refuses us: it does not speak this version of MQTT (0x84) (asked in 5)".to_owned();
-    assert_eq!((refused, levels), (Err(Trouble { message, is_final: true }), vec![5]));
+    assert_eq!((refused, levels), (Err(Trouble { message, is_final: true, is_silence: false }), vec![5]));
     // A refusal for another reason is no reason to speak another version.
     let busy: &[&[u8]] = &[b"\x20\x03\x00\x89\x00"];
     let (refused, levels) = greeted(busy, Speaks::FiveOrThree).await;

@@ -12,7 +12,8 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
-    sync::Arc,
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 use tokio::{
@@ -23,6 +24,8 @@ use tokio::{
 /// Between two tries to send an answer that the broker does not take for now; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+/// Topics that are remembered because the broker takes nothing for them.
+const MOST_UNWANTED: usize = 1024;
 
 /// Sends. Cheap to clone.
 #[derive(Clone)]
@@ -30,6 +33,9 @@ pub(super) struct Post {
     reach: Reach,
     note: Note,
     pub(super) largest: usize,
+    /// Topics of answers that the broker did not take, not even as an error. If it ended its connection over them, their
+    /// requests were not settled and come again: they are settled then, and nothing is sent.
+    unwanted: Arc<Mutex<VecDeque<String>>>,
 }
 
 /// Who waits for an answer.
@@ -72,7 +78,7 @@ impl Letter {
 
 impl Post {
     pub(super) fn new(reach: Reach, note: Note, largest: usize) -> Post {
-        Post { reach, note, largest }
+        Post { reach, note, largest, unwanted: Arc::default() }
     }
 
     pub(super) fn note(&self, noted: Noted) {
@@ -113,6 +119,13 @@ impl Post {
     /// Answers, and settles what is settled by that. An answer that the broker does not want (it may have its own bound of
     /// sizes) is replaced by an error that says so. One that it does not take for now settles nothing.
     pub(super) async fn answer(&self, letter: &mut Letter) -> Result<(), Gone> {
+        if self.unwanted().contains(&letter.reply.to) {
+            let why = "the broker took no answer for this topic before".to_owned();
+            self.failed(Some(&letter.which), &letter.reply.to, &why);
+            letter.replace();
+            letter.settle().await;
+            return Err(Gone::Refused(why));
+        }
         let mut sent = self.publish(&letter.reply.to, letter.answer.clone(), &letter.reply.echoed).await;
         if let (Err(Gone::Refused(why)), None) = (&sent, &letter.instead) {
             self.failed(Some(&letter.which), &letter.reply.to, why);
@@ -125,11 +138,24 @@ impl Post {
             // What the broker never takes need not come again, either.
             Err(Gone::Refused(why)) => {
                 self.failed(Some(&letter.which), &letter.reply.to, why);
+                self.remember_unwanted(&letter.reply.to);
                 letter.settle().await;
             }
             Err(over @ Gone::Over) => self.failed(Some(&letter.which), &letter.reply.to, &over.to_string()),
         }
         sent
+    }
+
+    fn unwanted(&self) -> MutexGuard<'_, VecDeque<String>> {
+        self.unwanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remember_unwanted(&self, topic: &str) {
+        let mut unwanted = self.unwanted();
+        if unwanted.len() >= MOST_UNWANTED {
+            unwanted.pop_front();
+        }
+        unwanted.push_back(topic.to_owned());
     }
 
     /// Answers what was not run. Nothing is lost with that but words, so that it is tried once: whoever asks nonsense in the

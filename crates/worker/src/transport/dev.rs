@@ -2,8 +2,9 @@
 //! kept there, and nothing comes again: there is nothing to settle.
 
 use super::{
-    Connection, Connector, Event, Notice, Outgoing, Subscription, Trouble,
+    Connection, Connector, Event, Notice, Outgoing, Subscription, Trouble, again,
     lines::{self, Command, Delivered, Reply, Written},
+    silence,
 };
 use bytes::{Bytes, BytesMut};
 use serde_json::value::{RawValue, to_raw_value};
@@ -99,14 +100,14 @@ impl Line {
         }
         let read = lines::read(&self.held);
         self.held.clear();
-        read.map_err(|error| fault(format!("the broker's answer is none of its dialect: {error}")))
+        read.map_err(|error| again(format!("the broker's answer is none of its dialect: {error}")))
     }
 
     /// Asks, and waits for what must be answered at once.
     async fn ask(&mut self, command: &Command) -> Result<(), Trouble> {
         self.write(command).await?;
         let reply = timeout(LONGEST_WAIT, self.reply()).await.map_err(|_| silent())??;
-        refusal(&reply).map_or(Ok(()), |why| Err(fault(why)))
+        refusal(&reply).map_or(Ok(()), |why| Err(again(why)))
     }
 }
 
@@ -152,7 +153,7 @@ impl Connection for Speaking {
                 biased;
                 reply = self.outgoing.reply(), if !self.sent.is_empty() => {
                     let (reply, sent) = (reply?, self.sent.pop_front());
-                    let (number, _) = sent.ok_or_else(|| fault("the broker answers what nobody asked"))?;
+                    let (number, _) = sent.ok_or_else(|| again("the broker answers what nobody asked"))?;
                     return Ok(match refusal(&reply) {
                         None => Event::Confirmed(number),
                         Some(why) => Event::Refused(number, why),
@@ -181,7 +182,7 @@ impl Connection for Speaking {
     }
 
     async fn publish(&mut self, number: u64, message: &Outgoing) -> Result<(), Trouble> {
-        let no_json = |error: serde_json::Error| fault(format!("what is to be sent is no JSON: {error}"));
+        let no_json = |error: serde_json::Error| again(format!("what is to be sent is no JSON: {error}"));
         let written = |(name, text): (&String, &String)| value(name, text).map(|value| (name.clone(), value));
         let user_properties: Result<Written, _> = message.properties.iter().map(written).collect();
         let user_properties = user_properties.map_err(no_json)?;
@@ -213,9 +214,9 @@ impl Speaking {
 
     fn received(&mut self, reply: Reply) -> Result<(), Trouble> {
         self.heard = Instant::now();
-        self.asked.pop_front().ok_or_else(|| fault("the broker answers what nobody asked"))?;
+        self.asked.pop_front().ok_or_else(|| again("the broker answers what nobody asked"))?;
         if let Some(why) = refusal(&reply) {
-            return Err(fault(why));
+            return Err(again(why));
         }
         self.early.extend(reply.message.as_deref().map(event));
         Ok(())
@@ -289,15 +290,11 @@ async fn within<T>(work: impl Future<Output = io::Result<T>>) -> Result<T, Troub
 }
 
 fn silent() -> Trouble {
-    fault(format!("the broker says nothing for {} s", LONGEST_WAIT.as_secs()))
+    silence(format!("the broker says nothing for {} s", LONGEST_WAIT.as_secs()))
 }
 
 fn trouble(error: io::Error) -> Trouble {
-    fault(error.to_string())
-}
-
-fn fault(message: impl Into<String>) -> Trouble {
-    Trouble { message: message.into(), is_final: false }
+    again(error.to_string())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! One connection: moves bytes between a stream and whatever speaks the protocol, and watches the clock. Nothing is lost when a
 //! wait is given up: what was read and what is to be written lies in the connection, not in the wait.
 
-use super::{Connection, Event, Outgoing, Subscription, Trouble, again, stream::Stream};
+use super::{Connection, Event, Outgoing, Subscription, Trouble, again, silence, stream::Stream};
 use bytes::{Buf, BytesMut};
 use std::{
     fmt,
@@ -17,6 +17,8 @@ use tokio::{
 };
 
 const READ_AT_ONCE: usize = 16 << 10;
+/// With so many bytes waiting to be written besides messages nothing is read: what comes wants answers, too.
+const MOST_UNWRITTEN: usize = 1 << 20;
 /// A farewell is a courtesy.
 pub(super) const LONGEST_FAREWELL: Duration = Duration::from_secs(2);
 
@@ -96,6 +98,8 @@ pub struct Driver<S> {
     pub(super) speaker: S,
     times: Times,
     is_unflushed: bool,
+    /// How much of what waits to be written goes as far as the last message: while a large one is written, we read.
+    added: usize,
     sent: Instant,
     heard: Instant,
     /// Since when we have said that we are there and heard nothing.
@@ -122,12 +126,16 @@ impl<S: Speaker> Driver<S> {
     /// Goes on where the greeting ended. `incoming` has what was read beyond it.
     pub(super) fn new(stream: Box<dyn Stream>, incoming: BytesMut, speaker: S, times: Times) -> Driver<S> {
         let (sent, heard) = (Instant::now(), Instant::now());
-        let (is_unflushed, beaten, stuck, was_idle) = (false, None, None, false);
-        Driver { stream, incoming, speaker, times, is_unflushed, sent, heard, beaten, stuck, was_idle }
+        let (is_unflushed, added, beaten, stuck, was_idle) = (false, 0, None, None, false);
+        Driver { stream, incoming, speaker, times, is_unflushed, added, sent, heard, beaten, stuck, was_idle }
     }
 
     /// Waits until something was read or written, or the clock says that something must be done.
     async fn step(&mut self, reads: Reads) -> Result<(), Trouble> {
+        let unwritten = self.speaker.outgoing().len();
+        self.added = self.added.min(unwritten);
+        let has_room = unwritten < self.added + MOST_UNWRITTEN;
+        let reads = if has_room { reads } else { Reads::No };
         match self.waits_to_write() {
             true => _ = self.stuck.get_or_insert_with(Instant::now),
             false => self.stuck = None,
@@ -145,6 +153,16 @@ impl<S: Speaker> Driver<S> {
             Some(Err(error)) => Err(again(format!("the connection broke: {error}"))),
             None => self.late(reads),
         }
+    }
+
+    fn fill(&mut self) -> Result<(), Trouble> {
+        let before = self.speaker.outgoing().len();
+        let filled = self.speaker.fill(Instant::now());
+        let after = self.speaker.outgoing().len();
+        if after > before {
+            self.added = after;
+        }
+        filled
     }
 
     fn waits_to_write(&mut self) -> bool {
@@ -230,12 +248,14 @@ impl<S: Speaker> Driver<S> {
         let (now, Times { hear, answer, .. }) = (Instant::now(), self.times);
         if self.stuck.is_some_and(|since| now >= since + answer) {
             let seconds = answer.as_secs();
-            return Err(again(format!("the broker takes nothing of what is written for {seconds} seconds")));
+            return Err(silence(format!(
+                "the broker takes nothing of what is written for {seconds} seconds"
+            )));
         }
         if reads == Reads::Yes {
             if self.beaten.is_some_and(|since| now >= since + hear) {
                 let seconds = hear.as_secs();
-                return Err(again(format!("the broker has not been heard for {seconds} seconds")));
+                return Err(silence(format!("the broker has not been heard for {seconds} seconds")));
             }
             self.is_answered()?;
         }
@@ -252,7 +272,7 @@ impl<S: Speaker> Driver<S> {
         match self.speaker.owed() {
             Some((since, what)) if Instant::now() >= since + self.times.answer => {
                 let seconds = self.times.answer.as_secs();
-                Err(again(format!("the broker lives, but {what} for {seconds} seconds")))
+                Err(silence(format!("the broker lives, but {what} for {seconds} seconds")))
             }
             Some(_) | None => Ok(()),
         }
@@ -299,7 +319,7 @@ impl<S: Speaker> Connection for Driver<S> {
     async fn next(&mut self) -> Result<Event, Trouble> {
         self.listen();
         loop {
-            self.speaker.fill(Instant::now())?;
+            self.fill()?;
             if let Some(event) = self.speaker.event() {
                 return Ok(event);
             }
@@ -312,7 +332,7 @@ impl<S: Speaker> Connection for Driver<S> {
     async fn idle(&mut self) -> Trouble {
         (self.was_idle, self.beaten) = (true, None);
         loop {
-            if let Err(trouble) = self.speaker.fill(Instant::now()) {
+            if let Err(trouble) = self.fill() {
                 return trouble;
             }
             if let Err(trouble) = self.step(Reads::No).await {

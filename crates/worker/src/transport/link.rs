@@ -24,6 +24,9 @@ const MOST_ORDERS: usize = 1024;
 const MOST_NOTICES: usize = 64;
 /// Messages that the broker has not confirmed; then no order is taken until it has.
 const MOST_UNCONFIRMED: usize = 1024;
+/// After so many connections that the broker ended before it confirmed a message, that message is sent with nothing else under
+/// way. If that connection ends as well, it was the message: nothing else would ever get through again.
+const MOST_ENDED: u32 = 2;
 
 /// How often it is tried to connect, and how long is waited between two tries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +115,14 @@ enum Order {
 struct Sending {
     message: Outgoing,
     done: oneshot::Sender<Result<(), Gone>>,
+    /// Connections that the broker ended after this was sent by them.
+    ended: u32,
+}
+
+impl Sending {
+    fn is_suspect(&self) -> bool {
+        self.ended >= MOST_ENDED
+    }
 }
 
 /// A link to a broker: what comes by it.
@@ -156,7 +167,10 @@ impl Reach {
     /// Sends, and waits until the broker has said what it does with it, through as many connections as that takes.
     pub async fn publish(&self, message: Outgoing) -> Result<(), Gone> {
         let (done, told) = oneshot::channel();
-        self.orders.send(Order::Publish(Sending { message, done })).await.map_err(|_| Gone::Over)?;
+        self.orders
+            .send(Order::Publish(Sending { message, done, ended: 0 }))
+            .await
+            .map_err(|_| Gone::Over)?;
         told.await.unwrap_or(Err(Gone::Over))
     }
 
@@ -196,6 +210,7 @@ impl Link {
             notes,
             waiting: None,
             unconfirmed: BTreeMap::new(),
+            alone: None,
             last: 0,
             connections: 0,
         };
@@ -215,8 +230,11 @@ struct Keeper {
     notes: mpsc::Sender<Notice>,
     /// One for which there is no room yet.
     waiting: Option<Arrived>,
-    /// By number, so that they are sent again in their order.
+    /// By number, so that they are sent again in their order. Suspects are before all others: nothing is added while there
+    /// are any.
     unconfirmed: BTreeMap<u64, Sending>,
+    /// The suspect that is under way.
+    alone: Option<u64>,
     last: u64,
     connections: u64,
 }
@@ -264,47 +282,70 @@ impl Keeper {
     }
 
     async fn serve<C: Connection>(&mut self, mut connection: C) -> End {
-        match self.begin(&mut connection).await {
-            Ok(()) => {}
-            Err(trouble) => return End::Trouble(trouble),
+        for subscription in &self.subscriptions {
+            if let Err(trouble) = connection.subscribe(subscription).await {
+                return End::Trouble(trouble);
+            }
         }
         self.connections += 1;
         self.states.send_replace(LinkState::Connected);
-        loop {
-            let is_full = self.waiting.is_some();
-            let may_order = self.unconfirmed.len() < MOST_UNCONFIRMED;
-            // Neither goes before the other: a flood of orders would hide that the broker is gone, a flood of messages would
-            // keep the orders waiting that settle them.
-            let done = tokio::select! {
-                heard = listen(&mut connection, &self.arrives, is_full) => match heard {
-                    Ok(heard) => {
-                        self.heard(heard);
-                        Ok(())
-                    }
-                    Err(trouble) => Err(trouble),
-                },
-                order = self.taken.recv(), if may_order => match order {
-                    Some(order) => self.carry_out(order, &mut connection).await,
-                    None => {
-                        connection.close().await;
-                        return End::Unused;
-                    }
-                },
-            };
-            if let Err(trouble) = done {
-                return End::Trouble(trouble);
+        match self.exchange(&mut connection).await {
+            Err(trouble) => {
+                self.blame(&trouble);
+                End::Trouble(trouble)
+            }
+            Ok(()) => {
+                connection.close().await;
+                End::Unused
             }
         }
     }
 
-    async fn begin<C: Connection>(&mut self, connection: &mut C) -> Result<(), Trouble> {
-        for subscription in &self.subscriptions {
-            connection.subscribe(subscription).await?;
+    /// Until nobody is left who could want something.
+    async fn exchange<C: Connection>(&mut self, connection: &mut C) -> Result<(), Trouble> {
+        for (number, sending) in self.unconfirmed.iter().filter(|(_, sending)| !sending.is_suspect()) {
+            connection.publish(*number, &sending.message).await?;
         }
-        for (number, sending) in &self.unconfirmed {
+        loop {
+            self.try_suspect(connection).await?;
+            let is_full = self.waiting.is_some();
+            let has_suspects = self.unconfirmed.values().next().is_some_and(Sending::is_suspect);
+            let may_order = self.unconfirmed.len() < MOST_UNCONFIRMED && !has_suspects;
+            // Neither goes before the other: a flood of orders would hide that the broker is gone, a flood of messages would
+            // keep the orders waiting that settle them.
+            tokio::select! {
+                heard = listen(connection, &self.arrives, is_full) => self.heard(heard?),
+                order = self.taken.recv(), if may_order => match order {
+                    Some(order) => self.carry_out(order, connection).await?,
+                    None => return Ok(()),
+                },
+            }
+        }
+    }
+
+    /// Sends one if nothing else is under way.
+    async fn try_suspect<C: Connection>(&mut self, connection: &mut C) -> Result<(), Trouble> {
+        let is_clear = self.alone.is_none() && self.unconfirmed.values().all(Sending::is_suspect);
+        if let Some((number, sending)) = self.unconfirmed.iter().next().filter(|_| is_clear) {
+            self.alone = Some(*number);
             connection.publish(*number, &sending.message).await?;
         }
         Ok(())
+    }
+
+    /// A connection has ended, perhaps over what was sent by it.
+    fn blame(&mut self, trouble: &Trouble) {
+        match self.alone.take() {
+            _ if trouble.is_silence => {}
+            Some(number) => {
+                let why = format!("the broker ends each connection by which it is sent: {trouble}");
+                self.conclude(number, Err(Gone::Refused(why)));
+            }
+            None => {
+                let sent = self.unconfirmed.values_mut().filter(|sending| !sending.is_suspect());
+                sent.for_each(|sending| sending.ended += 1);
+            }
+        }
     }
 
     fn heard(&mut self, heard: Heard) {
@@ -333,6 +374,7 @@ impl Keeper {
     }
 
     fn conclude(&mut self, number: u64, how: Result<(), Gone>) {
+        self.alone.take_if(|alone| *alone == number);
         if let Some(sending) = self.unconfirmed.remove(&number) {
             // Whoever asked may have stopped waiting.
             _ = sending.done.send(how);

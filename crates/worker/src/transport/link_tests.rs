@@ -123,7 +123,7 @@ impl Broker {
 }
 
 fn trouble(message: &str, is_final: bool) -> Trouble {
-    Trouble { message: message.to_owned(), is_final }
+    Trouble { message: message.to_owned(), is_final, is_silence: false }
 }
 
 /// The test's end of a link.
@@ -385,4 +385,78 @@ async fn the_number_of_unconfirmed_messages_is_bounded() {
     for send in sends {
         assert_eq!(send.await.unwrap(), Ok(()));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_over_which_the_broker_ends_each_connection_is_given_up_and_others_go() {
+    let world = world(&["a"], 0);
+    let send = |topic: &'static str| {
+        let reach = world.link.reach.clone();
+        tokio::spawn(async move { reach.publish(outgoing(topic)).await })
+    };
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
+    let poison = send("poison");
+    assert_eq!(broker.did().await, Did::Published(1, "poison".to_owned()));
+    let good = send("good");
+    assert_eq!(broker.did().await, Did::Published(2, "good".to_owned()));
+    drop(broker);
+    let mut broker = world.lets_in();
+    let begun = [broker.did().await, broker.did().await, broker.did().await];
+    assert_eq!(begun[2], Did::Published(2, "good".to_owned()), "both are sent again: {begun:?}");
+    drop(broker);
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
+    assert_eq!(broker.did().await, Did::Published(1, "poison".to_owned()));
+    let late = send("late");
+    // Time moves on only when all wait.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(broker.did.is_empty(), "nothing else is under way");
+    drop(broker);
+    let why = "the broker ends each connection by which it is sent: the broker is gone";
+    assert_eq!(poison.await.unwrap(), Err(Gone::Refused(why.to_owned())));
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
+    assert_eq!(broker.did().await, Did::Published(2, "good".to_owned()));
+    broker.says(Event::Confirmed(2));
+    assert_eq!(good.await.unwrap(), Ok(()));
+    assert_eq!(broker.did().await, Did::Published(3, "late".to_owned()));
+    broker.says(Event::Confirmed(3));
+    assert_eq!(late.await.unwrap(), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_is_waited_for_in_vain_has_refused_nothing() {
+    let world = world(&[], 0);
+    let reach = world.link.reach.clone();
+    let send = tokio::spawn(async move { reach.publish(outgoing("x")).await });
+    for is_silence in [false, true, false, true, true, true] {
+        let mut broker = world.lets_in();
+        assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
+        broker.says.send(Err(Trouble { is_silence, ..trouble("ended", false) })).unwrap();
+    }
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
+    broker.says(Event::Confirmed(1));
+    assert_eq!(send.await.unwrap(), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_end_before_anything_was_sent_by_them_are_held_against_nothing() {
+    let world = world(&["a"], 0);
+    let reach = world.link.reach.clone();
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
+    let send = tokio::spawn(async move { reach.publish(outgoing("x")).await });
+    assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
+    drop(broker);
+    for _ in 0..5 {
+        world.refuses(false);
+        drop(world.lets_in_but(Some("a")));
+    }
+    let mut broker = world.lets_in();
+    assert_eq!(broker.did().await, Did::Subscribed("a".to_owned()));
+    assert_eq!(broker.did().await, Did::Published(1, "x".to_owned()));
+    broker.says(Event::Confirmed(1));
+    assert_eq!(send.await.unwrap(), Ok(()));
 }

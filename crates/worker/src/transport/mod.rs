@@ -106,16 +106,23 @@ pub struct Trouble {
     pub message: String,
     /// Trying again cannot help: the broker does not want us.
     pub is_final: bool,
+    /// The broker was waited for in vain: it has said nothing against anything that was sent.
+    pub is_silence: bool,
 }
 
 /// Trouble that may pass.
 fn again(message: impl Into<String>) -> Trouble {
-    Trouble { message: message.into(), is_final: false }
+    Trouble { message: message.into(), is_final: false, is_silence: false }
+}
+
+/// The same, where the broker was waited for in vain.
+fn silence(message: impl Into<String>) -> Trouble {
+    Trouble { is_silence: true, ..again(message) }
 }
 
 /// Trouble that will not.
 fn never(message: impl Into<String>) -> Trouble {
-    Trouble { message: message.into(), is_final: true }
+    Trouble { is_final: true, ..again(message) }
 }
 
 impl fmt::Display for Trouble {

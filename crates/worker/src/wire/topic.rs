@@ -49,7 +49,7 @@ pub enum BadTopic {
     /// A name is missing.
     #[error("a name in a topic is empty")]
     Empty,
-    /// A wildcard of one of the protocols, a control character, or a slash where a name is one level.
+    /// A wildcard of one of the protocols, a control character, no character at all, or a slash where a name is one level.
     #[error("a name in a topic has {0:?}")]
     Character(char),
     /// Brokers refuse it.
@@ -231,11 +231,19 @@ fn of_tools(topic: &str) -> Option<Topic<'_>> {
 
 /// A name as it may stand in a topic. What is a wildcard in one protocol is one in all: messages pass from one to another.
 fn name(text: &str) -> Result<&str, BadTopic> {
-    match text.chars().find(|letter| "*>+#".contains(*letter) || letter.is_control()) {
+    let is_foreign =
+        |letter: &char| "*>+#".contains(*letter) || letter.is_control() || is_no_character(*letter);
+    match text.chars().find(is_foreign) {
         Some(letter) => Err(BadTopic::Character(letter)),
         None if text.is_empty() => Err(BadTopic::Empty),
         None => Ok(text),
     }
+}
+
+/// What Unicode never gives a meaning. MQTT lets a broker end the connection over it.
+fn is_no_character(letter: char) -> bool {
+    let code = u32::from(letter);
+    (0xfdd0..=0xfdef).contains(&code) || code & 0xfffe == 0xfffe
 }
 
 fn bounded(topic: &str) -> Result<(), BadTopic> {

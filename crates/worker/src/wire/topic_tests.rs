@@ -77,7 +77,9 @@ fn a_namespace_keeps_to_the_rules_of_the_mesh() {
 #[test]
 fn a_name_that_could_be_a_pattern_is_neither_written_nor_read() {
     let base = base();
-    for letter in ['*', '>', '+', '#', '\0', '\n', '\u{7f}', '\u{85}'] {
+    for letter in
+        ['*', '>', '+', '#', '\0', '\n', '\u{7f}', '\u{85}', '\u{fdd0}', '\u{fdef}', '\u{fffe}', '\u{10ffff}']
+    {
         let tool = format!("a{letter}b");
         assert_eq!(base.invoke(&tool), Err(BadTopic::Character(letter)));
         assert_eq!(base.response("agent", &tool), Err(BadTopic::Character(letter)));

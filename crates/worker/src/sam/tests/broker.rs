@@ -30,6 +30,8 @@ struct Inner {
     refused: Vec<u64>,
     /// Whose queues are full, by topic; what was meant for them is not taken.
     full: BTreeSet<String>,
+    /// Over what is sent there it ends the connection.
+    hated: BTreeSet<String>,
     not_now: Vec<u64>,
     offered: usize,
     settled: usize,
@@ -132,6 +134,10 @@ impl Broker {
         locked(&self.0.inner).offered
     }
 
+    pub(super) fn ends_over(&self, topic: &str) {
+        self.change(|inner| inner.hated.insert(topic.to_owned()));
+    }
+
     pub(super) fn refuses_larger(&self, than: usize) {
         self.change(|inner| inner.refuses_larger = Some(than));
     }
@@ -175,7 +181,7 @@ pub(super) struct Connected {
 }
 
 fn trouble(message: &str) -> Trouble {
-    Trouble { message: message.to_owned(), is_final: false }
+    Trouble { message: message.to_owned(), is_final: false, is_silence: false }
 }
 
 impl Connected {
@@ -238,6 +244,10 @@ impl Connection for Connected {
         self.broker.change(|inner| {
             if inner.refuses_larger.is_some_and(|most| message.payload.len() > most) {
                 inner.refused.push(number);
+                return;
+            }
+            if inner.hated.contains(&message.topic) {
+                inner.connection += 1;
                 return;
             }
             if inner.full.contains(&message.topic) {

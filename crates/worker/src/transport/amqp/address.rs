@@ -1,6 +1,6 @@
 //! What things of the mesh are called on a broker. AMQP leaves names to brokers, and they differ.
 
-use super::super::Trouble;
+use super::super::{Trouble, never};
 use crate::wire::topic::mqtt_filter;
 
 /// How a broker calls queues and topics.
@@ -37,7 +37,7 @@ impl Addresses {
     /// Where all that matches a pattern of the mesh is read.
     pub(super) fn pattern(&self, pattern: &str) -> Result<String, Trouble> {
         // What cannot be said in the one cannot be said in the other.
-        mqtt_filter(pattern).map_err(|bad| Trouble { message: bad.to_string(), is_final: true })?;
+        mqtt_filter(pattern).map_err(|bad| never(bad.to_string()))?;
         Ok(match self {
             Addresses::Solace => format!("topic://{pattern}"),
             Addresses::Rabbit { exchange } => {

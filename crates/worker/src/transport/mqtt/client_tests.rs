@@ -9,6 +9,7 @@ use super::*;
 use crate::transport::{
     Connection, Notice,
     driver::{LONGEST_FAREWELL, Times},
+    silence,
 };
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -130,7 +131,7 @@ async fn silence_is_answered_with_a_ping_and_more_silence_is_the_end() {
         std::future::pending::<()>().await;
     };
     let trouble = tokio::select! { end = client.next() => end.unwrap_err(), () = talk => unreachable!() };
-    assert_eq!(trouble, again("the broker has not been heard for 30 seconds"));
+    assert_eq!(trouble, silence("the broker has not been heard for 30 seconds"));
     assert_eq!(begun.elapsed(), TIMES.speak * 4 + TIMES.answer);
 }
 
@@ -163,7 +164,7 @@ async fn a_broker_that_takes_nothing_is_given_up() {
     }
     let begun = Instant::now();
     let trouble = client.next().await.unwrap_err();
-    assert_eq!(trouble, again("the broker takes nothing of what is written for 30 seconds"));
+    assert_eq!(trouble, silence("the broker takes nothing of what is written for 30 seconds"));
     assert_eq!(begun.elapsed(), TIMES.answer);
     let (mut client, _broker) = pair_of(agreed(), 1);
     client.publish(1, &outgoing("topic")).await.unwrap();
@@ -445,6 +446,24 @@ fn identifiers_go_round_and_leave_out_those_in_use() {
         session.ask(&about, false, now).unwrap();
     }
     assert!(session.ask(&about, false, now).is_err(), "none is left");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_sends_and_does_not_read_is_soon_not_read_either() {
+    let (mut client, mut broker) = pair();
+    // Such are acknowledged at once, and nobody hears of them.
+    let Packet::Publish(kept) = message("a", Some(1)) else { panic!() };
+    let flood = written(&Packet::Publish(Publish { is_retained: true, ..kept })).repeat(1000);
+    let floods = async {
+        for _ in 0..1000 {
+            broker.stream.write_all(&flood).await.unwrap();
+        }
+        std::future::pending::<()>().await;
+    };
+    let trouble = tokio::select! { heard = client.next() => heard.unwrap_err(), () = floods => panic!() };
+    assert_eq!(trouble.message, "the broker takes nothing of what is written for 30 seconds");
+    let unwritten = client.speaker.outgoing().len();
+    assert!((1 << 20..9 << 17).contains(&unwritten), "{unwritten}");
 }
 
 proptest! {
