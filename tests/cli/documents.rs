@@ -19,7 +19,7 @@ use snapbox::str;
 use std::{
     fs,
     io::{BufRead, BufReader},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
@@ -165,11 +165,20 @@ fn the_documents_do_what_they_show() {
     assert!(count >= 2, "{count} blocks in {documents:?}");
 }
 
+/// The one that was built together with the command, else built anew, with the whole workspace: for its package alone, cargo would
+/// compile most dependencies again.
+fn embed() -> PathBuf {
+    let command = std::env::var_os("AIRLOCK_BIN").map(PathBuf::from);
+    let beside = command.map(|command| command.with_file_name("examples").join("embed"));
+    beside
+        .filter(|path| path.is_file())
+        .unwrap_or_else(|| built(&["--workspace", "--example", "embed"], "embed"))
+}
+
 #[test]
 fn the_example_of_the_library_runs() {
     let world = World::new();
-    // With the whole workspace: for its package alone, cargo would compile most dependencies again.
-    let mut example = Command::new(built(&["--workspace", "--example", "embed"], "embed"));
+    let mut example = Command::new(embed());
     // Its state goes to the temporary folder.
     let output = example.env("TMPDIR", world.here("")).output().expect("the example starts");
     let told = String::from_utf8_lossy(&output.stderr);

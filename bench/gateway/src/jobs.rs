@@ -170,7 +170,8 @@ fn slot_time(noisy: &mut Client) -> io::Result<f64> {
 
 /// How many milliseconds each of the last jobs that succeeded ran.
 fn ended(client: &mut Client) -> io::Result<Vec<f64>> {
-    let told: Value = serde_json::from_slice(&client.ask("GET", "/v1/jobs?status=succeeded&limit=50", "")?)?;
+    let told: Value =
+        serde_json::from_slice(&client.ask("GET", "/v1/jobs?status=succeeded&limit=50", "")?)?;
     let jobs = told["jobs"].as_array().map_or(&[][..], Vec::as_slice);
     let time = |job: &Value, name: &str| job[name].as_str().and_then(milliseconds);
     Ok(jobs.iter().filter_map(|job| Some(time(job, "ended_at")? - time(job, "started_at")?)).collect())

@@ -17,7 +17,7 @@
 //! root alone), `AIRLOCK_TEST_FOLDER` (`/var/tmp` unless told).
 //! `AIRLOCK_BACKENDS` (of native, docker, podman; all unless told), `AIRLOCK_FULL` (every row of every proof in containers,
 //! too).
-//! An argument runs only the proofs whose name contains it. Needs `sh`, `cat` and `busybox` (static); no python.
+//! Arguments run only the proofs whose name contains one of them. Needs `sh`, `cat` and `busybox` (static); no python.
 
 mod barriers;
 mod containers;

@@ -44,17 +44,14 @@ macro_rules! proofs {
 /// The status to exit with.
 pub(crate) fn run(proofs: &[Proof], expected: usize) -> i32 {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|text| !text.starts_with('-')).collect();
-    let filter = arguments.first().map_or("", String::as_str);
     if std::env::args().any(|text| text == "--list") {
         proofs.iter().for_each(|proof| println!("{}: test", proof.name));
         return 0;
     }
-    let chosen: Vec<_> = proofs.iter().filter(|proof| proof.name.contains(filter)).collect();
-    let complete = !filter.is_empty() || chosen.len() == expected;
-    if !complete || chosen.is_empty() {
-        println!("expected {expected} proofs, chose {}", chosen.len());
-    }
-    let mut good = complete && !chosen.is_empty();
+    let is_meant =
+        |proof: &&Proof| arguments.is_empty() || arguments.iter().any(|part| proof.name.contains(part));
+    let chosen: Vec<_> = proofs.iter().filter(is_meant).collect();
+    let mut good = is_complete(&chosen, expected, &arguments);
     if wanted("native") {
         // Once as a lone run makes them, once from a pool.
         let pools: &[bool] =
@@ -70,9 +67,20 @@ pub(crate) fn run(proofs: &[Proof], expected: usize) -> i32 {
     }
     let world = World::prepare(false, None);
     if world.mode == Mode::Root {
-        good &= again_as_user(&world, filter, daemons.as_ref());
+        good &= again_as_user(&world, &arguments, daemons.as_ref());
     }
     i32::from(!good)
+}
+
+/// Whether all are there, or at least one for each part of a name that was asked for.
+fn is_complete(chosen: &[&Proof], expected: usize, parts: &[String]) -> bool {
+    let is_found = |part: &&String| chosen.iter().any(|proof| proof.name.contains(*part));
+    let lost: Vec<_> = parts.iter().filter(|part| !is_found(part)).collect();
+    let is_whole = !parts.is_empty() || chosen.len() == expected;
+    if !is_whole || !lost.is_empty() {
+        println!("expected {expected} proofs, chose {}; none for {lost:?}", chosen.len());
+    }
+    is_whole && lost.is_empty()
 }
 
 /// Whether the proofs are asked for on this backend.
@@ -131,7 +139,7 @@ fn holds(proof: &Proof, world: &World) -> bool {
 }
 
 /// From a folder that the user can read, with nothing of root's left.
-fn again_as_user(world: &World, filter: &str, daemons: Option<&Daemons>) -> bool {
+fn again_as_user(world: &World, parts: &[String], daemons: Option<&Daemons>) -> bool {
     let name = daemons::user();
     if name == NOBODY {
         return true;
@@ -143,9 +151,7 @@ fn again_as_user(world: &World, filter: &str, daemons: Option<&Daemons>) -> bool
     std::fs::copy(std::env::current_exe().expect("own path"), &copy).expect("copy of this binary");
     std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).expect("mode");
     let mut command = Command::new(&copy);
-    command
-        .args((!filter.is_empty()).then_some(filter))
-        .env("AIRLOCK_PROBE", world.probe_folder.join("probe"));
+    command.args(parts).env("AIRLOCK_PROBE", world.probe_folder.join("probe"));
     let folder = world.fresh_folder("user");
     std::os::unix::fs::chown(&folder, Some(uid), Some(gid)).expect("an owner");
     command.env("AIRLOCK_TEST_FOLDER", folder);
