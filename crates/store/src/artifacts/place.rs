@@ -114,9 +114,11 @@ fn patience() -> RetryConfig {
 }
 
 fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
-    // What cannot be in a header, the client panics over.
+    // What cannot be in a header, the client panics over; and over what cannot be in an address, which the region is a part of.
     let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
-    if !is_word(&remote.key) || !is_word(&remote.region) {
+    let is_name =
+        |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if !is_word(&remote.key) || !is_name(&remote.region) {
         let source = "the name of its access key, or its region, has a letter that none has".into();
         return Err(Error::Generic { store: "bucket", source });
     }
@@ -136,15 +138,15 @@ fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
 }
 
 fn gcs(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
-    let mut builder = GoogleCloudStorageBuilder::new()
+    // Always said: so a service account says nothing of where its tokens go.
+    let endpoint = remote.endpoint.as_deref().unwrap_or("https://storage.googleapis.com");
+    let builder = GoogleCloudStorageBuilder::new()
         .with_bucket_name(&remote.bucket)
+        .with_base_url(endpoint)
         .with_service_account_key(&remote.key)
         .with_client_options(client(remote))
         .with_http_connector(Stays)
         .with_retry(patience());
-    if let Some(endpoint) = &remote.endpoint {
-        builder = builder.with_base_url(endpoint);
-    }
     Ok(Arc::new(builder.build()?))
 }
 
@@ -196,7 +198,9 @@ mod tests {
         let good = || remote("http://127.0.0.1:1".to_owned());
         assert!(s3(&good()).is_ok(), "the control");
         assert!(s3(&Remote { key: "a\nb".to_owned(), ..good() }).is_err());
-        assert!(s3(&Remote { region: "a\nb".to_owned(), ..good() }).is_err());
+        for region in ["a\nb", "a<b", "a/b"] {
+            assert!(s3(&Remote { region: region.to_owned(), ..good() }).is_err(), "{region}");
+        }
     }
 
     #[tokio::test]

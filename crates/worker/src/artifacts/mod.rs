@@ -13,6 +13,7 @@ mod bucket;
 #[cfg(test)]
 pub(crate) mod fake;
 mod folder;
+mod found;
 mod line;
 mod memory;
 pub(crate) mod names;
