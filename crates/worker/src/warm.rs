@@ -32,9 +32,9 @@ const LIFETIME: Duration = Duration::from_secs(15 * 60);
 const IDLE: Duration = Duration::from_secs(10 * 60);
 /// How long one may take to import.
 const LONGEST_IMPORT: Duration = Duration::from_secs(60);
-/// After one failed, none of its kind is made for so long.
+/// After one failed, or did not come to rest, none of its kind is made for so long.
 const PAUSE: Duration = Duration::from_secs(60);
-/// The same after one was too large, or could not be stopped: the next will hardly be otherwise.
+/// The same after one was too large, or where none can be stopped: the next will hardly be otherwise.
 const LONG_PAUSE: Duration = Duration::from_secs(10 * 60);
 /// How often it is looked what they take, and whether they live.
 const LOOK: Duration = Duration::from_secs(5);
@@ -283,20 +283,25 @@ impl Warm {
             Ok(()) => Ok(parked),
             Err(why) => {
                 self.cannot_stop(&why);
-                Err(LONG_PAUSE)
+                Err(if why.may_pass() { PAUSE } else { LONG_PAUSE })
             }
         }
     }
 
     fn cannot_stop(&self, why: &NoRoom) {
         if !self.has_trouble.swap(true, Ordering::Relaxed) {
-            let told = format!("no interpreter is kept ready, because none can be kept still: {why}");
+            let told = match why.may_pass() {
+                true => {
+                    "no interpreter is kept ready for now: one did not come to rest, and it is tried again"
+                }
+                false => "no interpreter is kept ready, because none can be kept still",
+            };
+            let told = format!("{told}: {why}");
             *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
         }
     }
 
-    /// Tries with a box in which nothing goes on whether any can be kept still here. Where none can be, none is kept ready: not
-    /// one is made in vain.
+    /// Tries with a box in which nothing goes on whether any can be kept still here.
     pub(crate) async fn try_to_stop(&self, room: &Room) {
         if self.most == 0 {
             return;
@@ -305,8 +310,15 @@ impl Warm {
             room.pause().await?;
             room.resume().await
         };
-        if let Err(why) = tried.await {
-            self.cannot_stop(&why);
+        self.tried_to_stop(tried.await);
+    }
+
+    /// Where none can be kept still, none is kept ready: not one is made in vain. What only failed this once is tried again
+    /// behind calls, which are cold meanwhile.
+    pub(crate) fn tried_to_stop(&self, tried: Result<(), NoRoom>) {
+        let Err(why) = tried else { return };
+        self.cannot_stop(&why);
+        if !why.may_pass() {
             self.close();
         }
     }

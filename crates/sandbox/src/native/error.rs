@@ -115,6 +115,12 @@ pub enum SandboxError {
         /// What would help.
         remedy: &'static str,
     },
+    /// It did not come to rest, and may another time.
+    #[error("cannot freeze the sandbox: {why}")]
+    NotFrozen {
+        /// Why not.
+        why: io::Error,
+    },
     /// A box has as many programs under way as it may.
     #[error("the sandbox has {most} programs under way, as many as it may")]
     TooManyPrograms {
@@ -188,7 +194,9 @@ impl SandboxError {
             SandboxError::Replaced { .. } => ErrorCode::PolicyDenied,
             SandboxError::CannotFreeze { .. } => ErrorCode::BackendUnavailable,
             SandboxError::Frozen | SandboxError::Directory { .. } => ErrorCode::InvalidSpec,
-            SandboxError::NoProcess | SandboxError::HeldUp => ErrorCode::Conflict,
+            SandboxError::NoProcess | SandboxError::HeldUp | SandboxError::NotFrozen { .. } => {
+                ErrorCode::Conflict
+            }
             SandboxError::Look { .. }
             | SandboxError::Name { .. }
             | SandboxError::Nul
@@ -246,6 +254,7 @@ impl SandboxError {
                 "a program inside may have stopped it (SIGSTOP), or the machine is busy: end that program, or try again"
             }
             SandboxError::CannotFreeze { remedy, .. } => remedy,
+            SandboxError::NotFrozen { .. } => "something in it cannot be stopped just now: try again",
             SandboxError::TooManyPrograms { .. } => "wait until one has ended, or end one",
             SandboxError::Step(failure) => return step_hint(failure),
         };
@@ -268,4 +277,17 @@ fn step_hint(failure: &Failure) -> String {
         _ => "`airlock doctor` shows what this host can enforce",
     }
     .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_cannot_freeze_now_may_another_time_and_who_has_no_freezer_may_not() {
+        let now = SandboxError::NotFrozen { why: io::ErrorKind::ResourceBusy.into() };
+        let never = SandboxError::CannotFreeze { why: "it has no cgroup".to_owned(), remedy: "" };
+        assert_eq!((now.code(), never.code()), (ErrorCode::Conflict, ErrorCode::BackendUnavailable));
+        assert!(now.info().message.contains("cannot freeze the sandbox"));
+    }
 }

@@ -21,6 +21,7 @@ use init::{
 use spec::{Barrier, Enforcer, SandboxSpec};
 use std::{
     collections::BTreeMap,
+    io::ErrorKind,
     net::TcpListener,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
@@ -337,10 +338,14 @@ impl NativeBox {
         self.frozen = true;
         let set = move || if frozen { freezer.freeze() } else { freezer.thaw() };
         let done = tokio::task::spawn_blocking(set).await.unwrap_or_else(|error| Err(error.into()));
-        let stuck = "something in it cannot be stopped just now: try again";
         // What could not be stopped as a whole goes on as a whole.
         self.frozen = frozen == done.is_ok();
-        done.map_err(|error| cannot(error.to_string(), stuck))
+        done.map_err(|why| match why.kind() {
+            ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+                cannot(why.to_string(), "let its cgroup have a freezer that we may use")
+            }
+            _ => SandboxError::NotFrozen { why },
+        })
     }
 
     fn watch(&self, listener: Option<OwnedFd>) -> std::io::Result<Option<mpsc::Receiver<Told>>> {

@@ -4,11 +4,11 @@ use super::{StoreError, bucket::Bucket, folder::Folder};
 use object_store::{
     ClientConfigKey, ClientOptions, Error, ObjectStore, RetryConfig,
     aws::AmazonS3Builder,
-    client::{HttpClient, HttpConnector},
+    client::{HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService},
     gcp::GoogleCloudStorageBuilder,
     memory::InMemory,
 };
-use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{fmt, io, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
 /// Where artifacts are.
 #[derive(Clone, Debug)]
@@ -100,8 +100,51 @@ impl HttpConnector for Stays {
             .user_agent("airlock")
             .build();
         let unfit = |error: reqwest::Error| Error::Generic { store: "bucket", source: error.into() };
-        client.map(HttpClient::new).map_err(unfit)
+        client.map(|client| HttpClient::new(Reads(client))).map_err(unfit)
     }
+}
+
+/// No key, and nothing else in a listing, is longer.
+const LONGEST_PIECE: usize = 8 << 10;
+
+/// Reads listings before the client does: it asks for the next page by what this one says, and panics if that is too long for
+/// an address.
+#[derive(Debug)]
+struct Reads(reqwest::Client);
+
+impl HttpService for Reads {
+    fn call<'a, 'b>(
+        &'a self,
+        request: HttpRequest,
+    ) -> Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'b>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(async move {
+            let is_page = request.uri().query().is_some_and(|query| query.contains("list-type="));
+            let answer = self.0.call(request).await?;
+            if !is_page {
+                return Ok(answer);
+            }
+            let (head, body) = answer.into_parts();
+            let page = body.bytes().await?;
+            match has_short_pieces(&page) {
+                true => Ok(HttpResponse::from_parts(head, page.into())),
+                false => {
+                    let why = format!("a listing has a piece of more than {LONGEST_PIECE} bytes, or remarks");
+                    Err(HttpError::new(HttpErrorKind::Decode, io::Error::other(why)))
+                }
+            }
+        })
+    }
+}
+
+/// What may be in the middle of a text, and would have it look shorter, is not in a listing; `<?` only begins one.
+fn has_short_pieces(page: &[u8]) -> bool {
+    let mut pieces = page.split(|byte| *byte == b'<');
+    pieces.all(|piece| piece.len() <= LONGEST_PIECE && !piece.starts_with(b"!"))
+        && page.windows(2).filter(|two| two == b"<?").count() <= 1
 }
 
 fn client(remote: &Remote) -> ClientOptions {
@@ -114,9 +157,11 @@ fn patience() -> RetryConfig {
 }
 
 fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
-    // What cannot be in a header, the client panics over.
+    // What cannot be in a header, the client panics over; and over what cannot be in an address, which the region is a part of.
     let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
-    if !is_word(&remote.key) || !is_word(&remote.region) {
+    let is_name =
+        |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    if !is_word(&remote.key) || !is_name(&remote.region) {
         let source = "the name of its access key, or its region, has a letter that none has".into();
         return Err(Error::Generic { store: "bucket", source });
     }
@@ -128,6 +173,8 @@ fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
         .with_client_options(client(remote))
         .with_http_connector(Stays)
         .with_retry(patience())
+        // We take away one by one; and over an answer about others than were named, the client panics.
+        .with_disable_bulk_delete(true)
         .with_allow_http(remote.allow_http);
     if let Some(endpoint) = &remote.endpoint {
         builder = builder.with_endpoint(endpoint);
@@ -136,15 +183,15 @@ fn s3(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
 }
 
 fn gcs(remote: &Remote) -> object_store::Result<Arc<dyn ObjectStore>> {
-    let mut builder = GoogleCloudStorageBuilder::new()
+    // Always said: so a service account says nothing of where its tokens go.
+    let endpoint = remote.endpoint.as_deref().unwrap_or("https://storage.googleapis.com");
+    let builder = GoogleCloudStorageBuilder::new()
         .with_bucket_name(&remote.bucket)
+        .with_base_url(endpoint)
         .with_service_account_key(&remote.key)
         .with_client_options(client(remote))
         .with_http_connector(Stays)
         .with_retry(patience());
-    if let Some(endpoint) = &remote.endpoint {
-        builder = builder.with_base_url(endpoint);
-    }
     Ok(Arc::new(builder.build()?))
 }
 
@@ -196,7 +243,39 @@ mod tests {
         let good = || remote("http://127.0.0.1:1".to_owned());
         assert!(s3(&good()).is_ok(), "the control");
         assert!(s3(&Remote { key: "a\nb".to_owned(), ..good() }).is_err());
-        assert!(s3(&Remote { region: "a\nb".to_owned(), ..good() }).is_err());
+        for region in ["a\nb", "a<b", "a/b"] {
+            assert!(s3(&Remote { region: region.to_owned(), ..good() }).is_err(), "{region}");
+        }
+    }
+
+    fn answer(body: &str) -> String {
+        let length = body.len();
+        format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+    }
+
+    #[tokio::test]
+    async fn what_a_server_has_us_ask_for_does_not_end_us() {
+        let listed = async |next: &str| {
+            let page = format!("<ListBucketResult>{next}</ListBucketResult>");
+            let store = s3(&remote(server(answer(&page)).0)).unwrap();
+            let mut all = store.list(None);
+            std::future::poll_fn(|context| all.as_mut().poll_next(context)).await.transpose()
+        };
+        assert!(listed("<Name>bucket</Name>").await.unwrap().is_none(), "the control");
+        let long = "x".repeat(70_000);
+        for next in [long.clone(), format!("<![CDATA[{}]]>", long.replace("xxxx", "x<x>"))] {
+            let next = format!("<NextContinuationToken>{next}</NextContinuationToken>");
+            let why = listed(&next).await.unwrap_err();
+            assert!(format!("{why:?}").contains("a listing has a piece"), "{why:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_about_what_was_not_to_go_does_not_end_us() {
+        let others =
+            "<DeleteResult><Error><Key>b</Key><Code>No</Code><Message>no</Message></Error></DeleteResult>";
+        let store = s3(&remote(server(answer(others)).0)).unwrap();
+        store.delete(&Path::from("a")).await.unwrap();
     }
 
     #[tokio::test]

@@ -16,7 +16,10 @@ use object_store::{Attribute, Attributes, Error, GetOptions, GetResult, PutMode,
 use std::{
     collections::BTreeMap,
     future::poll_fn,
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 use tokio::sync::OwnedMutexGuard;
 
@@ -126,7 +129,13 @@ impl Bucket {
         }
     }
 
-    pub(super) async fn save(&self, names: &Names<'_>, mime_type: &str, bytes: Bytes) -> Result<i64, Failed> {
+    pub(super) async fn save(
+        &self,
+        names: &Names<'_>,
+        mime_type: &str,
+        bytes: Bytes,
+        has_begun: &AtomicBool,
+    ) -> Result<i64, Failed> {
         let key = self.key(names)?;
         let _turn = match self.exclusive.get() {
             Some(true) => None,
@@ -141,6 +150,7 @@ impl Bucket {
             let at = format!("{key}/{number}");
             // Others may find it out meanwhile.
             let exclusive = self.exclusive.get().copied();
+            has_begun.store(true, Ordering::Relaxed);
             match self.put(&at, &bytes, attributes.clone(), exclusive).await {
                 Ok(()) => {
                     self.try_out(&at, &bytes, attributes).await;

@@ -5,6 +5,7 @@
 //! The client refuses a whole page of a listing for one key that it cannot name (`a//b`, `../x`). Such keys are marked on their
 //! way to it, and go on as keys that no file can have.
 
+use super::found;
 use http_body_util::{BodyExt, Limited};
 use object_store::{
     ClientConfigKey, ClientOptions, Error,
@@ -19,12 +20,19 @@ use std::{io, pin::Pin, time::Duration};
 const CONNECT: Duration = Duration::from_secs(10);
 /// A page of a listing has a thousand keys of at most a thousand letters, and what is known of them.
 const LONGEST_WORD: usize = 16 << 20;
+/// No key, and nothing else in a listing, is longer.
+const LONGEST_PIECE: usize = 8 << 10;
 /// Marks what cannot be named: no name of a file has it.
 pub(crate) const ODD: char = '\u{80}';
 
 /// Makes clients that stay where they are sent.
-#[derive(Debug)]
-pub(super) struct Line;
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// To a bucket.
+    Bucket,
+    /// To whoever has what opens it.
+    Credentials,
+}
 
 impl HttpConnector for Line {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
@@ -38,12 +46,15 @@ impl HttpConnector for Line {
             .user_agent("airlock")
             .build()
             .map_err(|error| Error::Generic { store: "bucket", source: error.into() })?;
-        Ok(HttpClient::new(Stays(client)))
+        Ok(HttpClient::new(Stays { client, line: *self }))
     }
 }
 
 #[derive(Debug)]
-struct Stays(reqwest::Client);
+struct Stays {
+    client: reqwest::Client,
+    line: Line,
+}
 
 type Answer<'a> = Pin<Box<dyn Future<Output = Result<HttpResponse, HttpError>> + Send + 'a>>;
 
@@ -54,9 +65,10 @@ impl HttpService for Stays {
         Self: 'b,
     {
         Box::pin(async move {
-            let is_page = request.uri().query().is_some_and(|query| query.contains("list-type="));
-            let is_object = request.method() == "GET" && !is_page;
-            let answer = self.0.call(request).await?;
+            let uri = request.uri().clone();
+            let is_page = uri.query().is_some_and(|query| query.contains("list-type="));
+            let is_object = self.line == Line::Bucket && request.method() == "GET" && !is_page;
+            let answer = self.client.call(request).await?;
             let status = answer.status();
             // 304 sends nobody anywhere.
             if status.is_redirection() && status != 304 {
@@ -66,7 +78,13 @@ impl HttpService for Stays {
                 return Ok(answer);
             }
             let (head, body) = answer.map(bounded).into_parts();
-            let body = if is_page { page(body).await? } else { body };
+            let body = match self.line {
+                Line::Credentials if status.is_success() => {
+                    found::answer(uri.path(), body.collect().await?.to_bytes())?.into()
+                }
+                Line::Bucket if is_page => page(body).await?,
+                Line::Bucket | Line::Credentials => body,
+            };
             Ok(HttpResponse::from_parts(head, body))
         })
     }
@@ -89,10 +107,22 @@ fn bounded(body: HttpResponseBody) -> HttpResponseBody {
 /// What is no text is the client's to refuse.
 async fn page(body: HttpResponseBody) -> Result<HttpResponseBody, HttpError> {
     let text = body.collect().await?.to_bytes();
-    Ok(match std::str::from_utf8(&text) {
-        Ok(text) => nameable(text).into(),
-        Err(_) => text.into(),
-    })
+    match std::str::from_utf8(&text) {
+        Ok(text) if !has_short_pieces(text) => {
+            let why = format!("its listing has a piece of more than {LONGEST_PIECE} bytes, or remarks");
+            Err(HttpError::new(HttpErrorKind::Decode, io::Error::other(why)))
+        }
+        Ok(text) => Ok(nameable(text).into()),
+        Err(_) => Ok(text.into()),
+    }
+}
+
+/// The client asks for the next page by what this one says, and does not survive it if it is too long for an address. What may
+/// be in the middle of a text, and would have it look shorter, is not in a listing; `<?` only begins one.
+fn has_short_pieces(page: &str) -> bool {
+    let mut pieces = page.split('<');
+    pieces.all(|piece| piece.len() <= LONGEST_PIECE && !piece.starts_with('!'))
+        && page.matches("<?").count() <= 1
 }
 
 /// A page whose keys can all be named.

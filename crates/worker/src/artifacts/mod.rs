@@ -13,6 +13,7 @@ mod bucket;
 #[cfg(test)]
 pub(crate) mod fake;
 mod folder;
+mod found;
 mod line;
 mod memory;
 pub(crate) mod names;
@@ -26,7 +27,13 @@ use bucket::Bucket;
 use folder::Folder;
 use memory::Memory;
 use names::Names;
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 /// What the memory shelf holds at most, unless told otherwise.
 pub const MEMORY_BYTES: u64 = 256 << 20;
@@ -204,15 +211,28 @@ impl Shelf {
         mime_type: &str,
         bytes: bytes::Bytes,
     ) -> Result<i64, ShelfError> {
+        self.save_telling(scope, filename, mime_type, bytes, &AtomicBool::new(false)).await
+    }
+
+    /// The same. Whoever does not wait for its end knows by `has_begun` whether any of it may be there.
+    pub(crate) async fn save_telling(
+        &self,
+        scope: &Scope,
+        filename: &str,
+        mime_type: &str,
+        bytes: bytes::Bytes,
+        has_begun: &AtomicBool,
+    ) -> Result<i64, ShelfError> {
         let mime_type = names::mime_type(mime_type)?.to_owned();
         let names = self.names(scope, filename);
         let saved = match &self.kept {
             Kept::Memory(memory) => memory.save(names.s3()?, mime_type, bytes),
             Kept::Folder(folder) => {
                 let (folder, place) = (folder.clone(), names.folder()?);
+                has_begun.store(true, Ordering::Relaxed);
                 blocking(move || folder.save(&place, &mime_type, &bytes)).await
             }
-            Kept::Bucket(bucket) => bucket.save(&names, &mime_type, bytes).await,
+            Kept::Bucket(bucket) => bucket.save(&names, &mime_type, bytes, has_begun).await,
         };
         saved.map_err(|Failed(why)| ShelfError(format!("{} cannot be kept: {why}", names::shown(filename))))
     }

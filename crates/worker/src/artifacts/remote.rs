@@ -1,7 +1,12 @@
 //! A bucket of S3 or GCS: how it is reached, and keys that arrive there exactly as they are written here. A key is never made
 //! from parts by `object_store`, which would write some characters in another way.
 
-use super::{ShelfError, line::Line, names};
+use super::{
+    ShelfError,
+    found::{self, Checked, Unfit},
+    line::Line,
+    names,
+};
 use hyper::Uri;
 use object_store::{
     ClientOptions, Error, GetOptions, GetResult, ObjectMeta, ObjectStore, PutOptions, PutPayload,
@@ -15,6 +20,11 @@ use std::{fmt, sync::Arc, time::Duration};
 
 /// A server that is there but says nothing is given up after this.
 pub(crate) const ANSWER: Duration = Duration::from_secs(20);
+
+/// No name of a role is longer.
+const LONGEST_ROLE: usize = 2048;
+/// Google's own address. Said each time: so a credentials file says nothing of where they go.
+const GOOGLE: &str = "https://storage.googleapis.com";
 
 /// A bucket and how it is reached.
 #[derive(Clone)]
@@ -130,7 +140,7 @@ impl Store {
             return bad(flaw);
         }
         let built = match remote.kind {
-            Kind::S3 => s3(remote),
+            Kind::S3 => s3(remote).and_then(s3_of),
             Kind::Gcs => gcs(remote),
         };
         match built {
@@ -244,6 +254,9 @@ fn said(error: &Error) -> String {
             while let Some(source) = last.source() {
                 last = source;
             }
+            if let Some(unfit) = last.downcast_ref::<Unfit>() {
+                return unfit.to_string();
+            }
             // What follows is the server's own document.
             let last = last.to_string();
             last.split('<').next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
@@ -257,11 +270,7 @@ fn flaw_of_address(remote: &Remote, endpoint: &str) -> Option<&'static str> {
     if endpoint.contains('@') {
         return Some("its address has credentials in it, which belong into their own settings");
     }
-    // As the client reads it, twice: it does not survive one of which it thinks differently.
-    let whole = format!("{endpoint}/{}", remote.bucket);
-    let is_address = Url::parse(&whole).is_ok_and(|url| url.has_host())
-        && whole.parse::<Uri>().is_ok_and(|uri| uri.authority().is_some())
-        && whole.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#\\".contains(&byte));
+    let is_address = is_address(&format!("{endpoint}/{}", remote.bucket));
     match (remote.kind, endpoint.split_once("://")) {
         (_, Some(("https" | "http", _))) if !is_address => {
             Some("its address is none: it is written as https://HOST[:PORT]")
@@ -273,11 +282,17 @@ fn flaw_of_address(remote: &Remote, endpoint: &str) -> Option<&'static str> {
     }
 }
 
+/// As the client reads it, twice: it does not survive one of which it thinks differently.
+fn is_address(whole: &str) -> bool {
+    Url::parse(whole).is_ok_and(|url| url.has_host())
+        && whole.parse::<Uri>().is_ok_and(|uri| uri.authority().is_some())
+        && whole.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#\\".contains(&byte))
+}
+
 /// Why it cannot be asked for anything: the client does not survive what cannot be part of an address or of a header.
 fn flaw_of_words(remote: &Remote) -> Option<&'static str> {
     let is_name =
         |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-    let is_word = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
     if !is_name(&remote.bucket) {
         return Some("its name has a letter that no bucket has");
     }
@@ -285,21 +300,21 @@ fn flaw_of_words(remote: &Remote) -> Option<&'static str> {
         return Some("its region has a letter that no region has");
     }
     match &remote.credentials {
-        Credentials::Keys { key, .. } if !is_word(key) => {
-            Some("the name of its access key has a letter that none has")
+        Credentials::Keys { key, secret, token } => found::flaw_of_keys(key, secret, token.as_deref()),
+        Credentials::WebIdentity { role, .. } => {
+            (role.len() > LONGEST_ROLE).then_some("its role has a name that is longer than any has")
         }
-        Credentials::Keys { secret, .. } if secret.contains(char::is_control) => {
-            Some("its secret access key has a line break or another control character")
-        }
-        Credentials::Keys { token: Some(token), .. } if !is_word(token) => {
-            Some("its session token has a line break or another letter that none has")
-        }
-        Credentials::Keys { .. }
-        | Credentials::WebIdentity { .. }
-        | Credentials::ServiceAccount(_)
-        | Credentials::File(_)
-        | Credentials::Machine => None,
+        Credentials::Machine if remote.kind == Kind::Gcs => flaw_of_surroundings(),
+        Credentials::ServiceAccount(_) | Credentials::File(_) | Credentials::Machine => None,
     }
+}
+
+/// Where the client itself looks for Google's metadata service. It makes an address of that, unlooked at.
+fn flaw_of_surroundings() -> Option<&'static str> {
+    let names = ["GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"];
+    let mut hosts = names.iter().filter_map(|name| std::env::var(name).ok());
+    let are_hosts = hosts.all(|host| is_address(&format!("http://{host}/")));
+    (!are_hosts).then_some("GCE_METADATA_HOST, _ROOT or _IP is no address of a metadata service")
 }
 
 fn is_loopback(rest: &str) -> bool {
@@ -322,12 +337,11 @@ fn unfit() -> Error {
     unusable("credentials of another kind".to_owned())
 }
 
-fn s3(remote: &Remote) -> object_store::Result<Store> {
+pub(super) fn s3(remote: &Remote) -> object_store::Result<AmazonS3Builder> {
     let mut builder = AmazonS3Builder::new()
         .with_bucket_name(&remote.bucket)
         .with_region(&remote.region)
         .with_client_options(client(remote))
-        .with_http_connector(Line)
         .with_retry(patience());
     match &remote.credentials {
         Credentials::Keys { key, secret, token } => {
@@ -347,14 +361,23 @@ fn s3(remote: &Remote) -> object_store::Result<Store> {
         let plain = endpoint.starts_with("http://");
         builder = builder.with_endpoint(endpoint.trim_end_matches('/')).with_allow_http(plain);
     }
-    Ok(Store { kind: Kind::S3, inner: Arc::new(builder.build()?) })
+    Ok(builder)
+}
+
+/// What the client finds its credentials with, it is given back with a guard before it.
+pub(super) fn s3_of(builder: AmazonS3Builder) -> object_store::Result<Store> {
+    let finds = builder.clone().with_http_connector(Line::Credentials).build()?;
+    let (from, flaw) = (finds.credentials().clone(), found::flaw_of_aws);
+    let file = builder.get_config_value(&AmazonS3ConfigKey::WebIdentityTokenFile);
+    let builder = builder.with_credentials(Arc::new(Checked { from, flaw, file }));
+    Ok(Store { kind: Kind::S3, inner: Arc::new(builder.with_http_connector(Line::Bucket).build()?) })
 }
 
 fn gcs(remote: &Remote) -> object_store::Result<Store> {
     let mut builder = GoogleCloudStorageBuilder::new()
         .with_bucket_name(&remote.bucket)
+        .with_base_url(remote.endpoint.as_deref().unwrap_or(GOOGLE).trim_end_matches('/'))
         .with_client_options(client(remote))
-        .with_http_connector(Line)
         .with_retry(patience());
     builder = match &remote.credentials {
         Credentials::ServiceAccount(json) => builder.with_service_account_key(json),
@@ -362,10 +385,10 @@ fn gcs(remote: &Remote) -> object_store::Result<Store> {
         Credentials::Machine => builder,
         Credentials::Keys { .. } | Credentials::WebIdentity { .. } => return Err(unfit()),
     };
-    if let Some(endpoint) = &remote.endpoint {
-        builder = builder.with_base_url(endpoint.trim_end_matches('/'));
-    }
-    Ok(Store { kind: Kind::Gcs, inner: Arc::new(builder.build()?) })
+    let finds = builder.clone().with_http_connector(Line::Credentials).build()?;
+    let (from, flaw, file) = (finds.credentials().clone(), found::flaw_of_google, None);
+    let builder = builder.with_credentials(Arc::new(Checked { from, flaw, file }));
+    Ok(Store { kind: Kind::Gcs, inner: Arc::new(builder.with_http_connector(Line::Bucket).build()?) })
 }
 
 #[cfg(test)]

@@ -72,6 +72,10 @@ async fn what_the_client_would_not_survive_is_refused_at_the_start() {
         Remote { bucket: "a b".to_owned(), ..good.clone() },
         Remote { bucket: "a/../b".to_owned(), ..good.clone() },
         Remote { region: "a\nb".to_owned(), ..good.clone() },
+        remote(Kind::S3, None, {
+            let (role, token_file) = ("r".repeat(70_000), "/nothing".to_owned());
+            Credentials::WebIdentity { role, token_file }
+        }),
     ];
     let addresses = [
         "http://",
@@ -198,6 +202,14 @@ async fn a_listing_ends_whatever_the_server_says() {
     let patience = Duration::from_secs(300);
     let told = listed(&elsewhere, 5000, patience).await.unwrap_err();
     assert!(told.contains("more than 5000 objects"), "{told}");
+    let long = "x".repeat(70_000);
+    for next in [long.clone(), format!("<![CDATA[{}]]>", long.replace("xxxx", "x<x>")), "x<!-- -->".repeat(9)]
+    {
+        let next = format!("<NextContinuationToken>{next}</NextContinuationToken>");
+        let text = format!("<ListBucketResult>{next}</ListBucketResult>");
+        let told = listed(&Fake::serve(move |_| Does::Answer(200, text.clone())), 9, patience).await;
+        assert!(told.as_ref().is_err_and(|why| why.contains("its listing has a piece")), "{told:?}");
+    }
     let told = listed(&page(""), 5000, Duration::from_millis(500)).await.unwrap_err();
     assert!(told.contains("not done within"), "{told}");
     let told = listed(&Fake::serve(|_| Does::Rave), 5000, patience).await.unwrap_err();

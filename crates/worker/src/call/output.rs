@@ -25,7 +25,10 @@ use serde_json::{Map, Value};
 use std::{
     collections::{BTreeMap, BTreeSet},
     os::fd::{AsFd, OwnedFd},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -183,15 +186,19 @@ impl Found {
             lease.map_err(|_| "its time was up before files of other calls left memory for it".to_owned())?;
         let mime_type = told.mime_type.take().unwrap_or_else(|| by_extension(name).to_owned());
         let description = told.description.take();
+        let has_begun = AtomicBool::new(false);
         let save = async {
             let bytes = self.read(to.workspace, name, told, most, lease).await?;
             let size_bytes = bytes.len() as u64;
-            let saved = to.shelf.save(to.scope, name, &mime_type, bytes).await;
+            let saved = to.shelf.save_telling(to.scope, name, &mime_type, bytes, &has_begun).await;
             Ok::<_, String>((saved.map_err(|error| error.to_string())?, size_bytes))
         };
         let saved = tokio::time::timeout_at(to.until.into(), save).await;
-        let (version, size_bytes) =
-            saved.map_err(|_| "its time was up while the store took it, so it may be there".to_owned())??;
+        let late = |_| match has_begun.load(Ordering::Relaxed) {
+            true => "its time was up while the store took it, so it may be there".to_owned(),
+            false => "its time was up before the store took any of it".to_owned(),
+        };
+        let (version, size_bytes) = saved.map_err(late)??;
         Ok(CreatedArtifact { filename: name.to_owned(), version, mime_type, size_bytes, description })
     }
 
@@ -440,6 +447,14 @@ mod tests {
         let refusal = found().keep(to(&bucket, 5)).await.unwrap_err();
         let why = "its time was up while the store took it, so it may be there";
         let told = format!("the tool's file `b` cannot be kept: {why}. Kept were `a`. Not kept either: `c`");
+        assert_eq!((refusal.code, refusal.message), (Code::ArtifactError, told));
+        // One that does not even say which versions there are.
+        let deaf = Fake::serve(|_| Does::Hang);
+        let place = artifacts::Place::Bucket(deaf.remote());
+        let bucket = Shelf::open(artifacts::Settings { place, sharing: artifacts::Sharing::App }).unwrap();
+        let refusal = found().keep(to(&bucket, 1)).await.unwrap_err();
+        let why = "its time was up before the store took any of it";
+        let told = format!("the tool's file `a` cannot be kept: {why}. Not kept either: `b`, `c`");
         assert_eq!((refusal.code, refusal.message), (Code::ArtifactError, told));
         std::fs::remove_dir_all(top).unwrap();
     }

@@ -12,7 +12,7 @@ use crate::{
     tools::{Code, Limits, What},
 };
 use engine::{Engine, Exec, Session, SessionState};
-use spec::{ErrorInfo, ExecRequest, Id, Network, Policy, RunRequest, SessionRequest, SessionSpec};
+use spec::{ErrorCode, ErrorInfo, ExecRequest, Id, Network, Policy, RunRequest, SessionRequest, SessionSpec};
 use std::{
     ffi::OsString,
     io,
@@ -80,6 +80,13 @@ pub(crate) enum NoRoom {
     Engine(ErrorInfo),
     #[error("its work folder cannot be used: {0}")]
     Workspace(#[from] io::Error),
+}
+
+impl NoRoom {
+    /// Whether it may be otherwise the next time.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, NoRoom::Engine(error) if error.code == ErrorCode::Conflict)
+    }
 }
 
 impl From<ErrorInfo> for NoRoom {

@@ -138,10 +138,8 @@ async fn one_that_dies_before_it_hears_of_its_call_leads_to_the_cold_path() {
 }
 
 #[tokio::test]
-async fn where_nothing_can_be_kept_still_it_is_told_and_none_is_made() {
-    let place = Place::with("unstill", WARM, 4);
-    place.caller.prepare().await.unwrap();
-    assert_eq!(place.caller.trouble(), None, "here it can");
+async fn where_one_could_not_be_kept_still_it_is_tried_again() {
+    let place = Place::with("restless", WARM, 4);
     let inner = &place.caller.0;
     let kind = room::Kind {
         code: Code::default(),
@@ -152,10 +150,36 @@ async fn where_nothing_can_be_kept_still_it_is_told_and_none_is_made() {
     let room = inner.rooms.open(&kind).await.unwrap();
     // One that stands still already cannot be stopped.
     room.pause().await.unwrap();
-    inner.warm.try_to_stop(&room).await;
+    for told in [1, 0] {
+        inner.warm.try_to_stop(&room).await;
+        let trouble = place.caller.trouble();
+        assert_eq!(trouble.iter().filter(|told| told.contains("for now")).count(), told, "{trouble:?}");
+    }
     drop(room);
+    let done = place.call("counts", json!({"text": "cold"})).await;
+    assert!(!done.was_warm && done.notes.is_empty(), "{:?}", done.notes);
+    success(&done);
+    until_parked(&place, 1).await;
+    let done = place.call("counts", json!({"text": "warm"})).await;
+    assert!(done.was_warm, "{:?}", done.notes);
+    success(&done);
+    place.close().await;
+}
+
+#[tokio::test]
+async fn where_nothing_can_be_kept_still_it_is_told_and_none_is_made() {
+    let place = Place::with("unstill", WARM, 4);
+    place.caller.prepare().await.unwrap();
+    assert_eq!(place.caller.trouble(), None, "here it can");
+    let inner = &place.caller.0;
+    let why = spec::ErrorInfo {
+        code: spec::ErrorCode::BackendUnavailable,
+        message: "it has no cgroup".to_owned(),
+        hint: None,
+    };
+    inner.warm.tried_to_stop(Err(why.into()));
     let told = place.caller.trouble().unwrap();
-    assert!(told.contains("no interpreter is kept ready"), "{told}");
+    assert!(told.contains("no interpreter is kept ready, because none can be"), "{told}");
     for _ in 0..2 {
         let done = place.call("counts", json!({"text": "cold"})).await;
         assert!(!done.was_warm && done.notes.is_empty(), "{:?}", done.notes);

@@ -4,8 +4,12 @@
 use super::super::{message::Failure, own_ledger, settings as engine_settings};
 use crate::config::Config;
 use doors::till::{Terms, Till};
-use engine::{Engine, usage::Books};
-use std::time::Duration;
+use engine::{
+    Engine,
+    usage::{Books, UsageError},
+};
+use spec::{Day, Timestamp};
+use std::{path::PathBuf, time::Duration};
 use worker::{
     ipc,
     log::{Level, Line, Log},
@@ -32,16 +36,29 @@ pub(super) fn open(config: &Config, settings: &Settings) -> Result<(Engine, Till
 /// Begins days, and takes old ones away, from now on.
 pub(super) fn keep(config: &Config, engine: Engine, log: Log) {
     let keep_for = config.doors.keep_ledger.unwrap_or(USUAL_KEEPING);
-    let state = config.state.clone();
-    let tell = move |what: &str, why: String| {
-        log.tell(Line::new(Level::Error, "ledger").message(format!("{what}: {why}")));
-    };
-    tokio::spawn(async move {
+    let keeper = Keeper { engine, state: config.state.clone(), keep_for, now: engine::now };
+    tokio::spawn(keeper.keep(log, BETWEEN_LOOKS));
+}
+
+#[derive(Clone)]
+struct Keeper<Clock> {
+    engine: Engine,
+    state: PathBuf,
+    keep_for: Duration,
+    now: Clock,
+}
+
+impl<Clock: Fn() -> Timestamp + Clone + Send + 'static> Keeper<Clock> {
+    async fn keep(self, log: Log, between: Duration) {
+        let tell = move |what: &str, why: String| {
+            log.tell(Line::new(Level::Error, "ledger").message(format!("{what}: {why}")));
+        };
         for look in (0..LOOKS_TO_A_TIDYING).cycle() {
-            let (engine, state) = (engine.clone(), state.clone());
+            let keeper = self.clone();
             let looked = tokio::task::spawn_blocking(move || {
-                let begun = engine.begin_day(spec::Day::of(engine::now()));
-                (begun, (look == 0).then(|| retire(&state, keep_for)))
+                let now = (keeper.now)();
+                let begun = keeper.engine.begin_day(Day::of(now));
+                (begun, (look == 0).then(|| keeper.retire(now)))
             });
             if let Ok((begun, retired)) = looked.await {
                 if let Err(error) = begun {
@@ -51,16 +68,62 @@ pub(super) fn keep(config: &Config, engine: Engine, log: Log) {
                     tell("old ones cannot be taken away", error.to_string());
                 }
             }
-            tokio::time::sleep(BETWEEN_LOOKS).await;
+            tokio::time::sleep(between).await;
         }
-    });
+    }
+
+    fn retire(&self, Timestamp(now): Timestamp) -> Result<u64, UsageError> {
+        let before = now.saturating_sub(u64::try_from(self.keep_for.as_millis()).unwrap_or(u64::MAX));
+        let books = Books::open(&self.state)?;
+        // What cannot be believed is named by whoever asks for usage, and stays.
+        books.refresh()?;
+        books.retire(&self.state, before, now)
+    }
 }
 
-fn retire(state: &std::path::Path, keep_for: Duration) -> Result<u64, engine::usage::UsageError> {
-    let now = engine::now().0;
-    let before = now.saturating_sub(u64::try_from(keep_for.as_millis()).unwrap_or(u64::MAX));
-    let books = Books::open(state)?;
-    // What cannot be believed is named by whoever asks for usage, and stays.
-    books.refresh()?;
-    books.retire(state, before, now)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doors::ledger::{Durability, Ledger, OWNER, of_day};
+    use engine::usage::{LEDGER, begin_day, lengths};
+    use spec::LogFormat;
+    use std::sync::{Arc, Mutex, mpsc};
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_day_begins_when_it_comes_and_old_ones_go_once_an_hour() {
+        let state = std::env::temp_dir().join(format!("airlock-worker-ledger-{}", std::process::id()));
+        std::fs::create_dir_all(state.join(LEDGER)).unwrap();
+        let today = Day::of(engine::now());
+        let owner = Ledger::open(&state.join(LEDGER), OWNER, Durability::Process).unwrap();
+        let till = Till::new(Arc::new(owner));
+        begin_day(&till, &state, Durability::Process, today).unwrap();
+        let mut settings = engine::Settings::new(&state);
+        settings.doors.till = Some(till.clone());
+        let engine = Engine::open(settings).unwrap();
+        // A clock that stands still until it is set: what is set is taken when all that came before it is done.
+        let (set, clock) = mpsc::sync_channel(0);
+        let clock = Arc::new(Mutex::new(clock));
+        let now = move || clock.lock().unwrap().recv().unwrap_or(Timestamp(0));
+        let keeper = Keeper { engine: engine.clone(), state: state.clone(), keep_for: USUAL_KEEPING, now };
+        let log = Log::new(LogFormat::Json, std::io::sink()).unwrap();
+        let keeping = tokio::spawn(keeper.keep(log, Duration::ZERO));
+        let looks = |count: u32, day: Day| (0..count).for_each(|_| set.send(day.start()).unwrap());
+
+        looks(2, today);
+        assert_eq!(till.ledger().name(), of_day(today));
+        looks(2, today.next());
+        assert_eq!(till.ledger().name(), of_day(today.next()));
+        let later = Day(today.0 + 100);
+        looks(LOOKS_TO_A_TIDYING - 4, later);
+        let days = || lengths(&state).unwrap().into_keys().filter(|name| name != OWNER).collect::<Vec<_>>();
+        assert_eq!(days(), [today, today.next(), later].map(of_day), "the hour is not over");
+        looks(2, later);
+        assert_eq!(days(), [of_day(later)]);
+
+        drop(set);
+        keeping.abort();
+        drop(till);
+        engine.close().await;
+        std::fs::remove_dir_all(state).unwrap();
+    }
 }
