@@ -62,6 +62,9 @@ struct Place {
     reports: mpsc::Receiver<Report>,
 }
 
+#[path = "late_tests.rs"]
+mod late;
+
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Place {

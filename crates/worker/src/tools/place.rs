@@ -24,6 +24,8 @@ const MOST_FILES: usize = 20_000;
 const DEEPEST: usize = 24;
 /// What Python writes itself, and what no tool is made of.
 const PASSED_OVER: [&str; 2] = ["__pycache__", ".git"];
+/// What tool sync writes into at every cycle begins so.
+const OURS: &[u8] = super::sync::OURS.as_bytes();
 
 /// Finds a program: the real path of the folder that is its own, and where it is in there.
 pub(crate) fn executable(
@@ -165,7 +167,7 @@ fn walk(folder: &Path, deepest: usize, left: &mut usize, digest: &mut Sha256) ->
     names.sort();
     let mut is_whole = true;
     for name in names {
-        if PASSED_OVER.iter().any(|other| name == *other) {
+        if PASSED_OVER.iter().any(|other| name == *other) || name.as_bytes().starts_with(OURS) {
             continue;
         }
         if *left == 0 {
