@@ -495,3 +495,17 @@ async fn what_is_outdated_before_its_turn_is_not_asked() {
     let asked = place.fake.count("--describe");
     assert!((3..=3 + MOST_PREPARED).contains(&asked), "{asked} were asked");
 }
+
+#[test]
+fn modules_in_a_folder_of_packages_are_looked_at_whole() {
+    let top = std::env::temp_dir().join(format!("airlock-catalog-both-{}", std::process::id()));
+    put(&top, "python/deep/er/m.py", "1");
+    manifest(&top, ECHO);
+    let both = Settings { site: Some(top.join("python")), ..settings(&top, EVERY) };
+    let stamp = || look(&both, Memory::default()).0.placed[0].code.clone().unwrap().code.stamp;
+    let before = stamp();
+    assert_eq!(stamp(), before, "the control");
+    fs::write(top.join("python/deep/er/m.py"), "22").unwrap();
+    assert_ne!(stamp(), before);
+    fs::remove_dir_all(top).unwrap();
+}

@@ -117,11 +117,12 @@ fn has_file(folder: &Path, part: &str) -> bool {
 }
 
 /// How far a stamp looks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Depth {
     /// Everything.
     Whole,
-    /// The names in the folder: packages that are installed, replaced or removed change them.
+    /// The folder, and what lies in it at once: packages that are installed, replaced or removed change that, and so does whoever
+    /// touches the folder after another change.
     Names,
 }
 
@@ -129,7 +130,13 @@ pub(crate) enum Depth {
 pub(crate) fn stamp(folder: &Path, depth: Depth) -> (Stamp, bool) {
     let mut digest = Sha256::new();
     let mut left = MOST_FILES;
-    let deepest = if depth == Depth::Whole { DEEPEST } else { 0 };
+    let deepest = match depth {
+        Depth::Whole => DEEPEST,
+        Depth::Names => {
+            of_file(&mut digest, folder);
+            0
+        }
+    };
     let is_whole = walk(folder, deepest, &mut left, &mut digest);
     (Stamp(short(digest)), is_whole)
 }

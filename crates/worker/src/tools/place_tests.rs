@@ -112,6 +112,18 @@ fn other_code_has_another_stamp_whatever_its_time_says() {
 }
 
 #[test]
+fn packages_of_a_folder_are_other_code_once_it_is_touched() {
+    let folder = Folder::new("touched");
+    folder.put("deep/er/m.py", 0o644);
+    let look = || stamp(&folder.0, Depth::Names).0;
+    let before = look();
+    assert_eq!(look(), before, "the control");
+    let long_ago = std::time::SystemTime::UNIX_EPOCH;
+    fs::File::open(&folder.0).unwrap().set_modified(long_ago).unwrap();
+    assert_ne!(look(), before);
+}
+
+#[test]
 fn what_tool_sync_keeps_for_itself_is_no_code() {
     let folder = Folder::new("sync");
     folder.put("program", 0o755);
