@@ -18,11 +18,11 @@ use super::{
     manifest::Entry,
     packages::Installer,
     prepare::{Prepared, prepare},
-    probe::Asker,
+    probe::{Asker, with_known},
     problem::Problem,
     wheels::Wheels,
 };
-use crate::wire::topic::Base;
+use crate::wire::{answer::ToolCard, topic::Base};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
@@ -173,9 +173,12 @@ impl Slot {
         match prepared.tools {
             // Packages of before are better than none.
             Ok(_) if prepared.lacks_packages && has_packages => self.try_again(),
-            Ok(tools) => {
-                self.tools = tools.into_iter().map(Arc::new).collect();
+            Ok(mut tools) => {
                 (self.shown, self.failure) = (self.generation, None);
+                if let Some(problem) = prepared.untold {
+                    tools.iter_mut().for_each(|tool| self.tell_as_before(tool, &problem));
+                }
+                self.tools = tools.into_iter().map(Arc::new).collect();
                 if prepared.is_partial {
                     self.try_again();
                 } else {
@@ -186,6 +189,23 @@ impl Slot {
             Err(problem) => {
                 self.failure = Some(problem);
                 self.try_again();
+            }
+        }
+    }
+
+    /// Agents keep what they know of a tool that does not say what it is any more.
+    fn tell_as_before(&mut self, tool: &mut Tool, problem: &Problem) {
+        let is_known = |card: &ToolCard| card.description.is_some() || card.parameters.is_some();
+        let is_it = |before: &&Arc<Tool>| before.name == tool.name && before.what == tool.what;
+        match self.tools.iter().find(is_it).filter(|before| is_known(&before.card)) {
+            Some(before) => {
+                tool.card = with_known(tool.card.clone(), &before.card);
+                tool.timeout = before.timeout;
+                self.failure = Some(problem.clone());
+            }
+            None => {
+                let message = format!("{}; agents are told its name alone", problem.message);
+                self.notes.push(Problem { message, ..problem.clone() });
             }
         }
     }
