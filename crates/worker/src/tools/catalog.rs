@@ -9,7 +9,8 @@
 //!                └─ gone ─▶ left out
 //! ```
 //! While an entry that was served is prepared anew, it is served as it was, with the new code's stamp and the entry's new bounds,
-//! as long as what it runs is the same. A Python module that is nowhere is served, too: whoever calls it is told so.
+//! as long as what it runs is the same. So is what comes too late, from code that has changed since: where something changes all
+//! the time, nothing else would ever come. A Python module that is nowhere is served, too: whoever calls it is told so.
 
 use super::{
     Catalog, Stamp, Tool,
@@ -17,11 +18,11 @@ use super::{
     manifest::Entry,
     packages::Installer,
     prepare::{Prepared, prepare},
-    probe::Asker,
+    probe::{Asker, with_known},
     problem::Problem,
     wheels::Wheels,
 };
-use crate::wire::topic::Base;
+use crate::wire::{answer::ToolCard, topic::Base};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
@@ -142,8 +143,10 @@ struct Target {
 struct Slot {
     target: Target,
     line: u64,
-    /// Which preparation it waits for; others come too late.
+    /// Which preparation it waits for.
     generation: u64,
+    /// Which preparation its tools are of.
+    shown: u64,
     is_preparing: bool,
     /// Gone with the slot: a preparation that nobody waits for any more does not take its turn.
     _wanted: Option<oneshot::Sender<()>>,
@@ -161,9 +164,71 @@ impl Slot {
         self.again = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
+
+    /// Takes over what it waited for.
+    fn take(&mut self, prepared: Prepared) {
+        self.is_preparing = false;
+        (self.notes, self.common) = (prepared.notes, prepared.common);
+        let has_packages = self.tools.iter().any(|tool| tool.code.packages.is_some());
+        match prepared.tools {
+            // Packages of before are better than none.
+            Ok(_) if prepared.lacks_packages && has_packages => self.try_again(),
+            Ok(mut tools) => {
+                (self.shown, self.failure) = (self.generation, None);
+                if let Some(problem) = prepared.untold {
+                    tools.iter_mut().for_each(|tool| self.tell_as_before(tool, &problem));
+                }
+                self.tools = tools.into_iter().map(Arc::new).collect();
+                if prepared.is_partial {
+                    self.try_again();
+                } else {
+                    self.pause = SHORTEST_PAUSE;
+                    self.again = self.target.entry.refresh.map(|after| Instant::now() + after);
+                }
+            }
+            Err(problem) => {
+                self.failure = Some(problem);
+                self.try_again();
+            }
+        }
+    }
+
+    /// Agents keep what they know of a tool that does not say what it is any more.
+    fn tell_as_before(&mut self, tool: &mut Tool, problem: &Problem) {
+        let is_known = |card: &ToolCard| card.description.is_some() || card.parameters.is_some();
+        let is_it = |before: &&Arc<Tool>| before.name == tool.name && before.what == tool.what;
+        match self.tools.iter().find(is_it).filter(|before| is_known(&before.card)) {
+            Some(before) => {
+                tool.card = with_known(tool.card.clone(), &before.card);
+                tool.timeout = before.timeout;
+                self.failure = Some(problem.clone());
+            }
+            None => {
+                let message = format!("{}; agents are told its name alone", problem.message);
+                self.notes.push(Problem { message, ..problem.clone() });
+            }
+        }
+    }
+
+    /// Something changed meanwhile, which need not be what was asked: served until the answer of the new code is there, instead
+    /// of nothing, or of what still older code said.
+    fn take_late(&mut self, job: Job) {
+        let is_better = self.tools.is_empty() || job.generation > self.shown && !job.prepared.is_partial;
+        let is_same = self.target.is_same_thing(&job.entry, &job.found);
+        if let (true, Ok(tools), Ok(found)) = (is_better && is_same, job.prepared.tools, &self.target.found) {
+            let meanwhile = |tool: &Tool| meanwhile(tool, &job.entry, &self.target.entry, found);
+            (self.tools, self.shown) = (tools.iter().map(meanwhile).collect(), job.generation);
+        }
+    }
 }
 
-type Job = (String, u64, Prepared);
+/// A preparation that has ended, and what it was of.
+struct Job {
+    entry: Entry,
+    found: Found,
+    generation: u64,
+    prepared: Prepared,
+}
 
 struct Watcher<A> {
     settings: Arc<Settings>,
@@ -244,13 +309,13 @@ impl<A: Asker> Watcher<A> {
     /// A slot for another target. What was served stays if it is the same thing, of other code or with other words.
     fn renewed(&mut self, before: Option<Slot>, target: Target, line: u64) -> Slot {
         self.generation += 1;
-        let kept = match (&before, &target.found) {
+        let (shown, tools) = match (&before, &target.found) {
             (Some(before), Ok(found)) if before.target.is_same_thing(&target.entry, found) => {
                 let meanwhile =
                     |tool: &Arc<Tool>| meanwhile(tool, &before.target.entry, &target.entry, found);
-                before.tools.iter().map(meanwhile).collect()
+                (before.shown, before.tools.iter().map(meanwhile).collect())
             }
-            _ => Vec::new(),
+            _ => (0, Vec::new()),
         };
         Slot {
             failure: target.found.clone().err(),
@@ -258,9 +323,10 @@ impl<A: Asker> Watcher<A> {
             target,
             line,
             generation: self.generation,
+            shown,
             is_preparing: false,
             _wanted: None,
-            tools: kept,
+            tools,
             notes: Vec::new(),
             common: Vec::new(),
             pause: SHORTEST_PAUSE,
@@ -284,35 +350,16 @@ impl<A: Asker> Watcher<A> {
             };
             let tell =
                 |text: String| _ = reports.try_send(Report::Note(format!("tool `{}`: {text}", entry.name)));
-            let prepared = prepare(&settings, &*asker, &entry, found, &wheels, tell).await;
-            Some((entry.name.clone(), generation, prepared))
+            let prepared = prepare(&settings, &*asker, &entry, found.clone(), &wheels, tell).await;
+            Some(Job { entry, found, generation, prepared })
         });
     }
 
-    fn prepared(&mut self, (name, generation, prepared): Job) {
-        let Some(slot) = self.slots.get_mut(&name).filter(|slot| slot.generation == generation) else {
-            return;
-        };
-        slot.is_preparing = false;
-        (slot.notes, slot.common) = (prepared.notes, prepared.common);
-        let has_packages = slot.tools.iter().any(|tool| tool.code.packages.is_some());
-        match prepared.tools {
-            // Packages of before are better than none.
-            Ok(_) if prepared.lacks_packages && has_packages => slot.try_again(),
-            Ok(tools) => {
-                slot.tools = tools.into_iter().map(Arc::new).collect();
-                slot.failure = None;
-                if prepared.is_partial {
-                    slot.try_again();
-                } else {
-                    slot.pause = SHORTEST_PAUSE;
-                    slot.again = slot.target.entry.refresh.map(|after| Instant::now() + after);
-                }
-            }
-            Err(problem) => {
-                slot.failure = Some(problem);
-                slot.try_again();
-            }
+    fn prepared(&mut self, job: Job) {
+        match self.slots.get_mut(&job.entry.name) {
+            Some(slot) if slot.generation == job.generation => slot.take(job.prepared),
+            Some(slot) => slot.take_late(job),
+            None => {}
         }
     }
 
@@ -354,6 +401,11 @@ impl<A: Asker> Watcher<A> {
         let pending: BTreeSet<String> = pending.collect();
         if self.is_out || pending.is_empty() || self.began.elapsed() >= FIRST {
             let is_first = !std::mem::replace(&mut self.is_out, true);
+            if is_first && !pending.is_empty() {
+                let names: Vec<String> = pending.iter().map(|name| format!("`{name}`")).collect();
+                let text = format!("still being prepared after {} s: {}", FIRST.as_secs(), names.join(", "));
+                _ = self.reports.try_send(Report::Note(text));
+            }
             self.out.send_if_modified(|now| {
                 let is_other = **now != catalog;
                 if is_other {

@@ -62,6 +62,9 @@ struct Place {
     reports: mpsc::Receiver<Report>,
 }
 
+#[path = "late_tests.rs"]
+mod late;
+
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Place {
@@ -394,6 +397,41 @@ async fn a_program_whose_new_code_is_broken_is_kept_and_not_left_out() {
 }
 
 #[tokio::test]
+async fn a_function_whose_new_code_is_broken_is_kept_with_what_agents_know_of_it() {
+    let mut place = Place::new("broken", |top, fake| {
+        manifest(top, "  f: {module: m, function: f}\n  c: {module: m, class_name: C, timeout_seconds: 5}\n");
+        put(top, "python/m.py", "");
+        fake.says("--describe m f", Ok(json!({"description": "d", "parameters": {"type": "object"}})));
+        fake.says("--schema-class m C", Ok(json!({"description": "c", "timeout_seconds": 3})));
+    });
+    let before = place.has(&["c", "f"]).await;
+    place.fake.says("--describe m f", Err("SyntaxError"));
+    place.fake.says("--schema-class m C", Err("SyntaxError"));
+    put(&place.top, "python/m.py", "retrun");
+    for _ in 0..2 {
+        let told = place.told("SyntaxError").await;
+        assert!(matches!(&told, Report::Kept(problem) if !problem.message.contains("alone")), "{told:?}");
+    }
+    let is_kept = |now: &Catalog, name: &str| {
+        let (now, before) = (&now[name], &before[name]);
+        now.card == before.card && now.timeout == before.timeout && now.code.stamp != before.code.stamp
+    };
+    let now = place.catalog.borrow().clone();
+    assert!(is_kept(&now, "f") && is_kept(&now, "c"), "{now:?}");
+    // Once it is nowhere, too: whoever calls it is told so.
+    fs::remove_file(place.top.join("python/m.py")).unwrap();
+    assert!(matches!(place.told("its module `m` is nowhere").await, Report::Kept(_)));
+    place.fake.says("--describe m f", Ok(json!({"description": "mended"})));
+    put(&place.top, "python/m.py", "return");
+    place.wait(|now| now["f"].card.description.as_deref() == Some("mended")).await;
+    // Another function is another tool: nothing is known of it.
+    place.fake.says("--describe m g", Err("SyntaxError"));
+    manifest(&place.top, "  f: {module: m, function: g}\n");
+    assert!(matches!(place.told("its name alone").await, Report::Problem(_)));
+    assert_eq!(place.has(&["f"]).await["f"].card.description, None);
+}
+
+#[tokio::test]
 async fn packages_without_an_installer_leave_the_entry_out() {
     let mut place = Place::new("packages", |top, _| {
         manifest(top, &format!("{ECHO}  t: {{module: m, function: f, package: asyncpg}}\n"));
@@ -491,4 +529,18 @@ async fn what_is_outdated_before_its_turn_is_not_asked() {
     // Those of the last code, and at most those that had their turn before.
     let asked = place.fake.count("--describe");
     assert!((3..=3 + MOST_PREPARED).contains(&asked), "{asked} were asked");
+}
+
+#[test]
+fn modules_in_a_folder_of_packages_are_looked_at_whole() {
+    let top = std::env::temp_dir().join(format!("airlock-catalog-both-{}", std::process::id()));
+    put(&top, "python/deep/er/m.py", "1");
+    manifest(&top, ECHO);
+    let both = Settings { site: Some(top.join("python")), ..settings(&top, EVERY) };
+    let stamp = || look(&both, Memory::default()).0.placed[0].code.clone().unwrap().code.stamp;
+    let before = stamp();
+    assert_eq!(stamp(), before, "the control");
+    fs::write(top.join("python/deep/er/m.py"), "22").unwrap();
+    assert_ne!(stamp(), before);
+    fs::remove_dir_all(top).unwrap();
 }

@@ -126,15 +126,16 @@ fn bytes(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Each folder is looked at once.
+/// Each folder is looked at once, or once as far as each wants.
 struct Stamps {
-    known: HashMap<PathBuf, Stamp>,
+    known: HashMap<(PathBuf, Depth), Stamp>,
     problems: Vec<Problem>,
 }
 
 impl Stamps {
     fn of(&mut self, folder: &Path, depth: Depth) -> Stamp {
-        if let Some(stamp) = self.known.get(folder) {
+        let key = (folder.to_owned(), depth);
+        if let Some(stamp) = self.known.get(&key) {
             return *stamp;
         }
         let (stamp, is_whole) = place::stamp(folder, depth);
@@ -142,7 +143,7 @@ impl Stamps {
             let message = format!("`{}` has too many files: changes of some are not seen", folder.display());
             self.problems.push(Problem::new(message, "edit the manifest after such a change, or use wheels"));
         }
-        self.known.insert(folder.to_owned(), stamp);
+        self.known.insert(key, stamp);
         stamp
     }
 }

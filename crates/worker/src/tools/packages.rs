@@ -54,6 +54,7 @@ const LAYER: &str = "/workspace/layer";
 
 mod room;
 mod sound;
+mod version;
 
 pub(crate) use sound::Sound;
 
@@ -278,8 +279,8 @@ impl Installer {
 struct Wanted<'a> {
     requirement: Option<&'a Requirement>,
     wheels: &'a Wheels,
-    /// One of the wheels, and of the others what it needs.
-    only: Option<&'a str>,
+    /// Some of the wheels, and of the others what these need.
+    only: Option<&'a [String]>,
 }
 
 impl fmt::Display for Wanted<'_> {
@@ -353,7 +354,7 @@ fn command(python: &Path, what: &Wanted<'_>) -> Vec<OsString> {
         command.extend(["--find-links".into(), WHEELS.into()]);
     }
     command.push("--".into());
-    let wanted = what.wheels.files.keys().filter(|name| what.only.is_none_or(|only| only == *name));
+    let wanted = what.wheels.files.keys().filter(|name| what.only.is_none_or(|only| only.contains(name)));
     command.extend(wanted.map(|name| format!("{WHEELS}/{name}").into()));
     command.extend(what.requirement.map(|requirement| requirement.to_string().into()));
     command

@@ -43,19 +43,23 @@ impl Place {
 
     /// A wheel with a module that says what it is, and perhaps something that it needs.
     fn wheel(&self, name: &str, needs: &str) {
+        self.wheel_of(name, "1.0", needs);
+    }
+
+    fn wheel_of(&self, name: &str, version: &str, needs: &str) {
         let script = r#"
 import sys, zipfile
-path, name, needs = sys.argv[1:]
-info = f"{name}-1.0.dist-info"
-meta = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n" + (f"Requires-Dist: {needs}\n" if needs else "")
-with zipfile.ZipFile(f"{path}/{name}-1.0-py3-none-any.whl", "w") as wheel:
+path, name, version, needs = sys.argv[1:]
+info = f"{name}-{version}.dist-info"
+meta = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (f"Requires-Dist: {needs}\n" if needs else "")
+with zipfile.ZipFile(f"{path}/{name}-{version}-py3-none-any.whl", "w") as wheel:
     wheel.writestr(f"{name}/__init__.py", f"NAME = '{name}'\n")
     wheel.writestr(f"{info}/METADATA", meta)
     wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
     wheel.writestr(f"{info}/RECORD", "".join(f"{n},,\n" for n in (f"{name}/__init__.py", f"{info}/METADATA", f"{info}/WHEEL", f"{info}/RECORD")))
 "#;
         let mut made = Command::new("/usr/bin/python3");
-        made.args(["-c", script]).arg(self.top.join("wheels")).args([name, needs]);
+        made.args(["-c", script]).arg(self.top.join("wheels")).args([name, version, needs]);
         assert!(made.status().unwrap().success());
     }
 
@@ -171,6 +175,37 @@ async fn a_wheel_that_cannot_be_installed_leaves_the_others_and_is_named() {
     fs::remove_file(place.top.join("wheels/first-1.0-py3-none-any.whl")).unwrap();
     let sound = installer.sound(&place.wheels(), |_| ()).await;
     assert!(sound.wheels.files.is_empty() && sound.is_lacking && sound.problems.len() == 1, "{sound:?}");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn of_wheels_that_do_not_go_together_the_newest_and_those_that_go_with_it_are_kept() {
+    let place = Place::new("versions");
+    place.wheel_of("wa", "1.9", "");
+    place.wheel_of("wa", "1.10", "");
+    place.wheel("wb", "wa");
+    let installer = place.installer();
+    let sound = installer.sound(&place.wheels(), |_| ()).await;
+    let names = |sound: &Sound| {
+        let short = |name: &String| name.trim_end_matches("-py3-none-any.whl").to_owned();
+        sound.wheels.files.keys().map(short).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!((names(&sound), sound.is_lacking), ("wa-1.10 wb-1.0".to_owned(), false), "{sound:?}");
+    let [older] = &sound.problems[..] else { panic!("{sound:?}") };
+    assert!(older.message.contains("`wa-1.9-py3") && older.message.contains("`wa-1.10-py3"), "{older}");
+    // One that needs the older goes with neither; one behind it is reached all the same.
+    place.wheel("wc", "wa==1.9");
+    place.wheel("wd", "");
+    let sound = installer.sound(&place.wheels(), |_| ()).await;
+    assert_eq!((names(&sound), sound.is_lacking), ("wa-1.10 wb-1.0 wd-1.0".to_owned(), false), "{sound:?}");
+    let [first, second] = &sound.problems[..] else { panic!("{sound:?}") };
+    assert!(first.message.contains("`wc-1.0") && first.message.contains("conflicting"), "{first}");
+    assert!(second.message.contains("`wa-1.9"), "{second}");
+    let layer = installer.layer(None, &sound.wheels, |_| ()).await.unwrap().unwrap();
+    assert!(
+        layer.join("wa-1.10.dist-info").is_dir() && layer.join("wd").is_dir() && !layer.join("wc").exists()
+    );
+    assert_eq!(fs::read_dir(place.folder()).unwrap().count(), 2, "nothing is left of what was tried");
     place.close().await;
 }
 

@@ -24,6 +24,8 @@ const MOST_FILES: usize = 20_000;
 const DEEPEST: usize = 24;
 /// What Python writes itself, and what no tool is made of.
 const PASSED_OVER: [&str; 2] = ["__pycache__", ".git"];
+/// What tool sync writes into at every cycle begins so.
+const OURS: &[u8] = super::sync::OURS.as_bytes();
 
 /// Finds a program: the real path of the folder that is its own, and where it is in there.
 pub(crate) fn executable(
@@ -115,11 +117,12 @@ fn has_file(folder: &Path, part: &str) -> bool {
 }
 
 /// How far a stamp looks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Depth {
     /// Everything.
     Whole,
-    /// The names in the folder: packages that are installed, replaced or removed change them.
+    /// The folder, and what lies in it at once: packages that are installed, replaced or removed change that, and so does whoever
+    /// touches the folder after another change.
     Names,
 }
 
@@ -127,7 +130,13 @@ pub(crate) enum Depth {
 pub(crate) fn stamp(folder: &Path, depth: Depth) -> (Stamp, bool) {
     let mut digest = Sha256::new();
     let mut left = MOST_FILES;
-    let deepest = if depth == Depth::Whole { DEEPEST } else { 0 };
+    let deepest = match depth {
+        Depth::Whole => DEEPEST,
+        Depth::Names => {
+            of_file(&mut digest, folder);
+            0
+        }
+    };
     let is_whole = walk(folder, deepest, &mut left, &mut digest);
     (Stamp(short(digest)), is_whole)
 }
@@ -165,7 +174,7 @@ fn walk(folder: &Path, deepest: usize, left: &mut usize, digest: &mut Sha256) ->
     names.sort();
     let mut is_whole = true;
     for name in names {
-        if PASSED_OVER.iter().any(|other| name == *other) {
+        if PASSED_OVER.iter().any(|other| name == *other) || name.as_bytes().starts_with(OURS) {
             continue;
         }
         if *left == 0 {

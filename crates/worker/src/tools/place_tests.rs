@@ -1,4 +1,5 @@
 use super::*;
+use crate::artifacts::beneath;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 /// A folder of a test's own, gone with it.
@@ -108,4 +109,30 @@ fn other_code_has_another_stamp_whatever_its_time_says() {
     assert_eq!(look(Depth::Names), names);
     folder.put("other-1.0.dist-info/RECORD", 0o644);
     assert_ne!(look(Depth::Names), names);
+}
+
+#[test]
+fn packages_of_a_folder_are_other_code_once_it_is_touched() {
+    let folder = Folder::new("touched");
+    folder.put("deep/er/m.py", 0o644);
+    let look = || stamp(&folder.0, Depth::Names).0;
+    let before = look();
+    assert_eq!(look(), before, "the control");
+    let long_ago = std::time::SystemTime::UNIX_EPOCH;
+    fs::File::open(&folder.0).unwrap().set_modified(long_ago).unwrap();
+    assert_ne!(look(), before);
+}
+
+#[test]
+fn what_tool_sync_keeps_for_itself_is_no_code() {
+    let folder = Folder::new("sync");
+    folder.put("program", 0o755);
+    let look = || stamp(&folder.0, Depth::Whole).0;
+    let before = look();
+    let base = beneath::base(&folder.0).unwrap();
+    let own = beneath::own_folder(&base, ".airlock-sync").unwrap();
+    beneath::create(&own, "draft", 0o600).unwrap();
+    assert_eq!(look(), before);
+    folder.put("airlock-sync/draft", 0o600);
+    assert_ne!(look(), before, "the control");
 }

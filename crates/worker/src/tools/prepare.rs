@@ -22,6 +22,8 @@ pub(super) struct Prepared {
     pub(super) notes: Vec<Problem>,
     /// What is wrong with what all entries share.
     pub(super) common: Vec<Problem>,
+    /// Why no more than its name is known of a function or class: it was asked in vain, and its entry does not say.
+    pub(super) untold: Option<Problem>,
     /// Less is known of them than there could be: they are to be asked again.
     pub(super) is_partial: bool,
     /// They are without any of the wheels that there should be.
@@ -44,25 +46,26 @@ pub(super) async fn prepare(
     wheels: &Wheels,
     tell: impl Fn(String) + Send + Sync,
 ) -> Prepared {
-    let mut notes = Vec::new();
+    let (mut notes, mut untold) = (Vec::new(), None);
     let Found { mut code, program } = found;
     let (tools, sound) = match install(settings, entry, wheels, tell).await {
         Ok(Installed { packages, sound }) => {
             code.packages = packages;
             let tools = match program {
                 Some(program) => of_program(settings, asker, entry, code, &program, &mut notes).await,
-                None => of_python(settings, asker, entry, code, &mut notes).await.map(|tool| vec![tool]),
+                None => of_python(settings, asker, entry, code, &mut notes).await.map(|(tool, why)| {
+                    untold = why;
+                    vec![tool]
+                }),
             };
             (tools, sound)
         }
         Err(problem) => (Err(problem), Sound::default()),
     };
-    // Of a function that was asked in vain no more than its name is known.
-    let is_bare = |tool: &Tool| tool.card.description.is_none() && tool.card.parameters.is_none();
-    let is_untold = !notes.is_empty() && tools.as_ref().is_ok_and(|tools| tools.iter().any(is_bare));
     let Sound { wheels, problems: common, is_lacking } = sound;
     let lacks_packages = is_lacking && wheels.files.is_empty();
-    Prepared { tools, notes, common, is_partial: is_untold || is_lacking, lacks_packages }
+    let is_partial = untold.is_some() || is_lacking;
+    Prepared { tools, notes, common, untold, is_partial, lacks_packages }
 }
 
 /// What an entry names itself it needs; wheels that all share not every entry does, so that they keep none from being served.
@@ -95,7 +98,7 @@ async fn of_python(
     entry: &Entry,
     code: Code,
     notes: &mut Vec<Problem>,
-) -> Result<Tool, Problem> {
+) -> Result<(Tool, Option<Problem>), Problem> {
     let (module, what) = match &entry.wanted {
         Wanted::Function { module, function } => {
             (module, What::Function { module: module.clone(), function: function.clone() })
@@ -109,22 +112,26 @@ async fn of_python(
         [&code.python, &code.packages, &code.site].into_iter().filter_map(Option::as_deref).collect();
     // What lies in none of the folders may still be one of the interpreter's own: only it can tell.
     let is_there = place::has_module(&folders, module);
-    let mut said = entry.said.clone();
+    let (mut said, mut untold) = (entry.said.clone(), None);
     if said.is_bare() || !is_there {
         match ask(settings, asker, &code, &what).await {
             Ok(more) => said = said.or(more),
-            Err(problem) if is_there => {
-                let message = format!("{}; agents are told its name alone", problem.message);
-                notes.push(Problem { message, ..problem });
-            }
             // Served all the same: whoever calls it is told so, instead of waiting for nobody.
             Err(problem) => {
-                let message = format!("its module `{module}` is nowhere: {}", problem.message);
-                notes.push(Problem::new(message, "put it into TOOLS_PYTHON_DIR; it is looked for again"));
+                let problem = if is_there { problem } else { nowhere(module, &problem) };
+                match said.is_bare() {
+                    true => untold = Some(problem),
+                    false => notes.push(problem),
+                }
             }
         }
     }
-    Ok(tool(&entry.name, what, code, said, entry))
+    Ok((tool(&entry.name, what, code, said, entry), untold))
+}
+
+fn nowhere(module: &str, problem: &Problem) -> Problem {
+    let message = format!("its module `{module}` is nowhere: {}", problem.message);
+    Problem::new(message, "put it into TOOLS_PYTHON_DIR; it is looked for again")
 }
 
 async fn ask(settings: &Settings, asker: &impl Asker, code: &Code, what: &What) -> Result<Said, Problem> {

@@ -204,8 +204,8 @@ fn key(tool: &Tool, config: &[u8]) -> Key {
     digest.finalize().into()
 }
 
-/// What a configuration leaves unsaid is as without one.
-fn with_known(said: ToolCard, known: &ToolCard) -> ToolCard {
+/// What is left unsaid is as it was known: for a configuration, as without one.
+pub(super) fn with_known(said: ToolCard, known: &ToolCard) -> ToolCard {
     let known = known.clone();
     let artifact_params =
         if said.artifact_params.is_empty() { known.artifact_params } else { said.artifact_params };

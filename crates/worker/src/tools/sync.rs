@@ -13,6 +13,8 @@
 
 mod tree;
 
+pub(super) use tree::OURS;
+
 use crate::artifacts::{Kind, ODD, Remote, ShelfError, Store, carrying, cause, in_motion, names};
 use object_store::{Error, GetOptions, ObjectMeta};
 use std::{
@@ -317,7 +319,7 @@ fn refusal(path: &str) -> Option<&'static str> {
     if path.contains(ODD) {
         return Some("cannot be a path");
     }
-    if path.starts_with(tree::OURS) {
+    if path.starts_with(OURS) {
         return Some("is a name that we need ourselves");
     }
     path.split('/').find_map(names::unsafe_name)

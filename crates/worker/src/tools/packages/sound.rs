@@ -3,14 +3,26 @@
 //!
 //! ```text
 //! all together ─┬─ well ─▶ all
-//!               └─ failed ─ each alone, with the others to take from ─▶ those that went well, together ─┬─ well ─▶ those
-//!                                                  │                                                   └─ failed ─▶ none
+//!               └─ failed ─ each alone, with the others to take from ─▶ of those that went well the newest of each package, together
+//!                                                  │                     ├─ well ─▶ those
+//!                                                  │                     └─ failed ─ one after the other ─▶ those that go together
 //!                                                  └─ no room, no time ─▶ tried again, after a growing pause
 //! ```
 
-use super::{Installer, LAYER, LONGEST, MAKING, Problem, Wanted, Wheels, blocking, not_begun, word};
+use super::{
+    Installer, LAYER, LONGEST, MAKING, Problem, Wanted, Wheels, blocking, not_begun,
+    version::{Version, of_wheel},
+    word,
+};
 use engine::Session;
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    slice,
+    time::Duration,
+};
 use tokio::time::Instant;
 
 /// Where something else may be to blame than a wheel, it is tried again, but not for every tool: after this time at first, and
@@ -72,17 +84,72 @@ impl Known {
                 None => unreached,
             };
             good.files.remove(name);
-            let message = format!("the wheel `{}` is left out: {}", word(name), problem.message);
-            let hint = match problem.is_passing {
-                true => "tools that import it fail; it is tried again after a while",
-                false => {
-                    "tools that import it fail; put one that can be installed, or what it needs, into wheels/"
-                }
-            };
-            problems.push(Problem { is_passing: problem.is_passing, ..Problem::new(message, hint) });
+            problems.push(left_out(name, problem));
         }
         (good, problems)
     }
+}
+
+fn left_out(name: &str, problem: &Problem) -> Problem {
+    let message = format!("the wheel `{}` is left out: {}", word(name), problem.message);
+    let hint = match problem.is_passing {
+        true => "tools that import it fail; it is tried again after a while",
+        false => "tools that import it fail; put one that can be installed, or what it needs, into wheels/",
+    };
+    Problem { is_passing: problem.is_passing, ..Problem::new(message, hint) }
+}
+
+/// Another wheel of its package is taken.
+fn left_out_for(name: &str, taken: &str) -> Problem {
+    let message = format!("the wheel `{}` is left out: `{}` is of the same package", word(name), word(taken));
+    Problem::new(message, "keep one of the two in wheels/")
+}
+
+/// Wheels that are of one package each, and the problems of the others.
+#[derive(Debug, Default)]
+struct Chosen {
+    /// By package.
+    names: BTreeMap<String, String>,
+    problems: Vec<Problem>,
+}
+
+impl Chosen {
+    /// The newest of each package.
+    fn newest(wheels: &Wheels) -> Chosen {
+        let mut chosen = Chosen::default();
+        for (name, package) in in_order(wheels) {
+            match chosen.names.get(&package) {
+                Some(taken) => chosen.problems.push(left_out_for(&name, taken)),
+                None => _ = chosen.names.insert(package, name),
+            }
+        }
+        chosen
+    }
+
+    /// These of them.
+    fn of(&self, wheels: &Wheels) -> Wheels {
+        let names: BTreeSet<&String> = self.names.values().collect();
+        let mut chosen = wheels.clone();
+        chosen.files.retain(|name, _| names.contains(name));
+        chosen
+    }
+}
+
+/// With their packages: the newest of each by name, then the second of each, and so on.
+fn in_order(wheels: &Wheels) -> Vec<(String, String)> {
+    let mut by_package: BTreeMap<String, Vec<(Reverse<Version>, &String)>> = BTreeMap::new();
+    for name in wheels.files.keys() {
+        let (package, version) = of_wheel(name);
+        by_package.entry(package).or_default().push((Reverse(version), name));
+    }
+    let mut ranked = Vec::new();
+    for (package, mut wheels) in by_package {
+        wheels.sort();
+        let one = |(rank, (_, name)): (usize, (_, &String))| (rank, name.clone(), package.clone());
+        ranked.extend(wheels.into_iter().enumerate().map(one));
+    }
+    ranked.sort();
+    ranked.into_iter().map(|(_, name, package)| (name, package)).collect()
 }
 
 impl Installer {
@@ -114,15 +181,17 @@ impl Installer {
             1 => failed.clone(),
             _ => self.sift(known, tell).await,
         };
-        let (good, problems) = known.parted(&unreached);
+        let (good, mut problems) = known.parted(&unreached);
         if good.files.is_empty() {
             // Something else may be to blame: all begins anew.
             known.tried.clear();
         } else {
-            match self.layer(None, &good, tell).await {
-                Ok(_) => {
+            match self.together(&good, tell).await {
+                Ok(chosen) => {
+                    let wheels = chosen.of(&good);
+                    problems.extend(chosen.problems);
                     let is_lacking = problems.iter().any(|problem| problem.is_passing);
-                    return Sound { wheels: good, problems, is_lacking };
+                    return Sound { wheels, problems, is_lacking };
                 }
                 Err(problem) => failed = problem,
             }
@@ -131,12 +200,60 @@ impl Installer {
         Sound { problems: vec![Problem { message, ..failed }], is_lacking: true, ..Sound::default() }
     }
 
+    /// Installs what goes together of wheels that can be installed.
+    async fn together(
+        &self,
+        good: &Wheels,
+        tell: &(impl Fn(String) + Send + Sync),
+    ) -> Result<Chosen, Problem> {
+        let newest = Chosen::newest(good);
+        match self.layer(None, &newest.of(good), tell).await {
+            Ok(_) => return Ok(newest),
+            Err(problem) if problem.is_passing => return Err(problem),
+            Err(_) => {}
+        }
+        let chosen = self.add_up(good, tell).await?;
+        self.layer(None, &chosen.of(good), tell).await?;
+        Ok(chosen)
+    }
+
+    /// Adds one after the other, in one box that has them all, and leaves out what cannot be installed with those before it. All
+    /// that they take from the others is among them: it could be added, too.
+    async fn add_up(&self, good: &Wheels, tell: &(impl Fn(String) + Send + Sync)) -> Result<Chosen, Problem> {
+        let (wheels, until) = (in_order(good), Instant::now() + LONGEST);
+        tell(format!("wheels do not go together: {} are added one after the other", wheels.len()));
+        let session = self.open_box(&Wanted { requirement: None, wheels: good, only: None }).await?;
+        let (mut chosen, mut names) = (Chosen::default(), Vec::new());
+        for (name, package) in wheels {
+            if let Some(taken) = chosen.names.get(&package) {
+                chosen.problems.push(left_out_for(&name, taken));
+                continue;
+            }
+            names.push(name.clone());
+            let tried = match Instant::now() < until {
+                true => self.try_out(&session, good, &names).await,
+                false => Err(late()),
+            };
+            match tried {
+                Ok(()) => _ = chosen.names.insert(package, name),
+                Err(problem) => {
+                    names.pop();
+                    chosen.problems.push(left_out(&name, &problem));
+                }
+            }
+        }
+        session.end().await;
+        match names.is_empty() {
+            true => Err(chosen.problems.pop().unwrap_or_default()),
+            false => Ok(chosen),
+        }
+    }
+
     /// Tries each alone, in one box that has them all; says why some were not come to.
     async fn sift(&self, known: &mut Known, tell: &(impl Fn(String) + Send + Sync)) -> Problem {
         let (names, until) = (known.untried(), Instant::now() + LONGEST);
-        let late = Problem::new("those before it took too long", "").passing();
         if names.is_empty() {
-            return late;
+            return late();
         }
         tell(format!("wheels cannot be installed together: {} are tried alone", names.len()));
         let all = known.of.clone();
@@ -148,18 +265,18 @@ impl Installer {
             if Instant::now() >= until {
                 break;
             }
-            let tried = self.alone(&session, &all, &name).await;
+            let tried = self.try_out(&session, &all, slice::from_ref(&name)).await;
             known.tried.insert(name, tried);
         }
         session.end().await;
-        late
+        late()
     }
 
     /// As if it were to be kept: whatever is checked then is checked.
-    async fn alone(&self, session: &Session, wheels: &Wheels, name: &str) -> Result<(), Problem> {
+    async fn try_out(&self, session: &Session, wheels: &Wheels, only: &[String]) -> Result<(), Problem> {
         let place = self.0.folder.join(format!("{MAKING}{}", engine::fresh_id()));
         let made =
-            self.make_in(session, &Wanted { requirement: None, wheels, only: Some(name) }, &place).await;
+            self.make_in(session, &Wanted { requirement: None, wheels, only: Some(only) }, &place).await;
         _ = tokio::task::spawn_blocking(move || fs::remove_dir_all(place)).await;
         let tree = session.tree().map_err(|error| not_begun(&error.message))?;
         blocking(move || {
@@ -174,9 +291,26 @@ impl Installer {
     }
 }
 
+fn late() -> Problem {
+    Problem::new("those before it took too long", "").passing()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_newest_of_each_package_come_first() {
+        let files = ["b-1.0-py3-none-any.whl", "A-1.10-py3-none-any.whl", "a-1.9-py3-none-any.whl"];
+        let mut wheels = Wheels::default();
+        wheels.files = files.map(|name| (name.to_owned(), String::new())).into();
+        let names: Vec<String> = in_order(&wheels).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, [files[1], files[0], files[2]]);
+        let newest = Chosen::newest(&wheels);
+        assert_eq!(newest.of(&wheels).files.into_keys().collect::<Vec<_>>(), [files[1], files[0]]);
+        let told: Vec<String> = newest.problems.iter().map(ToString::to_string).collect();
+        assert!(told.len() == 1 && told[0].contains(files[2]) && told[0].contains(files[1]), "{told:?}");
+    }
 
     #[test]
     fn what_failed_in_passing_is_tried_again_behind_what_nobody_tried() {

@@ -22,8 +22,8 @@ use std::{
     path::Path,
 };
 
-/// Names at the top of the folder that are ours.
-pub(super) const OURS: &str = ".airlock-";
+/// Names at the top of the folder that are ours: nobody's tools.
+pub(in crate::tools) const OURS: &str = ".airlock-";
 const OWN: &str = ".airlock-sync";
 const LOCK: &str = "lock";
 const TABLE: &str = "table.json";
