@@ -53,7 +53,7 @@ pub(super) async fn prepare(inner: &Inner) -> Result<Vec<String>, Refusal> {
         let words = [COMPILE, places::RUNNER, &compiled].map(OsString::from);
         let command = [inner.settings.python.as_os_str().to_owned(), "-c".into()].into_iter().chain(words);
         let command = room::bare(&kind, command.collect());
-        answer_of(&room, command, LONGEST_COMPILING).await?;
+        answer_of(inner, &room, command, LONGEST_COMPILING).await?;
         let workspace = room.workspace().map_err(|why| internal(why.to_string()))?;
         let read = workspace.read(workspace.folder(), places::COMPILED, LARGEST_COMPILED);
         // Without it the runner is used as it was written.
@@ -81,7 +81,7 @@ pub(super) async fn ask(
     let work = async {
         let room = inner.rooms.open(&kind).await.map_err(|_| no_room())?;
         lay_out(&room, files).map_err(|why| internal(why.to_string()))?;
-        answer_of(&room, room::bare(&kind, command), time).await
+        answer_of(inner, &room, room::bare(&kind, command), time).await
     };
     let late =
         || Refusal::new(code::Code::InitError, format!("there was no answer within {} s", time.as_secs()));
@@ -103,14 +103,19 @@ fn lay_out(room: &Room, files: &[(&str, &[u8])]) -> Result<(), NoRoom> {
 }
 
 /// All that a program printed, if it ended well.
-async fn answer_of(room: &Room, command: Vec<OsString>, time: Duration) -> Result<Vec<u8>, Refusal> {
+async fn answer_of(
+    inner: &Inner,
+    room: &Room,
+    command: Vec<OsString>,
+    time: Duration,
+) -> Result<Vec<u8>, Refusal> {
     let bad = |message: String| Refusal::new(code::Code::InitError, message);
     let exec = room.start(command, false).await.map_err(|_| no_room())?;
     let Ok(result) = tokio::time::timeout(time, exec.wait()).await else {
         return Err(bad(format!("there was no answer within {} s", time.as_secs())));
     };
     if result.status != Status::Succeeded {
-        let said = excuse(&printed(&exec, Stream::Stderr));
+        let said = excuse(&printed(&exec, Stream::Stderr), &inner.settings.hidden);
         let why = result.error.map(|error| error.message);
         let why = why.unwrap_or_else(|| format!("it ended with status {}", result.exit_status));
         return Err(bad(if said.is_empty() { why } else { said }));

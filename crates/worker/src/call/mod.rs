@@ -38,6 +38,7 @@ pub(crate) use status::Statuses;
 use crate::{
     artifacts::Shelf,
     ipc::{Models, Spent},
+    log,
     tools::{Code, Tool},
     warm::Warm,
     wire::{answer::CreatedArtifact, code::Refusal, request::Invoke},
@@ -115,6 +116,8 @@ pub struct Settings {
     pub parked_bytes: u64,
     /// Boxes that are made ahead of calls that find no interpreter ready, at most.
     pub spares: usize,
+    /// Paths of this machine that nobody is told, whatever a tool says.
+    pub hidden: Vec<PathBuf>,
 }
 
 /// Makes calls.
@@ -135,6 +138,12 @@ struct Inner {
     outputs: Budget,
     /// Whether it was told that two writers may get one version.
     is_weakness_told: AtomicBool,
+}
+
+impl Inner {
+    fn hide(&self, refusal: Refusal) -> Refusal {
+        Refusal { message: log::hide(refusal.message, &self.settings.hidden), ..refusal }
+    }
 }
 
 impl Caller {

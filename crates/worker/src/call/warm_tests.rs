@@ -185,6 +185,7 @@ async fn a_tool_has_somebody_to_ask_for_models() {
         parked: 2,
         parked_bytes: 1 << 30,
         spares: 0,
+        hidden: Vec::new(),
     };
     let caller = Caller::new(place.engine.clone(), place.shelf.clone(), Some(models), settings);
     let place = Place { caller, ..place };
@@ -257,6 +258,7 @@ async fn one_is_counted_with_what_it_imported_before_it_joins_the_others() {
         parked: 4,
         parked_bytes: 64 << 20,
         spares: 0,
+        hidden: Vec::new(),
     };
     let caller = Caller::new(place.engine.clone(), place.shelf.clone(), None, settings);
     for _ in 0..2 {
@@ -285,6 +287,7 @@ async fn none_waits_where_there_is_no_memory_for_it() {
         parked: 4,
         parked_bytes: 1 << 20,
         spares: 0,
+        hidden: Vec::new(),
     };
     let caller = Caller::new(place.engine.clone(), place.shelf.clone(), None, settings);
     for _ in 0..2 {
