@@ -1,5 +1,5 @@
 //! Boxes without a call: one that shows at the start what is wrong, and compiles the runner; and those in which a tool's code is
-//! asked what it is. They reach nobody.
+//! asked what it is, which reach nobody.
 
 use super::{
     Inner, places,
@@ -8,7 +8,7 @@ use super::{
     run::{excuse, internal, no_room, printed},
 };
 use crate::{
-    tools::Code,
+    tools::{Code, What},
     wire::code::{self, Refusal},
 };
 use spec::{Status, Stream};
@@ -34,19 +34,24 @@ pub(super) fn prepare_behind(inner: &Arc<Inner>) {
     if rooms.compiled.get().is_none() && !rooms.is_compiling.swap(true, Ordering::Relaxed) {
         let inner = inner.clone();
         // Calls say what is wrong, if something is.
-        rooms.behind(async move { _ = prepare(&inner).await });
+        rooms.behind(async move { _ = compile(&inner, asking(&Code::default())).await });
     }
 }
 
-/// A box that shows what is wrong here, and compiles the runner.
-pub(super) async fn prepare(inner: &Inner) -> Result<Vec<String>, Refusal> {
-    let kind = asking(&Code::default());
+/// A box as tools of this profile have it, with its network: shows what is wrong here, tells what holds in it, and compiles the
+/// runner.
+pub(super) async fn prepare(inner: &Inner, profile: Profile) -> Result<Vec<String>, Refusal> {
+    let what = What::Function { module: String::new(), function: String::new() };
+    let room = compile(inner, Kind { profile, what: Some(what), ..asking(&Code::default()) }).await?;
+    let barriers = room.state().map(|state| state.barriers).unwrap_or_default();
+    let barriers = barriers.iter().map(ToString::to_string);
+    Ok(barriers.chain(inner.news_of(&room, profile)).collect())
+}
+
+/// Compiles the runner in such a box.
+async fn compile(inner: &Inner, kind: Kind) -> Result<Room, Refusal> {
     let open = inner.rooms.open(&kind).await;
     let room = open.map_err(|why| Refusal::new(code::Code::SandboxFailed, why.to_string()))?;
-    let held = room.state().map(|state| {
-        let barriers = state.barriers.iter().map(|barrier| barrier.to_string());
-        barriers.chain(state.notes).collect()
-    });
     inner.rooms.is_compiling.store(true, Ordering::Relaxed);
     if inner.rooms.compiled.get().is_none() {
         let compiled = places::inside(places::COMPILED);
@@ -62,7 +67,7 @@ pub(super) async fn prepare(inner: &Inner) -> Result<Vec<String>, Refusal> {
         }
     }
     inner.warm.try_to_stop(&room).await;
-    Ok(held.unwrap_or_default())
+    Ok(room)
 }
 
 /// The box of who asks what a tool is.

@@ -193,7 +193,10 @@ def tells(how):
 #[tokio::test]
 async fn results_of_every_kind_come_back() {
     let place = Place::new("kinds", TOOLS);
-    assert!(!place.caller.prepare().await.unwrap().is_empty(), "what holds tools in is told");
+    let held = place.caller.prepare(Profile::Restrictive).await.unwrap();
+    assert!(held.contains(&"no_network".to_owned()), "what holds tools in is told: {held:?}");
+    let held = place.caller.prepare(Profile::Standard).await.unwrap();
+    assert!(!held.is_empty() && !held.contains(&"no_network".to_owned()), "and nothing else: {held:?}");
     assert_eq!(success(&place.call("echo", json!({"text": "hi"})).await).0, json!({"said": "hi"}));
     assert_eq!(success(&place.call("number", json!({})).await).0["text"], "7");
     assert_eq!(success(&place.call("text", json!({})).await).0["text"], "hello");
@@ -408,7 +411,7 @@ async fn cancel_stubborn(place: &Place, mark: &str, meanwhile: impl Future<Outpu
 async fn no_tool_is_asked_late_and_no_outcome_waits_because_others_are_ending() {
     let place = Place::new("ending", TOOLS);
     let boxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
-    place.caller.prepare().await.unwrap();
+    place.caller.prepare(Profile::Restrictive).await.unwrap();
     until(|| boxes() == 0).await;
     let (mark, rooms) = (format!("ending{}", std::process::id()), &place.caller.0.rooms);
     success(&place.call("number", json!({})).await);

@@ -228,6 +228,7 @@ impl Call<'_> {
             return Ok(running);
         }
         let room = self.inner.spares.open(&self.kind).await.map_err(|why| self.no_room(&why))?;
+        self.done.notes.extend(self.inner.news_of(&room, self.kind.profile));
         self.begin(room, plan).await
     }
 

@@ -140,7 +140,7 @@ async fn one_that_dies_before_it_hears_of_its_call_leads_to_the_cold_path() {
 #[tokio::test]
 async fn where_nothing_can_be_kept_still_it_is_told_and_none_is_made() {
     let place = Place::with("unstill", WARM, 4);
-    place.caller.prepare().await.unwrap();
+    place.caller.prepare(Profile::Restrictive).await.unwrap();
     assert_eq!(place.caller.trouble(), None, "here it can");
     let inner = &place.caller.0;
     let kind = room::Kind {

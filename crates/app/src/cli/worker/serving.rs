@@ -67,7 +67,7 @@ pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, 
     });
     problems.extend(check_broker(settings).err().map(|failure| on_one_line(&failure)));
     problems.extend(open_sync(settings).err().map(|failure| on_one_line(&failure)));
-    problems.extend(contain(&caller).await.err().map(|failure| on_one_line(&failure)));
+    problems.extend(contain(&caller, settings).await.err().map(|failure| on_one_line(&failure)));
     problems.extend(unasked(config, settings));
     let notes = caller.trouble().into_iter().collect();
     let tools = match watched(config, settings, &engine) {
@@ -173,7 +173,7 @@ async fn start(
         parked: Arc::new(move || parked.parked()),
     };
     serve_health(health, settings).await?;
-    let barriers = contain(caller).await?;
+    let barriers = contain(caller, settings).await?;
     log.tell(Line::new(Level::Info, "contained").with("barriers", barriers));
     if let Some(why) = caller.trouble() {
         log.tell(Line::new(Level::Warn, "none_kept_ready").message(why));
@@ -193,9 +193,9 @@ async fn start(
     Ok(worker)
 }
 
-/// What stands between tools and this machine.
-async fn contain(caller: &Caller) -> Result<Vec<String>, Failure> {
-    caller.prepare().await.map_err(|refusal| Failure {
+/// What stands between tools and this machine, where the manifest says nothing else.
+async fn contain(caller: &Caller, settings: &Settings) -> Result<Vec<String>, Failure> {
+    caller.prepare(settings.calls.default_profile).await.map_err(|refusal| Failure {
         code: ErrorCode::Internal,
         message: format!("tools cannot be run: {}", refusal.message),
         hint: "`airlock doctor` says what this machine lacks".to_owned(),
