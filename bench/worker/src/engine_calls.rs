@@ -42,6 +42,7 @@ impl Calls {
             parked: 0,
             parked_bytes: 0,
             spares,
+            hidden: Vec::new(),
         };
         let caller = Caller::new(engine.clone(), Shelf::memory(), None, settings);
         let tool = Arc::new(Tool {

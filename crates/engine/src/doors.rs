@@ -184,6 +184,7 @@ fn begin_ledger(engine: &Inner, id: &Id) -> Result<Arc<Ledger>, ErrorInfo> {
 pub struct ModelDoor {
     session: Arc<Session>,
     dialect: Dialect,
+    output_cap: &'static str,
     folder: fs::File,
     socket: Shown,
 }
@@ -201,7 +202,9 @@ impl Engine {
         let engine = &self.inner;
         let provider = provider(engine, grant).await?;
         let settings = &engine.doors;
-        let dialect = settings.catalogue.providers.get(&provider).map(|provider| provider.dialect);
+        let spoken = settings.catalogue.providers.get(&provider);
+        let spoken = spoken.map(|provider| (provider.dialect, provider.output_cap));
+        let (dialect, output_cap) = spoken.unwrap_or((Dialect::OpenAi, "max_completion_tokens"));
         let till = match &settings.till {
             Some(till) => till.clone(),
             None => Till::new(begin_ledger(engine, id)?),
@@ -217,7 +220,7 @@ impl Engine {
         let socket = Shown(path);
         session.serve(Listener::Unix(listener)).map_err(|error| refused(&error))?;
         let folder = fs::File::open(folder).map_err(|error| failed(&error))?;
-        Ok(ModelDoor { session, dialect: dialect.unwrap_or(Dialect::OpenAi), folder, socket })
+        Ok(ModelDoor { session, dialect, output_cap, folder, socket })
     }
 }
 
@@ -225,6 +228,11 @@ impl ModelDoor {
     /// What is spoken at it.
     pub fn dialect(&self) -> Dialect {
         self.dialect
+    }
+
+    /// What the limit of output tokens is called in its chat requests, which have two names for it.
+    pub fn output_cap(&self) -> &'static str {
+        self.output_cap
     }
 
     /// A line to it.

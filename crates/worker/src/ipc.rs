@@ -106,6 +106,8 @@ const NO_MODEL: i32 = -32000;
 const NO_DOOR: &str = "no model can be asked; the log of the worker says why";
 /// The budget, or the number of questions, is spent.
 const SPENT: i32 = -32001;
+/// What the door calls the limit of all calls of a day.
+const OF_A_DAY: &str = "tenant_day_usd";
 /// The provider does not answer, or refuses.
 const NOT_ANSWERED: i32 = -32002;
 /// A question or an answer is larger than may be.
@@ -382,7 +384,7 @@ impl Desk {
 /// One question through the door.
 async fn through(door: &ModelDoor, settings: &Settings, question: &Question) -> Result<String, Refusal> {
     let dialect: Dialect = door.dialect();
-    let asked = speech::request(dialect, settings, question);
+    let asked = speech::request((dialect, door.output_cap()), settings, question);
     let line = door.connect().await.map_err(|error| not_answered(&error))?;
     let speech::Answer { status, body, is_of_door } =
         speech::exchange(line, asked).await.map_err(|error| match error {
@@ -398,10 +400,18 @@ async fn through(door: &ModelDoor, settings: &Settings, question: &Question) -> 
     let message = speech::complaint(&body);
     let refused = match status {
         402 => refusal(SPENT, message),
+        // Which the door calls too much at once.
+        429 if is_of_door && message.contains(OF_A_DAY) => refusal(SPENT, held()),
         413 => refusal(TOO_LARGE, message),
         _ => refusal(NOT_ANSWERED, format!("{message} (status {status})")),
     };
     Err(Refusal { is_of_door, ..refused })
+}
+
+fn held() -> String {
+    format!(
+        "calls under way hold all that may still be spent today (limit `{OF_A_DAY}`); what they leave of it comes back as they end"
+    )
 }
 
 fn not_answered(error: &dyn std::error::Error) -> Refusal {

@@ -64,15 +64,24 @@ impl Desktop {
     }
 
     fn listen(&self, settings: Settings) -> Listening {
-        let folder = fs::File::open(self.folder.join("work")).unwrap();
-        _ = fs::remove_file(self.folder.join("work").join(SOCKET));
-        let listener = bind(folder.as_fd(), None).unwrap();
+        self.listen_to("work", settings)
+    }
+
+    fn listen_to(&self, call: &str, settings: Settings) -> Listening {
+        let place = self.folder.join(call);
+        fs::create_dir_all(&place).unwrap();
+        _ = fs::remove_file(place.join(SOCKET));
+        let listener = bind(fs::File::open(place).unwrap().as_fd(), None).unwrap();
         let models = Models::new(self.engine.clone(), settings).unwrap();
-        models.listen(&Id::new("call-1").unwrap(), listener)
+        models.listen(&Id::new(call).unwrap(), listener)
     }
 
     async fn connect(&self) -> BufReader<UnixStream> {
-        BufReader::new(UnixStream::connect(self.folder.join("work").join(SOCKET)).await.unwrap())
+        self.connect_to("work").await
+    }
+
+    async fn connect_to(&self, call: &str) -> BufReader<UnixStream> {
+        BufReader::new(UnixStream::connect(self.folder.join(call).join(SOCKET)).await.unwrap())
     }
 }
 
@@ -114,6 +123,7 @@ async fn a_model_answers_in_every_dialect_and_the_key_is_put_in_outside() {
             served.calls.iter().all(|call| call.keys == [KEY] || dialect == Dialect::Ollama),
             "{served:?}"
         );
+        assert!(served.calls.iter().all(|call| call.cap == Some(4096)), "{dialect:?}: {served:?}");
         let spent = listening.close().await;
         assert_eq!((spent.questions, spent.input_tokens, spent.output_tokens), (2, 14, 6), "{dialect:?}");
         assert_eq!(line.read(&mut [0]).await.unwrap(), 0, "the line ends with the call");
@@ -200,6 +210,56 @@ async fn a_call_has_so_much_money_and_all_of_a_day_have() {
         let runs =
             runs.filter(|file| file.as_ref().unwrap().file_name().to_string_lossy().starts_with("run-"));
         assert_eq!(runs.count(), 0, "no ledger of its own");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_at_once_hold_of_a_day_what_their_answers_may_cost_and_no_more() {
+    let mut desktop = desktop(Dialect::OpenAi);
+    // An answer may cost a little more than 8 millionths: for five there is enough, and the sixth may be shorter.
+    desktop.engine = with_day(&desktop, "0.00005");
+    desktop.provider.set(Fault::HoldHeaders);
+    let mut listening = Vec::new();
+    let mut asking = JoinSet::new();
+    for number in 1..=6_u64 {
+        let call = format!("call-{number}");
+        listening.push(desktop.listen_to(&call, settings()));
+        let mut line = desktop.connect_to(&call).await;
+        asking.spawn(async move { say(&mut line, &question("1")).await });
+        let served = desktop.provider.await_served(|served| served.held == number);
+        let whole = served.calls.iter().filter(|call| call.cap == Some(4096)).count();
+        assert_eq!(whole as u64, number.min(5), "{served:?}");
+    }
+    let _listening = desktop.listen(settings());
+    let answer = say(&mut desktop.connect().await, &question("1")).await;
+    assert_eq!(answer["error"]["code"], SPENT, "{answer}");
+    assert_eq!(answer["error"]["message"], held());
+    desktop.provider.set(Script::default());
+    desktop.provider.release();
+    while let Some(answer) = asking.join_next().await {
+        assert!(answer.unwrap()["result"]["text"].is_string(), "the control");
+    }
+    let answer = say(&mut desktop.connect().await, &question("2")).await;
+    assert!(answer["result"]["text"].is_string(), "what was not spent came back: {answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_longest_answer_is_told_by_the_name_that_the_server_knows() {
+    let mut desktop = desktop(Dialect::OpenAi);
+    let names = ["max_tokens", "max_completion_tokens"];
+    for name in names {
+        let mut settings = desktop.settings(desktop.folder.join(format!("state-{name}")));
+        let providers = &mut settings.doors.catalogue.providers;
+        Arc::make_mut(providers.get_mut("p").unwrap()).output_cap = name;
+        desktop.engine = Engine::open(settings).unwrap();
+        let _listening = desktop.listen(self::settings());
+        let answer = say(&mut desktop.connect().await, &question("1")).await;
+        assert!(answer["result"]["text"].is_string(), "{answer}");
+        let served = desktop.provider.await_served(|served| served.count == 1 && served.open == 0);
+        let body: Value = serde_json::from_slice(&served.calls[0].body).unwrap();
+        let told = names.map(|one| (one == name).then_some(4096));
+        assert_eq!(names.map(|one| body[one].as_u64()), told, "{body}");
+        desktop.provider.reset();
     }
 }
 
@@ -375,7 +435,7 @@ fn temperatures_are_kept_within_what_providers_take() {
         (Dialect::OpenAi, -1.0, 0.0),
         (Dialect::Anthropic, f64::NAN, 0.7),
     ] {
-        let request = speech::request(dialect, &settings(), &asked(given));
+        let request = speech::request((dialect, "max_tokens"), &settings(), &asked(given));
         let body = futures_body(request);
         assert_eq!(body["temperature"], json!(sent));
         assert!(body.get("system").is_none() && body["messages"].as_array().unwrap().len() == 1);

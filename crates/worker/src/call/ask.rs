@@ -1,5 +1,5 @@
 //! Boxes without a call: one that shows at the start what is wrong, and compiles the runner; and those in which a tool's code is
-//! asked what it is. They reach nobody.
+//! asked what it is, which reach nobody.
 
 use super::{
     Inner, places,
@@ -8,7 +8,7 @@ use super::{
     run::{excuse, internal, no_room, printed},
 };
 use crate::{
-    tools::Code,
+    tools::{Code, What},
     wire::code::{self, Refusal},
 };
 use spec::{Status, Stream};
@@ -34,26 +34,31 @@ pub(super) fn prepare_behind(inner: &Arc<Inner>) {
     if rooms.compiled.get().is_none() && !rooms.is_compiling.swap(true, Ordering::Relaxed) {
         let inner = inner.clone();
         // Calls say what is wrong, if something is.
-        rooms.behind(async move { _ = prepare(&inner).await });
+        rooms.behind(async move { _ = compile(&inner, asking(&Code::default())).await });
     }
 }
 
-/// A box that shows what is wrong here, and compiles the runner.
-pub(super) async fn prepare(inner: &Inner) -> Result<Vec<String>, Refusal> {
-    let kind = asking(&Code::default());
+/// A box as tools of this profile have it, with its network: shows what is wrong here, tells what holds in it, and compiles the
+/// runner.
+pub(super) async fn prepare(inner: &Inner, profile: Profile) -> Result<Vec<String>, Refusal> {
+    let what = What::Function { module: String::new(), function: String::new() };
+    let room = compile(inner, Kind { profile, what: Some(what), ..asking(&Code::default()) }).await?;
+    let barriers = room.state().map(|state| state.barriers).unwrap_or_default();
+    let barriers = barriers.iter().map(ToString::to_string);
+    Ok(barriers.chain(inner.news_of(&room, profile)).collect())
+}
+
+/// Compiles the runner in such a box.
+async fn compile(inner: &Inner, kind: Kind) -> Result<Room, Refusal> {
     let open = inner.rooms.open(&kind).await;
     let room = open.map_err(|why| Refusal::new(code::Code::SandboxFailed, why.to_string()))?;
-    let held = room.state().map(|state| {
-        let barriers = state.barriers.iter().map(|barrier| barrier.to_string());
-        barriers.chain(state.notes).collect()
-    });
     inner.rooms.is_compiling.store(true, Ordering::Relaxed);
     if inner.rooms.compiled.get().is_none() {
         let compiled = places::inside(places::COMPILED);
         let words = [COMPILE, places::RUNNER, &compiled].map(OsString::from);
         let command = [inner.settings.python.as_os_str().to_owned(), "-c".into()].into_iter().chain(words);
         let command = room::bare(&kind, command.collect());
-        answer_of(&room, command, LONGEST_COMPILING).await?;
+        answer_of(inner, &room, command, LONGEST_COMPILING).await?;
         let workspace = room.workspace().map_err(|why| internal(why.to_string()))?;
         let read = workspace.read(workspace.folder(), places::COMPILED, LARGEST_COMPILED);
         // Without it the runner is used as it was written.
@@ -62,7 +67,7 @@ pub(super) async fn prepare(inner: &Inner) -> Result<Vec<String>, Refusal> {
         }
     }
     inner.warm.try_to_stop(&room).await;
-    Ok(held.unwrap_or_default())
+    Ok(room)
 }
 
 /// The box of who asks what a tool is.
@@ -81,7 +86,7 @@ pub(super) async fn ask(
     let work = async {
         let room = inner.rooms.open(&kind).await.map_err(|_| no_room())?;
         lay_out(&room, files).map_err(|why| internal(why.to_string()))?;
-        answer_of(&room, room::bare(&kind, command), time).await
+        answer_of(inner, &room, room::bare(&kind, command), time).await
     };
     let late =
         || Refusal::new(code::Code::InitError, format!("there was no answer within {} s", time.as_secs()));
@@ -103,14 +108,19 @@ fn lay_out(room: &Room, files: &[(&str, &[u8])]) -> Result<(), NoRoom> {
 }
 
 /// All that a program printed, if it ended well.
-async fn answer_of(room: &Room, command: Vec<OsString>, time: Duration) -> Result<Vec<u8>, Refusal> {
+async fn answer_of(
+    inner: &Inner,
+    room: &Room,
+    command: Vec<OsString>,
+    time: Duration,
+) -> Result<Vec<u8>, Refusal> {
     let bad = |message: String| Refusal::new(code::Code::InitError, message);
     let exec = room.start(command, false).await.map_err(|_| no_room())?;
     let Ok(result) = tokio::time::timeout(time, exec.wait()).await else {
         return Err(bad(format!("there was no answer within {} s", time.as_secs())));
     };
     if result.status != Status::Succeeded {
-        let said = excuse(&printed(&exec, Stream::Stderr));
+        let said = excuse(&printed(&exec, Stream::Stderr), &inner.settings.hidden);
         let why = result.error.map(|error| error.message);
         let why = why.unwrap_or_else(|| format!("it ended with status {}", result.exit_status));
         return Err(bad(if said.is_empty() { why } else { said }));

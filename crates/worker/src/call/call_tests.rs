@@ -40,6 +40,7 @@ impl Place {
             parked,
             parked_bytes: 1 << 30,
             spares: 0,
+            hidden: vec![top.clone()],
         };
         let caller = Caller::new(engine.clone(), shelf.clone(), None, settings);
         Place { top, caller, engine, shelf }
@@ -182,12 +183,20 @@ def chatters():
     while True: os.write(pipe, b'{"status": "again"}\n')
 def large(): return {"x": "y" * 200000}
 def config(tool_config): return tool_config
+def tells(how):
+    lines = [line for line in open("/proc/self/mountinfo").read().splitlines() if " /tools/" in line]
+    if how == "raises": raise ValueError(lines)
+    if how == "ends": sys.stderr.write("x" * 470 + lines[0]); sys.stderr.flush(); os._exit(3)
+    return {"lines": lines}
 "#;
 
 #[tokio::test]
 async fn results_of_every_kind_come_back() {
     let place = Place::new("kinds", TOOLS);
-    assert!(!place.caller.prepare().await.unwrap().is_empty(), "what holds tools in is told");
+    let held = place.caller.prepare(Profile::Restrictive).await.unwrap();
+    assert!(held.contains(&"no_network".to_owned()), "what holds tools in is told: {held:?}");
+    let held = place.caller.prepare(Profile::Standard).await.unwrap();
+    assert!(!held.is_empty() && !held.contains(&"no_network".to_owned()), "and nothing else: {held:?}");
     assert_eq!(success(&place.call("echo", json!({"text": "hi"})).await).0, json!({"said": "hi"}));
     assert_eq!(success(&place.call("number", json!({})).await).0["text"], "7");
     assert_eq!(success(&place.call("text", json!({})).await).0["text"], "hello");
@@ -214,6 +223,34 @@ async fn what_goes_wrong_is_told_by_its_kind() {
     let done = place.call("large", json!({})).await;
     assert_eq!(refused(&done).0, ErrorCode::ExecutionError);
     assert!(refused(&done).1.contains("100000"), "{done:?}");
+    place.close().await;
+}
+
+#[tokio::test]
+async fn where_a_tool_lies_on_this_machine_its_asker_is_not_told() {
+    let place = Place::new("where", TOOLS);
+    let top = place.top.to_str().unwrap().to_owned();
+    let told = success(&place.call("tells", json!({"how": "returns"})).await).0;
+    assert!(
+        told.to_string().contains(&format!("{top}/tools /tools/")),
+        "the control: it can be seen: {told}"
+    );
+    for (how, code) in [("raises", ErrorCode::ToolError), ("ends", ErrorCode::ExecutionError)] {
+        let done = place.call("tells", json!({"how": how})).await;
+        let (found, message) = refused(&done);
+        assert_eq!(found, code, "{message}");
+        assert!(!message.contains(&top[..8]), "neither it nor its beginning: {message}");
+    }
+    let program =
+        "import sys; sys.exit([line for line in open('/proc/self/mountinfo') if ' /tools/' in line][0])";
+    let command = ["/usr/bin/python3", "-c", program].map(OsString::from).to_vec();
+    let code = place.tool("tells").code;
+    let refusal = place.caller.ask(&code, command, Duration::from_secs(30)).await.unwrap_err();
+    assert!(
+        !refusal.message.contains(&top) && refusal.message.contains("…/tools /tools/"),
+        "{}",
+        refusal.message
+    );
     place.close().await;
 }
 
@@ -374,7 +411,7 @@ async fn cancel_stubborn(place: &Place, mark: &str, meanwhile: impl Future<Outpu
 async fn no_tool_is_asked_late_and_no_outcome_waits_because_others_are_ending() {
     let place = Place::new("ending", TOOLS);
     let boxes = || fs::read_dir(place.top.join("state/runs")).unwrap().count();
-    place.caller.prepare().await.unwrap();
+    place.caller.prepare(Profile::Restrictive).await.unwrap();
     until(|| boxes() == 0).await;
     let (mark, rooms) = (format!("ending{}", std::process::id()), &place.caller.0.rooms);
     success(&place.call("number", json!({})).await);

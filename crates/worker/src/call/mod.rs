@@ -38,6 +38,7 @@ pub(crate) use status::Statuses;
 use crate::{
     artifacts::Shelf,
     ipc::{Models, Spent},
+    log,
     tools::{Code, Tool},
     warm::Warm,
     wire::{answer::CreatedArtifact, code::Refusal, request::Invoke},
@@ -45,7 +46,7 @@ use crate::{
 use budget::Budget;
 use engine::Engine;
 use profile::Profile;
-use room::Rooms;
+use room::{Room, Rooms};
 use serde_json::{Map, Value};
 use spare::Spares;
 use spec::LimitName;
@@ -53,7 +54,10 @@ use std::{
     collections::BTreeSet,
     ffi::OsString,
     path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use tokio::sync::{mpsc, watch};
@@ -115,6 +119,8 @@ pub struct Settings {
     pub parked_bytes: u64,
     /// Boxes that are made ahead of calls that find no interpreter ready, at most.
     pub spares: usize,
+    /// Paths of this machine that nobody is told, whatever a tool says.
+    pub hidden: Vec<PathBuf>,
 }
 
 /// Makes calls.
@@ -135,6 +141,20 @@ struct Inner {
     outputs: Budget,
     /// Whether it was told that two writers may get one version.
     is_weakness_told: AtomicBool,
+    /// Of each profile, whether it was told what its boxes lack.
+    are_notes_told: [AtomicBool; 3],
+}
+
+impl Inner {
+    /// What the first box of a profile does not have as it should. Of later ones it is not said again.
+    fn news_of(&self, room: &Room, profile: Profile) -> Vec<String> {
+        let is_told = self.are_notes_told[profile as usize].swap(true, Ordering::Relaxed);
+        room.state().filter(|_| !is_told).map(|state| state.notes).unwrap_or_default()
+    }
+
+    fn hide(&self, refusal: Refusal) -> Refusal {
+        Refusal { message: log::hide(refusal.message, &self.settings.hidden), ..refusal }
+    }
 }
 
 impl Caller {
@@ -154,13 +174,14 @@ impl Caller {
             inputs: Budget::new(),
             outputs: Budget::new(),
             is_weakness_told: AtomicBool::new(false),
+            are_notes_told: Default::default(),
         }))
     }
 
     /// Makes a first box, so that whatever is wrong is said at the start, and has the interpreter compile the runner in it.
-    /// Tells what holds tools in, for the log. Calls do not need it.
-    pub async fn prepare(&self) -> Result<Vec<String>, Refusal> {
-        ask::prepare(&self.0).await
+    /// Tells what holds tools of this profile in, for the log. Calls do not need it.
+    pub async fn prepare(&self, profile: Profile) -> Result<Vec<String>, Refusal> {
+        ask::prepare(&self.0, profile).await
     }
 
     /// Carries an order out. Statuses go out as they come; whoever does not listen misses them. Dropped, the box ends.

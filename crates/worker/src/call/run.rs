@@ -12,6 +12,7 @@ use super::{
 use crate::{
     artifacts::Scope,
     ipc::{self, Listening},
+    log,
     tools::{Tool, What},
     warm::Parked,
     wire::{
@@ -25,6 +26,7 @@ use serde_json::{Map, Value};
 use spec::{LimitName, Status, Stream};
 use std::{
     collections::BTreeSet,
+    path::PathBuf,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -126,6 +128,7 @@ pub(super) async fn carry_out(
         Call { inner, tool, invoke, kind, began, until, cancelled, statuses, arguments: None, done };
     call.done.outcome = match call.go().await {
         Ok((result, artifacts)) => Outcome::Success { result, artifacts, took: began.elapsed() },
+        Err(Outcome::Refused(refusal)) => Outcome::Refused(inner.hide(refusal)),
         Err(outcome) => outcome,
     };
     if !call.done.was_warm {
@@ -225,6 +228,7 @@ impl Call<'_> {
             return Ok(running);
         }
         let room = self.inner.spares.open(&self.kind).await.map_err(|why| self.no_room(&why))?;
+        self.done.notes.extend(self.inner.news_of(&room, self.kind.profile));
         self.begin(room, plan).await
     }
 
@@ -367,7 +371,7 @@ impl Call<'_> {
         let limits = self.done.limits_hit.iter().filter_map(|limit| named(*limit));
         let limits = limits.collect::<Vec<_>>().join(", ");
         let limits = if limits.is_empty() { limits } else { format!("it ran into its limit of {limits}. ") };
-        let said = excuse(&self.done.stderr);
+        let said = excuse(&self.done.stderr, &self.inner.settings.hidden);
         let said = match (said.is_empty(), result.exit_code, result.signal) {
             (false, ..) => said,
             (true, Some(status), _) => format!("it ended with status {status}"),
@@ -428,9 +432,9 @@ pub(super) fn printed(exec: &Exec, stream: Stream) -> Vec<u8> {
     kept
 }
 
-/// What a tool's asker is told of its standard error.
-pub(super) fn excuse(stderr: &[u8]) -> String {
-    let text = String::from_utf8_lossy(stderr);
+/// What a tool's asker is told of its standard error. Of a path that is hidden no beginning is left where it is cut.
+pub(super) fn excuse(stderr: &[u8], hidden: &[PathBuf]) -> String {
+    let text = log::hide(String::from_utf8_lossy(stderr).into_owned(), hidden);
     let clean = |letter: char| !letter.is_control() || letter == '\n' || letter == '\t';
     text.trim().chars().filter(|letter| clean(*letter)).take(LONGEST_EXCUSE).collect()
 }

@@ -20,6 +20,7 @@ fn with_spares(name: &str) -> Place {
         parked: 0,
         parked_bytes: 0,
         spares: 2,
+        hidden: Vec::new(),
     };
     let caller = Caller::new(place.engine.clone(), place.shelf.clone(), None, settings);
     Place { caller, ..place }

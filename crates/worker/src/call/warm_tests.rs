@@ -169,7 +169,7 @@ async fn where_one_could_not_be_kept_still_it_is_tried_again() {
 #[tokio::test]
 async fn where_nothing_can_be_kept_still_it_is_told_and_none_is_made() {
     let place = Place::with("unstill", WARM, 4);
-    place.caller.prepare().await.unwrap();
+    place.caller.prepare(Profile::Restrictive).await.unwrap();
     assert_eq!(place.caller.trouble(), None, "here it can");
     let inner = &place.caller.0;
     let why = spec::ErrorInfo {
@@ -209,6 +209,7 @@ async fn a_tool_has_somebody_to_ask_for_models() {
         parked: 2,
         parked_bytes: 1 << 30,
         spares: 0,
+        hidden: Vec::new(),
     };
     let caller = Caller::new(place.engine.clone(), place.shelf.clone(), Some(models), settings);
     let place = Place { caller, ..place };
@@ -281,6 +282,7 @@ async fn one_is_counted_with_what_it_imported_before_it_joins_the_others() {
         parked: 4,
         parked_bytes: 64 << 20,
         spares: 0,
+        hidden: Vec::new(),
     };
     let caller = Caller::new(place.engine.clone(), place.shelf.clone(), None, settings);
     for _ in 0..2 {
@@ -309,6 +311,7 @@ async fn none_waits_where_there_is_no_memory_for_it() {
         parked: 4,
         parked_bytes: 1 << 20,
         spares: 0,
+        hidden: Vec::new(),
     };
     let caller = Caller::new(place.engine.clone(), place.shelf.clone(), None, settings);
     for _ in 0..2 {

@@ -37,10 +37,15 @@ pub(super) enum NoText {
     Empty,
 }
 
-/// The request, as the dialect has it.
-pub(super) fn request(dialect: Dialect, settings: &Settings, question: &Question) -> Request<Full<Bytes>> {
+/// The request, as the dialect has it. In OpenAI's the limit of output tokens has two names: new models refuse the old one, and
+/// old servers do not know the new one.
+pub(super) fn request(
+    (dialect, output_cap): (Dialect, &str),
+    settings: &Settings,
+    question: &Question,
+) -> Request<Full<Bytes>> {
     let (path, body) = match dialect {
-        Dialect::OpenAi => ("/v1/chat/completions".to_owned(), openai(settings, question)),
+        Dialect::OpenAi => ("/v1/chat/completions".to_owned(), openai(settings, question, output_cap)),
         Dialect::Anthropic => ("/v1/messages".to_owned(), anthropic(settings, question)),
         Dialect::Gemini => {
             (format!("/v1beta/models/{}:generateContent", settings.model), gemini(settings, question))
@@ -77,10 +82,10 @@ fn messages(question: &Question) -> Vec<Value> {
     }
 }
 
-fn openai(settings: &Settings, question: &Question) -> Value {
-    // The cap of its output the door puts in, in the words that its server knows.
+fn openai(settings: &Settings, question: &Question, output_cap: &str) -> Value {
     json!({
         "model": settings.model,
+        output_cap: settings.output_tokens,
         "messages": messages(question),
         "temperature": temperature(question, 2.0),
     })

@@ -3,9 +3,11 @@
 //!
 //! Nothing secret: names, codes, times. What a tool prints is told, too, within bounds and cleaned.
 
+mod names;
 mod output;
 
-pub use output::{MOST_OUTPUT, Stream, ToolOutput, clean};
+pub use names::by_all_names;
+pub use output::{MOST_OUTPUT, Stream, ToolOutput, clean, hide};
 
 use serde_json::{Map, Value};
 use spec::LogFormat;

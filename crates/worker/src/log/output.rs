@@ -91,7 +91,12 @@ impl ToolOutput {
 
 /// The text without letters that a terminal obeys and without these paths.
 pub fn clean(text: &str, hidden: &[PathBuf]) -> String {
-    let mut text: String = text.chars().map(|letter| if is_unsafe(letter) { ' ' } else { letter }).collect();
+    let text: String = text.chars().map(|letter| if is_unsafe(letter) { ' ' } else { letter }).collect();
+    hide(text, hidden)
+}
+
+/// The text without these paths.
+pub fn hide(mut text: String, hidden: &[PathBuf]) -> String {
     // The root alone is in every path.
     let long_enough = hidden.iter().filter_map(|path| path.to_str()).filter(|path| path.len() > 1);
     let mut paths: Vec<&str> = long_enough.collect();

@@ -64,8 +64,7 @@ impl<C: Calls> Service<C> {
             Some(Before::UnderWay) => return self.hold(asker),
             None => {}
         }
-        let tool = self.settings.catalog.borrow().get(&invoke.tool).cloned();
-        let Some(tool) = tool else { return self.stray(&invoke.tool, asker) };
+        let Some(tool) = self.tool(&invoke.tool) else { return self.stray(&invoke.tool, asker) };
         let ticket = Ticket {
             id: asker.key.clone(),
             names: [asker.id.clone(), asker.reply.correlation.clone()],
@@ -74,7 +73,7 @@ impl<C: Calls> Service<C> {
             sent_ms: asker.reply.sent_ms.map_or(now, |sent| self.clocks.by_ours(&invoke.app_name, sent, now)),
             timeout: self.time(&invoke, &tool),
             weight,
-            what: Turn { profile: self.profile(&invoke, &tool, &asker.which), asker, tool, invoke },
+            what: Turn { asker, invoke },
         };
         match self.desk.arrive(ticket, now) {
             Arrival::Waits => {}
@@ -88,15 +87,20 @@ impl<C: Calls> Service<C> {
         }
     }
 
+    /// As it is now, if it is here.
+    pub(super) fn tool(&self, name: &str) -> Option<Arc<Tool>> {
+        self.settings.catalog.borrow().get(name).cloned()
+    }
+
     /// What the request says, or its tool, or nobody.
-    fn time(&self, invoke: &Invoke, tool: &Tool) -> Duration {
+    pub(super) fn time(&self, invoke: &Invoke, tool: &Tool) -> Duration {
         let said = invoke.timeout.or(tool.timeout).unwrap_or(self.settings.defaults.timeout);
         said.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
     /// What its entry insists on; otherwise what the request wishes, which may be narrower than what the operator says, and
     /// no wider: whoever asks does not choose how far a tool is shut in.
-    fn profile(&self, invoke: &Invoke, tool: &Tool, which: &Arc<Which>) -> Profile {
+    pub(super) fn profile(&self, invoke: &Invoke, tool: &Tool, which: &Arc<Which>) -> Profile {
         let widest = self.settings.defaults.profile;
         let wished = || {
             let Some(name) = invoke.profile.as_deref() else { return widest };
@@ -112,7 +116,7 @@ impl<C: Calls> Service<C> {
     }
 
     /// A tool that is gone, or one of a subscription that outlived another worker.
-    fn stray(&mut self, tool: &str, asker: Asker) {
+    pub(super) fn stray(&mut self, tool: &str, asker: Asker) {
         // When many wait to be unsubscribed, this one will come again.
         _ = self.strays.try_send(tool.to_owned());
         let refusal = Refusal::new(Code::ToolNotAvailable, format!("there is no tool `{tool}` here"));
@@ -139,8 +143,7 @@ impl<C: Calls> Service<C> {
 
     /// Nobody but the owner of a tool knows what it is: about others there is silence.
     fn asked(&mut self, asked: InitRequest, receipt: Receipt, weight: usize) {
-        let tool = self.settings.catalog.borrow().get(&asked.tool).cloned();
-        let Some(tool) = tool else { return self.settle(vec![receipt]) };
+        let Some(tool) = self.tool(&asked.tool) else { return self.settle(vec![receipt]) };
         let InitRequest { id, tool: name, tool_config, words, reply } = asked;
         let (which, largest) = (which(&id, &name, &reply), self.post.largest);
         if tool_config.is_empty() {

@@ -10,9 +10,9 @@ use super::{
     run::{self, Listener},
 };
 use crate::{
-    call::{Order, Outcome, profile::Profile},
+    call::{Order, Outcome},
     desk::{Bounds, Desk, PATIENCE, Ticket},
-    tools::{Catalog, Tool},
+    tools::Catalog,
     transport::{Arrived, Gone, LinkState, Receipt},
     wire::{
         answer,
@@ -96,9 +96,7 @@ pub(super) struct Service<C> {
 #[derive(Debug)]
 pub(super) struct Turn {
     pub(super) asker: Asker,
-    pub(super) tool: Arc<Tool>,
     pub(super) invoke: Box<Invoke>,
-    pub(super) profile: Profile,
 }
 
 /// A call that runs.
@@ -243,8 +241,13 @@ impl<C: Calls> Service<C> {
         }
     }
 
+    /// By what its tool's entry says now, which may have changed while it waited, or be gone. Its asker waits no longer for
+    /// that: it may have less time, and no more.
     fn start(&mut self, turn: Turn, time: Duration, until: Instant) {
-        let Turn { asker, tool, invoke, profile } = turn;
+        let Turn { asker, invoke } = turn;
+        let Some(tool) = self.tool(&invoke.tool) else { return self.stray(&invoke.tool, asker) };
+        let (profile, time) =
+            (self.profile(&invoke, &tool, &asker.which), time.min(self.time(&invoke, &tool)));
         let queued = asker.arrived.elapsed();
         self.note(Noted::Started { which: asker.which.clone(), profile, time, queued });
         let (cancel, cancelled) = watch::channel(false);

@@ -64,13 +64,14 @@ impl Settings {
     }
 
     /// What all calls have in common.
-    pub fn call(&self, is_there: impl Fn(&Path) -> bool) -> call::Settings {
+    pub fn call(&self, hidden: Vec<PathBuf>, is_there: impl Fn(&Path) -> bool) -> call::Settings {
         call::Settings {
             python: self.calls.interpreter(is_there),
             largest_result: crate::wire::answer::LARGEST,
             parked: self.calls.parked,
             parked_bytes: self.calls.parked_bytes,
             spares: if self.calls.parked == 0 { 0 } else { self.calls.slots.min(MOST_SPARES) },
+            hidden,
         }
     }
 
@@ -106,14 +107,12 @@ impl Settings {
         })
     }
 
-    /// Paths of this machine that what tools print may not tell.
+    /// Paths of this machine that what tools say may not tell, as they were given: see [`crate::log::by_all_names`].
     pub fn hidden(&self, state: &Path) -> Vec<PathBuf> {
         let tools = [&self.tools.folder, &self.tools.manifest, &self.tools.python];
         let mut paths: Vec<PathBuf> = tools.into_iter().cloned().collect();
         paths.extend(self.tools.site_packages.iter().cloned());
         paths.push(state.to_owned());
-        // Those inside are the same for every tool, and say nothing of this machine.
-        paths.retain(|path| !path.starts_with("/tools"));
         paths
     }
 }

@@ -313,7 +313,14 @@ fn an_index_has_no_credentials_and_tls_unless_its_host_is_trusted() {
 
 fn caller(engine: &Engine) -> Arc<Caller> {
     let python = "/usr/bin/python3".into();
-    let settings = call::Settings { python, largest_result: 100_000, parked: 0, parked_bytes: 0, spares: 0 };
+    let settings = call::Settings {
+        python,
+        largest_result: 100_000,
+        parked: 0,
+        parked_bytes: 0,
+        spares: 0,
+        hidden: Vec::new(),
+    };
     Arc::new(Caller::new(engine.clone(), Shelf::memory(), None, settings))
 }
 

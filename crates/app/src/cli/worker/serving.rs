@@ -9,7 +9,12 @@ use super::{
 use crate::config::Config;
 use engine::Engine;
 use spec::ErrorCode;
-use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     signal::unix::SignalKind,
     sync::{mpsc, watch},
@@ -20,7 +25,7 @@ use worker::{
     call::Caller,
     health::{self, Health},
     ipc::{self, Models},
-    log::{Level, Line, Log},
+    log::{self, Level, Line, Log},
     metrics::Metrics,
     sam::{self, Defaults, Ended, Failed, Hands, Stop, Undiscovered, Worker},
     settings::{Notice, Settings},
@@ -51,13 +56,18 @@ pub(super) struct Found {
 pub(super) async fn look(config: &Config, settings: &Settings) -> Result<Found, Failure> {
     let engine = open_engine(config, None)?;
     let mut problems = Vec::new();
-    let caller = open_caller(settings, &engine).unwrap_or_else(|failure| {
+    let caller = open_caller(config, settings, &engine).unwrap_or_else(|failure| {
         problems.push(on_one_line(&failure));
-        Caller::new(engine.clone(), Shelf::memory(), None, settings.call(Path::exists))
+        Caller::new(
+            engine.clone(),
+            Shelf::memory(),
+            None,
+            settings.call(hidden(config, settings), Path::exists),
+        )
     });
     problems.extend(check_broker(settings).err().map(|failure| on_one_line(&failure)));
     problems.extend(open_sync(settings).err().map(|failure| on_one_line(&failure)));
-    problems.extend(contain(&caller).await.err().map(|failure| on_one_line(&failure)));
+    problems.extend(contain(&caller, settings).await.err().map(|failure| on_one_line(&failure)));
     problems.extend(unasked(config, settings));
     let notes = caller.trouble().into_iter().collect();
     let tools = match watched(config, settings, &engine) {
@@ -122,7 +132,7 @@ pub(super) async fn serve(
     }
     let (engine, _till) = ledger::open(config, &settings)?;
     ledger::keep(config, engine.clone(), log.clone());
-    let caller = open_caller(&settings, &engine)?;
+    let caller = open_caller(config, &settings, &engine)?;
     let mut stopped = stop.clone();
     // Nobody's call is under way yet.
     let worker = tokio::select! {
@@ -163,7 +173,7 @@ async fn start(
         parked: Arc::new(move || parked.parked()),
     };
     serve_health(health, settings).await?;
-    let barriers = contain(caller).await?;
+    let barriers = contain(caller, settings).await?;
     log.tell(Line::new(Level::Info, "contained").with("barriers", barriers));
     if let Some(why) = caller.trouble() {
         log.tell(Line::new(Level::Warn, "none_kept_ready").message(why));
@@ -176,16 +186,16 @@ async fn start(
     _ = catalog.changed().await;
     tell_health(brought, known);
     count_tools(catalog.clone(), metrics.clone());
-    let hidden = Arc::new(settings.hidden(&config.state));
+    let hidden = Arc::new(hidden(config, settings));
     let teller = Teller { metrics, log: log.clone(), hidden };
     let worker = worker(config, settings, engine, caller.clone(), (catalog, undiscovered), teller)?;
     follow(worker.link.state.clone(), links);
     Ok(worker)
 }
 
-/// What stands between tools and this machine.
-async fn contain(caller: &Caller) -> Result<Vec<String>, Failure> {
-    caller.prepare().await.map_err(|refusal| Failure {
+/// What stands between tools and this machine, where the manifest says nothing else.
+async fn contain(caller: &Caller, settings: &Settings) -> Result<Vec<String>, Failure> {
+    caller.prepare(settings.calls.default_profile).await.map_err(|refusal| Failure {
         code: ErrorCode::Internal,
         message: format!("tools cannot be run: {}", refusal.message),
         hint: "`airlock doctor` says what this machine lacks".to_owned(),
@@ -241,7 +251,7 @@ fn worker(
     })
 }
 
-fn open_caller(settings: &Settings, engine: &Engine) -> Result<Caller, Failure> {
+fn open_caller(config: &Config, settings: &Settings, engine: &Engine) -> Result<Caller, Failure> {
     let shelf = Shelf::open(settings.shelf())
         .map_err(|error| Failure::invalid(error.to_string(), "mend what the ARTIFACT_ variables say"))?;
     let models = settings.calls.model.as_ref().map(|model| {
@@ -255,7 +265,11 @@ fn open_caller(settings: &Settings, engine: &Engine) -> Result<Caller, Failure> 
             "SAM_LLM_PROVIDER names a provider of the configuration file, SAM_LLM_MODEL a model",
         )
     })?;
-    Ok(Caller::new(engine.clone(), shelf, models, settings.call(Path::exists)))
+    Ok(Caller::new(engine.clone(), shelf, models, settings.call(hidden(config, settings), Path::exists)))
+}
+
+fn hidden(config: &Config, settings: &Settings) -> Vec<PathBuf> {
+    log::by_all_names(settings.hidden(&config.state))
 }
 
 fn watched(config: &Config, settings: &Settings, engine: &Engine) -> Result<tools::Settings, Failure> {

@@ -291,6 +291,37 @@ async fn a_tool_that_is_gone_is_not_available_and_not_listened_to() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_that_waited_begins_by_what_the_manifest_says_then() {
+    let tools = vec!["hang", "same", "strict", "gone"];
+    let world = World::new(Setup { slots: 1, tools: tools.clone(), ..Setup::default() }).await;
+    let entry = |name: &str, profile, seconds| {
+        let timeout = Some(Duration::from_secs(seconds));
+        (name.to_owned(), Arc::new(Tool { profile: Some(profile), timeout, ..(*tool(name, "d")).clone() }))
+    };
+    let wide = tools.iter().map(|name| entry(name, Profile::Permissive, 20));
+    world.catalog.send_replace(Arc::new(wide.collect()));
+    for name in &tools {
+        world.invoke(name, name);
+        world.idle().await;
+    }
+    assert_eq!(world.calls.begun(), ["hang"], "the others wait");
+    let narrow = [entry("same", Profile::Permissive, 40), entry("strict", Profile::Restrictive, 5)];
+    world.catalog.send_replace(Arc::new(narrow.into()));
+    world.calls.let_go("hang");
+    world.idle().await;
+    assert_eq!(world.code("gone"), "TOOL_NOT_AVAILABLE");
+    for (id, seconds, profile) in [("same", 20, Profile::Permissive), ("strict", 5, Profile::Restrictive)] {
+        let expected = calls::Seen { id: id.to_owned(), time: Duration::from_secs(seconds), profile };
+        assert_eq!(world.calls.seen(id), expected);
+    }
+    assert_eq!(world.calls.begun(), ["hang", "same", "strict"]);
+    assert_eq!((world.answers("hang").len(), world.broker.unsettled()), (1, 0), "one that runs goes on");
+    world.invoke("same", "after");
+    world.idle().await;
+    assert_eq!(world.answers("after").len(), 1, "no slot is lost");
+}
+
+#[tokio::test(start_paused = true)]
 async fn everybody_is_told_of_tools_at_the_start_when_they_change_after_a_connection_and_again() {
     let world = World::new(Setup { tools: vec!["echo"], is_subscribed: false, ..Setup::default() }).await;
     let listened = [topic("cancel/>"), topic("init/echo"), topic("init_request/>"), topic("invoke/echo")];

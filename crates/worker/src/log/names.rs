@@ -1,0 +1,80 @@
+//! What else paths of this machine are called by: as they are without links, and as a table of mounts names them, which every
+//! tool may read. In a container that is where a folder lies outside of it.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// All names of these paths that say something of this machine.
+pub fn by_all_names(given: Vec<PathBuf>) -> Vec<PathBuf> {
+    let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = String::from_utf8_lossy(&mounts);
+    let names = given.into_iter().flat_map(|path| {
+        let real = real(&path);
+        [as_mounted(&real, &mounts), Some(real), Some(path)].into_iter().flatten()
+    });
+    // Without a slash at the end, which a text need not have.
+    let names = names.map(|path| path.components().collect::<PathBuf>());
+    // Those inside are the same for every tool.
+    let names = names.filter(|path| path.is_absolute() && !path.starts_with("/tools"));
+    names.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// Without links, also if it is yet to be made.
+fn real(path: &Path) -> PathBuf {
+    let real = |there: &Path| Some(there.canonicalize().ok()?.join(path.strip_prefix(there).ok()?));
+    path.ancestors().find_map(real).unwrap_or_else(|| path.to_owned())
+}
+
+/// Where it lies in what is mounted there, if that is a part of something larger: `/home/ana/tools` for `/tools`.
+fn as_mounted(path: &Path, mounts: &str) -> Option<PathBuf> {
+    // Of two at one place the later covers the other.
+    let places = mounts.lines().rev().filter_map(|line| {
+        let mut words = line.split(' ').skip(3);
+        let (root, point) = (words.next()?, words.next()?);
+        Some((path.strip_prefix(point).ok()?, root))
+    });
+    let (within, root) = places.min_by_key(|(within, _)| within.as_os_str().len())?;
+    (root != "/").then(|| Path::new(root).join(within))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_known_without_its_links_and_by_where_it_is_mounted_from() {
+        let top = std::env::temp_dir().join(format!("airlock-names-{}", std::process::id()));
+        let top = {
+            fs::create_dir_all(top.join("real")).unwrap();
+            top.canonicalize().unwrap()
+        };
+        std::os::unix::fs::symlink(top.join("real"), top.join("link")).unwrap();
+        let given = ["link/yet/to/come", "link/"].map(|name| top.join(name));
+        let names = by_all_names([&given[..], &["tools".into(), "/tools/python".into()]].concat());
+        fs::remove_dir_all(&top).unwrap();
+        for name in ["link", "link/yet/to/come", "real", "real/yet/to/come"] {
+            let is_it = |path: &PathBuf| path.as_os_str() == top.join(name).as_os_str();
+            assert!(names.iter().any(is_it), "{name} is not in {names:?}");
+        }
+        let is_kept = |name: &PathBuf| name.is_absolute() && !name.starts_with("/tools");
+        assert!(names.iter().all(is_kept), "what is the same everywhere may be told: {names:?}");
+    }
+
+    #[test]
+    fn of_mounts_the_nearest_and_latest_counts() {
+        let table = "1 0 8:1 / / rw - ext4 /dev/a rw\n\
+                     2 1 8:2 /var/lib/first /tools rw - ext4 /dev/b rw\n\
+                     3 1 8:2 /home/ana/tools /tools rw - ext4 /dev/b rw\n\
+                     4 1 8:3 / /srv rw - ext4 /dev/c rw\n\
+                     no line of a table\n";
+        let found = |path: &str| as_mounted(Path::new(path), table);
+        assert_eq!(found("/tools"), Some("/home/ana/tools".into()));
+        assert_eq!(found("/tools/python"), Some("/home/ana/tools/python".into()));
+        assert_eq!(found("/toolsmith"), None, "another folder");
+        assert_eq!(found("/srv/a"), None, "what is left of it says nothing of this machine");
+        assert_eq!(found("/home"), None);
+    }
+}
